@@ -8,12 +8,13 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "convert/core/foreign_layout.h"
-#include "convert/core/meta_config.h"
+#include "convert/core/known_model.h"
+#include "convert/core/rank_grid.h"
+#include "convert/core/reading.h"
 #include "convert/torch/read.h"
 #include "layout/box.h"
 
@@ -28,7 +29,7 @@ class PartsReader {
   PartsReader(Storage& storage, std::string_view folder, std::span<const std::string> files)
       : storage_(storage), folder_(folder), files_(files) {}
 
-  absl::StatusOr<ForeignCheckpoint> Run(const ModelRules& rules) {
+  absl::StatusOr<ForeignCheckpoint> Run() {
     uint64_t bytes = 0;
     for (const std::string& file : files_) {
       TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint part,
@@ -43,23 +44,16 @@ class PartsReader {
                              ReadMetaConfig(storage_, JoinPath(folder_, kConfig), parts_[0].tensors,
                                             static_cast<int64_t>(files_.size())));
     const auto count = static_cast<int64_t>(parts_[0].tensors.size());
-    absl::StatusOr<ModelDescription> model = rules.ReadForeignConfig(kMeta, json, count);
-    if (!model.ok()) {
-      return absl::Status(model.status().code(),
-                          absl::StrCat(storage_.Describe(JoinPath(folder_, kConfig)), ": ",
-                                       model.status().message()));
-    }
-    TESSERA_RETURN_IF_ERROR(CheckModelFits(*model, bytes));
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<ForeignParameter> parameters,
-                             rules.ForeignParameters(kMeta, model->config));
-    return Join(*model, parameters);
+    absl::StatusOr<ForeignModel> model = ForeignModel::Read(kMeta, json, count, bytes);
+    if (!model.ok()) return At(storage_, JoinPath(folder_, kConfig), model.status());
+    return Join(*model);
   }
 
  private:
-  absl::Status Damaged(const std::string& file, const std::string& tensor,
-                       const absl::AlphaNum& problem) const {
-    return absl::DataLossError(absl::StrCat(storage_.Describe(JoinPath(folder_, file)), ": tensor ",
-                                            tensor, ": ", problem));
+  absl::Status DamagedTensor(const std::string& file, const std::string& tensor,
+                             const absl::AlphaNum& problem) const {
+    return Damaged(storage_, JoinPath(folder_, file),
+                   absl::StrCat("tensor ", tensor, ": ", problem));
   }
 
   absl::Status CheckNames(const std::string& file, const ForeignCheckpoint& part) {
@@ -71,38 +65,29 @@ class PartsReader {
     }
     for (const std::string& name : first_names_) {
       if (!names.contains(name)) {
-        return Damaged(file, name, absl::StrCat("missing, ", files_[0], " has it"));
+        return DamagedTensor(file, name, absl::StrCat("missing, ", files_[0], " has it"));
       }
       names.erase(name);
     }
     if (names.empty()) return absl::OkStatus();
-    return Damaged(file, names.begin()->first, absl::StrCat(files_[0], " does not have it"));
+    return DamagedTensor(file, names.begin()->first, absl::StrCat(files_[0], " does not have it"));
   }
 
-  absl::StatusOr<ForeignCheckpoint> Join(const ModelDescription& model,
-                                         const std::vector<ForeignParameter>& parameters) const {
+  absl::StatusOr<ForeignCheckpoint> Join(ForeignModel& model) const {
     ForeignCheckpoint checkpoint = {.format = std::string(kTorch)};
     checkpoint.description.mutable_producer()->set_program("torch.save");
     checkpoint.description.mutable_topology()->set_tensor_parallel(
         static_cast<uint32_t>(files_.size()));
-    *checkpoint.description.mutable_model() = model.config;
-    std::map<std::string, const ForeignParameter*> by_name;
-    for (const ForeignParameter& parameter : parameters) by_name[parameter.name] = &parameter;
-    ForeignTensorSet set(model);
+    ForeignTensorSet set(model.description());
     for (size_t rank = 0; rank < files_.size(); ++rank) {
       for (const ForeignTensor& tensor : parts_[rank].tensors) {
-        const auto parameter = by_name.find(tensor.name);
-        if (parameter == by_name.end()) {
-          return Damaged(files_[rank], tensor.name, "not the model's");
-        }
-        TESSERA_RETURN_IF_ERROR(AddPart(*parameter->second, rank, tensor, set));
+        const ForeignParameter* const parameter = model.Find(tensor.name);
+        if (parameter == nullptr)
+          return DamagedTensor(files_[rank], tensor.name, "not the model's");
+        TESSERA_RETURN_IF_ERROR(AddPart(*parameter, rank, tensor, set));
       }
     }
-    if (const absl::Status complete = set.CheckComplete(); !complete.ok()) {
-      return absl::DataLossError(
-          absl::StrCat(storage_.Describe(folder_), ": ", complete.message()));
-    }
-    checkpoint.tensors = std::move(set).Finish();
+    TESSERA_RETURN_IF_ERROR(std::move(set).MoveTo(kMeta, storage_.Describe(folder_), checkpoint));
     return checkpoint;
   }
 
@@ -137,7 +122,7 @@ class PartsReader {
       part[d] /= size;
       if (tensor.shape == part) return static_cast<int>(d);
     }
-    return Damaged(
+    return DamagedTensor(
         file, tensor.name,
         absl::StrCat("shape ", ShapeToString(tensor.shape), " is neither ",
                      ShapeToString(parameter.shape), " nor one of ", size, " equal parts of it"));
@@ -153,16 +138,17 @@ class PartsReader {
 }  // namespace
 
 bool AreMetaParts(std::span<const std::string> files) {
+  const RankPattern pattern("consolidated.{2}.pth");
   for (size_t i = 0; i < files.size(); ++i) {
-    if (files[i] != absl::StrFormat("consolidated.%02d.pth", i)) return false;
+    const auto rank = static_cast<int64_t>(i);
+    if (files[i] != pattern.Name({&rank, 1})) return false;
   }
   return files.size() > 1;
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadMetaParts(Storage& storage, std::string_view folder,
-                                                std::span<const std::string> files,
-                                                const ModelRules& rules) {
-  return PartsReader(storage, folder, files).Run(rules);
+                                                std::span<const std::string> files) {
+  return PartsReader(storage, folder, files).Run();
 }
 
 }  // namespace tessera::ckpt::convert

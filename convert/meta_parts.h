@@ -8,7 +8,6 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/storage/storage.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "convert/core/model_rules.h"
 
 namespace tessera::ckpt::convert {
 
@@ -23,8 +22,7 @@ bool AreMetaParts(std::span<const std::string> files);
 // Errors: NotFound without params.json; DataLoss, naming file and tensor, for tensors that are no
 // such part, that only some files have, or that are missing or unknown; those of ReadTorch().
 absl::StatusOr<ForeignCheckpoint> ReadMetaParts(Storage& storage, std::string_view folder,
-                                                std::span<const std::string> files,
-                                                const ModelRules& rules);
+                                                std::span<const std::string> files);
 
 }  // namespace tessera::ckpt::convert
 

@@ -16,18 +16,15 @@
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/record_checks.h"
 #include "convert/core/state_dict.h"
-#include "convert/core/trainer_values.h"
 #include "convert/dcp/read.h"
-#include "convert/deepspeed/read.h"
-#include "convert/hugging_face/read.h"
-#include "convert/infinitrain/read.h"
-#include "convert/internevo/parameters.h"
-#include "convert/internevo/read.h"
-#include "convert/llmc/read.h"
-#include "convert/megatron/parameters.h"
-#include "convert/megatron/read.h"
+#include "convert/deepspeed/deepspeed.h"
+#include "convert/hugging_face/hugging_face.h"
+#include "convert/infinitrain/infinitrain.h"
+#include "convert/internevo/internevo.h"
+#include "convert/llmc/llmc.h"
+#include "convert/megatron/megatron.h"
 #include "convert/meta_parts.h"
-#include "convert/paddle/read.h"
+#include "convert/paddle/paddle.h"
 #include "convert/step_folders.h"
 #include "convert/torch/read.h"
 #include "convert/trainer_files.h"
@@ -36,60 +33,43 @@ namespace tessera::ckpt::convert {
 namespace {
 
 // Where the files are: all of a folder, or one file in it.
-struct ForeignPlace {
+struct SourcePlace {
   std::shared_ptr<Storage> storage;  // its root is the folder
   std::string file;                  // empty: the whole folder
 };
 
-struct ForeignFormat {
+// A format that is read.
+struct ReadFormat {
   std::string_view name;
-  absl::StatusOr<bool> (*matches)(const ForeignPlace& place);
-  absl::StatusOr<ForeignCheckpoint> (*read)(const ForeignPlace& place,
+  // Whether the files are of this format, as far as a look at their names and first bytes tells.
+  absl::StatusOr<bool> (*matches)(const SourcePlace& place);
+  absl::StatusOr<ForeignCheckpoint> (*read)(const SourcePlace& place,
                                             const OpenForeignOptions& options);
 };
 
-absl::StatusOr<ForeignCheckpoint> ReadPaddlePlace(const ForeignPlace& place,
-                                                  const OpenForeignOptions& options) {
-  if (options.rules == nullptr) {
-    return absl::InvalidArgumentError(
-        "PaddleNLP's files are read by programs that know its models");
-  }
-  return ReadPaddle(*place.storage, "", *options.rules, options.parameter_names);
+// Of formats that are folders.
+template <absl::StatusOr<bool> (*matches)(Storage&)>
+absl::StatusOr<bool> InFolder(const SourcePlace& place) {
+  return place.file.empty() ? matches(*place.storage) : false;
 }
-
-absl::StatusOr<ForeignCheckpoint> ReadInternEvoPlace(const ForeignPlace& place,
-                                                     const OpenForeignOptions& options) {
-  if (options.rules == nullptr) {
-    return absl::InvalidArgumentError(
-        "InternEvo's files are read by programs that know its models");
-  }
-  return ReadInternEvo(*place.storage, "", *options.rules);
-}
-
-absl::StatusOr<ForeignCheckpoint> ReadLlmcPlace(const ForeignPlace& place,
-                                                const OpenForeignOptions& options) {
-  if (options.rules == nullptr) {
-    return absl::InvalidArgumentError("llm.c's files are read by programs that know its models");
-  }
-  TESSERA_ASSIGN_OR_RETURN(const std::string model, FindLlmcModel(*place.storage, "", place.file));
-  return ReadLlmc(*place.storage, "", model, *options.rules);
+template <absl::StatusOr<ForeignCheckpoint> (*read)(Storage&)>
+absl::StatusOr<ForeignCheckpoint> FromFolder(const SourcePlace& place, const OpenForeignOptions&) {
+  return read(*place.storage);
 }
 
 // With the names of a model's tensors, where they are known.
-absl::StatusOr<ForeignCheckpoint> WithModelNames(const ForeignPlace& place,
+absl::StatusOr<ForeignCheckpoint> WithModelNames(const SourcePlace& place,
                                                  const OpenForeignOptions& options,
                                                  absl::StatusOr<ForeignCheckpoint> checkpoint) {
   TESSERA_RETURN_IF_ERROR(checkpoint.status());
-  if (options.rules != nullptr) {
-    TESSERA_RETURN_IF_ERROR(NameStateDict(*place.storage, "", *options.rules, options.model,
-                                          /*framework=*/"", *checkpoint));
-  }
+  TESSERA_RETURN_IF_ERROR(
+      NameStateDict(*place.storage, "", options.model, /*framework=*/"", *checkpoint));
   TakeTrainerValues(*checkpoint);
   return checkpoint;
 }
 
 // With what trainers put beside a model.
-absl::StatusOr<ForeignCheckpoint> WithTrainerFiles(const ForeignPlace& place,
+absl::StatusOr<ForeignCheckpoint> WithTrainerFiles(const SourcePlace& place,
                                                    const OpenForeignOptions& options,
                                                    absl::StatusOr<ForeignCheckpoint> checkpoint) {
   if (!checkpoint.ok() || !place.file.empty()) return checkpoint;
@@ -98,10 +78,10 @@ absl::StatusOr<ForeignCheckpoint> WithTrainerFiles(const ForeignPlace& place,
   return checkpoint;
 }
 
-absl::StatusOr<ForeignCheckpoint> ReadHuggingFacePlace(const ForeignPlace& place,
+absl::StatusOr<ForeignCheckpoint> ReadHuggingFacePlace(const SourcePlace& place,
                                                        const OpenForeignOptions& options) {
   absl::StatusOr<ForeignCheckpoint> checkpoint =
-      WithTrainerFiles(place, options, ReadHuggingFace(*place.storage, "", options.rules));
+      WithTrainerFiles(place, options, ReadHuggingFace(*place.storage));
   const auto is_weight = [](const ForeignTensor& tensor) { return tensor.role == WEIGHT; };
   if (checkpoint.ok() && !std::ranges::all_of(checkpoint->tensors, is_weight)) {
     return WithModelNames(place, options, *std::move(checkpoint));
@@ -110,89 +90,54 @@ absl::StatusOr<ForeignCheckpoint> ReadHuggingFacePlace(const ForeignPlace& place
   return checkpoint;
 }
 
-absl::StatusOr<ForeignCheckpoint> ReadTorchPlace(const ForeignPlace& place,
+absl::StatusOr<ForeignCheckpoint> ReadTorchPlace(const SourcePlace& place,
                                                  const OpenForeignOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
                            FindTorchFiles(*place.storage, "", place.file));
-  if (AreMetaParts(files)) {
-    if (options.rules == nullptr) {
-      return absl::InvalidArgumentError(
-          "the files of several ranks of Meta are read by programs that know its models");
-    }
-    return ReadMetaParts(*place.storage, "", files, *options.rules);
-  }
+  if (AreMetaParts(files)) return ReadMetaParts(*place.storage, "", files);
+  absl::StatusOr<ForeignCheckpoint> checkpoint = ReadTorch(*place.storage, "", files);
   // Where the optimizer's file is all there is, it has been read.
-  return WithModelNames(
-      place, options,
-      files.front().starts_with("optimizer.")
-          ? ReadTorch(*place.storage, "", files)
-          : WithTrainerFiles(place, options, ReadTorch(*place.storage, "", files)));
+  if (!files.front().starts_with("optimizer.")) {
+    checkpoint = WithTrainerFiles(place, options, std::move(checkpoint));
+  }
+  return WithModelNames(place, options, std::move(checkpoint));
 }
 
+absl::StatusOr<bool> IsDcpFolder(Storage& storage) { return IsDcp(storage, ""); }
+
 // In the order in which they are tried.
-constexpr ForeignFormat kFormats[] = {
+constexpr ReadFormat kFormats[] = {
     // Before hf: trainers put the rounded weights in that format beside the state.
-    {kDeepSpeed,
-     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
-       if (!place.file.empty()) return false;
-       return IsDeepSpeed(*place.storage, "");
-     },
-     [](const ForeignPlace& place, const OpenForeignOptions& options) {
-       return ReadDeepSpeed(*place.storage, "", options.rules);
-     }},
-    {kHuggingFace,
-     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
-       if (!place.file.empty()) return false;
-       return IsHuggingFace(*place.storage, "");
-     },
-     ReadHuggingFacePlace},
+    {kDeepSpeed, InFolder<IsDeepSpeed>, FromFolder<ReadDeepSpeed>},
+    {kHuggingFace, InFolder<IsHuggingFace>, ReadHuggingFacePlace},
     // Before dcp, which its folders are, too.
-    {kMegatron,
-     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
-       if (!place.file.empty()) return false;
-       return IsMegatron(*place.storage, "");
-     },
-     [](const ForeignPlace& place, const OpenForeignOptions& options) {
-       return ReadMegatron(*place.storage, "", options.rules);
+    {kMegatron, InFolder<IsMegatron>, FromFolder<ReadMegatron>},
+    {kPaddle, InFolder<IsPaddle>,
+     [](const SourcePlace& place, const OpenForeignOptions& options) {
+       return ReadPaddle(*place.storage, options.parameter_names);
      }},
-    {kPaddle,
-     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
-       if (!place.file.empty()) return false;
-       return IsPaddle(*place.storage, "");
-     },
-     ReadPaddlePlace},
     // Before torch, whose files it consists of.
-    {kInternEvo,
-     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
-       if (!place.file.empty()) return false;
-       return IsInternEvo(*place.storage, "");
-     },
-     ReadInternEvoPlace},
-    {kInfiniTrain,
-     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
-       if (!place.file.empty()) return false;
-       return IsInfiniTrain(*place.storage, "");
-     },
-     [](const ForeignPlace& place, const OpenForeignOptions& options) {
-       return ReadInfiniTrain(*place.storage, "", options.rules, options.model);
+    {kInternEvo, InFolder<IsInternEvo>, FromFolder<ReadInternEvo>},
+    {kInfiniTrain, InFolder<IsInfiniTrain>,
+     [](const SourcePlace& place, const OpenForeignOptions& options) {
+       return ReadInfiniTrain(*place.storage, options.model);
      }},
-    {"dcp",
-     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
-       if (!place.file.empty()) return false;
-       return IsDcp(*place.storage, "");
-     },
-     [](const ForeignPlace& place, const OpenForeignOptions& options) {
+    {kDcp, InFolder<IsDcpFolder>,
+     [](const SourcePlace& place, const OpenForeignOptions& options) {
        return WithModelNames(place, options, ReadDcp(*place.storage, ""));
      }},
     {kLlmc,
-     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
-       TESSERA_ASSIGN_OR_RETURN(const std::string model,
-                                FindLlmcModel(*place.storage, "", place.file));
+     [](const SourcePlace& place) -> absl::StatusOr<bool> {
+       TESSERA_ASSIGN_OR_RETURN(const std::string model, FindLlmcModel(*place.storage, place.file));
        return !model.empty();
      },
-     ReadLlmcPlace},
-    {"torch",
-     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+     [](const SourcePlace& place,
+        const OpenForeignOptions& options) -> absl::StatusOr<ForeignCheckpoint> {
+       TESSERA_ASSIGN_OR_RETURN(const std::string model, FindLlmcModel(*place.storage, place.file));
+       return ReadLlmc(*place.storage, model, options.model);
+     }},
+    {kTorch,
+     [](const SourcePlace& place) -> absl::StatusOr<bool> {
        TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
                                 FindTorchFiles(*place.storage, "", place.file));
        return !files.empty();
@@ -200,24 +145,23 @@ constexpr ForeignFormat kFormats[] = {
      ReadTorchPlace},
 };
 
-absl::StatusOr<ForeignPlace> FindPlace(std::string_view name, const OpenForeignOptions& options) {
+absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenForeignOptions& options) {
   const std::optional<std::string> local = LocalPathOfName(name);
   std::error_code error;
   if (!local.has_value() || !std::filesystem::is_regular_file(*local, error)) {
     TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage,
                              OpenStorage(name, {.s3_endpoint = options.s3_endpoint}));
-    return ForeignPlace{std::move(storage), ""};
+    return SourcePlace{std::move(storage), ""};
   }
   const std::filesystem::path path = std::filesystem::path(*local);
   const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(folder));
-  return ForeignPlace{std::move(storage), path.filename().string()};
+  return SourcePlace{std::move(storage), path.filename().string()};
 }
 
-absl::StatusOr<const ForeignFormat*> FindFormat(const ForeignPlace& place,
-                                                const std::string& name) {
+absl::StatusOr<const ReadFormat*> FindFormat(const SourcePlace& place, const std::string& name) {
   bool is_known = name.empty();
-  for (const ForeignFormat& format : kFormats) {
+  for (const ReadFormat& format : kFormats) {
     if (!name.empty() && format.name != name) continue;
     is_known = true;
     TESSERA_ASSIGN_OR_RETURN(const bool matches, format.matches(place));
@@ -247,7 +191,7 @@ absl::StatusOr<std::optional<FoundForeign>> FirstCheckpoint(std::string run,
   for (const StepFolder& folder : folders) {
     if (step.has_value() && folder.step != *step) continue;
     FoundForeign found = {absl::StrCat(run, "/", folder.name), {}};
-    TESSERA_ASSIGN_OR_RETURN(const ForeignPlace place, FindPlace(found.name, options));
+    TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(found.name, options));
     const absl::Status format = FindFormat(place, options.format).status();
     if (format.ok()) {
       if (!step.has_value()) {
@@ -270,10 +214,10 @@ absl::Status MissingIsDamage(const absl::Status& status) {
   return absl::IsNotFound(status) ? absl::DataLossError(status.message()) : status;
 }
 
-absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(ForeignPlace place,
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(SourcePlace place,
                                                           const OpenForeignOptions& options) {
   place.storage = std::make_shared<CheckedStorage>(std::move(place.storage));
-  TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FindFormat(place, options.format));
+  TESSERA_ASSIGN_OR_RETURN(const ReadFormat* const format, FindFormat(place, options.format));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
   absl::StatusOr<std::unique_ptr<ForeignStorage>> storage =
@@ -286,13 +230,13 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(ForeignPlace place,
 
 std::vector<std::string> FormatNames() {
   std::vector<std::string> names;
-  for (const ForeignFormat& format : kFormats) names.emplace_back(format.name);
+  for (const ReadFormat& format : kFormats) names.emplace_back(format.name);
   return names;
 }
 
 absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<int64_t> step,
                                          const OpenForeignOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const ForeignPlace place, FindPlace(name, options));
+  TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options));
   FoundForeign itself = {std::string(name), {}};
   if (!place.file.empty()) return itself;
   const absl::Status format = FindFormat(place, options.format).status();
@@ -314,7 +258,7 @@ absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<in
 
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,
                                                             const OpenForeignOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(ForeignPlace place, FindPlace(name, options));
+  TESSERA_ASSIGN_OR_RETURN(SourcePlace place, FindPlace(name, options));
   return OpenPlace(std::move(place), options);
 }
 
@@ -325,8 +269,8 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(
 
 absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options,
                                          std::string* mismatch) {
-  TESSERA_ASSIGN_OR_RETURN(const ForeignPlace place, FindPlace(name, options));
-  TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FindFormat(place, options.format));
+  TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options));
+  TESSERA_ASSIGN_OR_RETURN(const ReadFormat* const format, FindFormat(place, options.format));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
   *mismatch = std::move(checkpoint->mismatch);

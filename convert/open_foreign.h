@@ -13,14 +13,11 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/storage.h"
 #include "convert/core/foreign_storage.h"
-#include "convert/core/model_rules.h"
 
 namespace tessera::ckpt::convert {
 
 struct OpenForeignOptions {
-  std::string format;  // one of FormatNames(); empty: found out by looking at the files
-  // Null: tensors keep the names that the files have, and formats that need a model are refused.
-  const ModelRules* rules = nullptr;
+  std::string format;       // one of FormatNames(); empty: found out by looking at the files
   std::string s3_endpoint;  // see OpenStorage()
   // Names of tensors, as states of the optimizer have them, to names of the model's parameters: for
   // PaddleNLP's files that do not tell them.

@@ -17,6 +17,12 @@ namespace tessera::ckpt::convert {
 absl::Status AddTrainerFiles(Storage& storage, std::string_view folder, bool needed,
                              ForeignCheckpoint& checkpoint);
 
+// Sets the step of the trainer, and the consumed samples, from values whose names have one meaning:
+// those that a known program gives them, which another of its names tells. Numbers under names that
+// any script may use, such as "step", stay values only. A step that the optimizer has counted is
+// kept; a note says where the other differs.
+void TakeTrainerValues(ForeignCheckpoint& checkpoint);
+
 }  // namespace tessera::ckpt::convert
 
 #endif  // TESSERA_CONVERT_TRAINER_FILES_H_

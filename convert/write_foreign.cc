@@ -15,16 +15,14 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/storage/by_name/open_storage.h"
 #include "checkpoint/storage/storage.h"
+#include "convert/core/models.h"
 #include "convert/core/read_digests.h"
 #include "convert/dcp/read.h"
 #include "convert/dcp/write.h"
-#include "convert/hugging_face/read.h"
-#include "convert/hugging_face/write.h"
-#include "convert/llmc/read.h"
-#include "convert/llmc/write.h"
+#include "convert/hugging_face/hugging_face.h"
+#include "convert/llmc/llmc.h"
 #include "convert/local_folder.h"
-#include "convert/megatron/parameters.h"
-#include "convert/megatron/write.h"
+#include "convert/megatron/megatron.h"
 #include "convert/open_foreign.h"
 #include "convert/torch/read.h"
 #include "convert/torch/write.h"
@@ -33,50 +31,37 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-// Empty where the model is not known.
-std::vector<std::string> ModuleOrder(const Manifest& manifest, const ModelRules& rules) {
+// The order of the model's modules; empty where the model is not known.
+std::vector<std::string> ModuleOrder(const Manifest& manifest) {
   if (manifest.model().text().empty()) return {};
-  const absl::StatusOr<std::string> config = rules.WriteHuggingFaceConfig(manifest.model(), F32);
+  const absl::StatusOr<std::string> config = WriteHuggingFaceConfig(manifest.model(), F32);
   if (!config.ok()) return {};
   absl::StatusOr<HuggingFaceDescription> description =
-      rules.ReadHuggingFaceConfig(*config, manifest.tensors_size());
+      ReadHuggingFaceConfig(*config, manifest.tensors_size());
   return description.ok() ? std::move(description->order) : std::vector<std::string>();
 }
 
+// A format that is written.
 struct WrittenFormat {
   std::string_view name;
   absl::StatusOr<std::vector<OutputFile>> (*plan)(const Manifest& manifest,
-                                                  const WriteForeignOptions& options);
+                                                  const PlanOptions& options);
 };
 
 constexpr WrittenFormat kFormats[] = {
-    {kHuggingFace,
-     [](const Manifest& manifest, const WriteForeignOptions& options) {
-       return PlanHuggingFace(manifest, *options.rules,
-                              {.dtype = options.dtype, .max_file_bytes = options.max_file_bytes});
-     }},
-    {kLlmc,
-     [](const Manifest& manifest, const WriteForeignOptions& options) {
-       return PlanLlmc(manifest, *options.rules,
-                       {.dtype = options.dtype, .weights_only = options.weights_only});
-     }},
-    {kMegatron,
-     [](const Manifest& manifest, const WriteForeignOptions& options) {
-       return PlanMegatron(manifest, *options.rules,
-                           {.dtype = options.dtype,
-                            .weights_only = options.weights_only,
-                            .max_file_bytes = options.max_file_bytes});
-     }},
+    {kHuggingFace, PlanHuggingFace},
+    {kLlmc, PlanLlmc},
+    {kMegatron, PlanMegatron},
     {kTorch,
      [](const Manifest& manifest,
-        const WriteForeignOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
+        const PlanOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
        return PlanTorch(manifest, {.dtype = options.dtype,
                                    .weights_only = options.weights_only,
-                                   .module_order = ModuleOrder(manifest, *options.rules)});
+                                   .module_order = ModuleOrder(manifest)});
      }},
     {kDcp,
      [](const Manifest& manifest,
-        const WriteForeignOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
+        const PlanOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
        return PlanDcp(manifest,
                       {.tensors = {.dtype = options.dtype, .weights_only = options.weights_only},
                        .max_file_bytes = options.max_file_bytes});
@@ -102,9 +87,8 @@ absl::Status ExistsUnfinished(const std::string& folder) {
 absl::Status CheckWritten(std::shared_ptr<Storage> folder, const DigestsByName& written,
                           const WriteForeignOptions& options) {
   const std::string place = folder->Describe("");
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::unique_ptr<ForeignStorage> storage,
-      OpenForeignFolder(std::move(folder), {.format = options.format, .rules = options.rules}));
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ForeignStorage> storage,
+                           OpenForeignFolder(std::move(folder), {.format = options.format}));
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(*storage, ""));
   TESSERA_ASSIGN_OR_RETURN(const DigestsByName found,
                            ReadDigests({*storage, "", manifest}, {.io_threads = options.io_threads,
@@ -242,10 +226,13 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const OutputSource& source,
                                                    "\"; written are ",
                                                    absl::StrJoin(WrittenFormatNames(), ", ")));
   }
-  TESSERA_ASSIGN_OR_RETURN(std::vector<OutputFile> files, format->plan(source.manifest, options));
+  TESSERA_ASSIGN_OR_RETURN(
+      std::vector<OutputFile> files,
+      format->plan(source.manifest, {.dtype = options.dtype,
+                                     .weights_only = options.weights_only,
+                                     .max_file_bytes = options.max_file_bytes}));
   for (const PlainFile& file : options.plain_files) {
-    files.push_back(
-        {.name = file.name, .header = file.contents, .size_bytes = file.contents.size()});
+    files.push_back(PlainOutputFile(file.name, file.contents));
   }
   const std::optional<std::string> local = LocalPathOfName(folder);
   TESSERA_ASSIGN_OR_RETURN(WriteForeignReport report,

@@ -8,18 +8,21 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "convert/core/model_rules.h"
 #include "convert/core/output.h"
-#include "convert/core/tokenizer_files.h"
 
 namespace tessera::ckpt::convert {
+
+// A file that is written beside the tensors as it is.
+struct PlainFile {
+  std::string name;
+  std::string contents;
+};
 
 struct WriteForeignOptions {
   std::string format;                       // one of WrittenFormatNames()
   DType dtype = DTYPE_UNSPECIFIED;          // of the weights; unspecified: as they are saved
   bool weights_only = false;                // in formats that have optimizer state
   uint64_t max_file_bytes = 5'000'000'000;  // in formats of several files
-  const ModelRules* rules = nullptr;        // must not be null
   std::vector<PlainFile> plain_files;       // of names that the format does not use
   std::string s3_endpoint;                  // see OpenStorage()
   int io_threads = 4;

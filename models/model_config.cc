@@ -9,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "models/layers/architecture.h"
+#include "models/layers/model_options.h"
+#include "models/layers/parameter.h"
 #include "models/registry.h"
 
 namespace tessera {
@@ -88,6 +90,28 @@ int64_t HeadInLayers(const ModelConfig& config) {
   const auto layer = static_cast<double>(FindArchitecture(config)->layer_matrix_weights(config));
   return std::llround(static_cast<double>(config.vocab_size()) *
                       static_cast<double>(config.hidden_size()) / layer);
+}
+
+std::vector<LogicalParameter> LogicalParameters(const ModelConfig& config) {
+  ModelOptions whole;
+  whole.stage.last_layer = config.num_layers();
+  whole.tensor_parallel = &kNoTensorParallel;
+  ParameterSet set;
+  FindArchitecture(config)->declare_parameters(config, whole, set);
+  std::vector<LogicalParameter> parameters;
+  for (const Parameter* parameter : set.parameters()) {
+    for (const ParameterPiece& piece : parameter->pieces) {
+      // Sections of one tensor are pieces of their own.
+      const bool seen = !parameters.empty() && parameters.back().name == piece.name;
+      if (seen) continue;
+      parameters.push_back({.name = piece.name,
+                            .shape = piece.global_shape,
+                            .partition = piece.partition,
+                            .weight_decay = parameter->weight_decay,
+                            .tied_name = parameter->tied_name});
+    }
+  }
+  return parameters;
 }
 
 }  // namespace tessera

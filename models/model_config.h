@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "compute/tensor/tensor.h"
 #include "models/config/config.pb.h"
+#include "models/layers/partition.h"
 
 namespace tessera {
 
@@ -29,6 +31,19 @@ int64_t ParameterCount(const ModelConfig& config);
 // The time that a model's head takes, in units of layers: by the weights in matrix products,
 // rounded.
 int64_t HeadInLayers(const ModelConfig& config);
+
+// A trainable logical tensor of a model, whatever its sharding.
+struct LogicalParameter {
+  std::string name;
+  Shape shape;  // unpadded
+  Partition partition;
+  bool weight_decay = true;
+  std::string tied_name;  // a second name of the same tensor, or empty
+};
+
+// All of a model, in its order. Nothing is allocated in proportion to their sizes. Precondition: a
+// resolved config.
+std::vector<LogicalParameter> LogicalParameters(const ModelConfig& config);
 
 }  // namespace tessera
 

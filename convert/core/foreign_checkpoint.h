@@ -30,7 +30,7 @@ struct ForeignTensor {
   DType dtype = DTYPE_UNSPECIFIED;  // of the stored elements, which are little-endian
   Shape shape;
   std::string alias_of;                // not empty: a second name of that tensor, without pieces
-  std::optional<Partition> partition;  // where the model's rules say how it may be cut
+  std::optional<Partition> partition;  // where the model declares how it may be cut
   std::vector<StoredPiece> pieces;
 };
 

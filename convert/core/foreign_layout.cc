@@ -61,7 +61,7 @@ Overlap OverlapWith(int64_t block_begin, int64_t block_count, int64_t step, int6
 
 // The logical dim that a parameter's dim is; nullopt where the tensor has none.
 std::optional<size_t> LogicalDim(const ForeignBlock& block, size_t foreign_rank, size_t dim) {
-  const size_t rank = block.box.shape.size(), extra = foreign_rank - rank;
+  const size_t rank = block.shape.size(), extra = foreign_rank - rank;
   if (dim < extra) return std::nullopt;
   const size_t logical = dim - extra;
   if (!block.transposed || logical + 2 < rank) return logical;
@@ -71,7 +71,7 @@ std::optional<size_t> LogicalDim(const ForeignBlock& block, size_t foreign_rank,
 // The piece that a block and a stored box of its parameter have in common.
 std::optional<StoredPiece> PieceOf(const ForeignBlock& block, const Box& stored,
                                    const ForeignPlace& place, const std::vector<int64_t>& strides) {
-  const size_t foreign_rank = stored.shape.size(), rank = block.box.shape.size();
+  const size_t foreign_rank = stored.shape.size(), rank = block.shape.size();
   StoredPiece piece = {.box = {std::vector<int64_t>(rank), Shape(rank)},
                        .file = place.file,
                        .strides = std::vector<int64_t>(rank)};
@@ -80,12 +80,12 @@ std::optional<StoredPiece> PieceOf(const ForeignBlock& block, const Box& stored,
     const std::optional<size_t> logical = LogicalDim(block, foreign_rank, dim);
     const int64_t step = block.foreign_step.empty() ? 1 : block.foreign_step[dim];
     const int64_t begin = block.foreign_offset[dim];
-    const Overlap overlap = OverlapWith(begin, logical ? block.box.shape[*logical] : 1, step,
+    const Overlap overlap = OverlapWith(begin, logical ? block.shape[*logical] : 1, step,
                                         stored.global_offset[dim], stored.shape[dim]);
     if (overlap.count == 0) return std::nullopt;
     elements += (begin + overlap.first * step - stored.global_offset[dim]) * strides[dim];
     if (!logical) continue;
-    piece.box.global_offset[*logical] = block.box.global_offset[*logical] + overlap.first;
+    piece.box.global_offset[*logical] = block.offset[*logical] + overlap.first;
     piece.box.shape[*logical] = overlap.count;
     piece.strides[*logical] = strides[dim] * step;
   }
@@ -120,7 +120,7 @@ absl::Status CheckStrides(const ForeignParameter& parameter, const ForeignPlace&
 
 absl::Status CheckModelFits(const ModelDescription& model, uint64_t file_bytes) {
   std::optional<int64_t> elements = 0;
-  for (const ModelParameter& parameter : model.parameters) {
+  for (const LogicalParameter& parameter : model.parameters) {
     const absl::StatusOr<int64_t> count = CheckedElementCount(parameter.shape);
     elements = count.ok() ? CheckedAdd(*elements, *count) : std::nullopt;
     if (!elements || static_cast<uint64_t>(*elements) > file_bytes) {
@@ -155,7 +155,7 @@ Box ForeignBox(const ForeignParameter& parameter, const ForeignBlock& block) {
   Box box = {block.foreign_offset, Shape(rank, 1)};
   for (size_t dim = 0; dim < rank; ++dim) {
     const std::optional<size_t> logical = LogicalDim(block, rank, dim);
-    if (logical) box.shape[dim] = block.box.shape[*logical];
+    if (logical) box.shape[dim] = block.shape[*logical];
   }
   return box;
 }
@@ -188,12 +188,12 @@ absl::StatusOr<ForeignTensorSet::Entry*> ForeignTensorSet::FindEntry(
   const auto [at, is_new] = entries_.try_emplace({index->second, kind.state});
   Entry& entry = at->second;
   if (is_new) {
-    const ModelParameter& logical = model_.parameters[index->second];
+    const LogicalParameter& logical = model_.parameters[index->second];
     entry = {.tensor = {.name = kind.state.empty() ? name : absl::StrCat(name, ".", kind.state),
                         .role = kind.role,
                         .dtype = place.dtype,
                         .shape = logical.shape,
-                        .partition = logical.partition},
+                        .partition = ToCheckpoint(logical.partition)},
              .state = kind.state,
              .foreign_name = parameter.name};
   }
@@ -303,7 +303,7 @@ void ForeignTensorSet::DescribeOptimizer(std::string_view framework,
   std::optional<size_t> last;
   for (const auto& [key, entry] : entries_) {
     if (entry.state.empty()) continue;
-    const ModelParameter& logical = model_.parameters[key.first];
+    const LogicalParameter& logical = model_.parameters[key.first];
     if (last != key.first) {
       parameter = optimizer.add_parameters();
       parameter->set_parameter(logical.name);
@@ -315,6 +315,17 @@ void ForeignTensorSet::DescribeOptimizer(std::string_view framework,
   }
 }
 
+absl::Status ForeignTensorSet::MoveTo(std::string_view framework, const std::string& where,
+                                      ForeignCheckpoint& checkpoint) && {
+  if (const absl::Status complete = CheckComplete(); !complete.ok()) {
+    return absl::DataLossError(absl::StrCat(where, ": ", complete.message()));
+  }
+  *checkpoint.description.mutable_model() = model_.config;
+  if (has_states()) DescribeOptimizer(framework, *checkpoint.description.mutable_optimizer());
+  checkpoint.tensors = std::move(*this).Finish();
+  return absl::OkStatus();
+}
+
 std::vector<ForeignTensor> ForeignTensorSet::Finish() && {
   std::vector<ForeignTensor> weights, states;
   for (auto& [key, entry] : entries_) {
@@ -322,7 +333,7 @@ std::vector<ForeignTensor> ForeignTensorSet::Finish() && {
       states.push_back(std::move(entry.tensor));
       continue;
     }
-    const ModelParameter& logical = model_.parameters[key.first];
+    const LogicalParameter& logical = model_.parameters[key.first];
     weights.push_back(std::move(entry.tensor));
     if (logical.tied_name.empty()) continue;
     const ForeignTensor& tied = weights.back();

@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "convert/core/model_rules.h"
+#include "convert/core/models.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
@@ -67,8 +67,7 @@ std::vector<StoredPiece> BlockPieces(const ForeignBlock& block, const Box& box, 
 //
 //   ForeignTensorSet set(model);
 //   for (each file) for (each parameter in it) set.AddRange(...) or set.AddBox(...);
-//   set.DescribeOptimizer(*checkpoint.description.mutable_optimizer());
-//   checkpoint.tensors = std::move(set).Finish();
+//   std::move(set).MoveTo(framework, folder, checkpoint);
 class ForeignTensorSet {
  public:
   // `model` must outlive the set.
@@ -100,6 +99,11 @@ class ForeignTensorSet {
   // Adds AdamW with the states that were added: group 0 has weight decay, group 1 has none.
   // `framework` is the key of the parameters' names there; may be called once.
   void DescribeOptimizer(std::string_view framework, OptimizerState& optimizer) const;
+
+  // Sets the checkpoint's model, tensors and, where there are states, optimizer. The error of
+  // CheckComplete(), after `where`, where the model is not complete.
+  absl::Status MoveTo(std::string_view framework, const std::string& where,
+                      ForeignCheckpoint& checkpoint) &&;
 
   // In the model's order: weights, with the second names of those that are tied, then states.
   std::vector<ForeignTensor> Finish() &&;

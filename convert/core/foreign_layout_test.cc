@@ -98,11 +98,12 @@ class RandomParameter {
 
   // The block becomes a tensor, or is appended to the last one.
   void Place(Shape shape, ForeignBlock& block) {
-    block.box = WholeBox(shape);
-    ModelParameter* const last = model.parameters.empty() ? nullptr : &model.parameters.back();
+    block.offset.assign(shape.size(), 0);
+    block.shape = shape;
+    LogicalParameter* const last = model.parameters.empty() ? nullptr : &model.parameters.back();
     if (last != nullptr && last->shape.size() == shape.size() &&
         std::equal(shape.begin() + 1, shape.end(), last->shape.begin() + 1) && Draw(0, 1) == 1) {
-      block.box.global_offset[0] = last->shape[0];
+      block.offset[0] = last->shape[0];
       last->shape[0] += shape[0];
     } else {
       model.parameters.push_back(
@@ -112,8 +113,8 @@ class RandomParameter {
   }
 
   void Remember(const ForeignBlock& block) {
-    const size_t extra = parameter.shape.size() - block.box.shape.size();
-    ForEachIndex(block.box.shape, [&](Index index) {
+    const size_t extra = parameter.shape.size() - block.shape.size();
+    ForEachIndex(block.shape, [&](Index index) {
       if (block.transposed) std::swap(index[index.size() - 1], index[index.size() - 2]);
       Index foreign = block.foreign_offset;
       for (size_t d = 0; d < index.size(); ++d) {
@@ -249,7 +250,7 @@ ForeignParameter Bias() {
           .shape = {6},
           .tensor_parallel_dim = 0,
           .sections = 1,
-          .blocks = {{.name = "bias", .box = WholeBox({6}), .foreign_offset = {0}}}};
+          .blocks = {{.name = "bias", .offset = {0}, .shape = {6}, .foreign_offset = {0}}}};
 }
 
 TEST(ForeignTensorSetTest, DescribesWeightsTiesAndOptimizerStates) {
@@ -258,7 +259,7 @@ TEST(ForeignTensorSetTest, DescribesWeightsTiesAndOptimizerStates) {
       .name = "word.weight",
       .shape = {8, 2},  // four rows of padding
       .tensor_parallel_dim = 0,
-      .blocks = {{.name = "table", .box = WholeBox({4, 2}), .foreign_offset = {0, 0}}}};
+      .blocks = {{.name = "table", .offset = {0, 0}, .shape = {4, 2}, .foreign_offset = {0, 0}}}};
   ForeignTensorSet set(model);
   for (const int64_t rank : {0, 1}) {
     const std::string file = "rank" + std::to_string(rank);

@@ -4,11 +4,14 @@
 #include <map>
 #include <utility>
 
+#include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
-#include "convert/core/meta_config.h"
+#include "convert/core/foreign_layout.h"
+#include "convert/core/reading.h"
 #include "layout/box.h"
+#include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -16,7 +19,6 @@ namespace {
 constexpr std::string_view kHuggingFaceConfig = "config.json";
 constexpr std::string_view kMetaConfig = "params.json";
 constexpr std::string_view kMeta = "meta";
-constexpr uint64_t kMaxJsonBytes = uint64_t{64} << 20;
 
 using Parameters = std::vector<ForeignParameter>;
 
@@ -26,19 +28,37 @@ Parameters LogicalNaming(const ModelDescription& model, const std::vector<std::s
   const auto shorten = [&](const std::string& name) {
     return name.starts_with(prefix) ? name.substr(prefix.size()) : name;
   };
-  std::map<std::string, const ModelParameter*> by_name;
-  for (const ModelParameter& parameter : model.parameters) by_name[parameter.name] = &parameter;
+  std::map<std::string, const LogicalParameter*> by_name;
+  for (const LogicalParameter& parameter : model.parameters) by_name[parameter.name] = &parameter;
   Parameters parameters;
   for (const std::string& logical_name : order) {
-    const ModelParameter& logical = *by_name.at(logical_name);
-    ForeignParameter parameter = {.name = shorten(logical.name), .shape = logical.shape};
-    parameter.blocks.push_back({.name = logical.name,
-                                .box = WholeBox(logical.shape),
-                                .foreign_offset = std::vector<int64_t>(logical.shape.size(), 0)});
+    const LogicalParameter& logical = *by_name.at(logical_name);
+    ForeignParameter parameter = SameTensor(shorten(logical.name), logical.name, logical.shape);
     if (!logical.tied_name.empty()) parameter.other_names.push_back(shorten(logical.tied_name));
     parameters.push_back(std::move(parameter));
   }
   return parameters;
+}
+
+constexpr std::string_view kEmbeddings = "tok_embeddings.weight";
+constexpr const char* kVocabulary = "vocab_size";
+
+int64_t IntegerOf(const nlohmann::json& json, const char* name) {
+  const auto field = json.find(name);
+  return field != json.end() && field->is_number_integer() ? field->get<int64_t>() : 0;
+}
+
+// The rows of the whole table. nullopt where the files have none of this width.
+std::optional<int64_t> Rows(std::span<const ForeignTensor> tensors, int64_t columns,
+                            int64_t parts) {
+  for (const ForeignTensor& tensor : tensors) {
+    if (!tensor.name.ends_with(kEmbeddings) || tensor.shape.size() != 2) continue;
+    if (tensor.shape[1] == columns && tensor.shape[0] <= INT64_MAX / parts) {
+      return tensor.shape[0] * parts;
+    }
+    if (columns % parts == 0 && tensor.shape[1] == columns / parts) return tensor.shape[0];
+  }
+  return std::nullopt;
 }
 
 uint64_t StoredBytes(const ForeignCheckpoint& checkpoint) {
@@ -60,8 +80,18 @@ absl::StatusOr<bool> Has(Storage& storage, std::string_view folder, std::string_
 
 }  // namespace
 
+absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, const std::string& path,
+                                           std::span<const ForeignTensor> tensors, int64_t parts) {
+  TESSERA_ASSIGN_OR_RETURN(std::string text, ReadAll(storage, path, kMaxJsonBytes));
+  nlohmann::json json = ParseJson(text);
+  if (!json.is_object() || IntegerOf(json, kVocabulary) != -1) return text;
+  const std::optional<int64_t> rows = Rows(tensors, IntegerOf(json, "dim"), parts);
+  if (!rows) return text;
+  json[kVocabulary] = *rows;
+  return json.dump();
+}
+
 absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::string_view folder,
-                                                    const ModelRules& rules,
                                                     const ModelConfig* model,
                                                     std::string_view framework,
                                                     const ForeignCheckpoint& checkpoint) {
@@ -69,48 +99,45 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::strin
   TESSERA_ASSIGN_OR_RETURN(const bool is_hugging_face, Has(storage, folder, kHuggingFaceConfig));
   TESSERA_ASSIGN_OR_RETURN(const bool is_meta, Has(storage, folder, kMetaConfig));
   KnownModel known;
-  std::string prefix;
-  std::vector<std::string> order;
   if (!is_hugging_face && is_meta) {
     TESSERA_ASSIGN_OR_RETURN(
         const std::string json,
         ReadMetaConfig(storage, JoinPath(folder, kMetaConfig), checkpoint.tensors, /*parts=*/1));
-    TESSERA_ASSIGN_OR_RETURN(known.description, rules.ReadForeignConfig(kMeta, json, count));
+    TESSERA_ASSIGN_OR_RETURN(known.description, ReadForeignConfig(kMeta, json, count));
   } else {
     std::string json;
     if (is_hugging_face) {
       TESSERA_ASSIGN_OR_RETURN(
           json, ReadAll(storage, JoinPath(folder, kHuggingFaceConfig), kMaxJsonBytes));
     } else if (model != nullptr) {
-      TESSERA_ASSIGN_OR_RETURN(json, rules.WriteHuggingFaceConfig(*model, F32));
+      TESSERA_ASSIGN_OR_RETURN(json, WriteHuggingFaceConfig(*model, F32));
     } else {
       return std::nullopt;
     }
-    TESSERA_ASSIGN_OR_RETURN(HuggingFaceDescription description,
-                             rules.ReadHuggingFaceConfig(json, count));
-    known.description = std::move(description.model);
-    known.computed = std::move(description.computed);
-    prefix = std::move(description.prefix);
-    order = std::move(description.order);
+    TESSERA_ASSIGN_OR_RETURN(known.hugging_face, ReadHuggingFaceConfig(json, count));
+    known.description = known.hugging_face->model;
     // config.json has no field for all that a model of this library has.
     if (!is_hugging_face) known.description.config = *model;
   }
   TESSERA_RETURN_IF_ERROR(CheckModelFits(known.description, StoredBytes(checkpoint)));
   if (!framework.empty()) {
     TESSERA_ASSIGN_OR_RETURN(known.namings.emplace_back(),
-                             rules.ForeignParameters(framework, known.description.config));
+                             ForeignParameters(framework, known.description.config));
     return known;
   }
+  std::vector<std::string> order;
+  if (known.hugging_face) order = known.hugging_face->order;
   if (order.empty()) {
-    for (const ModelParameter& parameter : known.description.parameters) {
+    for (const LogicalParameter& parameter : known.description.parameters) {
       order.push_back(parameter.name);
     }
   }
   known.namings.push_back(LogicalNaming(known.description, order, ""));
-  if (!prefix.empty()) {
+  if (known.hugging_face && !known.hugging_face->format->prefix.empty()) {
+    const std::string prefix(known.hugging_face->format->prefix);
     known.namings.push_back(LogicalNaming(known.description, order, prefix));
   }
-  absl::StatusOr<Parameters> meta = rules.ForeignParameters(kMeta, known.description.config);
+  absl::StatusOr<Parameters> meta = ForeignParameters(kMeta, known.description.config);
   if (meta.ok()) known.namings.push_back(*std::move(meta));
   return known;
 }

@@ -1,7 +1,9 @@
 #ifndef TESSERA_CONVERT_CORE_KNOWN_MODEL_H_
 #define TESSERA_CONVERT_CORE_KNOWN_MODEL_H_
 
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,15 +12,14 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/storage.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "convert/core/foreign_layout.h"
-#include "convert/core/model_rules.h"
+#include "convert/core/models.h"
 
 namespace tessera::ckpt::convert {
 
 // A model, and the ways in which state dicts name its parameters.
 struct KnownModel {
   ModelDescription description;
-  std::vector<std::string> computed;  // patterns of tensors that are no parameters
+  std::optional<HuggingFaceDescription> hugging_face;  // where that is known
   // In the order in which they are tried; parameters in the order of the modules.
   std::vector<std::vector<ForeignParameter>> namings;
 };
@@ -27,10 +28,16 @@ struct KnownModel {
 // where the files or the caller describe a model that is not known; nullopt where they describe
 // none.
 absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::string_view folder,
-                                                    const ModelRules& rules,
                                                     const ModelConfig* model,
                                                     std::string_view framework,
                                                     const ForeignCheckpoint& checkpoint);
+
+// Meta's params.json, with the size of the vocabulary: Llama 2's has vocab_size -1, and the table
+// of embeddings tells it. `tensors` are those of one of `parts` files, each of which has an equal
+// part of the table's rows or columns. Returns the text unchanged if it is not JSON. Errors: those
+// of ReadAll().
+absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, const std::string& path,
+                                           std::span<const ForeignTensor> tensors, int64_t parts);
 
 }  // namespace tessera::ckpt::convert
 

@@ -8,6 +8,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/format/manifest.pb.h"
@@ -16,6 +17,14 @@
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
+
+// What is written of a checkpoint.
+struct PlanOptions {
+  DType dtype = DTYPE_UNSPECIFIED;  // of the weights; unspecified: as they are saved
+  bool weights_only = false;        // in formats that have optimizer state
+  // Of one file, unless a single tensor or chunk is larger; in formats of several files.
+  uint64_t max_file_bytes = 5'000'000'000;
+};
 
 // A committed checkpoint. Both must outlive the call.
 struct OutputSource {
@@ -60,6 +69,12 @@ struct OutputFile {
   // before the first tensor and after the last one.
   std::function<std::vector<OutputBytes>(std::span<const uint32_t> crc32)> finish;
 };
+
+// A file without tensors.
+inline OutputFile PlainOutputFile(std::string name, std::string contents) {
+  const uint64_t size_bytes = contents.size();
+  return {.name = std::move(name), .header = std::move(contents), .size_bytes = size_bytes};
+}
 
 }  // namespace tessera::ckpt::convert
 

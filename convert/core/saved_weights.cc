@@ -1,6 +1,8 @@
 #include "convert/core/saved_weights.h"
 
 #include <map>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,7 +23,7 @@ absl::StatusOr<std::vector<SavedWeight>> FindWeights(const Manifest& manifest,
   }
   std::vector<std::string> problems;
   std::vector<SavedWeight> weights;
-  for (const ModelParameter& parameter : model.parameters) {
+  for (const LogicalParameter& parameter : model.parameters) {
     auto found = saved.find(parameter.name);
     if (found == saved.end()) found = saved.find(masters[parameter.name]);
     if (found == saved.end()) {
@@ -44,6 +46,33 @@ absl::StatusOr<std::vector<SavedWeight>> FindWeights(const Manifest& manifest,
   }
   if (problems.empty()) return weights;
   return absl::FailedPreconditionError(JoinFirst(problems, "; "));
+}
+
+absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType wanted) {
+  if (wanted != DTYPE_UNSPECIFIED) return wanted;
+  std::set<DType> dtypes;
+  for (const SavedWeight& weight : weights) dtypes.insert(weight.dtype);
+  if (dtypes.size() == 1) return *dtypes.begin();
+  return absl::InvalidArgumentError("the weights have several dtypes: --dtype chooses one");
+}
+
+absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescription& model,
+                                 const std::string& state) {
+  std::map<std::string, DType> saved;
+  for (const LogicalTensor& tensor : manifest.tensors()) saved[tensor.name()] = tensor.dtype();
+  std::set<DType> dtypes;
+  size_t found = 0;
+  for (const LogicalParameter& parameter : model.parameters) {
+    const auto at = saved.find(absl::StrCat(parameter.name, ".", state));
+    if (at == saved.end()) continue;
+    dtypes.insert(at->second);
+    ++found;
+  }
+  if (found == 0) return DTYPE_UNSPECIFIED;
+  if (found == model.parameters.size() && dtypes.size() == 1) return *dtypes.begin();
+  return absl::InvalidArgumentError(
+      absl::StrCat("only ", found, " of ", model.parameters.size(), " parameters have ", state,
+                   ", or in several dtypes: --weights-only leaves optimizer state out"));
 }
 
 }  // namespace tessera::ckpt::convert

@@ -6,13 +6,13 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "convert/core/model_rules.h"
+#include "convert/core/models.h"
 
 namespace tessera::ckpt::convert {
 
 // A parameter of a model and how a checkpoint has it.
 struct SavedWeight {
-  const ModelParameter* parameter;
+  const LogicalParameter* parameter;
   DType dtype;  // as saved; where only its master weight is, that one's
 };
 
@@ -21,6 +21,15 @@ struct SavedWeight {
 // shape, and weights that are no parameters.
 absl::StatusOr<std::vector<SavedWeight>> FindWeights(const Manifest& manifest,
                                                      const ModelDescription& model);
+
+// The dtype that is asked for or, where that is unspecified, that of all weights. InvalidArgument
+// where they have several.
+absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType wanted);
+
+// The dtype in which all parameters have this state of the optimizer; unspecified where none has
+// it. InvalidArgument where only some have it, or in several dtypes.
+absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescription& model,
+                                 const std::string& state);
 
 }  // namespace tessera::ckpt::convert
 

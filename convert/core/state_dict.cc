@@ -22,7 +22,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "base/glob.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "base/typing_distance.h"
@@ -31,6 +30,7 @@
 #include "convert/core/foreign_layout.h"
 #include "convert/core/known_model.h"
 #include "convert/core/numbered_parameters.h"
+#include "convert/core/reading.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
@@ -325,12 +325,6 @@ class Namer {
     return absl::OkStatus();
   }
 
-  bool IsComputed(std::string_view name) const {
-    return std::ranges::any_of(model_.computed, [&](const std::string& pattern) {
-      return MatchesGlob(pattern, std::string(name));
-    });
-  }
-
   // The tensors that are no weights of the model are kept where they have another role. Those in
   // the model's own part of the state dict must be computed ones; others are left out with a note.
   absl::Status SortOut(const Parameters& naming, const std::string& prefix,
@@ -350,7 +344,7 @@ class Namer {
       if (used.contains(i) || !tensor.alias_of.empty()) continue;
       const std::string name = Unwrapped(tensor.name);
       const std::string own = name.starts_with(prefix) ? name.substr(prefix.size()) : "";
-      if (IsComputed(own)) continue;
+      if (model_.hugging_face && model_.hugging_face->IsComputed(own)) continue;
       if (parts.contains(own.substr(0, own.find('.')))) return Damaged(tensor, "not the model's");
       left_out.push_back(tensor.name);
     }
@@ -507,9 +501,7 @@ class Namer {
       checkpoint_.notes.emplace_back("Parameters differ in the number of their updates.");
       return;
     }
-    TrainerState& trainer = *checkpoint_.description.mutable_trainer();
-    trainer.set_step(static_cast<int64_t>(step));
-    trainer.set_best_loss(std::numeric_limits<double>::infinity());
+    SetProgress(static_cast<int64_t>(step), std::nullopt, checkpoint_.description);
   }
 
   Storage& storage_;
@@ -524,11 +516,10 @@ class Namer {
 
 }  // namespace
 
-absl::Status NameStateDict(Storage& storage, std::string_view folder, const ModelRules& rules,
-                           const ModelConfig* model, std::string_view framework,
-                           ForeignCheckpoint& checkpoint) {
+absl::Status NameStateDict(Storage& storage, std::string_view folder, const ModelConfig* model,
+                           std::string_view framework, ForeignCheckpoint& checkpoint) {
   const absl::StatusOr<std::optional<KnownModel>> known =
-      FindModel(storage, folder, rules, model, framework, checkpoint);
+      FindModel(storage, folder, model, framework, checkpoint);
   if (absl::IsInvalidArgument(known.status())) {
     checkpoint.notes.push_back(
         absl::StrCat("Names are those of the files: ", known.status().message(), "."));

@@ -7,7 +7,7 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/storage.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "convert/core/model_rules.h"
+#include "convert/core/models.h"
 
 namespace tessera::ckpt::convert {
 
@@ -23,15 +23,14 @@ namespace tessera::ckpt::convert {
 // not, a note says why. The number of updates, where all parameters agree, becomes the step.
 //
 // `framework`, where it is not empty, is that whose names and layouts of parameters the files have
-// (ModelRules::ForeignParameters()), instead of Hugging Face's or Meta's.
+// (ForeignParameters()), instead of Hugging Face's or Meta's.
 //
 // Without a model, or with names that are not those of all its parameters, the tensors are left as
 // they are, with a note that says why. Errors: DataLoss, naming the tensor, where names match but
 // shapes do not, where the model lacks one of the tensors around its own, and where two parts of
 // the state dict could be the model; those of the storage.
-absl::Status NameStateDict(Storage& storage, std::string_view folder, const ModelRules& rules,
-                           const ModelConfig* model, std::string_view framework,
-                           ForeignCheckpoint& checkpoint);
+absl::Status NameStateDict(Storage& storage, std::string_view folder, const ModelConfig* model,
+                           std::string_view framework, ForeignCheckpoint& checkpoint);
 
 }  // namespace tessera::ckpt::convert
 

@@ -1,5 +1,3 @@
-#include "convert/deepspeed/read.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -13,15 +11,14 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "base/glob.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "convert/core/foreign_layout.h"
-#include "convert/deepspeed/folder.h"
-#include "convert/deepspeed/model_states.h"
-#include "convert/deepspeed/zero_shard.h"
+#include "convert/core/reading.h"
+#include "convert/deepspeed/deepspeed.h"
+#include "convert/deepspeed/files.h"
 #include "convert/pickle/value.h"
 #include "convert/torch/archive.h"
 #include "convert/torch/torch_file.h"
@@ -31,8 +28,6 @@ namespace tessera::ckpt::convert {
 namespace {
 
 using pickle::Value;
-
-constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
 
 // A parameter under DeepSpeed's name.
 struct Parameter {
@@ -54,15 +49,15 @@ class DeepSpeedReader {
   DeepSpeedReader(Storage& storage, DeepSpeedFolder folder)
       : storage_(storage), folder_(std::move(folder)) {}
 
-  absl::StatusOr<ForeignCheckpoint> Read(const ModelRules* rules);
+  absl::StatusOr<ForeignCheckpoint> Read();
 
  private:
   // Parameters and the model.
   absl::Status ReadShapes();
   absl::Status ReadUniversalShapes();
-  absl::Status MakeModel(const ModelRules* rules);
+  absl::Status MakeModel();
   void DescribeFiles();
-  absl::Status ReadConfig(const ModelRules& rules);
+  absl::Status ReadConfig();
   absl::Status MatchModel(const HuggingFaceDescription& description);
   absl::StatusOr<uint64_t> FileBytes() const;
   ForeignKind KindOfFp32(const Parameter& parameter) const {
@@ -84,9 +79,6 @@ class DeepSpeedReader {
   absl::StatusOr<std::optional<TorchTensor>> ReadUniversalFile(const std::string& path);
 
   absl::StatusOr<Parameter*> Find(const std::string& name, const std::string& file);
-  absl::Status Damaged(const std::string& file, const absl::AlphaNum& problem) const {
-    return absl::DataLossError(absl::StrCat(storage_.Describe(file), ": ", problem));
-  }
 
   Storage& storage_;
   const DeepSpeedFolder folder_;
@@ -101,8 +93,9 @@ class DeepSpeedReader {
 absl::StatusOr<Parameter*> DeepSpeedReader::Find(const std::string& name, const std::string& file) {
   const auto found = parameters_.find(name);
   if (found != parameters_.end()) return &found->second;
-  return Damaged(file, absl::StrCat("parameter ", absl::CHexEscape(name.substr(0, 200)),
-                                    " is not in ", "param_shapes of the model's file"));
+  return Damaged(storage_, file,
+                 absl::StrCat("parameter ", absl::CHexEscape(name.substr(0, 200)), " is not in ",
+                              "param_shapes of the model's file"));
 }
 
 // ---- Parameters and the model.
@@ -139,7 +132,7 @@ absl::Status DeepSpeedReader::ReadShapes() {
     shapes_.insert(shapes_.end(), group.begin(), group.end());
   }
   if (!shapes_.empty()) return absl::OkStatus();
-  return Damaged(folder_.model_files.front(), "param_shapes names no parameter");
+  return Damaged(storage_, folder_.model_files.front(), "param_shapes names no parameter");
 }
 
 absl::StatusOr<uint64_t> DeepSpeedReader::FileBytes() const {
@@ -172,7 +165,7 @@ absl::Status DeepSpeedReader::MatchModel(const HuggingFaceDescription& descripti
   std::map<std::string, const Shape*> shapes;
   for (const auto& [name, shape] : shapes_) shapes[name] = &shape;
   std::vector<std::string> problems;
-  const auto take = [&](const std::string& name, const ModelParameter& parameter) {
+  const auto take = [&](const std::string& name, const LogicalParameter& parameter) {
     const auto found = shapes.find(name);
     if (found == shapes.end()) return false;
     if (*found->second != parameter.shape) {
@@ -184,8 +177,8 @@ absl::Status DeepSpeedReader::MatchModel(const HuggingFaceDescription& descripti
     shapes.erase(found);
     return true;
   };
-  const std::string& prefix = description.prefix;
-  for (const ModelParameter& parameter : description.model.parameters) {
+  const std::string prefix(description.format->prefix);
+  for (const LogicalParameter& parameter : description.model.parameters) {
     const bool is_prefixed = !prefix.empty() && parameter.name.starts_with(prefix);
     if (!take(parameter.name, parameter) &&
         !(is_prefixed && take(parameter.name.substr(prefix.size()), parameter)) &&
@@ -195,32 +188,25 @@ absl::Status DeepSpeedReader::MatchModel(const HuggingFaceDescription& descripti
   }
   for (const auto& entry : shapes) {
     const std::string& name = entry.first;
-    const bool computed =
-        std::ranges::any_of(description.computed, [&](const std::string& pattern) {
-          return MatchesGlob(pattern, name) || MatchesGlob(pattern, prefix + name);
-        });
+    const bool computed = description.IsComputed(name);
     if (!computed) problems.push_back(absl::StrCat("parameter ", name, " is not the model's"));
     if (computed) parameters_.erase(name);
   }
   if (problems.empty()) return absl::OkStatus();
-  return Damaged(folder_.config, JoinFirst(problems, "; "));
+  return Damaged(storage_, folder_.config, JoinFirst(problems, "; "));
 }
 
-absl::Status DeepSpeedReader::ReadConfig(const ModelRules& rules) {
+absl::Status DeepSpeedReader::ReadConfig() {
   TESSERA_ASSIGN_OR_RETURN(const std::string config,
-                           ReadAll(storage_, folder_.config, kMaxConfigBytes));
+                           ReadAll(storage_, folder_.config, kMaxJsonBytes));
   absl::StatusOr<HuggingFaceDescription> description =
-      rules.ReadHuggingFaceConfig(config, static_cast<int64_t>(shapes_.size()));
-  if (!description.ok()) {
-    return absl::Status(
-        description.status().code(),
-        absl::StrCat(storage_.Describe(folder_.config), ": ", description.status().message()));
-  }
+      ReadHuggingFaceConfig(config, static_cast<int64_t>(shapes_.size()));
+  if (!description.ok()) return At(storage_, folder_.config, description.status());
   model_ = description->model;
   return MatchModel(*description);
 }
 
-absl::Status DeepSpeedReader::MakeModel(const ModelRules* rules) {
+absl::Status DeepSpeedReader::MakeModel() {
   for (const auto& [name, shape] : states_.frozen) {
     if (!universal_.contains(name)) shapes_.emplace_back(name, shape);
   }
@@ -231,16 +217,13 @@ absl::Status DeepSpeedReader::MakeModel(const ModelRules* rules) {
     });
   });
   for (const auto& [name, shape] : shapes_) {
-    ForeignParameter foreign = {.name = name, .shape = shape};
-    foreign.blocks.push_back({.name = name,
-                              .box = WholeBox(shape),
-                              .foreign_offset = std::vector<int64_t>(shape.size())});
+    ForeignParameter foreign = SameTensor(name, name, shape);
     if (!parameters_.emplace(name, Parameter{.foreign = std::move(foreign)}).second) {
       return absl::DataLossError(absl::StrCat("parameter ", name, " occurs twice"));
     }
   }
-  if (rules != nullptr && !folder_.config.empty()) {
-    TESSERA_RETURN_IF_ERROR(ReadConfig(*rules));
+  if (!folder_.config.empty()) {
+    TESSERA_RETURN_IF_ERROR(ReadConfig());
   } else {
     DescribeFiles();
   }
@@ -284,8 +267,9 @@ absl::Status DeepSpeedReader::AddRange(const std::string& file, const ZeroGroup&
   for (const auto& [kind, tensor] : group.vectors) {
     const int64_t elements = tensor.shape[0];
     if (start < 0 || count < 0 || start > elements || count > elements - start) {
-      return Damaged(file, absl::StrCat("parameter ", parameter.foreign.name, ": ", count,
-                                        " elements at ", start, " of ", elements));
+      return Damaged(storage_, file,
+                     absl::StrCat("parameter ", parameter.foreign.name, ": ", count,
+                                  " elements at ", start, " of ", elements));
     }
     const auto bytes = static_cast<uint64_t>(start) * DTypeSize(tensor.dtype);
     const bool is_fp32 = kind.role != OPTIMIZER_STATE;
@@ -314,7 +298,7 @@ absl::Status DeepSpeedReader::AddEqualParts(const std::string& file, const ZeroG
                                             size_t rank_count) {
   const auto ranks = static_cast<int64_t>(rank_count);
   const Shape& flat = group.vectors.front().second.shape;
-  if (flat.size() != 1) return Damaged(file, "a part of a parameter is no vector");
+  if (flat.size() != 1) return Damaged(storage_, file, "a part of a parameter is no vector");
   int64_t start = 0;
   for (const auto& [name, shape] : shapes) {
     TESSERA_ASSIGN_OR_RETURN(Parameter* const parameter, Find(name, file));
@@ -326,20 +310,23 @@ absl::Status DeepSpeedReader::AddEqualParts(const std::string& file, const ZeroG
     start += part;
   }
   if (start == flat[0]) return absl::OkStatus();
-  return Damaged(file, absl::StrCat("a group has ", flat[0], " elements, its parameters have ",
-                                    start, " on each of ", ranks, " ranks"));
+  return Damaged(storage_, file,
+                 absl::StrCat("a group has ", flat[0], " elements, its parameters have ", start,
+                              " on each of ", ranks, " ranks"));
 }
 
 absl::Status DeepSpeedReader::AddRank(size_t rank) {
   const std::string& file = folder_.optimizer_files[rank];
   TESSERA_ASSIGN_OR_RETURN(const ZeroShard shard, ReadZeroShard(storage_, file));
   if (shard.ranks != static_cast<int64_t>(folder_.optimizer_files.size())) {
-    return Damaged(file, absl::StrCat("the state was cut among ", shard.ranks, " ranks, but ",
-                                      folder_.optimizer_files.size(), " have files"));
+    return Damaged(storage_, file,
+                   absl::StrCat("the state was cut among ", shard.ranks, " ranks, but ",
+                                folder_.optimizer_files.size(), " have files"));
   }
   if (shard.cuts_parameters && shard.groups.size() != states_.groups.size()) {
-    return Damaged(file, absl::StrCat(shard.groups.size(), " groups of fp32 weights, ",
-                                      states_.groups.size(), " of param_shapes"));
+    return Damaged(storage_, file,
+                   absl::StrCat(shard.groups.size(), " groups of fp32 weights, ",
+                                states_.groups.size(), " of param_shapes"));
   }
   for (size_t i = 0; i < shard.groups.size(); ++i) {
     const ZeroGroup& group = shard.groups[i];
@@ -368,7 +355,8 @@ absl::Status DeepSpeedReader::AddFrozenParts() {
     for (const auto& [name, shape] : frozen) {
       const auto fragment = states.frozen_fragments.find(name);
       if (fragment == states.frozen_fragments.end()) {
-        return Damaged(file, absl::StrCat("parameter ", name, " is not in frozen_param_fragments"));
+        return Damaged(storage_, file,
+                       absl::StrCat("parameter ", name, " is not in frozen_param_fragments"));
       }
       const ZeroGroup alone = {.vectors = {{kForeignWeight, fragment->second}}};
       TESSERA_RETURN_IF_ERROR(
@@ -388,7 +376,7 @@ absl::StatusOr<std::optional<TorchTensor>> DeepSpeedReader::ReadUniversalFile(
   TESSERA_RETURN_IF_ERROR(archive.status());
   const Value root = archive->contents.root();
   const Value value = root.Find("param").present() ? root.Find("param") : root;
-  if (!IsTorchTensor(value)) return Damaged(path, "no tensor \"param\"");
+  if (!IsTorchTensor(value)) return Damaged(storage_, path, "no tensor \"param\"");
   absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(*archive, value);
   TESSERA_RETURN_IF_ERROR(InFile(storage_, path, tensor).status());
   return *std::move(tensor);
@@ -412,9 +400,9 @@ absl::Status DeepSpeedReader::AddUniversal() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ForeignCheckpoint> DeepSpeedReader::Read(const ModelRules* rules) {
+absl::StatusOr<ForeignCheckpoint> DeepSpeedReader::Read() {
   TESSERA_RETURN_IF_ERROR(ReadShapes());
-  TESSERA_RETURN_IF_ERROR(MakeModel(rules));
+  TESSERA_RETURN_IF_ERROR(MakeModel());
   TESSERA_RETURN_IF_ERROR(AddModule());
   TESSERA_RETURN_IF_ERROR(AddUniversal());
   for (size_t rank = 0; rank < folder_.optimizer_files.size(); ++rank) {
@@ -430,14 +418,7 @@ absl::StatusOr<ForeignCheckpoint> DeepSpeedReader::Read(const ModelRules* rules)
   if (ranks > 0 && ranks <= std::numeric_limits<uint32_t>::max()) {
     description.mutable_topology()->set_data_parallel(static_cast<uint32_t>(ranks));
   }
-  if (states_.steps) {
-    TrainerState& trainer = *description.mutable_trainer();
-    trainer.set_step(*states_.steps);
-    trainer.set_best_loss(std::numeric_limits<double>::infinity());
-    if (states_.samples.value_or(-1) >= 0) {
-      trainer.mutable_data()->set_consumed_samples(*states_.samples);
-    }
-  }
+  if (states_.steps) SetProgress(*states_.steps, states_.samples, description);
   set_->DescribeOptimizer(kDeepSpeed, *description.mutable_optimizer());
   checkpoint.tensors = std::move(*set_).Finish();
   return checkpoint;
@@ -445,8 +426,8 @@ absl::StatusOr<ForeignCheckpoint> DeepSpeedReader::Read(const ModelRules* rules)
 
 }  // namespace
 
-absl::StatusOr<bool> IsDeepSpeed(Storage& storage, std::string_view folder) {
-  const auto found = FindDeepSpeedFolder(storage, folder);
+absl::StatusOr<bool> IsDeepSpeed(Storage& storage) {
+  const auto found = FindDeepSpeedFolder(storage);
   const absl::Status& status = found.status();
   // What is refused is DeepSpeed's, too.
   if (absl::IsUnimplemented(status) || absl::IsDataLoss(status)) return true;
@@ -454,15 +435,10 @@ absl::StatusOr<bool> IsDeepSpeed(Storage& storage, std::string_view folder) {
   return found->has_value();
 }
 
-absl::StatusOr<ForeignCheckpoint> ReadDeepSpeed(Storage& storage, std::string_view folder,
-                                                const ModelRules* rules) {
-  TESSERA_ASSIGN_OR_RETURN(std::optional<DeepSpeedFolder> found,
-                           FindDeepSpeedFolder(storage, folder));
-  if (!found.has_value()) {
-    return absl::NotFoundError(
-        absl::StrCat(storage.Describe(folder), ": no checkpoint of DeepSpeed"));
-  }
-  return DeepSpeedReader(storage, *std::move(found)).Read(rules);
+absl::StatusOr<ForeignCheckpoint> ReadDeepSpeed(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(std::optional<DeepSpeedFolder> found, FindDeepSpeedFolder(storage));
+  if (found.has_value()) return DeepSpeedReader(storage, *std::move(found)).Read();
+  return absl::NotFoundError(absl::StrCat(storage.Describe(""), ": no checkpoint of DeepSpeed"));
 }
 
 }  // namespace tessera::ckpt::convert

@@ -1,5 +1,3 @@
-#include "convert/hugging_face/write.h"
-
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -9,7 +7,9 @@
 #include "base/status_macros.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
+#include "convert/core/output.h"
 #include "convert/core/saved_weights.h"
+#include "convert/hugging_face/hugging_face.h"
 #include "layout/box.h"
 #include "nlohmann/json.hpp"
 
@@ -63,31 +63,24 @@ absl::StatusOr<OutputFile> PlanFile(std::string name, const std::vector<Weight>&
   return file;
 }
 
-OutputFile TextFile(std::string name, std::string text) {
-  const uint64_t size = text.size();
-  return {.name = std::move(name), .header = std::move(text), .size_bytes = size};
-}
-
 OutputFile Index(const std::vector<OutputFile>& files, uint64_t total_bytes) {
   nlohmann::ordered_json json;
   json["metadata"]["total_size"] = total_bytes;
   for (const OutputFile& file : files) {
     for (const OutputTensor& tensor : file.tensors) json["weight_map"][tensor.name] = file.name;
   }
-  return TextFile("model.safetensors.index.json", json.dump(2) + "\n");
+  return PlainOutputFile("model.safetensors.index.json", json.dump(2) + "\n");
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<OutputFile>> PlanHuggingFace(const Manifest& manifest,
-                                                        const ModelRules& rules,
-                                                        const HuggingFaceOutputOptions& options) {
+                                                        const PlanOptions& options) {
   // What config.json says of the model is what its readers will look for.
   TESSERA_ASSIGN_OR_RETURN(const std::string any_config,
-                           rules.WriteHuggingFaceConfig(manifest.model(), F32));
-  TESSERA_ASSIGN_OR_RETURN(
-      const HuggingFaceDescription description,
-      rules.ReadHuggingFaceConfig(any_config, std::numeric_limits<int64_t>::max()));
+                           WriteHuggingFaceConfig(manifest.model(), F32));
+  TESSERA_ASSIGN_OR_RETURN(const HuggingFaceDescription description,
+                           ReadHuggingFaceConfig(any_config, std::numeric_limits<int64_t>::max()));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedWeight> saved,
                            FindWeights(manifest, description.model));
   std::vector<Weight> weights;
@@ -109,8 +102,8 @@ absl::StatusOr<std::vector<OutputFile>> PlanHuggingFace(const Manifest& manifest
   if (parts.size() > 1) files.push_back(Index(files, total_bytes));
   TESSERA_ASSIGN_OR_RETURN(
       std::string config,
-      rules.WriteHuggingFaceConfig(manifest.model(), weights.empty() ? F32 : weights[0].dtype));
-  files.push_back(TextFile("config.json", std::move(config)));
+      WriteHuggingFaceConfig(manifest.model(), weights.empty() ? F32 : weights[0].dtype));
+  files.push_back(PlainOutputFile("config.json", std::move(config)));
   files.back().commits = true;
   return files;
 }

@@ -1,9 +1,6 @@
-#include "convert/infinitrain/read.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -15,12 +12,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
+#include "convert/core/rank_grid.h"
+#include "convert/core/reading.h"
 #include "convert/core/state_dict.h"
+#include "convert/infinitrain/infinitrain.h"
 #include "convert/infinitrain/state_file.h"
-#include "convert/infinitrain/trainer_state.h"
 #include "layout/box.h"
 #include "nlohmann/json.hpp"
 
@@ -40,28 +38,37 @@ absl::StatusOr<bool> HasStateFile(Storage& storage, const std::string& path) {
   return IsInfiniTrainStateFile(**open);
 }
 
-std::string RankFolder(size_t rank) { return absl::StrFormat("rank_%06d", rank); }
+std::string RankFolder(int64_t rank) { return RankPattern("rank_{6}").Name({&rank, 1}); }
 
-// The folders of ranks inside `folder`: "" alone where its own files are there.
-absl::StatusOr<std::vector<std::string>> FindRanks(Storage& storage, std::string_view folder) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, storage.List(folder));
+// The folders of ranks: "" alone where the root has their files itself.
+absl::StatusOr<std::vector<std::string>> FindRanks(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   const bool is_single = std::ranges::find(names, kModelFile) != names.end();
-  std::erase_if(names, [](const std::string& name) {
-    return !name.starts_with("rank_") || !name.ends_with('/');
-  });
-  if (is_single && names.empty()) return std::vector<std::string>{""};
+  const RankPattern pattern("rank_{6}");
+  std::vector<std::string> present, missing, folders;
+  int64_t count = 0;
+  for (const std::string& name : names) {
+    if (!name.ends_with('/')) continue;
+    const std::string folder = name.substr(0, name.size() - 1);
+    const std::optional<std::vector<int64_t>> rank = pattern.Parse(folder);
+    if (!rank) continue;
+    present.push_back(folder);
+    count = std::max(count, rank->front() + 1);
+  }
+  if (is_single && present.empty()) return std::vector<std::string>{""};
   if (is_single) {
-    return absl::DataLossError(
-        absl::StrCat(storage.Describe(folder), ": both ", std::string(kModelFile), " and ",
-                     names.front(), " are there, which are of different runs: keep one of them"));
+    return Damaged(storage, "",
+                   absl::StrCat("both ", std::string(kModelFile), " and ", present.front(),
+                                "/ are there, which are of different runs: keep one of them"));
   }
-  for (size_t rank = 0; rank < names.size(); ++rank) {
-    names[rank].pop_back();
-    if (names[rank] == RankFolder(rank)) continue;
-    return absl::DataLossError(absl::StrCat(storage.Describe(folder), ": ", RankFolder(rank),
-                                            " is missing, ", names[rank], " is there"));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<RankFile> grid,
+                           CompleteGrid(pattern, {&count, 1}, present, missing));
+  if (!missing.empty()) {
+    return Damaged(storage, "",
+                   absl::StrCat(missing.front(), " is missing, ", present.back(), " is there"));
   }
-  return names;
+  for (const RankFile& file : grid) folders.push_back(file.name);
+  return folders;
 }
 
 // The suffix of a moment's name, "NAME" of "adam.m.NAME", and torch's name of the state.
@@ -86,8 +93,8 @@ std::optional<Moment> ParseMoment(const std::string& name) {
 
 class Reader {
  public:
-  Reader(Storage& storage, std::string_view folder, std::vector<std::string> ranks)
-      : storage_(storage), folder_(folder), ranks_(std::move(ranks)) {}
+  Reader(Storage& storage, std::vector<std::string> ranks)
+      : storage_(storage), ranks_(std::move(ranks)) {}
 
   absl::StatusOr<ForeignCheckpoint> Read() {
     for (const std::string& rank : ranks_) {
@@ -108,22 +115,22 @@ class Reader {
   }
 
   // FailedPrecondition where the sizes in trainer_state.json are not those of the model.
-  absl::Status CheckModel(const ModelRules& rules, const ModelConfig& model) const {
-    TESSERA_ASSIGN_OR_RETURN(const std::string text, rules.WriteForeignConfig(kInfiniTrain, model));
+  absl::Status CheckModel(const ModelConfig& model) const {
+    TESSERA_ASSIGN_OR_RETURN(const std::string text, WriteForeignConfig(kInfiniTrain, model));
     const nlohmann::json sizes = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     for (const auto& [key, size] : sizes.items()) {
       const std::optional<int64_t> found = FindInfiniTrainNumber(texts_.front(), key);
       if (!found.has_value() || *found == size.get<int64_t>()) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          storage_.Describe(JoinPath(JoinPath(folder_, ranks_.front()), kTrainerStateFile)), ": ",
-          key, " is ", *found, ", but the model's is ", size.get<int64_t>()));
+      return absl::FailedPreconditionError(
+          absl::StrCat(storage_.Describe(InFolder(kTrainerStateFile, ranks_.front())), ": ", key,
+                       " is ", *found, ", but the model's is ", size.get<int64_t>()));
     }
     return absl::OkStatus();
   }
 
  private:
   std::string InFolder(std::string_view file, const std::string& rank) const {
-    return JoinPath(JoinPath(folder_, rank), file);
+    return JoinPath(rank, file);
   }
   std::string PathOf(std::string_view file) const { return InFolder(file, ranks_[rank_]); }
 
@@ -157,24 +164,20 @@ class Reader {
   }
 
   std::string Folders() const {
-    const std::string first = storage_.Describe(JoinPath(folder_, ranks_.front()));
+    const std::string first = storage_.Describe(ranks_.front());
     return ranks_.size() == 1 ? first : absl::StrCat(first, " to ", ranks_.back());
   }
 
-  absl::Status Damaged(std::string_view file, const std::string& name,
-                       const absl::AlphaNum& problem) const {
-    return absl::DataLossError(
-        absl::StrCat(storage_.Describe(PathOf(file)), ": tensor ", name, ": ", problem));
+  absl::Status DamagedTensor(std::string_view file, const std::string& name,
+                             const absl::AlphaNum& problem) const {
+    return Damaged(storage_, PathOf(file), absl::StrCat("tensor ", name, ": ", problem));
   }
 
   absl::Status AddFile(std::string_view file, Role role) {
     const std::string path = PathOf(file);
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
     absl::StatusOr<std::vector<InfiniTrainTensor>> tensors = ReadInfiniTrainStateFile(*open);
-    if (!tensors.ok()) {
-      return absl::Status(tensors.status().code(),
-                          absl::StrCat(storage_.Describe(path), ": ", tensors.status().message()));
-    }
+    if (!tensors.ok()) return At(storage_, path, tensors.status());
     for (InfiniTrainTensor& tensor : *tensors) {
       if (role == WEIGHT) {
         TESSERA_RETURN_IF_ERROR(AddTensor(file, role, std::move(tensor)));
@@ -204,18 +207,19 @@ class Reader {
     std::vector<ForeignTensor>& tensors = checkpoint_.tensors;
     const auto [at, is_new] = index_.emplace(tensor.name, tensors.size());
     if (is_new) {
-      if (rank_ > 0) return Damaged(file, tensor.name, absl::StrCat("not in ", ranks_.front()));
+      if (rank_ > 0)
+        return DamagedTensor(file, tensor.name, absl::StrCat("not in ", ranks_.front()));
       tensors.push_back(
           {.name = tensor.name, .role = role, .dtype = tensor.dtype, .shape = tensor.shape});
       copies_.push_back(0);
     }
     ForeignTensor& first = tensors[at->second];
-    if (copies_[at->second]++ != rank_) return Damaged(file, tensor.name, "occurs twice");
+    if (copies_[at->second]++ != rank_) return DamagedTensor(file, tensor.name, "occurs twice");
     if (first.dtype != tensor.dtype || first.shape != tensor.shape) {
-      return Damaged(file, tensor.name,
-                     absl::StrCat(DType_Name(tensor.dtype), " ", ShapeToString(tensor.shape),
-                                  ", in ", ranks_.front(), " ", DType_Name(first.dtype), " ",
-                                  ShapeToString(first.shape)));
+      return DamagedTensor(file, tensor.name,
+                           absl::StrCat(DType_Name(tensor.dtype), " ", ShapeToString(tensor.shape),
+                                        ", in ", ranks_.front(), " ", DType_Name(first.dtype), " ",
+                                        ShapeToString(first.shape)));
     }
     if (ElementCount(tensor.shape) == 0) return absl::OkStatus();
     first.pieces.push_back({.box = WholeBox(tensor.shape),
@@ -229,8 +233,8 @@ class Reader {
     for (size_t i = 0; i < copies_.size(); ++i) {
       if (copies_[i] == rank_ + 1) continue;
       const ForeignTensor& tensor = checkpoint_.tensors[i];
-      return Damaged(tensor.role == WEIGHT ? kModelFile : kOptimizerFile, tensor.name,
-                     absl::StrCat("missing, but in ", ranks_.front()));
+      return DamagedTensor(tensor.role == WEIGHT ? kModelFile : kOptimizerFile, tensor.name,
+                           absl::StrCat("missing, but in ", ranks_.front()));
     }
     return absl::OkStatus();
   }
@@ -238,14 +242,14 @@ class Reader {
   // Adam's number of updates.
   absl::Status TakeUpdates(const ReadableFile& file, const InfiniTrainTensor& tensor) {
     if (tensor.dtype != I64 || ElementCount(tensor.shape) != 1) {
-      return Damaged(kOptimizerFile, tensor.name, "expected one I64");
+      return DamagedTensor(kOptimizerFile, tensor.name, "expected one I64");
     }
     int64_t updates = 0;
     TESSERA_RETURN_IF_ERROR(
         file.ReadAt(tensor.offset_bytes, std::as_writable_bytes(std::span(&updates, 1))));
     if (updates_.value_or(updates) != updates) {
-      return Damaged(kOptimizerFile, tensor.name,
-                     absl::StrCat(updates, ", in ", ranks_.front(), " ", *updates_));
+      return DamagedTensor(kOptimizerFile, tensor.name,
+                           absl::StrCat(updates, ", in ", ranks_.front(), " ", *updates_));
     }
     updates_ = updates;
     return absl::OkStatus();
@@ -275,17 +279,13 @@ class Reader {
     }
     const int64_t known = step.value_or(updates_.value_or(-1));
     if (known < 0) return absl::OkStatus();
-    TrainerState& trainer = *checkpoint_.description.mutable_trainer();
-    trainer.set_step(known);
-    trainer.set_best_loss(std::numeric_limits<double>::infinity());
-    if (samples.value_or(-1) >= 0) trainer.mutable_data()->set_consumed_samples(*samples);
+    SetProgress(known, samples, checkpoint_.description);
     checkpoint_.description.mutable_topology()->set_data_parallel(
         static_cast<uint32_t>(ranks_.size()));
     return absl::OkStatus();
   }
 
   Storage& storage_;
-  const std::string folder_;
   const std::vector<std::string> ranks_;
   std::vector<std::string> texts_;  // of the ranks' trainer_state.json
   size_t rank_ = 0;                 // whose files are being read
@@ -298,25 +298,21 @@ class Reader {
 
 }  // namespace
 
-absl::StatusOr<bool> IsInfiniTrain(Storage& storage, std::string_view folder) {
+absl::StatusOr<bool> IsInfiniTrain(Storage& storage) {
   for (const std::string& rank : {std::string(), RankFolder(0)}) {
-    TESSERA_ASSIGN_OR_RETURN(const bool found,
-                             HasStateFile(storage, JoinPath(JoinPath(folder, rank), kModelFile)));
+    TESSERA_ASSIGN_OR_RETURN(const bool found, HasStateFile(storage, JoinPath(rank, kModelFile)));
     if (found) return true;
   }
   return false;
 }
 
-absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, std::string_view folder,
-                                                  const ModelRules* rules,
-                                                  const ModelConfig* model) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> ranks, FindRanks(storage, folder));
-  Reader reader(storage, folder, std::move(ranks));
+absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, const ModelConfig* model) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> ranks, FindRanks(storage));
+  Reader reader(storage, std::move(ranks));
   TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, reader.Read());
-  if (rules == nullptr) return checkpoint;
-  TESSERA_RETURN_IF_ERROR(NameStateDict(storage, folder, *rules, model, kInfiniTrain, checkpoint));
+  TESSERA_RETURN_IF_ERROR(NameStateDict(storage, "", model, kInfiniTrain, checkpoint));
   if (checkpoint.description.has_model()) {
-    TESSERA_RETURN_IF_ERROR(reader.CheckModel(*rules, checkpoint.description.model()));
+    TESSERA_RETURN_IF_ERROR(reader.CheckModel(checkpoint.description.model()));
   }
   return checkpoint;
 }

@@ -2,7 +2,9 @@
 #define TESSERA_CONVERT_INFINITRAIN_STATE_FILE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -32,6 +34,11 @@ absl::StatusOr<bool> IsInfiniTrainStateFile(const ReadableFile& file);
 // Reads no elements; memory is proportional to what it returns. Errors: DataLoss, naming the
 // tensor; Unimplemented for another version; those of the file.
 absl::StatusOr<std::vector<InfiniTrainTensor>> ReadInfiniTrainStateFile(const ReadableFile& file);
+
+// An integer in the text of InfiniTrain's `trainer_state.json`: one "KEY": NUMBER on a line, of
+// which some releases leave out a comma, so that it is no JSON. Nullopt where the key is not there,
+// is there more than once, or has another value. Pure.
+std::optional<int64_t> FindInfiniTrainNumber(std::string_view text, std::string_view key);
 
 }  // namespace tessera::ckpt::convert
 

@@ -10,8 +10,7 @@
 
 #include "absl/strings/str_split.h"
 #include "checkpoint/format/dtype.h"
-#include "convert/internevo/names.h"
-#include "convert/internevo/rank_files.h"
+#include "convert/internevo/files.h"
 #include "convert/internevo/zero_state.h"
 #include "convert/pickle/budget.h"
 #include "convert/pickle/value.h"

@@ -1,4 +1,4 @@
-#include "convert/internevo/read.h"
+#include "convert/dcp/read.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -18,17 +18,16 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "convert/core/foreign_layout.h"
-#include "convert/internevo/names.h"
-#include "convert/internevo/parameters.h"
-#include "convert/internevo/rank_files.h"
-#include "convert/internevo/run.h"
-#include "convert/internevo/universal.h"
+#include "convert/core/reading.h"
+#include "convert/internevo/files.h"
+#include "convert/internevo/internevo.h"
 #include "convert/internevo/zero_state.h"
 #include "convert/torch/archive.h"
 #include "convert/torch/torch_file.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
+
 namespace {
 
 // Groups of parameters, by their names.
@@ -51,38 +50,26 @@ struct ModelFile {
 
 class RankFilesReader {
  public:
-  RankFilesReader(Storage& storage, std::string_view folder, InternEvoRankFiles files)
-      : storage_(storage), folder_(folder), files_(std::move(files)) {}
+  RankFilesReader(Storage& storage, InternEvoRankFiles files)
+      : storage_(storage), files_(std::move(files)) {}
 
-  absl::StatusOr<ForeignCheckpoint> Read(const ModelRules& rules) {
+  absl::StatusOr<ForeignCheckpoint> Read() {
     for (const InternEvoRankFile& file : files_.models) {
       TESSERA_RETURN_IF_ERROR(ReadModelFile(file));
     }
-    TESSERA_ASSIGN_OR_RETURN(parameters_, InternEvoParameters::Read(storage_, folder_, rules,
-                                                                    tensor_count_, file_bytes_));
+    TESSERA_ASSIGN_OR_RETURN(parameters_,
+                             InternEvoParameters::Read(storage_, tensor_count_, file_bytes_));
     set_.emplace(parameters_->model());
     for (ModelFile& model : models_) TESSERA_RETURN_IF_ERROR(AddWeights(model));
     for (const ModelFile& model : models_) TESSERA_RETURN_IF_ERROR(AddOptimizers(model));
-    if (const absl::Status complete = set_->CheckComplete(); !complete.ok()) {
-      return absl::DataLossError(
-          absl::StrCat(storage_.Describe(folder_), ": ", complete.message()));
-    }
     ForeignCheckpoint checkpoint = {.format = std::string(kInternEvo)};
-    TESSERA_RETURN_IF_ERROR(DescribeInternEvoRun(storage_, folder_, checkpoint));
-    Describe(checkpoint.description);
-    checkpoint.tensors = std::move(*set_).Finish();
+    TESSERA_RETURN_IF_ERROR(DescribeInternEvoRun(storage_, checkpoint));
+    DescribeTopology(checkpoint.description);
+    TESSERA_RETURN_IF_ERROR(std::move(*set_).MoveTo(kInternEvo, storage_.Describe(""), checkpoint));
     return checkpoint;
   }
 
  private:
-  std::string Path(const InternEvoRankFile& file) const { return JoinPath(folder_, file.name); }
-  absl::Status InRankFile(const InternEvoRankFile& file, const absl::Status& status) const {
-    return absl::Status(status.code(),
-                        absl::StrCat(storage_.Describe(Path(file)), ": ", status.message()));
-  }
-  absl::Status Damaged(const InternEvoRankFile& file, const absl::AlphaNum& problem) const {
-    return InRankFile(file, absl::DataLossError(absl::StrCat(problem)));
-  }
   TensorParallelShare ShareOf(const InternEvoRankFile& file) const {
     return {file.part, files_.parts};
   }
@@ -100,10 +87,9 @@ class RankFilesReader {
   absl::Status AddGroup(const InternEvoRankFile& file, const InternEvoGroup& group,
                         const std::vector<const LocalTensor*>& parameters,
                         const std::vector<InternEvoPlannedParameter>& plan);
-  void Describe(Manifest& description) const;
+  void DescribeTopology(Manifest& description) const;
 
   Storage& storage_;
-  const std::string folder_;
   const InternEvoRankFiles files_;
   std::vector<ModelFile> models_;
   InternEvoLayers layers_;
@@ -117,7 +103,7 @@ class RankFilesReader {
 // ---- The model's files.
 
 absl::Status RankFilesReader::ReadModelFile(const InternEvoRankFile& file) {
-  const std::string path = Path(file);
+  const std::string path = file.name;
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage_, path));
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
   file_bytes_ += open->size_bytes();
@@ -130,7 +116,7 @@ absl::Status RankFilesReader::ReadModelFile(const InternEvoRankFile& file) {
     if (!name || !IsTorchTensor(value)) continue;
     LocalTensor tensor = {.name = std::string(*name), .parsed = ParseInternEvoName(*name)};
     if (!names.insert(tensor.name).second) {
-      return Damaged(file, absl::StrCat("tensor ", tensor.name, " occurs twice"));
+      return Damaged(storage_, file.name, absl::StrCat("tensor ", tensor.name, " occurs twice"));
     }
     absl::StatusOr<TorchTensor> resolved = ResolveTorchTensor(archive, value);
     TESSERA_ASSIGN_OR_RETURN(tensor.tensor, InFile(storage_, path, std::move(resolved)));
@@ -138,7 +124,8 @@ absl::Status RankFilesReader::ReadModelFile(const InternEvoRankFile& file) {
     layers_.Add(file.pipeline, tensor.parsed);
     model.tensors.push_back(std::move(tensor));
   }
-  if (model.tensors.empty()) return Damaged(file, "no tensors: not the file of a model");
+  if (model.tensors.empty())
+    return Damaged(storage_, file.name, "no tensors: not the file of a model");
   tensor_count_ += static_cast<int64_t>(model.tensors.size());
   models_.push_back(std::move(model));
   return absl::OkStatus();
@@ -148,14 +135,14 @@ absl::Status RankFilesReader::AddWeights(ModelFile& model) {
   for (LocalTensor& tensor : model.tensors) {
     const absl::StatusOr<std::string> name =
         layers_.GlobalName(model.file->pipeline, tensor.parsed);
-    if (!name.ok()) return InRankFile(*model.file, name.status());
+    if (!name.ok()) return At(storage_, model.file->name, name.status());
     const absl::StatusOr<const ForeignParameter*> parameter =
         parameters_->Find(*name, tensor.tensor.shape, files_.parts);
-    if (!parameter.ok()) return InRankFile(*model.file, parameter.status());
+    if (!parameter.ok()) return At(storage_, model.file->name, parameter.status());
     tensor.parameter = *parameter;
     TESSERA_RETURN_IF_ERROR(
         set_->AddWhole(*tensor.parameter, ShareOf(*model.file), kForeignWeight, tensor.tensor.shape,
-                       {Path(*model.file), tensor.tensor.offset_bytes, tensor.tensor.dtype},
+                       {model.file->name, tensor.tensor.offset_bytes, tensor.tensor.dtype},
                        tensor.tensor.strides));
   }
   return absl::OkStatus();
@@ -173,17 +160,17 @@ absl::StatusOr<InternEvoPlan> RankFilesReader::PlanOf(
     if (!plan) plan = states[zero].plan;
     if (*plan == *states[zero].plan) continue;
     return Damaged(
-        *files[zero],
+        storage_, files[zero]->name,
         absl::StrCat("parameters are dealt out to ranks in another way than in ", files[0]->name));
   }
   if (plan) return *std::move(plan);
   for (const InternEvoRankFile& file : files_.plans) {
     if (file.part != model.part || file.pipeline != model.pipeline) continue;
-    return ReadInternEvoPlan(storage_, Path(file));
+    return ReadInternEvoPlan(storage_, file.name);
   }
-  return InRankFile(*files[0], absl::UnimplementedError(
-                                   "no zero_devide_optim_plan, which tells where each parameter "
-                                   "is: load and save it with a later InternEvo"));
+  return At(storage_, files[0]->name,
+            absl::UnimplementedError("no zero_devide_optim_plan, which tells where each parameter "
+                                     "is: load and save it with a later InternEvo"));
 }
 
 // The parameters of a group, the largest first.
@@ -237,8 +224,9 @@ absl::Status RankFilesReader::AddGroup(const InternEvoRankFile& file, const Inte
   for (const InternEvoPlannedParameter& planned : plan) elements += ElementCount(planned.shape);
   const int64_t stored = group.vectors.empty() ? 0 : group.vectors.front().second.shape[0];
   if (stored != elements) {
-    return Damaged(file, absl::StrCat("group ", group.name, ": flat_fp32_weights has ", stored,
-                                      " elements, its parameters have ", elements));
+    return Damaged(storage_, file.name,
+                   absl::StrCat("group ", group.name, ": flat_fp32_weights has ", stored,
+                                " elements, its parameters have ", elements));
   }
   for (const auto& [kind, vector] : group.vectors) {
     const bool is_copy = kind.state == kForeignMaster.state && !rounded_;
@@ -247,7 +235,7 @@ absl::Status RankFilesReader::AddGroup(const InternEvoRankFile& file, const Inte
       const ForeignParameter& parameter = *parameters[planned.index]->parameter;
       TESSERA_RETURN_IF_ERROR(set_->AddWhole(
           parameter, ShareOf(file), is_copy ? kForeignWeight : kind, planned.shape,
-          {Path(file), offset_bytes, vector.dtype}, ContiguousStrides(planned.shape)));
+          {file.name, offset_bytes, vector.dtype}, ContiguousStrides(planned.shape)));
       offset_bytes += static_cast<uint64_t>(ElementCount(planned.shape)) *
                       static_cast<uint64_t>(DTypeSize(vector.dtype));
     }
@@ -260,8 +248,7 @@ absl::Status RankFilesReader::AddOptimizers(const ModelFile& model) {
   std::vector<InternEvoZeroState> states;
   for (const InternEvoRankFile& file : files_.optimizers) {
     if (file.part != model.file->part || file.pipeline != model.file->pipeline) continue;
-    TESSERA_ASSIGN_OR_RETURN(InternEvoZeroState state,
-                             ReadInternEvoZeroState(storage_, Path(file)));
+    TESSERA_ASSIGN_OR_RETURN(InternEvoZeroState state, ReadInternEvoZeroState(storage_, file.name));
     files.push_back(&file);
     states.push_back(std::move(state));
   }
@@ -272,21 +259,23 @@ absl::Status RankFilesReader::AddOptimizers(const ModelFile& model) {
         std::ranges::all_of(plan[g], [](const auto& rank) { return rank.empty(); });
     for (size_t zero = 0; zero < files.size(); ++zero) {
       if (g >= states[zero].groups.size()) {
-        return Damaged(*files[zero], absl::StrCat("the plan has ", plan.size(),
-                                                  " groups of parameters, param_groups ",
-                                                  states[zero].groups.size()));
+        return Damaged(
+            storage_, files[zero]->name,
+            absl::StrCat("the plan has ", plan.size(), " groups of parameters, param_groups ",
+                         states[zero].groups.size()));
       }
       const InternEvoGroup& group = states[zero].groups[g];
       TESSERA_ASSIGN_OR_RETURN(const std::vector<const LocalTensor*> parameters,
                                ParametersOf(model, group.name));
       if (is_empty && parameters.empty() && group.vectors.empty()) continue;
       if (plan[g].size() != files.size()) {
-        return Damaged(*files[zero],
+        return Damaged(storage_, files[zero]->name,
                        absl::StrCat("group ", group.name, " was dealt out to ", plan[g].size(),
                                     " ranks, but ", files.size(), " have files"));
       }
       if (const absl::Status fits = CheckPlan(parameters, plan[g]); !fits.ok()) {
-        return Damaged(*files[zero], absl::StrCat("group ", group.name, ": ", fits.message()));
+        return Damaged(storage_, files[zero]->name,
+                       absl::StrCat("group ", group.name, ": ", fits.message()));
       }
       TESSERA_RETURN_IF_ERROR(AddGroup(*files[zero], group, parameters, plan[g][zero]));
     }
@@ -294,41 +283,109 @@ absl::Status RankFilesReader::AddOptimizers(const ModelFile& model) {
   return absl::OkStatus();
 }
 
-void RankFilesReader::Describe(Manifest& description) const {
-  *description.mutable_model() = parameters_->model().config;
+void RankFilesReader::DescribeTopology(Manifest& description) const {
   TopologyProto& topology = *description.mutable_topology();
   topology.set_tensor_parallel(static_cast<uint32_t>(files_.parts));
   topology.set_pipeline_parallel(static_cast<uint32_t>(files_.stages));
   topology.set_virtual_pipeline(static_cast<uint32_t>(layers_.chunks()));
   topology.set_data_parallel(static_cast<uint32_t>(files_.zero_ranks));
   topology.set_zero_stage(files_.zero_ranks > 1 ? 1 : 0);
-  if (set_->has_states()) {
-    set_->DescribeOptimizer(kInternEvo, *description.mutable_optimizer());
+}
+
+// ---- Universal checkpoints.
+
+constexpr std::string_view kModelFolder = "model";
+constexpr std::string_view kOptimizerFolder = "optimizer";
+
+// A tensor of DCP: which of a parameter's tensors it is.
+struct Key {
+  ForeignKind kind;
+  std::string parameter;
+};
+
+Key ParseStateKey(const std::string& name, const ForeignKind& kind_of_fp32) {
+  for (const ForeignKind& kind : {kForeignExpAvg, kForeignExpAvgSq}) {
+    const std::string suffix = "." + kind.state;
+    if (name.ends_with(suffix)) return {kind, name.substr(0, name.size() - suffix.size())};
   }
+  return {kind_of_fp32, name};
+}
+
+// Tensors of a folder, whose files are relative to the root.
+absl::StatusOr<std::vector<ForeignTensor>> ReadPart(Storage& storage, std::string_view part) {
+  const std::string path(part);
+  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint stored, ReadDcp(storage, path));
+  for (ForeignTensor& tensor : stored.tensors) {
+    for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(path, piece.file);
+  }
+  return std::move(stored.tensors);
+}
+
+absl::Status AddTensor(const ForeignTensor& tensor, const Key& key, InternEvoParameters& parameters,
+                       ForeignTensorSet& set) {
+  TESSERA_ASSIGN_OR_RETURN(const ForeignParameter* const parameter,
+                           parameters.Find(key.parameter, tensor.shape, /*parts=*/1));
+  for (const StoredPiece& piece : tensor.pieces) {
+    TESSERA_RETURN_IF_ERROR(set.AddBox(*parameter, {}, key.kind, piece.box,
+                                       {piece.file, piece.offset_bytes, tensor.dtype},
+                                       piece.strides));
+  }
+  return absl::OkStatus();
+}
+
+// Whether there is a universal checkpoint: folders of DCP for model and optimizer.
+absl::StatusOr<bool> IsUniversal(Storage& storage) {
+  // Other programs have a DCP folder "model", too.
+  const auto config = storage.Open("model_config.pt");
+  if (absl::IsNotFound(config.status())) return false;
+  TESSERA_RETURN_IF_ERROR(config.status());
+  const absl::StatusOr<bool> found = IsDcp(storage, std::string(kModelFolder));
+  return absl::IsNotFound(found.status()) ? absl::StatusOr<bool>(false) : found;
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadUniversal(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ForeignTensor> weights,
+                           ReadPart(storage, kModelFolder));
+  std::vector<ForeignTensor> states;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
+  if (std::ranges::find(names, std::string(kOptimizerFolder) + "/") != names.end()) {
+    TESSERA_ASSIGN_OR_RETURN(states, ReadPart(storage, kOptimizerFolder));
+  }
+  TESSERA_ASSIGN_OR_RETURN(InternEvoParameters parameters,
+                           InternEvoParameters::Read(storage, static_cast<int64_t>(weights.size()),
+                                                     FileBytes(storage, weights)));
+  ForeignTensorSet set(parameters.model());
+  bool rounded = false;
+  for (const ForeignTensor& tensor : weights) {
+    rounded = rounded || tensor.dtype != F32;
+    TESSERA_RETURN_IF_ERROR(AddTensor(tensor, {kForeignWeight, tensor.name}, parameters, set));
+  }
+  for (const ForeignTensor& tensor : states) {
+    const Key key = ParseStateKey(tensor.name, rounded ? kForeignMaster : kForeignWeight);
+    TESSERA_RETURN_IF_ERROR(AddTensor(tensor, key, parameters, set));
+  }
+  ForeignCheckpoint checkpoint = {.format = std::string(kInternEvo)};
+  TESSERA_RETURN_IF_ERROR(DescribeInternEvoRun(storage, checkpoint));
+  TESSERA_RETURN_IF_ERROR(std::move(set).MoveTo(kInternEvo, storage.Describe(""), checkpoint));
+  return checkpoint;
 }
 
 }  // namespace
 
-absl::StatusOr<bool> IsInternEvo(Storage& storage, std::string_view folder) {
-  const absl::StatusOr<std::vector<std::string>> names = storage.List(folder);
+absl::StatusOr<bool> IsInternEvo(Storage& storage) {
+  const absl::StatusOr<std::vector<std::string>> names = storage.List("");
   if (absl::IsNotFound(names.status())) return false;
   TESSERA_RETURN_IF_ERROR(names.status());
   if (std::ranges::any_of(*names, IsInternEvoModelName)) return true;
-  return IsInternEvoUniversal(storage, folder);
+  return IsUniversal(storage);
 }
 
-absl::StatusOr<ForeignCheckpoint> ReadInternEvo(Storage& storage, std::string_view folder,
-                                                const ModelRules& rules) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(folder));
-  if (std::ranges::none_of(names, IsInternEvoModelName)) {
-    return ReadInternEvoUniversal(storage, folder, rules);
-  }
+absl::StatusOr<ForeignCheckpoint> ReadInternEvo(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
+  if (std::ranges::none_of(names, IsInternEvoModelName)) return ReadUniversal(storage);
   absl::StatusOr<InternEvoRankFiles> files = FindInternEvoRankFiles(names);
-  if (!files.ok()) {
-    return absl::Status(files.status().code(),
-                        absl::StrCat(storage.Describe(folder), ": ", files.status().message()));
-  }
-  return RankFilesReader(storage, folder, *std::move(files)).Read(rules);
+  if (!files.ok()) return At(storage, "", files.status());
+  return RankFilesReader(storage, *std::move(files)).Read();
 }
 
 }  // namespace tessera::ckpt::convert

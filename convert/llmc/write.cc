@@ -1,9 +1,5 @@
-#include "convert/llmc/write.h"
-
-#include <algorithm>
 #include <array>
 #include <map>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,7 +10,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/format/dtype.h"
 #include "convert/core/saved_weights.h"
-#include "convert/llmc/pieces.h"
+#include "convert/llmc/llmc.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -24,9 +20,9 @@ constexpr int32_t kStateVersion = 1;
 constexpr int kHeaderFields = 256;
 
 // The names of the model's parameters by those that a llm.c file has, and their shapes.
-std::map<std::string, const ModelParameter*> ByName(const ModelDescription& model) {
-  std::map<std::string, const ModelParameter*> parameters;
-  for (const ModelParameter& parameter : model.parameters) {
+std::map<std::string, const LogicalParameter*> ByName(const ModelDescription& model) {
+  std::map<std::string, const LogicalParameter*> parameters;
+  for (const LogicalParameter& parameter : model.parameters) {
     parameters[parameter.name] = &parameter;
     if (!parameter.tied_name.empty()) parameters[parameter.tied_name] = &parameter;
   }
@@ -41,8 +37,8 @@ void AddTensors(const LlmcDescription& description, Role role, const std::string
   const auto named = [&](const std::string& name) {
     return state.empty() ? name : absl::StrCat(name, ".", state);
   };
-  for (const LlmcTensorDescription& tensor : description.tensors) {
-    const ModelParameter& parameter = *parameters.at(tensor.name);
+  for (const LlmcTensor& tensor : description.tensors) {
+    const LogicalParameter& parameter = *parameters.at(tensor.name);
     const LlmcPlace place = {.is_vector = parameter.shape.size() == 1, .element_bytes = size};
     file.tensors.push_back({.name = named(tensor.name),
                             .source_name = named(parameter.name),
@@ -72,48 +68,24 @@ std::string StateHeader(int64_t step, bool has_master) {
   return bytes;
 }
 
-// Whether every parameter has this state, in fp32; InvalidArgument where only some have, or in
-// another dtype.
+// Whether the parameters have this state. InvalidArgument where it is not fp32.
 absl::StatusOr<bool> HasState(const Manifest& manifest, const ModelDescription& model,
-                              std::string_view state) {
-  std::map<std::string, DType> dtypes;
-  for (const LogicalTensor& tensor : manifest.tensors()) dtypes[tensor.name()] = tensor.dtype();
-  size_t found = 0;
-  for (const ModelParameter& parameter : model.parameters) {
-    const std::string name = absl::StrCat(parameter.name, ".", std::string(state));
-    const auto at = dtypes.find(name);
-    if (at == dtypes.end()) continue;
-    if (at->second != F32) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "tensor ", name, " is ", DType_Name(at->second), ": llm.c has fp32 optimizer state"));
-    }
-    ++found;
-  }
-  if (found != 0 && found != model.parameters.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("only ", found, " of ", model.parameters.size(),
-                                                   " parameters have ", std::string(state),
-                                                   ": --weights-only leaves optimizer state out"));
-  }
-  return found != 0;
-}
-
-absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType wanted) {
-  if (wanted != DTYPE_UNSPECIFIED) return wanted;
-  std::set<DType> dtypes;
-  for (const SavedWeight& weight : weights) dtypes.insert(weight.dtype);
-  if (dtypes.size() == 1) return *dtypes.begin();
-  return absl::InvalidArgumentError("the weights have several dtypes: --dtype chooses one");
+                              const std::string& state) {
+  TESSERA_ASSIGN_OR_RETURN(const DType dtype, StateDType(manifest, model, state));
+  if (dtype == F32 || dtype == DTYPE_UNSPECIFIED) return dtype == F32;
+  return absl::InvalidArgumentError(
+      absl::StrCat(state, " is ", DType_Name(dtype), ": llm.c has fp32 optimizer state"));
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest, const ModelRules& rules,
-                                                 const LlmcOutputOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(LlmcOutput output, rules.WriteLlmcHeader(manifest.model(), F32));
+absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,
+                                                 const PlanOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(LlmcOutput output, WriteLlmcHeader(manifest.model(), F32));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedWeight> weights,
                            FindWeights(manifest, output.description.model));
   TESSERA_ASSIGN_OR_RETURN(const DType dtype, WeightDType(weights, options.dtype));
-  TESSERA_ASSIGN_OR_RETURN(output, rules.WriteLlmcHeader(manifest.model(), dtype));
+  TESSERA_ASSIGN_OR_RETURN(output, WriteLlmcHeader(manifest.model(), dtype));
   const int64_t step = manifest.trainer().step();
 
   std::vector<OutputFile> files(1);

@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/dcp/metadata.h"
-#include "convert/megatron/optimizer_state.h"
+#include "convert/megatron/rank_file.h"
 #include "convert/pickle/budget.h"
 #include "convert/torch/torch_file.h"
 #include "layout/box.h"
@@ -114,8 +114,7 @@ absl::Status BucketStates::AddTensor(const ForeignTensor& tensor) {
       return absl::DataLossError(absl::StrCat("tensor ", shown, ": a part, ", ToString(piece.box),
                                               ", that lies outside or is not contiguous"));
     }
-    runs.push_back(
-        {begin, count, {JoinPath(folder_, piece.file), piece.offset_bytes, tensor.dtype}});
+    runs.push_back({begin, count, {piece.file, piece.offset_bytes, tensor.dtype}});
   }
   own.kinds[kind->state] = {*kind, std::move(runs)};
   return absl::OkStatus();

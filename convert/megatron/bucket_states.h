@@ -18,7 +18,6 @@
 #include "checkpoint/storage/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_layout.h"
-#include "convert/megatron/module_order.h"
 #include "convert/megatron/run.h"
 #include "convert/megatron/state_buffer.h"
 #include "convert/pickle/budget.h"

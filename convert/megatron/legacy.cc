@@ -1,5 +1,3 @@
-#include "convert/megatron/legacy.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -7,25 +5,22 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
-#include "convert/megatron/folder.h"
-#include "convert/megatron/layer_name.h"
-#include "convert/megatron/master_check.h"
-#include "convert/megatron/optimizer_state.h"
-#include "convert/megatron/parameters.h"
+#include "convert/core/rank_grid.h"
+#include "convert/core/reading.h"
+#include "convert/megatron/megatron.h"
 #include "convert/megatron/rank_file.h"
 #include "convert/megatron/rank_order.h"
+#include "convert/megatron/readers.h"
 #include "convert/megatron/run.h"
 #include "convert/megatron/state_buffer.h"
 #include "convert/torch/archive.h"
@@ -40,7 +35,7 @@ constexpr char kDistributedFile[] = "distrib_optim.pt";
 // Of Megatron-LM's dict. Before it, queries, keys and values were fused in other orders.
 constexpr double kCheckpointVersion = 3;
 
-struct RankFile {
+struct MegatronRank {
   std::string folder;  // "mp_rank_01_000"
   std::string path;
   TorchArchive archive;
@@ -52,46 +47,50 @@ class LegacyReader {
   LegacyReader(Storage& storage, std::string folder)
       : storage_(storage), folder_(std::move(folder)) {}
 
-  absl::StatusOr<ForeignCheckpoint> Read(const ModelRules& rules);
+  absl::StatusOr<ForeignCheckpoint> Read();
 
  private:
   absl::Status ReadFiles();
   absl::Status CheckGrid(const std::vector<std::string>& found);
-  absl::Status CheckFile(const RankFile& file) const;
+  absl::Status CheckFile(const MegatronRank& file) const;
   absl::Status CheckPlaces() const;
   void NumberLayers();
   absl::Status AddRank(size_t stage, size_t tensor_rank);
-  absl::StatusOr<std::vector<RankParameter>> AddChunk(const RankFile& file, const RankChunk& chunk,
-                                                      int64_t first_layer, int64_t tensor_rank);
-  absl::Status AddOptimizer(const RankFile& file,
+  absl::StatusOr<std::vector<RankParameter>> AddChunk(const MegatronRank& file,
+                                                      const RankChunk& chunk, int64_t first_layer,
+                                                      int64_t tensor_rank);
+  absl::Status AddOptimizer(const MegatronRank& file,
                             const std::vector<std::vector<RankParameter>>& chunks);
-  absl::Status AddNumbered(const RankFile& file, const Value& optimizer,
+  absl::Status AddNumbered(const MegatronRank& file, const Value& optimizer,
                            const std::vector<std::vector<RankParameter>>& chunks);
-  absl::Status AddGroup(const RankFile& file, const NumberedGroup& group,
+  absl::Status AddGroup(const MegatronRank& file, const MegatronGroup& group,
                         const std::vector<const RankParameter*>& parameters);
-  absl::Status AddDistributed(const RankFile& file, size_t stage,
+  absl::Status AddDistributed(const MegatronRank& file, size_t stage,
                               const std::vector<std::vector<RankParameter>>& chunks);
 
   size_t tensor_ranks() const { return static_cast<size_t>(tensor_ranks_); }
   size_t stages() const { return static_cast<size_t>(stages_); }
-  std::string FolderOf(int64_t tensor_rank, int64_t stage) const;
+  // The ranks that a folder's name has: that of a stage where there are several.
+  RankPattern Folders() const {
+    return RankPattern(stages_ > 1 ? "mp_rank_{2}_{3}" : "mp_rank_{2}");
+  }
+  std::string FolderOf(int64_t tensor_rank, int64_t stage) const {
+    const int64_t ranks[] = {tensor_rank, stage};
+    return Folders().Name(std::span(ranks, stages_ > 1 ? 2 : 1));
+  }
   std::string PathOf(const std::string& rank_folder, const char* file) const {
     return JoinPath(JoinPath(folder_, rank_folder), file);
   }
-  absl::Status At(const std::string& path, const absl::Status& status) const {
-    return absl::Status(status.code(),
-                        absl::StrCat(storage_.Describe(path), ": ", status.message()));
-  }
-  absl::StatusOr<RankFile> ReadFile(const std::string& rank_folder);
+  absl::StatusOr<MegatronRank> ReadFile(const std::string& rank_folder);
   absl::StatusOr<TorchArchive> ReadArchive(const std::string& path);
 
   Storage& storage_;
   const std::string folder_;
   int64_t tensor_ranks_ = 1, stages_ = 1;
-  std::vector<RankFile> files_;                     // by stage and tensor-parallel rank
+  std::vector<MegatronRank> files_;                 // by stage and tensor-parallel rank
   std::vector<std::vector<int64_t>> first_layers_;  // by stage and chunk
   std::optional<MegatronRun> run_;
-  std::optional<MegatronParameters> parameters_;
+  std::optional<ForeignModel> model_;
   std::optional<ForeignTensorSet> set_;
   std::vector<std::string> left_out_;
   uint64_t bytes_ = 0;  // of files_
@@ -100,52 +99,46 @@ class LegacyReader {
 absl::StatusOr<TorchArchive> LegacyReader::ReadArchive(const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage_.Open(path));
   absl::StatusOr<TorchArchive> archive = ReadTorchArchive(*file, {0, file->size_bytes()});
-  if (!archive.ok()) return At(path, archive.status());
+  if (!archive.ok()) return At(storage_, path, archive.status());
   bytes_ += file->size_bytes();
   return archive;
 }
 
-absl::StatusOr<RankFile> LegacyReader::ReadFile(const std::string& rank_folder) {
+absl::StatusOr<MegatronRank> LegacyReader::ReadFile(const std::string& rank_folder) {
   const std::string path = PathOf(rank_folder, kMegatronRankFile);
   TESSERA_ASSIGN_OR_RETURN(TorchArchive archive, ReadArchive(path));
   absl::StatusOr<std::vector<RankChunk>> chunks = ReadRankChunks(archive);
-  if (!chunks.ok()) return At(path, chunks.status());
-  return RankFile{rank_folder, path, std::move(archive), *std::move(chunks)};
-}
-
-std::string LegacyReader::FolderOf(int64_t tensor_rank, int64_t stage) const {
-  std::string name = absl::StrFormat("mp_rank_%02d", tensor_rank);
-  if (stages_ > 1) absl::StrAppendFormat(&name, "_%03d", stage);
-  return name;
+  if (!chunks.ok()) return At(storage_, path, chunks.status());
+  return MegatronRank{rank_folder, path, std::move(archive), *std::move(chunks)};
 }
 
 // That there is a folder for each rank of the grid, and no other.
 absl::Status LegacyReader::CheckGrid(const std::vector<std::string>& found) {
   const std::string grid =
       absl::StrCat(tensor_ranks_, " tensor-parallel and ", stages_, " pipeline-parallel ranks");
-  // The sizes are the file's: the folders that are there bound the loop.
-  std::set<std::string> others(found.begin(), found.end());
+  const int64_t extents[] = {tensor_ranks_, stages_};
   std::vector<std::string> missing;
-  const int64_t limit = static_cast<int64_t>(found.size()) + 1;
-  for (int64_t stage = 0; stage < std::min(stages_, limit); ++stage) {
-    for (int64_t rank = 0; rank < std::min(tensor_ranks_, limit); ++rank) {
-      const std::string name = FolderOf(rank, stage);
-      if (others.erase(name) == 0) missing.push_back(name);
-    }
-  }
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<RankFile> wanted,
+      CompleteGrid(Folders(), std::span(extents, stages_ > 1 ? 2 : 1), found, missing));
+  std::set<std::string> others(found.begin(), found.end());
+  for (const RankFile& file : wanted) others.erase(file.name);
   if (!missing.empty()) {
-    return absl::DataLossError(absl::StrCat(storage_.Describe(folder_), ": the run had ", grid,
-                                            ", but there is no ", JoinFirst(missing, ", ")));
+    return Damaged(
+        storage_, folder_,
+        absl::StrCat("the run had ", grid, ", but there is no ", JoinFirst(missing, ", ")));
   }
   if (others.empty()) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(
-      storage_.Describe(folder_), ": the run had ", grid, ", but there is ",
-      JoinFirst(std::vector<std::string>(others.begin(), others.end()), ", "), ", too"));
+  return Damaged(
+      storage_, folder_,
+      absl::StrCat("the run had ", grid, ", but there is ",
+                   JoinFirst(std::vector<std::string>(others.begin(), others.end()), ", "),
+                   ", too"));
 }
 
 // That a rank's file is of the same save as the first one.
-absl::Status LegacyReader::CheckFile(const RankFile& file) const {
-  const RankFile& first = files_.front();
+absl::Status LegacyReader::CheckFile(const MegatronRank& file) const {
+  const MegatronRank& first = files_.front();
   const Value root = file.archive.contents.root(), first_root = first.archive.contents.root();
   const std::optional<int64_t> step = root.Find("iteration").AsInt();
   const std::optional<int64_t> first_step = first_root.Find("iteration").AsInt();
@@ -153,22 +146,22 @@ absl::Status LegacyReader::CheckFile(const RankFile& file) const {
     return number ? absl::StrCat(*number) : std::string("unknown");
   };
   if (step != first_step) {
-    return absl::DataLossError(absl::StrCat(storage_.Describe(file.path), ": its iteration is ",
-                                            shown(step), ", that of ", first.folder, " is ",
-                                            shown(first_step)));
+    return Damaged(storage_, file.path,
+                   absl::StrCat("its iteration is ", shown(step), ", that of ", first.folder,
+                                " is ", shown(first_step)));
   }
   const MegatronRun run(root);
   if (run.Integer("tensor_model_parallel_size").value_or(1) != tensor_ranks_ ||
       run.Integer("pipeline_model_parallel_size").value_or(1) != stages_) {
-    return absl::DataLossError(absl::StrCat(storage_.Describe(file.path),
-                                            ": its arguments have another parallel layout than "
-                                            "those of ",
-                                            first.folder));
+    return Damaged(storage_, file.path,
+                   absl::StrCat("its arguments have another parallel layout than "
+                                "those of ",
+                                first.folder));
   }
   if (file.chunks.size() != first.chunks.size()) {
-    return absl::DataLossError(absl::StrCat(storage_.Describe(file.path), ": ", file.chunks.size(),
-                                            " chunks of the model, ", first.folder, " has ",
-                                            first.chunks.size()));
+    return Damaged(storage_, file.path,
+                   absl::StrCat(file.chunks.size(), " chunks of the model, ", first.folder, " has ",
+                                first.chunks.size()));
   }
   return absl::OkStatus();
 }
@@ -179,25 +172,27 @@ absl::Status LegacyReader::ReadFiles() {
   if (found.empty()) {
     return absl::NotFoundError(absl::StrCat(storage_.Describe(folder_), ": no folder mp_rank_00"));
   }
-  TESSERA_ASSIGN_OR_RETURN(RankFile first, ReadFile(found.front()));
+  TESSERA_ASSIGN_OR_RETURN(MegatronRank first, ReadFile(found.front()));
   const Value root = first.archive.contents.root();
   const MegatronRun run(root);
   const Value version = root.Find("checkpoint_version");
   if (version.AsFloat().value_or(static_cast<double>(version.AsInt().value_or(0))) <
       kCheckpointVersion) {
-    return At(first.path, absl::UnimplementedError(
-                              "checkpoint_version is below 3, when queries, keys and values were "
-                              "fused in other orders: load and save it with a later Megatron-LM"));
+    return At(storage_, first.path,
+              absl::UnimplementedError(
+                  "checkpoint_version is below 3, when queries, keys and values were "
+                  "fused in other orders: load and save it with a later Megatron-LM"));
   }
   tensor_ranks_ = run.Integer("tensor_model_parallel_size").value_or(1);
   stages_ = run.Integer("pipeline_model_parallel_size").value_or(1);
   if (tensor_ranks_ < 1 || stages_ < 1) {
-    return At(first.path, absl::DataLossError("its arguments have a parallel size below 1"));
+    return At(storage_, first.path,
+              absl::DataLossError("its arguments have a parallel size below 1"));
   }
   TESSERA_RETURN_IF_ERROR(CheckGrid(found));
   for (int64_t stage = 0; stage < stages_; ++stage) {
     for (int64_t rank = 0; rank < tensor_ranks_; ++rank) {
-      TESSERA_ASSIGN_OR_RETURN(RankFile file, ReadFile(FolderOf(rank, stage)));
+      TESSERA_ASSIGN_OR_RETURN(MegatronRank file, ReadFile(FolderOf(rank, stage)));
       files_.push_back(std::move(file));
       TESSERA_RETURN_IF_ERROR(CheckFile(files_.back()));
     }
@@ -209,7 +204,7 @@ absl::Status LegacyReader::ReadFiles() {
 // That each file is where the rank that wrote it belongs, as far as its arguments tell.
 absl::Status LegacyReader::CheckPlaces() const {
   std::vector<int64_t> ranks;
-  for (const RankFile& file : files_) {
+  for (const MegatronRank& file : files_) {
     const auto rank = MegatronRun(file.archive.contents.root()).Integer("rank");
     if (!rank) return absl::OkStatus();
     ranks.push_back(*rank);
@@ -219,9 +214,9 @@ absl::Status LegacyReader::CheckPlaces() const {
                                 .context_ranks = run_->Integer("context_parallel_size").value_or(1),
                                 .data_ranks = run_->Integer("data_parallel_size").value_or(1)});
   if (!found) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(
-      storage_.Describe(files_[found->file].path), ": its arguments say that rank ",
-      ranks[found->file], " of the run wrote it, whose place is ", files_[found->place].path));
+  return Damaged(storage_, files_[found->file].path,
+                 absl::StrCat("its arguments say that rank ", ranks[found->file],
+                              " of the run wrote it, whose place is ", files_[found->place].path));
 }
 
 // A virtual pipeline passes through the stages once for each chunk.
@@ -237,7 +232,7 @@ void LegacyReader::NumberLayers() {
   }
 }
 
-absl::StatusOr<std::vector<RankParameter>> LegacyReader::AddChunk(const RankFile& file,
+absl::StatusOr<std::vector<RankParameter>> LegacyReader::AddChunk(const MegatronRank& file,
                                                                   const RankChunk& chunk,
                                                                   int64_t first_layer,
                                                                   int64_t tensor_rank) {
@@ -248,11 +243,13 @@ absl::StatusOr<std::vector<RankParameter>> LegacyReader::AddChunk(const RankFile
       split.before += absl::StrCat(first_layer + split.layer) + split.after;
     }
     const int64_t rows = tensor.shape.empty() ? 0 : tensor.shape[0];
-    const ForeignParameter* const parameter = parameters_->Find(split.before, rows * tensor_ranks_);
+    const ForeignParameter* const parameter =
+        FindMegatronParameter(*model_, split.before, rows * tensor_ranks_);
     if (parameter == nullptr) {
-      return At(file.path, absl::InvalidArgumentError(absl::StrCat(
-                               "tensor ", name, " (", split.before, " of the whole model) belongs ",
-                               "to no parameter of the model that its arguments describe")));
+      return At(storage_, file.path,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "tensor ", name, " (", split.before, " of the whole model) belongs ",
+                    "to no parameter of the model that its arguments describe")));
     }
     const TensorParallelShare share = {tensor_rank, tensor_ranks_};
     const absl::Status status =
@@ -262,13 +259,13 @@ absl::StatusOr<std::vector<RankParameter>> LegacyReader::AddChunk(const RankFile
     added.push_back({.parameter = parameter,
                      .share = share,
                      .elements = ElementCount(tensor.shape),
-                     .has_own_bucket = stages_ > 1 && MegatronParameters::IsTied(*parameter)});
+                     .has_own_bucket = stages_ > 1 && IsTiedEmbedding(*parameter)});
   }
   for (const std::string& name : chunk.left_out) left_out_.push_back(name);
   return added;
 }
 
-absl::Status LegacyReader::AddGroup(const RankFile& file, const NumberedGroup& group,
+absl::Status LegacyReader::AddGroup(const MegatronRank& file, const MegatronGroup& group,
                                     const std::vector<const RankParameter*>& parameters) {
   if (group.parameters.size() != parameters.size()) {
     return absl::DataLossError(absl::StrCat(
@@ -288,17 +285,18 @@ absl::Status LegacyReader::AddGroup(const RankFile& file, const NumberedGroup& g
 
 // Matrices have weight decay, vectors have none; inside a group, parameters are in the order of the
 // chunks and modules.
-absl::Status LegacyReader::AddNumbered(const RankFile& file, const Value& optimizer,
+absl::Status LegacyReader::AddNumbered(const MegatronRank& file, const Value& optimizer,
                                        const std::vector<std::vector<RankParameter>>& chunks) {
-  const absl::StatusOr<std::vector<NumberedGroup>> groups =
+  const absl::StatusOr<std::vector<MegatronGroup>> groups =
       ReadNumberedState(file.archive, optimizer);
-  if (!groups.ok()) return At(file.path, groups.status());
+  if (!groups.ok()) return At(storage_, file.path, groups.status());
   std::set<bool> seen;
-  for (const NumberedGroup& group : *groups) {
+  for (const MegatronGroup& group : *groups) {
     if (!seen.insert(group.has_weight_decay).second) {
-      return At(file.path, absl::UnimplementedError(
-                               "several groups of the optimizer have the same weight decay, so "
-                               "that which parameters they have is not known"));
+      return At(
+          storage_, file.path,
+          absl::UnimplementedError("several groups of the optimizer have the same weight decay, so "
+                                   "that which parameters they have is not known"));
     }
     std::vector<const RankParameter*> parameters;
     for (const std::vector<RankParameter>& chunk : chunks) {
@@ -307,36 +305,37 @@ absl::Status LegacyReader::AddNumbered(const RankFile& file, const Value& optimi
       }
     }
     const absl::Status added = AddGroup(file, group, parameters);
-    if (!added.ok()) return At(file.path, added);
+    if (!added.ok()) return At(storage_, file.path, added);
   }
   return absl::OkStatus();
 }
 
-absl::Status LegacyReader::AddDistributed(const RankFile& file, size_t stage,
+absl::Status LegacyReader::AddDistributed(const MegatronRank& file, size_t stage,
                                           const std::vector<std::vector<RankParameter>>& chunks) {
   const std::string path = PathOf(file.folder, kDistributedFile);
   absl::StatusOr<TorchArchive> archive = ReadArchive(path);
   if (absl::IsNotFound(archive.status())) {
-    return absl::DataLossError(absl::StrCat(storage_.Describe(path),
-                                            ": missing; it has the distributed optimizer's state"));
+    return Damaged(storage_, path,
+                   absl::StrCat("missing; it has the distributed optimizer's state"));
   }
   TESSERA_RETURN_IF_ERROR(archive.status());
   const absl::StatusOr<std::vector<GatheredBuffer>> buffers =
       ReadGatheredState(*archive, archive->contents.root());
-  if (!buffers.ok()) return At(path, buffers.status());
+  if (!buffers.ok()) return At(storage_, path, buffers.status());
   if (buffers->size() != chunks.size()) {
-    return At(path, absl::DataLossError(absl::StrCat(buffers->size(), " buffers for ",
-                                                     chunks.size(), " chunks of the model")));
+    return Damaged(
+        storage_, path,
+        (absl::StrCat(buffers->size(), " buffers for ", chunks.size(), " chunks of the model")));
   }
   for (size_t i = 0; i < chunks.size(); ++i) {
     const StateBuffer buffer = BufferOf((*buffers)[i], path, storage_.Describe(path));
     const bool is_first = i == 0 && stage == 0;
     const auto begins = PlaceInBuffer(chunks[i], buffer, is_first ? run_->BucketElements() : 0);
     if (!begins) {
-      return At(path, absl::DataLossError(
-                          absl::StrCat("buffer ", i, " has ", buffer.elements,
-                                       " elements, which is not what the parameters in ", file.path,
-                                       " take up, divided into buckets as its arguments tell")));
+      return Damaged(storage_, path,
+                     (absl::StrCat("buffer ", i, " has ", buffer.elements,
+                                   " elements, which is not what the parameters in ", file.path,
+                                   " take up, divided into buckets as its arguments tell")));
     }
     TESSERA_RETURN_IF_ERROR(AddBuffer(chunks[i], *begins, buffer, *set_));
   }
@@ -345,14 +344,14 @@ absl::Status LegacyReader::AddDistributed(const RankFile& file, size_t stage,
 
 absl::Status LegacyReader::AddRank(size_t stage, size_t tensor_rank) {
   const size_t index = stage * tensor_ranks() + tensor_rank;
-  const RankFile& file = files_[index];
+  const MegatronRank& file = files_[index];
   std::vector<std::vector<RankParameter>> chunks;
   for (size_t i = 0; i < file.chunks.size(); ++i) {
     const int64_t layers = files_[stage * tensor_ranks()].chunks[i].layers;
     if (file.chunks[i].layers != layers) {
-      return At(file.path, absl::DataLossError(absl::StrCat(
-                               file.chunks[i].layers, " layers, ",
-                               FolderOf(0, static_cast<int64_t>(stage)), " has ", layers)));
+      return Damaged(storage_, file.path,
+                     (absl::StrCat(file.chunks[i].layers, " layers, ",
+                                   FolderOf(0, static_cast<int64_t>(stage)), " has ", layers)));
     }
     TESSERA_ASSIGN_OR_RETURN(
         std::vector<RankParameter> own,
@@ -362,41 +361,34 @@ absl::Status LegacyReader::AddRank(size_t stage, size_t tensor_rank) {
   const Value optimizer = file.archive.contents.root().Find("optimizer");
   if (!optimizer.present()) return absl::OkStatus();
   if (optimizer.is(pickle::Kind::kList)) {
-    return At(file.path,
+    return At(storage_, file.path,
               absl::UnimplementedError("the states of several optimizers, expected one"));
   }
   if (HasNumberedState(optimizer)) return AddNumbered(file, optimizer, chunks);
   return AddDistributed(file, stage, chunks);
 }
 
-absl::StatusOr<ForeignCheckpoint> LegacyReader::Read(const ModelRules& rules) {
+absl::StatusOr<ForeignCheckpoint> LegacyReader::Read() {
   TESSERA_RETURN_IF_ERROR(ReadFiles());
   int64_t tensors = 0;
-  for (const RankFile& file : files_) {
+  for (const MegatronRank& file : files_) {
     for (const RankChunk& chunk : file.chunks) {
       tensors += static_cast<int64_t>(chunk.tensors.size());
     }
   }
   TESSERA_ASSIGN_OR_RETURN(
-      parameters_, MegatronParameters::Create(*run_, rules, storage_.Describe(files_.front().path),
-                                              tensors, bytes_));
-  set_.emplace(parameters_->model());
+      model_, ReadMegatronModel(*run_, storage_.Describe(files_.front().path), tensors, bytes_));
+  set_.emplace(model_->description());
   NumberLayers();
   for (size_t stage = 0; stage < stages(); ++stage) {
     for (size_t rank = 0; rank < tensor_ranks(); ++rank) {
       TESSERA_RETURN_IF_ERROR(AddRank(stage, rank));
     }
   }
-  if (const absl::Status complete = set_->CheckComplete(); !complete.ok()) {
-    return At(folder_, complete);
-  }
   ForeignCheckpoint checkpoint = {.format = std::string(kMegatron)};
   run_->Describe(checkpoint.description);
-  *checkpoint.description.mutable_model() = parameters_->model().config;
-  if (set_->has_states()) {
-    set_->DescribeOptimizer(kMegatron, *checkpoint.description.mutable_optimizer());
-  }
-  checkpoint.tensors = std::move(*set_).Finish();
+  TESSERA_RETURN_IF_ERROR(
+      std::move(*set_).MoveTo(kMegatron, storage_.Describe(folder_), checkpoint));
   TESSERA_RETURN_IF_ERROR(CheckMasterWeights(storage_, checkpoint.tensors));
   if (!left_out_.empty()) {
     checkpoint.notes.push_back(
@@ -407,9 +399,8 @@ absl::StatusOr<ForeignCheckpoint> LegacyReader::Read(const ModelRules& rules) {
 
 }  // namespace
 
-absl::StatusOr<ForeignCheckpoint> ReadMegatronLegacy(Storage& storage, const std::string& folder,
-                                                     const ModelRules& rules) {
-  return LegacyReader(storage, folder).Read(rules);
+absl::StatusOr<ForeignCheckpoint> ReadMegatronLegacy(Storage& storage, const std::string& folder) {
+  return LegacyReader(storage, folder).Read();
 }
 
 }  // namespace tessera::ckpt::convert

@@ -2,17 +2,22 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
+#include <optional>
 #include <set>
+#include <string>
 #include <string_view>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
-#include "convert/megatron/layer_name.h"
+#include "convert/megatron/run.h"
 #include "convert/pickle/budget.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
+
 namespace {
 
 using pickle::Value;
@@ -29,7 +34,7 @@ absl::StatusOr<RankChunk> ReadChunk(const TorchArchive& archive, const Value& mo
   if (model.Find("language_model").present()) {
     return absl::UnimplementedError(
         "a model of Megatron-LM before Megatron-Core (\"language_model\"): Megatron-LM's "
-        "tools/checkpoint/convert.py makes one of Megatron-Core of it");
+        "tools/convert.py makes one of Megatron-Core of it");
   }
   RankChunk chunk;
   std::set<int64_t> layers;
@@ -88,6 +93,155 @@ absl::StatusOr<std::vector<RankChunk>> ReadRankChunks(const TorchArchive& archiv
   }
   if (chunks.empty()) return absl::DataLossError("neither \"model\" nor \"model0\"");
   return chunks;
+}
+
+namespace {
+
+absl::Status In(const std::string& what, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
+}
+
+// An archive, and how much may be made of what several places of it share.
+struct Source {
+  const TorchArchive& archive;
+  pickle::Budget budget{archive.contents};
+};
+
+absl::Status AddVector(Source& source, const ForeignKind& kind, const Value& value,
+                       StateVectors& vectors) {
+  if (!IsTorchTensor(value)) return absl::DataLossError("no tensor");
+  TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, ResolveTorchTensor(source.archive, value));
+  TESSERA_RETURN_IF_ERROR(
+      source.budget.Take(sizeof(TorchTensor) + 2 * tensor.shape.size() * sizeof(int64_t)));
+  vectors.emplace_back(kind, std::move(tensor));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GatheredBuffer> ReadBuffer(Source& source, const Value& by_dtype) {
+  if (by_dtype.entry_count() != 1) {
+    return absl::UnimplementedError(
+        absl::StrCat("parameters of ", by_dtype.entry_count(), " dtypes, expected 1"));
+  }
+  const Value stored = by_dtype.entry(0).second;
+  GatheredBuffer buffer;
+  const std::pair<const char*, const ForeignKind&> kinds[] = {
+      {"param", kForeignMaster}, {"exp_avg", kForeignExpAvg}, {"exp_avg_sq", kForeignExpAvgSq}};
+  for (const auto& [key, kind] : kinds) {
+    const absl::Status added = AddVector(source, kind, stored.Find(key), buffer.vectors);
+    if (!added.ok()) return In(key, added);
+    const TorchTensor& tensor = buffer.vectors.back().second;
+    const bool is_contiguous =
+        tensor.shape.size() == 1 && (tensor.strides[0] == 1 || tensor.shape[0] <= 1);
+    if (!is_contiguous) {
+      return absl::DataLossError(absl::StrCat(key, ": shape ", ShapeToString(tensor.shape),
+                                              ", expected a contiguous vector"));
+    }
+    buffer.elements = buffer.vectors.front().second.shape[0];
+    if (tensor.shape[0] != buffer.elements) {
+      return absl::DataLossError(
+          absl::StrCat(key, ": ", tensor.shape[0], " elements, param has ", buffer.elements));
+    }
+  }
+  return buffer;
+}
+
+// The dicts of a torch optimizer's states, by number.
+using StatesByNumber = std::map<int64_t, Value>;
+
+absl::StatusOr<StateVectors> ReadMoments(Source& source, int64_t number,
+                                         const StatesByNumber& states) {
+  const auto found = states.find(number);
+  if (found == states.end()) return absl::DataLossError("no state");
+  StateVectors vectors;
+  for (const ForeignKind& kind : {kForeignExpAvg, kForeignExpAvgSq}) {
+    const absl::Status added = AddVector(source, kind, found->second.Find(kind.state), vectors);
+    if (!added.ok()) return In(kind.state, added);
+  }
+  return vectors;
+}
+
+absl::StatusOr<MegatronGroup> ReadGroup(Source& source, const Value& group,
+                                        const StatesByNumber& states, const Value& masters) {
+  const Value numbers = group.Find("params"), multiplier = group.Find("wd_mult");
+  const std::optional<double> decay =
+      multiplier.AsInt() ? std::optional<double>(*multiplier.AsInt()) : multiplier.AsFloat();
+  if (!decay || group.Find("is_decoupled_lr").AsBool().value_or(false)) {
+    return absl::UnimplementedError(
+        "whether a parameter has weight decay does not tell alone which group it is in");
+  }
+  if (masters.present() && masters.size() != numbers.size()) {
+    return absl::UnimplementedError(absl::StrCat(masters.size(), " of ", numbers.size(),
+                                                 " parameters have fp32 copies, expected all"));
+  }
+  MegatronGroup read = {.has_weight_decay = *decay != 0};
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const int64_t number = numbers[i].AsInt().value_or(-1);
+    absl::StatusOr<StateVectors> vectors = ReadMoments(source, number, states);
+    absl::Status status = vectors.status();
+    if (status.ok() && masters.present()) {
+      status = AddVector(source, kForeignMaster, masters[i], *vectors);
+    }
+    if (!status.ok()) return In(absl::StrCat("parameter ", number), status);
+    read.parameters.push_back(*std::move(vectors));
+  }
+  return read;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<GatheredBuffer>> ReadGatheredState(const TorchArchive& archive,
+                                                              const Value& state) {
+  if (state.is(pickle::Kind::kList)) {
+    return absl::UnimplementedError("the states of several optimizers, expected one");
+  }
+  if (!state.Find("buckets_coalesced").AsBool().value_or(false)) {
+    return absl::UnimplementedError(
+        "the buckets are stored apart, as by Megatron-Core 0.7 and earlier, or this is no state "
+        "of its distributed optimizer");
+  }
+  std::map<int64_t, Value> by_index;
+  for (size_t i = 0; i < state.entry_count(); ++i) {
+    const auto [key, value] = state.entry(i);
+    if (const std::optional<int64_t> index = key.AsInt()) by_index[*index] = value;
+  }
+  Source source{archive};
+  std::vector<GatheredBuffer> buffers;
+  for (const auto& [index, value] : by_index) {
+    if (index != static_cast<int64_t>(buffers.size())) {
+      return absl::DataLossError(absl::StrCat("buffer ", buffers.size(), " is missing"));
+    }
+    absl::StatusOr<GatheredBuffer> buffer = ReadBuffer(source, value);
+    if (!buffer.ok()) return In(absl::StrCat("buffer ", index), buffer.status());
+    buffers.push_back(*std::move(buffer));
+  }
+  return buffers;
+}
+
+bool HasNumberedState(const Value& optimizer) {
+  return optimizer.Find("state").present() || optimizer.Find("optimizer").Find("state").present();
+}
+
+absl::StatusOr<std::vector<MegatronGroup>> ReadNumberedState(const TorchArchive& archive,
+                                                             const Value& optimizer) {
+  const Value inner = optimizer.Find("optimizer");
+  const Value plain = inner.Find("state").present() ? inner : optimizer;
+  const Value masters = optimizer.Find("fp32_from_fp16_params");
+  StatesByNumber states;
+  const Value state = plain.Find("state");
+  for (size_t i = 0; i < state.entry_count(); ++i) {
+    const auto [key, value] = state.entry(i);
+    if (const std::optional<int64_t> number = key.AsInt()) states[*number] = value;
+  }
+  const Value groups = plain.Find("param_groups");
+  Source source{archive};
+  std::vector<MegatronGroup> read;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (groups[i].Find("params").size() == 0) continue;
+    absl::StatusOr<MegatronGroup> group = ReadGroup(source, groups[i], states, masters[i]);
+    if (!group.ok()) return In(absl::StrCat("group ", i, " of the optimizer"), group.status());
+    read.push_back(*std::move(group));
+  }
+  return read;
 }
 
 }  // namespace tessera::ckpt::convert

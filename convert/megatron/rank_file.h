@@ -1,12 +1,16 @@
 #ifndef TESSERA_CONVERT_MEGATRON_RANK_FILE_H_
 #define TESSERA_CONVERT_MEGATRON_RANK_FILE_H_
 
+// What Megatron-LM stores of a rank in files of torch.save(): chunks of the model, and the state of
+// its optimizers.
+
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "convert/core/foreign_layout.h"
 #include "convert/pickle/value.h"
 #include "convert/torch/archive.h"
 
@@ -23,6 +27,35 @@ struct RankChunk {
 // The chunks of the model in what a rank stores: one, or several of a virtual pipeline. Errors:
 // DataLoss, naming the tensor; Unimplemented for models of before Megatron-Core.
 absl::StatusOr<std::vector<RankChunk>> ReadRankChunks(const TorchArchive& archive);
+
+using StateVectors = std::vector<std::pair<ForeignKind, TorchTensor>>;
+
+// A buffer of the distributed optimizer, gathered from its data-parallel ranks, without the padding
+// of its buckets.
+struct GatheredBuffer {
+  int64_t elements = 0;
+  StateVectors vectors;  // fp32 weights and moments, each contiguous
+};
+
+// The buffers, of which the chunks of a virtual pipeline have one each. `state` is what the
+// optimizer's save_parameter_state() stores. Errors: DataLoss; Unimplemented for state of several
+// optimizers, of parameters of several dtypes, and of releases that store each bucket apart.
+absl::StatusOr<std::vector<GatheredBuffer>> ReadGatheredState(const TorchArchive& archive,
+                                                              const pickle::Value& state);
+
+// A group of parameters of an optimizer that numbers them.
+struct MegatronGroup {
+  bool has_weight_decay = false;
+  std::vector<StateVectors> parameters;  // the states of each, in the order of their numbers
+};
+
+// Whether an optimizer's state dict has the states of its parameters, by number.
+bool HasNumberedState(const pickle::Value& optimizer);
+
+// The groups that have parameters; none of other values. Errors: DataLoss; Unimplemented for groups
+// that do not tell which parameters they have.
+absl::StatusOr<std::vector<MegatronGroup>> ReadNumberedState(const TorchArchive& archive,
+                                                             const pickle::Value& optimizer);
 
 }  // namespace tessera::ckpt::convert
 

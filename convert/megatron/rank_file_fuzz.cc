@@ -8,7 +8,6 @@
 
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "convert/megatron/optimizer_state.h"
 #include "convert/megatron/rank_file.h"
 #include "convert/megatron/run.h"
 #include "convert/testing/string_file.h"

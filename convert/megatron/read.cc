@@ -1,70 +1,122 @@
-#include "convert/megatron/read.h"
-
+#include <cstddef>
+#include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "convert/dcp/read.h"
-#include "convert/megatron/folder.h"
-#include "convert/megatron/legacy.h"
-#include "convert/megatron/parameters.h"
-#include "convert/megatron/torch_dist.h"
-#include "convert/torch/read.h"
+#include "convert/megatron/megatron.h"
+#include "convert/megatron/readers.h"
+#include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
 
 namespace {
 
-// The files of all ranks, with their own names.
-absl::StatusOr<ForeignCheckpoint> ReadRankFiles(Storage& storage, const std::string& folder) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
-                           FindMegatronRanks(storage, folder));
-  ForeignCheckpoint all = {.format = std::string(kMegatron)};
-  for (const std::string& rank : ranks) {
-    const std::string file = JoinPath(JoinPath(folder, rank), kMegatronRankFile);
-    TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint one, ReadTorch(storage, "", std::span(&file, 1)));
-    for (ForeignTensor& tensor : one.tensors) {
-      tensor.name = absl::StrCat(rank, "/", tensor.name);
-      if (!tensor.alias_of.empty()) tensor.alias_of = absl::StrCat(rank, "/", tensor.alias_of);
-      all.tensors.push_back(std::move(tensor));
-    }
-    all.notes.insert(all.notes.end(), one.notes.begin(), one.notes.end());
+constexpr char kTracker[] = "latest_checkpointed_iteration.txt";
+constexpr std::string_view kRankPrefix = "mp_rank_";
+constexpr uint64_t kMaxMetadataBytes = uint64_t{1} << 20;
+constexpr uint64_t kMaxTrackerBytes = 64;
+
+// The contents of a small file; nullopt where there is no such file, or a larger one.
+absl::StatusOr<std::optional<std::string>> ReadSmall(Storage& storage, const std::string& path,
+                                                     uint64_t max_bytes) {
+  const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
+  if (absl::IsNotFound(file.status())) return std::nullopt;
+  TESSERA_RETURN_IF_ERROR(file.status());
+  if ((*file)->size_bytes() > max_bytes) return std::nullopt;
+  std::string bytes((*file)->size_bytes(), '\0');
+  TESSERA_RETURN_IF_ERROR((*file)->ReadAt(0, std::as_writable_bytes(std::span<char>(bytes))));
+  return bytes;
+}
+
+// The folder of the iteration that a run's folder names; nullopt where it names none.
+absl::StatusOr<std::optional<std::string>> LatestIteration(Storage& storage,
+                                                           std::string_view folder) {
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> text,
+                           ReadSmall(storage, JoinPath(folder, kTracker), kMaxTrackerBytes));
+  if (!text) return std::nullopt;
+  const std::string name(absl::StripAsciiWhitespace(*text));
+  if (name == "release") return JoinPath(folder, name);
+  int64_t iteration = 0;
+  if (!absl::SimpleAtoi(name, &iteration) || iteration < 0) return std::nullopt;
+  return JoinPath(folder, absl::StrFormat("iter_%07d", iteration));
+}
+
+// "mp_rank_01" and "mp_rank_01_000", with more parts where there are experts.
+bool IsRankFolder(std::string_view name) {
+  if (!name.starts_with(kRankPrefix)) return false;
+  const std::string_view ranks = name.substr(kRankPrefix.size());
+  return !ranks.empty() && ranks.find_first_not_of("0123456789_") == ranks.npos;
+}
+
+absl::StatusOr<std::optional<MegatronFolder>> FindOne(Storage& storage, const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::optional<std::string> text,
+      ReadSmall(storage, JoinPath(path, kMegatronFormatFile), kMaxMetadataBytes));
+  if (!text) {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
+                             FindMegatronRanks(storage, path));
+    if (ranks.empty()) return std::nullopt;
+    const auto first = storage.Open(JoinPath(JoinPath(path, ranks.front()), kMegatronRankFile));
+    if (absl::IsNotFound(first.status())) return std::nullopt;
+    TESSERA_RETURN_IF_ERROR(first.status());
+    return MegatronFolder{.path = path, .is_legacy = true};
   }
-  return all;
+  const nlohmann::json json = ParseJson(*text);
+  if (!json.is_object()) return std::nullopt;
+  const auto backend = json.find("sharded_backend");
+  if (backend == json.end()) return std::nullopt;
+  if (*backend == "torch_dist") return MegatronFolder{.path = path};
+  if (*backend != "zarr") return std::nullopt;
+  return absl::UnimplementedError(
+      absl::StrCat(storage.Describe(JoinPath(path, kMegatronFormatFile)),
+                   ": the backend zarr is not read; megatron-core converts it to torch_dist"));
 }
 
 }  // namespace
 
-absl::StatusOr<bool> IsMegatron(Storage& storage, std::string_view folder) {
+absl::StatusOr<std::vector<std::string>> FindMegatronRanks(Storage& storage,
+                                                           std::string_view folder) {
+  const absl::StatusOr<std::vector<std::string>> names = storage.List(folder);
+  if (absl::IsNotFound(names.status())) return std::vector<std::string>();
+  TESSERA_RETURN_IF_ERROR(names.status());
+  std::vector<std::string> ranks;
+  for (const std::string& name : *names) {
+    if (name.ends_with('/') && IsRankFolder(std::string_view(name).substr(0, name.size() - 1))) {
+      ranks.push_back(name.substr(0, name.size() - 1));
+    }
+  }
+  return ranks;
+}
+
+absl::StatusOr<std::optional<MegatronFolder>> FindMegatronFolder(Storage& storage,
+                                                                 std::string_view folder) {
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> latest,
+                           LatestIteration(storage, folder));
+  return FindOne(storage, latest ? *latest : std::string(folder));
+}
+
+absl::StatusOr<bool> IsMegatron(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::optional<MegatronFolder> found,
-                           FindMegatronFolder(storage, folder));
+                           FindMegatronFolder(storage, ""));
   return found.has_value();
 }
 
-absl::StatusOr<ForeignCheckpoint> ReadMegatron(Storage& storage, std::string_view folder,
-                                               const ModelRules* rules) {
+absl::StatusOr<ForeignCheckpoint> ReadMegatron(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::optional<MegatronFolder> found,
-                           FindMegatronFolder(storage, folder));
+                           FindMegatronFolder(storage, ""));
   if (!found) {
     return absl::NotFoundError(
-        absl::StrCat(storage.Describe(folder), ": no checkpoint of Megatron-LM"));
+        absl::StrCat(storage.Describe(""), ": no checkpoint of Megatron-LM"));
   }
-  if (rules != nullptr && found->is_legacy) {
-    return ReadMegatronLegacy(storage, found->path, *rules);
-  }
-  if (rules != nullptr) return ReadMegatronTorchDist(storage, found->path, *rules);
-  if (found->is_legacy) return ReadRankFiles(storage, found->path);
-  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, ReadDcp(storage, found->path));
-  for (ForeignTensor& tensor : checkpoint.tensors) {
-    for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(found->path, piece.file);
-  }
-  return checkpoint;
+  return found->is_legacy ? ReadMegatronLegacy(storage, found->path)
+                          : ReadMegatronTorchDist(storage, found->path);
 }
 
 }  // namespace tessera::ckpt::convert

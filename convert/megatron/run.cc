@@ -1,14 +1,44 @@
 #include "convert/megatron/run.h"
 
 #include <algorithm>
-#include <limits>
+#include <cstddef>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
 #include "base/utf8.h"
+#include "convert/megatron/megatron.h"
 #include "convert/pickle/json.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
+
+namespace {
+
+// Bounds how many layers a number in a name can stand for.
+constexpr int64_t kMaxLayers = 1'000'000;
+
+}  // namespace
+
+LayerName SplitLayer(std::string_view name) {
+  size_t begin = 0;
+  while (begin <= name.size()) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    int64_t layer = 0;
+    if (!part.empty() && absl::ascii_isdigit(static_cast<unsigned char>(part[0])) &&
+        absl::SimpleAtoi(absl::string_view(part.data(), part.size()), &layer) &&
+        layer < kMaxLayers) {
+      return {std::string(name.substr(0, begin)), layer, std::string(name.substr(end))};
+    }
+    begin = end + 1;
+  }
+  return {.before = std::string(name)};
+}
+
 namespace {
 
 using pickle::Kind;
@@ -71,11 +101,27 @@ void MegatronRun::Describe(Manifest& manifest) const {
   topology.set_zero_stage(IsTrue("use_distributed_optimizer") ? 1 : 0);
   const std::optional<int64_t> step = state_.Find("iteration").AsInt();
   if (!step || *step < 0) return;
-  TrainerState& trainer = *manifest.mutable_trainer();
-  trainer.set_step(*step);
-  trainer.set_best_loss(std::numeric_limits<double>::infinity());
-  const std::optional<int64_t> samples = Integer("consumed_train_samples");
-  if (samples && *samples >= 0) trainer.mutable_data()->set_consumed_samples(*samples);
+  SetProgress(*step, Integer("consumed_train_samples"), manifest);
+}
+
+absl::StatusOr<ForeignModel> ReadMegatronModel(const MegatronRun& run, const std::string& where,
+                                               int64_t tensor_count, uint64_t file_bytes) {
+  if (!run.has_arguments()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, ": no arguments of the run (\"args\"), which describe the model"));
+  }
+  absl::StatusOr<ForeignModel> model =
+      ForeignModel::Read(kMegatron, run.ArgumentsAsJson(), tensor_count, file_bytes);
+  if (model.ok()) return model;
+  return absl::Status(model.status().code(), absl::StrCat(where, ": ", model.status().message()));
+}
+
+const ForeignParameter* FindMegatronParameter(ForeignModel& model, std::string_view name,
+                                              int64_t rows) {
+  ForeignParameter* const parameter = model.Find(name);
+  if (parameter == nullptr) return nullptr;
+  if (parameter->padded && rows > parameter->shape[0]) parameter->shape[0] = rows;
+  return parameter;
 }
 
 }  // namespace tessera::ckpt::convert

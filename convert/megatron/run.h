@@ -6,10 +6,21 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "convert/core/reading.h"
 #include "convert/pickle/value.h"
 
 namespace tessera::ckpt::convert {
+
+// A tensor's name with the number of its layer taken out: the first part that is a number.
+struct LayerName {
+  std::string before;  // "decoder.layers."
+  int64_t layer = -1;  // -1: the tensor is of no layer, and `before` is the whole name
+  std::string after;   // ".mlp.linear_fc1.weight"
+};
+
+LayerName SplitLayer(std::string_view name);
 
 // What Megatron-LM stores of a run beside its tensors: its arguments and how far it is.
 class MegatronRun {
@@ -36,6 +47,23 @@ class MegatronRun {
   pickle::Value state_;
   pickle::Value arguments_;  // a dict
 };
+
+// The model that the arguments of a run describe, and its parameters. Names of layers stand both
+// for one layer and for stacks of all. `where` names the file that has the arguments.
+// InvalidArgument where there are none, or for a model that is not known here or that the files are
+// too small for.
+absl::StatusOr<ForeignModel> ReadMegatronModel(const MegatronRun& run, const std::string& where,
+                                               int64_t tensor_count, uint64_t file_bytes);
+
+// The parameter of this name in a file whose tensors have `rows` rows in all, padding included: a
+// padded parameter gets as many. Null where there is none.
+const ForeignParameter* FindMegatronParameter(ForeignModel& model, std::string_view name,
+                                              int64_t rows);
+
+// Whether it is an embedding of which the last pipeline stage has a copy, as the head.
+inline bool IsTiedEmbedding(const ForeignParameter& parameter) {
+  return parameter.padded && !parameter.other_names.empty();
+}
 
 }  // namespace tessera::ckpt::convert
 

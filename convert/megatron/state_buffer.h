@@ -13,9 +13,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/storage/storage.h"
+#include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_layout.h"
-#include "convert/core/model_rules.h"
-#include "convert/megatron/optimizer_state.h"
+#include "convert/core/reading.h"
+#include "convert/megatron/rank_file.h"
 
 namespace tessera::ckpt::convert {
 
@@ -62,6 +65,40 @@ std::optional<std::vector<int64_t>> PlaceInBuffer(std::span<const RankParameter>
 // parameter, where a kind lacks elements of one; those of ForeignTensorSet::AddRange().
 absl::Status AddBuffer(std::span<const RankParameter> parameters, std::span<const int64_t> begins,
                        const StateBuffer& buffer, ForeignTensorSet& set);
+
+// What a rank of a pipeline stage has, in a chunk of the model.
+struct ChunkOfModel {
+  bool is_first = false;  // of the whole model: with the embeddings
+  bool is_last = false;   // with the final norm and the head
+  int64_t first_layer = 0;
+  int64_t layers = 0;
+};
+
+// The parameters of a chunk in the order in which its modules have them, which is not stored. With
+// Transformer Engine a norm is a part of the module of the product that follows it; without, it
+// stands before the block.
+class ModuleOrder {
+ public:
+  // `model`, whose parameters are in the order of modules, must outlive this.
+  ModuleOrder(const ForeignModel& model, bool has_fused_norms);
+
+  int64_t layers() const { return static_cast<int64_t>(layers_.size()); }
+
+  // Errors: those of LocalShape(). Precondition: the layers are the model's.
+  absl::StatusOr<std::vector<RankParameter>> Parameters(const ChunkOfModel& chunk,
+                                                        const TensorParallelShare& share) const;
+
+ private:
+  using List = std::vector<const ForeignParameter*>;
+
+  List head_, tail_;  // before and after the layers
+  std::vector<List> layers_;
+};
+
+// Checks that weights are their fp32 master weights, rounded, at a few elements of each: the proof
+// that states which are stored without names belong to the parameters that they were given to.
+// Tensors of which there are not both are skipped. DataLoss, naming tensor and files.
+absl::Status CheckMasterWeights(Storage& storage, const std::vector<ForeignTensor>& tensors);
 
 }  // namespace tessera::ckpt::convert
 

@@ -6,7 +6,7 @@
 
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/core/foreign_layout.h"
-#include "convert/core/model_rules.h"
+#include "convert/core/models.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

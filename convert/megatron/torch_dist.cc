@@ -1,9 +1,5 @@
-#include "convert/megatron/torch_dist.h"
-
 #include <cstdint>
-#include <memory>
 #include <optional>
-#include <set>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -13,14 +9,15 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "convert/core/foreign_layout.h"
+#include "convert/core/reading.h"
 #include "convert/dcp/read.h"
 #include "convert/megatron/bucket_states.h"
-#include "convert/megatron/folder.h"
-#include "convert/megatron/master_check.h"
-#include "convert/megatron/module_order.h"
-#include "convert/megatron/parameters.h"
+#include "convert/megatron/megatron.h"
+#include "convert/megatron/readers.h"
 #include "convert/megatron/run.h"
+#include "convert/megatron/state_buffer.h"
 #include "convert/torch/archive.h"
+#include "convert/torch/torch_file.h"
 #include "layout/box.h"
 #include "layout/flat_range.h"
 
@@ -62,11 +59,11 @@ std::optional<Key> ParseKey(std::string_view name) {
 
 class TorchDistReader {
  public:
-  TorchDistReader(std::string where, std::string folder, MegatronParameters parameters)
+  TorchDistReader(std::string where, std::string folder, ForeignModel model)
       : where_(std::move(where)),
         folder_(std::move(folder)),
-        parameters_(std::move(parameters)),
-        set_(parameters_.model()),
+        model_(std::move(model)),
+        set_(model_.description()),
         buckets_(folder_) {}
 
   absl::Status Add(const ForeignTensor& tensor) {
@@ -80,7 +77,7 @@ class TorchDistReader {
           where_, ": tensor ", tensor.name, ": a state of the optimizer that is none of AdamW's"));
     }
     const int64_t rows = tensor.shape.empty() ? 0 : tensor.shape[0];
-    const ForeignParameter* const parameter = parameters_.Find(key->parameter, rows);
+    const ForeignParameter* const parameter = FindMegatronParameter(model_, key->parameter, rows);
     if (parameter == nullptr) {
       return absl::InvalidArgumentError(absl::StrCat(where_, ": tensor ", tensor.name,
                                                      " belongs to no parameter of the model that ",
@@ -95,9 +92,9 @@ class TorchDistReader {
                                               ShapeToString(parameter->shape)));
     }
     for (const StoredPiece& piece : tensor.pieces) {
-      TESSERA_RETURN_IF_ERROR(set_.AddBox(
-          *parameter, {}, key->kind, piece.box,
-          {JoinPath(folder_, piece.file), piece.offset_bytes, tensor.dtype}, piece.strides));
+      TESSERA_RETURN_IF_ERROR(set_.AddBox(*parameter, {}, key->kind, piece.box,
+                                          {piece.file, piece.offset_bytes, tensor.dtype},
+                                          piece.strides));
     }
     return absl::OkStatus();
   }
@@ -106,7 +103,7 @@ class TorchDistReader {
   absl::Status Finish(Storage& storage, const MegatronRun& run, ForeignCheckpoint& checkpoint) {
     TESSERA_RETURN_IF_ERROR(buckets_.AddObjects(storage));
     if (!buckets_.empty()) return FinishBuckets(storage, run, checkpoint);
-    return Describe(set_, checkpoint);
+    return std::move(set_).MoveTo(kMegatron, where_, checkpoint);
   }
 
  private:
@@ -142,7 +139,7 @@ class TorchDistReader {
           (count > 1 && piece.strides[rank] != 1)) {
         return MalformedFlat(tensor, parameter);
       }
-      ForeignPlace place = {JoinPath(folder_, piece.file), piece.offset_bytes, tensor.dtype};
+      ForeignPlace place = {piece.file, piece.offset_bytes, tensor.dtype};
       for (const Box& box : FlatRangeToBoxes(own, begin, begin + count)) {
         TESSERA_RETURN_IF_ERROR(
             set_.AddBox(parameter, {}, kind, box, place, ContiguousStrides(part)));
@@ -167,9 +164,9 @@ class TorchDistReader {
     absl::Status first;
     for (const bool fused : {has_fused_norms, !has_fused_norms}) {
       ForeignTensorSet set = set_;
-      absl::Status status = buckets_.AddTo(run, ModuleOrder(parameters_, fused), set);
+      absl::Status status = buckets_.AddTo(run, ModuleOrder(model_, fused), set);
       if (!status.ok()) status = At(status);
-      if (status.ok()) status = Describe(set, checkpoint);
+      if (status.ok()) status = std::move(set).MoveTo(kMegatron, where_, checkpoint);
       if (status.ok()) status = CheckMasterWeights(storage, checkpoint.tensors);
       if (status.ok()) return status;
       checkpoint.description.clear_optimizer();
@@ -178,20 +175,8 @@ class TorchDistReader {
     return first;
   }
 
-  absl::Status Describe(ForeignTensorSet& set, ForeignCheckpoint& checkpoint) const {
-    if (const absl::Status complete = set.CheckComplete(); !complete.ok()) {
-      return absl::DataLossError(absl::StrCat(where_, ": ", complete.message()));
-    }
-    *checkpoint.description.mutable_model() = parameters_.model().config;
-    if (set.has_states()) {
-      set.DescribeOptimizer(kMegatron, *checkpoint.description.mutable_optimizer());
-    }
-    checkpoint.tensors = std::move(set).Finish();
-    return absl::OkStatus();
-  }
-
   const std::string where_, folder_;
-  MegatronParameters parameters_;
+  ForeignModel model_;
   ForeignTensorSet set_;
   BucketStates buckets_;
 };
@@ -203,38 +188,22 @@ int64_t PieceCount(const std::vector<ForeignTensor>& tensors) {
   return count;
 }
 
-uint64_t StoredBytes(const std::vector<ForeignTensor>& tensors, Storage& storage,
-                     const std::string& folder) {
-  std::set<std::string> files;
-  for (const ForeignTensor& tensor : tensors) {
-    for (const StoredPiece& piece : tensor.pieces) files.insert(piece.file);
-  }
-  uint64_t bytes = 0;
-  for (const std::string& file : files) {
-    const auto open = storage.Open(JoinPath(folder, file));
-    if (open.ok()) bytes += (*open)->size_bytes();
-  }
-  return bytes;
-}
-
 }  // namespace
 
-absl::StatusOr<ForeignCheckpoint> ReadMegatronTorchDist(Storage& storage, const std::string& folder,
-                                                        const ModelRules& rules) {
+absl::StatusOr<ForeignCheckpoint> ReadMegatronTorchDist(Storage& storage,
+                                                        const std::string& folder) {
   TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint stored, ReadDcp(storage, folder));
   const std::string common = JoinPath(folder, kMegatronCommonFile);
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage.Open(common));
-  const absl::StatusOr<TorchArchive> archive = ReadTorchArchive(*file, {0, file->size_bytes()});
-  if (!archive.ok()) {
-    return absl::Status(archive.status().code(),
-                        absl::StrCat(storage.Describe(common), ": ", archive.status().message()));
+  TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, common));
+  const MegatronRun run(archive.contents.root());
+  for (ForeignTensor& tensor : stored.tensors) {
+    for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
   }
-  const MegatronRun run(archive->contents.root());
   TESSERA_ASSIGN_OR_RETURN(
-      MegatronParameters parameters,
-      MegatronParameters::Create(run, rules, storage.Describe(common), PieceCount(stored.tensors),
-                                 StoredBytes(stored.tensors, storage, folder)));
-  TorchDistReader reader(storage.Describe(folder), folder, std::move(parameters));
+      ForeignModel model,
+      ReadMegatronModel(run, storage.Describe(common), PieceCount(stored.tensors),
+                        FileBytes(storage, stored.tensors)));
+  TorchDistReader reader(storage.Describe(folder), folder, std::move(model));
   for (const ForeignTensor& tensor : stored.tensors) {
     TESSERA_RETURN_IF_ERROR(reader.Add(tensor));
   }

@@ -1,8 +1,7 @@
-#include "convert/megatron/write.h"
+#include "convert/pickle/write.h"
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -13,9 +12,9 @@
 #include "convert/core/saved_weights.h"
 #include "convert/dcp/folder_layout.h"
 #include "convert/dcp/metadata.h"
-#include "convert/megatron/folder.h"
-#include "convert/megatron/parameters.h"
-#include "convert/pickle/write.h"
+#include "convert/megatron/megatron.h"
+#include "convert/megatron/readers.h"
+#include "convert/megatron/run.h"
 #include "layout/box.h"
 #include "nlohmann/json.hpp"
 
@@ -78,24 +77,25 @@ struct Written {
 class MegatronPlan {
  public:
   MegatronPlan(const Manifest& manifest, ModelDescription model, nlohmann::ordered_json arguments,
-               const MegatronOutputOptions& options)
+               const PlanOptions& options)
       : manifest_(manifest),
         model_(std::move(model)),
         arguments_(std::move(arguments)),
         options_(options),
         data_(options.max_file_bytes) {
-    for (const LogicalTensor& tensor : manifest.tensors()) dtypes_[tensor.name()] = tensor.dtype();
-    for (const ModelParameter& parameter : model_.parameters) {
+    for (const LogicalParameter& parameter : model_.parameters) {
       parameters_[parameter.name] = &parameter;
     }
   }
 
   absl::Status ChooseStates() {
-    TESSERA_ASSIGN_OR_RETURN(const DType dtype, WeightDType());
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedWeight> weights,
+                             FindWeights(manifest_, model_));
+    TESSERA_ASSIGN_OR_RETURN(const DType dtype, WeightDType(weights, options_.dtype));
     written_.push_back({kForeignWeight, dtype, ""});
     if (options_.weights_only) return absl::OkStatus();
     for (const ForeignKind& kind : {kForeignExpAvg, kForeignExpAvgSq, kForeignMaster}) {
-      TESSERA_ASSIGN_OR_RETURN(const DType state, StateDType(kind.state));
+      TESSERA_ASSIGN_OR_RETURN(const DType state, StateDType(manifest_, model_, kind.state));
       if (state == DTYPE_UNSPECIFIED) continue;
       const bool is_master = kind.role == MASTER_WEIGHT;
       has_master_ |= is_master;
@@ -114,44 +114,13 @@ class MegatronPlan {
     }
     std::vector<OutputFile> files = std::move(data_).Finish();
     files.push_back(TorchObjectFile(kMegatronCommonFile, CommonPickle()));
-    const auto add = [&](const char* name, std::string contents) {
-      const uint64_t bytes = contents.size();
-      files.push_back({.name = name, .header = std::move(contents), .size_bytes = bytes});
-    };
-    add(kMegatronFormatFile, kFormatFile);
-    add(kDcpMetadataFile, DcpMetadataPickle(metadata));
+    files.push_back(PlainOutputFile(kMegatronFormatFile, kFormatFile));
+    files.push_back(PlainOutputFile(kDcpMetadataFile, DcpMetadataPickle(metadata)));
     files.back().commits = true;
     return files;
   }
 
  private:
-  absl::StatusOr<DType> WeightDType() const {
-    if (options_.dtype != DTYPE_UNSPECIFIED) return options_.dtype;
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedWeight> weights,
-                             FindWeights(manifest_, model_));
-    std::set<DType> dtypes;
-    for (const SavedWeight& weight : weights) dtypes.insert(weight.dtype);
-    if (dtypes.size() == 1) return *dtypes.begin();
-    return absl::InvalidArgumentError("the weights have several dtypes: --dtype chooses one");
-  }
-
-  // Unspecified where no parameter has the state.
-  absl::StatusOr<DType> StateDType(const std::string& state) const {
-    std::set<DType> dtypes;
-    size_t found = 0;
-    for (const ModelParameter& parameter : model_.parameters) {
-      const auto at = dtypes_.find(absl::StrCat(parameter.name, ".", state));
-      if (at == dtypes_.end()) continue;
-      dtypes.insert(at->second);
-      ++found;
-    }
-    if (found == 0) return DTYPE_UNSPECIFIED;
-    if (found == model_.parameters.size() && dtypes.size() == 1) return *dtypes.begin();
-    return absl::InvalidArgumentError(
-        absl::StrCat("only ", found, " of ", model_.parameters.size(), " parameters have ", state,
-                     ", or in several dtypes: --weights-only leaves optimizer state out"));
-  }
-
   // Each block is a chunk; padding belongs to the last chunk before it.
   DcpTensor AddTensor(const Written& written, const ForeignParameter& parameter) {
     DcpTensor tensor = {
@@ -263,9 +232,8 @@ class MegatronPlan {
   const Manifest& manifest_;
   const ModelDescription model_;
   const nlohmann::ordered_json arguments_;
-  const MegatronOutputOptions& options_;
-  std::map<std::string, DType> dtypes_;
-  std::map<std::string, const ModelParameter*> parameters_;
+  const PlanOptions& options_;
+  std::map<std::string, const LogicalParameter*> parameters_;
   std::vector<Written> written_;
   bool has_master_ = false;
   DcpDataFiles data_;
@@ -274,15 +242,11 @@ class MegatronPlan {
 }  // namespace
 
 absl::StatusOr<std::vector<OutputFile>> PlanMegatron(const Manifest& manifest,
-                                                     const ModelRules& rules,
-                                                     const MegatronOutputOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string text,
-                           rules.WriteForeignConfig(kMegatron, manifest.model()));
-  TESSERA_ASSIGN_OR_RETURN(ModelDescription model,
-                           rules.ReadForeignConfig(kMegatron, text, INT64_MAX));
-  TESSERA_RETURN_IF_ERROR(FindWeights(manifest, model).status());
+                                                     const PlanOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, WriteForeignConfig(kMegatron, manifest.model()));
+  TESSERA_ASSIGN_OR_RETURN(ModelDescription model, ReadForeignConfig(kMegatron, text, INT64_MAX));
   TESSERA_ASSIGN_OR_RETURN(std::vector<ForeignParameter> parameters,
-                           rules.ForeignParameters(kMegatron, manifest.model()));
+                           ForeignParameters(kMegatron, manifest.model()));
   parameters = Stacked(std::move(parameters));
   nlohmann::ordered_json arguments = nlohmann::ordered_json::parse(text);
   const int64_t rows = arguments.at("padded_vocab_size").get<int64_t>();

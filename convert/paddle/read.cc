@@ -1,9 +1,6 @@
-#include "convert/paddle/read.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <set>
@@ -18,9 +15,9 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
-#include "convert/paddle/model_meta.h"
-#include "convert/paddle/optimizer_names.h"
-#include "convert/paddle/rank_files.h"
+#include "convert/core/reading.h"
+#include "convert/paddle/files.h"
+#include "convert/paddle/paddle.h"
 #include "convert/paddle/state_file.h"
 #include "convert/paddle/state_pieces.h"
 #include "nlohmann/json.hpp"
@@ -32,7 +29,6 @@ constexpr std::string_view kConfig = "config.json";
 constexpr std::string_view kModelMeta = "model_meta.json";
 constexpr std::string_view kScheduler = "scheduler.pdparams";
 constexpr std::string_view kTrainerState = "trainer_state.json";
-constexpr uint64_t kMaxJsonBytes = uint64_t{64} << 20;
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
@@ -81,24 +77,20 @@ std::optional<ForeignKind> KindOf(PaddleState state) {
 
 class PaddleReader {
  public:
-  PaddleReader(Storage& storage, std::string_view folder, const ModelRules& rules,
-               const std::map<std::string, std::string>& given_names)
-      : storage_(storage), folder_(folder), rules_(rules), given_names_(given_names) {}
+  PaddleReader(Storage& storage, const std::map<std::string, std::string>& given_names)
+      : storage_(storage), given_names_(given_names) {}
 
   absl::StatusOr<ForeignCheckpoint> Read() {
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage_.List(folder_));
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage_.List(""));
     has_.insert(names.begin(), names.end());
     const absl::StatusOr<PaddleRankFiles> files = FindPaddleRankFiles(names);
-    if (!files.ok()) {
-      return absl::Status(files.status().code(),
-                          absl::StrCat(storage_.Describe(folder_), ": ", files.status().message()));
-    }
+    if (!files.ok()) return At(storage_, "", files.status());
     files_ = *files;
     TESSERA_RETURN_IF_ERROR(ReadMeta());
     TESSERA_RETURN_IF_ERROR(ReadFiles(files_.models, models_));
     TESSERA_RETURN_IF_ERROR(ReadFiles(files_.optimizers, optimizers_));
     TESSERA_RETURN_IF_ERROR(ReadConfig());
-    ForeignTensorSet set(model_);
+    ForeignTensorSet set(model_->description());
     TESSERA_RETURN_IF_ERROR(AddWeights(set));
     TESSERA_RETURN_IF_ERROR(CollectStates());
     TESSERA_RETURN_IF_ERROR(CheckSlices());
@@ -118,26 +110,23 @@ class PaddleReader {
 
   static Ranks RanksOf(const PaddleRankFile& file) { return {file.tensor, file.pipeline}; }
 
-  std::string Describe(std::string_view file) const {
-    return storage_.Describe(JoinPath(folder_, file));
-  }
-  absl::Status Damaged(std::string_view file, const absl::AlphaNum& problem) const {
-    return absl::DataLossError(absl::StrCat(Describe(file), ": ", problem));
+  absl::Status InFile(std::string_view file, const absl::Status& status) const {
+    return At(storage_, file, status);
   }
 
   absl::Status ReadMeta() {
     if (!has_.contains(std::string(kModelMeta))) return absl::OkStatus();
     TESSERA_ASSIGN_OR_RETURN(const std::string text,
-                             ReadAll(storage_, JoinPath(folder_, kModelMeta), kMaxJsonBytes));
+                             ReadAll(storage_, std::string(kModelMeta), kMaxJsonBytes));
     absl::StatusOr<PaddleModelMeta> meta = ParsePaddleModelMeta(text);
-    if (!meta.ok()) return Damaged(kModelMeta, meta.status().message());
+    if (!meta.ok()) return Damaged(storage_, kModelMeta, meta.status().message());
     meta_ = *std::move(meta);
     if (!meta_.degrees || *meta_.degrees == files_.degrees) return absl::OkStatus();
     const auto shown = [](const PaddleDegrees& degrees) {
       return absl::StrCat("tp ", degrees.tensor, ", pp ", degrees.pipeline, ", sharding ",
                           degrees.sharding);
     };
-    return Damaged(kModelMeta,
+    return Damaged(storage_, kModelMeta,
                    absl::StrCat("parallel_config: ", shown(*meta_.degrees),
                                 ", the names of the files say ", shown(files_.degrees)));
   }
@@ -145,14 +134,10 @@ class PaddleReader {
   absl::Status ReadFiles(const std::vector<PaddleRankFile>& files,
                          std::vector<OpenedFile>& opened) {
     for (const PaddleRankFile& file : files) {
-      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open,
-                               storage_.Open(JoinPath(folder_, file.name)));
+      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(file.name));
       file_bytes_ += open->size_bytes();
       absl::StatusOr<PaddleStateFile> contents = ReadPaddleStateFile(*open);
-      if (!contents.ok()) {
-        return absl::Status(contents.status().code(),
-                            absl::StrCat(Describe(file.name), ": ", contents.status().message()));
-      }
+      if (!contents.ok()) return At(storage_, file.name, contents.status());
       tensor_count_ +=
           static_cast<int64_t>(contents->arrays.size() + contents->master_weights.size());
       opened.push_back({&file, *std::move(contents)});
@@ -163,34 +148,25 @@ class PaddleReader {
   absl::Status ReadConfig() {
     if (!has_.contains(std::string(kConfig))) {
       return absl::InvalidArgumentError(
-          absl::StrCat(storage_.Describe(folder_), ": no ", View(kConfig),
+          absl::StrCat(storage_.Describe(""), ": no ", View(kConfig),
                        ", which describes the model: copy the one that was trained here"));
     }
     TESSERA_ASSIGN_OR_RETURN(const std::string text,
-                             ReadAll(storage_, JoinPath(folder_, kConfig), kMaxJsonBytes));
-    absl::StatusOr<ModelDescription> model = rules_.ReadForeignConfig(kPaddle, text, tensor_count_);
-    if (model.ok()) {
-      model_ = *std::move(model);
-      const absl::Status fits = CheckModelFits(model_, file_bytes_);
-      if (!fits.ok()) model = fits;
-    }
-    if (!model.ok()) {
-      return absl::Status(model.status().code(),
-                          absl::StrCat(Describe(kConfig), ": ", model.status().message()));
-    }
-    TESSERA_ASSIGN_OR_RETURN(parameters_, rules_.ForeignParameters(kPaddle, model_.config));
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      index_[parameters_[i].name] = i;
-      for (const std::string& name : parameters_[i].other_names) index_[name] = i;
-    }
+                             ReadAll(storage_, std::string(kConfig), kMaxJsonBytes));
+    absl::StatusOr<ForeignModel> model =
+        ForeignModel::Read(kPaddle, text, tensor_count_, file_bytes_);
+    if (!model.ok()) return At(storage_, kConfig, model.status());
+    model_ = *std::move(model);
     return absl::OkStatus();
   }
 
-  std::optional<size_t> FindParameter(std::string_view name) const {
-    const auto found = index_.find(CanonicalName(name));
-    if (found == index_.end()) return std::nullopt;
-    return found->second;
+  // By index into the model's parameters.
+  std::optional<size_t> FindParameter(std::string_view name) {
+    const ForeignParameter* const found = model_->Find(CanonicalName(name));
+    if (found == nullptr) return std::nullopt;
+    return found - model_->parameters().data();
   }
+  const ForeignParameter& ParameterAt(size_t index) const { return model_->parameters()[index]; }
 
   TensorParallelShare ShareOf(const PaddleRankFile& file) const {
     return {file.tensor, files_.degrees.tensor};
@@ -208,9 +184,8 @@ class PaddleReader {
         }
         TESSERA_RETURN_IF_ERROR(AddName(*model.file, array.tensor_name, *parameter));
         const PaddleTarget target = {
-            .parameter = &parameters_[*parameter], .share = ShareOf(*model.file), .kind = {}};
-        TESSERA_RETURN_IF_ERROR(
-            AddPaddleState(target, {{model.file, &array}}, storage_, folder_, set));
+            .parameter = &ParameterAt(*parameter), .share = ShareOf(*model.file), .kind = {}};
+        TESSERA_RETURN_IF_ERROR(AddPaddleState(target, {{model.file, &array}}, storage_, set));
         local_shapes_.emplace(std::tuple(model.file->tensor, model.file->pipeline, *parameter),
                               array.shape);
       }
@@ -238,9 +213,9 @@ class PaddleReader {
       const auto [at, is_new] = names_[ranks].emplace(tensor_name, *parameter);
       repeated_names_[ranks].erase(tensor_name);
       if (!is_new && at->second != *parameter) {
-        return Damaged(kModelMeta,
+        return Damaged(storage_, kModelMeta,
                        absl::StrCat(tensor_name, " is ", structured, ", in the model's file it is ",
-                                    parameters_[at->second].name));
+                                    ParameterAt(at->second).name));
       }
     }
     for (const auto& [structured, shape] : meta.shapes) {
@@ -249,7 +224,7 @@ class PaddleReader {
       const auto [at, is_new] =
           local_shapes_.emplace(std::tuple(ranks.first, ranks.second, *parameter), shape);
       if (!is_new && at->second != shape) {
-        return Damaged(kModelMeta,
+        return Damaged(storage_, kModelMeta,
                        absl::StrCat("param_meta: ", structured, ": shape ", ShapeToString(shape),
                                     ", in the model's file ", ShapeToString(at->second)));
       }
@@ -274,7 +249,7 @@ class PaddleReader {
       return std::nullopt;
     }
     return absl::InvalidArgumentError(absl::StrCat(
-        Describe(file.name), ": nothing tells which parameter ", tensor_name,
+        storage_.Describe(file.name), ": nothing tells which parameter ", tensor_name,
         " is; structure_name_mapping in model_meta.json, names of tensors in the model's files, ",
         "or a map of names given to the reader, would settle it"));
   }
@@ -334,18 +309,19 @@ class PaddleReader {
     if (owner == meta->second.owners.end() || owner->second == file.shard) {
       return absl::OkStatus();
     }
-    return Damaged(file.name, absl::StrCat(array.key, ": model_meta.json says that sharding rank ",
-                                           owner->second, " has it"));
+    return Damaged(storage_, file.name,
+                   absl::StrCat(array.key, ": model_meta.json says that sharding rank ",
+                                owner->second, " has it"));
   }
 
   // beta^(updates + 1), which must be the same for all parameters.
   absl::Status CheckPower(const PaddleRankFile& file, const PaddleArray& array, PaddleState state) {
     if (array.dtype != F32 || ElementCount(array.shape) != 1) {
-      return Damaged(file.name, absl::StrCat(array.key, ": expected one F32, found ",
-                                             ShapeToString(array.shape)));
+      return Damaged(
+          storage_, file.name,
+          absl::StrCat(array.key, ": expected one F32, found ", ShapeToString(array.shape)));
     }
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open,
-                             storage_.Open(JoinPath(folder_, file.name)));
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(file.name));
     float power = 0;
     TESSERA_RETURN_IF_ERROR(
         open->ReadAt(array.parts[0].offset_bytes, std::as_writable_bytes(std::span(&power, 1))));
@@ -353,9 +329,10 @@ class PaddleReader {
     if (is_new || std::memcmp(&at->second.value, &power, sizeof(power)) == 0) {
       return absl::OkStatus();
     }
-    return Damaged(file.name, absl::StrCat(array.key, " is ", power, ", ", at->second.key, " in ",
-                                           at->second.file, " is ", at->second.value,
-                                           ": parameters with different numbers of updates"));
+    return Damaged(
+        storage_, file.name,
+        absl::StrCat(array.key, " is ", power, ", ", at->second.key, " in ", at->second.file,
+                     " is ", at->second.value, ": parameters with different numbers of updates"));
   }
 
   absl::Status CheckStrategy(const PaddleStored& stored, bool is_flat) const {
@@ -363,7 +340,7 @@ class PaddleReader {
     if (meta == meta_.ranks.end() || meta->second.strategy.empty()) return absl::OkStatus();
     if (is_flat == (meta->second.strategy == "ShardingV2")) return absl::OkStatus();
     return Damaged(
-        stored.file->name,
+        storage_, stored.file->name,
         absl::StrCat(stored.array->key, is_flat ? " is a flat slice" : " is whole",
                      ", but model_meta.json's sharding_strategy is ", meta->second.strategy));
   }
@@ -378,7 +355,7 @@ class PaddleReader {
       for (const PaddleStored& one : stored) {
         const std::tuple group(tensor, pipeline, state);
         elements[group][one.file->shard] += ElementCount(one.array->shape);
-        if (parameters_[parameter].shape.size() < 2) continue;
+        if (ParameterAt(parameter).shape.size() < 2) continue;
         const bool is_flat = one.array->shape.size() == 1;
         TESSERA_RETURN_IF_ERROR(CheckStrategy(one, is_flat));
         if (is_flat) flat.insert(group);
@@ -391,9 +368,9 @@ class PaddleReader {
         const int64_t count = found == by_shard.end() ? 0 : found->second;
         if (count == by_shard.begin()->second) continue;
         return absl::DataLossError(absl::StrCat(
-            storage_.Describe(folder_), ": tp ", std::get<0>(group), ", pp ", std::get<1>(group),
-            ": ", View(PaddleStateName(std::get<2>(group))), ": sharding rank ", shard, " has ",
-            count, " elements in slices, rank ", by_shard.begin()->first, " has ",
+            storage_.Describe(""), ": tp ", std::get<0>(group), ", pp ", std::get<1>(group), ": ",
+            View(PaddleStateName(std::get<2>(group))), ": sharding rank ", shard, " has ", count,
+            " elements in slices, rank ", by_shard.begin()->first, " has ",
             by_shard.begin()->second, ": a slice is missing"));
       }
     }
@@ -403,39 +380,39 @@ class PaddleReader {
   absl::Status AddState(const StateKey& key, const std::vector<PaddleStored>& stored,
                         ForeignTensorSet& set) {
     const auto& [tensor, pipeline, parameter, state] = key;
-    PaddleTarget target = {.parameter = &parameters_[parameter],
+    PaddleTarget target = {.parameter = &ParameterAt(parameter),
                            .share = {tensor, files_.degrees.tensor},
                            .kind = *KindOf(state)};
     const auto shape = local_shapes_.find(std::tuple(tensor, pipeline, parameter));
     if (shape != local_shapes_.end()) target.local_shape = shape->second;
-    return AddPaddleState(target, stored, storage_, folder_, set);
+    return AddPaddleState(target, stored, storage_, set);
   }
 
   // That a kind of states that some parameters have is there for all of them.
   absl::Status CheckComplete(const std::vector<ForeignTensor>& tensors) const {
     std::map<std::string, const ForeignTensor*> found;
     for (const ForeignTensor& tensor : tensors) found[tensor.name] = &tensor;
-    const auto has = [&](const ModelParameter& parameter, std::string_view state) {
+    const auto has = [&](const LogicalParameter& parameter, std::string_view state) {
       return found.contains(absl::StrCat(parameter.name, ".", View(state)));
     };
     for (const std::string_view state : {"exp_avg", "exp_avg_sq"}) {
       std::vector<std::string> missing;
-      for (const ModelParameter& parameter : model_.parameters) {
+      for (const LogicalParameter& parameter : model_->description().parameters) {
         if (!has(parameter, state)) missing.push_back(parameter.name);
       }
-      if (missing.empty() || missing.size() == model_.parameters.size()) continue;
-      return absl::DataLossError(absl::StrCat(storage_.Describe(folder_), ": the optimizer's ",
+      if (missing.empty() || missing.size() == model_->description().parameters.size()) continue;
+      return absl::DataLossError(absl::StrCat(storage_.Describe(""), ": the optimizer's ",
                                               "files have no ", View(state), " of ",
                                               JoinFirst(missing, ", ")));
     }
     std::vector<std::string> missing;
-    for (const ModelParameter& parameter : model_.parameters) {
+    for (const LogicalParameter& parameter : model_->description().parameters) {
       if (!found.contains(parameter.name) && !has(parameter, "master")) {
         missing.push_back(parameter.name);
       }
     }
     if (missing.empty()) return absl::OkStatus();
-    return absl::DataLossError(absl::StrCat(storage_.Describe(folder_),
+    return absl::DataLossError(absl::StrCat(storage_.Describe(""),
                                             ": neither the weight nor the master weight of ",
                                             JoinFirst(missing, ", ")));
   }
@@ -447,7 +424,7 @@ class PaddleReader {
     const auto agree = [&](std::optional<int64_t> found, const std::string& file) {
       if (!found || *found < 0) return absl::OkStatus();
       if (step && *step != *found) {
-        return Damaged(file, absl::StrCat("step ", *found, ", ", from, " says ", *step));
+        return Damaged(storage_, file, absl::StrCat("step ", *found, ", ", from, " says ", *step));
       }
       step = found;
       from = file;
@@ -458,16 +435,16 @@ class PaddleReader {
     }
     if (has_.contains(std::string(kScheduler))) {
       TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open,
-                               storage_.Open(JoinPath(folder_, kScheduler)));
+                               storage_.Open(std::string(kScheduler)));
       const absl::StatusOr<PaddleStateFile> scheduler = ReadPaddleStateFile(*open);
-      if (!scheduler.ok()) return Damaged(kScheduler, scheduler.status().message());
+      if (!scheduler.ok()) return Damaged(storage_, kScheduler, scheduler.status().message());
       TESSERA_RETURN_IF_ERROR(agree(scheduler->last_epoch, std::string(kScheduler)));
     }
     if (has_.contains(std::string(kTrainerState))) {
       TESSERA_ASSIGN_OR_RETURN(const std::string text,
-                               ReadAll(storage_, JoinPath(folder_, kTrainerState), kMaxJsonBytes));
+                               ReadAll(storage_, std::string(kTrainerState), kMaxJsonBytes));
       const nlohmann::json json = ParseJson(text);
-      if (!json.is_object()) return Damaged(kTrainerState, "not a JSON object");
+      if (!json.is_object()) return Damaged(storage_, kTrainerState, "not a JSON object");
       const auto member = json.find("global_step");
       if (member != json.end() && member->is_number_integer()) {
         TESSERA_RETURN_IF_ERROR(agree(member->get<int64_t>(), std::string(kTrainerState)));
@@ -479,7 +456,7 @@ class PaddleReader {
   absl::Status Describe(const ForeignTensorSet& set, ForeignCheckpoint& checkpoint) {
     Manifest& manifest = checkpoint.description;
     manifest.mutable_producer()->set_program("PaddleNLP");
-    *manifest.mutable_model() = model_.config;
+    *manifest.mutable_model() = model_->description().config;
     TopologyProto& topology = *manifest.mutable_topology();
     topology.set_data_parallel(static_cast<uint32_t>(files_.degrees.sharding));
     topology.set_tensor_parallel(static_cast<uint32_t>(files_.degrees.tensor));
@@ -488,9 +465,7 @@ class PaddleReader {
     topology.set_zero_stage(files_.degrees.sharding == 1 ? 0 : is_sliced_ ? 3 : 1);
     TESSERA_ASSIGN_OR_RETURN(const std::optional<int64_t> step, ReadStep());
     if (step) {
-      TrainerState& trainer = *manifest.mutable_trainer();
-      trainer.set_step(*step);
-      trainer.set_best_loss(std::numeric_limits<double>::infinity());
+      SetProgress(*step, std::nullopt, manifest);
     } else {
       checkpoint.notes.emplace_back("No file tells the step.");
     }
@@ -533,7 +508,7 @@ class PaddleReader {
   void AddTensorNames(OptimizerState& optimizer) const {
     std::map<std::string, std::string> by_logical_name;
     for (const auto& [parameter, name] : tensor_names_) {
-      for (const ForeignBlock& block : parameters_[parameter].blocks) {
+      for (const ForeignBlock& block : ParameterAt(parameter).blocks) {
         by_logical_name[block.name] = name;
       }
     }
@@ -557,8 +532,6 @@ class PaddleReader {
   };
 
   Storage& storage_;
-  const std::string_view folder_;
-  const ModelRules& rules_;
   const std::map<std::string, std::string>& given_names_;
   std::set<std::string> has_;  // names of files
   PaddleRankFiles files_;
@@ -566,9 +539,7 @@ class PaddleReader {
   std::vector<OpenedFile> models_, optimizers_;
   uint64_t file_bytes_ = 0;
   int64_t tensor_count_ = 0;
-  ModelDescription model_;
-  std::vector<ForeignParameter> parameters_;
-  std::map<std::string, size_t> index_;  // of parameters, by every name
+  std::optional<ForeignModel> model_;
   // By tensor's name. Those that two parameters of a rank's model file have tell nothing.
   std::map<Ranks, std::map<std::string, size_t>> names_;
   std::map<Ranks, std::set<std::string>> repeated_names_;
@@ -583,15 +554,14 @@ class PaddleReader {
 
 }  // namespace
 
-absl::StatusOr<bool> IsPaddle(Storage& storage, std::string_view folder) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(folder));
+absl::StatusOr<bool> IsPaddle(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   return std::ranges::any_of(names, IsPaddleStateName);
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadPaddle(
-    Storage& storage, std::string_view folder, const ModelRules& rules,
-    const std::map<std::string, std::string>& structured_names) {
-  return PaddleReader(storage, folder, rules, structured_names).Read();
+    Storage& storage, const std::map<std::string, std::string>& structured_names) {
+  return PaddleReader(storage, structured_names).Read();
 }
 
 }  // namespace tessera::ckpt::convert

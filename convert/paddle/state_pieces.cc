@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <memory>
-#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 
 namespace tessera::ckpt::convert {
@@ -20,8 +18,8 @@ constexpr uint64_t kBlockBytes = 64 << 10;
 class StatePlacer {
  public:
   StatePlacer(const PaddleTarget& target, const std::vector<PaddleStored>& stored, Storage& storage,
-              std::string_view folder, ForeignTensorSet& set)
-      : target_(target), stored_(stored), storage_(storage), folder_(folder), set_(set) {
+              ForeignTensorSet& set)
+      : target_(target), stored_(stored), storage_(storage), set_(set) {
     for (const PaddleStored& one : stored) flat_elements_ += ElementCount(one.array->shape);
   }
 
@@ -65,8 +63,8 @@ class StatePlacer {
   }
 
   absl::Status Damaged(const PaddleStored& stored, const absl::AlphaNum& problem) const {
-    return absl::DataLossError(absl::StrCat(storage_.Describe(JoinPath(folder_, stored.file->name)),
-                                            ": ", stored.array->key, ": ", problem));
+    return absl::DataLossError(
+        absl::StrCat(storage_.Describe(stored.file->name), ": ", stored.array->key, ": ", problem));
   }
 
   absl::Status WrongShape() const {
@@ -149,7 +147,7 @@ class StatePlacer {
 
   absl::StatusOr<bool> IsZero(const PaddleStored& one) const {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file,
-                             storage_.Open(JoinPath(folder_, one.file->name)));
+                             storage_.Open(one.file->name));
     std::vector<std::byte> block(kBlockBytes);
     for (const pickle::NumpyArray& part : one.array->parts) {
       uint64_t left = static_cast<uint64_t>(ElementCount(part.shape)) * DTypeSize(part.dtype);
@@ -185,8 +183,8 @@ class StatePlacer {
     if (fitting.size() == 1) return fitting[0];
     std::string files = stored_[0].file->name;
     if (stored_.size() > 1) absl::StrAppend(&files, " to ", stored_.back().file->name);
-    const std::string found = absl::StrCat(storage_.Describe(folder_), ": ", files, ": ", Name(),
-                                           ": ", flat_elements_, " elements in flat slices");
+    const std::string found = absl::StrCat(storage_.Describe(""), ": ", files, ": ", Name(), ": ",
+                                           flat_elements_, " elements in flat slices");
     if (!fitting.empty()) {
       return absl::InvalidArgumentError(absl::StrCat(
           found, ", which with padding may be the whole parameter ",
@@ -206,7 +204,6 @@ class StatePlacer {
   const PaddleTarget& target_;
   const std::vector<PaddleStored>& stored_;
   Storage& storage_;
-  const std::string_view folder_;
   ForeignTensorSet& set_;
   int64_t flat_elements_ = 0;
 };
@@ -214,8 +211,8 @@ class StatePlacer {
 }  // namespace
 
 absl::Status AddPaddleState(const PaddleTarget& target, const std::vector<PaddleStored>& stored,
-                            Storage& storage, std::string_view folder, ForeignTensorSet& set) {
-  return StatePlacer(target, stored, storage, folder, set).Add();
+                            Storage& storage, ForeignTensorSet& set) {
+  return StatePlacer(target, stored, storage, set).Add();
 }
 
 }  // namespace tessera::ckpt::convert

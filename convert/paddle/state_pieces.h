@@ -9,8 +9,7 @@
 #include "absl/status/status.h"
 #include "checkpoint/storage/storage.h"
 #include "convert/core/foreign_layout.h"
-#include "convert/core/model_rules.h"
-#include "convert/paddle/rank_files.h"
+#include "convert/paddle/files.h"
 #include "convert/paddle/state_file.h"
 #include "layout/box.h"
 
@@ -33,7 +32,7 @@ struct PaddleTarget {
 // Adds a weight or a state, which `stored` has in the order of sharding ranks: whole, once or as
 // copies, or as flat slices. Errors: DataLoss and InvalidArgument naming the files.
 absl::Status AddPaddleState(const PaddleTarget& target, const std::vector<PaddleStored>& stored,
-                            Storage& storage, std::string_view folder, ForeignTensorSet& set);
+                            Storage& storage, ForeignTensorSet& set);
 
 }  // namespace tessera::ckpt::convert
 

@@ -1,10 +1,7 @@
 #include "models/gpt2/architecture.h"
 
-#include "models/foreign_files/format.h"
 #include "models/gpt2/config.h"
-#include "models/gpt2/hugging_face.h"
-#include "models/gpt2/infinitrain.h"
-#include "models/gpt2/megatron.h"
+#include "models/gpt2/foreign.h"
 #include "models/gpt2/model.h"
 #include "models/gpt2/sharding.h"
 
@@ -42,6 +39,7 @@ constinit const Architecture kArchitecture = {.name = "gpt2",
                                               .make_model = MakeModel,
                                               .declare_parameters = Declare,
                                               .hugging_face = &kHuggingFaceFormat,
+                                              .llmc = &kLlmcFormat,
                                               .foreign_formats = kForeignFormats};
 
 }  // namespace tessera::gpt2

@@ -1,6 +1,5 @@
-#include "models/gpt2/hugging_face.h"
-
 #include "base/status_macros.h"
+#include "models/gpt2/foreign.h"
 
 namespace tessera::gpt2 {
 namespace {

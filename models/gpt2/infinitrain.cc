@@ -1,10 +1,9 @@
-#include "models/gpt2/infinitrain.h"
-
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "models/gpt2/foreign.h"
 #include "models/gpt2/names.h"
 
 namespace tessera::gpt2 {

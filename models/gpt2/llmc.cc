@@ -1,8 +1,11 @@
-#include "models/gpt2/llmc.h"
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "models/config/padded_vocab_size.h"
 #include "models/gpt2/config.h"
+#include "models/gpt2/foreign.h"
 #include "models/gpt2/names.h"
 
 namespace tessera::gpt2 {
@@ -18,23 +21,21 @@ int64_t VocabularyMultiple(int32_t vocabulary, int32_t padded) {
   return usual == padded ? kUsualPadding : padded;
 }
 
-}  // namespace
-
-absl::StatusOr<ModelConfig> ReadLlmcConfig(const LlmcReader& reader, int64_t element_bytes) {
-  const LlmcHeader& header = reader.header();
+absl::StatusOr<ModelConfig> ReadConfig(const LlmcFile& file) {
+  const LlmcHeader& header = file.header;
   for (int field = kPositions; field <= kPaddedVocabulary; ++field) {
     if (header[field] < 1) {
-      return reader.Corrupt(absl::StrCat("header field ", field, " is ", header[field]));
+      return file.Corrupt(absl::StrCat("header field ", field, " is ", header[field]));
     }
   }
   if (header[kPaddedVocabulary] < header[kVocabulary]) {
-    return reader.Corrupt(absl::StrCat("padded vocabulary ", header[kPaddedVocabulary],
-                                       " is below the vocabulary ", header[kVocabulary]));
+    return file.Corrupt(absl::StrCat("padded vocabulary ", header[kPaddedVocabulary],
+                                     " is below the vocabulary ", header[kVocabulary]));
   }
   const __int128 c = header[kChannels], layers = header[kLayers];
   const __int128 elements = (header[kPaddedVocabulary] + __int128{header[kPositions]}) * c +
                             layers * (12 * c * c + 13 * c) + 2 * c;
-  if (auto status = reader.CheckLength(elements, element_bytes); !status.ok()) return status;
+  if (auto status = file.CheckLength(elements); !status.ok()) return status;
 
   ModelConfig config;
   config.set_architecture(ModelConfig::GPT2);
@@ -47,20 +48,18 @@ absl::StatusOr<ModelConfig> ReadLlmcConfig(const LlmcReader& reader, int64_t ele
       VocabularyMultiple(header[kVocabulary], header[kPaddedVocabulary]));
   FillDefaults(config);
   if (auto valid = Validate(config); !valid.ok()) {
-    return reader.Corrupt(std::string(valid.message()));
+    return file.Corrupt(std::string(valid.message()));
   }
   return config;
 }
 
-absl::StatusOr<LlmcHeader> MakeLlmcHeader(const ModelConfig& config, int32_t version) {
+absl::StatusOr<LlmcHeader> MakeHeader(const ModelConfig& config) {
   if (config.ffn_hidden_size() != 4 * config.hidden_size()) {
     return absl::InvalidArgumentError(absl::StrCat("ffn_hidden_size is ", config.ffn_hidden_size(),
                                                    ": a llm.c file has 4 * ", "hidden_size (",
                                                    4 * config.hidden_size(), ")"));
   }
   LlmcHeader header = {};
-  header[0] = kLlmcMagic;
-  header[1] = version;
   header[kPositions] = static_cast<int32_t>(config.max_position_embeddings());
   header[kVocabulary] = static_cast<int32_t>(config.vocab_size());
   header[kLayers] = static_cast<int32_t>(config.num_layers());
@@ -70,7 +69,7 @@ absl::StatusOr<LlmcHeader> MakeLlmcHeader(const ModelConfig& config, int32_t ver
   return header;
 }
 
-std::vector<LlmcTensor> LlmcTensors(const ModelConfig& config, int64_t padded_vocab_size) {
+std::vector<LlmcTensor> Tensors(const ModelConfig& config, const LlmcHeader& header) {
   const int64_t c = config.hidden_size(), p = config.max_position_embeddings();
   std::vector<LlmcTensor> tensors;
   const auto table = [&](const char* name, int64_t rows, int64_t real_rows) {
@@ -93,7 +92,7 @@ std::vector<LlmcTensor> LlmcTensors(const ModelConfig& config, int64_t padded_vo
       vector(LayerName(layer, name), size);
     }
   };
-  table(kTokenEmbedding, padded_vocab_size, config.vocab_size());
+  table(kTokenEmbedding, header[kPaddedVocabulary], config.vocab_size());
   table(kPositionEmbedding, p, p);
   vectors(kNorm1Weight, c);
   vectors(kNorm1Bias, c);
@@ -111,5 +110,13 @@ std::vector<LlmcTensor> LlmcTensors(const ModelConfig& config, int64_t padded_vo
   vector(kFinalNormBias, c);
   return tensors;
 }
+
+}  // namespace
+
+constinit const LlmcFormat kLlmcFormat = {.magic = 20240326,
+                                          .model = "GPT-2",
+                                          .read_config = ReadConfig,
+                                          .make_header = MakeHeader,
+                                          .tensors = Tensors};
 
 }  // namespace tessera::gpt2

@@ -1,12 +1,11 @@
-#include "models/gpt2/megatron.h"
-
 #include <cstdint>
 #include <string>
 #include <utility>
 
 #include "base/status_macros.h"
+#include "models/foreign/megatron_args.h"
+#include "models/gpt2/foreign.h"
 #include "models/gpt2/names.h"
-#include "models/megatron_files/args.h"
 
 namespace tessera::gpt2 {
 namespace {

@@ -9,8 +9,7 @@
 #include "absl/status/status.h"
 #include "compute/kernels/backend.h"
 #include "models/config/config.pb.h"
-#include "models/foreign_files/format.h"
-#include "models/hugging_face_files/format.h"
+#include "models/foreign/format.h"
 #include "models/layers/model.h"
 #include "models/layers/model_options.h"
 #include "models/layers/parameter.h"
@@ -48,6 +47,7 @@ struct Architecture {
   void (*declare_parameters)(const ModelConfig& config, const ModelOptions& options,
                              ParameterSet& set) = nullptr;
   const HuggingFaceFormat* hugging_face = nullptr;
+  const LlmcFormat* llmc = nullptr;
   std::span<const ForeignFormat* const> foreign_formats = {};
 };
 

@@ -1,14 +1,8 @@
 #include "models/llama3/architecture.h"
 
-#include "models/foreign_files/format.h"
 #include "models/llama3/config.h"
-#include "models/llama3/hugging_face.h"
-#include "models/llama3/infinitrain.h"
-#include "models/llama3/internevo.h"
-#include "models/llama3/megatron.h"
-#include "models/llama3/meta.h"
+#include "models/llama3/foreign.h"
 #include "models/llama3/model.h"
-#include "models/llama3/paddle.h"
 #include "models/llama3/sharding.h"
 
 namespace tessera::llama3 {
@@ -48,6 +42,7 @@ constinit const Architecture kArchitecture = {.name = "llama3",
                                               .make_model = MakeModel,
                                               .declare_parameters = Declare,
                                               .hugging_face = &kHuggingFaceFormat,
+                                              .llmc = &kLlmcFormat,
                                               .foreign_formats = kForeignFormats};
 
 }  // namespace tessera::llama3

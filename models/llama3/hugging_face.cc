@@ -1,5 +1,3 @@
-#include "models/llama3/hugging_face.h"
-
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -7,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "models/llama3/foreign.h"
 #include "models/llama3/names.h"
 
 namespace tessera::llama3 {

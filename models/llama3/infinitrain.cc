@@ -1,12 +1,11 @@
-#include "models/llama3/infinitrain.h"
-
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "models/llama3/foreign.h"
+#include "models/llama3/fused_matrices.h"
 #include "models/llama3/names.h"
-#include "models/llama3/rotary_rows.h"
 
 namespace tessera::llama3 {
 namespace {
@@ -24,9 +23,9 @@ ForeignParameter Qkv(const ModelConfig& config, std::string name, int64_t layer)
   const int64_t c = config.hidden_size(), d = c / config.num_attention_heads();
   const int64_t groups = config.num_query_groups(), kv = groups * d;
   ForeignParameter qkv = {.name = std::move(name), .shape = {c + 2 * kv, c}};
-  const HeadRows queries = {.heads = config.num_attention_heads(), .head_size = d, .columns = c};
-  AddPairedRows(LayerName(layer, kQuery), queries, 0, qkv);
-  AddPairedRows(LayerName(layer, kKey), {.heads = groups, .head_size = d, .columns = c}, c, qkv);
+  AddHeads(config, RotaryRows::kPairs, LayerName(layer, kQuery), 0, config.num_attention_heads(), 0,
+           qkv);
+  AddHeads(config, RotaryRows::kPairs, LayerName(layer, kKey), 0, groups, c, qkv);
   qkv.blocks.push_back({.name = LayerName(layer, kValue),
                         .offset = {0, 0},
                         .shape = {kv, c},

@@ -1,5 +1,3 @@
-#include "models/llama3/internevo.h"
-
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -9,8 +7,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "models/llama3/foreign.h"
+#include "models/llama3/fused_matrices.h"
 #include "models/llama3/names.h"
-#include "models/llama3/rotary_rows.h"
 
 namespace tessera::llama3 {
 namespace {
@@ -75,32 +74,6 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-// A block of whole rows.
-ForeignBlock Rows(std::string logical_name, int64_t row, int64_t rows, int64_t columns,
-                  int64_t foreign_row) {
-  return {.name = std::move(logical_name),
-          .offset = {row, 0},
-          .shape = {rows, columns},
-          .foreign_offset = {foreign_row, 0}};
-}
-
-enum class RotaryRows {
-  kHalves,  // of each head, as here
-  kPairs,   // row 2i + j is row i + j * size / 2 here
-};
-
-// Heads of a query or a key: `heads` from row `row` on of the logical tensor.
-void AddHeads(const ModelConfig& config, RotaryRows order, const std::string& logical_name,
-              int64_t row, int64_t heads, int64_t foreign_row, ForeignParameter& parameter) {
-  const int64_t c = config.hidden_size(), d = c / config.num_attention_heads();
-  if (order == RotaryRows::kHalves) {
-    parameter.blocks.push_back(Rows(logical_name, row, heads * d, c, foreign_row));
-    return;
-  }
-  AddPairedRows(logical_name, {.row = row, .heads = heads, .head_size = d, .columns = c},
-                foreign_row, parameter);
-}
-
 ForeignParameter Heads(const ModelConfig& config, RotaryRows order, std::string name,
                        const std::string& logical_name, int64_t heads) {
   const int64_t c = config.hidden_size(), d = c / config.num_attention_heads();
@@ -108,22 +81,6 @@ ForeignParameter Heads(const ModelConfig& config, RotaryRows order, std::string 
       .name = std::move(name), .shape = {heads * d, c}, .tensor_parallel_dim = 0};
   AddHeads(config, order, logical_name, 0, heads, 0, parameter);
   return parameter;
-}
-
-// Of each group: its queries, its key, its value.
-ForeignParameter Qkv(const ModelConfig& config, RotaryRows order, std::string name, int64_t layer) {
-  const int64_t c = config.hidden_size(), groups = config.num_query_groups();
-  const int64_t d = c / config.num_attention_heads();
-  const int64_t queries = config.num_attention_heads() / groups, group = (queries + 2) * d;
-  ForeignParameter qkv = {
-      .name = std::move(name), .shape = {groups * group, c}, .tensor_parallel_dim = 0};
-  for (int64_t g = 0; g < groups; ++g) {
-    const int64_t key = g * group + queries * d;
-    AddHeads(config, order, LayerName(layer, kQuery), g * queries * d, queries, g * group, qkv);
-    AddHeads(config, order, LayerName(layer, kKey), g * d, 1, key, qkv);
-    qkv.blocks.push_back(Rows(LayerName(layer, kValue), g * d, d, c, key + d));
-  }
-  return qkv;
 }
 
 // Tensor parallelism cuts the columns of these, weight parallelism the rows.
@@ -141,7 +98,8 @@ void AddLayer(const ModelConfig& config, RotaryRows order, int64_t layer,
     parameters.push_back(
         SameTensor(prefix + name, LayerName(layer, tensor), std::move(shape), dim));
   };
-  parameters.push_back(Qkv(config, order, prefix + "attention.wqkv.weight", layer));
+  parameters.push_back(
+      FusedQkv(config, prefix + "attention.wqkv.weight", layer, order, /*transposed=*/false));
   parameters.push_back(Heads(config, order, prefix + "attention.wq.weight",
                              LayerName(layer, kQuery), config.num_attention_heads()));
   parameters.push_back(Heads(config, order, prefix + "attention.wk.weight", LayerName(layer, kKey),

@@ -1,13 +1,13 @@
-#include "models/llama3/llmc.h"
-
-#include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "models/config/padded_vocab_size.h"
 #include "models/llama3/config.h"
+#include "models/llama3/foreign.h"
 #include "models/llama3/names.h"
 
 namespace tessera::llama3 {
@@ -43,11 +43,7 @@ double FromFloatBits(int32_t bits) {
   return std::bit_cast<float>(bits);
 }
 
-int32_t ToField(double value, LlmcRealEncoding encoding) {
-  return encoding == LlmcRealEncoding::kFloatBits
-             ? std::bit_cast<int32_t>(static_cast<float>(value))
-             : static_cast<int32_t>(value);
-}
+int32_t FloatBits(double value) { return std::bit_cast<int32_t>(static_cast<float>(value)); }
 
 __int128 ElementCount(const LlmcHeader& header, int64_t ffn_hidden_size) {
   const __int128 c = header[kChannels];
@@ -56,18 +52,18 @@ __int128 ElementCount(const LlmcHeader& header, int64_t ffn_hidden_size) {
          header[kLayers] * (2 * c + c * (c + 2 * kv) + c * c + 3 * c * ffn_hidden_size);
 }
 
-absl::Status ReadReals(const LlmcReader& reader, int64_t element_bytes, LlmcRealEncoding encoding,
-                       ModelConfig& config) {
-  const LlmcHeader& header = reader.header();
-  if (encoding == LlmcRealEncoding::kFloatBits) {
+absl::Status ReadReals(const LlmcFile& file, ModelConfig& config) {
+  const LlmcHeader& header = file.header;
+  // No multiplier is near 2^20, and the bits of every fp32 from 1e-30 on are above it.
+  if (header[kFfnMultiplier] > (1 << 20)) {
     config.set_ffn_multiplier(FromFloatBits(header[kFfnMultiplier]));
     config.set_norm_epsilon(FromFloatBits(header[kNormEpsilon]));
     config.set_rotary_base(FromFloatBits(header[kRotaryBase]));
     return absl::OkStatus();
   }
   if (header[kNormEpsilon] != 0) {
-    return reader.Corrupt(absl::StrCat("header field 10 is ", header[kNormEpsilon],
-                                       ": neither the bits of a norm epsilon nor 0"));
+    return file.Corrupt(absl::StrCat("header field 10 is ", header[kNormEpsilon],
+                                     ": neither the bits of a norm epsilon nor 0"));
   }
   config.set_norm_epsilon(kEpsilon);
   config.set_rotary_base(header[kRotaryBase]);
@@ -76,34 +72,23 @@ absl::Status ReadReals(const LlmcReader& reader, int64_t element_bytes, LlmcReal
     if (static_cast<int32_t>(multiplier) != header[kFfnMultiplier]) continue;
     config.set_ffn_multiplier(multiplier);
     const int64_t ffn = FfnHiddenSize(header[kChannels], multiplier, header[kFfnMultipleOf]);
-    if (reader.CheckLength(ElementCount(header, ffn), element_bytes).ok()) break;
+    if (file.CheckLength(ElementCount(header, ffn)).ok()) break;
   }
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<LlmcFileInfo> ReadLlmcInfo(const LlmcReader& reader, DType dtype) {
-  const LlmcHeader& header = reader.header();
+absl::StatusOr<ModelConfig> ReadConfig(const LlmcFile& file) {
+  const LlmcHeader& header = file.header;
   for (const int field :
        {kPositions, kVocabulary, kLayers, kHeads, kKeyValueHeads, kChannels, kFfnMultipleOf}) {
     if (header[field] < 1) {
-      return reader.Corrupt(absl::StrCat("header field ", field, " is ", header[field]));
+      return file.Corrupt(absl::StrCat("header field ", field, " is ", header[field]));
     }
   }
   if (header[kScaledRope] != 0 && header[kScaledRope] != 1) {
-    return reader.Corrupt(
+    return file.Corrupt(
         absl::StrCat("header field 12 is ", header[kScaledRope], ": scaled rope is 0 or 1"));
   }
-  LlmcFileInfo info;
-  info.options.dtype = dtype;
-  // No multiplier is near 2^20, and the bits of every fp32 from 1e-30 on are above it.
-  info.options.real_encoding = header[kFfnMultiplier] > (1 << 20) ? LlmcRealEncoding::kFloatBits
-                                                                  : LlmcRealEncoding::kTruncated;
-  info.options.max_batch = header[kMaxBatch];
-  info.options.version_major = header[kVersionMajor];
-  info.options.version_minor = header[kVersionMinor];
-
   ModelConfig config;
   config.set_architecture(ModelConfig::LLAMA3);
   config.set_max_position_embeddings(header[kPositions]);
@@ -115,21 +100,17 @@ absl::StatusOr<LlmcFileInfo> ReadLlmcInfo(const LlmcReader& reader, DType dtype)
   config.set_ffn_multiple_of(header[kFfnMultipleOf]);
   config.set_use_rope_scaling(header[kScaledRope] == 1);
   config.set_untie_embeddings_and_output_weights(true);
-  const int64_t element_bytes = ElementSize(dtype);
-  auto status = ReadReals(reader, element_bytes, info.options.real_encoding, config);
-  if (!status.ok()) return status;
+  if (absl::Status status = ReadReals(file, config); !status.ok()) return status;
   FillDefaults(config);
   if (auto valid = Validate(config); !valid.ok()) {
-    return reader.Corrupt(std::string(valid.message()));
+    return file.Corrupt(std::string(valid.message()));
   }
-  status = reader.CheckLength(ElementCount(header, config.ffn_hidden_size()), element_bytes);
-  if (!status.ok()) return status;
-  info.config = std::move(config);
-  return info;
+  const absl::Status length = file.CheckLength(ElementCount(header, config.ffn_hidden_size()));
+  if (!length.ok()) return length;
+  return config;
 }
 
-absl::StatusOr<LlmcHeader> MakeLlmcHeader(const ModelConfig& config, int32_t version,
-                                          const LlmcFileOptions& options) {
+absl::StatusOr<LlmcHeader> MakeHeader(const ModelConfig& config) {
   const int64_t by_rule =
       FfnHiddenSize(config.hidden_size(), config.ffn_multiplier(), config.ffn_multiple_of());
   if (by_rule != config.ffn_hidden_size()) {
@@ -138,33 +119,25 @@ absl::StatusOr<LlmcHeader> MakeLlmcHeader(const ModelConfig& config, int32_t ver
                      config.ffn_multiplier(), ") and ffn_multiple_of (", config.ffn_multiple_of(),
                      ") give ", by_rule, ": a llm.c file stores only these two"));
   }
-  const bool cut = options.real_encoding == LlmcRealEncoding::kTruncated;
-  if (cut && std::max(config.rotary_base(), config.ffn_multiplier()) > INT32_MAX) {
-    return absl::InvalidArgumentError(absl::StrCat("rotary_base is ", config.rotary_base(),
-                                                   " and ffn_multiplier ", config.ffn_multiplier(),
-                                                   ": as integers they must fit into 32 bits"));
-  }
   LlmcHeader header = {};
-  header[0] = kLlmcMagic;
-  header[1] = version;
   header[kPositions] = static_cast<int32_t>(config.max_position_embeddings());
   header[kVocabulary] = static_cast<int32_t>(config.vocab_size());
   header[kLayers] = static_cast<int32_t>(config.num_layers());
   header[kHeads] = static_cast<int32_t>(config.num_attention_heads());
   header[kKeyValueHeads] = static_cast<int32_t>(config.num_query_groups());
   header[kChannels] = static_cast<int32_t>(config.hidden_size());
-  header[kFfnMultiplier] = ToField(config.ffn_multiplier(), options.real_encoding);
+  header[kFfnMultiplier] = FloatBits(config.ffn_multiplier());
   header[kFfnMultipleOf] = static_cast<int32_t>(config.ffn_multiple_of());
-  header[kNormEpsilon] = ToField(config.norm_epsilon(), options.real_encoding);
-  header[kRotaryBase] = ToField(config.rotary_base(), options.real_encoding);
+  header[kNormEpsilon] = FloatBits(config.norm_epsilon());
+  header[kRotaryBase] = FloatBits(config.rotary_base());
   header[kScaledRope] = config.use_rope_scaling() ? 1 : 0;
-  header[kMaxBatch] = options.max_batch;
-  header[kVersionMajor] = options.version_major;
-  header[kVersionMinor] = options.version_minor;
+  header[kMaxBatch] = 4;
+  header[kVersionMajor] = 3;
+  header[kVersionMinor] = 1;
   return header;
 }
 
-std::vector<LlmcTensor> LlmcTensors(const ModelConfig& config) {
+std::vector<LlmcTensor> Tensors(const ModelConfig& config, const LlmcHeader&) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
   const int64_t head_size = c / config.num_attention_heads();
   const int64_t kv = head_size * config.num_query_groups();
@@ -197,5 +170,13 @@ std::vector<LlmcTensor> LlmcTensors(const ModelConfig& config) {
   matrix(kHead, config.vocab_size(), c);
   return tensors;
 }
+
+}  // namespace
+
+constinit const LlmcFormat kLlmcFormat = {.magic = 20240803,
+                                          .model = "Llama-3",
+                                          .read_config = ReadConfig,
+                                          .make_header = MakeHeader,
+                                          .tensors = Tensors};
 
 }  // namespace tessera::llama3

@@ -1,12 +1,12 @@
-#include "models/llama3/megatron.h"
-
 #include <cstdint>
 #include <string>
 #include <utility>
 
 #include "base/status_macros.h"
+#include "models/foreign/megatron_args.h"
+#include "models/llama3/foreign.h"
+#include "models/llama3/fused_matrices.h"
 #include "models/llama3/names.h"
-#include "models/megatron_files/args.h"
 
 namespace tessera::llama3 {
 namespace {
@@ -58,42 +58,6 @@ ForeignParameter Norm(const std::string& prefix, const char* fused_name, const c
   return norm;
 }
 
-// Of each group: its queries, its key, its value.
-ForeignParameter Qkv(const ModelConfig& config, std::string name, int64_t layer) {
-  const int64_t c = config.hidden_size(), groups = config.num_query_groups();
-  const int64_t d = c / config.num_attention_heads();
-  const int64_t queries = config.num_attention_heads() / groups * d, group = queries + 2 * d;
-  ForeignParameter qkv = {
-      .name = std::move(name), .shape = {groups * group, c}, .tensor_parallel_dim = 0};
-  const auto add = [&](const char* tensor, int64_t row, int64_t rows, int64_t foreign_row) {
-    qkv.blocks.push_back({.name = LayerName(layer, tensor),
-                          .offset = {row, 0},
-                          .shape = {rows, c},
-                          .foreign_offset = {foreign_row, 0}});
-  };
-  for (int64_t g = 0; g < groups; ++g) {
-    add(kQuery, g * queries, queries, g * group);
-    add(kKey, g * d, d, g * group + queries);
-    add(kValue, g * d, d, g * group + queries + d);
-  }
-  return qkv;
-}
-
-ForeignParameter GateUp(const ModelConfig& config, std::string name, int64_t layer) {
-  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
-  ForeignParameter fused = {
-      .name = std::move(name), .shape = {2 * f, c}, .tensor_parallel_dim = 0, .sections = 2};
-  int64_t row = 0;
-  for (const char* const tensor : {kGate, kUp}) {
-    fused.blocks.push_back({.name = LayerName(layer, tensor),
-                            .offset = {0, 0},
-                            .shape = {f, c},
-                            .foreign_offset = {row, 0}});
-    row += f;
-  }
-  return fused;
-}
-
 // In the order of the modules.
 std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, const std::string& prefix,
                                               int64_t layer) {
@@ -102,10 +66,11 @@ std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, const s
   return {Norm(prefix, "self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight",
                logical(kNorm1), c),
           SameTensor(prefix + "self_attention.linear_proj.weight", logical(kOut), {c, c}, 1),
-          Qkv(config, prefix + "self_attention.linear_qkv.weight", layer),
+          FusedQkv(config, prefix + "self_attention.linear_qkv.weight", layer, RotaryRows::kHalves,
+                   /*transposed=*/false),
           Norm(prefix, "mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight",
                logical(kNorm2), c),
-          GateUp(config, prefix + "mlp.linear_fc1.weight", layer),
+          FusedGateUp(config, prefix + "mlp.linear_fc1.weight", layer, /*transposed=*/false),
           SameTensor(prefix + "mlp.linear_fc2.weight", logical(kDown), {c, f}, 1)};
 }
 

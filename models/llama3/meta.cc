@@ -1,5 +1,3 @@
-#include "models/llama3/meta.h"
-
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -7,8 +5,9 @@
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
+#include "models/llama3/foreign.h"
+#include "models/llama3/fused_matrices.h"
 #include "models/llama3/names.h"
-#include "models/llama3/rotary_rows.h"
 
 namespace tessera::llama3 {
 namespace {
@@ -56,14 +55,6 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-ForeignParameter Rotary(std::string name, const std::string& logical_name, int64_t heads,
-                        int64_t head_size, int64_t columns) {
-  ForeignParameter parameter = {.name = std::move(name), .shape = {heads * head_size, columns}};
-  AddPairedRows(logical_name, {.heads = heads, .head_size = head_size, .columns = columns},
-                /*foreign_row=*/0, parameter);
-  return parameter;
-}
-
 void AddLayer(const ModelConfig& config, int64_t layer, std::vector<ForeignParameter>& parameters) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
   const int64_t d = c / config.num_attention_heads(), kv = config.num_query_groups() * d;
@@ -71,10 +62,12 @@ void AddLayer(const ModelConfig& config, int64_t layer, std::vector<ForeignParam
   const auto same = [&](const char* name, const char* tensor, Shape shape) {
     parameters.push_back(SameTensor(prefix + name, LayerName(layer, tensor), std::move(shape)));
   };
-  parameters.push_back(Rotary(prefix + "attention.wq.weight", LayerName(layer, kQuery),
-                              config.num_attention_heads(), d, c));
-  parameters.push_back(Rotary(prefix + "attention.wk.weight", LayerName(layer, kKey),
-                              config.num_query_groups(), d, c));
+  const auto rotary = [&](const char* name, const char* tensor, int64_t heads) {
+    parameters.push_back({.name = prefix + name, .shape = {heads * d, c}});
+    AddHeads(config, RotaryRows::kPairs, LayerName(layer, tensor), 0, heads, 0, parameters.back());
+  };
+  rotary("attention.wq.weight", kQuery, config.num_attention_heads());
+  rotary("attention.wk.weight", kKey, config.num_query_groups());
   same("attention.wv.weight", kValue, {kv, c});
   same("attention.wo.weight", kOut, {c, c});
   same("feed_forward.w1.weight", kGate, {f, c});

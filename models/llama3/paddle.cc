@@ -1,5 +1,3 @@
-#include "models/llama3/paddle.h"
-
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -7,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "models/llama3/foreign.h"
+#include "models/llama3/fused_matrices.h"
 #include "models/llama3/names.h"
 
 namespace tessera::llama3 {
@@ -49,44 +49,6 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-// Of each query group: its queries, its key, its value, in columns.
-ForeignParameter FusedQkv(const ModelConfig& config, std::string name, int64_t layer) {
-  const int64_t c = config.hidden_size(), groups = config.num_query_groups();
-  const int64_t d = c / config.num_attention_heads();
-  const int64_t queries = config.num_attention_heads() / groups * d, group = queries + 2 * d;
-  ForeignParameter qkv = {
-      .name = std::move(name), .shape = {c, groups * group}, .tensor_parallel_dim = 1};
-  const auto add = [&](const char* tensor, int64_t row, int64_t rows, int64_t column) {
-    qkv.blocks.push_back({.name = LayerName(layer, tensor),
-                          .offset = {row, 0},
-                          .shape = {rows, c},
-                          .foreign_offset = {0, column},
-                          .transposed = true});
-  };
-  for (int64_t g = 0; g < groups; ++g) {
-    add(kQuery, g * queries, queries, g * group);
-    add(kKey, g * d, d, g * group + queries);
-    add(kValue, g * d, d, g * group + queries + d);
-  }
-  return qkv;
-}
-
-ForeignParameter FusedGateUp(const ModelConfig& config, std::string name, int64_t layer) {
-  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
-  ForeignParameter fused = {
-      .name = std::move(name), .shape = {c, 2 * f}, .tensor_parallel_dim = 1, .sections = 2};
-  int64_t column = 0;
-  for (const char* const tensor : {kGate, kUp}) {
-    fused.blocks.push_back({.name = LayerName(layer, tensor),
-                            .offset = {0, 0},
-                            .shape = {f, c},
-                            .foreign_offset = {0, column},
-                            .transposed = true});
-    column += f;
-  }
-  return fused;
-}
-
 // Names of a layer's parameters are the same here and there.
 std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, int64_t layer) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
@@ -107,8 +69,10 @@ std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, int64_t
   add(kGate, f, c, 1);
   add(kUp, f, c, 1);
   add(kDown, c, f, 0);
-  parameters.push_back(FusedQkv(config, "self_attn.qkv_proj.weight", layer));
-  parameters.push_back(FusedGateUp(config, "mlp.gate_up_fused_proj.weight", layer));
+  parameters.push_back(FusedQkv(config, "self_attn.qkv_proj.weight", layer, RotaryRows::kHalves,
+                                /*transposed=*/true));
+  parameters.push_back(
+      FusedGateUp(config, "mlp.gate_up_fused_proj.weight", layer, /*transposed=*/true));
   return parameters;
 }
 

@@ -11,25 +11,26 @@ import sys
 import unittest
 import xml.etree.ElementTree
 
-OURS = ("base", "checkpoint", "models", "trainer", "tests")
+OURS = ("base", "checkpoint", "convert", "models", "tools", "trainer", "tests")
 
 # (from, to): no path, of any length, leads from one folder to the other. A folder stands for what
 # is below it, too.
 NO_PATH = (
-    ("base", ("checkpoint", "models", "trainer", "tests")),
-    ("checkpoint", ("models", "trainer", "tests")),
+    ("base", ("checkpoint", "convert", "models", "tools", "trainer", "tests")),
+    ("checkpoint", ("convert", "models", "tools", "trainer", "tests")),
+    ("convert", ("tools", "trainer/app", "trainer/config", "trainer/state", "tests")),
     ("checkpoint/format", ("checkpoint/storage",)),
     ("layout", ("checkpoint/storage",)),
     ("checkpoint/plan", ("checkpoint/storage",)),
-    ("models", ("checkpoint", "trainer/app", "trainer/config", "trainer/step", "tests")),
-    ("trainer", ("tests",)),
+    ("models", ("checkpoint", "convert", "trainer/app", "trainer/config", "trainer/step", "tests")),
+    ("trainer", ("tests", "tools")),
     ("compute/kernels", ("compute/comm", "compute/parallel", "models")),
     ("compute/comm", ("compute/kernels", "compute/parallel", "models")),
     ("compute/parallel", ("models",)),
     ("compute/tensor", ("compute/comm", "compute/kernels", "models")),
 )
 # Folders that only their own targets may use.
-ENDS = ("trainer/app", "tests")
+ENDS = ("trainer/app", "tools", "tests")
 
 # What the repository builds for use, apart from tests.
 RULES = ("cc_binary", "cc_folder", "cc_library", "cc_proto_library", "proto_library")

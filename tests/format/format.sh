@@ -70,14 +70,14 @@ check_columns() {
 check_visibility() {
   local file="$1" line
   case "$file" in
-    third_party/* | checkpoint/BUILD.bazel) return ;;
+    third_party/* | checkpoint/BUILD.bazel | convert/BUILD.bazel) return ;;
   esac
   if grep -q 'default_visibility' "$file" &&
     ! grep -q 'default_visibility = \["//visibility:private"\]' "$file"; then
     fault "$file: the default visibility of a package is private"
   fi
   case "$file" in
-    base/* | checkpoint/*) return ;;
+    base/* | checkpoint/* | convert/*) return ;;
   esac
   line="$(grep -n -m 1 '//visibility:public' "$file" | cut -d: -f1)"
   [[ -z "$line" ]] || fault "$file:$line: //visibility:public; name the packages that need it"

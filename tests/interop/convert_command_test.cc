@@ -23,16 +23,14 @@
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
+#include "convert/llmc/llmc.h"
 #include "convert/open_foreign.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "models/llmc.h"
 #include "nlohmann/json.hpp"
 #include "tokenizer/byte_tokenizer.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/ckpt/commands.h"
-#include "trainer/convert/model_rules.h"
-#include "trainer/convert/tokenizer_files.h"
 #include "trainer/data/load_tokenizer.h"
 
 namespace tessera {
@@ -62,6 +60,16 @@ float ValueAt(int array, size_t tensor, int64_t element) {
   return static_cast<float>(mixed % 16777213);  // every such integer is a float
 }
 
+// The tensors in the body of a model file of llm.c.
+std::vector<LlmcTensor> TensorsOf(const std::string& path) {
+  LlmcFile file = {.path = path, .size_bytes = static_cast<int64_t>(fs::file_size(path))};
+  const std::string header = ReadFile(path).substr(0, kLlmcHeaderBytes);
+  std::memcpy(file.header.data(), header.data(), header.size());
+  const auto description = ckpt::convert::ReadLlmcHeader(file, /*model=*/nullptr);
+  EXPECT_TRUE(description.ok()) << description.status();
+  return description.ok() ? description->tensors : std::vector<LlmcTensor>();
+}
+
 class ConvertCommandTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -75,8 +83,7 @@ class ConvertCommandTest : public ::testing::Test {
 
   int Run(const std::vector<std::string>& arguments) {
     std::ostringstream out, err;
-    const int exit_code = ckpt::RunCkpt(arguments, {out, err, nullptr}, &RegisteredModelRules(),
-                                        HuggingFaceTokenizerFiles);
+    const int exit_code = ckpt::RunCkpt(arguments, {out, err, nullptr});
     out_ = out.str();
     err_ = err.str();
     return exit_code;
@@ -91,9 +98,7 @@ class ConvertCommandTest : public ::testing::Test {
         In(model + "-" + std::to_string(ranks) + (zero ? "-zero" : "-copies"));
     fs::create_directories(folder);
     fs::copy_file(Fixture(model + ".model.bin"), folder + "/model_00000007.bin");
-    const auto info = ReadLlmcInfo(folder + "/model_00000007.bin");
-    EXPECT_TRUE(info.ok()) << info.status();
-    const std::vector<LlmcTensor> tensors = LlmcTensors(*info);
+    const std::vector<LlmcTensor> tensors = TensorsOf(folder + "/model_00000007.bin");
     for (int rank = 0; rank < ranks; ++rank) {
       std::vector<int32_t> header(256);
       header[0] = 20240527, header[1] = 1, header[2] = ranks, header[3] = rank, header[4] = 1;
@@ -125,7 +130,7 @@ class ConvertCommandTest : public ::testing::Test {
         "architecture: GPT2 num_layers: 1 hidden_size: 4 num_attention_heads: 1 "
         "max_position_embeddings: 4 vocab_size: " +
         std::to_string(vocab_size));
-    auto output = RegisteredModelRules().WriteLlmcHeader(config, ckpt::F32);
+    auto output = ckpt::convert::WriteLlmcHeader(config, ckpt::F32);
     EXPECT_TRUE(output.ok()) << output.status();
     int64_t elements = 0;
     for (const auto& tensor : output->description.tensors) {
@@ -147,13 +152,12 @@ TEST_F(ConvertCommandTest, OptimizerStatesOfLlmc) {
         {1, false}, {2, true}, {4, true}, {8, true}, {2, false}};
     for (const auto& [ranks, zero] : kRuns) {
       const std::string folder = MakeLlmcFolder(model, ranks, zero);
-      const auto storage = ckpt::convert::OpenForeign(folder, {.rules = &RegisteredModelRules()});
+      const auto storage = ckpt::convert::OpenForeign(folder, {});
       ASSERT_TRUE(storage.ok()) << storage.status();
       const auto checkpoint = ckpt::Checkpoint::Open(**storage, "");
       ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
       EXPECT_EQ(checkpoint->step(), 7);
-      const auto info = ReadLlmcInfo(folder + "/model_00000007.bin");
-      const std::vector<LlmcTensor> tensors = LlmcTensors(*info);
+      const std::vector<LlmcTensor> tensors = TensorsOf(folder + "/model_00000007.bin");
       for (size_t t = 0; t < tensors.size(); ++t) {
         const LlmcTensor& tensor = tensors[t];
         int array = 0;
@@ -425,7 +429,6 @@ TEST_F(ConvertCommandTest, NamesWithoutPrefixAndCopiesOfTheHead) {
 // transformers warns where the context before the stretch is not less than that of the model, and
 // of keys in rope_scaling that it does not know.
 TEST_F(ConvertCommandTest, RopeScalingIsAsTransformersWantsItAndReadsBackTheSame) {
-  const auto& rules = RegisteredModelRules();
   for (const auto& [positions, original] : {std::pair(2048, 1024), std::pair(131072, 8192)}) {
     const std::string scaling =
         "rope_scaling_factor: 8 rope_scaling_low_freq_factor: 1 rope_scaling_high_freq_factor: 4 "
@@ -436,7 +439,7 @@ TEST_F(ConvertCommandTest, RopeScalingIsAsTransformersWantsItAndReadsBackTheSame
         "num_attention_heads: 2 num_query_groups: 1 use_rope_scaling: true rotary_base: 500000 "
         "max_position_embeddings: " +
         std::to_string(positions) + " " + scaling);
-    const auto text = rules.WriteHuggingFaceConfig(config, ckpt::F32);
+    const auto text = ckpt::convert::WriteHuggingFaceConfig(config, ckpt::F32);
     ASSERT_TRUE(text.ok()) << text.status();
     const nlohmann::json json = nlohmann::json::parse(*text);
     const double scale = original / 8192.0;
@@ -447,7 +450,7 @@ TEST_F(ConvertCommandTest, RopeScalingIsAsTransformersWantsItAndReadsBackTheSame
                               {"high_freq_factor", 4 * scale},
                               {"original_max_position_embeddings", original}}));
     EXPECT_EQ(json["rope_theta"], 500000);
-    const auto read = rules.ReadHuggingFaceConfig(*text, 12);
+    const auto read = ckpt::convert::ReadHuggingFaceConfig(*text, 12);
     ASSERT_TRUE(read.ok()) << read.status();
     const std::string& found = read->model.config.text();
     for (const char* field : {"factor: 8", "low_freq_factor: 1", "high_freq_factor: 4",

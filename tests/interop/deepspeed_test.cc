@@ -23,7 +23,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/ckpt/commands.h"
-#include "trainer/convert/model_rules.h"
 
 namespace tessera {
 namespace {
@@ -105,13 +104,11 @@ class DeepSpeedTest : public ::testing::TestWithParam<const char*> {
 
   std::string In(const std::string& name) const { return (root_ / name).string(); }
 
-  static auto Open(const std::string& folder) {
-    return ckpt::convert::OpenForeign(folder, {.rules = &RegisteredModelRules()});
-  }
+  static auto Open(const std::string& folder) { return ckpt::convert::OpenForeign(folder, {}); }
 
   int Run(const std::vector<std::string>& arguments) {
     std::ostringstream out, err;
-    const int exit_code = ckpt::RunCkpt(arguments, {out, err, nullptr}, &RegisteredModelRules());
+    const int exit_code = ckpt::RunCkpt(arguments, {out, err, nullptr});
     err_ = err.str();
     return exit_code;
   }

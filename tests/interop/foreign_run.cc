@@ -21,7 +21,6 @@
 #include "convert/open_foreign.h"
 #include "tests/support/training.h"
 #include "trainer/config/config.h"
-#include "trainer/convert/model_rules.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/load_tensors.h"
 
@@ -100,9 +99,8 @@ LogicalState WithMoments(const LogicalState& state) {
 }  // namespace
 
 absl::StatusOr<SavedRun> OpenForeignRun(const std::string& folder, const ckpt::ModelConfig* model) {
-  TESSERA_ASSIGN_OR_RETURN(
-      std::unique_ptr<ckpt::convert::ForeignStorage> storage,
-      ckpt::convert::OpenForeign(folder, {.rules = &RegisteredModelRules(), .model = model}));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::convert::ForeignStorage> storage,
+                           ckpt::convert::OpenForeign(folder, {.model = model}));
   TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest, ckpt::ReadManifest(*storage, ""));
   return SavedRun{.storage = std::move(storage), .manifest = std::move(manifest)};
 }

@@ -14,8 +14,8 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "convert/core/foreign_storage.h"
-#include "convert/hugging_face/read.h"
-#include "trainer/convert/model_rules.h"
+#include "convert/core/models.h"
+#include "convert/hugging_face/hugging_face.h"
 
 namespace {
 
@@ -46,18 +46,19 @@ std::string FileOfOneTensor(const std::string& key, ckpt::Shape shape) {
 void ReadIndex(std::string_view text) {
   const auto storage = std::make_shared<ckpt::MemoryStorage>();
   static const std::string first = FileOfOneTensor("a", {2, 2}), second = FileOfOneTensor("b", {3});
-  Write(*storage, "config.json", "{}");
   Write(*storage, "model-00001-of-00002.safetensors", first);
   Write(*storage, "model-00002-of-00002.safetensors", second);
   Write(*storage, "model.safetensors.index.json", text);
-  auto read = ckpt::convert::ReadHuggingFace(*storage, "", nullptr);
+  const auto read = ckpt::convert::ReadHuggingFaceTensors(*storage);
   if (!read.ok()) return;
-  Check(read->tensors.size() <= 2);
-  Check(ckpt::convert::ForeignStorage::Create(storage, "", *std::move(read)).ok());
+  Check(read->size() <= 2);
+  ckpt::convert::ForeignCheckpoint checkpoint = {.format = "hf"};
+  for (const auto& [name, tensor] : *read) checkpoint.tensors.push_back(tensor);
+  Check(ckpt::convert::ForeignStorage::Create(storage, "", std::move(checkpoint)).ok());
 }
 
 void ReadConfig(std::string_view text) {
-  const auto description = tessera::RegisteredModelRules().ReadHuggingFaceConfig(text, kTensors);
+  const auto description = ckpt::convert::ReadHuggingFaceConfig(text, kTensors);
   if (!description.ok()) return;
   const auto& parameters = description->model.parameters;
   Check(!parameters.empty() && parameters.size() <= 20 * kTensors);

@@ -21,7 +21,6 @@
 #include "gtest/gtest.h"
 #include "models/factory.h"
 #include "models/layers/model.h"
-#include "trainer/convert/model_rules.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/state_dict.h"
 
@@ -32,7 +31,7 @@ std::string Path(const std::string& name) { return "tests/fixtures/pytorch/" + n
 
 absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> OpenForeign(
     const std::string& name) {
-  return ckpt::convert::OpenForeign(Path(name), {.rules = &RegisteredModelRules()});
+  return ckpt::convert::OpenForeign(Path(name), {});
 }
 
 absl::StatusOr<ckpt::Checkpoint> Open(const std::string& name,

@@ -20,7 +20,6 @@
 #include "tests/support/training.h"
 #include "tools/ckpt/commands.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/convert/model_rules.h"
 #include "trainer/state/checkpoints.h"
 
 namespace tessera {
@@ -168,7 +167,7 @@ TEST_P(WrittenTest, ARunGoesOnFromItUnderEveryTopology) {
   const std::string source = "tests/interop/megatron/gpt2_tp2_pp2", written = In(GetParam());
   std::ostringstream out, err;
   ASSERT_EQ(ckpt::RunCkpt({"convert", source, written, std::string("--to=") + GetParam()},
-                          {out, err, nullptr}, &RegisteredModelRules()),
+                          {out, err, nullptr}),
             ckpt::kExitOk)
       << err.str();
   const auto original = testing::OpenForeignRun(source);

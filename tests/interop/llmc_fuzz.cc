@@ -13,8 +13,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "convert/core/foreign_storage.h"
-#include "convert/llmc/read.h"
-#include "trainer/convert/model_rules.h"
+#include "convert/llmc/llmc.h"
 
 namespace {
 
@@ -39,7 +38,7 @@ std::string SmallModel() {
   config.set_text(
       "architecture: GPT2 num_layers: 1 hidden_size: 4 num_attention_heads: 1 vocab_size: 8 "
       "max_position_embeddings: 4");
-  auto output = tessera::RegisteredModelRules().WriteLlmcHeader(config, ckpt::F32);
+  auto output = ckpt::convert::WriteLlmcHeader(config, ckpt::F32);
   Check(output.ok());
   int64_t elements = 0;
   for (const auto& tensor : output->description.tensors) elements += tensor.rows * tensor.columns;
@@ -48,7 +47,7 @@ std::string SmallModel() {
 }
 
 void Read(const std::shared_ptr<ckpt::Storage>& storage) {
-  auto read = ckpt::convert::ReadLlmc(*storage, "", kModel, tessera::RegisteredModelRules());
+  auto read = ckpt::convert::ReadLlmc(*storage, kModel, nullptr);
   if (!read.ok()) return;
   Check(!read->tensors.empty());
   // Copies that differ are refused here.

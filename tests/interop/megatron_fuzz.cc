@@ -5,15 +5,13 @@
 #include <cstdint>
 #include <string_view>
 
-#include "convert/megatron/read.h"
+#include "convert/megatron/megatron.h"
 #include "convert/testing/packed_folder.h"
-#include "trainer/convert/model_rules.h"
 
 extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   namespace convert = tessera::ckpt::convert;
   const std::string_view packed(reinterpret_cast<const char*>(data), size);
-  (void)convert::ReadPackedFolder(packed, [](auto& storage) {
-    return convert::ReadMegatron(storage, "", &tessera::RegisteredModelRules());
-  });
+  (void)convert::ReadPackedFolder(packed,
+                                  [](auto& storage) { return convert::ReadMegatron(storage); });
   return 0;
 }

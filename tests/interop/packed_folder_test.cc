@@ -9,10 +9,9 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "convert/deepspeed/read.h"
-#include "convert/megatron/read.h"
+#include "convert/deepspeed/deepspeed.h"
+#include "convert/megatron/megatron.h"
 #include "gtest/gtest.h"
-#include "trainer/convert/model_rules.h"
 
 namespace tessera {
 namespace {
@@ -27,15 +26,13 @@ std::string Corpus(const std::string& name) {
 }
 
 absl::Status ReadDeepSpeed(std::string_view packed) {
-  return convert::ReadPackedFolder(packed, [](auto& storage) {
-    return convert::ReadDeepSpeed(storage, "", &RegisteredModelRules());
-  });
+  return convert::ReadPackedFolder(
+      packed, [](auto& storage) { return convert::ReadDeepSpeed(storage, ""); });
 }
 
 absl::Status ReadMegatron(std::string_view packed) {
-  return convert::ReadPackedFolder(packed, [](auto& storage) {
-    return convert::ReadMegatron(storage, "", &RegisteredModelRules());
-  });
+  return convert::ReadPackedFolder(
+      packed, [](auto& storage) { return convert::ReadMegatron(storage, ""); });
 }
 
 TEST(PackedFolderTest, TheCorpusHasWholeCheckpoints) {

@@ -28,7 +28,6 @@
 #include "tools/ckpt/commands.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/convert/model_rules.h"
 
 namespace tessera {
 namespace {
@@ -42,8 +41,7 @@ using testing::ReadFileBytes;
 constexpr char kFixtures[] = "tests/interop/paddle/testdata";
 absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> Open(
     const std::string& folder, std::map<std::string, std::string> names = {}) {
-  return ckpt::convert::OpenForeign(
-      folder, {.rules = &RegisteredModelRules(), .parameter_names = std::move(names)});
+  return ckpt::convert::OpenForeign(folder, {.parameter_names = std::move(names)});
 }
 
 // The state that numpy's safetensors file has, under logical names.
@@ -227,7 +225,7 @@ TEST_F(PaddleTest, TheCommandConvertsAndComparesIt) {
   const std::string converted = In("converted");
   const auto run = [](const std::vector<std::string>& arguments) {
     std::ostringstream out, err;
-    const int code = ckpt::RunCkpt(arguments, {out, err, nullptr}, &RegisteredModelRules());
+    const int code = ckpt::RunCkpt(arguments, {out, err, nullptr});
     EXPECT_EQ(code, 0) << out.str() << err.str();
     return out.str();
   };

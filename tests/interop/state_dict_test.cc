@@ -24,7 +24,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/convert/model_rules.h"
 #include "trainer/state/saved_model.h"
 
 namespace tessera {
@@ -41,7 +40,7 @@ std::string HuggingFace(const std::string& name) { return "tests/fixtures/pytorc
 
 absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> Open(
     const std::string& name, const ckpt::ModelConfig* model = nullptr) {
-  return ckpt::convert::OpenForeign(name, {.rules = &RegisteredModelRules(), .model = model});
+  return ckpt::convert::OpenForeign(name, {.model = model});
 }
 
 ckpt::Manifest ManifestOf(ckpt::Storage& storage) {
@@ -239,8 +238,7 @@ TEST(StateDictTest, MetasVocabularyIsThatOfTheEmbeddings) {
     ASSERT_NE(size, std::string::npos);
     params->replace(size, 2, "-1");
     ASSERT_TRUE(ckpt::WriteAll(*storage, "params.json", *params).ok());
-    const auto opened =
-        ckpt::convert::OpenForeignFolder(storage, {.rules = &RegisteredModelRules()});
+    const auto opened = ckpt::convert::OpenForeignFolder(storage, {});
     ASSERT_TRUE(opened.ok()) << name << ": " << opened.status();
     EXPECT_EQ(Load(**opened), LoadFrom(Fixture(name))) << name;
   }
@@ -249,10 +247,7 @@ TEST(StateDictTest, MetasVocabularyIsThatOfTheEmbeddings) {
 TEST(StateDictTest, PartsOfMetasRanksThatDoNotMatch) {
   const auto refusal = [](std::map<std::string, std::string> files) {
     files["params.json"] = "llama_ranks/params.json";
-    return std::string(
-        ckpt::convert::OpenForeignFolder(Copied(files), {.rules = &RegisteredModelRules()})
-            .status()
-            .message());
+    return std::string(ckpt::convert::OpenForeignFolder(Copied(files), {}).status().message());
   };
   const std::string first = "llama_ranks/consolidated.00.pth";
   const std::string second = "llama_ranks/consolidated.01.pth";
@@ -312,8 +307,7 @@ TEST(StateDictTest, ADamagedFileOfTheOptimizerBesideAModel) {
   ASSERT_TRUE(
       ckpt::WriteAll(*storage, "optimizer.pt", optimizer->substr(0, optimizer->size() / 2)).ok());
   const auto open = [&](bool needed) {
-    return ckpt::convert::OpenForeignFolder(
-        storage, {.rules = &RegisteredModelRules(), .needs_trainer_files = needed});
+    return ckpt::convert::OpenForeignFolder(storage, {.needs_trainer_files = needed});
   };
   const absl::Status refused = open(true).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss);

@@ -122,9 +122,9 @@ TEST_F(TorchCommandTest, ElementsThatNoTensorShowsAreChecked) {
 }
 
 TEST_F(TorchCommandTest, FilesWithoutChecksumsAreReadWithANote) {
-  const std::string file =
-      Changed("convert/torch/testdata/training.pt", "",
-              [](std::string& zip) { zip = convert::WithoutChecksums(std::move(zip)); });
+  const std::string file = Changed("convert/torch/testdata/training.pt", "", [](std::string& zip) {
+    zip = convert::WithoutChecksums(std::move(zip));
+  });
   EXPECT_EQ(Run({"verify", file}), kExitOk) << out_ << err_;
   EXPECT_THAT(out_, HasSubstr("these files (torch) have no checksums"));
   EXPECT_THAT(out_, HasSubstr("set_crc32_options(False)"));

@@ -35,7 +35,6 @@
 #include "tests/perf/llmc_folder.h"
 #include "tests/perf/raw_disk.h"
 #include "tools/ckpt/commands.h"
-#include "trainer/convert/model_rules.h"
 
 ABSL_FLAG(std::string, directory, "", "where to write about 9 GB; default: a new one under /tmp");
 ABSL_FLAG(int, rounds, 3, "how often everything is measured");
@@ -68,8 +67,7 @@ absl::StatusOr<double> ConvertSeconds(const std::string& from, const std::string
                                       const std::string& format) {
   std::ostringstream out, err;
   const auto start = std::chrono::steady_clock::now();
-  const int exit_code = ckpt::RunCkpt({"convert", from, to, "--to=" + format}, {out, err, nullptr},
-                                      &RegisteredModelRules());
+  const int exit_code = ckpt::RunCkpt({"convert", from, to, "--to=" + format}, {out, err, nullptr});
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
   if (exit_code == ckpt::kExitOk) return taken.count();
   return absl::InternalError(absl::StrCat("convert --to=", format, ": ", err.str()));

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kCkpt[] = "trainer/convert/ckpt";
+constexpr char kCkpt[] = "tools/ckpt/ckpt";
 constexpr int64_t kAllowedBytes = int64_t{256} << 20;
 
 // 124 million parameters, 99% of them in the embedding; 2,404 parameters in 200 layers.

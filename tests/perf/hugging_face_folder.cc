@@ -10,9 +10,8 @@
 #include "base/byte_order.h"
 #include "base/status_macros.h"
 #include "checkpoint/manifest.h"
-#include "convert/core/model_rules.h"
+#include "convert/core/models.h"
 #include "nlohmann/json.hpp"
-#include "trainer/convert/model_rules.h"
 
 namespace tessera {
 namespace {
@@ -23,17 +22,17 @@ constexpr size_t kHeaderAlignmentBytes = 8;
 }  // namespace
 
 absl::Status WriteHuggingFaceFolder(const std::string& folder, const std::string& model) {
-  const ckpt::convert::ModelRules& rules = RegisteredModelRules();
   ckpt::ModelConfig config;
   config.set_text(model);
-  TESSERA_ASSIGN_OR_RETURN(const std::string json, rules.WriteHuggingFaceConfig(config, ckpt::F32));
+  TESSERA_ASSIGN_OR_RETURN(const std::string json,
+                           ckpt::convert::WriteHuggingFaceConfig(config, ckpt::F32));
   TESSERA_ASSIGN_OR_RETURN(const ckpt::convert::HuggingFaceDescription description,
-                           rules.ReadHuggingFaceConfig(json, INT64_MAX));
+                           ckpt::convert::ReadHuggingFaceConfig(json, INT64_MAX));
   std::ofstream(folder + "/config.json") << json;
 
   nlohmann::ordered_json tensors;
   int64_t bytes = 0;
-  for (const ckpt::convert::ModelParameter& parameter : description.model.parameters) {
+  for (const LogicalParameter& parameter : description.model.parameters) {
     const int64_t end =
         bytes + ckpt::ElementCount(parameter.shape) * static_cast<int64_t>(sizeof(float));
     tensors[parameter.name] = {

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/manifest.h"
-#include "trainer/convert/model_rules.h"
+#include "convert/llmc/llmc.h"
 
 namespace tessera {
 namespace {
@@ -40,8 +40,7 @@ absl::Status WriteFile(const std::string& path, const std::string& header, int64
 absl::Status WriteLlmcFolder(const std::string& folder, const LlmcFolderOptions& options) {
   ckpt::ModelConfig config;
   config.set_text(absl::StrCat("architecture: GPT2 ", options.model));
-  TESSERA_ASSIGN_OR_RETURN(const auto output,
-                           RegisteredModelRules().WriteLlmcHeader(config, ckpt::F32));
+  TESSERA_ASSIGN_OR_RETURN(const auto output, ckpt::convert::WriteLlmcHeader(config, ckpt::F32));
   int64_t body_bytes = 0;
   for (const auto& tensor : output.description.tensors) {
     body_bytes += tensor.rows * tensor.columns * static_cast<int64_t>(sizeof(float));

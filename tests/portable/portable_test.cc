@@ -98,14 +98,14 @@ TEST_P(PortableTest, PreparesTrainsSavesResumesAndVerifies) {
   const Losses resumed = Train("resumed", {"--load=" + checkpoints, "--ckpt-step=2"});
   EXPECT_EQ(resumed, Losses(undisturbed.find(3), undisturbed.end()));
 
-  const Result verified = Emulate("trainer/convert/ckpt", {"verify", "--digests", checkpoints});
+  const Result verified = Emulate("tools/ckpt/ckpt", {"verify", "--digests", checkpoints});
   EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
 }
 
 TEST(TesseraCpuTest, AnUnknownLevelIsRefusedByEveryProgram) {
   setenv("TESSERA_CPU", "avx1024", 1);
   for (const std::string program :
-       {"trainer/app/train", "trainer/data/prepare_data", "trainer/convert/ckpt"}) {
+       {"trainer/app/train", "trainer/data/prepare_data", "tools/ckpt/ckpt"}) {
     const std::string path = std::string(std::getenv("TEST_SRCDIR")) + "/tessera/" + program;
     const Result result = Process({path, "--help"}, ::testing::TempDir()).Wait();
     EXPECT_EQ(result.exit_code, 2) << program;

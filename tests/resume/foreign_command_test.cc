@@ -15,7 +15,6 @@
 #include "gtest/gtest.h"
 #include "tests/support/command.h"
 #include "tools/ckpt/commands.h"
-#include "trainer/convert/model_rules.h"
 
 namespace tessera {
 namespace {
@@ -65,8 +64,7 @@ class ForeignCommandTest : public CommandTest {
   }
   void Convert(const std::string& from, const std::string& to, const std::string& format) const {
     std::ostringstream out, err;
-    ASSERT_EQ(ckpt::RunCkpt({"convert", from, to, "--to=" + format}, {out, err, nullptr},
-                            &RegisteredModelRules()),
+    ASSERT_EQ(ckpt::RunCkpt({"convert", from, to, "--to=" + format}, {out, err, nullptr}),
               ckpt::kExitOk)
         << err.str();
   }

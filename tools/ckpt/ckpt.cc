@@ -322,8 +322,7 @@ std::string CompleteConvert(CommandOptions& options) {
 
 }  // namespace
 
-int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output,
-            const convert::ModelRules* rules, convert::TokenizerFiles tokenizer_files) {
+int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output) {
   const auto usage = [&](const std::string& problem) {
     const bool json = std::ranges::find(arguments, "--json") != arguments.end();
     return Fail(output, json, "ckpt", problem + "; see ckpt --help", kExitUsage);
@@ -354,8 +353,6 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
     return kExitOk;
   }
   CommandOptions options;
-  options.source.rules = rules;
-  options.convert.tokenizer_files = std::move(tokenizer_files);
   for (size_t i = 1; i < arguments.size(); ++i) {
     if (!arguments[i].starts_with("-")) {
       options.paths.push_back(arguments[i]);

@@ -10,8 +10,6 @@
 #include <vector>
 
 #include "checkpoint/format/manifest.pb.h"
-#include "convert/core/model_rules.h"
-#include "convert/core/tokenizer_files.h"
 #include "tools/ckpt/rank_layout.h"
 #include "tools/ckpt/target.h"
 
@@ -34,8 +32,7 @@ struct ConvertOptions {
   DType dtype = DTYPE_UNSPECIFIED;
   bool weights_only = false;
   uint64_t max_file_bytes = 5'000'000'000;
-  std::string tokenizer;                    // a path; empty: none
-  convert::TokenizerFiles tokenizer_files;  // null where the program does not know tokenizers
+  std::string tokenizer;  // a path; empty: none
 };
 
 struct CommandOptions {
@@ -64,11 +61,8 @@ int RunDiff(const CommandOptions& options, const CommandOutput& output);
 int RunReshard(const CommandOptions& options, const CommandOutput& output);
 int RunConvert(const CommandOptions& options, const CommandOutput& output);
 
-// `arguments`: without the program's name. `rules` (may be null) are those of the models that
-// checkpoints of other frameworks may hold. `tokenizer_files` may be null.
-int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output,
-            const convert::ModelRules* rules = nullptr,
-            convert::TokenizerFiles tokenizer_files = nullptr);
+// `arguments`: without the program's name.
+int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output);
 
 }  // namespace tessera::ckpt
 

@@ -14,6 +14,7 @@
 #include "tools/ckpt/progress_bar.h"
 #include "tools/ckpt/report.h"
 #include "tools/ckpt/target.h"
+#include "tools/ckpt/tokenizer_conversion.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -21,19 +22,13 @@ namespace {
 absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& options,
                                                     const Target& source,
                                                     const CommandOutput& output) {
-  if (options.source.rules == nullptr) {
-    return absl::InvalidArgumentError("this program does not know any models");
-  }
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
                            ReadManifest(*source.storage, source.directory));
   TESSERA_RETURN_IF_ERROR(source.CheckOtherRecords());
   std::vector<convert::PlainFile> tokenizer;
   if (!options.convert.tokenizer.empty()) {
-    if (options.convert.tokenizer_files == nullptr) {
-      return absl::InvalidArgumentError("this program does not know any tokenizers");
-    }
     TESSERA_ASSIGN_OR_RETURN(
-        tokenizer, options.convert.tokenizer_files(options.convert.tokenizer, manifest.model()));
+        tokenizer, HuggingFaceTokenizerFiles(options.convert.tokenizer, manifest.model()));
   }
   ProgressBar bar(output.progress);
   return convert::WriteForeign(
@@ -42,7 +37,6 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
        .dtype = options.convert.dtype,
        .weights_only = options.convert.weights_only,
        .max_file_bytes = options.convert.max_file_bytes,
-       .rules = options.source.rules,
        .plain_files = std::move(tokenizer),
        .s3_endpoint = options.source.s3_endpoint,
        .io_threads = options.threads,

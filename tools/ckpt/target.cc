@@ -20,8 +20,8 @@ namespace tessera::ckpt {
 namespace {
 
 absl::StatusOr<Target> OpenForeignTarget(const std::string& name, const SourceOptions& options) {
-  const convert::OpenForeignOptions open = {
-      .format = options.format, .rules = options.rules, .s3_endpoint = options.s3_endpoint};
+  const convert::OpenForeignOptions open = {.format = options.format,
+                                            .s3_endpoint = options.s3_endpoint};
   TESSERA_ASSIGN_OR_RETURN(const convert::FoundForeign found,
                            convert::FindForeign(name, /*step=*/std::nullopt, open));
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<convert::ForeignStorage> storage,

@@ -10,7 +10,6 @@
 #include "checkpoint/storage/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
-#include "convert/core/model_rules.h"
 
 namespace tessera::ckpt {
 
@@ -34,9 +33,8 @@ struct Target {
 
 // How the names of checkpoints are understood.
 struct SourceOptions {
-  std::string s3_endpoint;                     // see OpenStorage()
-  std::string format;                          // another framework's; empty: found out by looking
-  const convert::ModelRules* rules = nullptr;  // see convert::OpenForeign()
+  std::string s3_endpoint;  // see OpenStorage()
+  std::string format;       // another framework's; empty: found out by looking
 };
 
 // Whether the name can only be that of another framework's checkpoint: it is that of a file, or the

@@ -19,7 +19,6 @@
 #include "trainer/app/gpu_memory.h"
 #include "trainer/app/host_memory.h"
 #include "trainer/app/host_share.h"
-#include "trainer/app/import_weights.h"
 #include "trainer/app/same_run.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load_content.h"
@@ -193,6 +192,22 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   return absl::OkStatus();
 }
 
+// A load of the weights alone. Master weights take the file's full precision.
+absl::Status LoadLlmcFile(const std::string& file, Session& session) {
+  TrainConfig settings = session.config;
+  settings.mutable_checkpoint()->Clear();
+  settings.mutable_checkpoint()->set_load(file);
+  settings.mutable_checkpoint()->set_load_format("llmc");
+  settings.mutable_checkpoint()->set_load_content("model");
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
+                           FindSavedRun(settings, session.group(), [](const std::string&) {}));
+  TESSERA_RETURN_IF_ERROR(In(*saved, CheckSameModel(saved->manifest, session.config.model())));
+  if (session.trains) session.trainer->ResetOptimizer();
+  return LoadTensors(*saved, session.state(),
+                     {.with_optimizer = false, .with_masters = session.trains}, session.group())
+      .status();
+}
+
 absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
                          const Notes& notes) {
   const CheckpointConfig& options = session.config.checkpoint();
@@ -218,8 +233,7 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
                        ": starting afresh"));
   }
   if (!llmc_file.empty()) {
-    TESSERA_RETURN_IF_ERROR(ImportWeights(llmc_file, session.config.model(),
-                                          session.trainer->chunks(), session.backend()));
+    TESSERA_RETURN_IF_ERROR(LoadLlmcFile(llmc_file, session));
     notes(absl::StrCat("weights from ", llmc_file));
     return absl::OkStatus();
   }
@@ -363,8 +377,8 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& hos
   const bool from_own = saved.has_value() && saved->is_own;
   TESSERA_RETURN_IF_ERROR(OpenFiles(*session, from_own, notes));
 
-  TESSERA_ASSIGN_OR_RETURN(const int64_t spare_memory,
-                           BuildModel(*session, /*loads=*/saved.has_value(), host));
+  const bool loads = saved.has_value() || !config.checkpoint().llmc_filepath().empty();
+  TESSERA_ASSIGN_OR_RETURN(const int64_t spare_memory, BuildModel(*session, loads, host));
   if (from_own) {
     TESSERA_ASSIGN_OR_RETURN(
         const std::string nearby,

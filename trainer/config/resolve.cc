@@ -16,7 +16,6 @@
 #include "base/flag_options.pb.h"
 #include "base/glob.h"
 #include "google/protobuf/descriptor.h"
-#include "models/llmc.h"
 #include "models/model_config.h"
 #include "trainer/config/check_config.h"
 #include "trainer/config/choose_topology.h"
@@ -192,13 +191,19 @@ absl::StatusOr<ModelConfig> ChooseModel(const TrainConfig& config, const Resolve
   const bool is_described = !model.size().empty() || model.has_num_layers() ||
                             model.has_hidden_size() || model.architecture() == ModelConfig::OTHER;
   if (!file.empty() && !is_described) {
-    const auto info = ReadLlmcInfo(file);
-    if (!info.ok()) {
-      return absl::Status(info.status().code(),
-                          absl::StrCat("llmc_filepath, for the model's sizes: ",
-                                       std::string(info.status().message())));
+    CheckpointConfig alone;
+    alone.set_load(file);
+    alone.set_load_format("llmc");
+    absl::StatusOr<std::optional<SavedModel>> saved{std::optional<SavedModel>()};
+    if (options.saved_model != nullptr) saved = options.saved_model(alone);
+    if (!saved.ok() || !saved->has_value()) {
+      const absl::Status problem =
+          saved.ok() ? absl::NotFoundError(absl::StrCat(file, ": no model file of llm.c"))
+                     : saved.status();
+      return absl::Status(problem.code(), absl::StrCat("llmc_filepath, for the model's sizes: ",
+                                                       problem.message()));
     }
-    ModelConfig chosen = info->config;
+    ModelConfig chosen = (*saved)->config;
     chosen.MergeFrom(model);
     return chosen;
   }

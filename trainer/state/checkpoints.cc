@@ -27,7 +27,6 @@
 #include "convert/open_foreign.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load_content.h"
-#include "trainer/convert/model_rules.h"
 #include "trainer/state/save_storage.h"
 #include "trainer/state/saved_run.pb.h"
 
@@ -119,7 +118,6 @@ absl::StatusOr<std::vector<ckpt::CheckpointInfo>> ListWithRolling(
 ckpt::convert::OpenForeignOptions ForeignOptions(const CheckpointConfig& config,
                                                  const std::string& format) {
   return {.format = format,
-          .rules = &RegisteredModelRules(),
           .s3_endpoint = config.s3_endpoint(),
           .needs_trainer_files = LoadContentOf(config).optimizer};
 }

@@ -236,7 +236,8 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
   }
 
   const bool has_master = policy.with_optimizer && chunks.front().optimizer->has_master();
-  const bool masters_from_weights = has_master && !HasRole(saved.manifest, ckpt::MASTER_WEIGHT);
+  const bool masters_from_weights = (has_master && !HasRole(saved.manifest, ckpt::MASTER_WEIGHT)) ||
+                                    (policy.with_masters && chunks.front().optimizer->has_master());
   if (policy.with_optimizer) Append(OptimizerTensors(chunks), wanted);
   if (masters_from_weights) RemoveMasters(wanted);
   KeepMatching(policy, wanted);

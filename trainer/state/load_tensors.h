@@ -18,6 +18,8 @@ namespace tessera {
 // Permitted differences between the saved and the wanted state. By default none.
 struct LoadPolicy {
   bool with_optimizer = true;  // master weights and moments, too
+  // Without the optimizer: master weights nevertheless, from the saved weights.
+  bool with_masters = false;
   // Parameters that were not saved keep their current values, as does their optimizer state. A
   // parameter that was saved without its optimizer state is still an error.
   bool allow_missing = false;

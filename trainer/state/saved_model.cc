@@ -14,7 +14,6 @@
 #include "convert/open_foreign.h"
 #include "google/protobuf/text_format.h"
 #include "models/model_config.h"
-#include "trainer/convert/model_rules.h"
 
 namespace tessera {
 namespace {
@@ -67,10 +66,8 @@ absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig&
     if (model.has_value() || !format.empty()) return model;
   }
   TESSERA_RETURN_IF_ERROR(CheckLoadFormat(config));
-  const ckpt::convert::OpenForeignOptions options = {.format = format,
-                                                     .rules = &RegisteredModelRules(),
-                                                     .s3_endpoint = config.s3_endpoint(),
-                                                     .needs_trainer_files = false};
+  const ckpt::convert::OpenForeignOptions options = {
+      .format = format, .s3_endpoint = config.s3_endpoint(), .needs_trainer_files = false};
   const absl::StatusOr<ckpt::convert::FoundForeign> found =
       ckpt::convert::FindForeign(config.load(), step, options);
   if (absl::IsNotFound(found.status())) return std::nullopt;

@@ -19,7 +19,6 @@
 #include "gtest/gtest.h"
 #include "tests/interop/foreign_fixture.h"
 #include "tools/ckpt/commands.h"
-#include "trainer/convert/model_rules.h"
 
 namespace tessera {
 namespace {
@@ -38,7 +37,7 @@ constexpr char kNumbered[] = "tests/interop/infinitrain/llama3_numbered/checkpoi
 constexpr char kRanks[] = "tests/interop/infinitrain/gpt2_dp2/checkpoint_step_000002";
 
 absl::StatusOr<Foreign> Open(const std::string& folder) {
-  return ckpt::convert::OpenForeign(folder, {.rules = &RegisteredModelRules()});
+  return ckpt::convert::OpenForeign(folder, {});
 }
 
 std::string ErrorOf(const std::string& folder) {
@@ -121,7 +120,7 @@ TEST_F(InfiniTrainTest, ConvertedAndComparedByDigests) {
   const std::string copy = Copy(kRanks), mine = In("mine");
   const auto run = [&](std::vector<std::string> args) {
     std::ostringstream out, err;
-    const int code = ckpt::RunCkpt(std::move(args), {out, err, nullptr}, &RegisteredModelRules());
+    const int code = ckpt::RunCkpt(std::move(args), {out, err, nullptr});
     EXPECT_EQ(code, ckpt::kExitOk) << out.str() << err.str();
   };
   run({"convert", copy, mine, "--to=tessera", "--topology=tp2_pp2"});

@@ -25,7 +25,6 @@
 #include "tests/interop/foreign_run.h"
 #include "tests/support/logical_state.h"
 #include "tools/ckpt/commands.h"
-#include "trainer/convert/model_rules.h"
 
 namespace tessera {
 namespace {
@@ -40,7 +39,7 @@ using testing::WriteFileBytes;
 std::string Fixture(const std::string& name) { return "tests/interop/internevo/" + name; }
 
 absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> Open(const std::string& folder) {
-  return ckpt::convert::OpenForeign(folder, {.rules = &RegisteredModelRules()});
+  return ckpt::convert::OpenForeign(folder, {});
 }
 
 // The consolidated state that make_fixtures.py wrote, as the state of an fp32 run: its weights are
@@ -151,7 +150,7 @@ TEST_F(InternEvoTest, TheCommandConvertsAndComparesIt) {
   const std::string converted = In("converted");
   const auto run = [](const std::vector<std::string>& arguments) {
     std::ostringstream out, err;
-    const int code = ckpt::RunCkpt(arguments, {out, err, nullptr}, &RegisteredModelRules());
+    const int code = ckpt::RunCkpt(arguments, {out, err, nullptr});
     EXPECT_EQ(code, 0) << out.str() << err.str();
     return out.str();
   };

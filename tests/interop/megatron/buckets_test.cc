@@ -13,7 +13,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/ckpt/commands.h"
-#include "trainer/convert/model_rules.h"
 
 namespace tessera {
 namespace {
@@ -38,8 +37,8 @@ std::string ErrorWith(const std::string& fixture, const std::string& file,
   change(bytes);
   std::ofstream(copy / file, std::ios::binary) << ckpt::convert::WithoutChecksums(bytes);
   std::ostringstream out, err;
-  const int exit_code = ckpt::RunCkpt({"verify", copy.string(), "--from=megatron"},
-                                      {out, err, nullptr}, &RegisteredModelRules());
+  const int exit_code =
+      ckpt::RunCkpt({"verify", copy.string(), "--from=megatron"}, {out, err, nullptr});
   EXPECT_EQ(exit_code == ckpt::kExitOk, err.str().empty()) << err.str();
   return exit_code == ckpt::kExitOk ? "" : err.str();
 }

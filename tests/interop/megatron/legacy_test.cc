@@ -15,7 +15,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/ckpt/commands.h"
-#include "trainer/convert/model_rules.h"
 
 namespace tessera {
 namespace {
@@ -45,8 +44,8 @@ class MegatronLegacyTest : public ::testing::Test {
   // The error of reading the copy; empty if there is none.
   std::string Error() {
     std::ostringstream out, err;
-    const int exit_code = ckpt::RunCkpt({"inspect", run_.string(), "--from=megatron"},
-                                        {out, err, nullptr}, &RegisteredModelRules());
+    const int exit_code =
+        ckpt::RunCkpt({"inspect", run_.string(), "--from=megatron"}, {out, err, nullptr});
     EXPECT_EQ(exit_code == ckpt::kExitOk, err.str().empty()) << err.str();
     return exit_code == ckpt::kExitOk ? "" : err.str();
   }
@@ -146,20 +145,6 @@ TEST_F(MegatronLegacyTest, RefusesTruncatedFiles) {
       EXPECT_THAT(Error(), HasSubstr(file)) << length << " bytes";
     }
   }
-}
-
-// Without rules, tensors have the names of the files.
-TEST_F(MegatronLegacyTest, IsReadWithoutRules) {
-  const auto storage = ckpt::convert::OpenForeign(Copy("legacy_gpt2_tp2_pp2").string(), {});
-  ASSERT_TRUE(storage.ok()) << storage.status();
-  EXPECT_EQ((*storage)->format(), "megatron");
-  const auto checkpoint = ckpt::Checkpoint::Open(**storage, "");
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  bool found = false;
-  for (const ckpt::TensorInfo& tensor : checkpoint->tensors()) {
-    found |= tensor.name == "mp_rank_01_001/model.decoder.layers.0.mlp.linear_fc1.weight";
-  }
-  EXPECT_TRUE(found);
 }
 
 }  // namespace

@@ -23,7 +23,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/ckpt/commands.h"
-#include "trainer/convert/model_rules.h"
 
 namespace tessera {
 namespace {
@@ -74,7 +73,7 @@ class MegatronTest : public ::testing::Test {
 
   int Run(const std::vector<std::string>& arguments) {
     std::ostringstream out, err;
-    const int exit_code = ckpt::RunCkpt(arguments, {out, err, nullptr}, &RegisteredModelRules());
+    const int exit_code = ckpt::RunCkpt(arguments, {out, err, nullptr});
     out_ = out.str();
     err_ = err.str();
     return exit_code;
@@ -94,8 +93,7 @@ class MegatronTest : public ::testing::Test {
 class MegatronFixtureTest : public MegatronTest, public ::testing::WithParamInterface<Fixture> {};
 
 TEST_P(MegatronFixtureTest, EveryTensorIsWhatMegatronWasGiven) {
-  const auto storage =
-      ckpt::convert::OpenForeign(Path(GetParam().folder), {.rules = &RegisteredModelRules()});
+  const auto storage = ckpt::convert::OpenForeign(Path(GetParam().folder), {});
   ASSERT_TRUE(storage.ok()) << storage.status();
   EXPECT_EQ((*storage)->format(), "megatron");
   const auto checkpoint = ckpt::Checkpoint::Open(**storage, "");
@@ -160,8 +158,7 @@ TEST_P(MegatronFixtureTest, IsWrittenAsItWasRead) {
                  "--dtype=bf16"}),
             ckpt::kExitOk)
       << err_;
-  const auto storage =
-      ckpt::convert::OpenForeign((root_ / "weights").string(), {.rules = &RegisteredModelRules()});
+  const auto storage = ckpt::convert::OpenForeign((root_ / "weights").string(), {});
   ASSERT_TRUE(storage.ok()) << storage.status();
   const auto weights = ckpt::Checkpoint::Open(**storage, "");
   ASSERT_TRUE(weights.ok()) << weights.status();

@@ -1,0 +1,205 @@
+#include "convert/core/models.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/glob.h"
+#include "base/status_macros.h"
+#include "google/protobuf/text_format.h"
+#include "models/layers/architecture.h"
+#include "models/registry.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+// A config of this architecture whose other fields `read` sets, resolved.
+template <typename Read>
+absl::StatusOr<tessera::ModelConfig> ReadConfig(const Architecture& architecture,
+                                                const JsonFields& fields, const Read& read) {
+  tessera::ModelConfig config;
+  config.set_architecture(architecture.value);
+  if (architecture.value == tessera::ModelConfig::OTHER) {
+    config.set_other_architecture(std::string(architecture.name));
+  }
+  TESSERA_RETURN_IF_ERROR(read(fields, config));
+  absl::StatusOr<tessera::ModelConfig> resolved = ResolveModelConfig(config);
+  if (resolved.ok()) return resolved;
+  return absl::InvalidArgumentError(
+      absl::StrCat(fields.source(), ": ", resolved.status().message()));
+}
+
+absl::Status CheckLayers(const tessera::ModelConfig& config, const std::string& source,
+                         int64_t tensor_count) {
+  if (config.num_layers() <= tensor_count) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      source, ": ", config.num_layers(), " layers, but the files have ", tensor_count, " tensors"));
+}
+
+// The parameters' names, those of each layer in the order of its tensors' names.
+std::vector<std::string> ModuleOrder(std::vector<LogicalParameter> parameters,
+                                     std::span<const std::string_view> layer_order) {
+  const auto place = [&](const LogicalParameter& parameter) {
+    return std::ranges::find_if(layer_order,
+                                [&](std::string_view tensor) {
+                                  return parameter.name.ends_with("." + std::string(tensor));
+                                }) -
+           layer_order.begin();
+  };
+  const auto layer = [](const LogicalParameter& parameter) {
+    return parameter.partition.place.layer;
+  };
+  for (auto begin = parameters.begin(); begin != parameters.end();) {
+    const auto end = std::find_if(begin, parameters.end(), [&](const LogicalParameter& other) {
+      return layer(other) != layer(*begin);
+    });
+    if (layer(*begin) >= 0) std::ranges::stable_sort(begin, end, {}, place);
+    begin = end;
+  }
+  std::vector<std::string> names;
+  for (LogicalParameter& parameter : parameters) names.push_back(std::move(parameter.name));
+  return names;
+}
+
+// Null if the architecture has none.
+const ForeignFormat* FindFormat(const Architecture& architecture, std::string_view framework) {
+  for (const ForeignFormat* const format : architecture.foreign_formats) {
+    if (format->framework == framework) return format;
+  }
+  return nullptr;
+}
+
+absl::StatusOr<const ForeignFormat*> FormatOf(std::string_view framework,
+                                              const tessera::ModelConfig& config) {
+  const ForeignFormat* const format = FindFormat(*FindArchitecture(config), framework);
+  if (format != nullptr) return format;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the format ", std::string(framework), " has no architecture ", ArchitectureName(config)));
+}
+
+}  // namespace
+
+ckpt::Partition ToCheckpoint(const tessera::Partition& partition) {
+  return {.dim = partition.dim,
+          .sections = partition.sections,
+          .padded = partition.padded,
+          .layer = partition.place.layer,
+          .before_layers = partition.place.before_layers,
+          .after_layers = partition.place.after_layers};
+}
+
+ModelDescription DescribeModel(const tessera::ModelConfig& config) {
+  ModelDescription model = {.parameters = LogicalParameters(config)};
+  model.config.set_architecture(ArchitectureName(config));
+  google::protobuf::TextFormat::PrintToString(config, model.config.mutable_text());
+  return model;
+}
+
+absl::StatusOr<tessera::ModelConfig> ConfigOf(const ModelConfig& model) {
+  tessera::ModelConfig config;
+  if (model.text().empty() ||
+      !google::protobuf::TextFormat::ParseFromString(model.text(), &config)) {
+    return absl::InvalidArgumentError(
+        "the checkpoint does not have the configuration of a model that is known here");
+  }
+  return ResolveModelConfig(config);
+}
+
+bool HuggingFaceDescription::IsComputed(const std::string& name) const {
+  return std::ranges::any_of(format->computed, [&](std::string_view pattern) {
+    return MatchesGlob(std::string(pattern), name) ||
+           MatchesGlob(std::string(pattern), std::string(format->prefix) + name);
+  });
+}
+
+absl::StatusOr<HuggingFaceDescription> ReadHuggingFaceConfig(std::string_view config_json,
+                                                             int64_t tensor_count) {
+  TESSERA_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::Parse(config_json, "config.json"));
+  TESSERA_ASSIGN_OR_RETURN(const std::string type, fields.Text("model_type", ""));
+  std::vector<std::string> known;
+  for (const Architecture* const architecture : Architectures()) {
+    const HuggingFaceFormat* const format = architecture->hugging_face;
+    if (format == nullptr) continue;
+    known.emplace_back(format->model_type);
+    if (format->model_type != type) continue;
+    const auto read = [&](const JsonFields& json, tessera::ModelConfig& config) -> absl::Status {
+      TESSERA_ASSIGN_OR_RETURN(const int64_t vocabulary, json.Integer("vocab_size"));
+      config.set_vocab_size(vocabulary);
+      return format->read_config(json, config);
+    };
+    TESSERA_ASSIGN_OR_RETURN(const tessera::ModelConfig config,
+                             ReadConfig(*architecture, fields, read));
+    TESSERA_RETURN_IF_ERROR(CheckLayers(config, "config.json", tensor_count));
+    HuggingFaceDescription description = {.model = DescribeModel(config), .format = format};
+    description.order = ModuleOrder(description.model.parameters, format->layer_order);
+    return description;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("config.json: model_type is \"", type,
+                                                 "\", known are ", absl::StrJoin(known, ", ")));
+}
+
+absl::StatusOr<std::string> WriteHuggingFaceConfig(const ModelConfig& model, DType dtype) {
+  TESSERA_ASSIGN_OR_RETURN(const tessera::ModelConfig config, ConfigOf(model));
+  const HuggingFaceFormat* const format = FindArchitecture(config)->hugging_face;
+  if (format == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Hugging Face's format has no architecture ", ArchitectureName(config)));
+  }
+  nlohmann::ordered_json json;
+  json["architectures"] = {std::string(format->class_name)};
+  json["model_type"] = std::string(format->model_type);
+  json["vocab_size"] = config.vocab_size();
+  json["initializer_range"] = config.init_method_std();
+  json["tie_word_embeddings"] = !config.untie_embeddings_and_output_weights();
+  json["torch_dtype"] = dtype == BF16 ? "bfloat16" : dtype == F16 ? "float16" : "float32";
+  // Token ids are the tokenizer's: without these, GPT-2's own would be assumed.
+  json["bos_token_id"] = nullptr;
+  json["eos_token_id"] = nullptr;
+  format->write_config(config, json);
+  return json.dump(2) + "\n";
+}
+
+absl::StatusOr<ModelDescription> ReadForeignConfig(std::string_view framework,
+                                                   std::string_view config_json,
+                                                   int64_t tensor_count) {
+  const std::string source = absl::StrCat(std::string(framework), "'s configuration");
+  TESSERA_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::Parse(config_json, source));
+  std::vector<std::string> known;
+  for (const Architecture* const architecture : Architectures()) {
+    const ForeignFormat* const format = FindFormat(*architecture, framework);
+    if (format == nullptr) continue;
+    known.emplace_back(architecture->name);
+    if (!format->describes(fields)) continue;
+    TESSERA_ASSIGN_OR_RETURN(const tessera::ModelConfig config,
+                             ReadConfig(*architecture, fields, format->read_config));
+    TESSERA_RETURN_IF_ERROR(CheckLayers(config, source, tensor_count));
+    return DescribeModel(config);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(source, " describes a model of another kind than ", absl::StrJoin(known, ", ")));
+}
+
+absl::StatusOr<std::string> WriteForeignConfig(std::string_view framework,
+                                               const ModelConfig& model) {
+  TESSERA_ASSIGN_OR_RETURN(const tessera::ModelConfig config, ConfigOf(model));
+  TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FormatOf(framework, config));
+  if (format->write_config == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("models are not written in the format ", std::string(framework)));
+  }
+  nlohmann::ordered_json json;
+  format->write_config(config, json);
+  return json.dump();
+}
+
+absl::StatusOr<std::vector<ForeignParameter>> ForeignParameters(std::string_view framework,
+                                                                const ModelConfig& model) {
+  TESSERA_ASSIGN_OR_RETURN(const tessera::ModelConfig config, ConfigOf(model));
+  TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FormatOf(framework, config));
+  return format->parameters(config);
+}
+
+}  // namespace tessera::ckpt::convert

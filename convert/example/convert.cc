@@ -1,0 +1,29 @@
+// Reads a checkpoint of any framework in place, and writes it in Hugging Face's format.
+//
+// convert FROM TO: both are folders; TO must not exist.
+
+#include <iostream>
+#include <memory>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "convert/open_foreign.h"
+#include "convert/write_foreign.h"
+
+int main(int argc, char** argv) {
+  namespace ckpt = tessera::ckpt;
+  if (argc != 3) {
+    std::cerr << "usage: convert FROM TO\n";
+    return 2;
+  }
+  const auto storage = ckpt::convert::OpenForeign(argv[1], {});
+  const auto manifest = storage.ok() ? ckpt::ReadManifest(**storage, "") : storage.status();
+  const auto report = manifest.ok() ? ckpt::convert::WriteForeign({**storage, "", *manifest},
+                                                                  argv[2], {.format = "hf"})
+                                    : manifest.status();
+  if (!report.ok()) {
+    std::cerr << report.status() << "\n";
+    return 1;
+  }
+  std::cout << report->tensors << " tensors in " << report->files.size() << " files\n";
+}

@@ -1,0 +1,333 @@
+#include "convert/internevo/files.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/join_first.h"
+#include "base/status_macros.h"
+#include "base/utf8.h"
+#include "convert/core/foreign_layout.h"
+#include "convert/core/rank_grid.h"
+#include "convert/internevo/internevo.h"
+#include "convert/pickle/json.h"
+#include "convert/pickle/value.h"
+#include "convert/torch/archive.h"
+#include "convert/torch/torch_file.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt::convert {
+
+namespace {
+
+constexpr size_t kMaxDigits = 6;
+
+// A kind of files: what their names have for tensor-parallel ranks and, in other runs, for
+// weight-parallel ones.
+struct FileKind {
+  std::string_view stem;
+  RankPattern by_mode[2];
+};
+const FileKind kModels = {
+    "model_", {RankPattern("model_tp{1}_pp{1}.pt"), RankPattern("model_wp{1}_pp{1}.pt")}};
+const FileKind kOptimizers = {
+    "optimizer_",
+    {RankPattern("optimizer_tp{1}_pp{1}_zo{1}.pt"), RankPattern("optimizer_wp{1}_pp{1}_zo{1}.pt")}};
+
+// The rank on an axis in a name that has "_tp0" or "_tp-0"; nullopt for other names.
+std::optional<int64_t> AxisRank(std::string_view name, std::string_view axis) {
+  const std::string key = "_" + std::string(axis);
+  const size_t at = name.find(key);
+  if (at == name.npos) return std::nullopt;
+  name.remove_prefix(at + key.size());
+  if (name.starts_with('-')) name.remove_prefix(1);
+  const size_t digits = std::min(name.find_first_not_of("0123456789"), name.size());
+  if (digits == 0 || digits > kMaxDigits) return std::nullopt;
+  int64_t rank = 0;
+  for (const char digit : name.substr(0, digits)) rank = 10 * rank + (digit - '0');
+  return rank;
+}
+
+// The parallel modes whose files are not read.
+absl::Status Unsupported(const std::string& name) {
+  const char* what = "an unknown parallel mode";
+  if (name.starts_with("model_moe_layer") || name.starts_with("optimizer_ep")) {
+    what = "experts";
+  } else if (AxisRank(name, "tp") && AxisRank(name, "wp")) {
+    what = "a rank that is both tensor-parallel and weight-parallel";
+  } else if (name.starts_with(kModels.stem) && (AxisRank(name, "dp") || AxisRank(name, "zo"))) {
+    what = "FSDP";
+  }
+  return absl::UnimplementedError(
+      absl::StrCat(name, " is a file of ", what, ", which is not read"));
+}
+
+// All files of a kind; those that are absent are added to `missing`.
+absl::StatusOr<std::vector<InternEvoRankFile>> FilesOf(const FileKind& kind,
+                                                       const InternEvoRankFiles& files,
+                                                       std::span<const std::string> names,
+                                                       std::vector<std::string>& missing) {
+  // Of weight-parallel ranks as of tensor-parallel ones; stages are the second axis in names.
+  const int64_t extents[] = {files.parts, files.stages, files.zero_ranks};
+  const RankPattern& pattern = kind.by_mode[files.weight_parallel ? 1 : 0];
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<RankFile> grid,
+      CompleteGrid(pattern, std::span(extents, pattern.axes()), names, missing));
+  std::vector<InternEvoRankFile> all;
+  for (const RankFile& file : grid) {
+    all.push_back({.name = file.name,
+                   .part = file.ranks[0],
+                   .pipeline = file.ranks[1],
+                   .zero = file.ranks.size() > 2 ? file.ranks[2] : 0});
+  }
+  std::ranges::stable_sort(all, {}, &InternEvoRankFile::pipeline);
+  return all;
+}
+
+}  // namespace
+
+bool IsInternEvoModelName(const std::string& name) {
+  return name.starts_with(kModels.stem) && name.ends_with(".pt") &&
+         (AxisRank(name, "tp") || AxisRank(name, "wp")) && AxisRank(name, "pp");
+}
+
+absl::StatusOr<InternEvoRankFiles> FindInternEvoRankFiles(std::span<const std::string> names) {
+  InternEvoRankFiles files;
+  bool has_optimizers = false;
+  bool has_mode[2] = {false, false};
+  for (const std::string& name : names) {
+    if (name.starts_with("gpus-") && name.ends_with(".pt")) {
+      const auto rank = [&](std::string_view axis) { return AxisRank(name, axis).value_or(0); };
+      files.plans.push_back({name, std::max(rank("tp"), rank("wp")), rank("pp"), rank("zo")});
+      continue;
+    }
+    bool is_known = false;
+    for (const FileKind* const kind : {&kModels, &kOptimizers}) {
+      for (const int mode : {0, 1}) {
+        const std::optional<std::vector<int64_t>> ranks = kind->by_mode[mode].Parse(name);
+        if (!ranks) continue;
+        is_known = has_mode[mode] = true;
+        has_optimizers = has_optimizers || kind == &kOptimizers;
+        files.parts = std::max(files.parts, (*ranks)[0] + 1);
+        files.stages = std::max(files.stages, (*ranks)[1] + 1);
+        if (ranks->size() > 2) files.zero_ranks = std::max(files.zero_ranks, (*ranks)[2] + 1);
+      }
+      const bool is_of_ranks = name.starts_with("model_moe_layer") ||
+                               name.starts_with("optimizer_ep") || AxisRank(name, "pp");
+      if (!is_known && is_of_ranks && name.starts_with(kind->stem)) return Unsupported(name);
+    }
+  }
+  if (has_mode[0] && has_mode[1]) {
+    return absl::DataLossError(
+        "there are files of tensor-parallel ranks (tp) and of weight-parallel ones (wp): leave "
+        "those of one checkpoint in the folder");
+  }
+  files.weight_parallel = has_mode[1];
+  std::vector<std::string> missing;
+  TESSERA_ASSIGN_OR_RETURN(files.models, FilesOf(kModels, files, names, missing));
+  if (has_optimizers) {
+    TESSERA_ASSIGN_OR_RETURN(files.optimizers, FilesOf(kOptimizers, files, names, missing));
+  }
+  if (missing.empty()) return files;
+  return absl::DataLossError(absl::StrCat("missing: ", JoinFirst(missing, ", ")));
+}
+
+namespace {
+
+// The number that the text begins with, before a dot. Removes both.
+std::optional<int64_t> ConsumeNumber(std::string_view& text) {
+  const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  if (digits == 0 || digits > kMaxDigits || digits == text.size() || text[digits] != '.') {
+    return std::nullopt;
+  }
+  int64_t number = 0;
+  for (const char digit : text.substr(0, digits)) number = 10 * number + (digit - '0');
+  text.remove_prefix(digits + 1);
+  return number;
+}
+
+}  // namespace
+
+InternEvoLocalName ParseInternEvoName(std::string_view name) {
+  constexpr std::string_view kWrapper = "model.";
+  InternEvoLocalName parsed;
+  parsed.chunk = ConsumeNumber(name).value_or(0);
+  if (name.starts_with(kWrapper)) name.remove_prefix(kWrapper.size());
+  const size_t dot = name.find('.');
+  if (dot != name.npos) {
+    std::string_view rest = name.substr(dot + 1);
+    if (const std::optional<int64_t> layer = ConsumeNumber(rest)) {
+      parsed.layer = *layer;
+      parsed.before = std::string(name.substr(0, dot + 1));
+      parsed.after = "." + std::string(rest);
+      return parsed;
+    }
+  }
+  parsed.before = std::string(name);
+  return parsed;
+}
+
+void InternEvoLayers::Add(int64_t stage, const InternEvoLocalName& name) {
+  std::set<int64_t>& layers = layers_[{name.chunk, stage}];
+  if (name.layer >= 0) layers.insert(name.layer);
+}
+
+int64_t InternEvoLayers::chunks() const {
+  return layers_.empty() ? 1 : layers_.rbegin()->first.first + 1;
+}
+
+absl::StatusOr<std::string> InternEvoLayers::GlobalName(int64_t stage,
+                                                        const InternEvoLocalName& name) const {
+  if (name.layer < 0) return name.before;
+  int64_t number = name.layer;
+  for (const auto& [place, layers] : layers_) {
+    const auto count = static_cast<int64_t>(layers.size());
+    if (count > 0 && *layers.rbegin() != count - 1) {
+      return absl::DataLossError(absl::StrCat("stage ", place.second, " has ", count,
+                                              " layers in chunk ", place.first,
+                                              ", but also number ", *layers.rbegin()));
+    }
+    if (place >= std::pair(name.chunk, stage)) break;
+    number += count;
+  }
+  return absl::StrCat(name.before, number, name.after);
+}
+
+namespace {
+
+using pickle::Value;
+
+constexpr std::string_view kModelConfig = "model_config.pt";
+// The parameters of a model whose rotary embedding turns neighbouring rows.
+constexpr std::string_view kPairedRows = "internevo.qk_interleaved";
+
+nlohmann::json DictToJson(const Value& dict) {
+  nlohmann::json json = nlohmann::json::object();
+  for (size_t i = 0; i < dict.entry_count(); ++i) {
+    const auto [key, value] = dict.entry(i);
+    const auto name = key.AsText();
+    if (!name || !IsValidUtf8(*name)) continue;
+    nlohmann::json converted = pickle::ScalarToJson(value);
+    if (!converted.is_null()) json[std::string(*name)] = std::move(converted);
+  }
+  return json;
+}
+
+// Whether the rotary embedding turns neighbouring rows of a head. Releases before `qk_interleaved`
+// had `adapt_hf`, which means the opposite.
+absl::StatusOr<bool> HasPairedRows(const Value& config) {
+  if (const auto paired = config.Find("qk_interleaved").AsBool()) return *paired;
+  if (const auto halves = config.Find("adapt_hf").AsBool()) return !*halves;
+  return absl::InvalidArgumentError(
+      "neither qk_interleaved nor adapt_hf, whose defaults differ between releases: add the one "
+      "that the run had");
+}
+
+absl::StatusOr<ForeignModel> MakeModel(const Value& config, int64_t tensor_count,
+                                       uint64_t file_bytes) {
+  if (config.entry_count() == 0) return absl::DataLossError("no dict of the model's settings");
+  TESSERA_ASSIGN_OR_RETURN(const bool paired, HasPairedRows(config));
+  return ForeignModel::Read(paired ? kPairedRows : kInternEvo, DictToJson(config).dump(),
+                            tensor_count, file_bytes);
+}
+
+// Whether both are the same elements of the same tensors, however ranks cut them.
+bool AreSame(const ForeignParameter& a, const ForeignParameter& b) {
+  return a.blocks.size() == b.blocks.size() &&
+         std::ranges::equal(a.blocks, b.blocks, [](const auto& one, const auto& other) {
+           return one.name == other.name && one.offset == other.offset && one.shape == other.shape;
+         });
+}
+
+}  // namespace
+
+absl::StatusOr<InternEvoParameters> InternEvoParameters::Read(Storage& storage,
+                                                              int64_t tensor_count,
+                                                              uint64_t file_bytes) {
+  const std::string path(kModelConfig);
+  const absl::StatusOr<TorchArchive> archive = ReadTorchFile(storage, path);
+  if (absl::IsNotFound(archive.status())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(storage.Describe(path), " is missing: it describes the model"));
+  }
+  TESSERA_RETURN_IF_ERROR(archive.status());
+  TESSERA_ASSIGN_OR_RETURN(
+      ForeignModel model,
+      InFile(storage, path, MakeModel(archive->contents.root(), tensor_count, file_bytes)));
+  return InternEvoParameters(std::move(model));
+}
+
+absl::StatusOr<const ForeignParameter*> InternEvoParameters::Find(const std::string& name,
+                                                                  const Shape& shape,
+                                                                  int64_t parts) {
+  const std::vector<ForeignParameter*> candidates = model_.Named(name);
+  if (candidates.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", absl::CHexEscape(name.substr(0, 200)),
+                     " belongs to no parameter of the model that model_config.pt describes"));
+  }
+  const ForeignParameter* found = nullptr;
+  std::set<std::string> expected;
+  for (const ForeignParameter* const candidate : candidates) {
+    const ForeignParameter& parameter = *candidate;
+    const absl::StatusOr<Shape> local = LocalShape(parameter, parts);
+    if (!local.ok()) continue;
+    expected.insert(ShapeToString(*local));
+    if (*local != shape) continue;
+    if (found != nullptr && !AreSame(*found, parameter)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tensor ", name, ": by its shape ", ShapeToString(shape), " it could be ",
+          found->blocks.front().name, " or ", parameter.blocks.front().name,
+          ", which releases of InternEvo name differently; convert the checkpoint with the one "
+          "that wrote it"));
+    }
+    if (found == nullptr) found = &parameter;
+  }
+  if (found != nullptr) return found;
+  return absl::DataLossError(
+      absl::StrCat("tensor ", name, ": shape ", ShapeToString(shape), ", expected ",
+                   expected.empty() ? absl::StrCat("one that ", parts, " ranks divide")
+                                    : absl::StrJoin(expected, " or ")));
+}
+
+namespace {
+
+constexpr std::string_view kContext = "context.pt";
+
+}  // namespace
+
+absl::Status DescribeInternEvoRun(Storage& storage, ForeignCheckpoint& checkpoint) {
+  checkpoint.description.mutable_producer()->set_program("InternEvo");
+  const std::string path(kContext);
+  const absl::StatusOr<TorchArchive> archive = ReadTorchFile(storage, path);
+  if (absl::IsNotFound(archive.status())) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(archive.status());
+  const pickle::Value context = archive->contents.root();
+  std::optional<int64_t> step = context.Find("step_count").AsInt();
+  // Early releases count batches alone, the first of which is 0.
+  const std::optional<int64_t> batches = context.Find("batch_count").AsInt();
+  if (!step && batches && *batches < INT64_MAX) step = *batches + 1;
+  if (!step || *step < 0) {
+    return absl::DataLossError(
+        absl::StrCat(storage.Describe(path), ": no number of steps (\"step_count\")"));
+  }
+  SetProgress(*step, std::nullopt, checkpoint.description);
+  const std::optional<int64_t> tokens = context.Find("num_consumed_tokens").AsInt();
+  if (tokens && *tokens >= 0) {
+    checkpoint.notes.push_back(absl::StrCat(
+        "The run has consumed ", *tokens,
+        " tokens; its position in the data is that of its own loader, which packs samples."));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::ckpt::convert

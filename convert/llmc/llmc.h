@@ -1,0 +1,81 @@
+#ifndef TESSERA_CONVERT_LLMC_LLMC_H_
+#define TESSERA_CONVERT_LLMC_LLMC_H_
+
+// Model files and optimizer states of llm.c.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/storage/storage.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/core/models.h"
+#include "convert/core/output_file.h"
+
+namespace tessera::ckpt::convert {
+
+inline constexpr std::string_view kLlmc = "llmc";
+
+// A model file, as its header describes it.
+struct LlmcDescription {
+  ModelDescription model;
+  DType dtype = DTYPE_UNSPECIFIED;
+  // In the file's order. ZeRO ranks of llm.c divide each of them.
+  std::vector<LlmcTensor> tensors;
+};
+
+// The model in a file with this header, whose `element_bytes` this sets. DataLoss naming the file.
+// `model` may be null; where it has the head tied to the embedding, as no header says, the file's
+// two matrices are copies of one.
+absl::StatusOr<LlmcDescription> ReadLlmcHeader(LlmcFile& file, const ModelConfig* model);
+
+// A model file of llm.c that is to be written.
+struct LlmcOutput {
+  std::string header;
+  LlmcDescription description;
+};
+// The model file of a model as manifests describe it, with weights of this dtype: F32 or BF16.
+// InvalidArgument where llm.c has no such model.
+absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelConfig& model, DType dtype);
+
+// The model file of llm.c that a place means: `file` in the storage or, where that is empty, the
+// model_NNNNNNNN.bin of the newest step, with DONE_NNNNNNNN where any step has one. Empty where
+// there is none, or it does not begin as such a file does.
+absl::StatusOr<std::string> FindLlmcModel(Storage& storage, std::string_view file);
+
+// The index pass over that model file and, where it is called model_NNNNNNNN.bin, the optimizer
+// states of its step: state_NNNNNNNN_RRRRR.bin of every rank, each with all of it or, with ZeRO,
+// its part. Copies on several ranks are copies of one tensor. `model` as above.
+//
+// Errors: NotFound (a rank's file), DataLoss naming the file.
+absl::StatusOr<ForeignCheckpoint> ReadLlmc(Storage& storage, const std::string& model_file,
+                                           const ModelConfig* model);
+
+// The files that llm.c would have written at the checkpoint's step: model_NNNNNNNN.bin and, with
+// optimizer state, state_NNNNNNNN_00000.bin of one rank, then DONE_NNNNNNNN. The position in the
+// data is left at the beginning: llm.c's is that of its own loader.
+//
+// Errors as PlanHuggingFace(); InvalidArgument for moments that are not F32.
+absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,
+                                                 const PlanOptions& options);
+
+// Where a matrix of a llm.c file is stored.
+struct LlmcPlace {
+  bool is_vector = false;    // the logical tensor has one dim
+  size_t element_bytes = 0;  // as stored
+  std::string file;
+};
+
+// Adds the pieces of a logical tensor that elements [begin, end) of its matrix in a llm.c file are,
+// where element `begin` is at byte `begin_bytes`. Padding is in no piece. Precondition: the range
+// lies inside the matrix.
+void AddLlmcPieces(const LlmcTensor& tensor, const LlmcPlace& place, int64_t begin, int64_t end,
+                   uint64_t begin_bytes, std::vector<StoredPiece>& pieces);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_LLMC_LLMC_H_

@@ -1,0 +1,92 @@
+#ifndef TESSERA_CONVERT_PADDLE_FILES_H_
+#define TESSERA_CONVERT_PADDLE_FILES_H_
+
+// What PaddleNLP's files are called, and what model_meta.json and the keys of optimizer states say.
+//
+// There is one file of the model and one of the optimizer for each rank, named
+// "model_state.tp00_pp01.pdparams" and "optimizer.tp00_pp01_shard00.pdopt". An axis of one rank is
+// left out.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt::convert {
+
+// Ranks of each axis.
+struct PaddleDegrees {
+  int64_t tensor = 1;
+  int64_t pipeline = 1;
+  int64_t sharding = 1;
+  bool operator==(const PaddleDegrees&) const = default;
+};
+
+struct PaddleRankFile {
+  std::string name;
+  int64_t tensor = 0, pipeline = 0, shard = 0;
+};
+
+struct PaddleRankFiles {
+  PaddleDegrees degrees;
+  // In the order of tensor, pipeline and shard; empty if there are none of the kind.
+  std::vector<PaddleRankFile> models, optimizers;
+};
+
+// Whether a file's name is that of a model's or an optimizer's state. Those of schedulers and loss
+// scalers are not.
+bool IsPaddleStateName(const std::string& name);
+
+// The files among `names`, all of each kind: the grid that the names span is complete. Errors:
+// DataLoss naming every file that is missing, or for a grid that no folder has room for;
+// InvalidArgument naming two files that do not belong together.
+absl::StatusOr<PaddleRankFiles> FindPaddleRankFiles(std::span<const std::string> names);
+
+// Of the ranks with one tensor-parallel and one pipeline rank.
+struct PaddleShardingMeta {
+  std::string strategy;                                 // "ShardingV1", "ShardingV2" or empty
+  std::map<std::string, std::string> structured_names;  // by tensor name
+  std::map<std::string, int64_t> owners;                // by tensor name: its sharding rank
+  std::map<std::string, Shape> shapes;                  // by structured name
+};
+
+// model_meta.json, which PaddleNLP writes beside the states where each sharding rank saves its own.
+struct PaddleModelMeta {
+  std::optional<PaddleDegrees> degrees;
+  int64_t virtual_pipeline = 1;
+  std::map<std::pair<int64_t, int64_t>, PaddleShardingMeta> ranks;  // by tensor, pipeline
+};
+
+// Errors: DataLoss, a phrase.
+absl::StatusOr<PaddleModelMeta> ParsePaddleModelMeta(std::string_view json);
+
+// Adam's states of a tensor.
+enum class PaddleState { kMoment1, kMoment2, kBeta1Power, kBeta2Power, kMasterWeight };
+
+// "moment1", ..., "master_weights", for messages.
+std::string_view PaddleStateName(PaddleState state);
+
+// What a key of an optimizer's state dict says: "slice@linear_0.w_0_fp32_master_0_moment1_0".
+struct PaddleStateKey {
+  std::string tensor_name;  // "linear_0.w_0"
+  PaddleState state;
+  bool sliced = false;  // by stage 3
+};
+
+// nullopt for a key that is not of this form. It is taken apart from its end, so that no name
+// ("linear_1.w_0") is mistaken for the beginning of another ("linear_10.w_0").
+std::optional<PaddleStateKey> ParsePaddleStateKey(std::string_view key);
+
+// The same of a key of master_weights, which is the tensor's name.
+PaddleStateKey ParsePaddleMasterKey(std::string_view key);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_PADDLE_FILES_H_

@@ -1,0 +1,53 @@
+#ifndef TESSERA_MODELS_FOREIGN_JSON_FIELDS_H_
+#define TESSERA_MODELS_FOREIGN_JSON_FIELDS_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera {
+
+// The fields of a JSON object, such as a config.json. A field that is null counts as absent.
+// Errors: InvalidArgument, one sentence that names the field, for a value of another type.
+class JsonFields {
+ public:
+  // `source` is what messages call the object. InvalidArgument for text that is no JSON object.
+  static absl::StatusOr<JsonFields> Parse(std::string_view text, std::string_view source);
+
+  const std::string& source() const { return source_; }
+
+  bool Has(std::string_view name) const { return Find(name) != nullptr; }
+  // The fields of a field that is itself an object; none where it is absent.
+  absl::StatusOr<JsonFields> Object(std::string_view name) const;
+
+  // The field's value. InvalidArgument where it is absent.
+  absl::StatusOr<int64_t> Integer(std::string_view name) const;
+  absl::StatusOr<double> Real(std::string_view name) const;
+  // The same with a value for an absent field.
+  absl::StatusOr<int64_t> Integer(std::string_view name, int64_t absent) const;
+  absl::StatusOr<double> Real(std::string_view name, double absent) const;
+  absl::StatusOr<bool> Bool(std::string_view name, bool absent) const;
+  absl::StatusOr<std::string> Text(std::string_view name, std::string_view absent) const;
+
+  // InvalidArgument unless the field is absent or has this value.
+  absl::Status Require(std::string_view name, const nlohmann::json& value) const;
+
+ private:
+  JsonFields(nlohmann::json object, std::string source, std::string path)
+      : object_(std::move(object)), source_(std::move(source)), path_(std::move(path)) {}
+  const nlohmann::json* Find(std::string_view name) const;  // null: absent
+  absl::Status Missing(std::string_view name) const;
+  absl::Status WrongType(std::string_view name, std::string_view wanted) const;
+
+  nlohmann::json object_;
+  std::string source_;
+  std::string path_;  // "" or "rope_scaling."
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_MODELS_FOREIGN_JSON_FIELDS_H_

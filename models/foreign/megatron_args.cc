@@ -1,0 +1,114 @@
+#include "models/foreign/megatron_args.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "models/config/padded_vocab_size.h"
+
+namespace tessera {
+namespace {
+
+absl::Status RequireDenseDecoder(const JsonFields& args) {
+  for (const char* const name : {"num_experts", "mtp_num_layers"}) {
+    TESSERA_ASSIGN_OR_RETURN(const int64_t count, args.Integer(name, 0));
+    if (count > 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(args.source(), ": ", name, " is ", count, ", only 0 is supported"));
+    }
+  }
+  for (const char* const name :
+       {"qk_layernorm", "apply_layernorm_1p", "multi_latent_attention", "squared_relu",
+        "quick_geglu", "apply_residual_connection_post_layernorm", "rotary_interleaved"}) {
+    TESSERA_RETURN_IF_ERROR(args.Require(name, false));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string MegatronPositionEmbedding(const JsonFields& args) {
+  const std::string type =
+      args.Text("position_embedding_type", "learned_absolute").value_or("of another type");
+  const bool is_rotary = args.Bool("use_rotary_position_embeddings", false).value_or(false);
+  return is_rotary && type == "learned_absolute" ? "rope" : type;
+}
+
+absl::Status ReadMegatronSizes(const JsonFields& args, ModelConfig& config) {
+  TESSERA_RETURN_IF_ERROR(RequireDenseDecoder(args));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t layers, args.Integer("num_layers"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t hidden, args.Integer("hidden_size"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t heads, args.Integer("num_attention_heads"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t ffn, args.Integer("ffn_hidden_size"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t positions, args.Integer("max_position_embeddings"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t padded, args.Integer("padded_vocab_size"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t vocabulary, args.Integer("vocab_size", padded));
+  TESSERA_ASSIGN_OR_RETURN(double epsilon, args.Real("layernorm_epsilon", 1e-5));
+  TESSERA_ASSIGN_OR_RETURN(epsilon, args.Real("norm_epsilon", epsilon));
+  TESSERA_ASSIGN_OR_RETURN(const bool untied,
+                           args.Bool("untie_embeddings_and_output_weights", false));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t multiple,
+                           args.Integer("make_vocab_size_divisible_by", 128));
+  if (heads > 0) TESSERA_RETURN_IF_ERROR(args.Require("kv_channels", hidden / heads));
+  if (vocabulary > padded) {
+    return absl::InvalidArgumentError(absl::StrCat(args.source(), ": vocab_size is ", vocabulary,
+                                                   ", above padded_vocab_size, ", padded));
+  }
+  config.set_num_layers(layers);
+  config.set_hidden_size(hidden);
+  config.set_num_attention_heads(heads);
+  config.set_ffn_hidden_size(ffn);
+  config.set_max_position_embeddings(positions);
+  config.set_vocab_size(vocabulary);
+  config.set_make_vocab_size_divisible_by(multiple);
+  config.set_norm_epsilon(epsilon);
+  config.set_untie_embeddings_and_output_weights(untied);
+  return absl::OkStatus();
+}
+
+void WriteMegatronSizes(const ModelConfig& config, nlohmann::ordered_json& args) {
+  args["num_layers"] = config.num_layers();
+  args["hidden_size"] = config.hidden_size();
+  args["ffn_hidden_size"] = config.ffn_hidden_size();
+  args["num_attention_heads"] = config.num_attention_heads();
+  args["num_query_groups"] = config.num_query_groups();
+  args["group_query_attention"] = config.num_query_groups() != config.num_attention_heads();
+  args["kv_channels"] = config.hidden_size() / config.num_attention_heads();
+  args["max_position_embeddings"] = config.max_position_embeddings();
+  args["vocab_size"] = config.vocab_size();
+  args["padded_vocab_size"] = PaddedVocabSize(config);
+  args["make_vocab_size_divisible_by"] = config.make_vocab_size_divisible_by();
+  args["norm_epsilon"] = config.norm_epsilon();
+  args["untie_embeddings_and_output_weights"] = config.untie_embeddings_and_output_weights();
+  args["init_method_std"] = config.init_method_std();
+  args["hidden_dropout"] = config.hidden_dropout();
+  args["attention_dropout"] = config.attention_dropout();
+  args["add_position_embedding"] = true;
+  args["add_qkv_bias"] = false;
+  args["apply_layernorm_1p"] = false;
+  args["squared_relu"] = false;
+}
+
+void AddMegatronLayers(
+    int64_t layers,
+    const std::function<std::vector<ForeignParameter>(const std::string& prefix, int64_t layer)>&
+        parameters_of,
+    std::vector<ForeignParameter>& parameters) {
+  constexpr std::string_view kLayers = "decoder.layers.";
+  std::vector<std::vector<ForeignParameter>> by_parameter;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const std::string prefix = absl::StrCat(std::string(kLayers), layer, ".");
+    std::vector<ForeignParameter> own = parameters_of(prefix, layer);
+    by_parameter.resize(own.size());
+    for (size_t i = 0; i < own.size(); ++i) by_parameter[i].push_back(own[i]);
+    std::move(own.begin(), own.end(), std::back_inserter(parameters));
+  }
+  const size_t numbered = kLayers.size() + 2;  // "0."
+  for (const std::vector<ForeignParameter>& stacked : by_parameter) {
+    parameters.push_back(StackLayers(
+        absl::StrCat(std::string(kLayers), stacked.front().name.substr(numbered)), stacked));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,43 @@
+#ifndef TESSERA_MODELS_FOREIGN_MEGATRON_ARGS_H_
+#define TESSERA_MODELS_FOREIGN_MEGATRON_ARGS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "models/config/config.pb.h"
+#include "models/foreign/json_fields.h"
+#include "models/foreign/parameter.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera {
+
+// The arguments of a training run that Megatron-LM stores with its checkpoints.
+
+inline constexpr std::string_view kMegatron = "megatron";
+
+// "learned_absolute" or "rope", in releases that have one name for it and in those before.
+std::string MegatronPositionEmbedding(const JsonFields& args);
+
+// Sets sizes that all decoders have, and refuses what none of ours has: experts, norms of queries
+// and keys, norms whose weights are stored less 1, heads whose size is not their share of
+// hidden_size. Without the vocabulary's own size, which depends on the tokenizer there, the padded
+// one is taken.
+absl::Status ReadMegatronSizes(const JsonFields& args, ModelConfig& config);
+void WriteMegatronSizes(const ModelConfig& config, nlohmann::ordered_json& args);
+
+// Adds the parameters of all layers, each by its number ("decoder.layers.3.mlp.linear_fc1.weight")
+// and all as a stack ("decoder.layers.mlp.linear_fc1.weight"), since files have either.
+// `parameters_of` gives those of one layer, in the same order for each.
+void AddMegatronLayers(
+    int64_t layers,
+    const std::function<std::vector<ForeignParameter>(const std::string& prefix, int64_t layer)>&
+        parameters_of,
+    std::vector<ForeignParameter>& parameters);
+
+}  // namespace tessera
+
+#endif  // TESSERA_MODELS_FOREIGN_MEGATRON_ARGS_H_

@@ -1,0 +1,55 @@
+#ifndef TESSERA_MODELS_FOREIGN_PARAMETER_H_
+#define TESSERA_MODELS_FOREIGN_PARAMETER_H_
+
+// Where the logical tensors of an architecture are in the parameters of another framework, which
+// transposes, fuses and stacks them.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "compute/tensor/tensor.h"
+
+namespace tessera {
+
+// A box of a logical tensor that a parameter of the framework contains. The parameter may have more
+// dims than the tensor: the block has an extent of 1 in each of the leading ones.
+struct ForeignBlock {
+  std::string name;         // of the logical tensor
+  Shape offset;             // of the box in the logical tensor
+  Shape shape;              // of the box
+  Shape foreign_offset;     // of the box's first element in the parameter, one per dim there
+  bool transposed = false;  // the last two dims are swapped in the parameter
+  // Distance in the parameter of elements that are neighbours in the block, one per dim of the
+  // parameter. Empty: 1 in each. A rotary embedding that interleaves its halves has a step of 2.
+  Shape foreign_step;
+};
+
+// A whole parameter, as it is before tensor-parallel ranks cut it. Blocks are disjoint; elements in
+// no block are padding and are ignored.
+struct ForeignParameter {
+  std::string name;
+  Shape shape;
+  int tensor_parallel_dim = -1;  // -1: every rank has all of it
+  // Equal parts of that dim, of each of which a rank has its share: gate and up in one matrix.
+  int64_t sections = 1;
+  // Files may have more rows (dim 0) than `shape`; the others are padding. A reader sets shape[0]
+  // to the number that it finds.
+  bool padded = false;
+  std::vector<ForeignBlock> blocks;
+  std::vector<std::string> other_names;  // of copies, such as a tied head
+};
+
+// A parameter that is one logical tensor, whose shape is given. The dim is the parameter's.
+ForeignParameter SameTensor(std::string name, std::string logical_name, Shape shape,
+                            int tensor_parallel_dim = -1);
+// The same for a matrix that the framework has transposed.
+ForeignParameter TransposedMatrix(std::string name, std::string logical_name, int64_t rows,
+                                  int64_t columns, int tensor_parallel_dim = -1);
+
+// The parameters of equal shapes, one for each layer, as one with a leading dim of layers.
+ForeignParameter StackLayers(std::string name, const std::vector<ForeignParameter>& layers);
+
+}  // namespace tessera
+
+#endif  // TESSERA_MODELS_FOREIGN_PARAMETER_H_

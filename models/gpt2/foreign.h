@@ -1,0 +1,25 @@
+#ifndef TESSERA_MODELS_GPT2_FOREIGN_H_
+#define TESSERA_MODELS_GPT2_FOREIGN_H_
+
+#include "models/foreign/format.h"
+
+namespace tessera::gpt2 {
+
+// Linear weights are [in, out] there as here: transformers' Conv1D.
+extern const HuggingFaceFormat kHuggingFaceFormat;
+
+// Modules of InfiniTrain's TransformerModel, which have the names of Hugging Face's, but matrices
+// that are transposed.
+extern const ForeignFormat kInfiniTrainFormat;
+
+// Linear weights are [out, in] there. The fused matrix of queries, keys and values has them head by
+// head.
+extern const ForeignFormat kMegatronFormat;
+
+// Header: [2] positions, [3] vocabulary, [4] layers, [5] heads, [6] channels, [7] padded
+// vocabulary. Weights are [out, in]; the head is tied and absent.
+extern const LlmcFormat kLlmcFormat;
+
+}  // namespace tessera::gpt2
+
+#endif  // TESSERA_MODELS_GPT2_FOREIGN_H_
