@@ -26,19 +26,19 @@ TensorInfo ToInfo(const LogicalTensor& tensor) {
           .alias_of = tensor.alias_of()};
 }
 
-absl::StatusOr<std::vector<CheckpointInfo>> ListThose(
-    Storage& storage, std::string_view root, bool committed,
-    std::vector<UnreadableCheckpoint>* unreadable) {
+absl::StatusOr<std::vector<CheckpointInfo>> ListThose(Storage& storage, std::string_view root,
+                                                      bool committed,
+                                                      std::vector<CheckpointInfo>* unreadable) {
   if (unreadable != nullptr) unreadable->clear();
-  TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> directories,
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
                            ListStepDirectories(storage, root));
   std::vector<CheckpointInfo> those;
-  for (StepDirectory& dir : directories) {
+  for (CheckpointInfo& dir : directories) {
     if (!dir.committed.ok()) {
       if (unreadable == nullptr) continue;
-      unreadable->push_back({dir.step, std::move(dir.path), dir.committed.status()});
+      unreadable->push_back(std::move(dir));
     } else if (*dir.committed == committed) {
-      those.push_back({dir.step, std::move(dir.path)});
+      those.push_back(std::move(dir));
     }
   }
   return those;
@@ -48,20 +48,7 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListThose(
 
 absl::StatusOr<SaveReport> Save(Storage& storage, std::string_view root, int64_t step,
                                 const StateDict& state, const SaveOptions& options) {
-  SingleProcessGroup alone;
-  PlanCache plan_cache;
-  StagingPool staging;
-  const SaveContext context = {storage,
-                               std::string(root),
-                               options.group != nullptr ? *options.group : alone,
-                               options,
-                               /*copy_ahead_threads=*/0,
-                               options.plan_cache != nullptr ? *options.plan_cache : plan_cache,
-                               staging};
-  TESSERA_ASSIGN_OR_RETURN(
-      AsyncSaveReport report,
-      RunSave(context, MakeManifest(step, options.metadata), state, /*on_planned=*/nullptr));
-  return std::move(report.save);
+  return SaveNow(storage, root, {.step = step, .metadata = options.metadata}, state, options);
 }
 
 absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_dir,
@@ -81,17 +68,17 @@ std::string CheckpointDirectory(std::string_view root, int64_t step) {
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root,
-                                                 std::vector<UnreadableCheckpoint>* unreadable) {
+                                                 std::vector<CheckpointInfo>* unreadable) {
   return ListThose(storage, root, /*committed=*/true, unreadable);
 }
 
 absl::StatusOr<CheckpointInfo> Latest(Storage& storage, std::string_view root) {
-  std::vector<UnreadableCheckpoint> unreadable;
+  std::vector<CheckpointInfo> unreadable;
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> checkpoints,
                            List(storage, root, &unreadable));
   if (!unreadable.empty() &&
       (checkpoints.empty() || checkpoints.back().step < unreadable.back().step)) {
-    return unreadable.back().status;
+    return unreadable.back().committed.status();
   }
   if (checkpoints.empty()) {
     return absl::NotFoundError(absl::StrCat("no checkpoint in ", storage.Describe(root)));
@@ -105,22 +92,34 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
 }
 
 absl::Status Prune(Storage& storage, std::string_view root, int keep) {
-  return PruneStepDirectories(storage, root, keep, [&](const StepDirectory& dir) -> absl::Status {
+  return PruneStepDirectories(storage, root, keep, [&](const CheckpointInfo& dir) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const VerifyReport report,
-                             VerifyCheckpoint(storage, dir.path, {.contents = false}));
-    return report.damage.empty() ? absl::OkStatus() : absl::DataLossError(dir.path);
+                             VerifyCheckpoint(storage, dir.directory, {.contents = false}));
+    return report.damage.empty() ? absl::OkStatus() : absl::DataLossError(dir.directory);
   });
 }
 
-absl::StatusOr<Checkpoint> Checkpoint::Open(Storage& storage, std::string_view checkpoint_dir) {
-  auto reading = std::make_shared<const ReadLock>(storage, checkpoint_dir);
-  TESSERA_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(storage, checkpoint_dir));
-  return Checkpoint(storage, checkpoint_dir, std::move(manifest), std::move(reading));
+absl::StatusOr<Checkpoint> Checkpoint::Read(std::shared_ptr<Storage> storage,
+                                            std::string_view directory) {
+  auto reading = std::make_shared<const ReadLock>(*storage, directory);
+  TESSERA_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(*storage, directory));
+  return Checkpoint(std::move(storage), directory, std::move(manifest), std::move(reading));
 }
 
-Checkpoint::Checkpoint(Storage& storage, std::string_view directory, Manifest manifest,
-                       std::shared_ptr<const ReadLock> reading)
-    : storage_(&storage),
+absl::StatusOr<Checkpoint> Checkpoint::Open(std::string_view name,
+                                            const OpenStorageOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage, OpenStorage(name, options));
+  return Read(std::move(storage), "");
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::Open(Storage& storage, std::string_view checkpoint_dir) {
+  // Owns nothing.
+  return Read(std::shared_ptr<Storage>(std::shared_ptr<Storage>(), &storage), checkpoint_dir);
+}
+
+Checkpoint::Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory,
+                       Manifest manifest, std::shared_ptr<const ReadLock> reading)
+    : storage_(std::move(storage)),
       directory_(directory),
       manifest_(std::make_shared<const Manifest>(std::move(manifest))),
       reading_(std::move(reading)) {}
@@ -155,9 +154,19 @@ absl::StatusOr<Box> Checkpoint::BoxOf(std::string_view name, const std::optional
   return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, ": ", inside.message()));
 }
 
-absl::Status LoadTensor(const Checkpoint& checkpoint, std::string_view name,
-                        const Shard& destination, const LoadOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const TensorInfo saved, checkpoint.Find(name));
+absl::StatusOr<LoadReport> Checkpoint::Load(const StateDict& state,
+                                            const LoadOptions& options) const {
+  if (options.group != nullptr) return ckpt::Load(*storage_, directory_, state, options);
+  return LoadWithManifest(*storage_, directory_, *manifest_, state, options);
+}
+
+absl::StatusOr<VerifyReport> Checkpoint::Verify(const VerifyOptions& options) const {
+  return VerifyCheckpoint(*storage_, directory_, options);
+}
+
+absl::Status Checkpoint::LoadTensor(std::string_view name, const Shard& destination,
+                                    const LoadOptions& options) const {
+  TESSERA_ASSIGN_OR_RETURN(const TensorInfo saved, Find(name));
   ShardedTensor wanted = {
       .name = saved.name, .role = saved.role, .global_shape = saved.global_shape};
   wanted.shards = {destination};
@@ -165,9 +174,38 @@ absl::Status LoadTensor(const Checkpoint& checkpoint, std::string_view name,
   LoadOptions alone = options;
   alone.group = nullptr;
   alone.allow_unexpected = true;
-  return LoadWithManifest(checkpoint.storage(), checkpoint.directory(), checkpoint.manifest(),
-                          {{std::move(wanted)}}, alone)
-      .status();
+  return Load({{std::move(wanted)}}, alone).status();
+}
+
+absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(std::string_view name,
+                                                        const OpenStorageOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage, OpenStorage(name, options));
+  return CheckpointFolder(std::move(storage));
+}
+
+absl::StatusOr<SaveReport> CheckpointFolder::Save(int64_t step, const StateDict& state,
+                                                  const SaveOptions& options) const {
+  return ckpt::Save(*storage_, "", step, state, options);
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> CheckpointFolder::List(
+    std::vector<CheckpointInfo>* unreadable) const {
+  return ckpt::List(*storage_, "", unreadable);
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> CheckpointFolder::ListUncommitted() const {
+  return ckpt::ListUncommitted(*storage_, "");
+}
+
+absl::Status CheckpointFolder::Prune(int keep) const { return ckpt::Prune(*storage_, "", keep); }
+
+absl::StatusOr<Checkpoint> CheckpointFolder::Latest() const {
+  TESSERA_ASSIGN_OR_RETURN(const CheckpointInfo latest, ckpt::Latest(*storage_, ""));
+  return Checkpoint::Read(storage_, latest.directory);
+}
+
+absl::StatusOr<Checkpoint> CheckpointFolder::At(int64_t step) const {
+  return Checkpoint::Read(storage_, CheckpointDirectory("", step));
 }
 
 }  // namespace tessera::ckpt

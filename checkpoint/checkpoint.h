@@ -4,17 +4,18 @@
 // The checkpoint library: sharded state in; an atomic, checksummed checkpoint out; back in under
 // any other sharding.
 //
-//   const auto storage = ckpt::OpenStorage("/runs/a", {.create_root = true});
+//   const auto folder = ckpt::CheckpointFolder::Open("/runs/a", {.create_root = true});
 //   ckpt::ShardedTensor weight = {.name = "weight", .global_shape = {8, 4}};
 //   weight.shards = {ckpt::Shard::Of(rows, {.global_offset = {3, 0}, .shape = {5, 4}})};
-//   const auto saved = ckpt::Save(**storage, "", step, {{weight}}, {.group = &group});
+//   const auto saved = folder->Save(step, {{weight}}, {.group = &group});
 //
 //   weight.shards = {ckpt::Shard::Of(columns, {.global_offset = {0, 1}, .shape = {8, 2}})};
-//   const auto latest = ckpt::Latest(**storage, "");
-//   const auto loaded = ckpt::Load(**storage, latest->directory, {{weight}}, {.group = &group});
+//   const auto latest = folder->Latest();
+//   const auto loaded = latest->Load({{weight}}, {.group = &group});
 //
-// This header and those that it includes are the whole interface; checkpoint/manifest.h adds the
-// protobuf for those who want it, and FORMAT.md describes the files.
+// Two handles are the whole interface: CheckpointFolder, and Checkpoint, one that was opened.
+// checkpoint/manager/checkpoint_manager.h adds when a job saves, what it keeps and where it
+// resumes; checkpoint/manifest.h the protobuf for those who want it. FORMAT.md describes the files.
 //
 // Errors: absl::Status everywhere. InvalidArgument: the request; FailedPrecondition: saved and
 // wanted state disagree; NotFound: no such checkpoint, with those that are there; DataLoss: bad
@@ -34,6 +35,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/collective/process_group.h"  // ProcessGroup: the ranks of a program
+#include "checkpoint/directory/directory.h"       // CheckpointInfo
 #include "checkpoint/load/options.h"              // LoadOptions, LoadReport
 #include "checkpoint/plan/state_dict.h"           // StateDict, ShardedTensor, Shard
 #include "checkpoint/save/async_saver.h"          // AsyncSaver: saves in the background
@@ -49,6 +51,8 @@
 namespace tessera::ckpt {
 
 class ReadLock;  // checkpoint/directory/read_lock.h
+
+// The functions over a storage of the caller's, which the handles below call.
 
 // Saves a checkpoint to CheckpointDirectory(root, step). It exists when, and only when, its
 // manifest is committed, and no file of a committed checkpoint is ever touched. A half-written
@@ -92,24 +96,11 @@ absl::StatusOr<VerifyReport> Verify(Storage& storage, std::string_view checkpoin
 // "root/step-00000042": a checkpoint's place inside the storage.
 std::string CheckpointDirectory(std::string_view root, int64_t step);
 
-struct CheckpointInfo {
-  int64_t step = 0;
-  std::string directory;  // inside the storage
-};
-
-// A directory of a step that cannot be listed, so that it may hold a checkpoint or not.
-struct UnreadableCheckpoint {
-  int64_t step = 0;
-  std::string directory;  // inside the storage
-  absl::Status status;
-};
-
 // Committed checkpoints under `root`, ascending by step, which is that of the directory's name: no
 // manifest is read. None if the root is not there. Unreadable ones are left out and added to
 // `unreadable` (may be null): one bad directory does not make the others useless.
-absl::StatusOr<std::vector<CheckpointInfo>> List(
-    Storage& storage, std::string_view root,
-    std::vector<UnreadableCheckpoint>* unreadable = nullptr);
+absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root,
+                                                 std::vector<CheckpointInfo>* unreadable = nullptr);
 
 // The newest of them. NotFound where there is none; the error of an unreadable directory of a later
 // step, which may be the newest.
@@ -135,13 +126,16 @@ struct TensorInfo {
   std::string alias_of;  // not empty: a second name of that tensor
 };
 
-// A committed checkpoint whose manifest has been read: what is in it, without its tensors'
-// contents. Copies share it. While one of them lives, neither Prune() nor a trainer's retention
-// deletes the checkpoint, where the file system has locks on directories (see docs/checkpoints.md).
-// Thread-safe; the storage must outlive it.
+// A committed checkpoint whose manifest has been read. Copies share it. While one of them lives,
+// neither Prune() nor a trainer's retention deletes the checkpoint, where the file system has locks
+// on directories (see docs/checkpoints.md). Thread-safe.
 class Checkpoint {
  public:
-  // NotFound, listing what is there; DataLoss where the manifest is damaged.
+  // The checkpoint that a name such as "/runs/a/step-00000100" names, see OpenStorage(). NotFound,
+  // listing what is there; DataLoss where the manifest is damaged.
+  static absl::StatusOr<Checkpoint> Open(std::string_view name,
+                                         const OpenStorageOptions& options = {});
+  // A directory of a storage, which must outlive the checkpoint.
   static absl::StatusOr<Checkpoint> Open(Storage& storage, std::string_view checkpoint_dir);
 
   Storage& storage() const { return *storage_; }
@@ -155,36 +149,71 @@ class Checkpoint {
   // `box`, or all of the tensor; InvalidArgument unless it lies inside the tensor.
   absl::StatusOr<Box> BoxOf(std::string_view name, const std::optional<Box>& box) const;
 
+  // See the functions of these names. In a group, rank 0's manifest is the one that counts.
+  absl::StatusOr<LoadReport> Load(const StateDict& state, const LoadOptions& options = {}) const;
+  absl::StatusOr<VerifyReport> Verify(const VerifyOptions& options = {}) const;
+
+  // Loads one tensor, or a box of it, by its name alone, whatever its sharding: into `destination`,
+  // whose box, dtype and strides say what is wanted and where it goes. Reads only what the box
+  // needs, in this process alone; role and group do not matter. NotFound: no such tensor; otherwise
+  // as Load().
+  absl::Status LoadTensor(std::string_view name, const Shard& destination,
+                          const LoadOptions& options = {}) const;
+
+  // The same into memory of its own, row-major: the whole tensor without `box`. Converted where it
+  // was saved in another floating dtype than T.
+  template <typename T>
+  absl::StatusOr<std::vector<T>> LoadTensor(std::string_view name,
+                                            const std::optional<Box>& box = std::nullopt) const {
+    absl::StatusOr<Box> wanted = BoxOf(name, box);
+    if (!wanted.ok()) return wanted.status();
+    std::vector<T> elements(ElementCount(wanted->shape));
+    const absl::Status loaded = LoadTensor(name, Shard::Of(elements, *std::move(wanted)));
+    if (!loaded.ok()) return loaded;
+    return elements;
+  }
+
   const Manifest& manifest() const { return *manifest_; }  // see checkpoint/manifest.h
 
  private:
-  Checkpoint(Storage& storage, std::string_view directory, Manifest manifest,
+  friend class CheckpointFolder;
+  static absl::StatusOr<Checkpoint> Read(std::shared_ptr<Storage> storage,
+                                         std::string_view directory);
+  Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory, Manifest manifest,
              std::shared_ptr<const ReadLock> reading);
-  Storage* storage_;
+  std::shared_ptr<Storage> storage_;
   std::string directory_;
   std::shared_ptr<const Manifest> manifest_;
   std::shared_ptr<const ReadLock> reading_;
 };
 
-// Loads one tensor, or a box of it, by its name alone, whatever its sharding: into `destination`,
-// whose box, dtype and strides say what is wanted and where it goes. Only what the box needs is
-// read. By one process, without others; role and group do not matter. NotFound: no such tensor; the
-// rest as Load().
-absl::Status LoadTensor(const Checkpoint& checkpoint, std::string_view name,
-                        const Shard& destination, const LoadOptions& options = {});
+// A folder of checkpoints, each in a directory that is named for its step. Copies share the
+// storage. Thread-safe.
+class CheckpointFolder {
+ public:
+  // Opens what `name` names: a directory, or a prefix of an object store. See OpenStorage().
+  static absl::StatusOr<CheckpointFolder> Open(std::string_view name,
+                                               const OpenStorageOptions& options = {});
+  // The folder is the root of the storage.
+  explicit CheckpointFolder(std::shared_ptr<Storage> storage) : storage_(std::move(storage)) {}
 
-// The same into memory of its own, row-major: the whole tensor without `box`. Converted where it
-// was saved in another floating dtype than T.
-template <typename T>
-absl::StatusOr<std::vector<T>> LoadTensor(const Checkpoint& checkpoint, std::string_view name,
-                                          const std::optional<Box>& box = std::nullopt) {
-  absl::StatusOr<Box> wanted = checkpoint.BoxOf(name, box);
-  if (!wanted.ok()) return wanted.status();
-  std::vector<T> elements(ElementCount(wanted->shape));
-  const absl::Status loaded = LoadTensor(checkpoint, name, Shard::Of(elements, *std::move(wanted)));
-  if (!loaded.ok()) return loaded;
-  return elements;
-}
+  // See the functions of these names. Save() is collective over options.group.
+  absl::StatusOr<SaveReport> Save(int64_t step, const StateDict& state,
+                                  const SaveOptions& options = {}) const;
+  absl::StatusOr<std::vector<CheckpointInfo>> List(
+      std::vector<CheckpointInfo>* unreadable = nullptr) const;
+  absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted() const;
+  absl::Status Prune(int keep) const;
+
+  // Opens the newest checkpoint, or that of a step.
+  absl::StatusOr<Checkpoint> Latest() const;
+  absl::StatusOr<Checkpoint> At(int64_t step) const;
+
+  Storage& storage() const { return *storage_; }
+
+ private:
+  std::shared_ptr<Storage> storage_;
+};
 
 }  // namespace tessera::ckpt
 

@@ -110,18 +110,18 @@ TEST_F(PublicInterfaceTest, ReadOnlyMemoryIsSavedAndNotLoadedInto) {
 
 TEST_F(PublicInterfaceTest, OneTensorByItsName) {
   const Checkpoint checkpoint = Saved();
-  EXPECT_THAT(*LoadTensor<float>(checkpoint, "matrix"), testing::ElementsAreArray(matrix_));
+  EXPECT_THAT(*checkpoint.LoadTensor<float>("matrix"), testing::ElementsAreArray(matrix_));
   const Box column = {.global_offset = {1, 2}, .shape = {3, 1}};
-  EXPECT_THAT(*LoadTensor<double>(checkpoint, "matrix", column), ElementsAre(5, 8, 11));
-  EXPECT_EQ(LoadTensor<Brain16>(checkpoint, "matrix", column)->at(1).bits, 0x4100);
+  EXPECT_THAT(*checkpoint.LoadTensor<double>("matrix", column), ElementsAre(5, 8, 11));
+  EXPECT_EQ(checkpoint.LoadTensor<Brain16>("matrix", column)->at(1).bits, 0x4100);
   std::vector<float> spread(7, -1);
-  ASSERT_TRUE(LoadTensor(checkpoint, "matrix", Shard::Of(spread, column, {3, 1})).ok());
+  ASSERT_TRUE(checkpoint.LoadTensor("matrix", Shard::Of(spread, column, {3, 1})).ok());
   EXPECT_THAT(spread, ElementsAre(5, -1, -1, 8, -1, -1, 11));
   float untyped[3];
   const auto info = checkpoint.Find("matrix");
   ASSERT_TRUE(info.ok());
   EXPECT_EQ(ElementBytes(info->dtype), sizeof(float));
-  ASSERT_TRUE(LoadTensor(checkpoint, "matrix", Shard::Untyped(untyped, info->dtype, column)).ok());
+  ASSERT_TRUE(checkpoint.LoadTensor("matrix", Shard::Untyped(untyped, info->dtype, column)).ok());
   EXPECT_THAT(untyped, ElementsAre(5, 8, 11));
 }
 
@@ -132,11 +132,11 @@ TEST_F(PublicInterfaceTest, ATensorThatCannotBeLoadedIsNamed) {
     EXPECT_EQ(status.code(), code) << status;
     EXPECT_THAT(Message(status), HasSubstr(part));
   };
-  wrong(LoadTensor<float>(checkpoint, "bias").status(), absl::StatusCode::kNotFound, "bias");
-  wrong(LoadTensor<int32_t>(checkpoint, "matrix").status(), absl::StatusCode::kFailedPrecondition,
+  wrong(checkpoint.LoadTensor<float>("bias").status(), absl::StatusCode::kNotFound, "bias");
+  wrong(checkpoint.LoadTensor<int32_t>("matrix").status(), absl::StatusCode::kFailedPrecondition,
         "saved as F32, wanted as I32");
   for (const Box& box : {Box{{0, 0}, {5, 3}}, Box{{0, 0}, {4, -3}}, Box{{0}, {4}}}) {
-    wrong(LoadTensor<float>(checkpoint, "matrix", box).status(), absl::StatusCode::kInvalidArgument,
+    wrong(checkpoint.LoadTensor<float>("matrix", box).status(), absl::StatusCode::kInvalidArgument,
           "tensor matrix");
   }
   wrong(Checkpoint::Open(*storage_, "run/step-00000008").status(), absl::StatusCode::kNotFound,
@@ -180,10 +180,10 @@ TEST_F(PublicInterfaceTest, AnAsynchronousSaveNeedsNoGroup) {
   const std::vector<SaveOutcome> outcomes = saver.Finish();
   ASSERT_EQ(outcomes.size(), 1);
   ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
-  const auto checkpoint = Checkpoint::Open(*storage_, outcomes[0].report->save.directory);
+  const auto checkpoint = Checkpoint::Open(*storage_, outcomes[0].report->directory);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   EXPECT_EQ(checkpoint->metadata().entries.at("note"), "in the background");
-  EXPECT_EQ(LoadTensor<float>(*checkpoint, "matrix")->back(), 11);
+  EXPECT_EQ(checkpoint->LoadTensor<float>("matrix")->back(), 11);
   EXPECT_TRUE(Verify(*storage_, checkpoint->directory(), {.digests = true})->damage.empty());
 }
 

@@ -31,7 +31,7 @@ std::string DescribeNeighbours(Storage& storage, std::string_view checkpoint_dir
     const auto directories = ListStepDirectories(storage, place);
     if (!directories.ok()) continue;
     std::vector<std::string> names;
-    for (const StepDirectory& dir : *directories) {
+    for (const CheckpointInfo& dir : *directories) {
       if (dir.committed.ok() && *dir.committed) names.push_back(StepDirectoryName(dir.step));
     }
     if (names.empty()) continue;
@@ -87,7 +87,7 @@ absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_d
   TESSERA_RETURN_IF_ERROR(names.status());
   if (std::ranges::find(*names, kManifestFileName) == names->end()) return false;
   const bool may_be_fenced = std::ranges::find(*names, kFencedFileName) != names->end();
-  const bool has_set_aside = std::ranges::any_of(*names, IsSetAsideName);
+  const bool has_set_aside = std::ranges::any_of(*names, IsQuarantinedName);
   if (!may_be_fenced && !has_set_aside) return true;
   const absl::StatusOr<std::string> bytes =
       ReadAll(storage, JoinPath(checkpoint_dir, kManifestFileName), kMaxManifestBytes);
@@ -97,7 +97,7 @@ absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_d
   TESSERA_RETURN_IF_ERROR(bytes.status());
   if (IsTombstone(*bytes)) return false;
   for (const std::string& name : *names) {
-    if (!IsSetAsideName(name)) continue;
+    if (!IsQuarantinedName(name)) continue;
     // The same bytes: it was being set aside, and that was interrupted.
     const absl::StatusOr<std::string> copy =
         ReadAll(storage, JoinPath(checkpoint_dir, name), kMaxManifestBytes);
@@ -175,9 +175,9 @@ absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpo
   return DecodeManifestOf(storage, checkpoint_dir, bytes);
 }
 
-absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(Storage& storage,
-                                                               std::string_view root) {
-  std::vector<StepDirectory> found;
+absl::StatusOr<std::vector<CheckpointInfo>> ListStepDirectories(Storage& storage,
+                                                                std::string_view root) {
+  std::vector<CheckpointInfo> found;
   const absl::StatusOr<std::vector<std::string>> names = storage.List(root);
   if (absl::IsNotFound(names.status())) return found;
   TESSERA_RETURN_IF_ERROR(names.status());
@@ -188,9 +188,9 @@ absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(Storage& storage,
     if (!step) continue;
     std::string path = JoinPath(root, name);
     absl::StatusOr<bool> committed = IsCommitted(storage, path);
-    found.push_back({*step, std::move(path), std::move(committed)});
+    found.push_back({*step, std::move(path), /*rolling=*/false, std::move(committed)});
   }
-  std::ranges::sort(found, {}, &StepDirectory::step);
+  std::ranges::sort(found, {}, &CheckpointInfo::step);
   return found;
 }
 

@@ -24,7 +24,7 @@ std::string JoinPath(std::string_view directory, std::string_view name);
 std::optional<int64_t> ParseStepDirectoryName(std::string_view name);
 
 // True if the directory holds a committed manifest; false also if the directory does not exist, for
-// a tombstone (fence.h), and where the manifest was being set aside.
+// a tombstone (fence.h), and while the manifest is being quarantined.
 absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_dir);
 
 // Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing the existing
@@ -45,16 +45,21 @@ absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view che
 // process has removed it or written to it.
 absl::Status CheckDataFile(Storage& storage, std::string_view path, uint64_t size_bytes);
 
-// A directory that is named for a step.
-struct StepDirectory {
-  int64_t step;
-  std::string path;                // inside the storage
-  absl::StatusOr<bool> committed;  // an error: the directory cannot be listed
+// A directory that is named for a step: a checkpoint, or what there is of one.
+struct CheckpointInfo {
+  int64_t step = 0;
+  std::string directory;  // inside the storage
+  bool rolling = false;   // in a slot of its own, see checkpoint/manager/rolling.h
+  // False: a save was started there and never committed. An error: the directory cannot be listed,
+  // so that it may hold a checkpoint or not.
+  absl::StatusOr<bool> committed = true;
+
+  bool operator==(const CheckpointInfo&) const = default;
 };
 
 // All of them under `root`, ascending by step; none if the root is not there. No manifest is read.
-absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(Storage& storage,
-                                                               std::string_view root);
+absl::StatusOr<std::vector<CheckpointInfo>> ListStepDirectories(Storage& storage,
+                                                                std::string_view root);
 
 }  // namespace tessera::ckpt
 

@@ -44,7 +44,7 @@ int64_t TombstoneTime(std::string_view tombstone) {
                                                                                            : 0;
 }
 
-bool IsSetAsideName(std::string_view name) {
+bool IsQuarantinedName(std::string_view name) {
   if (!name.starts_with(kManifestFileName)) return false;
   const std::string_view suffix = name.substr(kManifestFileName.size());
   return suffix.starts_with('.') && !suffix.starts_with(".tmp") && name != kFencedFileName;

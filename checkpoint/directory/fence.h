@@ -37,7 +37,7 @@ int64_t TombstoneTime(std::string_view tombstone);
 
 // Whether that is the name of a manifest that was set aside: "manifest.pb.damaged-2". Nothing that
 // it names is deleted or replaced, nor is it.
-bool IsSetAsideName(std::string_view name);
+bool IsQuarantinedName(std::string_view name);
 
 // The tombstone in place of a directory's manifest; nullopt where there is neither. AlreadyExists
 // for a manifest.

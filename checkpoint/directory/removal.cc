@@ -48,11 +48,11 @@ absl::StatusOr<std::vector<std::string>> ListIfThere(Storage& storage, std::stri
 // The names among `names` that were set aside, and of all files that belong to them. Nullopt where
 // that is not known, so that everything in the directory must stay.
 using Names = std::set<std::string>;
-absl::StatusOr<std::optional<Names>> FindSetAside(Storage& storage, std::string_view dir,
-                                                  const std::vector<std::string>& names) {
+absl::StatusOr<std::optional<Names>> FindQuarantined(Storage& storage, std::string_view dir,
+                                                     const std::vector<std::string>& names) {
   Names set_aside;
   for (const std::string& name : names) {
-    if (!IsSetAsideName(name)) continue;
+    if (!IsQuarantinedName(name)) continue;
     set_aside.insert(name);
     const absl::StatusOr<std::string> bytes =
         ReadAll(storage, JoinPath(dir, name), kMaxManifestBytes);
@@ -161,19 +161,19 @@ absl::Status ForgetFence(Storage& storage, std::string_view dir,
 }
 
 // Deletes all but what was set aside, in a directory that keeps its name.
-absl::StatusOr<bool> RemoveInPlace(Storage& storage, const StepDirectory& dir,
+absl::StatusOr<bool> RemoveInPlace(Storage& storage, const CheckpointInfo& dir,
                                    const std::vector<std::string>& names, const Names& set_aside) {
   const std::vector<std::string> data = FindData(names, set_aside);
   if (*dir.committed) {
-    TESSERA_RETURN_IF_ERROR(Uncommit(storage, dir.path, names, set_aside));
+    TESSERA_RETURN_IF_ERROR(Uncommit(storage, dir.directory, names, set_aside));
   } else if (data.empty()) {
-    TESSERA_RETURN_IF_ERROR(ForgetFence(storage, dir.path, names));
+    TESSERA_RETURN_IF_ERROR(ForgetFence(storage, dir.directory, names));
     return true;
   } else {
-    TESSERA_ASSIGN_OR_RETURN(const bool fenced, Fence(storage, dir.path));
+    TESSERA_ASSIGN_OR_RETURN(const bool fenced, Fence(storage, dir.directory));
     if (!fenced) return false;
   }
-  TESSERA_RETURN_IF_ERROR(storage.DeleteFiles(dir.path, data));
+  TESSERA_RETURN_IF_ERROR(storage.DeleteFiles(dir.directory, data));
   return true;
 }
 
@@ -182,26 +182,26 @@ std::string DiscardedName(std::string_view dir) {
                          std::random_device()());
 }
 
-absl::StatusOr<bool> RemoveRenamed(Storage& storage, const StepDirectory& dir) {
+absl::StatusOr<bool> RemoveRenamed(Storage& storage, const CheckpointInfo& dir) {
   if (*dir.committed) {
-    TESSERA_RETURN_IF_ERROR(storage.Delete(ManifestPath(dir.path)));
-    TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(dir.path));
+    TESSERA_RETURN_IF_ERROR(storage.Delete(ManifestPath(dir.directory)));
+    TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(dir.directory));
   }
-  const std::string discarded = DiscardedName(dir.path);
-  const absl::Status renamed = storage.Rename(dir.path, discarded);
+  const std::string discarded = DiscardedName(dir.directory);
+  const absl::Status renamed = storage.Rename(dir.directory, discarded);
   if (absl::IsNotFound(renamed)) return true;
   TESSERA_RETURN_IF_ERROR(renamed);
   TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage, discarded));
   if (committed) {
-    TESSERA_RETURN_IF_ERROR(storage.Rename(discarded, dir.path));
+    TESSERA_RETURN_IF_ERROR(storage.Rename(discarded, dir.directory));
     return false;
   }
   TESSERA_RETURN_IF_ERROR(storage.DeleteTree(discarded));
   return true;
 }
 
-bool HasSetAside(const std::vector<std::string>& names) {
-  return std::ranges::any_of(names, IsSetAsideName);
+bool HasQuarantined(const std::vector<std::string>& names) {
+  return std::ranges::any_of(names, IsQuarantinedName);
 }
 
 }  // namespace
@@ -227,7 +227,7 @@ absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {
     const std::string path = JoinPath(folder, name);
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> inside, ListIfThere(storage, path));
     TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage, path));
-    const absl::Status settled = committed || HasSetAside(inside)
+    const absl::Status settled = committed || HasQuarantined(inside)
                                      ? storage.Rename(path, JoinPath(folder, name.substr(0, at)))
                                      : storage.DeleteTree(path);
     if (absl::IsNotFound(settled) || absl::IsAlreadyExists(settled)) continue;
@@ -241,7 +241,7 @@ absl::StatusOr<Leftovers> DiscardLeftovers(Storage& storage, std::string_view ch
   if (committed) return Leftovers::kCommitted;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                            ListIfThere(storage, checkpoint_dir));
-  if (!storage.RenamesDirectories() || HasSetAside(names)) {
+  if (!storage.RenamesDirectories() || HasQuarantined(names)) {
     if (names.empty()) return Leftovers::kNone;
     if (!Contains(names, kManifestFileName)) return Leftovers::kKept;
     const absl::Status tombstone = ReadTombstone(storage, checkpoint_dir).status();
@@ -266,10 +266,11 @@ absl::StatusOr<Leftovers> DiscardLeftovers(Storage& storage, std::string_view ch
   return committed ? Leftovers::kCommitted : Leftovers::kNone;
 }
 
-absl::StatusOr<bool> RemoveStepDirectory(Storage& storage, const StepDirectory& dir) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListIfThere(storage, dir.path));
+absl::StatusOr<bool> RemoveStepDirectory(Storage& storage, const CheckpointInfo& dir) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                           ListIfThere(storage, dir.directory));
   TESSERA_ASSIGN_OR_RETURN(const std::optional<Names> set_aside,
-                           FindSetAside(storage, dir.path, names));
+                           FindQuarantined(storage, dir.directory, names));
   if (!set_aside.has_value()) return false;
   if (storage.RenamesDirectories() && set_aside->empty()) return RemoveRenamed(storage, dir);
   return RemoveInPlace(storage, dir, names, *set_aside);
@@ -278,7 +279,8 @@ absl::StatusOr<bool> RemoveStepDirectory(Storage& storage, const StepDirectory& 
 absl::Status DeleteOtherAttempts(Storage& storage, std::string_view checkpoint_dir,
                                  const Manifest& committed) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(checkpoint_dir));
-  TESSERA_ASSIGN_OR_RETURN(std::optional<Names> kept, FindSetAside(storage, checkpoint_dir, names));
+  TESSERA_ASSIGN_OR_RETURN(std::optional<Names> kept,
+                           FindQuarantined(storage, checkpoint_dir, names));
   if (!kept.has_value()) return absl::OkStatus();
   for (const DataFile& file : committed.files()) kept->insert(file.path());
   const std::vector<std::string> others = FindData(names, *kept);
@@ -306,8 +308,8 @@ absl::Status TakeBack(Storage& storage, std::string_view checkpoint_dir,
   return storage.SyncDirectory(checkpoint_dir);
 }
 
-absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view checkpoint_dir,
-                                             std::string_view word, const std::string* expected) {
+absl::StatusOr<std::string> QuarantineManifest(Storage& storage, std::string_view checkpoint_dir,
+                                               std::string_view word, const std::string* expected) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(checkpoint_dir));
   const std::string from = ManifestPath(checkpoint_dir);
   TESSERA_ASSIGN_OR_RETURN(const std::string contents, ReadAll(storage, from, kMaxManifestBytes));
@@ -316,7 +318,7 @@ absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view 
   }
   std::string to;
   for (const std::string& name : names) {
-    if (!IsSetAsideName(name)) continue;
+    if (!IsQuarantinedName(name)) continue;
     const std::string path = JoinPath(checkpoint_dir, name);
     const absl::StatusOr<std::string> copy = ReadAll(storage, path, kMaxManifestBytes);
     if (copy.ok() && *copy == contents) to = path;
@@ -344,12 +346,12 @@ absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view 
 }
 
 absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep,
-                                  absl::FunctionRef<absl::Status(const StepDirectory&)> check) {
+                                  absl::FunctionRef<absl::Status(const CheckpointInfo&)> check) {
   absl::Status first_error = SettleDiscarded(storage, root);
-  TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> directories,
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
                            ListStepDirectories(storage, root));
-  std::erase_if(directories, [&](const StepDirectory& dir) {
-    return !dir.committed.ok() || storage.IsLink(dir.path);
+  std::erase_if(directories, [&](const CheckpointInfo& dir) {
+    return !dir.committed.ok() || storage.IsLink(dir.directory);
   });
   int64_t newest = -1, oldest_kept = -1;
   for (auto dir = directories.rbegin(); dir != directories.rend() && oldest_kept < 0; ++dir) {
@@ -360,9 +362,9 @@ absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int k
     if (intact.ok() && --keep <= 0) oldest_kept = dir->step;
   }
   bool removed = false;
-  for (const StepDirectory& dir : directories) {
+  for (const CheckpointInfo& dir : directories) {
     if (dir.step >= (*dir.committed ? oldest_kept : newest)) continue;
-    const RemovalLock lock(storage, dir.path);
+    const RemovalLock lock(storage, dir.directory);
     if (lock.refused()) continue;
     first_error.Update(RemoveStepDirectory(storage, dir).status());
     removed = true;

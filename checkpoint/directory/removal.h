@@ -44,7 +44,7 @@ absl::Status SettleDiscarded(Storage& storage, std::string_view folder);
 // it stays: another attempt has committed meanwhile, or something in it was set aside and cannot be
 // read. A crash halfway leaves no checkpoint that looks complete and is not. Precondition:
 // dir.committed is OK.
-absl::StatusOr<bool> RemoveStepDirectory(Storage& storage, const StepDirectory& dir);
+absl::StatusOr<bool> RemoveStepDirectory(Storage& storage, const CheckpointInfo& dir);
 
 // Deletes the files of other attempts beside a checkpoint that is committed, which fences them.
 absl::Status DeleteOtherAttempts(Storage& storage, std::string_view checkpoint_dir,
@@ -59,9 +59,9 @@ absl::Status TakeBack(Storage& storage, std::string_view checkpoint_dir,
 // replaces it by a tombstone: once the copy is there, the checkpoint is no longer committed
 // (IsCommitted), and a call that was interrupted in between is completed by the next. Aborted, with
 // nothing changed, if `expected` is not null and the manifest has other bytes.
-absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view checkpoint_dir,
-                                             std::string_view word,
-                                             const std::string* expected = nullptr);
+absl::StatusOr<std::string> QuarantineManifest(Storage& storage, std::string_view checkpoint_dir,
+                                               std::string_view word,
+                                               const std::string* expected = nullptr);
 
 // "x.damaged", or the first of "x.damaged-2", "x.damaged-3" ... that is not in `names`, a listing.
 std::string FreeName(const std::vector<std::string>& names, std::string_view name,
@@ -70,7 +70,7 @@ std::string FreeName(const std::vector<std::string>& names, std::string_view nam
 // See Prune() in checkpoint.h. `check` returns OK for a committed checkpoint that is intact, an
 // error for which MayBeDamage() holds for one that is damaged, another error if it cannot tell.
 absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep,
-                                  absl::FunctionRef<absl::Status(const StepDirectory&)> check);
+                                  absl::FunctionRef<absl::Status(const CheckpointInfo&)> check);
 
 }  // namespace tessera::ckpt
 

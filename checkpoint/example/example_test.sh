@@ -4,6 +4,7 @@ set -eu
 reshard="$1"
 load_tensor="$2"
 ranks="$3"
+manager="$4"
 state="$TEST_TMPDIR/state"
 
 "$reshard" "$state" > "$TEST_TMPDIR/columns"
@@ -38,3 +39,14 @@ if "$ranks" "$TEST_TMPDIR/ranks" 2> "$TEST_TMPDIR/error"; then
   exit 1
 fi
 grep -q "never overwritten" "$TEST_TMPDIR/error"
+
+# A job saves, keeps three checkpoints, and continues from the newest valid one.
+jobs="$TEST_TMPDIR/jobs"
+test "$("$manager" "$jobs" 45 | tail -1)" = "ends after step 45 with 45"
+test "$(cd "$jobs" && echo step-*)" = "step-00000030 step-00000040 step-00000045"
+echo damage > "$jobs/step-00000045/manifest.pb"
+"$manager" "$jobs" 50 > "$TEST_TMPDIR/resumed"
+grep -q "skipped step-00000045" "$TEST_TMPDIR/resumed"
+grep -q "begins after step 40" "$TEST_TMPDIR/resumed"
+grep -q "ends after step 50 with 50" "$TEST_TMPDIR/resumed"
+test -d "$jobs/step-00000045.damaged"

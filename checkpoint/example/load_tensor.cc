@@ -10,9 +10,7 @@ namespace ckpt = tessera::ckpt;
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
   // value() ends the program with the error where there is one.
-  const auto storage = ckpt::OpenStorage(argv[1]).value();
-  const auto latest = ckpt::Latest(*storage, "").value();
-  const auto checkpoint = ckpt::Checkpoint::Open(*storage, latest.directory).value();
-  const auto elements = ckpt::LoadTensor<float>(checkpoint, argv[2]).value();
+  const auto checkpoint = ckpt::CheckpointFolder::Open(argv[1]).value().Latest().value();
+  const auto elements = checkpoint.LoadTensor<float>(argv[2]).value();
   for (const float element : elements) std::cout << element << "\n";
 }

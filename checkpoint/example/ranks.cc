@@ -13,35 +13,36 @@
 namespace ckpt = tessera::ckpt;
 
 // Every rank has two rows of the 8 x 4 matrix.
-absl::Status SaveRows(ckpt::Storage& storage, ckpt::ProcessGroup& ranks) {
+absl::Status SaveRows(const ckpt::CheckpointFolder& folder, ckpt::ProcessGroup& ranks) {
   const int64_t first = 2 * ranks.rank();
   std::vector<float> rows(2 * 4);
   std::iota(rows.begin(), rows.end(), static_cast<float>(first * 4));
   ckpt::ShardedTensor weight = {.name = "weight", .global_shape = {8, 4}};
   weight.shards = {ckpt::Shard::Of(rows, {.global_offset = {first, 0}, .shape = {2, 4}})};
-  return ckpt::Save(storage, "run", /*step=*/100, {{weight}}, {.group = &ranks}).status();
+  return folder.Save(/*step=*/100, {{weight}}, {.group = &ranks}).status();
 }
 
 // Every rank wants two columns.
-absl::Status LoadColumns(ckpt::Storage& storage, ckpt::ProcessGroup& ranks,
+absl::Status LoadColumns(const ckpt::Checkpoint& checkpoint, ckpt::ProcessGroup& ranks,
                          std::vector<float>& columns) {
   columns.resize(8 * 2);
   ckpt::ShardedTensor weight = {.name = "weight", .global_shape = {8, 4}};
   weight.shards = {
       ckpt::Shard::Of(columns, {.global_offset = {0, 2 * ranks.rank()}, .shape = {8, 2}})};
-  const std::string directory = ckpt::CheckpointDirectory("run", 100);
-  return ckpt::Load(storage, directory, {{weight}}, {.group = &ranks}).status();
+  return checkpoint.Load({{weight}}, {.group = &ranks}).status();
 }
 
 int main(int argc, char** argv) {
   // value() ends the program with the error where there is one.
-  const auto storage = ckpt::OpenStorage(argc > 1 ? argv[1] : ".", {.create_root = true}).value();
+  const auto folder =
+      ckpt::CheckpointFolder::Open(argc > 1 ? argv[1] : ".", {.create_root = true}).value();
   std::vector<absl::Status> saved(4), loaded(2);
-  ckpt::RunRanks(
-      4, [&](ckpt::ProcessGroup& ranks) { saved[ranks.rank()] = SaveRows(*storage, ranks); });
+  ckpt::RunRanks(4,
+                 [&](ckpt::ProcessGroup& ranks) { saved[ranks.rank()] = SaveRows(folder, ranks); });
   std::vector<std::vector<float>> columns(2);
+  const auto checkpoint = folder.Latest().value();
   ckpt::RunRanks(2, [&](ckpt::ProcessGroup& ranks) {
-    loaded[ranks.rank()] = LoadColumns(*storage, ranks, columns[ranks.rank()]);
+    loaded[ranks.rank()] = LoadColumns(checkpoint, ranks, columns[ranks.rank()]);
   });
   for (const auto& statuses : {saved, loaded}) {
     for (const absl::Status& status : statuses) {

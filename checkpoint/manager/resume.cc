@@ -127,13 +127,13 @@ class Decision {
         SettleDiscarded(*storage_, place).IgnoreError();
       }
     }
-    std::vector<StepDirectory> unreadable;
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedCheckpoint> saved,
+    std::vector<CheckpointInfo> unreadable;
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved,
                              ListForResume(*storage_, root_, &unreadable));
-    for (const SavedCheckpoint& checkpoint : saved) {
+    for (const CheckpointInfo& checkpoint : saved) {
       if (seen_.contains(checkpoint.directory)) continue;
       // Each of these may be a later checkpoint.
-      for (const StepDirectory& dir : unreadable) {
+      for (const CheckpointInfo& dir : unreadable) {
         if (dir.step > checkpoint.step) return dir.committed.status();
       }
       TESSERA_ASSIGN_OR_RETURN(const bool valid, Take(checkpoint));
@@ -189,8 +189,8 @@ class Decision {
     for (SkippedCheckpoint& skipped : skipped_) {
       const auto judged = manifests_.find(skipped.directory);
       absl::StatusOr<std::string> moved_to =
-          SetAside(*storage_, skipped.directory, skipped.word,
-                   judged == manifests_.end() ? nullptr : &judged->second);
+          ckpt::Quarantine(*storage_, skipped.directory, skipped.word,
+                           judged == manifests_.end() ? nullptr : &judged->second);
       // Another process has moved or replaced it.
       if (absl::IsNotFound(moved_to.status()) || absl::IsAborted(moved_to.status())) continue;
       TESSERA_RETURN_IF_ERROR(moved_to.status());
@@ -214,7 +214,7 @@ class Decision {
   }
 
   // Whether the checkpoint can be offered. Skips it, otherwise, if it is still there.
-  absl::StatusOr<bool> Take(const SavedCheckpoint& checkpoint) {
+  absl::StatusOr<bool> Take(const CheckpointInfo& checkpoint) {
     offered_ = checkpoint;
     reading_ = ReadLock(*storage_, checkpoint.directory);
     const absl::Status read = ReadAgain();
@@ -239,7 +239,7 @@ class Decision {
   }
 
   // A directory without a manifest, by now, is no checkpoint: another process deletes it.
-  absl::Status Skip(const SavedCheckpoint& checkpoint, const absl::Status& reason) {
+  absl::Status Skip(const CheckpointInfo& checkpoint, const absl::Status& reason) {
     seen_.insert(checkpoint.directory);
     TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(*storage_, checkpoint.directory));
     if (!committed) return absl::OkStatus();
@@ -266,7 +266,7 @@ class Decision {
   // By directory, as they were when the checkpoints were judged. A job that stands still meanwhile
   // can find a checkpoint of another job in the same directory.
   std::map<std::string, std::string> manifests_;
-  SavedCheckpoint offered_;
+  CheckpointInfo offered_;
   Manifest manifest_;  // of offered_
   ReadLock reading_;
 };
@@ -292,7 +292,7 @@ absl::StatusOr<std::string> Contradict(Storage* storage, std::string_view root,
                         " well, which rank 0 finds damaged (", skipped.reason(), ")");
   }
   if (offer.found() || offer.skipped_size() > 0 || options.ignore_no_valid) return std::string();
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedCheckpoint> saved, ListForResume(*storage, root));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved, ListForResume(*storage, root));
   if (saved.empty()) return std::string();
   return absl::StrCat("finds ", storage->Describe(saved.front().directory),
                       ", and rank 0 finds no checkpoint");

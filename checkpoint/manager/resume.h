@@ -30,12 +30,12 @@
 namespace tessera::ckpt {
 
 struct ResumePoint {
-  SavedCheckpoint checkpoint;
+  CheckpointInfo checkpoint;
   Manifest manifest;
 };
 
 struct ResumeOptions {
-  // Renames what was skipped (SetAside() in saved_checkpoints.h), which would otherwise be in the
+  // Renames what was skipped (Quarantine() in saved_checkpoints.h), which would otherwise be in the
   // way of the coming saves. False: leaves it as it is, for a job that does not save.
   bool quarantine = true;
   // Begins without a checkpoint where there have been some and none is valid.

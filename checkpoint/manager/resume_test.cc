@@ -405,7 +405,7 @@ TEST_F(ObjectStoreResumeTest, WhatWasQuarantinedIsStillKnown) {
 void ExpectAnotherCheckpointStays(MemoryStorage& memory, const std::function<void()>& save) {
   SingleProcessGroup alone;
   const auto resumed = ResumeFromLatest(&memory, "", alone, {}, [&](const ResumePoint&) {
-    EXPECT_TRUE(SetAside(memory, "step-00000008", "damaged").ok());
+    EXPECT_TRUE(Quarantine(memory, "step-00000008", "damaged").ok());
     save();
     return absl::OkStatus();
   });

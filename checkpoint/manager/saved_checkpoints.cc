@@ -43,8 +43,8 @@ bool IsLinked(Storage& storage, std::string_view directory) {
 }
 
 // The step directories of a slot, and of the folders of attempts in it.
-absl::StatusOr<std::vector<StepDirectory>> ListSlot(Storage& storage, std::string_view slot) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> all, ListStepDirectories(storage, slot));
+absl::StatusOr<std::vector<CheckpointInfo>> ListSlot(Storage& storage, std::string_view slot) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> all, ListStepDirectories(storage, slot));
   const absl::StatusOr<std::vector<std::string>> names = storage.List(slot);
   if (absl::IsNotFound(names.status())) return all;
   TESSERA_RETURN_IF_ERROR(names.status());
@@ -52,41 +52,43 @@ absl::StatusOr<std::vector<StepDirectory>> ListSlot(Storage& storage, std::strin
     if (!name.ends_with('/')) continue;
     name.remove_suffix(1);
     if (!IsRollingAttempt(name)) continue;
-    TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> attempt,
+    TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> attempt,
                              ListStepDirectories(storage, JoinPath(slot, name)));
     std::ranges::move(attempt, std::back_inserter(all));
   }
-  std::ranges::stable_sort(all, {}, &StepDirectory::step);
+  std::ranges::stable_sort(all, {}, &CheckpointInfo::step);
   return all;
 }
 
 // False, with nothing done, while the checkpoint is being read.
-absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const StepDirectory& dir) {
-  const RemovalLock lock(storage, dir.path);
+absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const CheckpointInfo& dir) {
+  const RemovalLock lock(storage, dir.directory);
   if (lock.refused()) return false;
   return RemoveStepDirectory(storage, dir);
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<SavedCheckpoint>> ListForResume(Storage& storage, std::string_view root,
-                                                           std::vector<StepDirectory>* unreadable) {
-  std::vector<SavedCheckpoint> all;
-  const auto add = [&](const std::vector<StepDirectory>& directories, bool rolling) {
-    for (const StepDirectory& dir : directories) {
-      if (dir.committed.ok() && *dir.committed) all.push_back({dir.step, dir.path, rolling});
-      if (!dir.committed.ok() && unreadable != nullptr) unreadable->push_back(dir);
+absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(Storage& storage, std::string_view root,
+                                                          std::vector<CheckpointInfo>* unreadable) {
+  std::vector<CheckpointInfo> all;
+  const auto add = [&](const std::vector<CheckpointInfo>& directories, bool rolling) {
+    for (const CheckpointInfo& dir : directories) {
+      std::vector<CheckpointInfo>* const list = dir.committed.ok() ? &all : unreadable;
+      if (list == nullptr || (dir.committed.ok() && !*dir.committed)) continue;
+      list->push_back(dir);
+      list->back().rolling = rolling;
     }
   };
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> permanent,
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> permanent,
                            ListStepDirectories(storage, root));
   add(permanent, /*rolling=*/false);
   for (const std::string_view slot : kRollingSlots) {
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> rolling,
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> rolling,
                              ListSlot(storage, JoinPath(root, slot)));
     add(rolling, /*rolling=*/true);
   }
-  std::ranges::stable_sort(all, [](const SavedCheckpoint& a, const SavedCheckpoint& b) {
+  std::ranges::stable_sort(all, [](const CheckpointInfo& a, const CheckpointInfo& b) {
     return std::tuple(-a.step, a.rolling) < std::tuple(-b.step, b.rolling);
   });
   return all;
@@ -109,10 +111,10 @@ absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory
                                           more > 0 ? absl::StrCat(" (and ", more, " more)") : ""));
 }
 
-absl::StatusOr<std::string> SetAside(Storage& storage, std::string_view directory,
-                                     std::string_view word, const std::string* expected) {
+absl::StatusOr<std::string> Quarantine(Storage& storage, std::string_view directory,
+                                       std::string_view word, const std::string* expected) {
   const auto [parent, name] = SplitPath(directory);
-  if (!storage.RenamesDirectories()) return SetManifestAside(storage, directory, word, expected);
+  if (!storage.RenamesDirectories()) return QuarantineManifest(storage, directory, word, expected);
   if (expected != nullptr) {
     TESSERA_ASSIGN_OR_RETURN(
         const std::string manifest,
@@ -130,17 +132,18 @@ absl::StatusOr<std::string> SetAside(Storage& storage, std::string_view director
 
 absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::string_view root,
                                                       int64_t step) {
-  std::vector<StepDirectory> unreadable;
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedCheckpoint> saved,
+  std::vector<CheckpointInfo> unreadable;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved,
                            ListForResume(storage, root, &unreadable));
   // It may hold a checkpoint.
-  for (const StepDirectory& dir : unreadable) {
+  for (const CheckpointInfo& dir : unreadable) {
     if (dir.step > step) return dir.committed.status();
   }
   std::vector<std::string> moved_to;
-  for (const SavedCheckpoint& checkpoint : saved) {
+  for (const CheckpointInfo& checkpoint : saved) {
     if (checkpoint.step <= step) break;
-    TESSERA_ASSIGN_OR_RETURN(std::string to, SetAside(storage, checkpoint.directory, "abandoned"));
+    TESSERA_ASSIGN_OR_RETURN(std::string to,
+                             Quarantine(storage, checkpoint.directory, "abandoned"));
     moved_to.push_back(std::move(to));
   }
   return moved_to;
@@ -148,11 +151,11 @@ absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::str
 
 absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view root) {
   RollingSteps steps;
-  std::array<std::vector<StepDirectory>, kRollingSlots.size()> directories;
+  std::array<std::vector<CheckpointInfo>, kRollingSlots.size()> directories;
   for (size_t slot = 0; slot < kRollingSlots.size(); ++slot) {
     TESSERA_ASSIGN_OR_RETURN(directories[slot],
                              ListSlot(storage, JoinPath(root, kRollingSlots[slot])));
-    for (const StepDirectory& dir : directories[slot]) {
+    for (const CheckpointInfo& dir : directories[slot]) {
       TESSERA_RETURN_IF_ERROR(dir.committed.status());
       if (*dir.committed) steps[slot] = dir.step;  // ascending
     }
@@ -161,8 +164,8 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view 
   // Nothing is deleted through a link.
   if (storage.IsLink(JoinPath(root, kRollingSlots[chosen]))) chosen = 1 - chosen;
   const std::optional<int64_t> newest = std::max(steps[0], steps[1]);
-  for (const StepDirectory& dir : directories[chosen]) {
-    if (IsLinked(storage, dir.path)) continue;
+  for (const CheckpointInfo& dir : directories[chosen]) {
+    if (IsLinked(storage, dir.directory)) continue;
     // Another attempt may still commit it, and be the only one to have a checkpoint.
     if (!storage.RenamesDirectories() && !*dir.committed && dir.step > newest) continue;
     TESSERA_RETURN_IF_ERROR(RemoveUnlessRead(storage, dir).status());
@@ -177,17 +180,17 @@ Retention::Retention(Storage& storage, std::string_view root, const RetentionOpt
 absl::Status Retention::Apply(absl::Time now) {
   if (!options_.deletes()) return absl::OkStatus();
   absl::Status first_error = SettleDiscarded(storage_, root_);
-  TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> directories,
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
                            ListStepDirectories(storage_, root_));
-  std::erase_if(directories, [&](const StepDirectory& dir) {
-    return !dir.committed.ok() || storage_.IsLink(dir.path);
+  std::erase_if(directories, [&](const CheckpointInfo& dir) {
+    return !dir.committed.ok() || storage_.IsLink(dir.directory);
   });
   std::vector<RetentionCandidate> candidates;
-  std::vector<const StepDirectory*> committed;
+  std::vector<const CheckpointInfo*> committed;
   std::vector<bool> unknown;
-  for (const StepDirectory& dir : directories) {
+  for (const CheckpointInfo& dir : directories) {
     if (!*dir.committed) continue;
-    const Described described = DescribeOnce({dir.step, dir.path});
+    const Described described = DescribeOnce(dir);
     first_error.Update(described.unknown);
     unknown.push_back(!described.unknown.ok());
     candidates.push_back(described.candidate);
@@ -195,17 +198,17 @@ absl::Status Retention::Apply(absl::Time now) {
   }
   if (committed.empty()) return first_error;
 
-  std::vector<const StepDirectory*> deleted;
+  std::vector<const CheckpointInfo*> deleted;
   for (const size_t i : ChooseToDelete(options_, candidates, now)) {
     if (!unknown[i]) deleted.push_back(committed[i]);
   }
-  for (const StepDirectory& dir : directories) {
+  for (const CheckpointInfo& dir : directories) {
     if (!*dir.committed && dir.step < committed.back()->step) deleted.push_back(&dir);
   }
-  for (const StepDirectory* dir : deleted) {
+  for (const CheckpointInfo* dir : deleted) {
     const absl::StatusOr<bool> removed = RemoveUnlessRead(storage_, *dir);
     first_error.Update(removed.status());
-    if (removed.ok() && *removed) described_.erase(dir->path);
+    if (removed.ok() && *removed) described_.erase(dir->directory);
   }
   if (!deleted.empty()) first_error.Update(storage_.SyncDirectory(root_));
   return first_error;
@@ -222,11 +225,9 @@ absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& c
   TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage_, root_));
   TESSERA_ASSIGN_OR_RETURN(const Droppable droppable, FindDroppable(coming, now));
   if (droppable.bytes < lacking()) return deleted;
-  for (const SavedCheckpoint& checkpoint : droppable.checkpoints) {
+  for (const CheckpointInfo& checkpoint : droppable.checkpoints) {
     if (lacking() == 0) break;
-    TESSERA_ASSIGN_OR_RETURN(
-        const bool removed,
-        RemoveUnlessRead(storage_, {checkpoint.step, checkpoint.directory, true}));
+    TESSERA_ASSIGN_OR_RETURN(const bool removed, RemoveUnlessRead(storage_, checkpoint));
     if (!removed) continue;
     described_.erase(checkpoint.directory);
     deleted.push_back(checkpoint.directory);
@@ -236,11 +237,11 @@ absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& c
 
 absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& coming,
                                                               absl::Time now) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> saved, ListForResume(storage_, root_));
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> saved, ListForResume(storage_, root_));
   std::ranges::reverse(saved);  // by ascending step
   std::vector<RetentionCandidate> candidates;
-  std::vector<std::pair<const SavedCheckpoint*, uint64_t>> found;
-  for (const SavedCheckpoint& checkpoint : saved) {
+  std::vector<std::pair<const CheckpointInfo*, uint64_t>> found;
+  for (const CheckpointInfo& checkpoint : saved) {
     if (checkpoint.rolling ? IsLinked(storage_, checkpoint.directory)
                            : storage_.IsLink(checkpoint.directory)) {
       continue;
@@ -260,7 +261,7 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
   return droppable;
 }
 
-Retention::Described Retention::DescribeOnce(const SavedCheckpoint& checkpoint) {
+Retention::Described Retention::DescribeOnce(const CheckpointInfo& checkpoint) {
   const auto known = described_.find(checkpoint.directory);
   if (known != described_.end()) return known->second;
   Described described = Describe(checkpoint);
@@ -268,7 +269,7 @@ Retention::Described Retention::DescribeOnce(const SavedCheckpoint& checkpoint) 
   return described;
 }
 
-Retention::Described Retention::Describe(const SavedCheckpoint& checkpoint) {
+Retention::Described Retention::Describe(const CheckpointInfo& checkpoint) {
   const absl::StatusOr<Manifest> manifest = ReadIntactPatiently(storage_, checkpoint.directory);
   Described described = {
       .candidate = {.step = checkpoint.step, .rolling = checkpoint.rolling, .good = false},

@@ -4,12 +4,7 @@
 // What a run has saved under one root: permanent checkpoints and rolling ones (rolling.h), and what
 // is done with them. Called by one process of the run, which holds the folder's lock where others
 // may save. Which of them a run resumes from: resume.h.
-//
-//   Retention retention(*storage, "", {.newest = 3, .best = 1});
-//   SaveOptions options;
-//   options.choose_root = [&](const PlannedSave&) { return EmptyRollingSlot(*storage, ""); };
-//   ...
-//   retention.Apply(absl::Now());  // after a permanent checkpoint has been committed
+// CheckpointManager (checkpoint_manager.h) does all of it for a job.
 
 #include <cstdint>
 #include <map>
@@ -27,19 +22,11 @@
 
 namespace tessera::ckpt {
 
-struct SavedCheckpoint {
-  int64_t step = 0;
-  std::string directory;  // inside the storage
-  bool rolling = false;
-
-  bool operator==(const SavedCheckpoint&) const = default;
-};
-
 // Committed checkpoints under `root`, permanent and rolling, in the order in which a run tries to
 // resume from them: newest first, and of one step the permanent one first. None if the root is not
 // there. Directories that cannot be listed are left out, and added to `unreadable` (may be null).
-absl::StatusOr<std::vector<SavedCheckpoint>> ListForResume(
-    Storage& storage, std::string_view root, std::vector<StepDirectory>* unreadable = nullptr);
+absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(
+    Storage& storage, std::string_view root, std::vector<CheckpointInfo>* unreadable = nullptr);
 
 // Whether the state was finite when it was saved, and the loss plausible, as far as is known.
 bool IsHealthy(const Manifest& manifest);
@@ -56,8 +43,9 @@ absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory
 //
 // With `expected`, the manifest's bytes, nothing but the checkpoint that they describe is renamed:
 // Aborted if another one has taken its place.
-absl::StatusOr<std::string> SetAside(Storage& storage, std::string_view directory,
-                                     std::string_view word, const std::string* expected = nullptr);
+absl::StatusOr<std::string> Quarantine(Storage& storage, std::string_view directory,
+                                       std::string_view word,
+                                       const std::string* expected = nullptr);
 
 // Sets aside, as "abandoned", the checkpoints of later steps than `step`: those of a future that a
 // run abandons when it continues from an earlier step on request. Returns the new directories. The
@@ -110,11 +98,11 @@ class Retention {
     uint64_t bytes = 0;
   };
 
-  Described Describe(const SavedCheckpoint& checkpoint);
-  Described DescribeOnce(const SavedCheckpoint& checkpoint);
+  Described Describe(const CheckpointInfo& checkpoint);
+  Described DescribeOnce(const CheckpointInfo& checkpoint);
   // What MakeRoom() may delete, in this order, and the bytes of all of it.
   struct Droppable {
-    std::vector<SavedCheckpoint> checkpoints;
+    std::vector<CheckpointInfo> checkpoints;
     uint64_t bytes = 0;
   };
   absl::StatusOr<Droppable> FindDroppable(const ComingSave& coming, absl::Time now);

@@ -130,10 +130,10 @@ TEST_F(SavedCheckpointsTest, NewestFirstAndPermanentBeforeRolling) {
   Save(100, "rolling-1");
   const auto all = ListForResume(storage_, "");
   ASSERT_TRUE(all.ok());
-  EXPECT_THAT(*all, ElementsAre(SavedCheckpoint{100, "step-00000100", false},
-                                SavedCheckpoint{100, "rolling-1/step-00000100", true},
-                                SavedCheckpoint{75, "rolling-0/step-00000075", true},
-                                SavedCheckpoint{50, "step-00000050", false}));
+  EXPECT_THAT(*all, ElementsAre(CheckpointInfo{100, "step-00000100", false},
+                                CheckpointInfo{100, "rolling-1/step-00000100", true},
+                                CheckpointInfo{75, "rolling-0/step-00000075", true},
+                                CheckpointInfo{50, "step-00000050", false}));
   EXPECT_TRUE(ListForResume(storage_, "nowhere")->empty());
 }
 
@@ -428,8 +428,8 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
   };
   const auto steps = [&] {
     std::vector<int64_t> found;
-    const std::vector<SavedCheckpoint> all = *ListForResume(*storage, "");
-    for (const SavedCheckpoint& saved : all) found.push_back(saved.step);
+    const std::vector<CheckpointInfo> all = *ListForResume(*storage, "");
+    for (const CheckpointInfo& saved : all) found.push_back(saved.step);
     return found;
   };
   for (const int64_t step : {1, 2, 3}) save(step, "");

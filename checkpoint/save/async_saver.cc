@@ -35,12 +35,14 @@ absl::Status CheckAsyncOptions(const AsyncSaveOptions& options) {
 
 class AsyncSaver::Background {
  public:
-  Background(Storage& storage, std::string_view root, const AsyncSaveOptions& options)
+  Background(Storage& storage, std::string_view root, const AsyncSaveOptions& options,
+             ChooseRoot choose_root)
       : options_(options),
         group_(options.save.group != nullptr ? *options.save.group : alone_),
         staging_(options.available_memory_bytes),
-        context_{storage,     std::string(root), group_, options.save, options.copy_threads,
-                 plan_cache_, staging_} {
+        context_{storage,      std::string(root),     group_,
+                 options.save, options.copy_threads,  plan_cache_,
+                 staging_,     std::move(choose_root)} {
     TryToStartThread();
   }
 
@@ -53,9 +55,11 @@ class AsyncSaver::Background {
     if (thread_.joinable()) thread_.join();
   }
 
-  void Prepare(const StateDict& state) { Enqueue({Kind::kPrepare, Manifest(), state, {}, {}}); }
+  void Prepare(const StateDict& state) {
+    Enqueue({Kind::kPrepare, Manifest(), /*rolling=*/false, state, {}, {}});
+  }
 
-  void Start(int64_t step, const StateDict& state, const Metadata& metadata) {
+  void Start(const SaveRequest& request, const StateDict& state) {
     const Clock::time_point start = Clock::now();
     MutexLock lock(&mutex_);
     const bool skip =
@@ -63,16 +67,18 @@ class AsyncSaver::Background {
     while (!skip && saves_in_flight_ > 0) changed_.Wait(&mutex_);
     lock.Unlock();
     if (skip) {
-      Enqueue({Kind::kRefuse, MakeManifest(step, {}), StateDict(), start,
+      Enqueue({Kind::kRefuse, MakeManifest(request.step, {}), request.rolling, StateDict(), start,
                absl::CancelledError("skipped: the save before is still in flight")});
     } else {
-      Enqueue({Kind::kSave, MakeManifest(step, metadata), state, start, {}});
+      Enqueue({Kind::kSave, MakeManifest(request.step, request.metadata), request.rolling, state,
+               start, absl::OkStatus()});
     }
     AddBlocked(start);
   }
 
   void Refuse(int64_t step, const absl::Status& error) {
-    Enqueue({Kind::kRefuse, MakeManifest(step, {}), StateDict(), Clock::now(), error});
+    Enqueue({Kind::kRefuse, MakeManifest(step, {}), /*rolling=*/false, StateDict(), Clock::now(),
+             error});
   }
 
   void Wait(const std::function<void(DataWriter&)>& wait) {
@@ -107,6 +113,7 @@ class AsyncSaver::Background {
   struct Request {
     Kind kind;
     Manifest manifest;  // without tensors and files
+    bool rolling;
     StateDict state;
     Clock::time_point start;
     absl::Status error;  // of kRefuse
@@ -186,17 +193,18 @@ class AsyncSaver::Background {
     }
     const absl::Status valid = CheckAsyncOptions(options_);
     if (!valid.ok()) return SaveOutcome{step, RefuseSave(context_, step, valid)};
-    absl::StatusOr<AsyncSaveReport> report =
-        RunSave(context_, request.manifest, request.state, [&](std::shared_ptr<DataWriter> writer) {
-          const MutexLock lock(&mutex_);
-          writer_ = std::move(writer);
-          changed_.NotifyAll();
-        });
+    absl::StatusOr<SaveReport> report =
+        RunSave(context_, request.manifest, request.rolling, request.state,
+                [&](std::shared_ptr<DataWriter> writer) {
+                  const MutexLock lock(&mutex_);
+                  writer_ = std::move(writer);
+                  changed_.NotifyAll();
+                });
     if (report.ok()) {
       AddTimes(request, *report);
       if (!InBackground()) {
-        report->blocked_seconds = report->save.seconds;
-        absl::StrAppend(&report->save.note, report->save.note.empty() ? "" : "; ",
+        report->blocked_seconds = report->seconds;
+        absl::StrAppend(&report->note, report->note.empty() ? "" : "; ",
                         "saved in the foreground: ", no_thread_);
       }
       if (options_.on_committed) options_.on_committed(*report);
@@ -236,10 +244,10 @@ class AsyncSaver::Background {
   }
 
   // RunSave() counts from the time of its call.
-  void AddTimes(const Request& request, AsyncSaveReport& report) const {
+  void AddTimes(const Request& request, SaveReport& report) const {
     const double seconds = std::chrono::duration<double>(Clock::now() - request.start).count();
-    report.copied_seconds += seconds - report.save.seconds;
-    report.save.seconds = seconds;
+    report.copied_seconds += seconds - report.seconds;
+    report.seconds = seconds;
     report.blocked_seconds = blocked_ns_ * 1e-9;
   }
 
@@ -279,15 +287,16 @@ class AsyncSaver::Background {
   std::string no_thread_;  // why there is no thread; used by Start()'s caller
 };
 
-AsyncSaver::AsyncSaver(Storage& storage, std::string_view root, const AsyncSaveOptions& options)
-    : background_(std::make_unique<Background>(storage, root, options)) {}
+AsyncSaver::AsyncSaver(Storage& storage, std::string_view root, const AsyncSaveOptions& options,
+                       ChooseRoot choose_root)
+    : background_(std::make_unique<Background>(storage, root, options, std::move(choose_root))) {}
 
 AsyncSaver::~AsyncSaver() = default;
 
 void AsyncSaver::Prepare(const StateDict& state) { background_->Prepare(state); }
 
-void AsyncSaver::Start(int64_t step, const StateDict& state, const Metadata& metadata) {
-  background_->Start(step, state, metadata);
+void AsyncSaver::Start(const SaveRequest& request, const StateDict& state) {
+  background_->Start(request, state);
 }
 
 void AsyncSaver::Refuse(int64_t step, const absl::Status& error) {

@@ -31,6 +31,8 @@
 
 namespace tessera::ckpt {
 
+struct PlannedSave;  // run_save.h
+
 struct AsyncSaveOptions {
   // save.staging_bytes limits the memory for the copy of this process's part of the state, which is
   // kept between saves. The default is no limit, but never more than half of the available memory,
@@ -41,16 +43,18 @@ struct AsyncSaveOptions {
   // it.
   SaveOptions save = {.staging_bytes = std::numeric_limits<uint64_t>::max()};
 
-  // The behaviour of a save that starts while another is in flight.
+  // What Start() does while another save is in flight.
   enum class WhenBusy {
     kWait,  // Start() returns once the other one is over
-    kSkip,  // no rank makes it; its outcome, and no other one, is Cancelled
+    kSkip,  // no rank saves; the outcome is Cancelled, which no other save's is
   };
   WhenBusy when_busy = WhenBusy::kWait;
 
-  // Limits on what the background takes from the program. Of save.io_threads, the number that copy
-  // at the same time while no caller waits. Two: a thread of the program that waits for another
-  // one, whose processor the copy occupies, yields its own to the copy.
+  // Limits on what the background takes from the program.
+  //
+  // How many of the save.io_threads copy at the same time while no caller waits. With two, the
+  // copies still advance when one of them has taken the processor that a thread of the program
+  // waits for.
   int copy_threads = 2;
   int nice = 5;                   // added to the niceness of the background's threads
   bool idle_io_priority = false;  // lowest disk priority, if its scheduler has priorities
@@ -58,21 +62,22 @@ struct AsyncSaveOptions {
   // Called after each committed save, before its outcome is available and the next save begins.
   // Runs on the saver's thread, so that it may take its time, for example to remove older
   // checkpoints.
-  std::function<void(AsyncSaveReport&)> on_committed;
+  std::function<void(SaveReport&)> on_committed;
 
   // Available memory in bytes; null: as reported by the system and the process's control group.
   std::function<uint64_t()> available_memory_bytes;
 };
 
+// A save that is over.
 struct SaveOutcome {
   int64_t step = 0;
   // An error names rank, phase and file; Cancelled: skipped, see WhenBusy.
-  absl::StatusOr<AsyncSaveReport> report;
+  absl::StatusOr<SaveReport> report;
 };
 
-// Effect: the checkpoints of Save(), with its commit protocol and its promises: a checkpoint exists
-// when, and only when, every rank's data is durable and its manifest is committed. A save that
-// fails leaves the saver as it was; the next one works.
+// Makes the checkpoints that Save() makes, by the same commit protocol: a checkpoint exists when,
+// and only when, every rank's data is durable and its manifest is committed. After a save that
+// failed, the next one works as usual.
 //
 // Ownership: the storage and options.save.group are the caller's and must outlive the saver. The
 // group is used by the saver's thread alone, so it must be one that nothing else uses, and every
@@ -81,7 +86,7 @@ struct SaveOutcome {
 // A thread of its own does the work. Where the system gives none, Prepare() and Start() do it
 // themselves and return when it is done, as SaveReport::note then says; the next call tries again.
 //
-// Errors: none is returned by what the training loop calls; they are outcomes. A group that failed
+// Errors: what the training loop calls returns no errors; they are in the outcomes. A group that failed
 // (a peer is gone or late) makes this and all later saves fail at once with that error, as ranks
 // may no longer be at the same operation; make a new saver over a new group.
 //
@@ -92,7 +97,9 @@ struct SaveOutcome {
 // communicates, nor does anything else here: what needs other ranks happens in the background.
 class AsyncSaver {
  public:
-  AsyncSaver(Storage& storage, std::string_view root, const AsyncSaveOptions& options = {});
+  // `choose_root`: for a CheckpointManager, see run_save.h; null: every save goes to `root`.
+  AsyncSaver(Storage& storage, std::string_view root, const AsyncSaveOptions& options = {},
+             std::function<absl::StatusOr<std::string>(const PlannedSave&)> choose_root = nullptr);
 
   // Waits like Finish().
   ~AsyncSaver();
@@ -107,9 +114,12 @@ class AsyncSaver {
   void Prepare(const StateDict& state);
 
   // Begins a save. From here on the memory that `state` describes must not change until
-  // WaitUntilCopied() has returned for it; the description itself and `metadata` may be destroyed
+  // WaitUntilCopied() has returned for it; the description itself and the metadata may be destroyed
   // immediately.
-  void Start(int64_t step, const StateDict& state, const Metadata& metadata = {});
+  void Start(const SaveRequest& request, const StateDict& state);
+  void Start(int64_t step, const StateDict& state, const Metadata& metadata = {}) {
+    Start({.step = step, .metadata = metadata}, state);
+  }
 
   // In place of Start() where this process has no state to save: the save fails on every rank with
   // `error`.

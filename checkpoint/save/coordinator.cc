@@ -17,7 +17,7 @@
 namespace tessera::ckpt {
 
 Coordinator::Coordinator(Storage& storage, std::string_view root, const Manifest& metadata,
-                         std::function<absl::StatusOr<std::string>(const PlannedSave&)> choose_root)
+                         std::function<absl::StatusOr<std::string>(uint64_t)> choose_root)
     : storage_(storage),
       choose_root_(std::move(choose_root)),
       root_(root),
@@ -128,9 +128,8 @@ absl::Status Coordinator::CheckPlan(const Manifest& planned) {
 
 absl::Status Coordinator::ChooseDirectory() {
   if (!choose_root_) return absl::OkStatus();
-  const int64_t step = metadata_.trainer().step();
-  TESSERA_ASSIGN_OR_RETURN(root_, choose_root_({.step = step, .data_bytes = DataBytes()}));
-  directory_ = JoinPath(root_, StepDirectoryName(step));
+  TESSERA_ASSIGN_OR_RETURN(root_, choose_root_(DataBytes()));
+  directory_ = JoinPath(root_, StepDirectoryName(metadata_.trainer().step()));
   return absl::OkStatus();
 }
 

@@ -22,9 +22,10 @@ namespace tessera::ckpt {
 // ranks. `metadata` must outlive it.
 class Coordinator {
  public:
-  // `choose_root`: see SaveOptions; may be null.
-  Coordinator(Storage& storage, std::string_view root, const Manifest& metadata,
-              std::function<absl::StatusOr<std::string>(const PlannedSave&)> choose_root = nullptr);
+  // `choose_root` returns the root to save under, given the bytes of all data files. Null: `root`.
+  Coordinator(
+      Storage& storage, std::string_view root, const Manifest& metadata,
+      std::function<absl::StatusOr<std::string>(uint64_t data_bytes)> choose_root = nullptr);
 
   // The end of step 1, and step 2: checks the tensors and files of the plan, and returns where to
   // write. With `is_new` false, the same plan was checked before.
@@ -51,7 +52,7 @@ class Coordinator {
   void AddDigest(const TensorReport& report);
 
   Storage& storage_;
-  const std::function<absl::StatusOr<std::string>(const PlannedSave&)> choose_root_;
+  const std::function<absl::StatusOr<std::string>(uint64_t data_bytes)> choose_root_;
   std::string root_;
   std::string directory_;
   const std::string attempt_;

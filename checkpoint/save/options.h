@@ -8,7 +8,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/collective/process_group.h"
 #include "checkpoint/save/plan_cache.h"
@@ -17,21 +16,22 @@ namespace tessera::ckpt {
 
 class Manifest;  // checkpoint/manifest.h
 
-// What a checkpoint holds besides its tensors. That of rank 0 counts.
+// What a checkpoint holds besides its tensors. Rank 0's is saved.
 struct Metadata {
   std::string program;                         // that saves, for people: "my_trainer 1.2"
   std::map<std::string, std::string> entries;  // the program's own data: any bytes by name
 
   // For programs that fill in fields of the manifest themselves (topology, model, optimizer). Its
-  // tensors and files must be empty, its step does not matter, and what stands above is added to
-  // it. Null: nothing.
+  // tensors and files must be empty, its step is ignored, and the fields above are added to it.
+  // May be null.
   std::shared_ptr<const Manifest> manifest;
 };
 
-// A save of which nothing has been written yet.
-struct PlannedSave {
+// One save: its step, its kind, and what is stored with the tensors.
+struct SaveRequest {
   int64_t step = 0;
-  uint64_t data_bytes = 0;  // of the data files, all ranks
+  bool rolling = false;  // goes to a rolling slot, where a CheckpointManager saves
+  Metadata metadata;
 };
 
 struct SaveOptions {
@@ -62,11 +62,6 @@ struct SaveOptions {
   // before the checkpoint is committed: to make durable what the checkpoint depends on, for example
   // a log. Its error fails the save.
   std::function<absl::Status()> before_commit;
-
-  // Called on rank 0 by the saving thread, when the save has been planned and before its space is
-  // checked. Returns the root to save under in place of the save's own, and may delete what the
-  // new checkpoint replaces. Its error fails the save. Null: nothing to do.
-  std::function<absl::StatusOr<std::string>(const PlannedSave&)> choose_root;
 };
 
 struct SaveReport {
@@ -76,16 +71,13 @@ struct SaveReport {
   // Processor time of copies, checksums and writes on the threads that the save runs here.
   double processor_seconds = 0;
 
-  // What did not go as well as it could, though the checkpoint is whole: memory that was not
-  // available, and why; what on_committed adds. Empty: nothing.
-  std::string note;
-};
-
-// Of a save in the background; that one's seconds count from Start().
-struct AsyncSaveReport {
-  SaveReport save;
+  // Saves in the background, whose `seconds` count from Start().
   double copied_seconds = 0;   // from Start() until this process's state was copied
   double blocked_seconds = 0;  // in Start() and waiting for the copy
+
+  // What did not go as well as it could, though the checkpoint is complete: memory that was not
+  // available, and why; what on_committed adds. Usually empty.
+  std::string note;
 };
 
 }  // namespace tessera::ckpt

@@ -157,11 +157,15 @@ Manifest MakeManifest(int64_t step, const Metadata& metadata) {
   return manifest;
 }
 
-absl::StatusOr<AsyncSaveReport> RunSave(
-    const SaveContext& context, const Manifest& manifest, const StateDict& state,
+absl::StatusOr<SaveReport> RunSave(
+    const SaveContext& context, const Manifest& manifest, bool rolling, const StateDict& state,
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned) {
   const Clock::time_point start = Clock::now();
-  Coordinator coordinator(context.storage, context.root, manifest, context.options.choose_root);
+  const auto choose_root = [&](uint64_t data_bytes) -> absl::StatusOr<std::string> {
+    if (!context.choose_root) return context.root;
+    return context.choose_root({manifest.trainer().step(), rolling, data_bytes});
+  };
+  Coordinator coordinator(context.storage, context.root, manifest, choose_root);
   const absl::StatusOr<RankState> local = Describe(manifest, state, context.options);
   const absl::StatusOr<SaveTask> task = Plan(
       context, local, manifest.trainer().step(),
@@ -187,16 +191,34 @@ absl::StatusOr<AsyncSaveReport> RunSave(
     if (everyone_reported) coordinator.Abandon();
     return committed.status();
   }
-  AsyncSaveReport report;
-  report.save.directory = task->directory;
-  if (!absl::SimpleAtoi(*committed, &report.save.bytes_written)) {
+  SaveReport report;
+  report.directory = task->directory;
+  if (!absl::SimpleAtoi(*committed, &report.bytes_written)) {
     return absl::InternalError("rank 0 sent a bad report");
   }
-  report.save.seconds = SecondsSince(start, Clock::now());
+  report.seconds = SecondsSince(start, Clock::now());
   report.copied_seconds = SecondsSince(start, (*writer)->copied_at().value_or(start));
-  report.save.processor_seconds = (*writer)->processor_seconds();
-  report.save.note = context.staging.note();
+  report.processor_seconds = (*writer)->processor_seconds();
+  report.note = context.staging.note();
   return report;
+}
+
+absl::StatusOr<SaveReport> SaveNow(Storage& storage, std::string_view root,
+                                   const SaveRequest& request, const StateDict& state,
+                                   const SaveOptions& options, ChooseRoot choose_root) {
+  SingleProcessGroup alone;
+  PlanCache plan_cache;
+  StagingPool staging;
+  const SaveContext context = {storage,
+                               std::string(root),
+                               options.group != nullptr ? *options.group : alone,
+                               options,
+                               /*copy_ahead_threads=*/0,
+                               options.plan_cache != nullptr ? *options.plan_cache : plan_cache,
+                               staging,
+                               std::move(choose_root)};
+  return RunSave(context, MakeManifest(request.step, request.metadata), request.rolling, state,
+                 /*on_planned=*/nullptr);
 }
 
 absl::Status RefuseSave(const SaveContext& context, int64_t step, const absl::Status& reason) {

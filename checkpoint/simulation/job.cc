@@ -1,6 +1,5 @@
 #include "checkpoint/simulation/job.h"
 
-#include <set>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -15,6 +14,7 @@
 #include "checkpoint/manager/save_schedule.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manager/stop_file.h"
+#include "checkpoint/save/run_save.h"
 #include "checkpoint/simulation/content.h"
 #include "checkpoint/simulation/faults.h"
 #include "checkpoint/simulation/scheduler.h"
@@ -51,7 +51,6 @@ struct Job::Rank {
   std::unique_ptr<ckpt::AsyncSaver> saver;
   ckpt::FailedSaves failed_saves{{}};
   std::unique_ptr<ckpt::StopFile> stop_file;
-  std::set<int64_t> rolling_steps;
   int64_t step = 0;
 };
 
@@ -155,15 +154,12 @@ void Job::OpenSaver(Rank& rank) {
   ckpt::AsyncSaveOptions options = {.save = SmallSaves()};
   options.save.group = &rank.save_group;
   options.save.before_commit = [this, &rank] { return Confirm(rank); };
-  options.save.choose_root = [this, &rank](const ckpt::PlannedSave& planned) {
-    return ChooseRoot(rank, planned);
-  };
   if (phase_.skips) options.when_busy = ckpt::AsyncSaveOptions::WhenBusy::kSkip;
-  options.on_committed = [this, &rank](ckpt::AsyncSaveReport& report) {
-    AfterCommit(rank, report.save);
-  };
+  options.on_committed = [this, &rank](ckpt::SaveReport& report) { AfterCommit(rank, report); };
   options.available_memory_bytes = [] { return uint64_t{1} << 30; };
-  rank.saver = std::make_unique<ckpt::AsyncSaver>(*rank.storage, "", options);
+  rank.saver = std::make_unique<ckpt::AsyncSaver>(
+      *rank.storage, "", options,
+      [this, &rank](const ckpt::PlannedSave& planned) { return ChooseRoot(rank, planned); });
 }
 
 // What rank 0 knows before a step's end.
@@ -239,21 +235,20 @@ absl::Status Job::Train(Rank& rank) {
 
 absl::Status Job::SaveStep(Rank& rank, int64_t step, bool rolling, bool healthy) {
   const int64_t id = IdOf(step, rolling);
-  if (rolling) rank.rolling_steps.insert(step);
   if (rank.number() == 0) model_.SaveBegins(id, step, rolling, healthy);
-  ckpt::Metadata metadata = DescribeSave(id, step, healthy);
+  const ckpt::SaveRequest request = {step, rolling, DescribeSave(id, step, healthy)};
   if (rank.saver != nullptr) {
-    rank.saver->Start(step, rank.content.state(), metadata);
+    rank.saver->Start(request, rank.content.state());
     return absl::OkStatus();
   }
   ckpt::SaveOptions options = SmallSaves();
   options.group = &rank.group;
   options.plan_cache = &rank.plans;
-  options.metadata = std::move(metadata);
   options.before_commit = [&] { return Confirm(rank); };
-  options.choose_root = [&](const ckpt::PlannedSave& planned) { return ChooseRoot(rank, planned); };
-  TESSERA_ASSIGN_OR_RETURN(const ckpt::SaveReport report,
-                           ckpt::Save(*rank.storage, "", step, rank.content.state(), options));
+  TESSERA_ASSIGN_OR_RETURN(
+      const ckpt::SaveReport report,
+      ckpt::SaveNow(*rank.storage, "", request, rank.content.state(), options,
+                    [&](const ckpt::PlannedSave& planned) { return ChooseRoot(rank, planned); }));
   AfterCommit(rank, report);
   return absl::OkStatus();
 }
@@ -263,14 +258,14 @@ absl::Status Job::Confirm(Rank& rank) {
 }
 
 absl::StatusOr<std::string> Job::ChooseRoot(Rank& rank, const ckpt::PlannedSave& planned) {
-  const bool rolling = rank.rolling_steps.erase(planned.step) > 0;
   std::string root;
-  if (rolling) {
+  if (planned.rolling) {
     model_.RetentionRuns();
     TESSERA_ASSIGN_OR_RETURN(root, ckpt::EmptyRollingSlot(*rank.storage, ""));
   }
   TESSERA_RETURN_IF_ERROR(
-      rank.retention->MakeRoom({planned.step, rolling, planned.data_bytes + 2048}, absl::Now())
+      rank.retention
+          ->MakeRoom({planned.step, planned.rolling, planned.data_bytes + 2048}, absl::Now())
           .status());
   return root;
 }

@@ -141,10 +141,10 @@ TEST_F(AsyncSaverTest, WhatIsOverwrittenAfterTheWaitIsNotSaved) {
       const std::vector<SaveOutcome> outcomes = saver.Finish();
       ASSERT_EQ(outcomes.size(), 1);
       ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
-      const AsyncSaveReport& report = *outcomes[0].report;
-      EXPECT_GE(report.save.seconds, report.copied_seconds);
+      const SaveReport& report = *outcomes[0].report;
+      EXPECT_GE(report.seconds, report.copied_seconds);
       EXPECT_GT(report.copied_seconds, 0);
-      EXPECT_EQ(report.save.note.empty(), staging_bytes == UINT64_MAX) << report.save.note;
+      EXPECT_EQ(report.note.empty(), staging_bytes == UINT64_MAX) << report.note;
       ExpectSaved(tensors, step);
     }
   }
@@ -378,13 +378,13 @@ TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
   std::atomic<bool> go_on = false;
   std::vector<std::string> committed;  // by the saver's thread
   AsyncSaveOptions options = SmallPieces();
-  options.on_committed = [&](AsyncSaveReport& report) {
+  options.on_committed = [&](SaveReport& report) {
     EXPECT_NE(std::this_thread::get_id(), caller);
-    EXPECT_EQ(List(storage_, "")->back().directory, report.save.directory);
-    committed.push_back(report.save.directory);
+    EXPECT_EQ(List(storage_, "")->back().directory, report.directory);
+    committed.push_back(report.directory);
     go_on.wait(false);
     EXPECT_TRUE(Prune(storage_, "", 1).ok());
-    report.save.note = "pruned";
+    report.note = "pruned";
   };
   AsyncSaver saver(faulty_, "", options);
   saver.Start(1, state.dict);
@@ -398,7 +398,7 @@ TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
   saver.Start(4, state.dict);
   const std::vector<SaveOutcome> outcomes = saver.Finish();
   ASSERT_EQ(outcomes.size(), 4);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(outcomes[i].report->save.note, "pruned");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(outcomes[i].report->note, "pruned");
   EXPECT_FALSE(outcomes[3].report.ok());
   EXPECT_EQ(committed.size(), 3) << "once a commit, and not for what failed";
   EXPECT_EQ(List(storage_, "")->size(), 1);
@@ -425,7 +425,7 @@ TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
   saver.Start(2, again.dict);
   const std::vector<SaveOutcome> outcomes = saver.Finish();
   ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
-  EXPECT_GT(outcomes[0].report->save.processor_seconds, 0);
+  EXPECT_GT(outcomes[0].report->processor_seconds, 0);
   ExpectSaved(tensors, 2);
 }
 
@@ -557,7 +557,7 @@ TEST_F(AsyncSaverTest, TrainingGoesOnOverASlowDiskAsIfNothingWereSaved) {
       for (int rank = 0; rank < kRanks; ++rank) {
         Training loaded(rank, kRanks);
         StateDict state = loaded.State();
-        ASSERT_TRUE(Load(storage, outcome.report->save.directory, state).ok());
+        ASSERT_TRUE(Load(storage, outcome.report->directory, state).ok());
         EXPECT_TRUE(loaded == Training::After(outcome.step, rank, kRanks)) << outcome.step;
       }
     }

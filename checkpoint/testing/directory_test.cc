@@ -38,7 +38,7 @@ class DirectoryTest : public testing::Test {
 };
 
 // One bad directory prevents neither listing nor pruning, and is never deleted.
-TEST_F(DirectoryTest, AnUnreadableDirectoryIsPassedOverAndNamed) {
+TEST_F(DirectoryTest, AnUnreadableDirectoryIsSkippedAndNamed) {
   FaultInjectingStorage faulty(storage_);
   for (const int64_t step : {1, 2, 3, 4}) {
     MustSave(storage_, step);
@@ -51,15 +51,16 @@ TEST_F(DirectoryTest, AnUnreadableDirectoryIsPassedOverAndNamed) {
           return operation.kind == OperationKind::kList && operation.path == "step-00000001";
         },
         error);
-    std::vector<UnreadableCheckpoint> unreadable;
+    std::vector<CheckpointInfo> unreadable;
     const auto list = List(faulty, "", &unreadable);
     ASSERT_TRUE(list.ok()) << list.status();
     EXPECT_EQ(list->front().step, 2);
     ASSERT_EQ(unreadable.size(), 1);
     EXPECT_EQ(unreadable[0].directory, "step-00000001");
     EXPECT_EQ(unreadable[0].step, 1);
-    EXPECT_EQ(unreadable[0].status.code(), error.code());
-    EXPECT_THAT(std::string(unreadable[0].status.message()), HasSubstr("List step-00000001"));
+    EXPECT_EQ(unreadable[0].committed.status().code(), error.code());
+    EXPECT_THAT(std::string(unreadable[0].committed.status().message()),
+                HasSubstr("List step-00000001"));
     EXPECT_TRUE(ListUncommitted(faulty, "")->empty());
     ASSERT_TRUE(Prune(faulty, "", static_cast<int>(list->size()) - 1).ok());
     EXPECT_EQ(List(faulty, "")->size(), list->size() - 1);

@@ -45,7 +45,7 @@ float SavedValue(Storage& storage) {
   const auto verified = Verify(storage, directory, {.digests = true});
   EXPECT_TRUE(verified.ok()) << verified.status();
   if (verified.ok()) EXPECT_TRUE(verified->damage.empty()) << verified->damage[0].message;
-  const auto elements = LoadTensor<float>(*checkpoint, "x");
+  const auto elements = checkpoint->LoadTensor<float>("x");
   EXPECT_TRUE(elements.ok()) << elements.status();
   if (!elements.ok()) return -2;
   for (const float element : *elements) EXPECT_EQ(element, elements->front());

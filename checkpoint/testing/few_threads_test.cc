@@ -119,10 +119,10 @@ TEST_P(FewThreadsTest, SavesBehindTheProgramOrInTheForeground) {
     for (const SaveOutcome& outcome : outcomes) {
       ASSERT_TRUE(outcome.report.ok()) << outcome.report.status();
       if (GetParam() == 0) {
-        EXPECT_THAT(outcome.report->save.note, HasSubstr("saved in the foreground: cannot start"));
-        EXPECT_EQ(outcome.report->blocked_seconds, outcome.report->save.seconds);
+        EXPECT_THAT(outcome.report->note, HasSubstr("saved in the foreground: cannot start"));
+        EXPECT_EQ(outcome.report->blocked_seconds, outcome.report->seconds);
       }
-      if (GetParam() >= 2) EXPECT_EQ(outcome.report->save.note, "");
+      if (GetParam() >= 2) EXPECT_EQ(outcome.report->note, "");
     }
   });
   EXPECT_EQ(List(storage_, "")->size(), 2);

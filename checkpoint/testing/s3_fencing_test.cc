@@ -18,6 +18,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/saved_checkpoints.h"
+#include "checkpoint/save/run_save.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "gmock/gmock.h"
@@ -57,10 +58,10 @@ class S3FencingTest : public ::testing::Test {
     const auto storage = MustOpen();
     SaveOptions options;
     options.before_commit = std::move(before_commit);
-    if (rolling) {
-      options.choose_root = [&](const PlannedSave&) { return EmptyRollingSlot(*storage, ""); };
-    }
-    return Save(*storage, "", step, {{tensor}}, options).status();
+    const auto slot = [&](const PlannedSave&) { return EmptyRollingSlot(*storage, ""); };
+    return SaveNow(*storage, "", {.step = step}, {{tensor}}, options,
+                   rolling ? ChooseRoot(slot) : nullptr)
+        .status();
   }
   absl::Status Retain(int64_t newest) {
     return Retention(*storage_, "", {.newest = newest}).Apply(absl::Now());
@@ -86,7 +87,7 @@ class S3FencingTest : public ::testing::Test {
     EXPECT_TRUE(verified.ok() && verified->damage.empty())
         << directory << ": "
         << (verified.ok() ? verified->damage[0].message : verified.status().ToString());
-    const auto elements = LoadTensor<float>(*checkpoint, "weight");
+    const auto elements = checkpoint->LoadTensor<float>("weight");
     EXPECT_TRUE(elements.ok()) << elements.status();
     return elements.ok() ? elements->front() : -2;
   }
@@ -96,7 +97,7 @@ class S3FencingTest : public ::testing::Test {
     const auto saved = ListForResume(*storage_, "");
     EXPECT_TRUE(saved.ok()) << saved.status();
     if (!saved.ok()) return steps;
-    for (const SavedCheckpoint& checkpoint : *saved) {
+    for (const CheckpointInfo& checkpoint : *saved) {
       steps.push_back(checkpoint.step);
       EXPECT_GE(Value(checkpoint.directory), 0) << checkpoint.directory;
     }
@@ -125,8 +126,8 @@ class S3FencingTest : public ::testing::Test {
     EXPECT_THAT(std::string(saved.message()), HasSubstr("has discarded this save"));
   }
   void DeleteAll() {
-    const std::vector<SavedCheckpoint> all = *ListForResume(*storage_, "");
-    for (const SavedCheckpoint& saved : all) {
+    const std::vector<CheckpointInfo> all = *ListForResume(*storage_, "");
+    for (const CheckpointInfo& saved : all) {
       EXPECT_TRUE(storage_->DeleteTree(saved.directory).ok());
     }
   }

@@ -246,7 +246,7 @@ TEST(ForeignStorageTest, IsACheckpointForEverythingThatReadsThem) {
       std::string found(expected[name].size(), 'x');
       const Shard shard = {.box = WholeBox(tensor.global_shape),
                            .data = reinterpret_cast<std::byte*>(found.data())};
-      const absl::Status loaded = LoadTensor(*checkpoint, tensor.name, shard);
+      const absl::Status loaded = checkpoint->LoadTensor(tensor.name, shard);
       ASSERT_TRUE(loaded.ok()) << loaded;
       EXPECT_EQ(found, expected[name]) << tensor.name;
     }
@@ -275,7 +275,7 @@ TEST(ForeignStorageTest, TransposedTensorsAreReadInCoveringRanges) {
   base->reads = base->bytes = 0;
   std::vector<float> found(size_t{2048} * 2048);
   ASSERT_TRUE(
-      LoadTensor(*checkpoint, "w", Shard::Of(found, WholeBox(shape)), {.io_threads = 1}).ok());
+      checkpoint->LoadTensor("w", Shard::Of(found, WholeBox(shape)), {.io_threads = 1}).ok());
   EXPECT_LE(base->largest, kStridedBufferBytes);
   EXPECT_LE(base->bytes, contents.size() * 4 + (1 << 20));
   EXPECT_LE(base->reads, 64);

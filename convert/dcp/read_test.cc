@@ -77,7 +77,7 @@ std::string LoadInParts(const Checkpoint& checkpoint, const TensorInfo& info, si
                          .data = bytes.data() + at * element_bytes,
                          .strides = strides,
                          .dtype = info.dtype};
-    const absl::Status status = LoadTensor(checkpoint, info.name, shard);
+    const absl::Status status = checkpoint.LoadTensor(info.name, shard);
     EXPECT_TRUE(status.ok()) << status;
   }
   return bytes;

@@ -71,7 +71,7 @@ absl::Status SaveAgain(Session& session) {
       session.saver->Save(DescribeRun(session.config, session.config.model(), session.progress,
                                       session.data_identity(), session.numerics()),
                           ckpt::SaveKind::kPermanent));
-  for (const SaveOutcome& outcome : session.saver->Finish()) {
+  for (const ckpt::SaveOutcome& outcome : session.saver->Finish()) {
     TESSERA_RETURN_IF_ERROR(outcome.report.status());
   }
   return absl::OkStatus();
@@ -405,7 +405,7 @@ TEST_F(SimulatedSessionTest, ACopyThatFailsOnOneRankEndsTheSaveOnAll) {
       if (fails && rank == 1) {
         session.device->gpu()->context->KeepError("a copy", absl::InternalError("has failed"));
       }
-      for (const SaveOutcome& outcome : session.saver->Finish()) {
+      for (const ckpt::SaveOutcome& outcome : session.saver->Finish()) {
         const MutexLock lock(&mutex);
         outcomes[rank].push_back(outcome.report.status());
       }

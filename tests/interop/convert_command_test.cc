@@ -162,7 +162,7 @@ TEST_F(ConvertCommandTest, OptimizerStatesOfLlmc) {
         const LlmcTensor& tensor = tensors[t];
         int array = 0;
         for (const char* state : {".exp_avg", ".exp_avg_sq", ".master"}) {
-          const auto found = ckpt::LoadTensor<float>(*checkpoint, tensor.name + state);
+          const auto found = checkpoint->LoadTensor<float>(tensor.name + state);
           ASSERT_TRUE(found.ok()) << found.status();
           ASSERT_EQ(found->size(), tensor.real_rows * tensor.columns);
           for (int64_t i = 0; i < tensor.real_rows * tensor.columns; ++i) {

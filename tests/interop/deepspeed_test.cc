@@ -81,7 +81,7 @@ void ExpectHolds(const ckpt::Checkpoint& checkpoint, Values expected) {
       key += ".module";
     }
     ASSERT_TRUE(expected.contains(key)) << tensor.name;
-    const auto found = ckpt::LoadTensor<float>(checkpoint, tensor.name);
+    const auto found = checkpoint.LoadTensor<float>(tensor.name);
     ASSERT_TRUE(found.ok()) << found.status();
     const std::vector<float>& values = expected[key];
     ASSERT_EQ(found->size(), values.size()) << tensor.name;

@@ -145,9 +145,9 @@ TEST_P(HuggingFaceTest, HoldsWhatTheModelFileOfLlmcHolds) {
   EXPECT_EQ(other_storage->format(), "llmc");
   int compared = 0;
   for (const ckpt::TensorInfo& tensor : model->tensors()) {
-    const auto found = ckpt::LoadTensor<float>(*model, tensor.name);
+    const auto found = model->LoadTensor<float>(tensor.name);
     ASSERT_TRUE(found.ok()) << found.status();
-    const auto expected = ckpt::LoadTensor<float>(*other, tensor.name);
+    const auto expected = other->LoadTensor<float>(tensor.name);
     ASSERT_TRUE(expected.ok()) << expected.status();
     ASSERT_EQ(found->size(), expected->size());
     EXPECT_EQ(std::memcmp(found->data(), expected->data(), found->size() * sizeof(float)), 0)

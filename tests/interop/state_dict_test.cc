@@ -55,7 +55,7 @@ Tensors Load(ckpt::Storage& storage) {
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
   const ckpt::Manifest manifest = ManifestOf(storage);
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) {
-    const auto elements = ckpt::LoadTensor<float>(*checkpoint, tensor.name());
+    const auto elements = checkpoint->LoadTensor<float>(tensor.name());
     EXPECT_TRUE(elements.ok()) << elements.status();
     tensors[tensor.name()] = elements.value_or(std::vector<float>());
   }

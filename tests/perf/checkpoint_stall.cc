@@ -165,18 +165,18 @@ absl::Status SaveWhileTraining(Training& training, ckpt::AsyncSaver& saver, ckpt
   for (; !(outcome = saver.Poll()); ++steps) training.Step(&saver);
   const double seconds = Now() - start;
   if (!outcome->report.ok()) return outcome->report.status();
-  const ckpt::AsyncSaveReport& report = *outcome->report;
+  const ckpt::SaveReport& report = *outcome->report;
   TESSERA_RETURN_IF_ERROR(Delete(storage, report.save));
   const double after = PlainStep(training, &saver, measured);
   const BackgroundSave save = {seconds - steps * (before + after) / 2, report.blocked_seconds,
-                               report.save.processor_seconds};
+                               report.processor_seconds};
   measured.background.push_back(save);
   std::printf(
       "  save %lld: lost %.0f ms over %d steps, blocked %.1f ms of them; %.3f s of processors; "
       "copied after %.2f s, committed after %.2f s%s\n",
       static_cast<long long>(step), save.lost * 1e3, steps, save.blocked * 1e3,
-      save.processor_seconds, report.copied_seconds, report.save.seconds,
-      report.save.note.empty() ? "" : ("; " + report.save.note).c_str());
+      save.processor_seconds, report.copied_seconds, report.seconds,
+      report.note.empty() ? "" : ("; " + report.note).c_str());
   return absl::OkStatus();
 }
 

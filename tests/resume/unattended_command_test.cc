@@ -65,14 +65,14 @@ class UnattendedCommandTest : public CommandTest {
   }
   int64_t LastStep(const std::string& run) const { return RecordCount(run); }
   // As the next start will find them, newest first.
-  std::vector<ckpt::SavedCheckpoint> Saved(const std::string& run) const {
+  std::vector<ckpt::CheckpointInfo> Saved(const std::string& run) const {
     const auto storage = ckpt::OpenPosixStorage(Folder(run).string());
     if (!storage.ok()) return {};
     const auto saved = ckpt::ListForResume(**storage, "");
     EXPECT_TRUE(saved.ok()) << saved.status();
-    return saved.value_or(std::vector<ckpt::SavedCheckpoint>());
+    return saved.value_or(std::vector<ckpt::CheckpointInfo>());
   }
-  static int64_t NewestStep(const std::vector<ckpt::SavedCheckpoint>& saved) {
+  static int64_t NewestStep(const std::vector<ckpt::CheckpointInfo>& saved) {
     return saved.empty() ? 0 : saved.front().step;
   }
   uint32_t Random(uint32_t below) { return random_() % below; }
@@ -144,7 +144,7 @@ TEST_F(UnattendedCommandTest, LosesNothingWhateverHappens) {
     const std::string what = Disturb(process, "job");
     const Result result = process.Wait();
     const int64_t step = LastStep("job");
-    std::vector<ckpt::SavedCheckpoint> saved = Saved("job");
+    std::vector<ckpt::CheckpointInfo> saved = Saved("job");
     history += "round " + std::to_string(round) + ": " + what + " at step " + std::to_string(step) +
                ", exit code " + std::to_string(result.exit_code) + ", newest " +
                std::to_string(NewestStep(saved)) + "\n";

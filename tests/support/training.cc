@@ -224,15 +224,15 @@ absl::Status TrainingRank::Save() {
 
 bool TrainingRank::PollSaves() {
   if (saver_ == nullptr) return false;
-  for (SaveOutcome& outcome : saver_->Poll()) outcomes_.push_back(std::move(outcome));
+  for (ckpt::SaveOutcome& outcome : saver_->Poll()) outcomes_.push_back(std::move(outcome));
   return saver_->save_in_flight();
 }
 
 absl::StatusOr<std::vector<ckpt::SaveReport>> TrainingRank::FinishSaves() {
   std::vector<ckpt::SaveReport> reports;
   if (saver_ == nullptr) return reports;
-  for (SaveOutcome& outcome : saver_->Finish()) outcomes_.push_back(std::move(outcome));
-  for (const SaveOutcome& outcome : std::exchange(outcomes_, {})) {
+  for (ckpt::SaveOutcome& outcome : saver_->Finish()) outcomes_.push_back(std::move(outcome));
+  for (const ckpt::SaveOutcome& outcome : std::exchange(outcomes_, {})) {
     TESSERA_RETURN_IF_ERROR(outcome.report.status());
     reports.push_back(*outcome.report);
   }

@@ -136,9 +136,9 @@ class TrainingRank {
   std::unique_ptr<TokenDataset> dataset_;
   std::unique_ptr<BatchLoader> loader_;
   std::unique_ptr<Trainer> trainer_;
-  std::unique_ptr<DeviceMirror> mirror_;  // null without a device
-  std::unique_ptr<RunSaver> saver_;       // null without saves
-  std::vector<SaveOutcome> outcomes_;     // that PollSaves() has seen
+  std::unique_ptr<DeviceMirror> mirror_;     // null without a device
+  std::unique_ptr<RunSaver> saver_;          // null without saves
+  std::vector<ckpt::SaveOutcome> outcomes_;  // that PollSaves() has seen
   Progress progress_;
 };
 

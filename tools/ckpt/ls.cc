@@ -26,9 +26,9 @@ class Listing {
  public:
   Listing(Storage& storage, const CommandOutput& output) : storage_(storage), output_(output) {}
 
-  void Add(const UnreadableCheckpoint& checkpoint) {
+  void AddUnreadable(const CheckpointInfo& checkpoint) {
     AddProblem({{"step", checkpoint.step}, {"directory", checkpoint.directory}},
-               absl::StrCat(checkpoint.step), checkpoint.directory, checkpoint.status,
+               absl::StrCat(checkpoint.step), checkpoint.directory, checkpoint.committed.status(),
                "unreadable");
   }
 
@@ -129,11 +129,11 @@ int RunLs(const CommandOptions& options, const CommandOutput& output) {
   }
   const auto storage = OpenStorage(path, {.s3_endpoint = options.source.s3_endpoint});
   if (!storage.ok()) return fail(storage.status());
-  std::vector<UnreadableCheckpoint> unreadable;
+  std::vector<CheckpointInfo> unreadable;
   const auto checkpoints = List(**storage, "", &unreadable);
   if (!checkpoints.ok()) return fail(checkpoints.status());
   Listing listing(**storage, output);
-  for (const UnreadableCheckpoint& checkpoint : unreadable) listing.Add(checkpoint);
+  for (const CheckpointInfo& checkpoint : unreadable) listing.AddUnreadable(checkpoint);
   for (const CheckpointInfo& info : *checkpoints) listing.Add(info);
   if (listing.empty()) {
     const auto itself = ReadManifest(**storage, "");

@@ -136,14 +136,14 @@ class FolderVerifier {
     const auto storage =
         OpenStorage(options_.paths[0], {.s3_endpoint = options_.source.s3_endpoint});
     if (!storage.ok()) return Fail(storage.status());
-    std::vector<UnreadableCheckpoint> unreadable;
+    std::vector<CheckpointInfo> unreadable;
     const auto checkpoints = List(**storage, "", &unreadable);
     if (!checkpoints.ok()) return Fail(checkpoints.status());
     if (checkpoints->empty() && unreadable.empty()) {
       return Fail(absl::NotFoundError("no checkpoints in " + options_.paths[0]));
     }
-    for (const UnreadableCheckpoint& checkpoint : unreadable) {
-      Add(checkpoint.directory, checkpoint.status);
+    for (const CheckpointInfo& checkpoint : unreadable) {
+      Add(checkpoint.directory, checkpoint.committed.status());
     }
     for (const CheckpointInfo& info : *checkpoints) {
       Add(info.directory, VerifyWithBar(**storage, info.directory, options_, output_));

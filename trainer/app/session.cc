@@ -218,7 +218,7 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
   if (session.first_rank() && !folder.empty() && !options.has_ckpt_step() && !foreign) {
     const int64_t step = saved.has_value() ? saved->manifest.trainer().step() : -1;
     TESSERA_ASSIGN_OR_RETURN(const std::string passed_over,
-                             DescribePassedOver(folder, step, options.s3_endpoint()));
+                             DescribeSkipped(folder, step, options.s3_endpoint()));
     if (!passed_over.empty()) notes(passed_over);
   }
   if (saved.has_value()) {

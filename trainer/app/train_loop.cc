@@ -285,8 +285,8 @@ absl::Status TrainLoop::Save(ckpt::SaveKind kind) {
   return absl::OkStatus();
 }
 
-void TrainLoop::ReportSaves(const std::vector<SaveOutcome>& outcomes) {
-  for (const SaveOutcome& outcome : outcomes) {
+void TrainLoop::ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes) {
+  for (const ckpt::SaveOutcome& outcome : outcomes) {
     failed_saves_.Add(outcome.report.status(), leader_.elapsed);
     if (absl::IsCancelled(outcome.report.status())) {
       progress_line_.Message(absl::StrFormat(

@@ -49,7 +49,7 @@ class TrainLoop {
   absl::Status Save(ckpt::SaveKind kind);
   // Reports finished saves. An asynchronous save that failed is a message, not an error: training
   // can continue, as far as CheckSaves() allows.
-  void ReportSaves(const std::vector<SaveOutcome>& outcomes);
+  void ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes);
   // Records, for the next run, that the stop file has ended this one. Failures do no harm.
   void RememberStopFile() const;
   // Whether rank 0 has found that the run can save no more; the same on every rank.

@@ -102,15 +102,12 @@ absl::StatusOr<SavedRun> TakeSingleCheckpoint(const std::string& name,
 
 // Permanent and rolling checkpoints, ascending by step; of one step the permanent one first.
 absl::StatusOr<std::vector<ckpt::CheckpointInfo>> ListWithRolling(
-    ckpt::Storage& storage, std::vector<ckpt::UnreadableCheckpoint>* unreadable) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<ckpt::CheckpointInfo> all,
-                           ckpt::List(storage, "", unreadable));
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::SavedCheckpoint> saved,
-                           ckpt::ListForResume(storage, ""));
-  for (const ckpt::SavedCheckpoint& checkpoint : saved) {
-    if (checkpoint.rolling) all.push_back({checkpoint.step, checkpoint.directory});
-  }
-  std::ranges::stable_sort(all, {}, &ckpt::CheckpointInfo::step);
+    ckpt::Storage& storage, std::vector<ckpt::CheckpointInfo>* unreadable) {
+  TESSERA_RETURN_IF_ERROR(ckpt::List(storage, "", unreadable).status());
+  TESSERA_ASSIGN_OR_RETURN(std::vector<ckpt::CheckpointInfo> all, ckpt::ListForResume(storage, ""));
+  std::ranges::sort(all, {}, [](const ckpt::CheckpointInfo& checkpoint) {
+    return std::pair(checkpoint.step, checkpoint.rolling);
+  });
   return all;
 }
 
@@ -199,14 +196,14 @@ absl::StatusOr<std::optional<SavedRun>> FindToLoad(const TrainConfig& settings,
     run.reading = std::move(reading);
     return run;
   }
-  std::vector<ckpt::UnreadableCheckpoint> unreadable;
+  std::vector<ckpt::CheckpointInfo> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
                            ListWithRolling(**storage, &unreadable));
-  for (const ckpt::UnreadableCheckpoint& checkpoint : unreadable) {
+  for (const ckpt::CheckpointInfo& checkpoint : unreadable) {
     // It was requested, or it may be the only one: a fresh start would be wrong.
     const bool needed =
         config.has_ckpt_step() ? checkpoint.step == config.ckpt_step() : saved.empty();
-    if (needed) return checkpoint.status;
+    if (needed) return checkpoint.committed.status();
   }
   if (saved.empty()) {
     std::optional<SavedRun> foreign;
@@ -257,10 +254,10 @@ absl::StatusOr<SavedRun> TakeOwnStep(const CheckpointConfig& config) {
     return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.save()));
   }
   TESSERA_RETURN_IF_ERROR(storage.status());
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::SavedCheckpoint> saved,
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
                            ckpt::ListForResume(**storage, ""));
   std::vector<int64_t> steps;
-  for (const ckpt::SavedCheckpoint& checkpoint : saved) {
+  for (const ckpt::CheckpointInfo& checkpoint : saved) {
     steps.push_back(checkpoint.step);
     if (checkpoint.step != step) continue;
     TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest,
@@ -403,21 +400,22 @@ absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockOnThisRank(const Checkpoin
 absl::Status CheckLaterOnThisRank(const CheckpointConfig& config, int64_t step, bool from_own) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
                            ckpt::OpenStorage(config.save(), {.s3_endpoint = config.s3_endpoint()}));
-  std::vector<ckpt::UnreadableCheckpoint> unreadable;
+  std::vector<ckpt::CheckpointInfo> unreadable;
   TESSERA_RETURN_IF_ERROR(ckpt::List(*storage, "", &unreadable).status());
-  for (const ckpt::UnreadableCheckpoint& checkpoint : unreadable) {
+  for (const ckpt::CheckpointInfo& checkpoint : unreadable) {
     if (checkpoint.step <= step) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "save: ", config.save(), "/", checkpoint.directory, ", of a later step than this run ",
         "starts from (", step, "), cannot be read and may be a checkpoint: make it readable or ",
         "move it away (",
-        WithoutDirectory(*storage, checkpoint.directory, checkpoint.status.message()), ")"));
+        WithoutDirectory(*storage, checkpoint.directory, checkpoint.committed.status().message()),
+        ")"));
   }
   if (from_own) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::SavedCheckpoint> saved,
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
                            ckpt::ListForResume(*storage, ""));
   std::vector<int64_t> later;
-  for (const ckpt::SavedCheckpoint& checkpoint : saved) {
+  for (const ckpt::CheckpointInfo& checkpoint : saved) {
     if (checkpoint.step > step) later.push_back(checkpoint.step);
   }
   if (later.empty()) return absl::OkStatus();
@@ -523,8 +521,8 @@ TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved
   return config;
 }
 
-absl::StatusOr<std::string> DescribePassedOver(const std::string& folder, int64_t step,
-                                               const std::string& s3_endpoint) {
+absl::StatusOr<std::string> DescribeSkipped(const std::string& folder, int64_t step,
+                                            const std::string& s3_endpoint) {
   const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
       ckpt::OpenStorage(folder, {.s3_endpoint = s3_endpoint});
   if (absl::IsNotFound(storage.status())) return "";
@@ -541,13 +539,14 @@ absl::StatusOr<std::string> DescribePassedOver(const std::string& folder, int64_
                                      later.size() == 1 ? ", a save that was" : ", saves that were",
                                      " never completed (no manifest.pb)"));
   }
-  std::vector<ckpt::UnreadableCheckpoint> unreadable;
+  std::vector<ckpt::CheckpointInfo> unreadable;
   TESSERA_RETURN_IF_ERROR(ckpt::List(**storage, "", &unreadable).status());
   std::vector<std::string> reasons;
-  for (const ckpt::UnreadableCheckpoint& checkpoint : unreadable) {
+  for (const ckpt::CheckpointInfo& checkpoint : unreadable) {
     reasons.push_back(absl::StrCat(
         checkpoint.directory, ", which cannot be read (",
-        WithoutDirectory(**storage, checkpoint.directory, checkpoint.status.message()), ")"));
+        WithoutDirectory(**storage, checkpoint.directory, checkpoint.committed.status().message()),
+        ")"));
   }
   if (!reasons.empty()) sentences.push_back(JoinFirst(reasons, "; "));
   if (sentences.empty()) return "";

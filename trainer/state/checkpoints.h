@@ -104,8 +104,8 @@ TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved
 // One sentence about what FindSavedRun() skips in `folder`: saves of steps after `step` that were
 // started but not committed, as a sudden death leaves them, and directories of any step that cannot
 // be read. Empty if there is none. For rank 0.
-absl::StatusOr<std::string> DescribePassedOver(const std::string& folder, int64_t step,
-                                               const std::string& s3_endpoint);
+absl::StatusOr<std::string> DescribeSkipped(const std::string& folder, int64_t step,
+                                            const std::string& s3_endpoint);
 
 // Locks the folder, or the prefix of an object store, of a run that Saves(), until the lock is
 // destroyed; rank 0 holds it, others return null. Waits a little for another holder to end.

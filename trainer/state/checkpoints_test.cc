@@ -109,7 +109,7 @@ TEST_F(CheckpointsTest, SavesThatWereNeverCompletedAreSaid) {
   CheckpointConfig config;
   config.set_load(folder_);
   const auto said = [&](int64_t step) {
-    const absl::StatusOr<std::string> sentence = DescribePassedOver(config.load(), step, "");
+    const absl::StatusOr<std::string> sentence = DescribeSkipped(config.load(), step, "");
     EXPECT_TRUE(sentence.ok()) << sentence.status();
     return sentence.value_or("");
   };
@@ -147,7 +147,7 @@ std::string WithoutPrivileges(const std::function<std::string()>& body) {
   return status == 0 ? problem : problem + " (the child died)";
 }
 
-TEST_F(CheckpointsTest, AnUnreadableOldStepIsPassedOverAndSaid) {
+TEST_F(CheckpointsTest, AnUnreadableOldStepIsSkippedAndSaid) {
   CheckpointConfig config;
   config.set_load(folder_);
   config.set_save(folder_);
@@ -162,7 +162,7 @@ TEST_F(CheckpointsTest, AnUnreadableOldStepIsPassedOverAndSaid) {
               const auto newest = Find(config);
               if (!newest.ok()) return newest.status().ToString();
               if ((*newest)->directory != "step-00000004") return (*newest)->directory;
-              const auto said = DescribePassedOver(config.load(), 4, "");
+              const auto said = DescribeSkipped(config.load(), 4, "");
               if (!said.ok()) return said.status().ToString();
               if (said->find("step-00000002, which cannot be read (") == said->npos) return *said;
               const auto lock = Lock(config);

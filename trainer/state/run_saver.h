@@ -5,17 +5,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/mutex.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/manager/checkpoint_manager.h"
 #include "checkpoint/manager/save_schedule.h"
-#include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manifest.h"
 #include "compute/comm/communicator.h"
 #include "compute/tensor/tensor.h"
@@ -24,12 +21,6 @@
 #include "trainer/state/state_dict.h"
 
 namespace tessera {
-
-// A save that is over, in the foreground or the background.
-struct SaveOutcome {
-  int64_t step = 0;
-  absl::StatusOr<ckpt::SaveReport> report;  // Cancelled: skipped, see async_save_skip
-};
 
 // Callbacks of a saver into its process, each of which may be null, and what else it needs to know.
 struct RunSaverHooks {
@@ -40,12 +31,12 @@ struct RunSaverHooks {
   // See SaveOptions::before_commit. With async_save, a background thread calls it.
   std::function<absl::Status()> before_commit;
   // With async_upload: the checkpoint in `save` that the run has resumed from, whose copies nearby
-  // are kept until the next save. Empty: none.
+  // are kept until the next save. May be empty.
   std::string resumed_directory;
 };
 
-// The saves of one run into its folder, synchronous or, with async_save, asynchronous. Every rank
-// has one and makes the same calls.
+// The saves of one run into its folder, by a CheckpointManager: synchronous or, with async_save,
+// asynchronous. Every rank has one and makes the same calls.
 //
 // Asynchronous saves read the state while training continues: call BeforeOverwrite() before
 // changing it. Either way the plan of the first save is reused by the later ones.
@@ -70,19 +61,19 @@ class RunSaver {
   // over, see async_save_skip); errors are outcomes. Precondition: kind is not kNone.
   absl::Status Save(ckpt::Manifest run, ckpt::SaveKind kind);
 
-  // Whether a save has been started whose outcome Poll() has not returned yet.
-  bool save_in_flight() const { return started_ > finished_; }
+  // Whether a save has been started that was not over at the last Poll().
+  bool save_in_flight() const { return mirrored_.has_value() || manager_->save_in_flight(); }
 
   // Returns once `memory` may be changed: on a device, by what is queued from now on.
   void BeforeOverwrite(const TensorView& memory);
 
   // The saves that have finished since the last call, oldest first. Never waits.
-  std::vector<SaveOutcome> Poll();
+  std::vector<ckpt::SaveOutcome> Poll();
   // Waits for saves in flight.
-  std::vector<SaveOutcome> Finish();
+  std::vector<ckpt::SaveOutcome> Finish();
 
   // For a process that is about to end with an error: its saves wait for nobody any more.
-  void Abandon() { storage_->Abandon(); }
+  void Abandon() { manager_->Abandon(); }
 
   // With async_upload: deletes the copies nearby, which no restart will need, and their folder. No
   // save may be in flight.
@@ -91,8 +82,9 @@ class RunSaver {
  private:
   RunSaver(const TrainConfig& config, std::vector<StateChunk> chunks, const RankGroup& group,
            RunSaverHooks hooks);
-  absl::Status OpenSaves();
-  absl::Status OpenBackground(Communicator* world);
+  absl::Status OpenStorage();
+  absl::Status OpenManager(Communicator* world);
+  ckpt::AsyncSaveOptions BackgroundOptions() const;
   ckpt::StateDict State() const;
   DeviceMirror* mirror() const { return chunks_.front().mirror; }
   // Where the state is on a device: begins to copy it, once no save reads the mirror any more.
@@ -100,41 +92,20 @@ class RunSaver {
   // The save in the background whose state has been mirrored begins. An error of the copies becomes
   // its outcome, on every rank.
   void StartMirrored();
-  absl::Status SaveInForeground(int64_t step, ckpt::Metadata metadata);
-  ckpt::SaveOptions Options();
-  // On rank 0, before a save writes: where it goes. Empties a rolling slot; makes room.
-  absl::StatusOr<std::string> ChooseRoot(const ckpt::PlannedSave& planned);
-  // On rank 0: deletes what may go where the disk is too full for this save.
-  absl::Status MakeRoom(const ckpt::PlannedSave& planned, bool rolling);
-  // After a save that was committed: what is no longer needed is deleted.
-  void AfterCommit(ckpt::SaveReport& report);
-  void Prune(ckpt::SaveReport& report);
 
   const TrainConfig config_;
   const std::vector<StateChunk> chunks_;
   const RankGroup group_;
   const RunSaverHooks hooks_;
   std::optional<ckpt::OptimizerState> optimizer_names_;  // set if the optimizer is saved
-  std::unique_ptr<ckpt::Storage> storage_;
-  ckpt::TieredStorage* upload_ = nullptr;     // the same, with async_upload
-  std::optional<ckpt::Retention> retention_;  // used by the saving thread
-  std::string room_note_;                     // likewise: what MakeRoom() has deleted
-  ckpt::PlanCache plan_cache_;                // in the foreground
-  std::vector<SaveOutcome> done_;             // of synchronous saves
-  struct MirroredSave {
-    int64_t step = 0;
-    ckpt::Metadata metadata;
-  };
-  std::optional<MirroredSave> mirrored_;  // waits for the mirror
-  int64_t started_ = 0;                   // saves
-  int64_t finished_ = 0;
-  Mutex mutex_;
-  std::set<int64_t> rolling_steps_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<ckpt::Storage> storage_;
+  ckpt::TieredStorage* upload_ = nullptr;      // the same, with async_upload
+  std::optional<ckpt::SaveRequest> mirrored_;  // waits for the mirror
 
-  // Destroyed in reverse order: the saver's threads use the members before it.
+  // Destroyed in reverse order: the manager's thread uses the members before it.
   std::unique_ptr<Communicator> background_communicator_;
   std::unique_ptr<ckpt::ProcessGroup> background_group_;
-  std::unique_ptr<ckpt::AsyncSaver> background_;
+  std::unique_ptr<ckpt::CheckpointManager> manager_;
 };
 
 }  // namespace tessera

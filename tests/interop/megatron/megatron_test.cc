@@ -116,7 +116,7 @@ TEST_P(MegatronFixtureTest, EveryTensorIsWhatMegatronWasGiven) {
     ASSERT_TRUE(expected.contains(tensor.name)) << tensor.name;
     const ckpt::SafetensorsEntry& entry = *expected[tensor.name];
     EXPECT_EQ(tensor.global_shape, entry.shape);
-    const auto found = ckpt::LoadTensor<float>(*checkpoint, tensor.name);
+    const auto found = checkpoint->LoadTensor<float>(tensor.name);
     ASSERT_TRUE(found.ok()) << found.status();
     const std::vector<float> stored =
         Floats(file.substr(entry.file_offset, entry.length_bytes), entry.dtype == ckpt::BF16);

@@ -1,0 +1,146 @@
+#ifndef TESSERA_CHECKPOINT_MANAGER_CHECKPOINT_MANAGER_H_
+#define TESSERA_CHECKPOINT_MANAGER_CHECKPOINT_MANAGER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/collective/process_group.h"
+#include "checkpoint/manager/folder_lock.h"
+#include "checkpoint/manager/resume.h"
+#include "checkpoint/manager/retention.h"
+#include "checkpoint/manager/save_schedule.h"
+#include "checkpoint/manager/saved_checkpoints.h"
+#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/save/async_saver.h"
+#include "checkpoint/save/options.h"
+#include "checkpoint/storage/by_name/open_storage.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt {
+
+class UploadStorage;
+
+struct CheckpointManagerOptions {
+  // The ranks of the job, deadlines, the layout of the files, before_commit. Its metadata and its
+  // plan_cache are not used.
+  SaveOptions save;
+
+  // Saves in the background where it is set. Its save.group must be a group that nothing else uses,
+  // of the same ranks as save.group; its on_committed is not used.
+  std::optional<AsyncSaveOptions> background;
+
+  SaveScheduleOptions schedule;  // when TrySave() saves
+  RetentionOptions keep;         // which permanent checkpoints stay; by default all
+  ResumeOptions resume;          // of TryResume()
+};
+
+// The checkpoints of one job in one folder: when it saves, what it keeps, and where it resumes.
+//
+//   auto manager = CheckpointManager::Open("/runs/a", {.save = {.group = &group},
+//                                                      .schedule = {.interval_steps = 100,
+//                                                                   .last_step = 1000},
+//                                                      .keep = {.newest = 3}});
+//   auto resumed = (*manager)->TryResume(state);   // the newest valid checkpoint, if there is one
+//   int64_t step = resumed->point ? resumed->point->checkpoint.step : 0;
+//   for (bool ends = false; !ends;) {
+//     ...one step, which calls WaitUntilCopied() before it overwrites memory, if saves are in the
+//     background...
+//     auto decision = (*manager)->TrySave({.step = ++step}, state);
+//     ends = decision->end != EndReason::kNone;
+//   }
+//
+// checkpoint/example/manager.cc is a complete program.
+//
+// Permanent checkpoints are step directories of the folder. Rolling ones (rolling.h) alternate
+// between two slots beside them. After each permanent one, those that `keep` gives up are deleted,
+// never the newest good one. Where the disk is too full for a save, those that the save would
+// replace are deleted first.
+//
+// Collective: every rank of save.group has a manager and makes the same calls in the same order.
+// Calls come from one thread; WaitUntilCopied() and WaitUntilAllCopied() from any.
+class CheckpointManager {
+ public:
+  // Opens the folder that `name` names (OpenStorage()), creates it where it is not there, and holds
+  // its lock (folder_lock.h) until the manager is destroyed. FailedPrecondition, on every rank,
+  // while another job saves there; InvalidArgument for a bad name.
+  static absl::StatusOr<std::unique_ptr<CheckpointManager>> Open(
+      std::string_view name, CheckpointManagerOptions options, const OpenStorageOptions& open = {});
+
+  // Over the root of a storage, for a job that holds the lock of the folder itself.
+  CheckpointManager(std::shared_ptr<Storage> storage, CheckpointManagerOptions options);
+
+  // Waits for a save in flight.
+  ~CheckpointManager();
+  CheckpointManager(const CheckpointManager&) = delete;
+  CheckpointManager& operator=(const CheckpointManager&) = delete;
+
+  // Loads the newest valid checkpoint into `state`, and quarantines newer ones that are damaged or
+  // have diverged. See ResumeFromLatest() for what that means, and for the errors. Where there is
+  // none, `state` is unchanged and the result has no point.
+  absl::StatusOr<ResumeResult> TryResume(const StateDict& state);
+
+  // Saves if the schedule says so after this step; call it once after each. now.elapsed is measured
+  // by rank 0. In the foreground, returns when the checkpoint is committed, or with the error of
+  // the save. In the background, returns immediately, and outcomes come from Poll(); but a decision
+  // that ends the job waits for all saves.
+  absl::StatusOr<SaveDecision> TrySave(StepState now, const StateDict& state,
+                                       const Metadata& metadata = {});
+
+  // What TrySave() does once it has decided: saves now.
+  absl::Status Save(const SaveRequest& request, const StateDict& state);
+  // See AsyncSaver::Refuse(); in the background only.
+  void Refuse(int64_t step, const absl::Status& error);
+
+  // See AsyncSaver. Without saves in the background, these return immediately.
+  void Prepare(const StateDict& state);
+  void WaitUntilCopied(const void* data, uint64_t size_bytes);
+  void WaitUntilAllCopied();
+
+  // Whether a save in the background has been started of which TrySave(), Poll() and Finish() have
+  // not seen the outcome yet.
+  bool save_in_flight() const { return started_ > finished_; }
+  // The saves that have finished since the last call, oldest first. Never waits.
+  std::vector<SaveOutcome> Poll();
+  // Waits for saves in flight.
+  std::vector<SaveOutcome> Finish();
+
+  // For a process that is about to end with an error: its saves wait for nobody any more.
+  void Abandon() { storage_->Abandon(); }
+
+  Storage& storage() { return *storage_; }
+
+ private:
+  absl::StatusOr<std::string> ChooseRoot(const PlannedSave& planned);
+  void AfterCommit(SaveReport& report);
+  void CollectOutcomes();
+  void WaitForSaves();
+  ProcessGroup& group() { return options_.save.group != nullptr ? *options_.save.group : alone_; }
+
+  std::unique_ptr<FolderLock> lock_;  // on rank 0, after Open()
+  const std::shared_ptr<Storage> storage_;
+  UploadStorage* const upload_;  // the same, where it is one
+  CheckpointManagerOptions options_;
+  SingleProcessGroup alone_;
+  Retention retention_;                   // used by the saving thread
+  std::string room_note_;                 // likewise: what was deleted to make room
+  PlanCache plan_cache_;                  // of saves in the foreground
+  std::optional<SaveSchedule> schedule_;  // begins with the first step
+  int64_t resumed_step_ = 0;
+  const absl::Duration began_;
+  std::vector<SaveOutcome> done_;  // not returned yet
+  int64_t started_ = 0;            // saves in the background
+  int64_t finished_ = 0;
+  std::unique_ptr<AsyncSaver> background_;  // its thread uses the members above
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_MANAGER_CHECKPOINT_MANAGER_H_
