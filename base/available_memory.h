@@ -15,7 +15,7 @@ uint64_t AvailableMemoryBytes();
 uint64_t ParseMemAvailable(std::string_view meminfo);
 
 // limit - (usage - reclaimable), from the texts of memory.max, memory.current and memory.stat
-// (control groups, version 2); UINT64_MAX where there is no limit or a text cannot be parsed.
+// (control groups, version 2); UINT64_MAX without a limit or if a text cannot be parsed.
 uint64_t ParseControlGroupRoom(std::string_view max, std::string_view current,
                                std::string_view stat);
 

@@ -17,7 +17,7 @@
 
 #define TESSERA_DISPATCH(function) (::tessera::ApplyCpuLevelLimit(), HWY_DYNAMIC_DISPATCH(function))
 
-// Where HWY_ONCE is defined, HWY_NAMESPACE is that of the baseline, which every processor supports.
+// Where HWY_ONCE is defined, HWY_NAMESPACE names the baseline, which every processor supports.
 #define TESSERA_CHOOSE(...)                                                  \
   ([]() {                                                                    \
     switch (::tessera::ChosenTarget<HWY_TARGETS>()) {                        \

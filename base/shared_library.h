@@ -38,7 +38,7 @@ struct SharedLibrary {
 };
 
 // Opens the library at the first of `places` that has it. A place is a path, or a name for the
-// dynamic linker to search. NotFound where there is none.
+// dynamic linker to search. NotFound if none of them has it.
 absl::StatusOr<SharedLibrary> OpenSharedLibrary(std::span<const std::string> places);
 
 }  // namespace tessera

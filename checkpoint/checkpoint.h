@@ -45,8 +45,8 @@
 #include "checkpoint/storage/storage.h"                // Storage: where checkpoints are
 #include "checkpoint/storage/tiered/tiered_storage.h"  // TieredStorage: staging tier, then remote
 #include "checkpoint/verify/options.h"  // VerifyOptions, VerifyReport, DropDamagedCopies()
-#include "layout/box.h"                // Shape, Box
-#include "layout/flat_range.h"         // FlatRangeToBoxes(), for flat sharding
+#include "layout/box.h"                 // Shape, Box
+#include "layout/flat_range.h"          // FlatRangeToBoxes(), for flat sharding
 
 namespace tessera::ckpt {
 

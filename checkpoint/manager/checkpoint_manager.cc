@@ -11,7 +11,7 @@
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/storage/upload/upload_storage.h"
+#include "checkpoint/storage/tiered/tiered_storage.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -57,7 +57,7 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
 CheckpointManager::CheckpointManager(std::shared_ptr<Storage> storage,
                                      CheckpointManagerOptions options)
     : storage_(std::move(storage)),
-      upload_(dynamic_cast<UploadStorage*>(storage_.get())),
+      upload_(dynamic_cast<TieredStorage*>(storage_.get())),
       options_(std::move(options)),
       retention_(*storage_, "", options_.keep),
       began_(SteadyNow()) {

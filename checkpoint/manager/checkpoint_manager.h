@@ -26,7 +26,7 @@
 
 namespace tessera::ckpt {
 
-class UploadStorage;
+class TieredStorage;
 
 struct CheckpointManagerOptions {
   // The ranks of the job, deadlines, the layout of the files, before_commit. Its metadata and its
@@ -126,7 +126,7 @@ class CheckpointManager {
 
   std::unique_ptr<FolderLock> lock_;  // on rank 0, after Open()
   const std::shared_ptr<Storage> storage_;
-  UploadStorage* const upload_;  // the same, where it is one
+  TieredStorage* const upload_;  // the same, where it is one
   CheckpointManagerOptions options_;
   SingleProcessGroup alone_;
   Retention retention_;                   // used by the saving thread
