@@ -5,7 +5,7 @@
 // under test has actually made. A test uses it to show that nothing promised is lost and, by
 // dropping one sync after the other, that none of them is superfluous.
 //
-// The rules are those of a file system that guarantees only what POSIX does: a file's contents are
+// The model is a file system that guarantees only what POSIX guarantees: a file's contents are
 // durable as of the last sync of the file, a directory's names as of the last sync of the
 // directory, each independent of all others. Everything else may or may not be lost, contents also
 // in part.

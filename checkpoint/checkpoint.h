@@ -96,14 +96,14 @@ absl::StatusOr<VerifyReport> Verify(Storage& storage, std::string_view checkpoin
 // "root/step-00000042": a checkpoint's place inside the storage.
 std::string CheckpointDirectory(std::string_view root, int64_t step);
 
-// Committed checkpoints under `root`, ascending by step, which is that of the directory's name: no
-// manifest is read. None if the root is not there. Unreadable ones are left out and added to
-// `unreadable` (may be null): one bad directory does not make the others useless.
+// Committed checkpoints under `root`, ascending by step. The step is taken from the directory's
+// name; manifests are not read. Empty if `root` does not exist. Unreadable ones are left out and
+// added to `unreadable` (may be null): one bad directory does not make the others useless.
 absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root,
                                                  std::vector<CheckpointInfo>* unreadable = nullptr);
 
-// The newest of them. NotFound where there is none; the error of an unreadable directory of a later
-// step, which may be the newest.
+// The newest committed checkpoint. NotFound if `root` has no committed checkpoint; the error of an
+// unreadable directory if that has a later step, as it may be the newest.
 absl::StatusOr<CheckpointInfo> Latest(Storage& storage, std::string_view root);
 
 // Directories of saves that were started but not committed, ascending by step.

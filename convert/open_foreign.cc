@@ -47,7 +47,7 @@ struct ReadFormat {
                                             const OpenForeignOptions& options);
 };
 
-// Of formats that are folders.
+// ReadFormat's functions for formats that are folders.
 template <absl::StatusOr<bool> (*matches)(Storage&)>
 absl::StatusOr<bool> InFolder(const SourcePlace& place) {
   return place.file.empty() ? matches(*place.storage) : false;

@@ -29,8 +29,8 @@ struct OpenForeignOptions {
   bool needs_trainer_files = true;
 };
 
-// Of the formats that are read. Tensors of dcp and torch have the names that the files have, unless
-// they are those of a model (NameStateDict()).
+// The names of the formats that are read. Tensors of dcp and torch keep their names in the files,
+// unless a model gives them its own (NameStateDict()).
 std::vector<std::string> FormatNames();
 
 // A checkpoint of another framework.
@@ -42,7 +42,7 @@ struct FoundForeign {
 // The checkpoint that a name means: itself, or, where it is the folder of a run, the newest of the
 // folders in it that are named by their steps as those programs do (checkpoint-500, global_step500,
 // iter_0000500, 500). With `step`, the one of that step, if it is the folder of a run. Reads no
-// more than is needed to know a format. Errors: NotFound where there is none; FailedPrecondition,
+// more than is needed to know a format. Errors: NotFound if nothing is found; FailedPrecondition,
 // naming the newest one, for a run that has none of the step.
 absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<int64_t> step,
                                          const OpenForeignOptions& options);

@@ -50,7 +50,8 @@ struct Topology {
 
 // "dp4_zero2_tp2_pp2_vpp2_sp": what is 1 or off is left out; "single" when nothing is left.
 std::string ToString(const Topology& topology);
-// The inverse; parts in any order. InvalidArgument naming the part that is none, or comes twice.
+// The inverse of ToString(); parts may be in any order. InvalidArgument, naming the part, if it is
+// unknown or comes twice.
 absl::StatusOr<Topology> ParseTopology(std::string_view text);
 
 // Whether the sizes make sense by themselves. InvalidArgument: one sentence, which names the sizes

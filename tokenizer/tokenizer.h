@@ -52,8 +52,8 @@ class Tokenizer {
       std::string_view text) const {
     return Encode(text);
   }
-  // Of a text that continues: how many bytes may be encoded on their own, so that their ids and
-  // those of the rest are the ids of the whole. 0 where more of the text must be known first.
+  // How many bytes of `text`, which will continue, may be encoded on their own, so that their ids
+  // and the rest's ids are the ids of the whole. 0 if more of the text must be known first.
   virtual size_t EncodablePrefix(std::string_view text) const;
 
   // The bytes that one id stands for; empty where no token has this id.

@@ -28,8 +28,8 @@ std::optional<int64_t> ParseStepDirectoryName(std::string_view name);
 absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_dir);
 
 // Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing the existing
-// ones), DataLoss, also where the directory's name is that of another step; a directory with any
-// other name can hold any step.
+// ones), DataLoss, also if the directory is named for another step than the manifest's; a directory
+// whose name does not state a step can hold any step.
 absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir);
 
 // The bytes of a committed manifest that passes CheckManifestBytes(). NotFound lists the existing

@@ -30,7 +30,7 @@ class FileMap {
   const std::vector<Extent>& extents(uint32_t file_index) const { return extents_[file_index]; }
 
   // "wte.weight, wpe.weight and 3 more": the tensors with bytes in [begin, end) of the file. Empty
-  // if there are none.
+  // if no tensor has bytes there.
   std::string TensorsIn(uint32_t file_index, uint64_t begin, uint64_t end) const;
 
  private:

@@ -87,7 +87,7 @@ class BoxRuns {
   }
 
  private:
-  // Moves `index` to the first run that ends after `begin`; returns false if there is none.
+  // Moves `index` to the first run that ends after `begin`; returns false if no run does.
   bool Seek(int64_t begin, std::vector<int64_t>& index) const {
     int64_t rest = begin - outer_base_;
     if (rest <= 0) return true;

@@ -273,7 +273,7 @@ class DigestComparison {
   }
 
  private:
-  // Describes the damage of a tensor; empty if there is none, or if it cannot be determined.
+  // Describes the damage of a tensor; empty if it is intact, or if that cannot be determined.
   std::string CheckTensor(uint32_t t, const LoadedTensor& loaded, LoadedVerdict& verdict) const {
     const LogicalTensor& tensor = manifest_.tensors(static_cast<int>(t));
     const LogicalDigest expected = {tensor.digest().lo(), tensor.digest().hi()};
@@ -313,8 +313,8 @@ bool KeepsDType(const LogicalTensor& tensor, const Destination& destination) {
   return destination.copy == FindCopy(tensor.dtype(), tensor.dtype());
 }
 
-// The shape of the array of which a box in memory is the first part, if its strides are those of
-// such an array: its row-major order is the order of the memory.
+// The shape of an array that begins with this box in memory, and whose row-major order is the order
+// of the memory; nullopt if the strides of the box do not belong to such an array.
 std::optional<Shape> ArrayAround(const Destination& to) {
   const Shape& shape = to.box.shape;
   Shape array(shape.size(), 1);

@@ -238,7 +238,8 @@ class Decision {
     return absl::OkStatus();
   }
 
-  // A directory without a manifest, by now, is no checkpoint: another process deletes it.
+  // Records the checkpoint as damaged, unless its directory has lost the manifest by now: then
+  // another process is deleting it.
   absl::Status Skip(const CheckpointInfo& checkpoint, const absl::Status& reason) {
     seen_.insert(checkpoint.directory);
     TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(*storage_, checkpoint.directory));

@@ -103,8 +103,8 @@ using LoadOnThisRank = std::function<absl::Status(const ResumePoint&)>;
 //   the storage's       where a skipped checkpoint cannot be renamed; earlier ones may have been
 //
 // `storage` finds and renames on rank 0; elsewhere it only looks whether rank 0 is right that a
-// checkpoint is damaged, or that there is none. Null: this rank has no such place, and is not
-// asked. No thread is started; `load` is called on the caller's.
+// checkpoint is damaged, or that no checkpoint exists. Null on a rank that has no such place; this
+// rank is then not asked. No thread is started; `load` is called on the caller's.
 //
 // Collective over `group`: every rank calls it with the same options. Called where no other process
 // saves under `root` (folder_lock.h). While `load` runs, the checkpoint is marked as being read

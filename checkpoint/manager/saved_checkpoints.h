@@ -37,8 +37,8 @@ bool IsHealthy(const Manifest& manifest);
 absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory);
 
 // Renames "step-00000500" to "step-00000500.damaged", where `word` is "damaged", or to
-// "step-00000500.damaged-2" and so on where that exists: from then on it is no checkpoint to any
-// reader, but all of it is still there. Returns the new directory. A storage that cannot rename
+// "step-00000500.damaged-2" and so on where that exists: from then on, readers do not take it for a
+// checkpoint, but all of it is still there. Returns the new directory. A storage that cannot rename
 // directories keeps it in place, with its manifest renamed.
 //
 // With `expected`, the manifest's bytes, nothing but the checkpoint that they describe is renamed:
@@ -93,7 +93,7 @@ class Retention {
   // A checkpoint, as far as its manifest and the sizes of its files tell.
   struct Described {
     RetentionCandidate candidate;
-    absl::Status unknown;  // an error that is no damage: nothing is known but the step
+    absl::Status unknown;  // an error other than damage: only the step is known
     bool intact = false;
     uint64_t bytes = 0;
   };

@@ -40,8 +40,8 @@ class StopFile {
   // and in other processes, for the constructor. Empty where the file has changed since.
   std::string Identity(int64_t version) const;
 
-  // A sentence about contents that are no integer, or about a file that cannot be read: once for
-  // each. Empty if there is none.
+  // A sentence about contents that are not an integer, or about a file that cannot be read: once
+  // for each. Empty if there is nothing to report.
   std::string TakeNote();
 
  private:

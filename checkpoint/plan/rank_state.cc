@@ -97,7 +97,8 @@ class Checker {
       Report(absl::StrCat("box ", ToString(shard.box), " is to be loaded into read-only memory"));
     }
     if (shard.memory_elements < 0 || shard.box.empty()) return;
-    // Of the elements farthest before and behind the first; 128 bits, as strides may be anything.
+    // The offsets of the elements farthest before and behind the first element. They have 128 bits,
+    // as strides may be anything.
     __int128 first = 0, last = 0;
     const std::vector<int64_t> strides = ShardStrides(shard);
     for (size_t d = 0; d < strides.size(); ++d) {

@@ -19,7 +19,7 @@
 
 namespace tessera::ckpt {
 
-// The numbers are those of the manifest's DType (FORMAT.md): never renumber.
+// The numbers are the same as in the manifest's DType (FORMAT.md): never renumber.
 enum class ElementType {
   kUnspecified = 0,
   kF64 = 1,
@@ -42,7 +42,7 @@ enum class ElementType {
 // Bytes of one element; 0 for kUnspecified and for a dtype that this version does not know.
 size_t ElementBytes(ElementType dtype);
 
-// What a tensor is to training. The numbers are those of the manifest's Role: never renumber.
+// What a tensor is to training. The numbers are the same as in the manifest's Role: never renumber.
 enum class TensorRole {
   kWeight = 1,
   kMasterWeight = 2,

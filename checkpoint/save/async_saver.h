@@ -35,12 +35,12 @@ struct PlannedSave;  // run_save.h
 
 struct AsyncSaveOptions {
   // save.staging_bytes limits the memory for the copy of this process's part of the state, which is
-  // kept between saves. The default is no limit, but never more than half of the available memory,
-  // which processes on one machine share. Where the copy does not fit, the save proceeds in pieces:
-  // each is written before more is copied, and a caller that waits for memory to be copied waits
-  // for the disk. SaveReport::note then gives the sizes that are needed, available and configured.
-  // Little of the memory is ever touched where the disk takes the state before a caller waits for
-  // it.
+  // kept between saves. The default sets no limit. In any case the copy takes at most half of the
+  // available memory, which processes on one machine share. Where the copy does not fit, the save
+  // proceeds in pieces: each is written before more is copied, and a caller that waits for memory
+  // to be copied waits for the disk. SaveReport::note then gives the sizes that are needed,
+  // available and configured. Little of the memory is ever touched where the disk takes the state
+  // before a caller waits for it.
   SaveOptions save = {.staging_bytes = std::numeric_limits<uint64_t>::max()};
 
   // What Start() does while another save is in flight.
@@ -86,9 +86,9 @@ struct SaveOutcome {
 // A thread of its own does the work. Where the system gives none, Prepare() and Start() do it
 // themselves and return when it is done, as SaveReport::note then says; the next call tries again.
 //
-// Errors: what the training loop calls returns no errors; they are in the outcomes. A group that failed
-// (a peer is gone or late) makes this and all later saves fail at once with that error, as ranks
-// may no longer be at the same operation; make a new saver over a new group.
+// Errors: what the training loop calls returns no errors; they are in the outcomes. A group that
+// failed (a peer is gone or late) makes this and all later saves fail at once with that error, as
+// ranks may no longer be at the same operation; make a new saver over a new group.
 //
 // Threads: WaitUntilCopied() and WaitUntilAllCopied() may be called by several threads at once,
 // next to one that calls the rest.
@@ -131,8 +131,8 @@ class AsyncSaver {
   void WaitUntilCopied(const void* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 
-  // The outcomes of finished saves, oldest first, one per call; nullopt if there is none yet. Never
-  // waits.
+  // The outcomes of finished saves, oldest first, one per call; nullopt if no other save has
+  // finished yet. Never waits.
   std::optional<SaveOutcome> Poll();
 
   // Waits for saves in flight, limited by the deadlines of the group and by the time that the

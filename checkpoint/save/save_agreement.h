@@ -69,7 +69,7 @@ struct PlanCounters {
 PlanCounters CountersOf(const PlanCache& cache);
 
 // Collective; every rank returns OK or the same error. `local` is this rank's description, or the
-// reason why there is none; the step must be the same on all ranks. Errors: InvalidArgument
+// reason why it has none; the step must be the same on all ranks. Errors: InvalidArgument
 // (PlanSave's, different steps), those of prepare(), of other ranks and of the group. Bytes on the
 // wire: some tens per rank for a cached plan; otherwise all descriptions to rank 0 and its part of
 // the plan to each rank.

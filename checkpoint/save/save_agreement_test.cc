@@ -242,7 +242,7 @@ TEST_F(SaveAgreementTest, WhatOneRankAloneSaysDifferentlyIsNoticed) {
   }
 }
 
-// A plan is that of one rank of a group of one size, whatever the rank describes.
+// A plan belongs to one rank of a group of one size, whatever the rank describes.
 TEST_F(SaveAgreementTest, AnotherMeshIsAMiss) {
   const auto save = [](ProcessGroup& group, int described, PlanCache& cache) {
     const int64_t hits = CountersOf(cache).local_hits;

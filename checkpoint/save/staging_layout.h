@@ -26,7 +26,7 @@ struct StagingLayout {
   uint64_t pieces;        // in all files
 };
 
-// Of at most `limit_bytes` of staging memory, or one chunk.
+// The layout needs at most `limit_bytes` of staging memory, or one chunk.
 StagingLayout LayOutStaging(const RankPlan& plan, const DataWriterOptions& options,
                             uint64_t limit_bytes);
 

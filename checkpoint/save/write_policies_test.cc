@@ -37,7 +37,7 @@ TEST(CopyOrderTest, WantedPiecesComeFirst) {
   EXPECT_THAT(copied, ElementsAre(3, 1, 0, 2, 4));
 }
 
-// A storage's unit of writing is that of the pieces, as far as memory and chunks allow.
+// Pieces are as large as the storage's unit of writing, as far as memory and chunks allow.
 TEST(StagingLayoutTest, PiecesAreWhatTheStorageWritesBest) {
   constexpr uint64_t kMiB = uint64_t{1} << 20;
   RankPlan plan;

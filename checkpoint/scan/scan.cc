@@ -35,7 +35,7 @@ class Scanner::Problems {
  public:
   void Add(absl::StatusCode code, absl::string_view text, const std::string& file) {
     const bool is_damage = MayBeDamage(absl::Status(code, ""));
-    // The code is that of the first problem that is not damage, or else of the first one.
+    // Keeps the code of the first problem that is not damage, or else of the first problem.
     if (texts_.empty() || (!is_damage && damaged_.size() == texts_.size())) code_ = code;
     if (is_damage) damaged_.push_back({.file = file});
     texts_.push_back(std::string(text));

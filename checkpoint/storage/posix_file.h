@@ -19,7 +19,7 @@ namespace tessera::ckpt::internal {
 
 class PosixWritableFile final : public WritableFile {
  public:
-  // `name` is used in messages; the descriptors are those of DualFile. `reserved_bytes`: the length
+  // `name` is used in messages; the descriptors are as in DualFile. `reserved_bytes`: the length
   // to which the file was extended ahead of its contents; what the writes do not use is truncated.
   PosixWritableFile(std::string name, ScopedFd buffered, ScopedFd direct, size_t direct_min_bytes,
                     BouncePool* bounce, uint64_t reserved_bytes);

@@ -245,7 +245,7 @@ TEST_F(S3FencingTest, ALateCommitFailsWhereRetentionHasDeletedItsData) {
   ExpectFenced(late);
   EXPECT_THAT(Steps(), ElementsAre(12));
   EXPECT_EQ(Value("step-00000008"), -1);
-  // The tombstone is no damage, and a later save of that step can commit.
+  // The tombstone does not count as damage, and a later save of that step can commit.
   const auto verified = Verify(*storage_, "step-00000008", {});
   EXPECT_TRUE(absl::IsNotFound(verified.status())) << verified.status();
   EXPECT_THAT(verified.status().ToString(), HasSubstr("discarded"));

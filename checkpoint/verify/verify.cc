@@ -63,7 +63,7 @@ class Verifier {
     const DataFile& description = manifest_.files(static_cast<int>(index));
     const ReadableFile* const file = scanner_.file(index);
     // A missing file and a wrong size were reported. A file without checksums, or with a header
-    // that is not at its start, is none of this format.
+    // that is not at its start, does not have this format.
     if (file == nullptr || !HasChecksums(description) ||
         file->size_bytes() != description.size_bytes() || file->size_bytes() < 8) {
       return absl::OkStatus();

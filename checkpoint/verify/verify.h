@@ -21,7 +21,7 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(Storage& storage, std::string_view
 // files than the data files, and parts without bytes. Reads a chunk whose checksum is wrong twice
 // more: bytes that were damaged on their way from a remote storage are intact then.
 //
-// DataLoss or NotFound: what is damaged; other errors are those of the storage. Memory: one chunk.
+// DataLoss or NotFound names what is damaged; other errors are the storage's. Memory: one chunk.
 absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
                          const Manifest& manifest, const std::vector<DamagedPart>& parts);
 

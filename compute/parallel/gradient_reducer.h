@@ -18,7 +18,7 @@
 namespace tessera {
 
 struct GradientReducerOptions {
-  // Ranks with the same parameters and other micro-batches; null: there are none.
+  // Ranks with the same parameters and other micro-batches; null: there are no such ranks.
   Communicator* data_parallel = nullptr;
   // The two ranks with copies of on_two_stages parameters, which have the same data and tensor
   // coordinates; null: there are no such parameters.

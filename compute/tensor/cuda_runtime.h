@@ -12,7 +12,7 @@ namespace tessera {
 
 // GPUs that this process sees.
 int CountCudaDevices();
-// The same; NotFound, with the driver's reason, where there are none.
+// The same; NotFound, with the driver's reason, if this process sees no GPU.
 absl::StatusOr<int> FindCudaDevices();
 
 struct CudaDeviceInfo {

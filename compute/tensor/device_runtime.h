@@ -43,7 +43,7 @@ class DeviceRuntime {
   virtual absl::StatusOr<bool> IsEventDone(EventHandle event) = 0;
 
   // Device memory, for work that is queued on the stream after the call, until Free() is queued on
-  // it. ResourceExhausted where there is none left.
+  // it. ResourceExhausted if too little memory is left.
   virtual absl::StatusOr<void*> Allocate(StreamHandle stream, int64_t bytes) = 0;
   virtual absl::Status Free(StreamHandle stream, void* memory) = 0;
   // Host memory that copies run to and from without the host's help.

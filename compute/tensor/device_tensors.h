@@ -7,9 +7,9 @@
 namespace tessera {
 
 // While it exists, Tensor(dtype, shape, device) can be made: memory in the order of `stream`, whose
-// purpose is the calling thread's memory category. Where there is none left, see AllocationScope in
-// memory.h. A process has at most one for each device; the stream and the
-// device's context outlive it and every tensor.
+// purpose is the calling thread's memory category. AllocationScope in memory.h says what happens if
+// too little memory is left. A process has at most one DeviceTensors for each device; the stream
+// and the device's context outlive it and every tensor.
 class DeviceTensors {
  public:
   DeviceTensors(Device device, Stream& stream);

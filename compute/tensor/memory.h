@@ -25,7 +25,7 @@ enum class MemoryCategory {
 inline constexpr int kMemoryCategoryCount = 6;
 // "weights", say.
 std::string_view MemoryCategoryName(MemoryCategory category);
-// Of the calling thread.
+// The category that the calling thread has now.
 MemoryCategory CurrentMemoryCategory();
 
 // Sets this thread's category until the end of the scope. Scopes nest.

@@ -67,7 +67,7 @@ class TensorView {
 };
 
 // Called with memory right before an update overwrites it, so that the callee can wait for pending
-// reads of it. Null if there are none.
+// reads of it. Null if there are no such reads.
 using BeforeOverwrite = std::function<void(const TensorView& memory)>;
 
 // Owning, contiguous, zero-initialised; aligned to 4096 bytes on the host, to 256 on a GPU.

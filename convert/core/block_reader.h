@@ -35,7 +35,7 @@ struct BlockPart {
 };
 
 // Reads blocks of tensors of a checkpoint, each as pieces with strides of their own. A tensor of at
-// most kWholeTensorBytes whose pieces are no ranges of its elements (columns, transposed) is read
+// most kWholeTensorBytes whose pieces are not ranges of its elements (columns, transposed) is read
 // once and kept until another one is read.
 //
 // Memory: the buffers of a load, and either such a tensor or a copy of the block. Not thread-safe;

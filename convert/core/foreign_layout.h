@@ -45,7 +45,7 @@ inline const ForeignKind kForeignMaster = {MASTER_WEIGHT, "master"};
 inline const ForeignKind kForeignExpAvg = {OPTIMIZER_STATE, "exp_avg"};
 inline const ForeignKind kForeignExpAvgSq = {OPTIMIZER_STATE, "exp_avg_sq"};
 
-// Where elements are stored. `offset_bytes` is that of the first of them.
+// Where elements are stored. `offset_bytes` is where the first of them begins in the file.
 struct ForeignPlace {
   std::string file;
   uint64_t offset_bytes = 0;

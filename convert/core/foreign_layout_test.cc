@@ -74,7 +74,7 @@ class RandomParameter {
   ForeignParameter parameter;
   int64_t share_size = 1;
   ModelDescription model;
-  // Of each logical tensor: the flat index in the parameter of each of its elements.
+  // For each logical tensor, the flat index in the parameter of each of its elements.
   std::map<std::string, std::vector<int64_t>> expected;
 
  private:

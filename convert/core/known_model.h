@@ -33,9 +33,9 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::strin
                                                     const ForeignCheckpoint& checkpoint);
 
 // Meta's params.json, with the size of the vocabulary: Llama 2's has vocab_size -1, and the table
-// of embeddings tells it. `tensors` are those of one of `parts` files, each of which has an equal
-// part of the table's rows or columns. Returns the text unchanged if it is not JSON. Errors: those
-// of ReadAll().
+// of embeddings tells it. `tensors` are all tensors of one of `parts` files, each of which has an
+// equal part of the table's rows or columns. Returns the text unchanged if it is not JSON. Errors:
+// those of ReadAll().
 absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, const std::string& path,
                                            std::span<const ForeignTensor> tensors, int64_t parts);
 

@@ -30,8 +30,8 @@ ckpt::Partition ToCheckpoint(const tessera::Partition& partition);
 // Precondition: a resolved config.
 ModelDescription DescribeModel(const tessera::ModelConfig& config);
 
-// The resolved config of a model as manifests have it. InvalidArgument where there is none, or one
-// that this program does not have.
+// The resolved config of a model as manifests have it. InvalidArgument if the manifest states no
+// config, or one that this program does not know.
 absl::StatusOr<tessera::ModelConfig> ConfigOf(const ModelConfig& model);
 
 // A model as config.json of Hugging Face describes it.
@@ -44,9 +44,10 @@ struct HuggingFaceDescription {
   bool IsComputed(const std::string& name) const;
 };
 
-// InvalidArgument: one sentence, for text that is no such file, a model_type that no architecture
-// has, and settings that its architecture does not have. `tensor_count`: how many tensors the files
-// have. A config of more layers than that is refused before anything of its size is allocated.
+// InvalidArgument, in one sentence, for text that is not a config.json, a model_type that no
+// architecture has, and settings that its architecture does not have. `tensor_count`: how many
+// tensors the files have. A config of more layers than that is refused before anything of its size
+// is allocated.
 absl::StatusOr<HuggingFaceDescription> ReadHuggingFaceConfig(std::string_view config_json,
                                                              int64_t tensor_count);
 

@@ -38,8 +38,8 @@ class Worker {
       : reader_(source, options.io_threads) {}
 
   // Reads elements [begin, end) of the tensor as they are in its file, and adds their digest. The
-  // result is valid until the next call; its address is that of the file's offset within a page,
-  // so that it is written without a copy.
+  // result is valid until the next call; it has the same offset within a page as its bytes in the
+  // file, so that it is written without a copy.
   absl::StatusOr<std::span<std::byte>> Read(const OutputTensor& tensor, int64_t begin,
                                             int64_t end) {
     LogicalDigest& digest = digests_[tensor.name];

@@ -39,8 +39,8 @@ uint64_t FileBytes(Storage& storage, std::span<const ForeignTensor> tensors);
 // A model, and its parameters as a framework has them.
 class ForeignModel {
  public:
-  // The model that a ForeignFormat's configuration describes. InvalidArgument where it is none that
-  // is known here, or has more parameters than the files have tensors and bytes.
+  // The model that a ForeignFormat's configuration describes. InvalidArgument if that model is
+  // not known here, or has more parameters than the files have tensors and bytes.
   static absl::StatusOr<ForeignModel> Read(std::string_view framework, std::string_view config_json,
                                            int64_t tensor_count, uint64_t file_bytes);
 
@@ -50,7 +50,7 @@ class ForeignModel {
   // Those that have this name, or have it as another name. Releases of a framework may give one
   // name to several.
   std::vector<ForeignParameter*> Named(std::string_view name);
-  // The first of them; null where there is none.
+  // The first of them; null if no parameter has this name.
   ForeignParameter* Find(std::string_view name);
 
  private:

@@ -18,7 +18,7 @@ struct SavedWeight {
 
 // The parameters, in the model's order, as weights in the manifest or, where those are missing, as
 // master weights. FailedPrecondition, listing all: parameters that are missing or have another
-// shape, and weights that are no parameters.
+// shape, and weights that are not parameters.
 absl::StatusOr<std::vector<SavedWeight>> FindWeights(const Manifest& manifest,
                                                      const ModelDescription& model);
 

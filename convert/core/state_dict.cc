@@ -325,8 +325,8 @@ class Namer {
     return absl::OkStatus();
   }
 
-  // The tensors that are no weights of the model are kept where they have another role. Those in
-  // the model's own part of the state dict must be computed ones; others are left out with a note.
+  // Sorts out the tensors beside the model's weights. Those of another role are kept. Those in the
+  // model's own part of the state dict must be computed ones; others are left out with a note.
   absl::Status SortOut(const Parameters& naming, const std::string& prefix,
                        const std::set<size_t>& used, std::vector<ForeignTensor>& kept) {
     std::set<std::string> parts;  // of names, below the prefix

@@ -13,7 +13,7 @@ namespace tessera::ckpt::convert {
 
 // Gives the tensors of a state dict of torch the names and layouts of a model's logical tensors.
 //
-// The model is that of config.json (Hugging Face's) or params.json (Meta's) beside the files, else
+// config.json (Hugging Face's) or params.json (Meta's) beside the files describes the model, else
 // `model`, which may be null. Names are Hugging Face's or Meta's. What wraps the model is left out
 // where all names have it: dicts around it ("model."), DistributedDataParallel ("module."), and,
 // inside names, torch.compile and FSDP ("_orig_mod", "_fsdp_wrapped_module",

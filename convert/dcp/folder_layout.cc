@@ -42,7 +42,7 @@ void WriteSize(const std::vector<int64_t>& values, Writer& writer) {
   writer.Call();
 }
 
-// The state is that of releases of torch before strides were part of it, which all later ones read.
+// Writes the state as torch did before strides were part of it; all later releases read it.
 void WriteProperties(DType dtype, Writer& writer) {
   writer.Global(kMetadataModule, "TensorProperties");
   writer.NewObject();

@@ -12,7 +12,7 @@ namespace tessera::ckpt::convert {
 
 struct DcpOutputOptions {
   TorchOutputOptions tensors;
-  // Of one file of data, unless a single tensor is larger.
+  // The most bytes that one file of data has, unless a single tensor is larger.
   uint64_t max_file_bytes = 5'000'000'000;
 };
 

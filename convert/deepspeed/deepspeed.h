@@ -20,8 +20,8 @@ absl::StatusOr<bool> IsDeepSpeed(Storage& storage);
 //
 // The weights are those that the engine computed with and, where these are rounded, the fp32 ones
 // are master weights; stage 3 has the fp32 weights alone. Adam's moments are "NAME.exp_avg" and
-// "NAME.exp_avg_sq". With a config.json of Hugging Face in either folder, the tensors are those of
-// the model; without, they have the names that DeepSpeed has.
+// "NAME.exp_avg_sq". With a config.json of Hugging Face in either folder, its model gives the
+// tensors their names and layouts; without, they have the names that DeepSpeed has.
 //
 // Errors: DataLoss, naming file and tensor, and for files of ranks that are missing; Unimplemented
 // for files of model-parallel ranks and of experts; InvalidArgument for a model that is not known

@@ -26,10 +26,10 @@ struct DeepSpeedFolder {
   std::vector<std::string> optimizer_files;
   // One, or with stage 3 one for each rank. A universal checkpoint may have none.
   std::vector<std::string> model_files;
-  // Of a universal checkpoint: names of parameters, and the folder that has one for each.
+  // Only in a universal checkpoint: names of parameters, and the folder that has a folder for each.
   std::vector<std::string> parameters;
   std::string parameters_folder;
-  std::string config;  // of Hugging Face; empty: there is none
+  std::string config;  // Hugging Face's config.json; empty if it is missing
 };
 
 // Nullopt where neither the root of the storage nor the folder that its file "latest" names is a

@@ -39,7 +39,7 @@ absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage);
 // state is not.
 //
 // InvalidArgument: a model that Hugging Face does not have. FailedPrecondition, listing them:
-// parameters that the checkpoint does not have, and weights that are no parameters.
+// parameters that the checkpoint does not have, and weights that are not parameters.
 absl::StatusOr<std::vector<OutputFile>> PlanHuggingFace(const Manifest& manifest,
                                                         const PlanOptions& options);
 

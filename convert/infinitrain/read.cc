@@ -134,7 +134,7 @@ class Reader {
   }
   std::string PathOf(std::string_view file) const { return InFolder(file, ranks_[rank_]); }
 
-  // Empty where there is none.
+  // The trainer's state as JSON; empty if the rank's folder does not have the file.
   absl::StatusOr<std::string> ReadTrainerState(const std::string& rank) const {
     absl::StatusOr<std::string> text =
         ReadAll(storage_, InFolder(kTrainerStateFile, rank), kMaxTrainerStateBytes);

@@ -25,7 +25,7 @@ struct InfiniTrainTensor {
 // Whether the file begins as one of InfiniTrain's state dicts does.
 absl::StatusOr<bool> IsInfiniTrainStateFile(const ReadableFile& file);
 
-// The tensors of a state dict, in the file's order, which is that of a hash table. Their names are
+// The tensors of a state dict, in the file's order, which a hash table settled. Their names are
 // unique and valid UTF-8. The file, in which all numbers are little-endian:
 //
 //   "CKPT", u32 version (1), u32 number of tensors; for each tensor:

@@ -76,7 +76,7 @@ absl::StatusOr<std::vector<InternEvoRankFile>> FilesOf(const FileKind& kind,
                                                        const InternEvoRankFiles& files,
                                                        std::span<const std::string> names,
                                                        std::vector<std::string>& missing) {
-  // Of weight-parallel ranks as of tensor-parallel ones; stages are the second axis in names.
+  // Parts are tensor-parallel or weight-parallel ranks; stages are the second axis in names.
   const int64_t extents[] = {files.parts, files.stages, files.zero_ranks};
   const RankPattern& pattern = kind.by_mode[files.weight_parallel ? 1 : 0];
   TESSERA_ASSIGN_OR_RETURN(

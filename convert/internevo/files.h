@@ -40,7 +40,7 @@ struct InternEvoRankFiles {
   std::vector<InternEvoRankFile> plans;
 };
 
-// Whether the name is that of a model's file, of any of InternEvo's parallel modes.
+// Whether a file of this name has the model's weights, in any of InternEvo's parallel modes.
 bool IsInternEvoModelName(const std::string& name);
 
 // The ranks' files among the names in a folder. Errors, naming files: DataLoss for ranks that are
@@ -79,7 +79,7 @@ class InternEvoLayers {
 // The model of a run of InternEvo, and its parameters.
 class InternEvoParameters {
  public:
-  // Those of the model that model_config.pt describes. `tensor_count` and `file_bytes` are those of
+  // Reads the model that model_config.pt describes. `tensor_count` and `file_bytes` are totals of
   // all files that hold tensors. Errors, naming the file: InvalidArgument where it is missing, does
   // not tell the order of rotary rows, or describes a model that is not known here or that the
   // files are too small for; DataLoss; those of the storage.

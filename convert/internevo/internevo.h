@@ -19,7 +19,7 @@ absl::StatusOr<bool> IsInternEvo(Storage& storage);
 // HybridZeroOptimizer for each ZeRO rank of these, model_config.pt and context.pt; or a universal
 // checkpoint.
 //
-// Weights are those of the model's files. The fp32 ones of the optimizer are master weights, unless
+// Weights come from the model's files. The fp32 ones of the optimizer are master weights, unless
 // the model's are F32, too: they are then copies. Moments are "NAME.exp_avg" and "NAME.exp_avg_sq".
 //
 // Errors: DataLoss, naming files and tensors; InvalidArgument for a model that is not known here;

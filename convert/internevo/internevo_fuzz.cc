@@ -37,7 +37,7 @@ void ReadNames(std::string_view text) {
   Check(files->optimizers.size() <= names.size());
 }
 
-// A layer's number in the whole model is none that a stage before has.
+// A name in the whole model begins with all that stands before the layer's number in the file.
 void ReadTensorNames(const ckpt::pickle::Value& dict) {
   InternEvoLayers layers;
   std::vector<InternEvoLocalName> names;

@@ -43,8 +43,8 @@ struct LlmcOutput {
 absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelConfig& model, DType dtype);
 
 // The model file of llm.c that a place means: `file` in the storage or, where that is empty, the
-// model_NNNNNNNN.bin of the newest step, with DONE_NNNNNNNN where any step has one. Empty where
-// there is none, or it does not begin as such a file does.
+// model_NNNNNNNN.bin of the newest step, with DONE_NNNNNNNN where any step has one. Empty if
+// the storage has no such file, or it does not begin as a model file does.
 absl::StatusOr<std::string> FindLlmcModel(Storage& storage, std::string_view file);
 
 // The index pass over that model file and, where it is called model_NNNNNNNN.bin, the optimizer
@@ -57,7 +57,7 @@ absl::StatusOr<ForeignCheckpoint> ReadLlmc(Storage& storage, const std::string& 
 
 // The files that llm.c would have written at the checkpoint's step: model_NNNNNNNN.bin and, with
 // optimizer state, state_NNNNNNNN_00000.bin of one rank, then DONE_NNNNNNNN. The position in the
-// data is left at the beginning: llm.c's is that of its own loader.
+// data is left at the beginning, since llm.c counts it as its own loader does.
 //
 // Errors as PlanHuggingFace(); InvalidArgument for moments that are not F32.
 absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,

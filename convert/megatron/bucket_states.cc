@@ -232,7 +232,7 @@ absl::Status BucketStates::AddTo(const MegatronRun& run, const ModuleOrder& orde
   const int64_t stages =
       std::max<int64_t>(run.Integer("pipeline_model_parallel_size").value_or(1), 1);
   const auto count = static_cast<int64_t>(buffers.size());
-  // Division, since the sizes are those of a file.
+  // Divided, since a product of sizes from a file may overflow.
   const int64_t chunks = ranks > count || stages > count / ranks ? 0 : count / ranks / stages;
   if (chunks * ranks * stages != count || chunks == 0) {
     return absl::DataLossError(

@@ -37,7 +37,7 @@ class BucketStates {
 
   bool empty() const { return buckets_.empty() && gathered_.empty(); }
 
-  // DataLoss, naming the tensor, where it is no bucket. Precondition: IsBucketState(tensor.name).
+  // DataLoss, naming the tensor, if it is not a bucket. Precondition: IsBucketState(tensor.name).
   absl::Status AddTensor(const ForeignTensor& tensor);
 
   // Takes what there is of the objects of the folder. Errors: those of ReadDcpMetadata() and

@@ -32,7 +32,8 @@ namespace {
 using pickle::Value;
 
 constexpr char kDistributedFile[] = "distrib_optim.pt";
-// Of Megatron-LM's dict. Before it, queries, keys and values were fused in other orders.
+// The first version of Megatron-LM's dict that is read. Before it, queries, keys and values were
+// fused in other orders.
 constexpr double kCheckpointVersion = 3;
 
 struct MegatronRank {

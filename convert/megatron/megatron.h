@@ -27,9 +27,9 @@ absl::StatusOr<bool> IsMegatron(Storage& storage);
 absl::StatusOr<ForeignCheckpoint> ReadMegatron(Storage& storage);
 
 // The files of a folder that megatron-core's distributed checkpointing loads (torch_dist), with the
-// arguments of Megatron-LM that describe the model. Layers are stacked. Optimizer state is that of
-// the distributed optimizer in the format fully_reshardable where there are master weights, else
-// that of the optimizer for fp32. Errors: InvalidArgument for a model that Megatron-Core does not
+// arguments of Megatron-LM that describe the model. Layers are stacked. With master weights, the
+// optimizer's state is written as the distributed optimizer's in the format fully_reshardable, else
+// as the fp32 optimizer's. Errors: InvalidArgument for a model that Megatron-Core does not
 // have, weights of several dtypes, and states that only some parameters have; FindWeights()'s.
 absl::StatusOr<std::vector<OutputFile>> PlanMegatron(const Manifest& manifest,
                                                      const PlanOptions& options);

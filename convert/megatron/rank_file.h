@@ -18,9 +18,9 @@ namespace tessera::ckpt::convert {
 
 // A chunk of the model that a rank has.
 struct RankChunk {
-  // In the order of the file, which is that of the module. Layers count from 0 in each chunk.
+  // In the order of the file, which is also the module's. Layers count from 0 in each chunk.
   std::vector<std::pair<std::string, TorchTensor>> tensors;
-  std::vector<std::string> left_out;  // states of modules that are no tensors of the model
+  std::vector<std::string> left_out;  // states of modules beside the model's tensors
   int64_t layers = 0;
 };
 

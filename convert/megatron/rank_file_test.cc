@@ -31,7 +31,7 @@ absl::StatusOr<std::vector<RankChunk>> Read(const std::function<void(pickle::Wri
   return ReadRankChunks(*archive);
 }
 
-// A chunk of the model: names of entries that are no tensors.
+// Writes a chunk of the model with entries of these names, whose values are not tensors.
 void WriteChunk(const std::string& key, const std::vector<std::string>& names, bool are_none,
                 pickle::Writer& writer) {
   writer.Text(key);

@@ -22,7 +22,7 @@ struct MegatronFolder {
 
 // The checkpoint of Megatron-LM in a folder: one with metadata.json of the backend torch_dist, one
 // with a folder for each rank (mp_rank_00, mp_rank_00_000) or, in the folder of a whole run, the
-// iteration that latest_checkpointed_iteration.txt names. nullopt where there is none.
+// iteration that latest_checkpointed_iteration.txt names. nullopt if the folder has no checkpoint.
 // Unimplemented for checkpoints of the backend zarr.
 absl::StatusOr<std::optional<MegatronFolder>> FindMegatronFolder(Storage& storage,
                                                                  std::string_view folder);

@@ -31,7 +31,7 @@ class MegatronRun {
   bool has_arguments() const { return arguments_.present(); }
   // The arguments that are numbers, texts or truth values, as a JSON object.
   std::string ArgumentsAsJson() const;
-  // Of an argument. nullopt where there is none, or None.
+  // The value of an argument. nullopt, or false, if it is missing or None.
   std::optional<int64_t> Integer(std::string_view name) const;
   std::optional<std::string> Text(std::string_view name) const;
   bool IsTrue(std::string_view name) const;
@@ -50,13 +50,13 @@ class MegatronRun {
 
 // The model that the arguments of a run describe, and its parameters. Names of layers stand both
 // for one layer and for stacks of all. `where` names the file that has the arguments.
-// InvalidArgument where there are none, or for a model that is not known here or that the files are
-// too small for.
+// InvalidArgument if the run has no arguments, or for a model that is not known here or that
+// the files are too small for.
 absl::StatusOr<ForeignModel> ReadMegatronModel(const MegatronRun& run, const std::string& where,
                                                int64_t tensor_count, uint64_t file_bytes);
 
 // The parameter of this name in a file whose tensors have `rows` rows in all, padding included: a
-// padded parameter gets as many. Null where there is none.
+// padded parameter gets as many. Null if the model has no such parameter.
 const ForeignParameter* FindMegatronParameter(ForeignModel& model, std::string_view name,
                                               int64_t rows);
 

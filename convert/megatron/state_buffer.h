@@ -54,9 +54,9 @@ StateBuffer BufferOf(const GatheredBuffer& gathered, const std::string& path,
                      const std::string& where);
 
 // Where each parameter begins in a buffer, in the order of `parameters`, which is the module's.
-// Buckets are those of the buffer or, where it does not tell them, end with the parameter that
-// gives them `bucket_elements`; 0: only the last parameter does. Nullopt where the buffer does not
-// have the size that results.
+// Where the buffer does not tell its buckets, each ends with the parameter that gives it
+// `bucket_elements`; 0: only the last parameter ends one. Nullopt where the buffer does not have
+// the size that results.
 std::optional<std::vector<int64_t>> PlaceInBuffer(std::span<const RankParameter> parameters,
                                                   const StateBuffer& buffer,
                                                   int64_t bucket_elements);

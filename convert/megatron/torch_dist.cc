@@ -39,7 +39,7 @@ std::string_view WithoutChain(std::string_view name) {
                                                                        : name;
 }
 
-// nullopt for a state of the optimizer that is none of AdamW's, or in another format.
+// nullopt for a state of the optimizer that AdamW does not have, or in another format.
 std::optional<Key> ParseKey(std::string_view name) {
   constexpr std::string_view kOptimizer = "optimizer.", kState = "optimizer.state.";
   const std::string_view unchained = WithoutChain(name);
@@ -111,8 +111,8 @@ class TorchDistReader {
     return absl::Status(status.code(), absl::StrCat(where_, ": ", status.message()));
   }
 
-  // Of releases up to 0.14: a tensor has an index for each dim of the parameter, which says in
-  // which of its equal parts the elements are, and one for their place in that part, flattened.
+  // Adds a tensor of releases up to 0.14. It has an index for each dim of the parameter, which says
+  // in which of its equal parts the elements are, and one for their place in that part, flattened.
   absl::Status AddFlattened(const ForeignTensor& tensor, const ForeignParameter& parameter,
                             const ForeignKind& kind) {
     const size_t rank = parameter.shape.size();

@@ -36,12 +36,12 @@ struct PaddleRankFile {
 
 struct PaddleRankFiles {
   PaddleDegrees degrees;
-  // In the order of tensor, pipeline and shard; empty if there are none of the kind.
+  // In the order of tensor, pipeline and shard; empty if the folder has no files of the kind.
   std::vector<PaddleRankFile> models, optimizers;
 };
 
-// Whether a file's name is that of a model's or an optimizer's state. Those of schedulers and loss
-// scalers are not.
+// Whether a file of this name has a model's or an optimizer's state. Files of schedulers and loss
+// scalers do not.
 bool IsPaddleStateName(const std::string& name);
 
 // The files among `names`, all of each kind: the grid that the names span is complete. Errors:
@@ -49,7 +49,7 @@ bool IsPaddleStateName(const std::string& name);
 // InvalidArgument naming two files that do not belong together.
 absl::StatusOr<PaddleRankFiles> FindPaddleRankFiles(std::span<const std::string> names);
 
-// Of the ranks with one tensor-parallel and one pipeline rank.
+// Describes all ranks that have the same tensor-parallel rank and the same pipeline rank.
 struct PaddleShardingMeta {
   std::string strategy;                                 // "ShardingV1", "ShardingV2" or empty
   std::map<std::string, std::string> structured_names;  // by tensor name

@@ -232,7 +232,8 @@ class PaddleReader {
     return absl::OkStatus();
   }
 
-  // The parameter of a tensor in the optimizer's file of a rank; nullopt where it is none.
+  // The parameter of a tensor in the optimizer's file of a rank; nullopt if the model has no such
+  // parameter.
   absl::StatusOr<std::optional<size_t>> ParameterOf(const PaddleRankFile& file,
                                                     const std::string& tensor_name) {
     const auto& known = names_[RanksOf(file)];

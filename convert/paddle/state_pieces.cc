@@ -172,7 +172,7 @@ class StatePlacer {
     return elements <= flat_elements_ && flat_elements_ <= elements + padding;
   }
 
-  // Whether the slices are those of the rank's share of the parameter, or of all of it.
+  // The share of the parameter that the slices make up: the rank's, or all of it.
   absl::StatusOr<TensorParallelShare> ShareOfSlices(
       const std::vector<TensorParallelShare>& shares) const {
     std::vector<TensorParallelShare> fitting;

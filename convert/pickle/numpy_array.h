@@ -22,8 +22,8 @@ struct NumpyArray {
   bool operator==(const NumpyArray&) const = default;
 };
 
-// Whether a value is an array, as numpy 1 and 2 pickle one with protocol 2 to 5. Arrays of protocol
-// 5 with out-of-band buffers are none.
+// Whether a value is an array, as numpy 1 and 2 pickle one with protocol 2 to 5. False for those of
+// protocol 5 with out-of-band buffers.
 bool IsNumpyArray(const Value& value);
 
 // The elements of an array, which fill its bytes exactly. Errors: DataLoss for a malformed

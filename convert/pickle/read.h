@@ -10,7 +10,8 @@
 namespace tessera::ckpt::pickle {
 
 struct ReadOptions {
-  // Of one pickle. The default holds the metadata of a million shards many times over.
+  // The most objects in one pickle. The default suffices many times over for the metadata of a
+  // million shards.
   uint64_t max_nodes = uint64_t{1} << 28;
 };
 

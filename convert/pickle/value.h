@@ -88,14 +88,14 @@ class Value {
   std::string GlobalName() const;
   bool IsGlobal(std::string_view module_and_name) const;
 
-  // Of an object.
+  // The parts of an object; absent for any other value.
   Value callable() const;   // what is called: nearly always a global
   Value arguments() const;  // nearly always a tuple
   Value keyword_arguments() const;
   Value state() const;  // for __setstate__ or __dict__
   bool IsObjectOf(std::string_view module_and_name) const;
 
-  // Of a persistent id: what identifies it, a tuple in torch's files.
+  // The value that a persistent id consists of: a tuple in torch's files.
   Value persistent_id() const;
 
  private:

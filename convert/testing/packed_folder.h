@@ -17,8 +17,8 @@
 
 namespace tessera::ckpt::convert {
 
-// The folder, which is the root. Names that are no paths, and what lies beyond the first MiB of a
-// file, are left out.
+// A storage whose root is the packed folder. Files whose names are not paths, and what lies beyond
+// the first MiB of a file, are left out.
 std::shared_ptr<Storage> UnpackFolder(std::string_view packed);
 
 // Reads the root of a packed folder with `read`. What is accepted is presented as a storage, and

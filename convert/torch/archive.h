@@ -78,7 +78,7 @@ std::map<std::string, std::string> ReadTorchNames(
 // "consumed_samples".
 inline constexpr char kTorchTrainerKey[] = "tessera.trainer";
 
-// The roles in such a dict; entries that are none are left out.
+// The roles in a dict with the key kTorchRolesKey; entries that do not name a role are left out.
 std::map<std::string, Role> ReadTorchRoles(const pickle::Value& dict);
 
 }  // namespace tessera::ckpt::convert

@@ -21,7 +21,7 @@ class TorchArchiveLayout {
  public:
   TorchArchiveLayout(std::string pickle, std::span<const uint64_t> storage_bytes);
 
-  // Of the first byte of a storage, from the beginning of the archive.
+  // Where the first byte of a storage is, in bytes from the beginning of the archive.
   uint64_t storage_offset(size_t storage) const { return storage_offsets_[storage]; }
   uint64_t size_bytes() const { return size_bytes_; }
 

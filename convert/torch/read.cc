@@ -294,7 +294,7 @@ std::string PathIn(std::string_view folder, std::string_view file) {
   return folder.empty() ? std::string(file) : absl::StrCat(View(folder), "/", View(file));
 }
 
-// Whether a trainer of transformers, or accelerate, gives this name to a file that is no model.
+// Whether a trainer of transformers, or accelerate, gives this name to a file beside the model.
 bool IsBesideModel(const std::string& name) {
   const std::string stem = name.substr(0, name.rfind('.'));
   return stem == "optimizer" || stem == "scheduler" || stem == "scaler" ||
@@ -319,7 +319,7 @@ bool AreParts(const std::vector<std::string>& files) {
   return true;
 }
 
-// Whether the files are those of ranks, as Meta names them: "consolidated.00.pth", ...
+// Whether all files are named as Meta names the files of ranks: "consolidated.00.pth", ...
 bool AreRanks(const std::vector<std::string>& files) {
   return std::ranges::all_of(files, [](const std::string& name) {
     return name.starts_with("consolidated.") && name.ends_with(".pth");

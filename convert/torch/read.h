@@ -32,7 +32,7 @@ absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::string_view f
 
 // What ReadTorch() is to read: `file`, or, where that is empty, the one file of torch.save() in the
 // folder, or all parts of one state dict, whose names end in "-00002-of-00003.bin", or the files of
-// all ranks ("consolidated.00.pth", ...), which are no parts of one state dict. None if there is
+// all ranks ("consolidated.00.pth", ...), which are not parts of one state dict. Empty if it finds
 // none. Looks at files whose names end in .pt, .pth, .bin or .ckpt; those that trainers of
 // transformers keep beside a model, such as "optimizer.pt", count only where there is nothing else.
 // Errors: InvalidArgument, listing them, where there are several; DataLoss where a rank's is

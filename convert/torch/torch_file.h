@@ -24,7 +24,7 @@ absl::StatusOr<T> InFile(Storage& storage, const std::string& path, absl::Status
 // the file, and of the storage.
 absl::StatusOr<TorchArchive> ReadTorchFile(Storage& storage, const std::string& path);
 
-// The value of the entry whose key is an integer; absent where there is none.
+// The value of the entry whose key is this integer; absent if the dict has no such entry.
 pickle::Value FindNumber(const pickle::Value& dict, int64_t key);
 
 }  // namespace tessera::ckpt::convert

@@ -50,7 +50,7 @@ struct TorchOutputGroup {
 struct TorchOutputTensors {
   std::vector<TorchOutputGroup> groups;   // that are not empty
   std::vector<TorchOutputTensor> all;     // in the manifest's order
-  std::vector<TorchOutputTensor> stored;  // those that are no aliases, by index
+  std::vector<TorchOutputTensor> stored;  // those that are not aliases, by index
 };
 
 // The tensors that the options select, with the aliases of those. The manifest must outlive them.

@@ -23,7 +23,7 @@ void AddLayer(const ModelConfig& config, int64_t layer, std::vector<ForeignParam
     const std::string name = LayerName(layer, tensor);
     parameters.push_back(SameTensor(name, name, {size}));
   };
-  // Rows and columns are those of the logical matrix.
+  // `rows` and `columns` describe the logical matrix.
   const auto matrix = [&](const char* tensor, int64_t rows, int64_t columns) {
     const std::string name = LayerName(layer, tensor);
     parameters.push_back(TransposedMatrix(name, name, rows, columns));

@@ -57,7 +57,7 @@ class LayerParameters {
  private:
   std::string Logical(const char* tensor) const { return LayerName(layer_, tensor); }
 
-  // Rows and columns are those of the logical matrix, the dim is Megatron's.
+  // `rows` and `columns` describe the logical matrix; `dim` counts the dims of Megatron's.
   ForeignParameter Matrix(const char* name, const char* tensor, int64_t rows, int64_t columns,
                           int dim) const {
     return TransposedMatrix(prefix_ + name, Logical(tensor), rows, columns, dim);

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// The memory layout of a weight, which is that of its family's files.
+// The memory layout of a weight, the same as in the files of its family of models.
 enum class WeightLayout {
   kInOut,  // [in, out]: GPT-2 (Conv1D)
   kOutIn,  // [out, in]: Llama

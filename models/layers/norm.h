@@ -13,7 +13,7 @@ class Norm {
   // Gradients of the parameters, fp32 or fp64, [C].
   struct Gradients {
     TensorView weight;
-    TensorView bias;  // empty where there is none
+    TensorView bias;  // empty if the norm has no bias
   };
 
   virtual ~Norm() = default;

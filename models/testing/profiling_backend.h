@@ -27,7 +27,7 @@ class ProfilingBackend : public Backend {
     int64_t calls = 0;
     double flops = 0;  // of matrix products and attention
   };
-  // Of all calls since the last Take().
+  // The totals of all calls since the last Take().
   std::map<std::string, Total> Take() { return std::exchange(totals_, {}); }
 
   absl::Status Synchronize() override { return backend_.Synchronize(); }

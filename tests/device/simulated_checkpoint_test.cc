@@ -128,8 +128,8 @@ absl::StatusOr<std::map<int64_t, double>> RunOnDevices(const TrainConfig& config
 
 using Digests = std::map<std::string, std::pair<uint64_t, uint64_t>>;
 
-// Of every tensor of the checkpoint that a run with this config begins with: equal digests are
-// equal contents, however they are sharded.
+// The digests of every tensor of the checkpoint that a run with this config begins with. Equal
+// digests mean equal contents, however they are sharded.
 absl::StatusOr<Digests> ReadDigests(const TrainConfig& config) {
   const std::unique_ptr<ckpt::ProcessGroup> alone = MakeProcessGroup(nullptr);
   TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,

@@ -89,7 +89,7 @@ class SimulatedSessionTest : public ::testing::Test {
               absl::OkStatus());
   }
 
-  // Of the run `name`, which saves in its folder after kSavedStep and kLastStep steps.
+  // The config of the run `name`, which saves in its folder after kSavedStep and kLastStep steps.
   TrainConfig Config(const std::string& name, const std::string& topology, bool on_gpus) const {
     absl::StatusOr<TrainConfig> config = testing::MakeConfig({.model = kModel,
                                                               .tokens = root_ / "tokens.bin",
@@ -170,7 +170,7 @@ void ExpectNear(const Losses& a, const Losses& b) {
 class TopologyTest : public SimulatedSessionTest,
                      public ::testing::WithParamInterface<const char*> {
  protected:
-  // Of one process, for all tests.
+  // The losses of a run on one process, which all tests share.
   const Losses& LossesOnProcessors() {
     static const Losses& losses = *new Losses([this] {
       EXPECT_EQ(Run(Config("cpu", "single", false), Train).status(), absl::OkStatus());
@@ -279,7 +279,7 @@ TEST_F(SimulatedSessionTest, ExactNumericsNeedOneTypeOfGpu) {
               HasSubstr("instruction set type 0, there type 1; EXACT needs GPUs of one type"));
 }
 
-// A clock that is set two hours ahead is no reason to end a run that may take one.
+// A clock that is set two hours ahead does not end a run that may take one hour.
 TEST_F(SimulatedSessionTest, ALimitOfTimeIsForTimeThatHasPassed) {
   TrainConfig config = Config("run", "single", /*on_gpus=*/false);
   config.mutable_checkpoint()->clear_save();

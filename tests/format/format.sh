@@ -83,6 +83,22 @@ check_visibility() {
   [[ -z "$line" ]] || fault "$file:$line: //visibility:public; name the packages that need it"
 }
 
+# Comments that one understands only at the second reading: "null where there is none", "a text that
+# is no number", "the size is that of the file", "Of the first group."; and lines of a comment that
+# stand twice.
+readonly ODD_COMMENTS='
+    FNR == 1 { comment = ""; line = "" }
+    {
+      before = comment
+      comment = match($0, /(^|[ \t])\/\/[\/!]? /) ? substr($0, RSTART + RLENGTH) : ""
+      if (comment ~ /(^| )(is|are) (none|that of|those of)([ ,.;:)]|$)/ ||
+          comment ~ /(^| )(is|are) no [a-z]/ && comment !~ /[Tt]here (is|are) no |no (longer|more) / ||
+          comment ~ /^Of / && before !~ /[a-z,(]$/)
+        print FILENAME ":" FNR ": hard to read: " comment
+      if (length(comment) > 3 && $0 == line) print FILENAME ":" FNR ": twice: " comment
+      line = $0
+    }'
+
 check() {
   local -a files cpp=()
   local file size output
@@ -109,6 +125,8 @@ check() {
           printf "%s\n" "$faults" | grep "error:" || printf "clang-format: %s\n" "$faults"
         }' clang-format)"
     [[ -z "$output" ]] || fault "$(sort <<<"$output")"
+    output="$(printf '%s\0' "${cpp[@]}" | xargs -0 awk "$ODD_COMMENTS")"
+    [[ -z "$output" ]] || fault "$output"
   fi
   if ((faults > 0)); then
     echo "Formatting and trailing whitespace are mended by: $FIX_COMMAND"

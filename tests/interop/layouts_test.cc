@@ -1,7 +1,7 @@
-// Every layout of Megatron-Core, DeepSpeed, Hugging Face, torch, llm.c and InfiniTrain that there
-// is a checkpoint of, under every topology: the state, to the last bit, and the losses of the next
-// two steps are those of a run that starts from what the writer itself has consolidated. Those of
-// Paddle and InternEvo have tests of their own. The same of what is written here.
+// Loads every layout of Megatron-Core, DeepSpeed, Hugging Face, torch, llm.c and InfiniTrain that
+// there is a checkpoint of, under every topology. The state, to the last bit, and the losses of the
+// next two steps must equal a run's that starts from what the writer itself has consolidated. The
+// same must hold for checkpoints that are written here. Paddle and InternEvo have their own tests.
 
 #include <map>
 #include <ostream>

@@ -54,7 +54,7 @@ void Read(const std::shared_ptr<ckpt::Storage>& storage) {
   ckpt::convert::ForeignStorage::Create(storage, "", *std::move(read)).IgnoreError();
 }
 
-// Of up to two ranks, whose files differ by the rank in the header.
+// Reads the state of up to two ranks, whose files differ by the rank in the header.
 void ReadState(std::string state) {
   static const std::string model = SmallModel();
   constexpr size_t kRankField = 3 * sizeof(int32_t);

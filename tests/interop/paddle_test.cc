@@ -158,7 +158,7 @@ TEST_P(PaddleLayoutTest, HoldsTheConsolidatedStateUnderEveryTopology) {
   }
 }
 
-// bf16 weights are those of the files or, where they have none, the rounded master weights.
+// bf16 weights come from the files or, where these have none, from the rounded master weights.
 TEST_P(PaddleLayoutTest, ABf16RunHasTheRoundedWeights) {
   const Layout layout = GetParam();
   const auto loaded = Load(Fixture(layout.name), "dp2_zero2_tp2_pp2", /*bf16=*/true);

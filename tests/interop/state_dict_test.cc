@@ -162,7 +162,7 @@ TEST(StateDictTest, WrappersAroundTheModel) {
   EXPECT_EQ(Load(**storage), LoadFrom(HuggingFace("gpt2.hf")));
   EXPECT_THAT((*storage)->notes(),
               ElementsAre("Left out: tensors that are not the model's: rng_state."));
-  // Without a model, names are those of the file.
+  // Without a model, tensors keep the names that they have in the file.
   const auto unknown = Open(Fixture("gpt2_wrapped.pt"));
   ASSERT_TRUE(unknown.ok()) << unknown.status();
   const ckpt::Manifest manifest = ManifestOf(**unknown);
@@ -222,8 +222,8 @@ std::shared_ptr<ckpt::MemoryStorage> Copied(const std::map<std::string, std::str
   return storage;
 }
 
-// As Llama 2's params.json: the vocabulary's size is that of the embeddings' table, whether ranks
-// have some of its rows or some of its columns.
+// Llama 2's params.json gives the vocabulary's size as -1. It is taken from the embeddings' table,
+// whether ranks have some of its rows or some of its columns.
 TEST(StateDictTest, MetasVocabularyIsThatOfTheEmbeddings) {
   for (const std::string name : {"llama_meta", "llama_ranks", "llama2_ranks"}) {
     std::map<std::string, std::string> files;
@@ -323,7 +323,7 @@ TEST(StateDictTest, ADamagedFileOfTheOptimizerBesideAModel) {
   EXPECT_EQ(LoadUntied(**opened), weights);
 }
 
-// One group: the order is that of transformers' modules.
+// The optimizer has one group, which follows the order of transformers' modules.
 TEST(StateDictTest, MomentsByNumberInTheOrderOfModules) {
   const auto storage = Open(Fixture("accelerate"));
   ASSERT_TRUE(storage.ok()) << storage.status();

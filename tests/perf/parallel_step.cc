@@ -1,8 +1,8 @@
 // The cost of parallel training: two MPI ranks of one thread each against one rank of two threads,
 // GPT-2 124M, eight micro-batches per step. For dp2, dp2_zero2, tp2, tp2_sp and pp2
 //   figure parallel.<topology>.efficiency <seconds alone / seconds in parallel> ratio
-// the median over rounds, each of which runs one rank and then every topology. The pipeline bubble is discounted:
-// the ideal time is that of one rank divided by (1 - bubble share).
+// the median over rounds, each of which runs one rank and then every topology. The pipeline bubble
+// is discounted: the ideal time is one rank's time divided by (1 - bubble share).
 //
 // Started without --rank_of, it starts mpirun and itself.
 

@@ -51,7 +51,7 @@ struct Kind {
   bool bf16;
 };
 
-// Five layers: uneven over two and four stages. A vocabulary that is no multiple of anything.
+// Five layers split unevenly over two and four stages. The vocabulary's size is a prime number.
 constexpr Kind kKinds[] = {
     {"Gpt2", R"pb(size: "gpt2-tiny" num_layers: 5 vocab_size: 211)pb", false},
     {"Gpt2Bf16", R"pb(size: "gpt2-tiny" num_layers: 5 vocab_size: 211)pb", true},
@@ -296,7 +296,7 @@ class ReshardToolTest : public ::testing::TestWithParam<Kind> {
       from_made += CountReads(made, rank);
     }
     EXPECT_EQ(from_made.bytes, from_own.bytes);
-    // With ZeRO, the runs of a rank are those of its buckets, which here are tiny.
+    // With ZeRO, a rank's runs of bytes are the runs of its buckets, which are tiny here.
     if (made.topology().zero_stage() == 0) {
       EXPECT_LE(from_made.files, from_own.files);
       EXPECT_LE(from_made.ranges, from_own.ranges);

@@ -87,7 +87,7 @@ TEST_F(ContentCommandTest, AnOptimizerWithoutItsStepKeepsItsMoments) {
   EXPECT_THAT(cold.out, HasSubstr("weights alone, starting at step 0"));
   EXPECT_EQ(Losses("warm").at(1), Losses("cold").at(1)) << "the weights are the same";
   EXPECT_NE(Losses("warm").at(2), Losses("cold").at(2)) << "the moments are not";
-  // More updates than steps are no damage.
+  // A checkpoint may have more updates than steps without being damaged.
   const Result resumed = MustTrain("warm", 4, {Load("warm")});
   EXPECT_THAT(resumed.out, HasSubstr("step 3/4 "));
 }

@@ -65,7 +65,7 @@ TEST_F(ManagerCommandTest, PermanentCheckpointsOfEverySetting) {
     const Result result = MustTrain(run, 5, c.flags);
     EXPECT_EQ(Steps(run), c.kept) << c.flags.back();
     if (number > 1) continue;
-    // Half of the interval is that of the rolling ones unless that is set.
+    // Rolling checkpoints are saved at half of the interval unless their own interval is set.
     EXPECT_THAT(result.out, HasSubstr("saved step 1 in rolling-0"));
     EXPECT_THAT(result.out, HasSubstr("saved step 3 in rolling-1"));
   }

@@ -236,7 +236,7 @@ TEST_F(TrainCommandTest, DivergenceLeavesTheLastGoodCheckpointAndAWayBack) {
   EXPECT_EQ(result.exit_code, 1) << result.out;
   EXPECT_THAT(result.err, HasSubstr("training has diverged: the loss of step 9 is nan"));
   EXPECT_THAT(Steps("run"), ElementsAre(4, 9));
-  // On request: nothing is left to train, but that is no success.
+  // The user may ask for step 9: nothing is left to train then, but the command still fails.
   result = Train("run", 9, Joined(broken, {"--ckpt-step=9"}));
   EXPECT_EQ(result.exit_code, 1) << result.out;
   EXPECT_THAT(result.err, HasSubstr("--ckpt-step"));

@@ -28,8 +28,8 @@ int Count(const std::string& text, const std::string& part);
 // The path of a data dependency.
 std::string Runfile(const std::string& path);
 
-// The data file of a checkpoint whose name begins like this; the rest of the name is that of the
-// save's attempt, which no test knows. Empty if there is no such file.
+// The data file of a checkpoint whose name begins like this; the rest of the name tells the save's
+// attempt, which no test knows. Empty if there is no such file.
 std::filesystem::path DataFile(const std::filesystem::path& checkpoint, const std::string& start);
 // The file of another checkpoint that differs from `file` in the attempt's name alone.
 std::filesystem::path Counterpart(const std::filesystem::path& file,

@@ -168,7 +168,7 @@ std::string FirstDifference(const TrainedRun& a, const TrainedRun& b);
 // The largest relative difference of losses, over the steps that both have taken.
 double LargestLossDifference(const TrainedRun& a, const TrainedRun& b);
 
-// The first field that differs, as a sentence; empty when there is none.
+// The first field that differs, as a sentence; empty if all fields are equal.
 std::string FirstProgressDifference(const Progress& a, const Progress& b);
 
 }  // namespace tessera::testing

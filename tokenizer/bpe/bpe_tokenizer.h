@@ -45,7 +45,7 @@ struct BpeVocabulary {
   std::vector<TokenizerFile> files;
 };
 
-// Lossless for any bytes, unless it normalises. The ids of valid UTF-8 are those of the original
+// Lossless for any bytes, unless it normalises. Encodes valid UTF-8 as the same ids as the original
 // programs.
 class BpeTokenizer : public Tokenizer {
  public:

@@ -59,7 +59,7 @@ std::vector<CharacterClass> MakeTable() {
   return table;
 }
 
-// Of a well-formed character.
+// Precondition: `text` begins with a well-formed character of `length` bytes.
 uint32_t CodePoint(std::string_view text, size_t length) {
   uint32_t code_point = static_cast<uint8_t>(text[0]) & (0xFFu >> (length + 1));
   for (size_t i = 1; i < length; ++i) {
@@ -163,7 +163,8 @@ size_t ContractionLength(const SplitRules& rules, std::string_view text) {
   return long_s ? 3 : 0;
 }
 
-// Of a text that begins with a space that is not part of a word, a number or punctuation.
+// The length of the first piece of `text`, which begins with a space that is not part of a word, a
+// number or punctuation.
 size_t SpaceEnd(const SplitRules& rules, std::string_view text) {
   size_t end = 0, last = 0, line_end = 0;
   while (end < text.size()) {

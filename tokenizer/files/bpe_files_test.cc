@@ -286,7 +286,7 @@ TEST(BpeTokenizerTest, APrefixEncodesOnItsOwn) {
   EXPECT_GT(cuts, 1000);
 }
 
-// Repeats the definition: the leftmost pair of lowest rank, until there is none.
+// Repeats the definition: merges the leftmost pair of lowest rank until no pair can be merged.
 std::vector<int32_t> NaiveMerges(const std::vector<BpeMerge>& merges, const std::string& piece) {
   std::vector<int32_t> ids;
   for (const char c : piece) ids.push_back(static_cast<uint8_t>(c));

@@ -192,7 +192,7 @@ class Files {
  public:
   explicit Files(std::vector<TokenizerFile> files) : files_(std::move(files)) {}
 
-  // Null where there is none.
+  // Null if no file has this name.
   const std::string* Find(std::string_view name) const {
     const auto found = std::ranges::find(files_, name, &TokenizerFile::name);
     return found == files_.end() ? nullptr : &found->contents;

@@ -17,10 +17,10 @@ namespace tessera {
 // normalizer, and no two merges have the same rank.
 std::string WriteTokenizerJson(const BpeVocabulary& vocabulary);
 
-// Precondition: SentencePieceTokenizer reads the model. The ids are those of sentencepiece for
-// every valid UTF-8 text. Errors: Unimplemented for pieces that tokenizer.json cannot describe:
-// those of the model's user, two of one text, merged ones of equal score, and ones made of
-// characters that are no pieces.
+// Precondition: SentencePieceTokenizer reads the model. Every valid UTF-8 text gets the same ids as
+// from sentencepiece. Errors: Unimplemented for pieces that tokenizer.json cannot describe: those
+// of the model's user, two pieces of one text, merged pieces of equal score, and pieces made of
+// characters that are not pieces themselves.
 absl::StatusOr<std::string> WriteTokenizerJson(const SentencePieceModel& model);
 
 // The files by which transformers finds a tokenizer beside a model: tokenizer.json,

@@ -96,8 +96,8 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(const std::string& path,
                                                      const std::string& contents);
 
 // The id of <|endoftext|> or <|end_of_text|>, whichever is among the added tokens; with neither,
-// that of the configuration's eos_token, or else of </s>. InvalidArgument where there is none of
-// them.
+// the id of the configuration's eos_token, or else of </s>. InvalidArgument if all of them are
+// missing.
 absl::StatusOr<int32_t> FindEndOfText(const std::string& path, std::span<const AddedToken> added,
                                       const TokenizerConfig& config);
 

@@ -28,7 +28,7 @@ struct TiktokenEncoding {
   std::optional<int32_t> begin_of_text;
 };
 
-// True where the first line is that of a tiktoken file.
+// True if `contents` begins with a line of a tiktoken file.
 bool IsTiktokenFile(std::string_view contents);
 
 // The encoding with this many tokens: GPT-2 (r50k), p50k, cl100k or Llama-3; nullopt for another

@@ -114,7 +114,7 @@ void SentencePieceTokenizer::AppendBytes(std::string_view bytes, std::vector<int
 }
 
 // Byte-pair encoding: repeatedly merges the best-scored pair of neighbours that forms a piece,
-// until there is none.
+// until no pair does.
 std::vector<int32_t> SentencePieceTokenizer::EncodeWord(std::string_view word) const {
   ScoredMerges merges;
   for (size_t i = 0; i < word.size();) {

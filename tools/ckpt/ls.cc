@@ -106,7 +106,7 @@ absl::StatusOr<bool> IsIncompleteSave(Storage& storage) {
 
 namespace {
 
-// A checkpoint of another framework; NotFound where there is none.
+// Lists a checkpoint of another framework; NotFound if there is no such checkpoint.
 absl::StatusOr<int> ListForeign(const CommandOptions& options, const CommandOutput& output) {
   TESSERA_ASSIGN_OR_RETURN(const Target target, OpenTarget(options.paths[0], options.source));
   Listing listing(*target.storage, output);

@@ -36,7 +36,7 @@ class PipelineStages {
     int64_t head_elements = 0;
     for (const PartitionedTensor& tensor : tensors) {
       const Partition& partition = tensor.partition;
-      // Of the states of a parameter the first counts, in case weights were not saved.
+      // A parameter's first state counts as well, in case weights were not saved.
       const bool counts = tensor.state <= 0 && tensor.tensor->global_shape_size() >= 2;
       const int64_t elements = counts ? ElementCount(GlobalShape(*tensor.tensor)) : 0;
       if (partition.layer >= 0) matrix_elements[partition.layer] += elements;

@@ -37,12 +37,12 @@ struct SourceOptions {
   std::string format;       // another framework's; empty: found out by looking
 };
 
-// Whether the name can only be that of another framework's checkpoint: it is that of a file, or the
+// Whether `name` can only mean another framework's checkpoint, because it names a file or the
 // options say so.
 bool IsForeignName(const std::string& name, const SourceOptions& options);
 
-// `name` (see OpenStorage()) is that of a checkpoint's directory, or of a folder of checkpoints, of
-// which the newest is used, or of another framework's checkpoint. NotFound for any other place.
+// `name` (see OpenStorage()) names a checkpoint's directory, or a folder of checkpoints, of which
+// the newest is used, or another framework's checkpoint. NotFound for any other place.
 absl::StatusOr<Target> OpenTarget(const std::string& name, const SourceOptions& options);
 
 }  // namespace tessera::ckpt

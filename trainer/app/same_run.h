@@ -20,7 +20,7 @@ namespace tessera {
 // differ between machines.
 absl::Status CheckSameSettings(const TrainConfig& config, const RankGroup& group);
 
-// `fingerprint` is that of the files that `setting` names. Fingerprints that one rank does not know
+// `fingerprint` describes the files that `setting` names. Fingerprints that one rank does not know
 // are not compared.
 absl::Status CheckSameFiles(std::string_view setting, const DataFingerprint& fingerprint,
                             const RankGroup& group);

@@ -75,7 +75,7 @@ absl::Status In(const SavedRun& saved, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(saved.Describe(), ": ", status.message()));
 }
 
-// What `content` takes of the saved progress. The rest is that of a run that has not begun.
+// What `content` takes of the saved progress. The rest is as in a run that has not begun.
 Progress TakenOver(const Progress& saved, const LoadContent& content) {
   Progress progress;
   if (content.scheduler) {

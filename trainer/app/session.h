@@ -60,7 +60,7 @@ struct Session {
   bool resumed_healthy = true;  // and that one's state is good, as far as it is known
 
   Backend& backend() const { return device->backend(); }
-  // Of this rank; in EXACT numerics, of all ranks.
+  // The fingerprint of this rank's numerics; all ranks have the same one in EXACT numerics.
   const NumericsFingerprint& numerics() const { return device->numerics(); }
   bool first_rank() const { return mesh->rank() == 0; }
   DataIdentity data_identity() const;

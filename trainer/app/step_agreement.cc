@@ -24,7 +24,7 @@ struct Counts {
     kInterrupts,
     kTerminations,
     kWaitShare,
-    // Of rank 0 alone; zero from the others.
+    // Rank 0 alone sends these; the others send zero.
     kElapsedMicroseconds,
     kStopStep,
     kStopVersion,

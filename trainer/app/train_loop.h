@@ -59,7 +59,7 @@ class TrainLoop {
   // The error of rank 0's metrics.jsonl. It ends the run one step later, on every rank, and each
   // names the cause. Collective.
   absl::Status CheckRecords() const;
-  // Aborted where the last loss is none that training recovers from.
+  // Aborted if the last loss is one that training does not recover from.
   absl::Status CheckNotDiverged() const;
   bool AtInterval(int64_t interval) const;
 

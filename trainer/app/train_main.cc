@@ -60,7 +60,7 @@ absl::StatusOr<TrainConfig> Resolve(const TrainConfig& given, int processes = 1)
   return config;
 }
 
-// GPUs of this machine for a run on GPUs; 0 where there are none, or the run needs none.
+// The number of this machine's GPUs; 0 if it has no GPUs, or the run does not use them.
 size_t CountGpus(const TrainConfig& config) {
   if (config.training().device() != ComputeDevice::CUDA) return 0;
   const absl::StatusOr<std::vector<std::string>> gpus = MakeCudaDevices()->Find();

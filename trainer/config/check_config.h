@@ -10,14 +10,14 @@
 
 namespace tessera {
 
-// Of a config as it was given: no number of any group may be negative or non-finite. Other
+// Checks a config as it was given: no number of any group may be negative or non-finite. Other
 // requirements of a field are checked with its group.
 absl::Status CheckRanges(const TrainConfig& config);
 
-// Of a config whose declared defaults are set.
+// Checks the parallel settings of a config. Precondition: its declared defaults are set.
 absl::Status CheckParallel(const ParallelConfig& parallel);
 
-// The rest. Precondition: all defaults are set, and the model is resolved.
+// Checks the rest. Precondition: all defaults are set, and the model is resolved.
 absl::Status CheckResolved(const TrainConfig& config);
 
 BatchSizes Batches(const TrainingConfig& training);

@@ -18,8 +18,8 @@ namespace tessera {
 // 3. virtual stages as wanted, otherwise none.
 // The ZeRO stage is kept; sequence parallelism is used wherever the tensor axis has several ranks.
 //
-// InvalidArgument if there is none, naming the nearest smaller number of ranks that works, and the
-// nearest larger one within twice `world_size`. `exact_tp_shards` as for ValidateTopology.
+// InvalidArgument if no topology works, naming the nearest smaller number of ranks that does, and
+// the nearest larger one within twice `world_size`. `exact_tp_shards` as for ValidateTopology.
 absl::StatusOr<Topology> ChooseTopology(const Topology& wanted, int world_size,
                                         const ModelConfig& model, const BatchSizes& batch,
                                         int exact_tp_shards);

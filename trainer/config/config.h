@@ -33,7 +33,7 @@ struct CommandLine {
 };
 
 // argv[0] is the program. `--config FILE` reads protobuf text format; flags override it wherever
-// they stand. Flags are those of flags.h over TrainConfig, and `--help`, `--help=GROUP`.
+// they stand. Accepts the flags of flags.h over TrainConfig, and `--help`, `--help=GROUP`.
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv);
 
 // `source` is the file name in error messages: "source:line:column: message".
@@ -56,7 +56,7 @@ struct ResolveOptions {
 // Fills in every field, defaults included, and validates the whole. Idempotent: resolving its own
 // result changes nothing. `topology` becomes the sizes that it means; "auto" those that are best
 // for the number of processes (trainer/config/choose_topology.h). Fields of the model that are not
-// set are those of the saved model; InvalidArgument where one that is set differs from it.
+// set are taken from the saved model; InvalidArgument where one that is set differs from it.
 absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
                                           const ResolveOptions& options = {});
 

@@ -183,7 +183,7 @@ absl::Status CheckSetFields(const ModelConfig& model, const SavedModel& saved,
   return absl::OkStatus();
 }
 
-// A model that is not described at all is that of llmc_filepath; what is set overrides it. What
+// A model that is not described at all is taken from llmc_filepath; what is set overrides it. What
 // else is missing is taken from the checkpoint that the run begins with.
 absl::StatusOr<ModelConfig> ChooseModel(const TrainConfig& config, const ResolveOptions& options) {
   const ModelConfig& model = config.model();

@@ -79,7 +79,7 @@ TEST(ValidateTopologyTest, ExactNumericsSplitIntoVirtualShards) {
       message({.tensor = 4}, 2),
       "exact_tp_shards = 2 is less than tensor_model_parallel_size = 4: it must be a power of "
       "two that is at least as large");
-  // At once: whatever exact_tp_shards is, there is none that goes with 3 ranks.
+  // Three ranks are refused before exact_tp_shards is looked at: no value of it goes with them.
   for (const int shards : {1, 3, 4, 6}) {
     EXPECT_EQ(
         message({.tensor = 3}, shards),

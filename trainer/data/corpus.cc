@@ -41,7 +41,7 @@ absl::Status AddDirectory(const std::string& directory, DocumentList& list) {
   fs::recursive_directory_iterator it(directory, error);
   for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
     const std::string path = it->path().string();
-    std::error_code not_there;  // a dangling link is no regular file
+    std::error_code not_there;  // a dangling link is not a regular file
     if (it->path().filename().string().starts_with(".")) {
       it.disable_recursion_pending();
       list.skipped.push_back({path, "hidden"});

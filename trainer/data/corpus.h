@@ -47,8 +47,8 @@ struct DocumentList {
 using BytesDone = std::function<void(int64_t bytes)>;
 
 // The files that `inputs` (files, directories, shell patterns) name: directories recursively,
-// without hidden entries, without what is no regular file and without files that hold a zero byte
-// in their first 4 KiB: those are listed as skipped, a hidden folder once. Each file once, in the
+// without hidden entries, entries that are not regular files, and files that hold a zero byte in
+// their first 4 KiB: those are listed as skipped, a hidden folder once. Each file once, in the
 // natural order of its path. Errors: NotFound naming the input that matches nothing; those of the
 // file system.
 absl::StatusOr<DocumentList> FindDocuments(const std::vector<std::string>& inputs);

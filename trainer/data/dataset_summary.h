@@ -33,10 +33,10 @@ struct DatasetSummary {
   std::string split;
   SplitSummary train;
   SplitSummary validation;
-  // Nats per token of a unigram model on the validation tokens (on the training tokens where there
-  // are none): what a model reaches that knows only how frequent each token is. The frequencies are
-  // those of the training tokens, each count plus one, since a token never seen would have an
-  // infinite cost.
+  // Nats per token of a unigram model on the validation tokens (on the training tokens if the data
+  // has no validation tokens): what a model reaches that knows only how frequent each token is. The
+  // frequencies come from the training tokens, each count plus one, since a token never seen would
+  // have an infinite cost.
   double unigram_nats_per_token = 0;
 
   struct File {

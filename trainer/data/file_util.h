@@ -56,8 +56,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes)
 
 // Runs of digits compare as numbers: shard_2 before shard_10.
 bool NaturalLess(std::string_view a, std::string_view b);
-// The paths that a shell pattern matches, in natural order. NotFound, naming the pattern, when
-// there is none.
+// The paths that a shell pattern matches, in natural order. NotFound, naming the pattern, if it
+// matches nothing.
 absl::StatusOr<std::vector<std::string>> Glob(const std::string& pattern);
 
 }  // namespace tessera

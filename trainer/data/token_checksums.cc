@@ -24,7 +24,7 @@ constexpr std::string_view kMagic = "TOKSUMS\n";
 constexpr uint32_t kVersion = 1;
 constexpr int64_t kHeaderBytes = 32;
 constexpr int64_t kCrcBytes = 4;
-// Of the largest token file: 2^31 tokens of four bytes.
+// A checksum file's size limit. Enough for the largest token file: 2^31 tokens of four bytes.
 constexpr int64_t kMaxBytes = 1 << 20;
 constexpr int64_t kReadBytes = 16 * kChecksumChunkBytes;
 

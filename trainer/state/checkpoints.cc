@@ -138,8 +138,8 @@ absl::Status CheckIsModel(const std::string& name, const ckpt::convert::ForeignS
       absl::StrCat(name, " (", storage.format(), "): ", storage.notes().back()));
 }
 
-// `load` is another framework's checkpoint, or a run of such. nullopt where it is none, unless
-// load_format says that it is.
+// Finds another framework's checkpoint, or a run of such, in `load`. nullopt if `load` is something
+// else, unless load_format says that it is one.
 absl::StatusOr<std::optional<SavedRun>> FindForeign(const TrainConfig& settings,
                                                     const NoteSink& notes) {
   const CheckpointConfig& config = settings.checkpoint();
@@ -289,7 +289,7 @@ absl::StatusOr<std::shared_ptr<ckpt::Storage>> OpenOwn(const CheckpointConfig& c
   return storage;
 }
 
-// Uses the latest checkpoint in `save`. Returns false, with nothing called, where there is none.
+// Uses the latest checkpoint in `save`. Returns false, with nothing called, if `save` has none.
 absl::StatusOr<bool> ResumeOwn(const TrainConfig& settings, const RankGroup& group,
                                ckpt::FolderLock* lock, const NoteSink& notes,
                                const UseSavedRun& use) {

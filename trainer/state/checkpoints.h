@@ -78,7 +78,7 @@ using UseSavedRun = std::function<absl::Status(std::optional<SavedRun>)>;
 // ckpt_step. Directories that cannot be read are skipped, unless nothing is left or ckpt_step names
 // one: then their error is returned.
 //
-// nullopt where there is none and nothing asks for one: neither exit_on_missing_checkpoint nor
+// nullopt if there is no checkpoint and nothing asks for it: neither exit_on_missing_checkpoint nor
 // ckpt_step nor finetune. NotFound otherwise, listing what is there; DataLoss for a damaged
 // manifest. Rank 0 looks and reads, and sends the others what it found.
 //
@@ -103,7 +103,7 @@ TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved
 
 // One sentence about what FindSavedRun() skips in `folder`: saves of steps after `step` that were
 // started but not committed, as a sudden death leaves them, and directories of any step that cannot
-// be read. Empty if there is none. For rank 0.
+// be read. Empty if nothing is skipped. For rank 0.
 absl::StatusOr<std::string> DescribeSkipped(const std::string& folder, int64_t step,
                                             const std::string& s3_endpoint);
 

@@ -21,7 +21,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// On rank 0: makes the file of the checkpoint in the folder, and removes the folder.
+constexpr char kConvertedFile[] = "converted.bin";
+
+// Removes what WriteLlmcFile() puts into the folder, and the folder if nothing else is in it.
+void RemoveUnfinished(const fs::path& folder) {
+  std::error_code error;
+  fs::remove_all(folder / ckpt::CheckpointDirectory("", 0), error);
+  fs::remove(folder / kConvertedFile, error);
+  fs::remove(folder, error);
+}
+
+// On rank 0: makes the file of the checkpoint in the folder.
 absl::Status Convert(const std::string& folder, const std::string& checkpoint,
                      const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage, ckpt::OpenStorage(folder));
@@ -29,11 +39,12 @@ absl::Status Convert(const std::string& folder, const std::string& checkpoint,
   TESSERA_ASSIGN_OR_RETURN(std::vector<ckpt::convert::OutputFile> files,
                            ckpt::convert::PlanLlmc(manifest, {.weights_only = true}));
   files.resize(1);  // the model's
+  files[0].name = kConvertedFile;
   TESSERA_RETURN_IF_ERROR(
       ckpt::convert::WriteOutput({*storage, checkpoint, manifest}, files, *storage, "", {})
           .status());
   std::error_code error;
-  fs::rename(fs::path(folder) / files[0].name, path, error);
+  fs::rename(fs::path(folder) / kConvertedFile, path, error);
   if (error) return absl::UnavailableError(absl::StrCat(path, ": ", error.message()));
   const fs::path parent = fs::path(path).parent_path();
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> above,
@@ -61,8 +72,7 @@ absl::Status WriteLlmcFile(const std::string& path, const ModelConfig& model, St
   };
   // What a run that was killed has left would mix with this one's files.
   const bool is_first = group.ranks.rank() == 0;
-  std::error_code error;
-  if (is_first) fs::remove_all(folder, error);
+  if (is_first) RemoveUnfinished(folder);
   TESSERA_RETURN_IF_ERROR(agree(absl::OkStatus()));
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
       ckpt::OpenStorage(folder, {.create_root = true});
@@ -77,7 +87,7 @@ absl::Status WriteLlmcFile(const std::string& path, const ModelConfig& model, St
       ckpt::Save(**storage, "", /*step=*/0, WeightState(chunks), options).status();
   storage->reset();
   if (status.ok() && is_first) status = Convert(folder, ckpt::CheckpointDirectory("", 0), path);
-  if (is_first) fs::remove_all(folder, error);
+  if (is_first) RemoveUnfinished(folder);
   return agree(status);
 }
 

@@ -42,7 +42,7 @@ LoadPolicy PolicyOf(const CheckpointConfig& config, bool has_optimizer);
 struct LoadNotes {
   std::vector<std::string> sentences;
   ckpt::LoadReport report;
-  // Of the whole checkpoint: parameters, and those among them that match the policy's patterns.
+  // Counts of the whole checkpoint's parameters: all, and those that match the policy's patterns.
   int64_t saved_parameters = 0;
   int64_t matching_parameters = 0;
 };

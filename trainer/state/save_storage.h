@@ -33,7 +33,7 @@ absl::Status CheckNearbyFolder(const TrainConfig& config);
 
 // Before a load from a storage of OpenSaveStorage(): deletes copies that are not what the
 // checkpoint in `directory` describes. Returns a sentence about those that will be read; empty
-// where there are none, or without async_upload.
+// if no copy will be read, or without async_upload.
 absl::StatusOr<std::string> CheckNearbyCopies(const CheckpointConfig& config,
                                               ckpt::Storage& storage, std::string_view directory);
 

@@ -29,8 +29,8 @@ std::optional<SavedModel> ModelOf(const ckpt::Manifest& manifest, const std::str
   return SavedModel{.config = *resolved, .place = place};
 }
 
-// Of the first checkpoint in a folder, or of the folder itself, whose manifest can be read. What
-// cannot be read is left to FindSavedRun(), which reports it.
+// The model of the first checkpoint in a folder, or of the folder itself, whose manifest can be
+// read. What cannot be read is left to FindSavedRun(), which reports it.
 std::optional<SavedModel> ModelIn(const std::string& folder, std::optional<int64_t> step,
                                   const CheckpointConfig& config) {
   const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =

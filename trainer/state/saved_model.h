@@ -10,15 +10,15 @@
 
 namespace tessera {
 
-// The model of the checkpoint that a run with these settings begins with: that of the newest
-// checkpoint in `save` with auto_resume, else that of `load`, where it is one of another framework,
-// too. nullopt where there is none, or its files describe no model that is known here. Not
-// collective: every rank reads the manifest, or the headers of the other framework's files.
+// The model of the checkpoint that a run with these settings begins with: the newest checkpoint in
+// `save` with auto_resume, else the one in `load`, which may be another framework's. nullopt if
+// there is no checkpoint, or its files describe no model that is known here. Not collective: every
+// rank reads the manifest, or the headers of the other framework's files.
 //
 // Errors: those of files in `load` that are damaged or in no known format.
 absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig& config);
 
-// InvalidArgument, listing the formats, where load_format is none of them.
+// InvalidArgument, listing the formats, if load_format is set to anything else.
 absl::Status CheckLoadFormat(const CheckpointConfig& config);
 
 }  // namespace tessera

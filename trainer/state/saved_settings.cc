@@ -51,7 +51,7 @@ void ClearIncidental(Message& message) {
 bool Parse(const std::string& text, Message* message) {
   google::protobuf::TextFormat::Parser parser;
   parser.AllowUnknownField(true);
-  // A foreign program's text is no error to report.
+  // Reports no errors: the text may be a foreign program's.
   class Silence : public google::protobuf::io::ErrorCollector {
     void AddError(int, int, const std::string&) override {}
   } silence;

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// An exponent of ones only is that of infinities and NaNs.
+// Infinities and NaNs, and no other numbers, have an exponent of ones only.
 template <typename Word, Word kExponent>
 bool AllFinite(const void* data, size_t count) {
   const Word* const words = static_cast<const Word*>(data);

@@ -21,8 +21,8 @@ bool IsFinite(const ckpt::StateDict& state);
 // one has about ln(vocab_size), one that has diverged many times that.
 bool IsSaneLoss(double loss, int64_t vocab_size);
 
-// Collective over `world` (null for one process): the state of all ranks. The losses are the same
-// on every rank; `validation_loss` is that of this very step.
+// Measures the state of all ranks. Collective over `world` (null for one process). The losses are
+// the same on every rank; `validation_loss` was measured at this very step.
 absl::StatusOr<ckpt::StateHealth> MeasureHealth(StateChunks chunks, Communicator* world,
                                                 double last_loss, int64_t vocab_size,
                                                 std::optional<double> validation_loss);

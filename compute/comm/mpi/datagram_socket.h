@@ -37,7 +37,7 @@ class DatagramSocket {
 
   // Best effort: a datagram that cannot be sent is dropped, as it could be in transit.
   void Send(const void* data, size_t bytes, const Endpoint& to) const;
-  // Returns the number of bytes received; negative when there is none.
+  // Returns the number of bytes received; negative if no datagram is there.
   ssize_t Receive(void* data, size_t bytes, Endpoint* from) const;
   // A destination of an earlier datagram whose machine answered that the port is closed; nullopt
   // when there are no more.

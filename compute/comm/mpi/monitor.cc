@@ -31,7 +31,7 @@ struct Monitor::Packet {
   int32_t subject = 0;  // the rank that a report is about
   int32_t code = 0;     // of a failure
   int32_t is_cause = 0;
-  int64_t age_ms = -1;  // of a report; negative where there is none
+  int64_t age_ms = -1;  // of a report; negative without a report
   int32_t waiting = 0;
   int32_t text_bytes = 0;
   int32_t path = 0;  // path of a query to its receiver; the answer repeats it

@@ -38,8 +38,8 @@ inline constexpr int kMinVersion = 21800;  // the first with ncclCommSplit
 // Opens libnccl.so.2 at the first of `places` that has it. A place is a path, or a name for the
 // dynamic linker to search. The library stays open until the process ends.
 //
-// Errors: NotFound, in one sentence with every place, where there is none; FailedPrecondition for a
-// version before 2.18 and for a library without the needed functions.
+// Errors: NotFound, in one sentence with every place, if no place has the library;
+// FailedPrecondition for a version before 2.18 and for a library without the needed functions.
 absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(std::span<const std::string> places);
 
 // $TESSERA_NCCL alone where it is set. Else the dynamic linker's own search, the CUDA toolkit

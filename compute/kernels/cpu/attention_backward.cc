@@ -103,7 +103,7 @@ namespace {
 // Keys whose scores are held at once.
 constexpr int64_t kChunkKeys = 256;
 
-// Of N keys and Q query rows.
+// The matrix products for N keys and Q query rows.
 struct Products {
   const Gemm* scores;  // [N,Q] = k q^T; v d_out^T also
   const Gemm* to_kv;   // [N,D] += p d_out; d_s q also

@@ -30,8 +30,6 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
 
-// Of one row of scores, each times `factor`: with m the largest of them, 2^(score - m) as T in `p`,
-// zeros from `visible` to `end`. `p` may begin where the scores do.
 constexpr float kLn2 = 0.693147180559945309f;
 
 struct RowSum {
@@ -39,6 +37,8 @@ struct RowSum {
   float sum;  // of the powers
 };
 
+// Multiplies each score of one row by `factor`. With m the largest product, writes 2^(product - m)
+// as T to `p`, and zeros from `visible` to `end`. `p` may begin where the scores do.
 template <typename T>
 TESSERA_INLINE RowSum ExponentiateRow(const float* scores, int64_t visible, int64_t end,
                                       float factor, T* p) {

@@ -104,7 +104,7 @@ class TiledProduct {
   }
 
  private:
-  // Of the four kinds of tiles: [in the last row of tiles?][in the last column?].
+  // The products of the four kinds of tiles: [in the last row of tiles?][in the last column?].
   using TileGemms = const Gemm* [2][2];
 
   // Where c's tiles are not dense, scratch is not either: oneDNN sums dense products in another

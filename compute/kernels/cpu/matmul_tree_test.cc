@@ -122,7 +122,7 @@ TEST_P(MatMulTreeTest, EveryNumberOfTerms) {
   }
 }
 
-// Two processes that add their results: the sum of four terms is that of two sums of two.
+// Two processes that add their results: the sum of four terms equals the sum of two sums of two.
 TEST_P(MatMulTreeTest, DoesNotDependOnHowTermsAreDealtOut) {
   const Extents e = {256, 192, 96};
   const Terms terms = MakeTerms(e, /*layout=*/2, 4);

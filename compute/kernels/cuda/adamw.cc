@@ -53,7 +53,7 @@ struct AdamWBody {
   }
 };
 
-// Of a launch: what fits into its arguments.
+// The largest number of parts of one launch: as many as fit into its arguments.
 constexpr int kMaxParts = 48;
 // Elements of a block, of one part.
 constexpr int64_t kBlockElements = 4096;

@@ -14,8 +14,8 @@ namespace tessera {
 // Opens cuBLASLt's shared library at the first of `places` that has it. A place is a path, or a
 // name for the dynamic linker to search. The library stays open until the process ends.
 //
-// Errors: NotFound, in one sentence with every place, where there is none; FailedPrecondition for a
-// version before 11.8 and for a library without the needed functions.
+// Errors: NotFound, in one sentence with every place, if no place has the library;
+// FailedPrecondition for a version before 11.8 and for a library without the needed functions.
 absl::StatusOr<std::unique_ptr<CublasLtApi>> OpenCublasLt(std::span<const std::string> places);
 
 // $TESSERA_CUBLASLT alone where it is set. Else the usual places (LibraryPlaces()), with

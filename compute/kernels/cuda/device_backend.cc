@@ -46,7 +46,7 @@ int64_t SpanBytes(const TensorView& x) {
   return (last + 1) * ElementSize(x.dtype());
 }
 
-// An operand of a product; an empty view is none.
+// An operand of a product; with an empty view, the product does not have this operand.
 struct Operand {
   TensorView view;
   bool read = true;

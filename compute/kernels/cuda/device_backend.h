@@ -20,7 +20,7 @@ namespace tessera::cuda {
 // and the shapes of its operands.
 //
 // Memory: scratch memory grows to what the largest operation needs, and stays. An operation for
-// which there is none left does nothing, and is such an error.
+// which too little memory is left does nothing, and Synchronize() reports it as such an error.
 //
 // `compute` must outlive the backend; `products` works on the same stream. Not thread-safe.
 std::unique_ptr<Backend> MakeDeviceBackend(Device device, Stream& compute,

@@ -243,7 +243,7 @@ TEST_F(GeluProductTest, AreOneProductWhoseBitsDoNotDependOnAddresses) {
   for (const int64_t shift : {1, 4, 8}) ExpectSame(Run(*device.backend, shift), first);
   EXPECT_EQ(device.cublaslt->gelu_products(), 8);
   EXPECT_EQ(device.cublaslt->searches(), 2);
-  // The GELU is that of the sum before it is rounded, of which `pre` is the rounded value.
+  // The GELU is computed from the sum before rounding; `pre` is the rounded sum.
   const Tensor pre(DType::kF32, {6, 24}), act(DType::kF32, {6, 24});
   reference_->MatMulGelu({a_, b_, bias_, pre, act});
   ExpectClose(first.pre, pre, {.relative = 0x1p-8, .of_maximum = 0x1p-16});

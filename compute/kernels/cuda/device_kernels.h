@@ -28,8 +28,8 @@ class DeviceKernels : public Backend {
   explicit DeviceKernels(simt::Stream stream) : stream_(stream) {}
 
   // Device memory for the operation that runs, aligned to 256 bytes: the next call may return the
-  // same, so that one operation takes all it needs at once. Used on the stream only. Null where
-  // there is none left: the error is kept, and the operation does nothing.
+  // same, so that one operation takes all it needs at once. Used on the stream only. Null if
+  // too little memory is left: the error is kept, and the operation does nothing.
   virtual void* Scratch(int64_t bytes) = 0;
   // Copies device memory to the host, after all that is queued, and waits for it.
   virtual void CopyToHost(const void* from, int64_t bytes, void* to) = 0;

@@ -12,7 +12,7 @@
 //
 // with a Grid of blocks of `threads` threads (a multiple of kWarpSize, at most 1024). Every
 // argument is passed by value. A launch never fails for the caller: errors are kept, see
-// TakeLaunchError(). An empty grid is no launch.
+// TakeLaunchError(). An empty grid launches nothing.
 //
 // Inside a kernel:
 //

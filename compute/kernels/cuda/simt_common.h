@@ -40,7 +40,7 @@ class LaunchScope {
   LaunchScope(const LaunchScope&) = delete;
   LaunchScope& operator=(const LaunchScope&) = delete;
 
-  // " in " and the description of the calling thread's scope; empty where there is none.
+  // " in " and the description of the calling thread's scope; empty outside of all scopes.
   static std::string DescribeCurrent();
 
  protected:

@@ -26,7 +26,7 @@ thread_local Position position;
 
 namespace {
 
-// Of compute capability 9.0; that of 8.0 has 163 KiB.
+// The shared memory of a block at compute capability 9.0; at 8.0, it has 163 KiB.
 constexpr int64_t kMaxSharedBytes = 227 * 1024;
 constexpr int64_t kMaxGridX = (int64_t{1} << 31) - 1;
 constexpr int64_t kMaxGridYZ = (int64_t{1} << 16) - 1;
@@ -97,7 +97,7 @@ class Simulator {
   std::string kernel_;
   Grid grid_;
 
-  // Of the block that runs.
+  // The state of the block that runs.
   std::vector<Thread> threads_;
   std::vector<int> runnable_;  // not started, or ready
   int finished_ = 0;

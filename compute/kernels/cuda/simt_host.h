@@ -32,7 +32,7 @@ struct SimulatorOptions {
   // Runs that many blocks of larger grids: the first, the last, and others at random. 0: all.
   int64_t sampled_blocks = 0;
 };
-// Of the calling thread.
+// Sets the options for launches of the calling thread.
 void SetSimulatorOptions(const SimulatorOptions& options);
 
 // The first error of the calling thread's launches since the last call; empty if there was none.

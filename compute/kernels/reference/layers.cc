@@ -195,7 +195,7 @@ void ReferenceBackend::Run(const ops::RmsNormBackward& op) {
 // exponentials, target logit.
 // stats[r,0] = max_{c<valid} logits[r,c]   (-inf for a shard that is all padding)
 // stats[r,1] = sum_{c<valid} exp(logits[r,c] - stats[r,0])
-// stats[r,2] = logits[r, targets[r] - first_id], 0 where that is no column below `valid`
+// stats[r,2] = logits[r, targets[r] - first_id], 0 if that column is not below `valid`
 void ReferenceBackend::Run(const ops::CrossEntropyStats& op) {
   const Array input(op.logits);
   const std::vector<int64_t> ids = LoadIds(op.targets);
@@ -251,7 +251,7 @@ void ReferenceBackend::Run(const ops::CrossEntropyBackward& op) {
 }
 
 // Loshchilov and Hutter, "Decoupled weight decay regularization" (ICLR 2019). With g = grad *
-// grad_scale and w the master weight (the parameter itself where there is none):
+// grad_scale and w the master weight (without master weights, the parameter itself):
 // m = beta1 m + (1 - beta1) g
 // v = beta2 v + (1 - beta2) g^2
 // w = w - learning_rate (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon)

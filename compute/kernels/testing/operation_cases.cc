@@ -265,7 +265,7 @@ void Table::Activations() {
       backend.SwiGluForward({x["gate_up"], x["SwiGLU"]});
       backend.SwiGluBackward({x["d_out"], x["gate_up"], x["d_gate_up"]});
     };
-    // Of numbers below the smallest normal one, the reference does not round what it squares.
+    // The reference squares numbers below the smallest normal one without rounding.
     if (deviation < 1e-30) cases_.back().compared = OperationCase::kNever;
   }
   // A shard of a tensor; and columns whose blocks of random numbers lie around 2^32, where sixteen

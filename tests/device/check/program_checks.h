@@ -21,7 +21,7 @@ CheckOutcome RunTestPrograms(const std::filesystem::path& programs,
 CheckOutcome RunSanitizer(const std::string& tool, const std::vector<std::string>& command,
                           const std::filesystem::path& scratch);
 
-// The program in $PATH or in one of `folders`; empty where there is none.
+// The path of the program in $PATH or in one of `folders`; empty if they do not have it.
 std::string FindProgram(const std::string& name, const std::vector<std::string>& folders);
 
 }  // namespace tessera::testing

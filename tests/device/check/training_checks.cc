@@ -150,7 +150,7 @@ double LargestMomentDifference(const Run& a, const Run& b) {
 
 using Digests = std::map<std::string, std::pair<uint64_t, uint64_t>>;
 
-// Of every tensor of the newest checkpoint in the folder.
+// The digests of every tensor of the newest checkpoint in the folder.
 absl::StatusOr<Digests> ReadDigests(TrainConfig config, const std::string& folder) {
   config.mutable_checkpoint()->set_load(folder);
   const std::unique_ptr<ckpt::ProcessGroup> alone = MakeProcessGroup(nullptr);

@@ -150,7 +150,7 @@ TEST_F(InfiniTrainTest, TheStepIsUnknownWhereFilesContradictEachOther) {
 
 TEST_F(InfiniTrainTest, TheModelMustBeThatOfTheFiles) {
   const std::string copy = Copy(kLlama);
-  // Of the same shapes.
+  // A model whose tensors have the same shapes.
   Edit(copy + "/config.json", "\"num_attention_heads\": 4", "\"num_attention_heads\": 2");
   Edit(copy + "/config.json", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 1");
   Edit(copy + "/config.json", "\"head_dim\": 4", "\"head_dim\": 8");
@@ -158,7 +158,7 @@ TEST_F(InfiniTrainTest, TheModelMustBeThatOfTheFiles) {
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("trainer_state.json: n_head is 4, but the model's is 2"));
-  // Of others.
+  // A model whose tensors have other shapes.
   const std::string other = Copy(kNumbered);
   Edit(other + "/config.json", "\"intermediate_size\": 56", "\"intermediate_size\": 48");
   EXPECT_THAT(ErrorOf(other), HasSubstr("expected [48,16], found [56,16]"));
@@ -205,7 +205,7 @@ TEST_F(InfiniTrainTest, RanksMustAgree) {
   EXPECT_THAT(ErrorOf(copy), HasSubstr("both model.ckpt and rank_000000/ are there"));
 }
 
-// The last byte of a file is that of some tensor.
+// The last byte of a file belongs to some tensor.
 TEST_F(InfiniTrainTest, CopiesMustBeEqual) {
   for (const char* file : {"rank_000001/model.ckpt", "rank_000000/optimizer.ckpt"}) {
     const std::string copy = Copy(kRanks);
@@ -219,7 +219,7 @@ TEST_F(InfiniTrainTest, CopiesMustBeEqual) {
   }
 }
 
-// A head that was trained apart from the embedding is none of this GPT-2.
+// A head that was trained apart from the embedding does not fit this GPT-2.
 TEST_F(InfiniTrainTest, TheHeadOfGpt2MustBeItsEmbedding) {
   constexpr std::string_view kHead = "module.lm_head.weight";
   constexpr size_t kHeaderBytes = 1 + 4 + 2 * 8 + 8;  // dtype, rank, dims, size

@@ -250,7 +250,7 @@ TEST_F(InternEvoTest, AnOptimizerOfAnotherStepIsNoticedInAnFp32Run) {
 }
 
 TEST_F(InternEvoTest, PlansMustFitTheModelAndEachOther) {
-  // Of another model, whose ranks have other parameters.
+  // Takes a plan from another model, whose ranks have other parameters.
   std::string copy = Copy("zo2");
   fs::copy_file(Fixture("llama_tp2_zo2") + "/optimizer_tp0_pp0_zo1.pt",
                 copy + "/optimizer_tp0_pp0_zo1.pt", fs::copy_options::overwrite_existing);

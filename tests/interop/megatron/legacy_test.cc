@@ -41,7 +41,7 @@ class MegatronLegacyTest : public ::testing::Test {
     return run_ / "iter_0000007";
   }
 
-  // The error of reading the copy; empty if there is none.
+  // The error of reading the copy; empty if reading succeeds.
   std::string Error() {
     std::ostringstream out, err;
     const int exit_code =

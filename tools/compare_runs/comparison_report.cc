@@ -1,4 +1,4 @@
-#include "trainer/tools/comparison_report.h"
+#include "tools/compare_runs/comparison_report.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
-#ifndef TESSERA_TRAINER_TOOLS_RUN_RECORDS_H_
-#define TESSERA_TRAINER_TOOLS_RUN_RECORDS_H_
+#ifndef TESSERA_TOOLS_COMPARE_RUNS_RUN_RECORDS_H_
+#define TESSERA_TOOLS_COMPARE_RUNS_RUN_RECORDS_H_
 
 #include <cstdint>
 #include <map>
@@ -24,15 +24,15 @@ struct RunRecords {
   std::string path;                     // of metrics.jsonl
   std::map<int64_t, StepRecord> steps;  // by the number of completed steps
   std::map<int64_t, double> evaluation_losses;
-  std::optional<bool> bf16;        // of config.textproto beside it; nullopt: there is none
+  std::optional<bool> bf16;        // from config.textproto beside it; nullopt without that file
   std::vector<std::string> notes;  // sentences about lines that are damaged or recorded twice
 };
 
 // Reads a run folder or a metrics.jsonl file. Losses are exact: they are taken from "loss_bits".
-// Of two records of one step the later counts; a line that is no record is left out with a note.
+// If a step has two records, the later counts; a line that is not a record is left out with a note.
 // NotFound where there is no such file; InvalidArgument where it holds no record at all.
 absl::StatusOr<RunRecords> ReadRunRecords(const std::string& path);
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_TOOLS_RUN_RECORDS_H_
+#endif  // TESSERA_TOOLS_COMPARE_RUNS_RUN_RECORDS_H_

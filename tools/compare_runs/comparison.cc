@@ -1,4 +1,4 @@
-#include "trainer/tools/comparison.h"
+#include "tools/compare_runs/comparison.h"
 
 #include <algorithm>
 #include <bit>

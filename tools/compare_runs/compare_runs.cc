@@ -15,10 +15,10 @@
 #include "base/replace_file.h"
 #include "base/status_macros.h"
 #include "base/users_folder.h"
+#include "tools/compare_runs/comparison.h"
+#include "tools/compare_runs/comparison_report.h"
+#include "tools/compare_runs/run_records.h"
 #include "trainer/metrics/standard_streams.h"
-#include "trainer/tools/comparison.h"
-#include "trainer/tools/comparison_report.h"
-#include "trainer/tools/run_records.h"
 
 namespace tessera {
 namespace {

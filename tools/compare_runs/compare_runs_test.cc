@@ -71,7 +71,7 @@ class CompareRunsTest : public ::testing::Test {
 
  private:
   static std::string Binary() {
-    return std::string(std::getenv("TEST_SRCDIR")) + "/tessera/trainer/tools/compare_runs";
+    return std::string(std::getenv("TEST_SRCDIR")) + "/tessera/tools/compare_runs/compare_runs";
   }
 };
 

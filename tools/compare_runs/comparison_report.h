@@ -1,12 +1,12 @@
-#ifndef TESSERA_TRAINER_TOOLS_COMPARISON_REPORT_H_
-#define TESSERA_TRAINER_TOOLS_COMPARISON_REPORT_H_
+#ifndef TESSERA_TOOLS_COMPARE_RUNS_COMPARISON_REPORT_H_
+#define TESSERA_TOOLS_COMPARE_RUNS_COMPARISON_REPORT_H_
 
 // A comparison of two runs as text, as JSON and as a plot.
 
 #include <string>
 
-#include "trainer/tools/comparison.h"
-#include "trainer/tools/run_records.h"
+#include "tools/compare_runs/comparison.h"
+#include "tools/compare_runs/run_records.h"
 
 namespace tessera {
 
@@ -26,4 +26,4 @@ std::string ComparisonSvg(const RunRecords& a, const RunRecords& b);
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_TOOLS_COMPARISON_REPORT_H_
+#endif  // TESSERA_TOOLS_COMPARE_RUNS_COMPARISON_REPORT_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_TRAINER_TOOLS_COMPARISON_H_
-#define TESSERA_TRAINER_TOOLS_COMPARISON_H_
+#ifndef TESSERA_TOOLS_COMPARE_RUNS_COMPARISON_H_
+#define TESSERA_TOOLS_COMPARE_RUNS_COMPARISON_H_
 
 // Compares the records of two runs step by step.
 
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "trainer/tools/run_records.h"
+#include "tools/compare_runs/run_records.h"
 
 namespace tessera {
 
@@ -50,7 +50,7 @@ struct RunComparison {
   std::vector<int64_t> only_a_evaluations, only_b_evaluations;
 
   bool equal() const;
-  // Of all judged quantities the one that differs first; null: none does.
+  // The judged quantity that differs at the earliest step; null if no judged quantity differs.
   const ComparedQuantity* first_difference() const;
 };
 
@@ -64,4 +64,4 @@ std::string StepRanges(const std::vector<int64_t>& steps);
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_TOOLS_COMPARISON_H_
+#endif  // TESSERA_TOOLS_COMPARE_RUNS_COMPARISON_H_

@@ -1,4 +1,4 @@
-#include "trainer/tools/run_records.h"
+#include "tools/compare_runs/run_records.h"
 
 #include <cmath>
 #include <filesystem>

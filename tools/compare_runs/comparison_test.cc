@@ -1,4 +1,4 @@
-#include "trainer/tools/comparison.h"
+#include "tools/compare_runs/comparison.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "trainer/tools/run_records.h"
+#include "tools/compare_runs/run_records.h"
 
 namespace tessera {
 namespace {
