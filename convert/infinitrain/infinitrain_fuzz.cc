@@ -8,7 +8,6 @@
 
 #include "checkpoint/format/dtype.h"
 #include "convert/infinitrain/state_file.h"
-#include "convert/infinitrain/trainer_state.h"
 #include "convert/testing/string_file.h"
 #include "layout/box.h"
 

@@ -53,7 +53,7 @@ extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   }
   const auto groups = convert::ReadNumberedState(*archive, root.Find("optimizer"));
   if (groups.ok()) {
-    for (const convert::NumberedGroup& group : *groups) {
+    for (const convert::MegatronGroup& group : *groups) {
       for (const auto& vectors : group.parameters) CheckVectors(vectors, size);
     }
   }

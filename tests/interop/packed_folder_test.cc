@@ -26,13 +26,13 @@ std::string Corpus(const std::string& name) {
 }
 
 absl::Status ReadDeepSpeed(std::string_view packed) {
-  return convert::ReadPackedFolder(
-      packed, [](auto& storage) { return convert::ReadDeepSpeed(storage, ""); });
+  return convert::ReadPackedFolder(packed,
+                                   [](auto& storage) { return convert::ReadDeepSpeed(storage); });
 }
 
 absl::Status ReadMegatron(std::string_view packed) {
-  return convert::ReadPackedFolder(
-      packed, [](auto& storage) { return convert::ReadMegatron(storage, ""); });
+  return convert::ReadPackedFolder(packed,
+                                   [](auto& storage) { return convert::ReadMegatron(storage); });
 }
 
 TEST(PackedFolderTest, TheCorpusHasWholeCheckpoints) {

@@ -90,7 +90,7 @@ void Fill(const std::string& name, const ModelConfig& config, const ParameterSet
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   for (const Parameter* parameter : parameters.parameters()) {
     for (const ParameterPiece& piece : parameter->pieces) {
-      const auto values = ckpt::LoadTensor<float>(*checkpoint, piece.name);
+      const auto values = checkpoint->LoadTensor<float>(piece.name);
       ASSERT_TRUE(values.ok()) << values.status();
       const bool is_vector = piece.shape.size() == 1;
       const int64_t rows = is_vector ? 1 : piece.shape[0], columns = piece.shape.back();

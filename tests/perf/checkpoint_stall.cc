@@ -166,7 +166,7 @@ absl::Status SaveWhileTraining(Training& training, ckpt::AsyncSaver& saver, ckpt
   const double seconds = Now() - start;
   if (!outcome->report.ok()) return outcome->report.status();
   const ckpt::SaveReport& report = *outcome->report;
-  TESSERA_RETURN_IF_ERROR(Delete(storage, report.save));
+  TESSERA_RETURN_IF_ERROR(Delete(storage, report));
   const double after = PlainStep(training, &saver, measured);
   const BackgroundSave save = {seconds - steps * (before + after) / 2, report.blocked_seconds,
                                report.processor_seconds};
