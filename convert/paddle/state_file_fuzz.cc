@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "checkpoint/format/dtype.h"
-#include "convert/paddle/optimizer_names.h"
+#include "convert/paddle/files.h"
 #include "convert/paddle/state_file.h"
 #include "convert/testing/string_file.h"
 #include "layout/box.h"

@@ -92,7 +92,8 @@ readonly ODD_COMMENTS='
       before = comment
       comment = match($0, /(^|[ \t])\/\/[\/!]? /) ? substr($0, RSTART + RLENGTH) : ""
       if (comment ~ /(^| )(is|are) (none|that of|those of)([ ,.;:)]|$)/ ||
-          comment ~ /(^| )(is|are) no [a-z]/ && comment !~ /[Tt]here (is|are) no |no (longer|more) / ||
+          comment ~ /(^| )(is|are) no [a-z]/ &&
+          comment !~ /[Tt]here (is|are) no |no (longer|more) / ||
           comment ~ /^Of / && before !~ /[a-z,(]$/)
         print FILENAME ":" FNR ": hard to read: " comment
       if (length(comment) > 3 && $0 == line) print FILENAME ":" FNR ": twice: " comment

@@ -147,8 +147,8 @@ TEST(ReshardPropertyTest, AnyTopologyLoadsWhatAnyOtherSaved) {
   std::cout << Rounds() << " rounds\n";
 }
 
-// Neither number of ranks is a multiple of the other. Five layers divide evenly into neither two nor
-// four chunks, and buckets divide evenly among neither number of owners.
+// Neither number of ranks is a multiple of the other. Five layers divide evenly into neither two
+// nor four chunks, and buckets divide evenly among neither number of owners.
 TEST(ReshardPropertyTest, SixteenRanksAndTwentyFourLoadWhatTheOthersSaved) {
   const std::string root = ::testing::TempDir() + "/many_ranks";
   std::filesystem::remove_all(root);

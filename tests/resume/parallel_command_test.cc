@@ -196,9 +196,9 @@ TEST_F(ParallelCommandTest, StopSignalsAreNotLostWhileRanksStart) {
   }
 }
 
-// Only the rank that reads the byte sees the damage. The message names the place and a remedy, once;
-// a run that resumes by itself discards what all ranks have loaded and continues from the checkpoint
-// before, under another topology too.
+// Only the rank that reads the byte sees the damage. The message names the place and a remedy,
+// once; a run that resumes by itself discards what all ranks have loaded and continues from the
+// checkpoint before, under another topology too.
 TEST_F(ParallelCommandTest, DamageThatOneRankFindsIsNamedOnceAndSkippedByAll) {
   ASSERT_EQ(Run(Launcher(Saving("run", 4, {"--data-parallel-size=2"}))).exit_code, 0);
   const fs::path step = StepDir("run", 4);
@@ -278,12 +278,10 @@ TEST_F(ParallelCommandTest, ARestartWaitsForTheProcessesOfItsPredecessor) {
 // The shipped settings: sixteen processes compute the losses and weights of one process, bit for
 // bit.
 TEST_F(ParallelCommandTest, SixteenProcessesComputeWhatOneDoes) {
-  const Words flags = {"--train-iters=8",
-                       "--numerics=exact",
-                       "--exact-tp-shards=2",
-                       "--train-data-path=" + Tokens(),
-                       "--valid-data-path=" + Tokens(),
-                       "--eval-interval=4"};
+  const Words flags = {
+      "--train-iters=8",     "--lr-warmup-iters=2",           "--numerics=exact",
+      "--exact-tp-shards=2", "--train-data-path=" + Tokens(), "--valid-data-path=" + Tokens(),
+      "--eval-interval=4"};
   for (const std::string name : {"single", "dp4_zero2_tp2_pp2"}) {
     Words command = Launcher(flags);
     command[4] = Runfile("trainer/configs/" + name + ".textproto");
