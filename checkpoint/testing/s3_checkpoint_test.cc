@@ -95,7 +95,7 @@ TEST(S3CheckpointTest, BytesThatAreDamagedOnTheirWayAreReadAgainAFewTimes) {
   server.AddFault(damaged_data);
   EXPECT_TRUE(Loads(*storage, 1, 1, 100));
   EXPECT_EQ(server.fault_count(), 2);
-  // A checkpoint is not passed over because of a damaged answer either.
+  // Nor is a checkpoint skipped because of a damaged answer.
   server.AddFault(
       {.kind = FaultKind::kDamageAnswer, .method = "GET", .key_part = "/manifest.pb", .times = 2});
   SingleProcessGroup alone;

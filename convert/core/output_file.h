@@ -22,7 +22,7 @@ namespace tessera::ckpt::convert {
 struct PlanOptions {
   DType dtype = DTYPE_UNSPECIFIED;  // of the weights; unspecified: as they are saved
   bool weights_only = false;        // in formats that have optimizer state
-  // Of one file, unless a single tensor or chunk is larger; in formats of several files.
+  // The most bytes in one file of formats that have several, unless one tensor or chunk is larger.
   uint64_t max_file_bytes = 5'000'000'000;
 };
 

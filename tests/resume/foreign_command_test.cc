@@ -31,7 +31,7 @@ class ForeignCommandTest : public CommandTest {
     UseModel(kGpt2);
   }
 
-  // Short runs of this model, in EXACT numerics. Of ids that every one of them has.
+  // Short runs of this model, in EXACT numerics, on ids that every model here has.
   void UseModel(const std::string& model, int vocabulary = 20) const {
     WriteRandomTokens(root_ / "small.bin", vocabulary, 5000);
     WriteSettings(model.empty() ? "" : "model {" + model + "}", /*seq_length=*/12,
