@@ -12,9 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <set>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +26,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/interop/foreign_run.h"
+#include "tests/support/command.h"
 #include "tokenizer/byte_tokenizer.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/ckpt/commands.h"
@@ -42,12 +42,6 @@ using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 std::string Fixture(const std::string& name) { return "tests/fixtures/pytorch/" + name; }
-
-std::string ReadFile(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  EXPECT_TRUE(in.good()) << path;
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 void WriteFile(const fs::path& path, const std::string& contents) {
   std::ofstream(path, std::ios::binary) << contents;
@@ -70,23 +64,12 @@ std::vector<LlmcTensor> TensorsOf(const std::string& path) {
   return description.ok() ? description->tensors : std::vector<LlmcTensor>();
 }
 
-class ConvertCommandTest : public ::testing::Test {
+class ConvertCommandTest : public testing::ForeignTest {
  protected:
   void SetUp() override {
-    root_ = fs::path(::testing::TempDir()) /
-            ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(root_);
-    fs::create_directories(root_);
-  }
-
-  std::string In(const std::string& name) const { return (root_ / name).string(); }
-
-  int Run(const std::vector<std::string>& arguments) {
-    std::ostringstream out, err;
-    const int exit_code = ckpt::RunCkpt(arguments, {out, err, nullptr});
-    out_ = out.str();
-    err_ = err.str();
-    return exit_code;
+    ForeignTest::SetUp();
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
   }
 
   nlohmann::json Json() const { return nlohmann::json::parse(out_); }
@@ -140,9 +123,6 @@ class ConvertCommandTest : public ::testing::Test {
     WriteFile(path, output->header + std::string(elements * sizeof(float), '\0'));
     return path;
   }
-
-  fs::path root_;
-  std::string out_, err_;
 };
 
 // Every element of the optimizer's state, where the model wants it, whatever the number of ranks.
@@ -251,31 +231,74 @@ TEST_F(ConvertCommandTest, EveryCommandSaysWhatItReads) {
   }
 }
 
-// From one framework's files through a sharded checkpoint back into files: the same state, proven
-// by digests, and the same tensors in the files.
-TEST_F(ConvertCommandTest, RoundTripsThroughHuggingFace) {
-  for (const char* model : {"gpt2", "llama3_tied", "llama3_untied"}) {
-    const std::string name = model, hf = Fixture(name + ".hf"), sharded = In(name + ".sharded"),
-                      written = In(name + ".hf"), single = In(name + ".single");
-    ASSERT_EQ(Run({"convert", hf, sharded, "--to=tessera", "--topology=tp2_pp2"}), ckpt::kExitOk)
+// From another framework's files through a sharded checkpoint into files of each format and back:
+// the same state, proven by every bit or by digests.
+TEST_F(ConvertCommandTest, RoundTrips) {
+  struct Trip {
+    std::string source, format;
+    bool has_optimizer;
+  };
+  std::vector<Trip> trips;
+  for (const std::string model : {"gpt2", "llama3_tied", "llama3_untied"}) {
+    trips.push_back({Fixture(model + ".hf"), "hf", false});
+  }
+  for (const std::string model : {"gpt2", "llama3_untied"}) {
+    trips.push_back({MakeLlmcFolder(model, 1, false), "llmc", true});
+  }
+  trips.push_back({In("gpt2-1-copies"), "torch", true});
+  trips.push_back({In("gpt2-1-copies"), "dcp", true});
+  for (const auto& [source, format, has_optimizer] : trips) {
+    SCOPED_TRACE(source + " to " + format);
+    const std::string sharded = In("sharded"), written = In("written"), single = In("single");
+    for (const std::string& folder : {sharded, written, single}) fs::remove_all(folder);
+    ASSERT_EQ(Run({"convert", source, sharded, "--to=tessera", "--topology=dp2_zero1_tp2_pp2"}), 0)
         << err_;
-    EXPECT_EQ(Run({"verify", sharded, "--digests"}), ckpt::kExitOk) << out_;
-    ASSERT_EQ(Run({"convert", sharded, written, "--to=hf", "--max-file-size=8K"}), ckpt::kExitOk)
+    EXPECT_EQ(Run({"verify", sharded, "--digests"}), 0) << out_;
+    std::vector<std::string> convert = {"convert", sharded, written, "--to=" + format, "--json"};
+    if (format == "hf") convert.push_back("--max-file-size=8K");
+    ASSERT_EQ(Run(convert), 0) << err_;
+    EXPECT_GE(Json()["tensors"], 20);
+    EXPECT_EQ(Json()["digests_compared"], Json()["tensors"]);
+    EXPECT_EQ(fs::exists(written + "/model.safetensors.index.json"), format == "hf");
+    EXPECT_EQ(Run({"ls", written}), 0) << err_;
+    EXPECT_THAT(out_, HasSubstr("(" + format + ")"));
+    EXPECT_EQ(Run({"diff", written, source}), 0) << out_ << err_;
+    ASSERT_EQ(Run({"convert", written, single, "--to=tessera"}), 0) << err_;
+    // State dicts do not tell the model.
+    const bool tells_model = format == "hf" || format == "llmc";
+    EXPECT_EQ(Run({"diff", single, tells_model ? sharded : written}), 0) << out_ << err_;
+    if (tells_model) EXPECT_THAT(out_, HasSubstr("by the digests in the manifests"));
+    ASSERT_EQ(Run({"inspect", single, "--json"}), 0) << err_;
+    EXPECT_EQ(Json()["step"], has_optimizer ? 7 : 0);
+    if (format == "llmc") {
+      for (const char* file : {"/model_00000007.bin", "/state_00000007_00000.bin"}) {
+        // Headers hold what is not converted, the batch of Llama's.
+        EXPECT_TRUE(ReadFile(written + file).substr(1024) == ReadFile(source + file).substr(1024))
+            << file;
+      }
+      // Ranks of ZeRO hold the same state.
+      const std::string model = source.find("gpt2") == source.npos ? "llama3_untied" : "gpt2";
+      EXPECT_EQ(Run({"diff", MakeLlmcFolder(model, 4, true), single}), 0) << out_ << err_;
+      continue;
+    }
+    fs::remove_all(written);
+    ASSERT_EQ(
+        Run({"convert", sharded, written, "--to=" + format, "--dtype=bf16", "--weights-only"}), 0)
         << err_;
-    EXPECT_THAT(out_, HasSubstr("to the last bit"));
-    EXPECT_TRUE(fs::exists(written + "/model.safetensors.index.json"));
-    EXPECT_EQ(Run({"diff", written, sharded}), ckpt::kExitOk) << out_ << err_;
-    EXPECT_EQ(Run({"diff", written, hf}), ckpt::kExitOk) << out_ << err_;
-    ASSERT_EQ(Run({"convert", written, single, "--to=tessera", "--json"}), ckpt::kExitOk) << err_;
-    EXPECT_EQ(Run({"diff", single, sharded}), ckpt::kExitOk) << out_ << err_;
-    EXPECT_THAT(out_, HasSubstr("by the digests in the manifests"));
+    EXPECT_EQ(Run({"inspect", written, "--json"}), 0) << err_;
+    EXPECT_EQ(Json()["step"], 0) << "not known";
+    for (const auto& tensor : Json()["tensors"]) {
+      EXPECT_EQ(tensor["dtype"], "BF16") << tensor["name"];
+      EXPECT_EQ(tensor["role"], "WEIGHT") << tensor["name"];
+    }
+    if (format == "hf") EXPECT_THAT(ReadFile(written + "/config.json"), HasSubstr("\"bfloat16\""));
   }
 }
 
 TEST_F(ConvertCommandTest, WritesATokenizerBesideTheModel) {
   for (const TokenizerFile& file : ByteTokenizer().Files()) WriteFile(In(file.name), file.contents);
-  ASSERT_EQ(Run({"convert", MakeModel(257), In("hf"), "--to=hf", "--tokenizer=" + root_.string()}),
-            0)
+  ASSERT_EQ(
+      Run({"convert", MakeModel(257), In("hf"), "--to=hf", "--tokenizer=" + folder_.string()}), 0)
       << err_;
   const auto written = LoadTokenizer(In("hf"));
   ASSERT_TRUE(written.ok()) << written.status();
@@ -298,85 +321,19 @@ TEST_F(ConvertCommandTest, WritesATokenizerBesideTheModel) {
   EXPECT_FALSE(fs::exists(In("new")));
 }
 
-TEST_F(ConvertCommandTest, RoundTripsThroughLlmcWithOptimizerState) {
-  for (const char* model : {"gpt2", "llama3_untied"}) {
-    const std::string name = model, llmc = MakeLlmcFolder(model, 1, false),
-                      sharded = In(name + ".sharded"), written = In(name + ".llmc"),
-                      single = In(name + ".single");
-    ASSERT_EQ(Run({"convert", llmc, sharded, "--to=tessera", "--topology=dp2_zero1_tp2_pp2"}),
-              ckpt::kExitOk)
-        << err_;
-    ASSERT_EQ(Run({"convert", sharded, written, "--to=llmc", "--json"}), ckpt::kExitOk) << err_;
-    EXPECT_EQ(Json()["files"].size(), 3);
-    EXPECT_GT(Json()["tensors"], 20);
-    EXPECT_EQ(Json()["digests_compared"], Json()["tensors"]);
-    for (const char* file : {"/model_00000007.bin", "/state_00000007_00000.bin"}) {
-      const std::string found = ReadFile(written + file), expected = ReadFile(llmc + file);
-      // Headers hold what is not converted: the batch of Llama's, the rank count is the same.
-      EXPECT_TRUE(found.substr(1024) == expected.substr(1024)) << file;
-    }
-    ASSERT_EQ(Run({"convert", written, single, "--to=tessera"}), ckpt::kExitOk) << err_;
-    EXPECT_EQ(Run({"diff", single, sharded}), ckpt::kExitOk) << out_ << err_;
-    EXPECT_THAT(out_, HasSubstr("by the digests in the manifests"));
-    // Ranks of ZeRO hold the same state.
-    EXPECT_EQ(Run({"diff", MakeLlmcFolder(model, 4, true), single}), ckpt::kExitOk) << out_ << err_;
-  }
-}
-
-// Every tensor, optimizer state included, under its own name.
-TEST_F(ConvertCommandTest, RoundTripsThroughTorchAndDcp) {
-  const std::string llmc = MakeLlmcFolder("gpt2", 1, false), sharded = In("sharded");
-  ASSERT_EQ(Run({"convert", llmc, sharded, "--to=tessera", "--topology=dp2_zero1_tp2_pp2"}),
-            ckpt::kExitOk)
-      << err_;
-  for (const std::string format : {"torch", "dcp"}) {
-    const std::string written = In(format), single = In(format + ".single");
-    ASSERT_EQ(Run({"convert", sharded, written, "--to=" + format, "--json"}), ckpt::kExitOk)
-        << err_;
-    EXPECT_GT(Json()["tensors"], 20);
-    EXPECT_EQ(Json()["digests_compared"], Json()["tensors"]);
-    EXPECT_EQ(Run({"ls", written}), ckpt::kExitOk) << err_;
-    EXPECT_THAT(out_, HasSubstr("(" + format + ")"));
-    EXPECT_EQ(Run({"diff", written, sharded}), ckpt::kExitOk) << out_ << err_;
-    ASSERT_EQ(Run({"convert", written, single, "--to=tessera"}), ckpt::kExitOk) << err_;
-    EXPECT_EQ(Run({"diff", single, written}), ckpt::kExitOk) << out_ << err_;
-    ASSERT_EQ(Run({"inspect", single, "--json"}), ckpt::kExitOk) << err_;
-    EXPECT_EQ(Json()["step"], 7);
-    ASSERT_EQ(Run({"convert", sharded, In(format + ".bf16"), "--to=" + format, "--dtype=bf16",
-                   "--weights-only"}),
-              ckpt::kExitOk)
-        << err_;
-    EXPECT_EQ(Run({"inspect", In(format + ".bf16"), "--json"}), ckpt::kExitOk) << err_;
-    EXPECT_EQ(Json()["step"], 0) << "not known";
-    for (const auto& tensor : Json()["tensors"]) {
-      EXPECT_EQ(tensor["dtype"], "BF16") << tensor["name"];
-      EXPECT_EQ(tensor["role"], "WEIGHT") << tensor["name"];
-    }
-  }
-  EXPECT_EQ(Run({"diff", In("torch"), In("dcp")}), ckpt::kExitOk) << out_ << err_;
-}
-
-TEST_F(ConvertCommandTest, OtherDTypes) {
-  const std::string hf = Fixture("gpt2.hf"), bf16 = In("bf16");
-  ASSERT_EQ(Run({"convert", hf, bf16, "--to=hf", "--dtype=bf16"}), ckpt::kExitOk) << err_;
-  EXPECT_EQ(Run({"inspect", bf16, "--json"}), ckpt::kExitOk) << err_;
-  EXPECT_EQ(Json()["tensors"][0]["dtype"], "BF16");
-  EXPECT_THAT(ReadFile(bf16 + "/config.json"), HasSubstr("\"bfloat16\""));
-  EXPECT_EQ(Run({"convert", hf, In("f16"), "--to=llmc", "--dtype=f16"}), ckpt::kExitUsage);
-  EXPECT_THAT(err_, HasSubstr("F32 or BF16, not F16"));
-}
-
 TEST_F(ConvertCommandTest, ConvertRefuses) {
   const std::string hf = Fixture("gpt2.hf");
   EXPECT_EQ(Run({"convert", hf, In("a")}), ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("convert needs --to"));
   EXPECT_EQ(Run({"convert", hf, In("a"), "--to=onnx"}), ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("written are hf, llmc"));
-  EXPECT_EQ(Run({"convert", hf, root_.string(), "--to=hf"}), ckpt::kExitUsage);
+  EXPECT_EQ(Run({"convert", hf, folder_.string(), "--to=hf"}), ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("nothing is ever overwritten"));
   EXPECT_EQ(Run({"convert", hf, In("a"), "--to=hf", "--dtype=int4"}), ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("expected f32, bf16 or f16"));
-  EXPECT_TRUE(fs::is_empty(root_));
+  EXPECT_EQ(Run({"convert", hf, In("a"), "--to=llmc", "--dtype=f16"}), ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("F32 or BF16, not F16"));
+  EXPECT_TRUE(fs::is_empty(folder_));
 }
 
 // A safetensors file in memory.
@@ -529,7 +486,7 @@ TEST_F(ConvertCommandTest, WhatAKilledConversionHasLeftIsRemoved) {
   ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGXFSZ) << status;
   const auto names = [&] {
     std::set<std::string> found;
-    for (const auto& entry : fs::directory_iterator(root_)) {
+    for (const auto& entry : fs::directory_iterator(folder_)) {
       found.insert(entry.path().filename().string());
     }
     return found;

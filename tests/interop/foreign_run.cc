@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <memory>
+#include <random>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -19,8 +19,10 @@
 #include "compute/comm/threads/thread_world.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/open_foreign.h"
-#include "tests/support/training.h"
+#include "tests/support/command.h"
+#include "tools/ckpt/commands.h"
 #include "trainer/config/config.h"
+#include "trainer/data/token_file.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/load_tensors.h"
 
@@ -32,8 +34,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kMaster = ".master";
 
 absl::Status AddFp32Tensors(const fs::path& path, LogicalState& state) {
-  std::ifstream in(path, std::ios::binary);
-  const std::string file{std::istreambuf_iterator<char>(in), {}};
+  const std::string file = ReadFile(path);
   TESSERA_ASSIGN_OR_RETURN(const uint64_t header_bytes,
                            ckpt::SafetensorsHeaderBytes(file.substr(0, 8), file.size()));
   TESSERA_ASSIGN_OR_RETURN(
@@ -137,6 +138,75 @@ absl::StatusOr<ContinuedRun> ContinueRun(const LogicalState& state, int64_t step
   return Continue(config, step, [&complete](Communicator&, TrainingRank& rank) {
     return SetState(rank.trainer().chunks(), complete);
   });
+}
+
+void ForeignTest::SetUp() {
+  std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  std::replace(name.begin(), name.end(), '/', '_');
+  folder_ = fs::path(::testing::TempDir()) / name;
+  fs::remove_all(folder_);
+  fs::create_directories(folder_);
+  std::mt19937 random(3);
+  std::vector<int32_t> tokens(3000);
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 20);
+  SetTokens(tokens);
+}
+
+void ForeignTest::TearDown() { fs::remove_all(folder_); }
+
+void ForeignTest::SetTokens(std::span<const int32_t> tokens) const {
+  auto writer = TokenFileWriter::Create(In("tokens.bin"), TokenFormat::kGpt2);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  ASSERT_TRUE((*writer)->Append(tokens).ok());
+  ASSERT_TRUE((*writer)->Close().ok());
+}
+
+std::string ForeignTest::CopyOf(const std::string& checkpoint) const {
+  const fs::path copy = folder_ / fs::path(checkpoint).filename();
+  fs::remove_all(copy);
+  fs::copy(checkpoint, copy, fs::copy_options::recursive);
+  for (const auto& entry : fs::recursive_directory_iterator(copy)) {
+    fs::permissions(entry.path(), fs::perms::owner_all);
+  }
+  return copy.string();
+}
+
+int ForeignTest::Run(const std::vector<std::string>& arguments) {
+  std::ostringstream out, err;
+  const int exit_code = ckpt::RunCkpt(arguments, {out, err, nullptr});
+  out_ = out.str();
+  err_ = err.str();
+  return exit_code;
+}
+
+RunSettings ForeignTest::Settings(const std::string& model, const std::string& topology,
+                                  bool bf16) const {
+  return {.model = model,
+          .tokens = In("tokens.bin"),
+          .topology = topology,
+          .exact_shards = 2,
+          .bf16 = bf16,
+          .micro_batch_size = 1,
+          .global_batch_size = 4,
+          .seq_length = 12,
+          .bucket_elements = 500};
+}
+
+absl::StatusOr<TrainConfig> ForeignTest::Config(const RunSettings& settings) const {
+  return MakeConfig(settings);
+}
+
+absl::StatusOr<ContinuedRun> ForeignTest::Load(const SavedRun& saved, const std::string& topology,
+                                               bool bf16) const {
+  TESSERA_ASSIGN_OR_RETURN(const TrainConfig config,
+                           Config(Settings(saved.manifest.model().text(), topology, bf16)));
+  return ContinueRun(saved, config);
+}
+
+absl::StatusOr<ContinuedRun> ForeignTest::Load(const std::string& checkpoint,
+                                               const std::string& topology, bool bf16) const {
+  TESSERA_ASSIGN_OR_RETURN(const SavedRun saved, OpenForeignRun(checkpoint));
+  return Load(saved, topology, bf16);
 }
 
 }  // namespace tessera::testing

@@ -2,19 +2,26 @@
 #define TESSERA_TESTS_INTEROP_FOREIGN_RUN_H_
 
 // A run of the trainer that continues from another framework's checkpoint, all ranks in one
-// process.
+// process, and the command `ckpt` on such checkpoints.
 
 #include <cstdint>
+#include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/manifest.h"
+#include "gtest/gtest.h"
 #include "tests/support/logical_state.h"
+#include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/checkpoints.h"
 
 namespace tessera::testing {
+
+// Every layout of every format is loaded under each of these.
+inline constexpr char kTopologies[][24] = {"single", "tp2", "pp2", "dp2_zero2_tp2_pp2"};
 
 // The checkpoint in `folder`, or in a file, whose format is found out. `model` may be null: it is
 // that of state dicts that do not describe theirs.
@@ -38,6 +45,35 @@ absl::StatusOr<ContinuedRun> ContinueRun(const SavedRun& saved, const TrainConfi
 // lacks are zero.
 absl::StatusOr<ContinuedRun> ContinueRun(const LogicalState& state, int64_t step,
                                          const TrainConfig& config);
+
+// A test with a folder of its own, in which there are tokens for runs.
+class ForeignTest : public ::testing::Test {
+ protected:
+  void SetUp() override;
+  void TearDown() override;
+
+  std::string In(const std::string& name) const { return (folder_ / name).string(); }
+  // Replaces the tokens, which are random numbers below 20 at first.
+  void SetTokens(std::span<const int32_t> tokens) const;
+  // A copy of a checkpoint's folder that the test may change.
+  std::string CopyOf(const std::string& checkpoint) const;
+
+  // Runs `ckpt` in this process and returns its exit code; its output is in out_ and err_.
+  int Run(const std::vector<std::string>& arguments);
+
+  // The settings of a run of a model, in text format, in EXACT numerics.
+  RunSettings Settings(const std::string& model, const std::string& topology, bool bf16) const;
+  // The config of such a run; a test may change it.
+  virtual absl::StatusOr<TrainConfig> Config(const RunSettings& settings) const;
+  // Loads a checkpoint on all ranks of a topology, and takes two steps.
+  absl::StatusOr<ContinuedRun> Load(const SavedRun& saved, const std::string& topology,
+                                    bool bf16) const;
+  absl::StatusOr<ContinuedRun> Load(const std::string& checkpoint, const std::string& topology,
+                                    bool bf16) const;
+
+  std::filesystem::path folder_;
+  std::string out_, err_;
+};
 
 }  // namespace tessera::testing
 

@@ -1,11 +1,11 @@
-// Loads every layout of Megatron-Core, DeepSpeed, Hugging Face, torch, llm.c and InfiniTrain that
-// there is a checkpoint of, under every topology. The state, to the last bit, and the losses of the
-// next two steps must equal a run's that starts from what the writer itself has consolidated. The
-// same must hold for checkpoints that are written here. Paddle and InternEvo have their own tests.
+// Loads every layout of every format that there is a checkpoint of, under every topology. The
+// state, to the last bit, and the losses of the next two steps must equal a run's that starts from
+// what the writer itself has consolidated. The same must hold for checkpoints that are written
+// here.
 
+#include <cstdint>
 #include <map>
 #include <ostream>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "checkpoint/manifest.h"
 #include "gtest/gtest.h"
-#include "tests/interop/foreign_fixture.h"
 #include "tests/interop/foreign_run.h"
 #include "tests/support/logical_state.h"
 #include "tests/support/training.h"
@@ -28,22 +28,37 @@ namespace {
 using testing::ContinuedRun;
 using testing::LogicalState;
 
+// The sizes of the parallel axes that a manifest states; 0 is not compared.
+struct Parallel {
+  int tensor = 0, pipeline = 0, chunks = 0, data = 0;
+};
+
 struct Layout {
   const char* test;
   const char* path;          // below tests/
   const char* consolidated;  // in safetensors, or a checkpoint of one file, below tests/
   int step = 0;              // 0: weights alone
+  int64_t consumed = 0;      // samples; 0: the files do not tell them
   bool bf16 = false;         // the writer's run, which had master weights
   const char* model = "";    // a checkpoint that describes the model, below tests/
+  Parallel parallel = {};
 };
 
 std::ostream& operator<<(std::ostream& out, const Layout& layout) { return out << layout.path; }
 
-#define MEGATRON(name) #name, "interop/megatron/" #name
-#define DEEPSPEED(name) \
-#name, "interop/deepspeed/" #name, "interop/deepspeed/" #name "/expected.safetensors"
+#define MEGATRON(name, consolidated) #name, "interop/megatron/" #name, consolidated, 7, 56
+#define DEEPSPEED(name, ranks)                                                              \
+#name, "interop/deepspeed/" #name, "interop/deepspeed/" #name "/expected.safetensors", 3, \
+      3 * ranks
 #define STATE_DICT(name) #name, "interop/state_dict/" #name
-#define NUMBERED(name) STATE_DICT(name), "interop/state_dict/" #name ".logical.safetensors"
+#define NUMBERED(name, consolidated) \
+  STATE_DICT(name), "interop/state_dict/" consolidated ".logical.safetensors"
+#define PADDLE(name, bf16)                                                                        \
+  "paddle_" #name, "interop/paddle/testdata/" #name, "interop/paddle/testdata/state.safetensors", \
+      3, 0, bf16, ""
+#define INTERNEVO(name, model, bf16)                                                               \
+  "internevo_" #name, "interop/internevo/" #name, "interop/internevo/" model ".safetensors", 3, 0, \
+      bf16, ""
 
 constexpr char kGpt2[] = "interop/megatron/gpt2.safetensors";
 constexpr char kTied[] = "interop/megatron/llama3_tied.safetensors";
@@ -53,49 +68,79 @@ constexpr char kHfGpt2[] = "fixtures/pytorch/gpt2.hf";
 constexpr char kHfLlama[] = "fixtures/pytorch/llama3_untied.hf";
 
 constexpr Layout kLayouts[] = {
-    {MEGATRON(gpt2_single), kGpt2, 7},
-    {MEGATRON(gpt2_tp2_pp2), kGpt2, 7},
-    {MEGATRON(llama3_tied_pp2), kTied, 7},
-    {MEGATRON(llama3_untied_single), kUntied, 7},
-    {MEGATRON(llama3_untied_dp2_tp2_pp2), kUntied, 7},
-    {MEGATRON(llama3_bf16_pp2_vpp2), kBf16, 7, true},
-    {MEGATRON(buckets_llama3_untied_dp2_tp2_pp2), kUntied, 7},
-    {MEGATRON(buckets_llama3_bf16_dp2_pp2_vpp2), kBf16, 7, true},
-    {MEGATRON(gathered_llama3_bf16_dp2_tp2_pp2), kBf16, 7, true},
-    {MEGATRON(flat_gpt2_dp2_tp2), kGpt2, 7},
-    {MEGATRON(flat_buckets_gpt2_dp2), kGpt2, 7},
-    {MEGATRON(legacy_gpt2_tp2_pp2), kGpt2, 7},
-    {MEGATRON(legacy_llama3_tied_pp2_vpp2), kBf16, 7, true},
-    {MEGATRON(legacy_llama3_untied_dp2_tp2), kUntied, 7},
-    {MEGATRON(legacy_llama3_bf16_dp2_pp2_vpp2), kBf16, 7, true},
-    {DEEPSPEED(zero1), 3},
-    {DEEPSPEED(bf16_optimizer), 3, true},
-    {DEEPSPEED(zero2_bf16), 3, true},
-    {DEEPSPEED(zero3), 3},
-    {DEEPSPEED(zero3_bf16_gqa), 3, true},
-    {DEEPSPEED(universal), 3, true},
-    {DEEPSPEED(universal_zero1), 3},
-    {DEEPSPEED(universal_zero3), 3, true},
-    {NUMBERED(trainer), 3},
-    {NUMBERED(accelerate), 2},
-    {NUMBERED(numbered_dcp), 2, false, kHfGpt2},
-    {NUMBERED(titan), 3, false, kHfLlama},
-    {STATE_DICT(titan_sharded), "interop/state_dict/titan.logical.safetensors", 3, false, kHfLlama},
+    {MEGATRON(gpt2_single, kGpt2)},
+    {MEGATRON(gpt2_tp2_pp2, kGpt2)},
+    {MEGATRON(llama3_tied_pp2, kTied)},
+    {MEGATRON(llama3_untied_single, kUntied)},
+    {MEGATRON(llama3_untied_dp2_tp2_pp2, kUntied)},
+    {MEGATRON(llama3_bf16_pp2_vpp2, kBf16), true},
+    {MEGATRON(buckets_llama3_untied_dp2_tp2_pp2, kUntied)},
+    {MEGATRON(buckets_llama3_bf16_dp2_pp2_vpp2, kBf16), true},
+    {MEGATRON(gathered_llama3_bf16_dp2_tp2_pp2, kBf16), true},
+    {MEGATRON(flat_gpt2_dp2_tp2, kGpt2)},
+    {MEGATRON(flat_buckets_gpt2_dp2, kGpt2)},
+    {MEGATRON(legacy_gpt2_tp2_pp2, kGpt2)},
+    {MEGATRON(legacy_llama3_tied_pp2_vpp2, kBf16), true},
+    {MEGATRON(legacy_llama3_untied_dp2_tp2, kUntied)},
+    {MEGATRON(legacy_llama3_bf16_dp2_pp2_vpp2, kBf16), true},
+    {DEEPSPEED(zero1, 2)},
+    {DEEPSPEED(bf16_optimizer, 2), true},
+    {DEEPSPEED(zero2_bf16, 3), true},
+    {DEEPSPEED(zero3, 2)},
+    {DEEPSPEED(zero3_bf16_gqa, 3), true},
+    {DEEPSPEED(universal, 3), true},
+    {DEEPSPEED(universal_zero1, 2)},
+    {DEEPSPEED(universal_zero3, 3), true},
+    {NUMBERED(trainer, "trainer"), 3},
+    {NUMBERED(accelerate, "accelerate"), 2},
+    {NUMBERED(numbered_dcp, "numbered_dcp"), 2, 0, false, kHfGpt2},
+    {NUMBERED(titan, "titan"), 3, 0, false, kHfLlama},
+    {NUMBERED(titan_sharded, "titan"), 3, 0, false, kHfLlama},
     {STATE_DICT(gpt2), kHfGpt2},
-    {"gpt2_wrapped", "interop/state_dict/gpt2_wrapped.pt", kHfGpt2, 0, false, kHfGpt2},
+    {"gpt2_wrapped", "interop/state_dict/gpt2_wrapped.pt", kHfGpt2, 0, 0, false, kHfGpt2},
     {STATE_DICT(llama_meta), kHfLlama},
-    {STATE_DICT(llama_ranks), "interop/state_dict/llama_whole"},
-    {STATE_DICT(llama2_ranks), "interop/state_dict/llama_whole"},
+    {STATE_DICT(llama_ranks), "interop/state_dict/llama_whole", 0, 0, false, "", {.tensor = 2}},
+    {STATE_DICT(llama2_ranks), "interop/state_dict/llama_whole", 0, 0, false, "", {.tensor = 2}},
     {"infinitrain_llama3", "interop/infinitrain/llama3/checkpoint_step_000003",
-     "interop/state_dict/titan.logical.safetensors", 3, false, kHfLlama},
+     "interop/state_dict/titan.logical.safetensors", 3, 24, false, kHfLlama},
     {"infinitrain_gpt2_dp2", "interop/infinitrain/gpt2_dp2/checkpoint_step_000002",
-     "interop/state_dict/numbered_dcp.logical.safetensors", 2, false, kHfGpt2},
+     "interop/state_dict/numbered_dcp.logical.safetensors", 2, 16, false, kHfGpt2},
+    {PADDLE(dp, false), {1, 1, 1, 1}},
+    {PADDLE(mp2, false), {2, 1, 1, 1}},
+    {PADDLE(mp2_fused, false), {2, 1, 1, 1}},
+    {PADDLE(pp2, true), {1, 2, 1, 1}},
+    {PADDLE(mp2_pp2, true), {2, 2, 1, 1}},
+    {PADDLE(mp2_pp2_vpp2, false), {2, 2, 2, 1}},
+    {PADDLE(sharding2_v1, true), {1, 1, 1, 2}},
+    {PADDLE(sharding2_v1_meta, false), {1, 1, 1, 2}},
+    {PADDLE(mp2_sharding2_v1, false), {2, 1, 1, 2}},
+    {PADDLE(mp2_pp2_sharding2_v1_meta, true), {2, 2, 1, 2}},
+    {PADDLE(sharding2_v2_meta, true), {1, 1, 1, 2}},
+    {PADDLE(mp2_pp2_sharding2_v2_meta, false), {2, 2, 1, 2}},
+    {PADDLE(sharding2_stage3, true), {1, 1, 1, 2}},
+    {INTERNEVO(tp1, "state", true), {1, 1, 1, 1}},
+    {INTERNEVO(zo2, "state", true), {1, 1, 1, 2}},
+    {INTERNEVO(tp2, "state", true), {2, 1, 1, 1}},
+    {INTERNEVO(wp2, "state", true), {2, 1, 1, 1}},
+    {INTERNEVO(pp2, "state", true), {1, 2, 1, 1}},
+    {INTERNEVO(tp2_pp2_zo2, "state", true), {2, 2, 1, 2}},
+    {INTERNEVO(pp2_vpp2, "state", true), {1, 2, 2, 1}},
+    {INTERNEVO(llama_fp32, "llama", false), {1, 1, 1, 1}},
+    {INTERNEVO(llama_tp2_zo2, "llama", true), {2, 1, 1, 2}},
+    {INTERNEVO(llama_universal, "llama", true)},
     {"hf_gpt2", kHfGpt2, kHfGpt2},
     {"hf_llama3_tied", "fixtures/pytorch/llama3_tied.hf", "fixtures/pytorch/llama3_tied.hf"},
     {"hf_llama3_untied", kHfLlama, kHfLlama},
     {"llmc_gpt2", "fixtures/pytorch/gpt2.model.bin", kHfGpt2},
     {"llmc_llama3_untied", "fixtures/pytorch/llama3_untied.model.bin", kHfLlama},
 };
+
+void ExpectParallel(const Parallel& expected, const ckpt::TopologyProto& found) {
+  if (expected.tensor > 0) EXPECT_EQ(found.tensor_parallel(), expected.tensor);
+  if (expected.pipeline > 0) EXPECT_EQ(found.pipeline_parallel(), expected.pipeline);
+  if (expected.chunks > 0) EXPECT_EQ(found.virtual_pipeline(), expected.chunks);
+  if (expected.data > 0) EXPECT_EQ(found.data_parallel(), expected.data);
+}
 
 std::string Path(const char* name) { return std::string("tests/") + name; }
 
@@ -105,7 +150,7 @@ absl::StatusOr<SavedRun> Open(const Layout& layout) {
   return testing::OpenForeignRun(Path(layout.path), &described.manifest.model());
 }
 
-class LayoutsTest : public testing::ForeignFixture, public ::testing::WithParamInterface<Layout> {
+class LayoutsTest : public testing::ForeignTest, public ::testing::WithParamInterface<Layout> {
  protected:
   absl::StatusOr<LogicalState> Consolidated(const Layout& layout) const {
     const std::string path = Path(layout.consolidated);
@@ -139,6 +184,8 @@ TEST_P(LayoutsTest, ARunGoesOnFromItUnderEveryTopology) {
   ASSERT_TRUE(saved.ok()) << saved.status();
   ASSERT_EQ(saved->manifest.trainer().step(), layout.step);
   EXPECT_EQ(saved->manifest.has_optimizer(), layout.step > 0);
+  EXPECT_EQ(saved->manifest.trainer().data().consumed_samples(), layout.consumed);
+  ExpectParallel(layout.parallel, saved->manifest.topology());
   for (const bool bf16 : {layout.bf16, false}) {
     const auto expected = Reference(layout, saved->manifest.model().text(), bf16);
     ASSERT_TRUE(expected.ok()) << expected.status();
@@ -160,16 +207,13 @@ INSTANTIATE_TEST_SUITE_P(Layouts, LayoutsTest, ::testing::ValuesIn(kLayouts),
                          [](const auto& info) { return std::string(info.param.test); });
 
 // A checkpoint of Megatron-Core in each format that is written with optimizer state.
-class WrittenTest : public testing::ForeignFixture,
+class WrittenTest : public testing::ForeignTest,
                     public ::testing::WithParamInterface<const char*> {};
 
 TEST_P(WrittenTest, ARunGoesOnFromItUnderEveryTopology) {
   const std::string source = "tests/interop/megatron/gpt2_tp2_pp2", written = In(GetParam());
-  std::ostringstream out, err;
-  ASSERT_EQ(ckpt::RunCkpt({"convert", source, written, std::string("--to=") + GetParam()},
-                          {out, err, nullptr}),
-            ckpt::kExitOk)
-      << err.str();
+  ASSERT_EQ(Run({"convert", source, written, std::string("--to=") + GetParam()}), ckpt::kExitOk)
+      << err_;
   const auto original = testing::OpenForeignRun(source);
   ASSERT_TRUE(original.ok()) << original.status();
   const auto expected = Load(*original, "single", /*bf16=*/false);

@@ -1,8 +1,6 @@
 // Loss, logits and gradients against Hugging Face's models, through llm.c's model files.
 
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <ostream>
 #include <set>
@@ -22,18 +20,13 @@
 #include "models/layers/model.h"
 #include "models/model_config.h"
 #include "tests/interop/foreign_run.h"
+#include "tests/support/command.h"
 #include "trainer/state/run_state.h"
 
 namespace tessera {
 namespace {
 
 std::string Path(const std::string& name) { return "tests/fixtures/pytorch/" + name; }
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  EXPECT_TRUE(in.good()) << path;
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 // llm.c's debug state, up to the loss.
 struct State {

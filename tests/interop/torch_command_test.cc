@@ -2,65 +2,49 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
-#include <sstream>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "convert/testing/zip_changes.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/interop/foreign_run.h"
+#include "tests/support/command.h"
 #include "tools/ckpt/commands.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
 
-class TorchCommandTest : public ::testing::Test {
+class TorchCommandTest : public testing::ForeignTest {
  protected:
-  int Run(const std::vector<std::string>& arguments) {
-    std::ostringstream out, err;
-    const int exit_code = RunCkpt(arguments, {out, err, nullptr});
-    out_ = out.str();
-    err_ = err.str();
-    return exit_code;
-  }
-
   // Looks at the checkpoint, and turns it into one of ours that holds the same.
   void ExpectConverts(const std::string& path, const std::string& format) {
-    const std::string written = ::testing::TempDir() + "/" + format;
+    const std::string written = In(format);
     std::filesystem::remove_all(written);
-    EXPECT_EQ(Run({"inspect", path}), kExitOk) << err_;
+    EXPECT_EQ(Run({"inspect", path}), ckpt::kExitOk) << err_;
     EXPECT_THAT(out_, HasSubstr("format      " + format));
-    EXPECT_EQ(Run({"ls", path}), kExitOk) << err_;
-    EXPECT_EQ(Run({"verify", path, "--from=" + format}), kExitOk) << err_;
-    ASSERT_EQ(Run({"convert", path, written, "--to=tessera"}), kExitOk) << err_;
-    EXPECT_EQ(Run({"diff", path, written}), kExitOk) << out_ << err_;
+    EXPECT_EQ(Run({"ls", path}), ckpt::kExitOk) << err_;
+    EXPECT_EQ(Run({"verify", path, "--from=" + format}), ckpt::kExitOk) << err_;
+    ASSERT_EQ(Run({"convert", path, written, "--to=tessera"}), ckpt::kExitOk) << err_;
+    EXPECT_EQ(Run({"diff", path, written}), ckpt::kExitOk) << out_ << err_;
     EXPECT_THAT(out_, HasSubstr("by every bit of the contents"));
-    EXPECT_EQ(Run({"verify", written, "--digests"}), kExitOk) << out_;
+    EXPECT_EQ(Run({"verify", written, "--digests"}), ckpt::kExitOk) << out_;
   }
 
   // A copy of a checkpoint of the tests, one file of which is changed.
   template <typename Change>
   std::string Changed(const std::string& path, const std::string& file, Change change) {
-    const std::filesystem::path copy =
-        std::filesystem::path(::testing::TempDir()) / ("changed_" + Name(path));
+    const std::string copy = In("changed");
     std::filesystem::remove_all(copy);
     std::filesystem::copy(path, copy, std::filesystem::copy_options::recursive);
-    const std::filesystem::path changed = file.empty() ? copy : copy / file;
-    std::ifstream in(changed, std::ios::binary);
-    std::string contents{std::istreambuf_iterator<char>(in), {}};
+    const std::string changed = file.empty() ? copy : copy + "/" + file;
+    std::string contents = ReadFile(changed);
     change(contents);
     std::ofstream(changed, std::ios::binary) << contents;
-    return copy.string();
+    return copy;
   }
-  static std::string Name(const std::string& path) {
-    return std::filesystem::path(path).filename().string();
-  }
-
-  std::string out_, err_;
 };
 
 TEST_F(TorchCommandTest, FilesOfTorchSave) {
@@ -69,7 +53,7 @@ TEST_F(TorchCommandTest, FilesOfTorchSave) {
     SCOPED_TRACE(file);
     ExpectConverts(folder + file, "torch");
   }
-  EXPECT_EQ(Run({"inspect", folder + "short_storage.pt"}), kExitDifferent);
+  EXPECT_EQ(Run({"inspect", folder + "short_storage.pt"}), ckpt::kExitDifferent);
   EXPECT_THAT(err_, HasSubstr("short_storage.pt"));
 }
 
@@ -84,20 +68,21 @@ TEST_F(TorchCommandTest, FoldersOfTorchDistributedCheckpoint) {
 TEST_F(TorchCommandTest, OneFlippedByteIsFound) {
   const std::string torch = "convert/torch/testdata/training.pt";
   const std::string dcp = "convert/dcp/testdata/one";
-  const std::string into = ::testing::TempDir() + "/from_damaged";
+  const std::string into = In("from_damaged");
   for (const auto& [path, file] : {std::pair(torch, ""), std::pair(dcp, "__0_0.distcp")}) {
     SCOPED_TRACE(path);
-    const std::string damaged = Changed(
-        path, file, [&](std::string& zip) { ASSERT_TRUE(convert::DamageMember("/data/0", zip)); });
-    EXPECT_EQ(Run({"verify", damaged}), kExitDifferent) << out_ << err_;
+    const std::string damaged = Changed(path, file, [&](std::string& zip) {
+      ASSERT_TRUE(ckpt::convert::DamageMember("/data/0", zip));
+    });
+    EXPECT_EQ(Run({"verify", damaged}), ckpt::kExitDifferent) << out_ << err_;
     EXPECT_THAT(out_, HasSubstr("data/0 of"));
     EXPECT_THAT(out_, HasSubstr("its CRC-32 is"));
     EXPECT_THAT(out_, HasSubstr("DAMAGED"));
     std::filesystem::remove_all(into);
-    EXPECT_EQ(Run({"convert", damaged, into, "--to=tessera"}), kExitDifferent) << out_;
+    EXPECT_EQ(Run({"convert", damaged, into, "--to=tessera"}), ckpt::kExitDifferent) << out_;
     EXPECT_THAT(err_, HasSubstr("its CRC-32 is"));
     EXPECT_FALSE(std::filesystem::exists(into + "/step-00000000"));
-    EXPECT_EQ(Run({"verify", path}), kExitOk);
+    EXPECT_EQ(Run({"verify", path}), ckpt::kExitOk);
     EXPECT_THAT(out_, HasSubstr("tensors match the CRC-32 stored with them"));
   }
 }
@@ -106,7 +91,7 @@ TEST_F(TorchCommandTest, OneFlippedByteOfThePickleIsFound) {
   const std::string damaged =
       Changed("convert/torch/testdata/training.pt", "",
               [](std::string& zip) { zip.replace(zip.find("exp_avg"), 7, "exp_bvg"); });
-  EXPECT_EQ(Run({"verify", damaged}), kExitDifferent) << out_;
+  EXPECT_EQ(Run({"verify", damaged}), ckpt::kExitDifferent) << out_;
   EXPECT_THAT(err_, HasSubstr("data.pkl of"));
   EXPECT_THAT(err_, HasSubstr("its CRC-32 is"));
 }
@@ -115,20 +100,21 @@ TEST_F(TorchCommandTest, OneFlippedByteOfThePickleIsFound) {
 TEST_F(TorchCommandTest, ElementsThatNoTensorShowsAreChecked) {
   const std::string views = "convert/torch/testdata/views.pt";
   for (const char* storage : {"/data/0", "/data/1"}) {
-    const std::string damaged = Changed(
-        views, "", [&](std::string& zip) { ASSERT_TRUE(convert::DamageMember(storage, zip)); });
-    EXPECT_EQ(Run({"verify", damaged}), kExitDifferent) << storage << out_;
+    const std::string damaged = Changed(views, "", [&](std::string& zip) {
+      ASSERT_TRUE(ckpt::convert::DamageMember(storage, zip));
+    });
+    EXPECT_EQ(Run({"verify", damaged}), ckpt::kExitDifferent) << storage << out_;
   }
 }
 
 TEST_F(TorchCommandTest, FilesWithoutChecksumsAreReadWithANote) {
   const std::string file = Changed("convert/torch/testdata/training.pt", "", [](std::string& zip) {
-    zip = convert::WithoutChecksums(std::move(zip));
+    zip = ckpt::convert::WithoutChecksums(std::move(zip));
   });
-  EXPECT_EQ(Run({"verify", file}), kExitOk) << out_ << err_;
+  EXPECT_EQ(Run({"verify", file}), ckpt::kExitOk) << out_ << err_;
   EXPECT_THAT(out_, HasSubstr("these files (torch) have no checksums"));
   EXPECT_THAT(out_, HasSubstr("set_crc32_options(False)"));
 }
 
 }  // namespace
-}  // namespace tessera::ckpt
+}  // namespace tessera

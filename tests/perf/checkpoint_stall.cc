@@ -1,7 +1,7 @@
 // The cost of a checkpoint for training: compares a step without a save with steps while the
-// training state of GPT-2 124M is saved, by a blocking call and in the background. The training is
-// real: bf16, on all processors, 1,024 tokens per micro-batch; its update waits, piece by piece,
-// until the memory that it overwrites has been copied. Prints
+// training state of a third of GPT-2 124M is saved, by a blocking call and in the background. The
+// training is real: bf16, on all processors, 1,024 tokens per step; its update waits, piece by
+// piece, until the memory that it overwrites has been copied. Prints
 //   figure stall.first <value> ratio
 //       training time lost to a save: the time that the training thread stood still, and by how
 //       much steps became longer until the save was over, against a step before and one after it
@@ -14,11 +14,9 @@
 // stall.blocked.later and stall.processors.later for the others, medians over the rounds. What
 // Prepare() adds is printed apart.
 
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -31,20 +29,20 @@
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
 #include "glog/logging.h"
 #include "tests/perf/gpt2_run.h"
-#include "tests/perf/raw_disk.h"
-#include "trainer/state/state_dict.h"
+#include "tests/perf/harness.h"
 #include "trainer/step/trainer.h"
 
-ABSL_FLAG(std::string, directory, "", "where to write about 3.5 GB; default: a new one under /tmp");
+ABSL_FLAG(std::string, directory, "", "where to write about 1.2 GB; default: a new one under /tmp");
 ABSL_FLAG(int, rounds, 2, "how often everything is measured");
 ABSL_FLAG(int, saves, 3, "in the background, in each round");
 ABSL_FLAG(int, steps_before, 2,
           "before Prepare(), and from it to the first save in the background");
-ABSL_FLAG(int64_t, micro_batches, 2, "of a step");
+ABSL_FLAG(int, layers, 4, "of GPT-2's twelve, with as much of its vocabulary");
 ABSL_FLAG(int, threads, 0, "that train; 0: one for each processor");
 ABSL_FLAG(int, copy_threads, tessera::ckpt::AsyncSaveOptions().copy_threads,
           "AsyncSaveOptions::copy_threads");
@@ -55,28 +53,16 @@ ABSL_FLAG(uint64_t, staging_mib, 0, "limit of staging memory; 0: none");
 namespace tessera {
 namespace {
 
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// GPT-2 124M in bf16: its state, and steps that wait for a saver where necessary.
+// The model in bf16: its state, and steps that wait for a saver where necessary.
 class Training {
  public:
   static absl::StatusOr<std::unique_ptr<Training>> Create(int threads) {
     std::unique_ptr<Training> training(new Training);
     TESSERA_ASSIGN_OR_RETURN(
         training->run_,
-        Gpt2Run::Create(
-            {.threads = threads, .bf16 = true, .micro_batches = absl::GetFlag(FLAGS_micro_batches)},
-            nullptr));
-    std::vector<StateChunk> chunks;
-    for (const TrainedChunk& chunk : training->run_->trainer().chunks()) {
-      chunks.push_back({chunk.parameters, chunk.optimizer});
-    }
-    training->state_ = WeightState(chunks);
-    for (ckpt::ShardedTensor& tensor : OptimizerTensors(chunks).tensors) {
-      training->state_.tensors.push_back(std::move(tensor));
-    }
+        Gpt2Run::Create({.layers = absl::GetFlag(FLAGS_layers), .threads = threads, .bf16 = true},
+                        nullptr));
+    training->state_ = training->run_->State();
     return training;
   }
 
@@ -230,7 +216,7 @@ class Figures {
   void Print(const char* kind) const {
     for (const auto& [name, values] : {std::pair("first", &first_), std::pair("later", &later_)}) {
       if (values->empty()) continue;
-      std::printf("figure stall.%s%s %.4f ratio\n", kind, name, Median(*values));
+      PrintFigure(absl::StrCat("stall.", kind, name), Median(*values));
       std::printf("  %zu values, mean %.4f, standard deviation %.4f\n", values->size(),
                   Mean(*values), Deviation(*values));
     }
@@ -249,8 +235,7 @@ absl::Status Measure(const std::string& directory) {
   std::printf("state: %.1f MB; %d threads train\n", training->bytes() / 1e6, threads);
   Figures lost, blocked, processors;
   std::vector<double> steps;
-  for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
-    std::fprintf(stderr, "round %d of %d\n", round + 1, absl::GetFlag(FLAGS_rounds));
+  TESSERA_RETURN_IF_ERROR(ForEachRound(absl::GetFlag(FLAGS_rounds), [&](int) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Measured measured, MeasureRound(*training, **storage));
     const double save = Median(measured.saves);
     for (size_t i = 0; i < measured.background.size(); ++i) {
@@ -260,7 +245,8 @@ absl::Status Measure(const std::string& directory) {
       processors.Add(i == 0, background.processor_seconds / threads / save);
     }
     steps.insert(steps.end(), measured.steps.begin(), measured.steps.end());
-  }
+    return absl::OkStatus();
+  }));
   std::printf("a step without a save: mean %.3f s, standard deviation %.3f s\n", Mean(steps),
               Deviation(steps));
   lost.Print("");
@@ -274,18 +260,7 @@ absl::Status Measure(const std::string& directory) {
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  std::string directory = absl::GetFlag(FLAGS_directory);
-  const bool temporary = directory.empty();
-  if (temporary) {
-    char name[] = "/tmp/tessera_checkpoint_stall_XXXXXX";
-    if (mkdtemp(name) == nullptr) {
-      std::perror("mkdtemp");
-      return 1;
-    }
-    directory = name;
-  }
-  const absl::Status status = tessera::Measure(directory);
-  if (temporary) std::remove(directory.c_str());
-  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  return tessera::RunProgram("checkpoint_stall", [] {
+    return tessera::WithFolder(absl::GetFlag(FLAGS_directory), tessera::Measure);
+  });
 }

@@ -18,8 +18,10 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/mpi/mpi_world.h"
+#include "tests/perf/harness.h"
 
 ABSL_FLAG(int64_t, max_bytes, int64_t{256} << 20, "Largest size.");
 ABSL_FLAG(int, rounds, 25, "Rounds behind each median.");
@@ -30,11 +32,6 @@ namespace {
 // Bytes moved per round, so that small sizes take long enough to be measured.
 constexpr int64_t kRoundBytes = 16 << 20;
 constexpr int64_t kMaxCalls = 2000;
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
 
 double Best(const std::vector<double>& values) {
   return *std::min_element(values.begin(), values.end());
@@ -69,9 +66,7 @@ void Compare(const Communicator& comm, const char* name, int64_t bytes,
   std::printf("%-16s %10lld bytes: %10.1f us (best %.1f), Open MPI %10.1f us (best %.1f)\n", name,
               static_cast<long long>(bytes), Median(ours_s) * 1e6, Best(ours_s) * 1e6,
               Median(theirs_s) * 1e6, Best(theirs_s) * 1e6);
-  std::printf("figure comm.%s.%lld.ratio %.3f ratio\n", name, static_cast<long long>(bytes),
-              Median(ratios));
-  std::fflush(stdout);
+  PrintFigure(absl::StrCat("comm.", name, ".", bytes, ".ratio"), Median(ratios));
 }
 
 absl::Status Measure(Communicator& comm) {

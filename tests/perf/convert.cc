@@ -14,11 +14,8 @@
 // transposed; Megatron's queries, keys and values of each group of heads are one tensor.
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
-#include <iostream>
 #include <map>
 #include <sstream>
 #include <string>
@@ -31,13 +28,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "convert/write_foreign.h"
-#include "tests/perf/hugging_face_folder.h"
-#include "tests/perf/llmc_folder.h"
+#include "tests/perf/foreign_folders.h"
+#include "tests/perf/harness.h"
 #include "tests/perf/raw_disk.h"
 #include "tools/ckpt/commands.h"
 
 ABSL_FLAG(std::string, directory, "", "where to write about 9 GB; default: a new one under /tmp");
-ABSL_FLAG(int, rounds, 3, "how often everything is measured");
+ABSL_FLAG(int, rounds, 2, "how often everything is measured");
 ABSL_FLAG(std::vector<std::string>, formats, {}, "to write; default: all");
 
 namespace tessera {
@@ -66,10 +63,9 @@ uint64_t BytesIn(const std::string& folder) {
 absl::StatusOr<double> ConvertSeconds(const std::string& from, const std::string& to,
                                       const std::string& format) {
   std::ostringstream out, err;
-  const auto start = std::chrono::steady_clock::now();
+  const double start = Now();
   const int exit_code = ckpt::RunCkpt({"convert", from, to, "--to=" + format}, {out, err, nullptr});
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-  if (exit_code == ckpt::kExitOk) return taken.count();
+  if (exit_code == ckpt::kExitOk) return Now() - start;
   return absl::InternalError(absl::StrCat("convert --to=", format, ": ", err.str()));
 }
 
@@ -87,20 +83,17 @@ class Measurement {
       }
     }
     TESSERA_RETURN_IF_ERROR(MakeSources(formats));
-    RawDiskOptions raw_options = {.directory = directory_, .bytes = source_bytes_, .repeats = 1};
-    TESSERA_ASSIGN_OR_RETURN(best_, MeasureRawDisk(raw_options));
+    TESSERA_ASSIGN_OR_RETURN(best_, FindRawDiskShapes(directory_, source_bytes_));
     TESSERA_ASSIGN_OR_RETURN(RawDiskFile raw, RawDiskFile::Create(directory_, source_bytes_));
-    for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
+    TESSERA_RETURN_IF_ERROR(ForEachRound(absl::GetFlag(FLAGS_rounds), [&](int) -> absl::Status {
       for (const std::string& format : formats) {
         TESSERA_RETURN_IF_ERROR(MeasureFormat(format, raw));
       }
-    }
+      return absl::OkStatus();
+    }));
     for (const auto& [format, ratios] : ratios_) {
-      std::printf("%s: %.0f MB written in %.2f s; ratios", format.c_str(), bytes_[format] / 1e6,
-                  Median(seconds_[format]));
-      for (const double ratio : ratios) std::printf(" %.3f", ratio);
-      std::printf("\nfigure convert.%s.disk_ratio %.3f ratio\n", format.c_str(), Median(ratios));
-      std::printf("figure convert.%s.disk_ratio_without_proof %.3f ratio\n", format.c_str(),
+      PrintFigure(absl::StrCat("convert.", format, ".disk_ratio"), Median(ratios));
+      PrintFigure(absl::StrCat("convert.", format, ".disk_ratio_without_proof"),
                   Median(ratios_without_proof_[format]));
     }
     return absl::OkStatus();
@@ -119,7 +112,7 @@ class Measurement {
     }
     if (std::ranges::all_of(formats, IsLlama)) return absl::OkStatus();
     fs::create_directories(In("llmc"));
-    TESSERA_RETURN_IF_ERROR(WriteLlmcFolder(In("llmc"), {.model = kGpt2, .random_values = true}));
+    TESSERA_RETURN_IF_ERROR(WriteLlmcFolder(In("llmc"), kGpt2, /*random_values=*/true));
     source_bytes_ = std::max(source_bytes_, BytesIn(In("llmc")));
     return ConvertSeconds(In("llmc"), In("source"), "tessera").status();
   }
@@ -127,8 +120,8 @@ class Measurement {
   static bool IsLlama(const std::string& format) { return format.ends_with(kLlamaSuffix); }
 
   absl::Status MeasureFormat(const std::string& format, RawDiskFile& raw) {
-    TESSERA_ASSIGN_OR_RETURN(const double raw_write, raw.WriteOnce(best_.write.shape));
-    TESSERA_ASSIGN_OR_RETURN(const double raw_read, raw.ReadOnce(best_.read.shape));
+    TESSERA_ASSIGN_OR_RETURN(const double raw_write, raw.WriteOnce(best_.write));
+    TESSERA_ASSIGN_OR_RETURN(const double raw_read, raw.ReadOnce(best_.read));
     const bool llama = IsLlama(format);
     const std::string name = llama ? format.substr(0, format.size() - kLlamaSuffix.size()) : format;
     const std::string foreign = In(llama ? "hf" : "llmc");
@@ -139,21 +132,19 @@ class Measurement {
     fs::remove_all(to);
     const double once = static_cast<double>(bytes) * (1 / raw_read + 1 / raw_write);
     const double raw_seconds = once + static_cast<double>(bytes) / raw_read;
-    std::printf("%s: %.2f s; raw disk: reading %.0f MB/s, writing %.0f MB/s, %.2f s\n",
-                format.c_str(), seconds, raw_read / 1e6, raw_write / 1e6, raw_seconds);
+    std::printf("%s: %.0f MB written in %.2f s; raw disk: reading %.0f MB/s, writing %.0f MB/s\n",
+                format.c_str(), static_cast<double>(bytes) / 1e6, seconds, raw_read / 1e6,
+                raw_write / 1e6);
     std::fflush(stdout);
     ratios_[format].push_back(raw_seconds / seconds);
     ratios_without_proof_[format].push_back(once / seconds);
-    seconds_[format].push_back(seconds);
-    bytes_[format] = static_cast<double>(bytes);
     return absl::OkStatus();
   }
 
   const std::string directory_;
   uint64_t source_bytes_ = 0;
-  RawDiskRates best_;
-  std::map<std::string, std::vector<double>> ratios_, ratios_without_proof_, seconds_;  // by format
-  std::map<std::string, double> bytes_;
+  RawDiskShapes best_;
+  std::map<std::string, std::vector<double>> ratios_, ratios_without_proof_;  // by format
 };
 
 }  // namespace
@@ -161,18 +152,9 @@ class Measurement {
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  std::string directory = absl::GetFlag(FLAGS_directory);
-  const bool own_directory = directory.empty();
-  if (own_directory) {
-    directory = "/tmp/tessera_convert_XXXXXX";
-    if (mkdtemp(directory.data()) == nullptr) {
-      std::perror(directory.c_str());
-      return 1;
-    }
-  }
-  const absl::Status status = tessera::Measurement(directory).Run();
-  if (own_directory) std::filesystem::remove_all(directory);
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "convert: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return tessera::RunProgram("convert", [] {
+    return tessera::WithFolder(absl::GetFlag(FLAGS_directory), [](const std::string& folder) {
+      return tessera::Measurement(folder).Run();
+    });
+  });
 }

@@ -12,7 +12,7 @@
 
 #include "convert/write_foreign.h"
 #include "gtest/gtest.h"
-#include "tests/perf/llmc_folder.h"
+#include "tests/perf/foreign_folders.h"
 
 namespace tessera {
 namespace {
@@ -50,7 +50,7 @@ TEST(ConvertMemoryTest, IsBoundedWhateverTheSizesOfTensors) {
   fs::remove_all(root);
   fs::create_directories(root / "llmc");
   const auto in = [&](const std::string& name) { return (root / name).string(); };
-  ASSERT_TRUE(WriteLlmcFolder(in("llmc"), {.model = kModel}).ok());
+  ASSERT_TRUE(WriteLlmcFolder(in("llmc"), kModel, /*random_values=*/false).ok());
   const int64_t baseline = PeakBytes({"--help"});
   const auto check = [&](const std::string& from, const std::string& format) {
     const std::string to = in("to_" + format);

@@ -7,7 +7,6 @@
 //   figure dcp_index.memory_over_metadata     largest memory, over the bytes of .metadata
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -34,6 +33,7 @@
 #include "convert/pickle/write.h"
 #include "convert/torch/archive_layout.h"
 #include "tests/perf/allocated_memory.h"
+#include "tests/perf/harness.h"
 
 ABSL_FLAG(int64_t, chunks, 2'000'000, "of all tensors together");
 ABSL_FLAG(int64_t, chunks_per_tensor, 1000, "each on another rank");
@@ -225,10 +225,6 @@ struct Result {
   double seconds() const { return index_seconds + check_seconds; }
 };
 
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 absl::StatusOr<Result> Measure(int64_t chunks) {
   const int64_t per_tensor = absl::GetFlag(FLAGS_chunks_per_tensor);
   const auto storage = std::make_shared<SimulatedStorage>(chunks / per_tensor, per_tensor);
@@ -261,9 +257,9 @@ absl::Status MeasureBoth() {
   const int64_t chunks = absl::GetFlag(FLAGS_chunks);
   TESSERA_ASSIGN_OR_RETURN(const Result small, Measure(chunks / 10));
   TESSERA_ASSIGN_OR_RETURN(const Result large, Measure(chunks));
-  std::printf("figure dcp_index.over_pickle %.2f ratio\n", large.seconds() / large.pickle_seconds);
-  std::printf("figure dcp_index.growth %.2f ratio\n", large.seconds() / small.seconds() / 10);
-  std::printf("figure dcp_index.memory_over_metadata %.2f ratio\n",
+  PrintFigure("dcp_index.over_pickle", large.seconds() / large.pickle_seconds);
+  PrintFigure("dcp_index.growth", large.seconds() / small.seconds() / 10);
+  PrintFigure("dcp_index.memory_over_metadata",
               static_cast<double>(large.memory_bytes) / static_cast<double>(large.metadata_bytes));
   return absl::OkStatus();
 }
@@ -273,8 +269,5 @@ absl::Status MeasureBoth() {
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  const absl::Status status = tessera::ckpt::convert::MeasureBoth();
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "dcp_index: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return tessera::RunProgram("dcp_index", tessera::ckpt::convert::MeasureBoth);
 }

@@ -5,11 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <dnnl.hpp>
-#include <functional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -18,6 +16,7 @@
 #include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
+#include "tests/perf/harness.h"
 
 // From libgomp, with which the system's oneDNN is built.
 extern "C" void omp_set_num_threads(int threads);
@@ -25,22 +24,7 @@ extern "C" void omp_set_num_threads(int threads);
 namespace tessera {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using dnnl::memory;
-
-constexpr int kRepetitions = 7;
-
-double MedianSeconds(const std::function<void()>& work) {
-  work();  // warm
-  std::vector<double> seconds;
-  for (int i = 0; i < kRepetitions; ++i) {
-    const Clock::time_point start = Clock::now();
-    work();
-    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
-  }
-  std::nth_element(seconds.begin(), seconds.begin() + kRepetitions / 2, seconds.end());
-  return seconds[kRepetitions / 2];
-}
 
 struct Product {
   int64_t m, n, k;

@@ -2,8 +2,9 @@
 
 #include <unistd.h>
 
-#include <chrono>
+#include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <utility>
 #include <vector>
@@ -12,21 +13,26 @@
 #include "base/status_macros.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/random/philox.h"
+#include "tests/perf/harness.h"
 #include "trainer/config/config.h"
 #include "trainer/data/token_file.h"
+#include "trainer/state/state_dict.h"
 
 namespace tessera {
 namespace {
 
+constexpr int kLayers = 12;
 constexpr int64_t kVocabulary = 50257;
 constexpr int64_t kTokens = 1 << 20;
 
+int64_t Vocabulary(int layers) { return kVocabulary * layers / kLayers; }
+
 // The values of the tokens do not affect the time.
-absl::Status WriteTokens(const std::string& path) {
+absl::Status WriteTokens(const std::string& path, int64_t vocabulary) {
   const RandomStream random{.seed = 1, .use = RandomUse::kDataOrder, .stream = 1};
   std::vector<int32_t> tokens(kTokens);
   for (int64_t i = 0; i < kTokens; ++i) {
-    tokens[i] = static_cast<int32_t>(RandomWord(random, static_cast<uint64_t>(i)) % kVocabulary);
+    tokens[i] = static_cast<int32_t>(RandomWord(random, static_cast<uint64_t>(i)) % vocabulary);
   }
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TokenFileWriter> writer,
                            TokenFileWriter::Create(path, TokenFormat::kGpt2));
@@ -39,6 +45,8 @@ absl::StatusOr<TrainConfig> Config(const Gpt2RunOptions& options, const std::str
                                                            "training { train_iters: 1000 }"
                                                            "optimizer { lr: 1e-4 }",
                                                            "built in"));
+  config.mutable_model()->set_num_layers(options.layers);
+  config.mutable_model()->set_vocab_size(Vocabulary(options.layers));
   config.mutable_data()->set_train_data_path(tokens);
   TrainingConfig& training = *config.mutable_training();
   training.set_bf16(options.bf16);
@@ -61,9 +69,10 @@ absl::StatusOr<std::unique_ptr<Gpt2Run>> Gpt2Run::Create(const Gpt2RunOptions& o
   std::unique_ptr<Gpt2Run> run(new Gpt2Run);
   const std::string tokens =
       absl::StrCat(std::filesystem::temp_directory_path().string(), "/gpt2_run.", getpid(), ".bin");
-  TESSERA_RETURN_IF_ERROR(WriteTokens(tokens));
+  TESSERA_RETURN_IF_ERROR(WriteTokens(tokens, Vocabulary(options.layers)));
   TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, Config(options, tokens));
-  TESSERA_ASSIGN_OR_RETURN(run->data_, TokenDataset::Open(tokens, options.sequence, kVocabulary));
+  TESSERA_ASSIGN_OR_RETURN(
+      run->data_, TokenDataset::Open(tokens, options.sequence, Vocabulary(options.layers)));
   std::filesystem::remove(tokens);  // it stays open
   run->loader_ = std::make_unique<BatchLoader>(run->data_.get(), 1);
   run->backend_ = MakeCpuBackend(options.threads);
@@ -77,14 +86,44 @@ absl::StatusOr<std::unique_ptr<Gpt2Run>> Gpt2Run::Create(const Gpt2RunOptions& o
 }
 
 absl::StatusOr<double> Gpt2Run::Step() {
-  const auto start = std::chrono::steady_clock::now();
-  TESSERA_ASSIGN_OR_RETURN(const StepResult result, trainer_->Step(*loader_, position_));
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  wait_share_ = result.pipeline_wait_share;
+  const double start = Now();
+  TESSERA_RETURN_IF_ERROR(trainer_->Step(*loader_, position_).status());
+  const double seconds = Now() - start;
   ++position_.step;
   position_.consumed_samples += global_batch_;
   return seconds;
+}
+
+ckpt::StateDict Gpt2Run::State() const {
+  std::vector<StateChunk> chunks;
+  for (const TrainedChunk& chunk : trainer_->chunks()) {
+    chunks.push_back({chunk.parameters, chunk.optimizer});
+  }
+  ckpt::StateDict state = WeightState(chunks);
+  for (ckpt::ShardedTensor& tensor : OptimizerTensors(chunks).tensors) {
+    state.tensors.push_back(std::move(tensor));
+  }
+  return state;
+}
+
+absl::StatusOr<Gpt2State> Gpt2State::Create() {
+  Gpt2State state;
+  TESSERA_ASSIGN_OR_RETURN(state.run, Gpt2Run::Create({.bf16 = true}, nullptr));
+  state.dict = state.run->State();
+  uint64_t random = 1;
+  for (const ckpt::ShardedTensor& tensor : state.dict.tensors) {
+    const uint64_t element_bytes = ckpt::ElementBytes(tensor.dtype);
+    for (const ckpt::Shard& shard : tensor.shards) {
+      const uint64_t bytes = ckpt::ElementCount(shard.box.shape) * element_bytes;
+      state.bytes += bytes;
+      if (!shard.strides.empty()) continue;  // a part of a fused tensor, which has initial values
+      for (uint64_t at = 0; at + sizeof(random) <= bytes; at += sizeof(random)) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        std::memcpy(static_cast<std::byte*>(shard.data) + at, &random, sizeof(random));
+      }
+    }
+  }
+  return state;
 }
 
 }  // namespace tessera

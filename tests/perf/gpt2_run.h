@@ -1,13 +1,14 @@
 #ifndef TESSERA_TESTS_PERF_GPT2_RUN_H_
 #define TESSERA_TESTS_PERF_GPT2_RUN_H_
 
-// Training of GPT-2 124M, for programs that measure steps.
+// Training of GPT-2 124M, or of a part of it, for programs that measure steps and checkpoints.
 
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/checkpoint.h"
 #include "compute/comm/communicator.h"
 #include "compute/kernels/backend.h"
 #include "compute/parallel/mesh.h"
@@ -18,6 +19,9 @@
 namespace tessera {
 
 struct Gpt2RunOptions {
+  // GPT-2 124M has twelve. A run of fewer layers has as much less of the vocabulary, so that its
+  // computing, messages, memory and files shrink in proportion while shapes stay the same.
+  int layers = 12;
   std::string topology = "single";  // as ParseTopology reads it
   int threads = 1;                  // of each rank
   bool bf16 = false;
@@ -36,9 +40,9 @@ class Gpt2Run {
 
   // Runs one optimizer step; returns its duration in seconds on this rank.
   absl::StatusOr<double> Step();
-  // The share of the last step that this rank waited for its pipeline neighbours.
-  double wait_share() const { return wait_share_; }
   Trainer& trainer() const { return *trainer_; }
+  // The rank's weights and optimizer state, in the memory of the run.
+  ckpt::StateDict State() const;
 
  private:
   Gpt2Run() = default;
@@ -50,7 +54,16 @@ class Gpt2Run {
   std::unique_ptr<Trainer> trainer_;
   StepPosition position_;
   int64_t global_batch_ = 0;
-  double wait_share_ = 0;
+};
+
+// The state of a run of GPT-2 124M in bf16 on one process, with random contents, which neither a
+// disk nor a connection can compress: bf16 weights; fp32 master weights and two moments.
+struct Gpt2State {
+  static absl::StatusOr<Gpt2State> Create();
+
+  std::unique_ptr<Gpt2Run> run;  // owns the memory
+  ckpt::StateDict dict;
+  uint64_t bytes = 0;
 };
 
 }  // namespace tessera

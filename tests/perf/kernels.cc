@@ -5,10 +5,7 @@
 //   rate kernel.<op>.<dtype>.<shape>.bandwidth_ratio   the rest: bytes that the operation must
 //   move, of the memory's rate
 
-#include <algorithm>
-#include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,12 +13,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/random/philox.h"
 #include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
 #include "tests/perf/gemm_peak.h"
+#include "tests/perf/harness.h"
 
 namespace tessera {
 namespace {
@@ -30,20 +29,7 @@ namespace {
 constexpr int64_t kChannels = 768, kHidden = 3072, kVocabulary = 50304, kHeads = 12, kHeadSize = 64;
 constexpr DType kF32 = DType::kF32;
 
-double MedianSeconds(const std::function<void()>& work) {
-  using Clock = std::chrono::steady_clock;
-  work();
-  std::vector<double> seconds;
-  const Clock::time_point begin = Clock::now();
-  while (seconds.size() < 5 ||
-         (seconds.size() < 51 && Clock::now() - begin < std::chrono::milliseconds(150))) {
-    const Clock::time_point start = Clock::now();
-    work();
-    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
-  }
-  std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
-  return seconds[seconds.size() / 2];
-}
+constexpr double kLeastSeconds = 0.15;  // of one measurement
 
 class KernelBenchmark {
  public:
@@ -73,17 +59,17 @@ class KernelBenchmark {
 
   void Print(const std::string& operation, const std::string& shape, const char* kind,
              double value) {
-    std::printf("figure kernel.%s.%s.%s.%s %.3f ratio\n", operation.c_str(), name_.c_str(),
-                shape.c_str(), kind, value);
-    std::fflush(stdout);
+    PrintFigure(absl::StrCat("kernel.", operation, ".", name_, ".", shape, ".", kind), value);
   }
   void PrintPeak(const std::string& operation, const std::string& shape, double operations,
                  const std::function<void()>& work) {
-    Print(operation, shape, "peak_ratio", operations / MedianSeconds(work) / gemm_peak_);
+    Print(operation, shape, "peak_ratio",
+          operations / MedianSeconds(work, kLeastSeconds) / gemm_peak_);
   }
   void PrintBandwidth(const std::string& operation, const std::string& shape, double bytes,
                       const std::function<void()>& work) {
-    Print(operation, shape, "bandwidth_ratio", bytes / MedianSeconds(work) / bandwidth_);
+    Print(operation, shape, "bandwidth_ratio",
+          bytes / MedianSeconds(work, kLeastSeconds) / bandwidth_);
   }
 
   // y[R,O] = x[R,I] W[O,I]^T and its two gradients.
@@ -244,12 +230,12 @@ class KernelBenchmark {
 int Main() {
   const int threads = AllProcessors();
   const double bandwidth = BestMemoryRate(threads);
-  std::printf("figure machine.memory %.1f GB/s\n", bandwidth * 1e-9);
+  PrintFigure("machine.memory", bandwidth * 1e-9, "GB/s");
   const std::unique_ptr<Backend> backend = MakeCpuBackend(threads);
   for (DType dtype : {kF32, DType::kBF16}) {
     const double peak = BestGemmRate(dtype, threads);
-    std::printf("figure machine.gemm_peak.%s %.1f GFLOP/s\n", dtype == kF32 ? "fp32" : "bf16",
-                peak * 1e-9);
+    PrintFigure(absl::StrCat("machine.gemm_peak.", dtype == kF32 ? "fp32" : "bf16"), peak * 1e-9,
+                "GFLOP/s");
     if (peak == 0) continue;
     KernelBenchmark(*backend, dtype, peak, bandwidth).Run();
   }

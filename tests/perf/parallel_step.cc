@@ -1,17 +1,17 @@
 // The cost of parallel training: two MPI ranks of one thread each against one rank of two threads,
-// GPT-2 124M, eight micro-batches per step. For dp2, dp2_zero2, tp2, tp2_sp and pp2
+// a sixth of GPT-2 124M, which computes and sends a sixth, eight micro-batches per step. For dp2,
+// dp2_zero2, tp2, tp2_sp and pp2
 //   figure parallel.<topology>.efficiency <seconds alone / seconds in parallel> ratio
 // the median over rounds, each of which runs one rank and then every topology. The pipeline bubble
 // is discounted: the ideal time is one rank's time divided by (1 - bubble share).
 //
 // Started without --rank_of, it starts mpirun and itself.
 
-#include <unistd.h>
-
-#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <map>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,14 +19,13 @@
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compute/comm/mpi/mpi_world.h"
 #include "compute/parallel/pipeline_schedule.h"
 #include "compute/parallel/topology.h"
 #include "tests/perf/gpt2_run.h"
-#include "tests/perf/raw_disk.h"
+#include "tests/perf/harness.h"
 
 ABSL_FLAG(std::string, rank_of, "", "Be a rank of this topology and print the seconds of a step.");
 ABSL_FLAG(std::vector<std::string>, topologies,
@@ -34,6 +33,7 @@ ABSL_FLAG(std::vector<std::string>, topologies,
           "What to measure.");
 ABSL_FLAG(int, rounds, 2, "Rounds behind each median.");
 ABSL_FLAG(int, steps, 2, "Steps of one run behind its median, after one to warm up.");
+ABSL_FLAG(int, layers, 2, "Of GPT-2's twelve, with as much of its vocabulary.");
 ABSL_FLAG(int64_t, sequence, 256, "Tokens of a sequence.");
 ABSL_FLAG(bool, bf16, false, "bf16 in place of fp32.");
 
@@ -45,7 +45,8 @@ constexpr int64_t kMicroBatches = 8;
 absl::Status TimeSteps(Communicator& world) {
   const std::string topology = absl::GetFlag(FLAGS_rank_of);
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Gpt2Run> run,
-                           Gpt2Run::Create({.topology = topology,
+                           Gpt2Run::Create({.layers = absl::GetFlag(FLAGS_layers),
+                                            .topology = topology,
                                             .threads = topology == "single" ? 2 : 1,
                                             .bf16 = absl::GetFlag(FLAGS_bf16),
                                             .micro_batches = kMicroBatches,
@@ -62,32 +63,17 @@ absl::Status TimeSteps(Communicator& world) {
   return absl::OkStatus();
 }
 
-std::string SelfPath() {
-  std::array<char, 4096> path{};
-  const ssize_t length = readlink("/proc/self/exe", path.data(), path.size() - 1);
-  return length > 0 ? std::string(path.data(), length) : "";
-}
-
 // Duration of a step of `topology`, measured in a separate process.
 absl::StatusOr<double> Seconds(const std::string& topology) {
   TESSERA_ASSIGN_OR_RETURN(const Topology sizes, ParseTopology(topology));
-  const std::string command = absl::StrCat(
-      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --bind-to ",
-      "none -n ", sizes.world_size(), " '", SelfPath(), "' --rank_of=", topology,
-      " --steps=", absl::GetFlag(FLAGS_steps), " --sequence=", absl::GetFlag(FLAGS_sequence),
-      " --bf16=", absl::GetFlag(FLAGS_bf16));
-  std::FILE* output = popen(command.c_str(), "r");
-  if (output == nullptr) return absl::InternalError("no process for mpirun");
-  std::string text;
-  std::array<char, 256> line{};
   double seconds = 0;
-  while (std::fgets(line.data(), line.size(), output) != nullptr) {
-    text += line.data();
-    std::sscanf(line.data(), "seconds %lf", &seconds);
-  }
-  const int status = pclose(output);
-  if (status == 0 && seconds > 0) return seconds;
-  return absl::InternalError(absl::StrCat(topology, " failed: ", text));
+  TESSERA_RETURN_IF_ERROR(RunRanks(
+      sizes.world_size(),
+      absl::StrCat("--rank_of=", topology, " --steps=", absl::GetFlag(FLAGS_steps), " --sequence=",
+                   absl::GetFlag(FLAGS_sequence), " --layers=", absl::GetFlag(FLAGS_layers),
+                   " --bf16=", absl::GetFlag(FLAGS_bf16)),
+      [&](const std::string& line) { std::sscanf(line.c_str(), "seconds %lf", &seconds); }));
+  return seconds;
 }
 
 // The pipeline bubble: the share of a rank's time that it necessarily waits.
@@ -100,23 +86,21 @@ double Bubble(const std::string& topology) {
 
 absl::Status Measure() {
   const std::vector<std::string> topologies = absl::GetFlag(FLAGS_topologies);
-  const int rounds = absl::GetFlag(FLAGS_rounds);
-  std::map<std::string, std::vector<double>> efficiencies;
-  for (int round = 0; round < rounds; ++round) {
-    std::fprintf(stderr, "round %d of %d: alone\n", round + 1, rounds);
+  std::map<std::string, Pairs> seconds;  // ideal and found
+  TESSERA_RETURN_IF_ERROR(ForEachRound(absl::GetFlag(FLAGS_rounds), [&](int) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const double alone, Seconds("single"));
     for (const std::string& topology : topologies) {
-      std::fprintf(stderr, "round %d of %d: %s\n", round + 1, rounds, topology.c_str());
+      std::fprintf(stderr, "%s\n", topology.c_str());
       TESSERA_ASSIGN_OR_RETURN(const double parallel, Seconds(topology));
       const double ideal = alone / (1 - Bubble(topology));
       std::printf("%s: %.3f s, alone %.3f s, ideal %.3f s\n", topology.c_str(), parallel, alone,
                   ideal);
-      efficiencies[topology].push_back(ideal / parallel);
+      seconds[topology].Add(ideal, parallel);
     }
-  }
+    return absl::OkStatus();
+  }));
   for (const std::string& topology : topologies) {
-    std::printf("figure parallel.%s.efficiency %.3f ratio\n", topology.c_str(),
-                Median(efficiencies[topology]));
+    PrintFigure(absl::StrCat("parallel.", topology, ".efficiency"), seconds[topology].Ratio());
   }
   return absl::OkStatus();
 }
@@ -127,7 +111,5 @@ absl::Status Measure() {
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
   if (!absl::GetFlag(FLAGS_rank_of).empty()) return tessera::RunMpiRank({}, tessera::TimeSteps);
-  const absl::Status status = tessera::Measure();
-  if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  return status.ok() ? 0 : 1;
+  return tessera::RunProgram("parallel_step", tessera::Measure);
 }

@@ -16,7 +16,6 @@
 //   figure plan.growth                           seconds per described shard, 8,960 ranks over 64
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -26,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "checkpoint/collective/process_group.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/load_plan.h"
@@ -33,14 +33,11 @@
 #include "checkpoint/plan/share_reads.h"
 #include "checkpoint/save/save_agreement.h"
 #include "tests/perf/allocated_memory.h"
+#include "tests/perf/harness.h"
 #include "tests/perf/plan_scale_state.h"
 
 namespace tessera::ckpt {
 namespace {
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // The messages of all simulated ranks.
 struct Mail {
@@ -168,7 +165,6 @@ Save Simulate(const LlamaShape& model, const Grid& grid, std::vector<PlanCache>&
 
 // Completes the manifest like a commit. The values of checksums do not matter here, but they must
 // not be compressible.
-// does.
 void AddChecksumsAndDigests(Manifest& manifest) {
   uint64_t state = 1;
   const auto next = [&] { return state = state * 6364136223846793005u + 1442695040888963407u; };
@@ -270,6 +266,7 @@ struct Result {
 
 Result Report(const LlamaShape& model, const char* name, const Grid& grid, const Grid& load_grid,
               bool figures) {
+  std::fprintf(stderr, "%s on %d ranks\n", name, grid.size());
   std::vector<PlanCache> caches(grid.size());
   Save first = Simulate(model, grid, caches);
   const Save cached = Simulate(model, grid, caches);
@@ -298,7 +295,7 @@ Result Report(const LlamaShape& model, const char* name, const Grid& grid, const
       cached.sent_bytes / 1e6, first.seconds() / first.described_shards * 1e6);
   if (figures) {
     const auto figure = [&](const char* what, double value, const char* unit) {
-      std::printf("figure plan.%s_%d.%s %.6g %s\n", name, grid.size(), what, value, unit);
+      PrintFigure(absl::StrCat("plan.", name, "_", grid.size(), ".", what), value, unit);
     };
     figure("first_seconds", first.seconds(), "s");
     figure("cached_seconds", cached.seconds(), "s");
@@ -317,8 +314,8 @@ Result Report(const LlamaShape& model, const char* name, const Grid& grid, const
         "read instead of %.1f GB\n",
         load_grid.data, load_grid.tensor, load_grid.pipeline, load.rank_seconds, load.share_seconds,
         load.needs_bytes / 1e6, load.read_bytes / 1e9, load.alone_bytes / 1e9);
-    std::printf("figure plan.%s_%d.load_seconds %.6g s\n", name, grid.size(),
-                load.rank_seconds + load.share_seconds);
+    PrintFigure(absl::StrCat("plan.", name, "_", grid.size(), ".load_seconds"),
+                load.rank_seconds + load.share_seconds, "s");
   }
   std::fflush(stdout);
   return {true, first.seconds() / first.described_shards};
@@ -333,9 +330,7 @@ int Main() {
   }
   const Result large = Report(kLlama405B, "405b", {70, 8, 16}, {70, 4, 32}, true);
   ok &= small.ok && large.ok;
-  if (ok)
-    std::printf("figure plan.growth %.3f ratio\n",
-                large.seconds_per_shard / small.seconds_per_shard);
+  if (ok) PrintFigure("plan.growth", large.seconds_per_shard / small.seconds_per_shard);
   return ok ? 0 : 1;
 }
 

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -111,42 +112,24 @@ absl::StatusOr<double> RawDiskFile::TransferOnce(const RawDiskShape& shape, bool
   return static_cast<double>(bytes_) / seconds;
 }
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t n = values.size();
-  return (values[(n - 1) / 2] + values[n / 2]) / 2;
-}
-
-absl::StatusOr<RawDiskRates> MeasureRawDisk(const RawDiskOptions& options) {
-  if (options.shapes.empty()) return absl::InvalidArgumentError("raw disk: no shapes to measure");
-  absl::StatusOr<RawDiskFile> file = RawDiskFile::Create(options.directory, options.bytes);
+absl::StatusOr<RawDiskShapes> FindRawDiskShapes(const std::string& directory, uint64_t bytes) {
+  absl::StatusOr<RawDiskFile> file = RawDiskFile::Create(directory, bytes);
   if (!file.ok()) return file.status();
-  RawDiskRates rates;
-  for (const RawDiskShape& shape : options.shapes) {
+  RawDiskShapes best;
+  double best_write = 0, best_read = 0;
+  for (const RawDiskShape& shape : {RawDiskShape{size_t{1} << 20, 4},
+                                    {size_t{4} << 20, 2},
+                                    {size_t{4} << 20, 4},
+                                    {size_t{16} << 20, 1},
+                                    {size_t{16} << 20, 2}}) {
     const absl::StatusOr<double> write = file->WriteOnce(shape);
     if (!write.ok()) return write.status();
     const absl::StatusOr<double> read = file->ReadOnce(shape);
     if (!read.ok()) return read.status();
-    rates.all_write.push_back({shape, *write});
-    rates.all_read.push_back({shape, *read});
+    if (*write > best_write) best_write = *write, best.write = shape;
+    if (*read > best_read) best_read = *read, best.read = shape;
   }
-  const auto slower = [](const RawDiskRate& a, const RawDiskRate& b) {
-    return a.bytes_per_s < b.bytes_per_s;
-  };
-  rates.write = *std::max_element(rates.all_write.begin(), rates.all_write.end(), slower);
-  rates.read = *std::max_element(rates.all_read.begin(), rates.all_read.end(), slower);
-  std::vector<double> writes = {rates.write.bytes_per_s}, reads = {rates.read.bytes_per_s};
-  for (int i = 0; i < options.repeats; ++i) {
-    const absl::StatusOr<double> write = file->WriteOnce(rates.write.shape);
-    if (!write.ok()) return write.status();
-    const absl::StatusOr<double> read = file->ReadOnce(rates.read.shape);
-    if (!read.ok()) return read.status();
-    writes.push_back(*write);
-    reads.push_back(*read);
-  }
-  rates.write.bytes_per_s = Median(std::move(writes));
-  rates.read.bytes_per_s = Median(std::move(reads));
-  return rates;
+  return best;
 }
 
 }  // namespace tessera

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -47,33 +46,13 @@ class RawDiskFile {
   const uint64_t bytes_;
 };
 
-struct RawDiskRate {
-  RawDiskShape shape;
-  double bytes_per_s = 0;
+// The shapes with which this disk was fastest.
+struct RawDiskShapes {
+  RawDiskShape write, read;
 };
 
-struct RawDiskOptions {
-  std::string directory;
-  uint64_t bytes = 1'500'000'000;
-  // Each is tried once; the best one for writing and the best one for reading are then repeated.
-  std::vector<RawDiskShape> shapes = {{size_t{1} << 20, 4},
-                                      {size_t{4} << 20, 2},
-                                      {size_t{4} << 20, 4},
-                                      {size_t{16} << 20, 1},
-                                      {size_t{16} << 20, 2}};
-  int repeats = 3;
-};
-
-struct RawDiskRates {
-  RawDiskRate write, read;                       // the best shape's median over all of its runs
-  std::vector<RawDiskRate> all_write, all_read;  // one run each, in the order of the options
-};
-
-// Takes about (shapes + repeats) times the time to write and to read the file.
-absl::StatusOr<RawDiskRates> MeasureRawDisk(const RawDiskOptions& options);
-
-// The median; the mean of the two middle values for an even number. Precondition: not empty.
-double Median(std::vector<double> values);
+// Writes and reads a file of `bytes` bytes once with each of a few shapes.
+absl::StatusOr<RawDiskShapes> FindRawDiskShapes(const std::string& directory, uint64_t bytes);
 
 }  // namespace tessera
 

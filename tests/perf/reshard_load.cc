@@ -1,12 +1,12 @@
-// What it costs to resume under another topology: four MPI ranks load GPT-2 124M's training state
-// (bf16 weights; fp32 master weights and two moments). For pairs of topologies A and B, checkpoints
-// of both are loaded under both, in turns, past the page cache. For each direction
+// What it costs to resume under another topology: four MPI ranks load the training state of a third
+// of GPT-2 124M (bf16 weights; fp32 master weights and two moments). For pairs of topologies A and
+// B, checkpoints of both are loaded under both, in turns, past the page cache. For each direction
 //   figure reshard_load.<A>.<B>.ratio       A's checkpoint under B / B's own checkpoint under B
 //   figure reshard_load.<A>.<B>.over_saved  A's checkpoint under B / A's own checkpoint under A
 // each of them the median over rounds of ratios within a round. The first compares two loads that
 // fill the same memory with the same elements and differ only in how they were saved: the cost of
 // resharding for a run under B. The second includes what the run cannot choose: where the
-// topologies hold different amounts (four ranks of dp4 hold 7 GB, four of tp4 less than 2), the
+// topologies hold different amounts (four ranks of dp4 hold four times what four of tp4 do), the
 // difference is not caused by resharding. Either way a load reads each stored byte once. Then
 //   figure reshard_load.worst_ratio, .worst_over_saved   over all of them
 //   figure reshard_load.same.<A>.disk_ratio   rate of a load under the topology that was saved, in
@@ -17,26 +17,17 @@
 //                                         much again as the checkpoint, or more
 //   figure reshard_load.bytes_over_state  bytes of all of a checkpoint's files over those of the
 //                                         logical state: the worst over the topologies
-//   figure reshard_load.naive.<A>.<B>.ratio, .over_saved  of a checkpoint of private files, one for
-//                                         each rank, from which ranks pick what they want
 //
-// Started without --rank_of, it starts mpirun and itself, for one pair after the other. Takes about
-// 11 GB of memory and 20 GB of disk.
-
-#include <unistd.h>
+// Started without --rank_of, it starts mpirun and itself, for one pair after the other.
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -46,13 +37,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
 #include "compute/comm/mpi/mpi_world.h"
+#include "tests/perf/harness.h"
 #include "tests/perf/raw_disk.h"
-#include "tests/perf/reshard_load_naive.h"
 #include "tests/perf/reshard_load_state.h"
 #include "trainer/state/communicator_group.h"
 
@@ -61,7 +50,7 @@ ABSL_FLAG(std::vector<std::string>, pairs,
           std::vector<std::string>({"dp4:tp4", "dp4_zero2:pp4", "tp4:dp2_tp2"}),
           "What to measure, in both directions: topologies of four ranks, A:B.");
 ABSL_FLAG(int, rounds, 3, "Rounds behind each median.");
-ABSL_FLAG(int, naive_rounds, 1, "How many of them measure the naive checkpoint, too.");
+ABSL_FLAG(int, layers, 4, "Of GPT-2's twelve, with as much of its vocabulary.");
 ABSL_FLAG(int, io_threads, 4, "Of each rank.");
 ABSL_FLAG(std::string, directory, "", "Where to write; default: a new one under /tmp.");
 
@@ -87,37 +76,37 @@ class Pair {
   }
 
   absl::Status Measure() {
-    for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
+    return ForEachRound(absl::GetFlag(FLAGS_rounds), [&](int round) -> absl::Status {
       // Each destination loads both checkpoints in direct succession, in alternating order.
       for (int i = 0; i < 4; ++i) {
         const int to = (i / 2 + round) % 2, from = (i + round / 2) % 2;
         TESSERA_RETURN_IF_ERROR(from == to ? LoadBetweenRawReads(sides_[to])
                                            : Load(sides_[from], sides_[to]));
       }
-      if (round >= absl::GetFlag(FLAGS_naive_rounds)) continue;
-      for (const Side& from : sides_) {
-        for (Side& to : sides_) TESSERA_RETURN_IF_ERROR(LoadPrivateFiles(from, to));
-      }
-    }
-    return absl::OkStatus();
+      return absl::OkStatus();
+    });
   }
 
  private:
   struct Side {
     std::unique_ptr<ReshardLoadState> state;
-    std::string directory;  // of the naive checkpoint; Tessera's is below it
     std::unique_ptr<ckpt::Storage> storage;
     std::string checkpoint;  // in the storage
   };
 
   explicit Pair(Communicator& world) : world_(world), group_(MakeProcessGroup(&world)) {}
 
+  static std::string DirectoryOf(const std::string& topology) {
+    return absl::StrCat(absl::GetFlag(FLAGS_directory), "/", topology);
+  }
+
   absl::StatusOr<Side> Open(const std::string& topology) {
     Side side;
-    TESSERA_ASSIGN_OR_RETURN(side.state, ReshardLoadState::Create(topology, world_));
-    side.directory = absl::StrCat(absl::GetFlag(FLAGS_directory), "/", topology);
-    std::filesystem::create_directory(side.directory);
-    TESSERA_ASSIGN_OR_RETURN(side.storage, ckpt::OpenPosixStorage(side.directory));
+    TESSERA_ASSIGN_OR_RETURN(
+        side.state, ReshardLoadState::Create(topology, absl::GetFlag(FLAGS_layers), world_));
+    const std::string directory = DirectoryOf(topology);
+    std::filesystem::create_directory(directory);
+    TESSERA_ASSIGN_OR_RETURN(side.storage, ckpt::OpenPosixStorage(directory));
     TESSERA_RETURN_IF_ERROR(world_.Barrier());
     return side;
   }
@@ -127,14 +116,11 @@ class Pair {
         const ckpt::SaveReport saved,
         ckpt::Save(*side.storage, "", 1, side.state->dict(), {.group = &*group_}));
     side.checkpoint = saved.directory;
-    if (absl::GetFlag(FLAGS_naive_rounds) > 0) {
-      TESSERA_RETURN_IF_ERROR(WriteNaive(side.directory, world_.rank(), side.state->dict()));
-    }
     TESSERA_RETURN_IF_ERROR(world_.Barrier());
     if (world_.rank() != 0) return absl::OkStatus();
     uint64_t bytes = 0;
     for (const auto& file : std::filesystem::recursive_directory_iterator(
-             absl::StrCat(side.directory, "/", saved.directory))) {
+             absl::StrCat(DirectoryOf(side.state->topology()), "/", saved.directory))) {
       if (file.is_regular_file()) bytes += file.file_size();
     }
     std::printf("saved %s %lu %lu\n", side.state->topology().c_str(), bytes,
@@ -201,38 +187,18 @@ class Pair {
   absl::Status Load(const Side& from, Side& to) {
     to.state->Spoil();
     TESSERA_RETURN_IF_ERROR(world_.Barrier());
-    const absl::Time start = absl::Now();
+    const double start = Now();
     TESSERA_ASSIGN_OR_RETURN(
         const ckpt::LoadReport report,
         ckpt::Load(*from.storage, from.checkpoint, to.state->dict(),
                    {.group = &*group_, .io_threads = absl::GetFlag(FLAGS_io_threads)}));
-    TESSERA_ASSIGN_OR_RETURN(const double seconds,
-                             Slowest(absl::ToDoubleSeconds(absl::Now() - start)));
+    TESSERA_ASSIGN_OR_RETURN(const double seconds, Slowest(Now() - start));
     TESSERA_RETURN_IF_ERROR(to.state->Check());
     TESSERA_ASSIGN_OR_RETURN(const int64_t read, Sum(report.bytes_read));
     TESSERA_ASSIGN_OR_RETURN(const int64_t received, Sum(report.bytes_received));
-    return Tell("ours", from, to, seconds, read, received);
-  }
-
-  absl::Status LoadPrivateFiles(const Side& from, Side& to) {
-    to.state->Spoil();
-    TESSERA_RETURN_IF_ERROR(world_.Barrier());
-    const absl::Time start = absl::Now();
-    TESSERA_ASSIGN_OR_RETURN(const NaiveLoad load,
-                             LoadNaive(*from.storage, from.directory, world_.rank(), kRanks,
-                                       absl::GetFlag(FLAGS_io_threads), to.state->dict()));
-    TESSERA_ASSIGN_OR_RETURN(const double seconds,
-                             Slowest(absl::ToDoubleSeconds(absl::Now() - start)));
-    TESSERA_RETURN_IF_ERROR(to.state->Check());
-    TESSERA_ASSIGN_OR_RETURN(const int64_t read, Sum(load.bytes_read));
-    return Tell("naive", from, to, seconds, read, 0);
-  }
-
-  absl::Status Tell(const char* kind, const Side& from, const Side& to, double seconds,
-                    int64_t read, int64_t received) {
     TESSERA_ASSIGN_OR_RETURN(const int64_t wanted, Sum(to.state->local_bytes()));
     if (world_.rank() != 0) return absl::OkStatus();
-    std::printf("load %s %s %s %.4f %ld %ld %ld\n", kind, from.state->topology().c_str(),
+    std::printf("load %s %s %.4f %ld %ld %ld\n", from.state->topology().c_str(),
                 to.state->topology().c_str(), seconds, wanted, read, received);
     std::fflush(stdout);
     return absl::OkStatus();
@@ -259,7 +225,7 @@ struct Loads {
 };
 
 struct PairTimes {
-  std::map<std::tuple<std::string, std::string, std::string>, Loads> loads;  // kind, from, to
+  std::map<std::pair<std::string, std::string>, Loads> loads;  // from, to
   std::map<std::string, std::vector<double>> raw;  // bytes/s around loads of the same topology
 };
 
@@ -270,11 +236,11 @@ struct Worst {
 };
 
 void Read(const std::string& line, PairTimes& times, Worst& worst) {
-  std::array<char, 32> kind{}, from{}, to{};
+  std::array<char, 32> from{}, to{};
   double seconds = 0, wanted = 0, read = 0, received = 0;
-  if (std::sscanf(line.c_str(), "load %31s %31s %31s %lf %lf %lf %lf", kind.data(), from.data(),
-                  to.data(), &seconds, &wanted, &read, &received) == 7) {
-    Loads& loads = times.loads[{kind.data(), from.data(), to.data()}];
+  if (std::sscanf(line.c_str(), "load %31s %31s %lf %lf %lf %lf", from.data(), to.data(), &seconds,
+                  &wanted, &read, &received) == 6) {
+    Loads& loads = times.loads[{from.data(), to.data()}];
     loads.seconds.push_back(seconds);
     loads.wanted = wanted;
     loads.read = read;
@@ -289,28 +255,14 @@ void Read(const std::string& line, PairTimes& times, Worst& worst) {
 }
 
 absl::StatusOr<PairTimes> Run(const std::string& pair, const std::string& directory, Worst& worst) {
-  std::array<char, 4096> self{};
-  if (readlink("/proc/self/exe", self.data(), self.size() - 1) < 0) {
-    return absl::InternalError("/proc/self/exe cannot be read");
-  }
-  const std::string command = absl::StrCat(
-      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --bind-to ",
-      "none -n ", kRanks, " '", self.data(), "' --rank_of=", pair, " --directory='", directory,
-      "' --rounds=", absl::GetFlag(FLAGS_rounds),
-      " --naive_rounds=", absl::GetFlag(FLAGS_naive_rounds),
-      " --io_threads=", absl::GetFlag(FLAGS_io_threads));
-  std::FILE* output = popen(command.c_str(), "r");
-  if (output == nullptr) return absl::InternalError("no process for mpirun");
   PairTimes times;
-  std::string text;
-  std::array<char, 512> line{};
-  while (std::fgets(line.data(), line.size(), output) != nullptr) {
-    text += line.data();
-    Read(line.data(), times, worst);
-    std::fflush(stdout);
-  }
-  if (pclose(output) == 0) return times;
-  return absl::InternalError(absl::StrCat(pair, " failed: ", text));
+  TESSERA_RETURN_IF_ERROR(RunRanks(kRanks,
+                                   absl::StrCat("--rank_of=", pair, " --directory='", directory,
+                                                "' --layers=", absl::GetFlag(FLAGS_layers),
+                                                " --rounds=", absl::GetFlag(FLAGS_rounds),
+                                                " --io_threads=", absl::GetFlag(FLAGS_io_threads)),
+                                   [&](const std::string& line) { Read(line, times, worst); }));
+  return times;
 }
 
 double MedianRatio(const Loads& over, const Loads& under) {
@@ -322,7 +274,7 @@ double MedianRatio(const Loads& over, const Loads& under) {
 }
 
 void PrintSame(const std::string& topology, PairTimes& times, Worst& worst) {
-  const Loads& same = times.loads[{"ours", topology, topology}];
+  const Loads& same = times.loads[{topology, topology}];
   const std::vector<double>& raw = times.raw[topology];
   std::vector<double> ratios;
   for (size_t r = 0; r < same.seconds.size(); ++r) {
@@ -330,7 +282,7 @@ void PrintSame(const std::string& topology, PairTimes& times, Worst& worst) {
   }
   const double ratio = Median(ratios);
   std::printf("raw disk around loads of %s: %.0f MB/s\n", topology.c_str(), Median(raw) / 1e6);
-  std::printf("figure reshard_load.same.%s.disk_ratio %.3f ratio\n", topology.c_str(), ratio);
+  PrintFigure(absl::StrCat("reshard_load.same.", topology, ".disk_ratio"), ratio);
   worst.disk_ratio = std::min(worst.disk_ratio, ratio);
   if (same.wanted < same.read * 1.5) {
     worst.sharded_disk_ratio = std::min(worst.sharded_disk_ratio, ratio);
@@ -338,26 +290,21 @@ void PrintSame(const std::string& topology, PairTimes& times, Worst& worst) {
 }
 
 void PrintChange(const std::string& from, const std::string& to, PairTimes& times, Worst& worst) {
-  for (const std::string kind : {"ours", "naive"}) {
-    const Loads& changed = times.loads[{kind, from, to}];
-    if (changed.seconds.empty()) continue;
-    const double ratio = MedianRatio(changed, times.loads[{kind, to, to}]);
-    const double over_saved = MedianRatio(changed, times.loads[{kind, from, from}]);
-    const std::string name =
-        absl::StrCat("reshard_load.", kind == "naive" ? "naive." : "", from, ".", to);
-    std::printf("figure %s.ratio %.3f ratio\nfigure %s.over_saved %.3f ratio\n", name.c_str(),
-                ratio, name.c_str(), over_saved);
-    if (kind == "naive") continue;
-    worst.ratio = std::max(worst.ratio, ratio);
-    worst.over_saved = std::max(worst.over_saved, over_saved);
-  }
+  const Loads& changed = times.loads[{from, to}];
+  const double ratio = MedianRatio(changed, times.loads[{to, to}]);
+  const double over_saved = MedianRatio(changed, times.loads[{from, from}]);
+  const std::string name = absl::StrCat("reshard_load.", from, ".", to);
+  PrintFigure(name + ".ratio", ratio);
+  PrintFigure(name + ".over_saved", over_saved);
+  worst.ratio = std::max(worst.ratio, ratio);
+  worst.over_saved = std::max(worst.over_saved, over_saved);
 }
 
 void Print(const std::vector<std::string>& topologies, PairTimes& times, Worst& worst) {
   for (const auto& [key, loads] : times.loads) {
-    const auto& [kind, from, to] = key;
-    std::printf("%s: %s under %s: %.3f s; MB: %.0f wanted by the ranks, %.0f read, %.0f received\n",
-                kind.c_str(), from.c_str(), to.c_str(), Median(loads.seconds), loads.wanted / 1e6,
+    const auto& [from, to] = key;
+    std::printf("%s under %s: %.3f s; MB: %.0f wanted by the ranks, %.0f read, %.0f received\n",
+                from.c_str(), to.c_str(), Median(loads.seconds), loads.wanted / 1e6,
                 loads.read / 1e6, loads.received / 1e6);
   }
   for (const std::string& topology : topologies) PrintSame(topology, times, worst);
@@ -379,25 +326,14 @@ absl::Status MeasureAll(const std::string& directory) {
     TESSERA_RETURN_IF_ERROR(times.status());
     Print(topologies, *times, worst);
   }
-  std::printf("figure reshard_load.worst_ratio %.3f ratio\n", worst.ratio);
-  std::printf("figure reshard_load.worst_over_saved %.3f ratio\n", worst.over_saved);
-  std::printf("figure reshard_load.same.disk_ratio %.3f ratio\n", worst.disk_ratio);
+  PrintFigure("reshard_load.worst_ratio", worst.ratio);
+  PrintFigure("reshard_load.worst_over_saved", worst.over_saved);
+  PrintFigure("reshard_load.same.disk_ratio", worst.disk_ratio);
   if (worst.sharded_disk_ratio < Worst::kNone) {
-    std::printf("figure reshard_load.same.sharded.disk_ratio %.3f ratio\n",
-                worst.sharded_disk_ratio);
+    PrintFigure("reshard_load.same.sharded.disk_ratio", worst.sharded_disk_ratio);
   }
-  std::printf("figure reshard_load.bytes_over_state %.5f ratio\n", worst.bytes_over_state);
+  PrintFigure("reshard_load.bytes_over_state", worst.bytes_over_state);
   return absl::OkStatus();
-}
-
-absl::Status Start() {
-  const std::string given = absl::GetFlag(FLAGS_directory);
-  if (!given.empty()) return MeasureAll(given);
-  std::string directory = "/tmp/tessera_reshard_load_XXXXXX";
-  if (mkdtemp(directory.data()) == nullptr) return absl::UnavailableError(directory);
-  const absl::Status status = MeasureAll(directory);
-  std::filesystem::remove_all(directory);
-  return status;
 }
 
 }  // namespace
@@ -406,7 +342,7 @@ absl::Status Start() {
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
   if (!absl::GetFlag(FLAGS_rank_of).empty()) return tessera::RunMpiRank({}, tessera::BeRank);
-  const absl::Status status = tessera::Start();
-  if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  return status.ok() ? 0 : 1;
+  return tessera::RunProgram("reshard_load", [] {
+    return tessera::WithFolder(absl::GetFlag(FLAGS_directory), tessera::MeasureAll);
+  });
 }

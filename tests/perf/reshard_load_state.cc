@@ -14,7 +14,6 @@
 #include "base/status_macros.h"
 #include "checkpoint/elements/box_runs.h"
 #include "layout/box.h"
-#include "trainer/state/state_dict.h"
 
 namespace tessera {
 namespace {
@@ -96,20 +95,14 @@ absl::StatusOr<uint64_t> LogicalBytes(const ckpt::StateDict& dict, Communicator&
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ReshardLoadState>> ReshardLoadState::Create(
-    const std::string& topology, Communicator& world) {
+    const std::string& topology, int layers, Communicator& world) {
   std::unique_ptr<ReshardLoadState> state(new ReshardLoadState(topology));
   TESSERA_ASSIGN_OR_RETURN(
       state->run_,
-      Gpt2Run::Create({.topology = topology, .bf16 = true, .micro_batches = kMicroBatches},
-                      &world));
-  std::vector<StateChunk> chunks;
-  for (const TrainedChunk& chunk : state->run_->trainer().chunks()) {
-    chunks.push_back({chunk.parameters, chunk.optimizer});
-  }
-  state->dict_ = WeightState(chunks);
-  for (ckpt::ShardedTensor& tensor : OptimizerTensors(chunks).tensors) {
-    state->dict_.tensors.push_back(std::move(tensor));
-  }
+      Gpt2Run::Create(
+          {.layers = layers, .topology = topology, .bf16 = true, .micro_batches = kMicroBatches},
+          &world));
+  state->dict_ = state->run_->State();
   TESSERA_ASSIGN_OR_RETURN(state->logical_bytes_, LogicalBytes(state->dict_, world));
   ForEachElement(state->dict_, 1,
                  [&](const ckpt::ShardedTensor& tensor, uint64_t hash, int64_t i, std::byte* at) {

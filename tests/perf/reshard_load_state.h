@@ -13,14 +13,14 @@
 
 namespace tessera {
 
-// The training state of GPT-2 124M (bf16 weights; fp32 master weights and two moments) on one rank
-// of a topology. Every element has a value derived from its tensor's name and its index in the
+// The training state of some layers of GPT-2 124M (bf16 weights; fp32 master weights and two
+// moments) on one rank of a topology. Every element has a value derived from its tensor's name and its index in the
 // tensor, so that a load can be checked under any topology.
 class ReshardLoadState {
  public:
   // Collective over `world`, which must outlive the result. All memory is prefaulted.
   static absl::StatusOr<std::unique_ptr<ReshardLoadState>> Create(const std::string& topology,
-                                                                  Communicator& world);
+                                                                  int layers, Communicator& world);
 
   const std::string& topology() const { return topology_; }
   ckpt::StateDict& dict() { return dict_; }

@@ -9,10 +9,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,11 +21,12 @@
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
-#include "tests/perf/gpt2_state.h"
-#include "tests/perf/raw_disk.h"
+#include "tests/perf/gpt2_run.h"
+#include "tests/perf/harness.h"
 
 ABSL_FLAG(int, rounds, 5, "how often everything is measured");
 ABSL_FLAG(int, io_threads, 4, "of the checkpoint engine; connections of libcurl alone");
@@ -38,12 +37,6 @@ namespace {
 constexpr size_t kObjectBytes = size_t{8} << 20;
 using CurlLong = long;  // NOLINT(google-runtime-int): what libcurl takes and gives
 constexpr CurlLong kBufferBytes = 512 << 10;
-
-double Seconds(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 // One connection that moves one object at a time.
 class Connection {
@@ -117,69 +110,49 @@ double RawRate(const std::string& url, std::span<char> memory, bool put) {
   std::atomic<size_t> next = 0;
   std::atomic<bool> failed = false;
   const size_t objects = (memory.size() + kObjectBytes - 1) / kObjectBytes;
-  const double seconds = Seconds([&] {
-    std::vector<std::thread> threads;
-    for (int t = 0; t < absl::GetFlag(FLAGS_io_threads); ++t) {
-      threads.emplace_back([&] {
-        Connection connection(url);
-        for (size_t i = next++; i < objects; i = next++) {
-          const size_t begin = i * kObjectBytes,
-                       end = std::min(memory.size(), begin + kObjectBytes);
-          const std::span<char> bytes = memory.subspan(begin, end - begin);
-          if (!(put ? connection.Put(i, bytes) : connection.Get(i, bytes))) failed = true;
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-  });
-  return failed ? 0 : memory.size() / seconds;
+  const double start = Now();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < absl::GetFlag(FLAGS_io_threads); ++t) {
+    threads.emplace_back([&] {
+      Connection connection(url);
+      for (size_t i = next++; i < objects; i = next++) {
+        const size_t begin = i * kObjectBytes, end = std::min(memory.size(), begin + kObjectBytes);
+        const std::span<char> bytes = memory.subspan(begin, end - begin);
+        if (!(put ? connection.Put(i, bytes) : connection.Get(i, bytes))) failed = true;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return failed ? 0 : memory.size() / (Now() - start);
 }
 
-struct Series {
-  std::vector<double> ours, raw, ratio;
-  void Add(double our_rate, double raw_rate) {
-    ours.push_back(our_rate);
-    raw.push_back(raw_rate);
-    ratio.push_back(our_rate / raw_rate);
-  }
-  void Print(const char* name) const {
-    std::printf("%s: %.0f MB/s, libcurl alone %.0f MB/s; ratios", name, Median(ours) / 1e6,
-                Median(raw) / 1e6);
-    for (double r : ratio) std::printf(" %.3f", r);
-    std::printf("\nfigure s3.%s.ratio %.3f ratio\n", name, Median(ratio));
-    std::printf("figure s3.%s.rate %.0f MB/s\n", name, Median(ours) / 1e6);
-  }
-};
-
 absl::Status Measure() {
-  Gpt2State state;
-  std::vector<char> memory(state.bytes(), 'x');
-  std::printf("state: %zu tensors, %.1f MB; %d rounds\n", state.dict().tensors.size(),
-              state.bytes() / 1e6, absl::GetFlag(FLAGS_rounds));
+  TESSERA_ASSIGN_OR_RETURN(Gpt2State state, Gpt2State::Create());
+  std::vector<char> memory(state.bytes, 'x');
+  std::printf("state: %zu tensors, %.1f MB\n", state.dict.tensors.size(), state.bytes / 1e6);
   const ckpt::s3::S3Server server({.verify = false});
-  const auto storage =
-      ckpt::OpenS3Storage({.client = server.ForClient(), .prefix = "runs", .create_root = true});
-  if (!storage.ok()) return storage.status();
-  ckpt::SaveOptions save_options;
-  ckpt::LoadOptions load_options;
-  save_options.io_threads = load_options.io_threads = absl::GetFlag(FLAGS_io_threads);
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ckpt::Storage> storage,
+      ckpt::OpenS3Storage({.client = server.ForClient(), .prefix = "runs", .create_root = true}));
+  const int io_threads = absl::GetFlag(FLAGS_io_threads);
   const std::string raw_url = absl::StrCat(server.endpoint(), "/bucket/raw/");
-  Series save, load;
-  for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
+  Pairs save, load;
+  TESSERA_RETURN_IF_ERROR(ForEachRound(absl::GetFlag(FLAGS_rounds), [&](int round) -> absl::Status {
     const double raw_put = RawRate(raw_url, memory, /*put=*/true);
-    const auto saved = ckpt::Save(**storage, "", round + 1, state.dict(), save_options);
-    if (!saved.ok()) return saved.status();
+    TESSERA_ASSIGN_OR_RETURN(
+        const ckpt::SaveReport saved,
+        ckpt::Save(*storage, "", round + 1, state.dict, {.io_threads = io_threads}));
     const double raw_get = RawRate(raw_url, memory, /*put=*/false);
-    const auto loaded = ckpt::Load(**storage, saved->directory, state.dict(), load_options);
-    if (!loaded.ok()) return loaded.status();
+    TESSERA_ASSIGN_OR_RETURN(
+        const ckpt::LoadReport loaded,
+        ckpt::Load(*storage, saved.directory, state.dict, {.io_threads = io_threads}));
     if (raw_put == 0 || raw_get == 0) return absl::InternalError("libcurl alone failed");
-    save.Add(saved->bytes_written / saved->seconds, raw_put);
-    load.Add(loaded->bytes_read / loaded->seconds, raw_get);
-    const absl::Status deleted = (*storage)->DeleteTree(saved->directory);
-    if (!deleted.ok()) return deleted;
-  }
-  save.Print("save");
-  load.Print("load");
+    save.Add(saved.bytes_written / saved.seconds, raw_put);
+    load.Add(loaded.bytes_read / loaded.seconds, raw_get);
+    return storage->DeleteTree(saved.directory);
+  }));
+  save.PrintRates("s3.save", "ratio", "libcurl alone");
+  load.PrintRates("s3.load", "ratio", "libcurl alone");
   return absl::OkStatus();
 }
 
@@ -188,10 +161,5 @@ absl::Status Measure() {
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  const absl::Status status = tessera::Measure();
-  if (!status.ok()) {
-    std::fprintf(stderr, "s3: %s\n", std::string(status.message()).c_str());
-    return 1;
-  }
-  return 0;
+  return tessera::RunProgram("s3", tessera::Measure);
 }

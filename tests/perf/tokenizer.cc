@@ -8,9 +8,7 @@
 #include "tokenizer/tokenizer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <string>
@@ -20,6 +18,7 @@
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
 #include "base/status_macros.h"
+#include "tests/perf/harness.h"
 #include "tokenizer/bpe/split_rules.h"
 #include "trainer/data/default_corpus.h"
 #include "trainer/data/file_util.h"
@@ -48,10 +47,9 @@ absl::StatusOr<std::string> Corpus() {
 double BestSeconds(const std::function<void()>& body) {
   double best = 1e9;
   for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
-    const auto begin = std::chrono::steady_clock::now();
+    const double begin = Now();
     body();
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-    best = std::min(best, elapsed.count());
+    best = std::min(best, Now() - begin);
   }
   return best;
 }
@@ -76,11 +74,10 @@ absl::Status Run() {
   absl::Status status;
   const double all = BestSeconds([&] { status.Update(tokenizer->Encode(text).status()); });
   TESSERA_RETURN_IF_ERROR(status);
-  std::printf("figure tokenizer.split.gpt2.rate %.1f MB/s\n", megabytes / gpt2);
-  std::printf("figure tokenizer.split.llama3.rate %.1f MB/s\n", megabytes / llama3);
-  std::printf("figure tokenizer.encode.rate %.1f MB/s\n", megabytes / all);
-  std::printf("figure tokenizer.encode.ratio %.3f ratio\n",
-              all / (absl::GetFlag(FLAGS_llama3) ? llama3 : gpt2));
+  PrintFigure("tokenizer.split.gpt2.rate", megabytes / gpt2, "MB/s");
+  PrintFigure("tokenizer.split.llama3.rate", megabytes / llama3, "MB/s");
+  PrintFigure("tokenizer.encode.rate", megabytes / all, "MB/s");
+  PrintFigure("tokenizer.encode.ratio", all / (absl::GetFlag(FLAGS_llama3) ? llama3 : gpt2));
   return absl::OkStatus();
 }
 
@@ -89,7 +86,5 @@ absl::Status Run() {
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  const absl::Status status = tessera::Run();
-  if (!status.ok()) std::fprintf(stderr, "tokenizer: %s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  return tessera::RunProgram("tokenizer", tessera::Run);
 }

@@ -8,7 +8,6 @@
 //
 // Each case runs in a separate process, so that its peak memory is its own.
 
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,13 +22,13 @@
 #include "glog/logging.h"
 #include "tests/perf/gemm_peak.h"
 #include "tests/perf/gpt2_run.h"
-#include "tests/perf/raw_disk.h"
+#include "tests/perf/harness.h"
 
 namespace tessera {
 namespace {
 
 constexpr int kRounds = 3;
-constexpr int kStepsPerRound = 5;
+constexpr int kStepsPerRound = 3;
 
 struct Case {
   DType dtype;
@@ -43,14 +42,7 @@ struct Case {
 };
 
 void Figure(const Case& which, const char* name, double value, const char* unit) {
-  std::printf("figure %s.%s %.4g %s\n", which.name().c_str(), name, value, unit);
-  std::fflush(stdout);
-}
-
-double PeakResidentBytes() {
-  rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_maxrss) * 1024;
+  PrintFigure(which.name() + "." + name, value, unit);
 }
 
 double Step(Gpt2Run& run) {
@@ -94,6 +86,7 @@ void Measure(const Case& which) {
 int Main() {
   for (const Case& which : {Case{DType::kF32, 4, 64}, Case{DType::kF32, 1, 1024},
                             Case{DType::kBF16, 4, 64}, Case{DType::kBF16, 1, 1024}}) {
+    std::fprintf(stderr, "%s\n", which.name().c_str());
     const pid_t child = fork();
     if (child == 0) {
       Measure(which);

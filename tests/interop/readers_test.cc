@@ -1,0 +1,366 @@
+// What readers of other frameworks' checkpoints make of files that lack something, have it in
+// another way, or say more than tensors. layouts_test continues runs from them.
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_replace.h"
+#include "base/status_macros.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "convert/core/foreign_storage.h"
+#include "convert/open_foreign.h"
+#include "convert/testing/zip_changes.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/interop/foreign_run.h"
+#include "tests/support/command.h"
+#include "tools/ckpt/commands.h"
+#include "trainer/config/config.h"
+#include "trainer/config/config.pb.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::LogicalState;
+
+std::string Fixture(const std::string& name) { return "tests/interop/" + name; }
+
+class ReadersTest : public testing::ForeignTest {
+ protected:
+  // Opens a checkpoint; its description is in manifest_.
+  void Open(const std::string& folder, const ckpt::convert::OpenForeignOptions& options = {}) {
+    auto opened = ckpt::convert::OpenForeign(folder, options);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    storage_ = *std::move(opened);
+    const auto manifest = ckpt::ReadManifest(*storage_, "");
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    manifest_ = *manifest;
+  }
+
+  // A name of the parameter in the format's own files.
+  std::string ForeignName(const std::string& parameter, const std::string& key) const {
+    for (const ckpt::OptimizerParameter& found : manifest_.optimizer().parameters()) {
+      if (found.parameter() == parameter) return found.foreign_names().at(key);
+    }
+    return "";
+  }
+
+  std::vector<std::string> TensorNames() const {
+    std::vector<std::string> names;
+    for (const ckpt::LogicalTensor& tensor : manifest_.tensors()) names.push_back(tensor.name());
+    return names;
+  }
+
+  // Replaces texts in all files whose names begin like this. Texts of files with tensors keep their
+  // length.
+  static void Edit(const std::string& folder, const std::string& start,
+                   const std::vector<std::pair<std::string, std::string>>& texts) {
+    int edited = 0;
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (!entry.path().filename().string().starts_with(start)) continue;
+      const std::string before = ReadFile(entry.path());
+      const std::string after = absl::StrReplaceAll(before, texts);
+      edited += after != before;
+      std::ofstream(entry.path(), std::ios::binary) << ckpt::convert::WithoutChecksums(after);
+    }
+    EXPECT_GT(edited, 0) << start;
+  }
+
+  static void Remove(const std::string& folder, const std::string& part) {
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (entry.path().filename().string().find(part) != std::string::npos)
+        fs::remove(entry.path());
+    }
+  }
+
+  // That a run in fp32 begins with the state of a safetensors file.
+  void ExpectHolds(const std::string& folder, const std::string& oracle) const {
+    const auto loaded = Load(folder, "single", /*bf16=*/false);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    const auto expected = testing::ReadFp32State(Fixture(oracle));
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    EXPECT_EQ(FirstStateDifference(loaded->state, *expected), "");
+  }
+
+  std::unique_ptr<ckpt::convert::ForeignStorage> storage_;
+  ckpt::Manifest manifest_;
+};
+
+// Names of other models: everything but what needs the model.
+TEST_F(ReadersTest, DeepSpeedsNamesWithoutAConfig) {
+  for (const char* layout : {"zero1", "universal"}) {
+    const std::string original = Fixture(std::string("deepspeed/") + layout);
+    Open(original);
+    const auto named = TensorNames();
+    const std::string copy = CopyOf(original);
+    fs::remove(copy + "/config.json");
+    Open(copy);
+    EXPECT_TRUE(manifest_.model().architecture().empty());
+    EXPECT_EQ(TensorNames().size(), named.size());
+    EXPECT_EQ(Run({"diff", original, copy}), ckpt::kExitOk) << out_ << err_;
+  }
+}
+
+// One parameter of the model was frozen.
+TEST_F(ReadersTest, DeepSpeedsFrozenParametersHaveNoMoments) {
+  Open(Fixture("deepspeed/zero3_bf16"));
+  auto expected = testing::ReadFp32State(Fixture("deepspeed/zero3_bf16/expected.safetensors"));
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  EXPECT_FALSE(expected->contains("model.norm.weight.exp_avg"));
+  const auto checkpoint = ckpt::Checkpoint::Open(*storage_, "");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  for (const ckpt::TensorInfo& tensor : checkpoint->tensors()) {
+    if (tensor.dtype != ckpt::ElementType::kF32 || !tensor.alias_of.empty()) continue;
+    const std::string name = absl::StrReplaceAll(tensor.name, {{".master", ""}});
+    const auto found = checkpoint->LoadTensor<float>(tensor.name);
+    ASSERT_TRUE(found.ok()) << found.status();
+    ASSERT_TRUE(expected->contains(name)) << name;
+    const auto& bytes = expected->at(name).bytes;
+    ASSERT_EQ(found->size() * sizeof(float), bytes.size()) << name;
+    EXPECT_EQ(std::memcmp(found->data(), bytes.data(), bytes.size()), 0) << name;
+    expected->erase(name);
+  }
+  EXPECT_EQ(expected->size(), 0);
+}
+
+TEST_F(ReadersTest, TheLatestIterationOfAMegatronRun) {
+  const std::string run = In("run");
+  fs::create_directories(run);
+  fs::copy(Fixture("megatron/gpt2_tp2_pp2"), run + "/iter_0000007", fs::copy_options::recursive);
+  std::ofstream(run + "/latest_checkpointed_iteration.txt") << "7\n";
+  Open(run);
+  EXPECT_EQ(storage_->format(), "megatron");
+  EXPECT_EQ(Run({"diff", run, Fixture("megatron/gpt2_single")}), ckpt::kExitOk) << out_ << err_;
+}
+
+// Transformer Engine keeps them, and modules of Megatron-Core's own have them for its sake.
+TEST_F(ReadersTest, MegatronsStatesOfModulesAreNamedAndLeftOut) {
+  Open(Fixture("megatron/llama3_bf16_pp2_vpp2"));
+  EXPECT_THAT(storage_->notes(), Contains(HasSubstr("linear_qkv._extra_state")));
+}
+
+// The order of a buffer's parameters is the one that its contents show, whatever the arguments say.
+TEST_F(ReadersTest, TheOrderOfMegatronsBucketsIsFoundInTheFiles) {
+  for (const char* name :
+       {"buckets_llama3_untied_dp2_tp2_pp2", "gathered_llama3_bf16_dp2_tp2_pp2"}) {
+    const std::string original = Fixture(std::string("megatron/") + name), copy = CopyOf(original);
+    std::string common = ReadFile(copy + "/common.pt");
+    common.replace(common.find("local", common.find("transformer_impl")), 5, "other");
+    std::ofstream(copy + "/common.pt", std::ios::binary)
+        << ckpt::convert::WithoutChecksums(std::move(common));
+    EXPECT_EQ(Run({"diff", original, copy}), ckpt::kExitOk) << out_ << err_;
+  }
+}
+
+// Through a sharded checkpoint into Megatron's own files, in several of them, and in bf16.
+TEST_F(ReadersTest, MegatronsCheckpointsAreWrittenAsTheyWereRead) {
+  for (const char* name : {"gpt2_tp2_pp2", "llama3_bf16_pp2_vpp2", "legacy_llama3_tied_pp2_vpp2"}) {
+    SCOPED_TRACE(name);
+    const std::string original = Fixture(std::string("megatron/") + name), ours = In("ours"),
+                      theirs = In("theirs"), weights = In("weights");
+    for (const std::string& folder : {ours, theirs, weights}) fs::remove_all(folder);
+    ASSERT_EQ(Run({"convert", original, ours, "--to=tessera", "--topology=tp2_pp2"}), 0) << err_;
+    ASSERT_EQ(Run({"convert", ours, theirs, "--to=megatron", "--max-file-size=20000"}), 0) << err_;
+    EXPECT_TRUE(fs::exists(theirs + "/__0_3.distcp"));
+    EXPECT_EQ(Run({"diff", original, theirs}), ckpt::kExitOk) << out_ << err_;
+    ASSERT_EQ(Run({"convert", theirs, weights, "--to=megatron", "--weights-only", "--dtype=bf16"}),
+              0)
+        << err_;
+    Open(weights);
+    for (const ckpt::LogicalTensor& tensor : manifest_.tensors()) {
+      EXPECT_EQ(tensor.dtype(), ckpt::BF16) << tensor.name();
+    }
+    EXPECT_FALSE(manifest_.has_optimizer());
+  }
+}
+
+TEST_F(ReadersTest, InfiniTrainsNamesWithoutAModel) {
+  Open(Fixture("infinitrain/llama3/checkpoint_step_000003"));
+  EXPECT_FALSE(manifest_.has_model());
+  EXPECT_EQ(manifest_.trainer().step(), 3);
+  EXPECT_THAT(TensorNames(), Contains("transformer.h.1.mlp.c_fc2.weight"));
+  EXPECT_THAT(TensorNames(), Contains("state.transformer.wte.weight.exp_avg"));
+}
+
+// A file with a missing comma.
+TEST_F(ReadersTest, InfiniTrainsMomentsByNumberAreLeftOut) {
+  const std::string copy = CopyOf(Fixture("infinitrain/llama3_numbered/checkpoint_step_000003"));
+  fs::copy("tests/fixtures/pytorch/llama3_untied.hf/config.json", copy + "/config.json");
+  Open(copy);
+  EXPECT_THAT(storage_->notes(), ElementsAre(HasSubstr("moments by number (adam.m.3)")));
+  EXPECT_FALSE(manifest_.has_optimizer());
+  EXPECT_EQ(manifest_.trainer().step(), 3);
+  EXPECT_FALSE(manifest_.trainer().has_data());
+  EXPECT_EQ(manifest_.tensors_size(), 21);
+}
+
+TEST_F(ReadersTest, InfiniTrainsStepIsUnknownWhereFilesContradictEachOther) {
+  const std::string copy = CopyOf(Fixture("infinitrain/llama3/checkpoint_step_000003"));
+  Edit(copy, "trainer_state", {{"\"global_step\": 3", "\"global_step\": 4"}});
+  Open(copy);
+  EXPECT_FALSE(manifest_.has_trainer());
+  EXPECT_THAT(storage_->notes(), Contains(HasSubstr("global_step is 4, but Adam has counted 3")));
+  // One of the two is enough.
+  fs::remove(copy + "/trainer_state.json");
+  Open(copy);
+  EXPECT_EQ(manifest_.trainer().step(), 3);
+  fs::remove(copy + "/optimizer.ckpt");
+  Open(copy);
+  EXPECT_FALSE(manifest_.has_trainer());
+  // One of the ranks that have the whole model is enough, too.
+  const std::string ranks = CopyOf(Fixture("infinitrain/gpt2_dp2/checkpoint_step_000002"));
+  fs::remove_all(ranks + "/rank_000001");
+  Open(ranks);
+}
+
+TEST_F(ReadersTest, InternEvoKeepsItsNamesAndSaysWhatItDoesNotKnow) {
+  Open(Fixture("internevo/tp1"));
+  EXPECT_THAT(storage_->notes(), ElementsAre(HasSubstr("The run has consumed ")));
+  EXPECT_EQ(manifest_.producer().program(), "InternEvo");
+  EXPECT_EQ(ForeignName("model.layers.1.mlp.down_proj.weight", "internevo"),
+            "layers.1.feed_forward.w2.weight");
+}
+
+TEST_F(ReadersTest, WithoutTheOptimizersFilesThereAreWeights) {
+  for (const std::string name : {"internevo/pp2", "paddle/testdata/mp2"}) {
+    const std::string copy = CopyOf(Fixture(name));
+    Remove(copy, "optimizer");
+    Remove(copy, "context.pt");
+    Open(copy);
+    EXPECT_FALSE(manifest_.has_optimizer());
+    EXPECT_EQ(manifest_.tensors_size(), 39);
+  }
+  EXPECT_THAT(storage_->notes(), Contains(HasSubstr("no optimizer state")));
+}
+
+// Releases before 0.3 call the matrix that leads out of the layer w3.
+TEST_F(ReadersTest, EarlyReleasesOfInternEvoNameTheFeedForwardLayersOtherwise) {
+  for (const std::string layout : {"tp1", "tp2_pp2_zo2"}) {
+    const std::string copy = CopyOf(Fixture("internevo/" + layout));
+    const std::string w2 = "feed_forward.w2.weight", w3 = "feed_forward.w3.weight";
+    Edit(copy, "model_t", {{w2, w3}, {w3, w2}});
+    ExpectHolds(copy, "internevo/state.safetensors");
+  }
+}
+
+// A plan that is in a file of its own only, as releases that save it first write it.
+TEST_F(ReadersTest, InternEvosPlanMayBeInAFileOfItsOwn) {
+  const std::string copy = CopyOf(Fixture("internevo/zo2"));
+  Edit(copy, "optimizer_", {{"zero_devide_optim_plan", "zero_divide_optim_plan"}});
+  ExpectHolds(copy, "internevo/state.safetensors");
+}
+
+TEST_F(ReadersTest, PaddleKeepsItsNamesAndTheSettingsOfAdam) {
+  Open(Fixture("paddle/testdata/mp2"));
+  EXPECT_THAT(storage_->notes(), IsEmpty());
+  EXPECT_NEAR(manifest_.optimizer().groups(0).options().at("beta1"), 0.9, 1e-6);
+  EXPECT_NEAR(manifest_.optimizer().groups(0).options().at("beta2"), 0.95, 1e-6);
+  const std::string parameter = "model.layers.3.mlp.down_proj.weight";
+  EXPECT_EQ(ForeignName(parameter, "paddle"), "llama.layers.3.mlp.down_proj.weight");
+  EXPECT_THAT(ForeignName(parameter, "paddle.tensor"), HasSubstr("row_parallel_linear_"));
+}
+
+// The optimizer's names alone, and a map that the caller has.
+TEST_F(ReadersTest, PaddlesNamesMayBeGiven) {
+  const std::string copy = CopyOf(Fixture("paddle/testdata/sharding2_v2_meta"));
+  const nlohmann::json json = nlohmann::json::parse(ReadFile(copy + "/model_meta.json"));
+  std::map<std::string, std::string> names;
+  for (const auto& [structured, name] :
+       json["sharding_metas"]["tp00_pp00"]["structure_name_mapping"].items()) {
+    names[name.get<std::string>()] = structured;
+  }
+  fs::remove(copy + "/model_meta.json");
+  Open(copy, {.parameter_names = names});
+}
+
+// What PaddleNLP's CheckpointConvertor(path, state_dict, names).Load() does, in three lines.
+TEST_F(ReadersTest, PaddlesFilesLoadIntoALiveStateInPlace) {
+  std::vector<float> live(4 * 16);  // rows [4, 8)
+  Open(Fixture("paddle/testdata/mp2_pp2_sharding2_v2_meta"));
+  const std::string name = "model.layers.3.mlp.down_proj.weight";
+  ckpt::ShardedTensor tensor = {.name = name, .global_shape = {8, 16}};
+  tensor.shards = {ckpt::Shard::Of(live, {.global_offset = {4, 0}, .shape = {4, 16}})};
+  const auto report = ckpt::Load(*storage_, "", {{tensor}}, {.allow_unexpected = true});
+  ASSERT_TRUE(report.ok()) << report.status();
+  const auto oracle = testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors"));
+  ASSERT_TRUE(oracle.ok()) << oracle.status();
+  EXPECT_EQ(std::memcmp(live.data(), oracle->at(name).bytes.data() + 4 * 16 * sizeof(float),
+                        live.size() * sizeof(float)),
+            0);
+}
+
+// The settings with which PaddleNLP itself took the next two steps.
+class PaddleLossesTest : public ReadersTest {
+ protected:
+  absl::StatusOr<TrainConfig> Config(const testing::RunSettings& settings) const override {
+    testing::RunSettings own = settings;
+    own.seq_length = length_;
+    TESSERA_ASSIGN_OR_RETURN(TrainConfig config, testing::MakeConfig(own));
+    OptimizerConfig& optimizer = *config.mutable_optimizer();
+    optimizer.set_lr(1e-3);
+    optimizer.set_lr_decay_style(LrDecayStyle::CONSTANT);
+    optimizer.set_lr_warmup_iters(0);
+    optimizer.set_weight_decay(0.01);
+    optimizer.set_clip_grad(0);
+    optimizer.set_adam_beta2(0.95);
+    return ResolveConfig(config);
+  }
+
+  int64_t length_ = 0;
+};
+
+TEST_F(PaddleLossesTest, TheNextStepsHaveTheLossesOfPaddleNlp) {
+  const nlohmann::json json =
+      nlohmann::json::parse(ReadFile(Fixture("paddle/testdata/losses.json")));
+  // Every sample is the same: the order does not matter.
+  const auto period = json["tokens"].get<std::vector<int32_t>>();
+  length_ = static_cast<int64_t>(period.size());
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < 400; ++i) tokens.insert(tokens.end(), period.begin(), period.end());
+  SetTokens(tokens);
+  const auto run = Load(Fixture("paddle/testdata/dp"), "single", /*bf16=*/false);
+  ASSERT_TRUE(run.ok()) << run.status();
+  const auto losses = json["losses"].get<std::vector<double>>();
+  ASSERT_EQ(run->losses.size(), losses.size());
+  for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(run->losses[i], losses[i], 5e-5);
+}
+
+// Weights alone: those of a bf16 run are the rounded ones.
+TEST_F(ReadersTest, ARunStartsFromPaddlesWeightsAlone) {
+  for (const auto& [layout, bf16] : {std::pair("mp2_pp2_vpp2", false), std::pair("pp2", true)}) {
+    SCOPED_TRACE(layout);
+    const std::string copy = CopyOf(Fixture(std::string("paddle/testdata/") + layout));
+    Remove(copy, ".pdopt");
+    const auto loaded = Load(copy, "dp2_zero2_tp2_pp2", bf16);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    const auto oracle = testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors"));
+    ASSERT_TRUE(oracle.ok()) << oracle.status();
+    const LogicalState expected = bf16 ? testing::AsBf16Run(*oracle) : *oracle;
+    int weights = 0;
+    for (const auto& [name, tensor] : loaded->state) {
+      if (name.ends_with(".exp_avg") || name.ends_with(".exp_avg_sq") || name.ends_with(".master"))
+        continue;
+      EXPECT_EQ(tensor, expected.at(name)) << name;
+      ++weights;
+    }
+    EXPECT_EQ(weights, 39);
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,641 @@
+// Checkpoints of other frameworks that are damaged, incomplete or do not fit together: each is
+// refused with a message that names the cause.
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_replace.h"
+#include "convert/dcp/folder_layout.h"
+#include "convert/open_foreign.h"
+#include "convert/pickle/write.h"
+#include "convert/testing/zip_changes.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/interop/foreign_run.h"
+#include "tests/support/command.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+// What is done to the copy of a checkpoint.
+using Change = std::function<void(const fs::path& copy)>;
+
+constexpr auto kReplace = fs::copy_options::recursive | fs::copy_options::overwrite_existing;
+
+std::string Fixture(const std::string& name) { return "tests/interop/" + name; }
+
+Change Remove(const std::vector<std::string>& names) {
+  return [names](const fs::path& copy) {
+    for (const std::string& name : names) EXPECT_GT(fs::remove_all(copy / name), 0) << name;
+  };
+}
+
+// Copies a file or folder of another fixture, or of the copy itself.
+Change CopyFrom(const std::string& fixture, const std::string& to) {
+  return [=](const fs::path& copy) { fs::copy(Fixture(fixture), copy / to, kReplace); };
+}
+Change CopyWithin(const std::string& from, const std::string& to) {
+  return [=](const fs::path& copy) { fs::copy(copy / from, copy / to, kReplace); };
+}
+
+Change Exchange(const std::string& a, const std::string& b) {
+  return [=](const fs::path& copy) {
+    fs::rename(copy / a, copy / "exchanged");
+    fs::rename(copy / b, copy / a);
+    fs::rename(copy / "exchanged", copy / b);
+  };
+}
+
+Change Write(const std::string& name, const std::string& contents) {
+  return [=](const fs::path& copy) {
+    std::ofstream(copy / name, std::ios::binary | std::ios::trunc) << contents;
+  };
+}
+
+// Changes the contents of a file, whose checksums are then left out where it has some.
+Change Edit(const std::string& name, const std::function<void(std::string& contents)>& edit) {
+  return [=](const fs::path& copy) {
+    std::string contents = ReadFile(copy / name);
+    const std::string before = contents;
+    edit(contents);
+    EXPECT_NE(contents, before) << name;
+    Write(name, ckpt::convert::WithoutChecksums(std::move(contents)))(copy);
+  };
+}
+
+Change Replace(const std::string& name, const std::string& from, const std::string& to) {
+  return Edit(name, [=](std::string& contents) {
+    contents = absl::StrReplaceAll(contents, {{from, to}});
+  });
+}
+
+Change EditJson(const std::string& name, const std::function<void(nlohmann::json& json)>& edit) {
+  return Edit(name, [=](std::string& contents) {
+    nlohmann::json json = nlohmann::json::parse(contents);
+    edit(json);
+    contents = json.dump();
+  });
+}
+
+// Flips a bit of the elements of a tensor, which are found by their bytes.
+Change FlipTensor(const std::string& name, const std::string& oracle, const std::string& tensor) {
+  return Edit(name, [=](std::string& contents) {
+    const auto state = testing::ReadFp32State(Fixture(oracle));
+    ASSERT_TRUE(state.ok()) << state.status();
+    const auto& bytes = state->at(tensor).bytes;
+    const size_t at =
+        contents.find(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+    ASSERT_NE(at, contents.npos);
+    contents[at] ^= 1;
+  });
+}
+
+// Sets a small number, which follows its name in a pickle.
+Change SetNumber(const std::string& name, const std::string& key, char from, char to) {
+  return Edit(name, [=](std::string& contents) {
+    const size_t value = contents.find(std::string("K") + from, contents.find(key));
+    ASSERT_NE(value, contents.npos);
+    contents[value + 1] = to;
+  });
+}
+
+// A size of a bucket without padding, which releases up to 0.10 need.
+Change SetBucketSize(uint16_t size) {
+  return Edit("__0_0.distcp", [=](std::string& contents) {
+    const std::string stored("\x80\x04M\x18\x04M\x40\x04", 8);  // of 1152, 1048, 1088
+    const size_t at = contents.find(stored);
+    ASSERT_NE(at, contents.npos);
+    contents[at] = static_cast<char>(size & 0xff);
+    contents[at + 1] = static_cast<char>(size >> 8);
+  });
+}
+
+Change All(const std::vector<Change>& changes) {
+  return [changes](const fs::path& copy) {
+    for (const Change& change : changes) change(copy);
+  };
+}
+
+struct Refusal {
+  std::string name;
+  std::string checkpoint;  // below tests/interop/
+  Change change;
+  std::vector<std::string> said;  // parts of the message
+};
+
+std::ostream& operator<<(std::ostream& out, const Refusal& refusal) { return out << refusal.name; }
+
+std::vector<Refusal> DeepSpeedRefusals() {
+  const std::string step = "global_step3/", zero2 = "deepspeed/zero2_bf16",
+                    zero1 = "deepspeed/zero1", model = step + "mp_rank_00_model_states.pt";
+  const auto rank = [&](int number) {
+    return step + "bf16_zero_pp_rank_" + std::to_string(number) + "_mp_rank_00_optim_states.pt";
+  };
+  return {
+      {"MissingRank", zero2, Remove({rank(1)}), {"data-parallel ranks are missing: 1"}},
+      {"MissingLastRank", zero2, Remove({rank(2)}), {"cut among 3 ranks, but 2 have files"}},
+      {"TwoFilesOfOneRank",
+       zero2,
+       CopyWithin(rank(0), step + "zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+       {"are both files of one rank"}},
+      {"ModelParallelRank",
+       zero1,
+       CopyWithin(model, step + "mp_rank_01_model_states.pt"),
+       {"mp_rank_01_model_states.pt", "ds_to_universal"}},
+      {"MissingModel", zero1, Remove({model}), {"the model's file beside it is missing"}},
+      {"MissingLatest", zero1, Remove({"global_step3"}), {"latest", "global_step3"}},
+      {"FileOfAnotherRun",
+       zero1,
+       CopyFrom(zero2 + "/" + rank(1), step + "zero_pp_rank_1_mp_rank_00_optim_states.pt"),
+       {"zero_pp_rank_1_mp_rank_00_optim_states.pt", "cut among 3 ranks"}},
+      {"AnotherModel",
+       zero1,
+       CopyFrom("deepspeed/zero3_bf16/config.json", "config.json"),
+       {"parameter model.embed_tokens.weight is missing"}},
+      {"UniversalParameterWithoutWeights",
+       "deepspeed/universal",
+       Remove({step + "zero/transformer.ln_f.weight/fp32.pt"}),
+       {"zero/transformer.ln_f.weight/fp32.pt is missing"}},
+  };
+}
+
+std::vector<Refusal> MegatronRefusals() {
+  const std::string gpt2 = "megatron/gpt2_tp2_pp2",
+                    buckets = "megatron/buckets_llama3_untied_dp2_tp2_pp2",
+                    flat = "megatron/flat_buckets_gpt2_dp2",
+                    legacy = "megatron/legacy_gpt2_tp2_pp2",
+                    llama = "megatron/legacy_llama3_untied_dp2_tp2", step = "iter_0000007/",
+                    file = "/model_optim_rng.pt", states = "/distrib_optim.pt";
+  return {
+      {"MissingCommon", gpt2, Remove({"common.pt"}), {"common.pt"}},
+      {"MissingPart", gpt2, Remove({"__2_0.distcp"}), {"__2_0.distcp"}},
+      {"OtherModel",
+       gpt2,
+       CopyFrom("megatron/llama3_untied_single/common.pt", "common.pt"),
+       {"belongs to no parameter of the model that common.pt describes"}},
+      {"MoreTensorRanks",
+       buckets,
+       SetNumber("common.pt", "tensor_model_parallel_size", 2, 4),
+       {"state has 4 buffers, but the run had 4 tensor-parallel and 2 pipeline-parallel ranks"}},
+      {"FewerTensorRanks",
+       buckets,
+       SetNumber("common.pt", "tensor_model_parallel_size", 2, 1),
+       {"are not what whole layers of the model take up in buckets"}},
+      {"LargeBucket",
+       flat,
+       SetBucketSize(1153),
+       {"bucket 0 has 1152 elements, 1153 without padding"}},
+      {"SmallBucket",
+       flat,
+       SetBucketSize(1024),
+       {"are not what whole layers of the model take up"}},
+      {"LegacyMissingFolder",
+       legacy,
+       Remove({step + "mp_rank_01_001"}),
+       {"there is no mp_rank_01_001"}},
+      {"LegacyMissingFile",
+       legacy,
+       Remove({step + "mp_rank_01_000" + file}),
+       {"mp_rank_01_000/model_optim_rng.pt"}},
+      {"LegacyFolderTooMany",
+       legacy,
+       CopyWithin(step + "mp_rank_00_000", step + "mp_rank_02_000"),
+       {"but there is mp_rank_02_000, too"}},
+      {"LegacyFileOfAnotherGrid",
+       legacy,
+       CopyFrom(llama + "/" + step + "mp_rank_01" + file, step + "mp_rank_01_001" + file),
+       {"mp_rank_01_001/model_optim_rng.pt", "another parallel layout", "mp_rank_00_000"}},
+      {"LegacyCopiesThatDiffer",
+       legacy,
+       FlipTensor(step + "mp_rank_01_000" + file, "megatron/gpt2.safetensors",
+                  "transformer.h.0.ln_2.bias"),
+       {"transformer.h.0.ln_2.bias", "mp_rank_01_000/model_optim_rng.pt"}},
+      // Shapes and sizes fit, and there are no fp32 weights that would differ.
+      {"LegacyFilesInOtherPlaces",
+       legacy,
+       Exchange(step + "mp_rank_00_001" + file, step + "mp_rank_01_001" + file),
+       {"mp_rank_00_001/model_optim_rng.pt", "rank 3 of the run wrote it"}},
+      {"LegacyFileTwice",
+       legacy,
+       CopyWithin(step + "mp_rank_00_000" + file, step + "mp_rank_01_000" + file),
+       {"mp_rank_01_000/model_optim_rng.pt", "rank 0 of the run wrote it"}},
+      {"LegacyStatesOfAnotherStage",
+       "megatron/legacy_llama3_bf16_dp2_pp2_vpp2",
+       Exchange(step + "mp_rank_00_000" + states, step + "mp_rank_00_001" + states),
+       {"buffer 0 has 840 elements"}},
+      // The sizes fit, the values do not.
+      {"LegacyStatesOfAnotherTensorRank",
+       llama,
+       Exchange(step + "mp_rank_00" + states, step + "mp_rank_01" + states),
+       {"do not round to its weights in"}},
+      {"LegacyMissingStates",
+       llama,
+       Remove({step + "mp_rank_01" + states}),
+       {"mp_rank_01/distrib_optim.pt: missing"}},
+  };
+}
+
+std::vector<Refusal> PaddleRefusals() {
+  const std::string folder = "paddle/testdata/", grid = folder + "mp2_pp2_sharding2_v2_meta",
+                    v2 = folder + "sharding2_v2_meta", v1 = folder + "sharding2_v1_meta";
+  return {
+      {"MissingFiles",
+       grid,
+       Remove({"optimizer.tp01_pp00_shard01.pdopt", "model_state.tp00_pp01_shard00.pdparams"}),
+       {"optimizer.tp01_pp00_shard01.pdopt", "model_state.tp00_pp01_shard00.pdparams"}},
+      {"MissingRank",
+       v2,
+       Remove({"optimizer.shard01.pdopt", "model_state.shard01.pdparams"}),
+       {"sharding 2, the names of the files say tp 1, pp 1, sharding 1"}},
+      {"NothingNamesTheParameters",
+       v2,
+       Remove({"optimizer.shard01.pdopt", "model_state.shard01.pdparams", "model_meta.json",
+               "model_state.shard00.pdparams"}),
+       {"nothing tells which parameter"}},
+      {"NamesWouldSettleIt", v2, Remove({"model_meta.json"}), {"would settle it"}},
+      {"MissingStates",
+       folder + "sharding2_v1",
+       Remove({"optimizer.shard01.pdopt"}),
+       {"the optimizer's files have no exp_avg of "}},
+      {"FilesOfTwoCheckpoints",
+       folder + "mp2",
+       CopyFrom(folder + "dp/model_state.pdparams", "model_state.pdparams"),
+       {"are files of different checkpoints"}},
+      // A norm, which both ranks have.
+      {"CopiesThatDiffer",
+       folder + "mp2",
+       FlipTensor("model_state.tp01.pdparams", folder + "state.safetensors", "model.norm.weight"),
+       {"model.norm.weight", "model_state.tp01.pdparams"}},
+      {"OwnersThatDiffer",
+       v1,
+       EditJson("model_meta.json",
+                [](nlohmann::json& json) {
+                  auto& owner = json["sharding_metas"]["tp00_pp00"]["param2rank"]["linear_0.w_0"];
+                  owner = 1 - owner.get<int>();
+                }),
+       {"linear_0.w_0_moment1_0", "model_meta.json says"}},
+      {"StrategiesThatDiffer",
+       v1,
+       EditJson("model_meta.json",
+                [](nlohmann::json& json) {
+                  json["sharding_metas"]["tp00_pp00"]["sharding_strategy"] = "ShardingV2";
+                }),
+       {"is whole, but model_meta.json's sharding_strategy is ShardingV2"}},
+      {"StepsThatDiffer",
+       folder + "dp",
+       Write("trainer_state.json", R"({"global_step": 4})"),
+       {"step 4, scheduler.pdparams says 3"}},
+      {"MissingConfig", v1, Remove({"config.json"}), {"no config.json, which describes the model"}},
+  };
+}
+
+std::vector<Refusal> InfiniTrainRefusals() {
+  const std::string llama = "infinitrain/llama3/checkpoint_step_000003",
+                    ranks = "infinitrain/gpt2_dp2/checkpoint_step_000002",
+                    state = "rank_000001/trainer_state.json";
+  const Change llama_config =
+      CopyFrom("../fixtures/pytorch/llama3_untied.hf/config.json", "config.json");
+  const Change gpt2_config = CopyFrom("../fixtures/pytorch/gpt2.hf/config.json", "config.json");
+  // The last byte of a file belongs to some tensor.
+  const auto flip_last = [&](const std::string& name) {
+    return All({gpt2_config, Edit(name, [](std::string& contents) { contents.back() ^= 1; })});
+  };
+  // The first byte of the head, after its dtype, rank, dims and size.
+  const auto flip_head = [](const std::string& name) {
+    return Edit(name, [](std::string& contents) {
+      const std::string head = "module.lm_head.weight";
+      contents.at(contents.find(head) + head.size() + 1 + 4 + 2 * 8 + 8) ^= 1;
+    });
+  };
+  std::vector<Refusal> refusals = {
+      {"ModelOfTheSameShapes",
+       llama,
+       All({llama_config,
+            Replace("config.json", "\"num_attention_heads\": 4", "\"num_attention_heads\": 2"),
+            Replace("config.json", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 1"),
+            Replace("config.json", "\"head_dim\": 4", "\"head_dim\": 8")}),
+       {"trainer_state.json: n_head is 4, but the model's is 2"}},
+      {"ModelOfOtherShapes",
+       "infinitrain/llama3_numbered/checkpoint_step_000003",
+       All({llama_config,
+            Replace("config.json", "\"intermediate_size\": 56", "\"intermediate_size\": 48")}),
+       {"expected [48,16], found [56,16]"}},
+      {"UnknownSizes",
+       ranks,
+       All({gpt2_config, Remove({state})}),
+       {"tp_size in trainer_state.json is missing"}},
+      {"NamesThatDiffer",
+       ranks,
+       All({gpt2_config, Replace("rank_000001/model.ckpt", "module.transformer.wpe.weight",
+                                 "module.transformer.wpe.weighs")}),
+       {"rank_000001/model.ckpt", "module.transformer.wpe.weighs: not in rank_000000"}},
+      {"OneOptimizer",
+       ranks,
+       All({gpt2_config, Remove({"rank_000001/optimizer.ckpt"})}),
+       {"missing, but in rank_000000"}},
+      {"StepsThatDiffer",
+       ranks,
+       All({gpt2_config, Replace(state, "\"global_step\": 2", "\"global_step\": 3")}),
+       {"global_step differs from that of rank_000000"}},
+      {"MissingRank",
+       ranks,
+       All({gpt2_config, CopyWithin("rank_000001", "rank_000002"), Remove({"rank_000001"})}),
+       {"rank_000001 is missing, rank_000002 is there"}},
+      {"RankTooMany",
+       ranks,
+       All({gpt2_config, CopyWithin("rank_000001", "rank_000002")}),
+       {"expected 2 folders of ranks, found 3"}},
+      {"RanksAndAWholeModel",
+       ranks,
+       All({gpt2_config, CopyWithin("rank_000001/model.ckpt", "model.ckpt")}),
+       {"both model.ckpt and rank_000000/ are there"}},
+      {"WeightsThatDiffer", ranks, flip_last("rank_000001/model.ckpt"), {"rank_000001/model.ckpt"}},
+      {"StatesThatDiffer",
+       ranks,
+       flip_last("rank_000000/optimizer.ckpt"),
+       {"rank_000000/optimizer.ckpt"}},
+      // A head that was trained apart from the embedding does not fit this GPT-2.
+      {"AHeadThatIsNotTheEmbedding",
+       ranks,
+       All({gpt2_config, flip_head("rank_000000/model.ckpt"), flip_head("rank_000001/model.ckpt")}),
+       {"tensor transformer.wte.weight: the copies of", "rank_000000/model.ckpt"}},
+  };
+  for (const std::string key : {"tp_size", "pp_size", "sp_size"}) {
+    refusals.push_back(
+        {key,
+         ranks,
+         All({gpt2_config, Replace(state, "\"" + key + "\": 1", "\"" + key + "\": 2")}),
+         {key + " in trainer_state.json is 2"}});
+  }
+  return refusals;
+}
+
+std::vector<Refusal> InternEvoRefusals() {
+  const std::string folder = "internevo/", optimizer = "optimizer_tp0_pp0_zo0.pt";
+  const auto without_plan = [](const std::string& name) {
+    return Replace(name, "zero_devide_optim_plan", "zero_divide_optim_plan");
+  };
+  std::vector<Refusal> refusals = {
+      {"MissingFiles",
+       folder + "tp2_pp2_zo2",
+       Remove({"optimizer_tp1_pp0_zo1.pt", "model_tp0_pp1.pt"}),
+       {"missing: model_tp0_pp1.pt, optimizer_tp1_pp0_zo1.pt"}},
+      {"MissingZeroRank",
+       folder + "zo2",
+       Remove({"optimizer_tp0_pp0_zo1.pt"}),
+       {optimizer, "was dealt out to 2 ranks, but 1 have files"}},
+      {"MissingTensorRank",
+       folder + "tp2",
+       Remove({"optimizer_tp1_pp0_zo0.pt", "model_tp1_pp0.pt"}),
+       {"model_tp0_pp0.pt: tensor tok_embeddings.weight: shape [20,8], expected [20,16]"}},
+      {"MissingStage",
+       folder + "pp2",
+       Remove({"optimizer_tp0_pp1_zo0.pt", "model_tp0_pp1.pt"}),
+       {"no file has model.layers.2.input_layernorm.weight, "}},
+      // Each file has the norm's ones, with noise, as F32.
+      {"CopiesThatDiffer",
+       folder + "llama_tp2_zo2",
+       FlipTensor("model_tp1_pp0.pt", folder + "llama.safetensors", "model.norm.weight"),
+       {"model.norm.weight", "model_tp0_pp0.pt", "model_tp1_pp0.pt"}},
+      // The fp32 weights of an fp32 run are copies of those in the model's file.
+      {"OptimizerOfAnotherStep",
+       folder + "llama_fp32",
+       FlipTensor(optimizer, folder + "llama.safetensors", "model.norm.weight"),
+       {"model.norm.weight", optimizer}},
+      {"PlansThatDiffer",
+       folder + "zo2",
+       CopyFrom(folder + "llama_tp2_zo2/optimizer_tp0_pp0_zo1.pt", "optimizer_tp0_pp0_zo1.pt"),
+       {"optimizer_tp0_pp0_zo1.pt: parameters are dealt out to ranks in another way than in " +
+        optimizer}},
+      {"PlanOfAnotherModel",
+       folder + "tp1",
+       CopyFrom(folder + "pp2/" + optimizer, optimizer),
+       {optimizer + ": group default: parameter "}},
+      {"NoPlan",
+       folder + "zo2",
+       All({without_plan(optimizer), without_plan("optimizer_tp0_pp0_zo1.pt"),
+            Remove({"gpus-2_wp-0_tp-0_dp-0_pp-0_zo-0.pt", "gpus-2_wp-0_tp-0_dp-1_pp-0_zo-1.pt"})}),
+       {"no zero_devide_optim_plan"}},
+      {"MissingConfig",
+       folder + "tp1",
+       Remove({"model_config.pt"}),
+       {"model_config.pt is missing: it describes the model"}},
+  };
+  for (const auto& [name, file, what] :
+       {std::tuple("Experts", "model_moe_layer0_expert0_tp0.pt", "experts"),
+        std::tuple("Fsdp", "model_tp0_pp0_dp1.pt", "FSDP"),
+        std::tuple("TensorAndWeightParallel", "model_tp0_wp0_pp0.pt",
+                   "a rank that is both tensor-parallel and weight-parallel")}) {
+    refusals.push_back(
+        {name, folder + "tp1", Write(file, ""), {std::string(file) + " is a file of " + what}});
+  }
+  return refusals;
+}
+
+class RefusalTest : public testing::ForeignTest, public ::testing::WithParamInterface<Refusal> {};
+
+TEST_P(RefusalTest, NamesTheCause) {
+  const Refusal& refusal = GetParam();
+  const std::string copy = CopyOf(Fixture(refusal.checkpoint));
+  ASSERT_NO_FATAL_FAILURE(refusal.change(copy));
+  const absl::Status status = ckpt::convert::OpenForeign(copy, {}).status();
+  EXPECT_FALSE(status.ok());
+  for (const std::string& part : refusal.said) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+  }
+}
+
+const auto kName = [](const auto& info) { return info.param.name; };
+
+INSTANTIATE_TEST_SUITE_P(DeepSpeed, RefusalTest, ::testing::ValuesIn(DeepSpeedRefusals()), kName);
+INSTANTIATE_TEST_SUITE_P(Megatron, RefusalTest, ::testing::ValuesIn(MegatronRefusals()), kName);
+INSTANTIATE_TEST_SUITE_P(Paddle, RefusalTest, ::testing::ValuesIn(PaddleRefusals()), kName);
+INSTANTIATE_TEST_SUITE_P(InfiniTrain, RefusalTest, ::testing::ValuesIn(InfiniTrainRefusals()),
+                         kName);
+INSTANTIATE_TEST_SUITE_P(InternEvo, RefusalTest, ::testing::ValuesIn(InternEvoRefusals()), kName);
+
+// Any one file of a checkpoint, cut at any of a few places.
+struct Truncated {
+  std::string checkpoint;
+  std::string format;
+  std::vector<std::string> files;
+};
+
+using TruncationTest = testing::ForeignTest;
+
+TEST_F(TruncationTest, IsRefused) {
+  for (const Truncated& truncated : std::vector<Truncated>{
+           {"megatron/gpt2_single",
+            "megatron",
+            {"common.pt", "metadata.json", ".metadata", "__0_0.distcp"}},
+           {"megatron/buckets_llama3_untied_dp2_tp2_pp2", "megatron", {"__3_0.distcp"}},
+           {"megatron/gathered_llama3_bf16_dp2_tp2_pp2", "megatron", {"__1_0.distcp"}},
+           {"megatron/legacy_llama3_untied_dp2_tp2",
+            "megatron",
+            {"iter_0000007/mp_rank_00/model_optim_rng.pt",
+             "iter_0000007/mp_rank_01/distrib_optim.pt"}},
+           {"deepspeed/zero1",
+            "deepspeed",
+            {"global_step3/mp_rank_00_model_states.pt",
+             "global_step3/zero_pp_rank_1_mp_rank_00_optim_states.pt"}},
+           {"paddle/testdata/mp2", "paddle", {"model_state.tp01.pdparams", "optimizer.tp00.pdopt"}},
+           {"internevo/tp1",
+            "internevo",
+            {"model_tp0_pp0.pt", "optimizer_tp0_pp0_zo0.pt", "model_config.pt", "context.pt"}},
+           {"infinitrain/llama3/checkpoint_step_000003",
+            "infinitrain",
+            {"model.ckpt", "optimizer.ckpt"}}}) {
+    for (const std::string& file : truncated.files) {
+      const uint64_t size = fs::file_size(Fixture(truncated.checkpoint) + "/" + file);
+      for (const uint64_t length : {uint64_t{5}, size / 2, size - 1}) {
+        const std::string copy = CopyOf(Fixture(truncated.checkpoint));
+        fs::resize_file(fs::path(copy) / file, length);
+        const absl::Status status =
+            ckpt::convert::OpenForeign(copy, {.format = truncated.format}).status();
+        EXPECT_THAT(std::string(status.message()),
+                    AnyOf(HasSubstr(fs::path(file).filename().string()),
+                          HasSubstr("no checkpoint in the format")))
+            << truncated.checkpoint << ", " << length << " bytes";
+      }
+    }
+  }
+}
+
+// A number of a dictionary, as a pickle has it.
+void PickleNumber(const std::string& name, int64_t value, ckpt::pickle::Writer& writer) {
+  writer.Text(name);
+  if (name == "qk_interleaved" || name == "norm_head") {
+    writer.Bool(value != 0);
+  } else if (name == "mlp_ratio") {
+    writer.Float(0.25 * static_cast<double>(value));
+  } else {
+    writer.Int(value);
+  }
+}
+
+// The file that describes a model, with these settings: a dictionary or the attribute `args`.
+std::string SettingsFile(const std::string& name, const std::map<std::string, int64_t>& settings) {
+  const bool is_megatron = name == "common.pt";
+  ckpt::pickle::Writer writer;
+  writer.BeginDict();
+  if (is_megatron) {
+    writer.Text("args");
+    writer.Global("argparse", "Namespace");
+    writer.NewObject();
+    writer.BeginDict();
+  }
+  for (const auto& [key, value] : settings) PickleNumber(key, value, writer);
+  writer.EndDict();
+  if (is_megatron) {
+    writer.SetState();
+    writer.EndDict();
+  }
+  return ckpt::convert::TorchObjectFile(name, std::move(writer).Finish()).header;
+}
+
+struct Hostile {
+  std::string checkpoint, file;
+  std::map<std::string, int64_t> settings;  // of the fixture
+  std::vector<std::pair<std::string, int64_t>> changes;
+};
+
+constexpr int64_t kMany = int64_t{1} << 40;
+
+// Settings that do not fit the files are refused before anything of their size is allocated.
+TEST_F(TruncationTest, SettingsThatDoNotFitAreRefused) {
+  for (const Hostile& hostile : std::vector<Hostile>{{"megatron/gpt2_single",
+                                                      "common.pt",
+                                                      {{"num_layers", 2},
+                                                       {"hidden_size", 8},
+                                                       {"ffn_hidden_size", 32},
+                                                       {"num_attention_heads", 4},
+                                                       {"kv_channels", 2},
+                                                       {"max_position_embeddings", 13},
+                                                       {"vocab_size", 61},
+                                                       {"padded_vocab_size", 64}},
+                                                      {{"num_layers", 1'000'000'000},
+                                                       {"num_layers", 3},
+                                                       {"num_layers", 0},
+                                                       {"num_layers", -1},
+                                                       {"hidden_size", kMany},
+                                                       {"hidden_size", 0},
+                                                       {"hidden_size", 16},
+                                                       {"num_attention_heads", kMany},
+                                                       {"num_attention_heads", 0},
+                                                       {"num_attention_heads", 8},
+                                                       {"kv_channels", 4},
+                                                       {"ffn_hidden_size", INT64_MAX},
+                                                       {"vocab_size", 65},
+                                                       {"padded_vocab_size", INT64_MIN},
+                                                       {"vocab_size", kMany},
+                                                       {"max_position_embeddings", 14},
+                                                       {"num_experts", 8},
+                                                       {"qk_layernorm", 1},
+                                                       {"multi_latent_attention", 1}}},
+                                                     {"internevo/tp1",
+                                                      "model_config.pt",
+                                                      {{"num_layers", 4},
+                                                       {"hidden_size", 16},
+                                                       {"num_attention_heads", 4},
+                                                       {"vocab_size", 20},
+                                                       {"multiple_of", 4},
+                                                       {"num_kv_attention_heads", 2},
+                                                       {"mlp_ratio", 3},
+                                                       {"qk_interleaved", 0},
+                                                       {"max_position_embeddings", 24}},
+                                                      {{"num_layers", 1'000'000'000},
+                                                       {"num_layers", 5},
+                                                       {"num_layers", 3},
+                                                       {"num_layers", 0},
+                                                       {"num_layers", -1},
+                                                       {"hidden_size", kMany},
+                                                       {"hidden_size", 0},
+                                                       {"hidden_size", 32},
+                                                       {"num_attention_heads", kMany},
+                                                       {"num_attention_heads", 0},
+                                                       {"num_attention_heads", 8},
+                                                       {"num_kv_attention_heads", 4},
+                                                       {"mlp_ratio", INT64_MAX},
+                                                       {"mlp_ratio", -1},
+                                                       {"mlp_ratio", 2},
+                                                       {"multiple_of", 0},
+                                                       {"multiple_of", INT64_MAX},
+                                                       {"vocab_size", kMany},
+                                                       {"vocab_size", 21},
+                                                       {"num_experts", 8},
+                                                       {"norm_head", 1}}}}) {
+    const std::string copy = CopyOf(Fixture(hostile.checkpoint));
+    const auto open = [&](const std::map<std::string, int64_t>& settings) {
+      Write(hostile.file, SettingsFile(hostile.file, settings))(copy);
+      return ckpt::convert::OpenForeign(copy, {}).status();
+    };
+    EXPECT_EQ(open(hostile.settings), absl::OkStatus());
+    for (const auto& [name, value] : hostile.changes) {
+      std::map<std::string, int64_t> settings = hostile.settings;
+      settings[name] = value;
+      EXPECT_FALSE(open(settings).ok()) << name << "=" << value;
+    }
+    if (hostile.file != "model_config.pt") continue;
+    std::map<std::string, int64_t> settings = hostile.settings;
+    settings.erase("qk_interleaved");
+    EXPECT_THAT(std::string(open(settings).message()),
+                HasSubstr("neither qk_interleaved nor adapt_hf"));
+  }
+}
+
+}  // namespace
+}  // namespace tessera
