@@ -22,8 +22,8 @@ double PeakResidentBytes();
 
 // The median; the mean of the two middle values for an even number. Precondition: not empty.
 double Median(std::vector<double> values);
-// The median duration of `work` in seconds, after one run that does not count: of five runs or of as
-// many as take `least_seconds`, and 51 at most.
+// The median duration of `work` in seconds, after one run that does not count: of five runs, or of
+// as many as take `least_seconds`, and 51 at most.
 double MedianSeconds(absl::FunctionRef<void()> work, double least_seconds = 0);
 
 void PrintFigure(const std::string& name, double value, const char* unit = "ratio");

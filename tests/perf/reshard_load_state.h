@@ -14,8 +14,8 @@
 namespace tessera {
 
 // The training state of some layers of GPT-2 124M (bf16 weights; fp32 master weights and two
-// moments) on one rank of a topology. Every element has a value derived from its tensor's name and its index in the
-// tensor, so that a load can be checked under any topology.
+// moments) on one rank of a topology. Every element has a value derived from its tensor's name and
+// its index in the tensor, so that a load can be checked under any topology.
 class ReshardLoadState {
  public:
   // Collective over `world`, which must outlive the result. All memory is prefaulted.
