@@ -220,42 +220,6 @@ TEST(ForeignStorageTest, AnyPartOfAnyLayoutIsWhatTheOracleHas) {
   }
 }
 
-TEST(ForeignStorageTest, IsACheckpointForEverythingThatReadsThem) {
-  Generator generator(TestSeed());
-  for (int round = 0; round < 20; ++round) {
-    std::vector<ForeignTensor> tensors;
-    std::map<std::string, std::string> files, expected;
-    for (int t = 0; t < 5; ++t) {
-      RandomTensor made = generator.Make("t" + std::to_string(t));
-      for (StoredPiece& piece : made.tensor.pieces) piece.file += made.tensor.name;
-      for (auto& [name, contents] : made.files) files[name + made.tensor.name] = contents;
-      expected[made.tensor.name] = made.expected;
-      tensors.push_back(made.tensor);
-    }
-    tensors.push_back({.name = "tied",
-                       .dtype = tensors[0].dtype,
-                       .shape = tensors[0].shape,
-                       .alias_of = tensors[0].name});
-    const auto storage = CreateStorage(files, tensors);
-    ASSERT_TRUE(storage.ok()) << storage.status();
-    const auto checkpoint = Checkpoint::Open(**storage, "");
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    EXPECT_EQ(checkpoint->tensors().size(), 6);
-    for (const TensorInfo& tensor : checkpoint->tensors()) {
-      const std::string& name = tensor.alias_of.empty() ? tensor.name : tensor.alias_of;
-      std::string found(expected[name].size(), 'x');
-      const Shard shard = {.box = WholeBox(tensor.global_shape),
-                           .data = reinterpret_cast<std::byte*>(found.data())};
-      const absl::Status loaded = checkpoint->LoadTensor(tensor.name, shard);
-      ASSERT_TRUE(loaded.ok()) << loaded;
-      EXPECT_EQ(found, expected[name]) << tensor.name;
-    }
-    const auto verified = Verify(**storage, "", {.digests = true});
-    ASSERT_TRUE(verified.ok()) << verified.status();
-    EXPECT_TRUE(verified->damage.empty()) << verified->damage.front().message;
-  }
-}
-
 // 16 MiB that are stored transposed: few reads, none larger than the buffer, and little more than
 // the file's bytes, although whole rows are wanted.
 TEST(ForeignStorageTest, TransposedTensorsAreReadInCoveringRanges) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/join_first.h"
@@ -149,27 +148,6 @@ absl::StatusOr<int64_t> Degree(const json& config, const char* name) {
   return member->get<int64_t>();
 }
 
-// The rank of "tp00" or "pp00".
-std::optional<int64_t> RankOf(std::string_view text, std::string_view axis) {
-  int64_t rank = 0;
-  if (!text.starts_with(axis)) return std::nullopt;
-  text.remove_prefix(axis.size());
-  if (text.empty() || text.size() > 5 || text.find_first_not_of("0123456789") != text.npos ||
-      !absl::SimpleAtoi(absl::string_view(text.data(), text.size()), &rank)) {
-    return std::nullopt;
-  }
-  return rank;
-}
-
-std::optional<std::pair<int64_t, int64_t>> RanksOf(std::string_view key) {
-  const size_t middle = key.find('_');
-  if (middle == key.npos) return std::nullopt;
-  const std::optional<int64_t> tensor = RankOf(key.substr(0, middle), "tp");
-  const std::optional<int64_t> pipeline = RankOf(key.substr(middle + 1), "pp");
-  if (!tensor || !pipeline) return std::nullopt;
-  return std::pair(*tensor, *pipeline);
-}
-
 std::optional<Shape> ShapeOf(const json& value) {
   if (!value.is_array()) return std::nullopt;
   Shape shape;
@@ -225,7 +203,8 @@ absl::StatusOr<PaddleModelMeta> ParsePaddleModelMeta(std::string_view text) {
     TESSERA_ASSIGN_OR_RETURN(meta.virtual_pipeline, Degree(config, "vpp_degree"));
   }
   for (const auto& [key, value] : Member(root, "sharding_metas").items()) {
-    const std::optional<std::pair<int64_t, int64_t>> ranks = RanksOf(key);
+    static const RankPattern pattern("tp{2}_pp{2}");
+    const std::optional<std::vector<int64_t>> ranks = pattern.Parse(key);
     if (!ranks || !value.is_object()) {
       return absl::DataLossError(absl::StrCat("sharding_metas: ", key, ": not tpXX_ppYY"));
     }
@@ -234,7 +213,7 @@ absl::StatusOr<PaddleModelMeta> ParsePaddleModelMeta(std::string_view text) {
       return absl::DataLossError(
           absl::StrCat("sharding_metas: ", key, ": ", rank.status().message()));
     }
-    meta.ranks[*ranks] = *std::move(rank);
+    meta.ranks[{(*ranks)[0], (*ranks)[1]}] = *std::move(rank);
   }
   return meta;
 }

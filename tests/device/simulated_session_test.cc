@@ -208,15 +208,23 @@ TEST_P(TopologyTest, IsResumedThereAndOnTheProcessors) {
 }
 
 TEST_P(TopologyTest, LoadsAndSavesTheSameStateOnProcessorsAndBack) {
-  TrainConfig first = Config("first", "single", false);
-  ASSERT_EQ(Run(first, Train).status(), absl::OkStatus());
-  const Digests expected = DigestsOf("first", kSavedStep);
-  const TrainConfig there = After("first", kSavedStep, Config("there", GetParam(), true));
-  ASSERT_EQ(Run(there, SaveAgain).status(), absl::OkStatus());
-  EXPECT_EQ(DigestsOf("there", kSavedStep), expected);
-  TrainConfig back = After("there", kSavedStep, Config("back", "single", false));
-  ASSERT_EQ(Run(back, SaveAgain).status(), absl::OkStatus());
-  EXPECT_EQ(DigestsOf("back", kSavedStep), expected);
+  for (const bool bf16 : {false, true}) {
+    const auto config = [&](const std::string& name, const std::string& topology, bool on_gpus) {
+      TrainConfig made = Config(absl::StrCat(name, bf16), topology, on_gpus);
+      made.mutable_training()->set_bf16(bf16);
+      return made;
+    };
+    const std::string first = absl::StrCat("first", bf16), there = absl::StrCat("there", bf16),
+                      back = absl::StrCat("back", bf16);
+    ASSERT_EQ(Run(config("first", "single", false), Train).status(), absl::OkStatus());
+    const Digests expected = DigestsOf(first, kSavedStep);
+    ASSERT_EQ(Run(After(first, kSavedStep, config("there", GetParam(), true)), SaveAgain).status(),
+              absl::OkStatus());
+    EXPECT_EQ(DigestsOf(there, kSavedStep), expected);
+    ASSERT_EQ(Run(After(there, kSavedStep, config("back", "single", false)), SaveAgain).status(),
+              absl::OkStatus());
+    EXPECT_EQ(DigestsOf(back, kSavedStep), expected);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Topologies, TopologyTest,

@@ -104,35 +104,10 @@ TEST_F(BytesTest, ACheckpointIsHardlyLargerThanTheState) {
   int64_t logical_bytes = 0;
   std::string worst;
   double largest = 0;
-  for (const std::string topology : {"single",
-                                     "dp2",
-                                     "dp3",
-                                     "dp8",
-                                     "dp16",
-                                     "dp2_zero1",
-                                     "dp3_zero1",
-                                     "dp7_zero1",
-                                     "dp4_zero2",
-                                     "dp5_zero2",
-                                     "dp16_zero2",
-                                     "tp2",
-                                     "tp4_sp",
-                                     "tp8",
-                                     "pp2",
-                                     "pp3",
-                                     "pp5",
-                                     "pp2_vpp2",
-                                     "dp2_tp4",
-                                     "dp4_pp4",
-                                     "tp2_pp2",
-                                     "dp2_tp2_pp2",
-                                     "dp4_zero2_tp2_pp2",
-                                     "dp2_zero1_tp2_sp",
-                                     "dp3_zero2_tp2",
-                                     "dp2_zero2_tp2_pp2_vpp2_sp",
-                                     "dp5_zero1_pp2",
-                                     "dp2_zero2_tp4",
-                                     "dp3_zero2_pp2_vpp2"}) {
+  // Replicas, ranges of ZeRO that divide nothing evenly, tensor shards, stages, and all of them.
+  for (const std::string topology :
+       {"single", "dp16", "dp7_zero1", "dp16_zero2", "tp8", "tp4_sp", "pp5", "pp2_vpp2",
+        "dp4_zero2_tp2_pp2", "dp2_zero2_tp2_pp2_vpp2_sp", "dp3_zero2_pp2_vpp2"}) {
     const absl::StatusOr<int64_t> bytes =
         Save(topology, logical_bytes == 0 ? &logical_bytes : nullptr);
     ASSERT_TRUE(bytes.ok()) << topology << ": " << bytes.status();

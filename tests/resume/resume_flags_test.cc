@@ -57,17 +57,6 @@ TEST_F(FlagsTest, CkptStepChoosesAndNamesWhatIsThere) {
   EXPECT_THAT(std::string(missing.message()), HasSubstr("steps 2, 4, 6, 8"));
 }
 
-TEST_F(FlagsTest, FinetuneTakesWeightsAloneAndStartsAtStepZero) {
-  TrainConfig config = From("finetuned");
-  config.mutable_checkpoint()->set_finetune(true);
-  config.mutable_training()->set_train_iters(4);
-  ASSERT_TRUE(Train(config).ok());
-  const std::map<int64_t, std::string> losses = Losses("finetuned");
-  ASSERT_EQ(losses.size(), 4u);
-  EXPECT_EQ(losses.begin()->first, 1);
-  EXPECT_NE(losses.begin()->second, Losses("base").begin()->second);
-}
-
 TEST_F(FlagsTest, OptimizerStateIsOptionalBothWays) {
   const absl::Status kept = Train(From("kept-optimizer")).status();
   ASSERT_TRUE(kept.ok()) << kept;
@@ -210,39 +199,6 @@ TEST_F(FlagsTest, LoadTensorsTakesWhatMatchesAndLeavesTheRestAsItBegins) {
   const absl::Status none = Train(nothing).status();
   EXPECT_TRUE(absl::IsInvalidArgument(none)) << none;
   EXPECT_THAT(std::string(none.message()), HasSubstr("load_tensors=no.such.*"));
-}
-
-TEST_F(FlagsTest, MissingAndUnexpectedTensorsAreErrorsUnlessAllowed) {
-  const auto run = [&](const std::string& name, const std::string& layers, bool missing,
-                       bool unexpected) {
-    TrainConfig config =
-        From(name, {kGpt2, kNoChange, absl::StrCat("model { num_layers: ", layers, " }")});
-    config.mutable_training()->set_train_iters(9);
-    config.mutable_checkpoint()->set_allow_missing(missing);
-    config.mutable_checkpoint()->set_allow_unexpected(unexpected);
-    return Train(config);
-  };
-  EXPECT_TRUE(absl::IsFailedPrecondition(run("a", "3", false, false).status()));
-  const absl::Status missing = run("b", "3", false, true).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(missing)) << missing;
-  EXPECT_THAT(std::string(missing.message()), HasSubstr("transformer.h.2.attn.c_attn.weight"));
-  const absl::Status unexpected = run("c", "1", true, false).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(unexpected)) << unexpected;
-  EXPECT_THAT(std::string(unexpected.message()), HasSubstr("transformer.h.1.attn.c_attn.weight"));
-
-  absl::StatusOr<std::string> notes = run("deeper", "3", true, false);
-  ASSERT_TRUE(notes.ok()) << notes.status();
-  EXPECT_THAT(*notes, HasSubstr("not saved, keeps its initial value: transformer.h.2."));
-  notes = run("shallower", "1", false, true);
-  ASSERT_TRUE(notes.ok()) << notes.status();
-  EXPECT_THAT(*notes, HasSubstr("skipped, the model does not have it: transformer.h.1."));
-  const auto saved = Digests(Checkpoints("base"), 8);
-  for (const std::string name : {"deeper", "shallower"}) {
-    const auto loaded = Digests(Checkpoints(name), 9);
-    for (const std::string tensor : {"transformer.wte.weight", "transformer.h.0.mlp.c_fc.weight"}) {
-      EXPECT_EQ(loaded.at(tensor), saved.at(tensor)) << name << " " << tensor;
-    }
-  }
 }
 
 TEST_F(FlagsTest, VerifyLoadComparesDigests) {
