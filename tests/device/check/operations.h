@@ -12,11 +12,11 @@
 namespace tessera::testing {
 
 struct OperationSizes {
-  bool odd = true;       // small shapes with tails
+  bool odd = true;       // those of OperationCases()
   bool typical = false;  // shapes of GPT-2 124M and Llama-3 8B
 };
 
-// One operation in one dtype, over all its shapes.
+// The operations of one kind in one dtype, over all their shapes.
 struct OperationResult {
   std::string name;
   DType dtype = DType::kF32;
