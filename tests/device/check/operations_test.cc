@@ -39,15 +39,5 @@ TEST(OperationsTest, EveryOperationOfASimulatedDeviceIsRight) {
   }
 }
 
-// Too large for a simulated device.
-TEST(OperationsTest, ProcessorsAgreeAtTypicalShapes) {
-  const std::vector<OperationResult> results =
-      CompareOperations(*MakeCpuBackend(2), *MakeCpuBackend(1), {.odd = false, .typical = true});
-  EXPECT_EQ(results.size(), 2 * 7);
-  for (const OperationResult& result : results) {
-    EXPECT_TRUE(result.passed()) << result.name << " " << result.worst_tensor;
-  }
-}
-
 }  // namespace
 }  // namespace tessera::testing
