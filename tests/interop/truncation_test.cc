@@ -1,0 +1,200 @@
+// Checkpoints of other frameworks whose files are cut off, or whose settings do not fit their files:
+// all of them are refused.
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "convert/dcp/folder_layout.h"
+#include "convert/open_foreign.h"
+#include "convert/pickle/write.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/interop/foreign_run.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+std::string Fixture(const std::string& name) { return "tests/interop/" + name; }
+
+// Any one file of a checkpoint, cut at any of a few places.
+struct Truncated {
+  std::string checkpoint;
+  std::string format;
+  std::vector<std::string> files;
+};
+
+using TruncationTest = testing::ForeignTest;
+
+TEST_F(TruncationTest, IsRefused) {
+  for (const Truncated& truncated : std::vector<Truncated>{
+           {"megatron/gpt2_single",
+            "megatron",
+            {"common.pt", "metadata.json", ".metadata", "__0_0.distcp"}},
+           {"megatron/buckets_llama3_untied_dp2_tp2_pp2", "megatron", {"__3_0.distcp"}},
+           {"megatron/gathered_llama3_bf16_dp2_tp2_pp2", "megatron", {"__1_0.distcp"}},
+           {"megatron/legacy_llama3_untied_dp2_tp2",
+            "megatron",
+            {"iter_0000007/mp_rank_00/model_optim_rng.pt",
+             "iter_0000007/mp_rank_01/distrib_optim.pt"}},
+           {"deepspeed/zero1",
+            "deepspeed",
+            {"global_step3/mp_rank_00_model_states.pt",
+             "global_step3/zero_pp_rank_1_mp_rank_00_optim_states.pt"}},
+           {"paddle/testdata/mp2", "paddle", {"model_state.tp01.pdparams", "optimizer.tp00.pdopt"}},
+           {"internevo/tp1",
+            "internevo",
+            {"model_tp0_pp0.pt", "optimizer_tp0_pp0_zo0.pt", "model_config.pt", "context.pt"}},
+           {"infinitrain/llama3/checkpoint_step_000003",
+            "infinitrain",
+            {"model.ckpt", "optimizer.ckpt"}}}) {
+    for (const std::string& file : truncated.files) {
+      const uint64_t size = fs::file_size(Fixture(truncated.checkpoint) + "/" + file);
+      for (const uint64_t length : {uint64_t{5}, size / 2, size - 1}) {
+        const std::string copy = CopyOf(Fixture(truncated.checkpoint));
+        fs::resize_file(fs::path(copy) / file, length);
+        const absl::Status status =
+            ckpt::convert::OpenForeign(copy, {.format = truncated.format}).status();
+        EXPECT_THAT(std::string(status.message()),
+                    AnyOf(HasSubstr(fs::path(file).filename().string()),
+                          HasSubstr("no checkpoint in the format")))
+            << truncated.checkpoint << ", " << length << " bytes";
+      }
+    }
+  }
+}
+
+// A number of a dictionary, as a pickle has it.
+void PickleNumber(const std::string& name, int64_t value, ckpt::pickle::Writer& writer) {
+  writer.Text(name);
+  if (name == "qk_interleaved" || name == "norm_head") {
+    writer.Bool(value != 0);
+  } else if (name == "mlp_ratio") {
+    writer.Float(0.25 * static_cast<double>(value));
+  } else {
+    writer.Int(value);
+  }
+}
+
+// The file that describes a model, with these settings: a dictionary or the attribute `args`.
+std::string SettingsFile(const std::string& name, const std::map<std::string, int64_t>& settings) {
+  const bool is_megatron = name == "common.pt";
+  ckpt::pickle::Writer writer;
+  writer.BeginDict();
+  if (is_megatron) {
+    writer.Text("args");
+    writer.Global("argparse", "Namespace");
+    writer.NewObject();
+    writer.BeginDict();
+  }
+  for (const auto& [key, value] : settings) PickleNumber(key, value, writer);
+  writer.EndDict();
+  if (is_megatron) {
+    writer.SetState();
+    writer.EndDict();
+  }
+  return ckpt::convert::TorchObjectFile(name, std::move(writer).Finish()).header;
+}
+
+struct Hostile {
+  std::string checkpoint, file;
+  std::map<std::string, int64_t> settings;  // of the fixture
+  std::vector<std::pair<std::string, int64_t>> changes;
+};
+
+constexpr int64_t kMany = int64_t{1} << 40;
+
+// Settings that do not fit the files are refused before anything of their size is allocated.
+TEST_F(TruncationTest, SettingsThatDoNotFitAreRefused) {
+  for (const Hostile& hostile : std::vector<Hostile>{{"megatron/gpt2_single",
+                                                      "common.pt",
+                                                      {{"num_layers", 2},
+                                                       {"hidden_size", 8},
+                                                       {"ffn_hidden_size", 32},
+                                                       {"num_attention_heads", 4},
+                                                       {"kv_channels", 2},
+                                                       {"max_position_embeddings", 13},
+                                                       {"vocab_size", 61},
+                                                       {"padded_vocab_size", 64}},
+                                                      {{"num_layers", 1'000'000'000},
+                                                       {"num_layers", 3},
+                                                       {"num_layers", 0},
+                                                       {"num_layers", -1},
+                                                       {"hidden_size", kMany},
+                                                       {"hidden_size", 0},
+                                                       {"hidden_size", 16},
+                                                       {"num_attention_heads", kMany},
+                                                       {"num_attention_heads", 0},
+                                                       {"num_attention_heads", 8},
+                                                       {"kv_channels", 4},
+                                                       {"ffn_hidden_size", INT64_MAX},
+                                                       {"vocab_size", 65},
+                                                       {"padded_vocab_size", INT64_MIN},
+                                                       {"vocab_size", kMany},
+                                                       {"max_position_embeddings", 14},
+                                                       {"num_experts", 8},
+                                                       {"qk_layernorm", 1},
+                                                       {"multi_latent_attention", 1}}},
+                                                     {"internevo/tp1",
+                                                      "model_config.pt",
+                                                      {{"num_layers", 4},
+                                                       {"hidden_size", 16},
+                                                       {"num_attention_heads", 4},
+                                                       {"vocab_size", 20},
+                                                       {"multiple_of", 4},
+                                                       {"num_kv_attention_heads", 2},
+                                                       {"mlp_ratio", 3},
+                                                       {"qk_interleaved", 0},
+                                                       {"max_position_embeddings", 24}},
+                                                      {{"num_layers", 1'000'000'000},
+                                                       {"num_layers", 5},
+                                                       {"num_layers", 3},
+                                                       {"num_layers", 0},
+                                                       {"num_layers", -1},
+                                                       {"hidden_size", kMany},
+                                                       {"hidden_size", 0},
+                                                       {"hidden_size", 32},
+                                                       {"num_attention_heads", kMany},
+                                                       {"num_attention_heads", 0},
+                                                       {"num_attention_heads", 8},
+                                                       {"num_kv_attention_heads", 4},
+                                                       {"mlp_ratio", INT64_MAX},
+                                                       {"mlp_ratio", -1},
+                                                       {"mlp_ratio", 2},
+                                                       {"multiple_of", 0},
+                                                       {"multiple_of", INT64_MAX},
+                                                       {"vocab_size", kMany},
+                                                       {"vocab_size", 21},
+                                                       {"num_experts", 8},
+                                                       {"norm_head", 1}}}}) {
+    const std::string copy = CopyOf(Fixture(hostile.checkpoint));
+    const auto open = [&](const std::map<std::string, int64_t>& settings) {
+      std::ofstream(copy + "/" + hostile.file, std::ios::binary | std::ios::trunc)
+          << SettingsFile(hostile.file, settings);
+      return ckpt::convert::OpenForeign(copy, {}).status();
+    };
+    EXPECT_EQ(open(hostile.settings), absl::OkStatus());
+    for (const auto& [name, value] : hostile.changes) {
+      std::map<std::string, int64_t> settings = hostile.settings;
+      settings[name] = value;
+      EXPECT_FALSE(open(settings).ok()) << name << "=" << value;
+    }
+    if (hostile.file != "model_config.pt") continue;
+    std::map<std::string, int64_t> settings = hostile.settings;
+    settings.erase("qk_interleaved");
+    EXPECT_THAT(std::string(open(settings).message()),
+                HasSubstr("neither qk_interleaved nor adapt_hf"));
+  }
+}
+
+}  // namespace
+}  // namespace tessera
