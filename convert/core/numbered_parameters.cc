@@ -12,7 +12,7 @@ namespace tessera::ckpt::convert {
 namespace {
 
 // How many parameters each group has been given.
-using Progress = std::vector<uint32_t>;
+using Positions = std::vector<uint32_t>;
 
 // Beyond that, nothing that real files have is searched for.
 constexpr size_t kMaxProgresses = size_t{1} << 18;
@@ -49,18 +49,18 @@ class Dealing {
 
   // What is reachable after each parameter.
   absl::Status GoForward() {
-    reached_.assign(1, {Progress(groups_.size(), 0)});
+    reached_.assign(1, {Positions(groups_.size(), 0)});
     size_t progresses = 1;
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      std::set<Progress> next;
+      std::set<Positions> next;
       const size_t left = parameters_.size() - i - 1;
-      for (const Progress& progress : reached_.back()) {
+      for (const Positions& progress : reached_.back()) {
         size_t given = 0;
         for (const uint32_t position : progress) given += position;
         if (count_ - given <= left) next.insert(progress);
         for (size_t g = 0; g < groups_.size(); ++g) {
           if (!Fits(i, g, progress[g])) continue;
-          Progress advanced = progress;
+          Positions advanced = progress;
           ++advanced[g];
           next.insert(std::move(advanced));
         }
@@ -79,7 +79,7 @@ class Dealing {
   }
 
   absl::Status NoneFits(size_t parameter) const {
-    const Progress& progress = *reached_.back().begin();
+    const Positions& progress = *reached_.back().begin();
     for (size_t g = 0; g < groups_.size(); ++g) {
       if (progress[g] == groups_[g].size()) continue;
       const NumberedParameter& next = groups_[g][progress[g]];
@@ -95,14 +95,14 @@ class Dealing {
   // Follows, from the end, what is on a path to where every group has all of its parameters.
   absl::StatusOr<std::map<int64_t, size_t>> GoBack() const {
     std::map<int64_t, size_t> assigned;
-    std::set<Progress> wanted = {end_};
+    std::set<Positions> wanted = {end_};
     for (size_t i = parameters_.size(); i-- > 0;) {
-      std::set<Progress> previous;
-      for (const Progress& progress : wanted) {
+      std::set<Positions> previous;
+      for (const Positions& progress : wanted) {
         if (reached_[i].contains(progress)) previous.insert(progress);
         for (size_t g = 0; g < groups_.size(); ++g) {
           if (progress[g] == 0 || !Fits(i, g, progress[g] - 1)) continue;
-          Progress before = progress;
+          Positions before = progress;
           --before[g];
           if (!reached_[i].contains(before)) continue;
           TESSERA_RETURN_IF_ERROR(Assign(groups_[g][progress[g] - 1], i, assigned));
@@ -126,9 +126,9 @@ class Dealing {
 
   std::span<const OrderedParameter> parameters_;
   std::span<const NumberedGroup> groups_;
-  Progress end_;
+  Positions end_;
   size_t count_ = 0;
-  std::vector<std::set<Progress>> reached_;  // after so many parameters
+  std::vector<std::set<Positions>> reached_;  // after so many parameters
 };
 
 }  // namespace

@@ -34,10 +34,8 @@ using pickle::Extent;
 
 constexpr uint64_t kSafetensorsLengthBytes = 8;
 
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
-
 std::string PathIn(std::string_view folder, std::string_view file) {
-  return folder.empty() ? std::string(file) : absl::StrCat(View(folder), "/", View(file));
+  return folder.empty() ? std::string(file) : std::string(folder).append("/").append(file);
 }
 
 // The files of the folder, each opened once.

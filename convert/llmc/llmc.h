@@ -20,6 +20,10 @@ namespace tessera::ckpt::convert {
 
 inline constexpr std::string_view kLlmc = "llmc";
 
+// The first numbers of an optimizer state.
+inline constexpr int32_t kStateMagic = 20240527;
+inline constexpr int32_t kStateVersion = 1;
+
 // A model file, as its header describes it.
 struct LlmcDescription {
   ModelDescription model;

@@ -21,8 +21,6 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-constexpr int32_t kStateMagic = 20240527;
-constexpr int32_t kStateVersion = 1;
 constexpr int kMaxRanks = 1 << 16;
 
 // N of "PREFIXnnnnnnnnSUFFIX", eight digits.

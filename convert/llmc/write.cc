@@ -15,8 +15,6 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-constexpr int32_t kStateMagic = 20240527;
-constexpr int32_t kStateVersion = 1;
 constexpr int kHeaderFields = 256;
 
 // The names of the model's parameters by those that a llm.c file has, and their shapes.

@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::string_view kConfig = "config.json";
 constexpr std::string_view kModelMeta = "model_meta.json";
-constexpr std::string_view kScheduler = "scheduler.pdparams";
+constexpr std::string_view kSchedulerFile = "scheduler.pdparams";
 constexpr std::string_view kTrainerState = "trainer_state.json";
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
@@ -434,12 +434,12 @@ class PaddleReader {
     for (const OpenedFile& optimizer : optimizers_) {
       TESSERA_RETURN_IF_ERROR(agree(optimizer.contents.last_epoch, optimizer.file->name));
     }
-    if (has_.contains(std::string(kScheduler))) {
+    if (has_.contains(std::string(kSchedulerFile))) {
       TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open,
-                               storage_.Open(std::string(kScheduler)));
+                               storage_.Open(std::string(kSchedulerFile)));
       const absl::StatusOr<PaddleStateFile> scheduler = ReadPaddleStateFile(*open);
-      if (!scheduler.ok()) return Damaged(storage_, kScheduler, scheduler.status().message());
-      TESSERA_RETURN_IF_ERROR(agree(scheduler->last_epoch, std::string(kScheduler)));
+      if (!scheduler.ok()) return Damaged(storage_, kSchedulerFile, scheduler.status().message());
+      TESSERA_RETURN_IF_ERROR(agree(scheduler->last_epoch, std::string(kSchedulerFile)));
     }
     if (has_.contains(std::string(kTrainerState))) {
       TESSERA_ASSIGN_OR_RETURN(const std::string text,

@@ -38,9 +38,9 @@ constexpr uint64_t kKeyBytesOfVisit = 32;
 constexpr size_t kMaxNotedNames = 3;
 constexpr size_t kMaxNotes = 100;
 
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
-
-std::string Shown(std::string_view text) { return absl::CHexEscape(View(text.substr(0, 200))); }
+std::string Shown(std::string_view text) {
+  return absl::CHexEscape({text.data(), std::min<size_t>(text.size(), 200)});
+}
 
 // Collects the tensors of archives under dotted names.
 class Collector {
@@ -291,7 +291,7 @@ class ValueWalker {
 };
 
 std::string PathIn(std::string_view folder, std::string_view file) {
-  return folder.empty() ? std::string(file) : absl::StrCat(View(folder), "/", View(file));
+  return folder.empty() ? std::string(file) : std::string(folder).append("/").append(file);
 }
 
 // Whether a trainer of transformers, or accelerate, gives this name to a file beside the model.

@@ -34,6 +34,7 @@ struct Kind {
   int max_tensor_ranks = 1;
   bool saved_bf16 = false;
   bool loaded_bf16 = false;
+  bool all_layouts = false;  // or only every third
 };
 
 std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
@@ -83,10 +84,12 @@ class MatrixTest : public ::testing::TestWithParam<Kind> {
     const absl::Status written =
         testing::WriteTokens(root_ + "/tokens.bin", testing::kVocabulary, 3000);
     ASSERT_TRUE(written.ok()) << written;
-    for (const Layout& layout : Layouts()) {
+    for (size_t i = 0; i < Layouts().size(); ++i) {
+      const Layout& layout = Layouts()[i];
       const absl::StatusOr<Topology> topology = ParseTopology(layout.topology);
       ASSERT_TRUE(topology.ok()) << topology.status();
-      if (topology->tensor <= GetParam().max_tensor_ranks) layouts_.push_back(layout);
+      if (topology->tensor > GetParam().max_tensor_ranks) continue;
+      if (GetParam().all_layouts || i % 3 == 0) layouts_.push_back(layout);
     }
   }
   void TearDown() override { std::filesystem::remove_all(root_); }
@@ -166,12 +169,12 @@ TEST_P(MatrixTest, EveryTopologyLoadsWhatEveryOtherSaved) {
     }
   }
   std::cout << pairs << " pairs of topologies\n";
-  EXPECT_GE(pairs, 400);
+  EXPECT_GE(pairs, GetParam().all_layouts ? 400 : 49);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, MatrixTest,
                          ::testing::Values(Kind{"Gpt2Fp32", testing::kGpt2, 8, false, false},
-                                           Kind{"Gpt2Bf16", testing::kGpt2, 8, true, true},
+                                           Kind{"Gpt2Bf16", testing::kGpt2, 8, true, true, true},
                                            Kind{"LlamaBf16", testing::kLlama, 4, true, true},
                                            Kind{"TiedLlamaFp32", testing::kTiedLlama, 8, false,
                                                 false},

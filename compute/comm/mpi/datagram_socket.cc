@@ -13,7 +13,6 @@
 namespace tessera {
 namespace {
 
-constexpr int kIpv4PrefixBytes = 12;  // of an IPv4 address as an IPv6 one
 // An error caused by an earlier datagram is reported by the next call, and then cleared.
 constexpr int kTries = 3;
 

@@ -12,8 +12,6 @@
 namespace tessera {
 namespace {
 
-constexpr int kIpv4PrefixBytes = 12;  // ::ffff:
-
 HostAddress FromIpv4(uint32_t network_order) {
   HostAddress address = {};
   address[10] = address[11] = 0xff;

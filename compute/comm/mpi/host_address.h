@@ -10,6 +10,7 @@ namespace tessera {
 
 // An IPv6 address, or an IPv4 one as ::ffff:a.b.c.d, in network order. Plain bytes.
 using HostAddress = std::array<uint8_t, 16>;
+inline constexpr int kIpv4PrefixBytes = 12;  // ::ffff:
 
 // The loopback addresses of both families.
 std::vector<HostAddress> LoopbackAddresses();
