@@ -1,5 +1,5 @@
-// Checkpoints of other frameworks whose files are cut off, or whose settings do not fit their files:
-// all of them are refused.
+// Checkpoints of other frameworks whose files are cut off, or whose settings do not fit their
+// files: all of them are refused.
 
 #include <cstdint>
 #include <filesystem>
