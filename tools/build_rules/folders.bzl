@@ -31,7 +31,7 @@ def cc_folder(name = None, files = [], exclude = [], apart = [], **others):
     cc_library(
         name = name,
         srcs = select({
-            "//tools/build_rules:apart": sources,
+            "//third_party/pch:apart": sources,
             "//conditions:default": [file for file in sources if file in apart] + [
                 _join("%s_sources_%d" % (name, i), joined[i::count])
                 for i in range(count)
