@@ -137,6 +137,10 @@ class Checkpoint {
                                          const OpenStorageOptions& options = {});
   // A directory of a storage, which must outlive the checkpoint.
   static absl::StatusOr<Checkpoint> Open(Storage& storage, std::string_view checkpoint_dir);
+  // One whose manifest is there already, as from another rank. Kept from being deleted if `reading`
+  // says so.
+  Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory, Manifest manifest,
+             std::shared_ptr<const ReadLock> reading = nullptr);
 
   Storage& storage() const { return *storage_; }
   const std::string& directory() const { return directory_; }
@@ -179,8 +183,6 @@ class Checkpoint {
   friend class CheckpointFolder;
   static absl::StatusOr<Checkpoint> Read(std::shared_ptr<Storage> storage,
                                          std::string_view directory);
-  Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory, Manifest manifest,
-             std::shared_ptr<const ReadLock> reading);
   std::shared_ptr<Storage> storage_;
   std::string directory_;
   std::shared_ptr<const Manifest> manifest_;

@@ -26,9 +26,9 @@ int main(int argc, char** argv) {
 
   const ckpt::ResumeResult resumed = manager->TryResume(state).value();
   for (const ckpt::SkippedCheckpoint& skipped : resumed.skipped) {
-    std::cout << "skipped " << skipped.directory << ": " << skipped.reason.message() << "\n";
+    std::cout << ckpt::Describe(manager->storage(), skipped) << "\n";
   }
-  int64_t step = resumed.point.has_value() ? resumed.point->checkpoint.step : 0;
+  int64_t step = resumed.checkpoint.has_value() ? resumed.checkpoint->step() : 0;
   std::cout << "begins after step " << step << "\n";
   for (bool ends = false; !ends;) {
     for (float& number : numbers) number += 1;  // the training

@@ -9,7 +9,6 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/load/load.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/storage/tiered/tiered_storage.h"
 
@@ -72,15 +71,15 @@ CheckpointManager::CheckpointManager(std::shared_ptr<Storage> storage,
 CheckpointManager::~CheckpointManager() = default;
 
 absl::StatusOr<ResumeResult> CheckpointManager::TryResume(const StateDict& state) {
-  const LoadOnThisRank load = [&](const ResumePoint& point) {
+  const LoadOnThisRank load = [&](const Checkpoint& checkpoint) {
     LoadOptions load_options;
+    load_options.group = &group();
     load_options.deadline = options_.save.deadline;
-    return LoadCheckpoint(*storage_, point.checkpoint.directory, state, group(), load_options)
-        .status();
+    return checkpoint.Load(state, load_options).status();
   };
   TESSERA_ASSIGN_OR_RETURN(ResumeResult resumed,
-                           ResumeFromLatest(storage_.get(), "", group(), options_.resume, load));
-  if (resumed.point.has_value()) resumed_step_ = resumed.point->checkpoint.step;
+                           ResumeFromLatest(storage_, "", group(), options_.resume, load));
+  if (resumed.checkpoint.has_value()) resumed_step_ = resumed.checkpoint->step();
   return resumed;
 }
 

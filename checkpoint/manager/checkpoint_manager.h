@@ -49,7 +49,7 @@ struct CheckpointManagerOptions {
 //                                                                   .last_step = 1000},
 //                                                      .keep = {.newest = 3}});
 //   auto resumed = (*manager)->TryResume(state);   // the newest valid checkpoint, if there is one
-//   int64_t step = resumed->point ? resumed->point->checkpoint.step : 0;
+//   int64_t step = resumed->checkpoint ? resumed->checkpoint->step() : 0;
 //   for (bool ends = false; !ends;) {
 //     ...one step, which calls WaitUntilCopied() before it overwrites memory, if saves are in the
 //     background...
@@ -84,7 +84,7 @@ class CheckpointManager {
 
   // Loads the newest valid checkpoint into `state`, and quarantines newer ones that are damaged or
   // have diverged. See ResumeFromLatest() for what that means, and for the errors. Where there is
-  // none, `state` is unchanged and the result has no point.
+  // none, `state` is unchanged and the result has no checkpoint.
   absl::StatusOr<ResumeResult> TryResume(const StateDict& state);
 
   // Saves if the schedule says so after this step; call it once after each. now.elapsed is measured

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/join_first.h"
@@ -21,6 +20,7 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/manager/resume_messages.pb.h"
 #include "checkpoint/manager/rolling.h"
+#include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/verify/verify.h"
 
 // 1. Rank 0 offers the newest checkpoint that it has not skipped, or nothing.
@@ -32,7 +32,6 @@
 namespace tessera::ckpt {
 namespace {
 
-constexpr int kRereads = 2;
 constexpr std::string_view kDamaged = "damaged";
 constexpr std::string_view kDiverged = "diverged";
 
@@ -86,24 +85,6 @@ absl::StatusOr<std::vector<std::string>> ListQuarantined(Storage& storage, std::
   return found;
 }
 
-// A message about what is in `directory`, for a sentence that has named the directory already.
-std::string WithoutDirectory(const Storage& storage, const std::string& directory,
-                             absl::string_view message) {
-  const std::string name = storage.Describe(directory);
-  return absl::StrReplaceAll(message,
-                             {{absl::StrCat(name, "/"), ""}, {absl::StrCat(name, ": "), ""}});
-}
-
-// The manifest of a checkpoint, with the sizes and headers of its files. Bytes that were damaged on
-// their way from a remote storage are intact the next time.
-absl::StatusOr<Manifest> ReadIntactPatiently(Storage& storage, const std::string& directory) {
-  absl::StatusOr<Manifest> manifest = ReadIntact(storage, directory);
-  for (int again = 0; again < kRereads && MayBeDamage(manifest.status()); ++again) {
-    manifest = ReadIntact(storage, directory);
-  }
-  return manifest;
-}
-
 absl::Status WhyDiverged(const Manifest& manifest) {
   const std::string place =
       absl::StrCat("the run had diverged at step ", manifest.trainer().step(), ": ");
@@ -119,7 +100,7 @@ class Decision {
       : storage_(storage), root_(root), options_(options) {}
 
   // Returns the next checkpoint to load as a message, which is empty if none is left.
-  absl::StatusOr<std::string> Offer() {
+  absl::StatusOr<std::string> FindLatestValid() {
     if (storage_ == nullptr) return std::string();
     if (seen_.empty() && options_.quarantine) {
       // A checkpoint that was committed while its directory was being discarded gets its name back.
@@ -130,21 +111,15 @@ class Decision {
     std::vector<CheckpointInfo> unreadable;
     TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved,
                              ListForResume(*storage_, root_, &unreadable));
+    if (options_.step.has_value()) return FindStep(saved);
     for (const CheckpointInfo& checkpoint : saved) {
       if (seen_.contains(checkpoint.directory)) continue;
       // Each of these may be a later checkpoint.
       for (const CheckpointInfo& dir : unreadable) {
         if (dir.step > checkpoint.step) return dir.committed.status();
       }
-      TESSERA_ASSIGN_OR_RETURN(const bool valid, Take(checkpoint));
-      if (!valid) continue;
-      ResumeOffer offer = Skipped();
-      offer.set_found(true);
-      offer.set_step(checkpoint.step);
-      offer.set_directory(checkpoint.directory);
-      offer.set_rolling(checkpoint.rolling);
-      offer.set_manifest(manifest_.SerializeAsString());
-      return offer.SerializeAsString();
+      TESSERA_ASSIGN_OR_RETURN(const bool valid, SkipUnlessValid(checkpoint));
+      if (valid) return Offer();
     }
     if (!unreadable.empty()) return unreadable.back().committed.status();
     return Skipped().SerializeAsString();
@@ -181,11 +156,15 @@ class Decision {
                      JoinFirst(lines, "; "), "); nothing was renamed", hint));
   }
 
-  // Renames what was skipped.
+  // Renames what was skipped, or is abandoned.
   absl::Status Quarantine() {
     reading_ = ReadLock();
-    if (!options_.quarantine || skipped_.empty()) return absl::OkStatus();
+    const bool goes_back = options_.step.has_value() && storage_ != nullptr;
+    if (!options_.quarantine || (skipped_.empty() && !goes_back)) return absl::OkStatus();
     if (options_.lock != nullptr) TESSERA_RETURN_IF_ERROR(options_.lock->Confirm());
+    if (goes_back) {
+      TESSERA_ASSIGN_OR_RETURN(abandoned_, AbandonLater(*storage_, root_, *options_.step));
+    }
     for (SkippedCheckpoint& skipped : skipped_) {
       const auto judged = manifests_.find(skipped.directory);
       absl::StatusOr<std::string> moved_to =
@@ -199,7 +178,11 @@ class Decision {
     return absl::OkStatus();
   }
 
-  std::vector<SkippedCheckpoint> TakeSkipped() { return std::move(skipped_); }
+  // What has become of other checkpoints, for the result of rank 0.
+  void Report(ResumeResult& result) {
+    result.skipped = std::move(skipped_);
+    result.abandoned = std::move(abandoned_);
+  }
 
  private:
   absl::Status Disagreement(const absl::Status& status,
@@ -213,11 +196,35 @@ class Decision {
         others ? ": make sure that every rank sees the same files there" : ""));
   }
 
-  // Whether the checkpoint can be offered. Skips it, otherwise, if it is still there.
-  absl::StatusOr<bool> Take(const CheckpointInfo& checkpoint) {
+  // The checkpoint that was asked for.
+  absl::StatusOr<std::string> FindStep(const std::vector<CheckpointInfo>& saved) {
+    const auto found = std::ranges::find(saved, *options_.step, &CheckpointInfo::step);
+    if (found == saved.end()) {
+      const absl::Status none = NoSuchCheckpoint(*storage_, root_, saved);
+      return absl::Status(
+          none.code(), absl::StrCat(options_.step_name, " ", *options_.step, ": ", none.message()));
+    }
+    TESSERA_RETURN_IF_ERROR(Choose(*found));
+    return Offer();
+  }
+
+  std::string Offer() const {
+    ResumeOffer offer = Skipped();
+    offer.set_found(true);
+    offer.set_directory(offered_.directory);
+    offer.set_manifest(manifest_.SerializeAsString());
+    return offer.SerializeAsString();
+  }
+
+  absl::Status Choose(const CheckpointInfo& checkpoint) {
     offered_ = checkpoint;
     reading_ = ReadLock(*storage_, checkpoint.directory);
-    const absl::Status read = ReadAgain();
+    return ReadAgain();
+  }
+
+  // Whether the checkpoint can be offered. Skips it, otherwise, if it is still there.
+  absl::StatusOr<bool> SkipUnlessValid(const CheckpointInfo& checkpoint) {
+    const absl::Status read = Choose(checkpoint);
     if (MayBeDamage(read)) {
       TESSERA_RETURN_IF_ERROR(Skip(checkpoint, read));
       return false;
@@ -234,7 +241,7 @@ class Decision {
     const absl::StatusOr<std::string> bytes =
         ReadAll(*storage_, JoinPath(offered_.directory, kManifestFileName), kMaxManifestBytes);
     if (bytes.ok()) manifests_[offered_.directory] = *bytes;
-    TESSERA_ASSIGN_OR_RETURN(manifest_, ReadIntactPatiently(*storage_, offered_.directory));
+    TESSERA_ASSIGN_OR_RETURN(manifest_, ReadIntact(*storage_, offered_.directory));
     return absl::OkStatus();
   }
 
@@ -264,6 +271,7 @@ class Decision {
   const ResumeOptions& options_;
   std::set<std::string> seen_;  // directories that are not offered again
   std::vector<SkippedCheckpoint> skipped_;
+  std::vector<std::string> abandoned_;
   // By directory, as they were when the checkpoints were judged. A job that stands still meanwhile
   // can find a checkpoint of another job in the same directory.
   std::map<std::string, std::string> manifests_;
@@ -282,7 +290,7 @@ absl::StatusOr<std::string> Contradict(Storage* storage, std::string_view root,
   if (storage == nullptr) return std::string();
   for (const ResumeOffer::Skipped& skipped : offer.skipped()) {
     if (!skipped.damaged()) continue;
-    const absl::StatusOr<Manifest> manifest = ReadIntactPatiently(*storage, skipped.directory());
+    const absl::StatusOr<Manifest> manifest = ReadIntact(*storage, skipped.directory());
     absl::Status read = manifest.status();
     if (read.ok()) {
       read = VerifyParts(*storage, skipped.directory(), *manifest, parts[skipped.directory()]);
@@ -309,22 +317,38 @@ absl::Status CheckNoneContradicts(const std::vector<std::string>& seen) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<ResumePoint>> Decode(const std::string& bytes, ResumeOffer& offer) {
-  ResumePoint point;
-  if (!offer.ParseFromString(bytes) || !point.manifest.ParseFromString(offer.manifest())) {
+// The checkpoint of rank 0's message on this rank, whose storage may lack the folder.
+absl::StatusOr<std::optional<Checkpoint>> Decode(const std::string& bytes,
+                                                 const std::shared_ptr<Storage>& storage,
+                                                 const std::string& no_folder, ResumeOffer& offer) {
+  Manifest manifest;
+  if (!offer.ParseFromString(bytes) || !manifest.ParseFromString(offer.manifest())) {
     return absl::InternalError("rank 0's message about the checkpoint does not parse");
   }
   if (!offer.found()) return std::nullopt;
-  point.checkpoint = {offer.step(), offer.directory(), offer.rolling()};
-  return point;
+  if (storage == nullptr) {
+    return absl::UnavailableError(
+        absl::StrCat(no_folder, ", in which rank 0 finds checkpoints: make sure that every rank ",
+                     "sees the same files there"));
+  }
+  return Checkpoint(storage, offer.directory(), std::move(manifest));
 }
 
 }  // namespace
 
-absl::StatusOr<ResumeResult> ResumeFromLatest(Storage* storage, std::string_view root,
-                                              ProcessGroup& group, const ResumeOptions& options,
+std::string Describe(const Storage& storage, const SkippedCheckpoint& skipped) {
+  return absl::StrCat("skipped ", storage.Describe(skipped.directory), ": ",
+                      WithoutDirectory(storage, skipped.directory, skipped.reason.message()), "; ",
+                      skipped.moved_to.empty()
+                          ? "it is left where it is"
+                          : absl::StrCat("it is now called ", skipped.moved_to));
+}
+
+absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& storage,
+                                              std::string_view root, ProcessGroup& group,
+                                              const ResumeOptions& options,
                                               const LoadOnThisRank& load) {
-  Decision decision(storage, root, options);
+  Decision decision(storage.get(), root, options);
   absl::Status loaded;
   std::vector<DamagedPart> damaged;  // what `loaded` says
   PartsOfLoads all_damaged;
@@ -334,13 +358,17 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(Storage* storage, std::string_view
     const Combine judge_and_offer =
         [&](const std::vector<std::string>&) -> absl::StatusOr<std::string> {
       if (!loaded.ok()) TESSERA_RETURN_IF_ERROR(decision.Judge(loaded, damaged));
-      return decision.Offer();
+      return decision.FindLatestValid();
     };
     TESSERA_ASSIGN_OR_RETURN(const std::string told,
                              Agree(group, std::string(), judge_and_offer, options.deadline));
-    TESSERA_ASSIGN_OR_RETURN(result.point, Decode(told, offer));
-    loaded = result.point.has_value() ? load(*result.point) : absl::OkStatus();
+    absl::StatusOr<std::optional<Checkpoint>> offered =
+        Decode(told, storage, options.no_folder, offer);
+    TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, offered.status(), options.deadline));
+    result.checkpoint = *std::move(offered);
+    loaded = result.checkpoint.has_value() ? load(*result.checkpoint) : absl::OkStatus();
     if (loaded.ok()) break;
+    if (options.step.has_value()) return loaded;
     damaged = FindDamagedParts(loaded).value_or(std::vector<DamagedPart>());
     const bool agreed = group.size() == 1 || std::ranges::all_of(damaged, [](const DamagedPart& p) {
                           return p.rank >= 0;
@@ -350,7 +378,7 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(Storage* storage, std::string_view
   }
 
   absl::StatusOr<std::string> seen = std::string();
-  if (group.rank() != 0) seen = Contradict(storage, root, offer, options, all_damaged);
+  if (group.rank() != 0) seen = Contradict(storage.get(), root, offer, options, all_damaged);
   const Combine finish = [&](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
     TESSERA_RETURN_IF_ERROR(CheckNoneContradicts(all));
     if (!offer.found()) TESSERA_RETURN_IF_ERROR(decision.CheckNoneIsExpected());
@@ -358,7 +386,7 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(Storage* storage, std::string_view
     return std::string();
   };
   TESSERA_RETURN_IF_ERROR(Agree(group, seen, finish, options.deadline).status());
-  result.skipped = decision.TakeSkipped();
+  decision.Report(result);
   return result;
 }
 

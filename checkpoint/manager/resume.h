@@ -5,14 +5,16 @@
 // own: which one that is, what happens where a rank cannot load it, and what becomes of those that
 // were skipped.
 //
-//   const auto load = [&](const ResumePoint& point) {
-//     return Load(storage, point.checkpoint.directory, state, {.group = &group}).status();
+//   const auto load = [&](const Checkpoint& checkpoint) {
+//     return checkpoint.Load(state, {.group = &group}).status();
 //   };
-//   const auto resumed = ResumeFromLatest(&storage, "", group, {}, load);
+//   const auto resumed = ResumeFromLatest(storage, "", group, {}, load);
 //   if (!resumed.ok()) ...end the job: nothing in the storage has changed...
-//   if (!resumed->point.has_value()) ...begin at step 0...
+//   if (!resumed->checkpoint.has_value()) ...begin at step 0...
 
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,27 +23,29 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/process_group.h"
-#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/manager/folder_lock.h"
-#include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
-
-struct ResumePoint {
-  CheckpointInfo checkpoint;
-  Manifest manifest;
-};
 
 struct ResumeOptions {
   // Renames what was skipped (Quarantine() in saved_checkpoints.h), which would otherwise be in the
   // way of the coming saves. False: leaves it as it is, for a job that does not save.
   bool quarantine = true;
+  // Continues from the checkpoint of this step instead of the latest valid one. NotFound, listing
+  // the steps that exist, if it does not, and the error of its manifest or files if it is damaged.
+  // Once it is loaded, checkpoints of later steps are quarantined as "abandoned".
+  std::optional<int64_t> step;
+  // How a user asks for a step, for the error's message: "ckpt_step 400".
+  std::string step_name = "step";
   // Begins without a checkpoint where there have been some and none is valid.
   bool ignore_no_valid = false;
   // How a user sets ignore_no_valid, for the error's message: "--resume-anew begins at step 0".
   std::string ignore_no_valid_hint;
+  // How a user has named the folder, for the error of a rank that has none: "save: no folder /a".
+  std::string no_folder = "no folder";
   // On rank 0, the lock of `root`: nothing is renamed where it was lost meanwhile. May be null.
   FolderLock* lock = nullptr;
   absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
@@ -58,17 +62,23 @@ struct SkippedCheckpoint {
 };
 
 struct ResumeResult {
-  // The checkpoint that every rank has loaded; nullopt: begin without one.
-  std::optional<ResumePoint> point;
-  std::vector<SkippedCheckpoint> skipped;  // newest first; on rank 0, empty elsewhere
+  // The checkpoint that every rank has loaded, which retention may delete from then on; nullopt:
+  // begin without one.
+  std::optional<Checkpoint> checkpoint;
+  // On rank 0, empty elsewhere.
+  std::vector<SkippedCheckpoint> skipped;  // newest first
+  std::vector<std::string> abandoned;      // the new names of later checkpoints than options.step
 };
+
+// "skipped /runs/a/step-00000500: why; it is now called step-00000500.damaged".
+std::string Describe(const Storage& storage, const SkippedCheckpoint& skipped);
 
 // Loads a checkpoint on this rank; a collective call, too, which returns the same status on all
 // ranks, as Load() does. A rank that fails on its own account agrees with the others first
 // (AgreeOnStatus()), or leaves the group, so that the others' waits end: an error that is not known
 // to be of damage and agreed upon is returned from ResumeFromLatest() without another call of the
 // group.
-using LoadOnThisRank = std::function<absl::Status(const ResumePoint&)>;
+using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 
 // Loads, on all ranks, the newest committed checkpoint under `root`, permanent or rolling, that is
 // healthy and that every rank reads without damage. `load` is called with one checkpoint after the
@@ -103,15 +113,17 @@ using LoadOnThisRank = std::function<absl::Status(const ResumePoint&)>;
 //   the storage's       where a skipped checkpoint cannot be renamed; earlier ones may have been
 //
 // `storage` finds and renames on rank 0; elsewhere it only looks whether rank 0 is right that a
-// checkpoint is damaged, or that no checkpoint exists. Null on a rank that has no such place; this
-// rank is then not asked. No thread is started; `load` is called on the caller's.
+// checkpoint is damaged, or that no checkpoint exists. Null on a rank that has no such place, which
+// is Unavailable, on every rank, once there is something to load. No thread is started; `load` is
+// called on the caller's.
 //
 // Collective over `group`: every rank calls it with the same options. Called where no other process
 // saves under `root` (folder_lock.h). While `load` runs, the checkpoint is marked as being read
-// (read_lock.h). Cost: two agreements, and one for each checkpoint that fails to load. Bytes on the
-// wire: the manifest and why others were skipped, to every rank.
-absl::StatusOr<ResumeResult> ResumeFromLatest(Storage* storage, std::string_view root,
-                                              ProcessGroup& group, const ResumeOptions& options,
+// (read_lock.h). Cost: three agreements, and two for each checkpoint that fails to load. Bytes on
+// the wire: the manifest and why others were skipped, to every rank.
+absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& storage,
+                                              std::string_view root, ProcessGroup& group,
+                                              const ResumeOptions& options,
                                               const LoadOnThisRank& load);
 
 }  // namespace tessera::ckpt

@@ -16,6 +16,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
@@ -32,6 +33,11 @@ using ::testing::Not;
 constexpr int kRanks = 3;
 constexpr int64_t kRows = 300;  // a third on each rank
 constexpr uint32_t kChunkBytes = 256;
+
+// Owns nothing.
+std::shared_ptr<Storage> Shared(Storage* storage) {
+  return std::shared_ptr<Storage>(std::shared_ptr<Storage>(), storage);
+}
 
 // Three ranks, each with its own view of one storage.
 class ResumeTest : public ::testing::Test {
@@ -102,19 +108,19 @@ class ResumeTest : public ::testing::Test {
     RunRanks(kRanks, [&](ProcessGroup& group) {
       const int rank = group.rank();
       Storage* const storage = others_.contains(rank) ? others_[rank] : views_[rank].get();
-      results[rank] = ResumeFromLatest(
-          storage, "", group, options, [&](const ResumePoint& point) -> absl::Status {
+      results[rank] =
+          ResumeFromLatest(Shared(storage), "", group, options, [&](const Checkpoint& checkpoint) {
             if (rank == 0) ++loads_;
-            return Load(storage != nullptr ? *storage : *views_[rank], point.checkpoint.directory,
-                        Part(rank, loaded[rank]), {.group = &group, .deadline = absl::Seconds(20)})
+            return checkpoint
+                .Load(Part(rank, loaded[rank]), {.group = &group, .deadline = absl::Seconds(20)})
                 .status();
           });
     });
     for (int rank = 0; rank < kRanks; ++rank) {
       EXPECT_EQ(results[rank].status(), results[0].status()) << "rank " << rank;
-      if (!results[0].ok() || !results[0]->point.has_value()) continue;
-      EXPECT_EQ(results[rank]->point->checkpoint, results[0]->point->checkpoint);
-      const auto step = static_cast<float>(results[0]->point->manifest.trainer().step());
+      if (!results[0].ok() || !results[0]->checkpoint.has_value()) continue;
+      EXPECT_EQ(results[rank]->checkpoint->directory(), results[0]->checkpoint->directory());
+      const auto step = static_cast<float>(results[0]->checkpoint->step());
       EXPECT_EQ(loaded[rank], std::vector<float>(kRows / kRanks, step)) << "rank " << rank;
     }
     return results[0];
@@ -125,7 +131,7 @@ class ResumeTest : public ::testing::Test {
     EXPECT_TRUE(result.ok()) << result.status();
     if (!result.ok()) return -2;
     skipped_ = result->skipped;
-    return result->point.has_value() ? result->point->checkpoint.step : -1;
+    return result->checkpoint.has_value() ? result->checkpoint->step() : -1;
   }
   // An error with this code and these texts, and no file changed.
   void ExpectEnds(absl::StatusCode code, const std::vector<std::string>& texts,
@@ -268,15 +274,26 @@ TEST_F(ResumeTest, ARankThatCannotLookWhetherRank0IsRightEndsTheRun) {
   ExpectEnds(absl::StatusCode::kUnavailable, {"rank 2: ", "the storage failed"});
 }
 
-TEST_F(ResumeTest, ARankWithoutAStorageIsNotAskedWhetherRank0IsRight) {
+TEST_F(ResumeTest, ARankWithoutTheFolderEndsTheRun) {
   for (const int64_t step : {4, 8}) Save(step);
-  views_[0]->TruncateReads(Data("step-00000008"), 100);
   others_[1] = nullptr;
-  ExpectEnds(absl::StatusCode::kUnavailable, {"rank 2 reads memory:step-00000008 well"});
-  others_[2] = nullptr;
-  EXPECT_EQ(Step(), 4);
-  ASSERT_EQ(skipped_.size(), 1u);
-  EXPECT_EQ(skipped_[0].moved_to, "step-00000008.damaged");
+  ExpectEnds(absl::StatusCode::kUnavailable, {"rank 1: no folder, in which rank 0 finds"});
+}
+
+TEST_F(ResumeTest, AStepThatIsAskedForIsTakenAndLaterOnesAreAbandoned) {
+  for (const int64_t step : {4, 6, 8}) Save(step);
+  Save(7, "rolling-0");
+  const auto resumed = Resume({.step = 6});
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_EQ(resumed->checkpoint->step(), 6);
+  EXPECT_THAT(resumed->abandoned,
+              ElementsAre("step-00000008.abandoned", "rolling-0/step-00000007.abandoned"));
+  // Nothing is renamed for a step that is not there, or is damaged.
+  EXPECT_THAT(std::string(Resume({.step = 5, .step_name = "ckpt_step"}).status().message()),
+              HasSubstr("ckpt_step 5: no such checkpoint in memory:; there are steps 4, 6"));
+  DamageManifest("step-00000004");
+  EXPECT_TRUE(absl::IsDataLoss(Resume({.step = 4}).status()));
+  EXPECT_EQ(Step(), 6);
 }
 
 TEST_F(ResumeTest, ADamagedOriginalIsDamageWhateverRank0HasNearby) {
@@ -330,7 +347,7 @@ TEST_F(ResumeTest, OtherErrorsOfALoadLeadToNoOtherCheckpoint) {
   RunRanks(kRanks, [&](ProcessGroup& group) {
     int calls = 0;
     const auto result =
-        ResumeFromLatest(views_[group.rank()].get(), "", group, {}, [&](const ResumePoint&) {
+        ResumeFromLatest(Shared(views_[group.rank()].get()), "", group, {}, [&](const Checkpoint&) {
           ++calls;
           // A file of another program, for instance, without a word on where in the checkpoint.
           return absl::NotFoundError("no tokens.bin");
@@ -404,7 +421,7 @@ TEST_F(ObjectStoreResumeTest, WhatWasQuarantinedIsStillKnown) {
 // This job stands still after its judgement; another one quarantines the step and saves it.
 void ExpectAnotherCheckpointStays(MemoryStorage& memory, const std::function<void()>& save) {
   SingleProcessGroup alone;
-  const auto resumed = ResumeFromLatest(&memory, "", alone, {}, [&](const ResumePoint&) {
+  const auto resumed = ResumeFromLatest(Shared(&memory), "", alone, {}, [&](const Checkpoint&) {
     EXPECT_TRUE(Quarantine(memory, "step-00000008", "damaged").ok());
     save();
     return absl::OkStatus();

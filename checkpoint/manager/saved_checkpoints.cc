@@ -6,6 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/damaged_parts.h"
 #include "checkpoint/directory/directory.h"
@@ -21,13 +24,15 @@ namespace {
 
 constexpr int kRereads = 2;
 
-// Bytes that were damaged on their way from a remote storage are intact the next time.
-absl::StatusOr<Manifest> ReadIntactPatiently(Storage& storage, std::string_view directory) {
-  absl::StatusOr<Manifest> manifest = ReadIntact(storage, directory);
-  for (int again = 0; again < kRereads && MayBeDamage(manifest.status()); ++again) {
-    manifest = ReadIntact(storage, directory);
-  }
-  return manifest;
+absl::StatusOr<Manifest> ReadIntactOnce(Storage& storage, std::string_view directory) {
+  TESSERA_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(storage, directory));
+  TESSERA_ASSIGN_OR_RETURN(const VerifyReport report,
+                           VerifyCheckpoint(storage, directory, {.contents = false}));
+  if (report.damage.empty()) return manifest;
+  const size_t more = report.damage.size() - 1;
+  return absl::DataLossError(absl::StrCat(storage.Describe(directory), ": ",
+                                          ToString(report.damage.front()),
+                                          more > 0 ? absl::StrCat(" (and ", more, " more)") : ""));
 }
 
 // "a/b" and "c" of "a/b/c".
@@ -101,14 +106,76 @@ bool IsHealthy(const Manifest& manifest) {
 }
 
 absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory) {
-  TESSERA_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(storage, directory));
-  TESSERA_ASSIGN_OR_RETURN(const VerifyReport report,
-                           VerifyCheckpoint(storage, directory, {.contents = false}));
-  if (report.damage.empty()) return manifest;
-  const size_t more = report.damage.size() - 1;
-  return absl::DataLossError(absl::StrCat(storage.Describe(directory), ": ",
-                                          ToString(report.damage.front()),
-                                          more > 0 ? absl::StrCat(" (and ", more, " more)") : ""));
+  absl::StatusOr<Manifest> manifest = ReadIntactOnce(storage, directory);
+  for (int again = 0; again < kRereads && MayBeDamage(manifest.status()); ++again) {
+    manifest = ReadIntactOnce(storage, directory);
+  }
+  return manifest;
+}
+
+std::string WithoutDirectory(const Storage& storage, std::string_view directory,
+                             absl::string_view message) {
+  const std::string name = storage.Describe(directory);
+  return absl::StrReplaceAll(message,
+                             {{absl::StrCat(name, "/"), ""}, {absl::StrCat(name, ": "), ""}});
+}
+
+absl::StatusOr<std::string> DescribeUnfinished(Storage& storage, std::string_view root,
+                                               int64_t step) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> directories,
+                           ListStepDirectories(storage, root));
+  std::vector<std::string> later, unreadable;
+  for (const CheckpointInfo& dir : directories) {
+    if (!dir.committed.ok()) {
+      unreadable.push_back(absl::StrCat(
+          dir.directory, ", which cannot be read (",
+          WithoutDirectory(storage, dir.directory, dir.committed.status().message()), ")"));
+    } else if (!*dir.committed && dir.step > step) {
+      later.push_back(dir.directory);
+    }
+  }
+  std::vector<std::string> sentences;
+  if (!later.empty()) {
+    sentences.push_back(absl::StrCat(JoinFirst(later, ", "),
+                                     later.size() == 1 ? ", a save that was" : ", saves that were",
+                                     " never completed (no manifest.pb)"));
+  }
+  if (!unreadable.empty()) sentences.push_back(JoinFirst(unreadable, "; "));
+  return absl::StrJoin(sentences, "; ");
+}
+
+absl::Status NoSuchCheckpoint(const Storage& storage, std::string_view root,
+                              std::vector<CheckpointInfo> saved) {
+  std::ranges::sort(saved, {}, &CheckpointInfo::step);
+  const auto add_step = [](std::string* text, const CheckpointInfo& checkpoint) {
+    absl::StrAppend(text, checkpoint.step);
+  };
+  return absl::NotFoundError(absl::StrCat("no such checkpoint in ", storage.Describe(root),
+                                          "; there are steps ",
+                                          absl::StrJoin(saved, ", ", add_step)));
+}
+
+absl::Status CheckNoneIsLater(Storage& storage, std::string_view root, int64_t step,
+                              bool only_unreadable, std::string_view hint) {
+  std::vector<CheckpointInfo> unreadable;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved,
+                           ListForResume(storage, root, &unreadable));
+  for (const CheckpointInfo& dir : unreadable) {
+    if (dir.step <= step || dir.rolling) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        storage.Describe(dir.directory), ", of a later step than this run starts from (", step,
+        "), cannot be read and may be a checkpoint: make it readable or move it away (",
+        WithoutDirectory(storage, dir.directory, dir.committed.status().message()), ")"));
+  }
+  std::vector<int64_t> later;
+  for (const CheckpointInfo& checkpoint : saved) {
+    if (checkpoint.step > step) later.insert(later.begin(), checkpoint.step);
+  }
+  if (only_unreadable || later.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(storage.Describe(root), " holds checkpoints of later steps (",
+                   absl::StrJoin(later, ", "), ") than this run starts from (", step, "); ",
+                   std::string(hint), ", or save to another folder"));
 }
 
 absl::StatusOr<std::string> Quarantine(Storage& storage, std::string_view directory,
@@ -270,7 +337,7 @@ Retention::Described Retention::DescribeOnce(const CheckpointInfo& checkpoint) {
 }
 
 Retention::Described Retention::Describe(const CheckpointInfo& checkpoint) {
-  const absl::StatusOr<Manifest> manifest = ReadIntactPatiently(storage_, checkpoint.directory);
+  const absl::StatusOr<Manifest> manifest = ReadIntact(storage_, checkpoint.directory);
   Described described = {
       .candidate = {.step = checkpoint.step, .rolling = checkpoint.rolling, .good = false},
       .intact = manifest.ok()};

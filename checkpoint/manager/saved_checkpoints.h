@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.pb.h"
@@ -33,8 +34,30 @@ bool IsHealthy(const Manifest& manifest);
 
 // The manifest of a checkpoint whose files are there, have the sizes that it states, and begin with
 // the headers that belong to it. Contents are not read: a load checks their checksums. DataLoss
-// names the damage; NotFound where no checkpoint is committed.
+// names the damage, which is read again: bytes that were damaged on their way from a remote storage
+// are intact the next time. NotFound where no checkpoint is committed.
 absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory);
+
+// A message about what is in `directory`, for a sentence that has named the directory already.
+std::string WithoutDirectory(const Storage& storage, std::string_view directory,
+                             absl::string_view message);
+
+// What Latest() and a resume skip without a word in the folder: saves of steps after `step` that
+// were never completed, as a sudden death leaves them, and directories that cannot be read, with
+// the reason. Half a sentence, or empty.
+absl::StatusOr<std::string> DescribeUnfinished(Storage& storage, std::string_view root,
+                                               int64_t step);
+
+// NotFound: "no such checkpoint in", and the steps that are there.
+absl::Status NoSuchCheckpoint(const Storage& storage, std::string_view root,
+                              std::vector<CheckpointInfo> saved);
+
+// FailedPrecondition where checkpoints of later steps than `step`, with which a job that starts
+// there would mix its own, exist, or may exist in a directory that cannot be read. Then `hint` says
+// what else to do than to save to another folder. `only_unreadable`: for a job that continues from
+// one of its own, which has taken the later ones out of the way.
+absl::Status CheckNoneIsLater(Storage& storage, std::string_view root, int64_t step,
+                              bool only_unreadable, std::string_view hint);
 
 // Renames "step-00000500" to "step-00000500.damaged", where `word` is "damaged", or to
 // "step-00000500.damaged-2" and so on where that exists: from then on, readers do not take it for a
@@ -47,7 +70,7 @@ absl::StatusOr<std::string> Quarantine(Storage& storage, std::string_view direct
                                        std::string_view word,
                                        const std::string* expected = nullptr);
 
-// Sets aside, as "abandoned", the checkpoints of later steps than `step`: those of a future that a
+// Quarantines, as "abandoned", the checkpoints of later steps than `step`: those of a future that a
 // run abandons when it continues from an earlier step on request. Returns the new directories. The
 // error of a directory of a later step that cannot be listed, with nothing done.
 absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::string_view root,
@@ -71,7 +94,7 @@ struct ComingSave {
 
 // Deletes checkpoints by a policy (retention.h). Manifests of permanent checkpoints are read once.
 // One that cannot be read, for another reason than damage, stays, and is read again the next time.
-// Symbolic links, directories that cannot be listed and what was set aside are left alone and do
+// Symbolic links, directories that cannot be listed and what is quarantined are left alone and do
 // not count. A checkpoint that is being read (read_lock.h) stays until the next time. Each
 // checkpoint is uncommitted before its files are deleted, so that a crash halfway leaves none that
 // looks complete. One thread at a time.

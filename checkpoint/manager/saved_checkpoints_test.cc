@@ -89,14 +89,13 @@ class SavedCheckpointsTest : public ::testing::Test {
   int64_t Take() {
     set_aside_.clear();
     SingleProcessGroup alone;
-    const auto resumed = ResumeFromLatest(&storage_, "", alone, {.ignore_no_valid = true},
-                                          [](const ResumePoint&) { return absl::OkStatus(); });
+    const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), &storage_);
+    const auto resumed = ResumeFromLatest(storage, "", alone, {.ignore_no_valid = true},
+                                          [](const Checkpoint&) { return absl::OkStatus(); });
     EXPECT_TRUE(resumed.ok()) << resumed.status();
     if (!resumed.ok()) return -1;
     set_aside_ = resumed->skipped;
-    if (!resumed->point.has_value()) return -1;
-    EXPECT_EQ(resumed->point->manifest.trainer().step(), resumed->point->checkpoint.step);
-    return resumed->point->checkpoint.step;
+    return resumed->checkpoint.has_value() ? resumed->checkpoint->step() : -1;
   }
 
   MemoryStorage memory_;

@@ -44,7 +44,7 @@ struct Job::Rank {
 
   ckpt::ThreadProcessGroup group, save_group;
   Content content;
-  std::unique_ptr<ckpt::Storage> storage;
+  std::shared_ptr<ckpt::Storage> storage;
   std::unique_ptr<ckpt::FolderLock> lock;
   std::optional<ckpt::Retention> retention;
   ckpt::PlanCache plans;
@@ -106,17 +106,17 @@ absl::Status Job::Resume(Rank& rank) {
   if (asked_step_.has_value()) return GoBack(rank);
   const bool decides = rank.number() == 0;
   const Model::View before = decides ? site_.Look() : Model::View();
-  const auto load = [&](const ckpt::ResumePoint& point) {
-    return LoadFrom(rank, point.checkpoint.directory, simulation::IdOf(point.manifest));
+  const auto load = [&](const ckpt::Checkpoint& checkpoint) {
+    return LoadFrom(rank, checkpoint.directory(), simulation::IdOf(checkpoint.manifest()));
   };
   TESSERA_ASSIGN_OR_RETURN(
       const ckpt::ResumeResult resumed,
-      ckpt::ResumeFromLatest(rank.storage.get(), "", rank.group,
+      ckpt::ResumeFromLatest(rank.storage, "", rank.group,
                              {.lock = rank.lock.get(), .deadline = kDeadline}, load));
   std::optional<int64_t> taken;
-  if (resumed.point.has_value()) {
-    rank.step = resumed.point->checkpoint.step;
-    taken = simulation::IdOf(resumed.point->manifest);
+  if (resumed.checkpoint.has_value()) {
+    rank.step = resumed.checkpoint->step();
+    taken = simulation::IdOf(resumed.checkpoint->manifest());
   }
   // A job that stood still meanwhile, and whose lock was taken over, ends before it saves.
   if (decides) TESSERA_RETURN_IF_ERROR(Confirm(rank));

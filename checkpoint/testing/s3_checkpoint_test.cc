@@ -88,7 +88,7 @@ testing::AssertionResult Loads(Storage& storage, int64_t step, int ranks, int64_
 
 TEST(S3CheckpointTest, BytesThatAreDamagedOnTheirWayAreReadAgainAFewTimes) {
   S3Server server;
-  const auto storage = MustOpen(server);
+  const std::shared_ptr<Storage> storage = MustOpen(server);
   ASSERT_TRUE(SaveStep(*storage, 1, 1, 100).ok());
   const Fault damaged_data = {
       .kind = FaultKind::kDamageAnswer, .method = "GET", .key_part = "/model-", .times = 2};
@@ -99,10 +99,10 @@ TEST(S3CheckpointTest, BytesThatAreDamagedOnTheirWayAreReadAgainAFewTimes) {
   server.AddFault(
       {.kind = FaultKind::kDamageAnswer, .method = "GET", .key_part = "/manifest.pb", .times = 2});
   SingleProcessGroup alone;
-  const auto resumed = ResumeFromLatest(storage.get(), "", alone, {},
-                                        [](const ResumePoint&) { return absl::OkStatus(); });
+  const auto resumed =
+      ResumeFromLatest(storage, "", alone, {}, [](const Checkpoint&) { return absl::OkStatus(); });
   ASSERT_TRUE(resumed.ok()) << resumed.status();
-  EXPECT_TRUE(resumed->point.has_value());
+  EXPECT_TRUE(resumed->checkpoint.has_value());
   EXPECT_TRUE(resumed->skipped.empty());
   EXPECT_EQ(server.fault_count(), 4);
 

@@ -143,7 +143,7 @@ class S3FencingTest : public ::testing::Test {
   }
 
   S3Server server_;
-  std::unique_ptr<Storage> storage_;
+  std::shared_ptr<Storage> storage_;
 };
 
 TEST_F(S3FencingTest, WhatWasSetAsideStaysAndANewSaveOfTheStepStandsBesideIt) {
@@ -186,10 +186,10 @@ TEST_F(S3FencingTest, NothingIsDeletedBesideASetAsideManifestThatCannotBeRead) {
   manifest[manifest.size() / 2] ^= 1;
   server_.PutObject(absl::StrCat(kPrefix, "step-00000008/manifest.pb"), manifest);
   SingleProcessGroup alone;
-  const auto resumed = ResumeFromLatest(storage_.get(), "", alone, {},
-                                        [](const ResumePoint&) { return absl::OkStatus(); });
-  ASSERT_TRUE(resumed.ok() && resumed->point.has_value());
-  EXPECT_EQ(resumed->point->checkpoint.step, 4);
+  const auto resumed =
+      ResumeFromLatest(storage_, "", alone, {}, [](const Checkpoint&) { return absl::OkStatus(); });
+  ASSERT_TRUE(resumed.ok() && resumed->checkpoint.has_value());
+  EXPECT_EQ(resumed->checkpoint->step(), 4);
   ASSERT_TRUE(SaveStep(8, 80).ok());
   const Ledger data = DataOf("step-00000008");
   GoOn(12);

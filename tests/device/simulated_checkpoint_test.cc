@@ -111,7 +111,7 @@ absl::StatusOr<Digests> ReadDigests(const TrainConfig& config) {
                            FindSavedRun(config, {.ranks = *alone}, [](const std::string&) {}));
   if (!saved.has_value()) return absl::NotFoundError("no checkpoint");
   Digests digests;
-  for (const ckpt::LogicalTensor& tensor : saved->manifest.tensors()) {
+  for (const ckpt::LogicalTensor& tensor : saved->manifest().tensors()) {
     if (!tensor.alias_of().empty()) continue;
     digests[tensor.name()] = {tensor.digest().lo(), tensor.digest().hi()};
   }

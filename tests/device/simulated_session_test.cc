@@ -151,7 +151,7 @@ class SimulatedSessionTest : public ::testing::Test {
     EXPECT_TRUE(saved.ok() && saved->has_value()) << name << " " << step << saved.status();
     Digests digests;
     if (!saved.ok() || !saved->has_value()) return digests;
-    for (const ckpt::LogicalTensor& tensor : (*saved)->manifest.tensors()) {
+    for (const ckpt::LogicalTensor& tensor : (*saved)->manifest().tensors()) {
       if (!tensor.alias_of().empty()) continue;
       digests[tensor.name()] = {tensor.digest().lo(), tensor.digest().hi()};
     }

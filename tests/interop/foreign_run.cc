@@ -103,7 +103,7 @@ absl::StatusOr<SavedRun> OpenForeignRun(const std::string& folder, const ckpt::M
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::convert::ForeignStorage> storage,
                            ckpt::convert::OpenForeign(folder, {.model = model}));
   TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest, ckpt::ReadManifest(*storage, ""));
-  return SavedRun{.storage = std::move(storage), .manifest = std::move(manifest)};
+  return SavedRun{.checkpoint = ckpt::Checkpoint(std::move(storage), "", std::move(manifest))};
 }
 
 absl::StatusOr<LogicalState> ReadFp32State(const std::string& path) {
@@ -122,14 +122,14 @@ absl::StatusOr<LogicalState> ReadFp32State(const std::string& path) {
 
 absl::StatusOr<ContinuedRun> ContinueRun(const SavedRun& saved, const TrainConfig& config) {
   const LoadPolicy policy = {
-      .with_optimizer = std::ranges::any_of(saved.manifest.tensors(), [](const auto& tensor) {
+      .with_optimizer = std::ranges::any_of(saved.manifest().tensors(), [](const auto& tensor) {
         return tensor.role() == ckpt::OPTIMIZER_STATE;
       })};
   const auto load = [&](Communicator& comm, TrainingRank& rank) {
     const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&comm);
     return LoadTensors(saved, rank.state(), policy, {.ranks = *group}).status();
   };
-  return Continue(config, saved.manifest.trainer().step(), load);
+  return Continue(config, saved.manifest().trainer().step(), load);
 }
 
 absl::StatusOr<ContinuedRun> ContinueRun(const LogicalState& state, int64_t step,
@@ -199,7 +199,7 @@ absl::StatusOr<TrainConfig> ForeignTest::Config(const RunSettings& settings) con
 absl::StatusOr<ContinuedRun> ForeignTest::Load(const SavedRun& saved, const std::string& topology,
                                                bool bf16) const {
   TESSERA_ASSIGN_OR_RETURN(const TrainConfig config,
-                           Config(Settings(saved.manifest.model().text(), topology, bf16)));
+                           Config(Settings(saved.manifest().model().text(), topology, bf16)));
   return ContinueRun(saved, config);
 }
 

@@ -147,7 +147,7 @@ std::string Path(const char* name) { return std::string("tests/") + name; }
 absl::StatusOr<SavedRun> Open(const Layout& layout) {
   if (layout.model[0] == '\0') return testing::OpenForeignRun(Path(layout.path));
   TESSERA_ASSIGN_OR_RETURN(const SavedRun described, testing::OpenForeignRun(Path(layout.model)));
-  return testing::OpenForeignRun(Path(layout.path), &described.manifest.model());
+  return testing::OpenForeignRun(Path(layout.path), &described.manifest().model());
 }
 
 class LayoutsTest : public testing::ForeignTest, public ::testing::WithParamInterface<Layout> {
@@ -182,12 +182,12 @@ TEST_P(LayoutsTest, ARunGoesOnFromItUnderEveryTopology) {
   const Layout layout = GetParam();
   const auto saved = Open(layout);
   ASSERT_TRUE(saved.ok()) << saved.status();
-  ASSERT_EQ(saved->manifest.trainer().step(), layout.step);
-  EXPECT_EQ(saved->manifest.has_optimizer(), layout.step > 0);
-  EXPECT_EQ(saved->manifest.trainer().data().consumed_samples(), layout.consumed);
-  ExpectParallel(layout.parallel, saved->manifest.topology());
+  ASSERT_EQ(saved->manifest().trainer().step(), layout.step);
+  EXPECT_EQ(saved->manifest().has_optimizer(), layout.step > 0);
+  EXPECT_EQ(saved->manifest().trainer().data().consumed_samples(), layout.consumed);
+  ExpectParallel(layout.parallel, saved->manifest().topology());
   for (const bool bf16 : {layout.bf16, false}) {
-    const auto expected = Reference(layout, saved->manifest.model().text(), bf16);
+    const auto expected = Reference(layout, saved->manifest().model().text(), bf16);
     ASSERT_TRUE(expected.ok()) << expected.status();
     for (const std::string topology : testing::kTopologies) {
       // A run in the other precision reads the same files.
@@ -219,9 +219,9 @@ TEST_P(WrittenTest, ARunGoesOnFromItUnderEveryTopology) {
   const auto expected = Load(*original, "single", /*bf16=*/false);
   ASSERT_TRUE(expected.ok()) << expected.status();
   // State dicts do not tell the model: flags of a run do.
-  const auto saved = testing::OpenForeignRun(written, &original->manifest.model());
+  const auto saved = testing::OpenForeignRun(written, &original->manifest().model());
   ASSERT_TRUE(saved.ok()) << saved.status();
-  EXPECT_EQ(saved->manifest.trainer().step(), 7);
+  EXPECT_EQ(saved->manifest().trainer().step(), 7);
   for (const std::string topology : testing::kTopologies) {
     SCOPED_TRACE(topology);
     const auto continued = Load(*saved, topology, /*bf16=*/false);

@@ -65,7 +65,8 @@ State ReadState(const std::string& path, int64_t vocab_size) {
 absl::StatusOr<ModelConfig> ReadConfig(const std::string& name) {
   TESSERA_ASSIGN_OR_RETURN(const SavedRun run, testing::OpenForeignRun(Path(name + ".model.bin")));
   ModelConfig config, rest;
-  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(run.manifest.model().text(), &config));
+  EXPECT_TRUE(
+      google::protobuf::TextFormat::ParseFromString(run.manifest().model().text(), &config));
   EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
       ReadFile(Path(name + ".config.textproto")), &rest));
   config.MergeFrom(rest);
@@ -79,7 +80,7 @@ void Fill(const std::string& name, const ModelConfig& config, const ParameterSet
   const ckpt::ModelConfig model = ToProto(config);
   const auto run = testing::OpenForeignRun(Path(name), &model);
   ASSERT_TRUE(run.ok()) << run.status();
-  const auto checkpoint = ckpt::Checkpoint::Open(*run->storage, "");
+  const auto checkpoint = ckpt::Checkpoint::Open(run->checkpoint.storage(), "");
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   for (const Parameter* parameter : parameters.parameters()) {
     for (const ParameterPiece& piece : parameter->pieces) {

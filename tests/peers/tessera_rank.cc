@@ -134,8 +134,8 @@ class Rank {
     std::optional<int64_t> step;
     const auto use = [&](const std::optional<SavedRun>& saved) -> absl::Status {
       if (!saved.has_value()) return absl::OkStatus();
-      TESSERA_RETURN_IF_ERROR(LoadFrom(*saved->storage, saved->directory));
-      step = saved->manifest.trainer().step();
+      TESSERA_RETURN_IF_ERROR(LoadFrom(saved->checkpoint.storage(), saved->checkpoint.directory()));
+      step = saved->manifest().trainer().step();
       return absl::OkStatus();
     };
     TESSERA_RETURN_IF_ERROR(ContinueFromSaved(config, ranks, /*lock=*/nullptr, notes, use));

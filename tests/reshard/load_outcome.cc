@@ -84,7 +84,7 @@ absl::Status Land(const CheckpointConfig& from, Communicator& world, TrainingRan
   TESSERA_ASSIGN_OR_RETURN(const LoadNotes notes, training.Load(*saved));
   TESSERA_RETURN_IF_ERROR(world.Barrier());
   if (world.rank() == 0) {
-    collector.SetSizes(TensorMemory().peak_bytes - before, StoredBytes(saved->manifest));
+    collector.SetSizes(TensorMemory().peak_bytes - before, StoredBytes(saved->manifest()));
   }
   TESSERA_RETURN_IF_ERROR(world.Barrier());
   TESSERA_RETURN_IF_ERROR(collector.Add(world.rank(), notes, training));

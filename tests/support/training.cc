@@ -60,7 +60,7 @@ bool Saves(const TrainConfig& config, int64_t step) {
 // The seed of a resumed run's random numbers: the saved one, not its own.
 absl::StatusOr<uint64_t> Seed(const TrainConfig& config, const std::optional<SavedRun>& saved) {
   if (!saved.has_value()) return static_cast<uint64_t>(config.training().seed());
-  TESSERA_ASSIGN_OR_RETURN(const Progress progress, ReadProgress(saved->manifest));
+  TESSERA_ASSIGN_OR_RETURN(const Progress progress, ReadProgress(saved->manifest()));
   return progress.seed;
 }
 
@@ -195,10 +195,10 @@ void TrainingRank::Initialize() {
 }
 
 absl::StatusOr<LoadNotes> TrainingRank::Load(const SavedRun& saved) {
-  TESSERA_RETURN_IF_ERROR(CheckSameModel(saved.manifest, config_.model()));
-  TESSERA_RETURN_IF_ERROR(CheckSameData(saved.manifest, data_identity()));
+  TESSERA_RETURN_IF_ERROR(CheckSameModel(saved.manifest(), config_.model()));
+  TESSERA_RETURN_IF_ERROR(CheckSameData(saved.manifest(), data_identity()));
   TESSERA_ASSIGN_OR_RETURN(LoadNotes notes, LoadTensors(saved, state(), LoadPolicy(), group()));
-  TESSERA_ASSIGN_OR_RETURN(progress_, ReadProgress(saved.manifest));
+  TESSERA_ASSIGN_OR_RETURN(progress_, ReadProgress(saved.manifest()));
   trainer_->set_updates(progress_.updates);
   return notes;
 }

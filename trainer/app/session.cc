@@ -105,11 +105,11 @@ absl::StatusOr<Progress> StartingPoint(const TrainConfig& config,
   bool same_random_numbers = false;
   if (saved.has_value() && content.continues()) {
     TESSERA_RETURN_IF_ERROR(CheckTellsProgress(*saved, config));
-    const absl::StatusOr<Progress> saved_progress = ReadProgress(saved->manifest);
+    const absl::StatusOr<Progress> saved_progress = ReadProgress(saved->manifest());
     TESSERA_RETURN_IF_ERROR(In(*saved, saved_progress.status()));
     progress = TakenOver(*saved_progress, content);
-    if (content.rng && saved->manifest.trainer().has_rng()) {
-      TESSERA_RETURN_IF_ERROR(In(*saved, CheckSameRandomNumbers(saved->manifest)));
+    if (content.rng && saved->manifest().trainer().has_rng()) {
+      TESSERA_RETURN_IF_ERROR(In(*saved, CheckSameRandomNumbers(saved->manifest())));
       progress.seed = saved_progress->seed;
       same_random_numbers = true;
     }
@@ -117,7 +117,7 @@ absl::StatusOr<Progress> StartingPoint(const TrainConfig& config,
   if (!same_random_numbers) progress.seed = seed;
   // An epoch in progress continues in its original order.
   const bool same_order = same_random_numbers && content.sampler;
-  const bool has_order = saved.has_value() && content.sampler && KnowsItsData(saved->manifest);
+  const bool has_order = saved.has_value() && content.sampler && KnowsItsData(saved->manifest());
   if (!has_order || (!same_order && progress.consumed_samples == 0)) progress.data_seed = seed;
   return progress;
 }
@@ -145,7 +145,7 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   const CheckpointConfig& options = session.config.checkpoint();
   const LoadContent content = LoadContentOf(options);
   const LoadPolicy policy = PolicyOf(options, session.trains);
-  const absl::Status same_model = CheckSameModel(saved.manifest, session.config.model());
+  const absl::Status same_model = CheckSameModel(saved.manifest(), session.config.model());
   if (!policy.partial() && !policy.allow_unexpected) {
     TESSERA_RETURN_IF_ERROR(In(saved, same_model));
   } else if (!same_model.ok()) {
@@ -157,7 +157,7 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
     if (session.trains) session.trainer->ResetOptimizer();
   }
   if (session.train_data.has_value() && content.sampler) {
-    TESSERA_RETURN_IF_ERROR(In(saved, CheckSameData(saved.manifest, session.data_identity())));
+    TESSERA_RETURN_IF_ERROR(In(saved, CheckSameData(saved.manifest(), session.data_identity())));
   }
   const absl::StatusOr<LoadNotes> loaded =
       LoadTensors(saved, session.state(), policy, session.group());
@@ -170,20 +170,20 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
     }
   }
   notes(absl::StrFormat("loaded %s (step %d) in %.2f s: %s", saved.Describe(),
-                        saved.manifest.trainer().step(), loaded->report.seconds,
+                        saved.manifest().trainer().step(), loaded->report.seconds,
                         DescribeLoaded(content, policy, *loaded)));
   for (const std::string& sentence : loaded->sentences) notes(sentence);
-  if (content.sampler && !KnowsItsData(saved.manifest)) {
+  if (content.sampler && !KnowsItsData(saved.manifest())) {
     notes(absl::StrCat("continuing after ", session.progress.consumed_samples,
                        " samples of this run's own order of the data: the checkpoint does not tell "
                        "which data it has read"));
   }
   for (const std::string& sentence :
-       DescribeChanges(saved.manifest, session.config, session.numerics())) {
+       DescribeChanges(saved.manifest(), session.config, session.numerics())) {
     notes(sentence);
   }
   const std::string settings = DescribeChangedSettings(
-      saved.manifest, session.config, session.progress.seed, session.progress.step);
+      saved.manifest(), session.config, session.progress.seed, session.progress.step);
   if (!settings.empty() && session.first_rank()) notes(settings);
   if (session.progress.seed != static_cast<uint64_t>(session.config.training().seed())) {
     notes(absl::StrCat("seed ", session.progress.seed, " is the saved run's; --no-load-rng takes ",
@@ -201,7 +201,7 @@ absl::Status LoadLlmcFile(const std::string& file, Session& session) {
   settings.mutable_checkpoint()->set_load_content("model");
   TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
                            FindSavedRun(settings, session.group(), [](const std::string&) {}));
-  TESSERA_RETURN_IF_ERROR(In(*saved, CheckSameModel(saved->manifest, session.config.model())));
+  TESSERA_RETURN_IF_ERROR(In(*saved, CheckSameModel(saved->manifest(), session.config.model())));
   if (session.trains) session.trainer->ResetOptimizer();
   return LoadTensors(*saved, session.state(),
                      {.with_optimizer = false, .with_masters = session.trains}, session.group())
@@ -216,10 +216,10 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
   const std::string& folder = own ? options.save() : options.load();
   const bool foreign = saved.has_value() && !saved->foreign_format.empty();
   if (session.first_rank() && !folder.empty() && !options.has_ckpt_step() && !foreign) {
-    const int64_t step = saved.has_value() ? saved->manifest.trainer().step() : -1;
-    TESSERA_ASSIGN_OR_RETURN(const std::string passed_over,
+    const int64_t step = saved.has_value() ? saved->manifest().trainer().step() : -1;
+    TESSERA_ASSIGN_OR_RETURN(const std::string skipped,
                              DescribeSkipped(folder, step, options.s3_endpoint()));
-    if (!passed_over.empty()) notes(passed_over);
+    if (!skipped.empty()) notes(skipped);
   }
   if (saved.has_value()) {
     if (!llmc_file.empty() && session.first_rank()) {
@@ -272,22 +272,22 @@ absl::Status OpenSaver(Session& session, const std::optional<SavedRun>& saved,
   if (!session.trains || !Saves(session.config)) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(
       session.saver,
-      RunSaver::Create(session.config, session.state(), session.group(), session.mesh->world(),
-                       {.available_memory_bytes =
-                            [spare_memory] {
-                              return static_cast<uint64_t>(
-                                  std::min(spare_memory, AvailableHostMemory()));
-                            },
-                        .before_commit =
-                            [&session] {
-                              if (session.save_folder != nullptr) {
-                                TESSERA_RETURN_IF_ERROR(session.save_folder->Confirm());
-                              }
-                              if (session.metrics != nullptr) session.metrics->Sync().IgnoreError();
-                              return absl::OkStatus();
-                            },
-                        .resumed_directory = saved.has_value() && saved->is_own ? saved->directory
-                                                                                : std::string()}));
+      RunSaver::Create(
+          session.config, session.state(), session.group(), session.mesh->world(),
+          {.available_memory_bytes =
+               [spare_memory] {
+                 return static_cast<uint64_t>(std::min(spare_memory, AvailableHostMemory()));
+               },
+           .before_commit =
+               [&session] {
+                 if (session.save_folder != nullptr) {
+                   TESSERA_RETURN_IF_ERROR(session.save_folder->Confirm());
+                 }
+                 if (session.metrics != nullptr) session.metrics->Sync().IgnoreError();
+                 return absl::OkStatus();
+               },
+           .resumed_directory = saved.has_value() && saved->is_own ? saved->checkpoint.directory()
+                                                                   : std::string()}));
   if (session.config.checkpoint().async_save()) {
     session.trainer->set_before_overwrite([saver = session.saver.get()](const TensorView& memory) {
       saver->BeforeOverwrite(memory);
@@ -369,10 +369,10 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& hos
                            Mesh::Create(ConfigTopology(config), world, session->device->world()));
   TESSERA_ASSIGN_OR_RETURN(session->progress, StartingPoint(config, saved));
   if (saved.has_value() && config.checkpoint().use_checkpoint_opt_param_scheduler()) {
-    TESSERA_RETURN_IF_ERROR(In(*saved, TakeSavedSchedule(saved->manifest, &session->config)));
+    TESSERA_RETURN_IF_ERROR(In(*saved, TakeSavedSchedule(saved->manifest(), &session->config)));
   }
   session->resumed = saved.has_value() && LoadContentOf(config.checkpoint()).scheduler;
-  session->resumed_healthy = !session->resumed || ckpt::IsHealthy(saved->manifest);
+  session->resumed_healthy = !session->resumed || ckpt::IsHealthy(saved->manifest());
   session->trains = session->progress.step < config.training().train_iters();
   const bool from_own = saved.has_value() && saved->is_own;
   TESSERA_RETURN_IF_ERROR(OpenFiles(*session, from_own, notes));
@@ -380,9 +380,8 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& hos
   const bool loads = saved.has_value() || !config.checkpoint().llmc_filepath().empty();
   TESSERA_ASSIGN_OR_RETURN(const int64_t spare_memory, BuildModel(*session, loads, host));
   if (from_own) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::string nearby,
-        CheckNearbyCopies(config.checkpoint(), *saved->storage, saved->directory));
+    TESSERA_ASSIGN_OR_RETURN(const std::string nearby,
+                             CheckNearbyCopies(config.checkpoint(), saved->checkpoint));
     if (!nearby.empty()) notes(nearby);
   }
   TESSERA_RETURN_IF_ERROR(FillWeights(saved, *session, notes));
@@ -407,8 +406,6 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevic
     session->ranks = MakeProcessGroup(world);
     session->device = device;
     absl::Status built = Continue(saved, host, world, notes, session.get());
-    if (built.ok())
-      built = AbandonLaterSteps(config, session->progress.step, group, lock.get(), notes);
     if (built.ok()) return built;
     // All ranks return from damage together, perhaps to another checkpoint.
     if (!ckpt::FindDamagedParts(built).has_value()) AbortDevices(*device, world, built);

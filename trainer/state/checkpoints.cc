@@ -20,6 +20,7 @@
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manifest.h"
@@ -46,23 +47,14 @@ bool LoadsItsOwn(const CheckpointConfig& config) {
   return SameFolder(config.load(), config.save());
 }
 
-absl::Status NoSuchStep(const ckpt::Storage& storage, int64_t step, std::vector<int64_t> steps) {
-  std::ranges::sort(steps);
-  return absl::NotFoundError(absl::StrCat("ckpt_step ", step, ": no such checkpoint in ",
-                                          storage.Describe(""), "; there are steps ",
-                                          absl::StrJoin(steps, ", ")));
-}
-
-// The index of the requested checkpoint in `saved`.
+// The requested checkpoint in `saved`.
 absl::StatusOr<size_t> Choose(ckpt::Storage& storage, const CheckpointConfig& config,
                               const std::vector<ckpt::CheckpointInfo>& saved) {
   if (!config.has_ckpt_step()) return saved.size() - 1;
-  std::vector<int64_t> steps;
-  for (size_t i = 0; i < saved.size(); ++i) {
-    if (saved[i].step == config.ckpt_step()) return i;
-    steps.push_back(saved[i].step);
-  }
-  return NoSuchStep(storage, config.ckpt_step(), std::move(steps));
+  const auto found = std::ranges::find(saved, config.ckpt_step(), &ckpt::CheckpointInfo::step);
+  if (found != saved.end()) return found - saved.begin();
+  return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(), ": ",
+                                          ckpt::NoSuchCheckpoint(storage, "", saved).message()));
 }
 
 // A checkpoint in place of the folder that contains it would look like a folder without any.
@@ -89,7 +81,8 @@ void StateWhatIsUnknown(const CheckpointConfig& config, ckpt::Manifest& manifest
 absl::StatusOr<SavedRun> TakeSingleCheckpoint(const std::string& name,
                                               std::unique_ptr<ckpt::Storage> storage,
                                               absl::StatusOr<ckpt::Manifest> manifest,
-                                              const CheckpointConfig& config) {
+                                              const CheckpointConfig& config,
+                                              std::shared_ptr<const ckpt::ReadLock> reading = {}) {
   TESSERA_RETURN_IF_ERROR(manifest.status());
   StateWhatIsUnknown(config, *manifest);
   if (config.has_ckpt_step() && config.ckpt_step() != manifest->trainer().step()) {
@@ -97,7 +90,8 @@ absl::StatusOr<SavedRun> TakeSingleCheckpoint(const std::string& name,
                                             " is a single checkpoint, of step ",
                                             manifest->trainer().step()));
   }
-  return SavedRun{.storage = std::move(storage), .manifest = *std::move(manifest)};
+  return SavedRun{.checkpoint = ckpt::Checkpoint(std::move(storage), "", *std::move(manifest),
+                                                 std::move(reading))};
 }
 
 // Permanent and rolling checkpoints, ascending by step; of one step the permanent one first.
@@ -188,13 +182,11 @@ absl::StatusOr<std::optional<SavedRun>> FindToLoad(const TrainConfig& settings,
                         !LoadContentOf(config).scheduler;
   if (absl::IsNotFound(storage.status()) && !required) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(storage.status());
-  ckpt::ReadLock reading(**storage, "");
+  auto reading = std::make_shared<const ckpt::ReadLock>(**storage, "");
   absl::StatusOr<ckpt::Manifest> single = ckpt::ReadManifest(**storage, "");
   if (!absl::IsNotFound(single.status())) {
-    TESSERA_ASSIGN_OR_RETURN(SavedRun run, TakeSingleCheckpoint(config.load(), *std::move(storage),
-                                                                std::move(single), config));
-    run.reading = std::move(reading);
-    return run;
+    return TakeSingleCheckpoint(config.load(), *std::move(storage), std::move(single), config,
+                                std::move(reading));
   }
   std::vector<ckpt::CheckpointInfo> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
@@ -213,61 +205,19 @@ absl::StatusOr<std::optional<SavedRun>> FindToLoad(const TrainConfig& settings,
     if (foreign.has_value() || !required) return foreign;
     return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.load()));
   }
-  SavedRun run{.storage = *std::move(storage)};
-  TESSERA_ASSIGN_OR_RETURN(const size_t chosen, Choose(*run.storage, config, saved));
-  run.directory = saved[chosen].directory;
+  TESSERA_ASSIGN_OR_RETURN(const size_t chosen, Choose(**storage, config, saved));
+  const std::string& directory = saved[chosen].directory;
+  std::optional<int64_t> older_step;
   for (size_t i = 0; i < chosen && saved[i].step < saved[chosen].step; ++i) {
-    run.older_step = saved[i].step;
+    older_step = saved[i].step;
   }
-  run.reading = ckpt::ReadLock(*run.storage, run.directory);
-  absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(*run.storage, run.directory);
-  if (!manifest.ok()) return WithOlderStep(manifest.status(), run);
-  run.manifest = *std::move(manifest);
-  StateWhatIsUnknown(config, run.manifest);
-  return run;
-}
-
-// A message about what is in `directory`, for a sentence that has named the directory already.
-std::string WithoutDirectory(const ckpt::Storage& storage, const std::string& directory,
-                             absl::string_view message) {
-  const std::string name = storage.Describe(directory);
-  return absl::StrReplaceAll(message,
-                             {{absl::StrCat(name, "/"), ""}, {absl::StrCat(name, ": "), ""}});
-}
-
-void NoteSkipped(const ckpt::Storage& storage, const std::vector<ckpt::SkippedCheckpoint>& skipped,
-                 const NoteSink& notes) {
-  for (const ckpt::SkippedCheckpoint& checkpoint : skipped) {
-    const std::string where = checkpoint.moved_to.empty()
-                                  ? "it is left where it is"
-                                  : absl::StrCat("it is now called ", checkpoint.moved_to);
-    notes(absl::StrCat("WARNING: skipped ", storage.Describe(checkpoint.directory), ": ",
-                       WithoutDirectory(storage, checkpoint.directory, checkpoint.reason.message()),
-                       "; ", where));
-  }
-}
-
-absl::StatusOr<SavedRun> TakeOwnStep(const CheckpointConfig& config) {
-  const int64_t step = config.ckpt_step();
-  absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = OpenSaveStorage(config);
-  if (absl::IsNotFound(storage.status())) {
-    return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.save()));
-  }
-  TESSERA_RETURN_IF_ERROR(storage.status());
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
-                           ckpt::ListForResume(**storage, ""));
-  std::vector<int64_t> steps;
-  for (const ckpt::CheckpointInfo& checkpoint : saved) {
-    steps.push_back(checkpoint.step);
-    if (checkpoint.step != step) continue;
-    TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest,
-                             ckpt::ReadIntact(**storage, checkpoint.directory));
-    return SavedRun{.storage = *std::move(storage),
-                    .directory = checkpoint.directory,
-                    .manifest = std::move(manifest),
-                    .is_own = true};
-  }
-  return NoSuchStep(**storage, step, std::move(steps));
+  reading = std::make_shared<const ckpt::ReadLock>(**storage, directory);
+  absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(**storage, directory);
+  if (!manifest.ok()) return WithOlderStep(manifest.status(), older_step);
+  StateWhatIsUnknown(config, *manifest);
+  return SavedRun{.checkpoint = ckpt::Checkpoint(*std::move(storage), directory,
+                                                 *std::move(manifest), std::move(reading)),
+                  .older_step = older_step};
 }
 
 bool ResumesItsOwn(const CheckpointConfig& config) {
@@ -280,6 +230,13 @@ bool ChoosesOwnStep(const CheckpointConfig& config) {
   return ResumesItsOwn(config) && LoadsItsOwn(config) && config.has_ckpt_step();
 }
 
+void NoteAbandoned(const CheckpointConfig& config, const std::vector<std::string>& moved,
+                   const NoteSink& notes) {
+  if (moved.empty()) return;
+  notes(absl::StrCat("ckpt_step=", config.ckpt_step(), ": later checkpoints of ", config.save(),
+                     " are set aside as ", JoinFirst(moved, ", ")));
+}
+
 // `save` on each rank; null where it is not there.
 absl::StatusOr<std::shared_ptr<ckpt::Storage>> OpenOwn(const CheckpointConfig& config,
                                                        const RankGroup& group) {
@@ -289,47 +246,38 @@ absl::StatusOr<std::shared_ptr<ckpt::Storage>> OpenOwn(const CheckpointConfig& c
   return storage;
 }
 
-// Uses the latest checkpoint in `save`. Returns false, with nothing called, if `save` has none.
+// Uses the latest checkpoint in `save`, or that of ckpt_step. Returns false, with nothing called,
+// if `save` has none.
 absl::StatusOr<bool> ResumeOwn(const TrainConfig& settings, const RankGroup& group,
                                ckpt::FolderLock* lock, const NoteSink& notes,
                                const UseSavedRun& use) {
   const CheckpointConfig& config = settings.checkpoint();
   const bool loads_other = !LoadsItsOwn(config) && !config.load().empty();
   TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<ckpt::Storage> storage, OpenOwn(config, group));
-  const ckpt::LoadOnThisRank load = [&](const ckpt::ResumePoint& point) -> absl::Status {
-    absl::Status opened;
-    if (storage == nullptr) {
-      opened = absl::UnavailableError(absl::StrCat(
-          "save: no folder ", config.save(), ", in which rank 0 finds checkpoints: make sure that ",
-          "every rank sees the same files there"));
-    }
-    TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, opened, group.deadline));
+  const ckpt::LoadOnThisRank load = [&](const ckpt::Checkpoint& checkpoint) -> absl::Status {
     if (loads_other && group.ranks.rank() == 0) {
       notes(absl::StrCat("resuming from ", config.save(), ", where this run has saved, and not ",
                          "from load=", config.load()));
     }
-    return use(SavedRun{.storage = storage,
-                        .directory = point.checkpoint.directory,
-                        .manifest = point.manifest,
-                        .is_own = true});
+    return use(SavedRun{.checkpoint = checkpoint, .is_own = true});
   };
-  const ckpt::ResumeOptions options = {
+  ckpt::ResumeOptions options = {
       .quarantine = Saves(settings),
+      .step_name = "ckpt_step",
       .ignore_no_valid = config.resume_ignore_no_valid_checkpoint(),
       .ignore_no_valid_hint = absl::StrCat("--resume-ignore-no-valid-checkpoint begins ",
                                            loads_other ? "from load" : "at step 0"),
+      .no_folder = absl::StrCat("save: no folder ", config.save()),
       .lock = lock,
       .deadline = group.deadline};
+  if (ChoosesOwnStep(config)) options.step = config.ckpt_step();
   TESSERA_ASSIGN_OR_RETURN(const ckpt::ResumeResult resumed,
-                           ckpt::ResumeFromLatest(storage.get(), "", group.ranks, options, load));
-  if (storage != nullptr) NoteSkipped(*storage, resumed.skipped, notes);
-  return resumed.point.has_value();
-}
-
-absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const TrainConfig& settings,
-                                                       const NoteSink& notes) {
-  if (!ChoosesOwnStep(settings.checkpoint())) return FindToLoad(settings, notes);
-  return TakeOwnStep(settings.checkpoint());
+                           ckpt::ResumeFromLatest(storage, "", group.ranks, options, load));
+  for (const ckpt::SkippedCheckpoint& skipped : resumed.skipped) {
+    notes(absl::StrCat("WARNING: ", ckpt::Describe(*storage, skipped)));
+  }
+  NoteAbandoned(config, resumed.abandoned, notes);
+  return resumed.checkpoint.has_value();
 }
 
 // Rank 0's message to the others about the checkpoint that it has found.
@@ -337,12 +285,11 @@ std::string Encode(const std::optional<SavedRun>& run) {
   SavedRunMessage message;
   message.set_found(run.has_value());
   if (run.has_value()) {
-    message.set_directory(run->directory);
+    message.set_directory(run->checkpoint.directory());
     if (run->older_step.has_value()) message.set_older_step(*run->older_step);
-    message.set_is_own(run->is_own);
     message.set_foreign_name(run->foreign_name);
     message.set_foreign_format(run->foreign_format);
-    message.set_manifest(run->manifest.SerializeAsString());
+    message.set_manifest(run->manifest().SerializeAsString());
   }
   return message.SerializeAsString();
 }
@@ -351,24 +298,23 @@ absl::StatusOr<std::optional<SavedRun>> Decode(const std::string& bytes,
                                                const TrainConfig& settings) {
   const CheckpointConfig& config = settings.checkpoint();
   SavedRunMessage message;
-  SavedRun run;
-  if (!message.ParseFromString(bytes) || !run.manifest.ParseFromString(message.manifest())) {
+  ckpt::Manifest manifest;
+  if (!message.ParseFromString(bytes) || !manifest.ParseFromString(message.manifest())) {
     return absl::InternalError("rank 0's message about the checkpoint does not parse");
   }
   if (!message.found()) return std::nullopt;
-  run.is_own = message.is_own();
-  run.foreign_name = message.foreign_name();
-  run.foreign_format = message.foreign_format();
-  if (!run.foreign_format.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(run.storage,
-                             OpenForeign(settings, run.foreign_name, run.foreign_format));
-  } else if (run.is_own) {
-    TESSERA_ASSIGN_OR_RETURN(run.storage, OpenSaveStorage(config));
+  std::shared_ptr<ckpt::Storage> storage;
+  if (!message.foreign_format().empty()) {
+    TESSERA_ASSIGN_OR_RETURN(
+        storage, OpenForeign(settings, message.foreign_name(), message.foreign_format()));
   } else {
     TESSERA_ASSIGN_OR_RETURN(
-        run.storage, ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()}));
+        storage, ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()}));
   }
-  run.directory = message.directory();
+  SavedRun run = {
+      .checkpoint = ckpt::Checkpoint(std::move(storage), message.directory(), std::move(manifest)),
+      .foreign_name = message.foreign_name(),
+      .foreign_format = message.foreign_format()};
   if (message.has_older_step()) run.older_step = message.older_step();
   return run;
 }
@@ -400,43 +346,40 @@ absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockOnThisRank(const Checkpoin
 absl::Status CheckLaterOnThisRank(const CheckpointConfig& config, int64_t step, bool from_own) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
                            ckpt::OpenStorage(config.save(), {.s3_endpoint = config.s3_endpoint()}));
-  std::vector<ckpt::CheckpointInfo> unreadable;
-  TESSERA_RETURN_IF_ERROR(ckpt::List(*storage, "", &unreadable).status());
-  for (const ckpt::CheckpointInfo& checkpoint : unreadable) {
-    if (checkpoint.step <= step) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "save: ", config.save(), "/", checkpoint.directory, ", of a later step than this run ",
-        "starts from (", step, "), cannot be read and may be a checkpoint: make it readable or ",
-        "move it away (",
-        WithoutDirectory(*storage, checkpoint.directory, checkpoint.committed.status().message()),
-        ")"));
+  const bool leaves_step_out = LoadsItsOwn(config) && !LoadContentOf(config).scheduler;
+  const absl::Status status = ckpt::CheckNoneIsLater(
+      *storage, "", step, /*only_unreadable=*/from_own,
+      leaves_step_out ? "resume with the step, which --finetune and --load-content leave out"
+                      : "resume from there");
+  if (!absl::IsFailedPrecondition(status)) return status;
+  return absl::FailedPreconditionError(absl::StrCat("save: ", status.message()));
+}
+
+// Sets the checkpoints of later steps aside where `load` is `save`, and ckpt_step has chosen an
+// earlier one.
+absl::Status AbandonLaterSteps(const TrainConfig& settings, const RankGroup& group,
+                               ckpt::FolderLock* lock, const NoteSink& notes) {
+  const CheckpointConfig& config = settings.checkpoint();
+  if (!Saves(settings) || !LoadsItsOwn(config) || !config.has_ckpt_step()) return absl::OkStatus();
+  if (group.ranks.rank() == 0) {
+    if (lock != nullptr) TESSERA_RETURN_IF_ERROR(lock->Confirm());
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::unique_ptr<ckpt::Storage> storage,
+        ckpt::OpenStorage(config.save(), {.s3_endpoint = config.s3_endpoint()}));
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> moved,
+                             ckpt::AbandonLater(*storage, "", config.ckpt_step()));
+    NoteAbandoned(config, moved, notes);
   }
-  if (from_own) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
-                           ckpt::ListForResume(*storage, ""));
-  std::vector<int64_t> later;
-  for (const ckpt::CheckpointInfo& checkpoint : saved) {
-    if (checkpoint.step > step) later.push_back(checkpoint.step);
-  }
-  if (later.empty()) return absl::OkStatus();
-  std::ranges::reverse(later);
-  std::string resume = "resume from there";
-  if (LoadsItsOwn(config) && !LoadContentOf(config).scheduler) {
-    resume = "resume with the step, which --finetune and --load-content leave out";
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "save: ", config.save(), " holds checkpoints of later steps (", absl::StrJoin(later, ", "),
-      ") than this run starts from (", step, "); ", resume, ", or save to another folder"));
+  return group.ranks.Broadcast("", group.deadline).status();
 }
 
 }  // namespace
 
-absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved) {
-  if (!saved.older_step.has_value()) return status;
+absl::Status WithOlderStep(const absl::Status& status, std::optional<int64_t> older_step) {
+  if (!older_step.has_value()) return status;
   if (!absl::IsDataLoss(status) && !absl::IsNotFound(status)) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat(status.message(), "; --ckpt-step=", *saved.older_step,
-                                   " resumes from the checkpoint before"));
+  return absl::Status(status.code(), absl::StrCat(status.message(), "; --ckpt-step=", *older_step,
+                                                  " resumes from the checkpoint before"));
 }
 
 bool Saves(const TrainConfig& config) {
@@ -448,24 +391,27 @@ absl::Status ContinueFromSaved(const TrainConfig& config, const RankGroup& group
                                ckpt::FolderLock* lock, const NoteSink& notes,
                                const UseSavedRun& use) {
   const CheckpointConfig& checkpoint = config.checkpoint();
-  if (ResumesItsOwn(checkpoint) && !ChoosesOwnStep(checkpoint)) {
+  if (ResumesItsOwn(checkpoint)) {
     TESSERA_ASSIGN_OR_RETURN(const bool resumed, ResumeOwn(config, group, lock, notes, use));
     if (resumed) return absl::OkStatus();
     if (LoadsItsOwn(checkpoint)) {
-      if (!checkpoint.exit_on_missing_checkpoint()) return use(std::nullopt);
+      if (!checkpoint.exit_on_missing_checkpoint() && !checkpoint.has_ckpt_step()) {
+        return use(std::nullopt);
+      }
       return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", checkpoint.save()));
     }
   }
-  if (checkpoint.load().empty() && !ChoosesOwnStep(checkpoint)) return use(std::nullopt);
+  if (checkpoint.load().empty()) return use(std::nullopt);
   std::optional<SavedRun> run;
   if (group.ranks.rank() == 0) {
-    TESSERA_ASSIGN_OR_RETURN(run, FindOnThisRank(config, notes));
+    TESSERA_ASSIGN_OR_RETURN(run, FindToLoad(config, notes));
     TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast(Encode(run), group.deadline).status());
   } else {
     TESSERA_ASSIGN_OR_RETURN(const std::string found, group.ranks.Broadcast("", group.deadline));
     TESSERA_ASSIGN_OR_RETURN(run, Decode(found, config));
   }
-  return use(std::move(run));
+  TESSERA_RETURN_IF_ERROR(use(std::move(run)));
+  return AbandonLaterSteps(config, group, lock, notes);
 }
 
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
@@ -486,8 +432,8 @@ absl::Status CheckTellsProgress(const SavedRun& saved, const TrainConfig& config
   const std::string who = saved.foreign_format.empty()
                               ? saved.Describe()
                               : absl::StrCat(saved.Describe(), " (", saved.foreign_format, ")");
-  const ckpt::TrainerState& trainer = saved.manifest.trainer();
-  if (content.scheduler && !saved.manifest.has_trainer()) {
+  const ckpt::TrainerState& trainer = saved.manifest().trainer();
+  if (content.scheduler && !saved.manifest().has_trainer()) {
     return absl::FailedPreconditionError(
         absl::StrCat(who, " does not tell its step; --finetune takes the weights alone and starts ",
                      "at step 0, --ckpt-step=N states the step"));
@@ -527,30 +473,9 @@ absl::StatusOr<std::string> DescribeSkipped(const std::string& folder, int64_t s
       ckpt::OpenStorage(folder, {.s3_endpoint = s3_endpoint});
   if (absl::IsNotFound(storage.status())) return "";
   TESSERA_RETURN_IF_ERROR(storage.status());
-  std::vector<std::string> sentences;
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> begun,
-                           ckpt::ListUncommitted(**storage, ""));
-  std::vector<std::string> later;
-  for (const ckpt::CheckpointInfo& info : begun) {
-    if (info.step > step) later.push_back(info.directory);
-  }
-  if (!later.empty()) {
-    sentences.push_back(absl::StrCat(JoinFirst(later, ", "),
-                                     later.size() == 1 ? ", a save that was" : ", saves that were",
-                                     " never completed (no manifest.pb)"));
-  }
-  std::vector<ckpt::CheckpointInfo> unreadable;
-  TESSERA_RETURN_IF_ERROR(ckpt::List(**storage, "", &unreadable).status());
-  std::vector<std::string> reasons;
-  for (const ckpt::CheckpointInfo& checkpoint : unreadable) {
-    reasons.push_back(absl::StrCat(
-        checkpoint.directory, ", which cannot be read (",
-        WithoutDirectory(**storage, checkpoint.directory, checkpoint.committed.status().message()),
-        ")"));
-  }
-  if (!reasons.empty()) sentences.push_back(JoinFirst(reasons, "; "));
-  if (sentences.empty()) return "";
-  return absl::StrCat("skipped in ", folder, ": ", absl::StrJoin(sentences, "; "));
+  TESSERA_ASSIGN_OR_RETURN(const std::string skipped,
+                           ckpt::DescribeUnfinished(**storage, "", step));
+  return skipped.empty() ? "" : absl::StrCat("skipped in ", folder, ": ", skipped);
 }
 
 absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockSaveFolder(const TrainConfig& config,
@@ -572,27 +497,6 @@ absl::Status CheckLaterSteps(const TrainConfig& config, int64_t step, bool from_
   if (!Saves(config)) return absl::OkStatus();
   if (group.ranks.rank() == 0) {
     TESSERA_RETURN_IF_ERROR(CheckLaterOnThisRank(config.checkpoint(), step, from_own));
-  }
-  return group.ranks.Broadcast("", group.deadline).status();
-}
-
-absl::Status AbandonLaterSteps(const TrainConfig& config, int64_t step, const RankGroup& group,
-                               ckpt::FolderLock* lock, const NoteSink& notes) {
-  const CheckpointConfig& checkpoint = config.checkpoint();
-  if (!Saves(config) || !LoadsItsOwn(checkpoint) || !checkpoint.has_ckpt_step()) {
-    return absl::OkStatus();
-  }
-  if (group.ranks.rank() == 0) {
-    if (lock != nullptr) TESSERA_RETURN_IF_ERROR(lock->Confirm());
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::unique_ptr<ckpt::Storage> storage,
-        ckpt::OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()}));
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> moved,
-                             ckpt::AbandonLater(*storage, "", step));
-    if (!moved.empty()) {
-      notes(absl::StrCat("ckpt_step=", step, ": later checkpoints of ", checkpoint.save(),
-                         " are set aside as ", JoinFirst(moved, ", ")));
-    }
   }
   return group.ranks.Broadcast("", group.deadline).status();
 }

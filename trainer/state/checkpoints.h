@@ -17,7 +17,6 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/manifest.h"
 #include "trainer/config/config.pb.h"
@@ -37,24 +36,21 @@ using NoteSink = std::function<void(const std::string&)>;
 
 // A committed checkpoint, chosen and its manifest read; no tensor has been touched.
 struct SavedRun {
-  std::shared_ptr<ckpt::Storage> storage;
-  std::string directory;  // inside the storage; empty: its root
-  ckpt::Manifest manifest;
-  std::optional<int64_t> older_step;  // of the checkpoint before it in the same folder
+  ckpt::Checkpoint checkpoint;
+  std::optional<int64_t> older_step = {};  // of the checkpoint before it in the same folder
   // The run's own, from the folder `save`, rather than what it starts from.
   bool is_own = false;
   // Where another framework's checkpoint is, and its format, which the storage presents; empty:
   // none. What its files do not tell is absent from the manifest.
-  std::string foreign_name;
-  std::string foreign_format;
-  // Keeps another run from deleting it before it is loaded; on rank 0.
-  ckpt::ReadLock reading = {};
+  std::string foreign_name = {};
+  std::string foreign_format = {};
 
-  std::string Describe() const { return storage->Describe(directory); }
+  const ckpt::Manifest& manifest() const { return checkpoint.manifest(); }
+  std::string Describe() const { return checkpoint.storage().Describe(checkpoint.directory()); }
 };
 
 // Adds a workaround for a checkpoint that cannot be read: the one before it.
-absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved);
+absl::Status WithOlderStep(const absl::Status& status, std::optional<int64_t> older_step);
 
 // Whether the run saves: it has a folder to save to and has not been told to leave it alone.
 bool Saves(const TrainConfig& config);
@@ -71,7 +67,7 @@ using UseSavedRun = std::function<absl::Status(std::optional<SavedRun>)>;
 // Where one has been used, newer ones that are damaged or have diverged are quarantined, with a
 // note for each, if the run Saves(); else they are left where they are. FailedPrecondition where
 // none is valid, unless resume_ignore_no_valid_checkpoint is set. ckpt_step, where `load` is empty
-// or the same folder, chooses one of its steps instead.
+// or the same folder, chooses one of its steps instead, after which later ones are abandoned.
 //
 // Without one there, the checkpoint that `load` and `ckpt_step` name: `load` itself where it is a
 // checkpoint, under whatever name, or one of another framework, else the newest in it without
@@ -118,15 +114,9 @@ absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockSaveFolder(
 // Whether checkpoints of a run that continues from `step` would mix with others in its folder:
 // FailedPrecondition where checkpoints of later steps exist, or may exist in a directory that
 // cannot be read, of another run or of a future that this run abandons. Not where the run continues
-// from one of its own (`from_own`): ContinueFromSaved() and AbandonLaterSteps() take the later ones
-// out of the way.
+// from one of its own (`from_own`): ContinueFromSaved() takes the later ones out of the way.
 absl::Status CheckLaterSteps(const TrainConfig& config, int64_t step, bool from_own,
                              const RankGroup& group);
-
-// Sets the checkpoints of later steps aside where ckpt_step has chosen an earlier one of the same
-// folder, with a note. Call once that one has been loaded.
-absl::Status AbandonLaterSteps(const TrainConfig& config, int64_t step, const RankGroup& group,
-                               ckpt::FolderLock* lock, const NoteSink& notes);
 
 }  // namespace tessera
 

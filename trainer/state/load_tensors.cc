@@ -132,7 +132,7 @@ absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wante
     return tensor.role() == ckpt::WEIGHT && names.contains(StateName(tensor.name(), kMaster));
   };
   std::vector<std::string> unexpected;
-  for (const ckpt::LogicalTensor& tensor : saved.manifest.tensors()) {
+  for (const ckpt::LogicalTensor& tensor : saved.manifest().tensors()) {
     const std::string& name = tensor.alias_of().empty() ? tensor.name() : tensor.alias_of();
     if (!Matches(policy, name, ckpt::BelongsToOptimizer(tensor.role()))) continue;
     if (!is_wanted(tensor) && !left_out(tensor)) unexpected.push_back(tensor.name());
@@ -151,7 +151,7 @@ absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wante
 // A saved parameter must not continue with another one's moments.
 absl::Status CheckOptimizerState(const SavedRun& saved, const ckpt::StateDict& wanted) {
   std::unordered_set<std::string> names;
-  for (const ckpt::LogicalTensor& tensor : saved.manifest.tensors()) names.insert(tensor.name());
+  for (const ckpt::LogicalTensor& tensor : saved.manifest().tensors()) names.insert(tensor.name());
   std::vector<std::string> without;
   for (const ckpt::ShardedTensor& tensor : wanted.tensors) {
     if (!ckpt::BelongsToOptimizer(tensor.role) || names.contains(tensor.name)) continue;
@@ -224,20 +224,21 @@ namespace {
 absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
                                      const LoadPolicy& policy, const RankGroup& group) {
   LoadNotes notes;
-  CountParameters(saved.manifest, policy, notes);
-  if (policy.with_optimizer && !HasRole(saved.manifest, ckpt::OPTIMIZER_STATE)) {
+  CountParameters(saved.manifest(), policy, notes);
+  if (policy.with_optimizer && !HasRole(saved.manifest(), ckpt::OPTIMIZER_STATE)) {
     return absl::FailedPreconditionError(absl::StrCat(
         saved.Describe(),
         " was saved without optimizer state; --no-load-optim resumes with a fresh one"));
   }
   ckpt::StateDict wanted = WeightState(chunks);
-  if (TakeWeightsFromMaster(saved.manifest, wanted)) {
+  if (TakeWeightsFromMaster(saved.manifest(), wanted)) {
     notes.sentences.push_back("fp32 weights come from the master weights");
   }
 
   const bool has_master = policy.with_optimizer && chunks.front().optimizer->has_master();
-  const bool masters_from_weights = (has_master && !HasRole(saved.manifest, ckpt::MASTER_WEIGHT)) ||
-                                    (policy.with_masters && chunks.front().optimizer->has_master());
+  const bool masters_from_weights =
+      (has_master && !HasRole(saved.manifest(), ckpt::MASTER_WEIGHT)) ||
+      (policy.with_masters && chunks.front().optimizer->has_master());
   if (policy.with_optimizer) Append(OptimizerTensors(chunks), wanted);
   if (masters_from_weights) RemoveMasters(wanted);
   KeepMatching(policy, wanted);
@@ -254,16 +255,15 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
   options.verify_digests = policy.verify;
   options.group = &group.ranks;
   options.deadline = group.deadline;
-  const absl::StatusOr<ckpt::LoadReport> loaded =
-      ckpt::Load(*saved.storage, saved.directory, wanted, options);
-  if (!loaded.ok()) return WithOlderStep(loaded.status(), saved);
+  const absl::StatusOr<ckpt::LoadReport> loaded = saved.checkpoint.Load(wanted, options);
+  if (!loaded.ok()) return WithOlderStep(loaded.status(), saved.older_step);
   notes.report = *loaded;
   if (policy.allow_missing) TESSERA_RETURN_IF_ERROR(NoteMissing(*loaded, group, notes));
   if (masters_from_weights) {
     ckpt::StateDict masters = MastersFromWeights(OptimizerTensors(chunks));
     KeepMatching(policy, masters);
     TESSERA_ASSIGN_OR_RETURN(const ckpt::LoadReport report,
-                             ckpt::Load(*saved.storage, saved.directory, masters, options));
+                             saved.checkpoint.Load(masters, options));
     Add(report, notes.report);
     notes.sentences.push_back("master weights come from the saved weights");
   }

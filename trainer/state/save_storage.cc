@@ -74,15 +74,16 @@ absl::Status CheckNearbyFolder(const TrainConfig& config) {
 }
 
 absl::StatusOr<std::string> CheckNearbyCopies(const CheckpointConfig& config,
-                                              ckpt::Storage& storage, std::string_view directory) {
-  ckpt::TieredStorage* const upload = AsUploadStorage(storage);
+                                              const ckpt::Checkpoint& checkpoint) {
+  ckpt::TieredStorage* const upload = AsUploadStorage(checkpoint.storage());
   if (upload == nullptr) return std::string();
   TESSERA_ASSIGN_OR_RETURN(const ckpt::NearbyCopies copies,
-                           ckpt::DropDamagedCopies(*upload, directory));
+                           ckpt::DropDamagedCopies(*upload, checkpoint.directory()));
   std::string sentence;
   if (copies.good_bytes > 0) {
     sentence = absl::StrCat("reading ", HumanBytes(copies.good_bytes), " of ",
-                            storage.Describe(directory), " from copies in ", NearbyFolder(config));
+                            upload->Describe(checkpoint.directory()), " from copies in ",
+                            NearbyFolder(config));
   }
   if (copies.dropped_files > 0) {
     absl::StrAppend(&sentence, sentence.empty() ? "" : "; ", copies.dropped_files,

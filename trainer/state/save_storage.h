@@ -5,7 +5,6 @@
 
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,10 +31,10 @@ std::string NearbyFolder(const CheckpointConfig& config);
 absl::Status CheckNearbyFolder(const TrainConfig& config);
 
 // Before a load from a storage of OpenSaveStorage(): deletes copies that are not what the
-// checkpoint in `directory` describes. Returns a sentence about those that will be read; empty
+// checkpoint describes. Returns a sentence about those that will be read; empty
 // if no copy will be read, or without async_upload.
 absl::StatusOr<std::string> CheckNearbyCopies(const CheckpointConfig& config,
-                                              ckpt::Storage& storage, std::string_view directory);
+                                              const ckpt::Checkpoint& checkpoint);
 
 }  // namespace tessera
 
