@@ -37,7 +37,11 @@ class StopFileTest : public ::testing::Test {
             ::testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(path_);
   }
-  void Write(const std::string& contents) const { std::ofstream(path_) << contents; }
+  // Replaces the file as a whole: no read may see one that is still empty.
+  void Write(const std::string& contents) const {
+    std::ofstream(path_ + ".new") << contents;
+    std::filesystem::rename(path_ + ".new", path_);
+  }
 
   // Polls until the version is `version`; returns the step of that one.
   static int64_t Await(StopFile& file, int64_t version) {
@@ -74,9 +78,7 @@ TEST_F(StopFileTest, ARequestThatHasEndedARunEndsNoOther) {
   EXPECT_EQ(first.Identity(2), "") << "no such version";
   StopFile second(path_, identity, absl::Seconds(60));
   EXPECT_EQ(second.Poll().step, 0);
-  // The same value, asked for anew.
-  std::ofstream(path_ + ".new") << "25\n";
-  std::filesystem::rename(path_ + ".new", path_);
+  Write("25\n");  // the same value, asked for anew
   EXPECT_EQ(Await(second, 2), 25);
 }
 
@@ -85,9 +87,7 @@ TEST_F(StopFileTest, EveryWriteIsAVersion) {
   EXPECT_EQ(file.Poll().version, 1);
   Write("7");
   EXPECT_EQ(Await(file, 2), 7);
-  // The same value, written again by replacing the file.
-  std::ofstream(path_ + ".new") << "7";
-  std::filesystem::rename(path_ + ".new", path_);
+  Write("7");  // the same value, written again
   EXPECT_EQ(Await(file, 3), 7);
   std::filesystem::remove(path_);
   EXPECT_EQ(Await(file, 4), 0);

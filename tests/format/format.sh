@@ -128,6 +128,8 @@ check() {
     [[ -z "$output" ]] || fault "$(sort <<<"$output")"
     output="$(printf '%s\0' "${cpp[@]}" | xargs -0 awk "$ODD_COMMENTS")"
     [[ -z "$output" ]] || fault "$output"
+    output="$(python3 -B tests/format/local_names.py)"
+    [[ -z "$output" ]] || fault "$output"
   fi
   if ((faults > 0)); then
     echo "Formatting and trailing whitespace are mended by: $FIX_COMMAND"

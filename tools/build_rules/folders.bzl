@@ -26,20 +26,27 @@ def cc_folder(name = None, files = [], exclude = [], apart = [], **others):
     if not files:
         files = native.glob(["*.cc", "*.h"], exclude = _FOR_OTHERS + exclude)
     sources = [file for file in files if file.endswith(".cc")]
-    joined = [file for file in sources if file not in apart]
-    count = (len(joined) + _AT_ONCE - 1) // _AT_ONCE
     cc_library(
         name = name,
-        srcs = select({
-            "//third_party/pch:apart": sources,
-            "//conditions:default": [file for file in sources if file in apart] + [
-                _join("%s_sources_%d" % (name, i), joined[i::count])
-                for i in range(count)
-            ],
-        }),
+        srcs = _units(name, sources, apart),
         hdrs = [file for file in files if file.endswith(".h")],
         **others
     )
+
+def _units(name, sources, apart):
+    """What the compiler takes at once: each of `apart` on its own, the other sources joined."""
+    for file in apart:
+        if file not in sources:
+            fail("apart: there is no " + file)
+    joined = [file for file in sources if file not in apart]
+    count = (len(joined) + _AT_ONCE - 1) // _AT_ONCE
+    return select({
+        "//third_party/pch:apart": sources,
+        "//conditions:default": [file for file in sources if file in apart] + [
+            _join("%s_sources_%d" % (name, i), joined[i::count])
+            for i in range(count)
+        ],
+    })
 
 def _join(name, sources):
     """One source of several, in which the compiler's messages name the originals."""
@@ -53,27 +60,33 @@ def _join(name, sources):
     )
     return name + ".cc"
 
-def cc_tests(deps, exclude = [], special = {}, **others):
-    """A test of each source of a folder whose name ends in _test.cc: a small one by default.
+def cc_tests(deps, exclude = [], apart = [], special = {}, **others):
+    """The tests of a folder, its sources whose names end in _test.cc, as one program: `tests`.
+
+    Like the sources of a folder's library, they are compiled several at once.
 
     Args:
       deps: of all of them, GoogleTest and its main() apart.
-      exclude: sources that have a target of their own.
-      special: further arguments of cc_test, by the names of tests; `deps` are further ones.
-      **others: likewise, of all of them.
+      exclude: sources that belong to other targets.
+      apart: sources that are always compiled on their own.
+      special: sources that are a program of their own, each of the name of its source: further
+        arguments of cc_test, by their names; `deps` are further ones.
+      **others: further arguments of cc_test, of all of them. A test is a small one by default.
     """
     sources = native.glob(["*_test.cc"], exclude = exclude)
     for name in special:
         if name + ".cc" not in sources:
             fail("special: there is no " + name + ".cc")
-    for source in sources:
-        name = source[:-len(".cc")]
+    ordinary = [source for source in sources if source[:-len(".cc")] not in special]
+    programs = {name: dict(arguments, srcs = [name + ".cc"]) for name, arguments in special.items()}
+    if ordinary:
+        programs["tests"] = dict(srcs = _units("tests", ordinary, apart))
+    for name, own in programs.items():
         arguments = dict(others)
-        arguments.update(special.get(name, {}))
+        arguments.update(own)
         cc_test(
             name = name,
             size = arguments.pop("size", "small"),
-            srcs = [source],
             deps = deps + arguments.pop("deps", []) + ["//third_party/googletest:gtest_main"],
             **arguments
         )
