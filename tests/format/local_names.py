@@ -4,9 +4,9 @@
 local_names.py
 
 Sources of a folder that are compiled at once (tools/build_rules/folders.bzl) share an anonymous
-namespace, where two functions of one name are overloads: a call could silently find the neighbour's.
-Such sources are to be listed in `apart`, or one of the functions gets a better name. Types and
-constants need no such test, since the compiler refuses their second definition.
+namespace, where two functions of one name are overloads: a call could silently find the
+neighbour's. Such sources are to be listed in `apart`, or one of the functions gets a better name.
+Types and constants need no such test, since the compiler refuses their second definition.
 """
 
 import collections
