@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/text_views.h"
 
 namespace tessera {
 namespace {
@@ -62,9 +63,8 @@ absl::StatusOr<CpuLevel> ParseCpuLevel(std::string_view name) {
   for (const CpuLevel level : kLevels) {
     if (name == CpuLevelName(level)) return level;
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(kVariable, " is \"", absl::string_view(name.data(), name.size()),
-                   "\"; it can be sse4, avx2 or avx512, or not set at all"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      kVariable, " is \"", View(name), "\"; it can be sse4, avx2 or avx512, or not set at all"));
 }
 
 std::optional<CpuLevel> CpuLevelLimit() {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/file_calls.h"
+#include "base/text_views.h"
 
 namespace tessera {
 namespace {
@@ -18,8 +19,7 @@ namespace {
 constexpr size_t kMaxKeptNameBytes = 200;
 
 absl::Status PathError(std::string_view action, const std::string& path, int error) {
-  return absl::ErrnoToStatus(
-      error, absl::StrCat("cannot ", absl::string_view(action.data(), action.size()), " ", path));
+  return absl::ErrnoToStatus(error, absl::StrCat("cannot ", View(action), " ", path));
 }
 
 // 64 random bits: processes on other machines may write to the same directory.

@@ -16,14 +16,13 @@
 
 #include "base/file_calls.h"
 #include "base/power_loss.h"
+#include "base/text_views.h"
 #include "gtest/gtest.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::span<const std::byte> Bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
 std::string Contents(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -58,7 +57,7 @@ TEST_F(ReplaceFileTest, AppearsOnCommitOnlyAndLeavesNothingOtherwise) {
   {
     auto file = FileReplacement::Create(path_);
     ASSERT_TRUE(file.ok()) << file.status();
-    ASSERT_TRUE((*file)->Append(Bytes("new")).ok());
+    ASSERT_TRUE((*file)->Append(AsBytes("new")).ok());
     EXPECT_EQ(Contents(path_), "old");
     EXPECT_EQ(Names().size(), 2);
   }
@@ -66,9 +65,9 @@ TEST_F(ReplaceFileTest, AppearsOnCommitOnlyAndLeavesNothingOtherwise) {
 
   auto file = FileReplacement::Create(path_);
   ASSERT_TRUE(file.ok()) << file.status();
-  ASSERT_TRUE((*file)->Append(Bytes("new ")).ok());
-  ASSERT_TRUE((*file)->WriteAt(0, Bytes("N")).ok());
-  ASSERT_TRUE((*file)->Append(Bytes("contents")).ok());
+  ASSERT_TRUE((*file)->Append(AsBytes("new ")).ok());
+  ASSERT_TRUE((*file)->WriteAt(0, AsBytes("N")).ok());
+  ASSERT_TRUE((*file)->Append(AsBytes("contents")).ok());
   ASSERT_TRUE((*file)->Commit().ok());
   EXPECT_EQ(Contents(path_), "New contents");
   EXPECT_EQ(Names(), NameSet({"file"}));
@@ -120,8 +119,8 @@ TEST_F(ReplaceFileTest, TwoAtOnceDoNotMeet) {
   auto first = FileReplacement::Create(path_), second = FileReplacement::Create(path_);
   ASSERT_TRUE(first.ok()) << first.status();
   ASSERT_TRUE(second.ok()) << second.status();
-  ASSERT_TRUE((*first)->Append(Bytes("first")).ok());
-  ASSERT_TRUE((*second)->Append(Bytes("second")).ok());
+  ASSERT_TRUE((*first)->Append(AsBytes("first")).ok());
+  ASSERT_TRUE((*second)->Append(AsBytes("second")).ok());
   ASSERT_TRUE((*first)->Commit().ok());
   EXPECT_EQ(Contents(path_), "first");
   EXPECT_EQ(Names().size(), 2);

@@ -106,7 +106,7 @@ absl::StatusOr<ForeignCheckpoint> ReadTorchPlace(const SourcePlace& place,
 absl::StatusOr<bool> IsDcpFolder(Storage& storage) { return IsDcp(storage, ""); }
 
 // In the order in which they are tried.
-constexpr ReadFormat kFormats[] = {
+constexpr ReadFormat kReadFormats[] = {
     // Before hf: trainers put the rounded weights in that format beside the state.
     {kDeepSpeed, InFolder<IsDeepSpeed>, FromFolder<ReadDeepSpeed>},
     {kHuggingFace, InFolder<IsHuggingFace>, ReadHuggingFacePlace},
@@ -161,7 +161,7 @@ absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenForeignOp
 
 absl::StatusOr<const ReadFormat*> FindFormat(const SourcePlace& place, const std::string& name) {
   bool is_known = name.empty();
-  for (const ReadFormat& format : kFormats) {
+  for (const ReadFormat& format : kReadFormats) {
     if (!name.empty() && format.name != name) continue;
     is_known = true;
     TESSERA_ASSIGN_OR_RETURN(const bool matches, format.matches(place));
@@ -230,7 +230,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(SourcePlace place,
 
 std::vector<std::string> FormatNames() {
   std::vector<std::string> names;
-  for (const ReadFormat& format : kFormats) names.emplace_back(format.name);
+  for (const ReadFormat& format : kReadFormats) names.emplace_back(format.name);
   return names;
 }
 

@@ -48,7 +48,7 @@ struct WrittenFormat {
                                                   const PlanOptions& options);
 };
 
-constexpr WrittenFormat kFormats[] = {
+constexpr WrittenFormat kWrittenFormats[] = {
     {kHuggingFace, PlanHuggingFace},
     {kLlmc, PlanLlmc},
     {kMegatron, PlanMegatron},
@@ -212,7 +212,7 @@ absl::StatusOr<WriteForeignReport> WriteToStore(const OutputSource& source,
 
 std::vector<std::string> WrittenFormatNames() {
   std::vector<std::string> names;
-  for (const WrittenFormat& format : kFormats) names.emplace_back(format.name);
+  for (const WrittenFormat& format : kWrittenFormats) names.emplace_back(format.name);
   return names;
 }
 
@@ -220,8 +220,8 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const OutputSource& source,
                                                 const std::string& folder,
                                                 const WriteForeignOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  const auto format = std::ranges::find(kFormats, options.format, &WrittenFormat::name);
-  if (format == std::end(kFormats)) {
+  const auto format = std::ranges::find(kWrittenFormats, options.format, &WrittenFormat::name);
+  if (format == std::end(kWrittenFormats)) {
     return absl::InvalidArgumentError(absl::StrCat("unknown format \"", options.format,
                                                    "\"; written are ",
                                                    absl::StrJoin(WrittenFormatNames(), ", ")));

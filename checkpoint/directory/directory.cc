@@ -20,10 +20,6 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
 
-std::string_view FolderOf(std::string_view path) {
-  return path.find('/') == path.npos ? std::string_view() : path.substr(0, path.rfind('/'));
-}
-
 // Lists what a reader that asked for something else may have meant.
 std::string DescribeNeighbours(Storage& storage, std::string_view checkpoint_dir) {
   const std::string_view root = FolderOf(checkpoint_dir);
@@ -57,6 +53,10 @@ absl::Status WithPath(const std::string& path, const absl::Status& status) {
 }
 
 }  // namespace
+
+std::string_view FolderOf(std::string_view path) {
+  return path.find('/') == path.npos ? std::string_view() : path.substr(0, path.rfind('/'));
+}
 
 std::string JoinPath(std::string_view directory, std::string_view name) {
   std::string path(directory);

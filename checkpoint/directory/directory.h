@@ -20,6 +20,9 @@ std::string StepDirectoryName(int64_t step);
 // "a/b"; either part may be empty.
 std::string JoinPath(std::string_view directory, std::string_view name);
 
+// The directory part of "a/b"; "" where the path has no directory.
+std::string_view FolderOf(std::string_view path);
+
 // Inverse of StepDirectoryName; nullopt for anything else.
 std::optional<int64_t> ParseStepDirectoryName(std::string_view name);
 

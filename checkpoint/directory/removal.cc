@@ -28,10 +28,6 @@ constexpr absl::Duration kTombstoneLife = absl::Hours(24);
 
 constexpr int kAttemptsToFence = 5;
 
-std::string_view FolderOf(std::string_view path) {
-  return path.find('/') == path.npos ? std::string_view() : path.substr(0, path.rfind('/'));
-}
-
 std::string ManifestPath(std::string_view dir) { return JoinPath(dir, kManifestFileName); }
 
 bool Contains(const std::vector<std::string>& names, std::string_view name) {

@@ -13,6 +13,7 @@
 #include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/parse_cost.h"
 
@@ -33,8 +34,7 @@ static_assert(kHeaderCrcAt + 4 == kManifestHeaderBytes);
 template <typename... Parts>
 absl::Status Damaged(uint64_t offset_bytes, const Parts&... parts) {
   return absl::DataLossError(
-      absl::StrCat(absl::string_view(kManifestFileName.data(), kManifestFileName.size()),
-                   ": offset ", offset_bytes, ": ", parts...));
+      absl::StrCat(View(kManifestFileName), ": offset ", offset_bytes, ": ", parts...));
 }
 
 std::string Hex(uint32_t value) { return absl::StrFormat("0x%08x", value); }

@@ -10,6 +10,7 @@
 #include "base/byte_order.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "base/utf8.h"
 #include "checkpoint/format/dtype.h"
 #include "layout/bounds.h"
@@ -24,8 +25,6 @@ constexpr absl::string_view kMetadataKey = "__metadata__";
 
 // Precondition: valid UTF-8, because dump throws otherwise.
 std::string Quoted(const std::string& text) { return Json(text).dump(); }
-
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 // A name from an untrusted header, for a message: escaped and truncated, since it may contain any
 // bytes and have any length.
@@ -122,7 +121,7 @@ absl::StatusOr<std::string> BuildSafetensorsHeader(SafetensorsHeader& header) {
 
 namespace {
 
-absl::Status Damaged(uint64_t offset_bytes, absl::string_view message) {
+absl::Status DamagedHeader(uint64_t offset_bytes, absl::string_view message) {
   return absl::DataLossError(
       absl::StrCat("safetensors header: offset ", offset_bytes, ": ", message));
 }
@@ -272,25 +271,26 @@ absl::Status CheckData(SafetensorsHeader& header) {
     const absl::StatusOr<int64_t> length =
         CheckedByteCount(entry.shape, static_cast<int64_t>(DTypeSize(entry.dtype)));
     if (!length.ok()) {
-      return Damaged(kLengthBytes,
-                     absl::StrCat("key \"", Shown(entry.key), "\": ", length.status().message()));
+      return DamagedHeader(kLengthBytes, absl::StrCat("key \"", Shown(entry.key),
+                                                      "\": ", length.status().message()));
     }
     if (static_cast<uint64_t>(*length) != entry.length_bytes) {
-      return Damaged(kLengthBytes,
-                     absl::StrCat("key \"", Shown(entry.key), "\": dtype and shape need ", *length,
-                                  " bytes, data_offsets have ", entry.length_bytes));
+      return DamagedHeader(kLengthBytes,
+                           absl::StrCat("key \"", Shown(entry.key), "\": dtype and shape need ",
+                                        *length, " bytes, data_offsets have ", entry.length_bytes));
     }
     if (entry.file_offset != end) {
-      return Damaged(kLengthBytes, absl::StrCat("key \"", Shown(entry.key), "\": data begins at ",
-                                                entry.file_offset, ", expected ", end));
+      return DamagedHeader(kLengthBytes,
+                           absl::StrCat("key \"", Shown(entry.key), "\": data begins at ",
+                                        entry.file_offset, ", expected ", end));
     }
     end = entry.file_offset + entry.length_bytes;
     entry.file_offset += header.data_offset;
   }
   if (end != header.file_size_bytes - header.data_offset) {
-    return Damaged(header.data_offset,
-                   absl::StrCat("the tensors end at offset ", header.data_offset + end,
-                                ", the file at ", header.file_size_bytes));
+    return DamagedHeader(header.data_offset,
+                         absl::StrCat("the tensors end at offset ", header.data_offset + end,
+                                      ", the file at ", header.file_size_bytes));
   }
   return absl::OkStatus();
 }
@@ -300,16 +300,16 @@ absl::Status CheckData(SafetensorsHeader& header) {
 absl::StatusOr<uint64_t> SafetensorsHeaderBytes(std::string_view first_8_bytes,
                                                 uint64_t file_size_bytes) {
   if (first_8_bytes.size() < kLengthBytes || file_size_bytes < kLengthBytes) {
-    return Damaged(std::min<uint64_t>(first_8_bytes.size(), file_size_bytes),
-                   "the file ends inside the header's length");
+    return DamagedHeader(std::min<uint64_t>(first_8_bytes.size(), file_size_bytes),
+                         "the file ends inside the header's length");
   }
   const auto length = LoadLittleEndian<uint64_t>(first_8_bytes.data());
   if (length > kMaxSafetensorsHeaderBytes) {
-    return Damaged(0, absl::StrCat("header length ", length, ", at most ",
-                                   kMaxSafetensorsHeaderBytes, " are allowed"));
+    return DamagedHeader(0, absl::StrCat("header length ", length, ", at most ",
+                                         kMaxSafetensorsHeaderBytes, " are allowed"));
   }
   if (length > file_size_bytes - kLengthBytes) {
-    return Damaged(
+    return DamagedHeader(
         0, absl::StrCat("header length ", length, " in a file of ", file_size_bytes, " bytes"));
   }
   return kLengthBytes + length;
@@ -320,23 +320,23 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view bytes,
   TESSERA_ASSIGN_OR_RETURN(const uint64_t header_bytes,
                            SafetensorsHeaderBytes(bytes, file_size_bytes));
   if (bytes.size() < header_bytes) {
-    return Damaged(bytes.size(), absl::StrCat("the header ends early, expected ", header_bytes,
-                                              " bytes, found ", bytes.size()));
+    return DamagedHeader(bytes.size(), absl::StrCat("the header ends early, expected ",
+                                                    header_bytes, " bytes, found ", bytes.size()));
   }
   const std::string_view json = bytes.substr(kLengthBytes, header_bytes - kLengthBytes);
   if (json.empty() || json.front() != '{') {
-    return Damaged(kLengthBytes, "the header does not begin with '{'");
+    return DamagedHeader(kLengthBytes, "the header does not begin with '{'");
   }
   // The JSON library would treat a NUL as the end of the text and ignore the rest.
   if (const size_t at = json.find('\0'); at != json.npos) {
-    return Damaged(kLengthBytes + at, "a NUL byte");
+    return DamagedHeader(kLengthBytes + at, "a NUL byte");
   }
   SafetensorsHeader header;
   header.data_offset = header_bytes;
   header.file_size_bytes = file_size_bytes;
   HeaderReader reader(header);
   if (!Json::sax_parse(json.begin(), json.end(), &reader)) {
-    return Damaged(kLengthBytes + reader.error_position(), reader.error());
+    return DamagedHeader(kLengthBytes + reader.error_position(), reader.error());
   }
   TESSERA_RETURN_IF_ERROR(CheckData(header));
   return header;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "base/utf8.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/layout_proto.h"
@@ -303,8 +304,7 @@ absl::Status CheckOptimizer(const Manifest& manifest) {
 
 absl::Status CheckCount(std::string_view name, int64_t count) {
   if (count >= 0 && count <= kMaxTrainerCount) return absl::OkStatus();
-  return Invalid(absl::string_view(name.data(), name.size()), " is ", count, ", expected 0 to ",
-                 kMaxTrainerCount);
+  return Invalid(View(name), " is ", count, ", expected 0 to ", kMaxTrainerCount);
 }
 
 absl::Status CheckTrainer(const TrainerState& trainer) {

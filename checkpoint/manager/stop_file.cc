@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/mutex.h"
+#include "base/text_views.h"
 #include "base/threads.h"
 
 namespace tessera::ckpt {
@@ -76,8 +77,7 @@ struct StopFile::Shared {
 };
 
 absl::StatusOr<int64_t> ParseStopFile(std::string_view contents) {
-  const absl::string_view text =
-      absl::StripAsciiWhitespace(absl::string_view(contents.data(), contents.size()));
+  const absl::string_view text = absl::StripAsciiWhitespace(View(contents));
   if (text.empty()) return 0;
   int64_t step = 0;
   if (contents.size() < kMaxBytes && absl::SimpleAtoi(text, &step)) return step;

@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/layout_proto.h"
 #include "checkpoint/plan/box_index.h"
@@ -78,8 +79,7 @@ class Merger {
     bool readable = true;
     const bool complete = ForEachTensor(plan, [&](std::string_view bytes) {
       const auto [at, is_new] =
-          by_bytes_.try_emplace(absl::string_view(bytes.data(), bytes.size()),
-                                static_cast<uint32_t>(state_.descriptions.size()));
+          by_bytes_.try_emplace(View(bytes), static_cast<uint32_t>(state_.descriptions.size()));
       if (is_new) {
         LocalTensor& tensor = state_.descriptions.emplace_back().tensor;
         readable &= tensor.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) &&

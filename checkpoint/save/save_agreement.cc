@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/save/save_messages.pb.h"
@@ -16,9 +17,8 @@ namespace tessera::ckpt {
 namespace {
 
 absl::Status Unreadable(size_t rank, std::string_view what) {
-  return absl::InternalError(absl::StrCat("rank ", rank, " sent ",
-                                          absl::string_view(what.data(), what.size()),
-                                          " that cannot be parsed"));
+  return absl::InternalError(
+      absl::StrCat("rank ", rank, " sent ", View(what), " that cannot be parsed"));
 }
 
 // Everything that one rank contributes to a plan.

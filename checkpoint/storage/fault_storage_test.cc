@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text_views.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "gtest/gtest.h"
 
@@ -12,10 +13,6 @@ namespace tessera::ckpt {
 namespace {
 
 using Names = std::vector<std::string>;
-
-std::span<const std::byte> Bytes(std::string_view text) {
-  return std::as_bytes(std::span<const char>(text));
-}
 
 class FaultStorageTest : public testing::Test {
  protected:
@@ -25,7 +22,7 @@ class FaultStorageTest : public testing::Test {
     if (!status.ok()) return status;
     auto writer = storage_.Create("d/tmp", 10);
     if (!writer.ok()) return writer.status();
-    status = (*writer)->WriteAt(0, Bytes("0123456789"));
+    status = (*writer)->WriteAt(0, AsBytes("0123456789"));
     if (status.ok()) status = (*writer)->Sync();
     if (status.ok()) status = (*writer)->Close();
     if (status.ok()) status = storage_.Rename("d/tmp", "d/file");
@@ -108,10 +105,10 @@ TEST_F(FaultStorageTest, TornWritesLeaveAPrefix) {
     } else {
       storage_.FailAt(next, absl::UnavailableError("torn"), /*torn_bytes=*/4);
     }
-    EXPECT_EQ((*file)->WriteAt(0, Bytes("0123456789")).code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ((*file)->WriteAt(0, AsBytes("0123456789")).code(), absl::StatusCode::kUnavailable);
     EXPECT_EQ(*ReadAll(memory_, "file", 100), "0123");
     // Only the first write is torn, and only a process that is alive can repeat it.
-    EXPECT_EQ((*file)->WriteAt(0, Bytes("0123456789")).ok(), !dies);
+    EXPECT_EQ((*file)->WriteAt(0, AsBytes("0123456789")).ok(), !dies);
     EXPECT_EQ(*ReadAll(memory_, "file", 100), dies ? "0123" : "0123456789");
   }
 }
@@ -143,12 +140,12 @@ TEST_F(FaultStorageTest, TheDiskFillsUp) {
   auto file = storage_.Create("file", 10);
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(*storage_.FreeBytes(), 30);
-  ASSERT_TRUE((*file)->WriteAt(0, Bytes(std::string(20, 'b'))).ok());
-  const absl::Status status = (*file)->WriteAt(20, Bytes(std::string(30, 'c')));
+  ASSERT_TRUE((*file)->WriteAt(0, AsBytes(std::string(20, 'b'))).ok());
+  const absl::Status status = (*file)->WriteAt(20, AsBytes(std::string(30, 'c')));
   EXPECT_EQ(status.code(), kFull) << status;
   EXPECT_NE(status.message().find("memory:file"), std::string::npos) << status;
   EXPECT_EQ(*ReadAll(memory_, "file", 100), std::string(20, 'b') + std::string(20, 'c'));
-  EXPECT_TRUE((*file)->WriteAt(0, Bytes("overwriting needs no room")).ok());
+  EXPECT_TRUE((*file)->WriteAt(0, AsBytes("overwriting needs no room")).ok());
 
   ASSERT_TRUE(storage_.Rename("d/first", "d/second").ok());
   ASSERT_TRUE(storage_.Delete("file").ok());

@@ -16,8 +16,8 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-absl::Status Damaged(const ForeignPlace& place, const ForeignParameter& parameter,
-                     const absl::AlphaNum& problem) {
+absl::Status DamagedParameter(const ForeignPlace& place, const ForeignParameter& parameter,
+                              const absl::AlphaNum& problem) {
   return absl::DataLossError(absl::StrCat(place.file, ": ", parameter.name, ": ", problem));
 }
 
@@ -99,21 +99,22 @@ std::optional<StoredPiece> PieceOf(const ForeignBlock& block, const Box& stored,
 absl::Status CheckStrides(const ForeignParameter& parameter, const ForeignPlace& place,
                           const Box& box, const std::vector<int64_t>& strides) {
   if (strides.size() != box.shape.size()) {
-    return Damaged(place, parameter,
-                   absl::StrCat(strides.size(), " strides for ", box.shape.size(), " dims"));
+    return DamagedParameter(
+        place, parameter, absl::StrCat(strides.size(), " strides for ", box.shape.size(), " dims"));
   }
   std::optional<int64_t> bytes = std::max<int64_t>(DTypeSize(place.dtype), 1);
   std::optional<int64_t> last = 0;
   for (size_t d = 0; d < strides.size(); ++d) {
-    if (strides[d] < 0) return Damaged(place, parameter, absl::StrCat("stride ", strides[d]));
+    if (strides[d] < 0)
+      return DamagedParameter(place, parameter, absl::StrCat("stride ", strides[d]));
     const std::optional<int64_t> far = CheckedMultiply(box.shape[d], strides[d]);
     last = last && far ? CheckedAdd(*last, *far) : std::nullopt;
   }
   bytes = last ? CheckedMultiply(*bytes, *last) : std::nullopt;
   // Steps of blocks multiply the strides once more.
   if (bytes && *bytes < INT64_MAX / 1024) return absl::OkStatus();
-  return Damaged(place, parameter,
-                 absl::StrCat("box ", ToString(box), " ends beyond what a file can hold"));
+  return DamagedParameter(place, parameter,
+                          absl::StrCat("box ", ToString(box), " ends beyond what a file can hold"));
 }
 
 }  // namespace
@@ -198,9 +199,9 @@ absl::StatusOr<ForeignTensorSet::Entry*> ForeignTensorSet::FindEntry(
              .foreign_name = parameter.name};
   }
   if (entry.tensor.dtype == place.dtype) return &entry;
-  return Damaged(place, parameter,
-                 absl::StrCat(DType_Name(place.dtype), ", but other parts of ", entry.tensor.name,
-                              " are ", DType_Name(entry.tensor.dtype)));
+  return DamagedParameter(place, parameter,
+                          absl::StrCat(DType_Name(place.dtype), ", but other parts of ",
+                                       entry.tensor.name, " are ", DType_Name(entry.tensor.dtype)));
 }
 
 absl::Status ForeignTensorSet::AddForeignBox(const ForeignParameter& parameter,
@@ -222,7 +223,7 @@ absl::Status ForeignTensorSet::AddBox(const ForeignParameter& parameter,
                                       const std::vector<int64_t>& strides) {
   TESSERA_ASSIGN_OR_RETURN(const Shape shape, LocalShape(parameter, share.size));
   if (const absl::Status inside = CheckBoxInside(shape, local); !inside.ok()) {
-    return Damaged(place, parameter, inside.message());
+    return DamagedParameter(place, parameter, inside.message());
   }
   TESSERA_RETURN_IF_ERROR(CheckStrides(parameter, place, local, strides));
   const int dim = parameter.tensor_parallel_dim;
@@ -247,8 +248,9 @@ absl::Status ForeignTensorSet::AddRange(const ForeignParameter& parameter,
   TESSERA_ASSIGN_OR_RETURN(const Shape shape, LocalShape(parameter, share.size));
   TESSERA_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape));
   if (begin < 0 || begin > end || end > count) {
-    return Damaged(place, parameter,
-                   absl::StrCat("elements [", begin, ", ", end, ") of ", ShapeToString(shape)));
+    return DamagedParameter(
+        place, parameter,
+        absl::StrCat("elements [", begin, ", ", end, ") of ", ShapeToString(shape)));
   }
   // The boxes of a range follow each other in the file, and each has the strides of the whole.
   const std::vector<int64_t> strides = ContiguousStrides(shape);
@@ -267,7 +269,7 @@ absl::Status ForeignTensorSet::AddWhole(const ForeignParameter& parameter,
                                         const std::vector<int64_t>& strides) {
   TESSERA_ASSIGN_OR_RETURN(const Shape expected, LocalShape(parameter, share.size));
   if (shape != expected) {
-    return Damaged(
+    return DamagedParameter(
         place, parameter,
         absl::StrCat("shape ", ShapeToString(shape), ", expected ", ShapeToString(expected)));
   }

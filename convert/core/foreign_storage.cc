@@ -51,7 +51,7 @@ int64_t ChunkBytes(const Shape& shape, int64_t element_bytes, bool transposed) {
   return std::max<int64_t>(kChunkBytes / row_bytes, 1) * row_bytes;
 }
 
-absl::Status Damaged(const ForeignTensor& tensor, const absl::AlphaNum& problem) {
+absl::Status DamagedTensor(const ForeignTensor& tensor, const absl::AlphaNum& problem) {
   return absl::DataLossError(absl::StrCat("tensor ", tensor.name, ": ", problem));
 }
 
@@ -92,8 +92,8 @@ absl::Status ReadRegion(const ReadableFile& file, const StoredPiece& piece, cons
 absl::Status CheckExtent(const ForeignTensor& tensor, const StoredPiece& piece,
                          uint64_t file_bytes) {
   const auto outside = [&](const absl::AlphaNum& what) {
-    return Damaged(tensor, absl::StrCat(piece.file, " at offset ", piece.offset_bytes, ": ", what,
-                                        ", in a file of ", file_bytes, " bytes"));
+    return DamagedTensor(tensor, absl::StrCat(piece.file, " at offset ", piece.offset_bytes, ": ",
+                                              what, ", in a file of ", file_bytes, " bytes"));
   };
   const auto element_bytes = static_cast<int64_t>(DTypeSize(tensor.dtype));
   std::optional<int64_t> last = 0;
@@ -119,9 +119,10 @@ absl::Status CheckExtent(const ForeignTensor& tensor, const StoredPiece& piece,
 
 absl::Status CheckTensor(const ForeignTensor& tensor) {
   const auto element_bytes = static_cast<int64_t>(DTypeSize(tensor.dtype));
-  if (element_bytes == 0) return Damaged(tensor, absl::StrCat("unknown dtype ", tensor.dtype));
+  if (element_bytes == 0)
+    return DamagedTensor(tensor, absl::StrCat("unknown dtype ", tensor.dtype));
   const absl::Status bounded = CheckedByteCount(tensor.shape, element_bytes).status();
-  return bounded.ok() ? bounded : Damaged(tensor, bounded.message());
+  return bounded.ok() ? bounded : DamagedTensor(tensor, bounded.message());
 }
 
 using BoxKey = std::pair<std::vector<int64_t>, Shape>;
@@ -289,7 +290,7 @@ absl::Status ForeignStorage::FindFiles(const ForeignCheckpoint& checkpoint) {
       if (absl::IsNotFound(file.status())) {
         missing.push_back(absl::StrCat(piece.file, " with tensor ", tensor.name));
       } else if (absl::IsInvalidArgument(file.status())) {
-        return Damaged(tensor, file.status().message());
+        return DamagedTensor(tensor, file.status().message());
       } else {
         TESSERA_RETURN_IF_ERROR(file.status());
         at->second = (*file)->size_bytes();
@@ -349,10 +350,11 @@ absl::Status ForeignStorage::AddTensor(ForeignTensor tensor, Manifest& manifest)
 
   for (const StoredPiece& piece : tensor.pieces) {
     const absl::Status inside = CheckBoxInside(tensor.shape, piece.box);
-    if (!inside.ok()) return Damaged(tensor, absl::StrCat(piece.file, ": ", inside.message()));
+    if (!inside.ok())
+      return DamagedTensor(tensor, absl::StrCat(piece.file, ": ", inside.message()));
     if (piece.strides.size() != tensor.shape.size()) {
-      return Damaged(tensor, absl::StrCat(piece.file, ": ", piece.strides.size(), " strides for ",
-                                          tensor.shape.size(), " dims"));
+      return DamagedTensor(tensor, absl::StrCat(piece.file, ": ", piece.strides.size(),
+                                                " strides for ", tensor.shape.size(), " dims"));
     }
   }
   std::erase_if(tensor.pieces, [](const StoredPiece& piece) { return piece.box.empty(); });
@@ -362,7 +364,7 @@ absl::Status ForeignStorage::AddTensor(ForeignTensor tensor, Manifest& manifest)
   const std::vector<StoredPiece> copies = TakeCopies(tensor.pieces);
   std::vector<Box> boxes = BoxesOf(tensor.pieces);
   if (const std::optional<CoverageProblem> problem = FindCoverageProblem(tensor.shape, boxes)) {
-    return Damaged(tensor, DescribeCoverage(tensor.pieces, *problem));
+    return DamagedTensor(tensor, DescribeCoverage(tensor.pieces, *problem));
   }
   if (ElementCount(tensor.shape) == 0) return absl::OkStatus();
 

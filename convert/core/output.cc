@@ -23,7 +23,7 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-constexpr int64_t kBlockBytes = int64_t{16} << 20;
+constexpr int64_t kCopyBlockBytes = int64_t{16} << 20;
 // Blocks in work at once: while one waits for the disk, another is copied and digested.
 constexpr int kBlocks = 3;
 
@@ -155,7 +155,7 @@ struct Task {
 size_t EndOfSpan(const std::vector<OutputTensor>& tensors, size_t first, size_t last) {
   size_t end = first + 1;
   while (end < last && tensors[end].offset_bytes >= EndOf(tensors[end - 1]) &&
-         EndOf(tensors[end]) - tensors[first].offset_bytes <= kBlockBytes) {
+         EndOf(tensors[end]) - tensors[first].offset_bytes <= kCopyBlockBytes) {
     ++end;
   }
   return end;
@@ -168,7 +168,7 @@ std::vector<Task> CutIntoTasks(const std::vector<OutputTensor>& tensors) {
   for (size_t t = 0; t < tensors.size(); ++t) {
     const OutputTensor& tensor = tensors[t];
     const auto size = static_cast<int64_t>(DTypeSize(tensor.dtype));
-    const int64_t block = kBlockBytes / size;
+    const int64_t block = kCopyBlockBytes / size;
     const bool continues = t > 0 && tasks.back().end == Task::kWhole;
     if (tensor.elements > block) {
       for (int64_t begin = 0; begin < tensor.elements; begin += block) {

@@ -12,14 +12,14 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-constexpr uint64_t kBlockBytes = uint64_t{1} << 20;
+constexpr uint64_t kCheckBlockBytes = uint64_t{1} << 20;
 
 uint32_t Crc32(uint32_t crc32, std::span<const std::byte> bytes) {
   return static_cast<uint32_t>(
       crc32_z(crc32, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
-absl::Status Damaged(const StoredRecord& record, uint32_t found) {
+absl::Status DamagedRecord(const StoredRecord& record, uint32_t found) {
   return absl::DataLossError(
       absl::StrFormat("record %s of %d bytes at offset %d: its CRC-32 is %08x, expected %08x: the "
                       "file is damaged",
@@ -30,7 +30,7 @@ absl::Status Damaged(const StoredRecord& record, uint32_t found) {
 // Reads a record from its beginning to its end.
 template <typename Block>
 absl::Status ReadRecord(const ReadableFile& file, const StoredRecord& record, Block block) {
-  std::vector<std::byte> buffer(std::min(record.size_bytes, kBlockBytes));
+  std::vector<std::byte> buffer(std::min(record.size_bytes, kCheckBlockBytes));
   for (uint64_t at = 0; at < record.size_bytes; at += buffer.size()) {
     const std::span<std::byte> bytes =
         std::span(buffer).first(std::min<uint64_t>(buffer.size(), record.size_bytes - at));
@@ -49,7 +49,8 @@ class RecordState {
   uint64_t end() const { return record_.offset_bytes + record_.size_bytes; }
   // What the checksums say, OK as long as they say nothing.
   absl::Status status() const {
-    return is_complete_ && found_ != record_.crc32 ? Damaged(record_, found_) : absl::OkStatus();
+    return is_complete_ && found_ != record_.crc32 ? DamagedRecord(record_, found_)
+                                                   : absl::OkStatus();
   }
 
   // The ranges in this one that have not been read.
@@ -109,7 +110,7 @@ absl::Status CheckRecord(const ReadableFile& file, const StoredRecord& record) {
   uint32_t found = 0;
   TESSERA_RETURN_IF_ERROR(ReadRecord(
       file, record, [&](std::span<const std::byte> bytes) { found = Crc32(found, bytes); }));
-  return found == record.crc32 ? absl::OkStatus() : Damaged(record, found);
+  return found == record.crc32 ? absl::OkStatus() : DamagedRecord(record, found);
 }
 
 class CheckedStorage::FileRecords {

@@ -10,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "base/utf8.h"
 #include "checkpoint/storage/checks.h"
 #include "convert/pickle/budget.h"
@@ -22,8 +23,6 @@ namespace {
 
 using pickle::Kind;
 using pickle::Value;
-
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 std::string Shown(std::string_view text) { return absl::CHexEscape(View(text.substr(0, 200))); }
 

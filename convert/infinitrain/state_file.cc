@@ -15,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "base/byte_order.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "base/utf8.h"
 #include "checkpoint/format/dtype.h"
 #include "layout/bounds.h"
@@ -170,7 +171,7 @@ std::optional<int64_t> FindInfiniTrainNumber(std::string_view text, std::string_
   text.remove_prefix(begin + quoted.size());
   if (text.find(quoted) != std::string_view::npos) return std::nullopt;
   text = text.substr(0, text.find_first_of(",\n}"));
-  absl::string_view value = absl::StripAsciiWhitespace(absl::string_view(text.data(), text.size()));
+  absl::string_view value = absl::StripAsciiWhitespace(View(text));
   int64_t number = 0;
   if (value.empty() || value.front() != ':') return std::nullopt;
   value.remove_prefix(1);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "convert/pickle/budget.h"
 #include "convert/torch/torch_file.h"
 
@@ -28,8 +29,7 @@ std::optional<InternEvoPlannedParameter> ParseId(std::string_view text) {
   if (text.size() > kMaxIdBytes) return std::nullopt;
   InternEvoPlannedParameter parameter;
   bool is_first = true;
-  for (const absl::string_view part :
-       absl::StrSplit(absl::string_view(text.data(), text.size()), '_')) {
+  for (const absl::string_view part : absl::StrSplit(View(text), '_')) {
     int64_t number = 0;
     if (!absl::SimpleAtoi(part, &number) || number < 0) return std::nullopt;
     if (is_first) {

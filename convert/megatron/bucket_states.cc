@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/dcp/metadata.h"
 #include "convert/megatron/rank_file.h"
@@ -36,8 +37,7 @@ std::optional<int64_t> NumberAfter(std::string_view name, std::string_view key) 
   const std::string_view rest = name.substr(begin + key.size());
   const std::string_view digits = rest.substr(0, rest.find_first_not_of("0123456789"));
   int64_t number = 0;
-  if (!absl::SimpleAtoi(absl::string_view(digits.data(), digits.size()), &number) ||
-      number > kMaxIndex) {
+  if (!absl::SimpleAtoi(View(digits), &number) || number > kMaxIndex) {
     return std::nullopt;
   }
   return number;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "base/utf8.h"
 #include "convert/megatron/megatron.h"
 #include "convert/pickle/json.h"
@@ -30,8 +31,7 @@ LayerName SplitLayer(std::string_view name) {
     const std::string_view part = name.substr(begin, end - begin);
     int64_t layer = 0;
     if (!part.empty() && absl::ascii_isdigit(static_cast<unsigned char>(part[0])) &&
-        absl::SimpleAtoi(absl::string_view(part.data(), part.size()), &layer) &&
-        layer < kMaxLayers) {
+        absl::SimpleAtoi(View(part), &layer) && layer < kMaxLayers) {
       return {std::string(name.substr(0, begin)), layer, std::string(name.substr(end))};
     }
     begin = end + 1;

@@ -13,6 +13,7 @@
 #include "base/join_first.h"
 #include "base/parse_json.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
@@ -29,8 +30,6 @@ constexpr std::string_view kConfig = "config.json";
 constexpr std::string_view kModelMeta = "model_meta.json";
 constexpr std::string_view kSchedulerFile = "scheduler.pdparams";
 constexpr std::string_view kTrainerState = "trainer_state.json";
-
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 // "0.1.rest", a name in a chunk of virtual pipeline stages, is layer 0 + 1: "1.rest".
 std::string WithoutChunk(const std::string& name) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "base/utf8.h"
 #include "convert/pickle/budget.h"
 #include "convert/pickle/read.h"
@@ -26,9 +27,7 @@ constexpr std::string_view kBigArrays = "UnpackBigParamInfor@@";
 constexpr std::string_view kMasterWeights = "master_weights";
 constexpr std::string_view kScheduler = "LR_Scheduler";
 
-std::string Shown(std::string_view text) {
-  return absl::CHexEscape(absl::string_view(text.data(), text.size()).substr(0, 200));
-}
+std::string Shown(std::string_view text) { return absl::CHexEscape(View(text).substr(0, 200)); }
 
 absl::Status InEntry(std::string_view key, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(Shown(key), ": ", status.message()));

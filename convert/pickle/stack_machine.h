@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/text_views.h"
 #include "convert/pickle/nodes.h"
 #include "convert/pickle/value.h"
 
@@ -79,9 +80,7 @@ class StackMachine {
   absl::Status PersistentIdFromStack();
 
  protected:
-  static absl::Status Wrong(std::string_view what) {
-    return absl::DataLossError(absl::string_view(what.data(), what.size()));
-  }
+  static absl::Status Wrong(std::string_view what) { return absl::DataLossError(View(what)); }
 
  private:
   absl::StatusOr<NodeId> AddShared(const Node& node);

@@ -12,6 +12,7 @@
 
 #include "absl/strings/numbers.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "checkpoint/storage/checks.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "convert/core/foreign_storage.h"
@@ -36,7 +37,7 @@ void AddPart(std::string_view part, std::map<std::string, std::string>& files) {
   uint64_t offset = 0;
   if (space == line.npos) return;
   const std::string_view number = line.substr(space + 1);
-  if (!absl::SimpleAtoi(absl::string_view(number.data(), number.size()), &offset)) return;
+  if (!absl::SimpleAtoi(View(number), &offset)) return;
   if (offset > kMaxFileBytes || bytes.size() > kMaxFileBytes - offset) return;
   const std::string name(line.substr(0, space));
   if (!CheckPath("Create", name, /*root_allowed=*/false).ok()) return;

@@ -13,6 +13,7 @@
 #include "base/byte_order.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "checkpoint/format/dtype.h"
 #include "convert/core/record_checks.h"
 #include "convert/pickle/numpy_array.h"
@@ -58,8 +59,6 @@ bool LooksLikeTarForm(std::string_view first_bytes) {
   return first_bytes.starts_with(std::string_view("sys_info\0", 9)) &&
          first_bytes.substr(std::min<size_t>(257, first_bytes.size())).starts_with("ustar");
 }
-
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 absl::Status Malformed(std::string_view what) { return absl::DataLossError(View(what)); }
 

@@ -15,6 +15,7 @@
 #include "base/byte_order.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -78,8 +79,8 @@ class Directory {
 
  private:
   absl::Status Wrong(uint64_t offset, std::string_view what) const {
-    return absl::DataLossError(absl::StrCat("offset ", part_.offset + offset, ": zip archive: ",
-                                            absl::string_view(what.data(), what.size())));
+    return absl::DataLossError(
+        absl::StrCat("offset ", part_.offset + offset, ": zip archive: ", View(what)));
   }
   // Bytes of the archive. Precondition: they lie within it.
   absl::StatusOr<std::string> Bytes(uint64_t offset, uint64_t length) const;

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/text_views.h"
 #include "tokenizer/bpe/alphabet.h"
 #include "tokenizer/bpe/split_rules.h"
 
@@ -17,8 +18,6 @@ namespace {
 constexpr size_t kMaxCachedPieceBytes = 64;
 constexpr size_t kMaxCacheSlots = 1 << 15;
 constexpr size_t kTextBytesPerSlot = 16;
-
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 bool IsAsciiSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 

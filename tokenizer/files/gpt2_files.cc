@@ -8,14 +8,15 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/parse_json.h"
+#include "base/text_views.h"
 #include "tokenizer/bpe/split_rules.h"
 #include "tokenizer/files/json_files.h"
 
 namespace tessera {
 namespace {
 
-absl::Status ReadMerges(const std::string& path, std::string_view text, const TokenIds& ids,
-                        std::vector<BpeMerge>& merges) {
+absl::Status ReadMergeLines(const std::string& path, std::string_view text, const TokenIds& ids,
+                            std::vector<BpeMerge>& merges) {
   bool first = true;
   while (!text.empty()) {
     std::string_view line = text.substr(0, text.find('\n'));
@@ -25,9 +26,8 @@ absl::Status ReadMerges(const std::string& path, std::string_view text, const To
     if (line.empty() || version) continue;
     const size_t space = line.find(' ');
     if (space == line.npos || line.find(' ', space + 1) != line.npos) {
-      return absl::DataLossError(absl::StrCat(path, ": merge ", merges.size(),
-                                              " expected two tokens and a space, found ",
-                                              absl::string_view(line.data(), line.size())));
+      return absl::DataLossError(absl::StrCat(
+          path, ": merge ", merges.size(), " expected two tokens and a space, found ", View(line)));
     }
     absl::Status status =
         AddMerge(path, ids, line.substr(0, space), line.substr(space + 1), merges);
@@ -64,7 +64,7 @@ absl::StatusOr<BpeVocabulary> ReadGpt2Files(const std::string& path, const std::
   if (!status.ok()) return status;
   BpeVocabulary result;
   AddByteLevelTokens(*ids, result);
-  status = ReadMerges(path, merges, *ids, result.merges);
+  status = ReadMergeLines(path, merges, *ids, result.merges);
   if (!status.ok()) return status;
   result.split = *FindSplitRules(kGpt2Regex);
   for (const std::string& text : {std::string("<|endoftext|>"), config.eos_token}) {

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "base/utf8.h"
 #include "tokenizer/bpe/added_tokens.h"
 #include "tokenizer/bpe/alphabet.h"
@@ -141,7 +142,7 @@ using Scores = absl::flat_hash_map<std::string, float>;
 // The merges that make the pieces, those of higher score first.
 absl::StatusOr<Json> PieceMerges(const Scores& scores) {
   const auto score = [&scores](std::string_view text) -> std::optional<float> {
-    const auto found = scores.find(absl::string_view(text.data(), text.size()));
+    const auto found = scores.find(View(text));
     return found == scores.end() ? std::nullopt : std::optional(found->second);
   };
   std::map<float, std::pair<std::string_view, std::string_view>, std::greater<>> merges;

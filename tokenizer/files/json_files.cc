@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/text_views.h"
 #include "tokenizer/bpe/alphabet.h"
 
 namespace tessera {
@@ -16,11 +17,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kMaxQuotedBytes = 200;
-
-// A file may leave out ids, but may not make a table much larger than itself.
-constexpr int64_t kMaxGap = 1 << 16;
-
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 // One more than the largest.
 size_t CountIds(const TokenIds& ids) {
@@ -78,9 +74,9 @@ absl::Status JsonSection::NotSupported() const {
 }
 
 absl::Status JsonSection::Bad(std::string_view expected) const {
-  return absl::DataLossError(absl::StrCat(
-      path_, ": ", name_.empty() ? "the file" : name_, " expected to be ",
-      absl::string_view(expected.data(), expected.size()), ", found ", JsonInWords(json_)));
+  return absl::DataLossError(absl::StrCat(path_, ": ", name_.empty() ? "the file" : name_,
+                                          " expected to be ", View(expected), ", found ",
+                                          JsonInWords(json_)));
 }
 
 absl::Status JsonSection::AllowOnly(const std::set<std::string>& members) const {
@@ -96,7 +92,7 @@ absl::StatusOr<TokenIds> ReadTokenIds(const std::string& path, const nlohmann::j
     return absl::DataLossError(
         absl::StrCat(path, ": expected a vocabulary of tokens and ids, found none"));
   }
-  const int64_t limit = static_cast<int64_t>(vocabulary.size()) + kMaxGap;
+  const int64_t limit = static_cast<int64_t>(vocabulary.size()) + kMaxIdGap;
   TokenIds ids;
   std::vector<bool> taken(limit);
   for (const auto& [token, id] : vocabulary.items()) {

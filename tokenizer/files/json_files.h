@@ -64,6 +64,9 @@ class JsonSection {
   const nlohmann::json& json_;
 };
 
+// A file may leave out ids, but may not make a table much larger than itself.
+inline constexpr int64_t kMaxIdGap = 1 << 16;
+
 // Tokens as they are written in the file, and their ids.
 using TokenIds = absl::flat_hash_map<std::string, int32_t>;
 

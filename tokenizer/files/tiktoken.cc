@@ -9,16 +9,14 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/text_views.h"
 #include "tokenizer/bpe/merges.h"
+#include "tokenizer/files/json_files.h"
 
 namespace tessera {
 namespace {
 
 constexpr size_t kMaxTokenBytes = 1024;
-// A file may leave out ranks, but may not make a table much larger than itself.
-constexpr int32_t kMaxGap = 1 << 16;
-
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 TiktokenEncoding Gpt2() {
   return {.name = "gpt2",
@@ -76,7 +74,7 @@ bool ParseLine(std::string_view line, std::string& token, int32_t& rank) {
 // Reads every line into tokens[rank].
 absl::Status ReadRanks(const std::string& path, std::string_view contents,
                        std::vector<std::string>& tokens, size_t& count) {
-  const int64_t limit = std::ranges::count(contents, '\n') + 1 + kMaxGap;
+  const int64_t limit = std::ranges::count(contents, '\n') + 1 + kMaxIdGap;
   int64_t number = 0;
   while (!contents.empty()) {
     const std::string_view line = contents.substr(0, contents.find('\n'));

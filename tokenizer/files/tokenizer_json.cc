@@ -196,8 +196,8 @@ absl::StatusOr<bool> ReadSpaceDecoder(const JsonSection& decoder) {
 
 using Json = nlohmann::json;
 
-absl::Status ReadMerges(const std::string& path, const JsonSection& section, const TokenIds& ids,
-                        std::vector<BpeMerge>& merges) {
+absl::Status ReadMergeList(const std::string& path, const JsonSection& section, const TokenIds& ids,
+                           std::vector<BpeMerge>& merges) {
   if (!section.json().is_array()) return section.Bad("a list of merges");
   for (size_t i = 0; i < section.size(); ++i) {
     const Json& merge = section.json()[i];
@@ -234,7 +234,7 @@ absl::StatusOr<TokenIds> ReadModel(const std::string& path, const JsonSection& m
     if (!model[setting].is_off()) return model[setting].NotSupported();
   }
   TESSERA_ASSIGN_OR_RETURN(TokenIds ids, ReadTokenIds(path, model["vocab"].json()));
-  TESSERA_RETURN_IF_ERROR(ReadMerges(path, model["merges"], ids, vocabulary.merges));
+  TESSERA_RETURN_IF_ERROR(ReadMergeList(path, model["merges"], ids, vocabulary.merges));
   return ids;
 }
 

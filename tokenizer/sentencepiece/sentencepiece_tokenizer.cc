@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/text_views.h"
 #include "base/utf8.h"
 #include "tokenizer/bpe/alphabet.h"
 #include "tokenizer/bpe/merges.h"
@@ -105,7 +106,7 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
 }
 
 const SentencePieceTokenizer::Piece* SentencePieceTokenizer::Find(std::string_view piece) const {
-  const auto found = pieces_.find(absl::string_view(piece.data(), piece.size()));
+  const auto found = pieces_.find(View(piece));
   return found == pieces_.end() ? nullptr : &found->second;
 }
 

@@ -51,8 +51,8 @@ std::vector<std::string> NotesOf(const Target& source, const convert::WriteForei
   return notes;
 }
 
-void PrintReport(const CommandOptions& options, const Target& source,
-                 const convert::WriteForeignReport& report, std::ostream& out) {
+void PrintConversion(const CommandOptions& options, const Target& source,
+                     const convert::WriteForeignReport& report, std::ostream& out) {
   out << options.paths[1] << ": written in the format " << options.convert.format << ", "
       << HumanBytes(report.bytes) << " in " << report.files.size()
       << (report.files.size() == 1 ? " file, " : " files, ") << HumanSeconds(report.seconds) << "\n"
@@ -88,7 +88,7 @@ int RunConvert(const CommandOptions& options, const CommandOutput& output) {
                {"seconds", report->seconds}},
               output.out);
   } else {
-    PrintReport(options, *source, *report, output.out);
+    PrintConversion(options, *source, *report, output.out);
   }
   return kExitOk;
 }

@@ -232,7 +232,7 @@ void AddDataDifferences(const std::map<std::string, DataDifference>& data,
 }
 
 // A sentence on what was compared, and is therefore proven.
-std::string Proof(const Differences& differences) {
+std::string ProofOfEquality(const Differences& differences) {
   std::vector<std::string> parts;
   if (differences.equal_by_digest > 0) {
     parts.push_back(absl::StrCat(
@@ -250,7 +250,7 @@ std::string Proof(const Differences& differences) {
   return absl::StrJoin(parts, "; ");
 }
 
-void PrintText(const Differences& differences, std::ostream& out) {
+void PrintDifferences(const Differences& differences, std::ostream& out) {
   for (const std::string& line : differences.notes) out << "note      " << line << "\n";
   for (const std::string& line : differences.metadata) out << "metadata  " << line << "\n";
   for (const TensorDifference& difference : differences.tensors) {
@@ -258,12 +258,12 @@ void PrintText(const Differences& differences, std::ostream& out) {
   }
   out << differences.equal() << " tensors equal, " << differences.tensors.size()
       << " tensor differences, " << differences.metadata.size() << " metadata differences\n";
-  if (differences.equal() > 0) out << "equal: " << Proof(differences) << "\n";
+  if (differences.equal() > 0) out << "equal: " << ProofOfEquality(differences) << "\n";
   if (differences.none()) out << "the two hold the same state\n";
 }
 
-nlohmann::ordered_json ToJson(const Differences& differences,
-                              const std::map<std::string, DataDifference>& data) {
+nlohmann::ordered_json DifferencesToJson(const Differences& differences,
+                                         const std::map<std::string, DataDifference>& data) {
   nlohmann::ordered_json json = {{"same_state", differences.none()},
                                  {"equal_tensors", differences.equal()},
                                  {"equal_by_digest", differences.equal_by_digest},
@@ -315,9 +315,9 @@ int RunDiff(const CommandOptions& options, const CommandOutput& output) {
     AddDataDifferences(data, differences);
   }
   if (options.json) {
-    PrintJson(ToJson(differences, data), output.out);
+    PrintJson(DifferencesToJson(differences, data), output.out);
   } else {
-    PrintText(differences, output.out);
+    PrintDifferences(differences, output.out);
   }
   return differences.none() ? kExitOk : kExitDifferent;
 }

@@ -172,7 +172,7 @@ void PrintModel(const Manifest& manifest, std::ostream& out) {
   }
 }
 
-void PrintText(const Target& target, const Manifest& manifest, std::ostream& out) {
+void PrintContents(const Target& target, const Manifest& manifest, std::ostream& out) {
   out << "checkpoint  " << target.Describe() << "\n";
   if (target.format.empty()) {
     PrintTrainer(manifest, out);
@@ -268,7 +268,7 @@ Json PartitionJson(const PartitionProto& proto) {
   return json;
 }
 
-Json ToJson(const Target& target, const Manifest& manifest) {
+Json ContentsToJson(const Target& target, const Manifest& manifest) {
   const TrainerState& trainer = manifest.trainer();
   Json json = {
       {"checkpoint", target.Describe()},
@@ -329,9 +329,9 @@ int RunInspect(const CommandOptions& options, const CommandOutput& output) {
   const auto manifest = ReadManifest(*target->storage, target->directory);
   if (!manifest.ok()) return fail(manifest.status());
   if (options.json) {
-    PrintJson(ToJson(*target, *manifest), output.out);
+    PrintJson(ContentsToJson(*target, *manifest), output.out);
   } else {
-    PrintText(*target, *manifest, output.out);
+    PrintContents(*target, *manifest, output.out);
   }
   return kExitOk;
 }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
 #include "layout/box.h"
@@ -34,7 +35,7 @@ bool ParsePart(absl::string_view part, PartitionRule& rule) {
                                                                    {"last", Place::kAfterLayers},
                                                                    {"both", Place::kBothEnds}};
   for (const auto& [name, place] : kPlaces) {
-    if (part != absl::string_view(name.data(), name.size())) continue;
+    if (part != View(name)) continue;
     if (rule.place != Place::kUnchanged && rule.place != place) return false;
     rule.place = place;
     return place != Place::kLayer || rule.pattern.find('#') != std::string::npos;
@@ -139,8 +140,7 @@ absl::StatusOr<PartitionRule> ParsePartitionRule(std::string_view text) {
   if (is_valid) {
     rule.pattern = std::string(text.substr(0, equals));
     const std::string_view parts = text.substr(equals + 1);
-    for (const absl::string_view part :
-         absl::StrSplit(absl::string_view(parts.data(), parts.size()), ',')) {
+    for (const absl::string_view part : absl::StrSplit(View(parts), ',')) {
       is_valid = is_valid && ParsePart(part, rule);
     }
     if (rule.place == Place::kUnchanged && rule.pattern.find('#') != std::string::npos) {

@@ -36,7 +36,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // The destination of the new checkpoint.
-struct Place {
+struct Destination {
   std::string folder;     // of checkpoints
   std::string directory;  // in it
 
@@ -56,11 +56,11 @@ absl::StatusOr<bool> HoldsCheckpoint(const std::string& name, const std::string&
 }
 
 // `name` is the folder, or the checkpoint's directory in it, which must be named for its step.
-absl::StatusOr<Place> FindPlace(const std::string& name, int64_t step,
-                                const std::string& s3_endpoint) {
+absl::StatusOr<Destination> FindPlace(const std::string& name, int64_t step,
+                                      const std::string& s3_endpoint) {
   std::string_view folder = name;
   while (folder.size() > 1 && folder.ends_with('/')) folder.remove_suffix(1);  // "a/b/"
-  Place place = {name, StepDirectoryName(step)};
+  Destination place = {name, StepDirectoryName(step)};
   if (folder == place.directory) {
     place.folder = ".";
   } else if (folder.ends_with(absl::StrCat("/", place.directory))) {
@@ -83,7 +83,7 @@ absl::StatusOr<Place> FindPlace(const std::string& name, int64_t step,
 struct Work {
   Target source;
   Manifest saved;
-  Place place;
+  Destination place;
   Topology topology;
   RankLayout layout;
   SavePlan plan;

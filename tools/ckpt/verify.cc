@@ -73,14 +73,16 @@ std::string OthersText(const Target& target, bool is_good) {
                   : " checkpoints is damaged; --all shows which of the others are good\n");
 }
 
-void PrintText(const Target& target, const VerifyReport& report, bool digests, std::ostream& out) {
+void PrintVerdict(const Target& target, const VerifyReport& report, bool digests,
+                  std::ostream& out) {
   PrintDamage(report, "", out);
   out << target.Describe() << ": " << Verdict(report) << "\n";
   if (report.damage.empty()) out << Proof(target, report, digests) << "\n";
   PrintNotes(target.notes, out);
 }
 
-nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& report, bool digests) {
+nlohmann::ordered_json VerdictToJson(const std::string& name, const VerifyReport& report,
+                                     bool digests) {
   nlohmann::ordered_json json = {
       {"checkpoint", name},        {"good", report.damage.empty()},
       {"digests", digests},        {"bytes_read", report.bytes_read},
@@ -172,7 +174,7 @@ class FolderVerifier {
     }
     if (report->damage.empty()) ++good_;
     if (!report->damage.empty()) worst_ = std::max(worst_, kExitDifferent);
-    json_.push_back(ToJson(name, *report, options_.digests));
+    json_.push_back(VerdictToJson(name, *report, options_.digests));
     if (options_.json) return;
     output_.out << name << ": " << Verdict(*report) << "\n";
     PrintDamage(*report, "  ", output_.out);
@@ -198,9 +200,9 @@ int RunVerify(const CommandOptions& options, const CommandOutput& output) {
   if (!report.ok()) return fail(report.status());
   AddForeignDamage(*target, *report);
   if (options.json) {
-    PrintJson(ToJson(target->Describe(), *report, options.digests), output.out);
+    PrintJson(VerdictToJson(target->Describe(), *report, options.digests), output.out);
   } else {
-    PrintText(*target, *report, options.digests, output.out);
+    PrintVerdict(*target, *report, options.digests, output.out);
     output.out << OthersText(*target, report->damage.empty());
   }
   return report->damage.empty() ? kExitOk : kExitDifferent;

@@ -17,8 +17,6 @@ std::string ForProcesses(const HostShare& host) {
   return host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here");
 }
 
-std::string Bytes(int64_t bytes) { return HumanBytes(static_cast<uint64_t>(bytes)); }
-
 }  // namespace
 
 StateBytes EstimateState(const TrainConfig& config, bool trains) {
@@ -40,9 +38,9 @@ absl::Status CheckModelFits(const TrainConfig& config, bool trains, int64_t avai
   TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(EstimateState(config, trains).sum()));
   if (needed <= available) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat("a model of ", ParameterCount(config.model()), " weights needs ", Bytes(needed),
-                   " of memory", trains ? " to train" : "", ForProcesses(host), ", of which ",
-                   Bytes(available), " are available"));
+      absl::StrCat("a model of ", ParameterCount(config.model()), " weights needs ",
+                   HumanBytes(needed), " of memory", trains ? " to train" : "", ForProcesses(host),
+                   ", of which ", HumanBytes(available), " are available"));
 }
 
 absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t available,
@@ -51,10 +49,10 @@ absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t availab
                                                           mine.optimizer + mine.activations));
   if (needed <= available) return (available - needed) / host.ranks();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "the run needs ", Bytes(needed), " of memory", ForProcesses(host), ", of which ",
-      Bytes(available), " are available: weights ", Bytes(mine.weights), ", gradients ",
-      Bytes(mine.gradients), ", optimizer ", Bytes(mine.optimizer), ", activations ",
-      Bytes(mine.activations), host.ranks() == 1 ? "" : " in this process",
+      "the run needs ", HumanBytes(needed), " of memory", ForProcesses(host), ", of which ",
+      HumanBytes(available), " are available: weights ", HumanBytes(mine.weights), ", gradients ",
+      HumanBytes(mine.gradients), ", optimizer ", HumanBytes(mine.optimizer), ", activations ",
+      HumanBytes(mine.activations), host.ranks() == 1 ? "" : " in this process",
       "; activations shrink with --micro-batch-size, --seq-length and --recompute-activations"));
 }
 

@@ -311,9 +311,8 @@ absl::StatusOr<std::unique_ptr<RankDevice>> OpenDevice(const TrainConfig& config
     TESSERA_ASSIGN_OR_RETURN(const DeviceRuntime::MemoryInfo memory,
                              gpu->context->runtime().Memory());
     notes(absl::StrCat("GPU ", gpu->device.index, ": ", gpu->type, ", ",
-                       HumanBytes(static_cast<uint64_t>(memory.free_bytes)), " of ",
-                       HumanBytes(static_cast<uint64_t>(memory.total_bytes)), " free, ",
-                       gpu->products));
+                       HumanBytes(memory.free_bytes), " of ", HumanBytes(memory.total_bytes),
+                       " free, ", gpu->products));
   }
   return device;
 }

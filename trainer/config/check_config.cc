@@ -28,11 +28,6 @@ constexpr int64_t kMaxTimeoutMinutes = 366 * 24 * 60;
 // Limit per step or evaluation: numbers counted in int64 stay far from its limits.
 constexpr int64_t kMaxTokens = int64_t{1} << 40;
 
-template <typename... Parts>
-absl::Status Wrong(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
 absl::Status AtLeastOne(const char* name, int64_t value) {
   if (value >= 1) return absl::OkStatus();
   return Wrong(name, "=", value, ": must be at least 1");

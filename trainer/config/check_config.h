@@ -5,6 +5,7 @@
 // that names the fields and their values.
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/config/validate_topology.h"
 
@@ -19,6 +20,12 @@ absl::Status CheckParallel(const ParallelConfig& parallel);
 
 // Checks the rest. Precondition: all defaults are set, and the model is resolved.
 absl::Status CheckResolved(const TrainConfig& config);
+
+// InvalidArgument, of the parts of its message.
+template <typename... Parts>
+absl::Status Wrong(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
 
 BatchSizes Batches(const TrainingConfig& training);
 

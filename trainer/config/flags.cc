@@ -17,6 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/flag_options.pb.h"
+#include "base/text_views.h"
 #include "base/typing_distance.h"
 #include "google/protobuf/descriptor.h"
 
@@ -36,8 +37,6 @@ struct Flag {
   const FieldDescriptor* group;
   const FieldDescriptor* field;
 };
-
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 bool IsGroup(const FieldDescriptor& field) {
   return field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE && !field.is_repeated();

@@ -33,11 +33,6 @@ using ::google::protobuf::Reflection;
 constexpr int64_t kDefaultSequence = 1024;
 constexpr int64_t kDefaultEvalInterval = 1000;
 
-template <typename... Parts>
-absl::Status Wrong(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
 // Writes every declared default explicitly, so that the saved config does not change with a later
 // version's defaults.
 void FillDeclaredDefaults(Message* group) {

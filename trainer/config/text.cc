@@ -15,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "base/make_directories.h"
 #include "base/replace_file.h"
+#include "base/text_views.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
@@ -29,8 +30,6 @@ using ::google::protobuf::FieldDescriptor;
 using ::google::protobuf::Message;
 
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
-
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 // Keeps the first error: later ones are mostly its consequences.
 class FirstError : public google::protobuf::io::ErrorCollector {

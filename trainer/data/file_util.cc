@@ -14,14 +14,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file_calls.h"
+#include "base/text_views.h"
 
 namespace tessera {
 namespace {
 
 absl::Status FileError(std::string_view action, const std::string& path) {
   const int error = errno;
-  return absl::ErrnoToStatus(
-      error, absl::StrCat("cannot ", absl::string_view(action.data(), action.size()), " ", path));
+  return absl::ErrnoToStatus(error, absl::StrCat("cannot ", View(action), " ", path));
 }
 
 std::string_view TakeDigits(std::string_view& text) {

@@ -18,7 +18,7 @@ struct Record {
   int64_t step = 0;
 };
 
-struct Line {
+struct RecordLine {
   std::string_view text;  // without the newline
   Record record;
 };
@@ -51,11 +51,11 @@ std::vector<std::string> MissingSteps(const std::set<int64_t>& recorded, int64_t
 }
 
 // Drops the earlier of two lines of one kind and step. Returns their steps.
-std::vector<std::string> DropRepeated(std::vector<Line>& lines) {
+std::vector<std::string> DropRepeated(std::vector<RecordLine>& lines) {
   std::map<std::pair<std::string, int64_t>, int> count;
-  for (const Line& line : lines) ++count[{line.record.kind, line.record.step}];
+  for (const RecordLine& line : lines) ++count[{line.record.kind, line.record.step}];
   std::set<int64_t> repeated;
-  std::erase_if(lines, [&](const Line& line) {
+  std::erase_if(lines, [&](const RecordLine& line) {
     if (line.record.kind.empty()) return false;
     if (--count[{line.record.kind, line.record.step}] == 0) return false;
     repeated.insert(line.record.step);
@@ -73,7 +73,7 @@ std::string Plural(std::string_view noun, const std::vector<std::string>& of) {
 }  // namespace
 
 KeptRecords KeepRecords(std::string_view log, int64_t last_step) {
-  std::vector<Line> lines;
+  std::vector<RecordLine> lines;
   std::vector<std::string> damaged;
   for (int64_t number = 1; !log.empty(); ++number) {
     const size_t end = log.find('\n');
@@ -91,7 +91,7 @@ KeptRecords KeepRecords(std::string_view log, int64_t last_step) {
   KeptRecords kept;
   const std::vector<std::string> repeated = DropRepeated(lines);
   std::set<int64_t> recorded;
-  for (const Line& line : lines) {
+  for (const RecordLine& line : lines) {
     kept.text.append(line.text).append("\n");
     if (line.record.kind == "step") recorded.insert(line.record.step);
   }

@@ -46,7 +46,7 @@ std::string FormatStep(const StepMetrics& metrics, int64_t total_steps) {
     absl::StrAppendFormat(&line, " | %.0f%% peak", metrics.peak_share * 100);
   }
   if (!metrics.wire.empty()) {
-    absl::StrAppend(&line, " | ", HumanBytes(static_cast<uint64_t>(metrics.wire_bytes())), " wire");
+    absl::StrAppend(&line, " | ", HumanBytes(metrics.wire_bytes()), " wire");
   }
   if (metrics.pipeline_wait_share >= 0) {
     absl::StrAppendFormat(&line, " | %.0f%% bubble", metrics.pipeline_wait_share * 100);

@@ -42,7 +42,6 @@ std::vector<Variables> VariablesOf(S3Provider provider) {
 
 // Settings of a profile in a file of sections, "name = value" a line; nullopt without such a
 // section. A section is called "[profile NAME]" in one of the two files, "[NAME]" in the other.
-using Profile = std::map<std::string, std::string>;
 std::optional<Profile> ReadProfile(const std::string& path, const std::string& name) {
   std::ifstream file(path);
   std::optional<Profile> profile;

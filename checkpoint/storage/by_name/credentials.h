@@ -19,6 +19,9 @@ using Environment = std::function<std::optional<std::string>(const std::string& 
 // The environment of this process.
 std::optional<std::string> ProcessEnvironment(const std::string& name);
 
+// The settings of a profile in the AWS configuration files, by their names.
+using Profile = std::map<std::string, std::string>;
+
 // The region if nothing names one.
 inline constexpr char kDefaultRegion[] = "us-east-1";
 
@@ -65,9 +68,10 @@ absl::StatusOr<S3Account> FindAccount(S3Provider provider, const Environment& en
 // Returns nullopt if none applies: no settings, and no metadata service that answers. An error of
 // one that applies is returned: Unavailable, FailedPrecondition or PermissionDenied, naming the
 // service. Waits a second for a metadata service that may not be there.
-absl::StatusOr<std::optional<s3::Credentials>> FindRoleCredentials(
-    const Environment& environment, const std::map<std::string, std::string>& profile,
-    const std::string& region, s3::HttpClient& http);
+absl::StatusOr<std::optional<s3::Credentials>> FindRoleCredentials(const Environment& environment,
+                                                                   const Profile& profile,
+                                                                   const std::string& region,
+                                                                   s3::HttpClient& http);
 
 }  // namespace tessera::ckpt
 

@@ -17,8 +17,6 @@
 namespace tessera::ckpt {
 namespace {
 
-using Profile = std::map<std::string, std::string>;
-
 constexpr int kAttempts = 3;
 constexpr absl::Duration kPause = absl::Milliseconds(300);
 constexpr absl::Duration kTimeout = absl::Seconds(10);

@@ -116,7 +116,7 @@ int CheckAbandoned(void* user, curl_off_t /*total*/, curl_off_t received, curl_o
   return now - transfer.moved_at > absl::ToChronoMilliseconds(kAbandonedStall) ? 1 : 0;
 }
 
-bool MayPass(CURLcode code) {
+bool IsTransient(CURLcode code) {
   switch (code) {
     case CURLE_UNSUPPORTED_PROTOCOL:
     case CURLE_URL_MALFORMAT:
@@ -273,7 +273,8 @@ absl::Status CurlClient::Perform(const HttpRequest& request, HttpResponse& respo
   if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE) {
     absl::StrAppend(&message, "; AWS_CA_BUNDLE names the file of the authorities to trust");
   }
-  return MayPass(code) ? absl::UnavailableError(message) : absl::FailedPreconditionError(message);
+  return IsTransient(code) ? absl::UnavailableError(message)
+                           : absl::FailedPreconditionError(message);
 }
 
 // "" where it is not set.

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 
 namespace tessera::ckpt::s3 {
 namespace {
@@ -36,10 +37,6 @@ std::string ContentMd5(std::span<const std::byte> data) {
   unsigned int size = 0;
   EVP_Digest(data.data(), data.size(), digest.data(), &size, EVP_md5(), nullptr);
   return absl::Base64Escape(std::string(digest.begin(), digest.begin() + size));
-}
-
-std::span<const std::byte> AsBytes(const std::string& text) {
-  return std::as_bytes(std::span<const char>(text));
 }
 
 std::string RangeHeader(uint64_t offset, uint64_t size) {

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "checkpoint/storage/checks.h"
 #include "checkpoint/storage/s3/s3_file.h"
 
@@ -25,10 +26,6 @@ using s3::S3Client;
 constexpr char kNoObject[] = "";  // see S3Client::PutIf()
 // Renaming reads and writes the contents; it is for manifests.
 constexpr uint64_t kMaxRenamedBytes = uint64_t{256} << 20;
-
-std::span<const std::byte> AsBytes(std::string_view text) {
-  return std::as_bytes(std::span<const char>(text));
-}
 
 // Whether a path below the root names a data file of a checkpoint, which only saves write:
 // "step-00000042/model-00001-of-00004-0123abcd.safetensors", perhaps below a rolling slot.

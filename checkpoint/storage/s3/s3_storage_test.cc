@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/text_views.h"
 #include "base/workers.h"
 #include "checkpoint/storage/s3/s3_file.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
@@ -67,10 +68,6 @@ INSTANTIATE_TEST_SUITE_P(S3, StorageConformance,
                                          OnServer("S3Stormy", {}, "runs/a", Storm())),
                          StorageFixtureName);
 
-std::span<const std::byte> Bytes(const std::string& text) {
-  return std::as_bytes(std::span<const char>(text));
-}
-
 std::string Pattern(size_t size) {
   std::string text(size, '\0');
   for (size_t i = 0; i < size; ++i) text[i] = static_cast<char>(i * 0x9E3779B97F4A7C15u >> 56);
@@ -115,7 +112,7 @@ TEST_F(S3StorageTest, ALargeFileIsUploadedInParts) {
     });
   };
   EXPECT_EQ(in_threads([&](size_t offset, size_t size) {
-              return (*file)->WriteAt(offset, Bytes(contents).subspan(offset, size));
+              return (*file)->WriteAt(offset, AsBytes(contents).subspan(offset, size));
             }),
             absl::OkStatus());
   EXPECT_TRUE(server_.keys().empty()) << "it does not exist before it is complete";
@@ -139,8 +136,8 @@ TEST_F(S3StorageTest, AWriteOfWholePartsAndGapsIsPutTogether) {
   auto file = storage_->Create("file", 0);
   ASSERT_TRUE(file.ok()) << file.status();
   // Parts 1 and 2 at once; nothing of part 0; parts 3 and 4 up to a byte in the middle.
-  ASSERT_TRUE((*file)->WriteAt(s3::kMinPartBytes, Bytes(contents)).ok());
-  ASSERT_TRUE((*file)->WriteAt(4 * s3::kMinPartBytes + 99, Bytes("x")).ok());
+  ASSERT_TRUE((*file)->WriteAt(s3::kMinPartBytes, AsBytes(contents)).ok());
+  ASSERT_TRUE((*file)->WriteAt(4 * s3::kMinPartBytes + 99, AsBytes("x")).ok());
   ASSERT_TRUE((*file)->Close().ok());
   std::string expected(4 * s3::kMinPartBytes + 100, '\0');
   expected.replace(s3::kMinPartBytes, contents.size(), contents).back() = 'x';
@@ -156,7 +153,7 @@ TEST_F(S3StorageTest, AFileThatIsNotClosedLeavesNothing) {
   const std::string part = Pattern(s3::kMinPartBytes);
   {
     auto file = storage_->Create("file", 0);
-    ASSERT_TRUE((*file)->WriteAt(0, Bytes(part)).ok());
+    ASSERT_TRUE((*file)->WriteAt(0, AsBytes(part)).ok());
     EXPECT_EQ(server_.upload_count(), 1);
   }
   EXPECT_EQ(server_.upload_count(), 0);
@@ -172,8 +169,8 @@ TEST_F(S3StorageTest, AFailedFileLeavesNothing) {
                     .skip = 1});
   {
     auto file = storage_->Create("file", 0);
-    ASSERT_TRUE((*file)->WriteAt(0, Bytes(part)).ok());
-    const absl::Status failed = (*file)->WriteAt(part.size(), Bytes(part));
+    ASSERT_TRUE((*file)->WriteAt(0, AsBytes(part)).ok());
+    const absl::Status failed = (*file)->WriteAt(part.size(), AsBytes(part));
     EXPECT_EQ(failed.code(), absl::StatusCode::kPermissionDenied) << failed;
     EXPECT_EQ((*file)->Sync().code(), absl::StatusCode::kPermissionDenied) << "errors are final";
     EXPECT_EQ((*file)->Close().code(), absl::StatusCode::kPermissionDenied);
@@ -187,9 +184,9 @@ TEST_F(S3StorageTest, MemoryForIncompletePartsIsBounded) {
   auto file = storage_->Create("file", 0);
   const std::string piece(1000, 'x');
   for (uint64_t part = 0; part < 3; ++part) {
-    ASSERT_TRUE((*file)->WriteAt(part * s3::kMinPartBytes, Bytes(piece)).ok());
+    ASSERT_TRUE((*file)->WriteAt(part * s3::kMinPartBytes, AsBytes(piece)).ok());
   }
-  const absl::Status status = (*file)->WriteAt(3 * s3::kMinPartBytes, Bytes(piece));
+  const absl::Status status = (*file)->WriteAt(3 * s3::kMinPartBytes, AsBytes(piece));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   file->reset();
   ASSERT_TRUE(WriteAll(*storage_, "file", piece + piece).ok()) << "what it held is free again";
@@ -200,8 +197,8 @@ TEST_F(S3StorageTest, WritesOfThePreferredSizeNeedNoMemoryForParts) {
   const uint64_t size = storage_->PreferredWriteBytes();
   const std::string bytes = Pattern(size);
   const auto file = storage_->Create("file", 2 * size);
-  ASSERT_TRUE((*file)->WriteAt(size, Bytes(bytes)).ok());
-  ASSERT_TRUE((*file)->WriteAt(0, Bytes(bytes)).ok());
+  ASSERT_TRUE((*file)->WriteAt(size, AsBytes(bytes)).ok());
+  ASSERT_TRUE((*file)->WriteAt(0, AsBytes(bytes)).ok());
   ASSERT_TRUE((*file)->Close().ok());
   EXPECT_EQ(*ReadAll(*storage_, "file", 2 * size), bytes + bytes);
 }
@@ -210,8 +207,8 @@ TEST_F(S3StorageTest, DeletingATreeAndMakingADirectoryAbortTheUploadsInside) {
   const std::string part = Pattern(s3::kMinPartBytes);
   for (const auto abort : {&Storage::DeleteTree, &Storage::MakeDirectory}) {
     auto inside = storage_->Create("step/file", 0), beside = storage_->Create("steps/file", 0);
-    ASSERT_TRUE((*inside)->WriteAt(0, Bytes(part)).ok());
-    ASSERT_TRUE((*beside)->WriteAt(0, Bytes(part)).ok());
+    ASSERT_TRUE((*inside)->WriteAt(0, AsBytes(part)).ok());
+    ASSERT_TRUE((*beside)->WriteAt(0, AsBytes(part)).ok());
     ASSERT_TRUE(storage_->MakeDirectory("").ok());
     EXPECT_EQ(server_.upload_count(), 2);
     ASSERT_TRUE(((*storage_).*abort)("step").ok());
@@ -246,7 +243,7 @@ TEST_F(S3StorageTest, AbandonedUploadsOfCheckpointsAreRemovedWhenTheStorageIsOpe
   }
   server_.AgeUploads(absl::Hours(25));
   auto recent = storage_->Create(file, 0);
-  ASSERT_TRUE((*recent)->WriteAt(0, Bytes(Pattern(s3::kMinPartBytes))).ok());
+  ASSERT_TRUE((*recent)->WriteAt(0, AsBytes(Pattern(s3::kMinPartBytes))).ok());
   ASSERT_TRUE(
       OpenS3Storage({.client = server_.ForClient(), .prefix = "", .create_root = true}).ok());
   ASSERT_TRUE(

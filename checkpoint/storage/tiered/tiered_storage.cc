@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/text_views.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/checks.h"
 #include "checkpoint/storage/tiered/staging_folder.h"
@@ -181,8 +182,7 @@ absl::Status TieredStorage::ForgetBelow(const std::string& directory, std::strin
   for (std::string_view name : *names) {
     const bool is_directory = name.ends_with('/');
     if (is_directory) name.remove_suffix(1);
-    const std::string path = absl::StrCat(directory, directory.empty() ? "" : "/",
-                                          absl::string_view(name.data(), name.size()));
+    const std::string path = absl::StrCat(directory, directory.empty() ? "" : "/", View(name));
     absl::Status status;
     if (path == kept || path == kStagingMarker) {
       continue;

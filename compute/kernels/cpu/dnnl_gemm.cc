@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/text_views.h"
 #include "compute/kernels/cpu/gemm.h"
 #include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/kernels/cpu/workspace.h"
@@ -150,7 +151,7 @@ std::string DnnlDescription() {
   const std::string_view isa = DnnlIsaName();
   const dnnl_version_t& version = *dnnl_version();
   return absl::StrCat("oneDNN ", version.major, ".", version.minor, ".", version.patch, " ",
-                      absl::string_view(isa.data(), isa.size()));
+                      View(isa));
 }
 
 }  // namespace tessera

@@ -228,7 +228,7 @@ class TypicalCases {
 };
 
 // The operands after a run. Those of `backend` are in host memory.
-std::vector<Tensor> Run(const OperationCase& one, Backend& backend) {
+std::vector<Tensor> RunCase(const OperationCase& one, Backend& backend) {
   std::vector<Tensor> memory;
   for (const CaseOperand& operand : one.operands) memory.push_back(Cloned(operand.value));
   const std::vector<TensorView> views(memory.begin(), memory.end());
@@ -262,7 +262,7 @@ std::vector<OperationResult> CompareOperations(Backend& device, Backend& cpu,
       if (one.compared == OperationCase::kNever) continue;
       if (one.compared == OperationCase::kInF32 && dtype == DType::kBF16) continue;
       OperationResult& result = GroupOf(one.name, dtype, results);
-      const std::vector<Tensor> expected = Run(one, cpu), actual = Run(one, device);
+      const std::vector<Tensor> expected = RunCase(one, cpu), actual = RunCase(one, device);
       const absl::Status status = device.Synchronize();
       if (!status.ok() && result.error.empty()) result.error = status.ToString();
       for (size_t i = 0; i < expected.size(); ++i) {
