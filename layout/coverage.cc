@@ -14,9 +14,9 @@ namespace {
 //
 // The current region is changed in place and the boxes that intersect it are on one stack, so that
 // a node needs no allocation.
-class Partition {
+class PartitionCheck {
  public:
-  Partition(const Shape& global_shape, std::span<const Box> boxes) : rank_(global_shape.size()) {
+  PartitionCheck(const Shape& global_shape, std::span<const Box> boxes) : rank_(global_shape.size()) {
     for (const int64_t extent : global_shape) region_.push_back({0, extent});
     bounds_.reserve(boxes.size() * rank_);
     stack_.reserve(2 * boxes.size());
@@ -123,7 +123,7 @@ std::optional<CoverageProblem> FindCoverageProblem(const Shape& global_shape,
     }
   }
   if (ElementCount(global_shape) == 0) return std::nullopt;
-  return Partition(global_shape, boxes).Check();
+  return PartitionCheck(global_shape, boxes).Check();
 }
 
 std::string ToString(const CoverageProblem& problem, std::span<const Box> boxes) {
