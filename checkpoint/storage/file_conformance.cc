@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "base/text_views.h"
 #include "base/workers.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/storage_conformance.h"
@@ -19,7 +18,11 @@
 namespace tessera::ckpt {
 namespace {
 
-std::span<std::byte> AsBytes(std::string& text) {
+std::span<const std::byte> Bytes(std::string_view text) {
+  return std::as_bytes(std::span<const char>(text));
+}
+
+std::span<std::byte> Bytes(std::string& text) {
   return std::as_writable_bytes(std::span<char>(text));
 }
 
@@ -63,10 +66,10 @@ TEST_P(StorageConformance, TheHintDoesNotDetermineTheLength) {
       const std::string contents = Pattern(70'001, hint);
       auto file = storage_->Create("file", hint);
       ASSERT_TRUE(file.ok()) << file.status();
-      ASSERT_TRUE((*file)->WriteAt(0, AsBytes(std::string_view(contents))).ok());
+      ASSERT_TRUE((*file)->WriteAt(0, Bytes(std::string_view(contents))).ok());
       if (sync) {
         ASSERT_TRUE((*file)->Sync().ok());
-        const absl::Status changed = (*file)->WriteAt(70'001, AsBytes("tail"));
+        const absl::Status changed = (*file)->WriteAt(70'001, Bytes("tail"));
         EXPECT_EQ(changed.code(), traits().files_change_after_sync
                                       ? absl::StatusCode::kOk
                                       : absl::StatusCode::kFailedPrecondition)
@@ -83,8 +86,8 @@ TEST_P(StorageConformance, PartsNeverWrittenAreZeros) {
   const std::string piece = Pattern(10'000, 3);
   auto file = storage_->Create("holes", 300'000);
   ASSERT_TRUE(file.ok()) << file.status();
-  ASSERT_TRUE((*file)->WriteAt(200'001, AsBytes(std::string_view(piece))).ok());
-  ASSERT_TRUE((*file)->WriteAt(5'000, AsBytes(std::string_view(piece))).ok());
+  ASSERT_TRUE((*file)->WriteAt(200'001, Bytes(std::string_view(piece))).ok());
+  ASSERT_TRUE((*file)->WriteAt(5'000, Bytes(std::string_view(piece))).ok());
   ASSERT_TRUE((*file)->Close().ok());
   std::string expected(210'001, '\0');
   expected.replace(200'001, piece.size(), piece).replace(5'000, piece.size(), piece);
@@ -95,7 +98,7 @@ TEST_P(StorageConformance, AnEmptyWriteDoesNotLengthen) {
   auto file = storage_->Create("file", 0);
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_TRUE((*file)->WriteAt(1'000, {}).ok());
-  EXPECT_TRUE((*file)->WriteAt(0, AsBytes("abc")).ok());
+  EXPECT_TRUE((*file)->WriteAt(0, Bytes("abc")).ok());
   EXPECT_TRUE((*file)->Close().ok());
   EXPECT_EQ(Get("file"), "abc");
 }
@@ -103,7 +106,7 @@ TEST_P(StorageConformance, AnEmptyWriteDoesNotLengthen) {
 TEST_P(StorageConformance, AlignedBuffersMoveAtAnyOffset) {
   AlignedBuffer out = *AlignedBuffer::Allocate(300'000), in = *AlignedBuffer::Allocate(300'000);
   const std::string contents = Pattern(300'000, 11);
-  std::copy_n(AsBytes(std::string_view(contents)).begin(), contents.size(), out.data());
+  std::copy_n(Bytes(std::string_view(contents)).begin(), contents.size(), out.data());
   for (uint64_t offset : {0, 1, 512, 4095, 4096, 8192, 12'289}) {
     for (size_t size : {size_t{65'536}, size_t{131'072}, size_t{131'073}, size_t{300'000}}) {
       auto writer = storage_->Create("file", offset + size);
@@ -130,7 +133,7 @@ TEST_P(StorageConformance, ReadsAtEveryAlignment) {
     for (size_t shift : {0, 1, 16}) {
       for (size_t size : {1, 4096, 65'536, 70'000, 200'000, 400'003}) {
         const size_t n = std::min(size, contents.size() - offset);
-        ASSERT_TRUE((*file)->ReadAt(offset, AsBytes(out).subspan(shift, n)).ok());
+        ASSERT_TRUE((*file)->ReadAt(offset, Bytes(out).subspan(shift, n)).ok());
         ExpectSameBytes(std::string_view(out).substr(shift, n),
                         std::string_view(contents).substr(offset, n), std::to_string(offset));
       }
@@ -150,7 +153,7 @@ TEST_P(StorageConformance, ReadsPastTheEndAreDataLoss) {
   for (const Case& c : {Case{0, 100'001, 100'000}, Case{99'999, 2, 1}, Case{100'000, 1, 0},
                         Case{4096, 100'000, 95'904}, Case{1 << 30, 1, 0}, Case{kMax, 1, 0},
                         Case{kMax - 10, 100'001, 0}}) {
-    const absl::Status status = (*file)->ReadAt(c.offset, AsBytes(out).first(c.size));
+    const absl::Status status = (*file)->ReadAt(c.offset, Bytes(out).first(c.size));
     ExpectError(status, absl::StatusCode::kDataLoss, "ReadAt", storage_->Describe("file"));
     const std::string message(status.message());
     for (uint64_t number : {c.offset, c.size, c.found, uint64_t{100'000}}) {
@@ -166,10 +169,10 @@ TEST_P(StorageConformance, ImpossibleOffsetsAreRefused) {
   ASSERT_TRUE(file.ok()) << file.status();
   constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
   for (uint64_t offset : {kMax, kMax / 2, kMax - 2}) {
-    ExpectError((*file)->WriteAt(offset, AsBytes("abc")), absl::StatusCode::kResourceExhausted,
+    ExpectError((*file)->WriteAt(offset, Bytes("abc")), absl::StatusCode::kResourceExhausted,
                 "WriteAt", storage_->Describe("file"));
   }
-  EXPECT_TRUE((*file)->WriteAt(0, AsBytes("abc")).ok());
+  EXPECT_TRUE((*file)->WriteAt(0, Bytes("abc")).ok());
   EXPECT_TRUE((*file)->Close().ok());
   EXPECT_EQ(Get("file"), "abc");
 }
@@ -180,7 +183,7 @@ TEST_P(StorageConformance, AClosedFileRefusesEverything) {
   ASSERT_TRUE((*file)->Close().ok());
   const std::string where = storage_->Describe("file");
   constexpr auto kCode = absl::StatusCode::kFailedPrecondition;
-  ExpectError((*file)->WriteAt(0, AsBytes("abc")), kCode, "WriteAt", where);
+  ExpectError((*file)->WriteAt(0, Bytes("abc")), kCode, "WriteAt", where);
   ExpectError((*file)->Sync(), kCode, "Sync", where);
   ExpectError((*file)->Close(), kCode, "Close", where);
 }
@@ -192,7 +195,7 @@ TEST_P(StorageConformance, CreateReplacesAndOldReadersKeepWhatTheyHave) {
   Put("file", "new");
   EXPECT_EQ(Get("file"), "new");
   std::string out((*old_reader)->size_bytes(), '\0');
-  const absl::Status read = (*old_reader)->ReadAt(0, AsBytes(out));
+  const absl::Status read = (*old_reader)->ReadAt(0, Bytes(out));
   if (!traits().readers_keep_replaced_files) {
     ExpectError(read, absl::StatusCode::kUnavailable, "ReadAt", storage_->Describe("file"));
     return;
@@ -217,7 +220,7 @@ TEST_P(StorageConformance, ThreadsWriteAndReadOneFile) {
   ASSERT_TRUE(file.ok()) << file.status();
   const absl::Status written = RunTasks(kThreads, kPieces, [&](int, size_t i) {
     return (*file)->WriteAt(i * kPiece,
-                            AsBytes(std::string_view(contents).substr(i * kPiece, kPiece)));
+                            Bytes(std::string_view(contents).substr(i * kPiece, kPiece)));
   });
   EXPECT_TRUE(written.ok()) << written;
   ASSERT_TRUE((*file)->Sync().ok());
@@ -226,7 +229,7 @@ TEST_P(StorageConformance, ThreadsWriteAndReadOneFile) {
   ASSERT_TRUE(reader.ok()) << reader.status();
   std::string found(contents.size(), '\0');
   const absl::Status read = RunTasks(kThreads, kPieces, [&](int, size_t i) {
-    return (*reader)->ReadAt(i * kPiece, AsBytes(found).subspan(i * kPiece, kPiece));
+    return (*reader)->ReadAt(i * kPiece, Bytes(found).subspan(i * kPiece, kPiece));
   });
   EXPECT_TRUE(read.ok()) << read;
   ExpectSameBytes(found, contents, "threads");
@@ -249,7 +252,7 @@ TEST_P(StorageConformance, RandomWritesAgreeWithAString) {
       const size_t size = (below(3) == 0 ? below(300'000) : below(9'000)) / unit * unit;
       const size_t shift = below(2) * below(64);
       const std::string piece = Pattern(size, random());
-      std::copy_n(AsBytes(std::string_view(piece)).begin(), size, aligned.data() + shift);
+      std::copy_n(Bytes(std::string_view(piece)).begin(), size, aligned.data() + shift);
       ASSERT_TRUE((*file)->WriteAt(offset, aligned.span().subspan(shift, size)).ok());
       if (size > 0) {
         expected.resize(std::max(expected.size(), offset + size));

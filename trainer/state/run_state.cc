@@ -38,7 +38,8 @@ bool ChangesTheFunction(const google::protobuf::FieldDescriptor& field) {
   return true;
 }
 
-std::string FieldText(const ModelConfig& config, const google::protobuf::FieldDescriptor& field) {
+std::string ModelFieldText(const ModelConfig& config,
+                           const google::protobuf::FieldDescriptor& field) {
   if (!config.GetReflection()->HasField(config, &field)) return "(unset)";
   std::string text;
   google::protobuf::TextFormat::PrintFieldValueToString(config, &field, -1, &text);
@@ -204,7 +205,7 @@ absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& m
   for (int i = 0; i < descriptor.field_count(); ++i) {
     const google::protobuf::FieldDescriptor& field = *descriptor.field(i);
     if (!ChangesTheFunction(field)) continue;
-    const std::string before = FieldText(saved, field), now = FieldText(model, field);
+    const std::string before = ModelFieldText(saved, field), now = ModelFieldText(model, field);
     if (before == now) continue;
     differences.push_back(absl::StrCat(field.name(), ": saved ", before, ", wanted ", now));
   }
