@@ -16,7 +16,8 @@ namespace {
 // a node needs no allocation.
 class PartitionCheck {
  public:
-  PartitionCheck(const Shape& global_shape, std::span<const Box> boxes) : rank_(global_shape.size()) {
+  PartitionCheck(const Shape& global_shape, std::span<const Box> boxes)
+      : rank_(global_shape.size()) {
     for (const int64_t extent : global_shape) region_.push_back({0, extent});
     bounds_.reserve(boxes.size() * rank_);
     stack_.reserve(2 * boxes.size());
