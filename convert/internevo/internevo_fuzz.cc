@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
-#include "base/text_views.h"
 #include "checkpoint/format/dtype.h"
 #include "convert/internevo/files.h"
 #include "convert/internevo/zero_state.h"
@@ -29,7 +28,8 @@ void Check(bool condition) {
 }
 
 void ReadNames(std::string_view text) {
-  const std::vector<std::string> names = absl::StrSplit(View(text), '\n');
+  const std::vector<std::string> names =
+      absl::StrSplit(absl::string_view(text.data(), text.size()), '\n');
   const auto files = ckpt::convert::FindInternEvoRankFiles(names);
   if (!files.ok()) return;
   Check(static_cast<int64_t>(files->models.size()) == files->parts * files->stages);
