@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/test_manifest.h"
+#include "checkpoint/format/testing/test_manifest.h"
 
 namespace tessera::ckpt {
 namespace {

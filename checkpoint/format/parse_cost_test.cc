@@ -10,7 +10,7 @@
 
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/format/test_manifest.h"
+#include "checkpoint/format/testing/test_manifest.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "gmock/gmock.h"

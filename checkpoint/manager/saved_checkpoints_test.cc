@@ -17,9 +17,9 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/storage/fault_storage.h"
-#include "checkpoint/storage/memory_storage.h"
-#include "checkpoint/storage/temporary_directory.h"
+#include "checkpoint/storage/testing/fault_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
+#include "checkpoint/storage/testing/temporary_directory.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -44,7 +44,7 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
   std::vector<MemoryIndex::Range> memory;
   for (const FilePlan& file_plan : plan.files()) {
     File& file = files_.emplace_back();
-    TESSERA_ASSIGN_OR_RETURN(file.contents, OutputFile::Make(state, local, file_plan, slots_));
+    TESSERA_ASSIGN_OR_RETURN(file.contents, FileContents::Make(state, local, file_plan, slots_));
     const uint64_t size = file_plan.size_bytes();
     file.crcs.resize(CeilDivide(size, options_.chunk_bytes));
     for (uint64_t begin = 0; begin < size; begin += layout.piece_bytes) {

@@ -23,7 +23,7 @@
 #include "checkpoint/save/copy_order.h"
 #include "checkpoint/save/copy_policy.h"
 #include "checkpoint/save/memory_index.h"
-#include "checkpoint/save/output_file.h"
+#include "checkpoint/save/data_file_contents.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/save/staging_buffers.h"
 #include "checkpoint/save/staging_layout.h"
@@ -72,7 +72,7 @@ class DataWriter {
 
   // A data file, and how much of it has been written.
   struct File {
-    OutputFile contents;
+    FileContents contents;
     std::vector<uint32_t> crcs;
     size_t pieces_left = 0;  // not yet written; under mutex_ once Run() works
     std::once_flag created;

@@ -11,8 +11,8 @@
 #include "base/crc32c.h"
 #include "checkpoint/directory/damaged_parts.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/storage/fault_storage.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/fault_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

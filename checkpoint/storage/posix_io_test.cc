@@ -15,7 +15,7 @@
 #include "base/status_macros.h"
 #include "base/workers.h"
 #include "checkpoint/storage/storage.h"
-#include "checkpoint/storage/temporary_directory.h"
+#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt::internal {

@@ -29,7 +29,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/posix_io.h"
-#include "checkpoint/storage/temporary_directory.h"
+#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

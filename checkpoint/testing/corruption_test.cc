@@ -19,8 +19,8 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/storage/fault_storage.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/fault_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
 #include "gtest/gtest.h"
 

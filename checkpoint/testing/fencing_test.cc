@@ -15,9 +15,9 @@
 #include "absl/time/clock.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manager/saved_checkpoints.h"
-#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/posix_storage.h"
-#include "checkpoint/storage/temporary_directory.h"
+#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

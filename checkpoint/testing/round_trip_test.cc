@@ -15,7 +15,7 @@
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
 #include "gtest/gtest.h"
 

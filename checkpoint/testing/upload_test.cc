@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/storage/fault_storage.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/fault_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/tiered/tiered_storage.h"
 #include "gtest/gtest.h"
 

@@ -18,7 +18,7 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/storage/forwarding_storage.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/strided_read.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "base/test_seed.h"
 #include "base/workers.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "zlib.h"

@@ -21,7 +21,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/dcp/metadata.h"

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

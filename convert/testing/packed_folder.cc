@@ -14,7 +14,7 @@
 #include "base/status_macros.h"
 #include "base/text_views.h"
 #include "checkpoint/storage/checks.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_storage.h"
 
 namespace tessera::ckpt::convert {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/pickle/value.h"
 #include "convert/testing/string_file.h"
 #include "convert/torch/archive.h"

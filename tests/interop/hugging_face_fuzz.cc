@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/models.h"
 #include "convert/hugging_face/hugging_face.h"

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "checkpoint/manifest.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/llmc/llmc.h"
 

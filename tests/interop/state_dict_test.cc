@@ -16,7 +16,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/open_foreign.h"

@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/storage/s3/http.h"
 #include "checkpoint/storage/s3/testing/http_server.h"
-#include "checkpoint/storage/temporary_directory.h"
+#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

@@ -3,7 +3,7 @@
 #include <cstdlib>
 
 #include "checkpoint/storage/s3/testing/s3_server.h"
-#include "checkpoint/storage/temporary_directory.h"
+#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

@@ -12,7 +12,7 @@
 #include "base/workers.h"
 #include "checkpoint/storage/s3/s3_file.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
-#include "checkpoint/storage/storage_conformance.h"
+#include "checkpoint/storage/testing/storage_conformance.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/storage/s3/http.h"
-#include "checkpoint/storage/temporary_directory.h"
+#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "checkpoint/storage/memory_storage.h"
-#include "checkpoint/storage/temporary_directory.h"
+#include "checkpoint/storage/testing/memory_storage.h"
+#include "checkpoint/storage/testing/temporary_directory.h"
 #include "checkpoint/storage/tiered/tiered_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/storage/fault_storage.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/fault_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/posix_storage.h"
-#include "checkpoint/storage/storage_conformance.h"
-#include "checkpoint/storage/temporary_directory.h"
+#include "checkpoint/storage/testing/storage_conformance.h"
+#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

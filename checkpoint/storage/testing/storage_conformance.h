@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_STORAGE_STORAGE_CONFORMANCE_H_
-#define TESSERA_CHECKPOINT_STORAGE_STORAGE_CONFORMANCE_H_
+#ifndef TESSERA_CHECKPOINT_STORAGE_TESTING_STORAGE_CONFORMANCE_H_
+#define TESSERA_CHECKPOINT_STORAGE_TESTING_STORAGE_CONFORMANCE_H_
 
 // The contract of every Storage, as a test suite. A storage joins with
 //
@@ -83,4 +83,4 @@ class StorageConformance : public testing::TestWithParam<StorageFixture> {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_STORAGE_STORAGE_CONFORMANCE_H_
+#endif  // TESSERA_CHECKPOINT_STORAGE_TESTING_STORAGE_CONFORMANCE_H_

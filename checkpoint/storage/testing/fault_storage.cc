@@ -1,4 +1,4 @@
-#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/testing/fault_storage.h"
 
 #include <algorithm>
 

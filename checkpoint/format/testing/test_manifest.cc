@@ -1,4 +1,4 @@
-#include "checkpoint/format/test_manifest.h"
+#include "checkpoint/format/testing/test_manifest.h"
 
 #include <limits>
 

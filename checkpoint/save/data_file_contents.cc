@@ -1,4 +1,4 @@
-#include "checkpoint/save/output_file.h"
+#include "checkpoint/save/data_file_contents.h"
 
 #include <algorithm>
 #include <cstring>
@@ -14,7 +14,7 @@
 
 namespace tessera::ckpt {
 
-OutputFile::Source OutputFile::MakeSource(const WriteItem& item, const StateDict& state,
+FileContents::Source FileContents::MakeSource(const WriteItem& item, const StateDict& state,
                                           size_t digest_slot) {
   const ShardedTensor& tensor = state.tensors[item.local_tensor()];
   const Shard& shard = tensor.shards[item.local_shard()];
@@ -30,9 +30,9 @@ OutputFile::Source OutputFile::MakeSource(const WriteItem& item, const StateDict
           BoxRuns(box, box, origin, ContiguousStrides(tensor.global_shape))};
 }
 
-absl::StatusOr<OutputFile> OutputFile::Make(const StateDict& state, const RankState& local,
+absl::StatusOr<FileContents> FileContents::Make(const StateDict& state, const RankState& local,
                                             const FilePlan& plan, DigestSlots& slots) {
-  OutputFile file;
+  FileContents file;
   file.index_ = plan.file_index();
   file.path_ = plan.path();
   file.size_bytes_ = plan.size_bytes();
@@ -45,12 +45,12 @@ absl::StatusOr<OutputFile> OutputFile::Make(const StateDict& state, const RankSt
   return file;
 }
 
-void OutputFile::CopyHeader(uint64_t begin, uint64_t end, std::byte* out) const {
+void FileContents::CopyHeader(uint64_t begin, uint64_t end, std::byte* out) const {
   if (begin >= header_.size()) return;
   std::memcpy(out, header_.data() + begin, std::min<uint64_t>(end, header_.size()) - begin);
 }
 
-void OutputFile::CopySource(const Source& source, int64_t first, int64_t last, std::byte* to) {
+void FileContents::CopySource(const Source& source, int64_t first, int64_t last, std::byte* to) {
   const int64_t size = source.element_bytes;
   source.memory.ForEach(first, last, [&](const BoxRuns::Run& run) {
     const StridedDim dim = {run.count, source.memory.run_stride(), 1};
@@ -59,7 +59,7 @@ void OutputFile::CopySource(const Source& source, int64_t first, int64_t last, s
   });
 }
 
-void OutputFile::Copy(uint64_t begin, uint64_t end, std::byte* out) const {
+void FileContents::Copy(uint64_t begin, uint64_t end, std::byte* out) const {
   CopyHeader(begin, end, out);
   ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
     const int64_t size = source.element_bytes;
@@ -67,7 +67,7 @@ void OutputFile::Copy(uint64_t begin, uint64_t end, std::byte* out) const {
   });
 }
 
-void OutputFile::Digest(uint64_t begin, uint64_t end, const std::byte* bytes,
+void FileContents::Digest(uint64_t begin, uint64_t end, const std::byte* bytes,
                         std::vector<LogicalDigest>& digests) const {
   ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
     const int64_t size = source.element_bytes;
@@ -76,7 +76,7 @@ void OutputFile::Digest(uint64_t begin, uint64_t end, const std::byte* bytes,
   });
 }
 
-void OutputFile::CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
+void FileContents::CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
                                std::vector<LogicalDigest>& digests,
                                const std::function<void(std::span<const std::byte>)>& fn) const {
   CopyHeader(begin, end, out);
@@ -98,7 +98,7 @@ void OutputFile::CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
   });
 }
 
-void OutputFile::ForEachMemory(
+void FileContents::ForEachMemory(
     uint64_t begin, uint64_t end,
     const std::function<void(const std::byte*, const std::byte*)>& fn) const {
   ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {

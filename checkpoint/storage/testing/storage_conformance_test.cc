@@ -1,6 +1,6 @@
-// The conformance suite over every storage of this package.
+// The conformance suite over the storages of checkpoint/storage and of this folder.
 
-#include "checkpoint/storage/storage_conformance.h"
+#include "checkpoint/storage/testing/storage_conformance.h"
 
 #include <linux/magic.h>
 #include <sys/vfs.h>
@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/storage/fault_storage.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/fault_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/posix_storage.h"
-#include "checkpoint/storage/temporary_directory.h"
+#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

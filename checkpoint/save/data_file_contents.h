@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_SAVE_OUTPUT_FILE_H_
-#define TESSERA_CHECKPOINT_SAVE_OUTPUT_FILE_H_
+#ifndef TESSERA_CHECKPOINT_SAVE_DATA_FILE_CONTENTS_H_
+#define TESSERA_CHECKPOINT_SAVE_DATA_FILE_CONTENTS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -22,11 +22,11 @@ using DigestSlots = std::map<uint32_t, size_t>;
 
 // The contents of a planned data file, and the places in this process's memory that they come from.
 // Thread-safe.
-class OutputFile {
+class FileContents {
  public:
   // Tensors without a slot in `slots` get one. Copy() reads the memory of `state`, which must stay
   // valid; its description and the plans may be destroyed.
-  static absl::StatusOr<OutputFile> Make(const StateDict& state, const RankState& local,
+  static absl::StatusOr<FileContents> Make(const StateDict& state, const RankState& local,
                                          const FilePlan& plan, DigestSlots& slots);
 
   uint32_t index() const { return index_; }  // into Manifest.files
@@ -76,4 +76,4 @@ class OutputFile {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_SAVE_OUTPUT_FILE_H_
+#endif  // TESSERA_CHECKPOINT_SAVE_DATA_FILE_CONTENTS_H_

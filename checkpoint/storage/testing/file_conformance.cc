@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "base/workers.h"
 #include "checkpoint/storage/aligned_buffer.h"
-#include "checkpoint/storage/storage_conformance.h"
+#include "checkpoint/storage/testing/storage_conformance.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -1,4 +1,4 @@
-#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/testing/fault_storage.h"
 
 #include <string>
 #include <string_view>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/text_views.h"
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

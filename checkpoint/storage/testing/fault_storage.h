@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_STORAGE_FAULT_STORAGE_H_
-#define TESSERA_CHECKPOINT_STORAGE_FAULT_STORAGE_H_
+#ifndef TESSERA_CHECKPOINT_STORAGE_TESTING_FAULT_STORAGE_H_
+#define TESSERA_CHECKPOINT_STORAGE_TESTING_FAULT_STORAGE_H_
 
 #include <atomic>
 #include <cstddef>
@@ -164,4 +164,4 @@ class FaultInjectingStorage final : public ForwardingStorage {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_STORAGE_FAULT_STORAGE_H_
+#endif  // TESSERA_CHECKPOINT_STORAGE_TESTING_FAULT_STORAGE_H_

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "base/workers.h"
-#include "checkpoint/storage/storage_conformance.h"
+#include "checkpoint/storage/testing/storage_conformance.h"
 
 namespace tessera::ckpt {
 namespace {

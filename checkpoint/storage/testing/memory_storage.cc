@@ -1,4 +1,4 @@
-#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 
 #include <algorithm>
 #include <cstring>
