@@ -12,6 +12,7 @@
 #include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/save/run_save.h"
+#include "checkpoint/storage/storage.h"
 #include "checkpoint/verify/verify.h"
 #include "layout/bounds.h"
 
@@ -26,78 +27,12 @@ TensorInfo ToInfo(const LogicalTensor& tensor) {
           .alias_of = tensor.alias_of()};
 }
 
-absl::StatusOr<std::vector<CheckpointInfo>> ListThose(Storage& storage, std::string_view root,
-                                                      bool committed,
-                                                      std::vector<CheckpointInfo>* unreadable) {
-  if (unreadable != nullptr) unreadable->clear();
-  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
-                           ListStepDirectories(storage, root));
-  std::vector<CheckpointInfo> those;
-  for (CheckpointInfo& dir : directories) {
-    if (!dir.committed.ok()) {
-      if (unreadable == nullptr) continue;
-      unreadable->push_back(std::move(dir));
-    } else if (*dir.committed == committed) {
-      those.push_back(std::move(dir));
-    }
-  }
-  return those;
+// Owns nothing.
+std::shared_ptr<Storage> Borrow(Storage& storage) {
+  return std::shared_ptr<Storage>(std::shared_ptr<Storage>(), &storage);
 }
 
 }  // namespace
-
-absl::StatusOr<SaveReport> Save(Storage& storage, std::string_view root, int64_t step,
-                                const StateDict& state, const SaveOptions& options) {
-  return SaveNow(storage, root, {.step = step, .metadata = options.metadata}, state, options);
-}
-
-absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_dir,
-                                const StateDict& state, const LoadOptions& options) {
-  SingleProcessGroup alone;
-  return LoadCheckpoint(storage, checkpoint_dir, state,
-                        options.group != nullptr ? *options.group : alone, options);
-}
-
-absl::StatusOr<VerifyReport> Verify(Storage& storage, std::string_view checkpoint_dir,
-                                    const VerifyOptions& options) {
-  return VerifyCheckpoint(storage, checkpoint_dir, options);
-}
-
-std::string CheckpointDirectory(std::string_view root, int64_t step) {
-  return JoinPath(root, StepDirectoryName(step));
-}
-
-absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root,
-                                                 std::vector<CheckpointInfo>* unreadable) {
-  return ListThose(storage, root, /*committed=*/true, unreadable);
-}
-
-absl::StatusOr<CheckpointInfo> Latest(Storage& storage, std::string_view root) {
-  std::vector<CheckpointInfo> unreadable;
-  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> checkpoints,
-                           List(storage, root, &unreadable));
-  if (!unreadable.empty() &&
-      (checkpoints.empty() || checkpoints.back().step < unreadable.back().step)) {
-    return unreadable.back().committed.status();
-  }
-  if (checkpoints.empty()) {
-    return absl::NotFoundError(absl::StrCat("no checkpoint in ", storage.Describe(root)));
-  }
-  return std::move(checkpoints.back());
-}
-
-absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
-                                                            std::string_view root) {
-  return ListThose(storage, root, /*committed=*/false, nullptr);
-}
-
-absl::Status Prune(Storage& storage, std::string_view root, int keep) {
-  return PruneStepDirectories(storage, root, keep, [&](const CheckpointInfo& dir) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(const VerifyReport report,
-                             VerifyCheckpoint(storage, dir.directory, {.contents = false}));
-    return report.damage.empty() ? absl::OkStatus() : absl::DataLossError(dir.directory);
-  });
-}
 
 absl::StatusOr<Checkpoint> Checkpoint::Read(std::shared_ptr<Storage> storage,
                                             std::string_view directory) {
@@ -113,8 +48,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(std::string_view name,
 }
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(Storage& storage, std::string_view checkpoint_dir) {
-  // Owns nothing.
-  return Read(std::shared_ptr<Storage>(std::shared_ptr<Storage>(), &storage), checkpoint_dir);
+  return Read(Borrow(storage), checkpoint_dir);
 }
 
 Checkpoint::Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory,
@@ -156,7 +90,7 @@ absl::StatusOr<Box> Checkpoint::BoxOf(std::string_view name, const std::optional
 
 absl::StatusOr<LoadReport> Checkpoint::Load(const StateDict& state,
                                             const LoadOptions& options) const {
-  if (options.group != nullptr) return ckpt::Load(*storage_, directory_, state, options);
+  if (options.group != nullptr) return LoadCheckpoint(*storage_, directory_, state, options);
   return LoadWithManifest(*storage_, directory_, *manifest_, state, options);
 }
 
@@ -183,29 +117,55 @@ absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(std::string_view name,
   return CheckpointFolder(std::move(storage));
 }
 
+CheckpointFolder::CheckpointFolder(Storage& storage) : storage_(Borrow(storage)) {}
+
 absl::StatusOr<SaveReport> CheckpointFolder::Save(int64_t step, const StateDict& state,
                                                   const SaveOptions& options) const {
-  return ckpt::Save(*storage_, "", step, state, options);
+  return SaveNow(*storage_, {.step = step, .metadata = options.metadata}, state, options);
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> CheckpointFolder::List(
     std::vector<CheckpointInfo>* unreadable) const {
-  return ckpt::List(*storage_, "", unreadable);
+  return ListCommitted(*storage_, "", unreadable);
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> CheckpointFolder::ListUncommitted() const {
   return ckpt::ListUncommitted(*storage_, "");
 }
 
-absl::Status CheckpointFolder::Prune(int keep) const { return ckpt::Prune(*storage_, "", keep); }
+absl::StatusOr<CheckpointInfo> CheckpointFolder::FindLatest() const {
+  std::vector<CheckpointInfo> unreadable;
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> checkpoints, List(&unreadable));
+  if (!unreadable.empty() &&
+      (checkpoints.empty() || checkpoints.back().step < unreadable.back().step)) {
+    return unreadable.back().committed.status();
+  }
+  if (checkpoints.empty()) {
+    return absl::NotFoundError(absl::StrCat("no checkpoint in ", storage_->Describe("")));
+  }
+  return std::move(checkpoints.back());
+}
 
 absl::StatusOr<Checkpoint> CheckpointFolder::Latest() const {
-  TESSERA_ASSIGN_OR_RETURN(const CheckpointInfo latest, ckpt::Latest(*storage_, ""));
+  TESSERA_ASSIGN_OR_RETURN(const CheckpointInfo latest, FindLatest());
   return Checkpoint::Read(storage_, latest.directory);
 }
 
 absl::StatusOr<Checkpoint> CheckpointFolder::At(int64_t step) const {
-  return Checkpoint::Read(storage_, CheckpointDirectory("", step));
+  return Checkpoint::Read(storage_, StepDirectoryName(step));
+}
+
+absl::StatusOr<VerifyReport> CheckpointFolder::Verify(std::string_view directory,
+                                                      const VerifyOptions& options) const {
+  return VerifyCheckpoint(*storage_, directory, options);
+}
+
+absl::Status CheckpointFolder::Prune(int keep) const {
+  return PruneStepDirectories(*storage_, "", keep, [&](const CheckpointInfo& dir) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const VerifyReport report,
+                             VerifyCheckpoint(*storage_, dir.directory, {.contents = false}));
+    return report.damage.empty() ? absl::OkStatus() : absl::DataLossError(dir.directory);
+  });
 }
 
 }  // namespace tessera::ckpt

@@ -14,15 +14,22 @@
 //   const auto loaded = latest->Load({{weight}}, {.group = &group});
 //
 // Two handles are the whole interface: CheckpointFolder, and Checkpoint, one that was opened.
-// checkpoint/manager/checkpoint_manager.h adds when a job saves, what it keeps and where it
-// resumes; checkpoint/manifest.h the protobuf for those who want it. FORMAT.md describes the files.
+// Beside them are, each in a header of its own:
+//
+//   checkpoint/save/async_saver.h              saves in the background
+//   checkpoint/manager/checkpoint_manager.h    when a job saves, what it keeps, where it resumes
+//   checkpoint/collective/process_group.h      the ranks of a job, over your own communication
+//   checkpoint/storage/storage.h               a place for checkpoints, of your own
+//   checkpoint/manifest.h                      the manifest as a protobuf message
+//
+// FORMAT.md describes the files.
 //
 // Errors: absl::Status everywhere. InvalidArgument: the request; FailedPrecondition: saved and
 // wanted state disagree; NotFound: no such checkpoint, with those that are there; DataLoss: bad
 // bytes, with file, offset, expected and found. Messages name the tensor.
 //
-// Threads: functions may be called by several threads at once, on one storage too, but not with one
-// group, one plan cache or one memory.
+// Threads: several threads may call at once, on one folder or checkpoint too, but not with one
+// group or into one memory.
 
 #include <cstdint>
 #include <memory>
@@ -34,95 +41,24 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/collective/process_group.h"  // ProcessGroup: the ranks of a program
-#include "checkpoint/directory/directory.h"       // CheckpointInfo
-#include "checkpoint/load/options.h"              // LoadOptions, LoadReport
-#include "checkpoint/plan/state_dict.h"           // StateDict, ShardedTensor, Shard
-#include "checkpoint/save/async_saver.h"          // AsyncSaver: saves in the background
-#include "checkpoint/save/options.h"              // SaveOptions, SaveReport, Metadata, PlanCache
-#include "checkpoint/storage/by_name/open_storage.h"   // OpenStorage(): by a name
-#include "checkpoint/storage/posix_storage.h"          // OpenPosixStorage()
-#include "checkpoint/storage/storage.h"                // Storage: where checkpoints are
-#include "checkpoint/storage/tiered/tiered_storage.h"  // TieredStorage: staging tier, then remote
-#include "checkpoint/verify/options.h"  // VerifyOptions, VerifyReport, DropDamagedCopies()
-#include "layout/box.h"                 // Shape, Box
-#include "layout/flat_range.h"          // FlatRangeToBoxes(), for flat sharding
+#include "checkpoint/directory/checkpoint_info.h"     // CheckpointInfo
+#include "checkpoint/load/options.h"                  // LoadOptions, LoadReport
+#include "checkpoint/plan/state_dict.h"               // StateDict, ShardedTensor, Shard
+#include "checkpoint/save/options.h"                  // SaveOptions, SaveReport, Metadata
+#include "checkpoint/storage/by_name/open_storage.h"  // OpenStorageOptions
+#include "checkpoint/verify/options.h"                // VerifyOptions, VerifyReport
+#include "layout/box.h"                               // Shape, Box
 
 namespace tessera::ckpt {
 
 class ReadLock;  // checkpoint/directory/read_lock.h
-
-// The functions over a storage of the caller's, which the handles below call.
-
-// Saves a checkpoint to CheckpointDirectory(root, step). It exists when, and only when, its
-// manifest is committed, and no file of a committed checkpoint is ever touched. A half-written
-// directory of the same step is removed first.
-//
-// Every rank returns the same. Errors, each with nothing committed: InvalidArgument (options,
-// metadata, state: every problem listed, a tensor that the ranks together do not cover included),
-// AlreadyExists (that step is committed), Aborted (another process has deleted files of this save,
-// or discarded it), ResourceExhausted (checked before anything is written, where the storage can
-// tell), the storage's, DeadlineExceeded or Unavailable from the group. An error on one rank is
-// returned on all of them, with the rank's number where there are several.
-//
-// Collective over options.group. State is read, not changed. Memory: staging_bytes per process plus
-// the plan. Cost: each byte of the state passes once through the cache (copy, digest, checksum) and
-// goes to the disk past the page cache. AsyncSaver does the same in the background.
-absl::StatusOr<SaveReport> Save(Storage& storage, std::string_view root, int64_t step,
-                                const StateDict& state, const SaveOptions& options = {});
-
-// Loads into the memory of `state`, under whatever sharding it has: the saved one does not matter.
-// Compares everything first and reports the mismatches of all ranks at once, the first ten in
-// words. Aliases are resolved on both sides.
-//
-// Errors: InvalidArgument (options, state), NotFound, FailedPrecondition (missing, unexpected,
-// role, shape, dtype, coverage), DataLoss. Up to and including a missing or truncated file nothing
-// is changed. A checksum error can come after some memory was filled: every byte is verified before
-// it is placed, but other tensors may already be new. The state is then to be discarded or loaded
-// again, as it is where verify_digests finds a difference.
-//
-// Collective over options.group; every rank returns the same status. Memory: staging_bytes per
-// process plus the plan. Cost: only checksum chunks that hold wanted bytes are read, each by one of
-// the ranks that want any of it, which hands the others their part while it reads on.
-absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_dir,
-                                const StateDict& state, const LoadOptions& options = {});
-
-// Reads every byte of a checkpoint; checks checksums, headers, coverage and, where asked, logical
-// digests. Damage is in the report; an error, of the storage for example, says that the checkpoint
-// could not be looked at, and nothing about its bytes.
-absl::StatusOr<VerifyReport> Verify(Storage& storage, std::string_view checkpoint_dir,
-                                    const VerifyOptions& options = {});
-
-// "root/step-00000042": a checkpoint's place inside the storage.
-std::string CheckpointDirectory(std::string_view root, int64_t step);
-
-// Committed checkpoints under `root`, ascending by step. The step is taken from the directory's
-// name; manifests are not read. Empty if `root` does not exist. Unreadable ones are left out and
-// added to `unreadable` (may be null): one bad directory does not make the others useless.
-absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root,
-                                                 std::vector<CheckpointInfo>* unreadable = nullptr);
-
-// The newest committed checkpoint. NotFound if `root` has no committed checkpoint; the error of an
-// unreadable directory if that has a later step, as it may be the newest.
-absl::StatusOr<CheckpointInfo> Latest(Storage& storage, std::string_view root);
-
-// Directories of saves that were started but not committed, ascending by step.
-absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
-                                                            std::string_view root);
-
-// Deletes the oldest checkpoints beyond `keep`, but never the newest. Each is uncommitted first, so
-// that a crash halfway leaves no checkpoint that looks complete. Also removes incomplete
-// directories older than the newest committed one, and those that an interrupted save renamed to
-// discard them. Symbolic links and unreadable directories are left alone and do not count. Tries
-// all, and returns the first error.
-absl::Status Prune(Storage& storage, std::string_view root, int keep);
 
 // A tensor as a checkpoint has it.
 struct TensorInfo {
   std::string name;
   TensorRole role = TensorRole::kWeight;
   ElementType dtype = ElementType::kUnspecified;
-  Shape global_shape;
+  Shape global_shape;    // without padding
   std::string alias_of;  // not empty: a second name of that tensor
 };
 
@@ -135,7 +71,8 @@ class Checkpoint {
   // listing what is there; DataLoss where the manifest is damaged.
   static absl::StatusOr<Checkpoint> Open(std::string_view name,
                                          const OpenStorageOptions& options = {});
-  // A directory of a storage, which must outlive the checkpoint.
+  // A directory of a storage, such as CheckpointInfo::directory. The storage must outlive the
+  // checkpoint.
   static absl::StatusOr<Checkpoint> Open(Storage& storage, std::string_view checkpoint_dir);
   // One whose manifest is there already, as from another rank. Kept from being deleted if `reading`
   // says so.
@@ -143,19 +80,32 @@ class Checkpoint {
              std::shared_ptr<const ReadLock> reading = nullptr);
 
   Storage& storage() const { return *storage_; }
-  const std::string& directory() const { return directory_; }
+  const std::string& directory() const { return directory_; }  // within the storage
   int64_t step() const;
-  Metadata metadata() const;  // program and entries
-  std::vector<TensorInfo> tensors() const;
+  Metadata metadata() const;                               // program and entries
+  std::vector<TensorInfo> tensors() const;                 // aliases included
+  const Manifest& manifest() const { return *manifest_; }  // see checkpoint/manifest.h
 
   // NotFound: no such tensor.
   absl::StatusOr<TensorInfo> Find(std::string_view name) const;
   // `box`, or all of the tensor; InvalidArgument unless it lies inside the tensor.
   absl::StatusOr<Box> BoxOf(std::string_view name, const std::optional<Box>& box) const;
 
-  // See the functions of these names. In a group, rank 0's manifest is the one that counts.
+  // Loads into the memory of `state`, under whatever sharding it has: the saved one does not
+  // matter. Compares everything first and reports the mismatches of all ranks at once, the first
+  // ten in words. Aliases are resolved on both sides.
+  //
+  // Errors: InvalidArgument (options, state), NotFound, FailedPrecondition (missing, unexpected,
+  // role, shape, dtype, coverage), DataLoss. Up to and including a missing or truncated file
+  // nothing is changed. A checksum error can come after some memory was filled: every byte is
+  // verified before it is placed, but other tensors may already be new. The state is then to be
+  // discarded or loaded again, as it is where verify_digests finds a difference.
+  //
+  // Collective over options.group, in which rank 0's manifest is the one that counts; every rank
+  // returns the same status. Memory: staging_bytes per process plus the plan. Cost: only checksum
+  // chunks that hold wanted bytes are read, each by one of the ranks that want any of it, which
+  // hands the others their part while it reads on.
   absl::StatusOr<LoadReport> Load(const StateDict& state, const LoadOptions& options = {}) const;
-  absl::StatusOr<VerifyReport> Verify(const VerifyOptions& options = {}) const;
 
   // Loads one tensor, or a box of it, by its name alone, whatever its sharding: into `destination`,
   // whose box, dtype and strides say what is wanted and where it goes. Reads only what the box
@@ -177,7 +127,10 @@ class Checkpoint {
     return elements;
   }
 
-  const Manifest& manifest() const { return *manifest_; }  // see checkpoint/manifest.h
+  // Reads every byte; checks checksums, headers, coverage and, where asked, logical digests. Damage
+  // is in the report; an error, of the storage for example, says that the checkpoint could not be
+  // looked at, and nothing about its bytes.
+  absl::StatusOr<VerifyReport> Verify(const VerifyOptions& options = {}) const;
 
  private:
   friend class CheckpointFolder;
@@ -189,8 +142,8 @@ class Checkpoint {
   std::shared_ptr<const ReadLock> reading_;
 };
 
-// A folder of checkpoints, each in a directory that is named for its step. Copies share the
-// storage. Thread-safe.
+// A folder of checkpoints, each in a directory that is named for its step: "step-00000042". Copies
+// share the storage. Thread-safe.
 class CheckpointFolder {
  public:
   // Opens what `name` names: a directory, or a prefix of an object store. See OpenStorage().
@@ -198,20 +151,54 @@ class CheckpointFolder {
                                                const OpenStorageOptions& options = {});
   // The folder is the root of the storage.
   explicit CheckpointFolder(std::shared_ptr<Storage> storage) : storage_(std::move(storage)) {}
+  // The storage must outlive the folder, its copies, and the checkpoints that it opens.
+  explicit CheckpointFolder(Storage& storage);
 
-  // See the functions of these names. Save() is collective over options.group.
+  Storage& storage() const { return *storage_; }
+
+  // Saves the checkpoint of a step. It exists when, and only when, its manifest is committed, and
+  // no file of a committed checkpoint is ever touched. A half-written directory of the same step is
+  // removed first.
+  //
+  // Every rank returns the same. Errors, each with nothing committed: InvalidArgument (options,
+  // metadata, state: every problem listed, a tensor that the ranks together do not cover included),
+  // AlreadyExists (that step is committed), Aborted (another process has deleted files of this
+  // save, or discarded it), ResourceExhausted (checked before anything is written, where the
+  // storage can tell), the storage's, DeadlineExceeded or Unavailable from the group. An error on
+  // one rank is returned on all of them, with the rank's number where there are several.
+  //
+  // Collective over options.group. State is read, not changed. Memory: staging_bytes per process
+  // plus the plan. Cost: each byte of the state passes once through the cache (copy, digest,
+  // checksum) and goes to the disk past the page cache. AsyncSaver does the same in the background.
   absl::StatusOr<SaveReport> Save(int64_t step, const StateDict& state,
                                   const SaveOptions& options = {}) const;
+
+  // Committed checkpoints, ascending by step. The step is taken from the directory's name;
+  // manifests are not read. Empty if the folder does not exist. Unreadable ones are left out and
+  // added to `unreadable` (may be null): one bad directory does not make the others useless.
   absl::StatusOr<std::vector<CheckpointInfo>> List(
       std::vector<CheckpointInfo>* unreadable = nullptr) const;
+  // Directories of saves that were started but not committed, ascending by step.
   absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted() const;
-  absl::Status Prune(int keep) const;
 
-  // Opens the newest checkpoint, or that of a step.
+  // The newest committed checkpoint, whose manifest is not read. NotFound if there is none; the
+  // error of an unreadable directory if that has a later step, as it may be the newest.
+  absl::StatusOr<CheckpointInfo> FindLatest() const;
+  // Opens it, or that of a step.
   absl::StatusOr<Checkpoint> Latest() const;
   absl::StatusOr<Checkpoint> At(int64_t step) const;
 
-  Storage& storage() const { return *storage_; }
+  // Checkpoint::Verify() of one that need not open: a manifest that is damaged is in the report,
+  // too. NotFound where there is none. `directory` is that of a CheckpointInfo.
+  absl::StatusOr<VerifyReport> Verify(std::string_view directory,
+                                      const VerifyOptions& options = {}) const;
+
+  // Deletes the oldest checkpoints beyond `keep`, but never the newest. Each is uncommitted first,
+  // so that a crash halfway leaves no checkpoint that looks complete. Also removes incomplete
+  // directories older than the newest committed one, and those that an interrupted save renamed to
+  // discard them. Symbolic links and unreadable directories are left alone and do not count. Tries
+  // all, and returns the first error.
+  absl::Status Prune(int keep) const;
 
  private:
   std::shared_ptr<Storage> storage_;

@@ -7,11 +7,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
-#include <memory>
 #include <numeric>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "checkpoint/save/async_saver.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -45,7 +47,7 @@ class PublicInterfaceTest : public testing::Test {
  protected:
   PublicInterfaceTest() : root_(testing::TempDir() + "/interface_XXXXXX") {
     EXPECT_NE(mkdtemp(root_.data()), nullptr);
-    storage_ = *OpenPosixStorage(root_);
+    folder_ = *CheckpointFolder::Open(root_ + "/run", {.create_root = true});
     std::iota(matrix_.begin(), matrix_.end(), 0.0f);
   }
   ~PublicInterfaceTest() override { std::filesystem::remove_all(root_); }
@@ -56,13 +58,13 @@ class PublicInterfaceTest : public testing::Test {
               .shards = {Shard::Of(matrix_, WholeBox({4, 3}))}}}};
   }
   Checkpoint Saved(const SaveOptions& options = {}) {
-    const auto saved = Save(*storage_, "run", 7, Matrix(), options);
+    const auto saved = folder_->Save(7, Matrix(), options);
     EXPECT_TRUE(saved.ok()) << saved.status();
-    return *Checkpoint::Open(*storage_, saved->directory);
+    return *folder_->At(7);
   }
 
   std::string root_;
-  std::unique_ptr<Storage> storage_;
+  std::optional<CheckpointFolder> folder_;
   std::array<float, 12> matrix_;
 };
 
@@ -80,7 +82,7 @@ TEST_F(PublicInterfaceTest, ViewsKnowTheirTypeAndTheirSize) {
 TEST_F(PublicInterfaceTest, MemoryThatDoesNotFitIsRefused) {
   const auto refused = [&](const Shard& shard, const std::string& part) {
     StateDict state = {{{.name = "x", .global_shape = {4, 3}, .shards = {shard}}}};
-    const absl::Status status = Save(*storage_, "run", 7, state).status();
+    const absl::Status status = folder_->Save(7, state).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor x"), HasSubstr(part)));
   };
@@ -94,7 +96,7 @@ TEST_F(PublicInterfaceTest, MemoryThatDoesNotFitIsRefused) {
   refused(Shard::Untyped(small.data(), ElementType::kUnspecified, whole), "no dtype");
   StateDict mixed = Matrix();
   mixed.tensors[0].dtype = ElementType::kF64;
-  EXPECT_THAT(Message(Save(*storage_, "run", 7, mixed).status()),
+  EXPECT_THAT(Message(folder_->Save(7, mixed).status()),
               HasSubstr("is F32 in memory, the tensor is F64"));
 }
 
@@ -102,8 +104,8 @@ TEST_F(PublicInterfaceTest, ReadOnlyMemoryIsSavedAndNotLoadedInto) {
   const std::array<float, 12> constant = matrix_;
   StateDict state = Matrix();
   state.tensors[0].shards = {Shard::Of(constant, WholeBox({4, 3}))};
-  ASSERT_TRUE(Save(*storage_, "run", 7, state).ok());
-  const absl::Status status = Load(*storage_, CheckpointDirectory("run", 7), state).status();
+  ASSERT_TRUE(folder_->Save(7, state).ok());
+  const absl::Status status = folder_->At(7)->Load(state).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(Message(status), HasSubstr("read-only"));
 }
@@ -139,7 +141,7 @@ TEST_F(PublicInterfaceTest, ATensorThatCannotBeLoadedIsNamed) {
     wrong(checkpoint.LoadTensor<float>("matrix", box).status(), absl::StatusCode::kInvalidArgument,
           "tensor matrix");
   }
-  wrong(Checkpoint::Open(*storage_, "run/step-00000008").status(), absl::StatusCode::kNotFound,
+  wrong(Checkpoint::Open(root_ + "/run/step-00000008").status(), absl::StatusCode::kNotFound,
         "step-00000007");
 }
 
@@ -148,7 +150,7 @@ TEST_F(PublicInterfaceTest, ACheckpointTellsWhatIsInIt) {
   const Checkpoint checkpoint =
       Saved({.metadata = {.program = "mine 1.2", .entries = {{"cursor", bytes}}}});
   EXPECT_EQ(checkpoint.step(), 7);
-  EXPECT_EQ(checkpoint.directory(), "run/step-00000007");
+  EXPECT_EQ(checkpoint.directory(), "step-00000007");
   EXPECT_EQ(checkpoint.metadata().program, "mine 1.2");
   EXPECT_EQ(checkpoint.metadata().entries.at("cursor"), bytes);
   const std::vector<TensorInfo> tensors = checkpoint.tensors();
@@ -160,31 +162,50 @@ TEST_F(PublicInterfaceTest, ACheckpointTellsWhatIsInIt) {
 }
 
 TEST_F(PublicInterfaceTest, TheLatestIsTheNewestCommittedOne) {
-  EXPECT_TRUE(absl::IsNotFound(Latest(*storage_, "run").status()));
-  for (const int64_t step : {2, 11, 5}) ASSERT_TRUE(Save(*storage_, "run", step, Matrix()).ok());
-  ASSERT_TRUE(storage_->MakeDirectory(CheckpointDirectory("run", 12)).ok());
-  const auto latest = Latest(*storage_, "run");
+  EXPECT_TRUE(absl::IsNotFound(folder_->Latest().status()));
+  for (const int64_t step : {2, 11, 5}) ASSERT_TRUE(folder_->Save(step, Matrix()).ok());
+  ASSERT_TRUE(std::filesystem::create_directory(root_ + "/run/step-00000012"));
+  const auto latest = folder_->FindLatest();
   ASSERT_TRUE(latest.ok()) << latest.status();
   EXPECT_EQ(latest->step, 11);
-  EXPECT_EQ(latest->directory, "run/step-00000011");
-  EXPECT_EQ(ListUncommitted(*storage_, "run")->at(0).directory, "run/step-00000012");
-  ASSERT_TRUE(Prune(*storage_, "run", 1).ok());
-  EXPECT_EQ(List(*storage_, "run")->size(), 1);
+  EXPECT_EQ(latest->directory, "step-00000011");
+  EXPECT_EQ(folder_->Latest()->step(), 11);
+  EXPECT_EQ(folder_->ListUncommitted()->at(0).directory, "step-00000012");
+  ASSERT_TRUE(folder_->Prune(1).ok());
+  EXPECT_EQ(folder_->List()->size(), 1);
 }
 
 TEST_F(PublicInterfaceTest, AnAsynchronousSaveNeedsNoGroup) {
-  AsyncSaver saver(*storage_, "run");
+  AsyncSaver saver(folder_->storage());
   saver.Start(3, Matrix(), {.entries = {{"note", "in the background"}}});
   saver.WaitUntilCopied(matrix_.data(), sizeof(matrix_));
   matrix_.fill(-1);
   const std::vector<SaveOutcome> outcomes = saver.Finish();
   ASSERT_EQ(outcomes.size(), 1);
   ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
-  const auto checkpoint = Checkpoint::Open(*storage_, outcomes[0].report->directory);
+  const auto checkpoint = folder_->At(3);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   EXPECT_EQ(checkpoint->metadata().entries.at("note"), "in the background");
   EXPECT_EQ(checkpoint->LoadTensor<float>("matrix")->back(), 11);
-  EXPECT_TRUE(Verify(*storage_, checkpoint->directory(), {.digests = true})->damage.empty());
+  EXPECT_TRUE(checkpoint->Verify({.digests = true})->damage.empty());
+}
+
+TEST_F(PublicInterfaceTest, ADamagedManifestIsFoundByTheFolder) {
+  const std::string directory = Saved().directory();
+  std::filesystem::resize_file(root_ + "/run/" + directory + "/manifest.pb", 40);
+  EXPECT_TRUE(absl::IsDataLoss(folder_->Latest().status()));
+  const auto verified = folder_->Verify(folder_->FindLatest()->directory);
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  EXPECT_EQ(verified->damage.size(), 1);
+}
+
+// A folder over a storage of the program's own, which outlives it, or which it shares.
+TEST_F(PublicInterfaceTest, FoldersOverAStorage) {
+  const Checkpoint saved = Saved();
+  EXPECT_EQ(CheckpointFolder(folder_->storage()).Latest()->step(), 7);
+  const auto opened = Checkpoint::Open(saved.storage(), saved.directory());
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ(opened->step(), 7);
 }
 
 }  // namespace

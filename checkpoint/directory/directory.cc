@@ -52,6 +52,24 @@ absl::Status WithPath(const std::string& path, const absl::Status& status) {
                       absl::StrCat(path, ": ", absl::StripPrefix(status.message(), file_name)));
 }
 
+absl::StatusOr<std::vector<CheckpointInfo>> ListThose(Storage& storage, std::string_view root,
+                                                      bool committed,
+                                                      std::vector<CheckpointInfo>* unreadable) {
+  if (unreadable != nullptr) unreadable->clear();
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
+                           ListStepDirectories(storage, root));
+  std::vector<CheckpointInfo> those;
+  for (CheckpointInfo& dir : directories) {
+    if (!dir.committed.ok()) {
+      if (unreadable == nullptr) continue;
+      unreadable->push_back(std::move(dir));
+    } else if (*dir.committed == committed) {
+      those.push_back(std::move(dir));
+    }
+  }
+  return those;
+}
+
 }  // namespace
 
 std::string_view FolderOf(std::string_view path) {
@@ -192,6 +210,16 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListStepDirectories(Storage& storage
   }
   std::ranges::sort(found, {}, &CheckpointInfo::step);
   return found;
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> ListCommitted(Storage& storage, std::string_view root,
+                                                          std::vector<CheckpointInfo>* unreadable) {
+  return ListThose(storage, root, /*committed=*/true, unreadable);
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
+                                                            std::string_view root) {
+  return ListThose(storage, root, /*committed=*/false, nullptr);
 }
 
 }  // namespace tessera::ckpt

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/directory/checkpoint_info.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/storage.h"
 
@@ -48,21 +49,18 @@ absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view che
 // process has removed it or written to it.
 absl::Status CheckDataFile(Storage& storage, std::string_view path, uint64_t size_bytes);
 
-// A directory that is named for a step: a checkpoint, or what there is of one.
-struct CheckpointInfo {
-  int64_t step = 0;
-  std::string directory;  // inside the storage
-  bool rolling = false;   // in a slot of its own, see checkpoint/manager/rolling.h
-  // False: a save was started there and never committed. An error: the directory cannot be listed,
-  // so that it may hold a checkpoint or not.
-  absl::StatusOr<bool> committed = true;
-
-  bool operator==(const CheckpointInfo&) const = default;
-};
-
-// All of them under `root`, ascending by step; none if the root is not there. No manifest is read.
+// The directories of steps under `root`, ascending; none if the root is not there. No manifest is
+// read.
 absl::StatusOr<std::vector<CheckpointInfo>> ListStepDirectories(Storage& storage,
                                                                 std::string_view root);
+
+// Those that are committed. Unreadable ones are left out and added to `unreadable` (may be null).
+absl::StatusOr<std::vector<CheckpointInfo>> ListCommitted(
+    Storage& storage, std::string_view root, std::vector<CheckpointInfo>* unreadable = nullptr);
+
+// Those of saves that were started but not committed.
+absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
+                                                            std::string_view root);
 
 }  // namespace tessera::ckpt
 

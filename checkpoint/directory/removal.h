@@ -67,7 +67,7 @@ absl::StatusOr<std::string> QuarantineManifest(Storage& storage, std::string_vie
 std::string FreeName(const std::vector<std::string>& names, std::string_view name,
                      std::string_view word);
 
-// See Prune() in checkpoint.h. `check` returns OK for a committed checkpoint that is intact, an
+// See CheckpointFolder::Prune(). `check` returns OK for a committed checkpoint that is intact, an
 // error for which MayBeDamage() holds for one that is damaged, another error if it cannot tell.
 absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep,
                                   absl::FunctionRef<absl::Status(const CheckpointInfo&)> check);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/collective/thread_process_group.h"
 
 namespace ckpt = tessera::ckpt;

@@ -12,6 +12,7 @@
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/directory/damaged_parts.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/read_lock.h"
@@ -222,8 +223,9 @@ absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoi
 }  // namespace
 
 absl::StatusOr<LoadReport> LoadCheckpoint(Storage& storage, std::string_view checkpoint_dir,
-                                          const StateDict& state, ProcessGroup& group,
-                                          const LoadOptions& options) {
+                                          const StateDict& state, const LoadOptions& options) {
+  SingleProcessGroup alone;
+  ProcessGroup& group = options.group != nullptr ? *options.group : alone;
   const auto start = std::chrono::steady_clock::now();
   const ReadLock reading(storage, checkpoint_dir);
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,

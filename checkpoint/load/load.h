@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/collective/process_group.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/load/options.h"
 #include "checkpoint/plan/state_dict.h"
@@ -13,10 +12,10 @@
 
 namespace tessera::ckpt {
 
-// See Load() in checkpoint.h; over `group` instead of the options' group.
+// Loads from the checkpoint in a directory of a storage, as Checkpoint::Load() in checkpoint.h does
+// for one that was opened.
 absl::StatusOr<LoadReport> LoadCheckpoint(Storage& storage, std::string_view checkpoint_dir,
-                                          const StateDict& state, ProcessGroup& group,
-                                          const LoadOptions& options);
+                                          const StateDict& state, const LoadOptions& options = {});
 
 // The same in one process, from a checkpoint whose manifest has been read. `buffers` (may be null)
 // are those that an earlier load left, and keep the ones that this load allocates.

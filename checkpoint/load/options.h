@@ -6,9 +6,10 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "checkpoint/collective/process_group.h"
 
 namespace tessera::ckpt {
+
+class ProcessGroup;  // checkpoint/collective/process_group.h
 
 struct LoadOptions {
   // The ranks that load together, each what it wants; collective. The group is the caller's. Null:

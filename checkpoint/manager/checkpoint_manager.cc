@@ -58,17 +58,19 @@ CheckpointManager::CheckpointManager(std::shared_ptr<Storage> storage,
     : storage_(std::move(storage)),
       upload_(dynamic_cast<TieredStorage*>(storage_.get())),
       options_(std::move(options)),
-      retention_(*storage_, "", options_.keep),
+      retention_(*storage_, options_.keep),
       began_(SteadyNow()) {
-  options_.save.plan_cache = &plan_cache_;
   if (!options_.background.has_value()) return;
-  AsyncSaveOptions saves = *options_.background;
-  saves.on_committed = [this](SaveReport& report) { AfterCommit(report); };
-  background_ = std::make_unique<AsyncSaver>(
-      *storage_, "", saves, [this](const PlannedSave& planned) { return ChooseRoot(planned); });
+  background_ = std::make_unique<AsyncSaver>(*storage_, *options_.background, Hooks());
 }
 
 CheckpointManager::~CheckpointManager() = default;
+
+SaveHooks CheckpointManager::Hooks() {
+  return {.choose_root = [this](const PlannedSave& planned) { return ChooseRoot(planned); },
+          .plan_cache = &plan_cache_,
+          .on_committed = [this](SaveReport& report) { AfterCommit(report); }};
+}
 
 absl::StatusOr<ResumeResult> CheckpointManager::TryResume(const StateDict& state) {
   const LoadOnThisRank load = [&](const Checkpoint& checkpoint) {
@@ -78,7 +80,7 @@ absl::StatusOr<ResumeResult> CheckpointManager::TryResume(const StateDict& state
     return checkpoint.Load(state, load_options).status();
   };
   TESSERA_ASSIGN_OR_RETURN(ResumeResult resumed,
-                           ResumeFromLatest(storage_, "", group(), options_.resume, load));
+                           ResumeFromLatest(storage_, group(), options_.resume, load));
   if (resumed.checkpoint.has_value()) resumed_step_ = resumed.checkpoint->step();
   return resumed;
 }
@@ -117,10 +119,8 @@ absl::Status CheckpointManager::Save(const SaveRequest& request, const StateDict
     background_->Start(request, state);
     return absl::OkStatus();
   }
-  TESSERA_ASSIGN_OR_RETURN(SaveReport report, SaveNow(*storage_, "", request, state, options_.save,
-                                                      [this](const PlannedSave& planned) {
-                                                        return ChooseRoot(planned);
-                                                      }));
+  TESSERA_ASSIGN_OR_RETURN(SaveReport report,
+                           SaveNow(*storage_, request, state, options_.save, Hooks()));
   AfterCommit(report);
   done_.push_back({.step = request.step, .report = std::move(report)});
   return absl::OkStatus();
@@ -174,7 +174,7 @@ std::vector<SaveOutcome> CheckpointManager::Finish() {
 absl::StatusOr<std::string> CheckpointManager::ChooseRoot(const PlannedSave& planned) {
   std::string root;
   if (planned.rolling) {
-    TESSERA_ASSIGN_OR_RETURN(root, EmptyRollingSlot(*storage_, ""));
+    TESSERA_ASSIGN_OR_RETURN(root, EmptyRollingSlot(*storage_));
   }
   room_note_.clear();
   // The manifest and the file system's own records are small beside the data.

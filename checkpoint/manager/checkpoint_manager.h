@@ -21,6 +21,8 @@
 #include "checkpoint/plan/state_dict.h"
 #include "checkpoint/save/async_saver.h"
 #include "checkpoint/save/options.h"
+#include "checkpoint/save/plan_cache.h"
+#include "checkpoint/save/save_hooks.h"
 #include "checkpoint/storage/by_name/open_storage.h"
 #include "checkpoint/storage/storage.h"
 
@@ -29,12 +31,12 @@ namespace tessera::ckpt {
 class TieredStorage;
 
 struct CheckpointManagerOptions {
-  // The ranks of the job, deadlines, the layout of the files, before_commit. Its metadata and its
-  // plan_cache are not used.
+  // The ranks of the job, deadlines, the layout of the files, before_commit. Its metadata is not
+  // used: each save has its own.
   SaveOptions save;
 
   // Saves in the background where it is set. Its save.group must be a group that nothing else uses,
-  // of the same ranks as save.group; its on_committed is not used.
+  // of the same ranks as save.group.
   std::optional<AsyncSaveOptions> background;
 
   SaveScheduleOptions schedule;  // when TrySave() saves
@@ -118,6 +120,7 @@ class CheckpointManager {
   Storage& storage() { return *storage_; }
 
  private:
+  SaveHooks Hooks();
   absl::StatusOr<std::string> ChooseRoot(const PlannedSave& planned);
   void AfterCommit(SaveReport& report);
   void CollectOutcomes();

@@ -39,18 +39,18 @@ bool IsQuarantineWord(std::string_view suffix) {
   return suffix.starts_with(kDamaged) || suffix.starts_with(kDiverged);
 }
 
-// The root, and the slots of rolling checkpoints.
-std::vector<std::string> PlacesUnder(std::string_view root) {
-  std::vector<std::string> places = {std::string(root)};
-  for (const std::string_view slot : kRollingSlots) places.push_back(JoinPath(root, slot));
+// Where checkpoints are: the root, and the slots of rolling ones.
+std::vector<std::string> Places() {
+  std::vector<std::string> places = {""};
+  places.insert(places.end(), kRollingSlots.begin(), kRollingSlots.end());
   return places;
 }
 
-// What earlier resumes have quarantined under `root`, as far as it has not been moved away. A slot
+// What earlier resumes have quarantined, as far as it has not been moved away. A slot
 // may have folders, in which checkpoints are.
-absl::StatusOr<std::vector<std::string>> ListQuarantined(Storage& storage, std::string_view root) {
+absl::StatusOr<std::vector<std::string>> ListQuarantined(Storage& storage) {
   std::vector<std::string> found;
-  std::vector<std::string> places = PlacesUnder(root);
+  std::vector<std::string> places = Places();
   const size_t slots_end = places.size();
   const std::string manifest = absl::StrCat(std::string(kManifestFileName), ".");
   for (size_t i = 0; i < places.size(); ++i) {
@@ -96,21 +96,20 @@ absl::Status WhyDiverged(const Manifest& manifest) {
 // What rank 0 knows.
 class Decision {
  public:
-  Decision(Storage* storage, std::string_view root, const ResumeOptions& options)
-      : storage_(storage), root_(root), options_(options) {}
+  Decision(Storage* storage, const ResumeOptions& options) : storage_(storage), options_(options) {}
 
   // Returns the next checkpoint to load as a message, which is empty if none is left.
   absl::StatusOr<std::string> FindLatestValid() {
     if (storage_ == nullptr) return std::string();
     if (seen_.empty() && options_.quarantine) {
       // A checkpoint that was committed while its directory was being discarded gets its name back.
-      for (const std::string& place : PlacesUnder(root_)) {
+      for (const std::string& place : Places()) {
         SettleDiscarded(*storage_, place).IgnoreError();
       }
     }
     std::vector<CheckpointInfo> unreadable;
     TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved,
-                             ListForResume(*storage_, root_, &unreadable));
+                             ListForResume(*storage_, &unreadable));
     if (options_.step.has_value()) return FindStep(saved);
     for (const CheckpointInfo& checkpoint : saved) {
       if (seen_.contains(checkpoint.directory)) continue;
@@ -145,15 +144,15 @@ class Decision {
                        WithoutDirectory(*storage_, skipped.directory, skipped.reason.message())));
     }
     if (lines.empty()) {
-      TESSERA_ASSIGN_OR_RETURN(lines, ListQuarantined(*storage_, root_));
+      TESSERA_ASSIGN_OR_RETURN(lines, ListQuarantined(*storage_));
       if (lines.empty()) return absl::OkStatus();
     }
     const std::string hint = options_.ignore_no_valid_hint.empty()
                                  ? std::string()
                                  : absl::StrCat("; ", options_.ignore_no_valid_hint);
-    return absl::FailedPreconditionError(
-        absl::StrCat("no checkpoint in ", storage_->Describe(root_), " is valid (",
-                     JoinFirst(lines, "; "), "); nothing was renamed", hint));
+    return absl::FailedPreconditionError(absl::StrCat("no checkpoint in ", storage_->Describe(""),
+                                                      " is valid (", JoinFirst(lines, "; "),
+                                                      "); nothing was renamed", hint));
   }
 
   // Renames what was skipped, or is abandoned.
@@ -163,7 +162,7 @@ class Decision {
     if (!options_.quarantine || (skipped_.empty() && !goes_back)) return absl::OkStatus();
     if (options_.lock != nullptr) TESSERA_RETURN_IF_ERROR(options_.lock->Confirm());
     if (goes_back) {
-      TESSERA_ASSIGN_OR_RETURN(abandoned_, AbandonLater(*storage_, root_, *options_.step));
+      TESSERA_ASSIGN_OR_RETURN(abandoned_, AbandonLater(*storage_, *options_.step));
     }
     for (SkippedCheckpoint& skipped : skipped_) {
       const auto judged = manifests_.find(skipped.directory);
@@ -200,7 +199,7 @@ class Decision {
   absl::StatusOr<std::string> FindStep(const std::vector<CheckpointInfo>& saved) {
     const auto found = std::ranges::find(saved, *options_.step, &CheckpointInfo::step);
     if (found == saved.end()) {
-      const absl::Status none = NoSuchCheckpoint(*storage_, root_, saved);
+      const absl::Status none = NoSuchCheckpoint(*storage_, saved);
       return absl::Status(
           none.code(), absl::StrCat(options_.step_name, " ", *options_.step, ": ", none.message()));
     }
@@ -267,7 +266,6 @@ class Decision {
   }
 
   Storage* const storage_;
-  const std::string root_;
   const ResumeOptions& options_;
   std::set<std::string> seen_;  // directories that are not offered again
   std::vector<SkippedCheckpoint> skipped_;
@@ -284,9 +282,8 @@ class Decision {
 using PartsOfLoads = std::map<std::string, std::vector<DamagedPart>>;
 
 // What another rank sees that rank 0 does not, as it follows "rank 3 "; or nothing.
-absl::StatusOr<std::string> Contradict(Storage* storage, std::string_view root,
-                                       const ResumeOffer& offer, const ResumeOptions& options,
-                                       PartsOfLoads& parts) {
+absl::StatusOr<std::string> Contradict(Storage* storage, const ResumeOffer& offer,
+                                       const ResumeOptions& options, PartsOfLoads& parts) {
   if (storage == nullptr) return std::string();
   for (const ResumeOffer::Skipped& skipped : offer.skipped()) {
     if (!skipped.damaged()) continue;
@@ -301,7 +298,7 @@ absl::StatusOr<std::string> Contradict(Storage* storage, std::string_view root,
                         " well, which rank 0 finds damaged (", skipped.reason(), ")");
   }
   if (offer.found() || offer.skipped_size() > 0 || options.ignore_no_valid) return std::string();
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved, ListForResume(*storage, root));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved, ListForResume(*storage));
   if (saved.empty()) return std::string();
   return absl::StrCat("finds ", storage->Describe(saved.front().directory),
                       ", and rank 0 finds no checkpoint");
@@ -345,10 +342,9 @@ std::string Describe(const Storage& storage, const SkippedCheckpoint& skipped) {
 }
 
 absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& storage,
-                                              std::string_view root, ProcessGroup& group,
-                                              const ResumeOptions& options,
+                                              ProcessGroup& group, const ResumeOptions& options,
                                               const LoadOnThisRank& load) {
-  Decision decision(storage.get(), root, options);
+  Decision decision(storage.get(), options);
   absl::Status loaded;
   std::vector<DamagedPart> damaged;  // what `loaded` says
   PartsOfLoads all_damaged;
@@ -378,7 +374,7 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& st
   }
 
   absl::StatusOr<std::string> seen = std::string();
-  if (group.rank() != 0) seen = Contradict(storage.get(), root, offer, options, all_damaged);
+  if (group.rank() != 0) seen = Contradict(storage.get(), offer, options, all_damaged);
   const Combine finish = [&](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
     TESSERA_RETURN_IF_ERROR(CheckNoneContradicts(all));
     if (!offer.found()) TESSERA_RETURN_IF_ERROR(decision.CheckNoneIsExpected());

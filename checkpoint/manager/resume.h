@@ -8,7 +8,7 @@
 //   const auto load = [&](const Checkpoint& checkpoint) {
 //     return checkpoint.Load(state, {.group = &group}).status();
 //   };
-//   const auto resumed = ResumeFromLatest(storage, "", group, {}, load);
+//   const auto resumed = ResumeFromLatest(storage, group, {}, load);
 //   if (!resumed.ok()) ...end the job: nothing in the storage has changed...
 //   if (!resumed->checkpoint.has_value()) ...begin at step 0...
 
@@ -46,7 +46,7 @@ struct ResumeOptions {
   std::string ignore_no_valid_hint;
   // How a user has named the folder, for the error of a rank that has none: "save: no folder /a".
   std::string no_folder = "no folder";
-  // On rank 0, the lock of `root`: nothing is renamed where it was lost meanwhile. May be null.
+  // On rank 0, the lock of the folder: nothing is renamed where it was lost meanwhile. May be null.
   FolderLock* lock = nullptr;
   absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
 };
@@ -80,8 +80,7 @@ std::string Describe(const Storage& storage, const SkippedCheckpoint& skipped);
 // group.
 using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 
-// Loads, on all ranks, the newest committed checkpoint under `root`, permanent or rolling, that is
-// healthy and that every rank reads without damage. `load` is called with one checkpoint after the
+// Loads, on all ranks, the newest committed checkpoint, permanent or rolling, that is healthy and that every rank reads without damage. `load` is called with one checkpoint after the
 // other, newest first, until it succeeds.
 //
 // Rank 0 decides. It skips what it finds damaged or diverged. Where `load` failed because of
@@ -118,12 +117,11 @@ using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 // called on the caller's.
 //
 // Collective over `group`: every rank calls it with the same options. Called where no other process
-// saves under `root` (folder_lock.h). While `load` runs, the checkpoint is marked as being read
+// saves there (folder_lock.h). While `load` runs, the checkpoint is marked as being read
 // (read_lock.h). Cost: three agreements, and two for each checkpoint that fails to load. Bytes on
 // the wire: the manifest and why others were skipped, to every rank.
 absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& storage,
-                                              std::string_view root, ProcessGroup& group,
-                                              const ResumeOptions& options,
+                                              ProcessGroup& group, const ResumeOptions& options,
                                               const LoadOnThisRank& load);
 
 }  // namespace tessera::ckpt

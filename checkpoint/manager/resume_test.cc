@@ -109,7 +109,7 @@ class ResumeTest : public ::testing::Test {
       const int rank = group.rank();
       Storage* const storage = others_.contains(rank) ? others_[rank] : views_[rank].get();
       results[rank] =
-          ResumeFromLatest(Shared(storage), "", group, options, [&](const Checkpoint& checkpoint) {
+          ResumeFromLatest(Shared(storage), group, options, [&](const Checkpoint& checkpoint) {
             if (rank == 0) ++loads_;
             return checkpoint
                 .Load(Part(rank, loaded[rank]), {.group = &group, .deadline = absl::Seconds(20)})
@@ -347,7 +347,7 @@ TEST_F(ResumeTest, OtherErrorsOfALoadLeadToNoOtherCheckpoint) {
   RunRanks(kRanks, [&](ProcessGroup& group) {
     int calls = 0;
     const auto result =
-        ResumeFromLatest(Shared(views_[group.rank()].get()), "", group, {}, [&](const Checkpoint&) {
+        ResumeFromLatest(Shared(views_[group.rank()].get()), group, {}, [&](const Checkpoint&) {
           ++calls;
           // A file of another program, for instance, without a word on where in the checkpoint.
           return absl::NotFoundError("no tokens.bin");
@@ -409,7 +409,7 @@ class ObjectStoreResumeTest : public ResumeTest {
 TEST_F(ObjectStoreResumeTest, WhatWasQuarantinedIsStillKnown) {
   Save(4);
   DamageManifest("step-00000004");
-  const absl::StatusOr<std::string> slot = EmptyRollingSlot(memory_, "");
+  const absl::StatusOr<std::string> slot = EmptyRollingSlot(memory_);
   ASSERT_TRUE(slot.ok()) << slot.status();
   Save(6, *slot, /*finite=*/false);
   EXPECT_EQ(Step({.ignore_no_valid = true}), -1);
@@ -421,7 +421,7 @@ TEST_F(ObjectStoreResumeTest, WhatWasQuarantinedIsStillKnown) {
 // This job stands still after its judgement; another one quarantines the step and saves it.
 void ExpectAnotherCheckpointStays(MemoryStorage& memory, const std::function<void()>& save) {
   SingleProcessGroup alone;
-  const auto resumed = ResumeFromLatest(Shared(&memory), "", alone, {}, [&](const Checkpoint&) {
+  const auto resumed = ResumeFromLatest(Shared(&memory), alone, {}, [&](const Checkpoint&) {
     EXPECT_TRUE(Quarantine(memory, "step-00000008", "damaged").ok());
     save();
     return absl::OkStatus();

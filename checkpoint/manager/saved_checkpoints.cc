@@ -74,7 +74,7 @@ absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const CheckpointInfo& di
 
 }  // namespace
 
-absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(Storage& storage, std::string_view root,
+absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(Storage& storage,
                                                           std::vector<CheckpointInfo>* unreadable) {
   std::vector<CheckpointInfo> all;
   const auto add = [&](const std::vector<CheckpointInfo>& directories, bool rolling) {
@@ -86,11 +86,10 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(Storage& storage, std:
     }
   };
   TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> permanent,
-                           ListStepDirectories(storage, root));
+                           ListStepDirectories(storage, ""));
   add(permanent, /*rolling=*/false);
   for (const std::string_view slot : kRollingSlots) {
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> rolling,
-                             ListSlot(storage, JoinPath(root, slot)));
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> rolling, ListSlot(storage, slot));
     add(rolling, /*rolling=*/true);
   }
   std::ranges::stable_sort(all, [](const CheckpointInfo& a, const CheckpointInfo& b) {
@@ -120,10 +119,9 @@ std::string WithoutDirectory(const Storage& storage, std::string_view directory,
                              {{absl::StrCat(name, "/"), ""}, {absl::StrCat(name, ": "), ""}});
 }
 
-absl::StatusOr<std::string> DescribeUnfinished(Storage& storage, std::string_view root,
-                                               int64_t step) {
+absl::StatusOr<std::string> DescribeUnfinished(Storage& storage, int64_t step) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> directories,
-                           ListStepDirectories(storage, root));
+                           ListStepDirectories(storage, ""));
   std::vector<std::string> later, unreadable;
   for (const CheckpointInfo& dir : directories) {
     if (!dir.committed.ok()) {
@@ -144,22 +142,21 @@ absl::StatusOr<std::string> DescribeUnfinished(Storage& storage, std::string_vie
   return absl::StrJoin(sentences, "; ");
 }
 
-absl::Status NoSuchCheckpoint(const Storage& storage, std::string_view root,
-                              std::vector<CheckpointInfo> saved) {
+absl::Status NoSuchCheckpoint(const Storage& storage, std::vector<CheckpointInfo> saved) {
   std::ranges::sort(saved, {}, &CheckpointInfo::step);
   const auto add_step = [](std::string* text, const CheckpointInfo& checkpoint) {
     absl::StrAppend(text, checkpoint.step);
   };
-  return absl::NotFoundError(absl::StrCat("no such checkpoint in ", storage.Describe(root),
+  return absl::NotFoundError(absl::StrCat("no such checkpoint in ", storage.Describe(""),
                                           "; there are steps ",
                                           absl::StrJoin(saved, ", ", add_step)));
 }
 
-absl::Status CheckNoneIsLater(Storage& storage, std::string_view root, int64_t step,
-                              bool only_unreadable, std::string_view hint) {
+absl::Status CheckNoneIsLater(Storage& storage, int64_t step, bool only_unreadable,
+                              std::string_view hint) {
   std::vector<CheckpointInfo> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved,
-                           ListForResume(storage, root, &unreadable));
+                           ListForResume(storage, &unreadable));
   for (const CheckpointInfo& dir : unreadable) {
     if (dir.step <= step || dir.rolling) continue;
     return absl::FailedPreconditionError(absl::StrCat(
@@ -173,7 +170,7 @@ absl::Status CheckNoneIsLater(Storage& storage, std::string_view root, int64_t s
   }
   if (only_unreadable || later.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat(storage.Describe(root), " holds checkpoints of later steps (",
+      absl::StrCat(storage.Describe(""), " holds checkpoints of later steps (",
                    absl::StrJoin(later, ", "), ") than this run starts from (", step, "); ",
                    std::string(hint), ", or save to another folder"));
 }
@@ -197,11 +194,10 @@ absl::StatusOr<std::string> Quarantine(Storage& storage, std::string_view direct
   return to;
 }
 
-absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::string_view root,
-                                                      int64_t step) {
+absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, int64_t step) {
   std::vector<CheckpointInfo> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved,
-                           ListForResume(storage, root, &unreadable));
+                           ListForResume(storage, &unreadable));
   // It may hold a checkpoint.
   for (const CheckpointInfo& dir : unreadable) {
     if (dir.step > step) return dir.committed.status();
@@ -216,12 +212,11 @@ absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::str
   return moved_to;
 }
 
-absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view root) {
+absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage) {
   RollingSteps steps;
   std::array<std::vector<CheckpointInfo>, kRollingSlots.size()> directories;
   for (size_t slot = 0; slot < kRollingSlots.size(); ++slot) {
-    TESSERA_ASSIGN_OR_RETURN(directories[slot],
-                             ListSlot(storage, JoinPath(root, kRollingSlots[slot])));
+    TESSERA_ASSIGN_OR_RETURN(directories[slot], ListSlot(storage, kRollingSlots[slot]));
     for (const CheckpointInfo& dir : directories[slot]) {
       TESSERA_RETURN_IF_ERROR(dir.committed.status());
       if (*dir.committed) steps[slot] = dir.step;  // ascending
@@ -229,7 +224,7 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view 
   }
   int chosen = ChooseRollingSlot(steps);
   // Nothing is deleted through a link.
-  if (storage.IsLink(JoinPath(root, kRollingSlots[chosen]))) chosen = 1 - chosen;
+  if (storage.IsLink(kRollingSlots[chosen])) chosen = 1 - chosen;
   const std::optional<int64_t> newest = std::max(steps[0], steps[1]);
   for (const CheckpointInfo& dir : directories[chosen]) {
     if (IsLinked(storage, dir.directory)) continue;
@@ -237,18 +232,18 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view 
     if (!storage.RenamesDirectories() && !*dir.committed && dir.step > newest) continue;
     TESSERA_RETURN_IF_ERROR(RemoveUnlessRead(storage, dir).status());
   }
-  std::string slot = JoinPath(root, kRollingSlots[chosen]);
+  std::string slot(kRollingSlots[chosen]);
   return storage.RenamesDirectories() ? slot : JoinPath(slot, MakeRollingAttempt());
 }
 
-Retention::Retention(Storage& storage, std::string_view root, const RetentionOptions& options)
-    : storage_(storage), root_(root), options_(options) {}
+Retention::Retention(Storage& storage, const RetentionOptions& options)
+    : storage_(storage), options_(options) {}
 
 absl::Status Retention::Apply(absl::Time now) {
   if (!options_.deletes()) return absl::OkStatus();
-  absl::Status first_error = SettleDiscarded(storage_, root_);
+  absl::Status first_error = SettleDiscarded(storage_, "");
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
-                           ListStepDirectories(storage_, root_));
+                           ListStepDirectories(storage_, ""));
   std::erase_if(directories, [&](const CheckpointInfo& dir) {
     return !dir.committed.ok() || storage_.IsLink(dir.directory);
   });
@@ -277,7 +272,7 @@ absl::Status Retention::Apply(absl::Time now) {
     first_error.Update(removed.status());
     if (removed.ok() && *removed) described_.erase(dir->directory);
   }
-  if (!deleted.empty()) first_error.Update(storage_.SyncDirectory(root_));
+  if (!deleted.empty()) first_error.Update(storage_.SyncDirectory(""));
   return first_error;
 }
 
@@ -289,7 +284,7 @@ absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& c
   };
   std::vector<std::string> deleted;
   if (lacking() == 0) return deleted;
-  TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage_, root_));
+  TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage_, ""));
   TESSERA_ASSIGN_OR_RETURN(const Droppable droppable, FindDroppable(coming, now));
   if (droppable.bytes < lacking()) return deleted;
   for (const CheckpointInfo& checkpoint : droppable.checkpoints) {
@@ -304,7 +299,7 @@ absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& c
 
 absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& coming,
                                                               absl::Time now) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> saved, ListForResume(storage_, root_));
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> saved, ListForResume(storage_));
   std::ranges::reverse(saved);  // by ascending step
   std::vector<RetentionCandidate> candidates;
   std::vector<std::pair<const CheckpointInfo*, uint64_t>> found;

@@ -1,7 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_MANAGER_SAVED_CHECKPOINTS_H_
 #define TESSERA_CHECKPOINT_MANAGER_SAVED_CHECKPOINTS_H_
 
-// What a run has saved under one root: permanent checkpoints and rolling ones (rolling.h), and what
+// What a run has saved in a folder, the root of a storage: permanent checkpoints and rolling ones (rolling.h), and what
 // is done with them. Called by one process of the run, which holds the folder's lock where others
 // may save. Which of them a run resumes from: resume.h.
 // CheckpointManager (checkpoint_manager.h) does all of it for a job.
@@ -23,11 +23,11 @@
 
 namespace tessera::ckpt {
 
-// Committed checkpoints under `root`, permanent and rolling, in the order in which a run tries to
-// resume from them: newest first, and of one step the permanent one first. None if the root is not
-// there. Directories that cannot be listed are left out, and added to `unreadable` (may be null).
+// Committed checkpoints, permanent and rolling, in the order in which a run tries to resume from
+// them: newest first, and of one step the permanent one first. None if the folder is not there.
+// Directories that cannot be listed are left out, and added to `unreadable` (may be null).
 absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(
-    Storage& storage, std::string_view root, std::vector<CheckpointInfo>* unreadable = nullptr);
+    Storage& storage, std::vector<CheckpointInfo>* unreadable = nullptr);
 
 // Whether the state was finite when it was saved, and the loss plausible, as far as is known.
 bool IsHealthy(const Manifest& manifest);
@@ -45,19 +45,17 @@ std::string WithoutDirectory(const Storage& storage, std::string_view directory,
 // What Latest() and a resume skip without a word in the folder: saves of steps after `step` that
 // were never completed, as a sudden death leaves them, and directories that cannot be read, with
 // the reason. Half a sentence, or empty.
-absl::StatusOr<std::string> DescribeUnfinished(Storage& storage, std::string_view root,
-                                               int64_t step);
+absl::StatusOr<std::string> DescribeUnfinished(Storage& storage, int64_t step);
 
 // NotFound: "no such checkpoint in", and the steps that are there.
-absl::Status NoSuchCheckpoint(const Storage& storage, std::string_view root,
-                              std::vector<CheckpointInfo> saved);
+absl::Status NoSuchCheckpoint(const Storage& storage, std::vector<CheckpointInfo> saved);
 
 // FailedPrecondition where checkpoints of later steps than `step`, with which a job that starts
 // there would mix its own, exist, or may exist in a directory that cannot be read. Then `hint` says
 // what else to do than to save to another folder. `only_unreadable`: for a job that continues from
 // one of its own, which has taken the later ones out of the way.
-absl::Status CheckNoneIsLater(Storage& storage, std::string_view root, int64_t step,
-                              bool only_unreadable, std::string_view hint);
+absl::Status CheckNoneIsLater(Storage& storage, int64_t step, bool only_unreadable,
+                              std::string_view hint);
 
 // Renames "step-00000500" to "step-00000500.damaged", where `word` is "damaged", or to
 // "step-00000500.damaged-2" and so on where that exists: from then on, readers do not take it for a
@@ -73,17 +71,16 @@ absl::StatusOr<std::string> Quarantine(Storage& storage, std::string_view direct
 // Quarantines, as "abandoned", the checkpoints of later steps than `step`: those of a future that a
 // run abandons when it continues from an earlier step on request. Returns the new directories. The
 // error of a directory of a later step that cannot be listed, with nothing done.
-absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::string_view root,
-                                                      int64_t step);
+absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, int64_t step);
 
-// Deletes what the next rolling checkpoint replaces, and returns the root to save it under. A crash
+// Deletes what the next rolling checkpoint replaces, and returns the folder to save it in. A crash
 // leaves a slot that is visibly incomplete. A checkpoint that is being read (read_lock.h) stays in
 // the slot, beside the next one, until the slot is emptied again. Where directories cannot be
-// renamed, the root is a new folder in the slot, so that no other attempt shares it, and an
+// renamed, it is a new folder in the slot, so that no other attempt shares it, and an
 // incomplete save stays until a checkpoint of its step or a later one is committed in a slot.
 // Symbolic links are left alone: one in a slot stays beside the next checkpoint, and a slot that is
 // one is used only where the other one is, too, and never emptied.
-absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view root);
+absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage);
 
 // A save that is about to begin.
 struct ComingSave {
@@ -101,7 +98,7 @@ struct ComingSave {
 class Retention {
  public:
   // The storage must outlive it.
-  Retention(Storage& storage, std::string_view root, const RetentionOptions& options);
+  Retention(Storage& storage, const RetentionOptions& options);
 
   // Deletes the permanent checkpoints that the policy does not keep, and remains of incomplete
   // saves that are older than the newest of them. Tries all, and returns the first error, also that
@@ -131,7 +128,6 @@ class Retention {
   absl::StatusOr<Droppable> FindDroppable(const ComingSave& coming, absl::Time now);
 
   Storage& storage_;
-  const std::string root_;
   const RetentionOptions options_;
   std::map<std::string, Described> described_;  // permanent ones, by directory
 };

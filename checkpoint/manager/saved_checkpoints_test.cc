@@ -13,10 +13,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/save/run_save.h"
+#include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/testing/temporary_directory.h"
@@ -36,12 +39,12 @@ class SavedCheckpointsTest : public ::testing::Test {
     std::vector<float> elements(64, static_cast<float>(step));
     ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
     tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
-    const auto saved =
-        ckpt::Save(storage_, root, step, {{tensor}}, {.metadata = ToMetadata(metadata)});
+    const auto saved = SaveNow(storage_, {.step = step, .metadata = ToMetadata(metadata)},
+                               {{tensor}}, {}, {.root = root});
     ASSERT_TRUE(saved.ok()) << saved.status();
   }
   void SaveRolling(int64_t step) {
-    const absl::StatusOr<std::string> slot = EmptyRollingSlot(storage_, "");
+    const absl::StatusOr<std::string> slot = EmptyRollingSlot(storage_);
     ASSERT_TRUE(slot.ok()) << slot.status();
     Save(step, *slot);
   }
@@ -78,7 +81,7 @@ class SavedCheckpointsTest : public ::testing::Test {
   // "step-00000003" and so on, of permanent checkpoints, as their numbers.
   std::vector<int64_t> Steps() {
     std::vector<int64_t> steps;
-    const auto list = List(memory_, "");
+    const auto list = CheckpointFolder(memory_).List();
     EXPECT_TRUE(list.ok()) << list.status();
     if (list.ok()) {
       for (const CheckpointInfo& info : *list) steps.push_back(info.step);
@@ -90,7 +93,7 @@ class SavedCheckpointsTest : public ::testing::Test {
     set_aside_.clear();
     SingleProcessGroup alone;
     const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), &storage_);
-    const auto resumed = ResumeFromLatest(storage, "", alone, {.ignore_no_valid = true},
+    const auto resumed = ResumeFromLatest(storage, alone, {.ignore_no_valid = true},
                                           [](const Checkpoint&) { return absl::OkStatus(); });
     EXPECT_TRUE(resumed.ok()) << resumed.status();
     if (!resumed.ok()) return -1;
@@ -127,13 +130,14 @@ TEST_F(SavedCheckpointsTest, NewestFirstAndPermanentBeforeRolling) {
   Save(100);
   Save(75, "rolling-0");
   Save(100, "rolling-1");
-  const auto all = ListForResume(storage_, "");
+  const auto all = ListForResume(storage_);
   ASSERT_TRUE(all.ok());
   EXPECT_THAT(*all, ElementsAre(CheckpointInfo{100, "step-00000100", false},
                                 CheckpointInfo{100, "rolling-1/step-00000100", true},
                                 CheckpointInfo{75, "rolling-0/step-00000075", true},
                                 CheckpointInfo{50, "step-00000050", false}));
-  EXPECT_TRUE(ListForResume(storage_, "nowhere")->empty());
+  MemoryStorage empty;
+  EXPECT_TRUE(ListForResume(empty)->empty());
 }
 
 TEST_F(SavedCheckpointsTest, EveryKindOfDamageIsSetAsideWithItsReason) {
@@ -205,12 +209,12 @@ TEST_F(ObjectStoreTest, AStorageThatCannotRenameDirectoriesRenamesTheManifest) {
 TEST_F(SavedCheckpointsTest, LaterCheckpointsAreAbandonedNotDeleted) {
   for (const int64_t step : {20, 40, 60}) Save(step);
   SaveRolling(50);
-  const auto moved = AbandonLater(storage_, "", 40);
+  const auto moved = AbandonLater(storage_, 40);
   ASSERT_TRUE(moved.ok()) << moved.status();
   EXPECT_THAT(*moved, ElementsAre("step-00000060.abandoned", "rolling-0/step-00000050.abandoned"));
   EXPECT_EQ(Take(), 40);
   Save(60);
-  EXPECT_THAT(*AbandonLater(storage_, "", 40), ElementsAre("step-00000060.abandoned-2"));
+  EXPECT_THAT(*AbandonLater(storage_, 40), ElementsAre("step-00000060.abandoned-2"));
 }
 
 TEST_F(SavedCheckpointsTest, NoLaterCheckpointIsForgottenBecauseItCannotBeListed) {
@@ -220,8 +224,8 @@ TEST_F(SavedCheckpointsTest, NoLaterCheckpointIsForgottenBecauseItCannotBeListed
         return operation.kind == OperationKind::kList && operation.path == "step-00000040";
       },
       absl::UnavailableError("no answer"));
-  EXPECT_TRUE(absl::IsUnavailable(AbandonLater(storage_, "", 20).status()));
-  EXPECT_THAT(*AbandonLater(storage_, "", 40), ElementsAre("step-00000060.abandoned"));
+  EXPECT_TRUE(absl::IsUnavailable(AbandonLater(storage_, 20).status()));
+  EXPECT_THAT(*AbandonLater(storage_, 40), ElementsAre("step-00000060.abandoned"));
 }
 
 TEST_F(SavedCheckpointsTest, RetentionNeverDeletesTheNewestGoodOne) {
@@ -229,7 +233,7 @@ TEST_F(SavedCheckpointsTest, RetentionNeverDeletesTheNewestGoodOne) {
   SaveWithHealth(20, true, true);
   SaveWithHealth(30, false, true);
   SaveWithHealth(40, true, false);
-  Retention retention(storage_, "", {.newest = 1});
+  Retention retention(storage_, {.newest = 1});
   ASSERT_TRUE(retention.Apply(absl::Now()).ok());
   EXPECT_THAT(Steps(), ElementsAre(20, 40));
   // One that is damaged is not good, whatever it states.
@@ -257,7 +261,7 @@ TEST_F(SavedCheckpointsTest, RetentionKeepsWhatItCannotReadAndReadsItAgain) {
             return operation.kind == OperationKind::kOpen && operation.path == file;
           },
           error);
-      Retention retention(storage_, "", {.newest = 1, .best = 1});
+      Retention retention(storage_, {.newest = 1, .best = 1});
       const absl::Status applied = retention.Apply(absl::Now());
       EXPECT_EQ(applied.code(), error.code()) << applied;
       EXPECT_THAT(std::string(applied.message()), HasSubstr(file));
@@ -280,7 +284,7 @@ TEST_F(SavedCheckpointsTest, NoRoomIsMadeOfWhatCannotBeRead) {
                operation.path == "step-00000010/manifest.pb";
       },
       absl::UnavailableError("no answer"));
-  Retention retention(storage_, "", {.newest = 1});
+  Retention retention(storage_, {.newest = 1});
   const auto deleted = retention.MakeRoom({40, false, *storage_.FreeBytes() + 1}, absl::Now());
   ASSERT_TRUE(deleted.ok()) << deleted.status();
   EXPECT_THAT(*deleted, ElementsAre("step-00000020"));
@@ -297,12 +301,12 @@ TEST_F(SavedCheckpointsTest, WhatWasSetAsideInItsFolderStaysInACopyOnADisk) {
   Save(10);
   EXPECT_EQ(Names("step-00000010").size(), 4u);
   Save(20);
-  Retention retention(storage_, "", {.newest = 1});
+  Retention retention(storage_, {.newest = 1});
   ASSERT_TRUE(retention.Apply(absl::Now()).ok());
   EXPECT_THAT(Steps(), ElementsAre(20));
   EXPECT_EQ(Contents(data), contents);
   EXPECT_EQ(Names("step-00000010").size(), 2u);
-  ASSERT_TRUE(Prune(storage_, "", 1).ok());
+  ASSERT_TRUE(CheckpointFolder(storage_).Prune(1).ok());
   ASSERT_TRUE(memory_.Rename("step-00000010", "step-00000010.discarded-00000001").ok());
   ASSERT_TRUE(retention.Apply(absl::Now()).ok());
   EXPECT_EQ(Contents(data), contents);
@@ -327,10 +331,10 @@ TEST_F(SavedCheckpointsTest, RetentionKeepsTheBestAndLeavesRollingOnesAlone) {
   SaveWithHealth(40, true, true);
   SaveRolling(15);
   SaveRolling(25);
-  Retention retention(storage_, "", {.newest = 1, .best = 2});
+  Retention retention(storage_, {.newest = 1, .best = 2});
   ASSERT_TRUE(retention.Apply(absl::Now()).ok());
   EXPECT_THAT(Steps(), ElementsAre(20, 30, 40));
-  EXPECT_EQ(ListForResume(storage_, "")->size(), 5u);
+  EXPECT_EQ(ListForResume(storage_)->size(), 5u);
 }
 
 TEST_F(SavedCheckpointsTest, RetentionRemovesOlderIncompleteSavesOnly) {
@@ -339,10 +343,10 @@ TEST_F(SavedCheckpointsTest, RetentionRemovesOlderIncompleteSavesOnly) {
   ASSERT_TRUE(memory_.Delete("step-00000010/manifest.pb").ok());
   ASSERT_TRUE(memory_.MakeDirectory("step-00000030").ok());
   ASSERT_TRUE(memory_.MakeDirectory("step-00000005.damaged").ok());
-  Retention retention(storage_, "", {.newest = 5});
+  Retention retention(storage_, {.newest = 5});
   ASSERT_TRUE(retention.Apply(absl::Now()).ok());
   EXPECT_THAT(Names(""), ElementsAre("step-00000005.damaged/", "step-00000020/", "step-00000030/"));
-  Retention everything(storage_, "", {});
+  Retention everything(storage_, {});
   ASSERT_TRUE(everything.Apply(absl::Now()).ok());
   EXPECT_THAT(Steps(), ElementsAre(20));
 }
@@ -354,7 +358,7 @@ TEST_F(SavedCheckpointsTest, RoomIsMadeWithoutTheNewestGoodOne) {
   const uint64_t bytes = Contents(Data("rolling-0/step-00000015")).size();
   // For a save that needs so many bytes more than there are.
   const auto make_room = [&](const RetentionOptions& options, uint64_t lacking_bytes) {
-    Retention retention(storage_, "", options);
+    Retention retention(storage_, options);
     const auto deleted =
         retention.MakeRoom({30, false, *storage_.FreeBytes() + lacking_bytes}, absl::Now());
     EXPECT_TRUE(deleted.ok()) << deleted.status();
@@ -380,12 +384,12 @@ TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
   const TemporaryDirectory folder;
   const auto storage = *OpenPosixStorage(folder.path());
   const auto save_rolling = [&](int64_t step) {
-    const absl::StatusOr<std::string> slot = EmptyRollingSlot(*storage, "");
+    const absl::StatusOr<std::string> slot = EmptyRollingSlot(*storage);
     ASSERT_TRUE(slot.ok()) << slot.status();
     std::vector<float> elements(64, static_cast<float>(step));
     ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
     tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
-    const auto saved = Save(*storage, *slot, step, {{tensor}});
+    const auto saved = SaveNow(*storage, {.step = step}, {{tensor}}, {}, {.root = *slot});
     ASSERT_TRUE(saved.ok()) << saved.status();
   };
   const auto move_away_and_link = [&](const std::string& path) {
@@ -423,21 +427,21 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
     std::vector<float> elements(64, static_cast<float>(step));
     ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
     tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
-    ASSERT_TRUE(Save(*storage, root, step, {{tensor}}).ok());
+    ASSERT_TRUE(SaveNow(*storage, {.step = step}, {{tensor}}, {}, {.root = root}).ok());
   };
   const auto steps = [&] {
     std::vector<int64_t> found;
-    const std::vector<CheckpointInfo> all = *ListForResume(*storage, "");
+    const std::vector<CheckpointInfo> all = *ListForResume(*storage);
     for (const CheckpointInfo& saved : all) found.push_back(saved.step);
     return found;
   };
   for (const int64_t step : {1, 2, 3}) save(step, "");
-  Retention retention(*storage, "", {.newest = 1});
+  Retention retention(*storage, {.newest = 1});
   {
     const ReadLock reader(*storage, "step-00000001");
     ASSERT_TRUE(retention.Apply(absl::Now()).ok());
     EXPECT_THAT(steps(), ElementsAre(3, 1));
-    ASSERT_TRUE(Prune(*storage, "", 1).ok());
+    ASSERT_TRUE(CheckpointFolder(*storage).Prune(1).ok());
     EXPECT_THAT(steps(), ElementsAre(3, 1));
   }
   {
@@ -450,15 +454,15 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
   EXPECT_THAT(steps(), ElementsAre(3));
 
   // The next rolling checkpoint stands beside the one that is being read.
-  save(4, *EmptyRollingSlot(*storage, ""));
-  save(5, *EmptyRollingSlot(*storage, ""));
+  save(4, *EmptyRollingSlot(*storage));
+  save(5, *EmptyRollingSlot(*storage));
   {
     const ReadLock reader(*storage, "rolling-0/step-00000004");
-    save(6, *EmptyRollingSlot(*storage, ""));
+    save(6, *EmptyRollingSlot(*storage));
     EXPECT_THAT(steps(), ElementsAre(6, 5, 4, 3));
   }
-  save(7, *EmptyRollingSlot(*storage, ""));
-  save(8, *EmptyRollingSlot(*storage, ""));
+  save(7, *EmptyRollingSlot(*storage));
+  save(8, *EmptyRollingSlot(*storage));
   EXPECT_THAT(steps(), ElementsAre(8, 7, 3));
 }
 

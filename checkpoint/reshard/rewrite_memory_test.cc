@@ -16,9 +16,11 @@
 
 #include "base/test_seed.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/reshard/rewrite.h"
+#include "checkpoint/save/run_save.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/testing/test_state.h"
 #include "gtest/gtest.h"
@@ -103,9 +105,10 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
   {
     LocalState state;
     state.Add(RandomTensor("w", WEIGHT, F32, shape, random), {WholeBox(shape)}, true);
-    ASSERT_TRUE(
-        Save(**storage, "from", metadata.trainer().step(), state.dict, With(metadata, {}, &group))
-            .ok());
+    ASSERT_TRUE(SaveNow(**storage,
+                        {.step = metadata.trainer().step(), .metadata = ToMetadata(metadata)},
+                        state.dict, {.group = &group}, {.root = "from"})
+                    .ok());
   }
   // Columns over four ranks: every rank needs a part of every row.
   std::vector<std::string> ranks;

@@ -13,10 +13,12 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -55,7 +57,7 @@ class RewriteTest : public testing::Test {
     metadata.mutable_trainer()->set_best_loss(2.5);
     SaveOptions options;
     options.checksum_chunk_bytes = 128;
-    const auto report = Save(source_, "", 5, state.dict, With(metadata, options));
+    const auto report = CheckpointFolder(source_).Save(5, state.dict, With(metadata, options));
     ASSERT_TRUE(report.ok()) << report.status();
     saved_ = *ReadManifest(source_, kDirectory);
   }
@@ -104,12 +106,13 @@ class RewriteTest : public testing::Test {
     const absl::StatusOr<Manifest> manifest = ReadManifest(storage_, kDirectory);
     ASSERT_TRUE(manifest.ok()) << manifest.status();
     EXPECT_EQ(manifest->trainer().best_loss(), 2.5);
-    const auto verified = Verify(storage_, kDirectory, {.digests = true, .io_threads = 1});
+    const auto verified =
+        VerifyCheckpoint(storage_, kDirectory, {.digests = true, .io_threads = 1});
     ASSERT_TRUE(verified.ok() && verified->damage.empty())
         << (verified.ok() ? verified->damage[0].message : verified.status().ToString());
     LocalState state;
     for (const WholeTensor& tensor : tensors_) state.Add(tensor, {WholeBox(tensor.shape)}, false);
-    const auto loaded = Load(storage_, kDirectory, state.dict);
+    const auto loaded = LoadCheckpoint(storage_, kDirectory, state.dict);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     for (size_t t = 0; t < tensors_.size(); ++t) {
       EXPECT_TRUE(LocalState::Holds(state.dict.tensors[t].shards[0], tensors_[t])) << t;
@@ -195,7 +198,7 @@ TEST_F(RewriteTest, MayDieAtAnyOperation) {
     EXPECT_EQ(Run().ok(), o == operations - 1);
     faulty_.ClearFaults();
     if (!ReadManifest(storage_, kDirectory).ok()) {
-      EXPECT_THAT(*List(storage_, ""), IsEmpty());
+      EXPECT_THAT(*CheckpointFolder(storage_).List(), IsEmpty());
       ASSERT_TRUE(Run().ok());
     }
     ExpectArrived();

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -13,9 +14,12 @@
 #include "base/mutex.h"
 #include "base/thread_priority.h"
 #include "base/threads.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/collective/watched_group.h"
 #include "checkpoint/save/data_writer.h"
+#include "checkpoint/save/plan_cache.h"
 #include "checkpoint/save/run_save.h"
+#include "checkpoint/save/save_hooks.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -35,14 +39,13 @@ absl::Status CheckAsyncOptions(const AsyncSaveOptions& options) {
 
 class AsyncSaver::Background {
  public:
-  Background(Storage& storage, std::string_view root, const AsyncSaveOptions& options,
-             ChooseRoot choose_root)
+  Background(Storage& storage, const AsyncSaveOptions& options, const SaveHooks& hooks)
       : options_(options),
+        on_committed_(hooks.on_committed),
         group_(options.save.group != nullptr ? *options.save.group : alone_),
         staging_(options.available_memory_bytes),
-        context_{storage,      std::string(root),     group_,
-                 options.save, options.copy_threads,  plan_cache_,
-                 staging_,     std::move(choose_root)} {
+        context_{storage,      hooks.root,           hooks.choose_root, group_,
+                 options.save, options.copy_threads, plan_cache_,       staging_} {
     TryToStartThread();
   }
 
@@ -207,7 +210,7 @@ class AsyncSaver::Background {
         absl::StrAppend(&report->note, report->note.empty() ? "" : "; ",
                         "saved in the foreground: ", no_thread_);
       }
-      if (options_.on_committed) options_.on_committed(*report);
+      if (on_committed_) on_committed_(*report);
     }
     return SaveOutcome{step, std::move(report)};
   }
@@ -261,7 +264,8 @@ class AsyncSaver::Background {
   }
 
   const AsyncSaveOptions options_;
-  SingleProcessGroup alone_;  // the group where the options name none
+  const std::function<void(SaveReport&)> on_committed_;  // may be null
+  SingleProcessGroup alone_;                             // the group where the options name none
   // Used by thread_, or by the caller's thread that does its work.
   WatchedGroup group_;
   PlanCache plan_cache_;
@@ -287,9 +291,11 @@ class AsyncSaver::Background {
   std::string no_thread_;  // why there is no thread; used by Start()'s caller
 };
 
-AsyncSaver::AsyncSaver(Storage& storage, std::string_view root, const AsyncSaveOptions& options,
-                       ChooseRoot choose_root)
-    : background_(std::make_unique<Background>(storage, root, options, std::move(choose_root))) {}
+AsyncSaver::AsyncSaver(Storage& storage, const AsyncSaveOptions& options)
+    : AsyncSaver(storage, options, SaveHooks()) {}
+
+AsyncSaver::AsyncSaver(Storage& storage, const AsyncSaveOptions& options, const SaveHooks& hooks)
+    : background_(std::make_unique<Background>(storage, options, hooks)) {}
 
 AsyncSaver::~AsyncSaver() = default;
 

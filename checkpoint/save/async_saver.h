@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_SAVE_ASYNC_SAVER_H_
 #define TESSERA_CHECKPOINT_SAVE_ASYNC_SAVER_H_
 
-// Asynchronous saves: the same checkpoint as Save(), written by background threads while the
-// program continues.
+// Asynchronous saves: the checkpoint that CheckpointFolder::Save() makes, written by background
+// threads while the program continues.
 //
 //   saver.Prepare(state);                       // once; optional
 //   for each step:
@@ -19,19 +19,17 @@
 #include <limits>
 #include <memory>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/plan/state_dict.h"
 #include "checkpoint/save/options.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 
-struct PlannedSave;  // run_save.h
+class Storage;     // checkpoint/storage/storage.h
+struct SaveHooks;  // checkpoint/save/save_hooks.h
 
 struct AsyncSaveOptions {
   // save.staging_bytes limits the memory for the copy of this process's part of the state, which is
@@ -59,11 +57,6 @@ struct AsyncSaveOptions {
   int nice = 5;                   // added to the niceness of the background's threads
   bool idle_io_priority = false;  // lowest disk priority, if its scheduler has priorities
 
-  // Called after each committed save, before its outcome is available and the next save begins.
-  // Runs on the saver's thread, so that it may take its time, for example to remove older
-  // checkpoints.
-  std::function<void(SaveReport&)> on_committed;
-
   // Available memory in bytes; null: as reported by the system and the process's control group.
   std::function<uint64_t()> available_memory_bytes;
 };
@@ -75,7 +68,7 @@ struct SaveOutcome {
   absl::StatusOr<SaveReport> report;
 };
 
-// Makes the checkpoints that Save() makes, by the same commit protocol: a checkpoint exists when,
+// Makes the checkpoints that CheckpointFolder::Save() makes, by the same commit protocol: a checkpoint exists when,
 // and only when, every rank's data is durable and its manifest is committed. After a save that
 // failed, the next one works as usual.
 //
@@ -97,9 +90,10 @@ struct SaveOutcome {
 // communicates, nor does anything else here: what needs other ranks happens in the background.
 class AsyncSaver {
  public:
-  // `choose_root`: for a CheckpointManager, see run_save.h; null: every save goes to `root`.
-  AsyncSaver(Storage& storage, std::string_view root, const AsyncSaveOptions& options = {},
-             std::function<absl::StatusOr<std::string>(const PlannedSave&)> choose_root = nullptr);
+  // Saves as CheckpointFolder(storage) does.
+  explicit AsyncSaver(Storage& storage, const AsyncSaveOptions& options = {});
+  // For the library itself.
+  AsyncSaver(Storage& storage, const AsyncSaveOptions& options, const SaveHooks& hooks);
 
   // Waits like Finish().
   ~AsyncSaver();

@@ -9,12 +9,11 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/save/plan_cache.h"
 
 namespace tessera::ckpt {
 
-class Manifest;  // checkpoint/manifest.h
+class Manifest;      // checkpoint/manifest.h
+class ProcessGroup;  // checkpoint/collective/process_group.h
 
 // What a checkpoint holds besides its tensors. Rank 0's is saved.
 struct Metadata {
@@ -39,10 +38,6 @@ struct SaveOptions {
   // group is the caller's and must outlive the call, or the saver. Null: this process alone.
   ProcessGroup* group = nullptr;
   absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
-
-  // The plan of earlier saves of the same group, on every rank or on none; null: every save is
-  // planned anew. An AsyncSaver has its own.
-  PlanCache* plan_cache = nullptr;
 
   // An AsyncSaver takes them with each save instead.
   Metadata metadata;
@@ -76,7 +71,7 @@ struct SaveReport {
   double blocked_seconds = 0;  // in Start() and waiting for the copy
 
   // What did not go as well as it could, though the checkpoint is complete: memory that was not
-  // available, and why; what on_committed adds. Usually empty.
+  // available, and why; checkpoints that could not be deleted. Usually empty.
   std::string note;
 };
 

@@ -14,6 +14,7 @@
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/save/coordinator.h"
 #include "checkpoint/save/phase.h"
+#include "checkpoint/save/save_agreement.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/save/staging_layout.h"
 #include "checkpoint/storage/pieces.h"
@@ -203,20 +204,20 @@ absl::StatusOr<SaveReport> RunSave(
   return report;
 }
 
-absl::StatusOr<SaveReport> SaveNow(Storage& storage, std::string_view root,
-                                   const SaveRequest& request, const StateDict& state,
-                                   const SaveOptions& options, ChooseRoot choose_root) {
+absl::StatusOr<SaveReport> SaveNow(Storage& storage, const SaveRequest& request,
+                                   const StateDict& state, const SaveOptions& options,
+                                   const SaveHooks& hooks) {
   SingleProcessGroup alone;
   PlanCache plan_cache;
   StagingPool staging;
   const SaveContext context = {storage,
-                               std::string(root),
+                               hooks.root,
+                               hooks.choose_root,
                                options.group != nullptr ? *options.group : alone,
                                options,
                                /*copy_ahead_threads=*/0,
-                               options.plan_cache != nullptr ? *options.plan_cache : plan_cache,
-                               staging,
-                               std::move(choose_root)};
+                               hooks.plan_cache != nullptr ? *hooks.plan_cache : plan_cache,
+                               staging};
   return RunSave(context, MakeManifest(request.step, request.metadata), request.rolling, state,
                  /*on_planned=*/nullptr);
 }

@@ -7,6 +7,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/load/load.h"
 #include "checkpoint/simulation/scheduler.h"
 
 namespace tessera::simulation {
@@ -149,7 +151,8 @@ absl::StatusOr<std::vector<Sighting>> LookAround(ckpt::Storage& storage) {
 
 std::string ReadBack(ckpt::Storage& storage, const Sighting& sighting) {
   Content content(0, 1);
-  const auto loaded = ckpt::Load(storage, sighting.directory, content.state(), {.io_threads = 1});
+  const auto loaded =
+      ckpt::LoadCheckpoint(storage, sighting.directory, content.state(), {.io_threads = 1});
   if (!loaded.ok()) return std::string(loaded.status().message());
   return content.Is(sighting.id) ? "" : "its contents are not those that were saved";
 }

@@ -8,12 +8,15 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/load/load.h"
 #include "checkpoint/manager/failed_saves.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/save_schedule.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manager/stop_file.h"
+#include "checkpoint/save/plan_cache.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/simulation/content.h"
 #include "checkpoint/simulation/faults.h"
@@ -83,7 +86,7 @@ absl::Status Job::Run(int number) {
   const bool blind = number == phase_.blind_rank;
   TESSERA_ASSIGN_OR_RETURN(rank.storage, site_.Open(phase_, blind));
   TESSERA_RETURN_IF_ERROR(Agree(rank, number == 0 ? Lock(rank) : absl::OkStatus()));
-  rank.retention.emplace(*rank.storage, "", script_.retention);
+  rank.retention.emplace(*rank.storage, script_.retention);
   TESSERA_RETURN_IF_ERROR(Resume(rank));
   return Train(rank);
 }
@@ -111,7 +114,7 @@ absl::Status Job::Resume(Rank& rank) {
   };
   TESSERA_ASSIGN_OR_RETURN(
       const ckpt::ResumeResult resumed,
-      ckpt::ResumeFromLatest(rank.storage, "", rank.group,
+      ckpt::ResumeFromLatest(rank.storage, rank.group,
                              {.lock = rank.lock.get(), .deadline = kDeadline}, load));
   std::optional<int64_t> taken;
   if (resumed.checkpoint.has_value()) {
@@ -127,14 +130,14 @@ absl::Status Job::Resume(Rank& rank) {
 // Continues from the older checkpoint that was asked for; later ones are set aside.
 absl::Status Job::GoBack(Rank& rank) {
   rank.step = *asked_step_;
-  const std::string directory = ckpt::CheckpointDirectory("", rank.step);
+  const std::string directory = ckpt::StepDirectoryName(rank.step);
   const absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(*rank.storage, directory);
   TESSERA_RETURN_IF_ERROR(Agree(rank, manifest.status()));
   TESSERA_RETURN_IF_ERROR(LoadFrom(rank, directory, simulation::IdOf(*manifest)));
   if (rank.number() > 0) return Agree(rank, absl::OkStatus());
   Journal::Get().Note(absl::StrCat("goes back to step ", rank.step));
   model_.Abandons(rank.step);
-  const absl::Status status = ckpt::AbandonLater(*rank.storage, "", rank.step).status();
+  const absl::Status status = ckpt::AbandonLater(*rank.storage, rank.step).status();
   site_.Look();
   return Agree(rank, status);
 }
@@ -142,7 +145,7 @@ absl::Status Job::GoBack(Rank& rank) {
 absl::Status Job::LoadFrom(Rank& rank, const std::string& directory, int64_t id) {
   ckpt::LoadOptions options = {.group = &rank.group, .deadline = kDeadline, .io_threads = 2};
   TESSERA_RETURN_IF_ERROR(
-      ckpt::Load(*rank.storage, directory, rank.content.state(), options).status());
+      ckpt::LoadCheckpoint(*rank.storage, directory, rank.content.state(), options).status());
   if (!rank.content.Is(id)) {
     Journal::Get().Finding("mixed", absl::StrCat("rank ", rank.number(), " loads from ", directory,
                                                  " what was not saved as ", id));
@@ -155,11 +158,15 @@ void Job::OpenSaver(Rank& rank) {
   options.save.group = &rank.save_group;
   options.save.before_commit = [this, &rank] { return Confirm(rank); };
   if (phase_.skips) options.when_busy = ckpt::AsyncSaveOptions::WhenBusy::kSkip;
-  options.on_committed = [this, &rank](ckpt::SaveReport& report) { AfterCommit(rank, report); };
   options.available_memory_bytes = [] { return uint64_t{1} << 30; };
-  rank.saver = std::make_unique<ckpt::AsyncSaver>(
-      *rank.storage, "", options,
-      [this, &rank](const ckpt::PlannedSave& planned) { return ChooseRoot(rank, planned); });
+  rank.saver = std::make_unique<ckpt::AsyncSaver>(*rank.storage, options, Hooks(rank));
+}
+
+ckpt::SaveHooks Job::Hooks(Rank& rank) {
+  return {.choose_root =
+              [this, &rank](const ckpt::PlannedSave& planned) { return ChooseRoot(rank, planned); },
+          .plan_cache = &rank.plans,
+          .on_committed = [this, &rank](ckpt::SaveReport& report) { AfterCommit(rank, report); }};
 }
 
 // What rank 0 knows before a step's end.
@@ -243,12 +250,10 @@ absl::Status Job::SaveStep(Rank& rank, int64_t step, bool rolling, bool healthy)
   }
   ckpt::SaveOptions options = SmallSaves();
   options.group = &rank.group;
-  options.plan_cache = &rank.plans;
   options.before_commit = [&] { return Confirm(rank); };
   TESSERA_ASSIGN_OR_RETURN(
       const ckpt::SaveReport report,
-      ckpt::SaveNow(*rank.storage, "", request, rank.content.state(), options,
-                    [&](const ckpt::PlannedSave& planned) { return ChooseRoot(rank, planned); }));
+      ckpt::SaveNow(*rank.storage, request, rank.content.state(), options, Hooks(rank)));
   AfterCommit(rank, report);
   return absl::OkStatus();
 }
@@ -261,7 +266,7 @@ absl::StatusOr<std::string> Job::ChooseRoot(Rank& rank, const ckpt::PlannedSave&
   std::string root;
   if (planned.rolling) {
     model_.RetentionRuns();
-    TESSERA_ASSIGN_OR_RETURN(root, ckpt::EmptyRollingSlot(*rank.storage, ""));
+    TESSERA_ASSIGN_OR_RETURN(root, ckpt::EmptyRollingSlot(*rank.storage));
   }
   TESSERA_RETURN_IF_ERROR(
       rank.retention

@@ -12,6 +12,8 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/save/async_saver.h"
+#include "checkpoint/save/save_hooks.h"
 #include "checkpoint/simulation/model.h"
 #include "checkpoint/simulation/script.h"
 #include "checkpoint/simulation/site.h"
@@ -45,6 +47,7 @@ class Job {
   absl::Status GoBack(Rank& rank);
   absl::Status LoadFrom(Rank& rank, const std::string& directory, int64_t id);
   void OpenSaver(Rank& rank);
+  ckpt::SaveHooks Hooks(Rank& rank);
   absl::Status Train(Rank& rank);
   struct StepAgreement;
   absl::StatusOr<StepAgreement> AgreeOnStep(Rank& rank);

@@ -16,8 +16,10 @@
 #include "checkpoint/simulation/content.h"
 #include "checkpoint/simulation/faults.h"
 #include "checkpoint/simulation/scheduler.h"
+#include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/s3/http.h"
 #include "checkpoint/storage/s3/s3_storage.h"
+#include "checkpoint/storage/tiered/tiered_storage.h"
 
 namespace tessera::simulation {
 namespace {

@@ -13,6 +13,7 @@
 #include "checkpoint/simulation/disk.h"
 #include "checkpoint/simulation/faults.h"
 #include "checkpoint/simulation/scheduler.h"
+#include "checkpoint/verify/verify.h"
 
 namespace tessera::simulation {
 namespace {
@@ -163,18 +164,18 @@ absl::Status World::Tend() {
       VerifyAll(*storage);
     } else {
       model_.PruneRuns(keep);
-      ckpt::Prune(*storage, "", keep).IgnoreError();
+      ckpt::CheckpointFolder(*storage).Prune(keep).IgnoreError();
     }
   }
   return absl::OkStatus();
 }
 
 void World::VerifyAll(ckpt::Storage& storage) {
-  const auto listed = ckpt::List(storage, "");
+  const auto listed = ckpt::CheckpointFolder(storage).List();
   if (!listed.ok()) return;
   for (const ckpt::CheckpointInfo& info : *listed) {
     Model::View before = site_->Look();
-    const auto verified = ckpt::Verify(storage, info.directory);
+    const auto verified = ckpt::VerifyCheckpoint(storage, info.directory);
     if (!verified.ok() || verified->damage.empty()) continue;
     const Model::View after = site_->Look();
     for (const Sighting& sighting : before) {

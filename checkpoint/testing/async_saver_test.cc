@@ -1,6 +1,8 @@
 // Guarantees of asynchronous saves besides the checkpoint itself: when memory may be overwritten,
 // how errors are reported, the effect of a second save, how much memory is used.
 
+#include "checkpoint/save/async_saver.h"
+
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -14,12 +16,18 @@
 #include "base/mutex.h"
 #include "base/test_seed.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/plan_cache.h"
+#include "checkpoint/save/run_save.h"
 #include "checkpoint/save/save_agreement.h"
+#include "checkpoint/save/save_hooks.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -98,12 +106,12 @@ class AsyncSaverTest : public testing::Test {
 
   void ExpectSaved(const std::vector<WholeTensor>& tensors, int64_t step) {
     const std::string directory = StepDirectoryName(step);
-    const auto verified = Verify(storage_, directory, {.digests = true, .io_threads = 1});
+    const auto verified = VerifyCheckpoint(storage_, directory, {.digests = true, .io_threads = 1});
     ASSERT_TRUE(verified.ok()) << verified.status();
     EXPECT_TRUE(verified->damage.empty()) << verified->damage[0].message;
     LocalState state;
     for (const WholeTensor& tensor : tensors) state.Add(tensor, {WholeBox(tensor.shape)}, false);
-    const auto loaded = Load(storage_, directory, state.dict);
+    const auto loaded = LoadCheckpoint(storage_, directory, state.dict);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     for (size_t t = 0; t < tensors.size(); ++t) {
       EXPECT_TRUE(LocalState::Holds(state.dict.tensors[t].shards[0], tensors[t]))
@@ -113,7 +121,7 @@ class AsyncSaverTest : public testing::Test {
 
   // There are no directories of steps other than committed checkpoints.
   void ExpectNothingHalfWritten() {
-    const auto list = List(storage_, "");
+    const auto list = CheckpointFolder(storage_).List();
     const auto names = storage_.List("");
     ASSERT_TRUE(list.ok() && names.ok());
     EXPECT_EQ(list->size(), names->size());
@@ -130,12 +138,12 @@ TEST_F(AsyncSaverTest, WhatIsOverwrittenAfterTheWaitIsNotSaved) {
   for (const uint64_t staging_bytes : {UINT64_MAX, uint64_t{256} << 10, uint64_t{4096}}) {
     for (const int copy_threads : {1, 3}) {
       SCOPED_TRACE(absl::StrCat(staging_bytes, " bytes, ", copy_threads, " threads"));
-      const int64_t step = List(storage_, "")->size();
+      const int64_t step = CheckpointFolder(storage_).List()->size();
       AsyncSaveOptions options = SmallPieces();
       options.save.staging_bytes = staging_bytes;
       options.copy_threads = copy_threads;
       LocalState state = StateOf(tensors);
-      AsyncSaver saver(storage_, "", options);
+      AsyncSaver saver(storage_, options);
       saver.Start(step, state.dict);
       Overwrite(saver, state.dict);
       const std::vector<SaveOutcome> outcomes = saver.Finish();
@@ -160,7 +168,7 @@ TEST_F(AsyncSaverTest, SeveralThreadsWaitForRangesOfAnyKind) {
     }
     AsyncSaveOptions options = SmallPieces();
     options.save.staging_bytes = uint64_t{4096} << (random_() % 8);
-    AsyncSaver saver(storage_, "", options);
+    AsyncSaver saver(storage_, options);
     saver.Start(round, state.dict);
     std::vector<std::thread> threads;
     for (const ShardedTensor& tensor : state.dict.tensors) {
@@ -181,7 +189,7 @@ TEST_F(AsyncSaverTest, WaitsOnlyForWhatIsAskedFor) {
   options.save.staging_bytes = 192 << 10;  // of 512 KiB; nothing is written, so nothing is freed
   LocalState state = StateOf(tensors);
   const Shard& first = state.dict.tensors[0].shards[0];
-  AsyncSaver saver(faulty_, "", options);
+  AsyncSaver saver(faulty_, options);
   saver.Start(1, state.dict);
   saver.WaitUntilCopied(first.data, 64 << 10);  // returns, although not everything can be copied
   std::string elsewhere(1 << 20, 'x');
@@ -202,7 +210,7 @@ TEST_F(AsyncSaverTest, PreparedPlansAndMemoryServeEverySave) {
     ++asked;
     return uint64_t{1} << 30;
   };
-  AsyncSaver saver(storage_, "", options);
+  AsyncSaver saver(storage_, options);
   saver.Prepare(state.dict);
   for (int64_t step = 1; step <= 3; ++step) saver.Start(step, state.dict);
   const std::vector<SaveOutcome> outcomes = saver.Finish();
@@ -225,7 +233,7 @@ TEST_F(AsyncSaverTest, SecondSaveIsSkippedOnEveryRankWhereOneIsBusy) {
   options.when_busy = AsyncSaveOptions::WhenBusy::kSkip;
   RunRanks(kRanks, [&](ProcessGroup& group) {
     LocalState state = StateOf(tensors, 0, 1);
-    AsyncSaver saver(faulty_, "", On(group, options));
+    AsyncSaver saver(faulty_, On(group, options));
     saver.Start(1, state.dict);
     saver.Start(2, state.dict);
     if (group.rank() == 1) gate.Open();
@@ -256,10 +264,10 @@ TEST_F(AsyncSaverTest, ErrorsNameRankPhaseAndFileAndTheNextSaveWorks) {
                         Case{OperationKind::kSync, "optimizer-00002", "syncing"},
                         Case{OperationKind::kRename, "manifest.pb.tmp", "committing"}}) {
     SCOPED_TRACE(absl::StrCat(c.phase, " ", c.file));
-    const int64_t step = 10 + 2 * List(storage_, "")->size();
+    const int64_t step = 10 + 2 * CheckpointFolder(storage_).List()->size();
     RunRanks(2, [&](ProcessGroup& group) {
       LocalState state = StateOf(tensors, group.rank(), 2);
-      AsyncSaver saver(faulty_, "", On(group, SmallPieces()));
+      AsyncSaver saver(faulty_, On(group, SmallPieces()));
       if (group.rank() == 0) {
         faulty_.FailWhere(
             [&](const Operation& o) {
@@ -295,7 +303,7 @@ TEST_F(AsyncSaverTest, ARankWithoutMemoryFailsTheSaveForAll) {
     AsyncSaveOptions options = SmallPieces();
     std::atomic<uint64_t> available = group.rank() == 2 ? 100 : 1 << 30;
     options.available_memory_bytes = [&] { return available.load(); };
-    AsyncSaver saver(storage_, "", On(group, options));
+    AsyncSaver saver(storage_, On(group, options));
     saver.Start(1, state.dict);
     Overwrite(saver, state.dict);
     const std::vector<SaveOutcome> outcomes = saver.Finish();
@@ -319,12 +327,12 @@ TEST_F(AsyncSaverTest, MistakesAreOutcomes) {
   AsyncSaveOptions options = SmallPieces();
   options.copy_threads = 0;
   {
-    AsyncSaver saver(storage_, "", options);
+    AsyncSaver saver(storage_, options);
     saver.Start(1, state.dict);
     saver.WaitUntilAllCopied();
     EXPECT_THAT(Message(saver.Finish()[0].report.status()), HasSubstr("copy_threads"));
   }
-  AsyncSaver saver(storage_, "", SmallPieces());
+  AsyncSaver saver(storage_, SmallPieces());
   state.dict.tensors[1].name = state.dict.tensors[0].name;
   saver.Start(1, state.dict);
   saver.WaitUntilAllCopied();
@@ -332,7 +340,7 @@ TEST_F(AsyncSaverTest, MistakesAreOutcomes) {
               AllOf(HasSubstr("planning"), HasSubstr("described twice")));
   saver.Start(-1, {});
   EXPECT_THAT(Message(saver.Finish()[0].report.status()), HasSubstr("step must not be negative"));
-  EXPECT_TRUE(List(storage_, "")->empty());
+  EXPECT_TRUE(CheckpointFolder(storage_).List()->empty());
 }
 
 TEST_F(AsyncSaverTest, BadMetadataIsFoundBeforeAnythingIsWritten) {
@@ -352,19 +360,21 @@ TEST_F(AsyncSaverTest, BadMetadataIsFoundBeforeAnythingIsWritten) {
     EXPECT_THAT(Message(status), AllOf(HasSubstr("planning"), HasSubstr("epoch is -1")));
     EXPECT_EQ(created, 0);
   };
-  AsyncSaver saver(faulty_, "", SmallPieces());
+  AsyncSaver saver(faulty_, SmallPieces());
   PlanCache plan_cache;
-  SaveOptions in_foreground;
-  in_foreground.plan_cache = &plan_cache;
+  const auto in_foreground = [&](int64_t step, const Metadata& metadata) {
+    return SaveNow(faulty_, {.step = step, .metadata = metadata}, state.dict, {},
+                   {.plan_cache = &plan_cache});
+  };
   saver.Prepare(state.dict);
   for (int64_t step = 1; step <= 2; ++step) {  // with a plan made ahead, and with a cached one
     saver.Start(7, state.dict, ToMetadata(bad));
     saver.WaitUntilAllCopied();
     expect_refused(saver.Finish()[0].report.status());
-    expect_refused(Save(faulty_, "", 7, state.dict, With(bad, in_foreground)).status());
+    expect_refused(in_foreground(7, ToMetadata(bad)).status());
     saver.Start(step, state.dict);
     EXPECT_TRUE(saver.Finish()[0].report.ok());
-    EXPECT_TRUE(Save(faulty_, "", step + 100, state.dict, in_foreground).ok());
+    EXPECT_TRUE(in_foreground(step + 100, {}).ok());
     EXPECT_GT(created.exchange(0), 0);
   }
   EXPECT_EQ(CountersOf(plan_cache).hits, 1) << "the last save, with the plan of the one before";
@@ -377,16 +387,16 @@ TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
   const std::thread::id caller = std::this_thread::get_id();
   std::atomic<bool> go_on = false;
   std::vector<std::string> committed;  // by the saver's thread
-  AsyncSaveOptions options = SmallPieces();
-  options.on_committed = [&](SaveReport& report) {
+  SaveHooks hooks;
+  hooks.on_committed = [&](SaveReport& report) {
     EXPECT_NE(std::this_thread::get_id(), caller);
-    EXPECT_EQ(List(storage_, "")->back().directory, report.directory);
+    EXPECT_EQ(CheckpointFolder(storage_).List()->back().directory, report.directory);
     committed.push_back(report.directory);
     go_on.wait(false);
-    EXPECT_TRUE(Prune(storage_, "", 1).ok());
+    EXPECT_TRUE(CheckpointFolder(storage_).Prune(1).ok());
     report.note = "pruned";
   };
-  AsyncSaver saver(faulty_, "", options);
+  AsyncSaver saver(faulty_, SmallPieces(), hooks);
   saver.Start(1, state.dict);
   Overwrite(saver, state.dict);  // returns, although on_committed() does not
   EXPECT_FALSE(saver.Poll().has_value());
@@ -401,8 +411,8 @@ TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(outcomes[i].report->note, "pruned");
   EXPECT_FALSE(outcomes[3].report.ok());
   EXPECT_EQ(committed.size(), 3) << "once a commit, and not for what failed";
-  EXPECT_EQ(List(storage_, "")->size(), 1);
-  EXPECT_EQ(List(storage_, "")->front().step, 3) << "what failed removes nothing";
+  EXPECT_EQ(CheckpointFolder(storage_).List()->size(), 1);
+  EXPECT_EQ(CheckpointFolder(storage_).List()->front().step, 3) << "what failed removes nothing";
 }
 
 TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
@@ -414,7 +424,7 @@ TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
   AsyncSaveOptions options;
   options.save.io_threads = 1;  // copies at most two pieces of 4 MiB ahead of the disk
   LocalState state = StateOf(tensors);
-  AsyncSaver saver(faulty_, "", options);
+  AsyncSaver saver(faulty_, options);
   saver.Start(1, state.dict);
   Overwrite(saver, state.dict);  // returns, although nothing can be written
   EXPECT_FALSE(saver.Poll().has_value());
@@ -518,7 +528,7 @@ TEST_F(AsyncSaverTest, TrainingGoesOnOverASlowDiskAsIfNothingWereSaved) {
       const int rank = group.rank();
       AsyncSaveOptions options = SmallPieces();
       if (skip) options.when_busy = AsyncSaveOptions::WhenBusy::kSkip;
-      AsyncSaver saver(disk.storage(), "", On(group, options));
+      AsyncSaver saver(disk.storage(), On(group, options));
       Training training(rank, kRanks);
       for (int64_t step = 0; step < kSteps; ++step) {
         // A caller that waits for the previous save waits for the disk, which waits for that many
@@ -557,7 +567,7 @@ TEST_F(AsyncSaverTest, TrainingGoesOnOverASlowDiskAsIfNothingWereSaved) {
       for (int rank = 0; rank < kRanks; ++rank) {
         Training loaded(rank, kRanks);
         StateDict state = loaded.State();
-        ASSERT_TRUE(Load(storage, outcome.report->directory, state).ok());
+        ASSERT_TRUE(LoadCheckpoint(storage, outcome.report->directory, state).ok());
         EXPECT_TRUE(loaded == Training::After(outcome.step, rank, kRanks)) << outcome.step;
       }
     }
@@ -574,7 +584,7 @@ TEST_F(AsyncSaverTest, AGroupWithoutItsPeersEndsInAnErrorAndStaysOne) {
   AsyncSaveOptions options = SmallPieces();
   options.save.deadline = absl::Milliseconds(100);
   LocalState state = StateOf(tensors);
-  AsyncSaver saver(storage_, "", On(alone, options));
+  AsyncSaver saver(storage_, On(alone, options));
   for (int64_t step = 1; step <= 2; ++step) {
     saver.Start(step, state.dict);
     Overwrite(saver, state.dict);
@@ -590,7 +600,7 @@ TEST_F(AsyncSaverTest, DestructionWaitsForTheSaveInFlight) {
   const std::vector<WholeTensor> tensors = Tensors(6);
   LocalState state = StateOf(tensors);
   for (int64_t step = 0; step < 10; ++step) {
-    AsyncSaver saver(storage_, "", SmallPieces());
+    AsyncSaver saver(storage_, SmallPieces());
     if (step % 2) saver.Prepare(state.dict);
     saver.Start(step, state.dict);
   }

@@ -18,13 +18,17 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/run_save.h"
+#include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
-#include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -59,13 +63,15 @@ Manifest AtStep(int64_t step) {
 class CheckpointTest : public testing::Test {
  protected:
   std::string MustSave(const StateDict& state, int64_t step = 1) {
-    const auto report = Save(storage_, "", step, state);
+    const auto report = CheckpointFolder(storage_).Save(step, state);
     EXPECT_TRUE(report.ok()) << report.status();
     return report.ok() ? report->directory : "";
   }
   absl::Status TrySave(const StateDict& state, const Manifest& metadata = AtStep(1),
                        const SaveOptions& options = {}) {
-    return Save(storage_, "", metadata.trainer().step(), state, With(metadata, options)).status();
+    return CheckpointFolder(storage_)
+        .Save(metadata.trainer().step(), state, With(metadata, options))
+        .status();
   }
 
   MemoryStorage storage_;
@@ -79,17 +85,17 @@ TEST_F(CheckpointTest, StepsSortAsNumbers) {
     MustSave({{Tensor("x", WEIGHT, F32, values, {1})}}, step);
   }
   EXPECT_EQ(StepDirectoryName(42), "step-00000042");
-  const auto list = List(storage_, "");
+  const auto list = CheckpointFolder(storage_).List();
   ASSERT_TRUE(list.ok());
   std::vector<int64_t> steps;
   for (const CheckpointInfo& info : *list) steps.push_back(info.step);
   EXPECT_THAT(steps, ElementsAre(7, 999999, 1000000, 99999999, 100000000));
-  ASSERT_TRUE(Prune(storage_, "", 2).ok());
-  EXPECT_EQ(List(storage_, "")->size(), 2);
-  EXPECT_EQ(List(storage_, "")->front().step, 99999999);
-  ASSERT_TRUE(Prune(storage_, "", 0).ok());
-  ASSERT_EQ(List(storage_, "")->size(), 1);
-  EXPECT_EQ(List(storage_, "")->front().step, 100000000);
+  ASSERT_TRUE(CheckpointFolder(storage_).Prune(2).ok());
+  EXPECT_EQ(CheckpointFolder(storage_).List()->size(), 2);
+  EXPECT_EQ(CheckpointFolder(storage_).List()->front().step, 99999999);
+  ASSERT_TRUE(CheckpointFolder(storage_).Prune(0).ok());
+  ASSERT_EQ(CheckpointFolder(storage_).List()->size(), 1);
+  EXPECT_EQ(CheckpointFolder(storage_).List()->front().step, 100000000);
 }
 
 TEST_F(CheckpointTest, ListIgnoresWhatIsNoCheckpoint) {
@@ -97,9 +103,9 @@ TEST_F(CheckpointTest, ListIgnoresWhatIsNoCheckpoint) {
   ASSERT_TRUE(storage_.MakeDirectory("step-3").ok());
   ASSERT_TRUE(storage_.MakeDirectory("other").ok());
   ASSERT_TRUE(WriteAll(storage_, "step-00000009", "a file").ok());
-  EXPECT_TRUE(List(storage_, "")->empty());
-  EXPECT_TRUE(List(storage_, "not/there")->empty());
-  ASSERT_TRUE(Prune(storage_, "", 1).ok());
+  EXPECT_TRUE(CheckpointFolder(storage_).List()->empty());
+  EXPECT_TRUE(ListCommitted(storage_, "not/there")->empty());
+  ASSERT_TRUE(CheckpointFolder(storage_).Prune(1).ok());
   EXPECT_TRUE(storage_.List("step-00000003").ok()) << "nothing committed is newer than it";
 }
 
@@ -107,7 +113,7 @@ TEST_F(CheckpointTest, MissingCheckpointListsWhatIsThere) {
   std::vector<float> values = {1};
   StateDict state = {{Tensor("x", WEIGHT, F32, values, {1})}};
   MustSave(state, 5);
-  const absl::Status status = Load(storage_, "step-00000006", state).status();
+  const absl::Status status = LoadCheckpoint(storage_, "step-00000006", state).status();
   EXPECT_TRUE(absl::IsNotFound(status));
   EXPECT_THAT(Message(status), AllOf(HasSubstr("step-00000006"), HasSubstr("step-00000005")));
 }
@@ -118,7 +124,7 @@ TEST_F(CheckpointTest, CommittedCheckpointIsNeverOverwritten) {
   values[0] = 2;
   StateDict state = {{Tensor("x", WEIGHT, F32, values, {1})}};
   EXPECT_TRUE(absl::IsAlreadyExists(TrySave(state)));
-  ASSERT_TRUE(Load(storage_, StepDirectoryName(1), state).ok());
+  ASSERT_TRUE(LoadCheckpoint(storage_, StepDirectoryName(1), state).ok());
   EXPECT_EQ(values[0], 1);
 }
 
@@ -181,7 +187,7 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   StateDict state = {{Tensor("a", WEIGHT, F32, new_a, {3, 2}), Tensor("b", BUFFER, F32, new_b, {4}),
                       Tensor("n", BUFFER, F32, new_n, {3}),
                       Tensor("wanted", WEIGHT, F32, new_c, {2})}};
-  const absl::Status status = Load(storage_, StepDirectoryName(1), state).status();
+  const absl::Status status = LoadCheckpoint(storage_, StepDirectoryName(1), state).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
   EXPECT_THAT(Message(status), AllOf(HasSubstr("5 mismatches"),
                                      HasSubstr("tensor a: saved with shape [2,3], wanted"),
@@ -197,7 +203,7 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   for (int i = 0; i < 150; ++i) {
     other.tensors.push_back(Tensor("other." + std::to_string(i), WEIGHT, F32, new_a, {6}));
   }
-  const absl::Status many = Load(storage_, StepDirectoryName(1), other).status();
+  const absl::Status many = LoadCheckpoint(storage_, StepDirectoryName(1), other).status();
   EXPECT_THAT(Message(many), AllOf(HasSubstr("154 mismatches"), HasSubstr("other.9: wanted, not"),
                                    Not(HasSubstr("other.10:")), HasSubstr("\n  and 144 more")));
 
@@ -205,7 +211,7 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   lenient.allow_missing = lenient.allow_unexpected = true;
   StateDict some = {
       {Tensor("b", WEIGHT, F32, new_b, {4}), Tensor("wanted", WEIGHT, F32, new_c, {2})}};
-  const auto report = Load(storage_, StepDirectoryName(1), some, lenient);
+  const auto report = LoadCheckpoint(storage_, StepDirectoryName(1), some, lenient);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_THAT(report->missing, ElementsAre("wanted"));
   EXPECT_THAT(report->unexpected, ElementsAre("a", "n", "left.over"));
@@ -220,7 +226,7 @@ TEST_F(CheckpointTest, UncoveredTensorInAManifestIsAMismatch) {
   Manifest manifest = *ReadManifest(storage_, directory);
   manifest.mutable_tensors(0)->mutable_shards()->set_shape(0, 1);  // one row of two
   ASSERT_TRUE(WriteAll(storage_, directory + "/manifest.pb", *EncodeManifest(manifest)).ok());
-  const absl::Status status = Load(storage_, directory, state).status();
+  const absl::Status status = LoadCheckpoint(storage_, directory, state).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor a"), HasSubstr("[1,0]")));
 }
@@ -232,12 +238,12 @@ TEST_F(CheckpointTest, ADirectoryNamedForAnotherStepIsDamaged) {
   Manifest manifest = *ReadManifest(storage_, directory);
   manifest.mutable_trainer()->set_step(9);
   ASSERT_TRUE(WriteAll(storage_, directory + "/manifest.pb", *EncodeManifest(manifest)).ok());
-  for (const absl::Status& status :
-       {ReadManifest(storage_, directory).status(), Load(storage_, directory, state).status()}) {
+  for (const absl::Status& status : {ReadManifest(storage_, directory).status(),
+                                     LoadCheckpoint(storage_, directory, state).status()}) {
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
     EXPECT_THAT(Message(status), AllOf(HasSubstr("step 9"), HasSubstr("step-00000007")));
   }
-  EXPECT_EQ(Verify(storage_, directory, {.io_threads = 1})->damage.size(), 1);
+  EXPECT_EQ(VerifyCheckpoint(storage_, directory, {.io_threads = 1})->damage.size(), 1);
 }
 
 TEST_F(CheckpointTest, AMessageNamesTheManifestOnce) {
@@ -264,19 +270,19 @@ TEST_F(CheckpointTest, WeightsComeFromMasterWeights) {
   std::vector<float> new_master(4);
   StateDict state = {{Tensor("w", WEIGHT, BF16, weights, {4}),
                       Tensor("optimizer.w.master", MASTER_WEIGHT, F32, new_master, {4})}};
-  const auto report = Load(storage_, StepDirectoryName(1), state);
+  const auto report = LoadCheckpoint(storage_, StepDirectoryName(1), state);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_THAT(report->from_master, ElementsAre("w"));
   EXPECT_EQ(new_master, master);
   EXPECT_THAT(weights, ElementsAre(0x3f80, 0x3f80, 0x3f82, 0xc040));  // ties go to even
   LoadOptions options;
   options.weights_from_master = false;
-  EXPECT_TRUE(
-      absl::IsFailedPrecondition(Load(storage_, StepDirectoryName(1), state, options).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      LoadCheckpoint(storage_, StepDirectoryName(1), state, options).status()));
   options.weights_from_master = true;
   options.convert_dtype = false;
-  EXPECT_TRUE(
-      absl::IsFailedPrecondition(Load(storage_, StepDirectoryName(1), state, options).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      LoadCheckpoint(storage_, StepDirectoryName(1), state, options).status()));
 }
 
 TEST_F(CheckpointTest, TiedParametersAreSavedOnce) {
@@ -290,19 +296,19 @@ TEST_F(CheckpointTest, TiedParametersAreSavedOnce) {
   StateDict tied = {{head, Tensor("wte.weight", WEIGHT, F32, values, {4})}};
   const std::string directory = MustSave(tied);
   values = {0, 0, 0, 0};
-  ASSERT_TRUE(Load(storage_, directory, tied).ok());
+  ASSERT_TRUE(LoadCheckpoint(storage_, directory, tied).ok());
   EXPECT_THAT(values, ElementsAre(1, 2, 3, 4));
 
   // Untied in the loading program: both names get the value.
   std::vector<float> own_head(4);
   StateDict untied = {{Tensor("lm_head.weight", WEIGHT, F32, own_head, {4}),
                        Tensor("wte.weight", WEIGHT, F32, values, {4})}};
-  ASSERT_TRUE(Load(storage_, directory, untied).ok());
+  ASSERT_TRUE(LoadCheckpoint(storage_, directory, untied).ok());
   EXPECT_EQ(own_head, values);
 
   // In the reverse direction, one of two values would be lost.
   MustSave(untied, 2);
-  const absl::Status status = Load(storage_, StepDirectoryName(2), tied).status();
+  const absl::Status status = LoadCheckpoint(storage_, StepDirectoryName(2), tied).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
   EXPECT_THAT(Message(status), HasSubstr("lm_head.weight: saved as a tensor of its own"));
 }
@@ -319,7 +325,7 @@ TEST_F(CheckpointTest, NanPayloadsScalarsAndEmptyTensorsSurvive) {
   values.assign(4, 0);
   scalar = {0};
   one = {1};
-  ASSERT_TRUE(Load(storage_, directory, state).ok());
+  ASSERT_TRUE(LoadCheckpoint(storage_, directory, state).ok());
   std::vector<uint32_t> loaded(4);
   std::memcpy(loaded.data(), values.data(), 16);
   EXPECT_EQ(loaded, bits);
@@ -343,12 +349,13 @@ TEST_F(CheckpointTest, OneRankThatFailsFailsAllByName) {
       state.tensors[0].shards[0].box = {{2 * group.rank()}, {2}};
       SaveOptions options;
       options.deadline = absl::Seconds(20);
-      const absl::Status status = Save(faulty, "", 1, state, On(group, options)).status();
+      const absl::Status status =
+          CheckpointFolder(faulty).Save(1, state, On(group, options)).status();
       EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
       EXPECT_THAT(Message(status),
                   AllOf(HasSubstr(absl::StrCat("rank ", bad_rank)), HasSubstr("injected")));
     });
-    EXPECT_TRUE(List(storage, "")->empty());
+    EXPECT_TRUE(CheckpointFolder(storage).List()->empty());
     EXPECT_FALSE(storage.List(StepDirectoryName(1)).ok()) << "the room should be free again";
   }
 }
@@ -360,7 +367,8 @@ TEST_F(CheckpointTest, ALateRankIsNamed) {
     SaveOptions options;
     options.deadline = absl::Milliseconds(50);
     const absl::Status status =
-        Save(storage_, "", 1, {{Tensor("x", WEIGHT, F32, values, {1})}}, On(group, options))
+        CheckpointFolder(storage_)
+            .Save(1, {{Tensor("x", WEIGHT, F32, values, {1})}}, On(group, options))
             .status();
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
     EXPECT_THAT(Message(status), HasSubstr("1"));
@@ -372,14 +380,16 @@ TEST_F(CheckpointTest, RanksThatDisagreeAreNamed) {
     std::vector<float> values(4);
     const Shape shape = group.rank() == 0 ? Shape{4} : Shape{2, 2};
     const absl::Status status =
-        Save(storage_, "", 1, {{Tensor("x", WEIGHT, F32, values, shape)}}, {.group = &group})
+        CheckpointFolder(storage_)
+            .Save(1, {{Tensor("x", WEIGHT, F32, values, shape)}}, {.group = &group})
             .status();
     EXPECT_TRUE(absl::IsInvalidArgument(status));
     EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor x: rank 0 has WEIGHT F32 [4]"),
                                        HasSubstr("rank 1 has WEIGHT F32 [2,2]")));
-    const absl::Status steps = Save(storage_, "", group.rank(),
-                                    {{Tensor("x", WEIGHT, F32, values, {4})}}, {.group = &group})
-                                   .status();
+    const absl::Status steps =
+        CheckpointFolder(storage_)
+            .Save(group.rank(), {{Tensor("x", WEIGHT, F32, values, {4})}}, {.group = &group})
+            .status();
     EXPECT_THAT(Message(steps), HasSubstr("rank 0 saves step 0, rank 1 step 1"));
   });
   EXPECT_TRUE(storage_.List("")->empty());
@@ -391,12 +401,12 @@ TEST_F(CheckpointTest, FullDiskLosesNothing) {
   MustSave(state, 1);
   FaultInjectingStorage faulty(storage_);
   faulty.SetDiskBytes(3000);
-  const absl::Status status = Save(faulty, "", 2, state).status();
+  const absl::Status status = CheckpointFolder(faulty).Save(2, state).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status));
   EXPECT_THAT(Message(status), AllOf(HasSubstr("needs"), HasSubstr("3000")));
-  EXPECT_EQ(List(storage_, "")->size(), 1);
-  EXPECT_TRUE(
-      Verify(storage_, StepDirectoryName(1), {.digests = true, .io_threads = 1})->damage.empty());
+  EXPECT_EQ(CheckpointFolder(storage_).List()->size(), 1);
+  EXPECT_TRUE(VerifyCheckpoint(storage_, StepDirectoryName(1), {.digests = true, .io_threads = 1})
+                  ->damage.empty());
 }
 
 TEST_F(CheckpointTest, WritesAreOfTheSizeThatTheStoragePrefers) {
@@ -407,7 +417,7 @@ TEST_F(CheckpointTest, WritesAreOfTheSizeThatTheStoragePrefers) {
     MemoryStorage storage;
     FaultInjectingStorage recording(storage);
     recording.SetPreferredWriteBytes(preferred);
-    ASSERT_TRUE(Save(recording, "", 1, state).ok());
+    ASSERT_TRUE(CheckpointFolder(recording).Save(1, state).ok());
     uint64_t largest = 0;
     for (const Operation& operation : recording.operations()) {
       if (operation.kind == OperationKind::kWriteAt) {
@@ -424,7 +434,7 @@ TEST_F(CheckpointTest, ReadOnlyStorage) {
                    absl::PermissionDeniedError("MakeDirectory step-00000001: read-only"));
   std::vector<float> values = {1};
   const absl::Status status =
-      Save(faulty, "", 1, {{Tensor("x", WEIGHT, F32, values, {1})}}).status();
+      CheckpointFolder(faulty).Save(1, {{Tensor("x", WEIGHT, F32, values, {1})}}).status();
   EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
   EXPECT_THAT(Message(status), HasSubstr("step-00000001"));
 }
@@ -450,7 +460,7 @@ TEST_F(PosixCheckpointTest, ACopyElsewhereLoads) {
   const WholeTensor tensor = RandomTensor("x", WEIGHT, F32, {300, 1001}, random);
   LocalState state;
   state.Add(tensor, {WholeBox(tensor.shape)}, true);
-  const auto saved = Save(*storage_, "runs/a", 3, state.dict);
+  const auto saved = SaveNow(*storage_, {.step = 3}, state.dict, {}, {.root = "runs/a"});
   ASSERT_TRUE(saved.ok()) << saved.status();
   std::filesystem::create_directories(root_ + "/elsewhere");
   std::filesystem::copy(root_ + "/" + saved->directory, root_ + "/elsewhere/best",
@@ -458,12 +468,12 @@ TEST_F(PosixCheckpointTest, ACopyElsewhereLoads) {
   std::filesystem::remove_all(root_ + "/runs");
   LocalState loaded;
   loaded.Add(tensor, {{{7, 5}, {200, 900}}}, false);
-  const auto report = Load(*storage_, "elsewhere/best", loaded.dict);
+  const auto report = LoadCheckpoint(*storage_, "elsewhere/best", loaded.dict);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_LT(report->bytes_read, tensor.bytes.size() + 8192);
   EXPECT_TRUE(LocalState::Holds(loaded.dict.tensors[0].shards[0], tensor));
-  EXPECT_TRUE(
-      Verify(*storage_, "elsewhere/best", {.digests = true, .io_threads = 2})->damage.empty());
+  EXPECT_TRUE(VerifyCheckpoint(*storage_, "elsewhere/best", {.digests = true, .io_threads = 2})
+                  ->damage.empty());
 }
 
 TEST_F(PosixCheckpointTest, ReadOnlyFolder) {
@@ -477,7 +487,8 @@ TEST_F(PosixCheckpointTest, ReadOnlyFolder) {
     __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
     const __user_cap_data_struct none[2] = {};
     ASSERT_EQ(syscall(SYS_capset, &header, none), 0);
-    status = Save(*storage_, "", 1, {{Tensor("x", WEIGHT, F32, values, {1})}}).status();
+    status =
+        CheckpointFolder(*storage_).Save(1, {{Tensor("x", WEIGHT, F32, values, {1})}}).status();
   }).join();
   EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
   EXPECT_THAT(Message(status), HasSubstr(root_));

@@ -15,13 +15,16 @@
 #include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/directory/damage_counters.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/load/load.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -39,7 +42,7 @@ class CorruptionTest : public testing::Test {
     SaveOptions options;
     options.checksum_chunk_bytes = 64;
     SingleProcessGroup group;
-    const auto report = Save(storage_, "", 7, state.dict, On(group, options));
+    const auto report = CheckpointFolder(storage_).Save(7, state.dict, On(group, options));
     EXPECT_TRUE(report.ok()) << report.status();
     directory_ = report->directory;
     manifest_ = *ReadManifest(storage_, directory_);
@@ -56,7 +59,7 @@ class CorruptionTest : public testing::Test {
   absl::Status TryLoad(Storage& storage) {
     LocalState state = State(false);
     SingleProcessGroup group;
-    return Load(storage, directory_, state.dict, {.group = &group}).status();
+    return LoadCheckpoint(storage, directory_, state.dict, {.group = &group}).status();
   }
 
   // The tensor that contains the byte, according to the manifest; empty: none.
@@ -264,7 +267,7 @@ TEST_F(CorruptionTest, FilesThatWereSwapped) {
   ASSERT_TRUE(storage_.Rename(Path(0), "swap").ok());
   ASSERT_TRUE(storage_.Rename(Path(1), Path(0)).ok());
   ASSERT_TRUE(storage_.Rename("swap", Path(1)).ok());
-  const auto report = Verify(storage_, directory_, {.digests = true, .io_threads = 1});
+  const auto report = VerifyCheckpoint(storage_, directory_, {.digests = true, .io_threads = 1});
   ASSERT_TRUE(report.ok());
   EXPECT_GE(report->damage.size(), 2);
   EXPECT_TRUE(absl::IsDataLoss(TryLoad(storage_)));
@@ -277,7 +280,7 @@ TEST_F(CorruptionTest, DigestsThatBelongToOtherTensors) {
   const auto bytes = EncodeManifest(forged);
   ASSERT_TRUE(bytes.ok());
   ASSERT_TRUE(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), *bytes).ok());
-  const auto report = Verify(storage_, directory_, {.digests = true, .io_threads = 1});
+  const auto report = VerifyCheckpoint(storage_, directory_, {.digests = true, .io_threads = 1});
   ASSERT_TRUE(report.ok());
   ASSERT_EQ(report->damage.size(), 2);
   EXPECT_EQ(report->damage[0].tensor, "wte.weight");
@@ -299,7 +302,7 @@ TEST_F(CorruptionTest, AnyChunkSizeOfAManifestIsSafe) {
     const auto bytes = EncodeManifest(forged);
     ASSERT_TRUE(bytes.ok()) << bytes.status();
     ASSERT_TRUE(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), *bytes).ok());
-    const auto report = Verify(storage_, directory_, {.digests = true, .io_threads = 2});
+    const auto report = VerifyCheckpoint(storage_, directory_, {.digests = true, .io_threads = 2});
     ASSERT_TRUE(report.ok());
     const bool cuts_elements = chunk_bytes % 8 != 0;  // one tensor is I64
     EXPECT_EQ(report->damage.empty(), !cuts_elements);
@@ -319,7 +322,7 @@ class ManyFilesTest : public testing::Test {
     SaveOptions options;
     options.checksum_chunk_bytes = 64;
     options.max_file_bytes = 1000;
-    const auto report = Save(storage_, "", 7, state_.dict, options);
+    const auto report = CheckpointFolder(storage_).Save(7, state_.dict, options);
     EXPECT_TRUE(report.ok()) << report.status();
     directory_ = report->directory;
     manifest_ = *ReadManifest(storage_, directory_);
@@ -349,7 +352,7 @@ TEST_F(ManyFilesTest, ChunksThatAreNotReportedAreNotSearched) {
   // One file of more than a hundred chunks, all of them bad.
   SaveOptions options;
   options.checksum_chunk_bytes = 64;
-  const auto saved = Save(storage_, "", 8, state_.dict, options);
+  const auto saved = CheckpointFolder(storage_).Save(8, state_.dict, options);
   ASSERT_TRUE(saved.ok()) << saved.status();
   const Manifest manifest = *ReadManifest(storage_, saved->directory);
   ASSERT_EQ(manifest.files_size(), 1);
@@ -358,7 +361,7 @@ TEST_F(ManyFilesTest, ChunksThatAreNotReportedAreNotSearched) {
   const std::string garbage(manifest.files(0).size_bytes(), 'x');
   ASSERT_TRUE(WriteAll(storage_, path, garbage).ok());
   const int64_t before = GetDamageCounters().located;
-  const auto report = Verify(storage_, saved->directory, {.io_threads = 2});
+  const auto report = VerifyCheckpoint(storage_, saved->directory, {.io_threads = 2});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(GetDamageCounters().located - before, 100);
   EXPECT_LT(report->damage.size(), 105);

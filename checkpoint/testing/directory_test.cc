@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
+#include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
-#include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/temporary_directory.h"
+#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -28,7 +30,7 @@ void MustSave(Storage& storage, int64_t step) {
       .name = "x", .role = TensorRole::kWeight, .dtype = ElementType::kF32, .global_shape = {1}};
   tensor.shards = {{WholeBox({1}), &value, {}}};
   SingleProcessGroup group;
-  const auto report = Save(storage, "", step, {{tensor}}, {.group = &group});
+  const auto report = CheckpointFolder(storage).Save(step, {{tensor}}, {.group = &group});
   ASSERT_TRUE(report.ok()) << report.status();
 }
 
@@ -52,7 +54,7 @@ TEST_F(DirectoryTest, AnUnreadableDirectoryIsSkippedAndNamed) {
         },
         error);
     std::vector<CheckpointInfo> unreadable;
-    const auto list = List(faulty, "", &unreadable);
+    const auto list = CheckpointFolder(faulty).List(&unreadable);
     ASSERT_TRUE(list.ok()) << list.status();
     EXPECT_EQ(list->front().step, 2);
     ASSERT_EQ(unreadable.size(), 1);
@@ -61,12 +63,12 @@ TEST_F(DirectoryTest, AnUnreadableDirectoryIsSkippedAndNamed) {
     EXPECT_EQ(unreadable[0].committed.status().code(), error.code());
     EXPECT_THAT(std::string(unreadable[0].committed.status().message()),
                 HasSubstr("List step-00000001"));
-    EXPECT_TRUE(ListUncommitted(faulty, "")->empty());
-    ASSERT_TRUE(Prune(faulty, "", static_cast<int>(list->size()) - 1).ok());
-    EXPECT_EQ(List(faulty, "")->size(), list->size() - 1);
+    EXPECT_TRUE(CheckpointFolder(faulty).ListUncommitted()->empty());
+    ASSERT_TRUE(CheckpointFolder(faulty).Prune(static_cast<int>(list->size()) - 1).ok());
+    EXPECT_EQ(CheckpointFolder(faulty).List()->size(), list->size() - 1);
     MustSave(storage_, 2);
   }
-  EXPECT_EQ(List(storage_, "")->front().step, 1);
+  EXPECT_EQ(CheckpointFolder(storage_).List()->front().step, 1);
 }
 
 // Whatever is damaged, as many are kept that can be loaded.
@@ -86,11 +88,11 @@ TEST_F(DirectoryTest, PruningDoesNotCountDamagedCheckpoints) {
   faulty.FailWhere(
       [](const Operation& operation) { return operation.path == "step-00000004/manifest.pb"; },
       absl::PermissionDeniedError("denied"));
-  EXPECT_TRUE(absl::IsPermissionDenied(Prune(faulty, "", 3)));
-  EXPECT_EQ(List(storage_, "")->size(), 6);
-  EXPECT_TRUE(absl::IsPermissionDenied(Prune(faulty, "", 1)));
-  EXPECT_EQ(List(storage_, "")->front().step, 2);
-  ASSERT_TRUE(Prune(storage_, "", 1).ok());
+  EXPECT_TRUE(absl::IsPermissionDenied(CheckpointFolder(faulty).Prune(3)));
+  EXPECT_EQ(CheckpointFolder(storage_).List()->size(), 6);
+  EXPECT_TRUE(absl::IsPermissionDenied(CheckpointFolder(faulty).Prune(1)));
+  EXPECT_EQ(CheckpointFolder(storage_).List()->front().step, 2);
+  ASSERT_TRUE(CheckpointFolder(storage_).Prune(1).ok());
   EXPECT_THAT(*storage_.List(""),
               ElementsAre("step-00000004/", "step-00000005/", "step-00000006/"));
 }
@@ -101,7 +103,7 @@ TEST_F(DirectoryTest, PruningLeavesLaterIncompleteSavesAlone) {
   for (const char* const dir : {"step-00000001", "step-00000004", "step-00000005"}) {
     ASSERT_TRUE(storage_.Delete(std::string(dir) + "/manifest.pb").ok());
   }
-  ASSERT_TRUE(Prune(storage_, "", 1).ok());
+  ASSERT_TRUE(CheckpointFolder(storage_).Prune(1).ok());
   EXPECT_THAT(*storage_.List(""),
               ElementsAre("step-00000003/", "step-00000004/", "step-00000005/"));
 }
@@ -113,9 +115,9 @@ TEST_F(DirectoryTest, PruningGoesOnAfterAnError) {
   faulty.FailWhere(
       [](const Operation& operation) { return operation.path == "step-00000001/manifest.pb"; },
       absl::PermissionDeniedError("denied"));
-  EXPECT_TRUE(absl::IsPermissionDenied(Prune(faulty, "", 1)));
-  ASSERT_EQ(List(storage_, "")->size(), 2);
-  EXPECT_EQ(List(storage_, "")->back().step, 3);
+  EXPECT_TRUE(absl::IsPermissionDenied(CheckpointFolder(faulty).Prune(1)));
+  ASSERT_EQ(CheckpointFolder(storage_).List()->size(), 2);
+  EXPECT_EQ(CheckpointFolder(storage_).List()->back().step, 3);
 }
 
 // A discard that was interrupted leaves a directory under the name that it was given.
@@ -124,7 +126,7 @@ TEST_F(DirectoryTest, PruningSettlesWhatAnInterruptedDiscardLeft) {
   ASSERT_TRUE(storage_.Rename("step-00000003", "step-00000003.discarded-0000abcd").ok());
   ASSERT_TRUE(storage_.Rename("step-00000001", "step-00000009.discarded-0000abcd").ok());
   ASSERT_TRUE(storage_.Delete("step-00000009.discarded-0000abcd/manifest.pb").ok());
-  ASSERT_TRUE(Prune(storage_, "", 2).ok());
+  ASSERT_TRUE(CheckpointFolder(storage_).Prune(2).ok());
   EXPECT_THAT(*storage_.List(""), ElementsAre("step-00000002/", "step-00000003/"));
 }
 
@@ -138,16 +140,16 @@ TEST(DirectoryLinksTest, PruningLeavesLinksAndWhatTheyLeadToAlone) {
   std::filesystem::create_symlink(archive.path() + "/half", runs.path() + "/step-00000501");
   const auto storage = *OpenPosixStorage(runs.path());
   for (const int64_t step : {600, 700, 800}) MustSave(*storage, step);
-  EXPECT_EQ(List(*storage, "")->size(), 4);
-  ASSERT_TRUE(Prune(*storage, "", 2).ok());
+  EXPECT_EQ(CheckpointFolder(*storage).List()->size(), 4);
+  ASSERT_TRUE(CheckpointFolder(*storage).Prune(2).ok());
   std::vector<int64_t> steps;
-  const auto left = List(*storage, "");
+  const auto left = CheckpointFolder(*storage).List();
   for (const CheckpointInfo& info : *left) steps.push_back(info.step);
   EXPECT_THAT(steps, ElementsAre(500, 700, 800));
   EXPECT_TRUE(std::filesystem::is_symlink(runs.path() + "/step-00000501"));
   EXPECT_TRUE(std::filesystem::exists(archive.path() + "/half/model.safetensors"));
-  const auto verified = Verify(**OpenPosixStorage(archive.path()), "step-00000500",
-                               {.digests = true, .io_threads = /*io_threads=*/1});
+  const auto verified = VerifyCheckpoint(**OpenPosixStorage(archive.path()), "step-00000500",
+                                         {.digests = true, .io_threads = /*io_threads=*/1});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->damage.empty());
 }

@@ -14,10 +14,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/manager/saved_checkpoints.h"
-#include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/temporary_directory.h"
+#include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -33,16 +35,16 @@ absl::Status SaveValue(Storage& storage, float value, int64_t step = kStep) {
   std::vector<float> elements(kElements, value);
   ShardedTensor tensor = {.name = "x", .global_shape = {kElements}};
   tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {kElements}})};
-  return Save(storage, "", step, {{tensor}}, {.checksum_chunk_bytes = 1024}).status();
+  return CheckpointFolder(storage).Save(step, {{tensor}}, {.checksum_chunk_bytes = 1024}).status();
 }
 
 // The value of the committed checkpoint, whose every byte and element is checked; -1: there is
 // none.
 float SavedValue(Storage& storage) {
-  const std::string directory = CheckpointDirectory("", kStep);
+  const std::string directory = StepDirectoryName(kStep);
   const auto checkpoint = Checkpoint::Open(storage, directory);
   if (absl::IsNotFound(checkpoint.status())) return -1;
-  const auto verified = Verify(storage, directory, {.digests = true});
+  const auto verified = VerifyCheckpoint(storage, directory, {.digests = true});
   EXPECT_TRUE(verified.ok()) << verified.status();
   if (verified.ok()) EXPECT_TRUE(verified->damage.empty()) << verified->damage[0].message;
   const auto elements = checkpoint->LoadTensor<float>("x");
@@ -101,7 +103,7 @@ TEST(FencingTest, ARunThatStoodStillChangesNothingThatIsCommitted) {
     second_won += second.ok() ? 1 : 0;
     // Nothing is left of what was set aside.
     for (const fs::directory_entry& entry : fs::directory_iterator(folder.path())) {
-      EXPECT_EQ(entry.path().filename(), CheckpointDirectory("", kStep));
+      EXPECT_EQ(entry.path().filename(), StepDirectoryName(kStep));
     }
   }
   EXPECT_GT(second_won, 5);
@@ -111,9 +113,9 @@ TEST(FencingTest, ARunThatStoodStillChangesNothingThatIsCommitted) {
 // each operation of that one in turn. What it then commits is whole, and stays.
 TEST(FencingTest, ALateCommitIsNeverDeletedAsIncomplete) {
   const std::vector<std::function<absl::Status(Storage&)>> ways = {
-      [](Storage& storage) { return Prune(storage, "", 5); },
-      [](Storage& storage) { return Retention(storage, "", {.newest = 5}).Apply(absl::Now()); },
-      [](Storage& storage) { return EmptyRollingSlot(storage, "").status(); }};
+      [](Storage& storage) { return CheckpointFolder(storage).Prune(5); },
+      [](Storage& storage) { return Retention(storage, {.newest = 5}).Apply(absl::Now()); },
+      [](Storage& storage) { return EmptyRollingSlot(storage).status(); }};
   for (size_t way = 0; way < ways.size(); ++way) {
     const bool rolling = way == 2;
     int committed = 0;

@@ -7,13 +7,17 @@
 
 #include "base/threads.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/reshard/rewrite.h"
+#include "checkpoint/save/async_saver.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -52,7 +56,7 @@ class FewThreadsTest : public testing::TestWithParam<int> {
   void SaveByTwo() {
     RunRanks(2, [&](ProcessGroup& group) {
       const LocalState state = State(group.rank(), 2, true);
-      const auto report = Save(storage_, "", 1, state.dict, On(group, options_));
+      const auto report = CheckpointFolder(storage_).Save(1, state.dict, On(group, options_));
       ASSERT_TRUE(report.ok()) << report.status();
     });
   }
@@ -72,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(Threads, FewThreadsTest, testing::Values(0, 1, 2, 5));
 
 TEST_P(FewThreadsTest, SavesAndVerifies) {
   SaveByTwo();
-  const auto verified = Verify(storage_, kDirectory, {.digests = true, .io_threads = 4});
+  const auto verified = VerifyCheckpoint(storage_, kDirectory, {.digests = true, .io_threads = 4});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->damage.empty());
 }
@@ -83,7 +87,7 @@ TEST_P(FewThreadsTest, LoadsAlone) {
   SingleProcessGroup group;
   LocalState state = State(0, 1, false);
   const auto loaded =
-      Load(storage_, kDirectory, state.dict, {.group = &group, .verify_digests = true});
+      LoadCheckpoint(storage_, kDirectory, state.dict, {.group = &group, .verify_digests = true});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   ExpectHeld(state);
 }
@@ -98,7 +102,7 @@ TEST_P(FewThreadsTest, LoadsTogether) {
     if (group.rank() != 1) state.dict.tensors.pop_back();
     LoadOptions options;
     options.staging_bytes = 1;  // the minimum: a buffer of each kind
-    const auto loaded = Load(storage_, kDirectory, state.dict, On(group, options));
+    const auto loaded = LoadCheckpoint(storage_, kDirectory, state.dict, On(group, options));
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     EXPECT_GT(loaded->bytes_received, 0);
     ExpectHeld(state);
@@ -108,7 +112,7 @@ TEST_P(FewThreadsTest, LoadsTogether) {
 TEST_P(FewThreadsTest, SavesBehindTheProgramOrInTheForeground) {
   RunRanks(2, [&](ProcessGroup& group) {
     const LocalState state = State(group.rank(), 2, true);
-    AsyncSaver saver(storage_, "", {.save = On(group, options_)});
+    AsyncSaver saver(storage_, {.save = On(group, options_)});
     saver.Prepare(state.dict);
     for (const int64_t step : {1, 2}) {
       saver.Start(step, state.dict);
@@ -125,7 +129,7 @@ TEST_P(FewThreadsTest, SavesBehindTheProgramOrInTheForeground) {
       if (GetParam() >= 2) EXPECT_EQ(outcome.report->note, "");
     }
   });
-  EXPECT_EQ(List(storage_, "")->size(), 2);
+  EXPECT_EQ(CheckpointFolder(storage_).List()->size(), 2);
 }
 
 TEST_P(FewThreadsTest, Rewrites) {
@@ -144,7 +148,7 @@ TEST_P(FewThreadsTest, Rewrites) {
   const auto report = Rewrite({storage_, kDirectory, saved}, {ranks, *plan}, target, "", metadata,
                               {.memory_bytes = LeastRewriteMemory(saved, plan->manifest)});
   ASSERT_TRUE(report.ok()) << report.status();
-  const auto verified = Verify(target, kDirectory, {.digests = true, .io_threads = 4});
+  const auto verified = VerifyCheckpoint(target, kDirectory, {.digests = true, .io_threads = 4});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->damage.empty());
 }

@@ -18,16 +18,20 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/reshard/rewrite.h"
+#include "checkpoint/save/async_saver.h"
+#include "checkpoint/save/run_save.h"
 #include "checkpoint/storage/forwarding_storage.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/testing/temporary_directory.h"
 #include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -135,9 +139,11 @@ absl::Status SaveByAll(const std::string& root, int64_t step, Mode mode) {
     const LocalState state = StateOf(tensors, group.rank(), kRanks);
     absl::Status& status = statuses[group.rank()];
     if (mode == Mode::kForeground) {
-      status = Save(storage, "run", step, state.dict, On(group, SmallFiles())).status();
+      status =
+          SaveNow(storage, {.step = step}, state.dict, On(group, SmallFiles()), {.root = "run"})
+              .status();
     } else {
-      AsyncSaver saver(storage, "run", {.save = On(group, SmallFiles())});
+      AsyncSaver saver(storage, {.save = On(group, SmallFiles())}, {.root = "run"});
       saver.Start(step, state.dict);
       status = saver.Finish()[0].report.status();
     }
@@ -148,7 +154,7 @@ absl::Status SaveByAll(const std::string& root, int64_t step, Mode mode) {
 
 absl::Status SaveAlone(const std::string& root, int64_t step) {
   const LocalState state = StateOf(Tensors(), 0, 1);
-  return Save(**OpenPosixStorage(root), "", step, state.dict, SmallFiles()).status();
+  return CheckpointFolder(**OpenPosixStorage(root)).Save(step, state.dict, SmallFiles()).status();
 }
 
 void Fill(const FileImage& image, Storage& storage) {
@@ -163,13 +169,13 @@ void Fill(const FileImage& image, Storage& storage) {
 // Whether everything that looks committed is complete, and whether everything that must be
 // committed is.
 std::string Check(Storage& storage, const std::string& folder, const std::vector<int64_t>& steps) {
-  const auto found = List(storage, folder);
+  const auto found = ListCommitted(storage, folder);
   if (!found.ok()) return found.status().ToString();
   std::vector<int64_t> missing = steps;
   for (const CheckpointInfo& info : *found) {
     std::erase(missing, info.step);
     const std::string path = info.directory;
-    const auto verified = Verify(storage, path, {.digests = true, .io_threads = 1});
+    const auto verified = VerifyCheckpoint(storage, path, {.digests = true, .io_threads = 1});
     if (!verified.ok()) return verified.status().ToString();
     if (!verified->damage.empty()) {
       return absl::StrCat(path, ": ", verified->damage[0].file, ": ", verified->damage[0].message);
@@ -282,7 +288,7 @@ TEST_F(PowerLossTest, ARemoval) {
     for (const int64_t step : {1, 2, 3}) ASSERT_TRUE(SaveAlone(root, step).ok());
   };
   scenario.run = [](const std::string& root) {
-    return Prune(**OpenPosixStorage(root), "", /*keep=*/1);
+    return CheckpointFolder(**OpenPosixStorage(root)).Prune(/*keep=*/1);
   };
   scenario.check = [](const FileImage& image, bool finished) -> std::string {
     MemoryStorage storage;

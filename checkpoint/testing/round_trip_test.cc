@@ -10,13 +10,17 @@
 #include "absl/strings/str_cat.h"
 #include "base/test_seed.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/run_save.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -104,13 +108,14 @@ TEST(RoundTripTest, RandomShardingsToRandomShardings) {
     std::string directory;
     RunRanks(savers, [&](ProcessGroup& group) {
       const auto report =
-          Save(storage, "run", round, saved[group.rank()]->dict, On(group, save_options));
+          SaveNow(storage, {.step = round, .metadata = save_options.metadata},
+                  saved[group.rank()]->dict, On(group, save_options), {.root = "run"});
       ASSERT_TRUE(report.ok()) << report.status();
       if (group.rank() == 0) directory = report->directory;
     });
     ASSERT_EQ(directory, "run/" + StepDirectoryName(round));
 
-    const auto verified = Verify(storage, directory, {.digests = true, .io_threads = 2});
+    const auto verified = VerifyCheckpoint(storage, directory, {.digests = true, .io_threads = 2});
     ASSERT_TRUE(verified.ok()) << verified.status();
     for (const Damage& damage : verified->damage) {
       ADD_FAILURE() << damage.file << " " << damage.tensor << " " << damage.message;
@@ -129,7 +134,7 @@ TEST(RoundTripTest, RandomShardingsToRandomShardings) {
     load_options.staging_bytes = 1 << (random() % 16);
     RunRanks(loaders, [&](ProcessGroup& group) {
       StateDict& dict = loaded[group.rank()]->dict;
-      const auto report = Load(storage, directory, dict, On(group, load_options));
+      const auto report = LoadCheckpoint(storage, directory, dict, On(group, load_options));
       ASSERT_TRUE(report.ok()) << report.status();
       EXPECT_TRUE(report->missing.empty() && report->unexpected.empty());
     });

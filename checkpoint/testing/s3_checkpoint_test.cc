@@ -11,11 +11,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/load/load.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -58,7 +62,8 @@ absl::Status SaveStep(Storage& storage, int64_t step, int ranks, int64_t rows) {
   std::vector<absl::Status> statuses(ranks);
   RunRanks(ranks, [&](ProcessGroup& group) {
     const LocalState state = RowsOf(tensors, group.rank(), ranks, /*fill=*/true);
-    statuses[group.rank()] = Save(storage, "", step, state.dict, On(group, SaveOptions())).status();
+    statuses[group.rank()] =
+        CheckpointFolder(storage).Save(step, state.dict, On(group, SaveOptions())).status();
   });
   return statuses[0];
 }
@@ -72,7 +77,8 @@ testing::AssertionResult Loads(Storage& storage, int64_t step, int ranks, int64_
     const int rank = group.rank();
     LocalState state = RowsOf(tensors, rank, ranks, /*fill=*/false);
     statuses[rank] =
-        Load(storage, CheckpointDirectory("", step), state.dict, On(group, LoadOptions())).status();
+        LoadCheckpoint(storage, StepDirectoryName(step), state.dict, On(group, LoadOptions()))
+            .status();
     bool equal = true;
     for (size_t t = 0; t < tensors.size(); ++t) {
       equal &= LocalState::Holds(state.dict.tensors[t].shards[0], tensors[t]);
@@ -100,7 +106,7 @@ TEST(S3CheckpointTest, BytesThatAreDamagedOnTheirWayAreReadAgainAFewTimes) {
       {.kind = FaultKind::kDamageAnswer, .method = "GET", .key_part = "/manifest.pb", .times = 2});
   SingleProcessGroup alone;
   const auto resumed =
-      ResumeFromLatest(storage, "", alone, {}, [](const Checkpoint&) { return absl::OkStatus(); });
+      ResumeFromLatest(storage, alone, {}, [](const Checkpoint&) { return absl::OkStatus(); });
   ASSERT_TRUE(resumed.ok()) << resumed.status();
   EXPECT_TRUE(resumed->checkpoint.has_value());
   EXPECT_TRUE(resumed->skipped.empty());
@@ -117,9 +123,9 @@ TEST(S3CheckpointTest, SavedByFourRanksAndLoadedByThree) {
   S3Server server;
   const auto storage = MustOpen(server);
   ASSERT_TRUE(SaveStep(*storage, 7, 4, kRows).ok());
-  EXPECT_EQ(Latest(*storage, "")->step, 7);
+  EXPECT_EQ(CheckpointFolder(*storage).FindLatest()->step, 7);
   EXPECT_TRUE(Loads(*storage, 7, 3, kRows));
-  const auto verified = Verify(*storage, CheckpointDirectory("", 7), {.digests = true});
+  const auto verified = VerifyCheckpoint(*storage, StepDirectoryName(7), {.digests = true});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->damage.empty());
   EXPECT_EQ(server.upload_count(), 0);
@@ -145,9 +151,9 @@ TEST(S3CheckpointTest, FailuresThatPassAreNotNoticed) {
     ASSERT_TRUE(saved.ok()) << saved;
     EXPECT_TRUE(Loads(*storage, step, 3, kRows));
   }
-  ASSERT_TRUE(Prune(*storage, "", 1).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage).Prune(1).ok());
   server.ClearFaults();
-  EXPECT_EQ(List(*storage, "")->size(), 1);
+  EXPECT_EQ(CheckpointFolder(*storage).List()->size(), 1);
   EXPECT_TRUE(Loads(*storage, 3, 1, kRows));
   // Where the answer to the creation of an upload was lost, nothing knows of that upload but the
   // store: it goes when the storage is opened after it has become stale.

@@ -16,11 +16,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
+#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -58,13 +60,13 @@ class S3FencingTest : public ::testing::Test {
     const auto storage = MustOpen();
     SaveOptions options;
     options.before_commit = std::move(before_commit);
-    const auto slot = [&](const PlannedSave&) { return EmptyRollingSlot(*storage, ""); };
-    return SaveNow(*storage, "", {.step = step}, {{tensor}}, options,
-                   rolling ? ChooseRoot(slot) : nullptr)
+    const auto slot = [&](const PlannedSave&) { return EmptyRollingSlot(*storage); };
+    return SaveNow(*storage, {.step = step}, {{tensor}}, options,
+                   {.choose_root = rolling ? ChooseRoot(slot) : nullptr})
         .status();
   }
   absl::Status Retain(int64_t newest) {
-    return Retention(*storage_, "", {.newest = newest}).Apply(absl::Now());
+    return Retention(*storage_, {.newest = newest}).Apply(absl::Now());
   }
 
   // While the request that commits is on its way, `other` happens, before it arrives. Where a
@@ -83,7 +85,7 @@ class S3FencingTest : public ::testing::Test {
     if (absl::IsNotFound(checkpoint.status())) return -1;
     EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
     if (!checkpoint.ok()) return -2;
-    const auto verified = Verify(*storage_, directory, {.digests = true});
+    const auto verified = VerifyCheckpoint(*storage_, directory, {.digests = true});
     EXPECT_TRUE(verified.ok() && verified->damage.empty())
         << directory << ": "
         << (verified.ok() ? verified->damage[0].message : verified.status().ToString());
@@ -94,7 +96,7 @@ class S3FencingTest : public ::testing::Test {
   // The steps of all committed checkpoints, newest first, each of them whole.
   std::vector<int64_t> Steps() {
     std::vector<int64_t> steps;
-    const auto saved = ListForResume(*storage_, "");
+    const auto saved = ListForResume(*storage_);
     EXPECT_TRUE(saved.ok()) << saved.status();
     if (!saved.ok()) return steps;
     for (const CheckpointInfo& checkpoint : *saved) {
@@ -126,7 +128,7 @@ class S3FencingTest : public ::testing::Test {
     EXPECT_THAT(std::string(saved.message()), HasSubstr("has discarded this save"));
   }
   void DeleteAll() {
-    const std::vector<CheckpointInfo> all = *ListForResume(*storage_, "");
+    const std::vector<CheckpointInfo> all = *ListForResume(*storage_);
     for (const CheckpointInfo& saved : all) {
       EXPECT_TRUE(storage_->DeleteTree(saved.directory).ok());
     }
@@ -139,7 +141,7 @@ class S3FencingTest : public ::testing::Test {
     ASSERT_TRUE(SaveStep(step + 3, 1).ok());
     ASSERT_TRUE(SaveStep(step + 4, 1).ok());
     ASSERT_TRUE(Retain(1).ok());
-    ASSERT_TRUE(Prune(*storage_, "", 1).ok());
+    ASSERT_TRUE(CheckpointFolder(*storage_).Prune(1).ok());
   }
 
   S3Server server_;
@@ -150,12 +152,12 @@ TEST_F(S3FencingTest, WhatWasSetAsideStaysAndANewSaveOfTheStepStandsBesideIt) {
   ASSERT_TRUE(SaveStep(4, 4).ok());
   ASSERT_TRUE(SaveStep(8, 8).ok());
   ASSERT_TRUE(SaveStep(7, 7, /*rolling=*/true).ok());
-  const std::string rolling = ListForResume(*storage_, "")->at(1).directory;
+  const std::string rolling = ListForResume(*storage_)->at(1).directory;
   EXPECT_THAT(rolling, ::testing::MatchesRegex("rolling-0/[0-9a-f]{8}/step-00000007"));
   const Ledger data = DataOf("step-00000008"), rolling_data = DataOf(rolling);
   const std::string manifest = ManifestOf("step-00000008");
-  EXPECT_THAT(*AbandonLater(*storage_, "", 4), ElementsAre("step-00000008/manifest.pb.abandoned",
-                                                           rolling + "/manifest.pb.abandoned"));
+  EXPECT_THAT(*AbandonLater(*storage_, 4), ElementsAre("step-00000008/manifest.pb.abandoned",
+                                                       rolling + "/manifest.pb.abandoned"));
   EXPECT_THAT(Steps(), ElementsAre(4));
   ASSERT_TRUE(SaveStep(8, 80).ok());
   EXPECT_EQ(Value("step-00000008"), 80);
@@ -163,8 +165,7 @@ TEST_F(S3FencingTest, WhatWasSetAsideStaysAndANewSaveOfTheStepStandsBesideIt) {
   // Once more: the second one gets a name of its own.
   const Ledger again = DataOf("step-00000008");
   EXPECT_EQ(again.size(), 2 * data.size());
-  EXPECT_THAT(*AbandonLater(*storage_, "", 4),
-              ElementsAre("step-00000008/manifest.pb.abandoned-2"));
+  EXPECT_THAT(*AbandonLater(*storage_, 4), ElementsAre("step-00000008/manifest.pb.abandoned-2"));
   ASSERT_TRUE(SaveStep(8, 81).ok());
   GoOn(12);
   EXPECT_EQ(ManifestOf("step-00000008", ".abandoned"), manifest);
@@ -187,7 +188,7 @@ TEST_F(S3FencingTest, NothingIsDeletedBesideASetAsideManifestThatCannotBeRead) {
   server_.PutObject(absl::StrCat(kPrefix, "step-00000008/manifest.pb"), manifest);
   SingleProcessGroup alone;
   const auto resumed =
-      ResumeFromLatest(storage_, "", alone, {}, [](const Checkpoint&) { return absl::OkStatus(); });
+      ResumeFromLatest(storage_, alone, {}, [](const Checkpoint&) { return absl::OkStatus(); });
   ASSERT_TRUE(resumed.ok() && resumed->checkpoint.has_value());
   EXPECT_EQ(resumed->checkpoint->step(), 4);
   ASSERT_TRUE(SaveStep(8, 80).ok());
@@ -209,18 +210,18 @@ TEST_F(S3FencingTest, SettingAsideMayBeInterruptedAnywhere) {
     const Ledger data = DataOf("step-00000008");
     const std::string manifest = ManifestOf("step-00000008");
     server_.AddFault({.status = 403, .code = "AccessDenied", .skip = number, .times = kForever});
-    done = AbandonLater(*MustOpen(), "", 4).ok();
+    done = AbandonLater(*MustOpen(), 4).ok();
     server_.ClearFaults();
     if (ManifestOf("step-00000008", ".abandoned") != manifest) {
       EXPECT_THAT(Steps(), ElementsAre(8, 4));
-      ASSERT_TRUE(AbandonLater(*storage_, "", 4).ok());
+      ASSERT_TRUE(AbandonLater(*storage_, 4).ok());
     }
     EXPECT_THAT(Steps(), ElementsAre(4));
     // The step is saved again, and once more.
     ASSERT_TRUE(SaveStep(8, 80).ok());
     EXPECT_EQ(Value("step-00000008"), 80);
     ExpectThere(data);
-    ASSERT_TRUE(AbandonLater(*storage_, "", 4).ok());
+    ASSERT_TRUE(AbandonLater(*storage_, 4).ok());
     GoOn(12);
     ExpectThere(data);
     int copies = 0;
@@ -246,7 +247,7 @@ TEST_F(S3FencingTest, ALateCommitFailsWhereRetentionHasDeletedItsData) {
   EXPECT_THAT(Steps(), ElementsAre(12));
   EXPECT_EQ(Value("step-00000008"), -1);
   // The tombstone does not count as damage, and a later save of that step can commit.
-  const auto verified = Verify(*storage_, "step-00000008", {});
+  const auto verified = VerifyCheckpoint(*storage_, "step-00000008", {});
   EXPECT_TRUE(absl::IsNotFound(verified.status())) << verified.status();
   EXPECT_THAT(verified.status().ToString(), HasSubstr("discarded"));
   ASSERT_TRUE(SaveStep(8, 80).ok());
@@ -298,7 +299,7 @@ TEST_F(S3FencingTest, ACommitFailsAlsoBeforeItsDataIsDeleted) {
 // No checkpoint is committed that takes its place: the data of an attempt stays.
 TEST_F(S3FencingTest, DataIsDeletedOnlyBehindANewerCheckpoint) {
   WhileCommitting("/step-00000008", [&] {
-    EXPECT_TRUE(EmptyRollingSlot(*storage_, "").ok());
+    EXPECT_TRUE(EmptyRollingSlot(*storage_).ok());
     ASSERT_TRUE(Retain(1).ok());
   });
   ASSERT_TRUE(SaveStep(8, 8, /*rolling=*/true).ok());
@@ -328,7 +329,7 @@ TEST_F(S3FencingTest, ALateCommitFailsAfterTheCheckpointThatTookItsPlaceIsGone) 
         ASSERT_TRUE(SaveStep(12, 12).ok());
         ASSERT_TRUE(Retain(1).ok());
       },
-      [&] { ASSERT_TRUE(AbandonLater(*storage_, "", 4).ok()); }};
+      [&] { ASSERT_TRUE(AbandonLater(*storage_, 4).ok()); }};
   for (size_t way = 0; way < ways.size(); ++way) {
     SCOPED_TRACE(way);
     WhileCommitting("step-00000008", [&] {
@@ -406,8 +407,8 @@ TEST_F(S3FencingTest, RollingCheckpointsOfEarlierReleasesAreFoundAndReplaced) {
   std::vector<float> elements(64, 5);
   ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
   tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
-  ASSERT_TRUE(Save(*storage_, "rolling-0", 5, {{tensor}}).ok());
-  ASSERT_TRUE(Save(*storage_, "rolling-1", 6, {{tensor}}).ok());
+  ASSERT_TRUE(SaveNow(*storage_, {.step = 5}, {{tensor}}, {}, {.root = "rolling-0"}).ok());
+  ASSERT_TRUE(SaveNow(*storage_, {.step = 6}, {{tensor}}, {}, {.root = "rolling-1"}).ok());
   EXPECT_THAT(Steps(), ElementsAre(6, 5));
   ASSERT_TRUE(SaveStep(7, 7, /*rolling=*/true).ok());
   EXPECT_THAT(Steps(), ElementsAre(7, 6));

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/test_seed.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
@@ -49,7 +50,7 @@ class SharedLoadTest : public testing::Test {
         rows.shape[0] = group.rank() == 0 ? half : rows.shape[0] - half;
         state.Add(tensor, {rows}, true);
       }
-      const auto report = Save(storage_, "", 1, state.dict, On(group, options));
+      const auto report = CheckpointFolder(storage_).Save(1, state.dict, On(group, options));
       ASSERT_TRUE(report.ok()) << report.status();
       if (group.rank() == 0) directory_ = report->directory;
     });

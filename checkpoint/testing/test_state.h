@@ -13,9 +13,11 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/plan/rank_state.h"
+#include "checkpoint/save/async_saver.h"
 
 namespace tessera::ckpt {
 

@@ -9,9 +9,14 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/async_saver.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/tiered/tiered_storage.h"
+#include "checkpoint/verify/nearby_copies.h"
+#include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -39,7 +44,7 @@ class UploadTest : public testing::Test {
   // Checks that a load succeeds with the saved contents.
   void ExpectLoads() {
     std::vector<float> loaded(kElements);
-    const auto report = Load(*storage_, directory_, State(loaded));
+    const auto report = LoadCheckpoint(*storage_, directory_, State(loaded));
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(loaded, weight_);
   }
@@ -64,18 +69,18 @@ class UploadTest : public testing::Test {
   FaultInjectingStorage* remote_;
   std::unique_ptr<TieredStorage> storage_;
   std::vector<float> weight_;
-  const std::string directory_ = CheckpointDirectory("", 1);
+  const std::string directory_ = StepDirectoryName(1);
 };
 
 TEST_F(UploadTest, ASaveIsWholeInTheRemoteStorage) {
-  ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
   const auto verified = Verify(remote_files_, directory_, {.digests = true});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->damage.empty());
 }
 
 TEST_F(UploadTest, SoIsOneInTheBackground) {
-  AsyncSaver saver(*storage_, "", {});
+  AsyncSaver saver(*storage_, {});
   saver.Start(1, State(weight_));
   for (const SaveOutcome& outcome : saver.Finish()) EXPECT_TRUE(outcome.report.ok());
   const auto verified = Verify(remote_files_, directory_, {.digests = true});
@@ -84,7 +89,7 @@ TEST_F(UploadTest, SoIsOneInTheBackground) {
 }
 
 TEST_F(UploadTest, ARestartReadsWhatIsNearby) {
-  ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
   const auto copies = DropDamagedCopies(*storage_, directory_);
   ASSERT_TRUE(copies.ok()) << copies.status();
   EXPECT_EQ(copies->dropped_files, 0);
@@ -94,7 +99,7 @@ TEST_F(UploadTest, ARestartReadsWhatIsNearby) {
 }
 
 TEST_F(UploadTest, ADamagedCopyIsDropped) {
-  ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
   const std::string path = DataFile(nearby_files_);
   std::string contents = *ReadAll(nearby_files_, path, 1 << 20);
   contents[contents.size() / 2] ^= 1;
@@ -106,25 +111,25 @@ TEST_F(UploadTest, ADamagedCopyIsDropped) {
 }
 
 TEST_F(UploadTest, ALoadReadsTheOriginalOfADamagedCopy) {
-  ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
   const std::string path = DataFile(nearby_files_);
   const size_t bytes = ReadAll(nearby_files_, path, 1 << 20)->size();
   ASSERT_TRUE(WriteAll(nearby_files_, path, std::string(bytes, '\0')).ok());
   ExpectLoads();
-  const auto verified = Verify(*storage_, directory_, {.digests = true});
+  const auto verified = VerifyCheckpoint(*storage_, directory_, {.digests = true});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->damage.empty());
 }
 
 TEST_F(UploadTest, ACopyOfAnotherLengthIsDropped) {
-  ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
   ASSERT_TRUE(WriteAll(nearby_files_, DataFile(nearby_files_), "short").ok());
   EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->dropped_files, 1);
   ExpectLoads();
 }
 
 TEST_F(UploadTest, ARestartElsewhereReadsTheRemoteFiles) {
-  ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
   ASSERT_TRUE(storage_->ForgetAllBut("").ok());
   EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->good_bytes, 0);
   ExpectLoads();
@@ -135,10 +140,10 @@ TEST_F(UploadTest, AFailedUploadCommitsNothing) {
   remote_->FailWhere(
       [](const Operation& operation) { return operation.kind == OperationKind::kWriteAt; },
       absl::UnavailableError("injected"));
-  EXPECT_FALSE(Save(*storage_, "", 1, State(weight_)).ok());
-  EXPECT_TRUE(List(*storage_, "")->empty());
+  EXPECT_FALSE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
+  EXPECT_TRUE(CheckpointFolder(*storage_).List()->empty());
   remote_->ClearFaults();
-  ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
   EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->dropped_files, 0);
   ExpectLoads();
 }

@@ -14,10 +14,12 @@
 
 #include "base/test_seed.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/load/load.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
@@ -83,7 +85,7 @@ class VerifyLoadedTest : public testing::Test {
         }
         state.Add(tensor, {rows}, true);
       }
-      const auto report = Save(storage_, "", 1, state.dict, {.group = &group});
+      const auto report = CheckpointFolder(storage_).Save(1, state.dict, {.group = &group});
       ASSERT_TRUE(report.ok()) << report.status();
     });
   }
@@ -133,7 +135,7 @@ class VerifyLoadedTest : public testing::Test {
           return true;
         });
       });
-      reports[base.rank()] = Load(storage_, "step-00000001", dict, On(group, options_));
+      reports[base.rank()] = LoadCheckpoint(storage_, "step-00000001", dict, On(group, options_));
       EXPECT_TRUE(mine.empty()) << "rank " << base.rank() << " flipped nothing";
     });
     return reports;
@@ -251,7 +253,7 @@ TEST_F(VerifyLoadedTest, AnyShardingIsVerified) {
       with_elements += tensor.bytes.empty() ? 0 : 1;
     }
     SingleProcessGroup alone;
-    ASSERT_TRUE(Save(storage_, "", 1, source.dict).ok());
+    ASSERT_TRUE(CheckpointFolder(storage_).Save(1, source.dict).ok());
     // Every rank holds the whole tensor, split at different places: replicas that overlap in part.
     const int ranks = 1 + static_cast<int>(random_() % 3);
     const auto cut = [&](int, const WholeTensor& tensor) {
@@ -324,7 +326,7 @@ TEST_F(VerifyLoadedTest, WhatChangesBetweenRanksNamesTheReceiver) {
   RunRanks(3, [&](ProcessGroup& base) {
     FlippingGroup group(base, std::string_view(tensors_[0].bytes).substr(40, 16));
     reports[base.rank()] =
-        Load(storage_, "step-00000001", states[base.rank()].dict, On(group, options_));
+        LoadCheckpoint(storage_, "step-00000001", states[base.rank()].dict, On(group, options_));
   });
   // The rank that read the piece has the right value.
   EXPECT_THAT(ErrorOf(reports), AllOf(HasSubstr("tensor a: box [0:12,0:10] is wrong on ranks "),

@@ -3,12 +3,9 @@
 
 #include <cstdint>
 #include <functional>
-#include <string_view>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "checkpoint/directory/damage.h"
-#include "checkpoint/storage/tiered/tiered_storage.h"
 
 namespace tessera::ckpt {
 
@@ -29,18 +26,6 @@ struct VerifyReport {
   uint64_t bytes_read = 0;
   double seconds = 0;
 };
-
-struct NearbyCopies {
-  uint64_t good_bytes = 0;  // in files that a load reads from the staging tier
-  int64_t dropped_files = 0;
-};
-
-// Call before a load. Reads the copies of a committed checkpoint's data files in the staging tier,
-// and deletes those that are not, byte for byte by their checksums, what the remote manifest
-// describes. Files without such a copy are not read. Errors: those of the manifest, see
-// ReadManifest().
-absl::StatusOr<NearbyCopies> DropDamagedCopies(TieredStorage& storage,
-                                               std::string_view checkpoint_dir);
 
 }  // namespace tessera::ckpt
 

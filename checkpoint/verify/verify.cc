@@ -223,29 +223,4 @@ absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
   return absl::OkStatus();
 }
 
-absl::StatusOr<NearbyCopies> DropDamagedCopies(TieredStorage& storage,
-                                               std::string_view checkpoint_dir) {
-  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(storage, checkpoint_dir));
-  NearbyCopies copies;
-  ScanBuffers buffers;
-  for (int f = 0; f < manifest.files_size(); ++f) {
-    const DataFile& described = manifest.files(f);
-    const std::string path = JoinPath(checkpoint_dir, described.path());
-    absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.staging().Open(path);
-    if (!file.ok()) continue;
-    Scanner scanner(storage.staging(), checkpoint_dir, manifest, {});
-    absl::Status intact = scanner.Add(f, *std::move(file));
-    if (intact.ok()) intact = scanner.Run(scanner.WholeFiles(), Ignore, &buffers);
-    if (intact.ok()) {
-      copies.good_bytes += described.size_bytes();
-      continue;
-    }
-    // Another process of this machine may have been faster.
-    const absl::Status deleted = storage.staging().Delete(path);
-    if (!absl::IsNotFound(deleted)) TESSERA_RETURN_IF_ERROR(deleted);
-    ++copies.dropped_files;
-  }
-  return copies;
-}
-
 }  // namespace tessera::ckpt

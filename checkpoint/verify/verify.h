@@ -13,9 +13,10 @@
 
 namespace tessera::ckpt {
 
-// See Verify() in checkpoint.h.
+// Reads every byte of a checkpoint; see Checkpoint::Verify() in checkpoint.h. A manifest that is
+// damaged is in the report, too.
 absl::StatusOr<VerifyReport> VerifyCheckpoint(Storage& storage, std::string_view checkpoint_dir,
-                                              const VerifyOptions& options);
+                                              const VerifyOptions& options = {});
 
 // Reads the chunks that hold the named bytes, and compares their checksums. Skips parts of other
 // files than the data files, and parts without bytes. Reads a chunk whose checksum is wrong twice

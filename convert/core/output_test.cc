@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
@@ -39,14 +40,14 @@ class Source {
                      {.name = "small",
                       .global_shape = {kSmallRows, kSmallColumns},
                       .shards = {Shard::Of(small_, {{0, 0}, {kSmallRows, kSmallColumns}})}}};
-    EXPECT_TRUE(Save(storage_, "", 7, state).ok());
-    auto manifest = ReadManifest(storage_, CheckpointDirectory("", 7));
+    EXPECT_TRUE(CheckpointFolder(storage_).Save(7, state).ok());
+    auto manifest = ReadManifest(storage_, StepDirectoryName(7));
     EXPECT_TRUE(manifest.ok()) << manifest.status();
     manifest_ = *std::move(manifest);
   }
 
-  OutputSource output() { return {storage_, CheckpointDirectory("", 7), manifest_}; }
-  OutputSource output(Storage& through) { return {through, CheckpointDirectory("", 7), manifest_}; }
+  OutputSource output() { return {storage_, StepDirectoryName(7), manifest_}; }
+  OutputSource output(Storage& through) { return {through, StepDirectoryName(7), manifest_}; }
   MemoryStorage& storage() { return storage_; }
   const std::vector<float>& large() const { return large_; }
   float Large(int64_t i, int64_t j) const { return large_[i * kColumns + j]; }
@@ -223,8 +224,8 @@ TEST(OutputTest, NeighboursShareTheReadingOfTheirChecksumChunks) {
                              .shards = {Shard::Of(values[t], {{0}, {kElements}})}});
     tensors.push_back(Matrix(name, {kElements}));
   }
-  ASSERT_TRUE(Save(storage, "", 7, state).ok());
-  const std::string directory = CheckpointDirectory("", 7);
+  ASSERT_TRUE(CheckpointFolder(storage).Save(7, state).ok());
+  const std::string directory = StepDirectoryName(7);
   const auto manifest = ReadManifest(storage, directory);
   ASSERT_TRUE(manifest.ok()) << manifest.status();
 
@@ -268,8 +269,8 @@ TEST(OutputTest, PartsOfTensorsByTurnsAreReadAndWrittenOnce) {
                    {.name = "second",
                     .global_shape = {kParts * kPart},
                     .shards = {Shard::Of(second, {{0}, {kParts * kPart}})}}};
-  ASSERT_TRUE(Save(storage, "", 7, state).ok());
-  const std::string directory = CheckpointDirectory("", 7);
+  ASSERT_TRUE(CheckpointFolder(storage).Save(7, state).ok());
+  const std::string directory = StepDirectoryName(7);
   const auto manifest = ReadManifest(storage, directory);
   ASSERT_TRUE(manifest.ok()) << manifest.status();
   std::vector<OutputTensor> tensors;

@@ -42,7 +42,7 @@ std::string Contents(const std::string& file) {
 }
 
 std::shared_ptr<Storage> Folder() {
-  auto storage = OpenPosixStorage(kFolder);
+  auto storage = OpenStorage(kFolder);
   EXPECT_TRUE(storage.ok()) << storage.status();
   return *std::move(storage);
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_checkpoint.h"
@@ -52,9 +53,9 @@ class Source {
     }
     state_.tensors.push_back(
         {.name = "tied", .dtype = ElementType::kF32, .global_shape = {5, 3}, .alias_of = "of.2"});
-    const auto saved = Save(storage_, "", 7, state_);
+    const auto saved = CheckpointFolder(storage_).Save(7, state_);
     EXPECT_TRUE(saved.ok()) << saved.status();
-    auto manifest = ReadManifest(storage_, CheckpointDirectory("", 7));
+    auto manifest = ReadManifest(storage_, StepDirectoryName(7));
     EXPECT_TRUE(manifest.ok()) << manifest.status();
     manifest_ = *std::move(manifest);
   }
@@ -74,7 +75,7 @@ class Source {
     }
   }
 
-  OutputSource output() { return {storage_, CheckpointDirectory("", 7), manifest_}; }
+  OutputSource output() { return {storage_, StepDirectoryName(7), manifest_}; }
   const Manifest& manifest() const { return manifest_; }
 
  private:

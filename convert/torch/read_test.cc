@@ -46,7 +46,7 @@ std::string Contents(const std::string& file) {
 }
 
 absl::StatusOr<ForeignCheckpoint> Read(const std::string& file) {
-  const auto storage = OpenPosixStorage(kFolder);
+  const auto storage = OpenStorage(kFolder);
   if (!storage.ok()) return storage.status();
   return ReadTorch(**storage, "", std::vector<std::string>{file});
 }
@@ -154,7 +154,7 @@ TEST(ReadTorchTest, TensorsThatCannotBeReadAreNamed) {
 }
 
 TEST(ReadTorchTest, SeveralFilesAreOneStateDict) {
-  const auto storage = OpenPosixStorage("convert/torch");
+  const auto storage = OpenStorage("convert/torch");
   ASSERT_TRUE(storage.ok()) << storage.status();
   const auto both =
       ReadTorch(**storage, "testdata", std::vector<std::string>{"listed.pt", "root.pt"});

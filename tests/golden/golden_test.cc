@@ -1,6 +1,5 @@
 // Checkpoints of every released format version keep loading, bit for bit.
 
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -15,31 +14,34 @@ namespace {
 
 class GoldenTest : public testing::TestWithParam<const char*> {
  protected:
-  GoldenTest() : storage_(*ckpt::OpenPosixStorage(std::string("tests/golden/") + GetParam())) {}
-  std::unique_ptr<ckpt::Storage> storage_;
+  GoldenTest()
+      : folder_(*ckpt::CheckpointFolder::Open(std::string("tests/golden/") + GetParam())) {}
+  const ckpt::CheckpointFolder folder_;
 };
 
 TEST_P(GoldenTest, Verifies) {
-  const auto list = ckpt::List(*storage_, "");
+  const auto list = folder_.List();
   ASSERT_TRUE(list.ok());
   ASSERT_EQ(list->size(), 1);
-  const auto report = ckpt::Verify(*storage_, "step-00000007", {.digests = true, .io_threads = 2});
+  const auto report = folder_.Verify("step-00000007", {.digests = true, .io_threads = 2});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_TRUE(report->damage.empty());
 }
 
 TEST_P(GoldenTest, LoadsUnderAnySharding) {
   const GoldenState expected(true, 1);
+  const auto checkpoint = folder_.At(7);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   for (int cuts = 1; cuts <= 5; ++cuts) {
     GoldenState state(false, cuts);
-    const auto report = ckpt::Load(*storage_, "step-00000007", state.dict());
+    const auto report = checkpoint->Load(state.dict());
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(state.memory(), expected.memory());
   }
 }
 
 TEST_P(GoldenTest, MetadataIsWhatWasSaved) {
-  auto manifest = ckpt::ReadManifest(*storage_, "step-00000007");
+  auto manifest = ckpt::ReadManifest(folder_.storage(), "step-00000007");
   ASSERT_TRUE(manifest.ok()) << manifest.status();
   EXPECT_EQ(manifest->tensors_size(), 8);
   EXPECT_EQ(manifest->tensors(7).alias_of(), "wte.weight");
@@ -58,7 +60,7 @@ TEST_P(GoldenTest, MetadataIsWhatWasSaved) {
 }
 
 TEST_P(GoldenTest, PartitionsAreWhatWasSaved) {
-  const auto manifest = ckpt::ReadManifest(*storage_, "step-00000007");
+  const auto manifest = ckpt::ReadManifest(folder_.storage(), "step-00000007");
   ASSERT_TRUE(manifest.ok()) << manifest.status();
   GoldenState expected(false, 1);
   for (int t = 0; t < manifest->tensors_size(); ++t) {

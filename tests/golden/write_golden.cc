@@ -13,16 +13,16 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: write_golden DIRECTORY\n");
     return 2;
   }
-  const auto storage = tessera::ckpt::OpenPosixStorage(argv[1], {.create_root = true});
-  if (!storage.ok()) {
-    std::fprintf(stderr, "%s\n", storage.status().ToString().c_str());
+  const auto folder = tessera::ckpt::CheckpointFolder::Open(argv[1], {.create_root = true});
+  if (!folder.ok()) {
+    std::fprintf(stderr, "%s\n", folder.status().ToString().c_str());
     return 1;
   }
   tessera::GoldenState state(/*fill=*/true, /*cuts=*/2);
   tessera::ckpt::SaveOptions options;
   options.checksum_chunk_bytes = 1024;
   options.metadata = tessera::ckpt::ToMetadata(tessera::GoldenState::Metadata());
-  const auto report = tessera::ckpt::Save(**storage, "", /*step=*/7, state.dict(), options);
+  const auto report = folder->Save(/*step=*/7, state.dict(), options);
   if (!report.ok()) {
     std::fprintf(stderr, "%s\n", report.status().ToString().c_str());
     return 1;

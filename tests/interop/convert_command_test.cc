@@ -502,7 +502,7 @@ TEST_F(ConvertCommandTest, WhatAKilledConversionHasLeftIsRemoved) {
   };
   make("new.unfinished-00000001", true);  // being written
   const auto writer =
-      ckpt::FolderLock::Acquire(*ckpt::OpenPosixStorage(In("new.unfinished-00000001")), {});
+      ckpt::FolderLock::Acquire(*ckpt::OpenStorage(In("new.unfinished-00000001")), {});
   ASSERT_TRUE(writer.ok()) << writer.status();
   make("new.unfinished-00000002", false);  // somebody's own
   make("other.unfinished-00000003", true);

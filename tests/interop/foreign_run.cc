@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/format/safetensors.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"

@@ -295,7 +295,9 @@ TEST_F(ReadersTest, PaddlesFilesLoadIntoALiveStateInPlace) {
   const std::string name = "model.layers.3.mlp.down_proj.weight";
   ckpt::ShardedTensor tensor = {.name = name, .global_shape = {8, 16}};
   tensor.shards = {ckpt::Shard::Of(live, {.global_offset = {4, 0}, .shape = {4, 16}})};
-  const auto report = ckpt::Load(*storage_, "", {{tensor}}, {.allow_unexpected = true});
+  const auto checkpoint = ckpt::Checkpoint::Open(*storage_, "");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto report = checkpoint->Load({{tensor}}, {.allow_unexpected = true});
   ASSERT_TRUE(report.ok()) << report.status();
   const auto oracle = testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors"));
   ASSERT_TRUE(oracle.ok()) << oracle.status();

@@ -21,15 +21,15 @@ std::vector<float> Expected() {
   return elements;
 }
 
-absl::Status SaveOrLoad(ckpt::Storage& storage, bool save) {
+absl::Status SaveOrLoad(const ckpt::CheckpointFolder& folder, bool save) {
   std::vector<float> elements = save ? Expected() : std::vector<float>(kRows * kColumns);
   ckpt::ShardedTensor weight = {.name = "weight", .global_shape = {kRows, kColumns}};
   weight.shards = {
       ckpt::Shard::Of(elements, {.global_offset = {0, 0}, .shape = {kRows, kColumns}})};
-  if (save) return ckpt::Save(storage, "", kStep, {{weight}}).status();
-  const auto latest = ckpt::Latest(storage, "");
+  if (save) return folder.Save(kStep, {{weight}}).status();
+  const auto latest = folder.Latest();
   if (!latest.ok()) return latest.status();
-  const auto loaded = ckpt::Load(storage, latest->directory, {{weight}}, {.verify_digests = true});
+  const auto loaded = latest->Load({{weight}}, {.verify_digests = true});
   if (!loaded.ok()) return loaded.status();
   return elements == Expected() ? absl::OkStatus() : absl::DataLossError("other elements");
 }
@@ -39,10 +39,9 @@ absl::Status SaveOrLoad(ckpt::Storage& storage, bool save) {
 int main(int argc, char** argv) {
   if (argc < 3) return 2;
   const bool save = std::string(argv[1]) == "save";
-  const auto storage =
-      ckpt::OpenStorage(argv[2], {.create_root = save, .s3_endpoint = argc > 3 ? argv[3] : ""});
-  const absl::Status status =
-      storage.ok() ? SaveOrLoad(**storage, save) : absl::Status(storage.status());
+  const auto folder = ckpt::CheckpointFolder::Open(
+      argv[2], {.create_root = save, .s3_endpoint = argc > 3 ? argv[3] : ""});
+  const absl::Status status = folder.ok() ? SaveOrLoad(*folder, save) : folder.status();
   if (!status.ok()) std::cerr << "s3_state: " << status << "\n";
   return status.ok() ? 0 : 1;
 }

@@ -22,7 +22,9 @@
 #include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/save/async_saver.h"
 #include "compute/comm/mpi/mpi_world.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/checkpoints.h"
@@ -105,23 +107,24 @@ class Rank {
   void Fill(int64_t step, int64_t variant) { state_.Fill(step, variant); }
 
   absl::Status Save(const std::string& folder, int64_t step) {
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
-                             ckpt::OpenStorage(folder, {.create_root = true}));
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::CheckpointFolder opened,
+                             ckpt::CheckpointFolder::Open(folder, {.create_root = true}));
     const ckpt::StateDict state = state_.Describe();
     if (background_ == nullptr) {
-      return ckpt::Save(*storage, "", step, state, {.group = &group_}).status();
+      return opened.Save(step, state, {.group = &group_}).status();
     }
     ckpt::AsyncSaveOptions options;
     options.save.group = background_;
-    ckpt::AsyncSaver saver(*storage, "", options);
+    ckpt::AsyncSaver saver(opened.storage(), options);
     saver.Start(step, state);
     return saver.Finish().at(0).report.status();
   }
 
   absl::Status Load(const std::string& folder, int64_t step) {
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
-                             ckpt::OpenStorage(folder));
-    return LoadFrom(*storage, ckpt::CheckpointDirectory("", step));
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::CheckpointFolder opened,
+                             ckpt::CheckpointFolder::Open(folder));
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint checkpoint, opened.At(step));
+    return LoadFrom(checkpoint);
   }
 
   // Returns the step, or nullopt where there is no checkpoint.
@@ -134,7 +137,7 @@ class Rank {
     std::optional<int64_t> step;
     const auto use = [&](const std::optional<SavedRun>& saved) -> absl::Status {
       if (!saved.has_value()) return absl::OkStatus();
-      TESSERA_RETURN_IF_ERROR(LoadFrom(saved->checkpoint.storage(), saved->checkpoint.directory()));
+      TESSERA_RETURN_IF_ERROR(LoadFrom(saved->checkpoint));
       step = saved->manifest().trainer().step();
       return absl::OkStatus();
     };
@@ -148,9 +151,9 @@ class Rank {
   }
 
  private:
-  absl::Status LoadFrom(ckpt::Storage& storage, const std::string& directory) {
+  absl::Status LoadFrom(const ckpt::Checkpoint& checkpoint) {
     state_.Fill(/*step=*/0, /*variant=*/2);
-    return ckpt::Load(storage, directory, state_.Describe(), {.group = &group_}).status();
+    return checkpoint.Load(state_.Describe(), {.group = &group_}).status();
   }
 
   ckpt::ProcessGroup& group_;

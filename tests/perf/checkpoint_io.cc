@@ -28,8 +28,8 @@ namespace {
 absl::Status Measure(const std::string& directory) {
   TESSERA_ASSIGN_OR_RETURN(Gpt2State state, Gpt2State::Create());
   std::printf("state: %zu tensors, %.1f MB\n", state.dict.tensors.size(), state.bytes / 1e6);
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
-                           ckpt::OpenPosixStorage(directory));
+  TESSERA_ASSIGN_OR_RETURN(const ckpt::CheckpointFolder folder,
+                           ckpt::CheckpointFolder::Open(directory));
   TESSERA_ASSIGN_OR_RETURN(const RawDiskShapes shapes, FindRawDiskShapes(directory, state.bytes));
   TESSERA_ASSIGN_OR_RETURN(RawDiskFile raw, RawDiskFile::Create(directory, state.bytes));
   const int io_threads = absl::GetFlag(FLAGS_io_threads);
@@ -37,23 +37,21 @@ absl::Status Measure(const std::string& directory) {
   TESSERA_RETURN_IF_ERROR(ForEachRound(absl::GetFlag(FLAGS_rounds), [&](int round) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const double raw_write, raw.WriteOnce(shapes.write));
     const double begin = ProcessorSeconds();
-    TESSERA_ASSIGN_OR_RETURN(
-        const ckpt::SaveReport saved,
-        ckpt::Save(*storage, "", round + 1, state.dict, {.io_threads = io_threads}));
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::SaveReport saved,
+                             folder.Save(round + 1, state.dict, {.io_threads = io_threads}));
     const double processors = ProcessorSeconds() - begin;
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint checkpoint, folder.At(round + 1));
     TESSERA_ASSIGN_OR_RETURN(const double raw_read, raw.ReadOnce(shapes.read));
-    TESSERA_ASSIGN_OR_RETURN(
-        const ckpt::LoadReport loaded,
-        ckpt::Load(*storage, saved.directory, state.dict, {.io_threads = io_threads}));
-    TESSERA_ASSIGN_OR_RETURN(
-        const ckpt::VerifyReport verified,
-        ckpt::Verify(*storage, saved.directory, {.digests = true, .io_threads = io_threads}));
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::LoadReport loaded,
+                             checkpoint.Load(state.dict, {.io_threads = io_threads}));
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::VerifyReport verified,
+                             checkpoint.Verify({.digests = true, .io_threads = io_threads}));
     if (!verified.damage.empty()) return absl::DataLossError(verified.damage[0].message);
     save.Add(saved.bytes_written / saved.seconds, raw_write);
     load.Add(loaded.bytes_read / loaded.seconds, raw_read);
     verify.Add(verified.bytes_read / verified.seconds, raw_read);
     std::printf("the save took %.2f s of processors\n", processors);
-    return storage->DeleteTree(saved.directory);
+    return folder.storage().DeleteTree(saved.directory);
   }));
   save.PrintRates("save", "disk_ratio", "raw disk");
   load.PrintRates("load", "disk_ratio", "raw disk");

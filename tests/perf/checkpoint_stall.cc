@@ -32,6 +32,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/save/async_saver.h"
+#include "checkpoint/save/plan_cache.h"
+#include "checkpoint/save/run_save.h"
 #include "glog/logging.h"
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/harness.h"
@@ -135,8 +138,8 @@ absl::Status SaveAndWait(Training& training, ckpt::Storage& storage, ckpt::PlanC
                          Measured& measured) {
   ckpt::SaveOptions options;
   options.io_threads = absl::GetFlag(FLAGS_io_threads);
-  options.plan_cache = &plan_cache;
-  const auto saved = ckpt::Save(storage, "", 0, training.state(), options);
+  const auto saved =
+      ckpt::SaveNow(storage, {.step = 0}, training.state(), options, {.plan_cache = &plan_cache});
   if (!saved.ok()) return saved.status();
   measured.saves.push_back(saved->seconds);
   std::printf("  a save that waits: %.3f s, %.3f s of processors\n", saved->seconds,
@@ -202,7 +205,7 @@ absl::StatusOr<Measured> MeasureRound(Training& training, ckpt::Storage& storage
   for (int i = 0; i < 3; ++i) {
     TESSERA_RETURN_IF_ERROR(SaveAndWait(training, storage, plan_cache, measured));
   }
-  ckpt::AsyncSaver saver(storage, "", AsyncOptions());
+  ckpt::AsyncSaver saver(storage, AsyncOptions());
   MeasurePrepare(training, saver, measured);
   double before = PlainStep(training, &saver, measured);
   for (int i = 1; i <= absl::GetFlag(FLAGS_saves); ++i) {
@@ -231,7 +234,7 @@ class Figures {
 };
 
 absl::Status Measure(const std::string& directory) {
-  const auto storage = ckpt::OpenPosixStorage(directory);
+  const auto storage = ckpt::OpenStorage(directory);
   if (!storage.ok()) return storage.status();
   int threads = absl::GetFlag(FLAGS_threads);
   if (threads == 0) threads = static_cast<int>(std::thread::hardware_concurrency());

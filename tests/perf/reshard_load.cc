@@ -39,6 +39,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "compute/comm/mpi/mpi_world.h"
 #include "tests/perf/harness.h"
 #include "tests/perf/raw_disk.h"
@@ -90,8 +91,8 @@ class Pair {
  private:
   struct Side {
     std::unique_ptr<ReshardLoadState> state;
-    std::unique_ptr<ckpt::Storage> storage;
-    std::string checkpoint;  // in the storage
+    std::optional<ckpt::CheckpointFolder> folder;
+    std::optional<ckpt::Checkpoint> checkpoint;
   };
 
   explicit Pair(Communicator& world) : world_(world), group_(MakeProcessGroup(&world)) {}
@@ -106,16 +107,15 @@ class Pair {
         side.state, ReshardLoadState::Create(topology, absl::GetFlag(FLAGS_layers), world_));
     const std::string directory = DirectoryOf(topology);
     std::filesystem::create_directory(directory);
-    TESSERA_ASSIGN_OR_RETURN(side.storage, ckpt::OpenPosixStorage(directory));
+    TESSERA_ASSIGN_OR_RETURN(side.folder, ckpt::CheckpointFolder::Open(directory));
     TESSERA_RETURN_IF_ERROR(world_.Barrier());
     return side;
   }
 
   absl::Status Save(Side& side) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const ckpt::SaveReport saved,
-        ckpt::Save(*side.storage, "", 1, side.state->dict(), {.group = &*group_}));
-    side.checkpoint = saved.directory;
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::SaveReport saved,
+                             side.folder->Save(1, side.state->dict(), {.group = &*group_}));
+    TESSERA_ASSIGN_OR_RETURN(side.checkpoint, side.folder->At(1));
     TESSERA_RETURN_IF_ERROR(world_.Barrier());
     if (world_.rank() != 0) return absl::OkStatus();
     uint64_t bytes = 0;
@@ -190,8 +190,8 @@ class Pair {
     const double start = Now();
     TESSERA_ASSIGN_OR_RETURN(
         const ckpt::LoadReport report,
-        ckpt::Load(*from.storage, from.checkpoint, to.state->dict(),
-                   {.group = &*group_, .io_threads = absl::GetFlag(FLAGS_io_threads)}));
+        from.checkpoint->Load(to.state->dict(),
+                              {.group = &*group_, .io_threads = absl::GetFlag(FLAGS_io_threads)}));
     TESSERA_ASSIGN_OR_RETURN(const double seconds, Slowest(Now() - start));
     TESSERA_RETURN_IF_ERROR(to.state->Check());
     TESSERA_ASSIGN_OR_RETURN(const int64_t read, Sum(report.bytes_read));

@@ -134,18 +134,18 @@ absl::Status Measure() {
   TESSERA_ASSIGN_OR_RETURN(
       const std::unique_ptr<ckpt::Storage> storage,
       ckpt::OpenS3Storage({.client = server.ForClient(), .prefix = "runs", .create_root = true}));
+  const ckpt::CheckpointFolder folder(*storage);
   const int io_threads = absl::GetFlag(FLAGS_io_threads);
   const std::string raw_url = absl::StrCat(server.endpoint(), "/bucket/raw/");
   Pairs save, load;
   TESSERA_RETURN_IF_ERROR(ForEachRound(absl::GetFlag(FLAGS_rounds), [&](int round) -> absl::Status {
     const double raw_put = RawRate(raw_url, memory, /*put=*/true);
-    TESSERA_ASSIGN_OR_RETURN(
-        const ckpt::SaveReport saved,
-        ckpt::Save(*storage, "", round + 1, state.dict, {.io_threads = io_threads}));
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::SaveReport saved,
+                             folder.Save(round + 1, state.dict, {.io_threads = io_threads}));
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint checkpoint, folder.At(round + 1));
     const double raw_get = RawRate(raw_url, memory, /*put=*/false);
-    TESSERA_ASSIGN_OR_RETURN(
-        const ckpt::LoadReport loaded,
-        ckpt::Load(*storage, saved.directory, state.dict, {.io_threads = io_threads}));
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::LoadReport loaded,
+                             checkpoint.Load(state.dict, {.io_threads = io_threads}));
     if (raw_put == 0 || raw_get == 0) return absl::InternalError("libcurl alone failed");
     save.Add(saved.bytes_written / saved.seconds, raw_put);
     load.Add(loaded.bytes_read / loaded.seconds, raw_get);

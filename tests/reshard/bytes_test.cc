@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"
 #include "gtest/gtest.h"
@@ -149,8 +150,9 @@ absl::StatusOr<int64_t> MemoryOfLoad(const TrainConfig& config, const std::strin
     for (ckpt::ShardedTensor& tensor : OptimizerTensors(training->state()).tensors) {
       state.tensors.push_back(std::move(tensor));
     }
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
-                             ckpt::OpenPosixStorage(folder));
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::CheckpointFolder opened,
+                             ckpt::CheckpointFolder::Open(folder));
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint checkpoint, opened.At(0));
     const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&rank);
     TESSERA_RETURN_IF_ERROR(rank.Barrier());
     if (rank.rank() == 0) {
@@ -159,8 +161,7 @@ absl::StatusOr<int64_t> MemoryOfLoad(const TrainConfig& config, const std::strin
     }
     TESSERA_RETURN_IF_ERROR(rank.Barrier());
     TESSERA_RETURN_IF_ERROR(
-        ckpt::Load(*storage, ckpt::CheckpointDirectory("", 0), state,
-                   {.group = &*group, .io_threads = 2, .staging_bytes = staging_bytes})
+        checkpoint.Load(state, {.group = &*group, .io_threads = 2, .staging_bytes = staging_bytes})
             .status());
     TESSERA_RETURN_IF_ERROR(rank.Barrier());
     if (rank.rank() == 0) bytes += ResidentBytes("VmHWM:");

@@ -202,10 +202,11 @@ absl::Status SaveRank(const TrainConfig& config, const std::string& folder, Comm
   ckpt::Manifest metadata = DescribeRun(config, config.model(), progress, DataIdentity(), {});
   TESSERA_ASSIGN_OR_RETURN(*metadata.mutable_optimizer(),
                            OptimizerNames(chunks, config.optimizer(), group, absl::Minutes(1)));
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
-                           ckpt::OpenPosixStorage(folder, {.create_root = true}));
-  return ckpt::Save(*storage, "", progress.step, state,
-                    {.group = &group, .metadata = ckpt::ToMetadata(std::move(metadata))})
+  TESSERA_ASSIGN_OR_RETURN(const ckpt::CheckpointFolder opened,
+                           ckpt::CheckpointFolder::Open(folder, {.create_root = true}));
+  return opened
+      .Save(progress.step, state,
+            {.group = &group, .metadata = ckpt::ToMetadata(std::move(metadata))})
       .status();
 }
 
@@ -231,7 +232,7 @@ class ReshardToolTest : public ::testing::TestWithParam<Kind> {
   }
 
   ckpt::Manifest ManifestOf(const std::string& folder) {
-    const auto storage = ckpt::OpenPosixStorage(folder);
+    const auto storage = ckpt::OpenStorage(folder);
     EXPECT_TRUE(storage.ok()) << storage.status();
     absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(**storage, "step-00000007");
     EXPECT_TRUE(manifest.ok()) << manifest.status();

@@ -229,7 +229,7 @@ TEST_F(ManagerCommandTest, AsyncUploadTmpFolderLosesNothingOfOthers) {
 TEST_F(ManagerCommandTest, RetentionLeavesWhatAnotherProcessReads) {
   const Words keep = {"--non-persistent-save-interval=0", "--max-checkpoint-keep=1"};
   MustTrain("run", 2, keep);
-  const auto storage = ckpt::OpenPosixStorage(Checkpoints("run").string());
+  const auto storage = ckpt::OpenStorage(Checkpoints("run").string());
   ASSERT_TRUE(storage.ok());
   {
     const ckpt::ReadLock reader(**storage, "step-00000002");

@@ -164,12 +164,11 @@ TEST_F(FlagsTest, AnotherModelIsRefusedNamingEveryDifference) {
 // Digests of a checkpoint's tensors by name, which identify their contents.
 std::map<std::string, std::string> Digests(const fs::path& checkpoints, int64_t step) {
   std::map<std::string, std::string> digests;
-  const auto storage = ckpt::OpenPosixStorage(checkpoints.string());
-  EXPECT_TRUE(storage.ok()) << storage.status();
-  const absl::StatusOr<ckpt::Manifest> manifest =
-      ckpt::ReadManifest(**storage, ckpt::CheckpointDirectory("", step));
-  EXPECT_TRUE(manifest.ok()) << manifest.status();
-  for (const ckpt::LogicalTensor& tensor : manifest->tensors()) {
+  const auto folder = ckpt::CheckpointFolder::Open(checkpoints.string());
+  EXPECT_TRUE(folder.ok()) << folder.status();
+  const auto checkpoint = folder->At(step);
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  for (const ckpt::LogicalTensor& tensor : checkpoint->manifest().tensors()) {
     digests[tensor.name()] = tensor.digest().ShortDebugString();
   }
   return digests;

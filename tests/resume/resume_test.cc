@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file_calls.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -179,11 +180,11 @@ TEST_F(TopologyTest, AsynchronousSavesAreTheSame) {
 // A checkpoint's description of the step, except for the location of its bytes and the topology
 // that saved it: digests depend on contents only, however they are sharded.
 std::string Contents(const fs::path& checkpoints, int64_t step) {
-  const auto storage = ckpt::OpenPosixStorage(checkpoints.string());
+  const auto storage = ckpt::OpenStorage(checkpoints.string());
   EXPECT_TRUE(storage.ok()) << storage.status();
   if (!storage.ok()) return "";
   absl::StatusOr<ckpt::Manifest> manifest =
-      ckpt::ReadManifest(**storage, ckpt::CheckpointDirectory("", step));
+      ckpt::ReadManifest(**storage, ckpt::StepDirectoryName(step));
   EXPECT_TRUE(manifest.ok()) << manifest.status();
   if (!manifest.ok()) return "";
   std::map<std::string, std::string> tensors;

@@ -66,9 +66,9 @@ class UnattendedCommandTest : public CommandTest {
   int64_t LastStep(const std::string& run) const { return RecordCount(run); }
   // As the next start will find them, newest first.
   std::vector<ckpt::CheckpointInfo> Saved(const std::string& run) const {
-    const auto storage = ckpt::OpenPosixStorage(Folder(run).string());
+    const auto storage = ckpt::OpenStorage(Folder(run).string());
     if (!storage.ok()) return {};
-    const auto saved = ckpt::ListForResume(**storage, "");
+    const auto saved = ckpt::ListForResume(**storage);
     EXPECT_TRUE(saved.ok()) << saved.status();
     return saved.value_or(std::vector<ckpt::CheckpointInfo>());
   }

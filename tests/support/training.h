@@ -12,6 +12,8 @@
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
+#include "checkpoint/save/async_saver.h"
 #include "compute/comm/communicator.h"
 #include "compute/kernels/backend.h"
 #include "compute/parallel/mesh.h"

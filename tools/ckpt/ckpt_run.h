@@ -25,7 +25,7 @@ class CkptTest : public testing::Test {
  protected:
   CkptTest() : root_(testing::TempDir() + "/ckpt_XXXXXX") {
     EXPECT_NE(mkdtemp(root_.data()), nullptr);
-    storage_ = *OpenPosixStorage(root_);
+    storage_ = *OpenStorage(root_);
   }
   ~CkptTest() override { std::filesystem::remove_all(root_); }
 
@@ -63,8 +63,9 @@ class CkptTest : public testing::Test {
     for (const auto& [name, bytes] : extra_) {
       (*metadata.mutable_trainer()->mutable_extra())[name] = bytes;
     }
-    const auto report =
-        Save(*storage_, folder, step, {{w, n, tied}}, {.metadata = ToMetadata(metadata)});
+    const auto opened = CheckpointFolder::Open(root_ + "/" + folder, {.create_root = true});
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    const auto report = opened->Save(step, {{w, n, tied}}, {.metadata = ToMetadata(metadata)});
     ASSERT_TRUE(report.ok()) << report.status();
   }
 

@@ -154,7 +154,9 @@ class Comparer {
       }
       tensor->shards.push_back({slabs[s].box, contents.slabs[s], {}});
     }
-    return Load(*target.storage, target.directory, state, options_).status();
+    TESSERA_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                             Checkpoint::Open(*target.storage, target.directory));
+    return checkpoint.Load(state, options_).status();
   }
 
   static void CompareValues(const double* a, const double* b, int64_t count,

@@ -130,7 +130,7 @@ int RunLs(const CommandOptions& options, const CommandOutput& output) {
   const auto storage = OpenStorage(path, {.s3_endpoint = options.source.s3_endpoint});
   if (!storage.ok()) return fail(storage.status());
   std::vector<CheckpointInfo> unreadable;
-  const auto checkpoints = List(**storage, "", &unreadable);
+  const auto checkpoints = CheckpointFolder(**storage).List(&unreadable);
   if (!checkpoints.ok()) return fail(checkpoints.status());
   Listing listing(**storage, output);
   for (const CheckpointInfo& checkpoint : unreadable) listing.AddUnreadable(checkpoint);

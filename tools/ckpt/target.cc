@@ -60,7 +60,7 @@ absl::StatusOr<Target> OpenTarget(const std::string& name, const SourceOptions& 
     target.reading = ReadLock(*target.storage, "");
     return target;
   }
-  absl::StatusOr<CheckpointInfo> latest = Latest(*target.storage, "");
+  absl::StatusOr<CheckpointInfo> latest = CheckpointFolder(*target.storage).FindLatest();
   if (absl::IsNotFound(latest.status())) {
     absl::StatusOr<Target> foreign = OpenForeignTarget(name, options);
     if (!absl::IsNotFound(foreign.status())) return foreign;

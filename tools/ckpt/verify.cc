@@ -66,7 +66,7 @@ void PrintDamage(const VerifyReport& report, std::string_view indent, std::ostre
 // Says that a folder holds more than the checkpoint that was looked at. Empty if it does not.
 std::string OthersText(const Target& target, bool is_good) {
   if (target.directory.empty()) return "";
-  const auto checkpoints = List(*target.storage, "");
+  const auto checkpoints = CheckpointFolder(*target.storage).List();
   if (!checkpoints.ok() || checkpoints->size() < 2) return "";
   return "the newest of " + std::to_string(checkpoints->size()) +
          (is_good ? " checkpoints; --all checks every one\n"
@@ -122,10 +122,10 @@ absl::StatusOr<VerifyReport> VerifyWithBar(Storage& storage, std::string_view di
                                            const CommandOptions& options,
                                            const CommandOutput& output) {
   ProgressBar bar(output.progress);
-  return Verify(storage, directory,
-                {.digests = options.digests,
-                 .io_threads = options.threads,
-                 .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
+  return CheckpointFolder(storage).Verify(
+      directory, {.digests = options.digests,
+                  .io_threads = options.threads,
+                  .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
 }
 
 // Every committed checkpoint of a folder, a line each.
@@ -139,7 +139,7 @@ class FolderVerifier {
         OpenStorage(options_.paths[0], {.s3_endpoint = options_.source.s3_endpoint});
     if (!storage.ok()) return Fail(storage.status());
     std::vector<CheckpointInfo> unreadable;
-    const auto checkpoints = List(**storage, "", &unreadable);
+    const auto checkpoints = CheckpointFolder(**storage).List(&unreadable);
     if (!checkpoints.ok()) return Fail(checkpoints.status());
     if (checkpoints->empty() && unreadable.empty()) {
       return Fail(absl::NotFoundError("no checkpoints in " + options_.paths[0]));

@@ -12,6 +12,7 @@
 #include "checkpoint/manager/failed_saves.h"
 #include "checkpoint/manager/save_schedule.h"
 #include "checkpoint/manager/stop_file.h"
+#include "checkpoint/save/async_saver.h"
 #include "trainer/app/session.h"
 #include "trainer/app/step_agreement.h"
 #include "trainer/metrics/metrics.h"

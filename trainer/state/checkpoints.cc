@@ -54,7 +54,7 @@ absl::StatusOr<size_t> Choose(ckpt::Storage& storage, const CheckpointConfig& co
   const auto found = std::ranges::find(saved, config.ckpt_step(), &ckpt::CheckpointInfo::step);
   if (found != saved.end()) return found - saved.begin();
   return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(), ": ",
-                                          ckpt::NoSuchCheckpoint(storage, "", saved).message()));
+                                          ckpt::NoSuchCheckpoint(storage, saved).message()));
 }
 
 // A checkpoint in place of the folder that contains it would look like a folder without any.
@@ -97,8 +97,8 @@ absl::StatusOr<SavedRun> TakeSingleCheckpoint(const std::string& name,
 // Permanent and rolling checkpoints, ascending by step; of one step the permanent one first.
 absl::StatusOr<std::vector<ckpt::CheckpointInfo>> ListWithRolling(
     ckpt::Storage& storage, std::vector<ckpt::CheckpointInfo>* unreadable) {
-  TESSERA_RETURN_IF_ERROR(ckpt::List(storage, "", unreadable).status());
-  TESSERA_ASSIGN_OR_RETURN(std::vector<ckpt::CheckpointInfo> all, ckpt::ListForResume(storage, ""));
+  TESSERA_RETURN_IF_ERROR(ckpt::CheckpointFolder(storage).List(unreadable).status());
+  TESSERA_ASSIGN_OR_RETURN(std::vector<ckpt::CheckpointInfo> all, ckpt::ListForResume(storage));
   std::ranges::sort(all, {}, [](const ckpt::CheckpointInfo& checkpoint) {
     return std::pair(checkpoint.step, checkpoint.rolling);
   });
@@ -272,7 +272,7 @@ absl::StatusOr<bool> ResumeOwn(const TrainConfig& settings, const RankGroup& gro
       .deadline = group.deadline};
   if (ChoosesOwnStep(config)) options.step = config.ckpt_step();
   TESSERA_ASSIGN_OR_RETURN(const ckpt::ResumeResult resumed,
-                           ckpt::ResumeFromLatest(storage, "", group.ranks, options, load));
+                           ckpt::ResumeFromLatest(storage, group.ranks, options, load));
   for (const ckpt::SkippedCheckpoint& skipped : resumed.skipped) {
     notes(absl::StrCat("WARNING: ", ckpt::Describe(*storage, skipped)));
   }
@@ -348,7 +348,7 @@ absl::Status CheckLaterOnThisRank(const CheckpointConfig& config, int64_t step, 
                            ckpt::OpenStorage(config.save(), {.s3_endpoint = config.s3_endpoint()}));
   const bool leaves_step_out = LoadsItsOwn(config) && !LoadContentOf(config).scheduler;
   const absl::Status status = ckpt::CheckNoneIsLater(
-      *storage, "", step, /*only_unreadable=*/from_own,
+      *storage, step, /*only_unreadable=*/from_own,
       leaves_step_out ? "resume with the step, which --finetune and --load-content leave out"
                       : "resume from there");
   if (!absl::IsFailedPrecondition(status)) return status;
@@ -367,7 +367,7 @@ absl::Status AbandonLaterSteps(const TrainConfig& settings, const RankGroup& gro
         const std::unique_ptr<ckpt::Storage> storage,
         ckpt::OpenStorage(config.save(), {.s3_endpoint = config.s3_endpoint()}));
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> moved,
-                             ckpt::AbandonLater(*storage, "", config.ckpt_step()));
+                             ckpt::AbandonLater(*storage, config.ckpt_step()));
     NoteAbandoned(config, moved, notes);
   }
   return group.ranks.Broadcast("", group.deadline).status();
@@ -473,8 +473,7 @@ absl::StatusOr<std::string> DescribeSkipped(const std::string& folder, int64_t s
       ckpt::OpenStorage(folder, {.s3_endpoint = s3_endpoint});
   if (absl::IsNotFound(storage.status())) return "";
   TESSERA_RETURN_IF_ERROR(storage.status());
-  TESSERA_ASSIGN_OR_RETURN(const std::string skipped,
-                           ckpt::DescribeUnfinished(**storage, "", step));
+  TESSERA_ASSIGN_OR_RETURN(const std::string skipped, ckpt::DescribeUnfinished(**storage, step));
   return skipped.empty() ? "" : absl::StrCat("skipped in ", folder, ": ", skipped);
 }
 

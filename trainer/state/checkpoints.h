@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/manifest.h"
 #include "trainer/config/config.pb.h"

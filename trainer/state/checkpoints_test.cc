@@ -152,9 +152,9 @@ TEST_F(CheckpointsTest, AnUnreadableOldStepIsSkippedAndSaid) {
   config.set_load(folder_);
   config.set_save(folder_);
   for (const char* name : {"step-00000002", "step-00000004"}) {
-    const auto storage = ckpt::OpenPosixStorage(folder_);
-    ASSERT_TRUE(storage.ok());
-    const auto saved = ckpt::Save(**storage, "", name[12] - '0', {});
+    const auto folder = ckpt::CheckpointFolder::Open(folder_);
+    ASSERT_TRUE(folder.ok());
+    const auto saved = folder->Save(name[12] - '0', {});
     ASSERT_TRUE(saved.ok()) << saved.status();
   }
   ASSERT_EQ(chmod((folder_ + "/step-00000002").c_str(), 0), 0);
@@ -227,9 +227,9 @@ class AutoResumeTest : public CheckpointsTest {
     for (const int64_t step : {2, 4, 6}) Save(folder_, step);
   }
   static void Save(const std::string& folder, int64_t step) {
-    const auto storage = ckpt::OpenPosixStorage(folder, {.create_root = true});
-    ASSERT_TRUE(storage.ok());
-    ASSERT_TRUE(ckpt::Save(**storage, "", step, {}).ok());
+    const auto opened = ckpt::CheckpointFolder::Open(folder, {.create_root = true});
+    ASSERT_TRUE(opened.ok());
+    ASSERT_TRUE(opened->Save(step, {}).ok());
   }
   // The step that the run continues from; -1 for a new run.
   int64_t Resumed() {

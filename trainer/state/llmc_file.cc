@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/manifest.h"
 #include "convert/core/output.h"
 #include "convert/llmc/llmc.h"
@@ -26,7 +27,7 @@ constexpr char kConvertedFile[] = "converted.bin";
 // Removes what WriteLlmcFile() puts into the folder, and the folder if nothing else is in it.
 void RemoveUnfinished(const fs::path& folder) {
   std::error_code error;
-  fs::remove_all(folder / ckpt::CheckpointDirectory("", 0), error);
+  fs::remove_all(folder / ckpt::StepDirectoryName(0), error);
   fs::remove(folder / kConvertedFile, error);
   fs::remove(folder, error);
 }
@@ -84,9 +85,9 @@ absl::Status WriteLlmcFile(const std::string& path, const ModelConfig& model, St
   options.deadline = group.deadline;
   options.metadata = ckpt::ToMetadata(std::move(run));
   absl::Status status =
-      ckpt::Save(**storage, "", /*step=*/0, WeightState(chunks), options).status();
+      ckpt::CheckpointFolder(**storage).Save(/*step=*/0, WeightState(chunks), options).status();
   storage->reset();
-  if (status.ok() && is_first) status = Convert(folder, ckpt::CheckpointDirectory("", 0), path);
+  if (status.ok() && is_first) status = Convert(folder, ckpt::StepDirectoryName(0), path);
   if (is_first) RemoveUnfinished(folder);
   return agree(status);
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "checkpoint/checkpoint.h"
+#include "layout/flat_range.h"
 
 namespace tessera {
 namespace {

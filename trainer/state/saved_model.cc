@@ -38,8 +38,7 @@ std::optional<SavedModel> ModelIn(const std::string& folder, std::optional<int64
   if (!storage.ok()) return std::nullopt;
   const absl::StatusOr<ckpt::Manifest> single = ckpt::ReadManifest(**storage, "");
   if (single.ok()) return ModelOf(*single, folder);
-  const absl::StatusOr<std::vector<ckpt::CheckpointInfo>> saved =
-      ckpt::ListForResume(**storage, "");
+  const absl::StatusOr<std::vector<ckpt::CheckpointInfo>> saved = ckpt::ListForResume(**storage);
   if (!saved.ok()) return std::nullopt;
   for (const ckpt::CheckpointInfo& checkpoint : *saved) {
     if (step.has_value() && checkpoint.step != *step) continue;

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/manifest.h"
 #include "compute/kernels/backend.h"
 #include "compute/tensor/tensor.h"

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/manifest.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"
