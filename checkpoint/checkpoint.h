@@ -181,8 +181,8 @@ class CheckpointFolder {
   // Directories of saves that were started but not committed, ascending by step.
   absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted() const;
 
-  // The newest committed checkpoint, whose manifest is not read. NotFound if there is none; the
-  // error of an unreadable directory if that has a later step, as it may be the newest.
+  // The newest committed checkpoint, whose manifest is not read. NotFound without any; the error
+  // of an unreadable directory if that has a later step, as it may be the newest.
   absl::StatusOr<CheckpointInfo> FindLatest() const;
   // Opens it, or that of a step.
   absl::StatusOr<Checkpoint> Latest() const;

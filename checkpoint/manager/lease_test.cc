@@ -12,9 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
+#include "checkpoint/storage/testing/memory_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

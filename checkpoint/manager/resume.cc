@@ -46,8 +46,8 @@ std::vector<std::string> Places() {
   return places;
 }
 
-// What earlier resumes have quarantined, as far as it has not been moved away. A slot
-// may have folders, in which checkpoints are.
+// What earlier resumes have quarantined, as far as it has not been moved away. A slot may have
+// folders, in which checkpoints are.
 absl::StatusOr<std::vector<std::string>> ListQuarantined(Storage& storage) {
   std::vector<std::string> found;
   std::vector<std::string> places = Places();

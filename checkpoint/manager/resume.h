@@ -80,8 +80,9 @@ std::string Describe(const Storage& storage, const SkippedCheckpoint& skipped);
 // group.
 using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 
-// Loads, on all ranks, the newest committed checkpoint, permanent or rolling, that is healthy and that every rank reads without damage. `load` is called with one checkpoint after the
-// other, newest first, until it succeeds.
+// Loads, on all ranks, the newest committed checkpoint, permanent or rolling, that is healthy and
+// that every rank reads without damage. `load` is called with one checkpoint after the other,
+// newest first, until it succeeds.
 //
 // Rank 0 decides. It skips what it finds damaged or diverged. Where `load` failed because of
 // damage, whose place the status carries (FindDamagedParts() in

@@ -1,9 +1,9 @@
 #ifndef TESSERA_CHECKPOINT_MANAGER_SAVED_CHECKPOINTS_H_
 #define TESSERA_CHECKPOINT_MANAGER_SAVED_CHECKPOINTS_H_
 
-// What a run has saved in a folder, the root of a storage: permanent checkpoints and rolling ones (rolling.h), and what
-// is done with them. Called by one process of the run, which holds the folder's lock where others
-// may save. Which of them a run resumes from: resume.h.
+// What a run has saved in a folder, the root of a storage: permanent checkpoints and rolling ones
+// (rolling.h), and what is done with them. Called by one process of the run, which holds the
+// folder's lock where others may save. Which of them a run resumes from: resume.h.
 // CheckpointManager (checkpoint_manager.h) does all of it for a job.
 
 #include <cstdint>

@@ -68,9 +68,9 @@ struct SaveOutcome {
   absl::StatusOr<SaveReport> report;
 };
 
-// Makes the checkpoints that CheckpointFolder::Save() makes, by the same commit protocol: a checkpoint exists when,
-// and only when, every rank's data is durable and its manifest is committed. After a save that
-// failed, the next one works as usual.
+// Makes the checkpoints that CheckpointFolder::Save() makes, by the same commit protocol: a
+// checkpoint exists when, and only when, every rank's data is durable and its manifest is
+// committed. After a save that failed, the next one works as usual.
 //
 // Ownership: the storage and options.save.group are the caller's and must outlive the saver. The
 // group is used by the saver's thread alone, so it must be one that nothing else uses, and every

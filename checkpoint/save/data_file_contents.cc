@@ -15,7 +15,7 @@
 namespace tessera::ckpt {
 
 FileContents::Source FileContents::MakeSource(const WriteItem& item, const StateDict& state,
-                                          size_t digest_slot) {
+                                              size_t digest_slot) {
   const ShardedTensor& tensor = state.tensors[item.local_tensor()];
   const Shard& shard = tensor.shards[item.local_shard()];
   const Box box = ItemBox(item);
@@ -31,7 +31,7 @@ FileContents::Source FileContents::MakeSource(const WriteItem& item, const State
 }
 
 absl::StatusOr<FileContents> FileContents::Make(const StateDict& state, const RankState& local,
-                                            const FilePlan& plan, DigestSlots& slots) {
+                                                const FilePlan& plan, DigestSlots& slots) {
   FileContents file;
   file.index_ = plan.file_index();
   file.path_ = plan.path();
@@ -68,7 +68,7 @@ void FileContents::Copy(uint64_t begin, uint64_t end, std::byte* out) const {
 }
 
 void FileContents::Digest(uint64_t begin, uint64_t end, const std::byte* bytes,
-                        std::vector<LogicalDigest>& digests) const {
+                          std::vector<LogicalDigest>& digests) const {
   ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
     const int64_t size = source.element_bytes;
     const std::byte* const from = bytes + (source.begin + first * size - begin);
@@ -77,8 +77,8 @@ void FileContents::Digest(uint64_t begin, uint64_t end, const std::byte* bytes,
 }
 
 void FileContents::CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
-                               std::vector<LogicalDigest>& digests,
-                               const std::function<void(std::span<const std::byte>)>& fn) const {
+                                 std::vector<LogicalDigest>& digests,
+                                 const std::function<void(std::span<const std::byte>)>& fn) const {
   CopyHeader(begin, end, out);
   if (begin < header_.size()) fn({out, std::min<uint64_t>(end, header_.size()) - begin});
   ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {

@@ -27,7 +27,7 @@ class FileContents {
   // Tensors without a slot in `slots` get one. Copy() reads the memory of `state`, which must stay
   // valid; its description and the plans may be destroyed.
   static absl::StatusOr<FileContents> Make(const StateDict& state, const RankState& local,
-                                         const FilePlan& plan, DigestSlots& slots);
+                                           const FilePlan& plan, DigestSlots& slots);
 
   uint32_t index() const { return index_; }  // into Manifest.files
   const std::string& path() const { return path_; }

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
-#include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/storage_conformance.h"
 #include "checkpoint/storage/testing/temporary_directory.h"
 #include "gmock/gmock.h"
