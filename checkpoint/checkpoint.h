@@ -189,7 +189,7 @@ class CheckpointFolder {
   absl::StatusOr<Checkpoint> At(int64_t step) const;
 
   // Checkpoint::Verify() of one that need not open: a manifest that is damaged is in the report,
-  // too. NotFound where there is none. `directory` is that of a CheckpointInfo.
+  // too. NotFound without a manifest. `directory` as in CheckpointInfo.
   absl::StatusOr<VerifyReport> Verify(std::string_view directory,
                                       const VerifyOptions& options = {}) const;
 
