@@ -18,7 +18,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/file_calls.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/directory/directory.h"
 #include "checkpoint/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -180,20 +179,20 @@ TEST_F(TopologyTest, AsynchronousSavesAreTheSame) {
 // A checkpoint's description of the step, except for the location of its bytes and the topology
 // that saved it: digests depend on contents only, however they are sharded.
 std::string Contents(const fs::path& checkpoints, int64_t step) {
-  const auto storage = ckpt::OpenStorage(checkpoints.string());
-  EXPECT_TRUE(storage.ok()) << storage.status();
-  if (!storage.ok()) return "";
-  absl::StatusOr<ckpt::Manifest> manifest =
-      ckpt::ReadManifest(**storage, ckpt::StepDirectoryName(step));
-  EXPECT_TRUE(manifest.ok()) << manifest.status();
-  if (!manifest.ok()) return "";
+  const auto folder = ckpt::CheckpointFolder::Open(checkpoints.string());
+  EXPECT_TRUE(folder.ok()) << folder.status();
+  if (!folder.ok()) return "";
+  const auto checkpoint = folder->At(step);
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  if (!checkpoint.ok()) return "";
+  ckpt::Manifest manifest = checkpoint->manifest();
   std::map<std::string, std::string> tensors;
-  for (ckpt::LogicalTensor& tensor : *manifest->mutable_tensors()) {
+  for (ckpt::LogicalTensor& tensor : *manifest.mutable_tensors()) {
     tensor.clear_shards();
     tensors[tensor.name()] = tensor.ShortDebugString();
   }
-  std::string text = manifest->trainer().data().ShortDebugString() + "\n" +
-                     manifest->optimizer().DebugString() + manifest->model().text();
+  std::string text = manifest.trainer().data().ShortDebugString() + "\n" +
+                     manifest.optimizer().DebugString() + manifest.model().text();
   for (const auto& [name, tensor] : tensors) text += tensor + "\n";
   return text;
 }
