@@ -127,7 +127,8 @@ TEST_F(CorruptionTest, NoMoreThanItsHeaderIsReadOfWhatIsNoManifest) {
   ASSERT_TRUE(WriteAll(storage_, path, std::string(4 << 20, 'x')).ok());
   SpyGroup group;
   LocalState state = State(false);
-  const absl::Status status = Load(faulty_, directory_, state.dict, {.group = &group}).status();
+  const absl::Status status =
+      LoadCheckpoint(faulty_, directory_, state.dict, {.group = &group}).status();
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_NE(std::string(status.message()).find(storage_.Describe(path)), std::string::npos);
   EXPECT_EQ(ManifestBytesRead(faulty_), kManifestHeaderBytes);
@@ -146,14 +147,15 @@ TEST_F(CorruptionTest, AManifestMadeToTakeMuchMemoryIsRefusedBeforeItIsHandedOut
   ASSERT_TRUE(WriteAll(storage_, path, bytes).ok());
   SpyGroup group;
   LocalState state = State(false);
-  const absl::Status status = Load(faulty_, directory_, state.dict, {.group = &group}).status();
+  const absl::Status status =
+      LoadCheckpoint(faulty_, directory_, state.dict, {.group = &group}).status();
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_NE(std::string(status.message()).find("16 times its size"), std::string::npos) << status;
   EXPECT_LT(group.longest_bytes, 1000);
 }
 
 TEST_F(CorruptionTest, Unharmed) {
-  const auto report = Verify(faulty_, directory_, {.digests = true, .io_threads = 2});
+  const auto report = VerifyCheckpoint(faulty_, directory_, {.digests = true, .io_threads = 2});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_TRUE(report->damage.empty());
   EXPECT_TRUE(TryLoad(faulty_).ok());
@@ -166,7 +168,7 @@ TEST_F(CorruptionTest, EveryByteOfDataFiles) {
       SCOPED_TRACE(absl::StrCat(Path(f), " at ", offset));
       faulty_.CorruptReads(Path(f), offset, std::byte(1 << offset % 8));
       const auto report =
-          Verify(faulty_, directory_, {.digests = offset % 2 == 0, .io_threads = 1});
+          VerifyCheckpoint(faulty_, directory_, {.digests = offset % 2 == 0, .io_threads = 1});
       ASSERT_TRUE(report.ok()) << report.status();
       const std::string tensor = TensorAt(f, offset);
       const bool named = std::ranges::any_of(report->damage, [&](const Damage& damage) {
@@ -193,7 +195,7 @@ TEST_F(CorruptionTest, EveryTruncationOfDataFiles) {
     for (uint64_t size = 0; size < manifest_.files(f).size_bytes(); ++size) {
       SCOPED_TRACE(absl::StrCat(Path(f), " cut to ", size));
       faulty_.TruncateReads(Path(f), size);
-      const auto report = Verify(faulty_, directory_, {.io_threads = 1});
+      const auto report = VerifyCheckpoint(faulty_, directory_, {.io_threads = 1});
       ASSERT_TRUE(report.ok()) << report.status();
       ASSERT_FALSE(report->damage.empty());
       const Damage& damage = report->damage.back();
@@ -213,7 +215,7 @@ TEST_F(CorruptionTest, EveryByteAndEveryTruncationOfTheManifest) {
   const std::string path = absl::StrCat(directory_, "/", std::string(kManifestFileName));
   const uint64_t size = (*storage_.Open(path))->size_bytes();
   const auto expect_refused = [&] {
-    const auto report = Verify(faulty_, directory_, {.io_threads = 1});
+    const auto report = VerifyCheckpoint(faulty_, directory_, {.io_threads = 1});
     if (report.ok()) {
       ASSERT_FALSE(report->damage.empty());
       EXPECT_EQ(report->damage[0].file, kManifestFileName);
@@ -237,7 +239,7 @@ TEST_F(CorruptionTest, MissingFiles) {
     faulty_.FailWhere(
         [&](const Operation& o) { return o.kind == OperationKind::kOpen && o.path == Path(f); },
         absl::NotFoundError("injected"));
-    const auto report = Verify(faulty_, directory_, {.io_threads = 1});
+    const auto report = VerifyCheckpoint(faulty_, directory_, {.io_threads = 1});
     ASSERT_TRUE(report.ok());
     ASSERT_EQ(report->damage.size(), 1);
     EXPECT_EQ(report->damage[0].file, manifest_.files(f).path());
@@ -255,7 +257,7 @@ TEST_F(CorruptionTest, AStorageThatFailsIsNoDamage) {
     faulty_.FailWhere(
         [&](const Operation& o) { return o.path == Path(0) && ++accesses == failing; },
         absl::UnavailableError("Input/output error"));
-    const absl::Status verified = Verify(faulty_, directory_, {.io_threads = 1}).status();
+    const absl::Status verified = VerifyCheckpoint(faulty_, directory_, {.io_threads = 1}).status();
     EXPECT_TRUE(absl::IsUnavailable(verified)) << failing << ": " << verified;
     faulty_.ClearFaults();
   }
@@ -343,7 +345,7 @@ TEST_F(ManyFilesTest, FilesOfAWrongSizeCostOneMapTogether) {
     faulty_.TruncateReads(directory_ + "/" + file.path(), file.size_bytes() - 1);
   }
   const int64_t before = GetDamageCounters().maps;
-  const absl::Status load = Load(faulty_, directory_, state_.dict).status();
+  const absl::Status load = LoadCheckpoint(faulty_, directory_, state_.dict).status();
   EXPECT_TRUE(absl::IsDataLoss(load)) << load;
   EXPECT_EQ(GetDamageCounters().maps - before, 1);
 }
@@ -373,7 +375,7 @@ TEST_F(ManyFilesTest, PiecesThatCannotBeReadAreReportedOnlySoOften) {
         return o.kind == OperationKind::kReadAt && o.path.ends_with(".safetensors");
       },
       absl::DataLossError("Input/output error"));
-  const auto report = Verify(faulty_, directory_, {.io_threads = 2});
+  const auto report = VerifyCheckpoint(faulty_, directory_, {.io_threads = 2});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_GE(report->damage.size(), manifest_.files_size());
   EXPECT_LE(report->damage.size(), 101 * manifest_.files_size());

@@ -19,6 +19,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/load/load.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
@@ -78,8 +79,8 @@ class SharedLoadTest : public testing::Test {
       }
     }
     RunRanks(ranks, [&](ProcessGroup& group) {
-      outcome.reports[group.rank()] =
-          Load(faulty_, directory_, outcome.states[group.rank()]->dict, On(group, options));
+      outcome.reports[group.rank()] = LoadCheckpoint(
+          faulty_, directory_, outcome.states[group.rank()]->dict, On(group, options));
     });
     return outcome;
   }

@@ -74,7 +74,7 @@ class UploadTest : public testing::Test {
 
 TEST_F(UploadTest, ASaveIsWholeInTheRemoteStorage) {
   ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
-  const auto verified = Verify(remote_files_, directory_, {.digests = true});
+  const auto verified = VerifyCheckpoint(remote_files_, directory_, {.digests = true});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->damage.empty());
 }
@@ -83,7 +83,7 @@ TEST_F(UploadTest, SoIsOneInTheBackground) {
   AsyncSaver saver(*storage_, {});
   saver.Start(1, State(weight_));
   for (const SaveOutcome& outcome : saver.Finish()) EXPECT_TRUE(outcome.report.ok());
-  const auto verified = Verify(remote_files_, directory_, {.digests = true});
+  const auto verified = VerifyCheckpoint(remote_files_, directory_, {.digests = true});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->damage.empty());
 }

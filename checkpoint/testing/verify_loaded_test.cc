@@ -306,7 +306,8 @@ TEST_F(VerifyLoadedTest, WhatIsReadWrongIsNotPlacedUnnoticed) {
     LocalState state;
     for (const WholeTensor& whole : tensors_) state.Add(whole, Whole(0, whole), false);
     SingleProcessGroup alone;
-    const absl::Status status = Load(faulty, "step-00000001", state.dict, options_).status();
+    const absl::Status status =
+        LoadCheckpoint(faulty, "step-00000001", state.dict, options_).status();
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
     for (const WholeTensor& whole : tensors_) {
       EXPECT_EQ(status.message().find("tensor " + whole.name) != absl::string_view::npos,
