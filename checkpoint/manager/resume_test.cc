@@ -18,6 +18,7 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/save/run_save.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/tiered/tiered_storage.h"
@@ -62,9 +63,8 @@ class ResumeTest : public ::testing::Test {
     Manifest metadata;
     metadata.mutable_trainer()->mutable_health()->set_state_is_finite(finite);
     metadata.mutable_trainer()->mutable_health()->set_loss_is_sane(sane);
-    const auto saved =
-        ckpt::Save(memory_, root, step, {{tensor}},
-                   {.metadata = ToMetadata(metadata), .checksum_chunk_bytes = kChunkBytes});
+    const auto saved = SaveNow(memory_, {.step = step, .metadata = ToMetadata(metadata)},
+                               {{tensor}}, {.checksum_chunk_bytes = kChunkBytes}, {.root = root});
     ASSERT_TRUE(saved.ok()) << saved.status();
   }
   std::string Data(const std::string& checkpoint) {
