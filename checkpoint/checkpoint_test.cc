@@ -141,8 +141,7 @@ TEST_F(PublicInterfaceTest, ATensorThatCannotBeLoadedIsNamed) {
     wrong(checkpoint.LoadTensor<float>("matrix", box).status(), absl::StatusCode::kInvalidArgument,
           "tensor matrix");
   }
-  wrong(Checkpoint::Open(root_ + "/run/step-00000008").status(), absl::StatusCode::kNotFound,
-        "step-00000007");
+  wrong(folder_->At(8).status(), absl::StatusCode::kNotFound, "step-00000007");
 }
 
 TEST_F(PublicInterfaceTest, ACheckpointTellsWhatIsInIt) {
