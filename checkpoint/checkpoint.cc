@@ -7,6 +7,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/directory/removal.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/load/load.h"
@@ -104,7 +105,7 @@ absl::Status Checkpoint::LoadTensor(std::string_view name, const Shard& destinat
   ShardedTensor wanted = {
       .name = saved.name, .role = saved.role, .global_shape = saved.global_shape};
   wanted.shards = {destination};
-  if (destination.dtype == ElementType::kUnspecified) wanted.dtype = saved.dtype;
+  if (destination.dtype == DType::kUnspecified) wanted.dtype = saved.dtype;
   LoadOptions alone = options;
   alone.group = nullptr;
   alone.allow_unexpected = true;

@@ -57,7 +57,7 @@ class ReadLock;  // checkpoint/directory/read_lock.h
 struct TensorInfo {
   std::string name;
   TensorRole role = TensorRole::kWeight;
-  ElementType dtype = ElementType::kUnspecified;
+  DType dtype = DType::kUnspecified;
   Shape global_shape;    // without padding
   std::string alias_of;  // not empty: a second name of that tensor
 };

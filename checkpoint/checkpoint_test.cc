@@ -22,8 +22,7 @@ struct Brain16 {
   uint16_t bits;
 };
 template <>
-inline constexpr tessera::ckpt::ElementType tessera::ckpt::kElementTypeOf<Brain16> =
-    tessera::ckpt::ElementType::kBF16;
+inline constexpr tessera::DType tessera::kDTypeOf<Brain16> = tessera::DType::kBF16;
 
 namespace tessera::ckpt {
 namespace {
@@ -32,14 +31,14 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-static_assert(kElementTypeOf<float> == ElementType::kF32);
-static_assert(kElementTypeOf<double> == ElementType::kF64);
-static_assert(kElementTypeOf<bool> == ElementType::kBool);
-static_assert(kElementTypeOf<int8_t> == ElementType::kI8);
-static_assert(kElementTypeOf<uint16_t> == ElementType::kU16);
-static_assert(kElementTypeOf<int64_t> == ElementType::kI64);
-static_assert(kElementTypeOf<long double> == ElementType::kUnspecified);
-static_assert(kElementTypeOf<void*> == ElementType::kUnspecified);
+static_assert(kDTypeOf<float> == DType::kF32);
+static_assert(kDTypeOf<double> == DType::kF64);
+static_assert(kDTypeOf<bool> == DType::kBool);
+static_assert(kDTypeOf<int8_t> == DType::kI8);
+static_assert(kDTypeOf<uint16_t> == DType::kU16);
+static_assert(kDTypeOf<int64_t> == DType::kI64);
+static_assert(kDTypeOf<long double> == DType::kUnspecified);
+static_assert(kDTypeOf<void*> == DType::kUnspecified);
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
@@ -71,11 +70,11 @@ class PublicInterfaceTest : public testing::Test {
 TEST_F(PublicInterfaceTest, ViewsKnowTheirTypeAndTheirSize) {
   const std::vector<int32_t> constant(6);
   const Shard shard = Shard::Of(constant, WholeBox({6}));
-  EXPECT_EQ(shard.dtype, ElementType::kI32);
+  EXPECT_EQ(shard.dtype, DType::kI32);
   EXPECT_EQ(shard.memory_elements, 6);
   EXPECT_TRUE(shard.read_only);
   std::vector<Brain16> own(4);
-  EXPECT_EQ(Shard::Of(std::span(own), WholeBox({4})).dtype, ElementType::kBF16);
+  EXPECT_EQ(Shard::Of(std::span(own), WholeBox({4})).dtype, DType::kBF16);
   EXPECT_FALSE(Shard::Of(own, WholeBox({4})).read_only);
 }
 
@@ -93,9 +92,9 @@ TEST_F(PublicInterfaceTest, MemoryThatDoesNotFitIsRefused) {
   refused(Shard::Of(matrix_, whole, {-3, 1}), "does not fit");
   const int64_t far = std::numeric_limits<int64_t>::max();
   refused(Shard::Of(matrix_, whole, {far, far}), "does not fit");
-  refused(Shard::Untyped(small.data(), ElementType::kUnspecified, whole), "no dtype");
+  refused(Shard::Untyped(small.data(), DType::kUnspecified, whole), "no dtype");
   StateDict mixed = Matrix();
-  mixed.tensors[0].dtype = ElementType::kF64;
+  mixed.tensors[0].dtype = DType::kF64;
   EXPECT_THAT(Message(folder_->Save(7, mixed).status()),
               HasSubstr("is F32 in memory, the tensor is F64"));
 }
@@ -122,7 +121,7 @@ TEST_F(PublicInterfaceTest, OneTensorByItsName) {
   float untyped[3];
   const auto info = checkpoint.Find("matrix");
   ASSERT_TRUE(info.ok());
-  EXPECT_EQ(ElementBytes(info->dtype), sizeof(float));
+  EXPECT_EQ(ElementSize(info->dtype), sizeof(float));
   ASSERT_TRUE(checkpoint.LoadTensor("matrix", Shard::Untyped(untyped, info->dtype, column)).ok());
   EXPECT_THAT(untyped, ElementsAre(5, 8, 11));
 }
@@ -156,7 +155,7 @@ TEST_F(PublicInterfaceTest, ACheckpointTellsWhatIsInIt) {
   ASSERT_EQ(tensors.size(), 1);
   EXPECT_EQ(tensors[0].name, "matrix");
   EXPECT_EQ(tensors[0].role, TensorRole::kWeight);
-  EXPECT_EQ(tensors[0].dtype, ElementType::kF32);
+  EXPECT_EQ(tensors[0].dtype, DType::kF32);
   EXPECT_THAT(tensors[0].global_shape, ElementsAre(4, 3));
 }
 

@@ -10,6 +10,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/directory.h"  // ReadManifest()
+#include "checkpoint/format/dtype.h"         // DType, TensorRole <-> their enums
 #include "checkpoint/format/layout_proto.h"  // Partition, Topology <-> their messages
 #include "checkpoint/format/manifest.h"      // accessors of its tensors, its codec
 #include "checkpoint/format/manifest.pb.h"

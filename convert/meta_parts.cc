@@ -10,19 +10,19 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/known_model.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/torch/read.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
+#include "models/foreign/format.h"
 
 namespace tessera::ckpt::convert {
 namespace {
 
 constexpr std::string_view kConfig = "params.json";
-constexpr std::string_view kMeta = "meta";
 
 class PartsReader {
  public:
@@ -36,7 +36,7 @@ class PartsReader {
                                ReadTorch(storage_, folder_, std::span(&file, 1)));
       TESSERA_RETURN_IF_ERROR(CheckNames(file, part));
       for (const ForeignTensor& tensor : part.tensors) {
-        bytes += static_cast<uint64_t>(ElementCount(tensor.shape)) * DTypeSize(tensor.dtype);
+        bytes += static_cast<uint64_t>(ElementCount(tensor.shape)) * ElementSize(tensor.dtype);
       }
       parts_.push_back(std::move(part));
     }

@@ -82,7 +82,9 @@ absl::StatusOr<ForeignCheckpoint> ReadHuggingFacePlace(const SourcePlace& place,
                                                        const OpenForeignOptions& options) {
   absl::StatusOr<ForeignCheckpoint> checkpoint =
       WithTrainerFiles(place, options, ReadHuggingFace(*place.storage));
-  const auto is_weight = [](const ForeignTensor& tensor) { return tensor.role == WEIGHT; };
+  const auto is_weight = [](const ForeignTensor& tensor) {
+    return tensor.role == TensorRole::kWeight;
+  };
   if (checkpoint.ok() && !std::ranges::all_of(checkpoint->tensors, is_weight)) {
     return WithModelNames(place, options, *std::move(checkpoint));
   }

@@ -23,7 +23,7 @@ struct OpenForeignOptions {
   // PaddleNLP's files that do not tell them.
   std::map<std::string, std::string> parameter_names;
   // As manifests have it; may be null. The model of state dicts that do not describe it themselves.
-  const ModelConfig* model = nullptr;
+  const ModelProto* model = nullptr;
   // False: damaged files of a trainer's optimizer and scheduler beside a model are left out, with a
   // note, instead of being an error.
   bool needs_trainer_files = true;

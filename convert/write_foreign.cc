@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/storage/by_name/open_storage.h"
 #include "checkpoint/storage/storage.h"
 #include "convert/core/models.h"
@@ -34,7 +35,7 @@ namespace {
 // The order of the model's modules; empty where the model is not known.
 std::vector<std::string> ModuleOrder(const Manifest& manifest) {
   if (manifest.model().text().empty()) return {};
-  const absl::StatusOr<std::string> config = WriteHuggingFaceConfig(manifest.model(), F32);
+  const absl::StatusOr<std::string> config = WriteHuggingFaceConfig(manifest.model(), DType::kF32);
   if (!config.ok()) return {};
   absl::StatusOr<HuggingFaceDescription> description =
       ReadHuggingFaceConfig(*config, manifest.tensors_size());
@@ -114,7 +115,8 @@ absl::StatusOr<int64_t> CompareWithSource(const OutputSource& source,
   for (const OutputFile& file : files) {
     for (const OutputTensor& tensor : file.tensors) {
       const auto at = saved.find(tensor.source_name);
-      if (at == saved.end() || !at->second->has_digest() || at->second->dtype() != tensor.dtype) {
+      if (at == saved.end() || !at->second->has_digest() ||
+          FromProto(at->second->dtype()) != tensor.dtype) {
         continue;
       }
       const LogicalDigest expected = {at->second->digest().lo(), at->second->digest().hi()};

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/core/output.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 
@@ -20,7 +21,7 @@ struct PlainFile {
 
 struct WriteForeignOptions {
   std::string format;                       // one of WrittenFormatNames()
-  DType dtype = DTYPE_UNSPECIFIED;          // of the weights; unspecified: as they are saved
+  DType dtype = DType::kUnspecified;        // of the weights; unspecified: as they are saved
   bool weights_only = false;                // in formats that have optimizer state
   uint64_t max_file_bytes = 5'000'000'000;  // in formats of several files
   std::vector<PlainFile> plain_files;       // of names that the format does not use

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 
 absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape) {
   if (shape.size() > kMaxRank) {
@@ -62,4 +62,4 @@ absl::Status CheckBoxInside(const Shape& global_shape, const Box& box) {
   return absl::OkStatus();
 }
 
-}  // namespace tessera::ckpt
+}  // namespace tessera

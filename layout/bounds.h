@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "layout/box.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 
 // Number of elements of a shape from an untrusted source. InvalidArgument: more than kMaxRank dims,
 // a negative extent, a product beyond int64 (extents of 0 do not hide an overflow of the others).
@@ -20,6 +20,6 @@ absl::StatusOr<int64_t> CheckedByteCount(const Shape& shape, int64_t element_byt
 // the shape; empty boxes included. The message names the dim.
 absl::Status CheckBoxInside(const Shape& global_shape, const Box& box);
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
 
 #endif  // TESSERA_LAYOUT_BOUNDS_H_

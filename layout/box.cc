@@ -4,7 +4,7 @@
 #include <charconv>
 #include <limits>
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 // Digits without sign or leading zeros, removed from the front of `text`.
@@ -118,4 +118,4 @@ std::optional<Box> ParseBox(std::string_view text) {
   return box;
 }
 
-}  // namespace tessera::ckpt
+}  // namespace tessera

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera::ckpt {
+namespace tessera {
 
 // No framework has more than 64 dims; a small bound keeps hostile files cheap.
 inline constexpr int kMaxRank = 32;
@@ -51,6 +51,6 @@ std::string ShapeToString(const Shape& shape);
 // kMaxRank dims. nullopt for any other text.
 std::optional<Box> ParseBox(std::string_view text);
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
 
 #endif  // TESSERA_LAYOUT_BOX_H_

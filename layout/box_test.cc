@@ -8,7 +8,7 @@
 
 #include "layout/bounds.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 TEST(Box, CountsElements) {
@@ -120,4 +120,4 @@ TEST(Bounds, FindsBoxesOutside) {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt
+}  // namespace tessera

@@ -5,7 +5,7 @@
 
 #include "layout/bounds.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 // Splits the tensor recursively until each region lies in exactly one box. A region that no box
@@ -141,4 +141,4 @@ std::string ToString(const CoverageProblem& problem, std::span<const Box> boxes)
   return "element " + ShapeToString(problem.index) + " is in no shard";
 }
 
-}  // namespace tessera::ckpt
+}  // namespace tessera

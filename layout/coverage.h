@@ -10,7 +10,7 @@
 
 #include "layout/box.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 
 // The reason why a list of boxes is not a partition of a tensor: one problem, not all of them.
 struct CoverageProblem {
@@ -34,6 +34,6 @@ std::optional<CoverageProblem> FindCoverageProblem(const Shape& global_shape,
 // "element [3,0] is in no shard", "element [0,4] is in shards 0 [0:4,0:8] and 2 [0:2,4:8]".
 std::string ToString(const CoverageProblem& problem, std::span<const Box> boxes);
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
 
 #endif  // TESSERA_LAYOUT_COVERAGE_H_

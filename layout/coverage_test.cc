@@ -11,7 +11,7 @@
 #include "base/test_seed.h"
 #include "layout/flat_range.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 using Kind = CoverageProblem::Kind;
@@ -179,4 +179,4 @@ TEST(Coverage, ManyShards) {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt
+}  // namespace tessera

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace tessera::ckpt {
+namespace tessera {
 
 // Takes, from `begin` on, the largest block of the row-major order that starts there and still
 // fits: blocks first grow (completing the row, plane, ... in whose middle the range begins), then
@@ -36,4 +36,4 @@ std::vector<Box> FlatRangeToBoxes(const Box& local, int64_t begin, int64_t end) 
   return boxes;
 }
 
-}  // namespace tessera::ckpt
+}  // namespace tessera

@@ -6,7 +6,7 @@
 
 #include "layout/box.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 
 // Boxes whose union is the elements [begin, end) of the row-major flattening of `local`, a box of a
 // logical tensor, in global coordinates. This converts a ZeRO rank's range of a flat buffer into
@@ -17,6 +17,6 @@ namespace tessera::ckpt {
 // range yields none. Precondition: 0 <= begin <= end <= ElementCount(local.shape).
 std::vector<Box> FlatRangeToBoxes(const Box& local, int64_t begin, int64_t end);
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
 
 #endif  // TESSERA_LAYOUT_FLAT_RANGE_H_

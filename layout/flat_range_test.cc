@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 // Flat indices, inside `local`, of a box's elements in row-major order, one element at a time.
@@ -72,4 +72,4 @@ TEST(FlatRange, ReachesTheBound) {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt
+}  // namespace tessera

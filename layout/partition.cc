@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 
 absl::Status CheckPartition(const Partition& partition, const Shape& global_shape) {
   const auto wrong = [](const auto&... why) {
@@ -24,9 +24,10 @@ absl::Status CheckPartition(const Partition& partition, const Shape& global_shap
   if (partition.padded && (dim != 0 || partition.sections > 1)) {
     return wrong("padding of what is not rows cut in one section");
   }
-  if (partition.layer < -1) return wrong("layer ", partition.layer);
-  if (partition.layer >= 0 && (partition.before_layers || partition.after_layers)) {
-    return wrong("in layer ", partition.layer, " and at an end of the model");
+  const Place& place = partition.place;
+  if (place.layer < -1) return wrong("layer ", place.layer);
+  if (place.layer >= 0 && (place.before_layers || place.after_layers)) {
+    return wrong("in layer ", place.layer, " and at an end of the model");
   }
   return absl::OkStatus();
 }
@@ -53,4 +54,4 @@ std::vector<Box> CutTensor(const Partition& partition, const Shape& global_shape
   return boxes;
 }
 
-}  // namespace tessera::ckpt
+}  // namespace tessera

@@ -7,19 +7,32 @@
 #include "absl/status/status.h"
 #include "layout/box.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 
-// How a logical tensor may be cut among the ranks of a run, as the model that declares it says. No
-// load depends on it; it is what a checkpoint is rewritten for another topology by.
+// Where a logical tensor stands in its model: in a layer, or at an end of the model, or at both
+// ends (tied). The pipeline stage that has the layer, or the end, has the tensor. A default one:
+// not known.
+struct Place {
+  int64_t layer = -1;          // global index; -1: in no layer
+  bool before_layers = false;  // on the first stage
+  bool after_layers = false;   // on the last stage
+
+  bool operator==(const Place&) const = default;
+};
+
+inline constexpr Place kBeforeLayers = {.before_layers = true};
+inline constexpr Place kAfterLayers = {.after_layers = true};
+inline constexpr Place kBothEnds = {.before_layers = true, .after_layers = true};
+constexpr Place InLayer(int64_t layer) { return {.layer = layer}; }
+
+// How a logical tensor may be cut among the ranks of a run. A model declares it, the trainer cuts
+// by it, and checkpoints record it: no load depends on it; it is what a checkpoint is rewritten for
+// another topology by.
 struct Partition {
   int dim = -1;         // that tensor parallelism cuts; -1: none, every rank has the whole
   int sections = 1;     // equal parts of `dim`, each of which is cut: q, k and v in one matrix
   bool padded = false;  // rows are padded in memory before they are cut; `dim` is 0
-  // The tensor stands in a layer (a global index; -1: in none), or at an end of the model, or,
-  // where it is tied, at both. Nothing of it: not known.
-  int64_t layer = -1;
-  bool before_layers = false;
-  bool after_layers = false;
+  Place place;
 
   bool operator==(const Partition&) const = default;
 };
@@ -34,6 +47,6 @@ absl::Status CheckPartition(const Partition& partition, const Shape& global_shap
 std::vector<Box> CutTensor(const Partition& partition, const Shape& global_shape, int64_t rows,
                            int part, int parts);
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
 
 #endif  // TESSERA_LAYOUT_PARTITION_H_

@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "layout/coverage.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
@@ -55,9 +55,8 @@ TEST(PartitionTest, WhatDoesNotFitIsRefused) {
   const auto message = [](const Partition& partition, const Shape& shape) {
     return std::string(CheckPartition(partition, shape).message());
   };
-  EXPECT_EQ(message({.dim = 1, .sections = 3, .layer = 2}, {4, 12}), "");
-  EXPECT_EQ(
-      message({.dim = 0, .padded = true, .before_layers = true, .after_layers = true}, {4, 2}), "");
+  EXPECT_EQ(message({.dim = 1, .sections = 3, .place = InLayer(2)}, {4, 12}), "");
+  EXPECT_EQ(message({.dim = 0, .padded = true, .place = kBothEnds}, {4, 2}), "");
   EXPECT_EQ(message({}, {}), "");
   EXPECT_THAT(message({.dim = 2}, {4, 12}), HasSubstr("dim 2 of 2"));
   EXPECT_THAT(message({.dim = -2}, {4, 12}), HasSubstr("dim -2 of 2"));
@@ -66,9 +65,9 @@ TEST(PartitionTest, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(message({.dim = 1, .sections = 5}, {4, 12}), HasSubstr("5 sections do not divide"));
   EXPECT_THAT(message({.sections = 2}, {4, 12}), HasSubstr("sections of no dim"));
   EXPECT_THAT(message({.dim = 1, .padded = true}, {4, 12}), HasSubstr("padding"));
-  EXPECT_THAT(message({.layer = -2}, {4}), HasSubstr("layer -2"));
-  EXPECT_THAT(message({.layer = 1, .after_layers = true}, {4}), HasSubstr("at an end"));
+  EXPECT_THAT(message({.place = InLayer(-2)}, {4}), HasSubstr("layer -2"));
+  EXPECT_THAT(message({.place = {.layer = 1, .after_layers = true}}, {4}), HasSubstr("at an end"));
 }
 
 }  // namespace
-}  // namespace tessera::ckpt
+}  // namespace tessera

@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-namespace tessera::ckpt {
+namespace tessera {
 
 void SubtractBox(const Box& box, const Box& hole, std::vector<Box>& out) {
   const std::optional<Box> common = Intersect(box, hole);
@@ -31,4 +31,4 @@ void SubtractBox(const Box& box, const Box& hole, std::vector<Box>& out) {
   }
 }
 
-}  // namespace tessera::ckpt
+}  // namespace tessera

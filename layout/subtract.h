@@ -5,11 +5,11 @@
 
 #include "layout/box.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 
 // Appends `box` without `hole` to `out`, as disjoint boxes, at most two per dim.
 void SubtractBox(const Box& box, const Box& hole, std::vector<Box>& out);
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
 
 #endif  // TESSERA_LAYOUT_SUBTRACT_H_

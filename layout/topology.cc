@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 // Sets the field that a part such as "dp4" or "sp" names.
@@ -168,4 +168,4 @@ ChunkLayers LayersOfChunk(int64_t num_layers, int64_t head_layers, const Topolog
   return layers;
 }
 
-}  // namespace tessera::ckpt
+}  // namespace tessera

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 
 enum class Axis { kTensor, kData, kPipeline };
 
@@ -48,6 +48,12 @@ struct Topology {
   std::vector<int> GroupOf(int rank, Axis axis) const;
 };
 
+// Number of virtual shards of a tensor-parallel layer: exact_tp_shards, or, in FAST numerics, where
+// that is 0, the tensor-parallel size.
+inline int VirtualShards(const Topology& topology, int exact_tp_shards) {
+  return exact_tp_shards > 0 ? exact_tp_shards : topology.tensor;
+}
+
 // "dp4_zero2_tp2_pp2_vpp2_sp": what is 1 or off is left out; "single" when nothing is left.
 std::string ToString(const Topology& topology);
 // The inverse of ToString(); parts may be in any order. InvalidArgument, naming the part, if it is
@@ -69,6 +75,9 @@ struct ChunkLayers {
   bool operator==(const ChunkLayers&) const = default;
 };
 
+// The only chunk of a pipeline without stages.
+constexpr ChunkLayers AllLayers(int64_t num_layers) { return {0, num_layers, true, true}; }
+
 // Chunk `chunk` of pipeline rank `pipeline` is virtual stage chunk * pipeline size + rank. The head
 // counts as `head_layers`: the last stage, which has it, gets that many layers fewer, but at least
 // one; the others get equal numbers, and the remaining layers go to those right before the last, so
@@ -77,6 +86,6 @@ struct ChunkLayers {
 ChunkLayers LayersOfChunk(int64_t num_layers, int64_t head_layers, const Topology& topology,
                           int pipeline, int chunk);
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
 
 #endif  // TESSERA_LAYOUT_TOPOLOGY_H_

@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
@@ -125,4 +125,4 @@ TEST(TopologyTest, LayersAreSpreadEvenlyAndTheLastStageHasNoMoreThanOthers) {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt
+}  // namespace tessera

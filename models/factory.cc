@@ -31,17 +31,18 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelConfig& config,
                                                  const ModelOptions& options, Backend& backend) {
   absl::StatusOr<ModelConfig> resolved = ResolveModelConfig(config);
   if (!resolved.ok()) return resolved.status();
-  if (options.compute_dtype == DType::kI32) {
-    return absl::InvalidArgumentError("compute_dtype is int32: it must be a floating type");
+  const DType dtype = options.compute_dtype;
+  if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF64) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "compute_dtype is ", std::string(DTypeName(dtype)), ": it must be a floating type"));
   }
   ModelOptions whole = options;
-  StageLayers& stage = whole.stage;
-  if (!stage.last_layer.has_value()) stage.last_layer = resolved->num_layers();
-  if (stage.first_layer < 0 || stage.first_layer > *stage.last_layer ||
-      *stage.last_layer > resolved->num_layers()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("layers [", stage.first_layer, ", ", *stage.last_layer,
-                     ") of a stage: num_layers is ", resolved->num_layers()));
+  if (!whole.stage.has_value()) whole.stage = AllLayers(resolved->num_layers());
+  const ChunkLayers& stage = *whole.stage;
+  if (stage.first < 0 || stage.first > stage.last || stage.last > resolved->num_layers()) {
+    return absl::InvalidArgumentError(absl::StrCat("layers [", stage.first, ", ", stage.last,
+                                                   ") of a stage: num_layers is ",
+                                                   resolved->num_layers()));
   }
   if (whole.tensor_parallel == nullptr) whole.tensor_parallel = &kNoTensorParallel;
   absl::Status status = CheckShards(*resolved, whole.tensor_parallel->shards());

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -36,7 +37,7 @@ using testing::TestBatch;
 struct Case {
   std::string name;
   ModelConfig config;
-  StageLayers stage;
+  std::optional<ChunkLayers> stage;
   bool separate_tied_gradients = false;
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -99,7 +100,7 @@ class GradientObserverTest : public ::testing::TestWithParam<Case> {
   }
 
   absl::Status Backward(Model& model, GradientObserver* observer) {
-    const StageLayers& stage = GetParam().stage;
+    const ChunkLayers stage = GetParam().stage.value_or(AllLayers(2));
     const auto activations = model.NewActivations(2, 5, ActivationUse::kTraining);
     Tensor input, output, d_input, d_output;
     const auto boundary = [&](double value) {
@@ -177,15 +178,14 @@ TEST_P(GradientObserverTest, AnErrorEndsTheBackwardPass) {
 INSTANTIATE_TEST_SUITE_P(
     Models, GradientObserverTest,
     ::testing::Values(Case{"Gpt2", ShardedGpt2(), {}}, Case{"Gpt2Apart", ShardedGpt2(), {}, true},
-                      Case{"Gpt2First", ShardedGpt2(), {.last_layer = 1, .has_head = false}},
-                      Case{"Gpt2Last", ShardedGpt2(), {.first_layer = 1, .has_embedding = false}},
-                      Case{
-                          "Gpt2Middle", ShardedGpt2(), {.has_embedding = false, .has_head = false}},
+                      Case{"Gpt2First", ShardedGpt2(), {{.last = 1, .has_embedding = true}}},
+                      Case{"Gpt2Last", ShardedGpt2(), {{.first = 1, .last = 2, .has_head = true}}},
+                      Case{"Gpt2Middle", ShardedGpt2(), {{.last = 2}}},
                       Case{"Llama3Tied", ShardedLlama3(true), {}},
                       Case{"Llama3Apart", ShardedLlama3(true), {}, true},
                       Case{"Llama3TiedLast",
                            ShardedLlama3(true),
-                           {.first_layer = 1, .has_embedding = false},
+                           {{.first = 1, .last = 2, .has_head = true}},
                            true},
                       Case{"Llama3Untied", ShardedLlama3(false), {}, true}),
     [](const auto& info) { return info.param.name; });

@@ -94,7 +94,7 @@ int64_t HeadInLayers(const ModelConfig& config) {
 
 std::vector<LogicalParameter> LogicalParameters(const ModelConfig& config) {
   ModelOptions whole;
-  whole.stage.last_layer = config.num_layers();
+  whole.stage = AllLayers(config.num_layers());
   whole.tensor_parallel = &kNoTensorParallel;
   ParameterSet set;
   FindArchitecture(config)->declare_parameters(config, whole, set);

@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "compute/tensor/tensor.h"
+#include "layout/partition.h"
 #include "models/config/config.pb.h"
-#include "models/layers/partition.h"
 
 namespace tessera {
 

@@ -177,8 +177,7 @@ TEST(ModelConfigTest, AWrongFieldIsNamedWithItsValue) {
 TEST(ModelConfigTest, AWrongLayerRangeIsNamed) {
   const auto backend = MakeReferenceBackend();
   ModelOptions options;
-  options.stage.first_layer = 1;
-  options.stage.last_layer = 3;
+  options.stage = {.first = 1, .last = 3, .has_embedding = true, .has_head = true};
   const auto model = MakeModel(Named("gpt2-tiny"), options, *backend);
   EXPECT_EQ(model.status().message(), "layers [1, 3) of a stage: num_layers is 2");
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -39,7 +40,7 @@ ModelConfig Tiny(const std::string& size, bool dropout) {
 }
 
 std::unique_ptr<Model> Make(const ModelConfig& config, DType dtype, Backend& backend,
-                            const StageLayers& stage = {}) {
+                            const std::optional<ChunkLayers>& stage = {}) {
   ModelOptions options;
   options.compute_dtype = dtype;
   options.stage = stage;
@@ -113,9 +114,9 @@ TEST_P(NumericsTest, TwoStagesAreTheModel) {
   const auto backend = MakeCpuBackend(2);
   const auto whole = Make(config_, GetParam().dtype, *backend);
   const auto first =
-      Make(config_, GetParam().dtype, *backend, {.last_layer = 1, .has_head = false});
-  const auto last =
-      Make(config_, GetParam().dtype, *backend, {.first_layer = 1, .has_embedding = false});
+      Make(config_, GetParam().dtype, *backend, ChunkLayers{.last = 1, .has_embedding = true});
+  const auto last = Make(config_, GetParam().dtype, *backend,
+                         ChunkLayers{.first = 1, .last = 2, .has_head = true});
   for (Model* model : {whole.get(), first.get(), last.get()}) model->parameters().Initialize(3);
 
   const double loss = ForwardBackward(*whole, batch_.batch, ActivationUse::kTraining, 0.02, false);

@@ -182,9 +182,8 @@ TEST_P(TensorParallelModelTest, StagesTogetherAreTheModel) {
       }
       it = next;
     }
-    run.stages = {{.last_layer = 1, .has_head = false},
-                  {.first_layer = 1, .last_layer = 2, .has_embedding = false, .has_head = false},
-                  {.first_layer = 2, .has_embedding = false}};
+    run.stages = {ChunkLayers{.last = 1, .has_embedding = true}, ChunkLayers{.first = 1, .last = 2},
+                  ChunkLayers{.first = 2, .last = run.config.num_layers(), .has_head = true}};
     for (const int ranks : {1, 2, 4}) {
       for (const bool sequence_parallel : {false, true}) {
         run.ranks = ranks;

@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "checkpoint/elements/strided.h"
-#include "checkpoint/format/dtype.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -165,16 +165,16 @@ CopyElements FindSameSize(size_t element_bytes) {
 template <typename From>
 CopyElements FindFrom(DType to) {
   switch (to) {
-    case F64:
+    case DType::kF64:
       if constexpr (std::is_same_v<From, double>)
         return nullptr;
       else
         return ConvertElements<From, double>;
-    case F32:
+    case DType::kF32:
       return ConvertElements<From, float>;
-    case F16:
+    case DType::kF16:
       return ConvertElements<From, F16Bits>;
-    case BF16:
+    case DType::kBF16:
       return ConvertElements<From, Bf16>;
     default:
       return nullptr;
@@ -184,15 +184,15 @@ CopyElements FindFrom(DType to) {
 }  // namespace
 
 CopyElements FindCopy(DType from, DType to) {
-  if (from == to) return FindSameSize(DTypeSize(from));
+  if (from == to) return FindSameSize(ElementSize(from));
   switch (from) {
-    case F64:
+    case DType::kF64:
       return FindFrom<double>(to);
-    case F32:
+    case DType::kF32:
       return FindFrom<float>(to);
-    case F16:
+    case DType::kF16:
       return FindFrom<F16Bits>(to);
-    case BF16:
+    case DType::kBF16:
       return FindFrom<Bf16>(to);
     default:
       return nullptr;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "checkpoint/format/manifest.pb.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt {
 

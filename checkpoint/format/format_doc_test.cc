@@ -85,8 +85,8 @@ void AddTensor(const char* name, DType dtype, const Shape& shape, const char* al
                const LogicalDigest* digest, Manifest& manifest) {
   LogicalTensor& tensor = *manifest.add_tensors();
   tensor.set_name(name);
-  tensor.set_role(WEIGHT);
-  tensor.set_dtype(dtype);
+  tensor.set_role(ToProto(TensorRole::kWeight));
+  tensor.set_dtype(ToProto(dtype));
   for (const int64_t extent : shape) tensor.add_global_shape(extent);
   tensor.set_alias_of(alias_of);
   if (digest == nullptr) return;
@@ -102,9 +102,9 @@ Example MakeExample() {
 
   SafetensorsHeader header;
   header.metadata = {{"format", "pt"}};
-  header.entries = {{ShardKey("w", w_shape, row0), F32, row0.shape},
-                    {ShardKey("w", w_shape, row1), F32, row1.shape},
-                    {ShardKey("b", b_shape, WholeBox(b_shape)), BF16, b_shape}};
+  header.entries = {{ShardKey("w", w_shape, row0), DType::kF32, row0.shape},
+                    {ShardKey("w", w_shape, row1), DType::kF32, row1.shape},
+                    {ShardKey("b", b_shape, WholeBox(b_shape)), DType::kBF16, b_shape}};
   Example example;
   example.data_file = BuildSafetensorsHeader(header).value();
   example.data_file.resize(header.file_size_bytes);
@@ -126,12 +126,12 @@ Example MakeExample() {
     file.add_chunk_crc32c(Crc32c(std::string_view(example.data_file).substr(at, 4096)));
   }
   const LogicalDigest w_digest = DigestRun(0, w, 6, 4), b_digest = DigestRun(0, b, 2, 2);
-  AddTensor("w", F32, w_shape, "", &w_digest, manifest);
+  AddTensor("w", DType::kF32, w_shape, "", &w_digest, manifest);
   AddShard(row0, 0, header.entries[0].file_offset, *manifest.mutable_tensors(0));
   AddShard(row1, 0, header.entries[1].file_offset, *manifest.mutable_tensors(0));
-  AddTensor("b", BF16, b_shape, "", &b_digest, manifest);
+  AddTensor("b", DType::kBF16, b_shape, "", &b_digest, manifest);
   AddShard(WholeBox(b_shape), 0, header.entries[2].file_offset, *manifest.mutable_tensors(1));
-  AddTensor("head", F32, w_shape, "w", nullptr, manifest);
+  AddTensor("head", DType::kF32, w_shape, "w", nullptr, manifest);
   example.manifest_bytes = EncodeManifest(manifest).value();
   return example;
 }
@@ -194,8 +194,8 @@ TEST(FormatDocument, EveryEnumValueHasItsRow) {
       const auto* value = type->value(v);
       if (value->number() == 0) continue;
       std::string row = Row(value->number(), value->name());
-      if (type->name() == "DType") {
-        row += " " + std::to_string(DTypeSize(static_cast<DType>(value->number()))) + " |";
+      if (type->name() == "DTypeProto") {
+        row += " " + std::to_string(ElementSize(static_cast<DType>(value->number()))) + " |";
       }
       EXPECT_NE(section.find(row), std::string::npos) << row;
     }

@@ -11,9 +11,9 @@ PartitionProto ToProto(const Partition& partition) {
   if (partition.dim >= 0) proto.set_dim(partition.dim);
   if (partition.sections != 1) proto.set_sections(partition.sections);
   proto.set_padded(partition.padded);
-  if (partition.layer >= 0) proto.set_layer(partition.layer);
-  proto.set_before_layers(partition.before_layers);
-  proto.set_after_layers(partition.after_layers);
+  if (partition.place.layer >= 0) proto.set_layer(partition.place.layer);
+  proto.set_before_layers(partition.place.before_layers);
+  proto.set_after_layers(partition.place.after_layers);
   return proto;
 }
 
@@ -27,9 +27,9 @@ Partition FromProto(const PartitionProto& proto) {
     partition.sections = static_cast<int>(proto.sections());
   }
   partition.padded = proto.padded();
-  if (proto.has_layer()) partition.layer = proto.layer();
-  partition.before_layers = proto.before_layers();
-  partition.after_layers = proto.after_layers();
+  if (proto.has_layer()) partition.place.layer = proto.layer();
+  partition.place.before_layers = proto.before_layers();
+  partition.place.after_layers = proto.after_layers();
   return partition;
 }
 

@@ -179,8 +179,6 @@ absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes, Checksums checks
   return manifest;
 }
 
-bool BelongsToOptimizer(Role role) { return role == MASTER_WEIGHT || role == OPTIMIZER_STATE; }
-
 Shape GlobalShape(const LogicalTensor& tensor) {
   return Shape(tensor.global_shape().begin(), tensor.global_shape().end());
 }
@@ -197,7 +195,7 @@ Box ShardBox(const LogicalTensor& tensor, int64_t shard) {
 
 uint64_t ShardBytes(const LogicalTensor& tensor, int64_t shard) {
   const int rank = tensor.global_shape_size();
-  uint64_t bytes = DTypeSize(tensor.dtype());
+  uint64_t bytes = ElementSize(FromProto(tensor.dtype()));
   for (int d = 0; d < rank; ++d) bytes *= tensor.shards().shape()[shard * rank + d];
   return bytes;
 }

@@ -72,10 +72,6 @@ absl::Status ValidateMetadata(const Manifest& manifest);
 absl::Status ValidateCoverage(const Manifest& manifest);
 absl::Status ValidateCoverage(const LogicalTensor& tensor);
 
-// Whether a tensor is optimizer state, which a run that starts with a fresh optimizer does not
-// load.
-bool BelongsToOptimizer(Role role);
-
 // Accessors of one tensor. Precondition: a valid tensor, shard in [0, ShardCount).
 Shape GlobalShape(const LogicalTensor& tensor);
 int64_t ShardCount(const LogicalTensor& tensor);

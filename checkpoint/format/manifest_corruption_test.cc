@@ -6,6 +6,7 @@
 
 #include "base/byte_order.h"
 #include "base/crc32c.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/testing/test_manifest.h"
 
@@ -142,8 +143,8 @@ TEST(ManifestCorruption, WhatWouldCostMuchMoreMemoryThanItsSize) {
   for (int i = 0; i < 5000; ++i) {
     LogicalTensor& tensor = *manifest.add_tensors();
     tensor.set_name("model.layers." + std::to_string(i) + ".weight");
-    tensor.set_role(WEIGHT);
-    tensor.set_dtype(F32);
+    tensor.set_role(ToProto(TensorRole::kWeight));
+    tensor.set_dtype(ToProto(DType::kF32));
     tensor.add_global_shape(0);
   }
   const auto bytes = EncodeManifest(manifest);

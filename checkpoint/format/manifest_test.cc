@@ -17,22 +17,22 @@ namespace tessera::ckpt {
 namespace {
 
 TEST(DType, EveryValueOfTheSchemaIsKnown) {
-  const auto* descriptor = DType_descriptor();
+  const auto* descriptor = DTypeProto_descriptor();
   for (int i = 0; i < descriptor->value_count(); ++i) {
     const auto dtype = static_cast<DType>(descriptor->value(i)->number());
-    if (dtype == DTYPE_UNSPECIFIED) continue;
-    EXPECT_EQ(DTypeName(dtype), descriptor->value(i)->name());
-    EXPECT_EQ(DTypeFromName(DTypeName(dtype)), dtype);
-    EXPECT_GT(DTypeSize(dtype), 0u);
+    if (dtype == DType::kUnspecified) continue;
+    EXPECT_EQ(SafetensorsName(dtype), descriptor->value(i)->name());
+    EXPECT_EQ(DTypeOfSafetensors(SafetensorsName(dtype)), dtype);
+    EXPECT_GT(ElementSize(dtype), 0u);
   }
-  EXPECT_EQ(DTypeSize(F64), 8u);
-  EXPECT_EQ(DTypeSize(F32), 4u);
-  EXPECT_EQ(DTypeSize(BF16), 2u);
-  EXPECT_EQ(DTypeSize(F8_E4M3), 1u);
-  EXPECT_EQ(DTypeSize(DTYPE_UNSPECIFIED), 0u);
-  EXPECT_EQ(DTypeSize(static_cast<DType>(99)), 0u);
-  EXPECT_EQ(DTypeFromName("F31"), std::nullopt);
-  EXPECT_EQ(DTypeFromName(""), std::nullopt);
+  EXPECT_EQ(ElementSize(DType::kF64), 8u);
+  EXPECT_EQ(ElementSize(DType::kF32), 4u);
+  EXPECT_EQ(ElementSize(DType::kBF16), 2u);
+  EXPECT_EQ(ElementSize(DType::kF8E4M3), 1u);
+  EXPECT_EQ(ElementSize(DType::kUnspecified), 0u);
+  EXPECT_EQ(ElementSize(static_cast<DType>(99)), 0u);
+  EXPECT_EQ(DTypeOfSafetensors("F31"), std::nullopt);
+  EXPECT_EQ(DTypeOfSafetensors(""), std::nullopt);
 }
 
 // The fixture sets every field, so that a new field without a test is detected here.
@@ -98,14 +98,14 @@ TEST(Manifest, ScalarsAndEmptyTensors) {
   Manifest manifest = FullManifest();
   LogicalTensor& scalar = *manifest.add_tensors();
   scalar.set_name("scalar");
-  scalar.set_role(BUFFER);
-  scalar.set_dtype(I64);
+  scalar.set_role(ToProto(TensorRole::kBuffer));
+  scalar.set_dtype(ToProto(DType::kI64));
   manifest.mutable_files(0)->set_size_bytes(4096 + 104);
   AddShard({}, 0, 4096 + 96, scalar);
   LogicalTensor& empty = *manifest.add_tensors();
   empty.set_name("empty");
-  empty.set_role(BUFFER);
-  empty.set_dtype(I64);
+  empty.set_role(ToProto(TensorRole::kBuffer));
+  empty.set_dtype(ToProto(DType::kI64));
   empty.add_global_shape(0);
   empty.add_global_shape(5);
   const absl::StatusOr<std::string> bytes = EncodeManifest(manifest);
@@ -157,11 +157,11 @@ std::vector<BrokenRule> BrokenFileRules() {
 std::vector<BrokenRule> BrokenTensorRules() {
   return {
       {"unknown dtype",
-       [](Manifest& m) { m.mutable_tensors(0)->set_dtype(static_cast<DType>(99)); },
+       [](Manifest& m) { m.mutable_tensors(0)->set_dtype(static_cast<DTypeProto>(99)); },
        {"wte.weight", "dtype 99"}},
       {"no dtype", [](Manifest& m) { m.mutable_tensors(0)->clear_dtype(); }, {"dtype"}},
       {"unknown role",
-       [](Manifest& m) { m.mutable_tensors(0)->set_role(static_cast<Role>(99)); },
+       [](Manifest& m) { m.mutable_tensors(0)->set_role(static_cast<RoleProto>(99)); },
        {"role 99"}},
       {"no role", [](Manifest& m) { m.mutable_tensors(0)->clear_role(); }, {"role"}},
       {"no name", [](Manifest& m) { m.mutable_tensors(0)->clear_name(); }, {"empty"}},
@@ -209,7 +209,7 @@ std::vector<BrokenRule> BrokenTensorRules() {
        [](Manifest& m) { m.mutable_tensors(1)->set_alias_of("lm_head.weight"); },
        {"is an alias itself"}},
       {"alias of another dtype",
-       [](Manifest& m) { m.mutable_tensors(1)->set_dtype(F16); },
+       [](Manifest& m) { m.mutable_tensors(1)->set_dtype(ToProto(DType::kF16)); },
        {"another dtype"}},
       {"alias of another shape",
        [](Manifest& m) { m.mutable_tensors(1)->set_global_shape(0, 7); },
@@ -377,8 +377,8 @@ TEST(ManifestScale, OneMillionShards) {
   for (int t = 0; t < kTensors; ++t) {
     LogicalTensor& tensor = *manifest.add_tensors();
     tensor.set_name("model.layers." + std::to_string(t) + ".weight");
-    tensor.set_role(WEIGHT);
-    tensor.set_dtype(F32);
+    tensor.set_role(ToProto(TensorRole::kWeight));
+    tensor.set_dtype(ToProto(DType::kF32));
     tensor.add_global_shape(16 * kShardsEach);
     tensor.add_global_shape(64);
     for (int64_t s = 0; s < kShardsEach; ++s, ++shard) {

@@ -35,7 +35,7 @@ absl::Status CheckEntry(SafetensorsEntry& entry) {
   const absl::Status wrong =
       absl::InvalidArgumentError(absl::StrCat("key ", Quoted(entry.key), " is not allowed"));
   if (entry.key.empty() || entry.key == kMetadataKey) return wrong;
-  const size_t element_bytes = DTypeSize(entry.dtype);
+  const size_t element_bytes = ElementSize(entry.dtype);
   if (element_bytes == 0) {
     return absl::InvalidArgumentError(absl::StrCat("key ", entry.key, ": unknown dtype"));
   }
@@ -57,7 +57,7 @@ std::vector<SafetensorsEntry*> DataOrder(std::vector<SafetensorsEntry>& entries)
   for (SafetensorsEntry& entry : entries) order.push_back(&entry);
   std::stable_sort(order.begin(), order.end(),
                    [](const SafetensorsEntry* a, const SafetensorsEntry* b) {
-                     return DTypeSize(a->dtype) > DTypeSize(b->dtype);
+                     return ElementSize(a->dtype) > ElementSize(b->dtype);
                    });
   return order;
 }
@@ -99,9 +99,9 @@ absl::StatusOr<std::string> BuildSafetensorsHeader(SafetensorsHeader& header) {
           absl::StrCat("key ", entry->key, ": the file is too large"));
     }
     if (json.size() > 1) json += ',';
-    absl::StrAppend(&json, Quoted(entry->key), ":{\"dtype\":\"", View(DTypeName(entry->dtype)),
-                    "\",\"shape\":", ShapeToString(entry->shape), ",\"data_offsets\":[", end, ",",
-                    *next, "]}");
+    absl::StrAppend(
+        &json, Quoted(entry->key), ":{\"dtype\":\"", View(SafetensorsName(entry->dtype)),
+        "\",\"shape\":", ShapeToString(entry->shape), ",\"data_offsets\":[", end, ",", *next, "]}");
     end = *next;
   }
   json += '}';
@@ -167,7 +167,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
       return true;
     }
     if (state_ == State::kEntry && field_ == "dtype") {
-      const std::optional<DType> dtype = DTypeFromName(value);
+      const std::optional<DType> dtype = DTypeOfSafetensors(value);
       if (!dtype) return Fail("unknown dtype \"" + Shown(value) + "\"");
       entry_.dtype = *dtype;
       return true;
@@ -268,8 +268,7 @@ absl::Status CheckData(SafetensorsHeader& header) {
                    });
   uint64_t end = 0;
   for (SafetensorsEntry& entry : header.entries) {
-    const absl::StatusOr<int64_t> length =
-        CheckedByteCount(entry.shape, static_cast<int64_t>(DTypeSize(entry.dtype)));
+    const absl::StatusOr<int64_t> length = CheckedByteCount(entry.shape, ElementSize(entry.dtype));
     if (!length.ok()) {
       return DamagedHeader(kLengthBytes, absl::StrCat("key \"", Shown(entry.key),
                                                       "\": ", length.status().message()));

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt {
 
@@ -23,7 +24,7 @@ inline constexpr uint64_t kSafetensorsDataAlignment = 4096;
 
 struct SafetensorsEntry {
   std::string key;
-  DType dtype = DTYPE_UNSPECIFIED;
+  DType dtype = DType::kUnspecified;
   Shape shape;
   uint64_t file_offset = 0;   // of the first data byte, from the beginning of the file
   uint64_t length_bytes = 0;  // follows from dtype and shape

@@ -22,9 +22,9 @@ SafetensorsEntry Entry(std::string key, DType dtype, Shape shape) {
 
 SafetensorsHeader Small() {
   SafetensorsHeader header;
-  header.entries = {Entry("b", BF16, {3}), Entry("w@[0:1,0:3]", F32, {1, 3}),
-                    Entry("w@[1:2,0:3]", F32, {1, 3}), Entry("scalar", I64, {}),
-                    Entry("none", U8, {0, 7})};
+  header.entries = {Entry("b", DType::kBF16, {3}), Entry("w@[0:1,0:3]", DType::kF32, {1, 3}),
+                    Entry("w@[1:2,0:3]", DType::kF32, {1, 3}), Entry("scalar", DType::kI64, {}),
+                    Entry("none", DType::kU8, {0, 7})};
   header.metadata = {{"format", "pt"}, {"note", "a \"quoted\" line\n\u00e9"}};
   return header;
 }
@@ -68,8 +68,9 @@ TEST(Safetensors, RoundTrip) {
 
 TEST(Safetensors, EveryTensorIsAlignedToItsElements) {
   SafetensorsHeader header;
-  header.entries = {Entry("a", U8, {1}), Entry("b", F64, {1}), Entry("c", BF16, {3}),
-                    Entry("d", F32, {1}), Entry("e", BF16, {1})};
+  header.entries = {Entry("a", DType::kU8, {1}), Entry("b", DType::kF64, {1}),
+                    Entry("c", DType::kBF16, {3}), Entry("d", DType::kF32, {1}),
+                    Entry("e", DType::kBF16, {1})};
   ASSERT_TRUE(BuildSafetensorsHeader(header).ok());
   for (const SafetensorsEntry& entry : header.entries) {
     EXPECT_EQ(entry.file_offset % (entry.length_bytes / ElementCount(entry.shape)), 0u)
@@ -81,7 +82,7 @@ TEST(Safetensors, EveryTensorIsAlignedToItsElements) {
 TEST(Safetensors, HeaderIsAlwaysPaddedToTheAlignment) {
   for (size_t key_bytes = 1; key_bytes < 9000; key_bytes += 97) {
     SafetensorsHeader header;
-    header.entries = {Entry(std::string(key_bytes, 'k'), U8, {1})};
+    header.entries = {Entry(std::string(key_bytes, 'k'), DType::kU8, {1})};
     const std::string bytes = BuildSafetensorsHeader(header).value();
     ASSERT_EQ(bytes.size() % kSafetensorsDataAlignment, 0u);
     ASSERT_EQ(bytes.size(), header.data_offset);
@@ -102,11 +103,12 @@ TEST(Safetensors, BuildRefuses) {
     return BuildSafetensorsHeader(header).status();
   };
   for (const absl::Status& status :
-       {refused({Entry("a", U8, {1}), Entry("a", U8, {1})}), refused({Entry("", U8, {1})}),
-        refused({Entry("__metadata__", U8, {1})}), refused({Entry("\xFF", U8, {1})}),
-        refused({Entry("a", DTYPE_UNSPECIFIED, {1})}), refused({Entry("a", U8, {-1})}),
-        refused({Entry("a", F64, {int64_t{1} << 61})}),
-        refused({Entry("a", U8, {INT64_MAX}), Entry("b", U8, {INT64_MAX})})}) {
+       {refused({Entry("a", DType::kU8, {1}), Entry("a", DType::kU8, {1})}),
+        refused({Entry("", DType::kU8, {1})}), refused({Entry("__metadata__", DType::kU8, {1})}),
+        refused({Entry("\xFF", DType::kU8, {1})}), refused({Entry("a", DType::kUnspecified, {1})}),
+        refused({Entry("a", DType::kU8, {-1})}),
+        refused({Entry("a", DType::kF64, {int64_t{1} << 61})}),
+        refused({Entry("a", DType::kU8, {INT64_MAX}), Entry("b", DType::kU8, {INT64_MAX})})}) {
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status;
   }
   SafetensorsHeader header;

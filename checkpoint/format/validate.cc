@@ -132,7 +132,7 @@ absl::StatusOr<Shape> CheckedShape(const google::protobuf::RepeatedField<uint64_
 
 absl::Status CheckShapes(const LogicalTensor& tensor) {
   TESSERA_ASSIGN_OR_RETURN(const Shape shape, CheckedShape(tensor.global_shape()));
-  TESSERA_RETURN_IF_ERROR(CheckedByteCount(shape, DTypeSize(tensor.dtype())).status());
+  TESSERA_RETURN_IF_ERROR(CheckedByteCount(shape, ElementSize(FromProto(tensor.dtype()))).status());
   if (tensor.padded_shape().empty()) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(const Shape padded, CheckedShape(tensor.padded_shape()));
   bool fits = padded.size() == shape.size();
@@ -141,7 +141,7 @@ absl::Status CheckShapes(const LogicalTensor& tensor) {
     return Invalid("padded_shape ", ShapeToString(padded), " does not hold global_shape ",
                    ShapeToString(shape));
   }
-  return CheckedByteCount(padded, DTypeSize(tensor.dtype())).status();
+  return CheckedByteCount(padded, ElementSize(FromProto(tensor.dtype()))).status();
 }
 
 // A byte range of a file that belongs to a shard.
@@ -177,7 +177,7 @@ absl::StatusOr<Extent> CheckShard(const Manifest& manifest, const LogicalTensor&
                                   int shard) {
   const Shards& shards = tensor.shards();
   const int rank = tensor.global_shape_size();
-  uint64_t bytes = DTypeSize(tensor.dtype());
+  uint64_t bytes = ElementSize(FromProto(tensor.dtype()));
   for (int d = 0; d < rank; ++d) {
     const uint64_t offset = shards.global_offset(shard * rank + d);
     const uint64_t extent = shards.shape(shard * rank + d);
@@ -202,8 +202,8 @@ absl::StatusOr<Extent> CheckShard(const Manifest& manifest, const LogicalTensor&
 
 absl::Status CheckTensor(const Manifest& manifest, int index, std::vector<Extent>& extents) {
   const LogicalTensor& tensor = manifest.tensors(index);
-  if (DTypeSize(tensor.dtype()) == 0) return Invalid("unknown dtype ", tensor.dtype());
-  if (tensor.role() == ROLE_UNSPECIFIED || !Role_IsValid(tensor.role())) {
+  if (ElementSize(FromProto(tensor.dtype())) == 0) return Invalid("unknown dtype ", tensor.dtype());
+  if (FromProto(tensor.role()) == TensorRole::kUnspecified || !RoleProto_IsValid(tensor.role())) {
     return Invalid("unknown role ", tensor.role());
   }
   TESSERA_RETURN_IF_ERROR(CheckShapes(tensor));

@@ -33,9 +33,9 @@ class Comparer {
     std::optional<uint32_t> saved = Find(wanted.name);
     if (saved) {
       const LogicalTensor& tensor = manifest_.tensors(*saved);
-      if (tensor.role() != ToProto(wanted.role)) {
-        Mismatch(wanted, absl::StrCat("saved as ", Role_Name(tensor.role()), ", wanted as ",
-                                      Role_Name(ToProto(wanted.role))));
+      if (FromProto(tensor.role()) != wanted.role) {
+        Mismatch(wanted, absl::StrCat("saved as ", RoleProto_Name(tensor.role()), ", wanted as ",
+                                      RoleProto_Name(ToProto(wanted.role))));
       }
     } else if (wanted.role == TensorRole::kWeight && options_.weights_from_master) {
       saved = FindMaster(wanted.name);
@@ -103,10 +103,10 @@ class Comparer {
                                     ", wanted with shape ", ShapeToString(wanted.global_shape)));
       fits = false;
     }
-    const CopyElements copy = FindCopy(tensor.dtype(), wanted_dtype);
-    if (copy == nullptr || (tensor.dtype() != wanted_dtype && !options_.convert_dtype)) {
-      Mismatch(wanted, absl::StrCat("saved as ", DType_Name(tensor.dtype()), ", wanted as ",
-                                    DType_Name(wanted_dtype),
+    const CopyElements copy = FindCopy(FromProto(tensor.dtype()), wanted_dtype);
+    if (copy == nullptr || (FromProto(tensor.dtype()) != wanted_dtype && !options_.convert_dtype)) {
+      Mismatch(wanted, absl::StrCat("saved as ", DTypeProto_Name(tensor.dtype()), ", wanted as ",
+                                    DTypeProto_Name(ToProto(wanted_dtype)),
                                     copy == nullptr ? ", and there is no conversion"
                                                     : ", and conversion is not allowed"));
       fits = false;
@@ -120,7 +120,8 @@ class Comparer {
       if (shard.box.empty()) continue;
       result_.wanted.push_back({saved, shard.box});
       result_.destinations.push_back({shard.box, static_cast<std::byte*>(shard.data),
-                                      ShardStrides(shard), DTypeSize(wanted_dtype), copy});
+                                      ShardStrides(shard),
+                                      static_cast<size_t>(ElementSize(wanted_dtype)), copy});
     }
   }
 

@@ -26,7 +26,7 @@ absl::StatusOr<Placer> Placer::Create(const Manifest& manifest, const LoadPlan& 
       const Destination& to = destinations[placement.wanted];
       targets.push_back(
           {{placement.shard_begin, placement.shard_end, placement.saved_tensor,
-            static_cast<int64_t>(DTypeSize(tensor.dtype())),
+            ElementSize(FromProto(tensor.dtype())),
             BoxRuns(placement.saved_box, placement.region, to.box.global_offset, to.strides)},
            &to,
            &placement});
@@ -116,7 +116,7 @@ absl::StatusOr<PackedRegion> PackedRegion::Create(const Manifest& manifest,
   if (box.empty() || !Contains(saved, box)) return bad();
   const uint64_t begin = tensor.shards().file_offset(static_cast<int>(region.shard()));
   return PackedRegion({begin, begin + ShardBytes(tensor, region.shard()), region.saved_tensor(),
-                       static_cast<int64_t>(DTypeSize(tensor.dtype())),
+                       ElementSize(FromProto(tensor.dtype())),
                        BoxRuns(saved, box, box.global_offset, ContiguousStrides(box.shape))});
 }
 

@@ -310,7 +310,7 @@ class DigestComparison {
 };
 
 bool KeepsDType(const LogicalTensor& tensor, const Destination& destination) {
-  return destination.copy == FindCopy(tensor.dtype(), tensor.dtype());
+  return destination.copy == FindCopy(FromProto(tensor.dtype()), FromProto(tensor.dtype()));
 }
 
 // The shape of an array that begins with this box in memory, and whose row-major order is the order

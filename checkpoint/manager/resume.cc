@@ -257,10 +257,10 @@ class Decision {
   ResumeOffer Skipped() const {
     ResumeOffer offer;
     for (const SkippedCheckpoint& skipped : skipped_) {
-      ResumeOffer::Skipped& told = *offer.add_skipped();
-      told.set_directory(skipped.directory);
-      told.set_damaged(skipped.word == kDamaged);
-      told.set_reason(WithoutDirectory(*storage_, skipped.directory, skipped.reason.message()));
+      ResumeOffer::Skipped& offered = *offer.add_skipped();
+      offered.set_directory(skipped.directory);
+      offered.set_damaged(skipped.word == kDamaged);
+      offered.set_reason(WithoutDirectory(*storage_, skipped.directory, skipped.reason.message()));
     }
     return offer;
   }
@@ -356,10 +356,10 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& st
       if (!loaded.ok()) TESSERA_RETURN_IF_ERROR(decision.Judge(loaded, damaged));
       return decision.FindLatestValid();
     };
-    TESSERA_ASSIGN_OR_RETURN(const std::string told,
+    TESSERA_ASSIGN_OR_RETURN(const std::string reply,
                              Agree(group, std::string(), judge_and_offer, options.deadline));
     absl::StatusOr<std::optional<Checkpoint>> offered =
-        Decode(told, storage, options.no_folder, offer);
+        Decode(reply, storage, options.no_folder, offer);
     TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, offered.status(), options.deadline));
     result.checkpoint = *std::move(offered);
     loaded = result.checkpoint.has_value() ? load(*result.checkpoint) : absl::OkStatus();

@@ -106,7 +106,7 @@ class Planner {
     const LogicalTensor& tensor = manifest_.tensors(wanted.saved_tensor);
     std::unique_ptr<IndexedTensor>& indexed = tensors_[wanted.saved_tensor];
     if (indexed == nullptr) indexed = std::make_unique<IndexedTensor>(tensor);
-    const size_t element_bytes = DTypeSize(tensor.dtype());
+    const size_t element_bytes = ElementSize(FromProto(tensor.dtype()));
     int64_t found = 0;
     indexed->index.ForEachOverlap(wanted.box, [&](size_t shard, const Box& region) {
       found += ElementCount(region.shape);
@@ -135,7 +135,8 @@ class Planner {
       reads.file_index = file_index;
       std::vector<ByteRange> ranges;
       for (const Placement& placement : placements) {
-        const size_t element_bytes = DTypeSize(manifest_.tensors(placement.saved_tensor).dtype());
+        const size_t element_bytes =
+            ElementSize(FromProto(manifest_.tensors(placement.saved_tensor).dtype()));
         RangeCollector(placement, element_bytes, file.chunk_bytes(), ranges).Collect();
       }
       reads.ranges = MergeToChunks(std::move(ranges), file.chunk_bytes(), file.size_bytes());
@@ -171,7 +172,8 @@ ReadNeeds DescribeNeeds(const Manifest& manifest, const LoadPlan& plan, uint64_t
     file_needs.set_file_index(reads.file_index);
     std::vector<ByteRange> whole;
     for (const Placement& placement : reads.placements) {
-      const size_t element_bytes = DTypeSize(manifest.tensors(placement.saved_tensor).dtype());
+      const size_t element_bytes =
+          ElementSize(FromProto(manifest.tensors(placement.saved_tensor).dtype()));
       const uint64_t bytes = ElementCount(placement.region.shape) * element_bytes;
       std::vector<ByteRange> ranges;
       RangeCollector collector(placement, element_bytes, file.chunk_bytes(), ranges);

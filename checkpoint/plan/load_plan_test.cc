@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/test_seed.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/box_index.h"
 #include "gmock/gmock.h"
@@ -22,7 +23,7 @@ Manifest OneTensor(const Shape& shape, uint32_t chunk_bytes, uint64_t file_bytes
   Manifest manifest;
   LogicalTensor& tensor = *manifest.add_tensors();
   tensor.set_name("x");
-  tensor.set_dtype(F32);
+  tensor.set_dtype(ToProto(DType::kF32));
   for (int64_t extent : shape) tensor.add_global_shape(extent);
   DataFile& file = *manifest.add_files();
   file.set_path("data");

@@ -25,8 +25,9 @@ namespace tessera::ckpt {
 namespace {
 
 std::string Describe(const LocalTensor& tensor) {
-  std::string text = absl::StrCat(Role_Name(tensor.role()), " ", DType_Name(tensor.dtype()), " ",
-                                  ShapeToString(GlobalShape(tensor)));
+  std::string text =
+      absl::StrCat(RoleProto_Name(tensor.role()), " ", DTypeProto_Name(tensor.dtype()), " ",
+                   ShapeToString(GlobalShape(tensor)));
   if (tensor.padded_shape_size() > 0) {
     absl::StrAppend(&text, " padded to ",
                     ShapeToString({tensor.padded_shape().begin(), tensor.padded_shape().end()}));
@@ -112,7 +113,10 @@ class Merger {
     const LocalTensor& tensor = description.tensor;
     const auto [at, is_new] = by_name_.try_emplace(tensor.name(), state_.tensors.size());
     if (is_new) {
-      state_.tensors.push_back({d, GlobalShape(tensor), DTypeSize(tensor.dtype()), {}});
+      state_.tensors.push_back({d,
+                                GlobalShape(tensor),
+                                static_cast<size_t>(ElementSize(FromProto(tensor.dtype()))),
+                                {}});
       boxes_.emplace_back();
     }
     const Description& first = state_.descriptions[state_.tensors[at->second].description];

@@ -23,14 +23,14 @@ class Checker {
     name_ = tensor.name;
     if (tensor.name.empty()) Report("a tensor has no name");
     if (!names_.insert(tensor.name).second) Report("described twice");
-    const Role role = ToProto(tensor.role);
-    if (role == ROLE_UNSPECIFIED || !Role_IsValid(role)) {
+    const TensorRole role = tensor.role;
+    if (role == TensorRole::kUnspecified || !RoleProto_IsValid(ToProto(role))) {
       Report(absl::StrCat("unknown role ", static_cast<int>(role)));
     }
     const DType dtype = DTypeOf(tensor);
-    const size_t element_bytes = DTypeSize(dtype);
+    const size_t element_bytes = ElementSize(dtype);
     if (element_bytes == 0) {
-      Report(dtype == DTYPE_UNSPECIFIED
+      Report(dtype == DType::kUnspecified
                  ? std::string("no dtype: neither the tensor nor a shard of it has one")
                  : absl::StrCat("unknown dtype ", static_cast<int>(dtype)));
       return;
@@ -88,8 +88,8 @@ class Checker {
   }
 
   void CheckMemory(const Shard& shard, DType dtype) {
-    const DType in_memory = ToProto(shard.dtype);
-    if (in_memory != DTYPE_UNSPECIFIED && in_memory != dtype) {
+    const DType in_memory = shard.dtype;
+    if (in_memory != DType::kUnspecified && in_memory != dtype) {
       Report(absl::StrCat("box ", ToString(shard.box), " is ", DTypeText(in_memory),
                           " in memory, the tensor is ", DTypeText(dtype)));
     }
@@ -111,7 +111,8 @@ class Checker {
   }
 
   static std::string DTypeText(DType dtype) {
-    return DType_IsValid(dtype) ? DType_Name(dtype) : absl::StrCat(static_cast<int>(dtype));
+    return DTypeProto_IsValid(ToProto(dtype)) ? DTypeProto_Name(ToProto(dtype))
+                                              : absl::StrCat(static_cast<int>(dtype));
   }
 
   void CheckDisjoint(const ShardedTensor& tensor) {
@@ -143,11 +144,11 @@ absl::Status Check(const StateDict& state, bool check_writable) {
 }  // namespace
 
 DType DTypeOf(const ShardedTensor& tensor) {
-  if (tensor.dtype != ElementType::kUnspecified) return ToProto(tensor.dtype);
+  if (tensor.dtype != DType::kUnspecified) return tensor.dtype;
   for (const Shard& shard : tensor.shards) {
-    if (shard.dtype != ElementType::kUnspecified) return ToProto(shard.dtype);
+    if (shard.dtype != DType::kUnspecified) return shard.dtype;
   }
-  return DTYPE_UNSPECIFIED;
+  return DType::kUnspecified;
 }
 
 absl::Status CheckStateDict(const StateDict& state) {
@@ -164,7 +165,7 @@ RankState DescribeState(const StateDict& state) {
     LocalTensor& local = *plan.add_tensors();
     local.set_name(tensor.name);
     local.set_role(ToProto(tensor.role));
-    local.set_dtype(DTypeOf(tensor));
+    local.set_dtype(ToProto(DTypeOf(tensor)));
     local.set_alias_of(tensor.alias_of);
     local.mutable_global_shape()->Add(tensor.global_shape.begin(), tensor.global_shape.end());
     local.mutable_padded_shape()->Add(tensor.padded_shape.begin(), tensor.padded_shape.end());
@@ -182,7 +183,5 @@ RankState DescribeState(const StateDict& state) {
 std::vector<int64_t> ShardStrides(const Shard& shard) {
   return shard.strides.empty() ? ContiguousStrides(shard.box.shape) : shard.strides;
 }
-
-size_t ElementBytes(ElementType dtype) { return DTypeSize(static_cast<DType>(dtype)); }
 
 }  // namespace tessera::ckpt

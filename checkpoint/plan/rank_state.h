@@ -5,14 +5,9 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/plan/state_dict.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt {
-
-// The same in the manifest's enums, and back.
-inline Role ToProto(TensorRole role) { return static_cast<Role>(role); }
-inline DType ToProto(ElementType dtype) { return static_cast<DType>(dtype); }
-inline TensorRole FromProto(Role role) { return static_cast<TensorRole>(role); }
-inline ElementType FromProto(DType dtype) { return static_cast<ElementType>(dtype); }
 
 // A box as ranks send it to each other, and back. Precondition: `proto` is empty.
 inline void ToProto(const Box& box, BoxProto& proto) {
@@ -26,7 +21,7 @@ inline Box FromProto(const BoxProto& proto) {
 }
 
 // The dtype that a tensor names or, where it names none, the dtype of its first shard that has
-// one. DTYPE_UNSPECIFIED if no shard has one either.
+// one. DType::kUnspecified if no shard has one either.
 DType DTypeOf(const ShardedTensor& tensor);
 
 // What can be wrong with a state dict by itself: names (empty, twice), unknown roles and dtypes,

@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "base/status_macros.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/plan/least_loaded.h"
@@ -130,7 +131,8 @@ std::vector<PendingFile> GroupIntoFiles(const MergedState& state,
                                         uint64_t max_file_bytes) {
   std::vector<std::vector<const Assignment*>> by_rank_and_kind(ranks * 2);
   for (const Assignment& a : assignments) {
-    const bool optimizer = BelongsToOptimizer(state.DescriptionOf(state.tensors[a.tensor]).role());
+    const bool optimizer =
+        BelongsToOptimizer(FromProto(state.DescriptionOf(state.tensors[a.tensor]).role()));
     by_rank_and_kind[a.rank * 2 + optimizer].push_back(&a);
   }
   std::vector<PendingFile> files;
@@ -159,7 +161,7 @@ absl::StatusOr<std::string> LayOut(size_t items, const TensorOf& tensor_of, cons
     const LocalTensor& tensor = tensor_of(i);
     const Box& box = box_of(i);
     header.entries.push_back(
-        {ShardKey(tensor.name(), GlobalShape(tensor), box), tensor.dtype(), box.shape});
+        {ShardKey(tensor.name(), GlobalShape(tensor), box), FromProto(tensor.dtype()), box.shape});
   }
   return BuildSafetensorsHeader(header);
 }

@@ -22,12 +22,12 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-LocalTensor& Add(RankState& plan, const std::string& name, Role role, DType dtype,
+LocalTensor& Add(RankState& plan, const std::string& name, TensorRole role, DType dtype,
                  const Shape& shape, const std::vector<Box>& boxes) {
   LocalTensor& tensor = *plan.add_tensors();
   tensor.set_name(name);
-  tensor.set_role(role);
-  tensor.set_dtype(dtype);
+  tensor.set_role(ToProto(role));
+  tensor.set_dtype(ToProto(dtype));
   for (int64_t extent : shape) tensor.add_global_shape(extent);
   tensor.set_shard_count(boxes.size());
   for (const Box& box : boxes) {
@@ -49,8 +49,8 @@ std::vector<uint64_t> BytesPerRank(const SavePlan& plan) {
     bytes.push_back(0);
     for (const FilePlan& file : rank.files()) {
       for (const WriteItem& item : file.items()) {
-        const DType dtype = plan.manifest.tensors(item.manifest_tensor()).dtype();
-        bytes.back() += ElementCount(ItemBox(item).shape) * DTypeSize(dtype);
+        const DType dtype = FromProto(plan.manifest.tensors(item.manifest_tensor()).dtype());
+        bytes.back() += ElementCount(ItemBox(item).shape) * ElementSize(dtype);
       }
     }
   }
@@ -87,10 +87,11 @@ void ExpectSound(const std::vector<RankState>& ranks, SavePlan plan) {
 
 TEST(SavePlanTest, WhatOneRankAloneHoldsCountsInTheBalance) {
   std::vector<RankState> ranks(2);
-  Add(ranks[0], "own", WEIGHT, F32, {300}, {WholeBox({300})});
+  Add(ranks[0], "own", TensorRole::kWeight, DType::kF32, {300}, {WholeBox({300})});
   for (RankState& rank : ranks) {
     for (int i = 0; i < 5; ++i) {
-      Add(rank, absl::StrCat("shared.", i), WEIGHT, F32, {100}, {WholeBox({100})});
+      Add(rank, absl::StrCat("shared.", i), TensorRole::kWeight, DType::kF32, {100},
+          {WholeBox({100})});
     }
   }
   const auto plan = Plan(ranks, {});
@@ -102,10 +103,12 @@ TEST(SavePlanTest, WhatOneRankAloneHoldsCountsInTheBalance) {
 TEST(SavePlanTest, FilesByKindAndSize) {
   std::vector<RankState> ranks(2);
   for (int r = 0; r < 2; ++r) {
-    Add(ranks[r], "w", WEIGHT, BF16, {8, 100}, {{{4 * r, 0}, {4, 100}}});
-    Add(ranks[r], "buffer", BUFFER, U8, {2, 3}, {{{r, 0}, {1, 3}}});
-    Add(ranks[r], "m", OPTIMIZER_STATE, F32, {8, 100}, {{{4 * r, 0}, {4, 100}}});
-    Add(ranks[r], "master", MASTER_WEIGHT, F32, {8, 100}, {{{4 * r, 0}, {4, 100}}});
+    Add(ranks[r], "w", TensorRole::kWeight, DType::kBF16, {8, 100}, {{{4 * r, 0}, {4, 100}}});
+    Add(ranks[r], "buffer", TensorRole::kBuffer, DType::kU8, {2, 3}, {{{r, 0}, {1, 3}}});
+    Add(ranks[r], "m", TensorRole::kOptimizerState, DType::kF32, {8, 100},
+        {{{4 * r, 0}, {4, 100}}});
+    Add(ranks[r], "master", TensorRole::kMasterWeight, DType::kF32, {8, 100},
+        {{{4 * r, 0}, {4, 100}}});
   }
   auto plan = Plan(ranks, {});
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -127,13 +130,13 @@ TEST(SavePlanTest, FilesByKindAndSize) {
 
 TEST(SavePlanTest, RefusalsNameTensorRankAndBox) {
   std::vector<RankState> ranks(2);
-  Add(ranks[0], "gap", WEIGHT, F32, {4, 4}, {{{0, 0}, {2, 4}}});
-  Add(ranks[1], "gap", WEIGHT, F32, {4, 4}, {{{2, 0}, {1, 4}}});
-  Add(ranks[0], "dtype", WEIGHT, F32, {4}, {WholeBox({4})});
-  Add(ranks[1], "dtype", WEIGHT, BF16, {4}, {});
-  Add(ranks[0], "outside", WEIGHT, F32, {4}, {{{2}, {3}}});
-  Add(ranks[0], "nowhere", WEIGHT, F32, {4}, {});
-  Add(ranks[1], "alias", WEIGHT, F32, {4}, {}).set_alias_of("missing");
+  Add(ranks[0], "gap", TensorRole::kWeight, DType::kF32, {4, 4}, {{{0, 0}, {2, 4}}});
+  Add(ranks[1], "gap", TensorRole::kWeight, DType::kF32, {4, 4}, {{{2, 0}, {1, 4}}});
+  Add(ranks[0], "dtype", TensorRole::kWeight, DType::kF32, {4}, {WholeBox({4})});
+  Add(ranks[1], "dtype", TensorRole::kWeight, DType::kBF16, {4}, {});
+  Add(ranks[0], "outside", TensorRole::kWeight, DType::kF32, {4}, {{{2}, {3}}});
+  Add(ranks[0], "nowhere", TensorRole::kWeight, DType::kF32, {4}, {});
+  Add(ranks[1], "alias", TensorRole::kWeight, DType::kF32, {4}, {}).set_alias_of("missing");
   const absl::Status status = Plan(ranks, {}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_THAT(
@@ -146,7 +149,7 @@ TEST(SavePlanTest, RefusalsNameTensorRankAndBox) {
 
 TEST(SavePlanTest, NothingToSave) {
   std::vector<RankState> ranks(3);
-  Add(ranks[1], "empty", WEIGHT, F32, {0, 3}, {{{0, 0}, {0, 3}}});
+  Add(ranks[1], "empty", TensorRole::kWeight, DType::kF32, {0, 3}, {{{0, 0}, {0, 3}}});
   const auto plan = Plan(ranks, {});
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->manifest.tensors_size(), 1);
@@ -164,11 +167,15 @@ TEST(SavePlanTest, BalancedOverAnyNumberOfReplicas) {
     SCOPED_TRACE(dp);
     std::vector<RankState> ranks(dp);
     for (RankState& rank : ranks) {
-      Add(rank, "embedding", WEIGHT, BF16, {32000, 512}, {WholeBox({32000, 512})});
-      Add(rank, "few.rows", WEIGHT, F32, {2, 3000000}, {WholeBox({2, 3000000})});
-      Add(rank, "one.row", WEIGHT, F32, {1, 1, 5000000}, {WholeBox({1, 1, 5000000})});
+      Add(rank, "embedding", TensorRole::kWeight, DType::kBF16, {32000, 512},
+          {WholeBox({32000, 512})});
+      Add(rank, "few.rows", TensorRole::kWeight, DType::kF32, {2, 3000000},
+          {WholeBox({2, 3000000})});
+      Add(rank, "one.row", TensorRole::kWeight, DType::kF32, {1, 1, 5000000},
+          {WholeBox({1, 1, 5000000})});
       for (int i = 0; i < 20; ++i) {
-        Add(rank, absl::StrCat("small.", i), WEIGHT, F32, {100 + i}, {WholeBox({100 + i})});
+        Add(rank, absl::StrCat("small.", i), TensorRole::kWeight, DType::kF32, {100 + i},
+            {WholeBox({100 + i})});
       }
     }
     SavePlanOptions options;
@@ -185,9 +192,10 @@ TEST(SavePlanTest, BalancedOverGroupsThatShareRanks) {
   std::vector<RankState> ranks(8);
   for (int r = 0; r < 8; ++r) {
     for (int layer = 0; layer < 10; ++layer) {
-      Add(ranks[r], absl::StrCat("w.", layer), WEIGHT, F32, {512, 512},
+      Add(ranks[r], absl::StrCat("w.", layer), TensorRole::kWeight, DType::kF32, {512, 512},
           {{{256 * (r % 2), 0}, {256, 512}}});
-      Add(ranks[r], absl::StrCat("norm.", layer), WEIGHT, F32, {512}, {WholeBox({512})});
+      Add(ranks[r], absl::StrCat("norm.", layer), TensorRole::kWeight, DType::kF32, {512},
+          {WholeBox({512})});
     }
   }
   const auto plan = Plan(ranks, {});
@@ -198,7 +206,7 @@ TEST(SavePlanTest, BalancedOverGroupsThatShareRanks) {
 
 TEST(SavePlanTest, DescriptionsThatCannotBeReadAreNamed) {
   RankState rank;
-  Add(rank, "w", WEIGHT, F32, {4}, {WholeBox({4})});
+  Add(rank, "w", TensorRole::kWeight, DType::kF32, {4}, {WholeBox({4})});
   const std::string good = rank.SerializeAsString();
   rank.mutable_tensors(0)->add_shard_offset(1);  // a column longer than the other
   for (const std::string& bad :
@@ -225,7 +233,8 @@ TEST(SavePlanTest, RandomHoldingsAgainstEachElement) {
       const int64_t size = ElementCount(shape);
       const int64_t begin = random() % 3 == 0 ? 0 : random() % size;
       const int64_t end = random() % 3 == 0 ? size : begin + random() % (size - begin + 1);
-      Add(ranks[r], "t", WEIGHT, BF16, shape, FlatRangeToBoxes(WholeBox(shape), begin, end));
+      Add(ranks[r], "t", TensorRole::kWeight, DType::kBF16, shape,
+          FlatRangeToBoxes(WholeBox(shape), begin, end));
       for (int64_t e = begin; e < end; ++e) holders[e].push_back(static_cast<int>(r));
     }
     const bool covered = std::ranges::none_of(holders, [](const auto& h) { return h.empty(); });
@@ -284,7 +293,7 @@ TEST(SavePlanTest, RandomZeroShardings) {
         }
         const int64_t size = ElementCount(local.shape);
         const int64_t begin = size * (r / tp) / dp, end = size * (r / tp + 1) / dp;
-        Add(ranks[r], absl::StrCat("t", t), MASTER_WEIGHT, F32, shape,
+        Add(ranks[r], absl::StrCat("t", t), TensorRole::kMasterWeight, DType::kF32, shape,
             FlatRangeToBoxes(local, begin, end));
       }
     }

@@ -239,9 +239,9 @@ class ReadAssigner {
   void SendRankSet(uint32_t rank, uint32_t set) {
     if (!sets_sent_[rank].insert(set).second) return;
     ReadShare share;
-    RankSet& told = *share.add_rank_sets();
-    told.set_id(set);
-    told.mutable_rank()->Add(rank_sets_[set].begin(), rank_sets_[set].end());
+    RankSet& reply = *share.add_rank_sets();
+    reply.set_id(set);
+    reply.mutable_rank()->Add(rank_sets_[set].begin(), rank_sets_[set].end());
     answers_[rank] += share.SerializeAsString();
   }
 

@@ -229,12 +229,12 @@ class Rewriter {
         plan_.save.manifest.tensors(static_cast<int>(item.manifest_tensor()));
     const Shape shape = GlobalShape(tensor);
     const Box box = ItemBox(item);
-    const int64_t size = DTypeSize(tensor.dtype());
+    const int64_t size = ElementSize(FromProto(tensor.dtype()));
     return {{item.file_offset(), item.file_offset() + ElementCount(box.shape) * size,
              item.manifest_tensor(), size,
              BoxRuns(box, box, std::vector<int64_t>(shape.size(), 0), ContiguousStrides(shape))},
             saved_tensor_[item.manifest_tensor()],
-            tensor.dtype(),
+            FromProto(tensor.dtype()),
             box};
   }
 

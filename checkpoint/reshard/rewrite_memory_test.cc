@@ -104,7 +104,8 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
   SingleProcessGroup group;
   {
     LocalState state;
-    state.Add(RandomTensor("w", WEIGHT, F32, shape, random), {WholeBox(shape)}, true);
+    state.Add(RandomTensor("w", TensorRole::kWeight, DType::kF32, shape, random), {WholeBox(shape)},
+              true);
     ASSERT_TRUE(SaveNow(**storage,
                         {.step = metadata.trainer().step(), .metadata = ToMetadata(metadata)},
                         state.dict, {.group = &group}, {.root = "from"})
@@ -116,7 +117,7 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
     StateDict state;
     ShardedTensor& tensor = state.tensors.emplace_back();
     tensor.name = "w";
-    tensor.dtype = ElementType::kF32;
+    tensor.dtype = DType::kF32;
     tensor.global_shape = shape;
     tensor.shards.push_back({{{0, 1024 * r}, {3000, 1024}}, nullptr, {}});
     ranks.push_back(DescribeState(state).SerializeAsString());

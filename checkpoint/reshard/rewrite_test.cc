@@ -12,6 +12,7 @@
 #include "base/test_seed.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_state.h"
@@ -41,15 +42,17 @@ class RewriteTest : public testing::Test {
     for (int t = 0; t < count; ++t) {
       Shape shape(random_() % 4);
       for (int64_t& extent : shape) extent = static_cast<int64_t>(random_() % max_extent);
-      const DType dtype = std::vector<DType>{F32, BF16, U8, F64}[random_() % 4];
-      const Role role = random_() % 2 == 0 ? WEIGHT : OPTIMIZER_STATE;
+      const DType dtype =
+          std::vector<DType>{DType::kF32, DType::kBF16, DType::kU8, DType::kF64}[random_() % 4];
+      const TensorRole role =
+          random_() % 2 == 0 ? TensorRole::kWeight : TensorRole::kOptimizerState;
       tensors_.push_back(RandomTensor("t" + std::to_string(t), role, dtype, shape, random_));
       state.Add(tensors_.back(), RandomCut(shape, 1 + random_() % 5, random_), true);
     }
     ShardedTensor alias;
     alias.name = "alias";
-    alias.role = FromProto(tensors_[0].role);
-    alias.dtype = FromProto(tensors_[0].dtype);
+    alias.role = tensors_[0].role;
+    alias.dtype = tensors_[0].dtype;
     alias.global_shape = tensors_[0].shape;
     alias.alias_of = "t0";
     state.dict.tensors.push_back(alias);
@@ -78,8 +81,8 @@ class RewriteTest : public testing::Test {
     for (LocalState& state : states) {
       ShardedTensor alias;
       alias.name = "alias";
-      alias.role = FromProto(tensors_[0].role);
-      alias.dtype = FromProto(tensors_[0].dtype);
+      alias.role = tensors_[0].role;
+      alias.dtype = tensors_[0].dtype;
       alias.global_shape = tensors_[0].shape;
       alias.alias_of = "t0";
       state.dict.tensors.push_back(alias);

@@ -8,9 +8,9 @@
 #include "base/status_macros.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/elements/strided.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/save_plan.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt {
 
@@ -19,7 +19,7 @@ FileContents::Source FileContents::MakeSource(const WriteItem& item, const State
   const ShardedTensor& tensor = state.tensors[item.local_tensor()];
   const Shard& shard = tensor.shards[item.local_shard()];
   const Box box = ItemBox(item);
-  const size_t element_bytes = DTypeSize(DTypeOf(tensor));
+  const size_t element_bytes = ElementSize(DTypeOf(tensor));
   const std::vector<int64_t> origin(tensor.global_shape.size(), 0);
   return {item.file_offset(),
           item.file_offset() + ElementCount(box.shape) * element_bytes,

@@ -81,9 +81,9 @@ class SaveAgreement {
  private:
   absl::StatusOr<SaveVerdict> Round(const absl::StatusOr<std::string>& mine,
                                     const CombineEach& combine) {
-    TESSERA_ASSIGN_OR_RETURN(const std::string told, AgreeEach(group_, mine, combine, deadline_));
+    TESSERA_ASSIGN_OR_RETURN(const std::string reply, AgreeEach(group_, mine, combine, deadline_));
     SaveVerdict verdict;
-    if (!verdict.ParseFromString(told)) return Unreadable(0, "an answer");
+    if (!verdict.ParseFromString(reply)) return Unreadable(0, "an answer");
     return verdict;
   }
 

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -23,8 +24,8 @@ RankState Describe(int rank) {
   for (const char* name : {"a", "b"}) {
     LocalTensor& tensor = *plan.add_tensors();
     tensor.set_name(name);
-    tensor.set_role(WEIGHT);
-    tensor.set_dtype(F32);
+    tensor.set_role(ToProto(TensorRole::kWeight));
+    tensor.set_dtype(ToProto(DType::kF32));
     tensor.add_global_shape(8);
     tensor.add_global_shape(6);
     tensor.set_shard_count(1);
@@ -33,8 +34,8 @@ RankState Describe(int rank) {
   }
   LocalTensor& shared = *plan.add_tensors();
   shared.set_name("shared");
-  shared.set_role(BUFFER);
-  shared.set_dtype(F32);
+  shared.set_role(ToProto(TensorRole::kBuffer));
+  shared.set_dtype(ToProto(DType::kF32));
   shared.set_shard_count(1);
   return plan;
 }
@@ -132,11 +133,11 @@ TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
       {"name", [](Round& r, int k) { r.plans[k].mutable_tensors(2)->set_name("other"); }},
       {"role",
        [](Round& r, int) {
-         for (auto& p : r.plans) p.mutable_tensors(2)->set_role(WEIGHT);
+         for (auto& p : r.plans) p.mutable_tensors(2)->set_role(ToProto(TensorRole::kWeight));
        }},
       {"dtype",
        [](Round& r, int) {
-         for (auto& p : r.plans) p.mutable_tensors(2)->set_dtype(BF16);
+         for (auto& p : r.plans) p.mutable_tensors(2)->set_dtype(ToProto(DType::kBF16));
        }},
       {"shape",
        [](Round& r, int k) {
@@ -214,8 +215,8 @@ TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
 
 TEST_F(SaveAgreementTest, WhatOneRankAloneSaysDifferentlyIsNoticed) {
   const std::vector<std::pair<const char*, std::function<void(LocalTensor&)>>> changes = {
-      {"role", [](LocalTensor& t) { t.set_role(WEIGHT); }},
-      {"dtype", [](LocalTensor& t) { t.set_dtype(BF16); }},
+      {"role", [](LocalTensor& t) { t.set_role(ToProto(TensorRole::kWeight)); }},
+      {"dtype", [](LocalTensor& t) { t.set_dtype(ToProto(DType::kBF16)); }},
       {"shape",
        [](LocalTensor& t) {
          t.add_global_shape(1);

@@ -244,7 +244,7 @@ absl::Status Scanner::CheckChunk(const FilePiece& chunk, std::span<std::byte> da
 std::optional<Damage> FindCutElements(const Manifest& manifest, uint32_t file_index,
                                       uint64_t shard_begin, const LogicalTensor& tensor) {
   const DataFile& file = manifest.files(static_cast<int>(file_index));
-  const size_t size = DTypeSize(tensor.dtype());
+  const size_t size = ElementSize(FromProto(tensor.dtype()));
   if (shard_begin % size == 0 && file.chunk_bytes() % size == 0) return std::nullopt;
   return Damage{file.path(), shard_begin, tensor.name(),
                 absl::StrCat("elements of ", size, " bytes are not aligned, or checksum chunks of ",
@@ -271,7 +271,7 @@ TensorDigests::TensorDigests(const Manifest& manifest, const FileMap& map, int w
       }
       const Shape shape = GlobalShape(tensor);
       boxes_[f].push_back(
-          {extent.begin, extent.end, extent.tensor, static_cast<int64_t>(DTypeSize(tensor.dtype())),
+          {extent.begin, extent.end, extent.tensor, ElementSize(FromProto(tensor.dtype())),
            BoxRuns(box, box, std::vector<int64_t>(shape.size(), 0), ContiguousStrides(shape))});
     }
   }

@@ -11,6 +11,7 @@
 #include "base/crc32c.h"
 #include "checkpoint/directory/damaged_parts.h"
 #include "checkpoint/format/digest.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "gmock/gmock.h"
@@ -30,7 +31,7 @@ class ScanTest : public testing::Test {
     EXPECT_TRUE(storage_.MakeDirectory("c").ok());
     LogicalTensor& tensor = *manifest_.add_tensors();
     tensor.set_name("w");
-    tensor.set_dtype(F32);
+    tensor.set_dtype(ToProto(DType::kF32));
     tensor.add_global_shape(250);
     int64_t element = 0;
     for (const int64_t count : {150, 100}) {

@@ -17,8 +17,8 @@ namespace {
 constexpr int64_t kRows = 6, kColumns = 8;
 constexpr char kId[] = "id";
 
-ckpt::Box Slice(int dim, int rank, int ranks) {
-  ckpt::Box box = {.global_offset = {0, 0}, .shape = {kRows, kColumns}};
+Box Slice(int dim, int rank, int ranks) {
+  Box box = {.global_offset = {0, 0}, .shape = {kRows, kColumns}};
   const int64_t size = box.shape[dim];
   box.global_offset[dim] = size * rank / ranks;
   box.shape[dim] = size * (rank + 1) / ranks - box.global_offset[dim];
@@ -63,8 +63,7 @@ Content::Content(int rank, int ranks) {
   }
 }
 
-void Content::Add(std::string name, ckpt::TensorRole role, const ckpt::Shape& shape,
-                  ckpt::Box box) {
+void Content::Add(std::string name, ckpt::TensorRole role, const Shape& shape, Box box) {
   int64_t elements = 1;
   for (const int64_t size : box.shape) elements *= size;
   parts_.push_back({std::move(box), std::vector<float>(elements)});
@@ -78,7 +77,7 @@ template <typename Function>
 void Content::ForEach(int64_t id, Function function) {
   for (size_t t = 0; t < parts_.size(); ++t) {
     Part& part = parts_[t];
-    const ckpt::Box& box = part.box;
+    const Box& box = part.box;
     const int64_t columns = box.shape.back();
     for (size_t i = 0; i < part.memory.size(); ++i) {
       const int64_t row = box.shape.size() == 1 ? 0 : box.global_offset[0] + int64_t(i) / columns;

@@ -22,10 +22,10 @@ class Content {
 
  private:
   struct Part {
-    ckpt::Box box;
+    Box box;
     std::vector<float> memory;
   };
-  void Add(std::string name, ckpt::TensorRole role, const ckpt::Shape& shape, ckpt::Box box);
+  void Add(std::string name, ckpt::TensorRole role, const Shape& shape, Box box);
   template <typename Function>
   void ForEach(int64_t id, Function function);
 

@@ -76,8 +76,9 @@ class AsyncSaverTest : public testing::Test {
   std::vector<WholeTensor> Tensors(int count) {
     std::vector<WholeTensor> tensors;
     for (int t = 0; t < count; ++t) {
-      tensors.push_back(RandomTensor(absl::StrCat("t", t), t % 2 ? OPTIMIZER_STATE : WEIGHT, F32,
-                                     {128, 128}, random_));
+      tensors.push_back(RandomTensor(absl::StrCat("t", t),
+                                     t % 2 ? TensorRole::kOptimizerState : TensorRole::kWeight,
+                                     DType::kF32, {128, 128}, random_));
     }
     return tensors;
   }
@@ -97,7 +98,7 @@ class AsyncSaverTest : public testing::Test {
   static void Overwrite(AsyncSaver& saver, const StateDict& state) {
     for (const ShardedTensor& tensor : state.tensors) {
       for (const Shard& shard : tensor.shards) {
-        const size_t size = ElementCount(shard.box.shape) * ElementBytes(tensor.dtype);
+        const size_t size = ElementCount(shard.box.shape) * ElementSize(tensor.dtype);
         saver.WaitUntilCopied(shard.data, size);
         std::memset(shard.data, 0xEE, size);
       }
@@ -161,7 +162,7 @@ TEST_F(AsyncSaverTest, WhatIsOverwrittenAfterTheWaitIsNotSaved) {
 TEST_F(AsyncSaverTest, SeveralThreadsWaitForRangesOfAnyKind) {
   for (int round = 0; round < 20; ++round) {
     std::vector<WholeTensor> tensors = Tensors(3);
-    tensors.push_back(RandomTensor("odd", BUFFER, U8, {7, 333, 5}, random_));
+    tensors.push_back(RandomTensor("odd", TensorRole::kBuffer, DType::kU8, {7, 333, 5}, random_));
     LocalState state;
     for (const WholeTensor& tensor : tensors) {
       state.Add(tensor, RandomCut(tensor.shape, 4, random_), true, &random_);
@@ -419,8 +420,8 @@ TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
   Gate gate;
   faulty_.FailWhere([&](const Operation& o) { return gate.Pass(o); }, absl::OkStatus());
   const std::vector<WholeTensor> tensors = {
-      RandomTensor("w", WEIGHT, F32, {1536, 1024}, random_),
-      RandomTensor("m", OPTIMIZER_STATE, BF16, {8192, 1024}, random_)};
+      RandomTensor("w", TensorRole::kWeight, DType::kF32, {1536, 1024}, random_),
+      RandomTensor("m", TensorRole::kOptimizerState, DType::kBF16, {8192, 1024}, random_)};
   AsyncSaveOptions options;
   options.save.io_threads = 1;  // copies at most two pieces of 4 MiB ahead of the disk
   LocalState state = StateOf(tensors);

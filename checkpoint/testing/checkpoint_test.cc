@@ -21,6 +21,7 @@
 #include "checkpoint/collective/process_group.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/save/run_save.h"
@@ -43,12 +44,12 @@ std::string Message(const absl::Status& status) { return std::string(status.mess
 
 // A caller's values of one tensor.
 template <typename T>
-ShardedTensor Tensor(std::string name, Role role, DType dtype, std::vector<T>& values,
+ShardedTensor Tensor(std::string name, TensorRole role, DType dtype, std::vector<T>& values,
                      const Shape& shape) {
   ShardedTensor tensor;
   tensor.name = std::move(name);
-  tensor.role = FromProto(role);
-  tensor.dtype = FromProto(dtype);
+  tensor.role = role;
+  tensor.dtype = dtype;
   tensor.global_shape = shape;
   tensor.shards = {{WholeBox(shape), values.data(), {}}};
   return tensor;
@@ -82,7 +83,7 @@ TEST_F(CheckpointTest, StepsSortAsNumbers) {
   std::vector<float> values = {1};
   for (const int64_t step :
        {int64_t{1000000}, int64_t{999999}, int64_t{100000000}, int64_t{7}, int64_t{99999999}}) {
-    MustSave({{Tensor("x", WEIGHT, F32, values, {1})}}, step);
+    MustSave({{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}}, step);
   }
   EXPECT_EQ(StepDirectoryName(42), "step-00000042");
   const auto list = CheckpointFolder(storage_).List();
@@ -111,7 +112,7 @@ TEST_F(CheckpointTest, ListIgnoresWhatIsNoCheckpoint) {
 
 TEST_F(CheckpointTest, MissingCheckpointListsWhatIsThere) {
   std::vector<float> values = {1};
-  StateDict state = {{Tensor("x", WEIGHT, F32, values, {1})}};
+  StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}};
   MustSave(state, 5);
   const absl::Status status = LoadCheckpoint(storage_, "step-00000006", state).status();
   EXPECT_TRUE(absl::IsNotFound(status));
@@ -120,9 +121,9 @@ TEST_F(CheckpointTest, MissingCheckpointListsWhatIsThere) {
 
 TEST_F(CheckpointTest, CommittedCheckpointIsNeverOverwritten) {
   std::vector<float> values = {1};
-  MustSave({{Tensor("x", WEIGHT, F32, values, {1})}});
+  MustSave({{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}});
   values[0] = 2;
-  StateDict state = {{Tensor("x", WEIGHT, F32, values, {1})}};
+  StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}};
   EXPECT_TRUE(absl::IsAlreadyExists(TrySave(state)));
   ASSERT_TRUE(LoadCheckpoint(storage_, StepDirectoryName(1), state).ok());
   EXPECT_EQ(values[0], 1);
@@ -130,7 +131,7 @@ TEST_F(CheckpointTest, CommittedCheckpointIsNeverOverwritten) {
 
 TEST_F(CheckpointTest, BadRequestsAreNamedBeforeAnythingIsWritten) {
   std::vector<float> values(8);
-  const ShardedTensor good = Tensor("good", WEIGHT, F32, values, {2, 4});
+  const ShardedTensor good = Tensor("good", TensorRole::kWeight, DType::kF32, values, {2, 4});
   const auto expect = [&](const StateDict& state, const Manifest& metadata,
                           const SaveOptions& options, const std::string& part) {
     const absl::Status status = TrySave(state, metadata, options);
@@ -154,7 +155,7 @@ TEST_F(CheckpointTest, BadRequestsAreNamedBeforeAnythingIsWritten) {
   expect({{good, good}}, AtStep(1), {}, "good");
   ShardedTensor bad = good;
   bad.name = "bad";
-  bad.dtype = static_cast<ElementType>(99);
+  bad.dtype = static_cast<DType>(99);
   expect({{bad}}, AtStep(1), {}, "dtype");
   bad = good;
   bad.name = "bad";
@@ -171,7 +172,7 @@ TEST_F(CheckpointTest, BadRequestsAreNamedBeforeAnythingIsWritten) {
   ShardedTensor alias;
   alias.name = "alias";
   alias.role = TensorRole::kWeight;
-  alias.dtype = ElementType::kF32;
+  alias.dtype = DType::kF32;
   alias.global_shape = {2, 4};
   alias.alias_of = "not there";
   expect({{good, alias}}, AtStep(1), {}, "not there");
@@ -181,12 +182,15 @@ TEST_F(CheckpointTest, BadRequestsAreNamedBeforeAnythingIsWritten) {
 TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   std::vector<float> a(6, 1), b(4, 2), c(2, 3);
   std::vector<int32_t> n(3, 4);
-  MustSave({{Tensor("a", WEIGHT, F32, a, {2, 3}), Tensor("b", WEIGHT, F32, b, {4}),
-             Tensor("n", BUFFER, I32, n, {3}), Tensor("left.over", WEIGHT, F32, c, {2})}});
+  MustSave({{Tensor("a", TensorRole::kWeight, DType::kF32, a, {2, 3}),
+             Tensor("b", TensorRole::kWeight, DType::kF32, b, {4}),
+             Tensor("n", TensorRole::kBuffer, DType::kI32, n, {3}),
+             Tensor("left.over", TensorRole::kWeight, DType::kF32, c, {2})}});
   std::vector<float> new_a(6, -1), new_b(4, -1), new_c(2, -1), new_n(3, -1);
-  StateDict state = {{Tensor("a", WEIGHT, F32, new_a, {3, 2}), Tensor("b", BUFFER, F32, new_b, {4}),
-                      Tensor("n", BUFFER, F32, new_n, {3}),
-                      Tensor("wanted", WEIGHT, F32, new_c, {2})}};
+  StateDict state = {{Tensor("a", TensorRole::kWeight, DType::kF32, new_a, {3, 2}),
+                      Tensor("b", TensorRole::kBuffer, DType::kF32, new_b, {4}),
+                      Tensor("n", TensorRole::kBuffer, DType::kF32, new_n, {3}),
+                      Tensor("wanted", TensorRole::kWeight, DType::kF32, new_c, {2})}};
   const absl::Status status = LoadCheckpoint(storage_, StepDirectoryName(1), state).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
   EXPECT_THAT(Message(status), AllOf(HasSubstr("5 mismatches"),
@@ -201,7 +205,8 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   // From the hundreds of names of another model, as many as are useful.
   StateDict other;
   for (int i = 0; i < 150; ++i) {
-    other.tensors.push_back(Tensor("other." + std::to_string(i), WEIGHT, F32, new_a, {6}));
+    other.tensors.push_back(
+        Tensor("other." + std::to_string(i), TensorRole::kWeight, DType::kF32, new_a, {6}));
   }
   const absl::Status many = LoadCheckpoint(storage_, StepDirectoryName(1), other).status();
   EXPECT_THAT(Message(many), AllOf(HasSubstr("154 mismatches"), HasSubstr("other.9: wanted, not"),
@@ -209,8 +214,8 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
 
   LoadOptions lenient;
   lenient.allow_missing = lenient.allow_unexpected = true;
-  StateDict some = {
-      {Tensor("b", WEIGHT, F32, new_b, {4}), Tensor("wanted", WEIGHT, F32, new_c, {2})}};
+  StateDict some = {{Tensor("b", TensorRole::kWeight, DType::kF32, new_b, {4}),
+                     Tensor("wanted", TensorRole::kWeight, DType::kF32, new_c, {2})}};
   const auto report = LoadCheckpoint(storage_, StepDirectoryName(1), some, lenient);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_THAT(report->missing, ElementsAre("wanted"));
@@ -221,7 +226,7 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
 
 TEST_F(CheckpointTest, UncoveredTensorInAManifestIsAMismatch) {
   std::vector<float> a(6, 1);
-  StateDict state = {{Tensor("a", WEIGHT, F32, a, {2, 3})}};
+  StateDict state = {{Tensor("a", TensorRole::kWeight, DType::kF32, a, {2, 3})}};
   const std::string directory = MustSave(state);
   Manifest manifest = *ReadManifest(storage_, directory);
   manifest.mutable_tensors(0)->mutable_shards()->set_shape(0, 1);  // one row of two
@@ -233,7 +238,7 @@ TEST_F(CheckpointTest, UncoveredTensorInAManifestIsAMismatch) {
 
 TEST_F(CheckpointTest, ADirectoryNamedForAnotherStepIsDamaged) {
   std::vector<float> a(6, 1);
-  StateDict state = {{Tensor("a", WEIGHT, F32, a, {2, 3})}};
+  StateDict state = {{Tensor("a", TensorRole::kWeight, DType::kF32, a, {2, 3})}};
   const std::string directory = MustSave(state, 7);
   Manifest manifest = *ReadManifest(storage_, directory);
   manifest.mutable_trainer()->set_step(9);
@@ -248,7 +253,7 @@ TEST_F(CheckpointTest, ADirectoryNamedForAnotherStepIsDamaged) {
 
 TEST_F(CheckpointTest, AMessageNamesTheManifestOnce) {
   std::vector<float> a(6, 1);
-  StateDict state = {{Tensor("a", WEIGHT, F32, a, {2, 3})}};
+  StateDict state = {{Tensor("a", TensorRole::kWeight, DType::kF32, a, {2, 3})}};
   const std::string directory = MustSave(state);
   ASSERT_TRUE(WriteAll(storage_, directory + "/manifest.pb", "TESSERA").ok());
   const std::string message = Message(ReadManifest(storage_, directory).status());
@@ -264,12 +269,14 @@ TEST_F(CheckpointTest, WeightsComeFromMasterWeights) {
   parameter.set_parameter("w");
   (*parameter.mutable_states())["master"] = "optimizer.w.master";
   const absl::Status saved =
-      TrySave({{Tensor("optimizer.w.master", MASTER_WEIGHT, F32, master, {4})}}, metadata);
+      TrySave({{Tensor("optimizer.w.master", TensorRole::kMasterWeight, DType::kF32, master, {4})}},
+              metadata);
   ASSERT_TRUE(saved.ok()) << saved;
   std::vector<uint16_t> weights(4, 0xffff);
   std::vector<float> new_master(4);
-  StateDict state = {{Tensor("w", WEIGHT, BF16, weights, {4}),
-                      Tensor("optimizer.w.master", MASTER_WEIGHT, F32, new_master, {4})}};
+  StateDict state = {
+      {Tensor("w", TensorRole::kWeight, DType::kBF16, weights, {4}),
+       Tensor("optimizer.w.master", TensorRole::kMasterWeight, DType::kF32, new_master, {4})}};
   const auto report = LoadCheckpoint(storage_, StepDirectoryName(1), state);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_THAT(report->from_master, ElementsAre("w"));
@@ -290,10 +297,10 @@ TEST_F(CheckpointTest, TiedParametersAreSavedOnce) {
   ShardedTensor head;
   head.name = "lm_head.weight";
   head.role = TensorRole::kWeight;
-  head.dtype = ElementType::kF32;
+  head.dtype = DType::kF32;
   head.global_shape = {4};
   head.alias_of = "wte.weight";
-  StateDict tied = {{head, Tensor("wte.weight", WEIGHT, F32, values, {4})}};
+  StateDict tied = {{head, Tensor("wte.weight", TensorRole::kWeight, DType::kF32, values, {4})}};
   const std::string directory = MustSave(tied);
   values = {0, 0, 0, 0};
   ASSERT_TRUE(LoadCheckpoint(storage_, directory, tied).ok());
@@ -301,8 +308,8 @@ TEST_F(CheckpointTest, TiedParametersAreSavedOnce) {
 
   // Untied in the loading program: both names get the value.
   std::vector<float> own_head(4);
-  StateDict untied = {{Tensor("lm_head.weight", WEIGHT, F32, own_head, {4}),
-                       Tensor("wte.weight", WEIGHT, F32, values, {4})}};
+  StateDict untied = {{Tensor("lm_head.weight", TensorRole::kWeight, DType::kF32, own_head, {4}),
+                       Tensor("wte.weight", TensorRole::kWeight, DType::kF32, values, {4})}};
   ASSERT_TRUE(LoadCheckpoint(storage_, directory, untied).ok());
   EXPECT_EQ(own_head, values);
 
@@ -318,9 +325,10 @@ TEST_F(CheckpointTest, NanPayloadsScalarsAndEmptyTensorsSurvive) {
   std::vector<float> values(4), scalar = {7}, none;
   std::memcpy(values.data(), bits.data(), 16);
   std::vector<float> one = {-0.0f};
-  StateDict state = {
-      {Tensor("nan", WEIGHT, F32, values, {2, 2}), Tensor("scalar", BUFFER, F32, scalar, {}),
-       Tensor("empty", BUFFER, F32, none, {3, 0}), Tensor("one", BUFFER, F32, one, {1, 1, 1})}};
+  StateDict state = {{Tensor("nan", TensorRole::kWeight, DType::kF32, values, {2, 2}),
+                      Tensor("scalar", TensorRole::kBuffer, DType::kF32, scalar, {}),
+                      Tensor("empty", TensorRole::kBuffer, DType::kF32, none, {3, 0}),
+                      Tensor("one", TensorRole::kBuffer, DType::kF32, one, {1, 1, 1})}};
   const std::string directory = MustSave(state);
   values.assign(4, 0);
   scalar = {0};
@@ -345,7 +353,7 @@ TEST_F(CheckpointTest, OneRankThatFailsFailsAllByName) {
         absl::ResourceExhaustedError("injected"));
     RunRanks(3, [&](ProcessGroup& group) {
       std::vector<float> values = {1, 2};
-      StateDict state = {{Tensor("x", WEIGHT, F32, values, {6})}};
+      StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {6})}};
       state.tensors[0].shards[0].box = {{2 * group.rank()}, {2}};
       SaveOptions options;
       options.deadline = absl::Seconds(20);
@@ -368,7 +376,8 @@ TEST_F(CheckpointTest, ALateRankIsNamed) {
     options.deadline = absl::Milliseconds(50);
     const absl::Status status =
         CheckpointFolder(storage_)
-            .Save(1, {{Tensor("x", WEIGHT, F32, values, {1})}}, On(group, options))
+            .Save(1, {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}},
+                  On(group, options))
             .status();
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
     EXPECT_THAT(Message(status), HasSubstr("1"));
@@ -381,14 +390,16 @@ TEST_F(CheckpointTest, RanksThatDisagreeAreNamed) {
     const Shape shape = group.rank() == 0 ? Shape{4} : Shape{2, 2};
     const absl::Status status =
         CheckpointFolder(storage_)
-            .Save(1, {{Tensor("x", WEIGHT, F32, values, shape)}}, {.group = &group})
+            .Save(1, {{Tensor("x", TensorRole::kWeight, DType::kF32, values, shape)}},
+                  {.group = &group})
             .status();
     EXPECT_TRUE(absl::IsInvalidArgument(status));
     EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor x: rank 0 has WEIGHT F32 [4]"),
                                        HasSubstr("rank 1 has WEIGHT F32 [2,2]")));
     const absl::Status steps =
         CheckpointFolder(storage_)
-            .Save(group.rank(), {{Tensor("x", WEIGHT, F32, values, {4})}}, {.group = &group})
+            .Save(group.rank(), {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {4})}},
+                  {.group = &group})
             .status();
     EXPECT_THAT(Message(steps), HasSubstr("rank 0 saves step 0, rank 1 step 1"));
   });
@@ -397,7 +408,7 @@ TEST_F(CheckpointTest, RanksThatDisagreeAreNamed) {
 
 TEST_F(CheckpointTest, FullDiskLosesNothing) {
   std::vector<float> values(1000, 1);
-  StateDict state = {{Tensor("x", WEIGHT, F32, values, {1000})}};
+  StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1000})}};
   MustSave(state, 1);
   FaultInjectingStorage faulty(storage_);
   faulty.SetDiskBytes(3000);
@@ -412,7 +423,7 @@ TEST_F(CheckpointTest, FullDiskLosesNothing) {
 TEST_F(CheckpointTest, WritesAreOfTheSizeThatTheStoragePrefers) {
   constexpr uint64_t kMiB = uint64_t{1} << 20;
   std::vector<float> values(5 * kMiB, 1);  // 20 MiB and a header
-  const StateDict state = {{Tensor("x", WEIGHT, F32, values, {5 * kMiB})}};
+  const StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {5 * kMiB})}};
   for (const uint64_t preferred : {2 * kMiB, 8 * kMiB}) {
     MemoryStorage storage;
     FaultInjectingStorage recording(storage);
@@ -434,7 +445,9 @@ TEST_F(CheckpointTest, ReadOnlyStorage) {
                    absl::PermissionDeniedError("MakeDirectory step-00000001: read-only"));
   std::vector<float> values = {1};
   const absl::Status status =
-      CheckpointFolder(faulty).Save(1, {{Tensor("x", WEIGHT, F32, values, {1})}}).status();
+      CheckpointFolder(faulty)
+          .Save(1, {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}})
+          .status();
   EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
   EXPECT_THAT(Message(status), HasSubstr("step-00000001"));
 }
@@ -457,7 +470,8 @@ class PosixCheckpointTest : public testing::Test {
 
 TEST_F(PosixCheckpointTest, ACopyElsewhereLoads) {
   std::mt19937_64 random(3);
-  const WholeTensor tensor = RandomTensor("x", WEIGHT, F32, {300, 1001}, random);
+  const WholeTensor tensor =
+      RandomTensor("x", TensorRole::kWeight, DType::kF32, {300, 1001}, random);
   LocalState state;
   state.Add(tensor, {WholeBox(tensor.shape)}, true);
   const auto saved = SaveNow(*storage_, {.step = 3}, state.dict, {}, {.root = "runs/a"});
@@ -487,8 +501,9 @@ TEST_F(PosixCheckpointTest, ReadOnlyFolder) {
     __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
     const __user_cap_data_struct none[2] = {};
     ASSERT_EQ(syscall(SYS_capset, &header, none), 0);
-    status =
-        CheckpointFolder(*storage_).Save(1, {{Tensor("x", WEIGHT, F32, values, {1})}}).status();
+    status = CheckpointFolder(*storage_)
+                 .Save(1, {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}})
+                 .status();
   }).join();
   EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
   EXPECT_THAT(Message(status), HasSubstr(root_));

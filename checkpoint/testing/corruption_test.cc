@@ -34,10 +34,12 @@ class CorruptionTest : public testing::Test {
  protected:
   CorruptionTest() : faulty_(storage_) {
     std::mt19937_64 random(1);
-    tensors_.push_back(RandomTensor("wte.weight", WEIGHT, F32, {6, 4}, random));
-    tensors_.push_back(RandomTensor("h.0.bias", WEIGHT, BF16, {5}, random));
-    tensors_.push_back(RandomTensor("h.0.count", BUFFER, I64, {}, random));
-    tensors_.push_back(RandomTensor("exp_avg.wte.weight", OPTIMIZER_STATE, F32, {6, 4}, random));
+    tensors_.push_back(
+        RandomTensor("wte.weight", TensorRole::kWeight, DType::kF32, {6, 4}, random));
+    tensors_.push_back(RandomTensor("h.0.bias", TensorRole::kWeight, DType::kBF16, {5}, random));
+    tensors_.push_back(RandomTensor("h.0.count", TensorRole::kBuffer, DType::kI64, {}, random));
+    tensors_.push_back(RandomTensor("exp_avg.wte.weight", TensorRole::kOptimizerState, DType::kF32,
+                                    {6, 4}, random));
     LocalState state = State(true);
     SaveOptions options;
     options.checksum_chunk_bytes = 64;
@@ -317,7 +319,7 @@ class ManyFilesTest : public testing::Test {
  protected:
   ManyFilesTest() : faulty_(storage_) {
     std::mt19937_64 random(1);
-    tensor_ = RandomTensor("w", WEIGHT, F32, {2000, 16}, random);
+    tensor_ = RandomTensor("w", TensorRole::kWeight, DType::kF32, {2000, 16}, random);
     std::vector<Box> rows;
     for (int64_t row = 0; row < 2000; ++row) rows.push_back({{row, 0}, {1, 16}});
     state_.Add(tensor_, rows, true);

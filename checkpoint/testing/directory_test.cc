@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 void MustSave(Storage& storage, int64_t step) {
   float value = 1;
   ShardedTensor tensor = {
-      .name = "x", .role = TensorRole::kWeight, .dtype = ElementType::kF32, .global_shape = {1}};
+      .name = "x", .role = TensorRole::kWeight, .dtype = DType::kF32, .global_shape = {1}};
   tensor.shards = {{WholeBox({1}), &value, {}}};
   SingleProcessGroup group;
   const auto report = CheckpointFolder(storage).Save(step, {{tensor}}, {.group = &group});

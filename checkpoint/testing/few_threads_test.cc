@@ -33,9 +33,10 @@ class FewThreadsTest : public testing::TestWithParam<int> {
  protected:
   FewThreadsTest() {
     std::mt19937_64 random(1);
-    tensors_.push_back(RandomTensor("w", WEIGHT, F32, {60, 50}, random));
-    tensors_.push_back(RandomTensor("m", OPTIMIZER_STATE, F32, {60, 50}, random));
-    tensors_.push_back(RandomTensor("alone", WEIGHT, F32, {60, 50}, random));
+    tensors_.push_back(RandomTensor("w", TensorRole::kWeight, DType::kF32, {60, 50}, random));
+    tensors_.push_back(
+        RandomTensor("m", TensorRole::kOptimizerState, DType::kF32, {60, 50}, random));
+    tensors_.push_back(RandomTensor("alone", TensorRole::kWeight, DType::kF32, {60, 50}, random));
     options_.checksum_chunk_bytes = 256;
     LimitThreads(GetParam());
   }

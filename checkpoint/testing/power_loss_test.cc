@@ -102,8 +102,8 @@ class MachineStorage final : public ForwardingStorage {
 std::vector<WholeTensor> Tensors() {
   std::mt19937_64 random(1);
   std::vector<WholeTensor> tensors;
-  tensors.push_back(RandomTensor("w", WEIGHT, F32, {10, 20}, random));
-  tensors.push_back(RandomTensor("m", OPTIMIZER_STATE, F32, {10, 20}, random));
+  tensors.push_back(RandomTensor("w", TensorRole::kWeight, DType::kF32, {10, 20}, random));
+  tensors.push_back(RandomTensor("m", TensorRole::kOptimizerState, DType::kF32, {10, 20}, random));
   return tensors;
 }
 

@@ -22,12 +22,15 @@
 #include "checkpoint/testing/test_state.h"
 #include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt {
 namespace {
 
-constexpr DType kDTypes[] = {F64, F32, BF16, U8, I64, BOOL};
-constexpr Role kRoles[] = {WEIGHT, MASTER_WEIGHT, OPTIMIZER_STATE, BUFFER};
+constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kBF16,
+                             DType::kU8,  DType::kI64, DType::kBool};
+constexpr TensorRole kRoles[] = {TensorRole::kWeight, TensorRole::kMasterWeight,
+                                 TensorRole::kOptimizerState, TensorRole::kBuffer};
 
 std::vector<WholeTensor> RandomTensors(std::mt19937_64& random) {
   std::vector<WholeTensor> tensors;
@@ -83,7 +86,7 @@ std::pair<uint64_t, uint64_t> DigestOf(const std::vector<WholeTensor>& tensors,
                                        const std::string& name) {
   for (const WholeTensor& tensor : tensors) {
     if (tensor.name != name) continue;
-    const size_t size = DTypeSize(tensor.dtype);
+    const size_t size = ElementSize(tensor.dtype);
     const LogicalDigest digest =
         DigestRun(0, tensor.bytes.data(), tensor.bytes.size() / size, size);
     return {digest.lo, digest.hi};

@@ -40,8 +40,8 @@ std::unique_ptr<Storage> MustOpen(const S3Server& server, bool create_root = tru
 
 std::vector<WholeTensor> Tensors(uint64_t seed, int64_t rows) {
   std::mt19937_64 random(seed);
-  return {RandomTensor("weight", WEIGHT, F32, {rows, 1000}, random),
-          RandomTensor("bias", WEIGHT, F32, {7}, random)};
+  return {RandomTensor("weight", TensorRole::kWeight, DType::kF32, {rows, 1000}, random),
+          RandomTensor("bias", TensorRole::kWeight, DType::kF32, {7}, random)};
 }
 
 // A rank's rows of each tensor.

@@ -130,7 +130,7 @@ class SharedLoadTest : public testing::Test {
           if (Wanted(outcome, tensor.name(), {index, Shape(index.size(), 1)})) {
             chunks.insert({tensor.shards().file_index(s), at / kChunkBytes});
           }
-          at += DTypeSize(tensor.dtype());
+          at += ElementSize(FromProto(tensor.dtype()));
         });
       }
     }
@@ -162,8 +162,8 @@ class SharedLoadTest : public testing::Test {
 
 std::vector<WholeTensor> TwoTensors() {
   std::mt19937_64 random(3);
-  return {RandomTensor("w", WEIGHT, F32, {64, 96}, random),
-          RandomTensor("m", OPTIMIZER_STATE, F32, {64, 96}, random)};
+  return {RandomTensor("w", TensorRole::kWeight, DType::kF32, {64, 96}, random),
+          RandomTensor("m", TensorRole::kOptimizerState, DType::kF32, {64, 96}, random)};
 }
 
 TEST_F(SharedLoadTest, ReplicasReadAnEqualPartEach) {
@@ -276,8 +276,8 @@ TEST_F(SharedLoadTest, AReadThatFailsAnywhereHangsNobody) {
 
 TEST_F(SharedLoadTest, PiecesOfManyMessages) {
   std::mt19937_64 random(5);
-  SaveTensors({RandomTensor("w", WEIGHT, F32, {1101, 1000}, random),
-               RandomTensor("b", WEIGHT, BF16, {77}, random)},
+  SaveTensors({RandomTensor("w", TensorRole::kWeight, DType::kF32, {1101, 1000}, random),
+               RandomTensor("b", TensorRole::kWeight, DType::kBF16, {77}, random)},
               kLargeChunkBytes);
   // Some ranks need everything, others columns of it.
   const auto wanted = [](int rank, const WholeTensor& t) {
@@ -307,7 +307,7 @@ TEST_F(SharedLoadTest, RandomWishesOfRandomRanks) {
     std::vector<WholeTensor> tensors;
     for (int t = 0; t < 3; ++t) {
       tensors.push_back(RandomTensor(
-          absl::StrCat("t", t), WEIGHT, t == 0 ? BF16 : F64,
+          absl::StrCat("t", t), TensorRole::kWeight, t == 0 ? DType::kBF16 : DType::kF64,
           {static_cast<int64_t>(2 + random() % 40), static_cast<int64_t>(1 + random() % 80)},
           random));
     }

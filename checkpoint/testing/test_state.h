@@ -43,16 +43,16 @@ inline SaveOptions With(Manifest metadata, SaveOptions options = {},
 
 struct WholeTensor {
   std::string name;
-  Role role = WEIGHT;
-  DType dtype = F32;
+  TensorRole role = TensorRole::kWeight;
+  DType dtype = DType::kF32;
   Shape shape;
   std::string bytes;  // row-major
 };
 
-inline WholeTensor RandomTensor(std::string name, Role role, DType dtype, Shape shape,
+inline WholeTensor RandomTensor(std::string name, TensorRole role, DType dtype, Shape shape,
                                 std::mt19937_64& random) {
   WholeTensor tensor{std::move(name), role, dtype, std::move(shape), {}};
-  tensor.bytes.resize(ElementCount(tensor.shape) * DTypeSize(dtype));
+  tensor.bytes.resize(ElementCount(tensor.shape) * ElementSize(dtype));
   for (char& byte : tensor.bytes) byte = static_cast<char>(random());
   return tensor;
 }
@@ -84,8 +84,8 @@ class LocalState {
            std::mt19937_64* random = nullptr) {
     ShardedTensor tensor;
     tensor.name = whole.name;
-    tensor.role = FromProto(whole.role);
-    tensor.dtype = FromProto(whole.dtype);
+    tensor.role = whole.role;
+    tensor.dtype = whole.dtype;
     tensor.global_shape = whole.shape;
     for (const Box& box : boxes) {
       Shard shard;
@@ -101,7 +101,7 @@ class LocalState {
       } else {
         elements = ElementCount(box.shape);
       }
-      memory_.emplace_back((elements + 1) * DTypeSize(whole.dtype), '\x5a');
+      memory_.emplace_back((elements + 1) * ElementSize(whole.dtype), '\x5a');
       shard.data = memory_.back().data();
       tensor.shards.push_back(shard);
       if (fill) CopyIn(whole, tensor.shards.back());
@@ -112,7 +112,7 @@ class LocalState {
   // True if the elements of the shard equal those of the tensor, bit for bit.
   static bool Holds(const Shard& shard, const WholeTensor& whole) {
     bool equal = true;
-    const size_t size = DTypeSize(whole.dtype);
+    const size_t size = ElementSize(whole.dtype);
     ForEachElement(shard, whole, [&](char* local, size_t at) {
       equal &= std::memcmp(local, whole.bytes.data() + at, size) == 0;
     });
@@ -122,7 +122,7 @@ class LocalState {
  private:
   template <typename Function>
   static void ForEachElement(const Shard& shard, const WholeTensor& whole, Function&& fn) {
-    const size_t size = DTypeSize(whole.dtype);
+    const size_t size = ElementSize(whole.dtype);
     const std::vector<int64_t> global = ContiguousStrides(whole.shape);
     const std::vector<int64_t> local =
         shard.strides.empty() ? ContiguousStrides(shard.box.shape) : shard.strides;
@@ -138,7 +138,7 @@ class LocalState {
 
   static void CopyIn(const WholeTensor& whole, const Shard& shard) {
     ForEachElement(shard, whole, [&](char* local, size_t at) {
-      std::memcpy(local, whole.bytes.data() + at, DTypeSize(whole.dtype));
+      std::memcpy(local, whole.bytes.data() + at, ElementSize(whole.dtype));
     });
   }
 

@@ -17,7 +17,6 @@
 #include "checkpoint/collective/process_group.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/storage/testing/fault_storage.h"
@@ -25,6 +24,7 @@
 #include "checkpoint/testing/test_state.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -48,9 +48,9 @@ class HookedGroup final : public ProcessGroup {
   }
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
                                         absl::Duration deadline) override {
-    auto told = base_.Broadcast(from_rank_0, deadline);
+    auto reply = base_.Broadcast(from_rank_0, deadline);
     hook_();
-    return told;
+    return reply;
   }
   std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
                                             int destination) override {
@@ -69,9 +69,9 @@ class VerifyLoadedTest : public testing::Test {
  protected:
   VerifyLoadedTest() {
     options_.verify_digests = true;
-    tensors_ = {RandomTensor("a", WEIGHT, F32, {12, 10}, random_),
-                RandomTensor("b", OPTIMIZER_STATE, BF16, {6, 5, 4}, random_),
-                RandomTensor("c", BUFFER, I64, {}, random_)};
+    tensors_ = {RandomTensor("a", TensorRole::kWeight, DType::kF32, {12, 10}, random_),
+                RandomTensor("b", TensorRole::kOptimizerState, DType::kBF16, {6, 5, 4}, random_),
+                RandomTensor("c", TensorRole::kBuffer, DType::kI64, {}, random_)};
   }
 
   void SaveTensors() {
@@ -115,11 +115,11 @@ class VerifyLoadedTest : public testing::Test {
       Shard& shard = states[flip.rank].dict.tensors[flip.tensor].shards[flip.shard];
       shard.strides = ContiguousStrides(shard.box.shape);
       for (int64_t& stride : shard.strides) stride *= 2;
-      shard.data =
-          sparse
-              .emplace_back(
-                  2 * ElementCount(shard.box.shape) * DTypeSize(tensors_[flip.tensor].dtype), '\0')
-              .data();
+      shard.data = sparse
+                       .emplace_back(2 * ElementCount(shard.box.shape) *
+                                         ElementSize(tensors_[flip.tensor].dtype),
+                                     '\0')
+                       .data();
     }
     RunRanks(ranks, [&](ProcessGroup& base) {
       std::vector<Flip> mine;
@@ -242,8 +242,10 @@ TEST_F(VerifyLoadedTest, AnyShardingIsVerified) {
     for (int t = 0; t < 4; ++t) {
       Shape shape(random_() % 4);
       for (int64_t& extent : shape) extent = random_() % 7;
-      const DType dtype = std::vector<DType>{F32, BF16, U8, F64}[random_() % 4];
-      tensors_.push_back(RandomTensor("t" + std::to_string(t), WEIGHT, dtype, shape, random_));
+      const DType dtype =
+          std::vector<DType>{DType::kF32, DType::kBF16, DType::kU8, DType::kF64}[random_() % 4];
+      tensors_.push_back(
+          RandomTensor("t" + std::to_string(t), TensorRole::kWeight, dtype, shape, random_));
     }
     storage_.DeleteTree("step-00000001").IgnoreError();
     LocalState source;
@@ -347,7 +349,7 @@ TEST_F(VerifyLoadedTest, BoxesThatOverlapInPart) {
 
 TEST_F(VerifyLoadedTest, WhatCannotBeVerifiedIsSaid) {
   SaveTensors();
-  tensors_[0].dtype = BF16;  // wanted: converted
+  tensors_[0].dtype = DType::kBF16;  // wanted: converted
   tensors_[0].bytes.resize(tensors_[0].bytes.size() / 2);
   const auto part = [](int, const WholeTensor& tensor) {
     Box box = WholeBox(tensor.shape);

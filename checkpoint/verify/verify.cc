@@ -17,6 +17,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/digest.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/scan/scan.h"
@@ -110,11 +111,12 @@ class Verifier {
             absl::StrCat("nothing at offset ", extent.begin, ", expected ", key));
       }
       const SafetensorsEntry& entry = *at->second;
-      if (entry.key != key || entry.dtype != tensor.dtype() || entry.shape != box.shape) {
-        return absl::DataLossError(
-            absl::StrCat("at offset ", extent.begin, ": expected ", key, " ",
-                         DType_Name(tensor.dtype()), " ", ShapeToString(box.shape), ", found ",
-                         entry.key, " ", DType_Name(entry.dtype), " ", ShapeToString(entry.shape)));
+      if (entry.key != key || entry.dtype != FromProto(tensor.dtype()) ||
+          entry.shape != box.shape) {
+        return absl::DataLossError(absl::StrCat(
+            "at offset ", extent.begin, ": expected ", key, " ", DTypeProto_Name(tensor.dtype()),
+            " ", ShapeToString(box.shape), ", found ", entry.key, " ",
+            DTypeProto_Name(ToProto(entry.dtype)), " ", ShapeToString(entry.shape)));
       }
     }
     return absl::OkStatus();

@@ -58,8 +58,9 @@ CommType ToCommType(DType dtype) {
       return CommType::kF64;
     case DType::kI32:
       return CommType::kI32;
+    default:
+      LOG(FATAL) << "unknown dtype " << static_cast<int>(dtype);
   }
-  LOG(FATAL) << "unknown dtype " << static_cast<int>(dtype);
 }
 
 int64_t ElementSize(CommType type) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compute/comm/communicator.h"
+#include "compute/tensor/bfloat16.h"
 
 namespace tessera {
 namespace {

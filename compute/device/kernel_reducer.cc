@@ -14,8 +14,8 @@
 #include "compute/comm/nccl/device_reducer.h"
 #include "compute/kernels/cuda/kernel_stream.h"
 #include "compute/kernels/cuda/tree_reduce.h"
+#include "compute/tensor/bfloat16.h"
 #include "compute/tensor/device.h"
-#include "compute/tensor/dtype.h"
 
 namespace tessera {
 namespace {

@@ -20,7 +20,7 @@
 #include "compute/comm/testing/conformance.h"
 #include "compute/comm/threads/thread_world.h"
 #include "compute/device/testing/simulated_device.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 #include "compute/tensor/fake_device_runtime.h"
 
 namespace tessera {

@@ -10,8 +10,8 @@
 
 #include "compute/kernels/backend.h"
 #include "compute/random/philox.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera {
 namespace {

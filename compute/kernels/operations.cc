@@ -8,8 +8,8 @@
 #include <initializer_list>
 
 #include "compute/kernels/backend.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera {
 namespace ops {
@@ -29,7 +29,7 @@ class Checks {
   Checks(const char* operation, bool strict) : operation_(operation), strict_(strict) {}
 
   void That(bool condition, const TensorView& x, const char* required) const {
-    CHECK(condition) << operation_ << ": " << DTypeName(x.dtype()) << ToString(x.shape())
+    CHECK(condition) << operation_ << ": " << DTypeName(x.dtype()) << ShapeToString(x.shape())
                      << ", which " << required;
   }
   void SameShape(const TensorView& x, Views others) const {

@@ -12,8 +12,8 @@
 #include "compute/comm/communicator.h"
 #include "compute/kernels/backend.h"
 #include "compute/parallel/gradient_buckets.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera {
 

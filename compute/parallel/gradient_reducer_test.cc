@@ -18,6 +18,7 @@
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/parallel/micro_batches.h"
 #include "compute/parallel/testing/fake_model.h"
+#include "compute/tensor/bfloat16.h"
 #include "compute/tensor/memory.h"
 
 namespace tessera {

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compute/comm/communicator.h"
-#include "compute/parallel/topology.h"
+#include "layout/topology.h"
 
 namespace tessera {
 

@@ -9,9 +9,9 @@
 #include "base/status_macros.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"
-#include "compute/parallel/topology.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "layout/topology.h"
 
 namespace tessera {
 namespace {

@@ -13,8 +13,8 @@
 #include "compute/comm/threads/thread_world.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/reference/reference_backend.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera {
 namespace {

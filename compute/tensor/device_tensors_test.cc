@@ -11,10 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compute/tensor/device.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/fake_device_runtime.h"
 #include "compute/tensor/memory.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera {
 namespace {

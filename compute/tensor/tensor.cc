@@ -8,35 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/memory.h"
+#include "layout/dtype.h"
 
 namespace tessera {
-
-int64_t ElementCount(const Shape& shape) {
-  int64_t count = 1;
-  for (int64_t extent : shape) count *= extent;
-  return count;
-}
-
-std::vector<int64_t> ContiguousStrides(const Shape& shape) {
-  std::vector<int64_t> strides(shape.size());
-  int64_t stride = 1;
-  for (size_t d = shape.size(); d-- > 0;) {
-    strides[d] = stride;
-    stride *= shape[d];
-  }
-  return strides;
-}
-
-std::string ToString(const Shape& shape) {
-  std::string text = "[";
-  for (size_t d = 0; d < shape.size(); ++d) {
-    if (d > 0) text += ",";
-    text += std::to_string(shape[d]);
-  }
-  return text + "]";
-}
 
 TensorView::TensorView(void* data, DType dtype, Shape shape)
     : data_(data), dtype_(dtype), shape_(std::move(shape)), strides_(ContiguousStrides(shape_)) {}
@@ -61,9 +36,9 @@ bool TensorView::contiguous() const {
 }
 
 TensorView TensorView::Slice(int dim, int64_t begin, int64_t end) const {
-  CHECK(dim >= 0 && dim < rank()) << "dim " << dim << " of " << ToString(shape_);
+  CHECK(dim >= 0 && dim < rank()) << "dim " << dim << " of " << ShapeToString(shape_);
   CHECK(0 <= begin && begin <= end && end <= shape_[dim])
-      << "[" << begin << "," << end << ") of dim " << dim << " of " << ToString(shape_);
+      << "[" << begin << "," << end << ") of dim " << dim << " of " << ShapeToString(shape_);
   TensorView slice = *this;
   slice.data_ = static_cast<char*>(data_) + begin * strides_[dim] * ElementSize(dtype_);
   slice.shape_[dim] = end - begin;
@@ -71,9 +46,9 @@ TensorView TensorView::Slice(int dim, int64_t begin, int64_t end) const {
 }
 
 TensorView TensorView::Reshape(Shape shape) const {
-  CHECK(contiguous()) << "a strided view cannot be reshaped: " << ToString(shape_);
+  CHECK(contiguous()) << "a strided view cannot be reshaped: " << ShapeToString(shape_);
   CHECK_EQ(elements(), ElementCount(shape))
-      << ToString(shape_) << " cannot become " << ToString(shape);
+      << ShapeToString(shape_) << " cannot become " << ShapeToString(shape);
   return TensorView(data_, dtype_, std::move(shape));
 }
 
@@ -86,7 +61,7 @@ TensorView TensorView::Transpose(int dim0, int dim1) const {
 }
 
 Tensor::Tensor(DType dtype, Shape shape, Device device) : device_(device) {
-  for (int64_t extent : shape) CHECK_GE(extent, 0) << ToString(shape);
+  for (int64_t extent : shape) CHECK_GE(extent, 0) << ShapeToString(shape);
   const int64_t size_bytes = ElementCount(shape) * ElementSize(dtype);
   buffer_ = device.type == DeviceType::kCpu ? AllocateHostMemory(size_bytes)
                                             : AllocateDeviceMemory(device.index, size_bytes);

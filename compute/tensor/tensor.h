@@ -5,19 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "compute/tensor/dtype.h"
+#include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera {
-
-// Extents, one per dim, in elements.
-using Shape = std::vector<int64_t>;
-
-int64_t ElementCount(const Shape& shape);
-std::vector<int64_t> ContiguousStrides(const Shape& shape);
-std::string ToString(const Shape& shape);
 
 enum class DeviceType { kCpu, kCuda };
 

@@ -29,8 +29,8 @@ int64_t FirstElement(const std::vector<int64_t>& strides, const Box& box) {
 
 ShardedTensor Wanted(const OutputTensor& tensor, std::vector<Shard> shards) {
   return {.name = tensor.source_name,
-          .role = FromProto(tensor.role),
-          .dtype = FromProto(tensor.dtype),
+          .role = tensor.role,
+          .dtype = tensor.dtype,
           .global_shape = tensor.shape,
           .shards = std::move(shards)};
 }
@@ -62,7 +62,7 @@ BlockReader::BlockReader(const OutputSource& source, int io_threads) : source_(s
 
 absl::Status BlockReader::Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,
                                std::span<std::byte> block, LogicalDigest& digest) {
-  const size_t size = DTypeSize(tensor.dtype);
+  const size_t size = ElementSize(tensor.dtype);
   if (std::ranges::all_of(pieces, [&](const auto& p) { return IsRange(tensor.shape, p); })) {
     const BlockPart part = {tensor, pieces, block, digest};
     return ReadTogether({&part, 1});
@@ -112,7 +112,7 @@ absl::Status BlockReader::ReadTogether(std::span<const BlockPart> parts) {
   for (const BlockPart& part : parts) {
     for (const StoredPiece& piece : part.pieces) {
       part.digest += DigestBox(part.tensor.shape, piece.box, part.block.data() + piece.offset_bytes,
-                               piece.strides, DTypeSize(part.tensor.dtype));
+                               piece.strides, ElementSize(part.tensor.dtype));
     }
   }
   return absl::OkStatus();
@@ -134,7 +134,7 @@ absl::Status BlockReader::Load(std::vector<ShardedTensor> wanted) {
 absl::Status BlockReader::LoadWhole(const OutputTensor& tensor) {
   if (whole_ == tensor.source_name && whole_dtype_ == tensor.dtype) return absl::OkStatus();
   whole_.clear();
-  scratch_.resize(static_cast<size_t>(ElementCount(tensor.shape)) * DTypeSize(tensor.dtype));
+  scratch_.resize(static_cast<size_t>(ElementCount(tensor.shape)) * ElementSize(tensor.dtype));
   TESSERA_RETURN_IF_ERROR(
       LoadShards(tensor, {{.box = WholeBox(tensor.shape), .data = scratch_.data()}}));
   whole_ = tensor.source_name;
@@ -145,7 +145,7 @@ absl::Status BlockReader::LoadWhole(const OutputTensor& tensor) {
 absl::Status BlockReader::LoadBoxes(const OutputTensor& tensor,
                                     const std::vector<StoredPiece>& pieces) {
   whole_.clear();
-  const size_t size = DTypeSize(tensor.dtype);
+  const size_t size = ElementSize(tensor.dtype);
   size_t bytes = 0;
   for (const StoredPiece& piece : pieces) bytes += ElementCount(piece.box.shape) * size;
   scratch_.resize(bytes);

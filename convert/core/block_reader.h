@@ -70,7 +70,7 @@ class BlockReader {
   Manifest manifest_;
   std::vector<std::byte> scratch_;
   std::string whole_;  // the tensor that is in scratch_; empty: none
-  DType whole_dtype_ = DTYPE_UNSPECIFIED;
+  DType whole_dtype_ = DType::kUnspecified;
 };
 
 }  // namespace tessera::ckpt::convert

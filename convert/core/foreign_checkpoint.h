@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/format/tensor_role.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 #include "layout/partition.h"
 
 namespace tessera::ckpt::convert {
@@ -26,8 +28,8 @@ struct StoredPiece {
 // each other; all others must be disjoint.
 struct ForeignTensor {
   std::string name;
-  Role role = WEIGHT;
-  DType dtype = DTYPE_UNSPECIFIED;  // of the stored elements, which are little-endian
+  TensorRole role = TensorRole::kWeight;
+  DType dtype = DType::kUnspecified;  // of the stored elements, which are little-endian
   Shape shape;
   std::string alias_of;                // not empty: a second name of that tensor, without pieces
   std::optional<Partition> partition;  // where the model declares how it may be cut

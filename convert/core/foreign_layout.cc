@@ -90,7 +90,7 @@ std::optional<StoredPiece> PieceOf(const ForeignBlock& block, const Box& stored,
     piece.strides[*logical] = strides[dim] * step;
   }
   piece.offset_bytes = place.offset_bytes + static_cast<uint64_t>(elements) *
-                                                static_cast<uint64_t>(DTypeSize(place.dtype));
+                                                static_cast<uint64_t>(ElementSize(place.dtype));
   return piece;
 }
 
@@ -102,7 +102,7 @@ absl::Status CheckStrides(const ForeignParameter& parameter, const ForeignPlace&
     return DamagedParameter(
         place, parameter, absl::StrCat(strides.size(), " strides for ", box.shape.size(), " dims"));
   }
-  std::optional<int64_t> bytes = std::max<int64_t>(DTypeSize(place.dtype), 1);
+  std::optional<int64_t> bytes = std::max<int64_t>(ElementSize(place.dtype), 1);
   std::optional<int64_t> last = 0;
   for (size_t d = 0; d < strides.size(); ++d) {
     if (strides[d] < 0)
@@ -169,8 +169,8 @@ std::vector<StoredPiece> BlockPieces(const ForeignBlock& block, const Box& box, 
   for (const Box& stored : FlatRangeToBoxes(box, begin, end)) {
     std::optional<StoredPiece> piece = PieceOf(block, stored, place, strides);
     if (piece) pieces.push_back(*std::move(piece));
-    place.offset_bytes +=
-        static_cast<uint64_t>(ElementCount(stored.shape)) * static_cast<uint64_t>(DTypeSize(dtype));
+    place.offset_bytes += static_cast<uint64_t>(ElementCount(stored.shape)) *
+                          static_cast<uint64_t>(ElementSize(dtype));
   }
   return pieces;
 }
@@ -194,14 +194,15 @@ absl::StatusOr<ForeignTensorSet::Entry*> ForeignTensorSet::FindEntry(
                         .role = kind.role,
                         .dtype = place.dtype,
                         .shape = logical.shape,
-                        .partition = ToCheckpoint(logical.partition)},
+                        .partition = logical.partition},
              .state = kind.state,
              .foreign_name = parameter.name};
   }
   if (entry.tensor.dtype == place.dtype) return &entry;
-  return DamagedParameter(place, parameter,
-                          absl::StrCat(DType_Name(place.dtype), ", but other parts of ",
-                                       entry.tensor.name, " are ", DType_Name(entry.tensor.dtype)));
+  return DamagedParameter(
+      place, parameter,
+      absl::StrCat(DTypeProto_Name(ToProto(place.dtype)), ", but other parts of ",
+                   entry.tensor.name, " are ", DTypeProto_Name(ToProto(entry.tensor.dtype))));
 }
 
 absl::Status ForeignTensorSet::AddForeignBox(const ForeignParameter& parameter,
@@ -236,7 +237,7 @@ absl::Status ForeignTensorSet::AddBox(const ForeignParameter& parameter,
     ForeignPlace at = place;
     at.offset_bytes +=
         static_cast<uint64_t>((run.local_begin - local.global_offset[d]) * strides[d]) *
-        static_cast<uint64_t>(DTypeSize(place.dtype));
+        static_cast<uint64_t>(ElementSize(place.dtype));
     TESSERA_RETURN_IF_ERROR(AddForeignBox(parameter, kind, box, at, strides));
   }
   return absl::OkStatus();
@@ -258,7 +259,7 @@ absl::Status ForeignTensorSet::AddRange(const ForeignParameter& parameter,
   for (const Box& box : FlatRangeToBoxes(WholeBox(shape), begin, end)) {
     TESSERA_RETURN_IF_ERROR(AddBox(parameter, share, kind, box, at, strides));
     at.offset_bytes += static_cast<uint64_t>(ElementCount(box.shape)) *
-                       static_cast<uint64_t>(DTypeSize(place.dtype));
+                       static_cast<uint64_t>(ElementSize(place.dtype));
   }
   return absl::OkStatus();
 }

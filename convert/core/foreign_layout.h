@@ -14,9 +14,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/format/tensor_role.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 
@@ -36,20 +38,20 @@ absl::StatusOr<Shape> LocalShape(const ForeignParameter& parameter, int64_t tens
 
 // What of a parameter a piece is: the weight itself, or a state of the optimizer.
 struct ForeignKind {
-  Role role = WEIGHT;
+  TensorRole role = TensorRole::kWeight;
   std::string state;  // "exp_avg", "exp_avg_sq", "master"; empty for the weight
 };
 
 inline const ForeignKind kForeignWeight = {};
-inline const ForeignKind kForeignMaster = {MASTER_WEIGHT, "master"};
-inline const ForeignKind kForeignExpAvg = {OPTIMIZER_STATE, "exp_avg"};
-inline const ForeignKind kForeignExpAvgSq = {OPTIMIZER_STATE, "exp_avg_sq"};
+inline const ForeignKind kForeignMaster = {TensorRole::kMasterWeight, "master"};
+inline const ForeignKind kForeignExpAvg = {TensorRole::kOptimizerState, "exp_avg"};
+inline const ForeignKind kForeignExpAvgSq = {TensorRole::kOptimizerState, "exp_avg_sq"};
 
 // Where elements are stored. `offset_bytes` is where the first of them begins in the file.
 struct ForeignPlace {
   std::string file;
   uint64_t offset_bytes = 0;
-  DType dtype = DTYPE_UNSPECIFIED;
+  DType dtype = DType::kUnspecified;
 };
 
 // All of the block in its parameter. Precondition: neighbours in the block are neighbours there.

@@ -190,7 +190,7 @@ TEST(ForeignTensorSetTest, RandomRangesHaveTheElementsOfAnOracle) {
         file.assign(before, -1);
         file.insert(file.end(), local.begin() + begin, local.begin() + end);
         ASSERT_TRUE(set.AddRange(parameter, share, kForeignWeight, begin, end,
-                                 {name, static_cast<uint64_t>(before) * 4, I32})
+                                 {name, static_cast<uint64_t>(before) * 4, DType::kI32})
                         .ok());
         begin = end;
       }
@@ -230,7 +230,8 @@ TEST(ForeignTensorSetTest, RandomBoxesWithStridesHaveTheElementsOfAnOracle) {
         }
         strides.back() = rows;
         ASSERT_TRUE(
-            set.AddBox(parameter, share, kForeignWeight, box, {name, 0, I32}, strides).ok());
+            set.AddBox(parameter, share, kForeignWeight, box, {name, 0, DType::kI32}, strides)
+                .ok());
         begin += count;
       }
     }
@@ -263,9 +264,11 @@ TEST(ForeignTensorSetTest, DescribesWeightsTiesAndOptimizerStates) {
   ForeignTensorSet set(model);
   for (const int64_t rank : {0, 1}) {
     const std::string file = "rank" + std::to_string(rank);
-    ASSERT_TRUE(set.AddRange(table, {rank, 2}, kForeignWeight, 0, 8, {file, 0, BF16}).ok());
-    ASSERT_TRUE(set.AddRange(table, {rank, 2}, kForeignMaster, 0, 8, {file, 100, F32}).ok());
-    ASSERT_TRUE(set.AddRange(Bias(), {rank, 2}, kForeignExpAvg, 0, 3, {file, 200, F32}).ok());
+    ASSERT_TRUE(set.AddRange(table, {rank, 2}, kForeignWeight, 0, 8, {file, 0, DType::kBF16}).ok());
+    ASSERT_TRUE(
+        set.AddRange(table, {rank, 2}, kForeignMaster, 0, 8, {file, 100, DType::kF32}).ok());
+    ASSERT_TRUE(
+        set.AddRange(Bias(), {rank, 2}, kForeignExpAvg, 0, 3, {file, 200, DType::kF32}).ok());
   }
   EXPECT_EQ(set.CheckComplete().message(), "no file has bias, table.exp_avg, bias.master");
   OptimizerState optimizer;
@@ -282,15 +285,15 @@ TEST(ForeignTensorSetTest, DescribesWeightsTiesAndOptimizerStates) {
   const std::vector<ForeignTensor> tensors = std::move(set).Finish();
   ASSERT_EQ(tensors.size(), 4);
   EXPECT_EQ(tensors[0].name, "table");
-  EXPECT_EQ(tensors[0].dtype, BF16);
+  EXPECT_EQ(tensors[0].dtype, DType::kBF16);
   ASSERT_EQ(tensors[0].pieces.size(), 1);  // rank 1 has padding only
   EXPECT_EQ(tensors[0].pieces[0].file, "rank0");
   EXPECT_EQ(tensors[1].name, "head");
   EXPECT_EQ(tensors[1].alias_of, "table");
   EXPECT_EQ(tensors[2].name, "table.master");
-  EXPECT_EQ(tensors[2].role, MASTER_WEIGHT);
+  EXPECT_EQ(tensors[2].role, TensorRole::kMasterWeight);
   EXPECT_EQ(tensors[3].name, "bias.exp_avg");
-  EXPECT_EQ(tensors[3].role, OPTIMIZER_STATE);
+  EXPECT_EQ(tensors[3].role, TensorRole::kOptimizerState);
   ASSERT_EQ(tensors[3].pieces.size(), 2);
   EXPECT_THAT(tensors[3].pieces[1].box.global_offset, ElementsAre(3));
   EXPECT_EQ(tensors[3].pieces[1].offset_bytes, 200);
@@ -304,19 +307,22 @@ TEST(ForeignTensorSetTest, RefusesWhatDoesNotFit) {
         set.AddRange(Bias(), {0, size}, kForeignWeight, begin, end, {"file.pt", 0, dtype})
             .message());
   };
-  EXPECT_THAT(message(4, 0, 1, F32), HasSubstr("linear.bias: 1 parts for each of 4"));
-  EXPECT_THAT(message(2, 0, 4, F32), HasSubstr("file.pt: linear.bias: elements [0, 4) of [3]"));
-  EXPECT_THAT(message(2, 2, 1, F32), HasSubstr("elements [2, 1)"));
-  EXPECT_EQ(message(2, 0, 1, F32), "");
-  EXPECT_THAT(message(2, 1, 2, BF16), HasSubstr("BF16, but other parts of bias are F32"));
-  EXPECT_THAT(set.AddWhole(Bias(), {0, 2}, kForeignWeight, {6}, {"file.pt", 0, F32}, {1}).message(),
-              HasSubstr("shape [6], expected [3]"));
-  EXPECT_THAT(set.AddBox(Bias(), {0, 2}, kForeignWeight, {{0}, {3}}, {"file.pt", 0, F32},
+  EXPECT_THAT(message(4, 0, 1, DType::kF32), HasSubstr("linear.bias: 1 parts for each of 4"));
+  EXPECT_THAT(message(2, 0, 4, DType::kF32),
+              HasSubstr("file.pt: linear.bias: elements [0, 4) of [3]"));
+  EXPECT_THAT(message(2, 2, 1, DType::kF32), HasSubstr("elements [2, 1)"));
+  EXPECT_EQ(message(2, 0, 1, DType::kF32), "");
+  EXPECT_THAT(message(2, 1, 2, DType::kBF16), HasSubstr("BF16, but other parts of bias are F32"));
+  EXPECT_THAT(
+      set.AddWhole(Bias(), {0, 2}, kForeignWeight, {6}, {"file.pt", 0, DType::kF32}, {1}).message(),
+      HasSubstr("shape [6], expected [3]"));
+  EXPECT_THAT(set.AddBox(Bias(), {0, 2}, kForeignWeight, {{0}, {3}}, {"file.pt", 0, DType::kF32},
                          {int64_t{1} << 61})
                   .message(),
               HasSubstr("beyond what a file can hold"));
   EXPECT_THAT(
-      set.AddBox(Bias(), {0, 2}, kForeignWeight, {{0}, {3}}, {"file.pt", 0, F32}, {-1}).message(),
+      set.AddBox(Bias(), {0, 2}, kForeignWeight, {{0}, {3}}, {"file.pt", 0, DType::kF32}, {-1})
+          .message(),
       HasSubstr("stride -1"));
 }
 

@@ -95,7 +95,7 @@ absl::Status CheckExtent(const ForeignTensor& tensor, const StoredPiece& piece,
     return DamagedTensor(tensor, absl::StrCat(piece.file, " at offset ", piece.offset_bytes, ": ",
                                               what, ", in a file of ", file_bytes, " bytes"));
   };
-  const auto element_bytes = static_cast<int64_t>(DTypeSize(tensor.dtype));
+  const auto element_bytes = ElementSize(tensor.dtype);
   std::optional<int64_t> last = 0;
   for (size_t d = 0; d < piece.strides.size() && last.has_value(); ++d) {
     if (piece.strides[d] < 0) return outside(absl::StrCat("stride ", piece.strides[d]));
@@ -118,9 +118,9 @@ absl::Status CheckExtent(const ForeignTensor& tensor, const StoredPiece& piece,
 }
 
 absl::Status CheckTensor(const ForeignTensor& tensor) {
-  const auto element_bytes = static_cast<int64_t>(DTypeSize(tensor.dtype));
+  const auto element_bytes = ElementSize(tensor.dtype);
   if (element_bytes == 0)
-    return DamagedTensor(tensor, absl::StrCat("unknown dtype ", tensor.dtype));
+    return DamagedTensor(tensor, absl::StrCat("unknown dtype ", static_cast<int>(tensor.dtype)));
   const absl::Status bounded = CheckedByteCount(tensor.shape, element_bytes).status();
   return bounded.ok() ? bounded : DamagedTensor(tensor, bounded.message());
 }
@@ -341,8 +341,8 @@ absl::Status ForeignStorage::AddTensor(ForeignTensor tensor, Manifest& manifest)
   TESSERA_RETURN_IF_ERROR(CheckTensor(tensor));
   LogicalTensor& logical = *manifest.add_tensors();
   logical.set_name(tensor.name);
-  logical.set_role(tensor.role);
-  logical.set_dtype(tensor.dtype);
+  logical.set_role(ToProto(tensor.role));
+  logical.set_dtype(ToProto(tensor.dtype));
   logical.mutable_global_shape()->Add(tensor.shape.begin(), tensor.shape.end());
   logical.set_alias_of(tensor.alias_of);
   if (!tensor.alias_of.empty()) return absl::OkStatus();
@@ -368,7 +368,7 @@ absl::Status ForeignStorage::AddTensor(ForeignTensor tensor, Manifest& manifest)
   }
   if (ElementCount(tensor.shape) == 0) return absl::OkStatus();
 
-  const auto element_bytes = static_cast<int64_t>(DTypeSize(tensor.dtype));
+  const auto element_bytes = ElementSize(tensor.dtype);
   const int index = manifest.files_size();
   DataFile& file = *manifest.add_files();
   file.set_path(absl::StrFormat("tensor-%05d", index));

@@ -15,13 +15,13 @@
 #include "base/test_seed.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/storage/forwarding_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/strided_read.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -103,14 +103,14 @@ class Generator {
   }
 
   RandomTensor Make(const std::string& name) {
-    constexpr DType kDTypes[] = {U8, BF16, F32, I64};
+    constexpr DType kDTypes[] = {DType::kU8, DType::kBF16, DType::kF32, DType::kI64};
     RandomTensor made;
     made.tensor = {.name = name, .dtype = kDTypes[Below(4)]};
     for (int64_t rank = Below(5); rank > 0; --rank) made.tensor.shape.push_back(1 + Below(9));
     std::vector<Box> boxes = {WholeBox(made.tensor.shape)};
     for (int64_t cuts = Below(6); cuts > 0 && !made.tensor.shape.empty(); --cuts) Cut(boxes);
     for (Box& box : boxes) Store(std::move(box), made);
-    const size_t size = DTypeSize(made.tensor.dtype);
+    const size_t size = ElementSize(made.tensor.dtype);
     made.expected.resize(static_cast<size_t>(ElementCount(made.tensor.shape)) * size);
     ForEachElement(made.tensor.shape, [&](const std::vector<int64_t>& index, int64_t n) {
       const std::string_view element = Find(made, index, size);
@@ -134,7 +134,7 @@ class Generator {
 
   // Dims in a random order, each a slice with a random step of a longer one.
   void Store(Box box, RandomTensor& made) {
-    const size_t size = DTypeSize(made.tensor.dtype);
+    const size_t size = ElementSize(made.tensor.dtype);
     std::vector<size_t> order(box.shape.size());
     for (size_t d = 0; d < order.size(); ++d) order[d] = d;
     std::shuffle(order.begin(), order.end(), random_);
@@ -192,8 +192,10 @@ void ExpectError(const absl::Status& status, absl::StatusCode code, const std::s
 
 // A [4,6] tensor of bytes in one file of 24 bytes.
 ForeignTensor Matrix() {
-  return {
-      .name = "w", .dtype = U8, .shape = {4, 6}, .pieces = {{WholeBox({4, 6}), "a", 0, {6, 1}}}};
+  return {.name = "w",
+          .dtype = DType::kU8,
+          .shape = {4, 6},
+          .pieces = {{WholeBox({4, 6}), "a", 0, {6, 1}}}};
 }
 
 TEST(ForeignStorageTest, AnyPartOfAnyLayoutIsWhatTheOracleHas) {
@@ -230,7 +232,7 @@ TEST(ForeignStorageTest, TransposedTensorsAreReadInCoveringRanges) {
       ForeignStorage::Create(base, "run",
                              {.format = "test",
                               .tensors = {{.name = "w",
-                                           .dtype = F32,
+                                           .dtype = DType::kF32,
                                            .shape = shape,
                                            .pieces = {{WholeBox(shape), "a", 0, {1, 2048}}}}}});
   ASSERT_TRUE(storage.ok()) << storage.status();
@@ -259,11 +261,11 @@ TEST(ForeignStorageTest, SparseElementsAreReadInSmallRanges) {
       ForeignStorage::Create(base, "run",
                              {.format = "test",
                               .tensors = {{.name = "far",
-                                           .dtype = U8,
+                                           .dtype = DType::kU8,
                                            .shape = {8},
                                            .pieces = {{WholeBox({8}), "a", 3, {1 << 20}}}},
                                           {.name = "near",
-                                           .dtype = U8,
+                                           .dtype = DType::kU8,
                                            .shape = {8192},
                                            .pieces = {{WholeBox({8192}), "a", 0, {1024}}}}}});
   ASSERT_TRUE(storage.ok()) << storage.status();
@@ -322,7 +324,7 @@ TEST(ForeignStorageTest, PiecesLieInsideTheirFiles) {
   refused([](ForeignTensor& t) { t.pieces[0].strides = {6}; }, "1 strides for 2 dims");
   refused([](ForeignTensor& t) { t.pieces[0].box.global_offset = {1, 0}; }, "a: ");
   refused([](ForeignTensor& t) { t.pieces[0].file = "../a"; }, "tensor w: ");
-  refused([](ForeignTensor& t) { t.dtype = DTYPE_UNSPECIFIED; }, "unknown dtype");
+  refused([](ForeignTensor& t) { t.dtype = DType::kUnspecified; }, "unknown dtype");
   refused([](ForeignTensor& t) { t.shape = {int64_t{1} << 40, int64_t{1} << 40}; }, "tensor w: ");
   refused(
       [](ForeignTensor& t) {

@@ -7,10 +7,10 @@
 #include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
@@ -18,7 +18,6 @@ namespace {
 
 constexpr std::string_view kHuggingFaceConfig = "config.json";
 constexpr std::string_view kMetaConfig = "params.json";
-constexpr std::string_view kMeta = "meta";
 
 using Parameters = std::vector<ForeignParameter>;
 
@@ -65,7 +64,7 @@ uint64_t StoredBytes(const ForeignCheckpoint& checkpoint) {
   uint64_t bytes = 0;
   for (const ForeignTensor& tensor : checkpoint.tensors) {
     for (const StoredPiece& piece : tensor.pieces) {
-      bytes += static_cast<uint64_t>(ElementCount(piece.box.shape)) * DTypeSize(tensor.dtype);
+      bytes += static_cast<uint64_t>(ElementCount(piece.box.shape)) * ElementSize(tensor.dtype);
     }
   }
   return bytes;
@@ -92,7 +91,7 @@ absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, const std::string& 
 }
 
 absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::string_view folder,
-                                                    const ModelConfig* model,
+                                                    const ModelProto* model,
                                                     std::string_view framework,
                                                     const ForeignCheckpoint& checkpoint) {
   const auto count = static_cast<int64_t>(checkpoint.tensors.size());
@@ -110,7 +109,7 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::strin
       TESSERA_ASSIGN_OR_RETURN(
           json, ReadAll(storage, JoinPath(folder, kHuggingFaceConfig), kMaxJsonBytes));
     } else if (model != nullptr) {
-      TESSERA_ASSIGN_OR_RETURN(json, WriteHuggingFaceConfig(*model, F32));
+      TESSERA_ASSIGN_OR_RETURN(json, WriteHuggingFaceConfig(*model, DType::kF32));
     } else {
       return std::nullopt;
     }

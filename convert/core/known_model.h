@@ -28,7 +28,7 @@ struct KnownModel {
 // where the files or the caller describe a model that is not known; nullopt where they describe
 // none.
 absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::string_view folder,
-                                                    const ModelConfig* model,
+                                                    const ModelProto* model,
                                                     std::string_view framework,
                                                     const ForeignCheckpoint& checkpoint);
 

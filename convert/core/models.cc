@@ -18,21 +18,21 @@ namespace {
 
 // A config of this architecture whose other fields `read` sets, resolved.
 template <typename Read>
-absl::StatusOr<tessera::ModelConfig> ReadConfig(const Architecture& architecture,
-                                                const JsonFields& fields, const Read& read) {
-  tessera::ModelConfig config;
+absl::StatusOr<ModelConfig> ReadConfig(const Architecture& architecture, const JsonFields& fields,
+                                       const Read& read) {
+  ModelConfig config;
   config.set_architecture(architecture.value);
-  if (architecture.value == tessera::ModelConfig::OTHER) {
+  if (architecture.value == ModelConfig::OTHER) {
     config.set_other_architecture(std::string(architecture.name));
   }
   TESSERA_RETURN_IF_ERROR(read(fields, config));
-  absl::StatusOr<tessera::ModelConfig> resolved = ResolveModelConfig(config);
+  absl::StatusOr<ModelConfig> resolved = ResolveModelConfig(config);
   if (resolved.ok()) return resolved;
   return absl::InvalidArgumentError(
       absl::StrCat(fields.source(), ": ", resolved.status().message()));
 }
 
-absl::Status CheckLayers(const tessera::ModelConfig& config, const std::string& source,
+absl::Status CheckLayers(const ModelConfig& config, const std::string& source,
                          int64_t tensor_count) {
   if (config.num_layers() <= tensor_count) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -73,7 +73,7 @@ const ForeignFormat* FindFormat(const Architecture& architecture, std::string_vi
 }
 
 absl::StatusOr<const ForeignFormat*> FormatOf(std::string_view framework,
-                                              const tessera::ModelConfig& config) {
+                                              const ModelConfig& config) {
   const ForeignFormat* const format = FindFormat(*FindArchitecture(config), framework);
   if (format != nullptr) return format;
   return absl::InvalidArgumentError(absl::StrCat(
@@ -82,24 +82,15 @@ absl::StatusOr<const ForeignFormat*> FormatOf(std::string_view framework,
 
 }  // namespace
 
-ckpt::Partition ToCheckpoint(const tessera::Partition& partition) {
-  return {.dim = partition.dim,
-          .sections = partition.sections,
-          .padded = partition.padded,
-          .layer = partition.place.layer,
-          .before_layers = partition.place.before_layers,
-          .after_layers = partition.place.after_layers};
-}
-
-ModelDescription DescribeModel(const tessera::ModelConfig& config) {
+ModelDescription DescribeModel(const ModelConfig& config) {
   ModelDescription model = {.parameters = LogicalParameters(config)};
   model.config.set_architecture(ArchitectureName(config));
   google::protobuf::TextFormat::PrintToString(config, model.config.mutable_text());
   return model;
 }
 
-absl::StatusOr<tessera::ModelConfig> ConfigOf(const ModelConfig& model) {
-  tessera::ModelConfig config;
+absl::StatusOr<ModelConfig> ConfigOf(const ModelProto& model) {
+  ModelConfig config;
   if (model.text().empty() ||
       !google::protobuf::TextFormat::ParseFromString(model.text(), &config)) {
     return absl::InvalidArgumentError(
@@ -125,13 +116,12 @@ absl::StatusOr<HuggingFaceDescription> ReadHuggingFaceConfig(std::string_view co
     if (format == nullptr) continue;
     known.emplace_back(format->model_type);
     if (format->model_type != type) continue;
-    const auto read = [&](const JsonFields& json, tessera::ModelConfig& config) -> absl::Status {
+    const auto read = [&](const JsonFields& json, ModelConfig& config) -> absl::Status {
       TESSERA_ASSIGN_OR_RETURN(const int64_t vocabulary, json.Integer("vocab_size"));
       config.set_vocab_size(vocabulary);
       return format->read_config(json, config);
     };
-    TESSERA_ASSIGN_OR_RETURN(const tessera::ModelConfig config,
-                             ReadConfig(*architecture, fields, read));
+    TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ReadConfig(*architecture, fields, read));
     TESSERA_RETURN_IF_ERROR(CheckLayers(config, "config.json", tensor_count));
     HuggingFaceDescription description = {.model = DescribeModel(config), .format = format};
     description.order = ModuleOrder(description.model.parameters, format->layer_order);
@@ -141,8 +131,8 @@ absl::StatusOr<HuggingFaceDescription> ReadHuggingFaceConfig(std::string_view co
                                                  "\", known are ", absl::StrJoin(known, ", ")));
 }
 
-absl::StatusOr<std::string> WriteHuggingFaceConfig(const ModelConfig& model, DType dtype) {
-  TESSERA_ASSIGN_OR_RETURN(const tessera::ModelConfig config, ConfigOf(model));
+absl::StatusOr<std::string> WriteHuggingFaceConfig(const ModelProto& model, DType dtype) {
+  TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
   const HuggingFaceFormat* const format = FindArchitecture(config)->hugging_face;
   if (format == nullptr) {
     return absl::InvalidArgumentError(
@@ -154,7 +144,9 @@ absl::StatusOr<std::string> WriteHuggingFaceConfig(const ModelConfig& model, DTy
   json["vocab_size"] = config.vocab_size();
   json["initializer_range"] = config.init_method_std();
   json["tie_word_embeddings"] = !config.untie_embeddings_and_output_weights();
-  json["torch_dtype"] = dtype == BF16 ? "bfloat16" : dtype == F16 ? "float16" : "float32";
+  json["torch_dtype"] = dtype == DType::kBF16  ? "bfloat16"
+                        : dtype == DType::kF16 ? "float16"
+                                               : "float32";
   // Token ids are the tokenizer's: without these, GPT-2's own would be assumed.
   json["bos_token_id"] = nullptr;
   json["eos_token_id"] = nullptr;
@@ -173,7 +165,7 @@ absl::StatusOr<ModelDescription> ReadForeignConfig(std::string_view framework,
     if (format == nullptr) continue;
     known.emplace_back(architecture->name);
     if (!format->describes(fields)) continue;
-    TESSERA_ASSIGN_OR_RETURN(const tessera::ModelConfig config,
+    TESSERA_ASSIGN_OR_RETURN(const ModelConfig config,
                              ReadConfig(*architecture, fields, format->read_config));
     TESSERA_RETURN_IF_ERROR(CheckLayers(config, source, tensor_count));
     return DescribeModel(config);
@@ -183,8 +175,8 @@ absl::StatusOr<ModelDescription> ReadForeignConfig(std::string_view framework,
 }
 
 absl::StatusOr<std::string> WriteForeignConfig(std::string_view framework,
-                                               const ModelConfig& model) {
-  TESSERA_ASSIGN_OR_RETURN(const tessera::ModelConfig config, ConfigOf(model));
+                                               const ModelProto& model) {
+  TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
   TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FormatOf(framework, config));
   if (format->write_config == nullptr) {
     return absl::InvalidArgumentError(
@@ -196,8 +188,8 @@ absl::StatusOr<std::string> WriteForeignConfig(std::string_view framework,
 }
 
 absl::StatusOr<std::vector<ForeignParameter>> ForeignParameters(std::string_view framework,
-                                                                const ModelConfig& model) {
-  TESSERA_ASSIGN_OR_RETURN(const tessera::ModelConfig config, ConfigOf(model));
+                                                                const ModelProto& model) {
+  TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
   TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FormatOf(framework, config));
   return format->parameters(config);
 }

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "layout/dtype.h"
 #include "layout/partition.h"
 #include "models/config/config.pb.h"
 #include "models/foreign/format.h"
@@ -20,19 +21,16 @@ namespace tessera::ckpt::convert {
 
 // A model, and the parameters that its architecture declares.
 struct ModelDescription {
-  ModelConfig config;  // as manifests have it
+  ModelProto config;  // as manifests have it
   std::vector<LogicalParameter> parameters;
 };
 
-// How a manifest records the partition of a parameter.
-ckpt::Partition ToCheckpoint(const tessera::Partition& partition);
-
 // Precondition: a resolved config.
-ModelDescription DescribeModel(const tessera::ModelConfig& config);
+ModelDescription DescribeModel(const ModelConfig& config);
 
 // The resolved config of a model as manifests have it. InvalidArgument if the manifest states no
 // config, or one that this program does not know.
-absl::StatusOr<tessera::ModelConfig> ConfigOf(const ModelConfig& model);
+absl::StatusOr<ModelConfig> ConfigOf(const ModelProto& model);
 
 // A model as config.json of Hugging Face describes it.
 struct HuggingFaceDescription {
@@ -52,7 +50,7 @@ absl::StatusOr<HuggingFaceDescription> ReadHuggingFaceConfig(std::string_view co
                                                              int64_t tensor_count);
 
 // The inverse, for weights of this dtype. InvalidArgument where Hugging Face has no such model.
-absl::StatusOr<std::string> WriteHuggingFaceConfig(const ModelConfig& model, DType dtype);
+absl::StatusOr<std::string> WriteHuggingFaceConfig(const ModelProto& model, DType dtype);
 
 // The model that the configuration of a ForeignFormat's framework describes, given as a JSON
 // object. `tensor_count` and errors as in ReadHuggingFaceConfig().
@@ -61,13 +59,12 @@ absl::StatusOr<ModelDescription> ReadForeignConfig(std::string_view framework,
                                                    int64_t tensor_count);
 
 // The inverse. InvalidArgument where the framework has no such model, or its files are not written.
-absl::StatusOr<std::string> WriteForeignConfig(std::string_view framework,
-                                               const ModelConfig& model);
+absl::StatusOr<std::string> WriteForeignConfig(std::string_view framework, const ModelProto& model);
 
 // See ForeignFormat::parameters. Check the model's size against that of the files first
 // (CheckModelFits() in foreign_layout.h). InvalidArgument as above.
 absl::StatusOr<std::vector<ForeignParameter>> ForeignParameters(std::string_view framework,
-                                                                const ModelConfig& model);
+                                                                const ModelProto& model);
 
 }  // namespace tessera::ckpt::convert
 

@@ -20,9 +20,10 @@ constexpr size_t kMaxGroups = 64;
 
 // All ways of dealing the parameters, in their order, to the groups, as paths through a graph whose
 // nodes are the progress of all groups after each parameter.
-class Dealing {
+class ParameterAssignment {
  public:
-  Dealing(std::span<const OrderedParameter> parameters, std::span<const NumberedGroup> groups)
+  ParameterAssignment(std::span<const OrderedParameter> parameters,
+                      std::span<const NumberedGroup> groups)
       : parameters_(parameters), groups_(groups) {
     for (const NumberedGroup& group : groups) {
       end_.push_back(static_cast<uint32_t>(group.size()));
@@ -135,7 +136,7 @@ class Dealing {
 
 absl::StatusOr<std::map<int64_t, size_t>> AssignNumbers(
     std::span<const OrderedParameter> parameters, std::span<const NumberedGroup> groups) {
-  return Dealing(parameters, groups).Run();
+  return ParameterAssignment(parameters, groups).Run();
 }
 
 }  // namespace tessera::ckpt::convert

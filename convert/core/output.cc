@@ -13,10 +13,10 @@
 #include "base/status_macros.h"
 #include "base/workers.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "convert/core/block_reader.h"
+#include "layout/dtype.h"
 #include "layout/flat_range.h"
 #include "zlib.h"
 
@@ -28,7 +28,7 @@ constexpr int64_t kCopyBlockBytes = int64_t{16} << 20;
 constexpr int kBlocks = 3;
 
 uint64_t EndOf(const OutputTensor& tensor) {
-  return tensor.offset_bytes + static_cast<uint64_t>(tensor.elements) * DTypeSize(tensor.dtype);
+  return tensor.offset_bytes + static_cast<uint64_t>(tensor.elements) * ElementSize(tensor.dtype);
 }
 
 // What one thread keeps from one block to the next.
@@ -44,7 +44,7 @@ class Worker {
                                             int64_t end) {
     LogicalDigest& digest = digests_[tensor.name];
     if (begin == end) return std::span<std::byte>();
-    const auto size = static_cast<int64_t>(DTypeSize(tensor.dtype));
+    const auto size = ElementSize(tensor.dtype);
     const auto bytes = static_cast<size_t>((end - begin) * size);
     const uint64_t skip =
         (tensor.offset_bytes + static_cast<uint64_t>(begin * size)) % kIoAlignmentBytes;
@@ -167,7 +167,7 @@ std::vector<Task> CutIntoTasks(const std::vector<OutputTensor>& tensors) {
   std::vector<Task> tasks;
   for (size_t t = 0; t < tensors.size(); ++t) {
     const OutputTensor& tensor = tensors[t];
-    const auto size = static_cast<int64_t>(DTypeSize(tensor.dtype));
+    const auto size = ElementSize(tensor.dtype);
     const int64_t block = kCopyBlockBytes / size;
     const bool continues = t > 0 && tasks.back().end == Task::kWhole;
     if (tensor.elements > block) {
@@ -267,7 +267,7 @@ class Writer {
     const OutputTensor& tensor = file.tensors[task.first];
     TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> block,
                              worker.Read(tensor, task.begin, task.end));
-    const uint64_t at = static_cast<uint64_t>(task.begin) * DTypeSize(tensor.dtype);
+    const uint64_t at = static_cast<uint64_t>(task.begin) * ElementSize(tensor.dtype);
     if (HasCrc32(file)) result.crcs.push_back({ExtendZipCrc32(0, block), block.size()});
     return WriteAt(tensor.offset_bytes + at, block, out);
   }

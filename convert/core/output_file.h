@@ -12,16 +12,18 @@
 #include <vector>
 
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/format/tensor_role.h"
 #include "checkpoint/storage/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 
 // What is written of a checkpoint.
 struct PlanOptions {
-  DType dtype = DTYPE_UNSPECIFIED;  // of the weights; unspecified: as they are saved
-  bool weights_only = false;        // in formats that have optimizer state
+  DType dtype = DType::kUnspecified;  // of the weights; unspecified: as they are saved
+  bool weights_only = false;          // in formats that have optimizer state
   // The most bytes in one file of formats that have several, unless one tensor or chunk is larger.
   uint64_t max_file_bytes = 5'000'000'000;
 };
@@ -37,11 +39,11 @@ struct OutputSource {
 struct OutputTensor {
   std::string name;         // in the new files, as their reader calls it
   std::string source_name;  // in the source: the same, or the tensor that it is tied to
-  Role role = WEIGHT;
-  DType dtype = DTYPE_UNSPECIFIED;  // in the file
-  Shape shape;                      // of the logical tensor
-  uint64_t offset_bytes = 0;        // in the file
-  int64_t elements = 0;             // in the file, padding included; padding is zero
+  TensorRole role = TensorRole::kWeight;
+  DType dtype = DType::kUnspecified;  // in the file
+  Shape shape;                        // of the logical tensor
+  uint64_t offset_bytes = 0;          // in the file
+  int64_t elements = 0;               // in the file, padding included; padding is zero
   // The pieces of the logical tensor that elements [begin, end) of the file's tensor are. Offsets
   // count from the element `begin`. Called by several threads.
   std::function<std::vector<StoredPiece>(int64_t begin, int64_t end)> pieces;

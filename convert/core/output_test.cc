@@ -61,7 +61,7 @@ class Source {
 
 OutputTensor Matrix(const std::string& name, const Shape& shape) {
   OutputTensor tensor = {
-      .name = name, .source_name = name, .dtype = F32, .shape = shape, .offset_bytes = 0};
+      .name = name, .source_name = name, .dtype = DType::kF32, .shape = shape, .offset_bytes = 0};
   tensor.elements = ElementCount(shape);
   tensor.pieces = [shape](int64_t begin, int64_t end) {
     return RowMajorPieces(shape, sizeof(float), begin, end);
@@ -319,7 +319,7 @@ TEST(OutputTest, NeighboursThatAreTheSameTensorAreAllWritten) {
   OutputTensor tied = Matrix("small", {kSmallRows, kSmallColumns}), rounded = tied;
   tied.name = "tied";
   rounded.name = "rounded";
-  rounded.dtype = BF16;
+  rounded.dtype = DType::kBF16;
   rounded.pieces = [](int64_t begin, int64_t end) {
     return RowMajorPieces({kSmallRows, kSmallColumns}, sizeof(uint16_t), begin, end);
   };

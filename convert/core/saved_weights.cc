@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/join_first.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera::ckpt::convert {
@@ -35,12 +36,12 @@ absl::StatusOr<std::vector<SavedWeight>> FindWeights(const Manifest& manifest,
                                       ShapeToString(GlobalShape(*found->second)), ", expected ",
                                       ShapeToString(parameter.shape)));
     }
-    weights.push_back({&parameter, found->second->dtype()});
+    weights.push_back({&parameter, FromProto(found->second->dtype())});
     saved.erase(parameter.name);
     saved.erase(parameter.tied_name);
   }
   for (const auto& [name, tensor] : saved) {
-    if (tensor->role() == WEIGHT) {
+    if (FromProto(tensor->role()) == TensorRole::kWeight) {
       problems.push_back(absl::StrCat("tensor ", name, " is not the model's"));
     }
   }
@@ -49,7 +50,7 @@ absl::StatusOr<std::vector<SavedWeight>> FindWeights(const Manifest& manifest,
 }
 
 absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType wanted) {
-  if (wanted != DTYPE_UNSPECIFIED) return wanted;
+  if (wanted != DType::kUnspecified) return wanted;
   std::set<DType> dtypes;
   for (const SavedWeight& weight : weights) dtypes.insert(weight.dtype);
   if (dtypes.size() == 1) return *dtypes.begin();
@@ -59,7 +60,8 @@ absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType
 absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescription& model,
                                  const std::string& state) {
   std::map<std::string, DType> saved;
-  for (const LogicalTensor& tensor : manifest.tensors()) saved[tensor.name()] = tensor.dtype();
+  for (const LogicalTensor& tensor : manifest.tensors())
+    saved[tensor.name()] = FromProto(tensor.dtype());
   std::set<DType> dtypes;
   size_t found = 0;
   for (const LogicalParameter& parameter : model.parameters) {
@@ -68,7 +70,7 @@ absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescriptio
     dtypes.insert(at->second);
     ++found;
   }
-  if (found == 0) return DTYPE_UNSPECIFIED;
+  if (found == 0) return DType::kUnspecified;
   if (found == model.parameters.size() && dtypes.size() == 1) return *dtypes.begin();
   return absl::InvalidArgumentError(
       absl::StrCat("only ", found, " of ", model.parameters.size(), " parameters have ", state,

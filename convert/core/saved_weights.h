@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/core/models.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 

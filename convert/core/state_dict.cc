@@ -124,7 +124,7 @@ class Namer {
     for (size_t i = 0; i < checkpoint_.tensors.size(); ++i) {
       const ForeignTensor& tensor = checkpoint_.tensors[i];
       by_name_[tensor.name] = i;
-      if (tensor.role != WEIGHT) continue;
+      if (tensor.role != TensorRole::kWeight) continue;
       const auto [at, is_new] = weights_.emplace(Unwrapped(tensor.name), i);
       if (!is_new) {
         return Damaged(tensor, absl::StrCat("without its wrappers it is called as ",
@@ -337,7 +337,7 @@ class Namer {
     std::vector<std::string> left_out;
     for (size_t i = 0; i < checkpoint_.tensors.size(); ++i) {
       ForeignTensor& tensor = checkpoint_.tensors[i];
-      if (tensor.role != WEIGHT) {
+      if (tensor.role != TensorRole::kWeight) {
         kept.push_back(std::move(tensor));
         continue;
       }
@@ -488,8 +488,8 @@ class Namer {
           file->ReadAt(piece.offset_bytes, std::as_writable_bytes(std::span(&number, 1))));
       return static_cast<double>(number);
     };
-    if (tensor.dtype == F32) return read(float{0});
-    if (tensor.dtype == I64) return read(int64_t{0});
+    if (tensor.dtype == DType::kF32) return read(float{0});
+    if (tensor.dtype == DType::kI64) return read(int64_t{0});
     return kUnknown;
   }
 
@@ -516,7 +516,7 @@ class Namer {
 
 }  // namespace
 
-absl::Status NameStateDict(Storage& storage, std::string_view folder, const ModelConfig* model,
+absl::Status NameStateDict(Storage& storage, std::string_view folder, const ModelProto* model,
                            std::string_view framework, ForeignCheckpoint& checkpoint) {
   const absl::StatusOr<std::optional<KnownModel>> known =
       FindModel(storage, folder, model, framework, checkpoint);

@@ -29,7 +29,7 @@ namespace tessera::ckpt::convert {
 // they are, with a note that says why. Errors: DataLoss, naming the tensor, where names match but
 // shapes do not, where the model lacks one of the tensors around its own, and where two parts of
 // the state dict could be the model; those of the storage.
-absl::Status NameStateDict(Storage& storage, std::string_view folder, const ModelConfig* model,
+absl::Status NameStateDict(Storage& storage, std::string_view folder, const ModelProto* model,
                            std::string_view framework, ForeignCheckpoint& checkpoint);
 
 }  // namespace tessera::ckpt::convert

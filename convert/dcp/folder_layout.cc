@@ -9,10 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
-#include "checkpoint/format/dtype.h"
 #include "convert/pickle/write.h"
 #include "convert/torch/archive_layout.h"
 #include "convert/torch/zip.h"
+#include "layout/dtype.h"
 #include "zlib.h"
 
 namespace tessera::ckpt::convert {
@@ -183,7 +183,7 @@ DcpDataFiles::~DcpDataFiles() = default;
 DcpBlob DcpDataFiles::Add(const Shape& shape, OutputTensor tensor) {
   Writer writer;
   WriteTorchTensor(tensor.dtype, shape, 0, writer);
-  const uint64_t bytes = static_cast<uint64_t>(tensor.elements) * DTypeSize(tensor.dtype);
+  const uint64_t bytes = static_cast<uint64_t>(tensor.elements) * ElementSize(tensor.dtype);
   TorchArchiveLayout layout(std::move(writer).Finish(), std::span(&bytes, 1));
   uint64_t begin = files_.empty() ? 0 : RoundUp(files_.back().size_bytes, kZipAlignmentBytes);
   if (files_.empty() || begin + layout.size_bytes() > max_file_bytes_) {

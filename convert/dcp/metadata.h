@@ -14,6 +14,7 @@
 #include "checkpoint/storage/storage.h"
 #include "convert/pickle/value.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 
@@ -32,7 +33,7 @@ struct DcpChunk {
 
 struct DcpTensor {
   std::string name;
-  DType dtype = DTYPE_UNSPECIFIED;  // if torch has one that this version does not know
+  DType dtype = DType::kUnspecified;  // if torch has one that this version does not know
   Shape shape;
   std::vector<DcpChunk> chunks;  // those that hold any elements
 };

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
 #include "convert/core/record_checks.h"
 #include "convert/dcp/metadata.h"
@@ -178,9 +179,10 @@ absl::StatusOr<StoredPiece> ReadChunk(OpenFiles& files, const DcpTensor& tensor,
       TorchTensor stored, is_safetensors ? ReadSafetensorsChunk(*file, chunk.blob.part, tensor.name)
                                          : ReadTorchChunk(*file, chunk.blob.part));
   if (stored.dtype != tensor.dtype || stored.shape != chunk.box.shape) {
-    return absl::DataLossError(absl::StrCat(
-        "the metadata says ", DType_Name(tensor.dtype), " ", ShapeToString(chunk.box.shape),
-        ", the chunk is ", DType_Name(stored.dtype), " ", ShapeToString(stored.shape)));
+    return absl::DataLossError(
+        absl::StrCat("the metadata says ", DTypeProto_Name(ToProto(tensor.dtype)), " ",
+                     ShapeToString(chunk.box.shape), ", the chunk is ",
+                     DTypeProto_Name(ToProto(stored.dtype)), " ", ShapeToString(stored.shape)));
   }
   return StoredPiece{.box = chunk.box,
                      .file = chunk.blob.file,
@@ -236,14 +238,14 @@ std::string NoteOf(const std::string& what, std::vector<std::string> names) {
 }
 
 // Roles that are stated by an object of the checkpoint. None if it has none.
-absl::StatusOr<std::map<std::string, Role>> ReadRoles(OpenFiles& files,
-                                                      const DcpMetadata& metadata) {
+absl::StatusOr<std::map<std::string, TensorRole>> ReadRoles(OpenFiles& files,
+                                                            const DcpMetadata& metadata) {
   for (const DcpObject& object : metadata.objects) {
     if (object.name != kTorchRolesKey) continue;
     TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, files.ReadObject(object));
     return ReadTorchRoles(archive.contents.root());
   }
-  return std::map<std::string, Role>();
+  return std::map<std::string, TensorRole>();
 }
 
 // Names that are stated by an object of the checkpoint. None if it has none.
@@ -303,7 +305,7 @@ absl::Status AddNotes(OpenFiles& files, const DcpMetadata& metadata, bool has_na
   std::vector<std::string> objects, unknown;
   TESSERA_RETURN_IF_ERROR(AddValues(files, metadata, has_names, checkpoint.values, objects));
   for (const DcpTensor& tensor : metadata.tensors) {
-    if (tensor.dtype == DTYPE_UNSPECIFIED) unknown.push_back(tensor.name);
+    if (tensor.dtype == DType::kUnspecified) unknown.push_back(tensor.name);
   }
   if (!objects.empty()) checkpoint.notes.push_back(NoteOf("objects that are no tensors", objects));
   if (!unknown.empty()) checkpoint.notes.push_back(NoteOf("tensors of unknown dtypes", unknown));
@@ -337,10 +339,10 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
   for (const DcpTensor& tensor : metadata->tensors) {
     const auto name = names.find(tensor.name);
     const bool is_hidden = name != names.end() && name->second.empty();
-    if (tensor.dtype == DTYPE_UNSPECIFIED || is_hidden) continue;
+    if (tensor.dtype == DType::kUnspecified || is_hidden) continue;
     ForeignTensor added = {.name = name == names.end() ? tensor.name : name->second,
                            .dtype = tensor.dtype};
-    if (IsOptimizerState(tensor.name, optimizers)) added.role = OPTIMIZER_STATE;
+    if (IsOptimizerState(tensor.name, optimizers)) added.role = TensorRole::kOptimizerState;
     if (const auto role = roles.find(tensor.name); role != roles.end()) added.role = role->second;
     added.shape = tensor.shape;
     for (const DcpChunk& chunk : tensor.chunks) {

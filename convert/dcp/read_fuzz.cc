@@ -24,7 +24,7 @@ extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   if (!metadata.ok()) return 0;
   for (const ckpt::convert::DcpTensor& tensor : metadata->tensors) {
     for (const ckpt::convert::DcpChunk& chunk : tensor.chunks) {
-      const bool inside = ckpt::Contains(ckpt::WholeBox(tensor.shape), chunk.box);
+      const bool inside = tessera::Contains(tessera::WholeBox(tensor.shape), chunk.box);
       if (!inside || chunk.box.empty() || LeavesTheFolder(chunk.blob.file)) std::abort();
     }
   }

@@ -19,7 +19,6 @@
 #include "absl/strings/str_join.h"
 #include "base/byte_order.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_checkpoint.h"
@@ -28,6 +27,7 @@
 #include "convert/testing/memory_meter.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -58,7 +58,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> Present(std::shared_ptr<Storage>
 // Loads one tensor in equal parts along `dim`, each at its place in row-major memory.
 std::string LoadInParts(const Checkpoint& checkpoint, const TensorInfo& info, size_t dim,
                         int64_t parts) {
-  const int64_t element_bytes = DTypeSize(static_cast<DType>(info.dtype));
+  const int64_t element_bytes = ElementSize(info.dtype);
   std::string bytes(ElementCount(info.global_shape) * element_bytes, '\x55');
   const std::vector<int64_t> strides = ContiguousStrides(info.global_shape);
   for (int64_t part = 0; part < parts; ++part) {
@@ -93,7 +93,7 @@ void ExpectEqualsTwin(ForeignStorage& storage, const std::string& twin_file) {
   for (const SafetensorsEntry& expected : header->entries) {
     const auto info = checkpoint->Find(expected.key);
     ASSERT_TRUE(info.ok()) << info.status();
-    EXPECT_EQ(static_cast<DType>(info->dtype), expected.dtype) << expected.key;
+    EXPECT_EQ(info->dtype, expected.dtype) << expected.key;
     EXPECT_EQ(info->global_shape, expected.shape) << expected.key;
     if (expected.length_bytes == 0) continue;
     for (const auto& [dim, parts] :
@@ -137,7 +137,8 @@ TEST(ReadDcpTest, OptimizerStateHasItsRole) {
   const auto read = ReadDcp(*Folder(), "fsdp");
   ASSERT_TRUE(read.ok()) << read.status();
   for (const ForeignTensor& tensor : read->tensors) {
-    EXPECT_EQ(tensor.role, tensor.name.starts_with("optim.state.") ? OPTIMIZER_STATE : WEIGHT)
+    EXPECT_EQ(tensor.role, tensor.name.starts_with("optim.state.") ? TensorRole::kOptimizerState
+                                                                   : TensorRole::kWeight)
         << tensor.name;
   }
 }

@@ -34,7 +34,7 @@ OutputFile AddOptimizer(const TorchOutputTensors& tensors, const Manifest& manif
     return blob;
   };
   pickle::Writer step;
-  WriteTorchTensor(F32, {}, 0, step);
+  WriteTorchTensor(DType::kF32, {}, 0, step);
   std::string updates;
   AppendLittleEndian(std::bit_cast<uint32_t>(static_cast<float>(UpdatesOf(manifest))), updates);
   const DcpBlob step_blob = add(std::move(step), updates);
@@ -47,8 +47,10 @@ OutputFile AddOptimizer(const TorchOutputTensors& tensors, const Manifest& manif
     }
     for (const TorchOutputState& state : group.states) {
       steps.push_back(absl::StrCat("optimizer.state.", state.parameter, ".step"));
-      written.tensors.push_back(
-          {.name = steps.back(), .dtype = F32, .shape = {}, .chunks = {{WholeBox({}), step_blob}}});
+      written.tensors.push_back({.name = steps.back(),
+                                 .dtype = DType::kF32,
+                                 .shape = {},
+                                 .chunks = {{WholeBox({}), step_blob}}});
       for (const auto& [name, blob] : settings) {
         written.objects.push_back(
             {.name = absl::StrCat("optimizer.param_groups.", state.parameter, ".", name),

@@ -30,29 +30,27 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-constexpr ElementType kTypes[] = {ElementType::kF64,    ElementType::kF32,   ElementType::kF16,
-                                  ElementType::kBF16,   ElementType::kI64,   ElementType::kI32,
-                                  ElementType::kI16,    ElementType::kI8,    ElementType::kU8,
-                                  ElementType::kU16,    ElementType::kU32,   ElementType::kU64,
-                                  ElementType::kF8E4M3, ElementType::kF8E5M2};
+constexpr DType kTypes[] = {DType::kF64, DType::kF32, DType::kF16,    DType::kBF16,  DType::kI64,
+                            DType::kI32, DType::kI16, DType::kI8,     DType::kU8,    DType::kU16,
+                            DType::kU32, DType::kU64, DType::kF8E4M3, DType::kF8E5M2};
 
 // A committed checkpoint of tensors of every dtype, a tied one, optimizer state, a scalar and an
 // empty tensor.
 class Source {
  public:
   Source() {
-    for (const ElementType dtype : kTypes) {
+    for (const DType dtype : kTypes) {
       Add("of." + std::to_string(static_cast<int>(dtype)), dtype, {5, 3}, TensorRole::kWeight);
     }
-    Add("scalar", ElementType::kF32, {}, TensorRole::kBuffer);
-    Add("empty", ElementType::kF32, {0, 4}, TensorRole::kWeight);
-    Add("exp_avg.of.2", ElementType::kF32, {5, 3}, TensorRole::kOptimizerState);
-    Add("master.of.4", ElementType::kF32, {5, 3}, TensorRole::kMasterWeight);
+    Add("scalar", DType::kF32, {}, TensorRole::kBuffer);
+    Add("empty", DType::kF32, {0, 4}, TensorRole::kWeight);
+    Add("exp_avg.of.2", DType::kF32, {5, 3}, TensorRole::kOptimizerState);
+    Add("master.of.4", DType::kF32, {5, 3}, TensorRole::kMasterWeight);
     for (const char* name : {"of.2.exp_avg_sq", "of.4.exp_avg", "of.4.exp_avg_sq"}) {
-      Add(name, ElementType::kF32, {5, 3}, TensorRole::kOptimizerState);
+      Add(name, DType::kF32, {5, 3}, TensorRole::kOptimizerState);
     }
     state_.tensors.push_back(
-        {.name = "tied", .dtype = ElementType::kF32, .global_shape = {5, 3}, .alias_of = "of.2"});
+        {.name = "tied", .dtype = DType::kF32, .global_shape = {5, 3}, .alias_of = "of.2"});
     const auto saved = CheckpointFolder(storage_).Save(7, state_);
     EXPECT_TRUE(saved.ok()) << saved.status();
     auto manifest = ReadManifest(storage_, StepDirectoryName(7));
@@ -79,8 +77,8 @@ class Source {
   const Manifest& manifest() const { return manifest_; }
 
  private:
-  void Add(const std::string& name, ElementType dtype, const Shape& shape, TensorRole role) {
-    auto memory = std::make_unique<std::vector<uint8_t>>(ElementCount(shape) * ElementBytes(dtype));
+  void Add(const std::string& name, DType dtype, const Shape& shape, TensorRole role) {
+    auto memory = std::make_unique<std::vector<uint8_t>>(ElementCount(shape) * ElementSize(dtype));
     for (size_t i = 0; i < memory->size(); ++i) {
       (*memory)[i] = static_cast<uint8_t>((i * 7 + memory_.size() * 13) % 61);
     }
@@ -111,7 +109,7 @@ DigestsByName WriteAndRead(Source& source, const std::vector<OutputFile>& files,
   for (const LogicalTensor& tensor : manifest->tensors()) {
     for (const LogicalTensor& in_source : source.manifest().tensors()) {
       if (in_source.name() != tensor.name()) continue;
-      EXPECT_EQ(tensor.role(), in_source.role()) << tensor.name();
+      EXPECT_EQ(FromProto(tensor.role()), FromProto(in_source.role())) << tensor.name();
       EXPECT_EQ(tensor.alias_of(), in_source.alias_of()) << tensor.name();
     }
   }
@@ -169,14 +167,14 @@ TEST(WriteTorchFormatsTest, MomentsAreThoseOfAnOptimizersStateDict) {
 
 TEST(WriteTorchFormatsTest, FloatingWeightsAreConverted) {
   Source source;
-  const auto files = PlanDcp(source.manifest(), {.tensors = {.dtype = BF16}});
+  const auto files = PlanDcp(source.manifest(), {.tensors = {.dtype = DType::kBF16}});
   std::map<std::string, DType> dtypes;
   for (const OutputFile& file : files) {
     for (const OutputTensor& tensor : file.tensors) dtypes[tensor.name] = tensor.dtype;
   }
-  EXPECT_EQ(dtypes.at("of.2"), BF16);
-  EXPECT_EQ(dtypes.at("of.5"), I64);
-  EXPECT_EQ(dtypes.at("exp_avg.of.2"), F32);
+  EXPECT_EQ(dtypes.at("of.2"), DType::kBF16);
+  EXPECT_EQ(dtypes.at("of.5"), DType::kI64);
+  EXPECT_EQ(dtypes.at("exp_avg.of.2"), DType::kF32);
 }
 
 TEST(WriteTorchFormatsTest, FilesOfDcpAreSplit) {

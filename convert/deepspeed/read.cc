@@ -14,7 +14,6 @@
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
 #include "convert/deepspeed/deepspeed.h"
@@ -23,6 +22,7 @@
 #include "convert/torch/archive.h"
 #include "convert/torch/torch_file.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -252,7 +252,7 @@ absl::Status DeepSpeedReader::AddModule() {
     const auto found = states_.module.find(name);
     if (found == states_.module.end() || found->second.shape != parameter.foreign.shape) continue;
     const bool is_frozen = frozen.contains(name) && !universal_.contains(name);
-    if (!is_frozen && found->second.dtype == F32) continue;
+    if (!is_frozen && found->second.dtype == DType::kF32) continue;
     if (is_frozen) parameter.found = ElementCount(parameter.foreign.shape);
     parameter.has_rounded_weight = !is_frozen;
     TESSERA_RETURN_IF_ERROR(AddTensor(name, kForeignWeight, file, found->second));
@@ -271,8 +271,8 @@ absl::Status DeepSpeedReader::AddRange(const std::string& file, const ZeroGroup&
                      absl::StrCat("parameter ", parameter.foreign.name, ": ", count,
                                   " elements at ", start, " of ", elements));
     }
-    const auto bytes = static_cast<uint64_t>(start) * DTypeSize(tensor.dtype);
-    const bool is_fp32 = kind.role != OPTIMIZER_STATE;
+    const auto bytes = static_cast<uint64_t>(start) * ElementSize(tensor.dtype);
+    const bool is_fp32 = kind.role != TensorRole::kOptimizerState;
     TESSERA_RETURN_IF_ERROR(
         set_->AddRange(parameter.foreign, {}, is_fp32 ? KindOfFp32(parameter) : kind, begin,
                        begin + count, {file, tensor.offset_bytes + bytes, tensor.dtype}));

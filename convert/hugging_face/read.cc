@@ -124,13 +124,13 @@ class ModelReader {
     ForeignTensor tensor = {.name = parameter.name,
                             .dtype = copies[0].dtype,
                             .shape = parameter.shape,
-                            .partition = ToCheckpoint(parameter.partition)};
+                            .partition = parameter.partition};
     for (ForeignTensor& copy : copies) {
       if (copy.shape != parameter.shape || copy.dtype != tensor.dtype) {
         problems_.push_back(absl::StrCat(
             "tensor ", copy.name, " in ", copy.pieces[0].file, ": expected ",
-            std::string(DTypeName(tensor.dtype)), " ", ShapeToString(parameter.shape), ", found ",
-            std::string(DTypeName(copy.dtype)), " ", ShapeToString(copy.shape)));
+            std::string(SafetensorsName(tensor.dtype)), " ", ShapeToString(parameter.shape),
+            ", found ", std::string(SafetensorsName(copy.dtype)), " ", ShapeToString(copy.shape)));
         return;
       }
       tensor.pieces.push_back(std::move(copy.pieces[0]));

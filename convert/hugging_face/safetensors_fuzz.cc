@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace {
 
@@ -23,8 +23,8 @@ void CheckEntries(const ckpt::SafetensorsHeader& header, uint64_t file_bytes) {
   uint64_t end = header.data_offset;
   for (const ckpt::SafetensorsEntry& entry : header.entries) {
     Check(entry.file_offset == end);
-    const auto elements = static_cast<uint64_t>(ckpt::ElementCount(entry.shape));
-    Check(entry.length_bytes == elements * ckpt::DTypeSize(entry.dtype));
+    const auto elements = static_cast<uint64_t>(tessera::ElementCount(entry.shape));
+    Check(entry.length_bytes == elements * ElementSize(entry.dtype));
     end += entry.length_bytes;
   }
   Check(end == file_bytes);

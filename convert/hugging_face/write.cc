@@ -5,12 +5,12 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
 #include "convert/core/output.h"
 #include "convert/core/saved_weights.h"
 #include "convert/hugging_face/hugging_face.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
@@ -20,7 +20,7 @@ struct Weight {
   std::string name;
   Shape shape;
   DType dtype;
-  uint64_t bytes() const { return static_cast<uint64_t>(ElementCount(shape)) * DTypeSize(dtype); }
+  uint64_t bytes() const { return static_cast<uint64_t>(ElementCount(shape)) * ElementSize(dtype); }
 };
 
 // Consecutive weights, as many as fit into a file.
@@ -49,7 +49,7 @@ absl::StatusOr<OutputFile> PlanFile(std::string name, const std::vector<Weight>&
   TESSERA_ASSIGN_OR_RETURN(file.header, BuildSafetensorsHeader(header));
   file.size_bytes = header.file_size_bytes;
   for (const SafetensorsEntry& entry : header.entries) {
-    const size_t size = DTypeSize(entry.dtype);
+    const size_t size = ElementSize(entry.dtype);
     file.tensors.push_back({.name = entry.key,
                             .source_name = entry.key,
                             .dtype = entry.dtype,
@@ -78,7 +78,7 @@ absl::StatusOr<std::vector<OutputFile>> PlanHuggingFace(const Manifest& manifest
                                                         const PlanOptions& options) {
   // What config.json says of the model is what its readers will look for.
   TESSERA_ASSIGN_OR_RETURN(const std::string any_config,
-                           WriteHuggingFaceConfig(manifest.model(), F32));
+                           WriteHuggingFaceConfig(manifest.model(), DType::kF32));
   TESSERA_ASSIGN_OR_RETURN(const HuggingFaceDescription description,
                            ReadHuggingFaceConfig(any_config, std::numeric_limits<int64_t>::max()));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedWeight> saved,
@@ -87,7 +87,7 @@ absl::StatusOr<std::vector<OutputFile>> PlanHuggingFace(const Manifest& manifest
   uint64_t total_bytes = 0;
   for (const SavedWeight& weight : saved) {
     weights.push_back({weight.parameter->name, weight.parameter->shape,
-                       options.dtype != DTYPE_UNSPECIFIED ? options.dtype : weight.dtype});
+                       options.dtype != DType::kUnspecified ? options.dtype : weight.dtype});
     total_bytes += weights.back().bytes();
   }
   const std::vector<std::vector<Weight>> parts = Divide(weights, options.max_file_bytes);
@@ -102,7 +102,7 @@ absl::StatusOr<std::vector<OutputFile>> PlanHuggingFace(const Manifest& manifest
   if (parts.size() > 1) files.push_back(Index(files, total_bytes));
   TESSERA_ASSIGN_OR_RETURN(
       std::string config,
-      WriteHuggingFaceConfig(manifest.model(), weights.empty() ? F32 : weights[0].dtype));
+      WriteHuggingFaceConfig(manifest.model(), weights.empty() ? DType::kF32 : weights[0].dtype));
   files.push_back(PlainOutputFile("config.json", std::move(config)));
   files.back().commits = true;
   return files;

@@ -7,10 +7,9 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/storage.h"
 #include "convert/core/foreign_checkpoint.h"
+#include "models/foreign/format.h"
 
 namespace tessera::ckpt::convert {
-
-inline constexpr std::string_view kInfiniTrain = "infinitrain";
 
 // Whether ReadInfiniTrain() would look at this storage.
 absl::StatusOr<bool> IsInfiniTrain(Storage& storage);
@@ -32,7 +31,7 @@ absl::StatusOr<bool> IsInfiniTrain(Storage& storage);
 // Errors: DataLoss, naming file and tensor; FailedPrecondition where trainer_state.json contradicts
 // the model; Unimplemented for folders of tensor-parallel and pipeline ranks, which do not say how
 // tensors are cut; those of NameStateDict() and of the storage.
-absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, const ModelConfig* model);
+absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, const ModelProto* model);
 
 }  // namespace tessera::ckpt::convert
 

@@ -6,10 +6,10 @@
 #include <cstdlib>
 #include <string>
 
-#include "checkpoint/format/dtype.h"
 #include "convert/infinitrain/state_file.h"
 #include "convert/testing/string_file.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace {
 
@@ -31,7 +31,7 @@ extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   for (const ckpt::convert::InfiniTrainTensor& tensor : *tensors) {
     Check(tensor.offset_bytes > end);
     end = tensor.offset_bytes +
-          static_cast<uint64_t>(ckpt::ElementCount(tensor.shape)) * ckpt::DTypeSize(tensor.dtype);
+          static_cast<uint64_t>(tessera::ElementCount(tensor.shape)) * ElementSize(tensor.dtype);
   }
   Check(tensors->empty() || end == size);
   return 0;

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/core/state_dict.h"
@@ -104,10 +105,11 @@ class Reader {
     checkpoint_.format = kInfiniTrain;
     checkpoint_.description.mutable_producer()->set_program("InfiniTrain");
     for (rank_ = 0; rank_ < ranks_.size(); ++rank_) {
-      TESSERA_RETURN_IF_ERROR(AddFile(kModelFile, WEIGHT));
+      TESSERA_RETURN_IF_ERROR(AddFile(kModelFile, TensorRole::kWeight));
       TESSERA_ASSIGN_OR_RETURN(const bool has_optimizer,
                                HasStateFile(storage_, PathOf(kOptimizerFile)));
-      if (has_optimizer) TESSERA_RETURN_IF_ERROR(AddFile(kOptimizerFile, OPTIMIZER_STATE));
+      if (has_optimizer)
+        TESSERA_RETURN_IF_ERROR(AddFile(kOptimizerFile, TensorRole::kOptimizerState));
       TESSERA_RETURN_IF_ERROR(CheckComplete());
     }
     TESSERA_RETURN_IF_ERROR(DescribeRun());
@@ -115,7 +117,7 @@ class Reader {
   }
 
   // FailedPrecondition where the sizes in trainer_state.json are not those of the model.
-  absl::Status CheckModel(const ModelConfig& model) const {
+  absl::Status CheckModel(const ModelProto& model) const {
     TESSERA_ASSIGN_OR_RETURN(const std::string text, WriteForeignConfig(kInfiniTrain, model));
     const nlohmann::json sizes = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     for (const auto& [key, size] : sizes.items()) {
@@ -173,13 +175,13 @@ class Reader {
     return Damaged(storage_, PathOf(file), absl::StrCat("tensor ", name, ": ", problem));
   }
 
-  absl::Status AddFile(std::string_view file, Role role) {
+  absl::Status AddFile(std::string_view file, TensorRole role) {
     const std::string path = PathOf(file);
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
     absl::StatusOr<std::vector<InfiniTrainTensor>> tensors = ReadInfiniTrainStateFile(*open);
     if (!tensors.ok()) return At(storage_, path, tensors.status());
     for (InfiniTrainTensor& tensor : *tensors) {
-      if (role == WEIGHT) {
+      if (role == TensorRole::kWeight) {
         TESSERA_RETURN_IF_ERROR(AddTensor(file, role, std::move(tensor)));
       } else if (tensor.name == "adam.t") {
         TESSERA_RETURN_IF_ERROR(TakeUpdates(*open, tensor));
@@ -199,11 +201,11 @@ class Reader {
     if (moment.has_value()) {
       tensor.name = absl::StrCat("state.", moment->parameter, ".", moment->state);
     }
-    return AddTensor(file, OPTIMIZER_STATE, std::move(tensor));
+    return AddTensor(file, TensorRole::kOptimizerState, std::move(tensor));
   }
 
   // The tensor, or a rank's copy of it.
-  absl::Status AddTensor(std::string_view file, Role role, InfiniTrainTensor tensor) {
+  absl::Status AddTensor(std::string_view file, TensorRole role, InfiniTrainTensor tensor) {
     std::vector<ForeignTensor>& tensors = checkpoint_.tensors;
     const auto [at, is_new] = index_.emplace(tensor.name, tensors.size());
     if (is_new) {
@@ -216,10 +218,11 @@ class Reader {
     ForeignTensor& first = tensors[at->second];
     if (copies_[at->second]++ != rank_) return DamagedTensor(file, tensor.name, "occurs twice");
     if (first.dtype != tensor.dtype || first.shape != tensor.shape) {
-      return DamagedTensor(file, tensor.name,
-                           absl::StrCat(DType_Name(tensor.dtype), " ", ShapeToString(tensor.shape),
-                                        ", in ", ranks_.front(), " ", DType_Name(first.dtype), " ",
-                                        ShapeToString(first.shape)));
+      return DamagedTensor(
+          file, tensor.name,
+          absl::StrCat(DTypeProto_Name(ToProto(tensor.dtype)), " ", ShapeToString(tensor.shape),
+                       ", in ", ranks_.front(), " ", DTypeProto_Name(ToProto(first.dtype)), " ",
+                       ShapeToString(first.shape)));
     }
     if (ElementCount(tensor.shape) == 0) return absl::OkStatus();
     first.pieces.push_back({.box = WholeBox(tensor.shape),
@@ -233,15 +236,15 @@ class Reader {
     for (size_t i = 0; i < copies_.size(); ++i) {
       if (copies_[i] == rank_ + 1) continue;
       const ForeignTensor& tensor = checkpoint_.tensors[i];
-      return DamagedTensor(tensor.role == WEIGHT ? kModelFile : kOptimizerFile, tensor.name,
-                           absl::StrCat("missing, but in ", ranks_.front()));
+      return DamagedTensor(tensor.role == TensorRole::kWeight ? kModelFile : kOptimizerFile,
+                           tensor.name, absl::StrCat("missing, but in ", ranks_.front()));
     }
     return absl::OkStatus();
   }
 
   // Adam's number of updates.
   absl::Status TakeUpdates(const ReadableFile& file, const InfiniTrainTensor& tensor) {
-    if (tensor.dtype != I64 || ElementCount(tensor.shape) != 1) {
+    if (tensor.dtype != DType::kI64 || ElementCount(tensor.shape) != 1) {
       return DamagedTensor(kOptimizerFile, tensor.name, "expected one I64");
     }
     int64_t updates = 0;
@@ -306,7 +309,7 @@ absl::StatusOr<bool> IsInfiniTrain(Storage& storage) {
   return false;
 }
 
-absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, const ModelConfig* model) {
+absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, const ModelProto* model) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> ranks, FindRanks(storage));
   Reader reader(storage, std::move(ranks));
   TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, reader.Read());

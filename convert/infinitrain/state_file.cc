@@ -17,8 +17,8 @@
 #include "base/status_macros.h"
 #include "base/text_views.h"
 #include "base/utf8.h"
-#include "checkpoint/format/dtype.h"
 #include "layout/bounds.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -31,7 +31,9 @@ constexpr uint32_t kMaxNameBytes = 4096;
 constexpr uint64_t kWindowBytes = 4096;
 
 // By the number in the file.
-constexpr DType kDTypes[] = {BOOL, U8, I8, U16, I16, U32, I32, U64, I64, BF16, F16, F32, F64};
+constexpr DType kDTypes[] = {DType::kBool, DType::kU8,  DType::kI8,  DType::kU16, DType::kI16,
+                             DType::kU32,  DType::kI32, DType::kU64, DType::kI64, DType::kBF16,
+                             DType::kF16,  DType::kF32, DType::kF64};
 
 // Reads a file from its beginning, a window at a time.
 class Cursor {
@@ -112,7 +114,7 @@ absl::Status ReadContents(Cursor& cursor, InfiniTrainTensor& tensor) {
     tensor.shape.push_back(static_cast<int64_t>(extent));
   }
   const absl::StatusOr<int64_t> expected =
-      CheckedByteCount(tensor.shape, static_cast<int64_t>(DTypeSize(tensor.dtype)));
+      CheckedByteCount(tensor.shape, ElementSize(tensor.dtype));
   if (!expected.ok()) return absl::DataLossError(expected.status().message());
   TESSERA_ASSIGN_OR_RETURN(const uint64_t bytes, cursor.Number<uint64_t>());
   if (bytes != static_cast<uint64_t>(*expected)) {

@@ -11,13 +11,14 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/storage.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 
 // A tensor of InfiniTrain's `model.ckpt` or `optimizer.ckpt`.
 struct InfiniTrainTensor {
   std::string name;
-  DType dtype = DTYPE_UNSPECIFIED;
+  DType dtype = DType::kUnspecified;
   Shape shape;
   uint64_t offset_bytes = 0;  // of the elements, which are row-major
 };

@@ -57,11 +57,11 @@ TEST(StateFileTest, ReadsTensorsWithoutTheirElements) {
   ASSERT_TRUE(tensors.ok()) << tensors.status();
   ASSERT_EQ(tensors->size(), 2);
   EXPECT_EQ(tensors->at(0).name, "step");
-  EXPECT_EQ(tensors->at(0).dtype, I64);
+  EXPECT_EQ(tensors->at(0).dtype, DType::kI64);
   EXPECT_TRUE(tensors->at(0).shape.empty());
   EXPECT_EQ(file.contents()[tensors->at(0).offset_bytes], 7);
   EXPECT_EQ(tensors->at(1).name, "weight");
-  EXPECT_EQ(tensors->at(1).dtype, F32);
+  EXPECT_EQ(tensors->at(1).dtype, DType::kF32);
   EXPECT_EQ(tensors->at(1).shape, Shape({2, 3}));
   EXPECT_EQ(tensors->at(1).offset_bytes, file.size_bytes() - 24);
 }

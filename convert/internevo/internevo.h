@@ -6,10 +6,9 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/storage/storage.h"
 #include "convert/core/foreign_checkpoint.h"
+#include "models/foreign/format.h"
 
 namespace tessera::ckpt::convert {
-
-inline constexpr std::string_view kInternEvo = "internevo";
 
 // Whether ReadInternEvo() would look at this storage.
 absl::StatusOr<bool> IsInternEvo(Storage& storage);

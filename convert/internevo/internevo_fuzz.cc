@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
-#include "checkpoint/format/dtype.h"
 #include "convert/internevo/files.h"
 #include "convert/internevo/zero_state.h"
 #include "convert/pickle/budget.h"
 #include "convert/pickle/value.h"
 #include "convert/testing/string_file.h"
 #include "convert/torch/archive.h"
+#include "layout/dtype.h"
 
 namespace {
 
@@ -57,7 +57,7 @@ void CheckState(const ckpt::convert::InternEvoZeroState& state, size_t file_byte
     for (const auto& [kind, vector] : group.vectors) {
       Check(vector.shape.size() == 1);
       Check(vector.shape == group.vectors.front().second.shape);
-      const auto bytes = static_cast<uint64_t>(vector.shape[0] * ckpt::DTypeSize(vector.dtype));
+      const auto bytes = static_cast<uint64_t>(vector.shape[0] * ElementSize(vector.dtype));
       Check(bytes == 0 || vector.offset_bytes + bytes <= file_bytes);
     }
   }

@@ -16,7 +16,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
 #include "convert/internevo/files.h"
@@ -25,6 +24,7 @@
 #include "convert/torch/archive.h"
 #include "convert/torch/torch_file.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 
@@ -120,7 +120,7 @@ absl::Status RankFilesReader::ReadModelFile(const InternEvoRankFile& file) {
     }
     absl::StatusOr<TorchTensor> resolved = ResolveTorchTensor(archive, value);
     TESSERA_ASSIGN_OR_RETURN(tensor.tensor, InFile(storage_, path, std::move(resolved)));
-    rounded_ = rounded_ || tensor.tensor.dtype != F32;
+    rounded_ = rounded_ || tensor.tensor.dtype != DType::kF32;
     layers_.Add(file.pipeline, tensor.parsed);
     model.tensors.push_back(std::move(tensor));
   }
@@ -178,7 +178,7 @@ absl::StatusOr<std::vector<const LocalTensor*>> RankFilesReader::ParametersOf(
     const ModelFile& model, const std::string& group) const {
   std::vector<const LocalTensor*> parameters;
   for (const LocalTensor& tensor : model.tensors) {
-    const bool is_fp32 = rounded_ && tensor.tensor.dtype == F32;
+    const bool is_fp32 = rounded_ && tensor.tensor.dtype == DType::kF32;
     if (is_fp32 ? group == kFp32Group : group == kDefaultGroup) parameters.push_back(&tensor);
   }
   std::ranges::stable_sort(parameters, std::greater<>(), [](const LocalTensor* tensor) {
@@ -237,7 +237,7 @@ absl::Status RankFilesReader::AddGroup(const InternEvoRankFile& file, const Inte
           parameter, ShareOf(file), is_copy ? kForeignWeight : kind, planned.shape,
           {file.name, offset_bytes, vector.dtype}, ContiguousStrides(planned.shape)));
       offset_bytes += static_cast<uint64_t>(ElementCount(planned.shape)) *
-                      static_cast<uint64_t>(DTypeSize(vector.dtype));
+                      static_cast<uint64_t>(ElementSize(vector.dtype));
     }
   }
   return absl::OkStatus();
@@ -357,7 +357,7 @@ absl::StatusOr<ForeignCheckpoint> ReadUniversal(Storage& storage) {
   ForeignTensorSet set(parameters.model());
   bool rounded = false;
   for (const ForeignTensor& tensor : weights) {
-    rounded = rounded || tensor.dtype != F32;
+    rounded = rounded || tensor.dtype != DType::kF32;
     TESSERA_RETURN_IF_ERROR(AddTensor(tensor, {kForeignWeight, tensor.name}, parameters, set));
   }
   for (const ForeignTensor& tensor : states) {

@@ -22,7 +22,7 @@ static_assert(std::endian::native == std::endian::little, "the files are little-
 constexpr int32_t kVersionF32 = 3;
 constexpr int32_t kVersionBF16 = 5;
 
-LlmcDescription Describe(const tessera::ModelConfig& config, const LlmcFormat& format, DType dtype,
+LlmcDescription Describe(const ModelConfig& config, const LlmcFormat& format, DType dtype,
                          const LlmcHeader& header) {
   return {
       .model = DescribeModel(config), .dtype = dtype, .tensors = format.tensors(config, header)};
@@ -87,7 +87,7 @@ class PieceMaker {
 
 }  // namespace
 
-absl::StatusOr<LlmcDescription> ReadLlmcHeader(LlmcFile& file, const ModelConfig* model) {
+absl::StatusOr<LlmcDescription> ReadLlmcHeader(LlmcFile& file, const ModelProto* model) {
   std::vector<std::string> known;
   for (const Architecture* const architecture : Architectures()) {
     const LlmcFormat* const format = architecture->llmc;
@@ -99,11 +99,11 @@ absl::StatusOr<LlmcDescription> ReadLlmcHeader(LlmcFile& file, const ModelConfig
       return file.Corrupt(absl::StrCat("unknown version: expected ", kVersionF32, " (fp32) or ",
                                        kVersionBF16, " (bf16), found ", version));
     }
-    const DType dtype = version == kVersionF32 ? F32 : BF16;
-    file.element_bytes = static_cast<int64_t>(DTypeSize(dtype));
-    TESSERA_ASSIGN_OR_RETURN(tessera::ModelConfig config, format->read_config(file));
+    const DType dtype = version == kVersionF32 ? DType::kF32 : DType::kBF16;
+    file.element_bytes = ElementSize(dtype);
+    TESSERA_ASSIGN_OR_RETURN(ModelConfig config, format->read_config(file));
     if (model != nullptr) {
-      const absl::StatusOr<tessera::ModelConfig> wanted = ConfigOf(*model);
+      const absl::StatusOr<ModelConfig> wanted = ConfigOf(*model);
       if (wanted.ok() && wanted->architecture() == config.architecture() &&
           wanted->has_untie_embeddings_and_output_weights()) {
         config.set_untie_embeddings_and_output_weights(
@@ -116,12 +116,12 @@ absl::StatusOr<LlmcDescription> ReadLlmcHeader(LlmcFile& file, const ModelConfig
                                    ", found ", file.header[0]));
 }
 
-absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelConfig& model, DType dtype) {
-  if (dtype != F32 && dtype != BF16) {
+absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelProto& model, DType dtype) {
+  if (dtype != DType::kF32 && dtype != DType::kBF16) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a llm.c file has F32 or BF16, not ", DType_Name(dtype)));
+        absl::StrCat("a llm.c file has F32 or BF16, not ", DTypeProto_Name(ToProto(dtype))));
   }
-  TESSERA_ASSIGN_OR_RETURN(const tessera::ModelConfig config, ConfigOf(model));
+  TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
   const LlmcFormat* const format = FindArchitecture(config)->llmc;
   if (format == nullptr) {
     return absl::InvalidArgumentError(
@@ -129,7 +129,7 @@ absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelConfig& model, DType dtype
   }
   TESSERA_ASSIGN_OR_RETURN(LlmcHeader header, format->make_header(config));
   header[0] = format->magic;
-  header[1] = dtype == F32 ? kVersionF32 : kVersionBF16;
+  header[1] = dtype == DType::kF32 ? kVersionF32 : kVersionBF16;
   const auto bytes = std::as_bytes(std::span(header));
   return LlmcOutput{{reinterpret_cast<const char*>(bytes.data()), bytes.size()},
                     Describe(config, *format, dtype, header)};

@@ -15,6 +15,7 @@
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"
 #include "convert/core/output_file.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 
@@ -27,7 +28,7 @@ inline constexpr int32_t kStateVersion = 1;
 // A model file, as its header describes it.
 struct LlmcDescription {
   ModelDescription model;
-  DType dtype = DTYPE_UNSPECIFIED;
+  DType dtype = DType::kUnspecified;
   // In the file's order. ZeRO ranks of llm.c divide each of them.
   std::vector<LlmcTensor> tensors;
 };
@@ -35,7 +36,7 @@ struct LlmcDescription {
 // The model in a file with this header, whose `element_bytes` this sets. DataLoss naming the file.
 // `model` may be null; where it has the head tied to the embedding, as no header says, the file's
 // two matrices are copies of one.
-absl::StatusOr<LlmcDescription> ReadLlmcHeader(LlmcFile& file, const ModelConfig* model);
+absl::StatusOr<LlmcDescription> ReadLlmcHeader(LlmcFile& file, const ModelProto* model);
 
 // A model file of llm.c that is to be written.
 struct LlmcOutput {
@@ -44,7 +45,7 @@ struct LlmcOutput {
 };
 // The model file of a model as manifests describe it, with weights of this dtype: F32 or BF16.
 // InvalidArgument where llm.c has no such model.
-absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelConfig& model, DType dtype);
+absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelProto& model, DType dtype);
 
 // The model file of llm.c that a place means: `file` in the storage or, where that is empty, the
 // model_NNNNNNNN.bin of the newest step, with DONE_NNNNNNNN where any step has one. Empty if
@@ -57,7 +58,7 @@ absl::StatusOr<std::string> FindLlmcModel(Storage& storage, std::string_view fil
 //
 // Errors: NotFound (a rank's file), DataLoss naming the file.
 absl::StatusOr<ForeignCheckpoint> ReadLlmc(Storage& storage, const std::string& model_file,
-                                           const ModelConfig* model);
+                                           const ModelProto* model);
 
 // The files that llm.c would have written at the checkpoint's step: model_NNNNNNNN.bin and, with
 // optimizer state, state_NNNNNNNN_00000.bin of one rank, then DONE_NNNNNNNN. The position in the

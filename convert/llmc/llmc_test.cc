@@ -39,8 +39,7 @@ std::shared_ptr<Storage> StorageOf(const std::string& file) {
   return storage;
 }
 
-absl::StatusOr<ForeignCheckpoint> Read(const std::string& file,
-                                       const ModelConfig* model = nullptr) {
+absl::StatusOr<ForeignCheckpoint> Read(const std::string& file, const ModelProto* model = nullptr) {
   return ReadLlmc(*StorageOf(file), kFile, model);
 }
 

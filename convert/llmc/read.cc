@@ -12,9 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/dtype.h"
 #include "convert/core/reading.h"
 #include "convert/llmc/llmc.h"
+#include "layout/dtype.h"
 #include "models/layers/architecture.h"
 #include "models/registry.h"
 
@@ -72,12 +72,13 @@ class LlmcReader {
   absl::StatusOr<std::vector<ForeignTensor>> ReadModel(const std::string& file) {
     std::vector<ForeignTensor> tensors;
     uint64_t offset = kLlmcHeaderBytes;
-    const size_t size = DTypeSize(description_.dtype);
+    const size_t size = ElementSize(description_.dtype);
     for (const LlmcTensor& tensor : description_.tensors) {
       const int64_t count = tensor.rows * tensor.columns;
       // Where the head is stored although it is tied, it is a copy of the embedding.
       TESSERA_ASSIGN_OR_RETURN(const LogicalParameter* const parameter, Find(tensor.name));
-      ForeignTensor& target = Target(*parameter, WEIGHT, "", description_.dtype, tensors);
+      ForeignTensor& target =
+          Target(*parameter, TensorRole::kWeight, "", description_.dtype, tensors);
       AddLlmcPieces(tensor, {parameter->shape.size() == 1, size, file}, 0, count, offset,
                     target.pieces);
       offset += static_cast<uint64_t>(count) * size;
@@ -129,8 +130,9 @@ class LlmcReader {
   }
 
   // The tensor of a parameter, or of its state, in a list; new ones are added.
-  ForeignTensor& Target(const LogicalParameter& parameter, Role role, const std::string& state,
-                        DType dtype, std::vector<ForeignTensor>& tensors) {
+  ForeignTensor& Target(const LogicalParameter& parameter, TensorRole role,
+                        const std::string& state, DType dtype,
+                        std::vector<ForeignTensor>& tensors) {
     const std::string name = state.empty() ? parameter.name : parameter.name + "." + state;
     const auto [at, is_new] = index_.emplace(name, tensors.size());
     if (is_new) {
@@ -138,7 +140,7 @@ class LlmcReader {
                          .role = role,
                          .dtype = dtype,
                          .shape = parameter.shape,
-                         .partition = ToCheckpoint(parameter.partition)});
+                         .partition = parameter.partition});
     }
     return tensors[at->second];
   }
@@ -196,8 +198,8 @@ class LlmcReader {
                                       " ranks do not divide its ", count, " elements"));
         }
         TESSERA_ASSIGN_OR_RETURN(const LogicalParameter* const parameter, Find(tensor.name));
-        const Role role = is_master ? MASTER_WEIGHT : OPTIMIZER_STATE;
-        ForeignTensor& target = Target(*parameter, role, name, F32, states);
+        const TensorRole role = is_master ? TensorRole::kMasterWeight : TensorRole::kOptimizerState;
+        ForeignTensor& target = Target(*parameter, role, name, DType::kF32, states);
         const int64_t each = count / parts;
         AddLlmcPieces(tensor, {parameter->shape.size() == 1, sizeof(float), file}, part * each,
                       (part + 1) * each, offset, target.pieces);
@@ -261,7 +263,7 @@ absl::StatusOr<std::string> FindLlmcModel(Storage& storage, std::string_view fil
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadLlmc(Storage& storage, const std::string& model_file,
-                                           const ModelConfig* model) {
+                                           const ModelProto* model) {
   TESSERA_ASSIGN_OR_RETURN(LlmcFile opened, ReadHeader(storage, model_file));
   TESSERA_ASSIGN_OR_RETURN(LlmcDescription description, ReadLlmcHeader(opened, model));
   ForeignCheckpoint checkpoint = {.format = std::string(kLlmc)};

@@ -28,10 +28,10 @@ std::map<std::string, const LogicalParameter*> ByName(const ModelDescription& mo
 }
 
 // The model's tensors, or one state of each, behind what a file has already.
-void AddTensors(const LlmcDescription& description, Role role, const std::string& state,
+void AddTensors(const LlmcDescription& description, TensorRole role, const std::string& state,
                 DType dtype, OutputFile& file) {
   const auto parameters = ByName(description.model);
-  const size_t size = DTypeSize(dtype);
+  const size_t size = ElementSize(dtype);
   const auto named = [&](const std::string& name) {
     return state.empty() ? name : absl::StrCat(name, ".", state);
   };
@@ -70,16 +70,16 @@ std::string StateHeader(int64_t step, bool has_master) {
 absl::StatusOr<bool> HasState(const Manifest& manifest, const ModelDescription& model,
                               const std::string& state) {
   TESSERA_ASSIGN_OR_RETURN(const DType dtype, StateDType(manifest, model, state));
-  if (dtype == F32 || dtype == DTYPE_UNSPECIFIED) return dtype == F32;
-  return absl::InvalidArgumentError(
-      absl::StrCat(state, " is ", DType_Name(dtype), ": llm.c has fp32 optimizer state"));
+  if (dtype == DType::kF32 || dtype == DType::kUnspecified) return dtype == DType::kF32;
+  return absl::InvalidArgumentError(absl::StrCat(state, " is ", DTypeProto_Name(ToProto(dtype)),
+                                                 ": llm.c has fp32 optimizer state"));
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,
                                                  const PlanOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(LlmcOutput output, WriteLlmcHeader(manifest.model(), F32));
+  TESSERA_ASSIGN_OR_RETURN(LlmcOutput output, WriteLlmcHeader(manifest.model(), DType::kF32));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedWeight> weights,
                            FindWeights(manifest, output.description.model));
   TESSERA_ASSIGN_OR_RETURN(const DType dtype, WeightDType(weights, options.dtype));
@@ -90,7 +90,7 @@ absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,
   files[0].name = absl::StrFormat("model_%08d.bin", step);
   files[0].header = output.header;
   files[0].size_bytes = output.header.size();
-  AddTensors(output.description, WEIGHT, "", dtype, files[0]);
+  AddTensors(output.description, TensorRole::kWeight, "", dtype, files[0]);
   const ModelDescription& model = output.description.model;
   TESSERA_ASSIGN_OR_RETURN(const bool has_moments, HasState(manifest, model, "exp_avg"));
   if (has_moments && !options.weights_only) {
@@ -100,9 +100,10 @@ absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,
     OutputFile state = {.name = absl::StrFormat("state_%08d_00000.bin", step),
                         .header = StateHeader(step, has_master)};
     state.size_bytes = state.header.size();
-    AddTensors(output.description, OPTIMIZER_STATE, "exp_avg", F32, state);
-    AddTensors(output.description, OPTIMIZER_STATE, "exp_avg_sq", F32, state);
-    if (has_master) AddTensors(output.description, MASTER_WEIGHT, "master", F32, state);
+    AddTensors(output.description, TensorRole::kOptimizerState, "exp_avg", DType::kF32, state);
+    AddTensors(output.description, TensorRole::kOptimizerState, "exp_avg_sq", DType::kF32, state);
+    if (has_master)
+      AddTensors(output.description, TensorRole::kMasterWeight, "master", DType::kF32, state);
     files.push_back(std::move(state));
   }
   files.push_back({.name = absl::StrFormat("DONE_%08d", step), .commits = true});

@@ -12,10 +12,9 @@
 #include "checkpoint/storage/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/output_file.h"
+#include "models/foreign/format.h"
 
 namespace tessera::ckpt::convert {
-
-inline constexpr std::string_view kMegatron = "megatron";
 
 // Whether the root of the storage holds a checkpoint of Megatron-LM: of the backend torch_dist, or
 // a folder for each rank; or is the folder of a run that names one.

@@ -6,12 +6,12 @@
 #include <cstdlib>
 #include <string>
 
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/megatron/rank_file.h"
 #include "convert/megatron/run.h"
 #include "convert/testing/string_file.h"
 #include "convert/torch/archive.h"
+#include "layout/dtype.h"
 
 namespace {
 
@@ -28,7 +28,7 @@ void CheckTensor(const convert::TorchTensor& tensor, size_t file_bytes) {
     if (tensor.shape[d] == 0) return;
     last += static_cast<uint64_t>((tensor.shape[d] - 1) * tensor.strides[d]);
   }
-  Check(tensor.offset_bytes + (last + 1) * tessera::ckpt::DTypeSize(tensor.dtype) <= file_bytes);
+  Check(tensor.offset_bytes + (last + 1) * tessera::ElementSize(tensor.dtype) <= file_bytes);
 }
 
 void CheckVectors(const convert::StateVectors& vectors, size_t file_bytes) {

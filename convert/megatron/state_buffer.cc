@@ -16,9 +16,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/elements/copy_elements.h"
-#include "checkpoint/format/dtype.h"
 #include "convert/megatron/run.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 
@@ -104,7 +104,7 @@ absl::Status AddBuffer(std::span<const RankParameter> parameters, std::span<cons
         if (count <= 0) continue;
         ForeignPlace place = run->place;
         place.offset_bytes +=
-            static_cast<uint64_t>(skipped) * static_cast<uint64_t>(DTypeSize(place.dtype));
+            static_cast<uint64_t>(skipped) * static_cast<uint64_t>(ElementSize(place.dtype));
         TESSERA_RETURN_IF_ERROR(
             set.AddRange(*own.parameter, own.share, kind, at - begin, at - begin + count, place));
         at += count;
@@ -208,7 +208,7 @@ class ElementReader {
     for (const StoredPiece& piece : tensor.pieces) {
       const Box at = {index, Shape(index.size(), 1)};
       if (!Contains(piece.box, at)) continue;
-      const size_t size = DTypeSize(tensor.dtype);
+      const size_t size = ElementSize(tensor.dtype);
       uint64_t offset = piece.offset_bytes;
       for (size_t d = 0; d < index.size(); ++d) {
         offset +=
@@ -246,7 +246,7 @@ std::set<std::vector<int64_t>> SampleIndices(const Shape& shape) {
 absl::Status Compare(ElementReader& reader, const ForeignTensor& weight,
                      const ForeignTensor& master) {
   const CopyElements round = FindCopy(master.dtype, weight.dtype);
-  const size_t size = DTypeSize(weight.dtype);
+  const size_t size = ElementSize(weight.dtype);
   if (round == nullptr || weight.shape != master.shape) return absl::OkStatus();
   for (const std::vector<int64_t>& index : SampleIndices(weight.shape)) {
     Element stored, exact;
@@ -268,11 +268,11 @@ absl::Status Compare(ElementReader& reader, const ForeignTensor& weight,
 absl::Status CheckMasterWeights(Storage& storage, const std::vector<ForeignTensor>& tensors) {
   std::map<std::string_view, const ForeignTensor*> weights;
   for (const ForeignTensor& tensor : tensors) {
-    if (tensor.role == WEIGHT) weights[tensor.name] = &tensor;
+    if (tensor.role == TensorRole::kWeight) weights[tensor.name] = &tensor;
   }
   ElementReader reader(storage);
   for (const ForeignTensor& tensor : tensors) {
-    if (tensor.role != MASTER_WEIGHT || !tensor.name.ends_with(kMasterSuffix)) continue;
+    if (tensor.role != TensorRole::kMasterWeight || !tensor.name.ends_with(kMasterSuffix)) continue;
     std::string_view name = tensor.name;
     name.remove_suffix(kMasterSuffix.size());
     const auto weight = weights.find(name);

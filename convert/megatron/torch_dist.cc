@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
 #include "convert/dcp/read.h"
@@ -19,6 +18,7 @@
 #include "convert/torch/archive.h"
 #include "convert/torch/torch_file.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 #include "layout/flat_range.h"
 
 namespace tessera::ckpt::convert {
@@ -83,7 +83,8 @@ class TorchDistReader {
                                                      " belongs to no parameter of the model that ",
                                                      kMegatronCommonFile, " describes"));
     }
-    if (tensor.shape.size() == parameter->shape.size() + 1 && key->kind.role != WEIGHT) {
+    if (tensor.shape.size() == parameter->shape.size() + 1 &&
+        key->kind.role != TensorRole::kWeight) {
       return AddFlattened(tensor, *parameter, key->kind);
     }
     if (tensor.shape != parameter->shape) {
@@ -144,7 +145,7 @@ class TorchDistReader {
         TESSERA_RETURN_IF_ERROR(
             set_.AddBox(parameter, {}, kind, box, place, ContiguousStrides(part)));
         place.offset_bytes += static_cast<uint64_t>(ElementCount(box.shape)) *
-                              static_cast<uint64_t>(DTypeSize(tensor.dtype));
+                              static_cast<uint64_t>(ElementSize(tensor.dtype));
       }
     }
     return absl::OkStatus();

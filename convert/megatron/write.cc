@@ -96,8 +96,8 @@ class MegatronPlan {
     if (options_.weights_only) return absl::OkStatus();
     for (const ForeignKind& kind : {kForeignExpAvg, kForeignExpAvgSq, kForeignMaster}) {
       TESSERA_ASSIGN_OR_RETURN(const DType state, StateDType(manifest_, model_, kind.state));
-      if (state == DTYPE_UNSPECIFIED) continue;
-      const bool is_master = kind.role == MASTER_WEIGHT;
+      if (state == DType::kUnspecified) continue;
+      const bool is_master = kind.role == TensorRole::kMasterWeight;
       has_master_ |= is_master;
       written_.push_back(
           {kind, state, absl::StrCat("optimizer.state.", is_master ? "param" : kind.state, ".")});

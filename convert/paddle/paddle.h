@@ -16,10 +16,9 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/storage/storage.h"
 #include "convert/core/foreign_checkpoint.h"
+#include "models/foreign/format.h"
 
 namespace tessera::ckpt::convert {
-
-inline constexpr char kPaddle[] = "paddle";
 
 // Whether the root of the storage has files of states as PaddleNLP names them.
 absl::StatusOr<bool> IsPaddle(Storage& storage);

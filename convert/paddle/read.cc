@@ -316,7 +316,7 @@ class PaddleReader {
 
   // beta^(updates + 1), which must be the same for all parameters.
   absl::Status CheckPower(const PaddleRankFile& file, const PaddleArray& array, PaddleState state) {
-    if (array.dtype != F32 || ElementCount(array.shape) != 1) {
+    if (array.dtype != DType::kF32 || ElementCount(array.shape) != 1) {
       return Damaged(
           storage_, file.name,
           absl::StrCat(array.key, ": expected one F32, found ", ShapeToString(array.shape)));

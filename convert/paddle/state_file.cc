@@ -51,7 +51,7 @@ std::optional<TensorValue> AsTensor(const Value& value) {
   return TensorValue{pair[1], *name};
 }
 
-DType StoredDType(DType dtype) { return dtype == U16 ? BF16 : dtype; }
+DType StoredDType(DType dtype) { return dtype == DType::kU16 ? DType::kBF16 : dtype; }
 
 absl::Status AddArrays(const Value& dict, pickle::Budget& budget,
                        std::vector<PaddleArray>& arrays) {

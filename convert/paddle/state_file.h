@@ -13,6 +13,7 @@
 #include "checkpoint/storage/storage.h"
 #include "convert/pickle/numpy_array.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 
@@ -21,7 +22,7 @@ struct PaddleArray {
   std::string tensor_name;  // of the tensor, which the optimizer's names begin with; may be empty
   // BF16 where the array has the dtype uint16: Paddle has no tensors of that, and stores bfloat16
   // so.
-  DType dtype = DTYPE_UNSPECIFIED;
+  DType dtype = DType::kUnspecified;
   Shape shape;
   // One, or flat parts of an array beyond 1 GiB, in their order.
   std::vector<pickle::NumpyArray> parts;

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/format/dtype.h"
 #include "convert/paddle/files.h"
 #include "convert/paddle/state_file.h"
 #include "convert/testing/string_file.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace {
 
@@ -24,11 +24,11 @@ void CheckArray(const ckpt::convert::PaddleArray& array, size_t file_bytes) {
   uint64_t elements = 0;
   for (const ckpt::pickle::NumpyArray& part : array.parts) {
     Check(part.shape.size() == part.strides.size());
-    const auto count = static_cast<uint64_t>(ckpt::ElementCount(part.shape));
+    const auto count = static_cast<uint64_t>(tessera::ElementCount(part.shape));
     elements += count;
-    Check(count == 0 || part.offset_bytes + count * ckpt::DTypeSize(part.dtype) <= file_bytes);
+    Check(count == 0 || part.offset_bytes + count * ElementSize(part.dtype) <= file_bytes);
   }
-  Check(elements == static_cast<uint64_t>(ckpt::ElementCount(array.shape)));
+  Check(elements == static_cast<uint64_t>(tessera::ElementCount(array.shape)));
   ckpt::convert::ParsePaddleStateKey(array.key);
 }
 

@@ -52,7 +52,7 @@ TEST(StateFileTest, ArraysAndATableOfNames) {
   ASSERT_EQ(state->arrays.size(), 2);
   EXPECT_EQ(state->arrays[0].key, "a");
   EXPECT_EQ(state->arrays[0].tensor_name, "linear_0.w_0");
-  EXPECT_EQ(state->arrays[0].dtype, F32);
+  EXPECT_EQ(state->arrays[0].dtype, DType::kF32);
   EXPECT_EQ(state->arrays[0].shape, (Shape{3, 4}));
   EXPECT_EQ(state->arrays[0].parts[0].strides, (std::vector<int64_t>{4, 1}));
   EXPECT_EQ(Values(file, state->arrays[0]), Iota(12));
@@ -77,7 +77,7 @@ TEST(StateFileTest, BFloat16IsStoredAsIntegers) {
   const auto state = ReadPaddleStateFile(Read("bfloat16.pdparams"));
   ASSERT_TRUE(state.ok()) << state.status();
   ASSERT_EQ(state->arrays.size(), 1);
-  EXPECT_EQ(state->arrays[0].dtype, BF16);
+  EXPECT_EQ(state->arrays[0].dtype, DType::kBF16);
 }
 
 TEST(StateFileTest, BigArraysAreInParts) {

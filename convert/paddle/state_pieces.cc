@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/dtype.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -150,7 +150,7 @@ class StatePlacer {
                              storage_.Open(one.file->name));
     std::vector<std::byte> block(kBlockBytes);
     for (const pickle::NumpyArray& part : one.array->parts) {
-      uint64_t left = static_cast<uint64_t>(ElementCount(part.shape)) * DTypeSize(part.dtype);
+      uint64_t left = static_cast<uint64_t>(ElementCount(part.shape)) * ElementSize(part.dtype);
       for (uint64_t at = part.offset_bytes; left > 0;) {
         const std::span<std::byte> read(block.data(), std::min<uint64_t>(left, block.size()));
         TESSERA_RETURN_IF_ERROR(file->ReadAt(at, read));

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/dtype.h"
 #include "layout/bounds.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::pickle {
 namespace {
@@ -31,9 +31,10 @@ struct NamedDType {
   std::string_view name;
   DType dtype;
 };
-constexpr NamedDType kDTypes[] = {{"f8", F64}, {"f4", F32}, {"f2", F16}, {"i8", I64},
-                                  {"i4", I32}, {"i2", I16}, {"i1", I8},  {"u8", U64},
-                                  {"u4", U32}, {"u2", U16}, {"u1", U8},  {"b1", BOOL}};
+constexpr NamedDType kDTypes[] = {{"f8", DType::kF64}, {"f4", DType::kF32}, {"f2", DType::kF16},
+                                  {"i8", DType::kI64}, {"i4", DType::kI32}, {"i2", DType::kI16},
+                                  {"i1", DType::kI8},  {"u8", DType::kU64}, {"u4", DType::kU32},
+                                  {"u2", DType::kU16}, {"u1", DType::kU8},  {"b1", DType::kBool}};
 
 // numpy.dtype("f4", False, True) with the state (3, "<", None, None, None, -1, -1, 0).
 absl::StatusOr<DType> ResolveDType(const Value& value) {
@@ -95,8 +96,7 @@ absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value) {
   TESSERA_ASSIGN_OR_RETURN(array.dtype, ResolveDType(parts.dtype));
   std::optional<std::vector<int64_t>> shape = Integers(parts.shape);
   if (!shape) return Malformed("its shape is malformed");
-  const absl::StatusOr<int64_t> bytes =
-      CheckedByteCount(*shape, static_cast<int64_t>(DTypeSize(array.dtype)));
+  const absl::StatusOr<int64_t> bytes = CheckedByteCount(*shape, ElementSize(array.dtype));
   if (!bytes.ok()) return Malformed(bytes.status().message());
   const bool is_text = parts.bytes.IsObjectOf("_codecs.encode") || parts.bytes.is(Kind::kText);
   if (is_text && *bytes > 0) {

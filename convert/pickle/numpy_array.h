@@ -11,11 +11,12 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/pickle/value.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::pickle {
 
 struct NumpyArray {
-  DType dtype = DTYPE_UNSPECIFIED;
+  DType dtype = DType::kUnspecified;
   Shape shape;
   std::vector<int64_t> strides;  // in elements, one per dim
   uint64_t offset_bytes = 0;     // of its first element, from the beginning of the file

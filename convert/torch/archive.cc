@@ -35,21 +35,14 @@ constexpr std::string_view kLegacyMagic =
     "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
 constexpr int64_t kLegacyVersion = 1001;
 constexpr std::pair<std::string_view, DType> kDTypes[] = {
-    {"torch.float64", F64},
-    {"torch.float32", F32},
-    {"torch.float16", F16},
-    {"torch.bfloat16", BF16},
-    {"torch.int64", I64},
-    {"torch.int32", I32},
-    {"torch.int16", I16},
-    {"torch.int8", I8},
-    {"torch.uint8", U8},
-    {"torch.bool", BOOL},
-    {"torch.uint16", U16},
-    {"torch.uint32", U32},
-    {"torch.uint64", U64},
-    {"torch.float8_e4m3fn", F8_E4M3},
-    {"torch.float8_e5m2", F8_E5M2},
+    {"torch.float64", DType::kF64},        {"torch.float32", DType::kF32},
+    {"torch.float16", DType::kF16},        {"torch.bfloat16", DType::kBF16},
+    {"torch.int64", DType::kI64},          {"torch.int32", DType::kI32},
+    {"torch.int16", DType::kI16},          {"torch.int8", DType::kI8},
+    {"torch.uint8", DType::kU8},           {"torch.bool", DType::kBool},
+    {"torch.uint16", DType::kU16},         {"torch.uint32", DType::kU32},
+    {"torch.uint64", DType::kU64},         {"torch.float8_e4m3fn", DType::kF8E4M3},
+    {"torch.float8_e5m2", DType::kF8E5M2},
 };
 
 constexpr uint64_t kFirstBytes = 262;  // up to the end of a tar archive's mark
@@ -72,29 +65,29 @@ absl::StatusOr<std::string> ReadSome(const ReadableFile& file, Extent part, uint
 // The class of a storage, "torch.FloatStorage", with what its elements are.
 struct TorchStorageClass {
   std::string_view name;
-  DType dtype = DTYPE_UNSPECIFIED;  // if this version has none
+  DType dtype = DType::kUnspecified;  // if this version has none
   uint64_t element_bytes = 0;
 };
 
 constexpr TorchStorageClass kStorageClasses[] = {
-    {"DoubleStorage", F64, 8},
-    {"FloatStorage", F32, 4},
-    {"HalfStorage", F16, 2},
-    {"BFloat16Storage", BF16, 2},
-    {"LongStorage", I64, 8},
-    {"IntStorage", I32, 4},
-    {"ShortStorage", I16, 2},
-    {"CharStorage", I8, 1},
-    {"ByteStorage", U8, 1},
-    {"BoolStorage", BOOL, 1},
-    {"UntypedStorage", DTYPE_UNSPECIFIED, 1},
-    {"ComplexFloatStorage", DTYPE_UNSPECIFIED, 8},
-    {"ComplexDoubleStorage", DTYPE_UNSPECIFIED, 16},
-    {"QUInt8Storage", DTYPE_UNSPECIFIED, 1},
-    {"QInt8Storage", DTYPE_UNSPECIFIED, 1},
-    {"QInt32Storage", DTYPE_UNSPECIFIED, 4},
-    {"QUInt4x2Storage", DTYPE_UNSPECIFIED, 1},
-    {"QUInt2x4Storage", DTYPE_UNSPECIFIED, 1},
+    {"DoubleStorage", DType::kF64, 8},
+    {"FloatStorage", DType::kF32, 4},
+    {"HalfStorage", DType::kF16, 2},
+    {"BFloat16Storage", DType::kBF16, 2},
+    {"LongStorage", DType::kI64, 8},
+    {"IntStorage", DType::kI32, 4},
+    {"ShortStorage", DType::kI16, 2},
+    {"CharStorage", DType::kI8, 1},
+    {"ByteStorage", DType::kU8, 1},
+    {"BoolStorage", DType::kBool, 1},
+    {"UntypedStorage", DType::kUnspecified, 1},
+    {"ComplexFloatStorage", DType::kUnspecified, 8},
+    {"ComplexDoubleStorage", DType::kUnspecified, 16},
+    {"QUInt8Storage", DType::kUnspecified, 1},
+    {"QInt8Storage", DType::kUnspecified, 1},
+    {"QInt32Storage", DType::kUnspecified, 4},
+    {"QUInt4x2Storage", DType::kUnspecified, 1},
+    {"QUInt2x4Storage", DType::kUnspecified, 1},
 };
 
 // The class that a global names; null for an unknown one.
@@ -369,7 +362,7 @@ DType TorchDType(const Value& value) {
   for (const auto& [name, dtype] : kDTypes) {
     if (value.IsGlobal(name)) return dtype;
   }
-  return DTYPE_UNSPECIFIED;
+  return DType::kUnspecified;
 }
 
 std::optional<std::vector<int64_t>> TorchIntegers(const Value& value) {
@@ -397,7 +390,7 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   TESSERA_ASSIGN_OR_RETURN(const Extent bytes, LocateStorage(archive, storage));
   TorchTensor tensor;
   tensor.dtype = with_dtype ? TorchDType(arguments[6]) : storage.elements->dtype;
-  if (tensor.dtype == DTYPE_UNSPECIFIED) {
+  if (tensor.dtype == DType::kUnspecified) {
     return absl::UnimplementedError(
         absl::StrCat("a tensor of ", absl::CHexEscape(arguments[6].GlobalName().substr(0, 200)),
                      " in a ", View(storage.elements->name)));
@@ -410,20 +403,21 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   }
   tensor.shape = *std::move(shape);
   tensor.strides = *std::move(strides);
-  const uint64_t element_bytes = DTypeSize(tensor.dtype);
+  const uint64_t element_bytes = ElementSize(tensor.dtype);
   TESSERA_RETURN_IF_ERROR(CheckView(tensor, *first, bytes.length / element_bytes));
   const bool empty = ElementCount(tensor.shape) == 0;
   tensor.offset_bytes = bytes.offset + (empty ? 0 : *first * element_bytes);
   return tensor;
 }
 
-std::map<std::string, Role> ReadTorchRoles(const Value& dict) {
-  std::map<std::string, Role> roles;
+std::map<std::string, TensorRole> ReadTorchRoles(const Value& dict) {
+  std::map<std::string, TensorRole> roles;
   for (size_t i = 0; i < dict.entry_count(); ++i) {
     const auto [name, role_name] = dict.entry(i);
-    Role role = ROLE_UNSPECIFIED;
-    if (!Role_Parse(std::string(role_name.AsText().value_or("")), &role)) continue;
-    if (role != ROLE_UNSPECIFIED) roles[std::string(name.AsText().value_or(""))] = role;
+    RoleProto role = ROLE_UNSPECIFIED;
+    if (!RoleProto_Parse(std::string(role_name.AsText().value_or("")), &role)) continue;
+    if (role == ROLE_UNSPECIFIED) continue;
+    roles[std::string(name.AsText().value_or(""))] = FromProto(role);
   }
   return roles;
 }

@@ -13,9 +13,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/format/tensor_role.h"
 #include "checkpoint/storage/storage.h"
 #include "convert/pickle/value.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 
@@ -40,7 +42,7 @@ absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file);
 
 // A tensor: strided elements of a storage.
 struct TorchTensor {
-  DType dtype = DTYPE_UNSPECIFIED;
+  DType dtype = DType::kUnspecified;
   Shape shape;
   std::vector<int64_t> strides;  // in elements, one per dim
   uint64_t offset_bytes = 0;     // of its first element, from the beginning of the file
@@ -56,7 +58,7 @@ bool IsTorchTensor(const pickle::Value& value);
 absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive,
                                                const pickle::Value& value);
 
-// The dtype that a global such as torch.float32 names; DTYPE_UNSPECIFIED for any other value.
+// The dtype that a global such as torch.float32 names; DType::kUnspecified for any other value.
 DType TorchDType(const pickle::Value& value);
 
 // The integers of a tuple or a torch.Size; nullopt unless it holds nothing else.
@@ -79,7 +81,7 @@ std::map<std::string, std::string> ReadTorchNames(
 inline constexpr char kTorchTrainerKey[] = "tessera.trainer";
 
 // The roles in a dict with the key kTorchRolesKey; entries that do not name a role are left out.
-std::map<std::string, Role> ReadTorchRoles(const pickle::Value& dict);
+std::map<std::string, TensorRole> ReadTorchRoles(const pickle::Value& dict);
 
 }  // namespace tessera::ckpt::convert
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/format/dtype.h"
+#include "layout/dtype.h"
 #include "zlib.h"
 
 namespace tessera::ckpt::convert {
@@ -16,14 +16,14 @@ struct TorchType {
   const char* storage_class;  // null: torch writes the bytes of an UntypedStorage
 };
 constexpr TorchType kTypes[] = {
-    {F64, "float64", "DoubleStorage"}, {F32, "float32", "FloatStorage"},
-    {F16, "float16", "HalfStorage"},   {BF16, "bfloat16", "BFloat16Storage"},
-    {I64, "int64", "LongStorage"},     {I32, "int32", "IntStorage"},
-    {I16, "int16", "ShortStorage"},    {I8, "int8", "CharStorage"},
-    {U8, "uint8", "ByteStorage"},      {BOOL, "bool", "BoolStorage"},
-    {U16, "uint16", nullptr},          {U32, "uint32", nullptr},
-    {U64, "uint64", nullptr},          {F8_E4M3, "float8_e4m3fn", nullptr},
-    {F8_E5M2, "float8_e5m2", nullptr},
+    {DType::kF64, "float64", "DoubleStorage"}, {DType::kF32, "float32", "FloatStorage"},
+    {DType::kF16, "float16", "HalfStorage"},   {DType::kBF16, "bfloat16", "BFloat16Storage"},
+    {DType::kI64, "int64", "LongStorage"},     {DType::kI32, "int32", "IntStorage"},
+    {DType::kI16, "int16", "ShortStorage"},    {DType::kI8, "int8", "CharStorage"},
+    {DType::kU8, "uint8", "ByteStorage"},      {DType::kBool, "bool", "BoolStorage"},
+    {DType::kU16, "uint16", nullptr},          {DType::kU32, "uint32", nullptr},
+    {DType::kU64, "uint64", nullptr},          {DType::kF8E4M3, "float8_e4m3fn", nullptr},
+    {DType::kF8E5M2, "float8_e5m2", nullptr},
 };
 
 const TorchType& TypeOf(DType dtype) {
@@ -98,7 +98,7 @@ void WriteTorchTensor(DType dtype, const Shape& shape, size_t storage, pickle::W
                 is_typed ? type.storage_class : "UntypedStorage");
   writer.Text(absl::StrCat(storage));
   writer.Text("cpu");
-  const int64_t element_bytes = is_typed ? 1 : static_cast<int64_t>(DTypeSize(dtype));
+  const int64_t element_bytes = is_typed ? 1 : ElementSize(dtype);
   writer.Int(ElementCount(shape) * element_bytes);
   writer.EndTuple();
   writer.PersistentId();

@@ -12,6 +12,7 @@
 #include "convert/pickle/write.h"
 #include "convert/torch/zip.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 
@@ -45,7 +46,7 @@ class TorchArchiveLayout {
 // Appends a contiguous tensor that is all of a storage of the archive.
 void WriteTorchTensor(DType dtype, const Shape& shape, size_t storage, pickle::Writer& writer);
 
-// Appends a torch.dtype. Precondition: DTypeSize(dtype) > 0.
+// Appends a torch.dtype. Precondition: ElementSize(dtype) > 0.
 void WriteTorchDType(DType dtype, pickle::Writer& writer);
 
 }  // namespace tessera::ckpt::convert

@@ -64,10 +64,10 @@ class Collector {
   };
 
   // These use path_, the name of the value that is looked at.
-  absl::Status Walk(const Value& value, Role role, int depth);
-  absl::Status WalkEntries(const Value& dict, Role role, int depth);
-  absl::Status WalkBelow(std::string_view key, const Value& value, Role role, int depth);
-  absl::Status AddTensor(const Value& value, Role role);
+  absl::Status Walk(const Value& value, TensorRole role, int depth);
+  absl::Status WalkEntries(const Value& dict, TensorRole role, int depth);
+  absl::Status WalkBelow(std::string_view key, const Value& value, TensorRole role, int depth);
+  absl::Status AddTensor(const Value& value, TensorRole role);
   void Note(const std::string& what);
 
   ForeignCheckpoint& checkpoint_;
@@ -103,8 +103,8 @@ absl::Status Collector::AddFile(const TorchArchive& archive, const std::string& 
   const Value root = archive.contents.root();
   const size_t first = checkpoint_.tensors.size();
   path_ = IsTorchTensor(root) ? "tensor" : "";
-  TESSERA_RETURN_IF_ERROR(Walk(root, WEIGHT, 0));
-  const std::map<std::string, Role> roles = ReadTorchRoles(root.Find(kTorchRolesKey));
+  TESSERA_RETURN_IF_ERROR(Walk(root, TensorRole::kWeight, 0));
+  const std::map<std::string, TensorRole> roles = ReadTorchRoles(root.Find(kTorchRolesKey));
   for (size_t i = first; i < checkpoint_.tensors.size(); ++i) {
     const auto role = roles.find(checkpoint_.tensors[i].name);
     if (role != roles.end()) checkpoint_.tensors[i].role = role->second;
@@ -140,7 +140,7 @@ void Collector::AddNotes() {
   }
 }
 
-absl::Status Collector::Walk(const Value& value, Role role, int depth) {
+absl::Status Collector::Walk(const Value& value, TensorRole role, int depth) {
   TESSERA_RETURN_IF_ERROR(budget_->Take(pickle::Budget::kVisitBytes));
   if (depth > kMaxDepth) {
     return absl::DataLossError(absl::StrCat("objects are nested more than ", kMaxDepth, " deep"));
@@ -159,7 +159,8 @@ absl::Status Collector::Walk(const Value& value, Role role, int depth) {
   return absl::OkStatus();
 }
 
-absl::Status Collector::WalkBelow(std::string_view key, const Value& value, Role role, int depth) {
+absl::Status Collector::WalkBelow(std::string_view key, const Value& value, TensorRole role,
+                                  int depth) {
   const size_t parent_bytes = path_.size();
   if (!path_.empty()) path_ += '.';
   path_ += key;
@@ -168,7 +169,7 @@ absl::Status Collector::WalkBelow(std::string_view key, const Value& value, Role
   return absl::OkStatus();
 }
 
-absl::Status Collector::WalkEntries(const Value& dict, Role role, int depth) {
+absl::Status Collector::WalkEntries(const Value& dict, TensorRole role, int depth) {
   const bool is_optimizer = dict.Find("state").present() && dict.Find("param_groups").present();
   for (size_t i = 0; i < dict.entry_count(); ++i) {
     const auto [key, value] = dict.entry(i);
@@ -181,13 +182,13 @@ absl::Status Collector::WalkEntries(const Value& dict, Role role, int depth) {
     TESSERA_RETURN_IF_ERROR(budget_->Take(text ? text->size() / kKeyBytesOfVisit : 0));
     const bool is_state = is_optimizer && text == "state";
     const std::string digits = number ? absl::StrCat(*number) : "";
-    TESSERA_RETURN_IF_ERROR(
-        WalkBelow(text.value_or(digits), value, is_state ? OPTIMIZER_STATE : role, depth));
+    TESSERA_RETURN_IF_ERROR(WalkBelow(text.value_or(digits), value,
+                                      is_state ? TensorRole::kOptimizerState : role, depth));
   }
   return absl::OkStatus();
 }
 
-absl::Status Collector::AddTensor(const Value& value, Role role) {
+absl::Status Collector::AddTensor(const Value& value, TensorRole role) {
   const std::string& name = path_;
   const auto in_tensor = [&](const absl::Status& status) {
     return absl::Status(status.code(),

@@ -10,7 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/pickle/value.h"
 #include "convert/testing/string_file.h"
@@ -18,6 +17,7 @@
 #include "convert/torch/read.h"
 #include "convert/torch/zip.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace {
 
@@ -29,12 +29,12 @@ void Check(bool condition) {
 
 void CheckTensor(const ckpt::convert::TorchTensor& tensor, size_t file_bytes) {
   Check(tensor.shape.size() == tensor.strides.size());
-  if (ckpt::ElementCount(tensor.shape) == 0) return;
+  if (tessera::ElementCount(tensor.shape) == 0) return;
   uint64_t last = 0;
   for (size_t d = 0; d < tensor.shape.size(); ++d)
     last += (tensor.shape[d] - 1) * tensor.strides[d];
-  Check(tensor.offset_bytes + (last + 1) * ckpt::DTypeSize(tensor.dtype) <= file_bytes);
-  Check(static_cast<uint64_t>(ckpt::ElementCount(tensor.shape)) <= file_bytes);
+  Check(tensor.offset_bytes + (last + 1) * ElementSize(tensor.dtype) <= file_bytes);
+  Check(static_cast<uint64_t>(tessera::ElementCount(tensor.shape)) <= file_bytes);
 }
 
 void ReadNames(std::string_view contents) {

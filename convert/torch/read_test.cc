@@ -19,7 +19,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_checkpoint.h"
@@ -32,6 +31,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -94,7 +94,7 @@ TEST(ReadTorchTest, EqualsWhatTorchWroteAsSafetensors) {
       std::string bytes;
       for (const StoredPiece& piece : tensor.pieces) {
         EXPECT_EQ(piece.box, WholeBox(tensor.shape));
-        bytes += Gather(torch_bytes, piece, DTypeSize(tensor.dtype));
+        bytes += Gather(torch_bytes, piece, ElementSize(tensor.dtype));
       }
       EXPECT_EQ(bytes, twin.substr(expected.file_offset, expected.length_bytes)) << expected.key;
     }
@@ -118,8 +118,8 @@ TEST(ReadTorchTest, OptimizerStateHasItsRole) {
   const auto checkpoint = Read("training.pt");
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   const auto tensors = ByName(*checkpoint);
-  EXPECT_EQ(tensors.at("optimizer.state.0.exp_avg").role, OPTIMIZER_STATE);
-  EXPECT_EQ(tensors.at("model.0.weight").role, WEIGHT);
+  EXPECT_EQ(tensors.at("optimizer.state.0.exp_avg").role, TensorRole::kOptimizerState);
+  EXPECT_EQ(tensors.at("model.0.weight").role, TensorRole::kWeight);
   EXPECT_EQ(tensors.at("model.tied.weight").alias_of, "model.0.weight");
   EXPECT_EQ(tensors.at("parameters.0").alias_of, "model.2.weight");
   const std::string notes = absl::StrJoin(checkpoint->notes, "\n");
@@ -137,7 +137,7 @@ TEST(ReadTorchTest, WhatIsNoTensorCanBeLookedUp) {
   EXPECT_EQ(root.Find("losses")[1].AsFloat(), 0.25);
   EXPECT_EQ(root.Find("args").state().Find("lr").AsFloat(), 1e-3);
   EXPECT_EQ(TorchIntegers(root.Find("shape")), (std::vector<int64_t>{2, 3}));
-  EXPECT_EQ(TorchDType(root.Find("dtype")), BF16);
+  EXPECT_EQ(TorchDType(root.Find("dtype")), DType::kBF16);
   EXPECT_EQ(root.Find("optimizer").Find("param_groups")[0].Find("lr").AsFloat(), 1e-3);
 }
 
@@ -319,7 +319,7 @@ std::string LongNamesPickle(int depth, size_t key_bytes, int tensors) {
   for (int i = 0; i < tensors; ++i) {
     pickle += TextOpcodes(absl::StrCat("t", i));
     pickle += i > 0 ? "h\1" : Opcodes([](pickle::Writer& writer) {
-                                WriteTorchTensor(F32, {1}, 0, writer);
+                                WriteTorchTensor(DType::kF32, {1}, 0, writer);
                               }) + "q\1";
   }
   return pickle + "u" + std::string(depth, 's') + ".";

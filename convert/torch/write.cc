@@ -25,10 +25,10 @@ namespace {
 
 bool IsFloating(DType dtype) {
   switch (dtype) {
-    case F64:
-    case F32:
-    case F16:
-    case BF16:
+    case DType::kF64:
+    case DType::kF32:
+    case DType::kF16:
+    case DType::kBF16:
       return true;
     default:
       return false;
@@ -72,7 +72,9 @@ std::vector<TorchOutputGroup> FindGroups(const Manifest& manifest,
 void SetKeys(const Manifest& manifest, TorchOutputTensors& tensors) {
   std::set<std::string> weights;
   for (TorchOutputTensor& tensor : tensors.all) {
-    if (tensor.logical->role() != WEIGHT && tensor.logical->role() != BUFFER) continue;
+    if (FromProto(tensor.logical->role()) != TensorRole::kWeight &&
+        FromProto(tensor.logical->role()) != TensorRole::kBuffer)
+      continue;
     weights.insert(tensor.logical->name());
     tensor.key = absl::StrCat("model.", tensor.logical->name());
   }
@@ -99,15 +101,15 @@ void SetKeys(const Manifest& manifest, TorchOutputTensors& tensors) {
 
 uint64_t StoredBytes(const TorchOutputTensor& tensor) {
   return static_cast<uint64_t>(ElementCount(GlobalShape(*tensor.logical))) *
-         DTypeSize(tensor.dtype);
+         ElementSize(tensor.dtype);
 }
 
 OutputTensor ToOutputTensor(const TorchOutputTensor& tensor, uint64_t offset_bytes) {
   const Shape shape = GlobalShape(*tensor.logical);
-  const size_t size = DTypeSize(tensor.dtype);
+  const size_t size = ElementSize(tensor.dtype);
   return {.name = tensor.logical->name(),
           .source_name = tensor.logical->name(),
-          .role = tensor.logical->role(),
+          .role = FromProto(tensor.logical->role()),
           .dtype = tensor.dtype,
           .shape = shape,
           .offset_bytes = offset_bytes,
@@ -121,11 +123,14 @@ TorchOutputTensors SelectTensors(const Manifest& manifest, const TorchOutputOpti
   TorchOutputTensors tensors;
   std::map<std::string, size_t> stored;
   const auto is_wanted = [&](const LogicalTensor& tensor) {
-    return !options.weights_only || tensor.role() == WEIGHT || tensor.role() == BUFFER;
+    return !options.weights_only || FromProto(tensor.role()) == TensorRole::kWeight ||
+           FromProto(tensor.role()) == TensorRole::kBuffer;
   };
   const auto dtype_of = [&](const LogicalTensor& tensor) {
-    const bool converts = options.dtype != DTYPE_UNSPECIFIED && tensor.role() == WEIGHT;
-    return converts && IsFloating(tensor.dtype()) ? options.dtype : tensor.dtype();
+    const bool converts =
+        options.dtype != DType::kUnspecified && FromProto(tensor.role()) == TensorRole::kWeight;
+    return converts && IsFloating(FromProto(tensor.dtype())) ? options.dtype
+                                                             : FromProto(tensor.dtype());
   };
   for (const LogicalTensor& tensor : manifest.tensors()) {
     if (!is_wanted(tensor) || !tensor.alias_of().empty()) continue;
@@ -144,16 +149,16 @@ TorchOutputTensors SelectTensors(const Manifest& manifest, const TorchOutputOpti
 
 bool HasRoles(const TorchOutputTensors& tensors) {
   return std::ranges::any_of(tensors.all, [](const TorchOutputTensor& tensor) {
-    return tensor.logical->role() != WEIGHT;
+    return FromProto(tensor.logical->role()) != TensorRole::kWeight;
   });
 }
 
 void WriteRoles(const TorchOutputTensors& tensors, pickle::Writer& writer) {
   writer.BeginDict();
   for (const TorchOutputTensor& tensor : tensors.all) {
-    if (tensor.logical->role() == WEIGHT) continue;
+    if (FromProto(tensor.logical->role()) == TensorRole::kWeight) continue;
     writer.Text(tensor.key);
-    writer.Text(Role_Name(tensor.logical->role()));
+    writer.Text(RoleProto_Name(tensor.logical->role()));
   }
   writer.EndDict();
 }

@@ -11,12 +11,13 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/core/output.h"
 #include "convert/pickle/write.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 
 struct TorchOutputOptions {
-  DType dtype = DTYPE_UNSPECIFIED;  // of floating weights; unspecified: as they are saved
-  bool weights_only = false;        // no optimizer state, no master weights
+  DType dtype = DType::kUnspecified;  // of floating weights; unspecified: as they are saved
+  bool weights_only = false;          // no optimizer state, no master weights
   // Names of parameters in the order in which the model's modules have them, which is that in which
   // optimizers number them. Empty: that of the manifest.
   std::vector<std::string> module_order;
@@ -26,7 +27,7 @@ struct TorchOutputOptions {
 struct TorchOutputTensor {
   const LogicalTensor* logical = nullptr;
   std::string key;  // in the state dict, see TorchOutputTensors
-  DType dtype = DTYPE_UNSPECIFIED;
+  DType dtype = DType::kUnspecified;
   size_t stored = 0;  // index of what is stored, which aliases share
 };
 

@@ -7,13 +7,20 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "layout/foreign_parameter.h"
 #include "models/config/config.pb.h"
 #include "models/foreign/json_fields.h"
 #include "models/foreign/llmc.h"
-#include "models/foreign/parameter.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera {
+
+// The frameworks' names, which checkpoints state and commands take.
+inline constexpr char kInfiniTrain[] = "infinitrain";
+inline constexpr char kInternEvo[] = "internevo";
+inline constexpr char kMegatron[] = "megatron";
+inline constexpr char kMeta[] = "meta";
+inline constexpr char kPaddle[] = "paddle";
 
 // What another framework's files of an architecture are like.
 struct ForeignFormat {

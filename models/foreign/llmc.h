@@ -15,18 +15,6 @@ namespace tessera {
 using LlmcHeader = std::array<int32_t, 256>;
 inline constexpr int64_t kLlmcHeaderBytes = 1024;
 
-// One tensor in the body: [rows, columns], row-major; a vector is one row.
-struct LlmcTensor {
-  std::string name;  // of the logical tensor
-  int64_t rows = 0;
-  int64_t columns = 0;
-  int64_t real_rows = 0;    // the rest is padding: zeros in the file, nothing in the logical tensor
-  bool transposed = false;  // the logical tensor is [columns, rows]
-  // If not 0: the rows of each head of this size are in the order of Meta's rotary embedding, which
-  // rotates pairs (2i, 2i+1), whereas the logical tensor has Hugging Face's pairs (i, i + D/2).
-  int64_t interleaved_head_size = 0;
-};
-
 // The header and the length of a model file.
 struct LlmcFile {
   std::string path;  // for messages

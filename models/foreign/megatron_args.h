@@ -8,16 +8,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "layout/foreign_parameter.h"
 #include "models/config/config.pb.h"
 #include "models/foreign/json_fields.h"
-#include "models/foreign/parameter.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera {
 
 // The arguments of a training run that Megatron-LM stores with its checkpoints.
-
-inline constexpr std::string_view kMegatron = "megatron";
 
 // "learned_absolute" or "rope", in releases that have one name for it and in those before.
 std::string MegatronPositionEmbedding(const JsonFields& args);

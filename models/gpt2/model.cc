@@ -53,7 +53,7 @@ int64_t MatrixWeights(const ModelConfig& config) {
 
 std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& options,
                                  Backend& backend) {
-  const StageLayers& stage = options.stage;
+  const ChunkLayers& stage = *options.stage;
   DecoderParts parts;
   parts.parameters = std::make_unique<ParameterSet>();
   const StageParameters p = DeclareParameters(config, options, *parts.parameters);
@@ -67,7 +67,7 @@ std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& 
   }
   for (size_t i = 0; i < p.blocks.size(); ++i) {
     parts.blocks.push_back(
-        MakeBlock(config, options, stage.first_layer + static_cast<int64_t>(i), p.blocks[i]));
+        MakeBlock(config, options, stage.first + static_cast<int64_t>(i), p.blocks[i]));
   }
   if (stage.has_head) {
     parts.head.emplace(std::make_unique<LayerNorm>(*p.final_norm_weight, *p.final_norm_bias,

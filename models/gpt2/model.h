@@ -11,7 +11,7 @@
 namespace tessera::gpt2 {
 
 // GPT-2 (Radford et al., 2019) as Hugging Face's GPT2LMHeadModel computes it. Parameters are
-// allocated, not initialised. Preconditions: config resolved, stage.last_layer set and in range.
+// allocated, not initialised. Preconditions: config resolved, stage set and in range.
 std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& options,
                                  Backend& backend);
 

@@ -89,7 +89,7 @@ class BlockDeclaration {
 
 StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions& options,
                                   ParameterSet& set) {
-  const StageLayers& stage = options.stage;
+  const ChunkLayers& stage = *options.stage;
   const TensorParallel& tensor_parallel = *options.tensor_parallel;
   const int64_t c = config.hidden_size();
   const Initialization normal = InitNormal(config.init_method_std());
@@ -109,7 +109,7 @@ StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions&
     p.position_embedding = &set.Add(WholeParameter(
         kPositionEmbedding, {config.max_position_embeddings(), c}, kBeforeLayers, normal));
   }
-  for (int64_t layer = stage.first_layer; layer < *stage.last_layer; ++layer) {
+  for (int64_t layer = stage.first; layer < stage.last; ++layer) {
     p.layout.boundaries.push_back(set.flat_elements());
     p.blocks.push_back(BlockDeclaration(config, tensor_parallel, layer, set).Declare());
   }

@@ -38,7 +38,7 @@ struct Architecture {
   int64_t (*parameter_count)(const ModelConfig& config) = nullptr;
   // Those of one layer that take part in matrix products.
   int64_t (*layer_matrix_weights)(const ModelConfig& config) = nullptr;
-  // Parameters are allocated, not initialised. options.stage.last_layer is set and in range, and
+  // Parameters are allocated, not initialised. options.stage is set and in range, and
   // the shards divide heads and columns.
   std::unique_ptr<Model> (*make_model)(const ModelConfig& config, const ModelOptions& options,
                                        Backend& backend) = nullptr;

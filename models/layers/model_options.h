@@ -2,10 +2,11 @@
 #define TESSERA_MODELS_LAYERS_MODEL_OPTIONS_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "compute/parallel/tensor_parallel.h"
-#include "compute/tensor/dtype.h"
-#include "models/layers/stage.h"
+#include "layout/dtype.h"
+#include "layout/topology.h"
 
 namespace tessera {
 
@@ -15,8 +16,8 @@ struct ModelOptions {
   // Allocates memory for gradients. Without it: forward only (evaluation, sampling), or gradients
   // in memory bound by ParameterSet::BindGradients.
   bool with_gradients = true;
-  uint64_t seed = 1234;  // for dropout; ParameterSet::Initialize has its own
-  StageLayers stage;     // which layers; all of them by default
+  uint64_t seed = 1234;              // for dropout; ParameterSet::Initialize has its own
+  std::optional<ChunkLayers> stage;  // which layers; all of them by default
   // The shards of these layers; null: one rank, one shard. Its communicator must outlive the model.
   const TensorParallel* tensor_parallel = nullptr;
   // Where one stage uses a tied table at both ends: keeps the head's tied-embedding gradient

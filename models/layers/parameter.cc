@@ -9,6 +9,7 @@
 
 #include "base/threads.h"
 #include "compute/random/philox.h"
+#include "compute/tensor/bfloat16.h"
 #include "compute/tensor/flat_parameter.h"
 #include "compute/tensor/memory.h"
 #include "glog/logging.h"
@@ -64,10 +65,9 @@ void Store(const TensorView& to, int64_t first, std::span<const float> values) {
     case DType::kBF16:
       for (size_t i = 0; i < n; ++i) to.as<BFloat16>()[first + i] = BFloat16(values[i]);
       return;
-    case DType::kI32:
-      break;
+    default:
+      LOG(FATAL) << "weights of type " << DTypeName(to.dtype());
   }
-  LOG(FATAL) << "weights of type " << DTypeName(to.dtype());
 }
 
 // The part of a flat buffer that holds a tensor of this shape.

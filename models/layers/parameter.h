@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "compute/tensor/tensor.h"
-#include "models/layers/partition.h"
+#include "layout/partition.h"
 
 namespace tessera {
 

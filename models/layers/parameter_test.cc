@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "compute/tensor/bfloat16.h"
 #include "gtest/gtest.h"
 #include "models/layers/declare.h"
 

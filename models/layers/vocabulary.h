@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "compute/parallel/tensor_parallel.h"
+#include "layout/partition.h"
 #include "models/layers/parameter.h"
-#include "models/layers/partition.h"
 
 namespace tessera {
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "layout/foreign_parameter.h"
 #include "models/config/config.pb.h"
-#include "models/foreign/parameter.h"
 
 namespace tessera::llama3 {
 

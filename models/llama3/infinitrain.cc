@@ -65,7 +65,7 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 }  // namespace
 
 constinit const ForeignFormat kInfiniTrainFormat = {
-    .framework = "infinitrain",
+    .framework = kInfiniTrain,
     // No file describes a whole model.
     .describes = [](const JsonFields&) { return false; },
     .write_config = WriteConfig,

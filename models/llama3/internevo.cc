@@ -135,7 +135,7 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 
 }  // namespace
 
-constinit const ForeignFormat kInternEvoFormat = {.framework = "internevo",
+constinit const ForeignFormat kInternEvoFormat = {.framework = kInternEvo,
                                                   .describes = Describes,
                                                   .read_config = ReadConfig,
                                                   .parameters = Parameters<RotaryRows::kHalves>};

@@ -95,7 +95,7 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 
 }  // namespace
 
-constinit const ForeignFormat kMetaFormat = {.framework = "meta",
+constinit const ForeignFormat kMetaFormat = {.framework = kMeta,
                                              .describes = Describes,
                                              .read_config = ReadConfig,
                                              .parameters = Parameters};

@@ -64,7 +64,7 @@ int64_t MatrixWeights(const ModelConfig& config) {
 
 std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& options,
                                  Backend& backend) {
-  const StageLayers& stage = options.stage;
+  const ChunkLayers& stage = *options.stage;
   DecoderParts parts;
   parts.parameters = std::make_unique<ParameterSet>();
   const StageParameters p = DeclareParameters(config, options, *parts.parameters);
@@ -79,8 +79,8 @@ std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& 
         DropoutSite(config.hidden_dropout(), options.seed, "model.embedding_dropout"));
   }
   for (size_t i = 0; i < p.blocks.size(); ++i) {
-    parts.blocks.push_back(MakeBlock(config, options, stage.first_layer + static_cast<int64_t>(i),
-                                     p.blocks[i], parts.rope));
+    parts.blocks.push_back(
+        MakeBlock(config, options, stage.first + static_cast<int64_t>(i), p.blocks[i], parts.rope));
   }
   if (stage.has_head) {
     parts.head.emplace(std::make_unique<RmsNorm>(*p.final_norm, config.norm_epsilon()), p.head,

@@ -11,7 +11,7 @@
 namespace tessera::llama3 {
 
 // Llama-3.1 (Grattafiori et al., 2024) as Hugging Face's LlamaForCausalLM computes it. Parameters
-// are allocated, not initialised. Preconditions: config resolved, stage.last_layer set and in
+// are allocated, not initialised. Preconditions: config resolved, stage set and in
 // range.
 std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& options,
                                  Backend& backend);

@@ -99,7 +99,7 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 
 }  // namespace
 
-constinit const ForeignFormat kPaddleFormat = {.framework = "paddle",
+constinit const ForeignFormat kPaddleFormat = {.framework = kPaddle,
                                                .describes = Describes,
                                                .read_config = ReadConfig,
                                                .parameters = Parameters};

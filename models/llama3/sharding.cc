@@ -46,7 +46,7 @@ BlockParameters DeclareBlock(const ModelConfig& config, const TensorParallel& te
 
 StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions& options,
                                   ParameterSet& set) {
-  const StageLayers& stage = options.stage;
+  const ChunkLayers& stage = *options.stage;
   const TensorParallel& tensor_parallel = *options.tensor_parallel;
   const bool tied = !config.untie_embeddings_and_output_weights();
   const bool tied_here = tied && stage.has_embedding && stage.has_head;
@@ -63,7 +63,7 @@ StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions&
     p.table = DeclareTable(table, tensor_parallel, set);
     if (tied_here && !table.has_second_grad) p.layout.shared_table_end = set.flat_elements();
   }
-  for (int64_t layer = stage.first_layer; layer < *stage.last_layer; ++layer) {
+  for (int64_t layer = stage.first; layer < stage.last; ++layer) {
     p.layout.boundaries.push_back(set.flat_elements());
     p.blocks.push_back(DeclareBlock(config, tensor_parallel, layer, set));
   }

@@ -41,7 +41,7 @@ struct StageParameters {
 };
 
 // Declares the parameters of this rank's virtual shards of the stage, in the order of the forward
-// pass. Precondition: options.stage.last_layer is set.
+// pass. Precondition: options.stage is set.
 StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions& options,
                                   ParameterSet& set);
 

@@ -1,6 +1,7 @@
 #include "models/testing/sharded_run.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -53,7 +54,7 @@ class RankRun {
     options.compute_dtype = run.dtype;
     options.tensor_parallel = &tensor_parallel_;
     options.separate_tied_gradients = run.separate_tied_gradients;
-    for (const StageLayers& stage : run.stages) {
+    for (const std::optional<ChunkLayers>& stage : run.stages) {
       options.stage = stage;
       stages_.push_back(MakeTestModel(run.config, options, *backend_));
       RandomizeWeights(*stages_.back(), 5);

@@ -8,15 +8,16 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "compute/tensor/tensor.h"
+#include "layout/topology.h"
 #include "models/config/config.pb.h"
 #include "models/layers/model.h"
 #include "models/layers/model_options.h"
 #include "models/layers/parameter.h"
-#include "models/layers/stage.h"
 
 namespace tessera::testing {
 
@@ -37,7 +38,7 @@ struct ShardedRun {
   int64_t sequence = 8;
   int micro_batches = 1;
   bool separate_tied_gradients = false;
-  std::vector<StageLayers> stages = {StageLayers()};  // run one after the other
+  std::vector<std::optional<ChunkLayers>> stages = {std::nullopt};  // run one after the other
 };
 
 // By Parameter::key; second contributions by key + "/second"; where a tied table is on two stages,

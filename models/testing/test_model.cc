@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "compute/random/philox.h"
+#include "compute/tensor/bfloat16.h"
 #include "glog/logging.h"
 
 namespace tessera::testing {

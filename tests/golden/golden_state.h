@@ -21,25 +21,22 @@ class GoldenState {
  public:
   // Values as saved, or zeros to load into. `cuts`: the number of boxes of each matrix, by rows.
   GoldenState(bool fill, int cuts) {
-    using ckpt::ElementType;
     using ckpt::TensorRole;
-    const ckpt::Partition table = {
-        .dim = 0, .padded = true, .before_layers = true, .after_layers = true};
-    const ckpt::Partition columns = {.dim = 1, .sections = 3, .layer = 0};
-    Add("wte.weight", TensorRole::kWeight, ElementType::kBF16, {7, 4}, fill, cuts, table);
-    Add("h.0.mlp.weight", TensorRole::kWeight, ElementType::kF32, {5, 6}, fill, cuts, columns);
-    Add("h.0.mlp.bias", TensorRole::kWeight, ElementType::kF32, {5}, fill, cuts,
-        ckpt::Partition{.layer = 0});
-    Add("h.0.mask", TensorRole::kBuffer, ElementType::kU8, {3}, fill, 1);
-    Add("steps", TensorRole::kBuffer, ElementType::kI64, {}, fill, 1);
-    Add("exp_avg.h.0.mlp.weight", TensorRole::kOptimizerState, ElementType::kF32, {5, 6}, fill,
-        cuts, columns);
-    Add("master.wte.weight", TensorRole::kMasterWeight, ElementType::kF32, {7, 4}, fill, cuts,
-        table);
+    const Partition table = {.dim = 0, .padded = true, .place = kBothEnds};
+    const Partition columns = {.dim = 1, .sections = 3, .place = InLayer(0)};
+    Add("wte.weight", TensorRole::kWeight, DType::kBF16, {7, 4}, fill, cuts, table);
+    Add("h.0.mlp.weight", TensorRole::kWeight, DType::kF32, {5, 6}, fill, cuts, columns);
+    Add("h.0.mlp.bias", TensorRole::kWeight, DType::kF32, {5}, fill, cuts,
+        Partition{.place = InLayer(0)});
+    Add("h.0.mask", TensorRole::kBuffer, DType::kU8, {3}, fill, 1);
+    Add("steps", TensorRole::kBuffer, DType::kI64, {}, fill, 1);
+    Add("exp_avg.h.0.mlp.weight", TensorRole::kOptimizerState, DType::kF32, {5, 6}, fill, cuts,
+        columns);
+    Add("master.wte.weight", TensorRole::kMasterWeight, DType::kF32, {7, 4}, fill, cuts, table);
     ckpt::ShardedTensor head;
     head.name = "lm_head.weight";
     head.role = ckpt::TensorRole::kWeight;
-    head.dtype = ckpt::ElementType::kBF16;
+    head.dtype = DType::kBF16;
     head.global_shape = {7, 4};
     head.alias_of = "wte.weight";
     dict_.tensors.push_back(std::move(head));
@@ -89,11 +86,10 @@ class GoldenState {
     return static_cast<double>((i * 3 + static_cast<int64_t>(t) * 5) % 31) * 0.5;
   }
 
-  void Add(const std::string& name, ckpt::TensorRole role, ckpt::ElementType dtype,
-           const ckpt::Shape& shape, bool fill, int cuts,
-           std::optional<ckpt::Partition> partition = std::nullopt) {
+  void Add(const std::string& name, ckpt::TensorRole role, DType dtype, const Shape& shape,
+           bool fill, int cuts, std::optional<Partition> partition = std::nullopt) {
     const size_t t = dict_.tensors.size();
-    const int64_t count = ckpt::ElementCount(shape);
+    const int64_t count = ElementCount(shape);
     std::string& bytes = memory_.emplace_back();
     for (int64_t i = 0; i < count; ++i) AppendValue(dtype, fill ? Value(t, i) : 0, bytes);
     ckpt::ShardedTensor tensor;
@@ -105,7 +101,7 @@ class GoldenState {
     const int64_t rows = shape.empty() ? 1 : shape[0];
     for (int c = 0; c < cuts; ++c) {
       const int64_t begin = rows * c / cuts, end = rows * (c + 1) / cuts;
-      ckpt::Box box = ckpt::WholeBox(shape);
+      Box box = WholeBox(shape);
       if (!shape.empty()) {
         box.global_offset[0] = begin;
         box.shape[0] = end - begin;
@@ -120,14 +116,14 @@ class GoldenState {
     bytes.append(reinterpret_cast<const char*>(&value), sizeof(T));
   }
 
-  static void AppendValue(ckpt::ElementType dtype, double value, std::string& bytes) {
+  static void AppendValue(DType dtype, double value, std::string& bytes) {
     const float single = static_cast<float>(value);
     uint32_t bits;
     std::memcpy(&bits, &single, 4);
-    if (dtype == ckpt::ElementType::kF32) AppendBytes(single, bytes);
-    if (dtype == ckpt::ElementType::kBF16) AppendBytes(static_cast<uint16_t>(bits >> 16), bytes);
-    if (dtype == ckpt::ElementType::kI64) AppendBytes(static_cast<int64_t>(value), bytes);
-    if (dtype == ckpt::ElementType::kU8) AppendBytes(static_cast<uint8_t>(value), bytes);
+    if (dtype == DType::kF32) AppendBytes(single, bytes);
+    if (dtype == DType::kBF16) AppendBytes(static_cast<uint16_t>(bits >> 16), bytes);
+    if (dtype == DType::kI64) AppendBytes(static_cast<int64_t>(value), bytes);
+    if (dtype == DType::kU8) AppendBytes(static_cast<uint8_t>(value), bytes);
   }
 
   ckpt::StateDict dict_;

@@ -65,7 +65,7 @@ TEST_P(GoldenTest, PartitionsAreWhatWasSaved) {
   GoldenState expected(false, 1);
   for (int t = 0; t < manifest->tensors_size(); ++t) {
     const ckpt::LogicalTensor& tensor = manifest->tensors(t);
-    const std::optional<ckpt::Partition>& partition = expected.dict().tensors[t].partition;
+    const std::optional<Partition>& partition = expected.dict().tensors[t].partition;
     ASSERT_EQ(tensor.name(), expected.dict().tensors[t].name);
     EXPECT_EQ(tensor.has_partition(), manifest->format_minor() >= 2 && partition.has_value());
     if (tensor.has_partition()) EXPECT_EQ(ckpt::FromProto(tensor.partition()), *partition);

@@ -108,12 +108,12 @@ class ConvertCommandTest : public testing::ForeignTest {
 
   // A model file of llm.c, of zeros.
   std::string MakeModel(int64_t vocab_size) {
-    ckpt::ModelConfig config;
+    ckpt::ModelProto config;
     config.set_text(
         "architecture: GPT2 num_layers: 1 hidden_size: 4 num_attention_heads: 1 "
         "max_position_embeddings: 4 vocab_size: " +
         std::to_string(vocab_size));
-    auto output = ckpt::convert::WriteLlmcHeader(config, ckpt::F32);
+    auto output = ckpt::convert::WriteLlmcHeader(config, DType::kF32);
     EXPECT_TRUE(output.ok()) << output.status();
     int64_t elements = 0;
     for (const auto& tensor : output->description.tensors) {
@@ -390,13 +390,13 @@ TEST_F(ConvertCommandTest, RopeScalingIsAsTransformersWantsItAndReadsBackTheSame
     const std::string scaling =
         "rope_scaling_factor: 8 rope_scaling_low_freq_factor: 1 rope_scaling_high_freq_factor: 4 "
         "rope_scaling_original_max_position_embeddings: 8192";
-    ckpt::ModelConfig config;
+    ckpt::ModelProto config;
     config.set_text(
         "architecture: LLAMA3 num_layers: 1 hidden_size: 16 ffn_hidden_size: 32 vocab_size: 48 "
         "num_attention_heads: 2 num_query_groups: 1 use_rope_scaling: true rotary_base: 500000 "
         "max_position_embeddings: " +
         std::to_string(positions) + " " + scaling);
-    const auto text = ckpt::convert::WriteHuggingFaceConfig(config, ckpt::F32);
+    const auto text = ckpt::convert::WriteHuggingFaceConfig(config, DType::kF32);
     ASSERT_TRUE(text.ok()) << text.status();
     const nlohmann::json json = nlohmann::json::parse(*text);
     const double scale = original / 8192.0;

@@ -15,6 +15,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/process_group.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"
@@ -42,7 +43,7 @@ absl::Status AddFp32Tensors(const fs::path& path, LogicalState& state) {
       const ckpt::SafetensorsHeader header,
       ckpt::ParseSafetensorsHeader(std::string_view(file).substr(0, header_bytes), file.size()));
   for (const ckpt::SafetensorsEntry& entry : header.entries) {
-    if (entry.dtype != ckpt::F32) continue;
+    if (entry.dtype != DType::kF32) continue;
     std::string name = entry.key;
     const bool is_master = name.ends_with(kMaster);
     if (is_master) name.resize(name.size() - kMaster.size());
@@ -100,7 +101,7 @@ LogicalState WithMoments(const LogicalState& state) {
 
 }  // namespace
 
-absl::StatusOr<SavedRun> OpenForeignRun(const std::string& folder, const ckpt::ModelConfig* model) {
+absl::StatusOr<SavedRun> OpenForeignRun(const std::string& folder, const ckpt::ModelProto* model) {
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::convert::ForeignStorage> storage,
                            ckpt::convert::OpenForeign(folder, {.model = model}));
   TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest, ckpt::ReadManifest(*storage, ""));
@@ -124,7 +125,7 @@ absl::StatusOr<LogicalState> ReadFp32State(const std::string& path) {
 absl::StatusOr<ContinuedRun> ContinueRun(const SavedRun& saved, const TrainConfig& config) {
   const LoadPolicy policy = {
       .with_optimizer = std::ranges::any_of(saved.manifest().tensors(), [](const auto& tensor) {
-        return tensor.role() == ckpt::OPTIMIZER_STATE;
+        return ckpt::FromProto(tensor.role()) == ckpt::TensorRole::kOptimizerState;
       })};
   const auto load = [&](Communicator& comm, TrainingRank& rank) {
     const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&comm);

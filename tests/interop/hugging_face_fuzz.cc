@@ -34,9 +34,9 @@ void Write(ckpt::Storage& storage, std::string_view name, std::string_view conte
   Check((*file)->Close().ok());
 }
 
-std::string FileOfOneTensor(const std::string& key, ckpt::Shape shape) {
+std::string FileOfOneTensor(const std::string& key, tessera::Shape shape) {
   ckpt::SafetensorsHeader header;
-  header.entries = {{.key = key, .dtype = ckpt::F32, .shape = std::move(shape)}};
+  header.entries = {{.key = key, .dtype = tessera::DType::kF32, .shape = std::move(shape)}};
   auto bytes = ckpt::BuildSafetensorsHeader(header);
   Check(bytes.ok());
   bytes->resize(header.file_size_bytes);

@@ -34,11 +34,11 @@ void Write(ckpt::Storage& storage, std::string_view name, std::string_view conte
 
 // A whole model file, of zeros.
 std::string SmallModel() {
-  ckpt::ModelConfig config;
+  ckpt::ModelProto config;
   config.set_text(
       "architecture: GPT2 num_layers: 1 hidden_size: 4 num_attention_heads: 1 vocab_size: 8 "
       "max_position_embeddings: 4");
-  auto output = ckpt::convert::WriteLlmcHeader(config, ckpt::F32);
+  auto output = ckpt::convert::WriteLlmcHeader(config, tessera::DType::kF32);
   Check(output.ok());
   int64_t elements = 0;
   for (const auto& tensor : output->description.tensors) elements += tensor.rows * tensor.columns;

@@ -33,7 +33,7 @@ TEST(PythonWrittenTest, EveryTensorIsThere) {
     if (!tensor.alias_of.empty()) continue;
     ASSERT_TRUE(entries.contains(tensor.name)) << tensor.name;
     const ckpt::SafetensorsEntry& entry = *entries[tensor.name];
-    EXPECT_EQ(static_cast<ckpt::ElementType>(entry.dtype), tensor.dtype);
+    EXPECT_EQ(entry.dtype, tensor.dtype);
     EXPECT_EQ(entry.shape, tensor.global_shape);
     EXPECT_EQ(file.substr(entry.file_offset, entry.length_bytes), golden.memory()[t++])
         << tensor.name;

@@ -77,7 +77,7 @@ absl::StatusOr<ModelConfig> ReadConfig(const std::string& name) {
 // a model file.
 void Fill(const std::string& name, const ModelConfig& config, const ParameterSet& parameters,
           const TensorView& flat) {
-  const ckpt::ModelConfig model = ToProto(config);
+  const ckpt::ModelProto model = ToProto(config);
   const auto run = testing::OpenForeignRun(Path(name), &model);
   ASSERT_TRUE(run.ok()) << run.status();
   const auto checkpoint = ckpt::Checkpoint::Open(run->checkpoint.storage(), "");
@@ -173,7 +173,7 @@ TEST_P(PyTorchTest, NamesAndShapesAreTheStateDicts) {
   ASSERT_TRUE(model.ok()) << model.status();
   std::set<std::string> lines;
   const auto add = [&](const std::string& tensor, const Shape& shape) {
-    lines.insert(tensor + " " + ToString(shape));
+    lines.insert(tensor + " " + ShapeToString(shape));
   };
   for (const Parameter* parameter : (*model)->parameters().parameters()) {
     for (const ParameterPiece& piece : parameter->pieces) add(piece.name, piece.global_shape);

@@ -125,7 +125,7 @@ TEST_F(ReadersTest, DeepSpeedsFrozenParametersHaveNoMoments) {
   const auto checkpoint = ckpt::Checkpoint::Open(*storage_, "");
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   for (const ckpt::TensorInfo& tensor : checkpoint->tensors()) {
-    if (tensor.dtype != ckpt::ElementType::kF32 || !tensor.alias_of.empty()) continue;
+    if (tensor.dtype != DType::kF32 || !tensor.alias_of.empty()) continue;
     const std::string name = absl::StrReplaceAll(tensor.name, {{".master", ""}});
     const auto found = checkpoint->LoadTensor<float>(tensor.name);
     ASSERT_TRUE(found.ok()) << found.status();
@@ -183,7 +183,7 @@ TEST_F(ReadersTest, MegatronsCheckpointsAreWrittenAsTheyWereRead) {
         << err_;
     Open(weights);
     for (const ckpt::LogicalTensor& tensor : manifest_.tensors()) {
-      EXPECT_EQ(tensor.dtype(), ckpt::BF16) << tensor.name();
+      EXPECT_EQ(ckpt::FromProto(tensor.dtype()), DType::kBF16) << tensor.name();
     }
     EXPECT_FALSE(manifest_.has_optimizer());
   }

@@ -39,7 +39,7 @@ std::string Fixture(const std::string& name) { return "tests/interop/state_dict/
 std::string HuggingFace(const std::string& name) { return "tests/fixtures/pytorch/" + name; }
 
 absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> Open(
-    const std::string& name, const ckpt::ModelConfig* model = nullptr) {
+    const std::string& name, const ckpt::ModelProto* model = nullptr) {
   return ckpt::convert::OpenForeign(name, {.model = model});
 }
 
@@ -62,13 +62,13 @@ Tensors Load(ckpt::Storage& storage) {
   return tensors;
 }
 
-Tensors LoadFrom(const std::string& name, const ckpt::ModelConfig* model = nullptr) {
+Tensors LoadFrom(const std::string& name, const ckpt::ModelProto* model = nullptr) {
   const auto storage = Open(name, model);
   EXPECT_TRUE(storage.ok()) << storage.status();
   return storage.ok() ? Load(**storage) : Tensors();
 }
 
-ckpt::ModelConfig ModelOf(const std::string& name) {
+ckpt::ModelProto ModelOf(const std::string& name) {
   const auto storage = Open(name);
   EXPECT_TRUE(storage.ok()) << storage.status();
   return ManifestOf(**storage).model();
@@ -143,7 +143,7 @@ TEST(StateDictTest, AParameterThatIsMissingIsNamed) {
 }
 
 TEST(StateDictTest, WrappersAroundTheModel) {
-  const ckpt::ModelConfig model = ModelOf(HuggingFace("gpt2.hf"));
+  const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
   const auto storage = Open(Fixture("gpt2_wrapped.pt"), &model);
   ASSERT_TRUE(storage.ok()) << storage.status();
   EXPECT_EQ(Load(**storage), LoadFrom(HuggingFace("gpt2.hf")));
@@ -159,7 +159,7 @@ TEST(StateDictTest, WrappersAroundTheModel) {
 }
 
 TEST(StateDictTest, TwoModelsInOneFileAreRefused) {
-  const ckpt::ModelConfig model = ModelOf(HuggingFace("gpt2.hf"));
+  const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
   const absl::Status status = Open(Fixture("gpt2_twice.pt"), &model).status();
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_THAT(std::string(status.message()),
@@ -167,7 +167,7 @@ TEST(StateDictTest, TwoModelsInOneFileAreRefused) {
 }
 
 TEST(StateDictTest, AnotherModelKeepsTheNamesOfTheFile) {
-  const ckpt::ModelConfig llama = ModelOf(HuggingFace("llama3_untied.hf"));
+  const ckpt::ModelProto llama = ModelOf(HuggingFace("llama3_untied.hf"));
   const auto storage = Open(Fixture("gpt2_wrapped.pt"), &llama);
   ASSERT_TRUE(storage.ok()) << storage.status();
   EXPECT_FALSE(ManifestOf(**storage).has_model());
@@ -269,7 +269,7 @@ TEST(StateDictTest, ADamagedFileOfTheOptimizerBesideAModel) {
 }
 
 TEST(StateDictTest, MomentsByNumberOfTiedAndFrozenParameters) {
-  const ckpt::ModelConfig model = ModelOf(HuggingFace("gpt2.hf"));
+  const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
   const auto storage = Open(Fixture("script.pt"), &model);
   ASSERT_TRUE(storage.ok()) << storage.status();
   EXPECT_THAT((*storage)->notes(), ElementsAre());
@@ -283,7 +283,7 @@ TEST(StateDictTest, MomentsByNumberOfTiedAndFrozenParameters) {
 
 // A name that any script may use is shown and means nothing.
 TEST(StateDictTest, AValueCalledStepInDcp) {
-  const ckpt::ModelConfig model = ModelOf(HuggingFace("gpt2.hf"));
+  const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
   const auto storage = Open(Fixture("numbered_dcp"), &model);
   ASSERT_TRUE(storage.ok()) << storage.status();
   EXPECT_EQ(ManifestOf(**storage).trainer().step(), 2);
@@ -293,7 +293,7 @@ TEST(StateDictTest, AValueCalledStepInDcp) {
 // Two layers are alike, and the optimizer has the parameters of one: unless it has their names, the
 // moments stay where they are.
 TEST(StateDictTest, MomentsByNumberThatMayBeSeveral) {
-  const ckpt::ModelConfig model = ModelOf(HuggingFace("gpt2.hf"));
+  const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
   const auto ambiguous = Open(Fixture("ambiguous.pt"), &model);
   ASSERT_TRUE(ambiguous.ok()) << ambiguous.status();
   EXPECT_THAT((*ambiguous)->notes(),

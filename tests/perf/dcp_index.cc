@@ -157,7 +157,7 @@ class MetadataPickle {
 // A file of torch.save() with one chunk.
 std::string ChunkFile() {
   pickle::Writer writer;
-  WriteTorchTensor(F32, {1, kColumns}, 0, writer);
+  WriteTorchTensor(DType::kF32, {1, kColumns}, 0, writer);
   const uint64_t bytes = kColumns * sizeof(float);
   const TorchArchiveLayout layout(std::move(writer).Finish(), std::span(&bytes, 1));
   std::string file(layout.size_bytes(), '\0');

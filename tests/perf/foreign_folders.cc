@@ -43,9 +43,9 @@ absl::Status WriteFile(const std::string& path, const std::string& header, int64
 
 absl::Status WriteLlmcFolder(const std::string& folder, const std::string& model,
                              bool random_values) {
-  ckpt::ModelConfig config;
+  ckpt::ModelProto config;
   config.set_text(absl::StrCat("architecture: GPT2 ", model));
-  TESSERA_ASSIGN_OR_RETURN(const auto output, ckpt::convert::WriteLlmcHeader(config, ckpt::F32));
+  TESSERA_ASSIGN_OR_RETURN(const auto output, ckpt::convert::WriteLlmcHeader(config, DType::kF32));
   int64_t body_bytes = 0;
   for (const auto& tensor : output.description.tensors) {
     body_bytes += tensor.rows * tensor.columns * static_cast<int64_t>(sizeof(float));
@@ -59,18 +59,17 @@ absl::Status WriteLlmcFolder(const std::string& folder, const std::string& model
 }
 
 absl::Status WriteHuggingFaceFolder(const std::string& folder, const std::string& model) {
-  ckpt::ModelConfig config;
+  ckpt::ModelProto config;
   config.set_text(model);
   TESSERA_ASSIGN_OR_RETURN(const std::string json,
-                           ckpt::convert::WriteHuggingFaceConfig(config, ckpt::F32));
+                           ckpt::convert::WriteHuggingFaceConfig(config, DType::kF32));
   TESSERA_ASSIGN_OR_RETURN(const ckpt::convert::HuggingFaceDescription description,
                            ckpt::convert::ReadHuggingFaceConfig(json, INT64_MAX));
   std::ofstream(folder + "/config.json") << json;
   nlohmann::ordered_json tensors;
   int64_t bytes = 0;
   for (const LogicalParameter& parameter : description.model.parameters) {
-    const int64_t end =
-        bytes + ckpt::ElementCount(parameter.shape) * static_cast<int64_t>(sizeof(float));
+    const int64_t end = bytes + ElementCount(parameter.shape) * static_cast<int64_t>(sizeof(float));
     tensors[parameter.name] = {
         {"dtype", "F32"}, {"shape", parameter.shape}, {"data_offsets", {bytes, end}}};
     bytes = end;

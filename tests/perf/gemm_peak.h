@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "compute/tensor/dtype.h"
+#include "layout/dtype.h"
 
 namespace tessera {
 

@@ -112,9 +112,9 @@ absl::StatusOr<Gpt2State> Gpt2State::Create() {
   state.dict = state.run->State();
   uint64_t random = 1;
   for (const ckpt::ShardedTensor& tensor : state.dict.tensors) {
-    const uint64_t element_bytes = ckpt::ElementBytes(tensor.dtype);
+    const uint64_t element_bytes = ElementSize(tensor.dtype);
     for (const ckpt::Shard& shard : tensor.shards) {
-      const uint64_t bytes = ckpt::ElementCount(shard.box.shape) * element_bytes;
+      const uint64_t bytes = ElementCount(shard.box.shape) * element_bytes;
       state.bytes += bytes;
       if (!shard.strides.empty()) continue;  // a part of a fused tensor, which has initial values
       for (uint64_t at = 0; at + sizeof(random) <= bytes; at += sizeof(random)) {

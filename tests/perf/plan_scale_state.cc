@@ -57,7 +57,7 @@ Box LocalBox(const Parameter& parameter, const Grid& grid, int tensor_rank) {
   return box;
 }
 
-ShardedTensor Tensor(std::string name, TensorRole role, ElementType dtype, const Shape& shape,
+ShardedTensor Tensor(std::string name, TensorRole role, DType dtype, const Shape& shape,
                      const std::vector<Box>& boxes) {
   static char memory;  // stands in for memory that is never touched
   ShardedTensor tensor;
@@ -81,8 +81,7 @@ StateDict LlamaState(const LlamaShape& model, const Grid& grid, int rank) {
   for (const Parameter& p : parameters) {
     const Box local = LocalBox(p, grid, tensor_rank);
     elements += ElementCount(local.shape);
-    state.tensors.push_back(
-        Tensor(p.name, TensorRole::kWeight, ElementType::kBF16, p.shape, {local}));
+    state.tensors.push_back(Tensor(p.name, TensorRole::kWeight, DType::kBF16, p.shape, {local}));
   }
   const int64_t begin = elements * data_rank / grid.data;
   const int64_t end = elements * (data_rank + 1) / grid.data;
@@ -96,11 +95,11 @@ StateDict LlamaState(const LlamaShape& model, const Grid& grid, int rank) {
     if (first == last) continue;
     const std::vector<Box> boxes = FlatRangeToBoxes(local, first, last);
     state.tensors.push_back(
-        Tensor(p.name + ".master", TensorRole::kMasterWeight, ElementType::kF32, p.shape, boxes));
-    state.tensors.push_back(Tensor(p.name + ".exp_avg", TensorRole::kOptimizerState,
-                                   ElementType::kF32, p.shape, boxes));
-    state.tensors.push_back(Tensor(p.name + ".exp_avg_sq", TensorRole::kOptimizerState,
-                                   ElementType::kF32, p.shape, boxes));
+        Tensor(p.name + ".master", TensorRole::kMasterWeight, DType::kF32, p.shape, boxes));
+    state.tensors.push_back(
+        Tensor(p.name + ".exp_avg", TensorRole::kOptimizerState, DType::kF32, p.shape, boxes));
+    state.tensors.push_back(
+        Tensor(p.name + ".exp_avg_sq", TensorRole::kOptimizerState, DType::kF32, p.shape, boxes));
   }
   return state;
 }

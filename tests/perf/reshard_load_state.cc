@@ -42,12 +42,12 @@ std::array<std::byte, 8> Value(uint64_t tensor, int64_t element) {
 template <typename Function>
 void ForEachRun(const ckpt::ShardedTensor& tensor, const ckpt::Shard& shard, Function&& fn) {
   if (shard.box.empty()) return;
-  const auto size = static_cast<int64_t>(ckpt::ElementBytes(tensor.dtype));
+  const auto size = ElementSize(tensor.dtype);
   const std::vector<int64_t> strides =
-      shard.strides.empty() ? ckpt::ContiguousStrides(shard.box.shape) : shard.strides;
-  const ckpt::BoxRuns runs(ckpt::WholeBox(tensor.global_shape), shard.box, shard.box.global_offset,
+      shard.strides.empty() ? ContiguousStrides(shard.box.shape) : shard.strides;
+  const ckpt::BoxRuns runs(WholeBox(tensor.global_shape), shard.box, shard.box.global_offset,
                            strides);
-  runs.ForEach(0, ckpt::ElementCount(tensor.global_shape), [&](const ckpt::BoxRuns::Run& run) {
+  runs.ForEach(0, ElementCount(tensor.global_shape), [&](const ckpt::BoxRuns::Run& run) {
     fn(run.outer_element, static_cast<std::byte*>(shard.data) + run.strided_element * size,
        run.count, runs.run_stride());
   });
@@ -58,7 +58,7 @@ template <typename Function>
 void ForEachElement(const ckpt::StateDict& dict, int64_t every, Function&& fn) {
   for (const ckpt::ShardedTensor& tensor : dict.tensors) {
     const uint64_t hash = Hash(tensor.name);
-    const auto size = static_cast<int64_t>(ckpt::ElementBytes(tensor.dtype));
+    const auto size = ElementSize(tensor.dtype);
     for (const ckpt::Shard& shard : tensor.shards) {
       ForEachRun(tensor, shard, [&](int64_t first, std::byte* at, int64_t count, int64_t stride) {
         for (int64_t i = (every - first % every) % every; i < count; i += every) {
@@ -75,8 +75,7 @@ absl::StatusOr<uint64_t> LogicalBytes(const ckpt::StateDict& dict, Communicator&
   for (const ckpt::ShardedTensor& tensor : dict.tensors) {
     if (!tensor.alias_of.empty()) continue;
     absl::StrAppend(&mine, tensor.name, " ",
-                    ckpt::ElementCount(tensor.global_shape) * ckpt::ElementBytes(tensor.dtype),
-                    "\n");
+                    ElementCount(tensor.global_shape) * ElementSize(tensor.dtype), "\n");
   }
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all, world.GatherBytes(mine, 0));
   absl::flat_hash_map<std::string, uint64_t> tensors;
@@ -106,7 +105,7 @@ absl::StatusOr<std::unique_ptr<ReshardLoadState>> ReshardLoadState::Create(
   TESSERA_ASSIGN_OR_RETURN(state->logical_bytes_, LogicalBytes(state->dict_, world));
   ForEachElement(state->dict_, 1,
                  [&](const ckpt::ShardedTensor& tensor, uint64_t hash, int64_t i, std::byte* at) {
-                   const size_t size = ckpt::ElementBytes(tensor.dtype);
+                   const size_t size = ElementSize(tensor.dtype);
                    std::memcpy(at, Value(hash, i).data(), size);
                    state->local_bytes_ += size;
                  });
@@ -116,7 +115,7 @@ absl::StatusOr<std::unique_ptr<ReshardLoadState>> ReshardLoadState::Create(
 void ReshardLoadState::Spoil() {
   ForEachElement(dict_, kSampleEvery,
                  [](const ckpt::ShardedTensor& tensor, uint64_t, int64_t, std::byte* at) {
-                   std::memset(at, 0x55, ckpt::ElementBytes(tensor.dtype));
+                   std::memset(at, 0x55, ElementSize(tensor.dtype));
                  });
 }
 
@@ -124,7 +123,7 @@ absl::Status ReshardLoadState::Check() const {
   absl::Status status;
   ForEachElement(dict_, kSampleEvery,
                  [&](const ckpt::ShardedTensor& tensor, uint64_t hash, int64_t i, std::byte* at) {
-                   const size_t size = ckpt::ElementBytes(tensor.dtype);
+                   const size_t size = ElementSize(tensor.dtype);
                    if (!status.ok() || std::memcmp(at, Value(hash, i).data(), size) == 0) return;
                    status = absl::DataLossError(absl::StrCat(
                        topology_, ": ", tensor.name, ": element ", i, " is not what was saved"));

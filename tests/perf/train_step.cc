@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "compute/tensor/dtype.h"
 #include "glog/logging.h"
+#include "layout/dtype.h"
 #include "tests/perf/gemm_peak.h"
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/harness.h"

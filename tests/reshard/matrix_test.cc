@@ -12,8 +12,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "compute/parallel/topology.h"
 #include "gtest/gtest.h"
+#include "layout/topology.h"
 #include "tests/reshard/load_outcome.h"
 #include "tests/support/logical_state.h"
 #include "tests/support/training.h"

@@ -29,9 +29,9 @@
 #include "compute/comm/threads/thread_world.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/parallel/mesh.h"
-#include "compute/parallel/topology.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
+#include "layout/topology.h"
 #include "tools/ckpt/commands.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
@@ -95,12 +95,12 @@ TrainConfig Config(const Kind& kind, const std::string& topology_text, int virtu
 
 // Fills a shard with bits that follow from the tensor's name and the element's index in it.
 void Fill(const ckpt::ShardedTensor& tensor, const ckpt::Shard& shard) {
-  const size_t size = ckpt::ElementBytes(tensor.dtype);
-  const std::vector<int64_t> global = ckpt::ContiguousStrides(tensor.global_shape);
+  const size_t size = ElementSize(tensor.dtype);
+  const std::vector<int64_t> global = ContiguousStrides(tensor.global_shape);
   const std::vector<int64_t> local =
-      shard.strides.empty() ? ckpt::ContiguousStrides(shard.box.shape) : shard.strides;
+      shard.strides.empty() ? ContiguousStrides(shard.box.shape) : shard.strides;
   const uint64_t key = std::hash<std::string>()(tensor.name);
-  const int64_t count = ckpt::ElementCount(shard.box.shape);
+  const int64_t count = ElementCount(shard.box.shape);
   for (int64_t i = 0; i < count; ++i) {
     int64_t rest = i, from = 0, to = 0;
     for (size_t d = shard.box.shape.size(); d-- > 0;) {
@@ -117,7 +117,7 @@ void Fill(const ckpt::ShardedTensor& tensor, const ckpt::Shard& shard) {
 // What each rank of a run holds.
 struct HeldBox {
   std::string tensor;
-  ckpt::Box box;
+  Box box;
 };
 using HeldBoxes = std::vector<std::vector<HeldBox>>;
 
@@ -139,18 +139,17 @@ struct Reads {
 Reads CountReads(const ckpt::Manifest& manifest, const std::vector<HeldBox>& wanted) {
   std::map<std::pair<uint32_t, uint64_t>, uint64_t> runs;  // (file, begin) -> end
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) {
-    const auto element_bytes =
-        static_cast<int64_t>(ckpt::ElementBytes(static_cast<ckpt::ElementType>(tensor.dtype())));
+    const auto element_bytes = ElementSize(ckpt::FromProto(tensor.dtype()));
     for (const HeldBox& held : wanted) {
       if (held.tensor != tensor.name()) continue;
       for (int64_t s = 0; s < ckpt::ShardCount(tensor); ++s) {
-        const ckpt::Box saved = ckpt::ShardBox(tensor, s);
-        const std::optional<ckpt::Box> common = ckpt::Intersect(saved, held.box);
+        const Box saved = ckpt::ShardBox(tensor, s);
+        const std::optional<Box> common = Intersect(saved, held.box);
         if (!common || common->empty()) continue;
-        const std::vector<int64_t> strides = ckpt::ContiguousStrides(saved.shape);
+        const std::vector<int64_t> strides = ContiguousStrides(saved.shape);
         const size_t dims = common->shape.size();
         const int64_t row = dims == 0 ? 1 : common->shape.back();
-        for (int64_t i = 0; i < ckpt::ElementCount(common->shape) / row; ++i) {
+        for (int64_t i = 0; i < ElementCount(common->shape) / row; ++i) {
           int64_t rest = i, at = 0;
           for (size_t d = dims; d-- > 0;) {
             const int64_t extent = d + 1 == dims ? 1 : common->shape[d];

@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "base/mutex.h"
-#include "compute/tensor/dtype.h"
+#include "layout/dtype.h"
 #include "models/layers/parameter.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/step/trainer.h"

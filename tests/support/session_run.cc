@@ -10,7 +10,7 @@
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"
 #include "compute/device/cuda_device.h"
-#include "compute/parallel/topology.h"
+#include "layout/topology.h"
 #include "trainer/app/train_loop.h"
 #include "trainer/config/config.h"
 #include "trainer/metrics/metrics.h"

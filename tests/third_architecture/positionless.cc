@@ -65,7 +65,7 @@ BlockParameters DeclareBlock(const ModelConfig& config, const ModelOptions& opti
 }
 
 StageParameters Declare(const ModelConfig& config, const ModelOptions& options, ParameterSet& set) {
-  const StageLayers& stage = options.stage;
+  const ChunkLayers& stage = *options.stage;
   const TensorParallel& tensor_parallel = *options.tensor_parallel;
   const bool both_ends = stage.has_embedding && stage.has_head;
   const TableDeclaration table = {.name = "words",
@@ -81,7 +81,7 @@ StageParameters Declare(const ModelConfig& config, const ModelOptions& options, 
     p.table = DeclareTable(table, tensor_parallel, set);
     if (both_ends && !table.has_second_grad) p.layout.shared_table_end = set.flat_elements();
   }
-  for (int64_t layer = stage.first_layer; layer < *stage.last_layer; ++layer) {
+  for (int64_t layer = stage.first; layer < stage.last; ++layer) {
     p.layout.boundaries.push_back(set.flat_elements());
     p.blocks.push_back(DeclareBlock(config, options, layer, set));
   }
@@ -158,15 +158,15 @@ std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& 
   parts.hidden_size = config.hidden_size();
   parts.tensor_parallel = *options.tensor_parallel;
   parts.layout = p.layout;
-  if (options.stage.has_embedding) {
+  if (options.stage->has_embedding) {
     parts.embedding.emplace(p.table, /*positions=*/nullptr,
                             DropoutSite(config.hidden_dropout(), options.seed, "words_dropout"));
   }
   for (size_t i = 0; i < p.blocks.size(); ++i) {
-    const int64_t layer = options.stage.first_layer + static_cast<int64_t>(i);
+    const int64_t layer = options.stage->first + static_cast<int64_t>(i);
     parts.blocks.push_back(MakeBlock(config, options, layer, p.blocks[i]));
   }
-  if (options.stage.has_head) {
+  if (options.stage->has_head) {
     parts.head.emplace(MakeNorm(config, p.final_norm), p.table, config.vocab_size());
   }
   parts.matrix_weights =

@@ -191,8 +191,8 @@ std::string ParseSplit(std::string_view text, CommandOptions& options) {
 }
 
 std::string ParseDType(std::string_view text, DType& out) {
-  for (const auto& [name, dtype] :
-       {std::pair("f32", F32), std::pair("bf16", BF16), std::pair("f16", F16)}) {
+  for (const auto& [name, dtype] : {std::pair("f32", DType::kF32), std::pair("bf16", DType::kBF16),
+                                    std::pair("f16", DType::kF16)}) {
     if (text != name) continue;
     out = dtype;
     return "";
@@ -314,7 +314,7 @@ std::string CompleteConvert(CommandOptions& options) {
   if (convert.format != "tessera") {
     return options.reshard.topology.empty() ? "" : "--topology is for --to=tessera";
   }
-  if (convert.dtype != DTYPE_UNSPECIFIED) return "--dtype is not for --to=tessera";
+  if (convert.dtype != DType::kUnspecified) return "--dtype is not for --to=tessera";
   if (convert.weights_only) return "--weights-only is not for --to=tessera";
   if (options.reshard.topology.empty()) options.reshard.topology = "single";
   return "";

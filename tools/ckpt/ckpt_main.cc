@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "base/cpu_level.h"
-#include "base/users_folder.h"
+#include "base/invocation_dir.h"
 #include "tools/ckpt/commands.h"
 
 int main(int argc, char** argv) {
@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
     std::cerr << "ckpt: " << level.message() << "\n";
     return tessera::ckpt::kExitUsage;
   }
-  tessera::EnterUsersFolder();
+  tessera::ChdirToInvocationDir();
   const int exit_code = tessera::ckpt::RunCkpt(
       std::vector<std::string>(argv + 1, argv + argc),
       {std::cout, std::cerr, isatty(STDERR_FILENO) != 0 ? &std::cerr : nullptr});

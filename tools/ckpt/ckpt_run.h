@@ -34,7 +34,7 @@ class CkptTest : public testing::Test {
     ShardedTensor w;
     w.name = "w";
     w.role = TensorRole::kWeight;
-    w.dtype = ElementType::kF32;
+    w.dtype = DType::kF32;
     w.global_shape = {4, 3};
     for (int s = 0; s < shards; ++s) {
       const int64_t begin = 4 * s / shards, rows = 4 * (s + 1) / shards - begin;
@@ -43,12 +43,12 @@ class CkptTest : public testing::Test {
     ShardedTensor n;
     n.name = "steps";
     n.role = TensorRole::kBuffer;
-    n.dtype = ElementType::kI64;
+    n.dtype = DType::kI64;
     n.shards = {{WholeBox({}), &n_, {}}};
     ShardedTensor tied;
     tied.name = "head";
     tied.role = TensorRole::kWeight;
-    tied.dtype = ElementType::kF32;
+    tied.dtype = DType::kF32;
     tied.global_shape = {4, 3};
     tied.alias_of = "w";
     Manifest metadata;

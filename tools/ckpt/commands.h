@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/format/manifest.pb.h"
+#include "layout/dtype.h"
 #include "tools/ckpt/rank_layout.h"
 #include "tools/ckpt/target.h"
 
@@ -29,7 +30,7 @@ struct ReshardOptions {
 
 struct ConvertOptions {
   std::string format;
-  DType dtype = DTYPE_UNSPECIFIED;
+  DType dtype = DType::kUnspecified;
   bool weights_only = false;
   uint64_t max_file_bytes = 5'000'000'000;
   std::string tokenizer;  // a path; empty: none

@@ -22,7 +22,8 @@ namespace {
 constexpr int64_t kBatchBytes = int64_t{32} << 20;
 
 bool IsFloating(DType dtype) {
-  return dtype == F64 || dtype == F32 || dtype == F16 || dtype == BF16;
+  return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kF16 ||
+         dtype == DType::kBF16;
 }
 
 // Some rows of a tensor.
@@ -44,7 +45,7 @@ class Comparer {
     Box box = WholeBox(GlobalShape(tensor_a));
     const int64_t elements = ElementCount(box.shape);
     if (elements == 0) return absl::OkStatus();
-    const int64_t element_bytes = DTypeSize(tensor_a.dtype());
+    const int64_t element_bytes = ElementSize(FromProto(tensor_a.dtype()));
     if (box.shape.empty()) return AddSlab({&tensor_a, &tensor_b, box}, element_bytes);
     const int64_t rows = box.shape[0], row_bytes = elements / rows * element_bytes;
     const int64_t rows_at_once = std::max<int64_t>(kBatchBytes / row_bytes, 1);
@@ -64,7 +65,8 @@ class Comparer {
     TESSERA_RETURN_IF_ERROR(ReadBoth(slabs, /*as_numbers=*/false));
     for (size_t s = 0; s < slabs.size(); ++s) {
       const bool comparable = slabs[s].tensor_a->dtype() == slabs[s].tensor_b->dtype();
-      const size_t size = ElementCount(slabs[s].box.shape) * DTypeSize(slabs[s].tensor_a->dtype());
+      const size_t size =
+          ElementCount(slabs[s].box.shape) * ElementSize(FromProto(slabs[s].tensor_a->dtype()));
       if (comparable && std::memcmp(contents_a_.slabs[s], contents_b_.slabs[s], size) == 0)
         continue;
       differences_[slabs[s].tensor_a->name()].same_bits = false;
@@ -97,12 +99,12 @@ class Comparer {
     for (size_t s = 0; s < slabs.size(); ++s) {
       DataDifference& difference = differences_[slabs[s].tensor_a->name()];
       const int64_t count = ElementCount(slabs[s].box.shape);
-      if (IsFloating(slabs[s].tensor_a->dtype())) {
+      if (IsFloating(FromProto(slabs[s].tensor_a->dtype()))) {
         CompareValues(reinterpret_cast<const double*>(contents_a_.slabs[s]),
                       reinterpret_cast<const double*>(contents_b_.slabs[s]), count, difference);
       } else {
         CompareBits(contents_a_.slabs[s], contents_b_.slabs[s], count,
-                    DTypeSize(slabs[s].tensor_a->dtype()), difference);
+                    ElementSize(FromProto(slabs[s].tensor_a->dtype())), difference);
       }
     }
     return absl::OkStatus();
@@ -116,7 +118,8 @@ class Comparer {
   }
 
   static DType DTypeInMemory(const LogicalTensor& saved, bool as_numbers) {
-    return as_numbers && IsFloating(saved.dtype()) ? F64 : saved.dtype();
+    return as_numbers && IsFloating(FromProto(saved.dtype())) ? DType::kF64
+                                                              : FromProto(saved.dtype());
   }
 
   static void MakeRoom(const std::vector<Slab>& slabs, const LogicalTensor* Slab::*side,
@@ -125,7 +128,7 @@ class Comparer {
     size_t bytes = 0;
     for (const Slab& slab : slabs) {
       begins.push_back(bytes);
-      const size_t element_bytes = DTypeSize(DTypeInMemory(*(slab.*side), as_numbers));
+      const size_t element_bytes = ElementSize(DTypeInMemory(*(slab.*side), as_numbers));
       bytes += RoundUp<size_t>(ElementCount(slab.box.shape) * element_bytes, sizeof(double));
     }
     if (contents.capacity_bytes < bytes) {
@@ -149,7 +152,7 @@ class Comparer {
         tensor = &state.tensors.emplace_back();
         tensor->name = saved.name();
         tensor->role = FromProto(saved.role());
-        tensor->dtype = FromProto(DTypeInMemory(saved, as_numbers));
+        tensor->dtype = DTypeInMemory(saved, as_numbers);
         tensor->global_shape = GlobalShape(saved);
       }
       tensor->shards.push_back({slabs[s].box, contents.slabs[s], {}});
@@ -204,8 +207,8 @@ absl::StatusOr<std::map<std::string, DataDifference>> CompareData(
   for (const std::string& name : names) {
     const LogicalTensor& in_a = *index_a.at(name);
     const LogicalTensor& in_b = *index_b.at(name);
-    const bool comparable =
-        in_a.dtype() == in_b.dtype() || (IsFloating(in_a.dtype()) && IsFloating(in_b.dtype()));
+    const bool comparable = in_a.dtype() == in_b.dtype() || (IsFloating(FromProto(in_a.dtype())) &&
+                                                             IsFloating(FromProto(in_b.dtype())));
     if (comparable && GlobalShape(in_a) == GlobalShape(in_b)) {
       TESSERA_RETURN_IF_ERROR(comparer.Add(in_a, in_b));
     }

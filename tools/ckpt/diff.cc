@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "nlohmann/json.hpp"
@@ -149,7 +150,7 @@ void CompareMetadata(const Manifest& a, const Manifest& b, Differences& differen
 
 bool HasOptimizerState(const Manifest& manifest) {
   return std::ranges::any_of(manifest.tensors(), [](const LogicalTensor& tensor) {
-    return BelongsToOptimizer(tensor.role());
+    return BelongsToOptimizer(FromProto(tensor.role()));
   });
 }
 
@@ -162,7 +163,7 @@ void ExcuseForeign(const Manifest& a, const Manifest& b, Differences& difference
   const Manifest& with = HasOptimizerState(a) ? a : b;
   std::set<std::string> states;
   for (const LogicalTensor& tensor : with.tensors()) {
-    if (BelongsToOptimizer(tensor.role())) states.insert(tensor.name());
+    if (BelongsToOptimizer(FromProto(tensor.role()))) states.insert(tensor.name());
   }
   std::erase_if(differences.tensors, [&](const TensorDifference& difference) {
     return states.contains(difference.tensor);
@@ -173,8 +174,9 @@ void ExcuseForeign(const Manifest& a, const Manifest& b, Differences& difference
 }
 
 std::string Describe(const LogicalTensor& tensor) {
-  std::string text = absl::StrCat(Role_Name(tensor.role()), " ", DType_Name(tensor.dtype()), " ",
-                                  ShapeToString(GlobalShape(tensor)));
+  std::string text =
+      absl::StrCat(RoleProto_Name(tensor.role()), " ", DTypeProto_Name(tensor.dtype()), " ",
+                   ShapeToString(GlobalShape(tensor)));
   if (!tensor.alias_of().empty()) absl::StrAppend(&text, " alias of ", tensor.alias_of());
   return text;
 }

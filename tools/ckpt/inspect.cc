@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
 #include "convert/core/foreign_checkpoint.h"
@@ -190,8 +191,8 @@ void PrintContents(const Target& target, const Manifest& manifest, std::ostream&
   for (const LogicalTensor& tensor : manifest.tensors()) {
     const bool alias = !tensor.alias_of().empty();
     const uint64_t bytes = alias ? 0 : TensorBytes(tensor);
-    bytes_of_role[Role_Name(tensor.role())] += bytes;
-    tensors.AddRow({tensor.name(), Role_Name(tensor.role()), DType_Name(tensor.dtype()),
+    bytes_of_role[RoleProto_Name(tensor.role())] += bytes;
+    tensors.AddRow({tensor.name(), RoleProto_Name(tensor.role()), DTypeProto_Name(tensor.dtype()),
                     ShapeToString(GlobalShape(tensor)), absl::StrCat(ShardCount(tensor)),
                     alias ? "= " + tensor.alias_of() : absl::StrCat(bytes)});
   }
@@ -228,7 +229,7 @@ Json OptimizerJson(const OptimizerState& optimizer) {
 
 // The model's whole configuration. A foreign trainer's may be JSON; what is neither that nor plain
 // fields of protobuf's text format, one a line, stays text.
-Json ModelJson(const ModelConfig& model) {
+Json ModelJson(const ModelProto& model) {
   const auto parse = [](absl::string_view text) {
     return Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   };
@@ -262,9 +263,9 @@ Json PartitionJson(const PartitionProto& proto) {
   if (partition.dim >= 0) json["dim"] = partition.dim;
   if (partition.sections > 1) json["sections"] = partition.sections;
   if (partition.padded) json["padded"] = true;
-  if (partition.layer >= 0) json["layer"] = partition.layer;
-  if (partition.before_layers) json["before_layers"] = true;
-  if (partition.after_layers) json["after_layers"] = true;
+  if (partition.place.layer >= 0) json["layer"] = partition.place.layer;
+  if (partition.place.before_layers) json["before_layers"] = true;
+  if (partition.place.after_layers) json["after_layers"] = true;
   return json;
 }
 
@@ -292,8 +293,8 @@ Json ContentsToJson(const Target& target, const Manifest& manifest) {
   };
   for (const LogicalTensor& tensor : manifest.tensors()) {
     Json entry = {{"name", tensor.name()},
-                  {"role", Role_Name(tensor.role())},
-                  {"dtype", DType_Name(tensor.dtype())},
+                  {"role", RoleProto_Name(tensor.role())},
+                  {"dtype", DTypeProto_Name(tensor.dtype())},
                   {"shape", GlobalShape(tensor)},
                   {"shards", ShardCount(tensor)},
                   {"bytes", tensor.alias_of().empty() ? TensorBytes(tensor) : 0}};

@@ -60,9 +60,11 @@ void Apply(const PartitionRule& rule, int64_t layer, bool is_cuttable, Partition
     partition.padded = true;
   }
   if (rule.place == Place::kUnchanged) return;
-  partition.layer = rule.place == Place::kLayer ? layer : -1;
-  partition.before_layers = rule.place == Place::kBeforeLayers || rule.place == Place::kBothEnds;
-  partition.after_layers = rule.place == Place::kAfterLayers || rule.place == Place::kBothEnds;
+  partition.place.layer = rule.place == Place::kLayer ? layer : -1;
+  partition.place.before_layers =
+      rule.place == Place::kBeforeLayers || rule.place == Place::kBothEnds;
+  partition.place.after_layers =
+      rule.place == Place::kAfterLayers || rule.place == Place::kBothEnds;
 }
 
 Partition GuessPartition(const LogicalTensor& tensor) {
@@ -123,9 +125,7 @@ PartitionedTensor FromManifest(const LogicalTensor& tensor, const LogicalTensor*
     result.partition = of_owner;
     result.cut_is_known = true;
   } else {
-    result.partition.layer = of_owner.layer;
-    result.partition.before_layers = of_owner.before_layers;
-    result.partition.after_layers = of_owner.after_layers;
+    result.partition.place = of_owner.place;
   }
   return result;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "gtest/gtest.h"
@@ -14,12 +15,12 @@
 namespace tessera::ckpt {
 namespace {
 
-LogicalTensor& AddTensor(const std::string& name, Role role, const Shape& shape,
+LogicalTensor& AddTensor(const std::string& name, TensorRole role, const Shape& shape,
                          Manifest& manifest) {
   LogicalTensor& tensor = *manifest.add_tensors();
   tensor.set_name(name);
-  tensor.set_role(role);
-  tensor.set_dtype(F32);
+  tensor.set_role(ToProto(role));
+  tensor.set_dtype(ToProto(DType::kF32));
   tensor.mutable_global_shape()->Add(shape.begin(), shape.end());
   return tensor;
 }
@@ -27,10 +28,10 @@ LogicalTensor& AddTensor(const std::string& name, Role role, const Shape& shape,
 // One parameter with a moment, a number of its own, and an alias.
 Manifest OneParameter(const std::string& name, const Shape& shape) {
   Manifest manifest;
-  AddTensor(name, WEIGHT, shape, manifest);
-  AddTensor("moment", OPTIMIZER_STATE, shape, manifest);
-  AddTensor("updates", OPTIMIZER_STATE, {}, manifest);
-  AddTensor("alias", WEIGHT, shape, manifest).set_alias_of(name);
+  AddTensor(name, TensorRole::kWeight, shape, manifest);
+  AddTensor("moment", TensorRole::kOptimizerState, shape, manifest);
+  AddTensor("updates", TensorRole::kOptimizerState, {}, manifest);
+  AddTensor("alias", TensorRole::kWeight, shape, manifest).set_alias_of(name);
   OptimizerParameter& parameter = *manifest.mutable_optimizer()->add_parameters();
   parameter.set_parameter("alias");
   (*parameter.mutable_states())["moment"] = "moment";
@@ -71,7 +72,7 @@ TEST(PartitionRulesTest, WhatIsNotKnownIsCutAlongTheFirstOfTwoDims) {
 }
 
 TEST(PartitionRulesTest, TheManifestIsBelieved) {
-  const Partition partition = {.dim = 1, .sections = 2, .layer = 7};
+  const Partition partition = {.dim = 1, .sections = 2, .place = InLayer(7)};
   Manifest manifest = OneParameter("w", {8, 8});
   *manifest.mutable_tensors(0)->mutable_partition() = ToProto(partition);
   const auto tensors = Partitioned(manifest);
@@ -79,28 +80,28 @@ TEST(PartitionRulesTest, TheManifestIsBelieved) {
   EXPECT_TRUE(tensors[0].cut_is_known);
   // State that says nothing itself is where its parameter is, and cut alike if it has its shape.
   EXPECT_EQ(tensors[1].partition, partition);
-  EXPECT_EQ(tensors[2].partition, (Partition{.layer = 7}));
+  EXPECT_EQ(tensors[2].partition, (Partition{.place = InLayer(7)}));
 }
 
 TEST(PartitionRulesTest, RulesCountMoreThanTheManifestAndTheLastOneMost) {
   Manifest manifest = OneParameter("blocks.11.mixer.kernel", {8, 12});
-  *manifest.mutable_tensors(0)->mutable_partition() = ToProto(Partition{.dim = 0, .layer = 3});
+  *manifest.mutable_tensors(0)->mutable_partition() =
+      ToProto(Partition{.dim = 0, .place = InLayer(3)});
   const auto first = [&](const std::vector<std::string>& rules) {
     return Partitioned(manifest, rules)[0].partition;
   };
-  EXPECT_EQ(first({"other=1"}), (Partition{.dim = 0, .layer = 3}));
-  EXPECT_EQ(first({"*.kernel=1/3"}), (Partition{.dim = 1, .sections = 3, .layer = 3}));
-  EXPECT_EQ(first({"*=1", "*.mixer.*=whole"}), (Partition{.layer = 3}));
-  EXPECT_EQ(first({"blocks.#.*=layer"}), (Partition{.dim = 0, .layer = 11}));
-  EXPECT_EQ(first({"blocks.#.*=1"}), (Partition{.dim = 1, .layer = 11}));
-  EXPECT_EQ(first({"*=0,padded,both"}),
-            (Partition{.dim = 0, .padded = true, .before_layers = true, .after_layers = true}));
-  EXPECT_EQ(first({"*=first"}), (Partition{.dim = 0, .before_layers = true}));
-  EXPECT_EQ(first({"*=last"}), (Partition{.dim = 0, .after_layers = true}));
+  EXPECT_EQ(first({"other=1"}), (Partition{.dim = 0, .place = InLayer(3)}));
+  EXPECT_EQ(first({"*.kernel=1/3"}), (Partition{.dim = 1, .sections = 3, .place = InLayer(3)}));
+  EXPECT_EQ(first({"*=1", "*.mixer.*=whole"}), (Partition{.place = InLayer(3)}));
+  EXPECT_EQ(first({"blocks.#.*=layer"}), (Partition{.dim = 0, .place = InLayer(11)}));
+  EXPECT_EQ(first({"blocks.#.*=1"}), (Partition{.dim = 1, .place = InLayer(11)}));
+  EXPECT_EQ(first({"*=0,padded,both"}), (Partition{.dim = 0, .padded = true, .place = kBothEnds}));
+  EXPECT_EQ(first({"*=first"}), (Partition{.dim = 0, .place = kBeforeLayers}));
+  EXPECT_EQ(first({"*=last"}), (Partition{.dim = 0, .place = kAfterLayers}));
   // They are rules for parameters, which their state follows.
   const auto tensors = Partitioned(manifest, {"blocks.#.*=1/3"});
   EXPECT_EQ(tensors[1].partition, tensors[0].partition);
-  EXPECT_EQ(tensors[2].partition, (Partition{.layer = 11}));
+  EXPECT_EQ(tensors[2].partition, (Partition{.place = InLayer(11)}));
 }
 
 TEST(PartitionRulesTest, WhatDoesNotFitIsRefused) {

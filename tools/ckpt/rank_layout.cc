@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/plan.pb.h"
@@ -39,8 +40,8 @@ class PipelineStages {
       // A parameter's first state counts as well, in case weights were not saved.
       const bool counts = tensor.state <= 0 && tensor.tensor->global_shape_size() >= 2;
       const int64_t elements = counts ? ElementCount(GlobalShape(*tensor.tensor)) : 0;
-      if (partition.layer >= 0) matrix_elements[partition.layer] += elements;
-      if (partition.after_layers) head_elements += elements;
+      if (partition.place.layer >= 0) matrix_elements[partition.place.layer] += elements;
+      if (partition.place.after_layers) head_elements += elements;
     }
     for (const auto& [layer, elements] : matrix_elements) {
       const auto position = static_cast<int64_t>(position_.size());
@@ -76,15 +77,16 @@ class PipelineStages {
   }
 
   int StageOf(const Partition& partition) const {
-    if (partition.layer >= 0) return stage_of_position_[position_.at(partition.layer)];
-    return partition.after_layers && !partition.before_layers ? topology_.stages() - 1 : 0;
+    if (partition.place.layer >= 0) return stage_of_position_[position_.at(partition.place.layer)];
+    return partition.place.after_layers && !partition.place.before_layers ? topology_.stages() - 1
+                                                                          : 0;
   }
 
   // In the order of a forward pass.
   int64_t OrderOf(const Partition& partition) const {
-    if (partition.layer >= 0) return position_.at(partition.layer);
+    if (partition.place.layer >= 0) return position_.at(partition.place.layer);
     const auto layers = static_cast<int64_t>(position_.size());
-    return partition.after_layers && !partition.before_layers ? layers : -1;
+    return partition.place.after_layers && !partition.place.before_layers ? layers : -1;
   }
 
  private:
@@ -237,8 +239,9 @@ int CountGuesses(const std::vector<PartitionedTensor>& tensors, const Topology& 
   return static_cast<int>(std::ranges::count_if(tensors, [&](const PartitionedTensor& tensor) {
     const Partition& partition = tensor.partition;
     const bool has_place =
-        partition.layer >= 0 || partition.before_layers || partition.after_layers;
-    const bool is_parameter = tensor.state < 0 && tensor.tensor->role() != BUFFER;
+        partition.place.layer >= 0 || partition.place.before_layers || partition.place.after_layers;
+    const bool is_parameter =
+        tensor.state < 0 && FromProto(tensor.tensor->role()) != TensorRole::kBuffer;
     return is_parameter &&
            ((topology.tensor > 1 && !tensor.cut_is_known) || (topology.stages() > 1 && !has_place));
   }));
@@ -270,7 +273,7 @@ absl::StatusOr<RankLayout> LayOutRanks(const Manifest& saved, const Topology& to
       std::vector<HeldTensor> weights, states;
       for (const PartitionedTensor& tensor : tensors) {
         if (pipeline.StageOf(tensor.partition) % topology.pipeline != p) continue;
-        const bool is_state = BelongsToOptimizer(tensor.tensor->role());
+        const bool is_state = BelongsToOptimizer(FromProto(tensor.tensor->role()));
         (is_state ? states : weights).push_back(Hold(tensor, t * own, own, parts));
       }
       const auto aliases = AliasesOf(saved, weights, states);

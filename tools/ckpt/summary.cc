@@ -16,7 +16,7 @@ uint64_t DataBytes(const Manifest& manifest) {
 }
 
 uint64_t TensorBytes(const LogicalTensor& tensor) {
-  return ElementCount(GlobalShape(tensor)) * DTypeSize(tensor.dtype());
+  return ElementCount(GlobalShape(tensor)) * ElementSize(FromProto(tensor.dtype()));
 }
 
 std::string TopologyText(const TopologyProto& topology) {

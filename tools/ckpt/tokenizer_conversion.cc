@@ -14,10 +14,10 @@
 
 namespace tessera::ckpt {
 
-absl::StatusOr<std::vector<convert::PlainFile>> HuggingFaceTokenizerFiles(
-    const std::string& path, const ModelConfig& model) {
+absl::StatusOr<std::vector<convert::PlainFile>> HuggingFaceTokenizerFiles(const std::string& path,
+                                                                          const ModelProto& model) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, LoadTokenizer(path));
-  tessera::ModelConfig config;
+  ModelConfig config;
   if (!google::protobuf::TextFormat::ParseFromString(model.text(), &config)) {
     return absl::InvalidArgumentError("the checkpoint does not say how many ids its model has");
   }

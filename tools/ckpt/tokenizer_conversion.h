@@ -14,7 +14,7 @@ namespace tessera::ckpt {
 // beside a model. InvalidArgument: it has more ids than the model; Unimplemented: it cannot be
 // written so.
 absl::StatusOr<std::vector<convert::PlainFile>> HuggingFaceTokenizerFiles(const std::string& path,
-                                                                          const ModelConfig& model);
+                                                                          const ModelProto& model);
 
 }  // namespace tessera::ckpt
 

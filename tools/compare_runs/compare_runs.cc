@@ -12,9 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/invocation_dir.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
-#include "base/users_folder.h"
 #include "tools/compare_runs/comparison.h"
 #include "tools/compare_runs/comparison_report.h"
 #include "tools/compare_runs/run_records.h"
@@ -147,7 +147,7 @@ absl::StatusOr<bool> Compare(const Arguments& arguments) {
 }
 
 int Main(const std::vector<std::string>& words) {
-  EnterUsersFolder();
+  ChdirToInvocationDir();
   const auto fail = [](const absl::Status& status) {
     std::fprintf(stderr, "compare_runs: %s\n", std::string(status.message()).c_str());
     return kWrongUse;

@@ -9,8 +9,8 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "compute/device/training_device.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 #include "trainer/state/device_mirror.h"
 #include "trainer/state/llmc_file.h"
 

@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "compute/kernels/backend.h"
-#include "compute/tensor/dtype.h"
+#include "layout/dtype.h"
 
 namespace tessera {
 

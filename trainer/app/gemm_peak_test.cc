@@ -5,8 +5,8 @@
 
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/reference/reference_backend.h"
-#include "compute/tensor/dtype.h"
 #include "gtest/gtest.h"
+#include "layout/dtype.h"
 #include "models/testing/profiling_backend.h"
 
 namespace tessera {

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "compute/parallel/topology.h"
+#include "layout/topology.h"
 #include "models/model_config.h"
 #include "trainer/config/config.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "compute/parallel/topology.h"
+#include "layout/topology.h"
 
 namespace tessera {
 

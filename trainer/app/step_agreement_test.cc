@@ -12,7 +12,7 @@
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"
 #include "compute/parallel/mesh.h"
-#include "compute/parallel/topology.h"
+#include "layout/topology.h"
 
 namespace tessera {
 namespace {

@@ -19,7 +19,7 @@
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/manifest.h"
 #include "compute/comm/communicator.h"
-#include "compute/tensor/dtype.h"
+#include "layout/dtype.h"
 #include "trainer/app/export_weights.h"
 #include "trainer/app/gemm_peak.h"
 #include "trainer/app/step_agreement.h"

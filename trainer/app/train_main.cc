@@ -15,13 +15,13 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/cpu_level.h"
-#include "base/users_folder.h"
+#include "base/invocation_dir.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/mpi/mpi_world.h"
 #include "compute/device/compute_devices.h"
 #include "compute/device/cuda_device.h"
-#include "compute/parallel/topology.h"
 #include "glog/logging.h"
+#include "layout/topology.h"
 #include "nlohmann/json.hpp"
 #include "trainer/app/launch.h"
 #include "trainer/app/run.h"
@@ -126,7 +126,7 @@ int RunAlone(const TrainConfig& config, const Launch& launch, ComputeDevices& de
 }
 
 int Main(std::vector<const char*> arguments) {
-  EnterUsersFolder();
+  ChdirToInvocationDir();
   const Launch launch = DetectLaunch();
   if (const absl::Status level = CheckCpuLevel(); !level.ok()) return Refuse(level, launch);
   const auto is_print_launch = [](const char* word) {

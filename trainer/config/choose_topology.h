@@ -2,7 +2,7 @@
 #define TESSERA_TRAINER_CONFIG_CHOOSE_TOPOLOGY_H_
 
 #include "absl/status/statusor.h"
-#include "compute/parallel/topology.h"
+#include "layout/topology.h"
 #include "models/config/config.pb.h"
 #include "trainer/config/validate_topology.h"
 

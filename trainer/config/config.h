@@ -19,7 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "compute/parallel/topology.h"
+#include "layout/topology.h"
 #include "trainer/config/config.pb.h"
 
 namespace tessera {

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/power_loss.h"
-#include "compute/parallel/topology.h"
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "layout/topology.h"
 #include "models/model_config.h"
 
 namespace tessera {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "compute/parallel/topology.h"
+#include "layout/topology.h"
 #include "models/config/config.pb.h"
 
 namespace tessera {

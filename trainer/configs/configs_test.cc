@@ -8,8 +8,8 @@
 #include <map>
 #include <string>
 
-#include "compute/parallel/topology.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "layout/topology.h"
 #include "models/model_config.h"
 #include "trainer/config/config.h"
 

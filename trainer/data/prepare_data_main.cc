@@ -14,7 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/cpu_level.h"
-#include "base/users_folder.h"
+#include "base/invocation_dir.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/prepare_data.h"
 #include "trainer/metrics/standard_streams.h"
@@ -184,7 +184,7 @@ int AddChecksums(const std::string& pattern) {
 
 int main(int argc, char** argv) {
   if (!tessera::OpenMissingStandardStreams()) return 1;
-  tessera::EnterUsersFolder();
+  tessera::ChdirToInvocationDir();
   if (const absl::Status level = tessera::CheckCpuLevel(); !level.ok()) return Fail(level);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (std::ranges::find(arguments, "--help") != arguments.end()) {

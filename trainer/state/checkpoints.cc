@@ -115,7 +115,7 @@ ckpt::convert::OpenForeignOptions ForeignOptions(const CheckpointConfig& config,
 
 absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> OpenForeign(
     const TrainConfig& config, const std::string& name, const std::string& format) {
-  const ckpt::ModelConfig model = ToProto(config.model());
+  const ckpt::ModelProto model = ToProto(config.model());
   ckpt::convert::OpenForeignOptions options = ForeignOptions(config.checkpoint(), format);
   options.model = &model;
   return ckpt::convert::OpenForeign(name, options);

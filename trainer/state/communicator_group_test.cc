@@ -31,9 +31,9 @@ TEST(CommunicatorGroupTest, GathersBroadcastsAndExchanges) {
         EXPECT_EQ(gathered[i], "from " + std::to_string(i));
       }
       TESSERA_ASSIGN_OR_RETURN(
-          const std::string told,
+          const std::string reply,
           group.Broadcast(group.rank() == 0 ? "to all" : "unheard", kDeadline));
-      EXPECT_EQ(told, "to all");
+      EXPECT_EQ(reply, "to all");
       if (size == 1) return absl::OkStatus();
 
       // Two messages to the next rank, the second after the first.

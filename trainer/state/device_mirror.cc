@@ -64,7 +64,7 @@ TensorView DeviceMirror::OnHost(const TensorView& memory) const {
     return TensorView(static_cast<char*>(range.host.data()) + (at - range.device), memory.dtype(),
                       memory.shape(), memory.strides());
   }
-  LOG(FATAL) << "memory that is not mirrored: " << ToString(memory.shape());
+  LOG(FATAL) << "memory that is not mirrored: " << ShapeToString(memory.shape());
 }
 
 int64_t DeviceMirror::bytes() const {

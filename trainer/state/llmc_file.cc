@@ -56,9 +56,7 @@ absl::Status Convert(const std::string& folder, const std::string& checkpoint,
 }  // namespace
 
 absl::Status CheckLlmcFile(const std::string& path, const ModelConfig& model, DType dtype) {
-  TESSERA_RETURN_IF_ERROR(
-      ckpt::convert::WriteLlmcHeader(ToProto(model), dtype == DType::kBF16 ? ckpt::BF16 : ckpt::F32)
-          .status());
+  TESSERA_RETURN_IF_ERROR(ckpt::convert::WriteLlmcHeader(ToProto(model), dtype).status());
   if (std::error_code error; fs::is_directory(path, error)) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is a folder"));
   }

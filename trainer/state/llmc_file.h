@@ -4,7 +4,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "compute/tensor/dtype.h"
+#include "layout/dtype.h"
 #include "models/config/config.pb.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/state_dict.h"

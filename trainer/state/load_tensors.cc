@@ -22,9 +22,9 @@
 namespace tessera {
 namespace {
 
-bool HasRole(const ckpt::Manifest& manifest, ckpt::Role role) {
+bool HasRole(const ckpt::Manifest& manifest, ckpt::TensorRole role) {
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) {
-    if (tensor.role() == role) return true;
+    if (ckpt::FromProto(tensor.role()) == role) return true;
   }
   return false;
 }
@@ -36,13 +36,14 @@ bool TakeWeightsFromMaster(const ckpt::Manifest& manifest, ckpt::StateDict& want
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) saved[tensor.name()] = &tensor;
   bool any = false;
   for (ckpt::ShardedTensor& tensor : wanted.tensors) {
-    if (tensor.role != ckpt::TensorRole::kWeight || tensor.dtype != ckpt::ElementType::kF32 ||
+    if (tensor.role != ckpt::TensorRole::kWeight || tensor.dtype != DType::kF32 ||
         !tensor.alias_of.empty()) {
       continue;
     }
     const auto weight = saved.find(tensor.name);
     const std::string master = StateName(tensor.name, kMaster);
-    if (weight == saved.end() || weight->second->dtype() == ckpt::F32 || !saved.contains(master)) {
+    if (weight == saved.end() || ckpt::FromProto(weight->second->dtype()) == DType::kF32 ||
+        !saved.contains(master)) {
       continue;
     }
     any = true;
@@ -129,12 +130,13 @@ absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wante
   }
   const auto is_wanted = [&names](const ckpt::LogicalTensor& tensor) {
     if (names.contains(tensor.name())) return true;
-    return tensor.role() == ckpt::WEIGHT && names.contains(StateName(tensor.name(), kMaster));
+    return ckpt::FromProto(tensor.role()) == ckpt::TensorRole::kWeight &&
+           names.contains(StateName(tensor.name(), kMaster));
   };
   std::vector<std::string> unexpected;
   for (const ckpt::LogicalTensor& tensor : saved.manifest().tensors()) {
     const std::string& name = tensor.alias_of().empty() ? tensor.name() : tensor.alias_of();
-    if (!Matches(policy, name, ckpt::BelongsToOptimizer(tensor.role()))) continue;
+    if (!Matches(policy, name, ckpt::BelongsToOptimizer(ckpt::FromProto(tensor.role())))) continue;
     if (!is_wanted(tensor) && !left_out(tensor)) unexpected.push_back(tensor.name());
   }
   if (unexpected.empty()) return absl::OkStatus();
@@ -177,8 +179,10 @@ absl::Status NoteMissing(const ckpt::LoadReport& report, const RankGroup& group,
 void CountParameters(const ckpt::Manifest& manifest, const LoadPolicy& policy, LoadNotes& notes) {
   std::set<std::string> parameters;
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) {
-    const bool is_master = tensor.role() == ckpt::MASTER_WEIGHT;
-    if ((tensor.role() != ckpt::WEIGHT && !is_master) || !tensor.alias_of().empty()) continue;
+    const bool is_master = ckpt::FromProto(tensor.role()) == ckpt::TensorRole::kMasterWeight;
+    if ((ckpt::FromProto(tensor.role()) != ckpt::TensorRole::kWeight && !is_master) ||
+        !tensor.alias_of().empty())
+      continue;
     if (!parameters.insert(ParameterOf(tensor.name(), is_master)).second) continue;
     ++notes.saved_parameters;
     if (Matches(policy, tensor.name(), is_master)) ++notes.matching_parameters;
@@ -225,7 +229,7 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
                                      const LoadPolicy& policy, const RankGroup& group) {
   LoadNotes notes;
   CountParameters(saved.manifest(), policy, notes);
-  if (policy.with_optimizer && !HasRole(saved.manifest(), ckpt::OPTIMIZER_STATE)) {
+  if (policy.with_optimizer && !HasRole(saved.manifest(), ckpt::TensorRole::kOptimizerState)) {
     return absl::FailedPreconditionError(absl::StrCat(
         saved.Describe(),
         " was saved without optimizer state; --no-load-optim resumes with a fresh one"));
@@ -237,14 +241,14 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
 
   const bool has_master = policy.with_optimizer && chunks.front().optimizer->has_master();
   const bool masters_from_weights =
-      (has_master && !HasRole(saved.manifest(), ckpt::MASTER_WEIGHT)) ||
+      (has_master && !HasRole(saved.manifest(), ckpt::TensorRole::kMasterWeight)) ||
       (policy.with_masters && chunks.front().optimizer->has_master());
   if (policy.with_optimizer) Append(OptimizerTensors(chunks), wanted);
   if (masters_from_weights) RemoveMasters(wanted);
   KeepMatching(policy, wanted);
   const auto left_out = [&](const ckpt::LogicalTensor& tensor) {
-    return (!has_master && tensor.role() == ckpt::MASTER_WEIGHT) ||
-           (!policy.with_optimizer && ckpt::BelongsToOptimizer(tensor.role()));
+    return (!has_master && ckpt::FromProto(tensor.role()) == ckpt::TensorRole::kMasterWeight) ||
+           (!policy.with_optimizer && ckpt::BelongsToOptimizer(ckpt::FromProto(tensor.role())));
   };
   TESSERA_RETURN_IF_ERROR(CheckUnexpected(saved, wanted, left_out, policy, group, notes));
   if (policy.allow_missing) TESSERA_RETURN_IF_ERROR(CheckOptimizerState(saved, wanted));

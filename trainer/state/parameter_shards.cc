@@ -10,8 +10,8 @@ namespace tessera {
 namespace {
 
 // Converts a box from the coordinates of the local buffer to those of the piece's logical tensor.
-ckpt::Box ToLogical(const ckpt::Box& local, const ParameterPiece& piece) {
-  ckpt::Box logical = local;
+Box ToLogical(const Box& local, const ParameterPiece& piece) {
+  Box logical = local;
   for (size_t dim = 0; dim < logical.global_offset.size(); ++dim) {
     logical.global_offset[dim] += piece.global_offset[dim] - piece.local_offset[dim];
   }
@@ -28,15 +28,14 @@ int64_t FlatIndex(const std::vector<int64_t>& offset, const std::vector<int64_t>
 
 std::vector<LogicalShards> ShardsOfRange(const Parameter& parameter, int64_t begin, int64_t end,
                                          void* origin, int64_t element_size_bytes) {
-  const std::vector<int64_t> strides = ckpt::ContiguousStrides(parameter.shape);
-  const std::vector<ckpt::Box> boxes =
-      ckpt::FlatRangeToBoxes(ckpt::WholeBox(parameter.shape), begin, end);
+  const std::vector<int64_t> strides = ContiguousStrides(parameter.shape);
+  const std::vector<Box> boxes = FlatRangeToBoxes(WholeBox(parameter.shape), begin, end);
   std::vector<LogicalShards> result;
   for (const ParameterPiece& piece : parameter.pieces) {
     LogicalShards logical{.piece = &piece, .shards = {}};
-    const ckpt::Box piece_box{piece.local_offset, piece.shape};
-    for (const ckpt::Box& box : boxes) {
-      const std::optional<ckpt::Box> common = ckpt::Intersect(box, piece_box);
+    const Box piece_box{piece.local_offset, piece.shape};
+    for (const Box& box : boxes) {
+      const std::optional<Box> common = Intersect(box, piece_box);
       if (!common.has_value()) continue;
       logical.shards.push_back(
           {.box = ToLogical(*common, piece),

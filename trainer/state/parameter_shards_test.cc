@@ -16,9 +16,9 @@ std::map<std::string, std::map<int64_t, int64_t>> Contents(
     const std::vector<LogicalShards>& logical) {
   std::map<std::string, std::map<int64_t, int64_t>> contents;
   for (const LogicalShards& entry : logical) {
-    const std::vector<int64_t> global_strides = ckpt::ContiguousStrides(entry.piece->global_shape);
+    const std::vector<int64_t> global_strides = ContiguousStrides(entry.piece->global_shape);
     for (const ckpt::Shard& shard : entry.shards) {
-      const int64_t count = ckpt::ElementCount(shard.box.shape);
+      const int64_t count = ElementCount(shard.box.shape);
       for (int64_t i = 0; i < count; ++i) {
         int64_t rest = i, memory = 0, global = 0;
         for (int dim = static_cast<int>(shard.box.shape.size()) - 1; dim >= 0; --dim) {
@@ -72,7 +72,7 @@ Parameter FusedRows() {
 // Every range of every parameter, against a loop over local elements.
 TEST(ShardsOfRangeTest, EveryRangeHoldsWhatItsElementsMean) {
   for (const Parameter& parameter : {FusedColumns(), FusedRows()}) {
-    const int64_t count = ckpt::ElementCount(parameter.shape);
+    const int64_t count = ElementCount(parameter.shape);
     std::vector<int64_t> memory(count);
     for (int64_t i = 0; i < count; ++i) memory[i] = 1000 + i;
     for (int64_t begin = 0; begin <= count; ++begin) {

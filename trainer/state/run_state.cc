@@ -12,9 +12,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/version.h"
-#include "compute/parallel/topology.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
+#include "layout/topology.h"
 #include "models/model_config.h"
 #include "trainer/config/config.h"
 #include "trainer/state/saved_settings.h"
@@ -99,8 +99,8 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   return manifest;
 }
 
-ckpt::ModelConfig ToProto(const ModelConfig& model) {
-  ckpt::ModelConfig described;
+ckpt::ModelProto ToProto(const ModelConfig& model) {
+  ckpt::ModelProto described;
   described.set_architecture(ArchitectureName(model));
   google::protobuf::TextFormat::PrintToString(model, described.mutable_text());
   return described;

@@ -47,7 +47,7 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
                            const NumericsFingerprint& numerics);
 
 // Conversions to and from the manifest's messages.
-ckpt::ModelConfig ToProto(const ModelConfig& model);
+ckpt::ModelProto ToProto(const ModelConfig& model);
 ckpt::NumericsState ToProto(const NumericsFingerprint& numerics);
 NumericsFingerprint FromProto(const ckpt::NumericsState& state);
 

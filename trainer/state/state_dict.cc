@@ -13,37 +13,14 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
 #include "glog/logging.h"
-#include "models/layers/partition.h"
+#include "layout/dtype.h"
+#include "layout/partition.h"
 #include "trainer/state/parameter_shards.h"
 
 namespace tessera {
 namespace {
-
-ckpt::ElementType ToCheckpointDType(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return ckpt::ElementType::kF32;
-    case DType::kBF16:
-      return ckpt::ElementType::kBF16;
-    case DType::kF64:
-      return ckpt::ElementType::kF64;
-    case DType::kI32:
-      return ckpt::ElementType::kI32;
-  }
-  LOG(FATAL) << "unknown dtype " << static_cast<int>(dtype);
-}
-
-ckpt::Partition ToCheckpointPartition(const Partition& partition) {
-  return {.dim = partition.dim,
-          .sections = partition.sections,
-          .padded = partition.padded,
-          .layer = partition.place.layer,
-          .before_layers = partition.place.before_layers,
-          .after_layers = partition.place.after_layers};
-}
 
 // Collects shards by logical name, in order of first appearance.
 class StateDictBuilder {
@@ -59,10 +36,10 @@ class StateDictBuilder {
       ckpt::ShardedTensor& tensor =
           Find(suffix.empty() ? logical.piece->name : StateName(logical.piece->name, suffix));
       tensor.role = role;
-      tensor.dtype = ToCheckpointDType(values.dtype());
+      tensor.dtype = values.dtype();
       tensor.global_shape = logical.piece->global_shape;
       tensor.padded_shape = logical.piece->padded_global_shape;
-      tensor.partition = ToCheckpointPartition(logical.piece->partition);
+      tensor.partition = logical.piece->partition;
       for (ckpt::Shard& shard : logical.shards) tensor.shards.push_back(std::move(shard));
     }
   }

@@ -21,11 +21,11 @@ bool AllFinite(const void* data, size_t count) {
   return largest != kExponent;
 }
 
-bool IsFinite(ckpt::ElementType dtype, const void* data, size_t count) {
+bool IsFinite(DType dtype, const void* data, size_t count) {
   switch (dtype) {
-    case ckpt::ElementType::kF32:
+    case DType::kF32:
       return AllFinite<uint32_t, 0x7F800000>(data, count);
-    case ckpt::ElementType::kBF16:
+    case DType::kBF16:
       return AllFinite<uint16_t, 0x7F80>(data, count);
     default:
       return true;
@@ -33,11 +33,10 @@ bool IsFinite(ckpt::ElementType dtype, const void* data, size_t count) {
 }
 
 bool IsFinite(const ckpt::ShardedTensor& tensor, const ckpt::Shard& shard) {
-  const ckpt::ElementType dtype =
-      shard.dtype == ckpt::ElementType::kUnspecified ? tensor.dtype : shard.dtype;
+  const DType dtype = shard.dtype == DType::kUnspecified ? tensor.dtype : shard.dtype;
   if (shard.box.empty()) return true;
   if (shard.strides.empty()) {
-    return IsFinite(dtype, shard.data, static_cast<size_t>(ckpt::ElementCount(shard.box.shape)));
+    return IsFinite(dtype, shard.data, static_cast<size_t>(ElementCount(shard.box.shape)));
   }
   // Rows of the last dim, which is contiguous in every buffer of the trainer; one element at a time
   // otherwise.
@@ -45,8 +44,8 @@ bool IsFinite(const ckpt::ShardedTensor& tensor, const ckpt::Shard& shard) {
   const bool rows = dims > 0 && shard.strides[dims - 1] == 1;
   const size_t row_elements = rows ? static_cast<size_t>(shard.box.shape[dims - 1]) : 1;
   const size_t outer = rows ? dims - 1 : dims;
-  const size_t element_bytes = dtype == ckpt::ElementType::kBF16 ? 2 : 4;
-  ckpt::Shape index(outer, 0);
+  const size_t element_bytes = dtype == DType::kBF16 ? 2 : 4;
+  Shape index(outer, 0);
   while (true) {
     int64_t offset = 0;
     for (size_t d = 0; d < outer; ++d) offset += index[d] * shard.strides[d];

@@ -47,13 +47,12 @@ TEST(StateHealthTest, LooksAtTheShardAlone) {
 
 TEST(StateHealthTest, KnowsBfloat16AndLeavesIntegersAlone) {
   std::vector<uint16_t> elements(10, 0x7F7F);
-  ckpt::ShardedTensor tensor = {
-      .name = "w", .dtype = ckpt::ElementType::kBF16, .global_shape = {10}};
+  ckpt::ShardedTensor tensor = {.name = "w", .dtype = DType::kBF16, .global_shape = {10}};
   tensor.shards = {{.box = {.global_offset = {0}, .shape = {10}}, .data = elements.data()}};
   EXPECT_TRUE(IsFinite({{tensor}}));
   elements[9] = 0xFF80;
   EXPECT_FALSE(IsFinite({{tensor}}));
-  tensor.dtype = ckpt::ElementType::kI16;
+  tensor.dtype = DType::kI16;
   EXPECT_TRUE(IsFinite({{tensor}}));
 }
 

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "compute/parallel/topology.h"
 #include "compute/tensor/memory.h"
+#include "layout/topology.h"
 #include "models/factory.h"
 #include "models/model_config.h"
 
@@ -30,10 +30,7 @@ absl::StatusOr<ModelChunk> ModelChunk::Create(const TrainConfig& config, uint64_
   const ModelOptions options{.compute_dtype = config.training().bf16() ? DType::kBF16 : DType::kF32,
                              .with_gradients = false,  // the reducer allocates them
                              .seed = dropout_seed,
-                             .stage = {.first_layer = layers.first,
-                                       .last_layer = layers.last,
-                                       .has_embedding = layers.has_embedding,
-                                       .has_head = layers.has_head},
+                             .stage = layers,
                              .tensor_parallel = &tensor_parallel,
                              .separate_tied_gradients = Exact(config)};
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera::ckpt {
@@ -15,12 +16,12 @@ void AddFile(const char* path, uint64_t size_bytes, Manifest& manifest) {
   for (uint64_t at = 0; at < size_bytes; at += 4096) file.add_chunk_crc32c(0x1000 + at);
 }
 
-LogicalTensor& AddTensor(const char* name, Role role, DType dtype, const Shape& shape,
+LogicalTensor& AddTensor(const char* name, TensorRole role, DType dtype, const Shape& shape,
                          Manifest& manifest) {
   LogicalTensor& tensor = *manifest.add_tensors();
   tensor.set_name(name);
-  tensor.set_role(role);
-  tensor.set_dtype(dtype);
+  tensor.set_role(ToProto(role));
+  tensor.set_dtype(ToProto(dtype));
   for (const int64_t extent : shape) tensor.add_global_shape(extent);
   tensor.mutable_digest()->set_lo(0x0123456789ABCDEF);
   tensor.mutable_digest()->set_hi(0xFEDCBA9876543210);
@@ -94,7 +95,8 @@ Manifest FullManifest() {
   AddFile("model-00001-of-00001.safetensors", 4096 + 96, manifest);
   AddFile("optimizer-00001-of-00001.safetensors", 4096 + 384, manifest);
 
-  LogicalTensor& weight = AddTensor("wte.weight", WEIGHT, BF16, {6, 8}, manifest);
+  LogicalTensor& weight =
+      AddTensor("wte.weight", TensorRole::kWeight, DType::kBF16, {6, 8}, manifest);
   weight.add_padded_shape(8);
   weight.add_padded_shape(8);
   PartitionProto& partition = *weight.mutable_partition();
@@ -105,12 +107,14 @@ Manifest FullManifest() {
   partition.set_after_layers(true);
   AddShard({{0, 0}, {3, 8}}, 0, 4096, weight);
   AddShard({{3, 0}, {3, 8}}, 0, 4096 + 48, weight);
-  LogicalTensor& alias = AddTensor("lm_head.weight", WEIGHT, BF16, {6, 8}, manifest);
+  LogicalTensor& alias =
+      AddTensor("lm_head.weight", TensorRole::kWeight, DType::kBF16, {6, 8}, manifest);
   alias.clear_digest();
   alias.set_alias_of("wte.weight");
   uint64_t at = 4096;
   for (const char* name : {"optimizer.exp_avg.wte.weight", "optimizer.exp_avg_sq.wte.weight"}) {
-    LogicalTensor& moment = AddTensor(name, OPTIMIZER_STATE, F32, {6, 8}, manifest);
+    LogicalTensor& moment =
+        AddTensor(name, TensorRole::kOptimizerState, DType::kF32, {6, 8}, manifest);
     AddShard({{0, 0}, {6, 4}}, 1, at, moment);
     AddShard({{0, 4}, {6, 4}}, 1, at + 96, moment);
     at += 192;

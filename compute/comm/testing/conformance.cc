@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "compute/tensor/bfloat16.h"
 
 #define COMM_CHECK_OK(expression)                   \
   do {                                              \

@@ -13,7 +13,6 @@
 #include "compute/kernels/cpu/cpu_backend_impl.h"
 #include "compute/kernels/cpu/loops.h"
 #include "compute/kernels/cpu/vector-inl.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -4,7 +4,7 @@
 #include <compare>
 #include <cstdint>
 
-#include "compute/tensor/dtype.h"
+#include "layout/dtype.h"
 
 namespace tessera {
 

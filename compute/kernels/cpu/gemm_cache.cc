@@ -8,7 +8,7 @@
 #include "compute/kernels/cpu/gemm.h"
 #include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/kernels/cpu/workspace.h"
-#include "compute/tensor/dtype.h"
+#include "layout/dtype.h"
 
 namespace tessera {
 namespace {

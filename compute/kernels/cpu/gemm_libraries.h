@@ -11,7 +11,7 @@
 #include "base/cpu_level.h"
 #include "compute/kernels/cpu/gemm.h"
 #include "compute/kernels/cpu/workspace.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 
 namespace tessera {
 

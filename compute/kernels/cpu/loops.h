@@ -10,8 +10,9 @@
 #include <utility>
 
 #include "compute/kernels/cpu/thread_pool.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera {
 
@@ -45,10 +46,11 @@ Rows<T> AsRows(const TensorView& x) {
   CHECK_GE(x.rank(), 1);
   const int64_t columns = x.dim(x.rank() - 1);
   if (x.rank() == 2) {
-    CHECK(columns <= 1 || x.stride(1) == 1) << "not dense in the last dim: " << ToString(x.shape());
+    CHECK(columns <= 1 || x.stride(1) == 1)
+        << "not dense in the last dim: " << ShapeToString(x.shape());
     return {x.as<T>(), x.dim(0), columns, x.stride(0)};
   }
-  CHECK(x.contiguous()) << ToString(x.shape());
+  CHECK(x.contiguous()) << ShapeToString(x.shape());
   return {x.as<T>(), columns == 0 ? 0 : x.elements() / columns, columns, columns};
 }
 

@@ -18,7 +18,8 @@ MatrixLayout LayoutOf(const TensorView& x) {
   if (x.dim(1) == 1 || x.stride(1) == 1) {
     return {x.dim(0) == 1 ? x.dim(1) : std::max(x.stride(0), x.dim(1)), false};
   }
-  CHECK(x.dim(0) == 1 || x.stride(0) == 1) << "a matrix needs a dense dim: " << ToString(x.shape());
+  CHECK(x.dim(0) == 1 || x.stride(0) == 1)
+      << "a matrix needs a dense dim: " << ShapeToString(x.shape());
   return {x.stride(1), true};
 }
 

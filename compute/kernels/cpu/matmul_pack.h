@@ -3,7 +3,8 @@
 
 #include <cstdint>
 
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
+#include "layout/dtype.h"
 
 namespace tessera {
 

@@ -18,8 +18,9 @@
 #include "compute/kernels/cpu/elementwise-inl.h"
 #include "compute/kernels/cpu/loops.h"
 #include "compute/kernels/cpu/vector-inl.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
@@ -79,6 +80,8 @@ void WithAnyType(DType dtype, Body&& body) {
       return body(double{});
     case DType::kI32:
       return body(int32_t{});
+    default:
+      LOG(FATAL) << "no memory of " << DTypeName(dtype) << " is moved";
   }
 }
 

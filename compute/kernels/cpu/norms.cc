@@ -16,7 +16,6 @@
 #include "compute/kernels/cpu/loops.h"
 #include "compute/kernels/cpu/thread_pool.h"
 #include "compute/kernels/cpu/vector-inl.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
 
 HWY_BEFORE_NAMESPACE();

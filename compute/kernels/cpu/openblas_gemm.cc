@@ -21,7 +21,7 @@
 #include "compute/kernels/cpu/gemm.h"
 #include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/kernels/cpu/workspace.h"
-#include "compute/tensor/dtype.h"
+#include "layout/dtype.h"
 
 // The primitives of OpenBLAS's own products. Extents are of the packed matrices: k elements of each
 // of that many rows or columns.

@@ -24,7 +24,7 @@
 #include <iterator>
 #include <limits>
 
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 
 #ifndef TESSERA_INLINE
 #define TESSERA_INLINE inline __attribute__((always_inline))

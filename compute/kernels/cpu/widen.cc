@@ -1,7 +1,7 @@
 #include <cstdint>
 
 #include "compute/kernels/cpu/gemm_libraries.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compute/kernels/cpu/widen.cc"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "compute/kernels/cpu/gemm_libraries.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 
 namespace tessera {
 namespace {

@@ -9,7 +9,8 @@
 #include "compute/kernels/cpu/gemm.h"
 #include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/kernels/cpu/workspace.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
+#include "layout/dtype.h"
 
 namespace tessera {
 namespace {

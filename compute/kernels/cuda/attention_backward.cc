@@ -18,7 +18,6 @@
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/philox_device.h"
 #include "compute/kernels/cuda/simt.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
 
 namespace tessera::cuda {

@@ -43,7 +43,8 @@ struct Heads {
 template <typename T>
 Heads<T> AsHeads(const TensorView& x) {
   CHECK_EQ(x.rank(), 4);
-  CHECK(x.dim(3) <= 1 || x.stride(3) == 1) << "not dense in the last dim: " << ToString(x.shape());
+  CHECK(x.dim(3) <= 1 || x.stride(3) == 1)
+      << "not dense in the last dim: " << ShapeToString(x.shape());
   constexpr int64_t kPack = simt::SharedArray<T>::kPack;
   const bool packs = reinterpret_cast<uintptr_t>(x.data()) % 16 == 0 && x.dim(3) % kPack == 0 &&
                      x.stride(0) % kPack == 0 && x.stride(1) % kPack == 0 &&

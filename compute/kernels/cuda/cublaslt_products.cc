@@ -25,8 +25,8 @@
 #include "compute/kernels/cuda/cublaslt_api.h"
 #include "compute/kernels/cuda/products.h"
 #include "compute/tensor/device.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::cuda {
 namespace {

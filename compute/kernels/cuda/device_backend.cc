@@ -22,9 +22,9 @@
 #include "compute/kernels/cuda/products.h"
 #include "compute/kernels/cuda/tree_reduce.h"
 #include "compute/tensor/device.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/host_copies.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::cuda {
 namespace {

@@ -22,9 +22,9 @@
 #include "compute/kernels/testing/compare.h"
 #include "compute/kernels/testing/random_tensors.h"
 #include "compute/tensor/device.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/fake_device_runtime.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::cuda {
 namespace {

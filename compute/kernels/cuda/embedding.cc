@@ -7,7 +7,6 @@
 #include "compute/kernels/cuda/device_kernels.h"
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/simt.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
 
 namespace tessera::cuda {

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "compute/kernels/cuda/simt.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 
 namespace tessera::cuda {
 

@@ -9,7 +9,7 @@
 
 #include "compute/kernels/cuda/simt.h"
 #include "compute/kernels/cuda/simt_host.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 
 namespace tessera::cuda {
 namespace {

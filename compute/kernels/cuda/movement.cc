@@ -11,8 +11,9 @@
 #include "compute/kernels/cuda/device_kernels.h"
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/simt.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::cuda {
 
@@ -66,7 +67,7 @@ Strided Merge(const TensorView& from, const TensorView& to) {
       merged.to_strides[last] = to.stride(d);
       continue;
     }
-    CHECK_LT(merged.rank, kMaxRank) << ToString(from.shape());
+    CHECK_LT(merged.rank, kMaxRank) << ShapeToString(from.shape());
     merged.extents[merged.rank] = from.dim(d);
     merged.from_strides[merged.rank] = from.stride(d);
     merged.to_strides[merged.rank] = to.stride(d);

@@ -11,7 +11,6 @@
 #include "compute/kernels/cuda/norm_rows.h"
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/simt.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
 
 namespace tessera::cuda {

@@ -12,8 +12,9 @@
 
 #include "compute/kernels/cuda/simt.h"
 #include "compute/kernels/cuda/simt_common.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::cuda {
 
@@ -45,10 +46,11 @@ Rows<T> AsRows(const TensorView& x) {
   CHECK_GE(x.rank(), 1);
   const int64_t columns = x.dim(x.rank() - 1);
   if (x.rank() == 2) {
-    CHECK(columns <= 1 || x.stride(1) == 1) << "not dense in the last dim: " << ToString(x.shape());
+    CHECK(columns <= 1 || x.stride(1) == 1)
+        << "not dense in the last dim: " << ShapeToString(x.shape());
     return {x.as<T>(), x.dim(0), columns, x.stride(0)};
   }
-  CHECK(x.contiguous()) << "strided, and not a matrix: " << ToString(x.shape());
+  CHECK(x.contiguous()) << "strided, and not a matrix: " << ShapeToString(x.shape());
   return {x.as<T>(), columns == 0 ? 0 : x.elements() / columns, columns, columns};
 }
 
@@ -111,7 +113,7 @@ class Operation final : private simt::LaunchScope {
     const char* before = " of ";
     for (const TensorView* operand : operands_) {
       if (operand == nullptr) break;
-      text += before + ToString(operand->shape());
+      text += before + ShapeToString(operand->shape());
       before = ", ";
     }
     return text;

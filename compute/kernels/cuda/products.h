@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::cuda {
 

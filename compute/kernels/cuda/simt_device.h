@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "compute/kernels/cuda/simt_common.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 
 #define TESSERA_KERNEL __global__
 #define TESSERA_DEVICE __device__ __forceinline__

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "compute/kernels/cuda/simt_common.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 
 #define TESSERA_KERNEL
 #define TESSERA_DEVICE inline

@@ -15,7 +15,7 @@
 
 #include "compute/kernels/cuda/simt_common.h"
 #include "compute/kernels/cuda/simt_host.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 
 namespace tessera::simt {
 namespace {

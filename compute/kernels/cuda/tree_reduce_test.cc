@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "compute/kernels/cuda/simt_host.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::cuda {
 namespace {

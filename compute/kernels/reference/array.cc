@@ -8,8 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::reference {
 
@@ -34,8 +35,9 @@ double LoadElement(const TensorView& x, int64_t offset) {
       return x.as<double>()[offset];
     case DType::kI32:
       return x.as<int32_t>()[offset];
+    default:
+      LOG(FATAL) << "impossible dtype";
   }
-  LOG(FATAL) << "impossible dtype";
 }
 
 void StoreElement(const TensorView& x, int64_t offset, double value) {
@@ -52,8 +54,9 @@ void StoreElement(const TensorView& x, int64_t offset, double value) {
     case DType::kI32:
       x.as<int32_t>()[offset] = static_cast<int32_t>(value);
       return;
+    default:
+      LOG(FATAL) << "impossible dtype";
   }
-  LOG(FATAL) << "impossible dtype";
 }
 
 double RoundTo(DType dtype, double value) {
@@ -93,8 +96,8 @@ void Array::AddTo(const TensorView& to) const { StoreTo(to, /*accumulate=*/true)
 
 void Array::StoreTo(const TensorView& to, bool accumulate) const {
   if (to.empty()) return;
-  CHECK(to.shape() == shape_) << "an operand of shape " << ToString(to.shape()) << " must be "
-                              << ToString(shape_);
+  CHECK(to.shape() == shape_) << "an operand of shape " << ShapeToString(to.shape()) << " must be "
+                              << ShapeToString(shape_);
   const double* value = values_.data();
   for (int64_t offset : ElementOffsets(to)) {
     StoreElement(to, offset, *value++ + (accumulate ? LoadElement(to, offset) : 0.0));

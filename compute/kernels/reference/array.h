@@ -9,8 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::reference {
 

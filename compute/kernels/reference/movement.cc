@@ -15,8 +15,8 @@
 #include "compute/kernels/reference/array.h"
 #include "compute/kernels/reference/backend_impl.h"
 #include "compute/kernels/reference/reference_backend.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::reference {
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "compute/kernels/reference/array.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::testing {
 namespace {
@@ -24,7 +24,7 @@ namespace {
 std::string IndexText(int64_t element, const Shape& shape) {
   Shape indices(shape.size());
   for (size_t d = shape.size(); d-- > 0; element /= shape[d]) indices[d] = element % shape[d];
-  return ToString(indices);
+  return ShapeToString(indices);
 }
 
 // By how much the difference exceeds the tolerance, in absolute terms; at most 0 when within it.
@@ -38,8 +38,8 @@ double Excess(double actual, double expected, double allowed) {
 bool ExpectSameShape(const TensorView& actual, const TensorView& expected, const std::string& what,
                      const char* file, int line) {
   if (actual.shape() == expected.shape()) return true;
-  ADD_FAILURE_AT(file, line) << what << ": shape " << ToString(actual.shape()) << ", expected "
-                             << ToString(expected.shape());
+  ADD_FAILURE_AT(file, line) << what << ": shape " << ShapeToString(actual.shape()) << ", expected "
+                             << ShapeToString(expected.shape());
   return false;
 }
 
@@ -92,7 +92,7 @@ double At(const TensorView& x, const std::vector<int64_t>& indices) {
   CHECK_EQ(static_cast<int>(indices.size()), x.rank());
   int64_t offset = 0;
   for (int d = 0; d < x.rank(); ++d) {
-    CHECK(indices[d] >= 0 && indices[d] < x.dim(d)) << ToString(indices);
+    CHECK(indices[d] >= 0 && indices[d] < x.dim(d)) << ShapeToString(indices);
     offset += indices[d] * x.stride(d);
   }
   return reference::LoadElement(x, offset);
@@ -104,7 +104,7 @@ void ExpectClose(const TensorView& actual, const TensorView& expected, const Tol
   const Difference difference = Compare(actual, expected, tolerance);
   if (difference.wrong_elements == 0) return;
   const int64_t worst = difference.worst_element;
-  ADD_FAILURE_AT(file, line) << what << " " << ToString(expected.shape()) << ": "
+  ADD_FAILURE_AT(file, line) << what << " " << ShapeToString(expected.shape()) << ": "
                              << difference.wrong_elements << " of " << expected.elements()
                              << " elements differ too much. Worst: "
                              << IndexText(worst, expected.shape()) << " is "
@@ -138,7 +138,7 @@ void ExpectBitwiseEqual(const TensorView& actual, const TensorView& expected,
     if (differing++ == 0) first = static_cast<int64_t>(i);
   }
   if (differing == 0) return;
-  ADD_FAILURE_AT(file, line) << what << " " << ToString(expected.shape()) << ": " << differing
+  ADD_FAILURE_AT(file, line) << what << " " << ShapeToString(expected.shape()) << ": " << differing
                              << " of " << found.size() << " elements differ in their bits. First: "
                              << IndexText(first, expected.shape()) << " is "
                              << HexBits(actual, found[first]) << " ("

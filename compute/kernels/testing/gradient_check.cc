@@ -10,8 +10,8 @@
 
 #include "compute/kernels/reference/array.h"
 #include "compute/kernels/testing/compare.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::testing {
 
@@ -19,7 +19,8 @@ void ExpectGradient(const std::function<double()>& loss, const TensorView& x,
                     const TensorView& gradient, const std::string& what,
                     const GradientCheckOptions& options, const char* file, int line) {
   CHECK(x.dtype() == DType::kF64) << "finite differences need fp64, not " << DTypeName(x.dtype());
-  CHECK(x.shape() == gradient.shape()) << ToString(x.shape()) << ToString(gradient.shape());
+  CHECK(x.shape() == gradient.shape())
+      << ShapeToString(x.shape()) << ShapeToString(gradient.shape());
   const std::vector<int64_t> x_offsets = reference::ElementOffsets(x);
   const std::vector<int64_t> gradient_offsets = reference::ElementOffsets(gradient);
   const int64_t count = static_cast<int64_t>(x_offsets.size());

@@ -49,7 +49,7 @@ class Table {
     return random_.Normal(kF32, std::move(shape), mean, deviation);
   }
   OperationCase& Case(std::string name, const Shape& shape = {}) {
-    cases_.push_back({.name = absl::StrCat(std::move(name), " ", ToString(shape))});
+    cases_.push_back({.name = absl::StrCat(std::move(name), " ", ShapeToString(shape))});
     return cases_.back();
   }
   // A case whose rows are independent.

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <random>
 
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::testing {
 

@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
-#include "compute/tensor/dtype.h"
+#include "layout/dtype.h"
 #include "tests/device/check/check.h"
 #include "tests/device/check/host_operands.h"
 #include "tests/device/check/operations.h"

@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "compute/kernels/backend.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::testing {
 namespace {

@@ -15,8 +15,8 @@
 #include "compute/kernels/testing/operation_cases.h"
 #include "compute/kernels/testing/random_tensors.h"
 #include "compute/random/philox.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::testing {
 namespace {
@@ -71,7 +71,7 @@ class TypicalCases {
   }
   Tensor Normal32(Shape shape) { return random_.Normal(DType::kF32, std::move(shape)); }
   OperationCase& Case(const char* name, const Shape& shape) {
-    cases_.push_back({.name = absl::StrCat(name, " ", ToString(shape))});
+    cases_.push_back({.name = absl::StrCat(name, " ", ShapeToString(shape))});
     return cases_.back();
   }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "compute/kernels/backend.h"
-#include "compute/tensor/dtype.h"
+#include "layout/dtype.h"
 
 namespace tessera::testing {
 

@@ -9,10 +9,10 @@
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/fake_device_runtime.h"
 #include "compute/tensor/guarded_memory.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 #include "tests/device/check/host_operands.h"
 
 namespace tessera::testing {

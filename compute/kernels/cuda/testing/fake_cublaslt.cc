@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "compute/kernels/cuda/cublaslt_abi.h"
-#include "compute/tensor/dtype.h"
+#include "compute/tensor/bfloat16.h"
 #include "compute/tensor/fake_device_runtime.h"
 
 namespace tessera::cuda {

@@ -1,5 +1,5 @@
-#ifndef TESSERA_MODELS_FOREIGN_PARAMETER_H_
-#define TESSERA_MODELS_FOREIGN_PARAMETER_H_
+#ifndef TESSERA_LAYOUT_FOREIGN_PARAMETER_H_
+#define TESSERA_LAYOUT_FOREIGN_PARAMETER_H_
 
 // Where the logical tensors of an architecture are in the parameters of another framework, which
 // transposes, fuses and stacks them.
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "compute/tensor/tensor.h"
+#include "layout/box.h"
 
 namespace tessera {
 
@@ -40,6 +40,18 @@ struct ForeignParameter {
   std::vector<std::string> other_names;  // of copies, such as a tied head
 };
 
+// A tensor in the body of a model file of llm.c: [rows, columns], row-major; a vector is one row.
+struct LlmcTensor {
+  std::string name;  // of the logical tensor
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t real_rows = 0;    // the rest is padding: zeros in the file, nothing in the logical tensor
+  bool transposed = false;  // the logical tensor is [columns, rows]
+  // If not 0: the rows of each head of this size are in the order of Meta's rotary embedding, which
+  // rotates pairs (2i, 2i+1), whereas the logical tensor has Hugging Face's pairs (i, i + D/2).
+  int64_t interleaved_head_size = 0;
+};
+
 // A parameter that is one logical tensor, whose shape is given. The dim is the parameter's.
 ForeignParameter SameTensor(std::string name, std::string logical_name, Shape shape,
                             int tensor_parallel_dim = -1);
@@ -52,4 +64,4 @@ ForeignParameter StackLayers(std::string name, const std::vector<ForeignParamete
 
 }  // namespace tessera
 
-#endif  // TESSERA_MODELS_FOREIGN_PARAMETER_H_
+#endif  // TESSERA_LAYOUT_FOREIGN_PARAMETER_H_

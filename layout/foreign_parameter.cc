@@ -1,4 +1,4 @@
-#include "models/foreign/parameter.h"
+#include "layout/foreign_parameter.h"
 
 #include <utility>
 

@@ -1,5 +1,5 @@
-#ifndef TESSERA_BASE_USERS_FOLDER_H_
-#define TESSERA_BASE_USERS_FOLDER_H_
+#ifndef TESSERA_BASE_INVOCATION_DIR_H_
+#define TESSERA_BASE_INVOCATION_DIR_H_
 
 #include <cstdlib>
 #include <filesystem>
@@ -9,7 +9,7 @@ namespace tessera {
 
 // `bazel run` starts a program in a folder of Bazel's own; relative paths refer to the user's
 // folder. Call first in main.
-inline void EnterUsersFolder() {
+inline void ChdirToInvocationDir() {
   const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
   std::error_code gone;
   if (folder != nullptr) std::filesystem::current_path(folder, gone);
@@ -17,4 +17,4 @@ inline void EnterUsersFolder() {
 
 }  // namespace tessera
 
-#endif  // TESSERA_BASE_USERS_FOLDER_H_
+#endif  // TESSERA_BASE_INVOCATION_DIR_H_

@@ -1,42 +1,10 @@
-#ifndef TESSERA_COMPUTE_TENSOR_DTYPE_H_
-#define TESSERA_COMPUTE_TENSOR_DTYPE_H_
+#ifndef TESSERA_COMPUTE_TENSOR_BFLOAT16_H_
+#define TESSERA_COMPUTE_TENSOR_BFLOAT16_H_
 
 #include <bit>
 #include <cstdint>
-#include <string_view>
 
 namespace tessera {
-
-enum class DType { kF32, kBF16, kF64, kI32 };
-
-// Bytes per element.
-constexpr int64_t ElementSize(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-    case DType::kI32:
-      return 4;
-    case DType::kBF16:
-      return 2;
-    case DType::kF64:
-      return 8;
-  }
-  return 0;
-}
-
-// "float32", "bfloat16", "float64", "int32".
-constexpr std::string_view DTypeName(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return "float32";
-    case DType::kBF16:
-      return "bfloat16";
-    case DType::kF64:
-      return "float64";
-    case DType::kI32:
-      return "int32";
-  }
-  return "unknown";
-}
 
 // The upper half of an IEEE fp32, rounded to nearest even on conversion (NaN stays NaN).
 struct BFloat16 {
@@ -57,4 +25,4 @@ static_assert(sizeof(BFloat16) == 2);
 
 }  // namespace tessera
 
-#endif  // TESSERA_COMPUTE_TENSOR_DTYPE_H_
+#endif  // TESSERA_COMPUTE_TENSOR_BFLOAT16_H_
