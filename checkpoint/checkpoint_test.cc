@@ -1,6 +1,6 @@
 // The library as a program without ours sees it: nothing here but //checkpoint.
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 
 #include <array>
 #include <cstdint>
@@ -13,7 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/save/async_saver.h"
+#include "checkpoint/include/async_saver.h"
+#include "checkpoint/include/storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

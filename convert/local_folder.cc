@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/storage/by_name/open_storage.h"
+#include "checkpoint/include/open_storage.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 
 namespace tessera::ckpt::convert {
 

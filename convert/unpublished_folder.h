@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/storage/read_only_storage.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

@@ -1,7 +1,7 @@
 // The groups of the library and the operations built on them, for every size and with empty
 // messages.
 
-#include "checkpoint/collective/process_group.h"
+#include "checkpoint/include/process_group.h"
 
 #include <span>
 #include <string>
@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/include/thread_process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "checkpoint/collective/process_group.h"
+#include "checkpoint/include/process_group.h"
 
 namespace tessera::ckpt {
 

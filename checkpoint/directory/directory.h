@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/directory/checkpoint_info.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/checkpoint_info.h"
+#include "checkpoint/include/storage.h"
 
 namespace tessera::ckpt {
 

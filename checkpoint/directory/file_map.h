@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/directory/damage.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/verify_options.h"
 
 namespace tessera::ckpt {
 

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <utility>
 
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 
 namespace tessera::ckpt {
 

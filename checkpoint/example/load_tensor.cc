@@ -3,7 +3,7 @@
 
 #include <iostream>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 
 namespace ckpt = tessera::ckpt;
 

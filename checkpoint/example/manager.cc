@@ -6,8 +6,8 @@
 #include <iostream>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/manager/checkpoint_manager.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/checkpoint_manager.h"
 
 namespace ckpt = tessera::ckpt;
 

@@ -7,9 +7,9 @@
 #include <numeric>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/process_group.h"
+#include "checkpoint/include/thread_process_group.h"
 
 namespace ckpt = tessera::ckpt;
 

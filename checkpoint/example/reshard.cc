@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 
 namespace ckpt = tessera::ckpt;
 

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/format/tensor_role.h"
+#include "checkpoint/include/tensor_role.h"
 #include "layout/dtype.h"
 
 namespace tessera::ckpt {

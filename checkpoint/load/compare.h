@@ -9,9 +9,9 @@
 #include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/load/options.h"
+#include "checkpoint/include/load_options.h"
+#include "checkpoint/include/state_dict.h"
 #include "checkpoint/plan/load_plan.h"
-#include "checkpoint/plan/state_dict.h"
 
 namespace tessera::ckpt {
 

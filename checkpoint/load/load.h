@@ -5,10 +5,10 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/load/options.h"
-#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/include/load_options.h"
+#include "checkpoint/include/state_dict.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/scan/scan.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -7,8 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/collective/process_group.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/process_group.h"
 #include "checkpoint/load/compare.h"
 
 namespace tessera::ckpt {

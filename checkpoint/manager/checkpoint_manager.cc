@@ -1,4 +1,4 @@
-#include "checkpoint/manager/checkpoint_manager.h"
+#include "checkpoint/include/checkpoint_manager.h"
 
 #include <utility>
 
@@ -9,7 +9,14 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/manager/folder_lock.h"
+#include "checkpoint/manager/resume.h"
+#include "checkpoint/manager/retention.h"
+#include "checkpoint/manager/save_schedule.h"
+#include "checkpoint/manager/saved_checkpoints.h"
+#include "checkpoint/save/plan_cache.h"
 #include "checkpoint/save/run_save.h"
+#include "checkpoint/save/save_hooks.h"
 #include "checkpoint/storage/tiered/tiered_storage.h"
 
 namespace tessera::ckpt {
@@ -58,7 +65,8 @@ CheckpointManager::CheckpointManager(std::shared_ptr<Storage> storage,
     : storage_(std::move(storage)),
       upload_(dynamic_cast<TieredStorage*>(storage_.get())),
       options_(std::move(options)),
-      retention_(*storage_, options_.keep),
+      retention_(std::make_unique<Retention>(*storage_, options_.keep)),
+      plan_cache_(std::make_unique<PlanCache>()),
       began_(SteadyNow()) {
   if (!options_.background.has_value()) return;
   background_ = std::make_unique<AsyncSaver>(*storage_, *options_.background, Hooks());
@@ -68,7 +76,7 @@ CheckpointManager::~CheckpointManager() = default;
 
 SaveHooks CheckpointManager::Hooks() {
   return {.choose_root = [this](const PlannedSave& planned) { return ChooseRoot(planned); },
-          .plan_cache = &plan_cache_,
+          .plan_cache = plan_cache_.get(),
           .on_committed = [this](SaveReport& report) { AfterCommit(report); }};
 }
 
@@ -87,7 +95,9 @@ absl::StatusOr<ResumeResult> CheckpointManager::TryResume(const StateDict& state
 
 absl::StatusOr<SaveDecision> CheckpointManager::TrySave(StepState now, const StateDict& state,
                                                         const Metadata& metadata) {
-  if (!schedule_.has_value()) schedule_.emplace(options_.schedule, resumed_step_);
+  if (schedule_ == nullptr) {
+    schedule_ = std::make_unique<SaveSchedule>(options_.schedule, resumed_step_);
+  }
   CollectOutcomes();
   // One clock decides for all ranks, and one view of what is in flight.
   int64_t facts[2] = {absl::ToInt64Nanoseconds(SteadyNow() - began_), save_in_flight() ? 1 : 0};
@@ -181,7 +191,7 @@ absl::StatusOr<std::string> CheckpointManager::ChooseRoot(const PlannedSave& pla
   const uint64_t needed_bytes = planned.data_bytes + planned.data_bytes / 64 + (64 << 10);
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> deleted,
-      retention_.MakeRoom({planned.step, planned.rolling, needed_bytes}, absl::Now()));
+      retention_->MakeRoom({planned.step, planned.rolling, needed_bytes}, absl::Now()));
   if (!deleted.empty()) {
     room_note_ = absl::StrCat("the disk is full: ", absl::StrJoin(deleted, " and "),
                               " made room for step ", planned.step);
@@ -193,7 +203,7 @@ absl::StatusOr<std::string> CheckpointManager::ChooseRoot(const PlannedSave& pla
 void CheckpointManager::AfterCommit(SaveReport& report) {
   const bool permanent = report.directory.find('/') == report.directory.npos;
   if (group().rank() == 0 && permanent) {
-    if (const absl::Status pruned = retention_.Apply(absl::Now()); !pruned.ok()) {
+    if (const absl::Status pruned = retention_->Apply(absl::Now()); !pruned.ok()) {
       AddNote(report, absl::StrCat("older checkpoints are still there: ", pruned.message()));
     }
   }

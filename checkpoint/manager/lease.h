@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/manager/folder_lock.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -18,6 +18,7 @@
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/manager/resume_messages.pb.h"
 #include "checkpoint/manager/rolling.h"
 #include "checkpoint/manager/saved_checkpoints.h"

@@ -23,55 +23,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/manager/folder_lock.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manager_options.h"
+#include "checkpoint/include/process_group.h"
+#include "checkpoint/include/storage.h"
 
 namespace tessera::ckpt {
-
-struct ResumeOptions {
-  // Renames what was skipped (Quarantine() in saved_checkpoints.h), which would otherwise be in the
-  // way of the coming saves. False: leaves it as it is, for a job that does not save.
-  bool quarantine = true;
-  // Continues from the checkpoint of this step instead of the latest valid one. NotFound, listing
-  // the steps that exist, if it does not, and the error of its manifest or files if it is damaged.
-  // Once it is loaded, checkpoints of later steps are quarantined as "abandoned".
-  std::optional<int64_t> step;
-  // How a user asks for a step, for the error's message: "ckpt_step 400".
-  std::string step_name = "step";
-  // Begins without a checkpoint where there have been some and none is valid.
-  bool ignore_no_valid = false;
-  // How a user sets ignore_no_valid, for the error's message: "--resume-anew begins at step 0".
-  std::string ignore_no_valid_hint;
-  // How a user has named the folder, for the error of a rank that has none: "save: no folder /a".
-  std::string no_folder = "no folder";
-  // On rank 0, the lock of the folder: nothing is renamed where it was lost meanwhile. May be null.
-  FolderLock* lock = nullptr;
-  absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
-};
-
-// A checkpoint that was newer than the one resumed from, and why that one was not taken.
-struct SkippedCheckpoint {
-  std::string directory;  // as it was called
-  std::string moved_to;   // empty: left as it is
-  // The word in the new name: "damaged", or "diverged" where the manifest says of the state that it
-  // is not finite or its loss not plausible.
-  std::string word;
-  absl::Status reason;
-};
-
-struct ResumeResult {
-  // The checkpoint that every rank has loaded, which retention may delete from then on; nullopt:
-  // begin without one.
-  std::optional<Checkpoint> checkpoint;
-  // On rank 0, empty elsewhere.
-  std::vector<SkippedCheckpoint> skipped;  // newest first
-  std::vector<std::string> abandoned;      // the new names of later checkpoints than options.step
-};
-
-// "skipped /runs/a/step-00000500: why; it is now called step-00000500.damaged".
-std::string Describe(const Storage& storage, const SkippedCheckpoint& skipped);
 
 // Loads a checkpoint on this rank; a collective call, too, which returns the same status on all
 // ranks, as Load() does. A rank that fails on its own account agrees with the others first

@@ -10,21 +10,9 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "checkpoint/include/manager_options.h"
 
 namespace tessera::ckpt {
-
-// A checkpoint is kept if any of these keeps it. Each zero: keeps none; all zero: everything is
-// kept.
-struct RetentionOptions {
-  int64_t newest = 0;                            // that many
-  int64_t every_steps = 0;                       // those whose step this divides
-  int64_t best = 0;                              // that many, by validation loss
-  absl::Duration within = absl::ZeroDuration();  // those saved since
-
-  bool deletes() const {
-    return newest > 0 || every_steps > 0 || best > 0 || within > absl::ZeroDuration();
-  }
-};
 
 struct RetentionCandidate {
   int64_t step = 0;

@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/collective/process_group.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
+#include "checkpoint/include/process_group.h"
 #include "checkpoint/manager/resume.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"

@@ -3,8 +3,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/include/state_dict.h"
 #include "checkpoint/plan/plan.pb.h"
-#include "checkpoint/plan/state_dict.h"
 #include "layout/dtype.h"
 
 namespace tessera::ckpt {

@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/plan/save_plan.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 

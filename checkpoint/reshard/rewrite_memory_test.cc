@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "base/test_seed.h"
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/collective/process_group.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/process_group.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/reshard/rewrite.h"
 #include "checkpoint/save/run_save.h"

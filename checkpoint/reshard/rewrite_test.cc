@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "base/test_seed.h"
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/storage/testing/fault_storage.h"

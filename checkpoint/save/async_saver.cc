@@ -1,4 +1,4 @@
-#include "checkpoint/save/async_saver.h"
+#include "checkpoint/include/async_saver.h"
 
 #include <atomic>
 #include <chrono>
@@ -14,8 +14,8 @@
 #include "base/mutex.h"
 #include "base/thread_priority.h"
 #include "base/threads.h"
-#include "checkpoint/collective/process_group.h"
 #include "checkpoint/collective/watched_group.h"
+#include "checkpoint/include/process_group.h"
 #include "checkpoint/save/data_writer.h"
 #include "checkpoint/save/plan_cache.h"
 #include "checkpoint/save/run_save.h"

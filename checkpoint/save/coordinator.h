@@ -11,10 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/save/options.h"
+#include "checkpoint/include/save_options.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/save/save_agreement.h"
 #include "checkpoint/save/save_messages.pb.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -12,8 +12,8 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/format/digest.h"
+#include "checkpoint/include/state_dict.h"
 #include "checkpoint/plan/plan.pb.h"
-#include "checkpoint/plan/state_dict.h"
 
 namespace tessera::ckpt {
 

@@ -18,8 +18,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
+#include "checkpoint/include/state_dict.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/plan/plan.pb.h"
-#include "checkpoint/plan/state_dict.h"
 #include "checkpoint/save/copy_order.h"
 #include "checkpoint/save/copy_policy.h"
 #include "checkpoint/save/data_file_contents.h"
@@ -28,7 +29,6 @@
 #include "checkpoint/save/staging_buffers.h"
 #include "checkpoint/save/staging_layout.h"
 #include "checkpoint/save/staging_pool.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -7,14 +7,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/include/process_group.h"
+#include "checkpoint/include/save_options.h"
+#include "checkpoint/include/state_dict.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/save/data_writer.h"
-#include "checkpoint/save/options.h"
 #include "checkpoint/save/plan_cache.h"
 #include "checkpoint/save/save_hooks.h"
 #include "checkpoint/save/staging_pool.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 

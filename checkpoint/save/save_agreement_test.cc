@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/thread_process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/save/options.h"
+#include "checkpoint/include/save_options.h"
 #include "checkpoint/save/plan_cache.h"
 
 namespace tessera::ckpt {

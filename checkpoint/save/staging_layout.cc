@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/checked_math.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/storage/pieces.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -9,7 +9,7 @@
 #include "base/available_memory.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -28,13 +28,13 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "base/mutex.h"
-#include "checkpoint/directory/damage.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/storage.h"
+#include "checkpoint/include/verify_options.h"
 #include "checkpoint/storage/aligned_buffer.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -10,14 +10,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/collective/thread_process_group.h"
-#include "checkpoint/save/async_saver.h"
+#include "checkpoint/include/async_saver.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/storage.h"
+#include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/save/save_hooks.h"
 #include "checkpoint/simulation/model.h"
 #include "checkpoint/simulation/script.h"
 #include "checkpoint/simulation/site.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::simulation {
 

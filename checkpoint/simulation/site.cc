@@ -12,7 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/simulation/content.h"
 #include "checkpoint/simulation/faults.h"
 #include "checkpoint/simulation/scheduler.h"

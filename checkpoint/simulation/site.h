@@ -5,10 +5,10 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/simulation/model.h"
 #include "checkpoint/simulation/script.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::simulation {
 

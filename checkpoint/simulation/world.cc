@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/simulation/content.h"
 #include "checkpoint/simulation/disk.h"
 #include "checkpoint/simulation/faults.h"

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/simulation/job.h"
 #include "checkpoint/simulation/model.h"
 #include "checkpoint/simulation/script.h"
 #include "checkpoint/simulation/site.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::simulation {
 

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 
 namespace tessera::ckpt {
 namespace {

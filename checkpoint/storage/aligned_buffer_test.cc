@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

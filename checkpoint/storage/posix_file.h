@@ -12,8 +12,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "base/mutex.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/storage/posix_io.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt::internal {
 

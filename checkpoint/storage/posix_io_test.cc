@@ -14,7 +14,7 @@
 
 #include "base/status_macros.h"
 #include "base/workers.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/storage/testing/temporary_directory.h"
 #include "gtest/gtest.h"
 

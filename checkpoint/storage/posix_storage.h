@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 
 namespace tessera::ckpt {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 
 #include <random>
 #include <utility>

@@ -1,7 +1,7 @@
 // Guarantees of asynchronous saves besides the checkpoint itself: when memory may be overwritten,
 // how errors are reported, the effect of a second save, how much memory is used.
 
-#include "checkpoint/save/async_saver.h"
+#include "checkpoint/include/async_saver.h"
 
 #include <array>
 #include <atomic>
@@ -15,10 +15,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/test_seed.h"
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/process_group.h"
+#include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/save/plan_cache.h"
 #include "checkpoint/save/run_save.h"

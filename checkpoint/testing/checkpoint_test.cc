@@ -1,6 +1,6 @@
 // Guarantees besides the round trip: errors, conversions, aliases, listing and pruning.
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 
 #include <linux/capability.h>
 #include <sys/syscall.h>
@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/process_group.h"
+#include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/storage/posix_storage.h"

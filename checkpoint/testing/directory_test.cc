@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/collective/process_group.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/process_group.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"

@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"

@@ -17,14 +17,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/include/async_saver.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/process_group.h"
+#include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/reshard/rewrite.h"
-#include "checkpoint/save/async_saver.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/storage/forwarding_storage.h"
 #include "checkpoint/storage/posix_storage.h"

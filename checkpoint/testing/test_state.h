@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/collective/process_group.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/async_saver.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
+#include "checkpoint/include/process_group.h"
 #include "checkpoint/plan/rank_state.h"
-#include "checkpoint/save/async_saver.h"
 
 namespace tessera::ckpt {
 

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/include/async_saver.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/load/load.h"
-#include "checkpoint/save/async_saver.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/tiered/tiered_storage.h"

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "base/test_seed.h"
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/process_group.h"
+#include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"

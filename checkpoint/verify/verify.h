@@ -8,8 +8,8 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/directory/damaged_parts.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/storage/storage.h"
-#include "checkpoint/verify/options.h"
+#include "checkpoint/include/storage.h"
+#include "checkpoint/include/verify_options.h"
 
 namespace tessera::ckpt {
 

@@ -11,9 +11,9 @@
 #include "checkpoint/elements/strided.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/state_dict.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_state.h"
-#include "checkpoint/plan/state_dict.h"
 
 namespace tessera::ckpt::convert {
 namespace {

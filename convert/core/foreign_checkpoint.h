@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/format/tensor_role.h"
+#include "checkpoint/include/tensor_role.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "layout/partition.h"

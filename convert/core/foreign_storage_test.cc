@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "base/test_seed.h"
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/storage/forwarding_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/strided_read.h"

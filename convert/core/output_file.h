@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/format/tensor_role.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
+#include "checkpoint/include/tensor_role.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "layout/box.h"
 #include "layout/dtype.h"

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "checkpoint/elements/strided.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 
 namespace tessera::ckpt::convert {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/torch/archive.h"
 #include "layout/box.h"

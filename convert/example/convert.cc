@@ -5,8 +5,8 @@
 #include <iostream>
 #include <memory>
 
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/open_foreign.h"
 #include "convert/write_foreign.h"
 

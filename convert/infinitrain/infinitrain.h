@@ -5,7 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "models/foreign/format.h"
 

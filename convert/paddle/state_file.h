@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 #include "convert/pickle/numpy_array.h"
 #include "layout/box.h"
 #include "layout/dtype.h"

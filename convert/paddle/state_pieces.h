@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/paddle/files.h"
 #include "convert/paddle/state_file.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 #include "convert/pickle/value.h"
 
 namespace tessera::ckpt::pickle {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 
 namespace tessera::ckpt::convert {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 #include "convert/pickle/value.h"
 
 namespace tessera::ckpt::convert {

@@ -118,7 +118,7 @@ def lines_of_packages():
         if not line.startswith(" "):
             folder = names.pop(0)
         for name in names:
-            lines[folder if name in ("*", "checkpoint.h") else f"{folder}/{name}"] = number
+            lines[folder if name in ("*", "//checkpoint") else f"{folder}/{name}"] = number
     return lines
 
 

@@ -77,7 +77,7 @@ check_visibility() {
     fault "$file: the default visibility of a package is private"
   fi
   case "$file" in
-    base/* | checkpoint/* | convert/*) return ;;
+    base/* | convert/*) return ;;
   esac
   line="$(grep -n -m 1 '//visibility:public' "$file" | cut -d: -f1)"
   [[ -z "$line" ]] || fault "$file:$line: //visibility:public; name the packages that need it"

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
 
 namespace tessera {
 

@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <string>
 
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
 #include "tests/golden/golden_state.h"
 
 int main(int argc, char** argv) {

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"

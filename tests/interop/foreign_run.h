@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "gtest/gtest.h"
 #include "tests/support/logical_state.h"
 #include "tests/support/training.h"

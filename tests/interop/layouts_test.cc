@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "gtest/gtest.h"
 #include "tests/interop/foreign_run.h"
 #include "tests/support/logical_state.h"

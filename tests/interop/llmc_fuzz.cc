@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/llmc/llmc.h"

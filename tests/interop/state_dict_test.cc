@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/status_macros.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/core/models.h"
 #include "convert/llmc/llmc.h"
 #include "nlohmann/json.hpp"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 #include "compute/comm/communicator.h"
 #include "compute/kernels/backend.h"
 #include "compute/parallel/mesh.h"

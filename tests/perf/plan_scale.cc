@@ -26,8 +26,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/collective/process_group.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/process_group.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/share_reads.h"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/include/state_dict.h"
 
 namespace tessera::ckpt {
 

@@ -7,8 +7,8 @@
 
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/collective/process_group.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/process_group.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"
 #include "compute/tensor/memory.h"

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/command.h"

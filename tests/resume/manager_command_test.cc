@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/read_lock.h"
+#include "checkpoint/include/checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/test_seed.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "gtest/gtest.h"
 #include "tests/support/command.h"

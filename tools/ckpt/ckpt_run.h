@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"

@@ -10,9 +10,9 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/workers.h"
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/plan/rank_state.h"
 
 namespace tessera::ckpt {

@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/open_foreign.h"
 

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/directory/read_lock.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 

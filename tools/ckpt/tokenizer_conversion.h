@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/write_foreign.h"
 
 namespace tessera::ckpt {

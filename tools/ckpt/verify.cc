@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/units.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/progress_bar.h"

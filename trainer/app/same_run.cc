@@ -13,7 +13,7 @@
 #include "absl/strings/strip.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "trainer/state/run_state.h"
 

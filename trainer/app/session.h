@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/collective/process_group.h"
+#include "checkpoint/include/process_group.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "compute/comm/communicator.h"
 #include "compute/device/compute_devices.h"

@@ -16,7 +16,7 @@
 #include "base/glob.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "trainer/config/load_content.h"
 
 namespace tessera {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/state_dict.h"

@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 #include "layout/flat_range.h"
 
 namespace tessera {

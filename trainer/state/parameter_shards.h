@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 #include "models/layers/parameter.h"
 
 namespace tessera {

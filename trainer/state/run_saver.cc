@@ -6,8 +6,8 @@
 
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/storage/tiered/staging_folder.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/save_storage.h"

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "models/config/config.pb.h"
 #include "trainer/config/config.pb.h"

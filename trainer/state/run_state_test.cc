@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "gtest/gtest.h"
 #include "trainer/data/data_fingerprint.h"

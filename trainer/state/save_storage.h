@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/storage/tiered/tiered_storage.h"
 #include "trainer/config/config.pb.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "trainer/config/config.pb.h"
 
 namespace tessera {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

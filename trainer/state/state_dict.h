@@ -8,9 +8,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
+#include "checkpoint/include/process_group.h"
 #include "compute/kernels/backend.h"
 #include "compute/tensor/tensor.h"
 #include "models/layers/parameter.h"

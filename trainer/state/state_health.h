@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "compute/comm/communicator.h"
 #include "trainer/state/state_dict.h"
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 #include "gtest/gtest.h"
 
 namespace tessera {

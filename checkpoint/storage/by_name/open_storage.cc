@@ -1,4 +1,4 @@
-#include "checkpoint/storage/by_name/open_storage.h"
+#include "checkpoint/include/open_storage.h"
 
 #include <utility>
 #include <variant>

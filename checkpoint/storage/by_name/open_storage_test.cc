@@ -1,7 +1,8 @@
-#include "checkpoint/storage/by_name/open_storage.h"
+#include "checkpoint/include/open_storage.h"
 
 #include <cstdlib>
 
+#include "checkpoint/include/storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "checkpoint/storage/testing/temporary_directory.h"
 #include "gtest/gtest.h"

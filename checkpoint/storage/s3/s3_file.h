@@ -16,9 +16,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/s3/s3_client.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt::s3 {
 

@@ -7,8 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/storage/s3/s3_client.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 

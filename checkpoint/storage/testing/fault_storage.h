@@ -19,8 +19,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/storage/forwarding_storage.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 

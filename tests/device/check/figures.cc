@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"
 #include "compute/kernels/backend.h"

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_CHECKPOINT_H_
-#define TESSERA_CHECKPOINT_CHECKPOINT_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_CHECKPOINT_H_
+#define TESSERA_CHECKPOINT_INCLUDE_CHECKPOINT_H_
 
 // The checkpoint library: sharded state in; an atomic, checksummed checkpoint out; back in under
 // any other sharding.
@@ -14,15 +14,16 @@
 //   const auto loaded = latest->Load({{weight}}, {.group = &group});
 //
 // Two handles are the whole interface: CheckpointFolder, and Checkpoint, one that was opened.
-// Beside them are, each in a header of its own:
+// Beside them are, in headers of their own in this folder:
 //
-//   checkpoint/save/async_saver.h              saves in the background
-//   checkpoint/manager/checkpoint_manager.h    when a job saves, what it keeps, where it resumes
-//   checkpoint/collective/process_group.h      the ranks of a job, over your own communication
-//   checkpoint/storage/storage.h               a place for checkpoints, of your own
-//   checkpoint/manifest.h                      the manifest as a protobuf message
+//   async_saver.h           saves in the background
+//   checkpoint_manager.h    when a job saves, what it keeps, where it resumes
+//   process_group.h         the ranks of a job, over the program's own communication
+//   thread_process_group.h  the same, where ranks are threads of one process
+//   storage.h               a place for checkpoints, for programs that bring their own
+//   manifest.h              the manifest as a protobuf message
 //
-// FORMAT.md describes the files.
+// ../FORMAT.md describes the files.
 //
 // Errors: absl::Status everywhere. InvalidArgument: the request; FailedPrecondition: saved and
 // wanted state disagree; NotFound: no such checkpoint, with those that are there; DataLoss: bad
@@ -41,17 +42,18 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/directory/checkpoint_info.h"     // CheckpointInfo
-#include "checkpoint/load/options.h"                  // LoadOptions, LoadReport
-#include "checkpoint/plan/state_dict.h"               // StateDict, ShardedTensor, Shard
-#include "checkpoint/save/options.h"                  // SaveOptions, SaveReport, Metadata
-#include "checkpoint/storage/by_name/open_storage.h"  // OpenStorageOptions
-#include "checkpoint/verify/options.h"                // VerifyOptions, VerifyReport
-#include "layout/box.h"                               // Shape, Box
+#include "checkpoint/include/checkpoint_info.h"  // CheckpointInfo
+#include "checkpoint/include/load_options.h"     // LoadOptions, LoadReport
+#include "checkpoint/include/open_storage.h"     // OpenStorageOptions
+#include "checkpoint/include/save_options.h"     // SaveOptions, SaveReport, Metadata
+#include "checkpoint/include/state_dict.h"       // StateDict, ShardedTensor, Shard
+#include "checkpoint/include/verify_options.h"   // VerifyOptions, VerifyReport
+#include "layout/box.h"                          // Shape, Box
 
 namespace tessera::ckpt {
 
 class ReadLock;  // checkpoint/directory/read_lock.h
+class Storage;   // storage.h
 
 // A tensor as a checkpoint has it.
 struct TensorInfo {
@@ -64,7 +66,7 @@ struct TensorInfo {
 
 // A committed checkpoint whose manifest has been read. Copies share it. While one of them lives,
 // neither Prune() nor a trainer's retention deletes the checkpoint, where the file system has locks
-// on directories (see docs/checkpoints.md). Thread-safe.
+// on directories (docs/checkpoints.md). Thread-safe.
 class Checkpoint {
  public:
   // The checkpoint that a name such as "/runs/a/step-00000100" names, see OpenStorage(). NotFound,
@@ -84,7 +86,7 @@ class Checkpoint {
   int64_t step() const;
   Metadata metadata() const;                               // program and entries
   std::vector<TensorInfo> tensors() const;                 // aliases included
-  const Manifest& manifest() const { return *manifest_; }  // see checkpoint/manifest.h
+  const Manifest& manifest() const { return *manifest_; }  // see checkpoint/include/manifest.h
 
   // NotFound: no such tensor.
   absl::StatusOr<TensorInfo> Find(std::string_view name) const;
@@ -206,4 +208,4 @@ class CheckpointFolder {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_CHECKPOINT_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_CHECKPOINT_H_

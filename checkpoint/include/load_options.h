@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_LOAD_OPTIONS_H_
-#define TESSERA_CHECKPOINT_LOAD_OPTIONS_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_LOAD_OPTIONS_H_
+#define TESSERA_CHECKPOINT_INCLUDE_LOAD_OPTIONS_H_
 
 #include <cstdint>
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace tessera::ckpt {
 
-class ProcessGroup;  // checkpoint/collective/process_group.h
+class ProcessGroup;  // checkpoint/include/process_group.h
 
 struct LoadOptions {
   // The ranks that load together, each what it wants; collective. The group is the caller's. Null:
@@ -32,7 +32,8 @@ struct LoadOptions {
   // refused.
   bool convert_dtype = true;
   int io_threads = 4;
-  // Limit of the reading buffers, or one chunk; seven where ranks share their reading.
+  // Memory for reading, in bytes; never less than one checksum chunk of the checkpoint, or seven of
+  // them where ranks read for each other.
   uint64_t staging_bytes = uint64_t{64} << 20;
 };
 
@@ -41,8 +42,8 @@ struct LoadReport {
   std::vector<std::string> unexpected;  // names: saved, wanted by no rank
   std::vector<std::string>
       from_master;  // names: weights of this rank that came from master weights
-  // In whole checksum chunks. What several ranks need is read by one of them: summed over all
-  // ranks, bytes_read counts each needed byte once.
+  // Bytes of the data files, in whole checksum chunks. What several ranks need is read by one of
+  // them: summed over all ranks, bytes_read counts each needed byte once.
   uint64_t bytes_needed = 0;    // what this rank would have read on its own
   uint64_t bytes_read = 0;      // by this rank, for itself and others
   uint64_t bytes_received = 0;  // from other ranks; only wanted parts of chunks
@@ -57,4 +58,4 @@ struct LoadReport {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_LOAD_OPTIONS_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_LOAD_OPTIONS_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_COLLECTIVE_THREAD_PROCESS_GROUP_H_
-#define TESSERA_CHECKPOINT_COLLECTIVE_THREAD_PROCESS_GROUP_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_THREAD_PROCESS_GROUP_H_
+#define TESSERA_CHECKPOINT_INCLUDE_THREAD_PROCESS_GROUP_H_
 
 // Ranks as threads of one process, for tests and examples.
 
@@ -22,7 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
-#include "checkpoint/collective/process_group.h"
+#include "checkpoint/include/process_group.h"
 
 namespace tessera::ckpt {
 
@@ -203,4 +203,4 @@ inline void RunRanks(int size, const std::function<void(ProcessGroup&)>& body) {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_COLLECTIVE_THREAD_PROCESS_GROUP_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_THREAD_PROCESS_GROUP_H_

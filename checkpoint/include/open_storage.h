@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_STORAGE_BY_NAME_OPEN_STORAGE_H_
-#define TESSERA_CHECKPOINT_STORAGE_BY_NAME_OPEN_STORAGE_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_OPEN_STORAGE_H_
+#define TESSERA_CHECKPOINT_INCLUDE_OPEN_STORAGE_H_
 
 #include <memory>
 #include <optional>
@@ -7,9 +7,10 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
+
+class Storage;  // storage.h
 
 struct OpenStorageOptions {
   // For writing. Creates a root directory, with its parents, if it does not exist; an object store
@@ -31,16 +32,19 @@ struct OpenStorageOptions {
 //   oss2:ali://bucket.endpoint/prefix     Alibaba Cloud OSS by its S3 protocol; also ali://
 //
 // An endpoint without a scheme is https, except for IP addresses and localhost, which are http.
-// Credentials: see credentials.h.
+// Credentials come from the environment, the files of the AWS tools, or the role of the machine
+// (docs/storage.md).
 //
-// Errors: InvalidArgument for a name of no such form; FailedPrecondition where credentials are
-// missing; those of OpenPosixStorage() and OpenS3Storage(): a sentence that names what is wrong.
+// Errors, with a sentence that names what is wrong: InvalidArgument for a name of another form, and
+// for a path that is not a directory; NotFound where the directory or the bucket does not exist;
+// FailedPrecondition where credentials are missing; PermissionDenied where they do not suffice;
+// Unavailable where the store does not answer.
 absl::StatusOr<std::unique_ptr<Storage>> OpenStorage(std::string_view name,
                                                      const OpenStorageOptions& options = {});
 
-// The path of a name that stands for a directory; nullopt for other storages.
+// The path of the directory that a name names; nullopt for a name of an object store.
 std::optional<std::string> LocalPathOfName(std::string_view name);
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_STORAGE_BY_NAME_OPEN_STORAGE_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_OPEN_STORAGE_H_

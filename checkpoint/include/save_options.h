@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_SAVE_OPTIONS_H_
-#define TESSERA_CHECKPOINT_SAVE_OPTIONS_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_SAVE_OPTIONS_H_
+#define TESSERA_CHECKPOINT_INCLUDE_SAVE_OPTIONS_H_
 
 #include <cstdint>
 #include <functional>
@@ -12,10 +12,10 @@
 
 namespace tessera::ckpt {
 
-class Manifest;      // checkpoint/manifest.h
-class ProcessGroup;  // checkpoint/collective/process_group.h
+class Manifest;      // checkpoint/include/manifest.h
+class ProcessGroup;  // checkpoint/include/process_group.h
 
-// What a checkpoint holds besides its tensors. Rank 0's is saved.
+// What a checkpoint holds besides its tensors. In a group, rank 0's is saved.
 struct Metadata {
   std::string program;                         // that saves, for people: "my_trainer 1.2"
   std::map<std::string, std::string> entries;  // the program's own data: any bytes by name
@@ -39,7 +39,8 @@ struct SaveOptions {
   ProcessGroup* group = nullptr;
   absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
 
-  // An AsyncSaver takes them with each save instead.
+  // Stored with the tensors. An AsyncSaver and a CheckpointManager take it with each save instead,
+  // and ignore this.
   Metadata metadata;
 
   // Layout of the files. A checksum chunk is the smallest part that a partial read fetches; must be
@@ -51,7 +52,7 @@ struct SaveOptions {
   // Resources. The same threads stage and write, so that more threads than cores keep the disk
   // busy.
   int io_threads = 4;
-  uint64_t staging_bytes = uint64_t{64} << 20;  // maximum, but at least one chunk
+  uint64_t staging_bytes = uint64_t{64} << 20;  // memory for copies; never less than a chunk
 
   // Called on every rank that set it, by the saving thread, once this rank's data is durable and
   // before the checkpoint is committed: to make durable what the checkpoint depends on, for example
@@ -77,4 +78,4 @@ struct SaveReport {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_SAVE_OPTIONS_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_SAVE_OPTIONS_H_

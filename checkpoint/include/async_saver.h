@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_SAVE_ASYNC_SAVER_H_
-#define TESSERA_CHECKPOINT_SAVE_ASYNC_SAVER_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_ASYNC_SAVER_H_
+#define TESSERA_CHECKPOINT_INCLUDE_ASYNC_SAVER_H_
 
 // Asynchronous saves: the checkpoint that CheckpointFolder::Save() makes, written by background
 // threads while the program continues.
@@ -23,12 +23,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/plan/state_dict.h"
-#include "checkpoint/save/options.h"
+#include "checkpoint/include/save_options.h"
+#include "checkpoint/include/state_dict.h"
 
 namespace tessera::ckpt {
 
-class Storage;     // checkpoint/storage/storage.h
+class Storage;     // checkpoint/include/storage.h
 struct SaveHooks;  // checkpoint/save/save_hooks.h
 
 struct AsyncSaveOptions {
@@ -140,4 +140,4 @@ class AsyncSaver {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_SAVE_ASYNC_SAVER_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_ASYNC_SAVER_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_COLLECTIVE_PROCESS_GROUP_H_
-#define TESSERA_CHECKPOINT_COLLECTIVE_PROCESS_GROUP_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_PROCESS_GROUP_H_
+#define TESSERA_CHECKPOINT_INCLUDE_PROCESS_GROUP_H_
 
 #include <cstddef>
 #include <memory>
@@ -14,7 +14,8 @@
 
 namespace tessera::ckpt {
 
-// A message between two ranks in flight. It owns its memory until Wait() has returned OK or it is
+// A message between two ranks in flight. The memory that it is sent from, or received into, is the
+// caller's, and must stay valid and untouched until Wait() has returned OK or the message has been
 // destroyed.
 class PendingMessage {
  public:
@@ -90,4 +91,4 @@ class SingleProcessGroup final : public ProcessGroup {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_COLLECTIVE_PROCESS_GROUP_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_PROCESS_GROUP_H_

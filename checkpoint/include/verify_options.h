@@ -1,11 +1,10 @@
-#ifndef TESSERA_CHECKPOINT_VERIFY_OPTIONS_H_
-#define TESSERA_CHECKPOINT_VERIFY_OPTIONS_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_VERIFY_OPTIONS_H_
+#define TESSERA_CHECKPOINT_INCLUDE_VERIFY_OPTIONS_H_
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
-
-#include "checkpoint/directory/damage.h"
 
 namespace tessera::ckpt {
 
@@ -19,6 +18,14 @@ struct VerifyOptions {
   std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
 };
 
+// A place in a checkpoint that holds something else than what was written there.
+struct Damage {
+  std::string file;  // in the checkpoint's directory
+  uint64_t offset_bytes = 0;
+  std::string tensor;  // empty: not within a tensor
+  std::string message;
+};
+
 struct VerifyReport {
   std::vector<Damage> damage;    // by file and offset; empty: everything is as it was written
   int64_t digests_verified = 0;  // tensors whose contents have the digest in the manifest
@@ -29,4 +36,4 @@ struct VerifyReport {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_VERIFY_OPTIONS_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_VERIFY_OPTIONS_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_PLAN_STATE_DICT_H_
-#define TESSERA_CHECKPOINT_PLAN_STATE_DICT_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_STATE_DICT_H_
+#define TESSERA_CHECKPOINT_INCLUDE_STATE_DICT_H_
 
 // State as the library sees it: logical tensors, and the boxes of them that lie in this process's
 // memory. Descriptions only: no element is owned or copied here.
@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/format/tensor_role.h"
+#include "checkpoint/include/tensor_role.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "layout/partition.h"
@@ -63,7 +63,7 @@ struct ShardedTensor {
   TensorRole role = TensorRole::kWeight;
   DType dtype = DType::kUnspecified;  // unspecified: that of the shards
   Shape global_shape;
-  Shape padded_shape;                  // empty: not padded
+  Shape padded_shape;                  // in memory, where rows pad it; never saved. Empty: none
   std::string alias_of;                // not empty: a second name of that tensor; carries no shards
   std::optional<Partition> partition;  // how it may be cut, where that is known; not of an alias
   std::vector<Shard> shards;
@@ -77,4 +77,4 @@ struct StateDict {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_PLAN_STATE_DICT_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_STATE_DICT_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_MANIFEST_H_
-#define TESSERA_CHECKPOINT_MANIFEST_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_MANIFEST_H_
+#define TESSERA_CHECKPOINT_INCLUDE_MANIFEST_H_
 
 // The manifest of a checkpoint as the protobuf message that it is, for programs that fill in more
 // of it than checkpoint.h asks for (topology, trainer state, model, optimizer) or read more than
@@ -8,12 +8,12 @@
 #include <memory>
 #include <utility>
 
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/directory.h"  // ReadManifest()
 #include "checkpoint/format/dtype.h"         // DType, TensorRole <-> their enums
 #include "checkpoint/format/layout_proto.h"  // Partition, Topology <-> their messages
 #include "checkpoint/format/manifest.h"      // accessors of its tensors, its codec
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/checkpoint.h"
 
 namespace tessera::ckpt {
 
@@ -24,4 +24,4 @@ inline Metadata ToMetadata(Manifest manifest) {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_MANIFEST_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_MANIFEST_H_

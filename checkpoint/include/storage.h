@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_STORAGE_STORAGE_H_
-#define TESSERA_CHECKPOINT_STORAGE_STORAGE_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_STORAGE_H_
+#define TESSERA_CHECKPOINT_INCLUDE_STORAGE_H_
 
 // The interface to a place that keeps checkpoints: files written at any offset, files read at any
 // offset, and names that become durable when their directory is synced.
@@ -20,7 +20,7 @@
 namespace tessera::ckpt {
 
 // A transfer whose buffer address, file offset and length are all multiples of this many bytes can
-// go between the disk and the caller's buffer without a copy. See aligned_buffer.h.
+// go between the disk and the caller's buffer without a copy.
 inline constexpr size_t kIoAlignmentBytes = 4096;
 
 // A file being written. Writes may come from several threads, at any offset, in any order, as long
@@ -192,4 +192,4 @@ absl::Status WriteAll(Storage& storage, std::string_view path, std::string_view 
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_STORAGE_STORAGE_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_STORAGE_H_

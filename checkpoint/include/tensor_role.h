@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_FORMAT_TENSOR_ROLE_H_
-#define TESSERA_CHECKPOINT_FORMAT_TENSOR_ROLE_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_TENSOR_ROLE_H_
+#define TESSERA_CHECKPOINT_INCLUDE_TENSOR_ROLE_H_
 
 namespace tessera::ckpt {
 
@@ -20,4 +20,4 @@ inline bool BelongsToOptimizer(TensorRole role) {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_FORMAT_TENSOR_ROLE_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_TENSOR_ROLE_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_MANAGER_CHECKPOINT_MANAGER_H_
-#define TESSERA_CHECKPOINT_MANAGER_CHECKPOINT_MANAGER_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_CHECKPOINT_MANAGER_H_
+#define TESSERA_CHECKPOINT_INCLUDE_CHECKPOINT_MANAGER_H_
 
 #include <cstdint>
 #include <functional>
@@ -12,23 +12,24 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/manager/folder_lock.h"
-#include "checkpoint/manager/resume.h"
-#include "checkpoint/manager/retention.h"
-#include "checkpoint/manager/save_schedule.h"
-#include "checkpoint/manager/saved_checkpoints.h"
-#include "checkpoint/plan/state_dict.h"
-#include "checkpoint/save/async_saver.h"
-#include "checkpoint/save/options.h"
-#include "checkpoint/save/plan_cache.h"
-#include "checkpoint/save/save_hooks.h"
-#include "checkpoint/storage/by_name/open_storage.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/include/async_saver.h"
+#include "checkpoint/include/manager_options.h"
+#include "checkpoint/include/open_storage.h"
+#include "checkpoint/include/process_group.h"
+#include "checkpoint/include/save_options.h"
+#include "checkpoint/include/state_dict.h"
+#include "checkpoint/include/storage.h"
 
 namespace tessera::ckpt {
 
+// The library's own.
+class FolderLock;
+class PlanCache;
+class Retention;
+class SaveSchedule;
 class TieredStorage;
+struct PlannedSave;
+struct SaveHooks;
 
 struct CheckpointManagerOptions {
   // The ranks of the job, deadlines, the layout of the files, before_commit. Its metadata is not
@@ -61,18 +62,19 @@ struct CheckpointManagerOptions {
 //
 // checkpoint/example/manager.cc is a complete program.
 //
-// Permanent checkpoints are step directories of the folder. Rolling ones (rolling.h) alternate
-// between two slots beside them. After each permanent one, those that `keep` gives up are deleted,
-// never the newest good one. Where the disk is too full for a save, those that the save would
-// replace are deleted first.
+// Permanent checkpoints are step directories of the folder. Rolling ones alternate between two
+// slots beside them: "rolling-0/step-00000250", "rolling-1/step-00000225". After each permanent
+// one, those that `keep` gives up are deleted, never the newest good one. Where the disk is too
+// full for a save, those that the save would replace are deleted first.
 //
 // Collective: every rank of save.group has a manager and makes the same calls in the same order.
 // Calls come from one thread; WaitUntilCopied() and WaitUntilAllCopied() from any.
 class CheckpointManager {
  public:
-  // Opens the folder that `name` names (OpenStorage()), creates it where it is not there, and holds
-  // its lock (folder_lock.h) until the manager is destroyed. FailedPrecondition, on every rank,
-  // while another job saves there; InvalidArgument for a bad name.
+  // Opens the folder that `name` names (OpenStorage()), creates it where it is not there, and locks
+  // it until the manager is destroyed, so that no two jobs save there. FailedPrecondition, on every
+  // rank, while another job does, after a wait of ten seconds; InvalidArgument for a bad name; the
+  // errors of OpenStorage().
   static absl::StatusOr<std::unique_ptr<CheckpointManager>> Open(
       std::string_view name, CheckpointManagerOptions options, const OpenStorageOptions& open = {});
 
@@ -84,9 +86,14 @@ class CheckpointManager {
   CheckpointManager(const CheckpointManager&) = delete;
   CheckpointManager& operator=(const CheckpointManager&) = delete;
 
-  // Loads the newest valid checkpoint into `state`, and quarantines newer ones that are damaged or
-  // have diverged. See ResumeFromLatest() for what that means, and for the errors. Where there is
-  // none, `state` is unchanged and the result has no checkpoint.
+  // Loads the newest valid checkpoint into `state`: the newest, permanent or rolling, that every
+  // rank reads without damage, and whose manifest does not say that the run had diverged. Newer
+  // ones, which were skipped, are renamed once it is loaded (ResumeOptions::quarantine). Without
+  // any checkpoint, `state` is unchanged and the result has none.
+  //
+  // Errors, the same on every rank, with nothing renamed: FailedPrecondition, listing them, where
+  // checkpoints are there, or have been, and none is valid; Unavailable where ranks see different
+  // files; NotFound where ResumeOptions::step names none; otherwise as Checkpoint::Load().
   absl::StatusOr<ResumeResult> TryResume(const StateDict& state);
 
   // Saves if the schedule says so after this step; call it once after each. now.elapsed is measured
@@ -132,10 +139,10 @@ class CheckpointManager {
   TieredStorage* const upload_;  // the same, where it is one
   CheckpointManagerOptions options_;
   SingleProcessGroup alone_;
-  Retention retention_;                   // used by the saving thread
-  std::string room_note_;                 // likewise: what was deleted to make room
-  PlanCache plan_cache_;                  // of saves in the foreground
-  std::optional<SaveSchedule> schedule_;  // begins with the first step
+  const std::unique_ptr<Retention> retention_;   // used by the saving thread
+  std::string room_note_;                        // likewise: what was deleted to make room
+  const std::unique_ptr<PlanCache> plan_cache_;  // of saves in the foreground
+  std::unique_ptr<SaveSchedule> schedule_;       // begins with the first step
   int64_t resumed_step_ = 0;
   const absl::Duration began_;
   std::vector<SaveOutcome> done_;  // not returned yet
@@ -146,4 +153,4 @@ class CheckpointManager {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_MANAGER_CHECKPOINT_MANAGER_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_CHECKPOINT_MANAGER_H_

@@ -1,4 +1,4 @@
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/include/checkpoint.h"
 
 #include <algorithm>
 
@@ -10,10 +10,10 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/storage/storage.h"
 #include "checkpoint/verify/verify.h"
 #include "layout/bounds.h"
 
