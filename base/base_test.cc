@@ -14,14 +14,13 @@
 #include <utility>
 #include <vector>
 
-#include "base/available_memory.h"
 #include "base/byte_order.h"
 #include "base/checked_math.h"
-#include "base/glob.h"
-#include "base/join_first.h"
+#include "base/files.h"
+#include "base/memory.h"
 #include "base/parse_json.h"
-#include "base/read_whole_file.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "base/units.h"
 
 namespace tessera {

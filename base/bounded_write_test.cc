@@ -1,5 +1,3 @@
-#include "base/bounded_write.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -9,6 +7,8 @@
 #include <chrono>
 #include <string>
 #include <thread>
+
+#include "base/files.h"
 
 namespace tessera {
 namespace {

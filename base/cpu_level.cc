@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "base/text_views.h"
+#include "base/text.h"
 
 namespace tessera {
 namespace {

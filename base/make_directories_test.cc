@@ -1,5 +1,3 @@
-#include "base/make_directories.h"
-
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/power_loss.h"
 #include "gtest/gtest.h"
 

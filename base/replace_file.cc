@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/file_calls.h"
-#include "base/text_views.h"
+#include "base/text.h"
 
 namespace tessera {
 namespace {

@@ -16,7 +16,7 @@
 
 #include "base/file_calls.h"
 #include "base/power_loss.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "gtest/gtest.h"
 
 namespace tessera {

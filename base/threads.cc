@@ -1,12 +1,22 @@
 #include "base/threads.h"
 
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <system_error>
+#include <thread>
 #include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 
 namespace tessera {
 namespace {
@@ -50,5 +60,77 @@ std::vector<std::thread> StartThreads(int count, const std::function<void(int)>&
 }
 
 void LimitThreads(int left) { threads_left.store(left); }
+
+namespace {
+
+// The error of the first task, by index, that failed.
+class FirstFailure {
+ public:
+  void Add(size_t i, absl::Status error) {
+    const MutexLock lock(&mutex_);
+    if (!error_.ok() && i >= index_) return;
+    index_ = i;
+    error_ = std::move(error);
+  }
+  absl::Status error() const {
+    const MutexLock lock(&mutex_);
+    return error_;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  size_t index_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status error_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+absl::Status RunTasks(int workers, size_t count,
+                      const std::function<absl::Status(int worker, size_t i)>& task) {
+  std::atomic<size_t> next = 0;
+  std::atomic<bool> failed = false;
+  FirstFailure first_failure;
+  const auto work = [&](int worker) {
+    while (!failed.load(std::memory_order_relaxed)) {
+      const size_t i = next.fetch_add(1, std::memory_order_relaxed);
+      if (i >= count) return;
+      absl::Status status = task(worker, i);
+      if (status.ok()) continue;
+      failed = true;
+      first_failure.Add(i, std::move(status));
+    }
+  };
+  const int threads = static_cast<int>(std::min<size_t>(std::max(workers, 1), count));
+  std::vector<std::thread> others = StartThreads(threads - 1, [&](int other) { work(other + 1); });
+  work(0);
+  for (std::thread& thread : others) thread.join();
+  return first_failure.error();
+}
+
+namespace {
+
+// ioprio_set(2), whose header <linux/ioprio.h> is not valid C++ in every version.
+constexpr int kWhoProcess = 1;
+constexpr int kIdleClass = 3;
+constexpr int kClassShift = 13;
+
+}  // namespace
+
+void LowerThreadPriority(int nice, bool idle_io_priority) {
+  // On Linux both apply to the calling thread only, despite their names.
+  const id_t thread = static_cast<id_t>(syscall(SYS_gettid));
+  errno = 0;
+  const int current = getpriority(PRIO_PROCESS, thread);
+  if (nice > 0 && errno == 0) setpriority(PRIO_PROCESS, thread, current + nice);
+  if (idle_io_priority) {
+    syscall(SYS_ioprio_set, kWhoProcess, thread, kIdleClass << kClassShift);
+  }
+}
+
+double ThreadProcessorSeconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
 
 }  // namespace tessera

@@ -1,10 +1,12 @@
 #ifndef TESSERA_BASE_THREADS_H_
 #define TESSERA_BASE_THREADS_H_
 
+#include <cstddef>
 #include <functional>
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace tessera {
@@ -22,6 +24,21 @@ std::vector<std::thread> StartThreads(int count, const std::function<void(int)>&
 
 // For tests: `left` more threads can be started by this process; negative: unlimited.
 void LimitThreads(int left);
+
+// Runs task(worker, i) for i in [0, count), started in ascending order by `workers` threads, or as
+// many as the system permits, one of them the caller's. After an error no further task starts; the
+// error of the lowest i is returned. A worker runs one task at a time, and worker numbers are below
+// max(1, min(workers, count)), so that each can own a buffer.
+absl::Status RunTasks(int workers, size_t count,
+                      const std::function<absl::Status(int worker, size_t i)>& task);
+
+// Lowers the calling thread's processor priority by `nice` steps and, if requested, its disk
+// priority to the lowest. Threads that it starts inherit both. Best effort: what the system refuses
+// stays unchanged.
+void LowerThreadPriority(int nice, bool idle_io_priority);
+
+// Processor time that the calling thread has used.
+double ThreadProcessorSeconds();
 
 }  // namespace tessera
 

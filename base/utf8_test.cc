@@ -1,9 +1,9 @@
-#include "base/utf8.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <string>
+
+#include "base/text.h"
 
 namespace tessera {
 namespace {

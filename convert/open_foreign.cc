@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/join_first.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/include/open_storage.h"
 #include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"

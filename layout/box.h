@@ -7,6 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
 namespace tessera {
 
 // No framework has more than 64 dims; a small bound keeps hostile files cheap.
@@ -50,6 +53,29 @@ std::string ShapeToString(const Shape& shape);
 // Inverse of ToString, and strict: no spaces, signs or leading zeros; begin <= end; at most
 // kMaxRank dims. nullopt for any other text.
 std::optional<Box> ParseBox(std::string_view text);
+
+// Number of elements of a shape from an untrusted source. InvalidArgument: more than kMaxRank dims,
+// a negative extent, a product beyond int64 (extents of 0 do not hide an overflow of the others).
+absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape);
+
+// The same in bytes.
+absl::StatusOr<int64_t> CheckedByteCount(const Shape& shape, int64_t element_bytes);
+
+// InvalidArgument unless the box has the rank of the shape, no negative numbers, and lies inside
+// the shape; empty boxes included. The message names the dim.
+absl::Status CheckBoxInside(const Shape& global_shape, const Box& box);
+
+// Appends `box` without `hole` to `out`, as disjoint boxes, at most two per dim.
+void SubtractBox(const Box& box, const Box& hole, std::vector<Box>& out);
+
+// Boxes whose union is the elements [begin, end) of the row-major flattening of `local`, a box of a
+// logical tensor, in global coordinates. This converts a ZeRO rank's range of a flat buffer into
+// shards, without any communication.
+//
+// The boxes are disjoint, not empty, at most max(1, 2N - 1) for N dims, and in the order of the
+// range: each box is contiguous in the flat buffer and the next one begins where it ends. An empty
+// range yields none. Precondition: 0 <= begin <= end <= ElementCount(local.shape).
+std::vector<Box> FlatRangeToBoxes(const Box& local, int64_t begin, int64_t end);
 
 }  // namespace tessera
 

@@ -6,8 +6,6 @@
 #include <limits>
 #include <string>
 
-#include "layout/bounds.h"
-
 namespace tessera {
 namespace {
 

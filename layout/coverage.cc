@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "layout/bounds.h"
+#include "layout/box.h"
 
 namespace tessera {
 namespace {

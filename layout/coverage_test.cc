@@ -9,7 +9,7 @@
 #include <random>
 
 #include "base/test_seed.h"
-#include "layout/flat_range.h"
+#include "layout/box.h"
 
 namespace tessera {
 namespace {

@@ -1,8 +1,8 @@
-#include "layout/flat_range.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
+
+#include "layout/box.h"
 
 namespace tessera {
 namespace {

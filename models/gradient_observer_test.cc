@@ -17,8 +17,8 @@
 #include "compute/parallel/gradient_buckets.h"
 #include "compute/parallel/tensor_parallel.h"
 #include "gtest/gtest.h"
-#include "models/factory.h"
 #include "models/layers/model.h"
+#include "models/registry.h"
 #include "models/testing/sharded_run.h"
 #include "models/testing/test_model.h"
 

@@ -1,10 +1,16 @@
 #ifndef TESSERA_MODELS_REGISTRY_H_
 #define TESSERA_MODELS_REGISTRY_H_
 
+#include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "compute/kernels/backend.h"
 #include "models/config/config.pb.h"
 #include "models/layers/architecture.h"
+#include "models/layers/model.h"
+#include "models/layers/model_options.h"
 
 namespace tessera {
 
@@ -19,6 +25,13 @@ std::vector<const Architecture*> Architectures();
 
 // Null for a config that names none, or one that is not registered.
 const Architecture* FindArchitecture(const ModelConfig& config);
+
+// Builds the model that `config` (resolved or not) describes and allocates its parameters, which
+// are zero until ParameterSet::Initialize, an import or a checkpoint fills them. `backend` must
+// outlive the model. InvalidArgument for a wrong config, dtype or layer range, and for a model that
+// is not divisible by the number of shards.
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelConfig& config,
+                                                 const ModelOptions& options, Backend& backend);
 
 }  // namespace tessera
 

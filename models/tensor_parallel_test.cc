@@ -14,7 +14,7 @@
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/compare.h"
 #include "gtest/gtest.h"
-#include "models/factory.h"
+#include "models/registry.h"
 #include "models/testing/sharded_run.h"
 #include "models/testing/test_model.h"
 

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "checkpoint/directory/damage_counters.h"
+#include "checkpoint/directory/damage.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera::ckpt {

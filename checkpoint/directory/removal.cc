@@ -12,7 +12,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/damaged_parts.h"
+#include "checkpoint/directory/damage.h"
 #include "checkpoint/directory/fence.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"

@@ -8,7 +8,7 @@
 #include "base/test_seed.h"
 #include "checkpoint/elements/strided.h"
 #include "gtest/gtest.h"
-#include "layout/flat_range.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -13,7 +13,7 @@
 #include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/parse_cost.h"
 

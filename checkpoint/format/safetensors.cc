@@ -10,10 +10,9 @@
 #include "base/byte_order.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
-#include "base/text_views.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "checkpoint/format/dtype.h"
-#include "layout/bounds.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -12,10 +12,10 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/storage.h"
 #include "checkpoint/load/load.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/verify/verify.h"
-#include "layout/bounds.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt {
 namespace {

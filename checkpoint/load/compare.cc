@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/join_first.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/directory/damaged_parts.h"
+#include "checkpoint/directory/damage.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"
@@ -23,7 +23,7 @@
 #include "checkpoint/load/shared_reader.h"
 #include "checkpoint/load/verify_loaded.h"
 #include "checkpoint/plan/load_plan.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/share_reads.h"
 #include "checkpoint/scan/scan.h"
 

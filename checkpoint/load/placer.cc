@@ -8,7 +8,7 @@
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 
 namespace tessera::ckpt {
 

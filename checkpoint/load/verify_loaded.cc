@@ -16,18 +16,18 @@
 #include "absl/strings/str_join.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "base/workers.h"
+#include "base/threads.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/directory/damaged_parts.h"
+#include "checkpoint/directory/damage.h"
 #include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/load/load_messages.pb.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
+#include "layout/box.h"
 #include "layout/coverage.h"
-#include "layout/subtract.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -18,8 +18,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/files.h"
 #include "base/mutex.h"
-#include "base/read_whole_file.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 

@@ -43,7 +43,7 @@ using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 //
 // Rank 0 decides. It skips what it finds damaged or diverged. Where `load` failed because of
 // damage, whose place the status carries (FindDamagedParts() in
-// checkpoint/directory/damaged_parts.h), rank 0 reads the named bytes itself: if they are damaged
+// checkpoint/directory/damage.h), rank 0 reads the named bytes itself: if they are damaged
 // there, too, the checkpoint is skipped; if not, the call fails. Other errors of `load`, such as
 // those of a storage that does not reply, never lead to another checkpoint.
 //

@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/mutex.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "base/threads.h"
 
 namespace tessera::ckpt {

@@ -10,7 +10,7 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/box_index.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -11,8 +11,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/plan/least_loaded.h"
-#include "checkpoint/plan/merge_rank_states.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 
 namespace tessera::ckpt {
 namespace {

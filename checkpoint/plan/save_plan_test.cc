@@ -11,10 +11,10 @@
 #include "base/test_seed.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/plan/merge_rank_states.h"
+#include "checkpoint/plan/rank_states.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "layout/flat_range.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt {
 namespace {

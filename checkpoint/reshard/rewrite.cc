@@ -16,8 +16,8 @@
 #include "base/crc32c.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/threads.h"
 #include "base/units.h"
-#include "base/workers.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/elements/copy_elements.h"
@@ -34,7 +34,7 @@
 #include "checkpoint/scan/scan.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/pieces.h"
-#include "layout/flat_range.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt {
 namespace {

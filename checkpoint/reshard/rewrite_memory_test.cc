@@ -18,7 +18,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 #include "checkpoint/reshard/rewrite.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/storage/posix_storage.h"

@@ -15,7 +15,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/load/load.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"

@@ -12,7 +12,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
-#include "base/thread_priority.h"
 #include "base/threads.h"
 #include "checkpoint/collective/watched_group.h"
 #include "checkpoint/include/process_group.h"

@@ -1,7 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_SAVE_COPY_POLICY_H_
 #define TESSERA_CHECKPOINT_SAVE_COPY_POLICY_H_
 
-#include "checkpoint/save/staging_layout.h"
+#include "checkpoint/save/staging.h"
 
 namespace tessera::ckpt {
 

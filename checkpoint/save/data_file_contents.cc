@@ -8,7 +8,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/elements/strided.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "layout/dtype.h"
 

@@ -9,7 +9,6 @@
 #include "base/checked_math.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
-#include "base/thread_priority.h"
 #include "base/threads.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/save/phase.h"

@@ -26,9 +26,7 @@
 #include "checkpoint/save/data_file_contents.h"
 #include "checkpoint/save/memory_index.h"
 #include "checkpoint/save/save_messages.pb.h"
-#include "checkpoint/save/staging_buffers.h"
-#include "checkpoint/save/staging_layout.h"
-#include "checkpoint/save/staging_pool.h"
+#include "checkpoint/save/staging.h"
 
 namespace tessera::ckpt {
 

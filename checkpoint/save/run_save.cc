@@ -10,13 +10,13 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/save/coordinator.h"
 #include "checkpoint/save/phase.h"
 #include "checkpoint/save/save_agreement.h"
 #include "checkpoint/save/save_messages.pb.h"
-#include "checkpoint/save/staging_layout.h"
+#include "checkpoint/save/staging.h"
 #include "checkpoint/storage/pieces.h"
 
 // The commit protocol

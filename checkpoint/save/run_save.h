@@ -14,7 +14,7 @@
 #include "checkpoint/save/data_writer.h"
 #include "checkpoint/save/plan_cache.h"
 #include "checkpoint/save/save_hooks.h"
-#include "checkpoint/save/staging_pool.h"
+#include "checkpoint/save/staging.h"
 
 namespace tessera::ckpt {
 

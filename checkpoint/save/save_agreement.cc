@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/save/save_messages.pb.h"

@@ -1,7 +1,6 @@
-#include "checkpoint/save/staging_pool.h"
-
 #include <string>
 
+#include "checkpoint/save/staging.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -11,8 +11,7 @@
 #include "checkpoint/save/copy_order.h"
 #include "checkpoint/save/copy_policy.h"
 #include "checkpoint/save/memory_index.h"
-#include "checkpoint/save/staging_buffers.h"
-#include "checkpoint/save/staging_layout.h"
+#include "checkpoint/save/staging.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

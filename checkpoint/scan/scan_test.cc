@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
-#include "checkpoint/directory/damaged_parts.h"
+#include "checkpoint/directory/damage.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/storage/testing/fault_storage.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "base/workers.h"
+#include "base/threads.h"
 #include "checkpoint/include/storage.h"
 #include "checkpoint/storage/testing/temporary_directory.h"
 #include "gtest/gtest.h"

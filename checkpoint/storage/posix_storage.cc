@@ -18,7 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file_calls.h"
-#include "base/make_directories.h"
+#include "base/files.h"
 #include "checkpoint/storage/checks.h"
 #include "checkpoint/storage/posix_file.h"
 #include "checkpoint/storage/posix_io.h"

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/crc32c.h"
-#include "checkpoint/directory/damage_counters.h"
+#include "checkpoint/directory/damage.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest.h"

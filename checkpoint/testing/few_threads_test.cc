@@ -12,7 +12,7 @@
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/load/load.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/reshard/rewrite.h"
 #include "checkpoint/storage/testing/memory_storage.h"

@@ -22,7 +22,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/thread_process_group.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/reshard/rewrite.h"
 #include "checkpoint/save/run_save.h"

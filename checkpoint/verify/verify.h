@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/directory/damaged_parts.h"
+#include "checkpoint/directory/damage.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/storage.h"
 #include "checkpoint/include/verify_options.h"

@@ -19,7 +19,6 @@
 #include "compute/kernels/cuda/cublaslt_products.h"
 #include "compute/kernels/cuda/device_backend.h"
 #include "compute/kernels/cuda/products.h"
-#include "compute/kernels/fixed_results.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "compute/tensor/cuda_runtime.h"
 #include "compute/tensor/device.h"

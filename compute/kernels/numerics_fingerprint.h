@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "compute/kernels/backend.h"
+
 namespace tessera {
 
 // What the bits of a process's results depend on besides operands and shapes. Two processes with
@@ -22,6 +24,19 @@ struct NumericsFingerprint {
 // `b`.
 std::vector<std::string> NumericsDifferences(const NumericsFingerprint& a,
                                              const NumericsFingerprint& b, const std::string& here);
+
+// Hashes of a backend's results for fixed operands.
+struct FixedResults {
+  uint64_t products_hash = 0;  // of matrix products and attention
+  uint64_t loops_hash = 0;     // of the remaining operations
+
+  bool operator==(const FixedResults&) const = default;
+};
+
+// Computes fixed examples in fp32 and bf16: products have shapes that use packed and blocked code
+// paths, long sums among them, because how these are split depends on instruction set, caches and
+// version of the library.
+FixedResults ComputeFixedResults(Backend& backend);
 
 }  // namespace tessera
 

@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "base/available_memory.h"
+#include "base/memory.h"
 #include "base/mutex.h"
 
 namespace tessera {

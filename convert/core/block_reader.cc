@@ -13,7 +13,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/load/load.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -7,11 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
-#include "base/join_first.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/format/dtype.h"
-#include "layout/bounds.h"
-#include "layout/flat_range.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 namespace {

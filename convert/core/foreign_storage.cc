@@ -12,8 +12,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/checked_math.h"
-#include "base/join_first.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/layout_proto.h"
@@ -21,9 +21,8 @@
 #include "checkpoint/plan/box_index.h"
 #include "checkpoint/storage/checks.h"
 #include "convert/core/strided_read.h"
-#include "layout/bounds.h"
+#include "layout/box.h"
 #include "layout/coverage.h"
-#include "layout/flat_range.h"
 
 namespace tessera::ckpt::convert {
 namespace {

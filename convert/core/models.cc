@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/glob.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "google/protobuf/text_format.h"
 #include "models/layers/architecture.h"

@@ -11,13 +11,13 @@
 #include "absl/status/status.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
-#include "base/workers.h"
+#include "base/threads.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "convert/core/block_reader.h"
+#include "layout/box.h"
 #include "layout/dtype.h"
-#include "layout/flat_range.h"
 #include "zlib.h"
 
 namespace tessera::ckpt::convert {

@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "base/test_seed.h"
-#include "base/workers.h"
+#include "base/threads.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

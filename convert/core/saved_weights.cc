@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/join_first.h"
+#include "base/text.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 

@@ -10,13 +10,12 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/text_views.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "checkpoint/storage/checks.h"
 #include "convert/pickle/budget.h"
 #include "convert/pickle/read.h"
 #include "convert/torch/archive.h"
-#include "layout/bounds.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 namespace {

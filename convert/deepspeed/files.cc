@@ -11,9 +11,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "base/join_first.h"
 #include "base/status_macros.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/storage/checks.h"
 #include "convert/core/rank_grid.h"
@@ -21,7 +20,6 @@
 #include "convert/pickle/budget.h"
 #include "convert/pickle/value.h"
 #include "convert/torch/torch_file.h"
-#include "layout/bounds.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/join_first.h"
 #include "base/parse_json.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"

@@ -15,9 +15,8 @@
 #include "absl/strings/string_view.h"
 #include "base/byte_order.h"
 #include "base/status_macros.h"
-#include "base/text_views.h"
-#include "base/utf8.h"
-#include "layout/bounds.h"
+#include "base/text.h"
+#include "layout/box.h"
 #include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {

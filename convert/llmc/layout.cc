@@ -10,7 +10,6 @@
 #include "checkpoint/format/dtype.h"
 #include "convert/llmc/llmc.h"
 #include "layout/box.h"
-#include "layout/flat_range.h"
 #include "models/layers/architecture.h"
 #include "models/registry.h"
 

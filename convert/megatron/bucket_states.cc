@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/dcp/metadata.h"
 #include "convert/megatron/rank_file.h"

@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "base/join_first.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/rank_grid.h"

@@ -11,7 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "convert/megatron/run.h"
 #include "convert/pickle/budget.h"
 #include "layout/box.h"

@@ -19,7 +19,6 @@
 #include "convert/torch/torch_file.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
-#include "layout/flat_range.h"
 
 namespace tessera::ckpt::convert {
 namespace {

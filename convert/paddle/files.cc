@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/join_first.h"
 #include "base/parse_json.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "convert/core/rank_grid.h"
 #include "nlohmann/json.hpp"
 

@@ -10,10 +10,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "base/join_first.h"
 #include "base/parse_json.h"
 #include "base/status_macros.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"

@@ -9,12 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "base/text_views.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "convert/pickle/budget.h"
 #include "convert/pickle/read.h"
 #include "convert/pickle/value.h"
-#include "layout/bounds.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 namespace {

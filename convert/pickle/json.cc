@@ -3,7 +3,7 @@
 #include <cmath>
 #include <string>
 
-#include "base/utf8.h"
+#include "base/text.h"
 
 namespace tessera::ckpt::pickle {
 

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "layout/bounds.h"
+#include "layout/box.h"
 #include "layout/dtype.h"
 
 namespace tessera::ckpt::pickle {

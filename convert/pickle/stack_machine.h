@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "convert/pickle/nodes.h"
 #include "convert/pickle/value.h"
 

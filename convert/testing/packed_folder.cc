@@ -12,7 +12,7 @@
 
 #include "absl/strings/numbers.h"
 #include "base/status_macros.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "checkpoint/storage/checks.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_storage.h"

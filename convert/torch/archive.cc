@@ -13,13 +13,13 @@
 #include "base/byte_order.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "checkpoint/format/dtype.h"
 #include "convert/core/record_checks.h"
 #include "convert/pickle/numpy_array.h"
 #include "convert/pickle/read.h"
 #include "convert/torch/zip.h"
-#include "layout/bounds.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 namespace {

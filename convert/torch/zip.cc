@@ -15,7 +15,7 @@
 #include "base/byte_order.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
-#include "base/text_views.h"
+#include "base/text.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -46,7 +46,7 @@ struct HuggingFaceFormat {
   // The beginning of the names of all tensors but the head. Files of the model without its head
   // leave it out.
   std::string_view prefix;
-  // Patterns (base/glob.h) of tensors that files may hold although they are computed, not learned.
+  // Patterns (base/files.h) of tensors that files may hold although they are computed, not learned.
   std::span<const std::string_view> computed;
   // The tensors of a layer, without its prefix, in the order of transformers' modules. Empty: that
   // of the model.

@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "models/config/padded_vocab_size.h"
-#include "models/gpt2/config.h"
 #include "models/gpt2/foreign.h"
+#include "models/gpt2/model.h"
 #include "models/gpt2/names.h"
 
 namespace tessera::gpt2 {

@@ -1,7 +1,11 @@
 #include "models/gpt2/model.h"
 
+#include <array>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "models/config/config_checks.h"
+#include "models/gpt2/foreign.h"
 #include "models/gpt2/names.h"
 #include "models/gpt2/sharding.h"
 #include "models/layers/decoder.h"
@@ -77,6 +81,125 @@ std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& 
   parts.matrix_weights = MatrixWeights(config);
   parts.attention_columns = config.num_layers() * config.hidden_size();
   return std::make_unique<Decoder>(std::move(parts), backend);
+}
+
+namespace {
+
+constexpr const ForeignFormat* kForeignFormats[] = {&kInfiniTrainFormat, &kMegatronFormat};
+
+int64_t LayerMatrixWeights(const ModelConfig& config) {
+  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
+  return 4 * c * c + 2 * c * f;
+}
+
+int64_t ParameterCount(const ModelConfig& config) {
+  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
+  const int64_t biases = 3 * c + c + f + c, norms = 4 * c;
+  return (config.vocab_size() + config.max_position_embeddings()) * c +
+         config.num_layers() * (LayerMatrixWeights(config) + biases + norms) + 2 * c;
+}
+
+void Declare(const ModelConfig& config, const ModelOptions& options, ParameterSet& set) {
+  DeclareParameters(config, options, set);
+}
+
+}  // namespace
+
+constinit const Architecture kArchitecture = {.name = "gpt2",
+                                              .value = ModelConfig::GPT2,
+                                              .size_names = SizeNames,
+                                              .named_size = NamedSize,
+                                              .fill_defaults = FillDefaults,
+                                              .validate = Validate,
+                                              .parameter_count = ParameterCount,
+                                              .layer_matrix_weights = LayerMatrixWeights,
+                                              .make_model = MakeModel,
+                                              .declare_parameters = Declare,
+                                              .hugging_face = &kHuggingFaceFormat,
+                                              .llmc = &kLlmcFormat,
+                                              .foreign_formats = kForeignFormats};
+
+namespace {
+
+struct Size {
+  std::string_view name;
+  int64_t layers, hidden, heads, positions, vocabulary;
+};
+
+constexpr Size kSizes[] = {
+    {"gpt2-tiny", 2, 64, 4, 64, 256},          {"gpt2-124m", 12, 768, 12, 1024, 50257},
+    {"gpt2-350m", 24, 1024, 16, 1024, 50257},  {"gpt2-774m", 36, 1280, 20, 1024, 50257},
+    {"gpt2-1558m", 48, 1600, 25, 1024, 50257},
+};
+
+constexpr auto kNames = [] {
+  std::array<std::string_view, std::size(kSizes)> names;
+  for (size_t i = 0; i < names.size(); ++i) names[i] = kSizes[i].name;
+  return names;
+}();
+
+}  // namespace
+
+std::span<const std::string_view> SizeNames() { return kNames; }
+
+ModelConfig NamedSize(std::string_view name) {
+  ModelConfig config;
+  for (const Size& size : kSizes) {
+    if (size.name != name) continue;
+    config.set_architecture(ModelConfig::GPT2);
+    config.set_num_layers(size.layers);
+    config.set_hidden_size(size.hidden);
+    config.set_num_attention_heads(size.heads);
+    config.set_max_position_embeddings(size.positions);
+    config.set_vocab_size(size.vocabulary);
+  }
+  return config;
+}
+
+void FillDefaults(ModelConfig& config) {
+  if (!config.has_num_query_groups()) config.set_num_query_groups(config.num_attention_heads());
+  if (!config.has_ffn_hidden_size() && CheckExtent("", config.hidden_size()).ok()) {
+    config.set_ffn_hidden_size(4 * config.hidden_size());
+  }
+  if (!config.has_make_vocab_size_divisible_by()) config.set_make_vocab_size_divisible_by(128);
+  if (!config.has_norm_epsilon()) config.set_norm_epsilon(1e-5);
+  if (!config.has_untie_embeddings_and_output_weights()) {
+    config.set_untie_embeddings_and_output_weights(false);
+  }
+  if (!config.has_init_method_std()) config.set_init_method_std(0.02);
+  if (!config.has_hidden_dropout()) config.set_hidden_dropout(0);
+  if (!config.has_attention_dropout()) config.set_attention_dropout(0);
+}
+
+absl::Status Validate(const ModelConfig& config) {
+  if (auto status = CheckCommonFields(config); !status.ok()) return status;
+  if (config.num_query_groups() != config.num_attention_heads()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "num_query_groups is ", config.num_query_groups(),
+        ": GPT-2 has as many as num_attention_heads (", config.num_attention_heads(), ")"));
+  }
+  if (config.untie_embeddings_and_output_weights()) {
+    return absl::InvalidArgumentError(
+        "untie_embeddings_and_output_weights is true: GPT-2's are always tied");
+  }
+  const struct {
+    const char* name;
+    bool present;
+  } foreign[] = {
+      {"ffn_multiplier", config.has_ffn_multiplier()},
+      {"ffn_multiple_of", config.has_ffn_multiple_of()},
+      {"rotary_base", config.has_rotary_base()},
+      {"use_rope_scaling", config.has_use_rope_scaling()},
+      {"rope_scaling_factor", config.has_rope_scaling_factor()},
+      {"rope_scaling_low_freq_factor", config.has_rope_scaling_low_freq_factor()},
+      {"rope_scaling_high_freq_factor", config.has_rope_scaling_high_freq_factor()},
+      {"rope_scaling_original_max_position_embeddings",
+       config.has_rope_scaling_original_max_position_embeddings()},
+  };
+  for (const auto& field : foreign) {
+    if (field.present) return NotForArchitecture(field.name, "GPT-2");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tessera::gpt2

@@ -7,8 +7,8 @@
 
 #include "compute/tensor/tensor.h"
 #include "models/config/config.pb.h"
-#include "models/factory.h"
 #include "models/layers/model.h"
+#include "models/registry.h"
 
 namespace tessera::testing {
 

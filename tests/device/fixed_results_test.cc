@@ -1,7 +1,5 @@
 // The fixed examples of a device's numerics fingerprint, on simulated GPUs.
 
-#include "compute/kernels/fixed_results.h"
-
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -11,6 +9,7 @@
 #include "absl/status/status.h"
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/backend.h"
+#include "compute/kernels/numerics_fingerprint.h"
 #include "compute/tensor/fake_device_runtime.h"
 #include "compute/tensor/guarded_memory.h"
 

@@ -29,7 +29,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/plan/load_plan.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/share_reads.h"
 #include "checkpoint/save/save_agreement.h"
 #include "tests/perf/allocated_memory.h"

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "layout/box.h"
-#include "layout/flat_range.h"
 
 namespace tessera::ckpt {
 namespace {

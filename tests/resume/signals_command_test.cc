@@ -19,7 +19,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/command.h"
-#include "trainer/app/signal_thread.h"
+#include "trainer/app/signals.h"
 
 namespace tessera {
 namespace {

@@ -13,7 +13,7 @@
 #include <random>
 #include <thread>
 
-#include "base/read_whole_file.h"
+#include "base/files.h"
 #include "trainer/data/token_file.h"
 
 namespace tessera {

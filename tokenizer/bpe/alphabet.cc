@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/utf8.h"
+#include "base/text.h"
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "tokenizer/bpe/alphabet.h"
 #include "tokenizer/bpe/split_rules.h"
 

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/utf8.h"
+#include "base/text.h"
 #include "tokenizer/bpe/alphabet.h"
 
 namespace tessera {

@@ -8,7 +8,7 @@
 #include <iterator>
 #include <vector>
 
-#include "base/utf8.h"
+#include "base/text.h"
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/parse_json.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "tokenizer/bpe/split_rules.h"
 #include "tokenizer/files/json_files.h"
 

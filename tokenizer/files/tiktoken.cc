@@ -9,7 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/files/json_files.h"
 

@@ -7,8 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "base/text_views.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "tokenizer/bpe/alphabet.h"
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/sentencepiece/sentencepiece_model.h"

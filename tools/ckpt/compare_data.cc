@@ -9,11 +9,11 @@
 
 #include "base/checked_math.h"
 #include "base/status_macros.h"
-#include "base/workers.h"
+#include "base/threads.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/rank_states.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -1,5 +1,3 @@
-#include "trainer/app/gpu_memory.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -10,6 +8,7 @@
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"
 #include "trainer/app/host_share.h"
+#include "trainer/app/memory.h"
 
 namespace tessera {
 namespace {

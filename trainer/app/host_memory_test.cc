@@ -1,5 +1,3 @@
-#include "trainer/app/host_memory.h"
-
 #include <cstdint>
 #include <string>
 
@@ -11,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "trainer/app/host_share.h"
+#include "trainer/app/memory.h"
 #include "trainer/step/trainer.h"
 
 namespace tessera {

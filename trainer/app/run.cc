@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "base/make_directories.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "trainer/app/export_weights.h"
 #include "trainer/app/rank_output.h"

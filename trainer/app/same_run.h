@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "trainer/config/config.h"
-#include "trainer/data/data_fingerprint.h"
+#include "trainer/data/content_hash.h"
 #include "trainer/state/checkpoints.h"
 
 namespace tessera {

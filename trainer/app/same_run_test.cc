@@ -11,7 +11,7 @@
 #include "compute/kernels/numerics_fingerprint.h"
 #include "gtest/gtest.h"
 #include "trainer/config/config.h"
-#include "trainer/data/data_fingerprint.h"
+#include "trainer/data/content_hash.h"
 #include "trainer/state/communicator_group.h"
 
 namespace tessera {

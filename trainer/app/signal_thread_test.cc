@@ -1,5 +1,3 @@
-#include "trainer/app/signal_thread.h"
-
 #include <pthread.h>
 #include <signal.h>
 #include <sys/time.h>
@@ -15,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "trainer/app/stop_signal.h"
+#include "trainer/app/signals.h"
 
 namespace tessera {
 namespace {

@@ -13,7 +13,7 @@
 #include "trainer/config/config.h"
 #include "trainer/config/flags.h"
 #include "trainer/config/load_content.h"
-#include "trainer/config/validate_topology.h"
+#include "trainer/config/topology.h"
 
 namespace tessera {
 namespace {

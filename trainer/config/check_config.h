@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/config/validate_topology.h"
+#include "trainer/config/topology.h"
 
 namespace tessera {
 

@@ -1,10 +1,9 @@
-#include "trainer/config/choose_topology.h"
-
 #include <string>
 
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "trainer/config/topology.h"
 
 namespace tessera {
 namespace {

@@ -55,7 +55,7 @@ struct ResolveOptions {
 
 // Fills in every field, defaults included, and validates the whole. Idempotent: resolving its own
 // result changes nothing. `topology` becomes the sizes that it means; "auto" those that are best
-// for the number of processes (trainer/config/choose_topology.h). Fields of the model that are not
+// for the number of processes (trainer/config/topology.h). Fields of the model that are not
 // set are taken from the saved model; InvalidArgument where one that is set differs from it.
 absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
                                           const ResolveOptions& options = {});

@@ -17,8 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/flag_options.pb.h"
-#include "base/text_views.h"
-#include "base/typing_distance.h"
+#include "base/text.h"
 #include "google/protobuf/descriptor.h"
 
 namespace tessera {

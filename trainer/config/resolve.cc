@@ -13,15 +13,15 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/files.h"
 #include "base/flag_options.pb.h"
-#include "base/glob.h"
 #include "google/protobuf/descriptor.h"
 #include "models/model_config.h"
 #include "trainer/config/check_config.h"
-#include "trainer/config/choose_topology.h"
 #include "trainer/config/config.h"
 #include "trainer/config/flags.h"
 #include "trainer/config/load_content.h"
+#include "trainer/config/topology.h"
 
 namespace tessera {
 namespace {

@@ -1,5 +1,7 @@
 // Protobuf text format in and out, and the command line's own two flags.
 
+#include "base/text.h"
+
 #include <fcntl.h>
 
 #include <cerrno>
@@ -13,9 +15,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "base/make_directories.h"
+#include "base/files.h"
 #include "base/replace_file.h"
-#include "base/text_views.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"

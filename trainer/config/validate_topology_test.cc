@@ -1,9 +1,8 @@
-#include "trainer/config/validate_topology.h"
-
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "trainer/config/topology.h"
 
 namespace tessera {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
-#include "base/workers.h"
+#include "base/threads.h"
 
 namespace tessera {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file_calls.h"
-#include "base/text_views.h"
+#include "base/text.h"
 
 namespace tessera {
 namespace {

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/make_directories.h"
+#include "base/files.h"
 #include "base/replace_file.h"
 #include "tokenizer/byte_tokenizer.h"
 #include "tokenizer/llmc_tokenizer.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "compute/random/philox.h"
 #include "tokenizer/sentencepiece/sentencepiece_tokenizer.h"
 #include "tokenizer/sentencepiece/sentencepiece_training.h"

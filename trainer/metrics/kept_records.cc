@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/join_first.h"
+#include "base/text.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/file_calls.h"
-#include "base/read_whole_file.h"
+#include "base/files.h"
 #include "base/replace_file.h"
 #include "trainer/metrics/kept_records.h"
 

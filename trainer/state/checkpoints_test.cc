@@ -17,7 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/crc32c.h"
-#include "checkpoint/directory/damaged_parts.h"
+#include "checkpoint/directory/damage.h"
 #include "checkpoint/include/checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -13,9 +13,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "base/glob.h"
-#include "base/join_first.h"
+#include "base/files.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/include/manifest.h"
 #include "trainer/config/load_content.h"
 

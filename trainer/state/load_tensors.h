@@ -25,7 +25,7 @@ struct LoadPolicy {
   bool allow_missing = false;
   // Saved tensors that the model does not have are skipped.
   bool allow_unexpected = false;
-  // Only parameters whose names match one of these (base/glob.h), with their optimizer state;
+  // Only parameters whose names match one of these (base/files.h), with their optimizer state;
   // empty: all.
   std::vector<std::string> patterns;
   // Compare the digests of what has been loaded with the saved ones.

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "checkpoint/include/checkpoint.h"
-#include "layout/flat_range.h"
+#include "layout/box.h"
 
 namespace tessera {
 namespace {

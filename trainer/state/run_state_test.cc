@@ -7,7 +7,7 @@
 #include "checkpoint/include/manifest.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "gtest/gtest.h"
-#include "trainer/data/data_fingerprint.h"
+#include "trainer/data/content_hash.h"
 
 namespace tessera {
 namespace {

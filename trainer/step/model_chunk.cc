@@ -5,8 +5,8 @@
 #include "base/status_macros.h"
 #include "compute/tensor/memory.h"
 #include "layout/topology.h"
-#include "models/factory.h"
 #include "models/model_config.h"
+#include "models/registry.h"
 
 namespace tessera {
 namespace {

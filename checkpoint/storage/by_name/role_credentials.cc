@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/read_whole_file.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "checkpoint/storage/by_name/credentials.h"
 #include "nlohmann/json.hpp"

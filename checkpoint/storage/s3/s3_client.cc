@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
-#include "base/text_views.h"
+#include "base/text.h"
 
 namespace tessera::ckpt::s3 {
 namespace {

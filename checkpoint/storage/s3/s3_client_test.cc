@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "base/workers.h"
+#include "base/threads.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "gtest/gtest.h"
 

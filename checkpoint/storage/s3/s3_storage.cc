@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "checkpoint/storage/checks.h"
 #include "checkpoint/storage/s3/s3_file.h"
 

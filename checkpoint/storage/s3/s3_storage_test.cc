@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/text_views.h"
-#include "base/workers.h"
+#include "base/text.h"
+#include "base/threads.h"
 #include "checkpoint/storage/s3/s3_file.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "checkpoint/storage/testing/storage_conformance.h"

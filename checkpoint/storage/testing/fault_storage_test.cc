@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/text_views.h"
+#include "base/text.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "gtest/gtest.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "base/workers.h"
+#include "base/threads.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/testing/storage_conformance.h"
 

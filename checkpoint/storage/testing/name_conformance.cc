@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
-#include "base/workers.h"
+#include "base/threads.h"
 #include "checkpoint/storage/testing/storage_conformance.h"
 
 namespace tessera::ckpt {

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/checks.h"
 #include "checkpoint/storage/tiered/staging_folder.h"

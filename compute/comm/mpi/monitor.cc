@@ -9,9 +9,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/bounded_write.h"
+#include "base/files.h"
 #include "base/mutex.h"
-#include "base/read_whole_file.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 

@@ -7,7 +7,6 @@
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend_impl.h"
 #include "compute/kernels/cpu/gemm_cache.h"
-#include "compute/kernels/fixed_results.h"
 #include "compute/kernels/numerics_fingerprint.h"
 
 namespace tessera {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/text_views.h"
+#include "base/text.h"
 #include "compute/kernels/cpu/gemm.h"
 #include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/kernels/cpu/workspace.h"

@@ -1,0 +1,116 @@
+#include "base/files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <limits.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+
+#include "base/file_calls.h"
+
+namespace tessera {
+
+bool MatchesGlob(const std::string& pattern, const std::string& name) {
+  return fnmatch(pattern.c_str(), name.c_str(), /*flags=*/0) == 0;
+}
+
+std::optional<std::string> ReadWholeFile(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return std::nullopt;
+  std::string bytes;
+  char block[1 << 16];
+  ssize_t count = 0;
+  while ((count = read(fd, block, sizeof(block))) != 0) {
+    if (count > 0) {
+      bytes.append(block, static_cast<size_t>(count));
+    } else if (errno != EINTR) {
+      break;
+    }
+  }
+  const int error = errno;
+  close(fd);
+  errno = error;
+  if (count < 0) return std::nullopt;
+  return bytes;
+}
+
+namespace {
+
+// "." of "a", "a/" of "a/b", "/" of "/a", "a/" of "a/b/".
+std::string ParentOf(const std::string& path) {
+  const size_t end = path.find_last_not_of('/');
+  const size_t slash = end == std::string::npos ? end : path.rfind('/', end);
+  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
+}
+
+int SyncDirectory(int at, const std::string& path, bool must_be_readable) {
+  const int fd = openat(at, path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return errno == EACCES && !must_be_readable ? 0 : errno;
+  const int error = SyncNames(fd);
+  close(fd);
+  return error;
+}
+
+}  // namespace
+
+int MakeDirectories(int at, const std::string& path) {
+  for (size_t end = 0; end != std::string::npos;) {
+    end = path.find('/', end + 1);
+    const std::string prefix = path.substr(0, end);
+    if (prefix.empty() || prefix.back() == '/') continue;  // "/", "a//b"
+    const bool made = mkdirat(at, prefix.c_str(), 0777) == 0;
+    if (!made && errno != EEXIST) return errno;
+    if (const int error = SyncDirectory(at, ParentOf(prefix), made); error != 0) return error;
+  }
+  struct stat info;
+  if (fstatat(at, path.c_str(), &info, 0) != 0) return errno;
+  return S_ISDIR(info.st_mode) ? 0 : EEXIST;
+}
+
+namespace {
+
+// Opens the same pipe, terminal or file again, non-blocking. -1 where that is impossible, as for
+// sockets.
+int OpenNonblocking(int fd) {
+  std::array<char, 32> path = {};
+  std::snprintf(path.data(), path.size(), "/proc/self/fd/%d", fd);
+  return open(path.data(), O_WRONLY | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+}
+
+ssize_t WriteSome(int fd, int nonblocking, std::string_view text) {
+  if (nonblocking >= 0) return write(nonblocking, text.data(), text.size());
+  const ssize_t sent = send(fd, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent >= 0 || errno != ENOTSOCK) return sent;
+  // A pipe that cannot be opened again has room for this much when it is ready.
+  return write(fd, text.data(), std::min<size_t>(text.size(), PIPE_BUF));
+}
+
+}  // namespace
+
+bool WriteBounded(int fd, std::string_view text, std::chrono::milliseconds limit) {
+  const auto until = std::chrono::steady_clock::now() + limit;
+  const int nonblocking = OpenNonblocking(fd);
+  while (!text.empty()) {
+    const auto left = (until - std::chrono::steady_clock::now()) / std::chrono::milliseconds(1);
+    pollfd ready = {fd, POLLOUT, 0};
+    const int some = poll(&ready, 1, static_cast<int>(std::max<int64_t>(left, 0)));
+    if (some < 0 && errno == EINTR) continue;
+    if (some <= 0) break;
+    const ssize_t written = WriteSome(fd, nonblocking, text);
+    if (written < 0 && errno != EAGAIN && errno != EINTR) break;
+    if (written > 0) text.remove_prefix(written);
+    if (written < 0 && left <= 0) break;
+  }
+  if (nonblocking >= 0) close(nonblocking);
+  return text.empty();
+}
+
+}  // namespace tessera

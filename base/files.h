@@ -1,0 +1,35 @@
+#ifndef TESSERA_BASE_FILES_H_
+#define TESSERA_BASE_FILES_H_
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+// Whether a name matches a pattern: * stands for any characters, ? for one, [...] for one of a set.
+bool MatchesGlob(const std::string& pattern, const std::string& name);
+
+// The bytes of a file, of one of the kernel's, too, which has no size. nullopt where it cannot be
+// opened or read; errno says why: EISDIR for a folder, ESRCH for a process that ended meanwhile.
+std::optional<std::string> ReadWholeFile(const std::string& path);
+
+// Creates a directory with its parents. Returns 0, or an errno: EEXIST where something else has the
+// name. `path` is relative to the open directory `at`, or, with AT_FDCWD, to the current one.
+//
+// The names of all directories on the path are durable on return. Existing ones are synced too:
+// their creator may not have done it, or may be a process on another machine. Only existing
+// directories that may not be read are skipped.
+int MakeDirectories(int at, const std::string& path);
+
+// Writes `text` to a file descriptor without ever waiting longer than `limit`: for the last message
+// of a process that must end even if its pipe, terminal or socket has no reader. Returns true if
+// all of it was written. Does not change the descriptor's own flags, which other processes share.
+//
+// May be called from any thread; allocates nothing.
+bool WriteBounded(int fd, std::string_view text, std::chrono::milliseconds limit);
+
+}  // namespace tessera
+
+#endif  // TESSERA_BASE_FILES_H_

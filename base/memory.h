@@ -1,0 +1,24 @@
+#ifndef TESSERA_BASE_MEMORY_H_
+#define TESSERA_BASE_MEMORY_H_
+
+#include <cstdint>
+#include <string_view>
+
+namespace tessera {
+
+// The memory that this process can still allocate without causing swapping or a kill: the minimum
+// of what the machine has (MemAvailable) and what the process's control group has left. UINT64_MAX
+// if neither is known.
+uint64_t AvailableMemoryBytes();
+
+// Bytes of the "MemAvailable: N kB" line in the text of /proc/meminfo; UINT64_MAX without one.
+uint64_t ParseMemAvailable(std::string_view meminfo);
+
+// limit - (usage - reclaimable), from the texts of memory.max, memory.current and memory.stat
+// (control groups, version 2); UINT64_MAX without a limit or if a text cannot be parsed.
+uint64_t ParseControlGroupRoom(std::string_view max, std::string_view current,
+                               std::string_view stat);
+
+}  // namespace tessera
+
+#endif  // TESSERA_BASE_MEMORY_H_

@@ -1,0 +1,471 @@
+#include "checkpoint/plan/rank_states.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/layout_proto.h"
+#include "checkpoint/plan/box_index.h"
+#include "layout/box.h"
+#include "layout/coverage.h"
+
+namespace tessera::ckpt {
+namespace {
+
+class Checker {
+ public:
+  explicit Checker(bool check_writable) : check_writable_(check_writable) {}
+
+  void Check(const ShardedTensor& tensor) {
+    name_ = tensor.name;
+    if (tensor.name.empty()) Report("a tensor has no name");
+    if (!names_.insert(tensor.name).second) Report("described twice");
+    const TensorRole role = tensor.role;
+    if (role == TensorRole::kUnspecified || !RoleProto_IsValid(ToProto(role))) {
+      Report(absl::StrCat("unknown role ", static_cast<int>(role)));
+    }
+    const DType dtype = DTypeOf(tensor);
+    const size_t element_bytes = ElementSize(dtype);
+    if (element_bytes == 0) {
+      Report(dtype == DType::kUnspecified
+                 ? std::string("no dtype: neither the tensor nor a shard of it has one")
+                 : absl::StrCat("unknown dtype ", static_cast<int>(dtype)));
+      return;
+    }
+    const auto bytes = CheckedByteCount(tensor.global_shape, element_bytes);
+    if (!bytes.ok()) {
+      Report(bytes.status().message());
+      return;
+    }
+    if (!tensor.padded_shape.empty() && tensor.padded_shape.size() != tensor.global_shape.size()) {
+      Report(absl::StrCat("padded shape ", ShapeToString(tensor.padded_shape),
+                          " has another rank than global shape ",
+                          ShapeToString(tensor.global_shape)));
+    }
+    if (!tensor.alias_of.empty() && !tensor.shards.empty()) Report("an alias carries no shards");
+    if (tensor.partition) {
+      if (!tensor.alias_of.empty()) Report("an alias carries no partition");
+      const absl::Status fits = CheckPartition(*tensor.partition, tensor.global_shape);
+      if (!fits.ok()) Report(fits.message());
+    }
+    if (CheckShards(tensor)) CheckDisjoint(tensor);
+  }
+
+  absl::Status Finish() {
+    if (problems_.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("the state dict is not valid:\n  ", JoinFirst(problems_, "\n  ")));
+  }
+
+ private:
+  void Report(absl::string_view problem) {
+    problems_.push_back(absl::StrCat("tensor ", name_, ": ", problem));
+  }
+
+  bool CheckShards(const ShardedTensor& tensor) {
+    bool all_inside = true;
+    for (const Shard& shard : tensor.shards) {
+      const absl::Status inside = CheckBoxInside(tensor.global_shape, shard.box);
+      if (!inside.ok()) {
+        Report(inside.message());
+        all_inside = false;
+        continue;
+      }
+      if (shard.data == nullptr && !shard.box.empty()) {
+        Report(absl::StrCat("no memory for box ", ToString(shard.box)));
+      }
+      if (!shard.strides.empty() && shard.strides.size() != shard.box.shape.size()) {
+        Report(
+            absl::StrCat("box ", ToString(shard.box), " has ", shard.strides.size(), " strides"));
+        continue;
+      }
+      CheckMemory(shard, DTypeOf(tensor));
+    }
+    return all_inside;
+  }
+
+  void CheckMemory(const Shard& shard, DType dtype) {
+    const DType in_memory = shard.dtype;
+    if (in_memory != DType::kUnspecified && in_memory != dtype) {
+      Report(absl::StrCat("box ", ToString(shard.box), " is ", DTypeText(in_memory),
+                          " in memory, the tensor is ", DTypeText(dtype)));
+    }
+    if (check_writable_ && shard.read_only) {
+      Report(absl::StrCat("box ", ToString(shard.box), " is to be loaded into read-only memory"));
+    }
+    if (shard.memory_elements < 0 || shard.box.empty()) return;
+    // The offsets of the elements farthest before and behind the first element. They have 128 bits,
+    // as strides may be anything.
+    __int128 first = 0, last = 0;
+    const std::vector<int64_t> strides = ShardStrides(shard);
+    for (size_t d = 0; d < strides.size(); ++d) {
+      const __int128 reach = static_cast<__int128>(strides[d]) * (shard.box.shape[d] - 1);
+      (reach < 0 ? first : last) += reach;
+    }
+    if (first >= 0 && last < shard.memory_elements) return;
+    Report(absl::StrCat("box ", ToString(shard.box), " does not fit into its memory of ",
+                        shard.memory_elements, " elements"));
+  }
+
+  static std::string DTypeText(DType dtype) {
+    return DTypeProto_IsValid(ToProto(dtype)) ? DTypeProto_Name(ToProto(dtype))
+                                              : absl::StrCat(static_cast<int>(dtype));
+  }
+
+  void CheckDisjoint(const ShardedTensor& tensor) {
+    if (tensor.shards.size() < 2) return;
+    std::vector<Box> boxes;
+    for (const Shard& shard : tensor.shards) boxes.push_back(shard.box);
+    const BoxIndex index(boxes);
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      index.ForEachOverlap(boxes[i], [&](size_t other, const Box&) {
+        if (other <= i) return;
+        Report(absl::StrCat("boxes ", ToString(boxes[i]), " and ", ToString(boxes[other]),
+                            " of one process overlap"));
+      });
+    }
+  }
+
+  const bool check_writable_;
+  std::string name_;
+  absl::flat_hash_set<std::string> names_;
+  std::vector<std::string> problems_;
+};
+
+absl::Status Check(const StateDict& state, bool check_writable) {
+  Checker checker(check_writable);
+  for (const ShardedTensor& tensor : state.tensors) checker.Check(tensor);
+  return checker.Finish();
+}
+
+}  // namespace
+
+DType DTypeOf(const ShardedTensor& tensor) {
+  if (tensor.dtype != DType::kUnspecified) return tensor.dtype;
+  for (const Shard& shard : tensor.shards) {
+    if (shard.dtype != DType::kUnspecified) return shard.dtype;
+  }
+  return DType::kUnspecified;
+}
+
+absl::Status CheckStateDict(const StateDict& state) {
+  return Check(state, /*check_writable=*/false);
+}
+
+absl::Status CheckDestinations(const StateDict& state) {
+  return Check(state, /*check_writable=*/true);
+}
+
+RankState DescribeState(const StateDict& state) {
+  RankState plan;
+  for (const ShardedTensor& tensor : state.tensors) {
+    LocalTensor& local = *plan.add_tensors();
+    local.set_name(tensor.name);
+    local.set_role(ToProto(tensor.role));
+    local.set_dtype(ToProto(DTypeOf(tensor)));
+    local.set_alias_of(tensor.alias_of);
+    local.mutable_global_shape()->Add(tensor.global_shape.begin(), tensor.global_shape.end());
+    local.mutable_padded_shape()->Add(tensor.padded_shape.begin(), tensor.padded_shape.end());
+    if (tensor.partition) *local.mutable_partition() = ToProto(*tensor.partition);
+    local.set_shard_count(tensor.shards.size());
+    for (const Shard& shard : tensor.shards) {
+      local.mutable_shard_offset()->Add(shard.box.global_offset.begin(),
+                                        shard.box.global_offset.end());
+      local.mutable_shard_shape()->Add(shard.box.shape.begin(), shard.box.shape.end());
+    }
+  }
+  return plan;
+}
+
+std::vector<int64_t> ShardStrides(const Shard& shard) {
+  return shard.strides.empty() ? ContiguousStrides(shard.box.shape) : shard.strides;
+}
+
+namespace {
+
+std::string Describe(const LocalTensor& tensor) {
+  std::string text =
+      absl::StrCat(RoleProto_Name(tensor.role()), " ", DTypeProto_Name(tensor.dtype()), " ",
+                   ShapeToString(GlobalShape(tensor)));
+  if (tensor.padded_shape_size() > 0) {
+    absl::StrAppend(&text, " padded to ",
+                    ShapeToString({tensor.padded_shape().begin(), tensor.padded_shape().end()}));
+  }
+  if (!tensor.alias_of().empty()) absl::StrAppend(&text, " alias of ", tensor.alias_of());
+  if (tensor.has_partition()) {
+    absl::StrAppend(&text, " partition {", tensor.partition().ShortDebugString(), "}");
+  }
+  return text;
+}
+
+bool Agree(const LocalTensor& a, const LocalTensor& b) {
+  return a.role() == b.role() && a.dtype() == b.dtype() && a.alias_of() == b.alias_of() &&
+         std::ranges::equal(a.global_shape(), b.global_shape()) &&
+         std::ranges::equal(a.padded_shape(), b.padded_shape()) &&
+         a.has_partition() == b.has_partition() &&
+         FromProto(a.partition()) == FromProto(b.partition());
+}
+
+bool ColumnsFit(const LocalTensor& tensor) {
+  const uint64_t numbers =
+      uint64_t{tensor.shard_count()} * static_cast<uint64_t>(tensor.global_shape_size());
+  return static_cast<uint64_t>(tensor.shard_offset_size()) == numbers &&
+         static_cast<uint64_t>(tensor.shard_shape_size()) == numbers;
+}
+
+// Calls fn(serialized LocalTensor) for each tensor of a serialized RankState; false where it cannot
+// be parsed. Copies nothing: few of the descriptions of thousands of ranks differ.
+template <typename Function>
+bool ForEachTensor(const std::string& plan, Function&& fn) {
+  using google::protobuf::internal::WireFormatLite;
+  google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(plan.data()),
+                                            static_cast<int>(plan.size()));
+  constexpr uint32_t kTensors = WireFormatLite::MakeTag(RankState::kTensorsFieldNumber,
+                                                        WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+  while (const uint32_t tag = in.ReadTag()) {
+    uint32_t length;
+    if (tag != kTensors || !in.ReadVarint32(&length)) return false;
+    const size_t begin = in.CurrentPosition();
+    if (!in.Skip(static_cast<int>(length))) return false;
+    fn(std::string_view(plan).substr(begin, length));
+  }
+  return in.ConsumedEntireMessage();
+}
+
+class Merger {
+ public:
+  absl::Status AddRank(uint32_t rank, const std::string& plan) {
+    uint32_t local_tensor = 0;
+    bool readable = true;
+    const bool complete = ForEachTensor(plan, [&](std::string_view bytes) {
+      const auto [at, is_new] =
+          by_bytes_.try_emplace(View(bytes), static_cast<uint32_t>(state_.descriptions.size()));
+      if (is_new) {
+        LocalTensor& tensor = state_.descriptions.emplace_back().tensor;
+        readable &= tensor.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) &&
+                    ColumnsFit(tensor);
+      }
+      std::vector<Describer>& describers = state_.descriptions[at->second].describers;
+      if (is_new || describers.back().rank != rank) describers.push_back({rank, local_tensor});
+      ++local_tensor;
+    });
+    if (complete && readable) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat("rank ", rank, " sent a plan that cannot be parsed"));
+  }
+
+  MergedState Finish(std::vector<std::string>& problems) && {
+    for (uint32_t d = 0; d < state_.descriptions.size(); ++d) MergeDescription(d, problems);
+    for (MergedTensor& tensor : state_.tensors) {
+      for (HeldBox& held : tensor.boxes) held.rank_set = RankSetOf(held);
+    }
+    return std::move(state_);
+  }
+
+ private:
+  struct BoxHash {
+    size_t operator()(const Box& box) const { return absl::HashOf(box.global_offset, box.shape); }
+  };
+  using BoxMap = absl::flat_hash_map<Box, size_t, BoxHash>;
+
+  void MergeDescription(uint32_t d, std::vector<std::string>& problems) {
+    Description& description = state_.descriptions[d];
+    const LocalTensor& tensor = description.tensor;
+    const auto [at, is_new] = by_name_.try_emplace(tensor.name(), state_.tensors.size());
+    if (is_new) {
+      state_.tensors.push_back({d,
+                                GlobalShape(tensor),
+                                static_cast<size_t>(ElementSize(FromProto(tensor.dtype()))),
+                                {}});
+      boxes_.emplace_back();
+    }
+    const Description& first = state_.descriptions[state_.tensors[at->second].description];
+    if (!is_new && !Agree(first.tensor, tensor)) {
+      problems.push_back(absl::StrCat("tensor ", tensor.name(), ": rank ", first.describers[0].rank,
+                                      " has ", Describe(first.tensor), ", rank ",
+                                      description.describers[0].rank, " has ", Describe(tensor)));
+      return;
+    }
+    std::vector<uint32_t> ranks;
+    ranks.reserve(description.describers.size());
+    for (const Describer& describer : description.describers) ranks.push_back(describer.rank);
+    description.rank_set = Intern(std::move(ranks));
+    AddShards(d, tensor, at->second);
+  }
+
+  void AddShards(uint32_t description, const LocalTensor& tensor, size_t merged) {
+    std::vector<HeldBox>& boxes = state_.tensors[merged].boxes;
+    for (uint32_t s = 0; s < tensor.shard_count(); ++s) {
+      Box box = LocalShardBox(tensor, s);
+      if (box.empty()) continue;
+      const auto [at, is_new] = boxes_[merged].try_emplace(box, boxes.size());
+      if (is_new) boxes.push_back({std::move(box), {}, 0});
+      boxes[at->second].shards.push_back({description, s});
+    }
+  }
+
+  uint32_t RankSetOf(const HeldBox& held) {
+    if (held.shards.size() == 1) return state_.descriptions[held.shards[0].description].rank_set;
+    std::vector<uint32_t> ranks;
+    for (const ShardRef& shard : held.shards) {
+      const auto& more = state_.rank_sets[state_.descriptions[shard.description].rank_set];
+      ranks.insert(ranks.end(), more.begin(), more.end());
+    }
+    std::ranges::sort(ranks);
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    return Intern(std::move(ranks));
+  }
+
+  uint32_t Intern(std::vector<uint32_t> ranks) {
+    const auto [at, is_new] =
+        rank_sets_.try_emplace(ranks, static_cast<uint32_t>(state_.rank_sets.size()));
+    if (is_new) state_.rank_sets.push_back(std::move(ranks));
+    return at->second;
+  }
+
+  MergedState state_;
+  absl::flat_hash_map<absl::string_view, uint32_t> by_bytes_;  // indices of descriptions
+  absl::flat_hash_map<absl::string_view, size_t> by_name_;     // indices of tensors
+  absl::flat_hash_map<std::vector<uint32_t>, uint32_t> rank_sets_;
+  std::vector<BoxMap> boxes_;  // per tensor
+};
+
+std::vector<Box> BoxesOf(const MergedTensor& tensor) {
+  std::vector<Box> boxes;
+  boxes.reserve(tensor.boxes.size());
+  for (const HeldBox& held : tensor.boxes) boxes.push_back(held.box);
+  return boxes;
+}
+
+// Replicas that were split differently on different ranks (for example a tied embedding in the
+// buckets of two pipeline stages): keeps the largest boxes whole and removes from the others what a
+// larger one holds.
+void RemovePartialOverlaps(MergedTensor& tensor) {
+  std::ranges::stable_sort(tensor.boxes, std::greater(),
+                           [](const HeldBox& b) { return ElementCount(b.box.shape); });
+  const BoxIndex index(BoxesOf(tensor));
+  std::vector<HeldBox> kept;
+  for (size_t i = 0; i < tensor.boxes.size(); ++i) {
+    const HeldBox& candidate = tensor.boxes[i];
+    std::vector<Box> rest = {candidate.box};
+    index.ForEachOverlap(candidate.box, [&](size_t other, const Box& common) {
+      if (other >= i) return;
+      std::vector<Box> next;
+      for (const Box& box : rest) SubtractBox(box, common, next);
+      rest = std::move(next);
+    });
+    for (Box& box : rest) kept.push_back({std::move(box), candidate.shards, candidate.rank_set});
+  }
+  tensor.boxes = std::move(kept);
+}
+
+uint32_t FirstRank(const MergedState& state, const HeldBox& held) {
+  return state.rank_sets[held.rank_set][0];
+}
+
+std::string DescribeCoverageProblem(const MergedState& state, const MergedTensor& tensor,
+                                    const CoverageProblem& problem, const std::vector<Box>& boxes) {
+  std::string message =
+      absl::StrCat("tensor ", state.DescriptionOf(tensor).name(), " ",
+                   ShapeToString(tensor.global_shape), ": ", ToString(problem, boxes));
+  if (problem.kind != CoverageProblem::Kind::kGap) {
+    absl::StrAppend(&message, " (rank ", FirstRank(state, tensor.boxes[problem.first]), ")");
+    return message;
+  }
+  std::vector<std::string> held;
+  for (const HeldBox& box : tensor.boxes) {
+    if (held.size() == 8) {
+      held.push_back(absl::StrCat("and ", tensor.boxes.size() - 8, " more"));
+      break;
+    }
+    held.push_back(absl::StrCat("rank ", FirstRank(state, box), " ", ToString(box.box)));
+  }
+  absl::StrAppend(&message, "; held: ", held.empty() ? "nothing" : absl::StrJoin(held, ", "));
+  return message;
+}
+
+// Proves that the tensor's boxes hold every element exactly once, after removing partial overlaps
+// between ranks.
+void ProveCoverage(const MergedState& state, MergedTensor& tensor,
+                   std::vector<std::string>& problems) {
+  const LocalTensor& description = state.DescriptionOf(tensor);
+  if (!description.alias_of().empty()) {
+    if (!tensor.boxes.empty()) {
+      problems.push_back(
+          absl::StrCat("tensor ", description.name(), ": an alias carries no shards"));
+    }
+    return;
+  }
+  std::vector<Box> boxes = BoxesOf(tensor);
+  std::optional<CoverageProblem> problem = FindCoverageProblem(tensor.global_shape, boxes);
+  if (problem && problem->kind == CoverageProblem::Kind::kOverlap) {
+    RemovePartialOverlaps(tensor);
+    boxes = BoxesOf(tensor);
+    problem = FindCoverageProblem(tensor.global_shape, boxes);
+  }
+  if (problem) problems.push_back(DescribeCoverageProblem(state, tensor, *problem, boxes));
+}
+
+void CheckAliases(const MergedState& state, std::vector<std::string>& problems) {
+  absl::flat_hash_map<absl::string_view, const LocalTensor*> by_name;
+  for (const MergedTensor& t : state.tensors) {
+    by_name[state.DescriptionOf(t).name()] = &state.DescriptionOf(t);
+  }
+  for (const auto& t : state.tensors) {
+    const std::string& target = state.DescriptionOf(t).alias_of();
+    if (target.empty()) continue;
+    const auto at = by_name.find(target);
+    if (at == by_name.end() || !at->second->alias_of().empty()) {
+      problems.push_back(absl::StrCat(
+          "tensor ", state.DescriptionOf(t).name(), ": alias of ", target,
+          at == by_name.end() ? ", which no rank describes" : ", which is an alias itself"));
+    }
+  }
+}
+
+absl::Status ProblemsStatus(const std::vector<std::string>& problems) {
+  if (problems.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the state cannot be saved:\n  ", JoinFirst(problems, "\n  ")));
+}
+
+}  // namespace
+
+Shape GlobalShape(const LocalTensor& tensor) {
+  return {tensor.global_shape().begin(), tensor.global_shape().end()};
+}
+
+Box LocalShardBox(const LocalTensor& tensor, uint32_t shard) {
+  const int rank = tensor.global_shape_size();
+  const size_t at = size_t{shard} * rank;
+  return {{tensor.shard_offset().begin() + at, tensor.shard_offset().begin() + at + rank},
+          {tensor.shard_shape().begin() + at, tensor.shard_shape().begin() + at + rank}};
+}
+
+absl::StatusOr<MergedState> MergeRankStates(std::span<const std::string> ranks) {
+  Merger merger;
+  for (uint32_t r = 0; r < ranks.size(); ++r) {
+    TESSERA_RETURN_IF_ERROR(merger.AddRank(r, ranks[r]));
+  }
+  std::vector<std::string> problems;
+  MergedState state = std::move(merger).Finish(problems);
+  for (MergedTensor& tensor : state.tensors) ProveCoverage(state, tensor, problems);
+  CheckAliases(state, problems);
+  TESSERA_RETURN_IF_ERROR(ProblemsStatus(problems));
+  return state;
+}
+
+}  // namespace tessera::ckpt

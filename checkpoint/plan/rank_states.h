@@ -1,0 +1,115 @@
+#ifndef TESSERA_CHECKPOINT_PLAN_RANK_STATES_H_
+#define TESSERA_CHECKPOINT_PLAN_RANK_STATES_H_
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/include/state_dict.h"
+#include "checkpoint/plan/plan.pb.h"
+#include "layout/box.h"
+#include "layout/dtype.h"
+
+namespace tessera::ckpt {
+
+// A box as ranks send it to each other, and back. Precondition: `proto` is empty.
+inline void ToProto(const Box& box, BoxProto& proto) {
+  proto.mutable_offset()->Add(box.global_offset.begin(), box.global_offset.end());
+  proto.mutable_shape()->Add(box.shape.begin(), box.shape.end());
+}
+
+inline Box FromProto(const BoxProto& proto) {
+  return {{proto.offset().begin(), proto.offset().end()},
+          {proto.shape().begin(), proto.shape().end()}};
+}
+
+// The dtype that a tensor names or, where it names none, the dtype of its first shard that has
+// one. DType::kUnspecified if no shard has one either.
+DType DTypeOf(const ShardedTensor& tensor);
+
+// What can be wrong with a state dict by itself: names (empty, twice), unknown roles and dtypes,
+// shapes, boxes outside their tensor or overlapping inside this process, memory that is missing,
+// too small or of another dtype, strides of the wrong rank, aliases with shards. InvalidArgument,
+// listing everything with tensor and box.
+absl::Status CheckStateDict(const StateDict& state);
+
+// That, for a state to load into: its memory must not be read-only.
+absl::Status CheckDestinations(const StateDict& state);
+
+// The description of the state dict that is sent to other ranks. Precondition: CheckStateDict.
+RankState DescribeState(const StateDict& state);
+
+// Strides of a shard, in elements.
+std::vector<int64_t> ShardStrides(const Shard& shard);
+
+// The global shape in a rank's description. For a box, the shard must exist.
+Shape GlobalShape(const LocalTensor& tensor);
+Box LocalShardBox(const LocalTensor& tensor, uint32_t shard);
+
+// A rank that sent a certain description of a tensor, and its index in the rank's list.
+struct Describer {
+  uint32_t rank;
+  uint32_t local_tensor;
+};
+
+// One description of a tensor, byte for byte the same on all ranks that sent it: data-parallel
+// replicas share one.
+struct Description {
+  LocalTensor tensor;
+  std::vector<Describer> describers;  // ascending by rank
+  uint32_t rank_set = 0;              // of all describers, into MergedState::rank_sets
+};
+
+// A source of the elements of a box: shard `shard` of every rank that sent the description.
+struct ShardRef {
+  uint32_t description;  // into MergedState::descriptions
+  uint32_t shard;
+};
+
+struct HeldBox {
+  Box box;
+  absl::InlinedVector<ShardRef, 1> shards;  // one or more
+  uint32_t rank_set = 0;                    // its holders, into MergedState::rank_sets
+};
+
+struct MergedTensor {
+  uint32_t description;  // the first rank's, into MergedState::descriptions
+  Shape global_shape;
+  uint64_t element_bytes;
+  std::vector<HeldBox> boxes;  // distinct; none of them empty
+
+  uint64_t BytesOf(const HeldBox& held) const {
+    return static_cast<uint64_t>(ElementCount(held.box.shape)) * element_bytes;
+  }
+};
+
+// The state that the descriptions of all ranks define together.
+struct MergedState {
+  std::deque<Description> descriptions;          // in order of first appearance
+  std::vector<std::vector<uint32_t>> rank_sets;  // distinct; each ascending
+  std::vector<MergedTensor> tensors;             // in order of first appearance
+
+  const LocalTensor& DescriptionOf(const MergedTensor& tensor) const {
+    return descriptions[tensor.description].tensor;
+  }
+};
+
+// Merges the ranks' serialized RankStates: tensors by name, equal boxes, and ranks with equal
+// descriptions. Where boxes of one tensor overlap only in part, one keeps the common elements:
+// afterwards the boxes of every tensor hold each element exactly once.
+//
+// Errors: InvalidArgument listing all disagreements between ranks (dtype, shape, role, alias of one
+// name), aliases of missing tensors, and all tensors whose boxes leave a gap or lie outside, naming
+// tensor, ranks and boxes. Cost: reading the descriptions once; n log n in the distinct boxes of a
+// tensor.
+absl::StatusOr<MergedState> MergeRankStates(std::span<const std::string> ranks);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_PLAN_RANK_STATES_H_

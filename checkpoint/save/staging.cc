@@ -1,0 +1,145 @@
+#include "checkpoint/save/staging.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/memory.h"
+#include "base/checked_math.h"
+#include "base/status_macros.h"
+#include "base/units.h"
+#include "checkpoint/include/storage.h"
+#include "checkpoint/storage/pieces.h"
+
+namespace tessera::ckpt {
+namespace {
+
+// Prefaulted per call: about what a slow machine touches in a hundredth of a second.
+constexpr size_t kPrefaultBytes = size_t{4} << 20;
+
+uint64_t WholePages(uint64_t bytes) { return bytes / kIoAlignmentBytes * kIoAlignmentBytes; }
+
+std::string Explain(const StagingRequest& request, uint64_t available, uint64_t granted) {
+  return absl::StrCat(
+      "a copy of this process's part of the state takes ", HumanBytes(request.wanted_bytes),
+      "; available: ", HumanBytes(available),
+      ", of which at most half is taken; setting staging_bytes: ",
+      request.limit_bytes == UINT64_MAX ? "no limit" : HumanBytes(request.limit_bytes),
+      "; used: ", HumanBytes(granted));
+}
+
+}  // namespace
+
+StagingPool::StagingPool(std::function<uint64_t()> available_bytes)
+    : available_bytes_(available_bytes ? std::move(available_bytes) : AvailableMemoryBytes) {}
+
+absl::Status StagingPool::Reserve(const StagingRequest& request) {
+  note_.clear();
+  // Never more than the limit, rounded down to a page.
+  const uint64_t permitted = std::max(
+      std::min(request.wanted_bytes, WholePages(request.limit_bytes)), request.least_bytes);
+  if (buffer_.size_bytes() < permitted) {
+    const uint64_t available = available_bytes_() + present_bytes_;
+    if (available < request.least_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat("no memory to stage even one piece of ",
+                                                       HumanBytes(request.least_bytes), ": ",
+                                                       Explain(request, available, 0)));
+    }
+    const uint64_t granted =
+        std::max(std::min(permitted, WholePages(available / 2)), request.least_bytes);
+    if (buffer_.size_bytes() < granted) {
+      TESSERA_RETURN_IF_ERROR(Allocate(granted, request.least_bytes));
+    }
+    if (buffer_.size_bytes() < request.wanted_bytes) {
+      note_ = Explain(request, available, buffer_.size_bytes());
+    }
+  } else if (permitted < request.wanted_bytes) {
+    note_ = Explain(request, available_bytes_() + present_bytes_, permitted);
+  }
+  usable_bytes_ = std::min<uint64_t>(buffer_.size_bytes(), permitted);
+  return absl::OkStatus();
+}
+
+// Allocates as much of `bytes` as the system permits. Frees the old memory first, because there may
+// not be room for both.
+absl::Status StagingPool::Allocate(uint64_t bytes, uint64_t least_bytes) {
+  buffer_ = AlignedBuffer();
+  present_bytes_ = 0;
+  while (true) {
+    absl::StatusOr<AlignedBuffer> buffer = AlignedBuffer::Allocate(bytes);
+    if (buffer.ok()) {
+      buffer_ = *std::move(buffer);
+      // Pages that were touched are not swapped out. Has no effect where the limit on locked memory
+      // is low.
+      mlock2(buffer_.data(), buffer_.size_bytes(), MLOCK_ONFAULT);
+      return absl::OkStatus();
+    }
+    if (bytes <= least_bytes) return buffer.status();
+    bytes = std::max(WholePages(bytes / 2), least_bytes);
+  }
+}
+
+bool StagingPool::Prefault() {
+  const size_t left_bytes = buffer_.size_bytes() - present_bytes_;
+  if (left_bytes == 0) return false;
+  const size_t next_bytes = std::min(left_bytes, kPrefaultBytes);
+  buffer_.Prefault(present_bytes_, next_bytes);
+  present_bytes_ += next_bytes;
+  return next_bytes < left_bytes;
+}
+
+StagingBuffers::StagingBuffers(std::span<std::byte> memory, uint64_t stride_bytes, uint64_t present)
+    : memory_(memory),
+      stride_bytes_(stride_bytes),
+      unused_tail_bytes_(memory.size() % stride_bytes) {
+  const uint64_t buffers = memory.size() / stride_bytes;
+  const uint64_t ready = std::min(buffers, present);
+  for (uint64_t i = ready; i-- > 0;) present_.push_back(memory.data() + i * stride_bytes);
+  untouched_ = memory.subspan(ready * stride_bytes, (buffers - ready) * stride_bytes);
+}
+
+std::byte* StagingBuffers::Take() {
+  if (has_present()) {
+    std::byte* const buffer = present_.back();
+    present_.pop_back();
+    return buffer;
+  }
+  std::byte* const buffer = untouched_.data();
+  untouched_ = untouched_.subspan(stride_bytes_);
+  return buffer;
+}
+
+namespace {
+
+PieceLayout LayOut(const DataWriterOptions& options, uint64_t limit_bytes) {
+  return LayOutPieces(options.chunk_bytes, options.io_threads, limit_bytes,
+                      options.write_bytes > 0 ? options.write_bytes : kPieceBytes);
+}
+
+}  // namespace
+
+StagingLayout LayOutStaging(const RankPlan& plan, const DataWriterOptions& options,
+                            uint64_t limit_bytes) {
+  const uint64_t piece_bytes = LayOut(options, limit_bytes).piece_bytes;
+  uint64_t largest = 0, pieces = 0;
+  for (const FilePlan& file : plan.files()) {
+    largest = std::max(largest, std::min(file.size_bytes(), piece_bytes));
+    pieces += CeilDivide(file.size_bytes(), piece_bytes);
+  }
+  return {piece_bytes, RoundUp(largest, kIoAlignmentBytes), pieces};
+}
+
+StagingRequest NeededStaging(const RankPlan& plan, const DataWriterOptions& options) {
+  const StagingLayout layout = LayOutStaging(plan, options, options.staging_bytes);
+  const uint64_t threads = LayOut(options, options.staging_bytes).workers;
+  const uint64_t buffers =
+      options.copy_ahead_threads > 0 ? layout.pieces : std::min(layout.pieces, threads);
+  const uint64_t chunk_bytes = RoundUp<uint64_t>(options.chunk_bytes, kIoAlignmentBytes);
+  return {.wanted_bytes = buffers * layout.stride_bytes,
+          .limit_bytes = options.staging_bytes,
+          .least_bytes = std::min(chunk_bytes, layout.stride_bytes)};
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,118 @@
+#ifndef TESSERA_CHECKPOINT_SAVE_STAGING_H_
+#define TESSERA_CHECKPOINT_SAVE_STAGING_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "checkpoint/plan/plan.pb.h"
+#include "checkpoint/storage/aligned_buffer.h"
+
+namespace tessera::ckpt {
+
+// A save's demand for staging memory; wanted_bytes and least_bytes are multiples of
+// kIoAlignmentBytes.
+struct StagingRequest {
+  uint64_t wanted_bytes = 0;  // for the whole state at once
+  uint64_t limit_bytes = 0;   // SaveOptions::staging_bytes
+  uint64_t least_bytes = 0;   // the minimum with which a save can run
+};
+
+// The staging memory of saves: one range of address space, kept from save to save, since the first
+// touch of memory costs more than filling it. One save at a time; not thread-safe.
+class StagingPool {
+ public:
+  // `available_bytes` (may be null: AvailableMemoryBytes) returns how much memory is available.
+  explicit StagingPool(std::function<uint64_t()> available_bytes = nullptr);
+
+  // Makes memory() as large as the request, its limit and half of the available memory permit;
+  // keeps existing memory that is large enough. ResourceExhausted, with the needed, available and
+  // configured sizes, where not even least_bytes are available.
+  absl::Status Reserve(const StagingRequest& request);
+
+  // Prefaults some more of the reserved memory, in the order of addresses. Returns false once
+  // nothing is left to do.
+  bool Prefault();
+
+  // How much of memory(), from its beginning on, was touched: the first touch of the rest costs
+  // more than filling it.
+  size_t present_bytes() const { return std::min(present_bytes_, usable_bytes_); }
+  // Records that the first `bytes` of memory() have been touched.
+  void SetPresent(size_t bytes) { present_bytes_ = std::max(present_bytes_, bytes); }
+
+  // Valid after Reserve(). Aligned for direct I/O.
+  std::span<std::byte> memory() { return {buffer_.data(), usable_bytes_}; }
+
+  // The reason why memory() is smaller than wanted; empty if it is not.
+  const std::string& note() const { return note_; }
+
+ private:
+  absl::Status Allocate(uint64_t bytes, uint64_t least_bytes);
+
+  const std::function<uint64_t()> available_bytes_;
+  AlignedBuffer buffer_;
+  size_t usable_bytes_ = 0;
+  size_t present_bytes_ = 0;
+  std::string note_;
+};
+
+// Staging memory in buffers of one size. Those that were used before come first: the first touch of
+// a new one can cost several times what filling it does. Not thread-safe.
+class StagingBuffers {
+ public:
+  StagingBuffers() = default;
+  // The first `present` buffers of the memory count as used.
+  StagingBuffers(std::span<std::byte> memory, uint64_t stride_bytes, uint64_t present);
+
+  bool has_present() const { return !present_.empty(); }
+  bool has_untouched() const { return !untouched_.empty(); }
+  bool has_any() const { return has_present() || has_untouched(); }
+
+  // Precondition: has_any().
+  std::byte* Take();
+  void Return(std::byte* buffer) { present_.push_back(buffer); }
+
+  // How much of the memory, from its beginning on, was touched.
+  uint64_t touched_bytes() const { return memory_.size() - untouched_.size() - unused_tail_bytes_; }
+
+ private:
+  std::span<std::byte> memory_;
+  uint64_t stride_bytes_ = 0;
+  std::vector<std::byte*> present_;
+  std::span<std::byte> untouched_;
+  uint64_t unused_tail_bytes_ = 0;  // too few for a buffer
+};
+
+struct DataWriterOptions {
+  uint32_t chunk_bytes;  // of a checksum chunk
+  int io_threads;
+  // 0: a buffer for each thread, which copies a piece and writes it. Otherwise buffers for
+  // everything, of which new ones are touched only while the copy is waited for, and so many of the
+  // threads copy, at once, while it is not.
+  int copy_ahead_threads;
+  uint64_t staging_bytes;    // at most, or one chunk
+  uint64_t write_bytes = 0;  // of a piece where there is room, see Storage::PreferredWriteBytes()
+};
+
+// How the pieces of a rank's data files lie in staging memory.
+struct StagingLayout {
+  uint64_t piece_bytes;
+  uint64_t stride_bytes;  // from buffer to buffer: aligned for direct I/O
+  uint64_t pieces;        // in all files
+};
+
+// The layout needs at most `limit_bytes` of staging memory, or one chunk.
+StagingLayout LayOutStaging(const RankPlan& plan, const DataWriterOptions& options,
+                            uint64_t limit_bytes);
+
+// The memory that a DataWriter asks its pool for.
+StagingRequest NeededStaging(const RankPlan& plan, const DataWriterOptions& options);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_SAVE_STAGING_H_

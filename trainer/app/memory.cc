@@ -1,0 +1,88 @@
+#include "trainer/app/memory.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/units.h"
+#include "compute/tensor/device_runtime.h"
+#include "layout/topology.h"
+#include "models/model_config.h"
+#include "trainer/config/config.h"
+
+namespace tessera {
+namespace {
+
+// ", for its 8 processes" where a machine runs several.
+std::string ForProcesses(const HostShare& host) {
+  return host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here");
+}
+
+}  // namespace
+
+StateBytes EstimateState(const TrainConfig& config, bool trains) {
+  const Topology topology = ConfigTopology(config);
+  const bool bf16 = config.training().bf16();
+  const int64_t here =
+      ParameterCount(config.model()) / (int64_t{topology.tensor} * topology.pipeline);
+  const int64_t gradient_owners = topology.zero_stage == 2 ? topology.data : 1;
+  const int64_t state_owners = topology.zero_stage >= 1 ? topology.data : 1;
+  StateBytes bytes{.weights = here * (bf16 ? 2 : 4)};
+  if (!trains) return bytes;
+  bytes.gradients = here * 4 / gradient_owners;
+  bytes.optimizer = here * (bf16 ? 12 : 8) / state_owners;
+  return bytes;
+}
+
+absl::Status CheckModelFits(const TrainConfig& config, bool trains, int64_t available,
+                            const HostShare& host) {
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(EstimateState(config, trains).sum()));
+  if (needed <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("a model of ", ParameterCount(config.model()), " weights needs ",
+                   HumanBytes(needed), " of memory", trains ? " to train" : "", ForProcesses(host),
+                   ", of which ", HumanBytes(available), " are available"));
+}
+
+absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t available,
+                                    const HostShare& host) {
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(mine.weights + mine.gradients +
+                                                          mine.optimizer + mine.activations));
+  if (needed <= available) return (available - needed) / host.ranks();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the run needs ", HumanBytes(needed), " of memory", ForProcesses(host), ", of which ",
+      HumanBytes(available), " are available: weights ", HumanBytes(mine.weights), ", gradients ",
+      HumanBytes(mine.gradients), ", optimizer ", HumanBytes(mine.optimizer), ", activations ",
+      HumanBytes(mine.activations), host.ranks() == 1 ? "" : " in this process",
+      "; activations shrink with --micro-batch-size, --seq-length and --recompute-activations"));
+}
+
+absl::Status CheckModelFitsGpu(const TrainConfig& config, bool trains, TrainingDevice& gpu) {
+  TESSERA_ASSIGN_OR_RETURN(const DeviceRuntime::MemoryInfo memory, gpu.context->runtime().Memory());
+  const StateBytes state = EstimateState(config, trains);
+  if (state.sum() <= memory.free_bytes) return absl::OkStatus();
+  std::string parts = absl::StrCat("weights ", HumanBytes(state.weights));
+  if (trains) {
+    absl::StrAppend(&parts, ", gradients ", HumanBytes(state.gradients), ", optimizer ",
+                    HumanBytes(state.optimizer));
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "a model of ", ParameterCount(config.model()), " weights needs ", HumanBytes(state.sum()),
+      " of GPU memory in this process", trains ? " to train" : "", " (", parts, "), of which ",
+      HumanBytes(memory.free_bytes), " are free: the GPU (", gpu.type, ") has ",
+      HumanBytes(memory.total_bytes),
+      "; more GPUs share a model with --tensor-model-parallel-size, "
+      "--pipeline-model-parallel-size and --zero-stage"));
+}
+
+absl::StatusOr<int64_t> SpareBesideStaging(int64_t staged, int64_t available,
+                                           const HostShare& host) {
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(staged));
+  if (needed <= available) return (available - needed) / host.ranks();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "checkpoints need ", HumanBytes(needed), " of pinned host memory for copies of GPU state",
+      host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here"),
+      ", of which ", HumanBytes(available), " are available"));
+}
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+#ifndef TESSERA_TRAINER_APP_SIGNALS_H_
+#define TESSERA_TRAINER_APP_SIGNALS_H_
+
+#include <csignal>
+
+#include "absl/status/status.h"
+
+namespace tessera {
+
+// Keeps signal handlers off every compute thread: oneDNN's generated matrix products use the stack
+// pointer for a buffer on the heap, and a handler that runs meanwhile writes its frame into the
+// memory below (compute/kernels/cpu/gemm.h).
+//
+// Blocks AsynchronousSignals() in the calling thread, and thereby in every thread created later,
+// and starts the one thread that receives them, with the mask that the process was started with.
+// Handlers run there; default actions (end, stop, continue) still apply to the whole process.
+// Children created by fork() start with the original mask.
+//
+// Must be called first in main(), while the process has one thread. Unavailable: the thread cannot
+// be created; no signal is blocked then.
+absl::Status StartSignalThread();
+
+// All signals except those that a thread raises by its own actions and that take effect
+// immediately: faults and abort(); writing to a closed pipe, beyond the limit of a file's size, or
+// to a terminal from the background. They never interrupt a matrix product.
+sigset_t AsynchronousSignals();
+
+// After this call, SIGINT and SIGTERM request a clean end; a second one of either ends the process
+// immediately. SIGUSR1 requests the same as SIGINT, and SIGUSR2 as SIGTERM, however often they
+// arrive: mpirun forwards these two to its ranks, whereas it answers SIGINT and SIGTERM by ending
+// the job a second later. Call once, from main, after StartSignalThread().
+void CatchStopSignals();
+
+// The signal that requested the end, SIGINT or SIGTERM; 0 if there was none.
+int StopSignal();
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_APP_SIGNALS_H_
