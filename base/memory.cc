@@ -1,5 +1,7 @@
 #include "base/memory.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <charconv>
 #include <limits>
@@ -8,6 +10,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "base/files.h"
 
 namespace tessera {
@@ -73,6 +76,20 @@ uint64_t AvailableMemoryBytes() {
     if (path.find('/') == path.npos) break;
   }
   return available;
+}
+
+// A huge page must be aligned to its size: maps one more and unmaps the ends.
+void* MapOnHugePages(size_t size_bytes, int flags) {
+  void* mapped = mmap(nullptr, size_bytes + kHugePageBytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+  if (mapped == MAP_FAILED) return MAP_FAILED;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(mapped);
+  const uintptr_t aligned = RoundUp(begin, kHugePageBytes);
+  if (aligned > begin) munmap(mapped, aligned - begin);
+  const size_t behind_bytes = begin + kHugePageBytes - aligned;
+  if (behind_bytes > 0) munmap(reinterpret_cast<void*>(aligned + size_bytes), behind_bytes);
+  madvise(reinterpret_cast<void*>(aligned), size_bytes, MADV_HUGEPAGE);
+  return reinterpret_cast<void*>(aligned);
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #ifndef TESSERA_BASE_MEMORY_H_
 #define TESSERA_BASE_MEMORY_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -18,6 +19,14 @@ uint64_t ParseMemAvailable(std::string_view meminfo);
 // (control groups, version 2); UINT64_MAX without a limit or if a text cannot be parsed.
 uint64_t ParseControlGroupRoom(std::string_view max, std::string_view current,
                                std::string_view stat);
+
+// The size of a huge page.
+inline constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+// Maps zeroed memory that begins at the boundary of a huge page, and asks for huge pages. `flags`
+// are further ones of mmap(). MAP_FAILED, with errno, where the system has no memory; unmapped by
+// munmap(data, size_bytes). Precondition: whole pages.
+void* MapOnHugePages(size_t size_bytes, int flags = 0);
 
 }  // namespace tessera
 

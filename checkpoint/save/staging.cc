@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/memory.h"
 #include "base/checked_math.h"
+#include "base/memory.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/include/storage.h"

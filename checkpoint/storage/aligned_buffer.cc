@@ -9,32 +9,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "base/memory.h"
 #include "checkpoint/include/storage.h"
 
 namespace tessera::ckpt {
-namespace {
-
-constexpr size_t kHugePageBytes = size_t{2} << 20;
-
-void* MapAnonymous(size_t size_bytes) {
-  return mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-}
-
-// A huge page must be aligned to its size: map one more and unmap the ends.
-void* MapAtHugePage(size_t size_bytes) {
-  void* mapped = MapAnonymous(size_bytes + kHugePageBytes);
-  if (mapped == MAP_FAILED) return MAP_FAILED;
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(mapped);
-  const uintptr_t aligned = RoundUp(begin, kHugePageBytes);
-  if (aligned > begin) munmap(mapped, aligned - begin);
-  const size_t behind_bytes = begin + kHugePageBytes - aligned;
-  if (behind_bytes > 0) munmap(reinterpret_cast<void*>(aligned + size_bytes), behind_bytes);
-  madvise(reinterpret_cast<void*>(aligned), size_bytes, MADV_HUGEPAGE);
-  return reinterpret_cast<void*>(aligned);
-}
-
-}  // namespace
-
 absl::StatusOr<AlignedBuffer> AlignedBuffer::Allocate(uint64_t size_bytes) {
   if (size_bytes == 0) return AlignedBuffer();
   if (size_bytes > SIZE_MAX / 2) {
@@ -42,8 +20,10 @@ absl::StatusOr<AlignedBuffer> AlignedBuffer::Allocate(uint64_t size_bytes) {
         absl::StrCat("cannot allocate an I/O buffer of ", size_bytes, " bytes"));
   }
   const size_t capacity_bytes = RoundUp<size_t>(size_bytes, kIoAlignmentBytes);
-  void* mapped = capacity_bytes >= kHugePageBytes ? MapAtHugePage(capacity_bytes)
-                                                  : MapAnonymous(capacity_bytes);
+  void* mapped = capacity_bytes >= kHugePageBytes
+                     ? MapOnHugePages(capacity_bytes)
+                     : mmap(nullptr, capacity_bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
     const int error = errno;
     return absl::ResourceExhaustedError(

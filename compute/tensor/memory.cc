@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "base/checked_math.h"
 #include "base/memory.h"
 #include "base/mutex.h"
 
@@ -25,7 +26,6 @@ namespace tessera {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
-constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 thread_local MemoryCategory current_category = MemoryCategory::kOther;
 thread_local AllocationScope* current_allocations = nullptr;
@@ -76,31 +76,6 @@ DeviceFunctions& GlobalDeviceFunctions() {
   return *functions;
 }
 
-size_t RoundUp(size_t value, size_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-// Reserves no swap. Callers check AvailableHostMemory() against all their sizes beforehand, which
-// gives a better message than whichever allocation happens to fail.
-void* MapZeroed(size_t size_bytes) {
-  void* mapped = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return mapped == MAP_FAILED ? nullptr : mapped;
-}
-
-// A huge page must be aligned to its size: map one more and unmap the ends.
-void* MapOnHugePages(size_t size_bytes) {
-  void* mapped = MapZeroed(size_bytes + kHugePageBytes);
-  if (mapped == nullptr) return nullptr;
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(mapped);
-  const uintptr_t aligned = RoundUp(begin, kHugePageBytes);
-  if (aligned > begin) munmap(mapped, aligned - begin);
-  const size_t behind_bytes = begin + kHugePageBytes - aligned;
-  if (behind_bytes > 0) munmap(reinterpret_cast<void*>(aligned + size_bytes), behind_bytes);
-  madvise(reinterpret_cast<void*>(aligned), size_bytes, MADV_HUGEPAGE);
-  return reinterpret_cast<void*>(aligned);
-}
-
 }  // namespace
 
 MemoryScope::MemoryScope(MemoryCategory category) : previous_(current_category) {
@@ -147,10 +122,13 @@ int64_t AvailableHostMemory() {
 
 std::shared_ptr<void> AllocateHostMemory(int64_t size_bytes) {
   CHECK_GE(size_bytes, 0);
-  const size_t rounded = RoundUp(size_bytes == 0 ? 1 : static_cast<size_t>(size_bytes), kPageBytes);
+  const size_t rounded = RoundUp<size_t>(std::max<int64_t>(size_bytes, 1), kPageBytes);
   const bool mapped = rounded >= kHugePageBytes;
-  void* data = mapped ? MapOnHugePages(rounded) : std::aligned_alloc(kPageBytes, rounded);
-  if (data == nullptr) {
+  // Reserves no swap. Callers check AvailableHostMemory() against all their sizes beforehand, which
+  // gives a better message than whichever allocation happens to fail.
+  void* data =
+      mapped ? MapOnHugePages(rounded, MAP_NORESERVE) : std::aligned_alloc(kPageBytes, rounded);
+  if (data == nullptr || data == MAP_FAILED) {
     LOG(FATAL) << "out of memory: cannot allocate " << size_bytes << " bytes for a tensor while "
                << TensorMemory().live_bytes << " bytes of tensors are live";
   }
