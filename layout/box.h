@@ -19,7 +19,7 @@ inline constexpr int kMaxRank = 32;
 using Shape = std::vector<int64_t>;
 
 // Number of elements; 1 for a scalar. Precondition: extents are non-negative and the product fits
-// (see CheckedElementCount in bounds.h for numbers that come from a file).
+// (see CheckedElementCount for numbers that come from a file).
 int64_t ElementCount(const Shape& shape);
 
 // Row-major strides in elements. Extents of 0 count as 1, so that no stride is 0.
