@@ -8,7 +8,15 @@ _FOR_OTHERS = ["*_test.cc", "*_main.cc", "*_fuzz.cc", "*_benchmark.cc"]
 # so are the templates that they instantiate: six at once cost what four cost apart.
 _AT_ONCE = 6
 
-def cc_folder(name = None, files = [], exclude = [], apart = [], **others):
+# What every folder may use without saying so.
+_EVERYWHERE = ["//base", "//third_party/absl"]
+
+def _with_base(deps):
+    if native.package_name() == "base":
+        return deps
+    return deps + [label for label in _EVERYWHERE if label not in deps]
+
+def cc_folder(name = None, files = [], exclude = [], apart = [], deps = [], **others):
     """A library of the sources and headers of a folder.
 
     The sources are compiled several at once, so that a name that is local to one of them must be
@@ -20,6 +28,7 @@ def cc_folder(name = None, files = [], exclude = [], apart = [], **others):
       exclude: files of the folder that belong to other targets. Tests, fuzzers, benchmarks and
         main programs always do.
       apart: sources that are always compiled on their own.
+      deps: of the library, base and Abseil apart.
       **others: as of cc_library.
     """
     name = name or native.package_name().split("/")[-1]
@@ -30,6 +39,7 @@ def cc_folder(name = None, files = [], exclude = [], apart = [], **others):
         name = name,
         srcs = _units(name, sources, apart),
         hdrs = [file for file in files if file.endswith(".h")],
+        deps = _with_base(deps),
         **others
     )
 
@@ -66,7 +76,7 @@ def cc_tests(deps, exclude = [], apart = [], special = {}, **others):
     Like the sources of a folder's library, they are compiled several at once.
 
     Args:
-      deps: of all of them, GoogleTest and its main() apart.
+      deps: of all of them, GoogleTest and its main(), base and Abseil apart.
       exclude: sources that belong to other targets.
       apart: sources that are always compiled on their own.
       special: sources that are a program of their own, each of the name of its source: further
@@ -87,6 +97,8 @@ def cc_tests(deps, exclude = [], apart = [], special = {}, **others):
         cc_test(
             name = name,
             size = arguments.pop("size", "small"),
-            deps = deps + arguments.pop("deps", []) + ["//third_party/googletest:gtest_main"],
+            deps = _with_base(deps + arguments.pop("deps", [])) + [
+                "//third_party/googletest:gtest_main",
+            ],
             **arguments
         )
