@@ -57,7 +57,8 @@ struct AsyncSaveOptions {
   int nice = 5;                   // added to the niceness of the background's threads
   bool idle_io_priority = false;  // lowest disk priority, if its scheduler has priorities
 
-  // Available memory in bytes; null: as reported by the system and the process's control group.
+  // Returns the available memory in bytes. Null: what the system and the process's control group
+  // report.
   std::function<uint64_t()> available_memory_bytes;
 };
 
@@ -108,8 +109,8 @@ class AsyncSaver {
   void Prepare(const StateDict& state);
 
   // Begins a save. From here on the memory that `state` describes must not change until
-  // WaitUntilCopied() has returned for it; the description itself and the metadata may be destroyed
-  // immediately.
+  // WaitUntilCopied() has returned for it. The description itself and the metadata are copied: they
+  // may be destroyed immediately.
   void Start(const SaveRequest& request, const StateDict& state);
   void Start(int64_t step, const StateDict& state, const Metadata& metadata = {}) {
     Start({.step = step, .metadata = metadata}, state);

@@ -20,9 +20,9 @@ struct LoadOptions {
   bool verify_checksums = true;
   // Compares the digests of what all ranks placed in their memory with the saved ones: also detects
   // damage after the checksums were verified, and elements in the wrong place. The digests are
-  // computed while placing: a load from a local disk by four ranks on two cores (GPT-2 124M) took 5
-  // % longer where each rank holds a part of the state, and 20 % where each holds all of it. Where
-  // the elements of a row are not contiguous in memory, it takes one additional pass over it.
+  // computed while placing: a load from a local disk by four ranks on two cores (GPT-2 124M) took
+  // 5 % longer where each rank holds a part of the state, and 20 % where each holds all of it.
+  // Where the elements of a row are not contiguous in memory, it takes one additional pass over it.
   bool verify_digests = false;
   bool allow_missing = false;     // wanted, not saved: left unchanged, and reported
   bool allow_unexpected = false;  // saved, not wanted: ignored, and reported
@@ -38,10 +38,11 @@ struct LoadOptions {
 };
 
 struct LoadReport {
-  std::vector<std::string> missing;     // names: wanted on this rank, not saved
-  std::vector<std::string> unexpected;  // names: saved, wanted by no rank
   std::vector<std::string>
-      from_master;  // names: weights of this rank that came from master weights
+      missing;  // names of tensors that this rank wants and that were not saved
+  std::vector<std::string> unexpected;  // names of tensors that were saved and that no rank wants
+  // Names of this rank's weights that were converted from their master weights.
+  std::vector<std::string> from_master;
   // Bytes of the data files, in whole checksum chunks. What several ranks need is read by one of
   // them: summed over all ranks, bytes_read counts each needed byte once.
   uint64_t bytes_needed = 0;    // what this rank would have read on its own

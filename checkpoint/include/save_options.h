@@ -46,11 +46,10 @@ struct SaveOptions {
   // Layout of the files. A checksum chunk is the smallest part that a partial read fetches; must be
   // a multiple of 8.
   uint32_t checksum_chunk_bytes = 1 << 20;
-  uint64_t max_file_bytes = uint64_t{4}
-                            << 30;  // above this, a rank's data is split into more files
+  // A rank whose data is larger than this writes several files.
+  uint64_t max_file_bytes = uint64_t{4} << 30;
 
-  // Resources. The same threads stage and write, so that more threads than cores keep the disk
-  // busy.
+  // Threads that copy and write; more than there are cores keep the disk busy.
   int io_threads = 4;
   uint64_t staging_bytes = uint64_t{64} << 20;  // memory for copies; never less than a chunk
 
@@ -62,7 +61,7 @@ struct SaveOptions {
 
 struct SaveReport {
   std::string directory;       // of the new checkpoint, within the storage
-  uint64_t bytes_written = 0;  // data files, all ranks
+  uint64_t bytes_written = 0;  // to data files, by all ranks together
   double seconds = 0;          // from the call to the commit
   // Processor time of copies, checksums and writes on the threads that the save runs here.
   double processor_seconds = 0;

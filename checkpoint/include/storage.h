@@ -167,7 +167,7 @@ class Storage {
   // another machine that does not answer. What makes progress is completed.
   virtual void Abandon() {}
 
-  // Writes of so many bytes, at multiples of it, cost the least; 0: all sizes cost the same.
+  // The size of write, at multiples of itself, that costs the least; 0: all sizes cost the same.
   virtual uint64_t PreferredWriteBytes() const { return 0; }
 
   // The same place in the file system of this machine, for what this interface does not offer:
