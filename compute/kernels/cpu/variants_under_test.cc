@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cpu_level.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/testing/kernel_test.h"
 
@@ -13,6 +14,7 @@ namespace tessera {
 
 std::vector<BackendVariant> VariantsUnderTest() {
   hwy::SetSupportedTargetsForTest(0);
+  ApplyCpuLevelLimit();  // before the list of targets, which must not have those beyond it
   std::vector<BackendVariant> variants;
   for (int threads : {1, 2, 3, 5}) {
     variants.push_back({std::to_string(threads) + " threads", true, [threads] {
