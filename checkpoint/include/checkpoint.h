@@ -76,8 +76,8 @@ class Checkpoint {
   // A directory of a storage, such as CheckpointInfo::directory. The storage must outlive the
   // checkpoint.
   static absl::StatusOr<Checkpoint> Open(Storage& storage, std::string_view checkpoint_dir);
-  // One whose manifest is there already, as from another rank. Kept from being deleted if `reading`
-  // says so.
+  // One whose manifest is there already, as from another rank. Nothing keeps it from being deleted
+  // where `reading` is null.
   Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory, Manifest manifest,
              std::shared_ptr<const ReadLock> reading = nullptr);
 

@@ -38,11 +38,10 @@ struct LoadOptions {
 };
 
 struct LoadReport {
-  std::vector<std::string>
-      missing;  // names of tensors that this rank wants and that were not saved
-  std::vector<std::string> unexpected;  // names of tensors that were saved and that no rank wants
-  // Names of this rank's weights that were converted from their master weights.
-  std::vector<std::string> from_master;
+  // Names of tensors.
+  std::vector<std::string> missing;      // this rank wants them, and they were not saved
+  std::vector<std::string> unexpected;   // they were saved, and no rank wants them
+  std::vector<std::string> from_master;  // this rank's weights, converted from master weights
   // Bytes of the data files, in whole checksum chunks. What several ranks need is read by one of
   // them: summed over all ranks, bytes_read counts each needed byte once.
   uint64_t bytes_needed = 0;    // what this rank would have read on its own

@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_MANAGER_OPTIONS_H_
 #define TESSERA_CHECKPOINT_INCLUDE_MANAGER_OPTIONS_H_
 
-// What a CheckpointManager (checkpoint_manager.h) is told, and what it answers: when a job saves,
-// which checkpoints it keeps, and where it resumes.
+// Options and results of a CheckpointManager (checkpoint_manager.h): when a job saves, which
+// checkpoints it keeps, and where it resumes.
 
 #include <cstdint>
 #include <optional>

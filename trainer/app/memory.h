@@ -35,8 +35,7 @@ absl::Status CheckModelFits(const TrainConfig& config, bool trains, int64_t avai
 absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t available,
                                     const HostShare& host);
 
-// The same checks for ranks that compute on a GPU each. ResourceExhausted, with the
-// sizes.
+// The same checks for ranks that compute on a GPU each. ResourceExhausted, with the sizes.
 
 // Checks the state of this rank against the memory that its GPU has left, before any of it is
 // allocated.
