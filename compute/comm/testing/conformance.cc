@@ -11,13 +11,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "compute/tensor/bfloat16.h"
-
-#define COMM_CHECK_OK(expression)                   \
-  do {                                              \
-    const absl::Status expected_ok_ = (expression); \
-    if (!expected_ok_.ok()) return expected_ok_;    \
-  } while (false)
 
 namespace tessera {
 namespace {
@@ -178,8 +173,9 @@ absl::Status AllReduces(Communicator& comm) {
     for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
       for (int64_t elements : kSizes) {
         TestArray data = Contribution(type, elements, comm.rank());
-        COMM_CHECK_OK(comm.AllReduce(data.buffer(), op));
-        COMM_CHECK_OK(ExpectSame("all-reduce", Reduced(type, elements, comm.size(), op), data));
+        TESSERA_RETURN_IF_ERROR(comm.AllReduce(data.buffer(), op));
+        TESSERA_RETURN_IF_ERROR(
+            ExpectSame("all-reduce", Reduced(type, elements, comm.size(), op), data));
       }
     }
   }
@@ -187,9 +183,9 @@ absl::Status AllReduces(Communicator& comm) {
   // because the oracle is slow.
   const int64_t elements = comm.size() <= 5 ? 70000 * comm.size() + 1 : 0;
   TestArray data = Contribution(CommType::kF32, elements, comm.rank());
-  COMM_CHECK_OK(comm.AllReduce(data.buffer(), ReduceOp::kSum));
-  COMM_CHECK_OK(ExpectSame("large all-reduce",
-                           Reduced(CommType::kF32, elements, comm.size(), ReduceOp::kSum), data));
+  TESSERA_RETURN_IF_ERROR(comm.AllReduce(data.buffer(), ReduceOp::kSum));
+  TESSERA_RETURN_IF_ERROR(ExpectSame(
+      "large all-reduce", Reduced(CommType::kF32, elements, comm.size(), ReduceOp::kSum), data));
   return absl::OkStatus();
 }
 
@@ -202,14 +198,14 @@ absl::Status ReduceScatterOnce(Communicator& comm, CommType type, ReduceOp op,
   const Buffer target = in_place ? input.piece(begin, mine) : output.buffer();
   const std::span<const int64_t> said =
       say_counts ? std::span<const int64_t>(counts) : std::span<const int64_t>();
-  COMM_CHECK_OK(comm.ReduceScatter(input.buffer(), target, op, said));
+  TESSERA_RETURN_IF_ERROR(comm.ReduceScatter(input.buffer(), target, op, said));
   TestArray expected = Contribution(type, elements, comm.rank());
   const TestArray reduced = Reduced(type, elements, comm.size(), op);
   const int64_t at = begin * ElementSize(type), bytes = mine * ElementSize(type);
   TestArray piece(type, mine);
   if (bytes > 0) std::memcpy(piece.bytes.data(), reduced.bytes.data() + at, bytes);
   if (!in_place) {
-    COMM_CHECK_OK(ExpectSame("reduce-scatter's output", piece, output));
+    TESSERA_RETURN_IF_ERROR(ExpectSame("reduce-scatter's output", piece, output));
   } else if (bytes > 0) {
     std::memcpy(expected.bytes.data() + at, piece.bytes.data(), bytes);
   }
@@ -221,10 +217,10 @@ absl::Status ReduceScatters(Communicator& comm) {
     for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
       for (bool in_place : {false, true}) {
         for (int64_t each : {0, 1, 500}) {
-          COMM_CHECK_OK(ReduceScatterOnce(comm, type, op, std::vector<int64_t>(comm.size(), each),
-                                          false, in_place));
+          TESSERA_RETURN_IF_ERROR(ReduceScatterOnce(
+              comm, type, op, std::vector<int64_t>(comm.size(), each), false, in_place));
         }
-        COMM_CHECK_OK(
+        TESSERA_RETURN_IF_ERROR(
             ReduceScatterOnce(comm, type, op, UnevenCounts(comm.size(), 100), true, in_place));
       }
     }
@@ -250,15 +246,16 @@ absl::Status AllGathers(Communicator& comm) {
         const Buffer piece = output.piece(Before(counts, comm.rank()), counts[comm.rank()]);
         if (in_place)
           std::copy(mine.bytes.begin(), mine.bytes.end(), static_cast<char*>(piece.data));
-        COMM_CHECK_OK(comm.AllGather(in_place ? piece : mine.buffer(), output.buffer(), counts));
-        COMM_CHECK_OK(ExpectSame("all-gather", expected, output));
+        TESSERA_RETURN_IF_ERROR(
+            comm.AllGather(in_place ? piece : mine.buffer(), output.buffer(), counts));
+        TESSERA_RETURN_IF_ERROR(ExpectSame("all-gather", expected, output));
       }
     }
   }
   std::vector<int32_t> one = {comm.rank() * 3}, all(comm.size());
-  COMM_CHECK_OK(comm.AllGather(one, all));
+  TESSERA_RETURN_IF_ERROR(comm.AllGather(one, all));
   for (int i = 0; i < comm.size(); ++i) {
-    COMM_CHECK_OK(ExpectEqual("all-gather of one element", i * 3, all[i]));
+    TESSERA_RETURN_IF_ERROR(ExpectEqual("all-gather of one element", i * 3, all[i]));
   }
   return absl::OkStatus();
 }
@@ -283,8 +280,8 @@ absl::Status AllToAlls(Communicator& comm) {
         std::copy(in.bytes.begin(), in.bytes.end(),
                   expected.bytes.begin() + Before(received, i) * ElementSize(type));
       }
-      COMM_CHECK_OK(comm.AllToAll(input.buffer(), sent, output.buffer(), received));
-      COMM_CHECK_OK(ExpectSame("all-to-all", expected, output));
+      TESSERA_RETURN_IF_ERROR(comm.AllToAll(input.buffer(), sent, output.buffer(), received));
+      TESSERA_RETURN_IF_ERROR(ExpectSame("all-to-all", expected, output));
     }
   }
   return absl::OkStatus();
@@ -295,8 +292,8 @@ absl::Status Broadcasts(Communicator& comm) {
     for (int64_t elements : {0, 1, 999, 40001}) {
       const TestArray expected = Contribution(CommType::kF32, elements, root);
       TestArray data = Contribution(CommType::kF32, elements, comm.rank());
-      COMM_CHECK_OK(comm.Broadcast(data.buffer(), root));
-      COMM_CHECK_OK(ExpectSame("broadcast", expected, data));
+      TESSERA_RETURN_IF_ERROR(comm.Broadcast(data.buffer(), root));
+      TESSERA_RETURN_IF_ERROR(ExpectSame("broadcast", expected, data));
     }
   }
   return absl::OkStatus();
@@ -310,7 +307,7 @@ absl::Status ByteStrings(Communicator& comm) {
   for (int root = 0; root < comm.size(); ++root) {
     absl::StatusOr<std::vector<std::string>> all = comm.GatherBytes(StringOf(comm.rank()), root);
     if (!all.ok()) return all.status();
-    COMM_CHECK_OK(
+    TESSERA_RETURN_IF_ERROR(
         ExpectEqual("gathered strings", comm.rank() == root ? comm.size() : 0, all->size()));
     for (size_t i = 0; i < all->size(); ++i) {
       if ((*all)[i] != StringOf(i)) return absl::InternalError(absl::StrCat("string of rank ", i));
@@ -343,16 +340,16 @@ absl::Status Messages(Communicator& comm) {
   for (int i : {2, 3, 0, 1}) {
     pending.push_back(comm.StartReceive(received[i].buffer(), previous, i / 2));
   }
-  for (Pending& each : pending) COMM_CHECK_OK(each.Wait());
+  for (Pending& each : pending) TESSERA_RETURN_IF_ERROR(each.Wait());
   for (int i = 0; i < 4; ++i) {
-    COMM_CHECK_OK(ExpectSame(absl::StrCat("message ", i), expected[i], received[i]));
+    TESSERA_RETURN_IF_ERROR(ExpectSame(absl::StrCat("message ", i), expected[i], received[i]));
   }
   // Blocking calls along the line of ranks.
   std::vector<int64_t> token = {41};
-  if (comm.rank() > 0) COMM_CHECK_OK(comm.Receive(token, comm.rank() - 1, 9));
-  COMM_CHECK_OK(ExpectEqual("token", 41 + (comm.rank() > 0 ? comm.rank() : 0), token[0]));
+  if (comm.rank() > 0) TESSERA_RETURN_IF_ERROR(comm.Receive(token, comm.rank() - 1, 9));
+  TESSERA_RETURN_IF_ERROR(ExpectEqual("token", 41 + (comm.rank() > 0 ? comm.rank() : 0), token[0]));
   ++token[0];
-  if (comm.rank() + 1 < comm.size()) COMM_CHECK_OK(comm.Send(token, comm.rank() + 1, 9));
+  if (comm.rank() + 1 < comm.size()) TESSERA_RETURN_IF_ERROR(comm.Send(token, comm.rank() + 1, 9));
   return absl::OkStatus();
 }
 
@@ -364,9 +361,9 @@ absl::Status Barriers(Communicator& comm) {
   for (int round = 0; round < 3; ++round) {
     std::this_thread::sleep_for(std::chrono::milliseconds((comm.rank() + round) % comm.size() * 2));
     std::vector<int64_t> called = {NowNanoseconds()};
-    COMM_CHECK_OK(comm.Barrier());
+    TESSERA_RETURN_IF_ERROR(comm.Barrier());
     const int64_t returned = NowNanoseconds();
-    COMM_CHECK_OK(comm.AllReduce(called, ReduceOp::kMax));
+    TESSERA_RETURN_IF_ERROR(comm.AllReduce(called, ReduceOp::kMax));
     if (returned < called[0]) return absl::InternalError("returned before the last rank called");
   }
   return absl::OkStatus();
@@ -375,7 +372,7 @@ absl::Status Barriers(Communicator& comm) {
 // Sums 1 over the group.
 absl::Status CountMembers(Communicator& group, int expected) {
   std::vector<int32_t> one = {1};
-  COMM_CHECK_OK(group.AllReduce(one, ReduceOp::kSum));
+  TESSERA_RETURN_IF_ERROR(group.AllReduce(one, ReduceOp::kSum));
   return ExpectEqual("members", expected, one[0]);
 }
 
@@ -386,10 +383,11 @@ absl::Status Splits(Communicator& comm) {
   if (!split.ok()) return split.status();
   Communicator& group = **split;
   const int members = (comm.size() + 1 - parity) / 2;
-  COMM_CHECK_OK(ExpectEqual("size", members, group.size()));
-  COMM_CHECK_OK(ExpectEqual("rank", members - 1 - comm.rank() / 2, group.rank()));
+  TESSERA_RETURN_IF_ERROR(ExpectEqual("size", members, group.size()));
+  TESSERA_RETURN_IF_ERROR(ExpectEqual("rank", members - 1 - comm.rank() / 2, group.rank()));
   for (int i = 0; i < group.size(); ++i) {
-    COMM_CHECK_OK(ExpectEqual("world rank", (members - 1 - i) * 2 + parity, group.WorldRank(i)));
+    TESSERA_RETURN_IF_ERROR(
+        ExpectEqual("world rank", (members - 1 - i) * 2 + parity, group.WorldRank(i)));
   }
   if (group.name() != "parity") return absl::InternalError("name");
 
@@ -399,12 +397,12 @@ absl::Status Splits(Communicator& comm) {
   Pending first = group.StartAllReduce(in_group.buffer(), ReduceOp::kSum);
   Pending second = comm.StartAllReduce(in_world.buffer(), ReduceOp::kSum);
   // Even ranks wait in one order, odd ones in the other.
-  COMM_CHECK_OK((parity == 0 ? first : second).Wait());
-  COMM_CHECK_OK((parity == 0 ? second : first).Wait());
-  COMM_CHECK_OK(ExpectSame(
+  TESSERA_RETURN_IF_ERROR((parity == 0 ? first : second).Wait());
+  TESSERA_RETURN_IF_ERROR((parity == 0 ? second : first).Wait());
+  TESSERA_RETURN_IF_ERROR(ExpectSame(
       "group's", Reduced(CommType::kF32, 30001, group.size(), ReduceOp::kSum, parity), in_group));
-  COMM_CHECK_OK(ExpectSame("world's", Reduced(CommType::kBF16, 70000, comm.size(), ReduceOp::kSum),
-                           in_world));
+  TESSERA_RETURN_IF_ERROR(ExpectSame(
+      "world's", Reduced(CommType::kBF16, 70000, comm.size(), ReduceOp::kSum), in_world));
 
   // One rank takes no part; then a group is split from a group.
   auto others = comm.Split(comm.rank() == 0 ? -1 : 7, 0, "others");
@@ -412,8 +410,8 @@ absl::Status Splits(Communicator& comm) {
   if ((*others == nullptr) != (comm.rank() == 0)) return absl::InternalError("color -1");
   auto pairs = group.Split(group.rank() / 2, group.rank(), "pairs");
   if (!pairs.ok()) return pairs.status();
-  COMM_CHECK_OK(CountMembers(**pairs, std::min(2, members - group.rank() / 2 * 2)));
-  if (*others != nullptr) COMM_CHECK_OK(CountMembers(**others, comm.size() - 1));
+  TESSERA_RETURN_IF_ERROR(CountMembers(**pairs, std::min(2, members - group.rank() / 2 * 2)));
+  if (*others != nullptr) TESSERA_RETURN_IF_ERROR(CountMembers(**others, comm.size() - 1));
   return CountMembers(comm, comm.size());
 }
 
@@ -440,19 +438,19 @@ absl::Status Overlapping(Communicator& comm) {
     std::this_thread::yield();
   }
   for (size_t i = 0; i < pending.size(); ++i) {
-    COMM_CHECK_OK(pending[(i * 5 + comm.rank()) % pending.size()].Wait());
+    TESSERA_RETURN_IF_ERROR(pending[(i * 5 + comm.rank()) % pending.size()].Wait());
   }
   for (int i = 0; i < kRounds; ++i) {
     const int64_t n = reduced[i].elements;
-    COMM_CHECK_OK(ExpectSame(
+    TESSERA_RETURN_IF_ERROR(ExpectSame(
         "all-reduce", Reduced(CommType::kF32, n, comm.size(), ReduceOp::kSum, i), reduced[i]));
     TestArray all(CommType::kI32, 0);
     for (int rank = 0; rank < comm.size(); ++rank) {
       const TestArray theirs = Contribution(CommType::kI32, n, rank, i);
       all.bytes.insert(all.bytes.end(), theirs.bytes.begin(), theirs.bytes.end());
     }
-    COMM_CHECK_OK(ExpectSame("all-gather", all, gathered[i]));
-    COMM_CHECK_OK(
+    TESSERA_RETURN_IF_ERROR(ExpectSame("all-gather", all, gathered[i]));
+    TESSERA_RETURN_IF_ERROR(
         ExpectSame("broadcast", Contribution(CommType::kI64, n, i % comm.size(), i), broadcast[i]));
   }
   return absl::OkStatus();
@@ -463,11 +461,11 @@ absl::Status BorderValues(Communicator& comm) {
   const float inf = std::numeric_limits<float>::infinity();
   std::vector<float> data = {comm.rank() == comm.size() - 1 ? nan : 1.0f,
                              comm.rank() == 0 ? nan : 1.0f, -inf, -0.0f};
-  COMM_CHECK_OK(comm.AllReduce(data, ReduceOp::kMax));
+  TESSERA_RETURN_IF_ERROR(comm.AllReduce(data, ReduceOp::kMax));
   if (!std::isnan(data[0]) || !std::isnan(data[1])) return absl::InternalError("NaN was lost");
   if (data[2] != -inf || data[3] != 0) return absl::InternalError("maximum of border values");
   std::vector<int32_t> wraps = {std::numeric_limits<int32_t>::max()};
-  COMM_CHECK_OK(comm.AllReduce(wraps, ReduceOp::kSum));
+  TESSERA_RETURN_IF_ERROR(comm.AllReduce(wraps, ReduceOp::kSum));
   const uint32_t expected = 0x7fffffffu * static_cast<uint32_t>(comm.size());
   return ExpectEqual("sum that wraps", static_cast<int32_t>(expected), wraps[0]);
 }
@@ -482,18 +480,18 @@ absl::Status BadArguments(Communicator& comm) {
   std::vector<char> bytes(1);
   const std::vector<int64_t> too_many(comm.size() + 1, 1), negative(comm.size(), -1);
   const std::vector<int64_t> ones(comm.size(), 1);
-  COMM_CHECK_OK(ExpectInvalid("reduced bytes", comm.AllReduce(bytes, ReduceOp::kSum)));
-  COMM_CHECK_OK(
+  TESSERA_RETURN_IF_ERROR(ExpectInvalid("reduced bytes", comm.AllReduce(bytes, ReduceOp::kSum)));
+  TESSERA_RETURN_IF_ERROR(
       ExpectInvalid("number of pieces", comm.ReduceScatter(data, piece, ReduceOp::kSum, too_many)));
-  COMM_CHECK_OK(
+  TESSERA_RETURN_IF_ERROR(
       ExpectInvalid("negative piece", comm.ReduceScatter(data, piece, ReduceOp::kSum, negative)));
-  COMM_CHECK_OK(ExpectInvalid("sum of pieces", comm.AllGather(piece, data, ones)));
-  COMM_CHECK_OK(ExpectInvalid("size of the output", comm.AllGather(piece, data)));
-  COMM_CHECK_OK(ExpectInvalid("types", comm.AllToAll(bytes, ones, data, ones)));
-  COMM_CHECK_OK(ExpectInvalid("root", comm.Broadcast(data, comm.size())));
-  COMM_CHECK_OK(ExpectInvalid("destination", comm.Send(data, -1, 0)));
-  COMM_CHECK_OK(ExpectInvalid("tag", comm.Send(data, 0, Communicator::kTagLimit)));
-  COMM_CHECK_OK(ExpectInvalid("gather's root", comm.GatherBytes("", -1).status()));
+  TESSERA_RETURN_IF_ERROR(ExpectInvalid("sum of pieces", comm.AllGather(piece, data, ones)));
+  TESSERA_RETURN_IF_ERROR(ExpectInvalid("size of the output", comm.AllGather(piece, data)));
+  TESSERA_RETURN_IF_ERROR(ExpectInvalid("types", comm.AllToAll(bytes, ones, data, ones)));
+  TESSERA_RETURN_IF_ERROR(ExpectInvalid("root", comm.Broadcast(data, comm.size())));
+  TESSERA_RETURN_IF_ERROR(ExpectInvalid("destination", comm.Send(data, -1, 0)));
+  TESSERA_RETURN_IF_ERROR(ExpectInvalid("tag", comm.Send(data, 0, Communicator::kTagLimit)));
+  TESSERA_RETURN_IF_ERROR(ExpectInvalid("gather's root", comm.GatherBytes("", -1).status()));
   // Nothing was sent: the communicator stays usable.
   return CountMembers(comm, comm.size());
 }
@@ -511,19 +509,20 @@ absl::Status ReductionBytes(Communicator& comm) {
   for (int64_t n : {100, 30000}) {
     std::vector<float> data(n);
     comm.ResetCounters();
-    COMM_CHECK_OK(comm.AllReduce(data, ReduceOp::kSum));
+    TESSERA_RETURN_IF_ERROR(comm.AllReduce(data, ReduceOp::kSum));
     const int64_t mine = EvenCounts(n, p)[comm.rank()];
     const int64_t expected =
         n * 4 <= kSmallAllReduceBytes ? (p - 1) * n : (n - mine) + (p - 1) * mine;
     const CommCounter& counter = comm.counters()[CommOp::kAllReduce];
-    COMM_CHECK_OK(ExpectEqual("calls of all-reduce", 1, counter.calls));
-    COMM_CHECK_OK(ExpectEqual("bytes of all-reduce", expected * 4, counter.bytes_sent));
-    COMM_CHECK_OK(ExpectEqual("bytes in all", expected * 4, comm.counters().bytes_sent()));
+    TESSERA_RETURN_IF_ERROR(ExpectEqual("calls of all-reduce", 1, counter.calls));
+    TESSERA_RETURN_IF_ERROR(ExpectEqual("bytes of all-reduce", expected * 4, counter.bytes_sent));
+    TESSERA_RETURN_IF_ERROR(
+        ExpectEqual("bytes in all", expected * 4, comm.counters().bytes_sent()));
   }
   const std::vector<int64_t> counts = UnevenCounts(p, 40000);
   const int64_t mine = counts[comm.rank()];
   std::vector<BFloat16> input(Sum(counts)), output(mine);
-  COMM_CHECK_OK(comm.ReduceScatter(input, output, ReduceOp::kSum, counts));
+  TESSERA_RETURN_IF_ERROR(comm.ReduceScatter(input, output, ReduceOp::kSum, counts));
   return ExpectEqual("bytes of reduce-scatter", (Sum(counts) - mine) * 2,
                      comm.counters()[CommOp::kReduceScatter].bytes_sent);
 }
@@ -533,21 +532,21 @@ absl::Status MovementBytes(Communicator& comm) {
   comm.ResetCounters();
   const std::vector<int64_t> counts = UnevenCounts(p, 100);
   std::vector<double> all(Sum(counts)), mine(counts[comm.rank()]);
-  COMM_CHECK_OK(comm.AllGather(mine, all, counts));
-  COMM_CHECK_OK(ExpectEqual("bytes of all-gather", (p - 1) * counts[comm.rank()] * 8,
-                            comm.counters()[CommOp::kAllGather].bytes_sent));
+  TESSERA_RETURN_IF_ERROR(comm.AllGather(mine, all, counts));
+  TESSERA_RETURN_IF_ERROR(ExpectEqual("bytes of all-gather", (p - 1) * counts[comm.rank()] * 8,
+                                      comm.counters()[CommOp::kAllGather].bytes_sent));
   std::vector<float> square(p * 11), transposed(p * 11);
-  COMM_CHECK_OK(comm.AllToAll(square, {}, transposed, {}));
-  COMM_CHECK_OK(ExpectEqual("bytes of all-to-all", (p - 1) * 44,
-                            comm.counters()[CommOp::kAllToAll].bytes_sent));
+  TESSERA_RETURN_IF_ERROR(comm.AllToAll(square, {}, transposed, {}));
+  TESSERA_RETURN_IF_ERROR(ExpectEqual("bytes of all-to-all", (p - 1) * 44,
+                                      comm.counters()[CommOp::kAllToAll].bytes_sent));
   const int root = static_cast<int>(p / 2);
   const int v = static_cast<int>((comm.rank() - root + p) % p);
   std::vector<char> small(1000), large(200001);
-  COMM_CHECK_OK(comm.Broadcast(small, root));
-  COMM_CHECK_OK(ExpectEqual("bytes of small broadcast", ChildrenInTree(v, p) * 1000,
-                            comm.counters()[CommOp::kBroadcast].bytes_sent));
+  TESSERA_RETURN_IF_ERROR(comm.Broadcast(small, root));
+  TESSERA_RETURN_IF_ERROR(ExpectEqual("bytes of small broadcast", ChildrenInTree(v, p) * 1000,
+                                      comm.counters()[CommOp::kBroadcast].bytes_sent));
   comm.ResetCounters();
-  COMM_CHECK_OK(comm.Broadcast(large, root));
+  TESSERA_RETURN_IF_ERROR(comm.Broadcast(large, root));
   const int64_t piece = EvenCounts(large.size(), p)[comm.rank()];
   const int64_t from_root = static_cast<int64_t>(large.size()) - piece + (p - 1) * piece;
   return ExpectEqual("bytes of large broadcast",
@@ -558,23 +557,24 @@ absl::Status MovementBytes(Communicator& comm) {
 absl::Status ControlBytes(Communicator& comm) {
   const int p = comm.size(), v = comm.rank();
   comm.ResetCounters();
-  COMM_CHECK_OK(comm.GatherBytes(std::string(10, 'x'), 0).status());
+  TESSERA_RETURN_IF_ERROR(comm.GatherBytes(std::string(10, 'x'), 0).status());
   const int subtree = std::min(v & -v, p - v);
-  COMM_CHECK_OK(ExpectEqual("bytes of gather", v == 0 ? 0 : 8 + 18 * subtree,
-                            comm.counters()[CommOp::kGatherBytes].bytes_sent));
-  COMM_CHECK_OK(comm.BroadcastBytes(std::string(10, 'x'), 0).status());
-  COMM_CHECK_OK(ExpectEqual("bytes of broadcast of bytes", 18 * ChildrenInTree(v, p),
-                            comm.counters()[CommOp::kBroadcastBytes].bytes_sent));
-  COMM_CHECK_OK(comm.Barrier());
-  COMM_CHECK_OK(ExpectEqual("bytes of barrier", 0, comm.counters()[CommOp::kBarrier].bytes_sent));
-  COMM_CHECK_OK(comm.Split(0, 0, "same").status());
-  COMM_CHECK_OK(
+  TESSERA_RETURN_IF_ERROR(ExpectEqual("bytes of gather", v == 0 ? 0 : 8 + 18 * subtree,
+                                      comm.counters()[CommOp::kGatherBytes].bytes_sent));
+  TESSERA_RETURN_IF_ERROR(comm.BroadcastBytes(std::string(10, 'x'), 0).status());
+  TESSERA_RETURN_IF_ERROR(ExpectEqual("bytes of broadcast of bytes", 18 * ChildrenInTree(v, p),
+                                      comm.counters()[CommOp::kBroadcastBytes].bytes_sent));
+  TESSERA_RETURN_IF_ERROR(comm.Barrier());
+  TESSERA_RETURN_IF_ERROR(
+      ExpectEqual("bytes of barrier", 0, comm.counters()[CommOp::kBarrier].bytes_sent));
+  TESSERA_RETURN_IF_ERROR(comm.Split(0, 0, "same").status());
+  TESSERA_RETURN_IF_ERROR(
       ExpectEqual("bytes of split", (p - 1) * 16, comm.counters()[CommOp::kSplit].bytes_sent));
   std::vector<float> data(5);
-  if (v == 0 && p > 1) COMM_CHECK_OK(comm.Send(data, 1, 0));
-  if (v == 1) COMM_CHECK_OK(comm.Receive(data, 0, 0));
-  COMM_CHECK_OK(ExpectEqual("bytes of send", v == 0 && p > 1 ? 20 : 0,
-                            comm.counters()[CommOp::kSend].bytes_sent));
+  if (v == 0 && p > 1) TESSERA_RETURN_IF_ERROR(comm.Send(data, 1, 0));
+  if (v == 1) TESSERA_RETURN_IF_ERROR(comm.Receive(data, 0, 0));
+  TESSERA_RETURN_IF_ERROR(ExpectEqual("bytes of send", v == 0 && p > 1 ? 20 : 0,
+                                      comm.counters()[CommOp::kSend].bytes_sent));
   return ExpectEqual("bytes of receive", 0, comm.counters()[CommOp::kReceive].bytes_sent);
 }
 
