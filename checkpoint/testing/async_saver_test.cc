@@ -6,6 +6,8 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <functional>
+#include <latch>
 #include <memory>
 #include <random>
 #include <string>
@@ -13,7 +15,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/mutex.h"
 #include "base/test_seed.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
@@ -46,27 +47,13 @@ AsyncSaveOptions SmallPieces() {
   return options;
 }
 
-// A storage whose writes block until they are released.
-class Gate {
- public:
-  // For FaultInjectingStorage::FailWhere(): matches nothing, but may block.
-  bool Pass(const Operation& operation) {
-    if (operation.kind != OperationKind::kWriteAt) return false;
-    MutexLock lock(&mutex_);
-    while (!open_) opened_.Wait(&mutex_);
+// For FaultInjectingStorage::FailWhere(): fails nothing, but lets writes wait for the gate.
+std::function<bool(const Operation&)> WritesWaitFor(std::latch& gate) {
+  return [&gate](const Operation& operation) {
+    if (operation.kind == OperationKind::kWriteAt) gate.wait();
     return false;
-  }
-  void Open() {
-    const MutexLock lock(&mutex_);
-    open_ = true;
-    opened_.NotifyAll();
-  }
-
- private:
-  Mutex mutex_;
-  CondVar opened_;
-  bool open_ ABSL_GUARDED_BY(mutex_) = false;
-};
+  };
+}
 
 class AsyncSaverTest : public testing::Test {
  protected:
@@ -183,8 +170,8 @@ TEST_F(AsyncSaverTest, SeveralThreadsWaitForRangesOfAnyKind) {
 }
 
 TEST_F(AsyncSaverTest, WaitsOnlyForWhatIsAskedFor) {
-  Gate gate;
-  faulty_.FailWhere([&](const Operation& o) { return gate.Pass(o); }, absl::OkStatus());
+  std::latch gate(1);
+  faulty_.FailWhere(WritesWaitFor(gate), absl::OkStatus());
   const std::vector<WholeTensor> tensors = Tensors(8);
   AsyncSaveOptions options = SmallPieces();
   options.save.staging_bytes = 192 << 10;  // of 512 KiB; nothing is written, so nothing is freed
@@ -196,7 +183,7 @@ TEST_F(AsyncSaverTest, WaitsOnlyForWhatIsAskedFor) {
   std::string elsewhere(1 << 20, 'x');
   saver.WaitUntilCopied(elsewhere.data(), elsewhere.size());
   EXPECT_FALSE(saver.Poll().has_value());
-  gate.Open();
+  gate.count_down();
   saver.WaitUntilAllCopied();
   EXPECT_TRUE(saver.Finish()[0].report.ok());
   ExpectSaved(tensors, 1);
@@ -228,8 +215,8 @@ TEST_F(AsyncSaverTest, PreparedPlansAndMemoryServeEverySave) {
 TEST_F(AsyncSaverTest, SecondSaveIsSkippedOnEveryRankWhereOneIsBusy) {
   constexpr int kRanks = 3;
   const std::vector<WholeTensor> tensors = Tensors(4);
-  Gate gate;
-  faulty_.FailWhere([&](const Operation& o) { return gate.Pass(o); }, absl::OkStatus());
+  std::latch gate(1);
+  faulty_.FailWhere(WritesWaitFor(gate), absl::OkStatus());
   AsyncSaveOptions options = SmallPieces();
   options.when_busy = AsyncSaveOptions::WhenBusy::kSkip;
   RunRanks(kRanks, [&](ProcessGroup& group) {
@@ -237,7 +224,7 @@ TEST_F(AsyncSaverTest, SecondSaveIsSkippedOnEveryRankWhereOneIsBusy) {
     AsyncSaver saver(faulty_, On(group, options));
     saver.Start(1, state.dict);
     saver.Start(2, state.dict);
-    if (group.rank() == 1) gate.Open();
+    if (group.rank() == 1) gate.count_down();
     const std::vector<SaveOutcome> outcomes = saver.Finish();
     ASSERT_EQ(outcomes.size(), 2);
     EXPECT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
@@ -417,8 +404,8 @@ TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
 }
 
 TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
-  Gate gate;
-  faulty_.FailWhere([&](const Operation& o) { return gate.Pass(o); }, absl::OkStatus());
+  std::latch gate(1);
+  faulty_.FailWhere(WritesWaitFor(gate), absl::OkStatus());
   const std::vector<WholeTensor> tensors = {
       RandomTensor("w", TensorRole::kWeight, DType::kF32, {1536, 1024}, random_),
       RandomTensor("m", TensorRole::kOptimizerState, DType::kBF16, {8192, 1024}, random_)};
@@ -429,7 +416,7 @@ TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
   saver.Start(1, state.dict);
   Overwrite(saver, state.dict);  // returns, although nothing can be written
   EXPECT_FALSE(saver.Poll().has_value());
-  gate.Open();
+  gate.count_down();
   EXPECT_TRUE(saver.Finish()[0].report.ok());
   ExpectSaved(tensors, 1);
   LocalState again = StateOf(tensors);
