@@ -80,8 +80,9 @@ launch() {
 launch_unattended() {
   local ranks=$1 pattern=$2
   shift 2
+  : >"$folder/output"  # before the launcher runs: what an earlier one has printed would end it
   timeout 60 mpirun --hostfile "$folder/hosts" --mca plm_rsh_agent "$folder/agent" \
-    "${networks[@]}" --bind-to none --enable-recovery -n "$ranks" "$@" >"$folder/output" 2>&1 &
+    "${networks[@]}" --bind-to none --enable-recovery -n "$ranks" "$@" >>"$folder/output" 2>&1 &
   local launcher=$!
   while kill -0 "$launcher" 2>/dev/null && ! grep -Eq "$pattern" "$folder/output"; do
     sleep 0.1
