@@ -81,8 +81,7 @@ absl::StatusOr<int64_t> SpareBesideStaging(int64_t staged, int64_t available,
   if (needed <= available) return (available - needed) / host.ranks();
   return absl::ResourceExhaustedError(absl::StrCat(
       "checkpoints need ", HumanBytes(needed), " of pinned host memory for copies of GPU state",
-      host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here"),
-      ", of which ", HumanBytes(available), " are available"));
+      ForProcesses(host), ", of which ", HumanBytes(available), " are available"));
 }
 
 }  // namespace tessera
