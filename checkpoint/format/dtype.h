@@ -4,6 +4,7 @@
 // Dtypes and roles of tensors as files have them.
 
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "checkpoint/format/manifest.pb.h"
@@ -17,6 +18,10 @@ inline DTypeProto ToProto(DType dtype) { return static_cast<DTypeProto>(dtype); 
 inline RoleProto ToProto(TensorRole role) { return static_cast<RoleProto>(role); }
 inline DType FromProto(DTypeProto dtype) { return static_cast<DType>(dtype); }
 inline TensorRole FromProto(RoleProto role) { return static_cast<TensorRole>(role); }
+
+// The names in the manifest's enums, for messages: "F32", "OPTIMIZER_STATE".
+inline const std::string& ProtoName(DType dtype) { return DTypeProto_Name(ToProto(dtype)); }
+inline const std::string& ProtoName(TensorRole role) { return RoleProto_Name(ToProto(role)); }
 
 // The name in safetensors files: "F32", "BF16", ...; empty for a dtype that this version does not
 // know.

@@ -35,7 +35,7 @@ class Comparer {
       const LogicalTensor& tensor = manifest_.tensors(*saved);
       if (FromProto(tensor.role()) != wanted.role) {
         Mismatch(wanted, absl::StrCat("saved as ", RoleProto_Name(tensor.role()), ", wanted as ",
-                                      RoleProto_Name(ToProto(wanted.role))));
+                                      ProtoName(wanted.role)));
       }
     } else if (wanted.role == TensorRole::kWeight && options_.weights_from_master) {
       saved = FindMaster(wanted.name);
@@ -106,7 +106,7 @@ class Comparer {
     const CopyElements copy = FindCopy(FromProto(tensor.dtype()), wanted_dtype);
     if (copy == nullptr || (FromProto(tensor.dtype()) != wanted_dtype && !options_.convert_dtype)) {
       Mismatch(wanted, absl::StrCat("saved as ", DTypeProto_Name(tensor.dtype()), ", wanted as ",
-                                    DTypeProto_Name(ToProto(wanted_dtype)),
+                                    ProtoName(wanted_dtype),
                                     copy == nullptr ? ", and there is no conversion"
                                                     : ", and conversion is not allowed"));
       fits = false;

@@ -122,7 +122,7 @@ class Checker {
   }
 
   static std::string DTypeText(DType dtype) {
-    return DTypeProto_IsValid(ToProto(dtype)) ? DTypeProto_Name(ToProto(dtype))
+    return DTypeProto_IsValid(ToProto(dtype)) ? ProtoName(dtype)
                                               : absl::StrCat(static_cast<int>(dtype));
   }
 

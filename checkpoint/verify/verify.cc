@@ -113,10 +113,10 @@ class Verifier {
       const SafetensorsEntry& entry = *at->second;
       if (entry.key != key || entry.dtype != FromProto(tensor.dtype()) ||
           entry.shape != box.shape) {
-        return absl::DataLossError(absl::StrCat(
-            "at offset ", extent.begin, ": expected ", key, " ", DTypeProto_Name(tensor.dtype()),
-            " ", ShapeToString(box.shape), ", found ", entry.key, " ",
-            DTypeProto_Name(ToProto(entry.dtype)), " ", ShapeToString(entry.shape)));
+        return absl::DataLossError(
+            absl::StrCat("at offset ", extent.begin, ": expected ", key, " ",
+                         DTypeProto_Name(tensor.dtype()), " ", ShapeToString(box.shape), ", found ",
+                         entry.key, " ", ProtoName(entry.dtype), " ", ShapeToString(entry.shape)));
       }
     }
     return absl::OkStatus();

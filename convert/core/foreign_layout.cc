@@ -198,10 +198,9 @@ absl::StatusOr<ForeignTensorSet::Entry*> ForeignTensorSet::FindEntry(
              .foreign_name = parameter.name};
   }
   if (entry.tensor.dtype == place.dtype) return &entry;
-  return DamagedParameter(
-      place, parameter,
-      absl::StrCat(DTypeProto_Name(ToProto(place.dtype)), ", but other parts of ",
-                   entry.tensor.name, " are ", DTypeProto_Name(ToProto(entry.tensor.dtype))));
+  return DamagedParameter(place, parameter,
+                          absl::StrCat(ProtoName(place.dtype), ", but other parts of ",
+                                       entry.tensor.name, " are ", ProtoName(entry.tensor.dtype)));
 }
 
 absl::Status ForeignTensorSet::AddForeignBox(const ForeignParameter& parameter,

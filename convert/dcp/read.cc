@@ -179,10 +179,9 @@ absl::StatusOr<StoredPiece> ReadChunk(OpenFiles& files, const DcpTensor& tensor,
       TorchTensor stored, is_safetensors ? ReadSafetensorsChunk(*file, chunk.blob.part, tensor.name)
                                          : ReadTorchChunk(*file, chunk.blob.part));
   if (stored.dtype != tensor.dtype || stored.shape != chunk.box.shape) {
-    return absl::DataLossError(
-        absl::StrCat("the metadata says ", DTypeProto_Name(ToProto(tensor.dtype)), " ",
-                     ShapeToString(chunk.box.shape), ", the chunk is ",
-                     DTypeProto_Name(ToProto(stored.dtype)), " ", ShapeToString(stored.shape)));
+    return absl::DataLossError(absl::StrCat(
+        "the metadata says ", ProtoName(tensor.dtype), " ", ShapeToString(chunk.box.shape),
+        ", the chunk is ", ProtoName(stored.dtype), " ", ShapeToString(stored.shape)));
   }
   return StoredPiece{.box = chunk.box,
                      .file = chunk.blob.file,

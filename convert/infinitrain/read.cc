@@ -218,11 +218,10 @@ class Reader {
     ForeignTensor& first = tensors[at->second];
     if (copies_[at->second]++ != rank_) return DamagedTensor(file, tensor.name, "occurs twice");
     if (first.dtype != tensor.dtype || first.shape != tensor.shape) {
-      return DamagedTensor(
-          file, tensor.name,
-          absl::StrCat(DTypeProto_Name(ToProto(tensor.dtype)), " ", ShapeToString(tensor.shape),
-                       ", in ", ranks_.front(), " ", DTypeProto_Name(ToProto(first.dtype)), " ",
-                       ShapeToString(first.shape)));
+      return DamagedTensor(file, tensor.name,
+                           absl::StrCat(ProtoName(tensor.dtype), " ", ShapeToString(tensor.shape),
+                                        ", in ", ranks_.front(), " ", ProtoName(first.dtype), " ",
+                                        ShapeToString(first.shape)));
     }
     if (ElementCount(tensor.shape) == 0) return absl::OkStatus();
     first.pieces.push_back({.box = WholeBox(tensor.shape),

@@ -118,7 +118,7 @@ absl::StatusOr<LlmcDescription> ReadLlmcHeader(LlmcFile& file, const ModelProto*
 absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelProto& model, DType dtype) {
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a llm.c file has F32 or BF16, not ", DTypeProto_Name(ToProto(dtype))));
+        absl::StrCat("a llm.c file has F32 or BF16, not ", ProtoName(dtype)));
   }
   TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
   const LlmcFormat* const format = FindArchitecture(config)->llmc;

@@ -71,8 +71,8 @@ absl::StatusOr<bool> HasState(const Manifest& manifest, const ModelDescription& 
                               const std::string& state) {
   TESSERA_ASSIGN_OR_RETURN(const DType dtype, StateDType(manifest, model, state));
   if (dtype == DType::kF32 || dtype == DType::kUnspecified) return dtype == DType::kF32;
-  return absl::InvalidArgumentError(absl::StrCat(state, " is ", DTypeProto_Name(ToProto(dtype)),
-                                                 ": llm.c has fp32 optimizer state"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(state, " is ", ProtoName(dtype), ": llm.c has fp32 optimizer state"));
 }
 
 }  // namespace
