@@ -90,10 +90,10 @@ absl::Status CheckWritten(std::shared_ptr<Storage> folder, const DigestsByName& 
   const std::string place = folder->Describe("");
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ForeignStorage> storage,
                            OpenForeignFolder(std::move(folder), {.format = options.format}));
-  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(*storage, ""));
-  TESSERA_ASSIGN_OR_RETURN(const DigestsByName found,
-                           ReadDigests({*storage, "", manifest}, {.io_threads = options.io_threads,
-                                                                  .progress = options.progress}));
+  TESSERA_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(*storage, ""));
+  TESSERA_ASSIGN_OR_RETURN(
+      const DigestsByName found,
+      ReadDigests(checkpoint, {.io_threads = options.io_threads, .progress = options.progress}));
   for (const auto& [name, digest] : written) {
     const auto at = found.find(name);
     if (at != found.end() && at->second == digest) continue;
@@ -106,11 +106,11 @@ absl::Status CheckWritten(std::shared_ptr<Storage> folder, const DigestsByName& 
 
 // The number of tensors that have a digest of the same elements in the source. DataLoss where it
 // differs.
-absl::StatusOr<int64_t> CompareWithSource(const OutputSource& source,
+absl::StatusOr<int64_t> CompareWithSource(const Checkpoint& source,
                                           const std::vector<OutputFile>& files,
                                           const DigestsByName& written) {
   std::map<std::string, const LogicalTensor*> saved;
-  for (const LogicalTensor& tensor : source.manifest.tensors()) saved[tensor.name()] = &tensor;
+  for (const LogicalTensor& tensor : source.manifest().tensors()) saved[tensor.name()] = &tensor;
   std::set<std::string_view> compared;  // a tensor may be written in several parts
   for (const OutputFile& file : files) {
     for (const OutputTensor& tensor : file.tensors) {
@@ -121,7 +121,7 @@ absl::StatusOr<int64_t> CompareWithSource(const OutputSource& source,
       }
       const LogicalDigest expected = {at->second->digest().lo(), at->second->digest().hi()};
       if (written.at(tensor.name) != expected) {
-        return absl::DataLossError(absl::StrCat(source.storage.Describe(source.directory),
+        return absl::DataLossError(absl::StrCat(source.storage().Describe(source.directory()),
                                                 ": tensor ", tensor.source_name,
                                                 ": its contents do not match its digest"));
       }
@@ -131,7 +131,7 @@ absl::StatusOr<int64_t> CompareWithSource(const OutputSource& source,
   return static_cast<int64_t>(compared.size());
 }
 
-absl::StatusOr<WriteForeignReport> WriteAndCheck(const OutputSource& source,
+absl::StatusOr<WriteForeignReport> WriteAndCheck(const Checkpoint& source,
                                                  const std::vector<OutputFile>& files,
                                                  LocalFolder& place,
                                                  const WriteForeignOptions& options) {
@@ -147,7 +147,7 @@ absl::StatusOr<WriteForeignReport> WriteAndCheck(const OutputSource& source,
   return report;
 }
 
-absl::StatusOr<WriteForeignReport> WriteLocal(const OutputSource& source,
+absl::StatusOr<WriteForeignReport> WriteLocal(const Checkpoint& source,
                                               const std::vector<OutputFile>& files,
                                               const std::string& folder, const std::string& local,
                                               const WriteForeignOptions& options) {
@@ -159,7 +159,7 @@ absl::StatusOr<WriteForeignReport> WriteLocal(const OutputSource& source,
 
 // Names cannot be given to folders of an object store: everything is written in its place, and the
 // files that make it a checkpoint last.
-absl::StatusOr<WriteForeignReport> WriteObjects(const OutputSource& source,
+absl::StatusOr<WriteForeignReport> WriteObjects(const Checkpoint& source,
                                                 const std::vector<OutputFile>& files,
                                                 const std::shared_ptr<Storage>& storage,
                                                 const WriteForeignOptions& options) {
@@ -185,7 +185,7 @@ absl::StatusOr<WriteForeignReport> WriteObjects(const OutputSource& source,
   return report;
 }
 
-absl::StatusOr<WriteForeignReport> WriteToStore(const OutputSource& source,
+absl::StatusOr<WriteForeignReport> WriteToStore(const Checkpoint& source,
                                                 const std::vector<OutputFile>& files,
                                                 const std::string& folder,
                                                 const WriteForeignOptions& options) {
@@ -218,8 +218,7 @@ std::vector<std::string> WrittenFormatNames() {
   return names;
 }
 
-absl::StatusOr<WriteForeignReport> WriteForeign(const OutputSource& source,
-                                                const std::string& folder,
+absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& source, const std::string& folder,
                                                 const WriteForeignOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const auto format = std::ranges::find(kWrittenFormats, options.format, &WrittenFormat::name);
@@ -230,9 +229,9 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const OutputSource& source,
   }
   TESSERA_ASSIGN_OR_RETURN(
       std::vector<OutputFile> files,
-      format->plan(source.manifest, {.dtype = options.dtype,
-                                     .weights_only = options.weights_only,
-                                     .max_file_bytes = options.max_file_bytes}));
+      format->plan(source.manifest(), {.dtype = options.dtype,
+                                       .weights_only = options.weights_only,
+                                       .max_file_bytes = options.max_file_bytes}));
   for (const PlainFile& file : options.plain_files) {
     files.push_back(PlainOutputFile(file.name, file.contents));
   }

@@ -53,8 +53,7 @@ std::vector<std::string> WrittenFormatNames();
 //
 // Errors: AlreadyExists (the folder); those of the format's plan, of WriteOutput() and of
 // OpenForeign(); DataLoss where a digest differs, naming the tensor.
-absl::StatusOr<WriteForeignReport> WriteForeign(const OutputSource& source,
-                                                const std::string& folder,
+absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& source, const std::string& folder,
                                                 const WriteForeignOptions& options);
 
 }  // namespace tessera::ckpt::convert

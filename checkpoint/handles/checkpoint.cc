@@ -59,6 +59,9 @@ Checkpoint::Checkpoint(std::shared_ptr<Storage> storage, std::string_view direct
       manifest_(std::make_shared<const Manifest>(std::move(manifest))),
       reading_(std::move(reading)) {}
 
+Checkpoint::Checkpoint(Storage& storage, std::string_view directory, Manifest manifest)
+    : Checkpoint(Borrow(storage), directory, std::move(manifest)) {}
+
 int64_t Checkpoint::step() const { return manifest_->trainer().step(); }
 
 Metadata Checkpoint::metadata() const {
@@ -91,7 +94,6 @@ absl::StatusOr<Box> Checkpoint::BoxOf(std::string_view name, const std::optional
 
 absl::StatusOr<LoadReport> Checkpoint::Load(const StateDict& state,
                                             const LoadOptions& options) const {
-  if (options.group != nullptr) return LoadCheckpoint(*storage_, directory_, state, options);
   return LoadWithManifest(*storage_, directory_, *manifest_, state, options);
 }
 

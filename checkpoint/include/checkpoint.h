@@ -80,6 +80,8 @@ class Checkpoint {
   // where `reading` is null.
   Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory, Manifest manifest,
              std::shared_ptr<const ReadLock> reading = nullptr);
+  // The same over a storage that must outlive the checkpoint.
+  Checkpoint(Storage& storage, std::string_view directory, Manifest manifest);
 
   Storage& storage() const { return *storage_; }
   const std::string& directory() const { return directory_; }  // within the storage
@@ -103,10 +105,10 @@ class Checkpoint {
   // verified before it is placed, but other tensors may already be new. The state is then to be
   // discarded or loaded again, as it is where verify_digests finds a difference.
   //
-  // Collective over options.group, in which rank 0's manifest is the one that counts; every rank
-  // returns the same status. Memory: staging_bytes per process plus the plan. Cost: only checksum
-  // chunks that hold wanted bytes are read, each by one of the ranks that want any of it, which
-  // hands the others their part while it reads on.
+  // Collective over options.group, in which the manifest that rank 0 has read is the one that
+  // counts; every rank returns the same status. Memory: staging_bytes per process plus the plan.
+  // Cost: only checksum chunks that hold wanted bytes are read, each by one of the ranks that want
+  // any of it, which hands the others their part while it reads on.
   absl::StatusOr<LoadReport> Load(const StateDict& state, const LoadOptions& options = {}) const;
 
   // Loads one tensor, or a box of it, by its name alone, whatever its sharding: into `destination`,

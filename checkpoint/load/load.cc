@@ -29,7 +29,7 @@
 
 // A load consists of up to five steps with an agreement each, so that no rank continues while
 // another cannot:
-// 1. rank 0 reads the manifest and broadcasts it;
+// 1. rank 0 broadcasts the manifest, which it reads unless it has it;
 // 2. every rank compares it with its state; all mismatches of all ranks end the load here;
 // 3. every rank plans its reads and opens its files; a missing or truncated file ends the load
 //    here. Rank 0 assigns the reads to ranks and, where ranks read for each other, they agree once
@@ -40,6 +40,12 @@
 
 namespace tessera::ckpt {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 std::string PackBits(const std::vector<bool>& bits) {
   std::string packed((bits.size() + 7) / 8, '\0');
@@ -99,19 +105,23 @@ std::string ReportComparison(const Comparison& comparison) {
   return report.SerializeAsString();
 }
 
-// Step 1.
+// Step 1. `known`: the manifest, or null where rank 0 is to read it.
 absl::StatusOr<Manifest> ShareManifest(Storage& storage, std::string_view checkpoint_dir,
-                                       const StateDict& state, ProcessGroup& group,
-                                       const LoadOptions& options) {
+                                       const Manifest* known, const StateDict& state,
+                                       ProcessGroup& group, const LoadOptions& options) {
   absl::StatusOr<std::string> mine = std::string();
   if (absl::Status checked = CheckRequest(state, options); !checked.ok()) mine = std::move(checked);
   const Combine read = [&](const std::vector<std::string>&) -> absl::StatusOr<std::string> {
+    if (known != nullptr) return known->SerializeAsString();
     absl::StatusOr<std::string> bytes = ReadManifestBytes(storage, checkpoint_dir);
     if (bytes.ok()) return bytes;
     return WithDamagedParts(bytes.status(), {{.file = std::string(kManifestFileName)}});
   };
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(group, mine, read, options.deadline));
-  return DecodeManifestOf(storage, checkpoint_dir, bytes);
+  if (known == nullptr) return DecodeManifestOf(storage, checkpoint_dir, bytes);
+  Manifest manifest;
+  if (!manifest.ParseFromString(bytes)) return absl::InternalError("rank 0 sent a bad manifest");
+  return manifest;
 }
 
 // Assigns reads: sends what this rank needs, or its error, to rank 0 and returns its part of the
@@ -179,14 +189,13 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
 // Step 5, on request.
 absl::Status CheckDigests(const Manifest& manifest, const Comparison& comparison,
                           ProcessGroup& group, const LoadOptions& options, LoadReport& report) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   TESSERA_ASSIGN_OR_RETURN(
       LoadedDigests digests,
       VerifyLoaded(manifest, comparison, group, options.io_threads, options.deadline));
   report.digests_verified = digests.verified;
   report.digests_unverified = std::move(digests.unverified);
-  report.verify_seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.verify_seconds = SecondsSince(start);
   return absl::OkStatus();
 }
 
@@ -226,26 +235,34 @@ absl::StatusOr<LoadReport> LoadCheckpoint(Storage& storage, std::string_view che
                                           const StateDict& state, const LoadOptions& options) {
   SingleProcessGroup alone;
   ProcessGroup& group = options.group != nullptr ? *options.group : alone;
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   const ReadLock reading(storage, checkpoint_dir);
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
-                           ShareManifest(storage, checkpoint_dir, state, group, options));
+                           ShareManifest(storage, checkpoint_dir, nullptr, state, group, options));
   TESSERA_ASSIGN_OR_RETURN(LoadReport report, LoadState(storage, checkpoint_dir, manifest, state,
                                                         group, options, nullptr));
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = SecondsSince(start);
   return report;
 }
 
 absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view checkpoint_dir,
                                             const Manifest& manifest, const StateDict& state,
                                             const LoadOptions& options, ScanBuffers* buffers) {
-  const auto start = std::chrono::steady_clock::now();
-  const ReadLock reading(storage, checkpoint_dir);
-  TESSERA_RETURN_IF_ERROR(CheckRequest(state, options));
   SingleProcessGroup alone;
-  TESSERA_ASSIGN_OR_RETURN(LoadReport report, LoadState(storage, checkpoint_dir, manifest, state,
-                                                        alone, options, buffers));
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  ProcessGroup& group = options.group != nullptr ? *options.group : alone;
+  const auto start = Clock::now();
+  const ReadLock reading(storage, checkpoint_dir);
+  Manifest shared;
+  if (group.size() == 1) {
+    TESSERA_RETURN_IF_ERROR(CheckRequest(state, options));
+  } else {
+    TESSERA_ASSIGN_OR_RETURN(
+        shared, ShareManifest(storage, checkpoint_dir, &manifest, state, group, options));
+  }
+  TESSERA_ASSIGN_OR_RETURN(LoadReport report,
+                           LoadState(storage, checkpoint_dir, group.size() == 1 ? manifest : shared,
+                                     state, group, options, buffers));
+  report.seconds = SecondsSince(start);
   return report;
 }
 

@@ -13,12 +13,12 @@
 namespace tessera::ckpt {
 
 // Loads from the checkpoint in a directory of a storage, as Checkpoint::Load() in checkpoint.h does
-// for one that was opened.
+// for one that was opened. Rank 0 reads the manifest.
 absl::StatusOr<LoadReport> LoadCheckpoint(Storage& storage, std::string_view checkpoint_dir,
                                           const StateDict& state, const LoadOptions& options = {});
 
-// The same in one process, from a checkpoint whose manifest has been read. `buffers` (may be null)
-// are those that an earlier load left, and keep the ones that this load allocates.
+// The same from a checkpoint whose manifest has been read, of which rank 0's counts. `buffers` (may
+// be null) are those that an earlier load left, and keep the ones that this load allocates.
 absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view checkpoint_dir,
                                             const Manifest& manifest, const StateDict& state,
                                             const LoadOptions& options,

@@ -27,7 +27,7 @@ constexpr int kRereads = 2;
 absl::StatusOr<Manifest> ReadIntactOnce(Storage& storage, std::string_view directory) {
   TESSERA_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(storage, directory));
   TESSERA_ASSIGN_OR_RETURN(const VerifyReport report,
-                           VerifyCheckpoint(storage, directory, {.contents = false}));
+                           VerifyFiles(storage, directory, manifest, {.contents = false}));
   if (report.damage.empty()) return manifest;
   const size_t more = report.damage.size() - 1;
   return absl::DataLossError(absl::StrCat(storage.Describe(directory), ": ",

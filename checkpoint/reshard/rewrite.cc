@@ -88,14 +88,14 @@ bool HasElements(const LogicalTensor& tensor) {
 
 class Rewriter {
  public:
-  Rewriter(const RewriteSource& source, const RewritePlan& plan, Storage& storage,
+  Rewriter(const Checkpoint& source, const RewritePlan& plan, Storage& storage,
            const RewriteOptions& options)
       : source_(source), plan_(plan), storage_(storage), options_(options) {}
 
   // Runs before anything is written.
   absl::Status Check() {
     TESSERA_RETURN_IF_ERROR(CheckIoThreads(options_.io_threads));
-    const uint64_t least = LeastRewriteMemory(source_.manifest, plan_.save.manifest);
+    const uint64_t least = LeastRewriteMemory(source_.manifest(), plan_.save.manifest);
     if (options_.memory_bytes < least) {
       return absl::InvalidArgumentError(absl::StrCat(HumanBytes(options_.memory_bytes),
                                                      " of memory are too little: these files need ",
@@ -152,13 +152,13 @@ class Rewriter {
   // The plan must contain exactly the tensors of the source.
   absl::Status MatchTensors() {
     absl::flat_hash_map<std::string, uint32_t> saved;
-    for (int t = 0; t < source_.manifest.tensors_size(); ++t) {
-      saved[source_.manifest.tensors(t).name()] = t;
+    for (int t = 0; t < source_.manifest().tensors_size(); ++t) {
+      saved[source_.manifest().tensors(t).name()] = t;
     }
     for (const LogicalTensor& planned : plan_.save.manifest.tensors()) {
       const auto at = saved.find(planned.name());
       if (at == saved.end()) return Mismatch(planned.name(), "planned, not saved");
-      const LogicalTensor& tensor = source_.manifest.tensors(static_cast<int>(at->second));
+      const LogicalTensor& tensor = source_.manifest().tensors(static_cast<int>(at->second));
       if (tensor.dtype() != planned.dtype() || tensor.role() != planned.role() ||
           tensor.alias_of() != planned.alias_of() || GlobalShape(tensor) != GlobalShape(planned)) {
         return Mismatch(planned.name(), "planned as something else than it was saved");
@@ -309,12 +309,12 @@ class Rewriter {
                       }
                     });
     }
-    TESSERA_ASSIGN_OR_RETURN(const LoadPlan plan, PlanLoad(source_.manifest, wanted));
-    Scanner scanner(source_.storage, source_.directory, source_.manifest,
+    TESSERA_ASSIGN_OR_RETURN(const LoadPlan plan, PlanLoad(source_.manifest(), wanted));
+    Scanner scanner(source_.storage(), source_.directory(), source_.manifest(),
                     {.io_threads = options_.io_threads, .staging_bytes = StagingBytes()});
     TESSERA_RETURN_IF_ERROR(scanner.Open(FilesOf(plan)));
     TESSERA_ASSIGN_OR_RETURN(const Placer placer,
-                             Placer::Create(source_.manifest, plan, destinations));
+                             Placer::Create(source_.manifest(), plan, destinations));
     report_.bytes_read += plan.bytes;
     return scanner.Run(RangesOf(plan), placer.AsCallback(), &staging_);
   }
@@ -377,7 +377,7 @@ class Rewriter {
 
   absl::Status CompareDigests() {
     for (int t = 0; t < plan_.save.manifest.tensors_size(); ++t) {
-      const LogicalTensor& saved = source_.manifest.tensors(static_cast<int>(saved_tensor_[t]));
+      const LogicalTensor& saved = source_.manifest().tensors(static_cast<int>(saved_tensor_[t]));
       if (!saved.alias_of().empty()) continue;
       if (!saved.has_digest() && HasElements(saved)) {
         ++report_.digests_new;
@@ -387,15 +387,15 @@ class Rewriter {
       if (found != expected) {
         return absl::DataLossError(
             absl::StrFormat("%s: tensor %s: logical digest: expected %016x%016x, found %016x%016x",
-                            source_.storage.Describe(source_.directory), saved.name(), expected.hi,
-                            expected.lo, found.hi, found.lo));
+                            source_.storage().Describe(source_.directory()), saved.name(),
+                            expected.hi, expected.lo, found.hi, found.lo));
       }
       ++report_.digests_compared;
     }
     return absl::OkStatus();
   }
 
-  const RewriteSource& source_;
+  const Checkpoint& source_;
   const RewritePlan& plan_;
   Storage& storage_;
   const RewriteOptions& options_;
@@ -418,7 +418,7 @@ uint64_t LeastRewriteMemory(const Manifest& source, const Manifest& planned) {
   return 4 * std::max({LargestChunk(source), LargestChunk(planned), uint64_t{kIoAlignmentBytes}});
 }
 
-absl::StatusOr<RewriteReport> Rewrite(const RewriteSource& source, const RewritePlan& plan,
+absl::StatusOr<RewriteReport> Rewrite(const Checkpoint& source, const RewritePlan& plan,
                                       Storage& storage, std::string_view root,
                                       const Manifest& metadata, const RewriteOptions& options) {
   const auto start = std::chrono::steady_clock::now();

@@ -9,17 +9,11 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/storage.h"
 #include "checkpoint/plan/save_plan.h"
 
 namespace tessera::ckpt {
-
-// A committed checkpoint. Both must outlive the call.
-struct RewriteSource {
-  Storage& storage;
-  std::string directory;
-  const Manifest& manifest;  // ReadManifest(storage, directory)
-};
 
 // The new files: PlanSave() of the descriptions that the ranks of another topology would send of
 // the same tensors.
@@ -60,7 +54,7 @@ uint64_t LeastRewriteMemory(const Manifest& source, const Manifest& planned);
 // Errors: InvalidArgument (a plan for other tensors, too little memory, metadata), AlreadyExists
 // (that step is committed), ResourceExhausted, DataLoss (the source is damaged: naming file, offset
 // and tensor; or a digest differs, naming the tensor), and those of the storages.
-absl::StatusOr<RewriteReport> Rewrite(const RewriteSource& source, const RewritePlan& plan,
+absl::StatusOr<RewriteReport> Rewrite(const Checkpoint& source, const RewritePlan& plan,
                                       Storage& storage, std::string_view root,
                                       const Manifest& metadata, const RewriteOptions& options);
 

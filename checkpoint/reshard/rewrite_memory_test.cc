@@ -124,14 +124,14 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
   }
   const auto plan = PlanSave(ranks, {});
   ASSERT_TRUE(plan.ok()) << plan.status();
-  const auto saved = ReadManifest(**storage, "from/step-00000001");
+  const auto saved = Checkpoint::Open(**storage, "from/step-00000001");
   ASSERT_TRUE(saved.ok()) << saved.status();
 
   constexpr uint64_t kMemory = 16 * kMiB;
   const int64_t before = live_bytes.load();
   max_bytes = before;
-  const auto report = Rewrite({**storage, "from/step-00000001", *saved}, {ranks, *plan}, **storage,
-                              "to", metadata, {.memory_bytes = kMemory, .io_threads = 4});
+  const auto report = Rewrite(*saved, {ranks, *plan}, **storage, "to", metadata,
+                              {.memory_bytes = kMemory, .io_threads = 4});
   const int64_t most = max_bytes.load() - before;
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_LE(report->buffer_bytes, kMemory);

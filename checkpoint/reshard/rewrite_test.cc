@@ -100,7 +100,8 @@ class RewriteTest : public testing::Test {
     Manifest metadata = saved_;
     metadata.clear_tensors();
     metadata.clear_files();
-    return Rewrite({faulty_source_, kDirectory, saved_}, {ranks_, plan_}, faulty_, "", metadata,
+    return Rewrite(Checkpoint(faulty_source_, kDirectory, saved_), {ranks_, plan_}, faulty_, "",
+                   metadata,
                    {.memory_bytes = LeastRewriteMemory(saved_, plan_.manifest), .io_threads = 2});
   }
 
@@ -302,8 +303,8 @@ TEST_F(RewriteTest, WrongPlansAreRefused) {
   Manifest metadata = saved_;
   metadata.clear_tensors();
   metadata.clear_files();
-  const auto report = Rewrite({source_, kDirectory, saved_}, {ranks_, plan_}, storage_, "",
-                              metadata, {.memory_bytes = 100});
+  const auto report = Rewrite(Checkpoint(source_, kDirectory, saved_), {ranks_, plan_}, storage_,
+                              "", metadata, {.memory_bytes = 100});
   EXPECT_TRUE(absl::IsInvalidArgument(report.status()));
   EXPECT_THAT(std::string(report.status().message()), HasSubstr("100 B of memory are too little"));
 }

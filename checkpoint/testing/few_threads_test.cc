@@ -136,7 +136,7 @@ TEST_P(FewThreadsTest, SavesBehindTheProgramOrInTheForeground) {
 TEST_P(FewThreadsTest, Rewrites) {
   SaveByTwo();
   LimitThreads(GetParam());
-  const Manifest saved = *ReadManifest(storage_, kDirectory);
+  const Checkpoint saved = *Checkpoint::Open(storage_, kDirectory);
   std::vector<std::string> ranks;
   for (int rank = 0; rank < 3; ++rank) {
     ranks.push_back(DescribeState(State(rank, 3, false).dict).SerializeAsString());
@@ -146,8 +146,9 @@ TEST_P(FewThreadsTest, Rewrites) {
   MemoryStorage target;
   Manifest metadata;
   metadata.mutable_trainer()->set_step(1);
-  const auto report = Rewrite({storage_, kDirectory, saved}, {ranks, *plan}, target, "", metadata,
-                              {.memory_bytes = LeastRewriteMemory(saved, plan->manifest)});
+  const auto report =
+      Rewrite(saved, {ranks, *plan}, target, "", metadata,
+              {.memory_bytes = LeastRewriteMemory(saved.manifest(), plan->manifest)});
   ASSERT_TRUE(report.ok()) << report.status();
   const auto verified = VerifyCheckpoint(target, kDirectory, {.digests = true, .io_threads = 4});
   ASSERT_TRUE(verified.ok()) << verified.status();

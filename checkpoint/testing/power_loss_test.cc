@@ -243,7 +243,7 @@ absl::Status RewriteForTwo(const std::string& root) {
   const auto source = *OpenPosixStorage(root + "/old");
   const auto target = OpenPosixStorage(root + "/new", {.create_root = true});
   if (!target.ok()) return target.status();
-  const Manifest saved = *ReadManifest(*source, "step-00000001");
+  const Checkpoint saved = *Checkpoint::Open(*source, "step-00000001");
   std::vector<std::string> ranks;
   for (int rank = 0; rank < 2; ++rank) {
     ranks.push_back(DescribeState(StateOf(Tensors(), rank, 2).dict).SerializeAsString());
@@ -254,8 +254,9 @@ absl::Status RewriteForTwo(const std::string& root) {
   if (!plan.ok()) return plan.status();
   Manifest metadata;
   metadata.mutable_trainer()->set_step(1);
-  return Rewrite({*source, "step-00000001", saved}, {ranks, *plan}, **target, "", metadata,
-                 {.memory_bytes = LeastRewriteMemory(saved, plan->manifest), .io_threads = 2})
+  return Rewrite(saved, {ranks, *plan}, **target, "", metadata,
+                 {.memory_bytes = LeastRewriteMemory(saved.manifest(), plan->manifest),
+                  .io_threads = 2})
       .status();
 }
 

@@ -181,24 +181,27 @@ absl::Status Ignore(int, const FilePiece&, const std::byte*) { return absl::OkSt
 absl::StatusOr<VerifyReport> VerifyCheckpoint(Storage& storage, std::string_view checkpoint_dir,
                                               const VerifyOptions& options) {
   TESSERA_RETURN_IF_ERROR(CheckIoThreads(options.io_threads));
-  const auto start = std::chrono::steady_clock::now();
-  const auto finish = [&](VerifyReport report) {
-    report.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return report;
-  };
   const ReadLock reading(storage, checkpoint_dir);
   const absl::StatusOr<Manifest> manifest = ReadManifest(storage, checkpoint_dir);
   if (absl::IsDataLoss(manifest.status())) {
     VerifyReport report;
     report.damage.push_back(
         {std::string(kManifestFileName), 0, "", std::string(manifest.status().message())});
-    return finish(std::move(report));
+    return report;
   }
   TESSERA_RETURN_IF_ERROR(manifest.status());
-  Verifier verifier(storage, checkpoint_dir, *manifest, options);
+  return VerifyFiles(storage, checkpoint_dir, *manifest, options);
+}
+
+absl::StatusOr<VerifyReport> VerifyFiles(Storage& storage, std::string_view checkpoint_dir,
+                                         const Manifest& manifest, const VerifyOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckIoThreads(options.io_threads));
+  const auto start = std::chrono::steady_clock::now();
+  Verifier verifier(storage, checkpoint_dir, manifest, options);
   TESSERA_RETURN_IF_ERROR(verifier.Run());
-  return finish(std::move(verifier).Finish());
+  VerifyReport report = std::move(verifier).Finish();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
 }
 
 absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,

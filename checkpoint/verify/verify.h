@@ -18,6 +18,10 @@ namespace tessera::ckpt {
 absl::StatusOr<VerifyReport> VerifyCheckpoint(Storage& storage, std::string_view checkpoint_dir,
                                               const VerifyOptions& options = {});
 
+// The same for the files of a checkpoint whose manifest has been read.
+absl::StatusOr<VerifyReport> VerifyFiles(Storage& storage, std::string_view checkpoint_dir,
+                                         const Manifest& manifest, const VerifyOptions& options);
+
 // Reads the chunks that hold the named bytes, and compares their checksums. Skips parts of other
 // files than the data files, and parts without bytes. Reads a chunk whose checksum is wrong twice
 // more: bytes that were damaged on their way from a remote storage are intact then.

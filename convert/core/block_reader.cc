@@ -53,11 +53,11 @@ bool IsRange(const Shape& shape, const StoredPiece& piece) {
   return true;
 }
 
-BlockReader::BlockReader(const OutputSource& source, int io_threads) : source_(source) {
+BlockReader::BlockReader(const Checkpoint& source, int io_threads) : source_(source) {
   options_.io_threads = io_threads;
   options_.allow_unexpected = true;
   options_.staging_bytes = kStagingBytes;
-  for (const LogicalTensor& tensor : source.manifest.tensors()) tensors_[tensor.name()] = &tensor;
+  for (const LogicalTensor& tensor : source.manifest().tensors()) tensors_[tensor.name()] = &tensor;
 }
 
 absl::Status BlockReader::Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,
@@ -126,7 +126,7 @@ absl::Status BlockReader::Load(std::vector<ShardedTensor> wanted) {
   std::vector<std::string> names;
   for (const ShardedTensor& tensor : wanted) names.push_back(tensor.name);
   if (current_ != names) UseManifestOf(std::move(names));
-  return LoadWithManifest(source_.storage, source_.directory, manifest_, {std::move(wanted)},
+  return LoadWithManifest(source_.storage(), source_.directory(), manifest_, {std::move(wanted)},
                           options_, &staging_)
       .status();
 }
@@ -160,8 +160,8 @@ absl::Status BlockReader::LoadBoxes(const OutputTensor& tensor,
 
 void BlockReader::UseManifestOf(std::vector<std::string> names) {
   manifest_.Clear();
-  manifest_.set_format_major(source_.manifest.format_major());
-  manifest_.set_format_minor(source_.manifest.format_minor());
+  manifest_.set_format_major(source_.manifest().format_major());
+  manifest_.set_format_minor(source_.manifest().format_minor());
   std::map<uint32_t, uint32_t> files;  // from indices in the whole manifest
   std::set<std::string> added;
   for (const std::string& name : names) {
@@ -179,7 +179,7 @@ void BlockReader::AddToManifest(const LogicalTensor& tensor, std::map<uint32_t, 
   added = tensor;
   for (uint32_t& file : *added.mutable_shards()->mutable_file_index()) {
     const auto [at, is_new] = files.emplace(file, files.size());
-    if (is_new) *manifest_.add_files() = source_.manifest.files(static_cast<int>(file));
+    if (is_new) *manifest_.add_files() = source_.manifest().files(static_cast<int>(file));
     file = at->second;
   }
 }

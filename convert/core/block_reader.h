@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/load_options.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/scan/scan.h"
@@ -42,7 +43,7 @@ struct BlockPart {
 // the source must outlive the reader. The cost of a block does not depend on the number of tensors.
 class BlockReader {
  public:
-  BlockReader(const OutputSource& source, int io_threads);
+  BlockReader(const Checkpoint& source, int io_threads);
 
   // Reads the elements of `pieces`, whose offsets are those in `block`, and adds their digests.
   absl::Status Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,
@@ -62,7 +63,7 @@ class BlockReader {
   void UseManifestOf(std::vector<std::string> names);
   void AddToManifest(const LogicalTensor& tensor, std::map<uint32_t, uint32_t>& files);
 
-  const OutputSource& source_;
+  const Checkpoint& source_;
   LoadOptions options_;
   std::map<std::string, const LogicalTensor*> tensors_;
   ScanBuffers staging_;

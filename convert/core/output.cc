@@ -34,7 +34,7 @@ uint64_t EndOf(const OutputTensor& tensor) {
 // What one thread keeps from one block to the next.
 class Worker {
  public:
-  Worker(const OutputSource& source, const OutputOptions& options)
+  Worker(const Checkpoint& source, const OutputOptions& options)
       : reader_(source, options.io_threads) {}
 
   // Reads elements [begin, end) of the tensor as they are in its file, and adds their digest. The
@@ -121,7 +121,7 @@ class Worker {
 // Threads with what they keep.
 class Workers {
  public:
-  Workers(const OutputSource& source, const OutputOptions& options) {
+  Workers(const Checkpoint& source, const OutputOptions& options) {
     for (int w = 0; w < kBlocks; ++w) workers_.push_back(std::make_unique<Worker>(source, options));
   }
 
@@ -227,7 +227,7 @@ std::vector<OutputBytes> Joined(std::vector<OutputBytes> parts) {
 
 class Writer {
  public:
-  Writer(const OutputSource& source, Storage& storage, std::string_view directory,
+  Writer(const Checkpoint& source, Storage& storage, std::string_view directory,
          const OutputOptions& options, uint64_t total_bytes)
       : workers_(source, options),
         storage_(storage),
@@ -355,7 +355,7 @@ std::vector<StoredPiece> RowMajorPieces(const Shape& shape, size_t element_bytes
   return pieces;
 }
 
-absl::StatusOr<DigestsByName> WriteOutput(const OutputSource& source,
+absl::StatusOr<DigestsByName> WriteOutput(const Checkpoint& source,
                                           const std::vector<OutputFile>& files, Storage& storage,
                                           std::string_view directory,
                                           const OutputOptions& options) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/output_file.h"
@@ -34,7 +35,7 @@ struct OutputOptions {
 //
 // Errors: those of the storages; FailedPrecondition for a tensor that the source does not have with
 // that shape, or has in a dtype that is not converted; DataLoss for damage of the source.
-absl::StatusOr<DigestsByName> WriteOutput(const OutputSource& source,
+absl::StatusOr<DigestsByName> WriteOutput(const Checkpoint& source,
                                           const std::vector<OutputFile>& files, Storage& storage,
                                           std::string_view directory, const OutputOptions& options);
 

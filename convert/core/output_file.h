@@ -28,13 +28,6 @@ struct PlanOptions {
   uint64_t max_file_bytes = 5'000'000'000;
 };
 
-// A committed checkpoint. Both must outlive the call.
-struct OutputSource {
-  Storage& storage;
-  std::string directory;
-  const Manifest& manifest;  // ReadManifest(storage, directory)
-};
-
 // A matrix of a new file.
 struct OutputTensor {
   std::string name;         // in the new files, as their reader calls it

@@ -46,8 +46,10 @@ class Source {
     manifest_ = *std::move(manifest);
   }
 
-  OutputSource output() { return {storage_, StepDirectoryName(7), manifest_}; }
-  OutputSource output(Storage& through) { return {through, StepDirectoryName(7), manifest_}; }
+  Checkpoint output() { return output(storage_); }
+  Checkpoint output(Storage& through) {
+    return Checkpoint(through, StepDirectoryName(7), manifest_);
+  }
   MemoryStorage& storage() { return storage_; }
   const std::vector<float>& large() const { return large_; }
   float Large(int64_t i, int64_t j) const { return large_[i * kColumns + j]; }
@@ -352,11 +354,11 @@ TEST(OutputTest, NeighboursThatAreTheSameTensorAreAllWritten) {
 TEST(OutputTest, DamageIsFoundWhereDigestsAreRead) {
   Source source;
   EXPECT_TRUE(ReadDigests(source.output(), {}).ok());
-  Manifest manifest = source.output().manifest;
+  Manifest manifest = source.output().manifest();
   DataFile& file = *manifest.mutable_files(0);
   file.set_chunk_crc32c(1, file.chunk_crc32c(1) + 1);
-  const auto digests =
-      ReadDigests({source.storage(), source.output().directory, manifest}, {.io_threads = 3});
+  const auto digests = ReadDigests(
+      Checkpoint(source.storage(), source.output().directory(), manifest), {.io_threads = 3});
   EXPECT_EQ(digests.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_NE(digests.status().message().find("large"), std::string::npos) << digests.status();
 }

@@ -18,9 +18,9 @@ constexpr int kOpenFiles = 256;
 
 }  // namespace
 
-absl::StatusOr<DigestsByName> ReadDigests(const OutputSource& source,
+absl::StatusOr<DigestsByName> ReadDigests(const Checkpoint& source,
                                           const ReadDigestsOptions& options) {
-  const Manifest& manifest = source.manifest;
+  const Manifest& manifest = source.manifest();
   TESSERA_RETURN_IF_ERROR(CheckIoThreads(options.io_threads));
   TESSERA_RETURN_IF_ERROR(ValidateCoverage(manifest));
   TensorDigests sums(manifest, FileMap(manifest), options.io_threads);
@@ -32,7 +32,8 @@ absl::StatusOr<DigestsByName> ReadDigests(const OutputSource& source,
   for (int first = 0; first < manifest.files_size(); first += kOpenFiles) {
     std::vector<uint32_t> files(std::min(kOpenFiles, manifest.files_size() - first));
     std::iota(files.begin(), files.end(), first);
-    Scanner scanner(source.storage, source.directory, manifest, {.io_threads = options.io_threads});
+    Scanner scanner(source.storage(), source.directory(), manifest,
+                    {.io_threads = options.io_threads});
     TESSERA_RETURN_IF_ERROR(scanner.Open(files));
     TESSERA_RETURN_IF_ERROR(scanner.Run(
         scanner.WholeFiles(),

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/digest.h"
+#include "checkpoint/include/checkpoint.h"
 #include "convert/core/output_file.h"
 #include "convert/core/progress.h"
 
@@ -22,7 +23,7 @@ struct ReadDigestsOptions {
 // verified where the manifest has them. Reads every file once; memory: the buffers of a Scanner.
 //
 // Errors: those of the storage; DataLoss for damage of the files.
-absl::StatusOr<DigestsByName> ReadDigests(const OutputSource& source,
+absl::StatusOr<DigestsByName> ReadDigests(const Checkpoint& source,
                                           const ReadDigestsOptions& options);
 
 }  // namespace tessera::ckpt::convert

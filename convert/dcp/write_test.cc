@@ -73,7 +73,7 @@ class Source {
     }
   }
 
-  OutputSource output() { return {storage_, StepDirectoryName(7), manifest_}; }
+  Checkpoint output() { return Checkpoint(storage_, StepDirectoryName(7), manifest_); }
   const Manifest& manifest() const { return manifest_; }
 
  private:

@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/manifest.h"
 #include "convert/open_foreign.h"
 #include "convert/write_foreign.h"
 
@@ -17,10 +16,9 @@ int main(int argc, char** argv) {
     return 2;
   }
   const auto storage = ckpt::convert::OpenForeign(argv[1], {});
-  const auto manifest = storage.ok() ? ckpt::ReadManifest(**storage, "") : storage.status();
-  const auto report = manifest.ok() ? ckpt::convert::WriteForeign({**storage, "", *manifest},
-                                                                  argv[2], {.format = "hf"})
-                                    : manifest.status();
+  const auto source = storage.ok() ? ckpt::Checkpoint::Open(**storage, "") : storage.status();
+  const auto report = source.ok() ? ckpt::convert::WriteForeign(*source, argv[2], {.format = "hf"})
+                                  : source.status();
   if (!report.ok()) {
     std::cerr << report.status() << "\n";
     return 1;

@@ -11,8 +11,8 @@
 
 #include "checkpoint/format/manifest.pb.h"
 #include "layout/dtype.h"
+#include "tools/ckpt/named_checkpoint.h"
 #include "tools/ckpt/rank_layout.h"
-#include "tools/ckpt/target.h"
 
 namespace tessera::ckpt {
 

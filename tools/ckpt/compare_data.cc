@@ -35,7 +35,7 @@ struct Slab {
 
 class Comparer {
  public:
-  Comparer(const Target& a, const Target& b, int threads) : a_(a), b_(b) {
+  Comparer(const Checkpoint& a, const Checkpoint& b, int threads) : a_(a), b_(b) {
     options_.allow_unexpected = true;
     options_.io_threads = threads;
   }
@@ -141,7 +141,7 @@ class Comparer {
   }
 
   // Reads all slabs of one side, as saved or, if floating, as doubles.
-  absl::Status Read(const Target& target, const std::vector<Slab>& slabs,
+  absl::Status Read(const Checkpoint& checkpoint, const std::vector<Slab>& slabs,
                     const LogicalTensor* Slab::*side, bool as_numbers, Contents& contents) const {
     MakeRoom(slabs, side, as_numbers, contents);
     StateDict state;
@@ -157,8 +157,6 @@ class Comparer {
       }
       tensor->shards.push_back({slabs[s].box, contents.slabs[s], {}});
     }
-    TESSERA_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
-                             Checkpoint::Open(*target.storage, target.directory));
     return checkpoint.Load(state, options_).status();
   }
 
@@ -186,8 +184,8 @@ class Comparer {
     }
   }
 
-  const Target& a_;
-  const Target& b_;
+  const Checkpoint& a_;
+  const Checkpoint& b_;
   LoadOptions options_;
   std::vector<Slab> slabs_;
   int64_t bytes_ = 0;
@@ -198,11 +196,10 @@ class Comparer {
 }  // namespace
 
 absl::StatusOr<std::map<std::string, DataDifference>> CompareData(
-    const Target& a, const Manifest& manifest_a, const Target& b, const Manifest& manifest_b,
-    const std::vector<std::string>& names, int threads) {
+    const Checkpoint& a, const Checkpoint& b, const std::vector<std::string>& names, int threads) {
   std::map<std::string, const LogicalTensor*> index_a, index_b;
-  for (const LogicalTensor& tensor : manifest_a.tensors()) index_a[tensor.name()] = &tensor;
-  for (const LogicalTensor& tensor : manifest_b.tensors()) index_b[tensor.name()] = &tensor;
+  for (const LogicalTensor& tensor : a.manifest().tensors()) index_a[tensor.name()] = &tensor;
+  for (const LogicalTensor& tensor : b.manifest().tensors()) index_b[tensor.name()] = &tensor;
   Comparer comparer(a, b, threads);
   for (const std::string& name : names) {
     const LogicalTensor& in_a = *index_a.at(name);

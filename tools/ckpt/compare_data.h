@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/format/manifest.pb.h"
-#include "tools/ckpt/target.h"
+#include "checkpoint/include/checkpoint.h"
 
 namespace tessera::ckpt {
 
@@ -23,8 +22,7 @@ struct DataDifference {
 // (equal, or both floating). In bounded memory: tensors are read in slabs of rows, both sides at
 // once, and only those whose bits differ are compared as numbers.
 absl::StatusOr<std::map<std::string, DataDifference>> CompareData(
-    const Target& a, const Manifest& manifest_a, const Target& b, const Manifest& manifest_b,
-    const std::vector<std::string>& names, int threads);
+    const Checkpoint& a, const Checkpoint& b, const std::vector<std::string>& names, int threads);
 
 }  // namespace tessera::ckpt
 

@@ -7,32 +7,31 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "checkpoint/directory/directory.h"
 #include "convert/write_foreign.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
+#include "tools/ckpt/named_checkpoint.h"
 #include "tools/ckpt/progress_bar.h"
 #include "tools/ckpt/report.h"
-#include "tools/ckpt/target.h"
 #include "tools/ckpt/tokenizer_conversion.h"
 
 namespace tessera::ckpt {
 namespace {
 
 absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& options,
-                                                    const Target& source,
+                                                    const NamedCheckpoint& source,
                                                     const CommandOutput& output) {
-  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
-                           ReadManifest(*source.storage, source.directory));
+  TESSERA_RETURN_IF_ERROR(source.opened.status());
   TESSERA_RETURN_IF_ERROR(source.CheckOtherRecords());
   std::vector<convert::PlainFile> tokenizer;
   if (!options.convert.tokenizer.empty()) {
     TESSERA_ASSIGN_OR_RETURN(
-        tokenizer, HuggingFaceTokenizerFiles(options.convert.tokenizer, manifest.model()));
+        tokenizer,
+        HuggingFaceTokenizerFiles(options.convert.tokenizer, source.opened->manifest().model()));
   }
   ProgressBar bar(output.progress);
   return convert::WriteForeign(
-      {*source.storage, source.directory, manifest}, options.paths[1],
+      *source.opened, options.paths[1],
       {.format = options.convert.format,
        .dtype = options.convert.dtype,
        .weights_only = options.convert.weights_only,
@@ -43,7 +42,8 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
        .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
 }
 
-std::vector<std::string> NotesOf(const Target& source, const convert::WriteForeignReport& report) {
+std::vector<std::string> NotesOf(const NamedCheckpoint& source,
+                                 const convert::WriteForeignReport& report) {
   std::vector<std::string> notes = source.notes;
   for (const std::string& path : report.removed) {
     notes.push_back(path + " is removed: a conversion that was killed had left it");
@@ -51,7 +51,7 @@ std::vector<std::string> NotesOf(const Target& source, const convert::WriteForei
   return notes;
 }
 
-void PrintConversion(const CommandOptions& options, const Target& source,
+void PrintConversion(const CommandOptions& options, const NamedCheckpoint& source,
                      const convert::WriteForeignReport& report, std::ostream& out) {
   out << options.paths[1] << ": written in the format " << options.convert.format << ", "
       << HumanBytes(report.bytes) << " in " << report.files.size()
@@ -72,7 +72,7 @@ int RunConvert(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
     return Fail(output, options, "ckpt convert", status);
   };
-  const auto source = OpenTarget(options.paths[0], options.source);
+  const auto source = FindCheckpoint(options.paths[0], options.source);
   if (!source.ok()) return fail(source.status());
   const auto report = Convert(options, *source, output);
   if (!report.ok()) return fail(report.status());

@@ -17,9 +17,9 @@
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/compare_data.h"
+#include "tools/ckpt/named_checkpoint.h"
 #include "tools/ckpt/report.h"
 #include "tools/ckpt/summary.h"
-#include "tools/ckpt/target.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -290,28 +290,28 @@ int RunDiff(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
     return Fail(output, options, "ckpt diff", status);
   };
-  const auto target_a = OpenTarget(options.paths[0], options.source);
-  if (!target_a.ok()) return fail(target_a.status());
-  const auto target_b = OpenTarget(options.paths[1], options.source);
-  if (!target_b.ok()) return fail(target_b.status());
-  const auto a = ReadManifest(*target_a->storage, target_a->directory);
+  const auto named_a = FindCheckpoint(options.paths[0], options.source);
+  if (!named_a.ok()) return fail(named_a.status());
+  const auto named_b = FindCheckpoint(options.paths[1], options.source);
+  if (!named_b.ok()) return fail(named_b.status());
+  const absl::StatusOr<Checkpoint>&a = named_a->opened, &b = named_b->opened;
   if (!a.ok()) return fail(a.status());
-  const auto b = ReadManifest(*target_b->storage, target_b->directory);
   if (!b.ok()) return fail(b.status());
 
   Differences differences;
-  for (const Target* target : {&*target_a, &*target_b}) {
-    for (const std::string& note : target->notes) {
-      differences.notes.push_back(absl::StrCat(target->Describe(), ": ", note));
+  for (const NamedCheckpoint* named : {&*named_a, &*named_b}) {
+    for (const std::string& note : named->notes) {
+      differences.notes.push_back(absl::StrCat(named->Describe(), ": ", note));
     }
   }
-  CompareMetadata(*a, *b, differences);
-  CompareTensors(*a, *b, options.data, differences);
-  if (!target_a->format.empty() || !target_b->format.empty()) ExcuseForeign(*a, *b, differences);
+  CompareMetadata(a->manifest(), b->manifest(), differences);
+  CompareTensors(a->manifest(), b->manifest(), options.data, differences);
+  if (!named_a->format.empty() || !named_b->format.empty()) {
+    ExcuseForeign(a->manifest(), b->manifest(), differences);
+  }
   std::map<std::string, DataDifference> data;
   if (!differences.by_contents.empty()) {
-    auto compared =
-        CompareData(*target_a, *a, *target_b, *b, differences.by_contents, options.threads);
+    auto compared = CompareData(*a, *b, differences.by_contents, options.threads);
     if (!compared.ok()) return fail(compared.status());
     data = *std::move(compared);
     AddDataDifferences(data, differences);

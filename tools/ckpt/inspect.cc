@@ -21,10 +21,10 @@
 #include "layout/partition.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
+#include "tools/ckpt/named_checkpoint.h"
 #include "tools/ckpt/report.h"
 #include "tools/ckpt/summary.h"
 #include "tools/ckpt/table.h"
-#include "tools/ckpt/target.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -119,14 +119,14 @@ void PrintValues(const std::vector<convert::ForeignValue>& values, std::ostream&
 }
 
 // What the files of another framework tell.
-void PrintForeign(const Target& target, const Manifest& manifest, std::ostream& out) {
-  out << "format      " << target.format << " (" << manifest.producer().program() << ")\n";
+void PrintForeign(const NamedCheckpoint& named, const Manifest& manifest, std::ostream& out) {
+  out << "format      " << named.format << " (" << manifest.producer().program() << ")\n";
   if (manifest.has_trainer()) out << "step        " << manifest.trainer().step() << "\n";
   if (manifest.trainer().has_data()) {
     out << "data        " << manifest.trainer().data().consumed_samples() << " samples consumed\n";
   }
-  PrintValues(target.values, out);
-  for (const std::string& note : target.notes) out << "note        " << note << "\n";
+  PrintValues(named.values, out);
+  for (const std::string& note : named.notes) out << "note        " << note << "\n";
 }
 
 void PrintTrainer(const Manifest& manifest, std::ostream& out) {
@@ -173,12 +173,13 @@ void PrintModel(const Manifest& manifest, std::ostream& out) {
   }
 }
 
-void PrintContents(const Target& target, const Manifest& manifest, std::ostream& out) {
-  out << "checkpoint  " << target.Describe() << "\n";
-  if (target.format.empty()) {
+void PrintContents(const NamedCheckpoint& named, std::ostream& out) {
+  const Manifest& manifest = named.opened->manifest();
+  out << "checkpoint  " << named.Describe() << "\n";
+  if (named.format.empty()) {
     PrintTrainer(manifest, out);
   } else {
-    PrintForeign(target, manifest, out);
+    PrintForeign(named, manifest, out);
   }
   PrintModel(manifest, out);
   Table tensors({{"name"},
@@ -199,7 +200,7 @@ void PrintContents(const Target& target, const Manifest& manifest, std::ostream&
   out << "\n" << tensors.ToString() << "\n";
   for (const auto& [role, bytes] : bytes_of_role)
     out << "  " << role << " " << HumanBytes(bytes) << "\n";
-  if (!target.format.empty()) return;  // each tensor is a file there
+  if (!named.format.empty()) return;  // each tensor is a file there
   Table files({{"file"}, {"bytes", Table::Align::kRight}, {"checksums", Table::Align::kRight}});
   for (const DataFile& file : manifest.files()) {
     files.AddRow(
@@ -269,10 +270,11 @@ Json PartitionJson(const PartitionProto& proto) {
   return json;
 }
 
-Json ContentsToJson(const Target& target, const Manifest& manifest) {
+Json ContentsToJson(const NamedCheckpoint& named) {
+  const Manifest& manifest = named.opened->manifest();
   const TrainerState& trainer = manifest.trainer();
   Json json = {
-      {"checkpoint", target.Describe()},
+      {"checkpoint", named.Describe()},
       {"step", trainer.step()},
       {"format", absl::StrCat(manifest.format_major(), ".", manifest.format_minor())},
       {"program", manifest.producer().program()},
@@ -303,13 +305,13 @@ Json ContentsToJson(const Target& target, const Manifest& manifest) {
     if (tensor.alias_of().empty()) entry["digest"] = DigestText(tensor.digest());
     json["tensors"].push_back(std::move(entry));
   }
-  if (!target.format.empty()) {
-    json["foreign_format"] = target.format;
+  if (!named.format.empty()) {
+    json["foreign_format"] = named.format;
     json["values"] = Json::object();
-    for (const convert::ForeignValue& value : target.values) {
+    for (const convert::ForeignValue& value : named.values) {
       json["values"][value.name] = ValueJson(value);
     }
-    json["notes"] = target.notes;
+    json["notes"] = named.notes;
     json.erase("files");
     return json;
   }
@@ -325,14 +327,13 @@ int RunInspect(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
     return Fail(output, options, "ckpt inspect", status);
   };
-  const auto target = OpenTarget(options.paths[0], options.source);
-  if (!target.ok()) return fail(target.status());
-  const auto manifest = ReadManifest(*target->storage, target->directory);
-  if (!manifest.ok()) return fail(manifest.status());
+  const auto named = FindCheckpoint(options.paths[0], options.source);
+  if (!named.ok()) return fail(named.status());
+  if (!named->opened.ok()) return fail(named->opened.status());
   if (options.json) {
-    PrintJson(ContentsToJson(*target, *manifest), output.out);
+    PrintJson(ContentsToJson(*named), output.out);
   } else {
-    PrintContents(*target, *manifest, output.out);
+    PrintContents(*named, output.out);
   }
   return kExitOk;
 }

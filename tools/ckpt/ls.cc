@@ -13,10 +13,10 @@
 #include "checkpoint/include/manifest.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
+#include "tools/ckpt/named_checkpoint.h"
 #include "tools/ckpt/report.h"
 #include "tools/ckpt/summary.h"
 #include "tools/ckpt/table.h"
-#include "tools/ckpt/target.h"
 
 namespace tessera::ckpt {
 
@@ -41,11 +41,11 @@ class Listing {
   }
 
   // The storage's root is a checkpoint. `name`: the path that it was given by.
-  void AddRoot(const absl::StatusOr<Manifest>& manifest, const std::string& name) {
-    if (!manifest.ok()) {
-      return AddProblem({{"directory", name}}, "-", name, manifest.status(), "damaged manifest");
+  void AddRoot(const absl::StatusOr<Checkpoint>& checkpoint, const std::string& name) {
+    if (!checkpoint.ok()) {
+      return AddProblem({{"directory", name}}, "-", name, checkpoint.status(), "damaged manifest");
     }
-    AddManifest(*manifest, name, {{"step", manifest->trainer().step()}, {"directory", name}});
+    AddManifest(checkpoint->manifest(), name, {{"step", checkpoint->step()}, {"directory", name}});
   }
 
   void Print(bool json) const {
@@ -108,10 +108,10 @@ namespace {
 
 // Lists a checkpoint of another framework; NotFound if there is no such checkpoint.
 absl::StatusOr<int> ListForeign(const CommandOptions& options, const CommandOutput& output) {
-  TESSERA_ASSIGN_OR_RETURN(const Target target, OpenTarget(options.paths[0], options.source));
-  Listing listing(*target.storage, output);
-  listing.AddRoot(ReadManifest(*target.storage, target.directory),
-                  absl::StrCat(options.paths[0], " (", target.format, ")"));
+  TESSERA_ASSIGN_OR_RETURN(const NamedCheckpoint named,
+                           FindCheckpoint(options.paths[0], options.source));
+  Listing listing(*named.storage, output);
+  listing.AddRoot(named.opened, absl::StrCat(options.paths[0], " (", named.format, ")"));
   listing.Print(options.json);
   return listing.exit_code();
 }
@@ -136,7 +136,7 @@ int RunLs(const CommandOptions& options, const CommandOutput& output) {
   for (const CheckpointInfo& checkpoint : unreadable) listing.AddUnreadable(checkpoint);
   for (const CheckpointInfo& info : *checkpoints) listing.Add(info);
   if (listing.empty()) {
-    const auto itself = ReadManifest(**storage, "");
+    const auto itself = Checkpoint::Open(**storage, "");
     if (itself.ok() || absl::IsDataLoss(itself.status())) listing.AddRoot(itself, path);
   }
   if (listing.empty()) {

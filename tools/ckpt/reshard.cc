@@ -23,12 +23,12 @@
 #include "layout/topology.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
+#include "tools/ckpt/named_checkpoint.h"
 #include "tools/ckpt/progress_bar.h"
 #include "tools/ckpt/rank_layout.h"
 #include "tools/ckpt/report.h"
 #include "tools/ckpt/summary.h"
 #include "tools/ckpt/table.h"
-#include "tools/ckpt/target.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -81,8 +81,7 @@ absl::StatusOr<Destination> FindPlace(const std::string& name, int64_t step,
 }
 
 struct Work {
-  Target source;
-  Manifest saved;
+  NamedCheckpoint source;
   Destination place;
   Topology topology;
   RankLayout layout;
@@ -92,18 +91,18 @@ struct Work {
 absl::StatusOr<Work> Plan(const CommandOptions& options) {
   Work work;
   TESSERA_ASSIGN_OR_RETURN(work.topology, ParseTopology(options.reshard.topology));
-  TESSERA_ASSIGN_OR_RETURN(work.source, OpenTarget(options.paths[0], options.source));
-  TESSERA_ASSIGN_OR_RETURN(work.saved, ReadManifest(*work.source.storage, work.source.directory));
-  TESSERA_ASSIGN_OR_RETURN(work.place, FindPlace(options.paths[1], work.saved.trainer().step(),
+  TESSERA_ASSIGN_OR_RETURN(work.source, FindCheckpoint(options.paths[0], options.source));
+  TESSERA_RETURN_IF_ERROR(work.source.opened.status());
+  TESSERA_ASSIGN_OR_RETURN(work.place, FindPlace(options.paths[1], work.source.opened->step(),
                                                  options.source.s3_endpoint));
-  TESSERA_ASSIGN_OR_RETURN(work.layout,
-                           LayOutRanks(work.saved, work.topology, options.reshard.layout));
+  TESSERA_ASSIGN_OR_RETURN(work.layout, LayOutRanks(work.source.opened->manifest(), work.topology,
+                                                    options.reshard.layout));
   TESSERA_ASSIGN_OR_RETURN(work.plan, PlanSave(work.layout.ranks, SavePlanOptions()));
   return work;
 }
 
 Manifest NewMetadata(const Work& work) {
-  Manifest metadata = work.saved;
+  Manifest metadata = work.source.opened->manifest();
   metadata.clear_tensors();
   metadata.clear_files();
   *metadata.mutable_topology() = ToProto(work.topology);
@@ -129,8 +128,8 @@ absl::StatusOr<RewriteReport> Write(const Work& work, const CommandOptions& opti
         OpenStorage(work.place.folder,
                     {.create_root = true, .s3_endpoint = options.source.s3_endpoint}));
     ProgressBar bar(output.progress);
-    return Rewrite({*work.source.storage, work.source.directory, work.saved},
-                   {work.layout.ranks, work.plan}, *storage, "", NewMetadata(work),
+    return Rewrite(*work.source.opened, {work.layout.ranks, work.plan}, *storage, "",
+                   NewMetadata(work),
                    {.memory_bytes = MemoryBytes(options),
                     .io_threads = options.threads,
                     .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
@@ -207,10 +206,10 @@ absl::StatusOr<int64_t> CompareWithForeign(const Work& work, const CommandOption
   ProgressBar bar(output.progress);
   TESSERA_ASSIGN_OR_RETURN(
       const convert::DigestsByName read,
-      convert::ReadDigests(
-          {*work.source.storage, work.source.directory, work.saved},
-          {.io_threads = options.threads,
-           .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }}));
+      convert::ReadDigests(*work.source.opened, {.io_threads = options.threads,
+                                                 .progress = [&](uint64_t done, uint64_t total) {
+                                                   bar.Update(done, total);
+                                                 }}));
   int64_t compared = 0;
   for (const LogicalTensor& tensor : written.tensors()) {
     if (!tensor.has_digest()) continue;

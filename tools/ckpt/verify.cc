@@ -8,20 +8,20 @@
 #include "checkpoint/include/checkpoint.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
+#include "tools/ckpt/named_checkpoint.h"
 #include "tools/ckpt/progress_bar.h"
 #include "tools/ckpt/report.h"
-#include "tools/ckpt/target.h"
 
 namespace tessera::ckpt {
 namespace {
 
 // A sentence on what a verification without findings has proven.
-std::string Proof(const Target& target, const VerifyReport& report, bool digests) {
-  if (!target.format.empty()) {
-    const auto [tensors, proven] = target.foreign->proof();
+std::string Proof(const NamedCheckpoint& named, const VerifyReport& report, bool digests) {
+  if (!named.format.empty()) {
+    const auto [tensors, proven] = named.foreign->proof();
     const std::string read = "every byte can be read, and every element is there once; ";
     if (proven == 0) {
-      return read + "these files (" + target.format +
+      return read + "these files (" + named.format +
              ") have no checksums, so that damage of the contents cannot be noticed";
     }
     if (proven == tensors) {
@@ -64,21 +64,21 @@ void PrintDamage(const VerifyReport& report, std::string_view indent, std::ostre
 }
 
 // Says that a folder holds more than the checkpoint that was looked at. Empty if it does not.
-std::string OthersText(const Target& target, bool is_good) {
-  if (target.directory.empty()) return "";
-  const auto checkpoints = CheckpointFolder(*target.storage).List();
+std::string OthersText(const NamedCheckpoint& named, bool is_good) {
+  if (named.directory.empty()) return "";
+  const auto checkpoints = CheckpointFolder(*named.storage).List();
   if (!checkpoints.ok() || checkpoints->size() < 2) return "";
   return "the newest of " + std::to_string(checkpoints->size()) +
          (is_good ? " checkpoints; --all checks every one\n"
                   : " checkpoints is damaged; --all shows which of the others are good\n");
 }
 
-void PrintVerdict(const Target& target, const VerifyReport& report, bool digests,
+void PrintVerdict(const NamedCheckpoint& named, const VerifyReport& report, bool digests,
                   std::ostream& out) {
   PrintDamage(report, "", out);
-  out << target.Describe() << ": " << Verdict(report) << "\n";
-  if (report.damage.empty()) out << Proof(target, report, digests) << "\n";
-  PrintNotes(target.notes, out);
+  out << named.Describe() << ": " << Verdict(report) << "\n";
+  if (report.damage.empty()) out << Proof(named, report, digests) << "\n";
+  PrintNotes(named.notes, out);
 }
 
 nlohmann::ordered_json VerdictToJson(const std::string& name, const VerifyReport& report,
@@ -102,19 +102,19 @@ nlohmann::ordered_json VerdictToJson(const std::string& name, const VerifyReport
 
 // Adds the damage that reading every tensor does not show. What was found names file and record of
 // the other framework, and not the files as which this library presents them.
-void AddForeignDamage(const Target& target, VerifyReport& report) {
-  if (target.foreign == nullptr) return;
+void AddForeignDamage(const NamedCheckpoint& named, VerifyReport& report) {
+  if (named.foreign == nullptr) return;
   for (Damage& damage : report.damage) {
     const std::string prefix = "tensor " + damage.tensor + ": ";
     if (damage.message.starts_with(prefix)) damage.message.erase(0, prefix.size());
-    damage.file = target.Describe();
+    damage.file = named.Describe();
   }
-  if (!target.foreign->mismatch().empty()) {
+  if (!named.foreign->mismatch().empty()) {
     report.damage.push_back(
-        {target.Describe(), 0, "", target.Describe() + ": " + target.foreign->mismatch()});
+        {named.Describe(), 0, "", named.Describe() + ": " + named.foreign->mismatch()});
   }
-  for (const absl::Status& status : target.foreign->CheckOtherRecords()) {
-    report.damage.push_back({target.Describe(), 0, "", std::string(status.message())});
+  for (const absl::Status& status : named.foreign->CheckOtherRecords()) {
+    report.damage.push_back({named.Describe(), 0, "", std::string(status.message())});
   }
 }
 
@@ -194,16 +194,16 @@ int RunVerify(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
     return Fail(output, options, "ckpt verify", status);
   };
-  const auto target = OpenTarget(options.paths[0], options.source);
-  if (!target.ok()) return fail(target.status());
-  auto report = VerifyWithBar(*target->storage, target->directory, options, output);
+  const auto named = FindCheckpoint(options.paths[0], options.source);
+  if (!named.ok()) return fail(named.status());
+  auto report = VerifyWithBar(*named->storage, named->directory, options, output);
   if (!report.ok()) return fail(report.status());
-  AddForeignDamage(*target, *report);
+  AddForeignDamage(*named, *report);
   if (options.json) {
-    PrintJson(VerdictToJson(target->Describe(), *report, options.digests), output.out);
+    PrintJson(VerdictToJson(named->Describe(), *report, options.digests), output.out);
   } else {
-    PrintVerdict(*target, *report, options.digests, output.out);
-    output.out << OthersText(*target, report->damage.empty());
+    PrintVerdict(*named, *report, options.digests, output.out);
+    output.out << OthersText(*named, report->damage.empty());
   }
   return report->damage.empty() ? kExitOk : kExitDifferent;
 }

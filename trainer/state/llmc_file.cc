@@ -36,14 +36,13 @@ void RemoveUnfinished(const fs::path& folder) {
 absl::Status Convert(const std::string& folder, const std::string& checkpoint,
                      const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage, ckpt::OpenStorage(folder));
-  TESSERA_ASSIGN_OR_RETURN(const ckpt::Manifest manifest, ckpt::ReadManifest(*storage, checkpoint));
+  TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint source,
+                           ckpt::Checkpoint::Open(*storage, checkpoint));
   TESSERA_ASSIGN_OR_RETURN(std::vector<ckpt::convert::OutputFile> files,
-                           ckpt::convert::PlanLlmc(manifest, {.weights_only = true}));
+                           ckpt::convert::PlanLlmc(source.manifest(), {.weights_only = true}));
   files.resize(1);  // the model's
   files[0].name = kConvertedFile;
-  TESSERA_RETURN_IF_ERROR(
-      ckpt::convert::WriteOutput({*storage, checkpoint, manifest}, files, *storage, "", {})
-          .status());
+  TESSERA_RETURN_IF_ERROR(ckpt::convert::WriteOutput(source, files, *storage, "", {}).status());
   std::error_code error;
   fs::rename(fs::path(folder) / kConvertedFile, path, error);
   if (error) return absl::UnavailableError(absl::StrCat(path, ": ", error.message()));

@@ -556,26 +556,25 @@ absl::Status MovementBytes(Communicator& comm) {
 
 absl::Status ControlBytes(Communicator& comm) {
   const int p = comm.size(), v = comm.rank();
+  const auto expect_sent = [&](CommOp op, const char* what, int64_t bytes) {
+    return ExpectEqual(absl::StrCat("bytes of ", what), bytes, comm.counters()[op].bytes_sent);
+  };
   comm.ResetCounters();
   TESSERA_RETURN_IF_ERROR(comm.GatherBytes(std::string(10, 'x'), 0).status());
-  const int subtree = std::min(v & -v, p - v);
-  TESSERA_RETURN_IF_ERROR(ExpectEqual("bytes of gather", v == 0 ? 0 : 8 + 18 * subtree,
-                                      comm.counters()[CommOp::kGatherBytes].bytes_sent));
+  const int in_gather = v == 0 ? 0 : 8 + 18 * std::min(v & -v, p - v);
+  TESSERA_RETURN_IF_ERROR(expect_sent(CommOp::kGatherBytes, "gather", in_gather));
   TESSERA_RETURN_IF_ERROR(comm.BroadcastBytes(std::string(10, 'x'), 0).status());
-  TESSERA_RETURN_IF_ERROR(ExpectEqual("bytes of broadcast of bytes", 18 * ChildrenInTree(v, p),
-                                      comm.counters()[CommOp::kBroadcastBytes].bytes_sent));
+  const int64_t in_broadcast = 18 * ChildrenInTree(v, p);
+  TESSERA_RETURN_IF_ERROR(expect_sent(CommOp::kBroadcastBytes, "broadcast", in_broadcast));
   TESSERA_RETURN_IF_ERROR(comm.Barrier());
-  TESSERA_RETURN_IF_ERROR(
-      ExpectEqual("bytes of barrier", 0, comm.counters()[CommOp::kBarrier].bytes_sent));
+  TESSERA_RETURN_IF_ERROR(expect_sent(CommOp::kBarrier, "barrier", 0));
   TESSERA_RETURN_IF_ERROR(comm.Split(0, 0, "same").status());
-  TESSERA_RETURN_IF_ERROR(
-      ExpectEqual("bytes of split", (p - 1) * 16, comm.counters()[CommOp::kSplit].bytes_sent));
+  TESSERA_RETURN_IF_ERROR(expect_sent(CommOp::kSplit, "split", (p - 1) * 16));
   std::vector<float> data(5);
   if (v == 0 && p > 1) TESSERA_RETURN_IF_ERROR(comm.Send(data, 1, 0));
   if (v == 1) TESSERA_RETURN_IF_ERROR(comm.Receive(data, 0, 0));
-  TESSERA_RETURN_IF_ERROR(ExpectEqual("bytes of send", v == 0 && p > 1 ? 20 : 0,
-                                      comm.counters()[CommOp::kSend].bytes_sent));
-  return ExpectEqual("bytes of receive", 0, comm.counters()[CommOp::kReceive].bytes_sent);
+  TESSERA_RETURN_IF_ERROR(expect_sent(CommOp::kSend, "send", v == 0 && p > 1 ? 20 : 0));
+  return expect_sent(CommOp::kReceive, "receive", 0);
 }
 
 }  // namespace

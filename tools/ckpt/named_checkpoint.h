@@ -1,12 +1,12 @@
-#ifndef TESSERA_TOOLS_CKPT_TARGET_H_
-#define TESSERA_TOOLS_CKPT_TARGET_H_
+#ifndef TESSERA_TOOLS_CKPT_NAMED_CHECKPOINT_H_
+#define TESSERA_TOOLS_CKPT_NAMED_CHECKPOINT_H_
 
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/directory/read_lock.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
@@ -14,15 +14,16 @@
 namespace tessera::ckpt {
 
 // A checkpoint named on the command line.
-struct Target {
-  std::unique_ptr<Storage> storage;
+struct NamedCheckpoint {
+  std::shared_ptr<Storage> storage;
   std::string directory;  // within the storage; may be empty
-  std::string format;     // another framework's; empty: a checkpoint of this library
-  std::vector<std::string>
-      notes;  // of another framework's: which it is, and what was not understood
+  // DataLoss where the manifest is damaged.
+  absl::StatusOr<Checkpoint> opened;
+  std::string format;  // another framework's; empty: a checkpoint of this library
+  // Of another framework's: which it is, and what was not understood.
+  std::vector<std::string> notes;
   std::vector<convert::ForeignValue> values;         // what that has besides tensors
   const convert::ForeignStorage* foreign = nullptr;  // `storage`, of another framework's
-  ReadLock reading;  // while this lives, retention does not delete the checkpoint
 
   // Before all tensors are converted, which checks the rest: an error for damage of a record of
   // another framework's file.
@@ -43,8 +44,9 @@ bool IsForeignName(const std::string& name, const SourceOptions& options);
 
 // `name` (see OpenStorage()) names a checkpoint's directory, or a folder of checkpoints, of which
 // the newest is used, or another framework's checkpoint. NotFound for any other place.
-absl::StatusOr<Target> OpenTarget(const std::string& name, const SourceOptions& options);
+absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
+                                               const SourceOptions& options);
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_TOOLS_CKPT_TARGET_H_
+#endif  // TESSERA_TOOLS_CKPT_NAMED_CHECKPOINT_H_

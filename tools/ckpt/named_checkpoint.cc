@@ -1,0 +1,78 @@
+#include "tools/ckpt/named_checkpoint.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "checkpoint/format/manifest.h"
+#include "convert/core/foreign_storage.h"
+#include "convert/open_foreign.h"
+
+namespace tessera::ckpt {
+
+namespace {
+
+absl::StatusOr<NamedCheckpoint> FindForeignCheckpoint(const std::string& name,
+                                                      const SourceOptions& options) {
+  const convert::OpenForeignOptions open = {.format = options.format,
+                                            .s3_endpoint = options.s3_endpoint};
+  TESSERA_ASSIGN_OR_RETURN(const convert::FoundForeign found,
+                           convert::FindForeign(name, /*step=*/std::nullopt, open));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<convert::ForeignStorage> storage,
+                           convert::OpenForeign(found.name, open));
+  NamedCheckpoint checkpoint = {.opened = Checkpoint::Open(*storage, ""),
+                                .format = storage->format(),
+                                .notes = found.notes,
+                                .values = storage->values(),
+                                .foreign = storage.get()};
+  checkpoint.notes.insert(checkpoint.notes.end(), storage->notes().begin(), storage->notes().end());
+  checkpoint.storage = std::move(storage);
+  return checkpoint;
+}
+
+}  // namespace
+
+absl::Status NamedCheckpoint::CheckOtherRecords() const {
+  if (foreign == nullptr) return absl::OkStatus();
+  const std::vector<absl::Status> damaged = foreign->CheckOtherRecords();
+  return damaged.empty() ? absl::OkStatus() : damaged.front();
+}
+
+bool IsForeignName(const std::string& name, const SourceOptions& options) {
+  std::error_code error;
+  const std::optional<std::string> local = LocalPathOfName(name);
+  return !options.format.empty() ||
+         (local.has_value() && std::filesystem::is_regular_file(*local, error));
+}
+
+absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
+                                               const SourceOptions& options) {
+  if (IsForeignName(name, options)) return FindForeignCheckpoint(name, options);
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage,
+                           OpenStorage(name, {.s3_endpoint = options.s3_endpoint}));
+  const auto at = [&](std::string directory) {
+    absl::StatusOr<Checkpoint> opened = Checkpoint::Open(*storage, directory);
+    return NamedCheckpoint{
+        .storage = storage, .directory = std::move(directory), .opened = std::move(opened)};
+  };
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage->List(""));
+  if (std::ranges::find(names, kManifestFileName) != names.end()) return at("");
+  absl::StatusOr<CheckpointInfo> latest = CheckpointFolder(*storage).FindLatest();
+  if (absl::IsNotFound(latest.status())) {
+    absl::StatusOr<NamedCheckpoint> foreign = FindForeignCheckpoint(name, options);
+    if (!absl::IsNotFound(foreign.status())) return foreign;
+    return absl::NotFoundError(absl::StrCat(
+        name, ": neither a checkpoint (no manifest.pb) nor a folder of checkpoints, ",
+        "nor one of another framework (", absl::StrJoin(convert::FormatNames(), ", "), ")"));
+  }
+  TESSERA_RETURN_IF_ERROR(latest.status());
+  return at(std::move(latest->directory));
+}
+
+}  // namespace tessera::ckpt
