@@ -1,6 +1,5 @@
 #include "convert/infinitrain/state_file.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <set>
@@ -13,9 +12,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "base/byte_order.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "convert/core/file_cursor.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 
@@ -34,59 +33,11 @@ constexpr DType kDTypes[] = {DType::kBool, DType::kU8,  DType::kI8,  DType::kU16
                              DType::kU32,  DType::kI32, DType::kU64, DType::kI64, DType::kBF16,
                              DType::kF16,  DType::kF32, DType::kF64};
 
-// Reads a file from its beginning, a window at a time.
-class Cursor {
- public:
-  explicit Cursor(const ReadableFile& file) : file_(file) {}
-
-  uint64_t offset() const { return offset_; }
-  uint64_t left() const { return file_.size_bytes() - offset_; }
-
-  // The next bytes; valid until the next call. DataLoss where the file ends before.
-  absl::StatusOr<std::string_view> Take(uint64_t bytes) {
-    if (bytes > left()) return Truncated(bytes);
-    const uint64_t begin = offset_ - window_offset_;
-    if (offset_ < window_offset_ || begin + bytes > window_.size()) {
-      window_.resize(std::min(left(), std::max(bytes, kWindowBytes)));
-      window_offset_ = offset_;
-      TESSERA_RETURN_IF_ERROR(
-          file_.ReadAt(offset_, std::as_writable_bytes(std::span(window_.data(), window_.size()))));
-    }
-    const std::string_view taken =
-        std::string_view(window_).substr(offset_ - window_offset_, bytes);
-    offset_ += bytes;
-    return taken;
-  }
-
-  template <typename T>
-  absl::StatusOr<T> Number() {
-    TESSERA_ASSIGN_OR_RETURN(const std::string_view bytes, Take(sizeof(T)));
-    return LoadLittleEndian<T>(bytes.data());
-  }
-
-  absl::Status Skip(uint64_t bytes) {
-    if (bytes > left()) return Truncated(bytes);
-    offset_ += bytes;
-    return absl::OkStatus();
-  }
-
- private:
-  absl::Status Truncated(uint64_t bytes) const {
-    return absl::DataLossError(absl::StrCat("the file ends after ", file_.size_bytes(),
-                                            " bytes: expected ", bytes, " at offset ", offset_));
-  }
-
-  const ReadableFile& file_;
-  uint64_t offset_ = 0;
-  std::string window_;
-  uint64_t window_offset_ = 0;
-};
-
 absl::Status InTensor(const std::string& name, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat("tensor ", name, ": ", status.message()));
 }
 
-absl::StatusOr<std::string> ReadName(Cursor& cursor) {
+absl::StatusOr<std::string> ReadName(FileCursor& cursor) {
   TESSERA_ASSIGN_OR_RETURN(const uint32_t bytes, cursor.Number<uint32_t>());
   if (bytes == 0 || bytes > kMaxNameBytes) {
     return absl::DataLossError(
@@ -98,7 +49,7 @@ absl::StatusOr<std::string> ReadName(Cursor& cursor) {
 }
 
 // What follows the name, up to the elements, which are skipped.
-absl::Status ReadContents(Cursor& cursor, InfiniTrainTensor& tensor) {
+absl::Status ReadContents(FileCursor& cursor, InfiniTrainTensor& tensor) {
   TESSERA_ASSIGN_OR_RETURN(const uint8_t dtype, cursor.Number<uint8_t>());
   if (dtype >= std::size(kDTypes)) {
     return absl::DataLossError(absl::StrCat("unknown dtype ", dtype));
@@ -134,7 +85,7 @@ absl::StatusOr<bool> IsInfiniTrainStateFile(const ReadableFile& file) {
 }
 
 absl::StatusOr<std::vector<InfiniTrainTensor>> ReadInfiniTrainStateFile(const ReadableFile& file) {
-  Cursor cursor(file);
+  FileCursor cursor(file, kWindowBytes);
   TESSERA_ASSIGN_OR_RETURN(const std::string_view magic, cursor.Take(kMagic.size()));
   if (magic != kMagic) return absl::DataLossError("not a state dict of InfiniTrain");
   TESSERA_ASSIGN_OR_RETURN(const uint32_t version, cursor.Number<uint32_t>());
