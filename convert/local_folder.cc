@@ -121,6 +121,13 @@ absl::Status LocalFolder::Publish() {
   return absl::OkStatus();
 }
 
+absl::Status LocalFolder::PublishFile() {
+  TESSERA_RETURN_IF_ERROR(storage_->Rename(JoinPath(temporary_, name_), name_));
+  TESSERA_RETURN_IF_ERROR(storage_->SyncDirectory(""));
+  Abandon();
+  return absl::OkStatus();
+}
+
 void LocalFolder::Abandon() {
   Delete(temporary_).IgnoreError();
   lock_.reset();

@@ -12,10 +12,10 @@
 
 namespace tessera::ckpt::convert {
 
-// A new folder on a local disk that gets its name when it is complete. Until then it is
-// NAME.unfinished-XXXXXXXX beside it, which its process has locked by a file in it. Those that
-// processes which no longer exist have left for the same name are removed by the next one: folders
-// with a lock file that nobody holds, and nothing else.
+// A new folder, or file, on a local disk that gets its name when it is complete. Until then it is,
+// or is in, the folder NAME.unfinished-XXXXXXXX beside it, which its process has locked by a file
+// in it. Those that processes which no longer exist have left for the same name are removed by the
+// next one: folders with a lock file that nobody holds, and nothing else.
 class LocalFolder {
  public:
   // AlreadyExists where there is anything at `path`; errors then and later name it `described`.
@@ -29,8 +29,12 @@ class LocalFolder {
   // The folders that were removed.
   const std::vector<std::string>& removed() const { return removed_; }
 
+  const std::string& name() const { return name_; }
+
   // Gives it its name, durably. The lock file goes.
   absl::Status Publish();
+  // Instead of the folder, gives its only file this name, which the file has in the folder, too.
+  absl::Status PublishFile();
   // Deletes it.
   void Abandon();
 

@@ -18,6 +18,7 @@
 #include "convert/core/state_dict.h"
 #include "convert/dcp/read.h"
 #include "convert/deepspeed/deepspeed.h"
+#include "convert/gguf/gguf.h"
 #include "convert/hugging_face/hugging_face.h"
 #include "convert/infinitrain/infinitrain.h"
 #include "convert/internevo/internevo.h"
@@ -138,6 +139,15 @@ constexpr ReadFormat kReadFormats[] = {
        TESSERA_ASSIGN_OR_RETURN(const std::string model, FindLlmcModel(*place.storage, place.file));
        return ReadLlmc(*place.storage, model, options.model);
      }},
+    {kGguf,
+     [](const SourcePlace& place) -> absl::StatusOr<bool> {
+       TESSERA_ASSIGN_OR_RETURN(const std::string file, FindGguf(*place.storage, place.file));
+       return !file.empty();
+     },
+     [](const SourcePlace& place, const OpenForeignOptions&) -> absl::StatusOr<ForeignCheckpoint> {
+       TESSERA_ASSIGN_OR_RETURN(const std::string file, FindGguf(*place.storage, place.file));
+       return ReadGguf(*place.storage, file);
+     }},
     {kTorch,
      [](const SourcePlace& place) -> absl::StatusOr<bool> {
        TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
@@ -149,6 +159,11 @@ constexpr ReadFormat kReadFormats[] = {
 
 absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenForeignOptions& options) {
   const std::optional<std::string> local = LocalPathOfName(name);
+  if (const std::optional<ForeignObject> object = FindObject(name)) {
+    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage,
+                             OpenStorage(object->folder, {.s3_endpoint = options.s3_endpoint}));
+    return SourcePlace{std::move(storage), object->file};
+  }
   std::error_code error;
   if (!local.has_value() || !std::filesystem::is_regular_file(*local, error)) {
     TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage,
@@ -236,6 +251,14 @@ std::vector<std::string> FormatNames() {
   return names;
 }
 
+std::optional<ForeignObject> FindObject(std::string_view name) {
+  const size_t slash = name.rfind('/');
+  if (LocalPathOfName(name).has_value() || slash == name.npos || !name.ends_with(".gguf")) {
+    return std::nullopt;
+  }
+  return ForeignObject{std::string(name.substr(0, slash)), std::string(name.substr(slash + 1))};
+}
+
 absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<int64_t> step,
                                          const OpenForeignOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options));
@@ -264,9 +287,10 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view nam
   return OpenPlace(std::move(place), options);
 }
 
-absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(
-    std::shared_ptr<Storage> folder, const OpenForeignOptions& options) {
-  return OpenPlace({std::move(folder), ""}, options);
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(std::shared_ptr<Storage> folder,
+                                                                  const OpenForeignOptions& options,
+                                                                  std::string file) {
+  return OpenPlace({std::move(folder), std::move(file)}, options);
 }
 
 absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options,

@@ -47,16 +47,28 @@ struct FoundForeign {
 absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<int64_t> step,
                                          const OpenForeignOptions& options);
 
-// The checkpoint of another framework in a folder or, on a local disk, in a file, as a storage
-// whose root is a checkpoint. Errors: NotFound for a place that is not there or in none of the
-// formats, and for nothing else; InvalidArgument for an unknown format; DataLoss for missing files;
-// the other errors of its index pass and of ForeignStorage::Create().
+// The checkpoint of another framework in a folder or a file, as a storage whose root is a
+// checkpoint. In an object store, a file is what FindObject() finds. Errors: NotFound for a place
+// that is not there or in none of the formats, and for nothing else; InvalidArgument for an unknown
+// format; DataLoss for missing files; the other errors of its index pass and of
+// ForeignStorage::Create().
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,
                                                             const OpenForeignOptions& options);
 
-// The same for the root of a storage.
-absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(
-    std::shared_ptr<Storage> folder, const OpenForeignOptions& options);
+// The same for the root of a storage or, where it is not empty, a file in it.
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(std::shared_ptr<Storage> folder,
+                                                                  const OpenForeignOptions& options,
+                                                                  std::string file = "");
+
+// An object that is a checkpoint by itself, and the folder that it is in.
+struct ForeignObject {
+  std::string folder;
+  std::string file;
+};
+
+// The object of an object store that a name means: its ending is .gguf, as looking at the store
+// does not tell objects from folders. nullopt for other names.
+std::optional<ForeignObject> FindObject(std::string_view name);
 
 // What the headers of such a checkpoint tell besides tensors: ForeignCheckpoint::description. Reads
 // no tensor. `mismatch` gets ForeignCheckpoint::mismatch. Errors: those of OpenForeign()'s index

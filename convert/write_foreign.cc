@@ -20,6 +20,7 @@
 #include "convert/core/read_digests.h"
 #include "convert/dcp/read.h"
 #include "convert/dcp/write.h"
+#include "convert/gguf/gguf.h"
 #include "convert/hugging_face/hugging_face.h"
 #include "convert/llmc/llmc.h"
 #include "convert/local_folder.h"
@@ -47,10 +48,14 @@ struct WrittenFormat {
   std::string_view name;
   absl::StatusOr<std::vector<OutputFile>> (*plan)(const Manifest& manifest,
                                                   const PlanOptions& options);
+  bool has_tokenizer = false;
+  // The checkpoint is the only file of its plan, under the name that is given.
+  bool is_file = false;
+  std::string_view without_tokenizer = {};  // a note
 };
 
 constexpr WrittenFormat kWrittenFormats[] = {
-    {kHuggingFace, PlanHuggingFace},
+    {.name = kHuggingFace, .plan = PlanHuggingFace, .has_tokenizer = true},
     {kLlmc, PlanLlmc},
     {kMegatron, PlanMegatron},
     {kTorch,
@@ -67,29 +72,41 @@ constexpr WrittenFormat kWrittenFormats[] = {
                       {.tensors = {.dtype = options.dtype, .weights_only = options.weights_only},
                        .max_file_bytes = options.max_file_bytes});
      }},
+    {.name = kGguf,
+     .plan = PlanGguf,
+     .has_tokenizer = true,
+     .is_file = true,
+     .without_tokenizer = "The file has no tokenizer: llama.cpp runs it on ids alone, and Ollama "
+                          "does not; --tokenizer=PATH puts the model's into it."},
 };
 
 // Keeps two writers to one place of an object store apart.
-constexpr std::string_view kUnfinished = "unfinished";
+std::string UnfinishedName(const std::string& file) {
+  return file.empty() ? "unfinished" : file + ".unfinished";
+}
 
 absl::Status Exists(const std::string& folder) {
   return absl::AlreadyExistsError(absl::StrCat(folder, " exists, and nothing is ever overwritten"));
 }
 
-absl::Status ExistsUnfinished(const std::string& folder) {
-  return absl::AlreadyExistsError(absl::StrCat(
-      folder, " has an object \"", std::string(kUnfinished),
-      "\": another conversion is writing there, or was killed; where none is, delete all objects "
-      "below ",
-      folder, "/ (for example: aws s3 rm --recursive) and try again"));
+absl::Status ExistsUnfinished(const ForeignObject& place) {
+  const std::string what =
+      place.file.empty()
+          ? absl::StrCat("delete all objects below ", place.folder,
+                         "/ (for example: aws s3 rm --recursive)")
+          : absl::StrCat("delete ", place.file, " and ", UnfinishedName(place.file), " there");
+  return absl::AlreadyExistsError(
+      absl::StrCat(place.folder, " has an object \"", UnfinishedName(place.file),
+                   "\": another conversion is writing there, or was killed; where none is, ", what,
+                   " and try again"));
 }
 
 // Reads back what was written, as any other program would find it.
-absl::Status CheckWritten(std::shared_ptr<Storage> folder, const DigestsByName& written,
-                          const WriteForeignOptions& options) {
-  const std::string place = folder->Describe("");
+absl::Status CheckWritten(std::shared_ptr<Storage> folder, const std::string& file,
+                          const DigestsByName& written, const WriteForeignOptions& options) {
+  const std::string place = folder->Describe(file);
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ForeignStorage> storage,
-                           OpenForeignFolder(std::move(folder), {.format = options.format}));
+                           OpenForeignFolder(std::move(folder), {.format = options.format}, file));
   TESSERA_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(*storage, ""));
   TESSERA_ASSIGN_OR_RETURN(
       const DigestsByName found,
@@ -133,7 +150,7 @@ absl::StatusOr<int64_t> CompareWithSource(const Checkpoint& source,
 
 absl::StatusOr<WriteForeignReport> WriteAndCheck(const Checkpoint& source,
                                                  const std::vector<OutputFile>& files,
-                                                 LocalFolder& place,
+                                                 LocalFolder& place, bool is_file,
                                                  const WriteForeignOptions& options) {
   const OutputOptions output = {.io_threads = options.io_threads, .progress = options.progress};
   TESSERA_ASSIGN_OR_RETURN(const DigestsByName written,
@@ -141,18 +158,20 @@ absl::StatusOr<WriteForeignReport> WriteAndCheck(const Checkpoint& source,
   WriteForeignReport report = {.tensors = static_cast<int64_t>(written.size())};
   TESSERA_ASSIGN_OR_RETURN(report.digests_compared, CompareWithSource(source, files, written));
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> folder, OpenStorage(place.temporary_path()));
-  TESSERA_RETURN_IF_ERROR(CheckWritten(std::move(folder), written, options));
-  TESSERA_RETURN_IF_ERROR(place.Publish());
+  const std::string file = is_file ? place.name() : "";
+  TESSERA_RETURN_IF_ERROR(CheckWritten(std::move(folder), file, written, options));
+  TESSERA_RETURN_IF_ERROR(is_file ? place.PublishFile() : place.Publish());
   report.removed = place.removed();
   return report;
 }
 
 absl::StatusOr<WriteForeignReport> WriteLocal(const Checkpoint& source,
-                                              const std::vector<OutputFile>& files,
+                                              std::vector<OutputFile>& files, bool is_file,
                                               const std::string& folder, const std::string& local,
                                               const WriteForeignOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(LocalFolder place, LocalFolder::Create(local, folder));
-  absl::StatusOr<WriteForeignReport> report = WriteAndCheck(source, files, place, options);
+  if (is_file) files[0].name = place.name();
+  absl::StatusOr<WriteForeignReport> report = WriteAndCheck(source, files, place, is_file, options);
   if (!report.ok()) place.Abandon();
   return report;
 }
@@ -162,6 +181,7 @@ absl::StatusOr<WriteForeignReport> WriteLocal(const Checkpoint& source,
 absl::StatusOr<WriteForeignReport> WriteObjects(const Checkpoint& source,
                                                 const std::vector<OutputFile>& files,
                                                 const std::shared_ptr<Storage>& storage,
+                                                const std::string& file,
                                                 const WriteForeignOptions& options) {
   std::vector<OutputFile> first;
   std::map<std::string, std::string> last;
@@ -178,36 +198,78 @@ absl::StatusOr<WriteForeignReport> WriteObjects(const Checkpoint& source,
   WriteForeignReport report = {.tensors = static_cast<int64_t>(written.size())};
   TESSERA_ASSIGN_OR_RETURN(report.digests_compared, CompareWithSource(source, files, written));
   TESSERA_RETURN_IF_ERROR(
-      CheckWritten(std::make_shared<UnpublishedFolder>(storage, last), written, options));
+      CheckWritten(std::make_shared<UnpublishedFolder>(storage, last), file, written, options));
   for (const auto& [name, contents] : last) {
     TESSERA_RETURN_IF_ERROR(storage->Publish(name, contents, nullptr));
   }
   return report;
 }
 
+// A file is written into a folder that may have others, all else into a new one.
 absl::StatusOr<WriteForeignReport> WriteToStore(const Checkpoint& source,
                                                 const std::vector<OutputFile>& files,
-                                                const std::string& folder,
+                                                const ForeignObject& place,
                                                 const WriteForeignOptions& options) {
+  const std::string described =
+      place.file.empty() ? place.folder : absl::StrCat(place.folder, "/", place.file);
   TESSERA_ASSIGN_OR_RETURN(
       const std::shared_ptr<Storage> storage,
-      OpenStorage(folder, {.create_root = true, .s3_endpoint = options.s3_endpoint}));
+      OpenStorage(place.folder, {.create_root = true, .s3_endpoint = options.s3_endpoint}));
+  const std::string unfinished = UnfinishedName(place.file);
   const absl::StatusOr<std::vector<std::string>> names = storage->List("");
   if (!absl::IsNotFound(names.status())) {
     TESSERA_RETURN_IF_ERROR(names.status());
-    if (std::ranges::count(*names, kUnfinished) > 0) return ExistsUnfinished(folder);
-    if (!names->empty()) return Exists(folder);
+    const auto has = [&](const std::string& name) { return std::ranges::count(*names, name) > 0; };
+    if (has(unfinished)) return ExistsUnfinished(place);
+    if (place.file.empty() ? !names->empty() : has(place.file)) return Exists(described);
   }
-  const absl::Status alone = storage->Publish(kUnfinished, "", nullptr);
-  if (absl::IsAlreadyExists(alone)) return ExistsUnfinished(folder);
+  const absl::Status alone = storage->Publish(unfinished, "", nullptr);
+  if (absl::IsAlreadyExists(alone)) return ExistsUnfinished(place);
   TESSERA_RETURN_IF_ERROR(alone);
-  absl::StatusOr<WriteForeignReport> report = WriteObjects(source, files, storage, options);
-  if (!report.ok()) {
+  absl::StatusOr<WriteForeignReport> report =
+      WriteObjects(source, files, storage, place.file, options);
+  // A file that is there by now is another program's.
+  const bool is_others = !place.file.empty() && absl::IsAlreadyExists(report.status());
+  if (!report.ok() && !is_others) {
     for (const OutputFile& file : files) storage->Delete(file.name).IgnoreError();
   }
-  const absl::Status finished = storage->Delete(kUnfinished);
+  const absl::Status finished = storage->Delete(unfinished);
   if (report.ok()) TESSERA_RETURN_IF_ERROR(finished);
   return report;
+}
+
+// Where in an object store the checkpoint is written. InvalidArgument for the name of a file by
+// which it would not be found.
+absl::StatusOr<ForeignObject> PlaceInStore(const std::string& name, bool is_file) {
+  if (!is_file) return ForeignObject{name, ""};
+  const std::optional<ForeignObject> object = FindObject(name);
+  if (object.has_value()) return *object;
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, ": in an object store, the name of a GGUF file has to end in .gguf"));
+}
+
+absl::StatusOr<WriteForeignReport> WriteFiles(const Checkpoint& source,
+                                              std::vector<OutputFile>& files, bool is_file,
+                                              const std::string& name,
+                                              const WriteForeignOptions& options) {
+  const std::optional<std::string> local = LocalPathOfName(name);
+  if (local.has_value()) return WriteLocal(source, files, is_file, name, *local, options);
+  TESSERA_ASSIGN_OR_RETURN(const ForeignObject place, PlaceInStore(name, is_file));
+  if (is_file) files[0].name = place.file;
+  return WriteToStore(source, files, place, options);
+}
+
+absl::Status CheckTokenizer(const WriteForeignOptions& options, const ModelProto& model) {
+  if (options.tokenizer == nullptr) return absl::OkStatus();
+  const absl::StatusOr<ModelConfig> config = ConfigOf(model);
+  if (!config.ok()) {
+    return absl::InvalidArgumentError("the checkpoint does not say how many ids its model has");
+  }
+  const int64_t ids = options.tokenizer->vocab_size();
+  if (ids <= config->vocab_size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(options.tokenizer_path, " has ", ids,
+                                                 " ids, but the model only ", config->vocab_size(),
+                                                 ": it is another one's"));
 }
 
 }  // namespace
@@ -215,6 +277,14 @@ absl::StatusOr<WriteForeignReport> WriteToStore(const Checkpoint& source,
 std::vector<std::string> WrittenFormatNames() {
   std::vector<std::string> names;
   for (const WrittenFormat& format : kWrittenFormats) names.emplace_back(format.name);
+  return names;
+}
+
+std::vector<std::string> FormatsWithTokenizer() {
+  std::vector<std::string> names;
+  for (const WrittenFormat& format : kWrittenFormats) {
+    if (format.has_tokenizer) names.emplace_back(format.name);
+  }
   return names;
 }
 
@@ -227,18 +297,19 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& source, const 
                                                    "\"; written are ",
                                                    absl::StrJoin(WrittenFormatNames(), ", ")));
   }
+  TESSERA_RETURN_IF_ERROR(CheckTokenizer(options, source.manifest().model()));
   TESSERA_ASSIGN_OR_RETURN(
       std::vector<OutputFile> files,
       format->plan(source.manifest(), {.dtype = options.dtype,
                                        .weights_only = options.weights_only,
-                                       .max_file_bytes = options.max_file_bytes}));
-  for (const PlainFile& file : options.plain_files) {
-    files.push_back(PlainOutputFile(file.name, file.contents));
-  }
-  const std::optional<std::string> local = LocalPathOfName(folder);
+                                       .max_file_bytes = options.max_file_bytes,
+                                       .tokenizer = options.tokenizer,
+                                       .tokenizer_path = options.tokenizer_path}));
   TESSERA_ASSIGN_OR_RETURN(WriteForeignReport report,
-                           local.has_value() ? WriteLocal(source, files, folder, *local, options)
-                                             : WriteToStore(source, files, folder, options));
+                           WriteFiles(source, files, format->is_file, folder, options));
+  if (options.tokenizer == nullptr && !format->without_tokenizer.empty()) {
+    report.notes.emplace_back(format->without_tokenizer);
+  }
   for (const OutputFile& file : files) {
     report.files.push_back(file.name);
     report.bytes += file.size_bytes;

@@ -10,21 +10,17 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/core/output.h"
 #include "layout/dtype.h"
+#include "tokenizer/tokenizer.h"
 
 namespace tessera::ckpt::convert {
-
-// A file that is written beside the tensors as it is.
-struct PlainFile {
-  std::string name;
-  std::string contents;
-};
 
 struct WriteForeignOptions {
   std::string format;                       // one of WrittenFormatNames()
   DType dtype = DType::kUnspecified;        // of the weights; unspecified: as they are saved
   bool weights_only = false;                // in formats that have optimizer state
   uint64_t max_file_bytes = 5'000'000'000;  // in formats of several files
-  std::vector<PlainFile> plain_files;       // of names that the format does not use
+  const Tokenizer* tokenizer = nullptr;     // the model's; in FormatsWithTokenizer()
+  std::string tokenizer_path;               // for messages
   std::string s3_endpoint;                  // see OpenStorage()
   int io_threads = 4;
   // May be null. Called with the bytes done and in total, while writing and, from the beginning,
@@ -39,11 +35,15 @@ struct WriteForeignReport {
   int64_t digests_compared = 0;  // of them: equal to the digests that the source has
   double seconds = 0;
   std::vector<std::string> removed;  // see LocalFolder
+  std::vector<std::string> notes;    // what the new checkpoint lacks, one sentence each
 };
 
 std::vector<std::string> WrittenFormatNames();
+// Those that have the model's tokenizer, too.
+std::vector<std::string> FormatsWithTokenizer();
 
-// Writes a checkpoint in another framework's format to a new folder. A folder on a local disk gets
+// Writes a checkpoint in another framework's format to a new folder; a format whose checkpoint is a
+// single file by itself, to a file of this name. A folder on a local disk gets
 // its name when all its files are durable and have been read back: every tensor's digest is
 // compared with that of what was read from the source, and with the source's own digest where it
 // has one and the dtype is the same. In an object store, the file without which readers find no
@@ -51,8 +51,9 @@ std::vector<std::string> WrittenFormatNames();
 // file can be seen from when it is complete. An object `unfinished` keeps two writers apart there.
 // After an error nothing is left of the folder.
 //
-// Errors: AlreadyExists (the folder); those of the format's plan, of WriteOutput() and of
-// OpenForeign(); DataLoss where a digest differs, naming the tensor.
+// Errors: AlreadyExists (the folder); InvalidArgument for a tokenizer with more ids than the model;
+// those of the format's plan, of WriteOutput() and of OpenForeign(); DataLoss where a digest
+// differs, naming the tensor.
 absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& source, const std::string& folder,
                                                 const WriteForeignOptions& options);
 

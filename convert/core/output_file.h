@@ -11,12 +11,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/storage.h"
 #include "checkpoint/include/tensor_role.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
+#include "tokenizer/tokenizer.h"
 
 namespace tessera::ckpt::convert {
 
@@ -26,6 +29,14 @@ struct PlanOptions {
   bool weights_only = false;          // in formats that have optimizer state
   // The most bytes in one file of formats that have several, unless one tensor or chunk is larger.
   uint64_t max_file_bytes = 5'000'000'000;
+  // The model's, of at most its ids; may be null. In formats that have one.
+  const Tokenizer* tokenizer = nullptr;
+  std::string tokenizer_path;  // for messages
+
+  // The error of something that was done with the tokenizer.
+  absl::Status AtTokenizer(const absl::Status& status) const {
+    return absl::Status(status.code(), absl::StrCat(tokenizer_path, ": ", status.message()));
+  }
 };
 
 // A matrix of a new file.

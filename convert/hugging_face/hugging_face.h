@@ -36,10 +36,11 @@ absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage);
 
 // The files of a model in Hugging Face's format: config.json and model.safetensors or, where that
 // would be too large, several with their index. Tied parameters are written once, and optimizer
-// state is not.
+// state is not. A tokenizer's files, by which transformers finds it, lie beside them.
 //
 // InvalidArgument: a model that Hugging Face does not have. FailedPrecondition, listing them:
-// parameters that the checkpoint does not have, and weights that are not parameters.
+// parameters that the checkpoint does not have, and weights that are not parameters. Unimplemented:
+// a tokenizer that cannot be written so.
 absl::StatusOr<std::vector<OutputFile>> PlanHuggingFace(const Manifest& manifest,
                                                         const PlanOptions& options);
 

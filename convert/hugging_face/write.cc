@@ -12,6 +12,7 @@
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "nlohmann/json.hpp"
+#include "tokenizer/files/hugging_face_files.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -105,6 +106,13 @@ absl::StatusOr<std::vector<OutputFile>> PlanHuggingFace(const Manifest& manifest
       WriteHuggingFaceConfig(manifest.model(), weights.empty() ? DType::kF32 : weights[0].dtype));
   files.push_back(PlainOutputFile("config.json", std::move(config)));
   files.back().commits = true;
+  if (options.tokenizer != nullptr) {
+    absl::StatusOr<std::vector<TokenizerFile>> tokenizer = HuggingFaceFiles(*options.tokenizer);
+    if (!tokenizer.ok()) return options.AtTokenizer(tokenizer.status());
+    for (TokenizerFile& file : *tokenizer) {
+      files.push_back(PlainOutputFile(std::move(file.name), std::move(file.contents)));
+    }
+  }
   return files;
 }
 

@@ -87,6 +87,10 @@ std::shared_ptr<Storage> UnpackFolder(std::string_view packed) {
     AddPart(packed.substr(begin, end - begin), files);
     begin = end + kMark.size();
   }
+  return FolderOf(files);
+}
+
+std::shared_ptr<Storage> FolderOf(const std::map<std::string, std::string>& files) {
   auto storage = std::make_shared<MemoryStorage>();
   for (const auto& [name, contents] : files) Write(*storage, name, contents);
   return storage;
@@ -95,7 +99,12 @@ std::shared_ptr<Storage> UnpackFolder(std::string_view packed) {
 absl::Status ReadPackedFolder(
     std::string_view packed,
     const std::function<absl::StatusOr<ForeignCheckpoint>(Storage&)>& read) {
-  const std::shared_ptr<Storage> storage = UnpackFolder(packed);
+  return ReadWholeFolder(UnpackFolder(packed), read);
+}
+
+absl::Status ReadWholeFolder(
+    const std::shared_ptr<Storage>& storage,
+    const std::function<absl::StatusOr<ForeignCheckpoint>(Storage&)>& read) {
   TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, read(*storage));
   TESSERA_ASSIGN_OR_RETURN(const auto presented,
                            ForeignStorage::Create(storage, "", std::move(checkpoint)));

@@ -7,7 +7,9 @@
 // leaves the others as they are. tests/interop/pack_folder.py writes it.
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -21,9 +23,17 @@ namespace tessera::ckpt::convert {
 // the first MiB of a file, are left out.
 std::shared_ptr<Storage> UnpackFolder(std::string_view packed);
 
-// Reads the root of a packed folder with `read`. What is accepted is presented as a storage, and
+// A storage whose root has these files.
+std::shared_ptr<Storage> FolderOf(const std::map<std::string, std::string>& files);
+
+// Reads the root of a storage with `read`. What is accepted is presented as a storage, and
 // every tensor of moderate size is read from it; aborts where that fails. Errors: those of `read`
 // and of ForeignStorage::Create().
+absl::Status ReadWholeFolder(
+    const std::shared_ptr<Storage>& storage,
+    const std::function<absl::StatusOr<ForeignCheckpoint>(Storage&)>& read);
+
+// The same for the root of a packed folder.
 absl::Status ReadPackedFolder(
     std::string_view packed,
     const std::function<absl::StatusOr<ForeignCheckpoint>(Storage&)>& read);

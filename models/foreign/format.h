@@ -16,6 +16,7 @@
 namespace tessera {
 
 // The frameworks' names, which checkpoints state and commands take.
+inline constexpr char kGguf[] = "gguf";
 inline constexpr char kInfiniTrain[] = "infinitrain";
 inline constexpr char kInternEvo[] = "internevo";
 inline constexpr char kMegatron[] = "megatron";

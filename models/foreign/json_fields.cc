@@ -92,6 +92,18 @@ absl::StatusOr<std::string> JsonFields::Text(std::string_view name, std::string_
   return value->get<std::string>();
 }
 
+absl::StatusOr<std::vector<double>> JsonFields::Reals(std::string_view name) const {
+  std::vector<double> reals;
+  const nlohmann::json* const value = Find(name);
+  if (value == nullptr) return reals;
+  if (!value->is_array()) return WrongType(name, "a list of numbers");
+  for (const nlohmann::json& real : *value) {
+    if (!real.is_number()) return WrongType(name, "a list of numbers");
+    reals.push_back(real.get<double>());
+  }
+  return reals;
+}
+
 absl::Status JsonFields::Require(std::string_view name, const nlohmann::json& value) const {
   const nlohmann::json* const found = Find(name);
   if (found == nullptr || *found == value) return absl::OkStatus();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,6 +33,9 @@ class JsonFields {
   absl::StatusOr<double> Real(std::string_view name, double absent) const;
   absl::StatusOr<bool> Bool(std::string_view name, bool absent) const;
   absl::StatusOr<std::string> Text(std::string_view name, std::string_view absent) const;
+
+  // The numbers of a list; none where it is absent.
+  absl::StatusOr<std::vector<double>> Reals(std::string_view name) const;
 
   // InvalidArgument unless the field is absent or has this value.
   absl::Status Require(std::string_view name, const nlohmann::json& value) const;

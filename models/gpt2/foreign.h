@@ -8,6 +8,9 @@ namespace tessera::gpt2 {
 // Linear weights are [in, out] there as here: transformers' Conv1D.
 extern const HuggingFaceFormat kHuggingFaceFormat;
 
+// llama.cpp's architecture "gpt2". Linear weights are [out, in] there.
+extern const ForeignFormat kGgufFormat;
+
 // Modules of InfiniTrain's TransformerModel, which have the names of Hugging Face's, but matrices
 // that are transposed.
 extern const ForeignFormat kInfiniTrainFormat;

@@ -24,6 +24,9 @@ class Rope {
  public:
   Rope(int64_t head_size, double base, const RopeScaling& scaling);
 
+  // How far each pair turns from one position to the next, in radians.
+  const std::vector<double>& frequencies() const { return frequencies_; }
+
   // Computes the tables for sequences up to this length, in the backend's memory. Must not be
   // called during a pass.
   void Prepare(int64_t sequence, Backend& backend);
@@ -32,7 +35,7 @@ class Rope {
   TensorView sin(int64_t sequence) const { return sin_.view().Slice(0, 0, sequence); }
 
  private:
-  std::vector<double> frequencies_;  // [D/2], radians per position
+  std::vector<double> frequencies_;  // [D/2]
   Tensor cos_;
   Tensor sin_;
 };

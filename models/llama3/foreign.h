@@ -9,6 +9,11 @@ namespace tessera::llama3 {
 // embedding, there as here.
 extern const HuggingFaceFormat kHuggingFaceFormat;
 
+// llama.cpp's architecture "llama", whose rotary embedding turns neighbouring rows of a head. The
+// scaling of rotary frequencies is a tensor of factors there, from which the settings of Llama 3.1
+// and later are found; "tessera.rope_scaling." begins keys of our own, which state any others.
+extern const ForeignFormat kGgufFormat;
+
 // Modules of InfiniTrain's TransformerModel: fused queries, keys and values, with rotary rows in
 // Meta's order.
 extern const ForeignFormat kInfiniTrainFormat;

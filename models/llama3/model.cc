@@ -47,9 +47,9 @@ TransformerBlock MakeBlock(const ModelConfig& config, const ModelOptions& option
   return TransformerBlock(std::move(parts));
 }
 
-std::shared_ptr<Rope> MakeRope(const ModelConfig& config) {
+std::shared_ptr<Rope> MakeRope(const ModelConfig& config, bool scaled) {
   RopeScaling scaling;
-  scaling.enabled = config.use_rope_scaling();
+  scaling.enabled = scaled;
   scaling.factor = config.rope_scaling_factor();
   scaling.low_frequency_factor = config.rope_scaling_low_freq_factor();
   scaling.high_frequency_factor = config.rope_scaling_high_freq_factor();
@@ -77,7 +77,7 @@ std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& 
   parts.hidden_size = config.hidden_size();
   parts.tensor_parallel = *options.tensor_parallel;
   parts.layout = p.layout;
-  parts.rope = MakeRope(config);
+  parts.rope = MakeRope(config, config.use_rope_scaling());
   if (stage.has_embedding) {
     parts.embedding.emplace(
         p.table, /*positions=*/nullptr,
@@ -99,8 +99,8 @@ std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& 
 namespace {
 
 constexpr const ForeignFormat* kForeignFormats[] = {
-    &kInfiniTrainFormat, &kInternEvoFormat, &kInternEvoPairedFormat,
-    &kMegatronFormat,    &kMetaFormat,      &kPaddleFormat};
+    &kGgufFormat,     &kInfiniTrainFormat, &kInternEvoFormat, &kInternEvoPairedFormat,
+    &kMegatronFormat, &kMetaFormat,        &kPaddleFormat};
 
 int64_t LayerMatrixWeights(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
@@ -202,6 +202,15 @@ void FillRopeDefaults(ModelConfig& config) {
 }
 
 }  // namespace
+
+std::vector<double> RopeFactors(const ModelConfig& config) {
+  const std::shared_ptr<Rope> plain = MakeRope(config, false), scaled = MakeRope(config, true);
+  std::vector<double> factors;
+  for (size_t i = 0; i < plain->frequencies().size(); ++i) {
+    factors.push_back(plain->frequencies()[i] / scaled->frequencies()[i]);
+  }
+  return factors;
+}
 
 std::span<const std::string_view> SizeNames() { return kNames; }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "compute/kernels/backend.h"
@@ -35,6 +36,10 @@ absl::Status Validate(const ModelConfig& config);
 // Llama's rule: 2/3 of 4 * hidden_size, truncated, times the multiplier, truncated, rounded up to a
 // multiple of multiple_of.
 int64_t FfnHiddenSize(int64_t hidden_size, double multiplier, int64_t multiple_of);
+
+// How many times slower Llama 3.1's scaling turns each of the pairs of rows of a head, whether the
+// config uses it or not. Precondition: all settings of rotary embeddings are set.
+std::vector<double> RopeFactors(const ModelConfig& config);
 
 }  // namespace tessera::llama3
 

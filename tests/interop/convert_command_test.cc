@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <set>
 #include <string>
 #include <utility>
@@ -38,6 +39,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 namespace fs = std::filesystem;
 
@@ -317,8 +319,57 @@ TEST_F(ConvertCommandTest, WritesATokenizerBesideTheModel) {
   EXPECT_EQ(Run({"convert", In("hf"), In("new"), "--to=hf", "--tokenizer=" + In("absent")}), 2);
   EXPECT_THAT(err_, HasSubstr("absent: No such file"));
   EXPECT_EQ(Run({"convert", In("hf"), In("new"), "--to=torch", "--tokenizer=" + In("hf")}), 2);
-  EXPECT_THAT(err_, HasSubstr("--tokenizer is for --to=hf"));
+  EXPECT_THAT(err_, HasSubstr("--tokenizer is for --to=hf and --to=gguf"));
   EXPECT_FALSE(fs::exists(In("new")));
+}
+
+TEST_F(ConvertCommandTest, WritesATokenizerIntoTheFileOfTheModel) {
+  const std::string file = In("model.gguf");
+  for (const TokenizerFile& part : ByteTokenizer().Files()) WriteFile(In(part.name), part.contents);
+  ASSERT_EQ(Run({"convert", MakeModel(260), file, "--to=gguf", "--tokenizer=" + folder_.string()}),
+            0)
+      << err_;
+  EXPECT_TRUE(fs::is_regular_file(file));
+  EXPECT_THAT(ReadFile(file), AllOf(HasSubstr("tokenizer.ggml.merges"), HasSubstr("[PAD259]")));
+  EXPECT_THAT(out_, Not(HasSubstr("note")));
+  EXPECT_EQ(Run({"diff", MakeModel(260), file}), 0) << out_ << err_;
+
+  EXPECT_EQ(Run({"convert", MakeModel(256), In("a.gguf"), "--to=gguf",
+                 "--tokenizer=" + folder_.string()}),
+            2);
+  EXPECT_THAT(err_, HasSubstr("has 257 ids, but the model only 256"));
+  EXPECT_FALSE(fs::exists(In("a.gguf")));
+}
+
+// A file gets its name as a folder does, and nothing is left beside it.
+TEST_F(ConvertCommandTest, AFileOfLlamaCppIsWrittenAndReadBack) {
+  for (const std::string model : {"gpt2", "llama3_tied", "llama3_untied"}) {
+    SCOPED_TRACE(model);
+    const std::string source = Fixture(model + ".hf"), file = In("out/" + model + ".gguf");
+    ASSERT_EQ(Run({"convert", source, file, "--to=gguf", "--json"}), 0) << err_;
+    EXPECT_EQ(Json()["files"], nlohmann::json({model + ".gguf"}));
+    EXPECT_EQ(Json()["bytes"], fs::file_size(file));
+    EXPECT_THAT(Json()["notes"][0], HasSubstr("The file has no tokenizer"));
+    EXPECT_EQ(Run({"diff", source, file}), 0) << out_ << err_;
+    EXPECT_EQ(Run({"verify", file}), 0) << err_;
+    EXPECT_EQ(Run({"convert", source, file, "--to=gguf"}), ckpt::kExitUsage);
+    EXPECT_THAT(err_, HasSubstr("exists, and nothing is ever overwritten"));
+    // Through another topology, into the same bytes.
+    const std::string sharded = In(model), again = In("again/" + model + ".gguf");
+    ASSERT_EQ(Run({"convert", file, sharded, "--to=tessera", "--topology=dp2_zero1_tp2_pp2"}), 0)
+        << err_;
+    ASSERT_EQ(Run({"convert", sharded, again, "--to=gguf"}), 0) << err_;
+    EXPECT_TRUE(ReadFile(again) == ReadFile(file));
+    ASSERT_EQ(Run({"convert", file, In("bf16.gguf"), "--to=gguf", "--dtype=bf16"}), 0) << err_;
+    EXPECT_EQ(Run({"inspect", In("bf16.gguf"), "--json"}), 0) << err_;
+    for (const auto& tensor : Json()["tensors"]) {
+      const bool is_f32 = tensor["shape"].size() == 1 || tensor["name"] == "transformer.wpe.weight";
+      EXPECT_EQ(tensor["dtype"], is_f32 ? "F32" : "BF16") << tensor["name"];
+    }
+    fs::remove(In("bf16.gguf"));
+    EXPECT_EQ(std::distance(fs::directory_iterator(In("again")), {}), 1);
+    fs::remove_all(In("again"));
+  }
 }
 
 TEST_F(ConvertCommandTest, ConvertRefuses) {
@@ -552,6 +603,29 @@ TEST_F(ConvertCommandTest, EveryFormatIsWrittenToAnObjectStore) {
     EXPECT_THAT(err_, HasSubstr("exists, and nothing is ever overwritten"));
     EXPECT_EQ(server.keys(), keys);
   }
+}
+
+// A GGUF file is an object by itself, beside others.
+TEST_F(ConvertCommandTest, AFileOfLlamaCppIsWrittenToAnObjectStore) {
+  ckpt::s3::S3Server server({.region = "us-east-1"});
+  setenv("AWS_ACCESS_KEY_ID", "TESTKEY", 1);
+  setenv("AWS_SECRET_ACCESS_KEY", "a/secret+key", 1);
+  const std::string endpoint = "--s3-endpoint=" + server.endpoint(), hf = Fixture("gpt2.hf");
+  for (const std::string place : {"s3://bucket/models/a.gguf", "s3://bucket/models/b.gguf"}) {
+    ASSERT_EQ(Run({"convert", hf, place, "--to=gguf", endpoint}), 0) << err_;
+    EXPECT_EQ(Run({"diff", hf, place, endpoint}), 0) << out_ << err_;
+    EXPECT_EQ(Run({"convert", hf, place, "--to=gguf", endpoint}), ckpt::kExitUsage);
+    EXPECT_THAT(err_, HasSubstr(place + " exists, and nothing is ever overwritten"));
+  }
+  EXPECT_EQ(server.keys(), (std::vector<std::string>{"models/a.gguf", "models/b.gguf"}));
+  EXPECT_EQ(Run({"inspect", "s3://bucket/models", endpoint}), ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("2 GGUF files: give one of a.gguf, b.gguf"));
+  EXPECT_EQ(Run({"convert", hf, "s3://bucket/models/c", "--to=gguf", endpoint}), ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("has to end in .gguf"));
+  server.PutObject("models/c.gguf.unfinished", "");
+  EXPECT_EQ(Run({"convert", hf, "s3://bucket/models/c.gguf", "--to=gguf", endpoint}),
+            ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("delete c.gguf and c.gguf.unfinished there and try again"));
 }
 
 // Nothing is left of a conversion that fails, wherever it does.

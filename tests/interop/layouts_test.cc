@@ -131,6 +131,9 @@ constexpr Layout kLayouts[] = {
     {"hf_gpt2", kHfGpt2, kHfGpt2},
     {"hf_llama3_tied", "fixtures/pytorch/llama3_tied.hf", "fixtures/pytorch/llama3_tied.hf"},
     {"hf_llama3_untied", kHfLlama, kHfLlama},
+    {"gguf_gpt2", "../convert/gguf/testdata/gpt2", kHfGpt2},
+    {"gguf_llama3_tied", "../convert/gguf/testdata/llama3_tied", "fixtures/pytorch/llama3_tied.hf"},
+    {"gguf_llama3_untied", "../convert/gguf/testdata/llama3_untied/model.gguf", kHfLlama},
     {"llmc_gpt2", "fixtures/pytorch/gpt2.model.bin", kHfGpt2},
     {"llmc_llama3_untied", "fixtures/pytorch/llama3_untied.model.bin", kHfLlama},
 };

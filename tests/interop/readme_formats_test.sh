@@ -27,6 +27,7 @@ cp -rL "$fixtures/interop/deepspeed/zero2_bf16" theirs/deepspeed
 cp -rL "$fixtures/interop/megatron/gpt2_tp2_pp2" theirs/megatron
 cp -rL "$fixtures/interop/internevo/llama_tp2_zo2" theirs/internevo
 cp -rL "$fixtures/interop/infinitrain/gpt2_dp2/checkpoint_step_000002" theirs/infinitrain
+cp -L "$fixtures/../convert/gguf/testdata/gpt2/model.gguf" theirs/gguf
 cp -rL "$fixtures/interop/paddle/testdata/mp2_pp2" theirs/paddle
 
 # The command in a cell, less its quotes; empty where there is none.

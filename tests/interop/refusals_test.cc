@@ -442,6 +442,39 @@ std::vector<Refusal> InternEvoRefusals() {
   return refusals;
 }
 
+std::vector<Refusal> GgufRefusals() {
+  const std::string gpt2 = "../../convert/gguf/testdata/gpt2", file = "model.gguf";
+  // Behind the name: the number of dims, two extents, the type.
+  const auto set_type = [&](char type) {
+    return Edit(file, [=](std::string& contents) {
+      const std::string name = "blk.1.ffn_up.weight";
+      contents.at(contents.find(name) + name.size() + 4 + 2 * 8) = type;
+    });
+  };
+  return {
+      {"SeveralFiles",
+       gpt2,
+       CopyWithin(file, "other.gguf"),
+       {"2 GGUF files: give one of model.gguf, other.gguf"}},
+      {"Quantised",
+       gpt2,
+       set_type(8),
+       {file + ": tensor blk.1.ffn_up.weight is Q8_0", "no quantised tensors"}},
+      {"OtherTensor",
+       gpt2,
+       Replace(file, "blk.1.ffn_up.weight", "blk.1.ffn_gate.bias"),
+       {file + ": tensor blk.1.ffn_gate.bias belongs to no parameter"}},
+      {"TensorOfALayerTooMany",
+       gpt2,
+       Replace(file, "blk.1.ffn_up.weight", "blk.2.ffn_up.weight"),
+       {file + ": tensor blk.2.ffn_up.weight belongs to no parameter"}},
+      {"OtherArchitecture",
+       gpt2,
+       Replace(file, "gpt2.", "bert."),
+       {file + ": gguf's configuration: gpt2.block_count is missing"}},
+  };
+}
+
 class RefusalTest : public testing::ForeignTest, public ::testing::WithParamInterface<Refusal> {};
 
 TEST_P(RefusalTest, NamesTheCause) {
@@ -459,6 +492,7 @@ const auto kName = [](const auto& info) { return info.param.name; };
 
 INSTANTIATE_TEST_SUITE_P(DeepSpeed, RefusalTest, ::testing::ValuesIn(DeepSpeedRefusals()), kName);
 INSTANTIATE_TEST_SUITE_P(Megatron, RefusalTest, ::testing::ValuesIn(MegatronRefusals()), kName);
+INSTANTIATE_TEST_SUITE_P(Gguf, RefusalTest, ::testing::ValuesIn(GgufRefusals()), kName);
 INSTANTIATE_TEST_SUITE_P(Paddle, RefusalTest, ::testing::ValuesIn(PaddleRefusals()), kName);
 INSTANTIATE_TEST_SUITE_P(InfiniTrain, RefusalTest, ::testing::ValuesIn(InfiniTrainRefusals()),
                          kName);

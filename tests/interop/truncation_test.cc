@@ -56,7 +56,8 @@ TEST_F(TruncationTest, IsRefused) {
             {"model_tp0_pp0.pt", "optimizer_tp0_pp0_zo0.pt", "model_config.pt", "context.pt"}},
            {"infinitrain/llama3/checkpoint_step_000003",
             "infinitrain",
-            {"model.ckpt", "optimizer.ckpt"}}}) {
+            {"model.ckpt", "optimizer.ckpt"}},
+           {"../../convert/gguf/testdata/llama3_untied", "gguf", {"model.gguf"}}}) {
     for (const std::string& file : truncated.files) {
       const uint64_t size = fs::file_size(Fixture(truncated.checkpoint) + "/" + file);
       for (const uint64_t length : {uint64_t{5}, size / 2, size - 1}) {

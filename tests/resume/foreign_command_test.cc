@@ -262,6 +262,10 @@ TEST_F(ForeignCommandTest, TheModelIsThatOfTheFiles) {
     EXPECT_EQ(LossesOn("tp2", file, 2, {"--load=" + Fixture(file), "--finetune"}),
               Losses("described"));
   }
+  const std::string gguf = (root_ / "gpt2.gguf").string();
+  Convert(Fixture("gpt2.hf"), gguf, "gguf");
+  EXPECT_EQ(LossesOn("tp2", "gguf", 2, {"--load=" + gguf, "--load-format=gguf", "--finetune"}),
+            Losses("described"));
   // A run that has begun, or another one's checkpoint, has its model, too.
   EXPECT_THAT(MustTrain("gpt2.hf", 4).out, HasSubstr("step 4/4 | loss"));
   MustTrain("mine", 2, {Load("described"), "--finetune"});

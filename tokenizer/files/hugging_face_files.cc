@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -23,11 +24,9 @@
 #include "tokenizer/bpe/bpe_tokenizer.h"
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/bpe/split_rules.h"
-#include "tokenizer/byte_tokenizer.h"
-#include "tokenizer/files/gpt2_files.h"
 #include "tokenizer/files/json_files.h"
-#include "tokenizer/files/tiktoken.h"
 #include "tokenizer/files/tokenizer_json.h"
+#include "tokenizer/files/vocabulary_of.h"
 #include "tokenizer/sentencepiece/sentencepiece_model.h"
 
 namespace tessera {
@@ -188,61 +187,15 @@ Json SpaceMarkDecoder(bool dummy_prefix) {
   return {{"type", "Sequence"}, {"decoders", std::move(steps)}};
 }
 
-class Files {
- public:
-  explicit Files(std::vector<TokenizerFile> files) : files_(std::move(files)) {}
-
-  // Null if no file has this name.
-  const std::string* Find(std::string_view name) const {
-    const auto found = std::ranges::find(files_, name, &TokenizerFile::name);
-    return found == files_.end() ? nullptr : &found->contents;
-  }
-
- private:
-  std::vector<TokenizerFile> files_;
-};
-
-BpeVocabulary ByteVocabulary() {
-  const ByteTokenizer tokenizer;
-  BpeVocabulary vocabulary;
-  for (int32_t byte = 0; byte < 256; ++byte) {
-    vocabulary.tokens.emplace_back(tokenizer.TokenText(byte));
-  }
-  vocabulary.split = *FindSplitRules(kGpt2Regex);
-  vocabulary.added = {
-      {.text = std::string(kEndOfTextMarker), .id = tokenizer.end_of_text(), .special = true}};
-  return vocabulary;
-}
-
-absl::StatusOr<std::string> TokenizerJson(const Tokenizer& tokenizer, const Files& files) {
+absl::StatusOr<std::string> TokenizerJson(const Tokenizer& tokenizer, const TokenizerFiles& files) {
   if (const std::string* json = files.Find(kTokenizerJsonName); json != nullptr) return *json;
-  if (ByteTokenizer::Matches(tokenizer)) return WriteTokenizerJson(ByteVocabulary());
-  if (const std::string* ranks = files.Find(kTiktokenName); ranks != nullptr) {
-    TESSERA_ASSIGN_OR_RETURN(const BpeVocabulary vocabulary, ReadTiktoken(kTiktokenName, *ranks));
-    return WriteTokenizerJson(vocabulary);
-  }
-  if (const std::string* ids = files.Find(kGpt2VocabularyName); ids != nullptr) {
-    TokenizerConfig config;
-    if (const std::string* contents = files.Find(kTokenizerConfigName); contents != nullptr) {
-      TESSERA_ASSIGN_OR_RETURN(config, ParseTokenizerConfig(kTokenizerConfigName, *contents));
-    }
-    TESSERA_ASSIGN_OR_RETURN(
-        const BpeVocabulary vocabulary,
-        ReadGpt2Files(kGpt2VocabularyName, *ids, *files.Find(kGpt2MergesName), config));
-    return WriteTokenizerJson(vocabulary);
-  }
-  if (const std::string* contents = files.Find(kSentencePieceName); contents != nullptr) {
-    TESSERA_ASSIGN_OR_RETURN(const SentencePieceModel model,
-                             ParseSentencePieceModel(kSentencePieceName, *contents));
-    return WriteTokenizerJson(model);
-  }
-  return absl::UnimplementedError(
-      "a tokenizer.bin of llm.c does not say how text is encoded: give the files that it was made "
-      "from");
+  TESSERA_ASSIGN_OR_RETURN(const Vocabulary vocabulary, VocabularyOf(tokenizer));
+  if (const auto* bpe = std::get_if<BpeVocabulary>(&vocabulary)) return WriteTokenizerJson(*bpe);
+  return WriteTokenizerJson(std::get<SentencePieceModel>(vocabulary));
 }
 
 // The text by which the files name a token.
-std::string TextOf(const Tokenizer& tokenizer, const Files& files, int32_t id) {
+std::string TextOf(const Tokenizer& tokenizer, const TokenizerFiles& files, int32_t id) {
   const std::string* contents = files.Find(kSentencePieceName);
   if (contents == nullptr) return std::string(tokenizer.TokenText(id));
   return ParseSentencePieceModel(kSentencePieceName, *contents)->pieces[id].text;
@@ -308,7 +261,7 @@ absl::StatusOr<std::string> WriteTokenizerJson(const SentencePieceModel& model) 
 }
 
 absl::StatusOr<std::vector<TokenizerFile>> HuggingFaceFiles(const Tokenizer& tokenizer) {
-  const Files files(tokenizer.Files());
+  const TokenizerFiles files(tokenizer.Files());
   TESSERA_ASSIGN_OR_RETURN(std::string json, TokenizerJson(tokenizer, files));
   const int32_t end = tokenizer.end_of_text();
   const int32_t begin = tokenizer.begin_of_text().value_or(end);

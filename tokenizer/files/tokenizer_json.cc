@@ -333,9 +333,9 @@ absl::Status ReadFile(const std::string& path, const Json& json, BpeVocabulary& 
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTokenizerJson(const std::string& path,
-                                                                 const std::string& contents,
-                                                                 const TokenizerConfig& config) {
+absl::StatusOr<BpeVocabulary> ReadTokenizerJson(const std::string& path,
+                                                const std::string& contents,
+                                                const TokenizerConfig& config) {
   const Json json = Json::parse(contents, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("model")) {
     return absl::DataLossError(
@@ -348,6 +348,13 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTokenizerJson(const std::stri
   if (!config.contents.empty()) {
     vocabulary.files.push_back({kTokenizerConfigName, config.contents});
   }
+  return vocabulary;
+}
+
+absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTokenizerJson(const std::string& path,
+                                                                 const std::string& contents,
+                                                                 const TokenizerConfig& config) {
+  TESSERA_ASSIGN_OR_RETURN(BpeVocabulary vocabulary, ReadTokenizerJson(path, contents, config));
   return BpeTokenizer::Create(path, std::move(vocabulary));
 }
 

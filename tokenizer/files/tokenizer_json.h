@@ -19,8 +19,13 @@ inline constexpr char kTokenizerJsonName[] = "tokenizer.json";  // in Tokenizer:
 // pipeline is normalizers of text_normalizer.h and, byte-level, one split of split_rules.h and the
 // byte alphabet, or else Metaspace or nothing; then BPE. Its template's first token becomes
 // begin_of_text(). Errors: DataLoss for a file that is not a tokenizer.json or contradicts itself;
-// InvalidArgument naming the setting that is not supported, and those of FindEndOfText,
-// CharacterAlphabet::Create and BpeTokenizer::Create.
+// InvalidArgument naming the setting that is not supported, and those of FindEndOfText and
+// CharacterAlphabet::Create.
+absl::StatusOr<BpeVocabulary> ReadTokenizerJson(const std::string& path,
+                                                const std::string& contents,
+                                                const TokenizerConfig& config = {});
+
+// Errors: those of ReadTokenizerJson and of BpeTokenizer::Create.
 absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTokenizerJson(
     const std::string& path, const std::string& contents, const TokenizerConfig& config = {});
 

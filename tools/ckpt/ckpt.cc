@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/version.h"
 #include "checkpoint/format/manifest.h"
+#include "convert/write_foreign.h"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/partition_rules.h"
 #include "tools/ckpt/report.h"
@@ -32,7 +34,7 @@ PATH is a checkpoint's directory, or a folder of checkpoints: the newest is mean
 framework's: a folder in Hugging Face's format (hf), a model file of llm.c or a folder with them
 (llmc), a checkpoint of Megatron-Core (megatron), DeepSpeed (deepspeed), PaddleNLP (paddle),
 InternEvo (internevo) or InfiniTrain (infinitrain), a file of torch.save (torch), a folder of
-torch.distributed.checkpoint (dcp).
+torch.distributed.checkpoint (dcp), a file of llama.cpp (gguf).
 A folder may be in an object store: s3://bucket/prefix or boto3:s3://bucket.endpoint/prefix, with
 the credentials of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
 
@@ -104,19 +106,21 @@ Writes FOLDER/step-N: the state of the checkpoint at PATH, cut for another topol
 constexpr char kConvertHelp[] = R"(ckpt convert PATH FOLDER --to=FORMAT
 
 Writes the checkpoint at PATH, of any topology or another framework's, in another format. FOLDER
-gets its name when every tensor has been read back and is equal to what was read.
+(of gguf: a file) gets its name when every tensor has been read back and is equal to what was read.
 
   --to=FORMAT                  hf: a folder in Hugging Face's format: config.json, safetensors
                                llmc: llm.c's model file and optimizer state
                                megatron: a folder that Megatron-Core loads (torch_dist)
                                torch: one file for torch.load(), checkpoint.pt
                                dcp: a folder of torch.distributed.checkpoint
+                               gguf: one file for llama.cpp and Ollama, not quantised
                                tessera: FOLDER/step-N, for one rank or for --topology
-  --dtype=TYPE                 of the weights: f32, bf16 or f16 (as they are saved; not tessera)
-  --weights-only               leaves optimizer state out (hf never has it)
+  --dtype=TYPE                 of the weights: f32, bf16 or f16 (as they are saved; not tessera);
+                               vectors are f32 in gguf
+  --weights-only               leaves optimizer state out (hf and gguf never have it)
   --max-file-size=SIZE         of one file (5GB; hf, megatron, dcp)
   --tokenizer=PATH             the model's, as for prepare_data: writes the files by which
-                               transformers finds it, too (hf)
+                               transformers finds it (hf), or puts it into the file (gguf)
   --topology=T                 as for ckpt reshard (tessera)
   --memory=SIZE                of all buffers (128MiB; tessera)
   --threads=N                  that read (4)
@@ -310,7 +314,11 @@ std::string ParseFlag(std::string_view command, const std::string& text, Command
 std::string CompleteConvert(CommandOptions& options) {
   ConvertOptions& convert = options.convert;
   if (convert.format.empty()) return "convert needs --to";
-  if (convert.format != "hf" && !convert.tokenizer.empty()) return "--tokenizer is for --to=hf";
+  const std::vector<std::string> with_tokenizer = convert::FormatsWithTokenizer();
+  if (!convert.tokenizer.empty() &&
+      std::ranges::find(with_tokenizer, convert.format) == with_tokenizer.end()) {
+    return absl::StrCat("--tokenizer is for --to=", absl::StrJoin(with_tokenizer, " and --to="));
+  }
   if (convert.format != "tessera") {
     return options.reshard.topology.empty() ? "" : "--topology is for --to=tessera";
   }

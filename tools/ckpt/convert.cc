@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,11 +10,12 @@
 #include "base/units.h"
 #include "convert/write_foreign.h"
 #include "nlohmann/json.hpp"
+#include "tokenizer/tokenizer.h"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/named_checkpoint.h"
 #include "tools/ckpt/progress_bar.h"
 #include "tools/ckpt/report.h"
-#include "tools/ckpt/tokenizer_conversion.h"
+#include "trainer/data/load_tokenizer.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -23,11 +25,10 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
                                                     const CommandOutput& output) {
   TESSERA_RETURN_IF_ERROR(source.opened.status());
   TESSERA_RETURN_IF_ERROR(source.CheckOtherRecords());
-  std::vector<convert::PlainFile> tokenizer;
-  if (!options.convert.tokenizer.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(
-        tokenizer,
-        HuggingFaceTokenizerFiles(options.convert.tokenizer, source.opened->manifest().model()));
+  const std::string& tokenizer_path = options.convert.tokenizer;
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (!tokenizer_path.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(tokenizer, LoadTokenizer(tokenizer_path));
   }
   ProgressBar bar(output.progress);
   return convert::WriteForeign(
@@ -36,7 +37,8 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
        .dtype = options.convert.dtype,
        .weights_only = options.convert.weights_only,
        .max_file_bytes = options.convert.max_file_bytes,
-       .plain_files = std::move(tokenizer),
+       .tokenizer = tokenizer.get(),
+       .tokenizer_path = tokenizer_path,
        .s3_endpoint = options.source.s3_endpoint,
        .io_threads = options.threads,
        .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
@@ -45,6 +47,7 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
 std::vector<std::string> NotesOf(const NamedCheckpoint& source,
                                  const convert::WriteForeignReport& report) {
   std::vector<std::string> notes = source.notes;
+  notes.insert(notes.end(), report.notes.begin(), report.notes.end());
   for (const std::string& path : report.removed) {
     notes.push_back(path + " is removed: a conversion that was killed had left it");
   }

@@ -1,0 +1,143 @@
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "models/foreign/gguf_fields.h"
+#include "models/llama3/foreign.h"
+#include "models/llama3/fused_matrices.h"
+#include "models/llama3/model.h"
+#include "models/llama3/names.h"
+
+namespace tessera::llama3 {
+namespace {
+
+constexpr char kName[] = "llama";
+constexpr char kGroups[] = "llama.attention.head_count_kv";
+constexpr char kEpsilon[] = "llama.attention.layer_norm_rms_epsilon";
+constexpr char kRotaryBase[] = "llama.rope.freq_base";
+
+constexpr char kFactor[] = "tessera.rope_scaling.factor";
+constexpr char kLowFactor[] = "tessera.rope_scaling.low_freq_factor";
+constexpr char kHighFactor[] = "tessera.rope_scaling.high_freq_factor";
+constexpr char kOriginalPositions[] = "tessera.rope_scaling.original_max_position_embeddings";
+
+// Factors are stored as fp32, and computed in fp32 by llama.cpp's converter.
+constexpr double kFactorTolerance = 1e-4;
+
+bool Describes(const JsonFields& fields) { return IsGgufArchitecture(fields, kName); }
+
+bool AreFactors(const std::vector<double>& found, const ModelConfig& config) {
+  const int64_t heads = config.num_attention_heads();
+  if (heads < 1 || config.hidden_size() / heads != 2 * static_cast<int64_t>(found.size())) {
+    return false;
+  }
+  const std::vector<double> factors = RopeFactors(config);
+  for (size_t i = 0; i < factors.size(); ++i) {
+    if (!(std::abs(found[i] - factors[i]) <= kFactorTolerance * factors[i])) return false;
+  }
+  return true;
+}
+
+absl::Status ReadRope(const JsonFields& fields, ModelConfig& config) {
+  TESSERA_RETURN_IF_ERROR(fields.Require("llama.rope.scaling.type", "none"));
+  TESSERA_ASSIGN_OR_RETURN(const double base, fields.Real(kRotaryBase, 10000));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<double> factors, fields.Reals(kGgufRopeFactors));
+  config.set_rotary_base(base);
+  config.set_use_rope_scaling(!factors.empty());
+  if (factors.empty()) return absl::OkStatus();
+  // The slowest pair of a head turns as many times slower as the factor says.
+  TESSERA_ASSIGN_OR_RETURN(const double factor, fields.Real(kFactor, factors.back()));
+  TESSERA_ASSIGN_OR_RETURN(const double low, fields.Real(kLowFactor, 1));
+  TESSERA_ASSIGN_OR_RETURN(const double high, fields.Real(kHighFactor, 4));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t original, fields.Integer(kOriginalPositions, 8192));
+  config.set_rope_scaling_factor(factor);
+  config.set_rope_scaling_low_freq_factor(low);
+  config.set_rope_scaling_high_freq_factor(high);
+  config.set_rope_scaling_original_max_position_embeddings(original);
+  if (AreFactors(factors, config)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      fields.source(), ": ", kGgufRopeFactors, " is not Llama 3's scaling by ", factor, " from ",
+      original, " positions between ", low, " and ", high,
+      " turns, and the file states no other: convert the model that it was made from"));
+}
+
+absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
+  TESSERA_RETURN_IF_ERROR(ReadGgufSizes(fields, kName, config));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t groups,
+                           fields.Integer(kGroups, config.num_attention_heads()));
+  TESSERA_ASSIGN_OR_RETURN(const double epsilon, fields.Real(kEpsilon));
+  TESSERA_ASSIGN_OR_RETURN(const bool has_head, fields.Bool(kGgufHead, false));
+  config.set_num_query_groups(groups);
+  config.set_norm_epsilon(epsilon);
+  config.set_untie_embeddings_and_output_weights(has_head);
+  return ReadRope(fields, config);
+}
+
+void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
+  const int64_t head_size = config.hidden_size() / config.num_attention_heads();
+  WriteGgufSizes(config, kName, json);
+  json[kGroups] = config.num_query_groups();
+  json["llama.attention.key_length"] = head_size;
+  json["llama.attention.value_length"] = head_size;
+  json[kEpsilon] = config.norm_epsilon();
+  json["llama.rope.dimension_count"] = head_size;
+  json[kRotaryBase] = config.rotary_base();
+  if (!config.use_rope_scaling()) return;
+  json[kFactor] = config.rope_scaling_factor();
+  json[kLowFactor] = config.rope_scaling_low_freq_factor();
+  json[kHighFactor] = config.rope_scaling_high_freq_factor();
+  json[kOriginalPositions] = config.rope_scaling_original_max_position_embeddings();
+  json[kGgufRopeFactors] = RopeFactors(config);
+}
+
+void AddLayer(const ModelConfig& config, int64_t layer, std::vector<ForeignParameter>& parameters) {
+  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
+  const int64_t d = c / config.num_attention_heads(), kv = config.num_query_groups() * d;
+  const std::string prefix = absl::StrCat("blk.", layer, ".");
+  const auto same = [&](const char* name, const char* tensor, Shape shape) {
+    parameters.push_back(SameTensor(prefix + name, LayerName(layer, tensor), std::move(shape)));
+  };
+  const auto rotary = [&](const char* name, const char* tensor, int64_t heads) {
+    parameters.push_back({.name = prefix + name, .shape = {heads * d, c}});
+    AddHeads(config, RotaryRows::kPairs, LayerName(layer, tensor), 0, heads, 0, parameters.back());
+  };
+  same("attn_norm.weight", kNorm1, {c});
+  rotary("attn_q.weight", kQuery, config.num_attention_heads());
+  rotary("attn_k.weight", kKey, config.num_query_groups());
+  same("attn_v.weight", kValue, {kv, c});
+  same("attn_output.weight", kOut, {c, c});
+  same("ffn_norm.weight", kNorm2, {c});
+  same("ffn_gate.weight", kGate, {f, c});
+  same("ffn_up.weight", kUp, {f, c});
+  same("ffn_down.weight", kDown, {c, f});
+}
+
+std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
+  const Shape table = {config.vocab_size(), config.hidden_size()};
+  std::vector<ForeignParameter> parameters;
+  parameters.push_back(SameTensor(kGgufEmbedding, kTokenEmbedding, table));
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    AddLayer(config, layer, parameters);
+  }
+  parameters.push_back(SameTensor("output_norm.weight", kFinalNorm, {config.hidden_size()}));
+  if (config.untie_embeddings_and_output_weights()) {
+    parameters.push_back(SameTensor(kGgufHead, kHead, table));
+  }
+  const int64_t head_size = config.hidden_size() / config.num_attention_heads();
+  parameters.push_back({.name = kGgufRopeFactors, .shape = {head_size / 2}});  // computed
+  return parameters;
+}
+
+}  // namespace
+
+constinit const ForeignFormat kGgufFormat = {.framework = kGguf,
+                                             .describes = Describes,
+                                             .read_config = ReadConfig,
+                                             .write_config = WriteConfig,
+                                             .parameters = Parameters};
+
+}  // namespace tessera::llama3

@@ -1,0 +1,39 @@
+#ifndef TESSERA_TOKENIZER_FILES_GGUF_VOCABULARY_H_
+#define TESSERA_TOKENIZER_FILES_GGUF_VOCABULARY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "tokenizer/tokenizer.h"
+
+namespace tessera {
+
+// A tokenizer as a GGUF file has it, in which llama.cpp and Ollama find it: the values of
+// "tokenizer.ggml." and these names.
+struct GgufVocabulary {
+  std::string model;                // "gpt2": BPE of bytes; "llama": SentencePiece
+  std::string pre;                  // how text is cut into pieces
+  std::vector<std::string> tokens;  // all distinct
+  std::vector<int32_t> types;       // of each token, as SentencePieceType numbers them
+  std::vector<std::string> merges;  // "gpt2"
+  std::vector<float> scores;        // "llama"
+  int32_t end_of_text = -1;
+  std::optional<int32_t> begin_of_text;  // before every text
+  std::optional<int32_t> unknown;
+  bool adds_space_prefix = false;
+};
+
+// The tokenizer for a model with so many ids; those that it does not have are unused tokens. Its
+// ids in llama.cpp are its own for every valid UTF-8 text, but that cl100k's rule for white space
+// at the end of a text is not known there.
+//
+// Precondition: the model has at least the tokenizer's ids. Errors: Unimplemented, naming it, for
+// what llama.cpp's tokenizers do not do, and for a tokenizer that can only decode.
+absl::StatusOr<GgufVocabulary> DescribeForGguf(const Tokenizer& tokenizer, int64_t model_ids);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TOKENIZER_FILES_GGUF_VOCABULARY_H_

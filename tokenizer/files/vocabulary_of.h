@@ -1,0 +1,39 @@
+#ifndef TESSERA_TOKENIZER_FILES_VOCABULARY_OF_H_
+#define TESSERA_TOKENIZER_FILES_VOCABULARY_OF_H_
+
+// What a tokenizer consists of, for those who write it in files of other programs.
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "tokenizer/bpe/bpe_tokenizer.h"
+#include "tokenizer/sentencepiece/sentencepiece_model.h"
+#include "tokenizer/tokenizer.h"
+
+namespace tessera {
+
+using Vocabulary = std::variant<BpeVocabulary, SentencePieceModel>;
+
+// The vocabulary of a tokenizer, read from its files once more. Errors: Unimplemented for one that
+// can only decode.
+absl::StatusOr<Vocabulary> VocabularyOf(const Tokenizer& tokenizer);
+
+// The files of a tokenizer, by their names.
+class TokenizerFiles {
+ public:
+  explicit TokenizerFiles(std::vector<TokenizerFile> files) : files_(std::move(files)) {}
+
+  // Null if no file has this name.
+  const std::string* Find(std::string_view name) const;
+
+ private:
+  std::vector<TokenizerFile> files_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TOKENIZER_FILES_VOCABULARY_OF_H_
