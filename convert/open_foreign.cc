@@ -15,147 +15,11 @@
 #include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/record_checks.h"
-#include "convert/core/state_dict.h"
-#include "convert/dcp/read.h"
-#include "convert/deepspeed/deepspeed.h"
-#include "convert/gguf/gguf.h"
-#include "convert/hugging_face/hugging_face.h"
-#include "convert/infinitrain/infinitrain.h"
-#include "convert/internevo/internevo.h"
-#include "convert/llmc/llmc.h"
-#include "convert/megatron/megatron.h"
-#include "convert/meta_parts.h"
-#include "convert/paddle/paddle.h"
+#include "convert/formats.h"
 #include "convert/step_folders.h"
-#include "convert/torch/read.h"
-#include "convert/trainer_files.h"
 
 namespace tessera::ckpt::convert {
 namespace {
-
-// Where the files are: all of a folder, or one file in it.
-struct SourcePlace {
-  std::shared_ptr<Storage> storage;  // its root is the folder
-  std::string file;                  // empty: the whole folder
-};
-
-// A format that is read.
-struct ReadFormat {
-  std::string_view name;
-  // Whether the files are of this format, as far as a look at their names and first bytes tells.
-  absl::StatusOr<bool> (*matches)(const SourcePlace& place);
-  absl::StatusOr<ForeignCheckpoint> (*read)(const SourcePlace& place,
-                                            const OpenForeignOptions& options);
-};
-
-// ReadFormat's functions for formats that are folders.
-template <absl::StatusOr<bool> (*matches)(Storage&)>
-absl::StatusOr<bool> InFolder(const SourcePlace& place) {
-  return place.file.empty() ? matches(*place.storage) : false;
-}
-template <absl::StatusOr<ForeignCheckpoint> (*read)(Storage&)>
-absl::StatusOr<ForeignCheckpoint> FromFolder(const SourcePlace& place, const OpenForeignOptions&) {
-  return read(*place.storage);
-}
-
-// With the names of a model's tensors, where they are known.
-absl::StatusOr<ForeignCheckpoint> WithModelNames(const SourcePlace& place,
-                                                 const OpenForeignOptions& options,
-                                                 absl::StatusOr<ForeignCheckpoint> checkpoint) {
-  TESSERA_RETURN_IF_ERROR(checkpoint.status());
-  TESSERA_RETURN_IF_ERROR(
-      NameStateDict(*place.storage, "", options.model, /*framework=*/"", *checkpoint));
-  TakeTrainerValues(*checkpoint);
-  return checkpoint;
-}
-
-// With what trainers put beside a model.
-absl::StatusOr<ForeignCheckpoint> WithTrainerFiles(const SourcePlace& place,
-                                                   const OpenForeignOptions& options,
-                                                   absl::StatusOr<ForeignCheckpoint> checkpoint) {
-  if (!checkpoint.ok() || !place.file.empty()) return checkpoint;
-  TESSERA_RETURN_IF_ERROR(
-      AddTrainerFiles(*place.storage, "", options.needs_trainer_files, *checkpoint));
-  return checkpoint;
-}
-
-absl::StatusOr<ForeignCheckpoint> ReadHuggingFacePlace(const SourcePlace& place,
-                                                       const OpenForeignOptions& options) {
-  absl::StatusOr<ForeignCheckpoint> checkpoint =
-      WithTrainerFiles(place, options, ReadHuggingFace(*place.storage));
-  const auto is_weight = [](const ForeignTensor& tensor) {
-    return tensor.role == TensorRole::kWeight;
-  };
-  if (checkpoint.ok() && !std::ranges::all_of(checkpoint->tensors, is_weight)) {
-    return WithModelNames(place, options, *std::move(checkpoint));
-  }
-  if (checkpoint.ok()) TakeTrainerValues(*checkpoint);
-  return checkpoint;
-}
-
-absl::StatusOr<ForeignCheckpoint> ReadTorchPlace(const SourcePlace& place,
-                                                 const OpenForeignOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
-                           FindTorchFiles(*place.storage, "", place.file));
-  if (AreMetaParts(files)) return ReadMetaParts(*place.storage, "", files);
-  absl::StatusOr<ForeignCheckpoint> checkpoint = ReadTorch(*place.storage, "", files);
-  // Where the optimizer's file is all there is, it has been read.
-  if (!files.front().starts_with("optimizer.")) {
-    checkpoint = WithTrainerFiles(place, options, std::move(checkpoint));
-  }
-  return WithModelNames(place, options, std::move(checkpoint));
-}
-
-absl::StatusOr<bool> IsDcpFolder(Storage& storage) { return IsDcp(storage, ""); }
-
-// In the order in which they are tried.
-constexpr ReadFormat kReadFormats[] = {
-    // Before hf: trainers put the rounded weights in that format beside the state.
-    {kDeepSpeed, InFolder<IsDeepSpeed>, FromFolder<ReadDeepSpeed>},
-    {kHuggingFace, InFolder<IsHuggingFace>, ReadHuggingFacePlace},
-    // Before dcp, which its folders are, too.
-    {kMegatron, InFolder<IsMegatron>, FromFolder<ReadMegatron>},
-    {kPaddle, InFolder<IsPaddle>,
-     [](const SourcePlace& place, const OpenForeignOptions& options) {
-       return ReadPaddle(*place.storage, options.parameter_names);
-     }},
-    // Before torch, whose files it consists of.
-    {kInternEvo, InFolder<IsInternEvo>, FromFolder<ReadInternEvo>},
-    {kInfiniTrain, InFolder<IsInfiniTrain>,
-     [](const SourcePlace& place, const OpenForeignOptions& options) {
-       return ReadInfiniTrain(*place.storage, options.model);
-     }},
-    {kDcp, InFolder<IsDcpFolder>,
-     [](const SourcePlace& place, const OpenForeignOptions& options) {
-       return WithModelNames(place, options, ReadDcp(*place.storage, ""));
-     }},
-    {kLlmc,
-     [](const SourcePlace& place) -> absl::StatusOr<bool> {
-       TESSERA_ASSIGN_OR_RETURN(const std::string model, FindLlmcModel(*place.storage, place.file));
-       return !model.empty();
-     },
-     [](const SourcePlace& place,
-        const OpenForeignOptions& options) -> absl::StatusOr<ForeignCheckpoint> {
-       TESSERA_ASSIGN_OR_RETURN(const std::string model, FindLlmcModel(*place.storage, place.file));
-       return ReadLlmc(*place.storage, model, options.model);
-     }},
-    {kGguf,
-     [](const SourcePlace& place) -> absl::StatusOr<bool> {
-       TESSERA_ASSIGN_OR_RETURN(const std::string file, FindGguf(*place.storage, place.file));
-       return !file.empty();
-     },
-     [](const SourcePlace& place, const OpenForeignOptions&) -> absl::StatusOr<ForeignCheckpoint> {
-       TESSERA_ASSIGN_OR_RETURN(const std::string file, FindGguf(*place.storage, place.file));
-       return ReadGguf(*place.storage, file);
-     }},
-    {kTorch,
-     [](const SourcePlace& place) -> absl::StatusOr<bool> {
-       TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
-                                FindTorchFiles(*place.storage, "", place.file));
-       return !files.empty();
-     },
-     ReadTorchPlace},
-};
 
 absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenForeignOptions& options) {
   const std::optional<std::string> local = LocalPathOfName(name);
@@ -176,9 +40,9 @@ absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenForeignOp
   return SourcePlace{std::move(storage), path.filename().string()};
 }
 
-absl::StatusOr<const ReadFormat*> FindFormat(const SourcePlace& place, const std::string& name) {
+absl::StatusOr<const Format*> FindFormat(const SourcePlace& place, const std::string& name) {
   bool is_known = name.empty();
-  for (const ReadFormat& format : kReadFormats) {
+  for (const Format& format : Formats()) {
     if (!name.empty() && format.name != name) continue;
     is_known = true;
     TESSERA_ASSIGN_OR_RETURN(const bool matches, format.matches(place));
@@ -234,7 +98,7 @@ absl::Status MissingIsDamage(const absl::Status& status) {
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(SourcePlace place,
                                                           const OpenForeignOptions& options) {
   place.storage = std::make_shared<CheckedStorage>(std::move(place.storage));
-  TESSERA_ASSIGN_OR_RETURN(const ReadFormat* const format, FindFormat(place, options.format));
+  TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options.format));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
   absl::StatusOr<std::unique_ptr<ForeignStorage>> storage =
@@ -247,7 +111,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(SourcePlace place,
 
 std::vector<std::string> FormatNames() {
   std::vector<std::string> names;
-  for (const ReadFormat& format : kReadFormats) names.emplace_back(format.name);
+  for (const Format& format : Formats()) names.emplace_back(format.name);
   return names;
 }
 
@@ -296,7 +160,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(std::shared_pt
 absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options,
                                          std::string* mismatch) {
   TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options));
-  TESSERA_ASSIGN_OR_RETURN(const ReadFormat* const format, FindFormat(place, options.format));
+  TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options.format));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
   *mismatch = std::move(checkpoint->mismatch);

@@ -18,67 +18,13 @@
 #include "checkpoint/include/storage.h"
 #include "convert/core/models.h"
 #include "convert/core/read_digests.h"
-#include "convert/dcp/read.h"
-#include "convert/dcp/write.h"
-#include "convert/gguf/gguf.h"
-#include "convert/hugging_face/hugging_face.h"
-#include "convert/llmc/llmc.h"
+#include "convert/formats.h"
 #include "convert/local_folder.h"
-#include "convert/megatron/megatron.h"
 #include "convert/open_foreign.h"
-#include "convert/torch/read.h"
-#include "convert/torch/write.h"
 #include "convert/unpublished_folder.h"
 
 namespace tessera::ckpt::convert {
 namespace {
-
-// The order of the model's modules; empty where the model is not known.
-std::vector<std::string> ModuleOrder(const Manifest& manifest) {
-  if (manifest.model().text().empty()) return {};
-  const absl::StatusOr<std::string> config = WriteHuggingFaceConfig(manifest.model(), DType::kF32);
-  if (!config.ok()) return {};
-  absl::StatusOr<HuggingFaceDescription> description =
-      ReadHuggingFaceConfig(*config, manifest.tensors_size());
-  return description.ok() ? std::move(description->order) : std::vector<std::string>();
-}
-
-// A format that is written.
-struct WrittenFormat {
-  std::string_view name;
-  absl::StatusOr<std::vector<OutputFile>> (*plan)(const Manifest& manifest,
-                                                  const PlanOptions& options);
-  bool has_tokenizer = false;
-  // The checkpoint is the only file of its plan, under the name that is given.
-  bool is_file = false;
-  std::string_view without_tokenizer = {};  // a note
-};
-
-constexpr WrittenFormat kWrittenFormats[] = {
-    {.name = kHuggingFace, .plan = PlanHuggingFace, .has_tokenizer = true},
-    {kLlmc, PlanLlmc},
-    {kMegatron, PlanMegatron},
-    {kTorch,
-     [](const Manifest& manifest,
-        const PlanOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
-       return PlanTorch(manifest, {.dtype = options.dtype,
-                                   .weights_only = options.weights_only,
-                                   .module_order = ModuleOrder(manifest)});
-     }},
-    {kDcp,
-     [](const Manifest& manifest,
-        const PlanOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
-       return PlanDcp(manifest,
-                      {.tensors = {.dtype = options.dtype, .weights_only = options.weights_only},
-                       .max_file_bytes = options.max_file_bytes});
-     }},
-    {.name = kGguf,
-     .plan = PlanGguf,
-     .has_tokenizer = true,
-     .is_file = true,
-     .without_tokenizer = "The file has no tokenizer: llama.cpp runs it on ids alone, and Ollama "
-                          "does not; --tokenizer=PATH puts the model's into it."},
-};
 
 // Keeps two writers to one place of an object store apart.
 std::string UnfinishedName(const std::string& file) {
@@ -276,13 +222,15 @@ absl::Status CheckTokenizer(const WriteForeignOptions& options, const ModelProto
 
 std::vector<std::string> WrittenFormatNames() {
   std::vector<std::string> names;
-  for (const WrittenFormat& format : kWrittenFormats) names.emplace_back(format.name);
+  for (const Format& format : Formats()) {
+    if (format.plan != nullptr) names.emplace_back(format.name);
+  }
   return names;
 }
 
 std::vector<std::string> FormatsWithTokenizer() {
   std::vector<std::string> names;
-  for (const WrittenFormat& format : kWrittenFormats) {
+  for (const Format& format : Formats()) {
     if (format.has_tokenizer) names.emplace_back(format.name);
   }
   return names;
@@ -291,8 +239,8 @@ std::vector<std::string> FormatsWithTokenizer() {
 absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& source, const std::string& folder,
                                                 const WriteForeignOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  const auto format = std::ranges::find(kWrittenFormats, options.format, &WrittenFormat::name);
-  if (format == std::end(kWrittenFormats)) {
+  const auto format = std::ranges::find(Formats(), options.format, &Format::name);
+  if (format == Formats().end() || format->plan == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("unknown format \"", options.format,
                                                    "\"; written are ",
                                                    absl::StrJoin(WrittenFormatNames(), ", ")));

@@ -370,6 +370,11 @@ TEST_F(ConvertCommandTest, AFileOfLlamaCppIsWrittenAndReadBack) {
     EXPECT_EQ(std::distance(fs::directory_iterator(In("again")), {}), 1);
     fs::remove_all(In("again"));
   }
+  // Beside the model that they were made from, that one is meant.
+  fs::copy(Fixture("gpt2.hf"), In("hf"));
+  for (const char* name : {"hf/a.gguf", "hf/b.gguf"}) fs::copy(In("out/gpt2.gguf"), In(name));
+  EXPECT_EQ(Run({"inspect", In("hf")}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("format      hf "));
 }
 
 TEST_F(ConvertCommandTest, ConvertRefuses) {
@@ -377,7 +382,7 @@ TEST_F(ConvertCommandTest, ConvertRefuses) {
   EXPECT_EQ(Run({"convert", hf, In("a")}), ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("convert needs --to"));
   EXPECT_EQ(Run({"convert", hf, In("a"), "--to=onnx"}), ckpt::kExitUsage);
-  EXPECT_THAT(err_, HasSubstr("written are hf, llmc"));
+  EXPECT_THAT(err_, HasSubstr("written are hf, megatron, dcp, llmc, torch, gguf"));
   EXPECT_EQ(Run({"convert", hf, folder_.string(), "--to=hf"}), ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("nothing is ever overwritten"));
   EXPECT_EQ(Run({"convert", hf, In("a"), "--to=hf", "--dtype=int4"}), ckpt::kExitUsage);

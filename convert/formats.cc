@@ -1,0 +1,187 @@
+#include "convert/formats.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "convert/core/models.h"
+#include "convert/core/state_dict.h"
+#include "convert/dcp/read.h"
+#include "convert/dcp/write.h"
+#include "convert/deepspeed/deepspeed.h"
+#include "convert/gguf/gguf.h"
+#include "convert/hugging_face/hugging_face.h"
+#include "convert/infinitrain/infinitrain.h"
+#include "convert/internevo/internevo.h"
+#include "convert/llmc/llmc.h"
+#include "convert/megatron/megatron.h"
+#include "convert/meta_parts.h"
+#include "convert/paddle/paddle.h"
+#include "convert/torch/read.h"
+#include "convert/torch/write.h"
+#include "convert/trainer_files.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+// Functions of formats that are folders.
+template <absl::StatusOr<bool> (*matches)(Storage&)>
+absl::StatusOr<bool> InFolder(const SourcePlace& place) {
+  return place.file.empty() ? matches(*place.storage) : false;
+}
+template <absl::StatusOr<ForeignCheckpoint> (*read)(Storage&)>
+absl::StatusOr<ForeignCheckpoint> FromFolder(const SourcePlace& place, const OpenForeignOptions&) {
+  return read(*place.storage);
+}
+
+// With the names of a model's tensors, where they are known.
+absl::StatusOr<ForeignCheckpoint> WithModelNames(const SourcePlace& place,
+                                                 const OpenForeignOptions& options,
+                                                 absl::StatusOr<ForeignCheckpoint> checkpoint) {
+  TESSERA_RETURN_IF_ERROR(checkpoint.status());
+  TESSERA_RETURN_IF_ERROR(
+      NameStateDict(*place.storage, "", options.model, /*framework=*/"", *checkpoint));
+  TakeTrainerValues(*checkpoint);
+  return checkpoint;
+}
+
+// With what trainers put beside a model.
+absl::StatusOr<ForeignCheckpoint> WithTrainerFiles(const SourcePlace& place,
+                                                   const OpenForeignOptions& options,
+                                                   absl::StatusOr<ForeignCheckpoint> checkpoint) {
+  if (!checkpoint.ok() || !place.file.empty()) return checkpoint;
+  TESSERA_RETURN_IF_ERROR(
+      AddTrainerFiles(*place.storage, "", options.needs_trainer_files, *checkpoint));
+  return checkpoint;
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadHuggingFacePlace(const SourcePlace& place,
+                                                       const OpenForeignOptions& options) {
+  absl::StatusOr<ForeignCheckpoint> checkpoint =
+      WithTrainerFiles(place, options, ReadHuggingFace(*place.storage));
+  const auto is_weight = [](const ForeignTensor& tensor) {
+    return tensor.role == TensorRole::kWeight;
+  };
+  if (checkpoint.ok() && !std::ranges::all_of(checkpoint->tensors, is_weight)) {
+    return WithModelNames(place, options, *std::move(checkpoint));
+  }
+  if (checkpoint.ok()) TakeTrainerValues(*checkpoint);
+  return checkpoint;
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadTorchPlace(const SourcePlace& place,
+                                                 const OpenForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                           FindTorchFiles(*place.storage, "", place.file));
+  if (AreMetaParts(files)) return ReadMetaParts(*place.storage, "", files);
+  absl::StatusOr<ForeignCheckpoint> checkpoint = ReadTorch(*place.storage, "", files);
+  // Where the optimizer's file is all there is, it has been read.
+  if (!files.front().starts_with("optimizer.")) {
+    checkpoint = WithTrainerFiles(place, options, std::move(checkpoint));
+  }
+  return WithModelNames(place, options, std::move(checkpoint));
+}
+
+absl::StatusOr<bool> IsDcpFolder(Storage& storage) { return IsDcp(storage, ""); }
+
+// Whether files of a format were found.
+template <typename Files>
+absl::StatusOr<bool> IsFound(const absl::StatusOr<Files>& files) {
+  TESSERA_RETURN_IF_ERROR(files.status());
+  return !files->empty();
+}
+
+// The order of the model's modules; empty where the model is not known.
+std::vector<std::string> ModuleOrder(const Manifest& manifest) {
+  if (manifest.model().text().empty()) return {};
+  const absl::StatusOr<std::string> config = WriteHuggingFaceConfig(manifest.model(), DType::kF32);
+  if (!config.ok()) return {};
+  absl::StatusOr<HuggingFaceDescription> description =
+      ReadHuggingFaceConfig(*config, manifest.tensors_size());
+  return description.ok() ? std::move(description->order) : std::vector<std::string>();
+}
+
+// In the order in which they are tried.
+constexpr Format kFormats[] = {
+    // Before hf: trainers put the rounded weights in that format beside the state.
+    {.name = kDeepSpeed, .matches = InFolder<IsDeepSpeed>, .read = FromFolder<ReadDeepSpeed>},
+    {.name = kHuggingFace,
+     .matches = InFolder<IsHuggingFace>,
+     .read = ReadHuggingFacePlace,
+     .plan = PlanHuggingFace,
+     .has_tokenizer = true},
+    // Before dcp, which its folders are, too.
+    {.name = kMegatron,
+     .matches = InFolder<IsMegatron>,
+     .read = FromFolder<ReadMegatron>,
+     .plan = PlanMegatron},
+    {.name = kPaddle,
+     .matches = InFolder<IsPaddle>,
+     .read =
+         [](const SourcePlace& place, const OpenForeignOptions& options) {
+           return ReadPaddle(*place.storage, options.parameter_names);
+         }},
+    // Before torch, whose files it consists of.
+    {.name = kInternEvo, .matches = InFolder<IsInternEvo>, .read = FromFolder<ReadInternEvo>},
+    {.name = kInfiniTrain,
+     .matches = InFolder<IsInfiniTrain>,
+     .read =
+         [](const SourcePlace& place, const OpenForeignOptions& options) {
+           return ReadInfiniTrain(*place.storage, options.model);
+         }},
+    {.name = kDcp,
+     .matches = InFolder<IsDcpFolder>,
+     .read =
+         [](const SourcePlace& place, const OpenForeignOptions& options) {
+           return WithModelNames(place, options, ReadDcp(*place.storage, ""));
+         },
+     .plan = [](const Manifest& manifest,
+                const PlanOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
+       return PlanDcp(manifest,
+                      {.tensors = {.dtype = options.dtype, .weights_only = options.weights_only},
+                       .max_file_bytes = options.max_file_bytes});
+     }},
+    {.name = kLlmc,
+     .matches =
+         [](const SourcePlace& place) {
+           return IsFound(FindLlmcModel(*place.storage, place.file));
+         },
+     .read = [](const SourcePlace& place,
+                const OpenForeignOptions& options) -> absl::StatusOr<ForeignCheckpoint> {
+       TESSERA_ASSIGN_OR_RETURN(const std::string model, FindLlmcModel(*place.storage, place.file));
+       return ReadLlmc(*place.storage, model, options.model);
+     },
+     .plan = PlanLlmc},
+    {.name = kTorch,
+     .matches =
+         [](const SourcePlace& place) {
+           return IsFound(FindTorchFiles(*place.storage, "", place.file));
+         },
+     .read = ReadTorchPlace,
+     .plan = [](const Manifest& manifest,
+                const PlanOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
+       return PlanTorch(manifest, {.dtype = options.dtype,
+                                   .weights_only = options.weights_only,
+                                   .module_order = ModuleOrder(manifest)});
+     }},
+    // Last: beside a model there may be several files of this format that were made from it.
+    {.name = kGguf,
+     .matches =
+         [](const SourcePlace& place) { return IsFound(FindGguf(*place.storage, place.file)); },
+     .read = [](const SourcePlace& place,
+                const OpenForeignOptions&) -> absl::StatusOr<ForeignCheckpoint> {
+       TESSERA_ASSIGN_OR_RETURN(const std::string file, FindGguf(*place.storage, place.file));
+       return ReadGguf(*place.storage, file);
+     },
+     .plan = PlanGguf,
+     .has_tokenizer = true,
+     .is_file = true,
+     .without_tokenizer = "The file has no tokenizer: llama.cpp runs it on ids alone, and Ollama "
+                          "does not; --tokenizer=PATH puts the model's into it."},
+};
+
+}  // namespace
+
+std::span<const Format> Formats() { return kFormats; }
+
+}  // namespace tessera::ckpt::convert
