@@ -3,6 +3,10 @@
 load("@bazel_tools//tools/build_defs/cc:action_names.bzl", "ACTION_NAMES")
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 
+# Tests are compiled without optimization, which is two thirds of the compiler's time. What they
+# test is in libraries, which are compiled as for users.
+TEST_COPTS = ["-O0", "-U_FORTIFY_SOURCE"]
+
 def _precompiled_header(ctx):
     toolchain = find_cpp_toolchain(ctx)
     features = cc_common.configure_features(
@@ -23,6 +27,7 @@ def _precompiled_header(ctx):
             output_file = "-",
             # The sizes of headers tell whether they have changed; copies of a cache have new times.
             user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts +
+                                 ctx.attr.copts +
                                  ["-Xclang", "-fno-pch-timestamp", "-fmodules-strict-decluse",
                                   "-fpch-instantiate-templates"],
         ),
@@ -48,6 +53,7 @@ def _precompiled_header(ctx):
 _pch = rule(
     implementation = _precompiled_header,
     attrs = {
+        "copts": attr.string_list(),
         "srcs": attr.label_list(allow_files = [".inc"], mandatory = True),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
@@ -56,8 +62,8 @@ _pch = rule(
     doc = "Makes NAME.pch of `srcs`, one after the other.",
 )
 
-def precompiled_header(name, srcs):
-    _pch(name = name, srcs = srcs)
+def precompiled_header(name, srcs, copts = []):
+    _pch(name = name, srcs = srcs, copts = copts)
     # As an input of what depends on it.
     native.cc_library(
         name = name + "_headers",
@@ -82,4 +88,4 @@ def cc_binary(name, copts = [], deps = [], **others):
     _with("common", native.cc_binary, name, copts, deps, **others)
 
 def cc_test(name, copts = [], deps = [], **others):
-    _with("tests", native.cc_test, name, copts, deps, **others)
+    _with("tests", native.cc_test, name, TEST_COPTS + copts, deps, **others)
