@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/units.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/command.h"
@@ -20,6 +21,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -56,6 +58,47 @@ TEST_F(TrainCommandTest, WrongSettingsAreAnsweredByOneLineThatNamesThem) {
   ExpectRefused({"--export-llmc=x.bin", "--ffn-hidden-size=100"}, 2,
                 "export_llmc: ffn_hidden_size");
   ExpectRefused({"--num-layers=100000000"}, 1, "weights");
+}
+
+// In one process, whatever the topology.
+TEST_F(TrainCommandTest, ADryRunSaysWhatARunWouldBeAndChangesNothing) {
+  const auto files = [&] {
+    std::map<std::string, fs::file_time_type> found;
+    for (const auto& entry : fs::recursive_directory_iterator(root_)) {
+      const std::string name = entry.path().filename().string();
+      if (name.ends_with(".out") || name.ends_with(".err")) continue;
+      found[entry.path().string()] = entry.last_write_time();
+    }
+    return found;
+  };
+  const auto dry_run = [&](const Words& flags) {
+    const Result result = Run(Launcher(Saving("run", 12, Joined({"--dry-run"}, flags))));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(Lines(result.err), 0) << result.err;
+    return result.out;
+  };
+  const auto nothing = files();
+  EXPECT_THAT(dry_run({}), AllOf(HasSubstr("from step 0, with initial weights"),
+                                 HasSubstr("12, each of "), HasSubstr("every 2 steps: 6 of them")));
+  EXPECT_EQ(files(), nothing);
+
+  MustTrain("run", 4);
+  const auto before = files();
+  const std::string whole =
+      HumanBytes(CheckpointBytes()) + " each, to " + Checkpoints("run").string();
+  const std::string split = dry_run({"--tensor-model-parallel-size=2", "--zero-stage=2",
+                                     "--pipeline-model-parallel-size=2", "--data-parallel-size=2"});
+  EXPECT_THAT(split, AllOf(HasSubstr("8, dp2_zero2_tp2_pp2"), HasSubstr("8 of 12, each of "),
+                           HasSubstr(StepDir("run", 4).string() + ", at step 4"), HasSubstr(whole),
+                           HasSubstr("every 2 steps: 4 of them")));
+  EXPECT_EQ(files(), before);
+
+  FlipBit(StepDir("run", 4) / "manifest.pb", -1);
+  const auto damaged = files();
+  EXPECT_THAT(dry_run({}), AllOf(HasSubstr("WARNING: skipped"), HasSubstr("left where it is"),
+                                 HasSubstr(StepDir("run", 2).string() + ", at step 2")));
+  EXPECT_EQ(files(), damaged);
+  ExpectRefused({"--dry-run", "--train-data-path=/nowhere/*.bin"}, 1, "/nowhere/*.bin");
 }
 
 // A folder that is for reading only is refused before the first step, not at the first save.

@@ -1,12 +1,12 @@
 // Trains a model: `train --config FILE --flag=value ...`, see --help. Runs as a single process, or
 // as one of those that mpirun or srun has started; trainer/configs/launch.py starts as many as the
-// settings need, which it queries with `train --print-launch ...`.
+// settings need, which it queries with `train --print-launch ...`. `train --dry-run ...` says what
+// the run would be.
 
 #include <unistd.h>
 
 #include <cstddef>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +23,7 @@
 #include "glog/logging.h"
 #include "layout/topology.h"
 #include "nlohmann/json.hpp"
+#include "trainer/app/dry_run.h"
 #include "trainer/app/launch.h"
 #include "trainer/app/run.h"
 #include "trainer/app/signals.h"
@@ -66,24 +67,39 @@ size_t CountGpus(const TrainConfig& config) {
   return gpus.ok() ? gpus->size() : 0;
 }
 
-// Prints the answer to launch.py as JSON, for settings that may still lack training data.
-absl::Status PrintLaunch(TrainConfig config) {
-  const bool has_data = !config.data().train_data_path().empty();
+// Resolves settings that may still lack training data.
+absl::StatusOr<TrainConfig> ResolveWithoutData(TrainConfig config) {
   const DataConfig given = config.data();
-  if (!has_data) {
-    config.mutable_data()->set_train_data_path("to be found");
-    config.mutable_data()->set_valid_data_path("likewise");
-    config.mutable_data()->set_tokenizer_model("likewise");
-  }
-  const absl::StatusOr<TrainConfig> resolved = Resolve(config);
+  if (!given.train_data_path().empty()) return Resolve(config);
+  config.mutable_data()->set_train_data_path("to be found");
+  config.mutable_data()->set_valid_data_path("likewise");
+  config.mutable_data()->set_tokenizer_model("likewise");
+  absl::StatusOr<TrainConfig> resolved = Resolve(config);
+  if (resolved.ok()) *resolved->mutable_data() = given;
+  return resolved;
+}
+
+absl::Status PrintDryRun(const TrainConfig& config) {
+  const absl::StatusOr<TrainConfig> resolved = ResolveWithoutData(config);
+  if (!resolved.ok()) return resolved.status();
+  const absl::StatusOr<std::string> text = DescribeDryRun(*resolved);
+  if (!text.ok()) return text.status();
+  std::printf("%s", text->c_str());
+  return absl::OkStatus();
+}
+
+// Prints the answer to launch.py as JSON.
+absl::Status PrintLaunch(const TrainConfig& config) {
+  const bool has_data = !config.data().train_data_path().empty();
+  const absl::StatusOr<TrainConfig> resolved = ResolveWithoutData(config);
   if (!resolved.ok()) return resolved.status();
   const nlohmann::json launch = {
       // 0: as many as there is room for.
       {"processes", HasAutoTopology(config) ? 0 : ConfigTopology(*resolved).world_size()},
       {"gpus", CountGpus(*resolved)},
       {"needs_data", !has_data && resolved->training().train_iters() > 0},
-      {"valid_data_path", given.valid_data_path()},
-      {"tokenizer_model", given.tokenizer_model()},
+      {"valid_data_path", config.data().valid_data_path()},
+      {"tokenizer_model", config.data().tokenizer_model()},
       {"vocab_size", resolved->model().vocab_size()},
   };
   std::printf("%s\n", launch.dump().c_str());
@@ -128,10 +144,11 @@ int Main(std::vector<const char*> arguments) {
   ChdirToInvocationDir();
   const Launch launch = DetectLaunch();
   if (const absl::Status level = CheckCpuLevel(); !level.ok()) return Refuse(level, launch);
-  const auto is_print_launch = [](const char* word) {
-    return std::strcmp(word, "--print-launch") == 0;
+  const auto take = [&](const std::string& word) {
+    return std::erase_if(arguments, [&](const char* argument) { return argument == word; }) > 0;
   };
-  const bool print_launch = std::erase_if(arguments, is_print_launch) > 0;
+  const bool print_launch = take("--print-launch");
+  const bool dry_run = take("--dry-run");
   const absl::StatusOr<CommandLine> line =
       ParseCommandLine(static_cast<int>(arguments.size()), arguments.data());
   if (!line.ok()) return Refuse(line.status(), launch);
@@ -141,6 +158,10 @@ int Main(std::vector<const char*> arguments) {
   }
   if (print_launch) {
     const absl::Status printed = PrintLaunch(line->config);
+    return printed.ok() ? 0 : Refuse(printed, launch);
+  }
+  if (dry_run) {
+    const absl::Status printed = PrintDryRun(line->config);
     return printed.ok() ? 0 : Refuse(printed, launch);
   }
   const absl::StatusOr<TrainConfig> config = Resolve(line->config);

@@ -100,7 +100,8 @@ constexpr char kUsage[] =
     "and a flag that overrides it: --num-layers 12, --num_layers=12, --bf16, --bf16=false.\n"
     "Names are Megatron-LM's. [] holds the default.\n"
     "  --config FILE    the config file\n"
-    "  --help=GROUP     one group of this text\n";
+    "  --help=GROUP     one group of this text\n"
+    "  --dry-run        say what the run would be, and do nothing\n";
 
 absl::StatusOr<std::string> Help(std::string_view group) {
   std::string text = group.empty() ? kUsage : "";

@@ -299,9 +299,10 @@ def main():
     hostfile, flags = take_hostfile(sys.argv[4:])
     command = [train, f"--config={config}"]
     in_world = inside_a_world()
+    alone = "--dry-run" in flags
     launch = describe(command + flags)
-    command += default_data(prepare_data, launch, may_prepare=not in_world) + flags
-    if launch["processes"] == 1 or in_world:
+    command += default_data(prepare_data, launch, may_prepare=not (in_world or alone)) + flags
+    if launch["processes"] == 1 or in_world or alone:
         # Python ignores SIGPIPE, which TRAIN would inherit.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execv(train, command)

@@ -1,0 +1,198 @@
+#include "trainer/app/dry_run.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "base/units.h"
+#include "checkpoint/include/open_storage.h"
+#include "checkpoint/include/storage.h"
+#include "compute/comm/threads/thread_world.h"
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/parallel/mesh.h"
+#include "compute/tensor/memory.h"
+#include "layout/topology.h"
+#include "models/model_config.h"
+#include "trainer/app/memory.h"
+#include "trainer/config/config.h"
+#include "trainer/config/load_content.h"
+#include "trainer/data/dataset.h"
+#include "trainer/state/checkpoints.h"
+#include "trainer/state/communicator_group.h"
+#include "trainer/state/run_state.h"
+#include "trainer/step/trainer.h"
+
+namespace tessera {
+namespace {
+
+// 124439808 is "124,439,808".
+std::string Grouped(int64_t number) {
+  std::string text = absl::StrCat(number);
+  for (size_t at = text.size(); at > 3;) text.insert(at -= 3, ",");
+  return text;
+}
+
+class Lines {
+ public:
+  void Add(absl::string_view label, absl::string_view text) {
+    absl::StrAppendFormat(&text_, "%-12s%s\n", label, text);
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+// Where the run would begin.
+struct Start {
+  int64_t step = 0;
+  std::string from;
+  std::vector<std::string> notes;
+};
+
+absl::StatusOr<Start> FindStart(const TrainConfig& config) {
+  // A run that does not save leaves everything as it is.
+  TrainConfig looks_only = config;
+  looks_only.mutable_checkpoint()->set_enable_save_ckpt(false);
+  const std::unique_ptr<ckpt::ProcessGroup> alone = MakeProcessGroup(nullptr);
+  Start start = {.from = "step 0, with initial weights"};
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::optional<SavedRun> saved,
+      FindSavedRun(looks_only, {.ranks = *alone},
+                   [&](const std::string& note) { start.notes.push_back(note); }));
+  if (!saved.has_value()) {
+    const std::string& llmc = config.checkpoint().llmc_filepath();
+    if (!llmc.empty()) start.from = absl::StrCat("step 0, with the weights of ", llmc);
+    return start;
+  }
+  const TrainConfig settings = SettingsFor(config, saved);
+  TESSERA_RETURN_IF_ERROR(CheckTellsProgress(*saved, settings));
+  if (LoadContentOf(settings.checkpoint()).scheduler) {
+    start.step = saved->manifest().trainer().step();
+  }
+  TESSERA_RETURN_IF_ERROR(CheckLaterSteps(config, start.step, saved->is_own, {.ranks = *alone}));
+  start.from = absl::StrCat(saved->Describe(), ", at step ", start.step);
+  return start;
+}
+
+// What the rank with the largest sum holds of a run of at most kMaxDryRunRanks ranks.
+absl::StatusOr<Trainer::Memory> BuildAllRanks(const TrainConfig& config, bool trains) {
+  Trainer::Memory most;
+  std::mutex mutex;
+  const auto sum = [](const Trainer::Memory& memory) {
+    return memory.weights + memory.gradients + memory.optimizer + memory.activations;
+  };
+  ThreadWorld world(ConfigTopology(config).world_size());
+  TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
+    const std::unique_ptr<Backend> backend = MakeCpuBackend(/*threads=*/1);
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Mesh> mesh,
+                             Mesh::Create(ConfigTopology(config), &rank));
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
+                             Trainer::Create(config, {.trains = trains}, *mesh, *backend));
+    const std::lock_guard lock(mutex);
+    if (sum(trainer->memory()) > sum(most)) most = trainer->memory();
+    return absl::OkStatus();
+  }));
+  return most;
+}
+
+absl::StatusOr<std::string> DescribeMemory(const TrainConfig& config, bool trains) {
+  const bool builds = ConfigTopology(config).world_size() <= kMaxDryRunRanks &&
+                      config.training().device() != ComputeDevice::CUDA;
+  Trainer::Memory memory;
+  if (builds) {
+    TESSERA_ASSIGN_OR_RETURN(memory, BuildAllRanks(config, trains));
+  } else {
+    const StateBytes state = EstimateState(config, trains);
+    memory = {.weights = state.weights, .gradients = state.gradients, .optimizer = state.optimizer};
+  }
+  std::string text = absl::StrCat(
+      HumanBytes(memory.weights + memory.gradients + memory.optimizer + memory.activations),
+      " in a process: weights ", HumanBytes(memory.weights));
+  if (trains) {
+    absl::StrAppend(&text, ", gradients ", HumanBytes(memory.gradients), ", optimizer ",
+                    HumanBytes(memory.optimizer));
+  }
+  absl::StrAppend(&text, builds ? absl::StrCat(", activations ", HumanBytes(memory.activations))
+                                : "; activations are not counted");
+  return absl::StrCat(text, "; ", HumanBytes(AvailableHostMemory()), " are available here");
+}
+
+absl::StatusOr<std::string> DescribeData(const TrainConfig& config, int64_t samples) {
+  const std::string& pattern = config.data().train_data_path();
+  if (pattern.empty()) return "no train_data_path";
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::unique_ptr<TokenDataset> dataset,
+      TokenDataset::Open(pattern, config.training().seq_length(), config.model().vocab_size()));
+  return absl::StrFormat("%s: %s tokens, of which all steps read %.2f epochs", pattern,
+                         Grouped(dataset->num_tokens()),
+                         static_cast<double>(samples) / dataset->num_samples());
+}
+
+// Weights as they are computed with, master weights of bf16, two moments.
+int64_t CheckpointBytes(const TrainConfig& config) {
+  return ParameterCount(config.model()) * (config.training().bf16() ? 2 + 12 : 12);
+}
+
+std::string DescribeCheckpoints(const TrainConfig& config, int64_t first_step) {
+  if (!Saves(config)) return "none are saved";
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  const int64_t bytes = CheckpointBytes(config);
+  std::string text = absl::StrCat(HumanBytes(bytes), " each, to ", checkpoint.save());
+  if (const int64_t interval = checkpoint.save_interval(); interval > 0) {
+    const int64_t last = config.training().train_iters();
+    const int64_t saves = (last + interval - 1) / interval - first_step / interval;
+    absl::StrAppend(&text, ", every ", interval, " steps: ", saves, " of them");
+  }
+  const auto storage =
+      ckpt::OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
+  const absl::StatusOr<uint64_t> free = storage.ok() ? (*storage)->FreeBytes() : storage.status();
+  if (free.ok()) absl::StrAppend(&text, "; ", HumanBytes(*free), " are free there");
+  return text;
+}
+
+std::string DescribeSteps(const TrainConfig& config, const Start& start) {
+  const TrainingConfig& training = config.training();
+  const int64_t left = training.train_iters() - start.step;
+  if (left <= 0) return absl::StrCat("none are left of ", training.train_iters());
+  return absl::StrCat(
+      left, start.step > 0 ? absl::StrCat(" of ", training.train_iters()) : "", ", each of ",
+      training.global_batch_size(), " samples of ", training.seq_length(),
+      " tokens: ", Grouped(left * training.global_batch_size() * training.seq_length()), " tokens");
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> DescribeDryRun(const TrainConfig& config) {
+  TESSERA_ASSIGN_OR_RETURN(const Start start, FindStart(config));
+  const TrainingConfig& training = config.training();
+  const Topology topology = ConfigTopology(config);
+  const bool trains = start.step < training.train_iters();
+  Lines lines;
+  lines.Add("model", absl::StrCat(Grouped(ParameterCount(config.model())), " parameters, ",
+                                  training.bf16() ? "bf16" : "fp32"));
+  lines.Add("processes", absl::StrCat(topology.world_size(), ", ", ToString(topology)));
+  lines.Add("begins", absl::StrCat("from ", start.from));
+  for (const std::string& note : start.notes) lines.Add("", note);
+  lines.Add("steps", DescribeSteps(config, start));
+  if (trains) {
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::string data,
+        DescribeData(config, training.train_iters() * training.global_batch_size()));
+    lines.Add("data", data);
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::string memory, DescribeMemory(config, trains));
+  lines.Add("memory", memory);
+  if (trains) lines.Add("checkpoints", DescribeCheckpoints(config, start.step));
+  return absl::StrCat(lines.text(), "nothing was trained, loaded or written\n");
+}
+
+}  // namespace tessera

@@ -1,0 +1,28 @@
+#ifndef TESSERA_TRAINER_APP_DRY_RUN_H_
+#define TESSERA_TRAINER_APP_DRY_RUN_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "trainer/config/config.pb.h"
+
+namespace tessera {
+
+// What a run with these settings would be, a line each: the model, its processes, the steps and
+// tokens that are left, the memory of the process that needs most, the size and number of its
+// checkpoints, and the one that it would continue from. `config` is resolved; a train_data_path
+// that is empty is reported as such.
+//
+// Nothing is trained, loaded, locked, created or renamed: only manifests, the headers of token
+// files and, where the newest checkpoint is damaged, those of others are read. All ranks are built
+// as threads of this process, in memory that is reserved and never touched; with more than
+// kMaxDryRunRanks of them, or on a GPU, activations are not counted.
+//
+// Errors: those with which a run would end before its first step because of its settings, its data
+// or its checkpoints.
+inline constexpr int kMaxDryRunRanks = 64;
+absl::StatusOr<std::string> DescribeDryRun(const TrainConfig& config);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_APP_DRY_RUN_H_
