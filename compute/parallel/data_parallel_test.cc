@@ -84,7 +84,7 @@ absl::StatusOr<Result> RunRank(const Split& split, int64_t micro_batches, Commun
   OptimizerConfig config;
   config.set_weight_decay(0.1);
   AdamW optimizer(*backend, config, flat, ranges, split.dtype);
-  optimizer.SetMaster(initial);
+  optimizer.Reset();
   std::vector<GradientPart> parts;
   AppendGradientParts(layout, reducer.owned(), &parts);
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<GradientNorm> norm,

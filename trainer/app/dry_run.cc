@@ -83,13 +83,14 @@ absl::StatusOr<Start> FindStart(const TrainConfig& config) {
   return start;
 }
 
-// What the rank with the largest sum holds of a run of at most kMaxDryRunRanks ranks.
+int64_t Sum(const Trainer::Memory& memory) {
+  return memory.weights + memory.gradients + memory.optimizer + memory.activations;
+}
+
+// What the rank with the largest sum holds.
 absl::StatusOr<Trainer::Memory> BuildAllRanks(const TrainConfig& config, bool trains) {
   Trainer::Memory most;
   std::mutex mutex;
-  const auto sum = [](const Trainer::Memory& memory) {
-    return memory.weights + memory.gradients + memory.optimizer + memory.activations;
-  };
   ThreadWorld world(ConfigTopology(config).world_size());
   TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
     const std::unique_ptr<Backend> backend = MakeCpuBackend(/*threads=*/1);
@@ -98,7 +99,7 @@ absl::StatusOr<Trainer::Memory> BuildAllRanks(const TrainConfig& config, bool tr
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                              Trainer::Create(config, {.trains = trains}, *mesh, *backend));
     const std::lock_guard lock(mutex);
-    if (sum(trainer->memory()) > sum(most)) most = trainer->memory();
+    if (Sum(trainer->memory()) > Sum(most)) most = trainer->memory();
     return absl::OkStatus();
   }));
   return most;
@@ -107,16 +108,14 @@ absl::StatusOr<Trainer::Memory> BuildAllRanks(const TrainConfig& config, bool tr
 absl::StatusOr<std::string> DescribeMemory(const TrainConfig& config, bool trains) {
   const bool builds = ConfigTopology(config).world_size() <= kMaxDryRunRanks &&
                       config.training().device() != ComputeDevice::CUDA;
-  Trainer::Memory memory;
+  const StateBytes state = EstimateState(config, trains);
+  Trainer::Memory memory = {
+      .weights = state.weights, .gradients = state.gradients, .optimizer = state.optimizer};
   if (builds) {
     TESSERA_ASSIGN_OR_RETURN(memory, BuildAllRanks(config, trains));
-  } else {
-    const StateBytes state = EstimateState(config, trains);
-    memory = {.weights = state.weights, .gradients = state.gradients, .optimizer = state.optimizer};
   }
-  std::string text = absl::StrCat(
-      HumanBytes(memory.weights + memory.gradients + memory.optimizer + memory.activations),
-      " in a process: weights ", HumanBytes(memory.weights));
+  std::string text =
+      absl::StrCat(HumanBytes(Sum(memory)), " in a process: weights ", HumanBytes(memory.weights));
   if (trains) {
     absl::StrAppend(&text, ", gradients ", HumanBytes(memory.gradients), ", optimizer ",
                     HumanBytes(memory.optimizer));

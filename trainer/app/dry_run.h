@@ -13,10 +13,10 @@ namespace tessera {
 // checkpoints, and the one that it would continue from. `config` is resolved; a train_data_path
 // that is empty is reported as such.
 //
-// Nothing is trained, loaded, locked, created or renamed: only manifests, the headers of token
-// files and, where the newest checkpoint is damaged, those of others are read. All ranks are built
-// as threads of this process, in memory that is reserved and never touched; with more than
-// kMaxDryRunRanks of them, or on a GPU, activations are not counted.
+// Nothing is trained, loaded, locked, created or renamed: only manifests and the headers of
+// checkpoints and token files are read. All ranks are built as threads of this process, in memory
+// that is reserved and hardly touched; with more than kMaxDryRunRanks of them, or on a GPU,
+// activations are not counted.
 //
 // Errors: those with which a run would end before its first step because of its settings, its data
 // or its checkpoints.

@@ -40,10 +40,7 @@ AdamW::AdamW(Backend& backend, const OptimizerConfig& config, std::vector<FlatPa
   const Shape shape = {state_offsets_.back()};
   exp_avg_ = Tensor(DType::kF32, shape, backend_.device());
   exp_avg_sq_ = Tensor(DType::kF32, shape, backend_.device());
-  if (has_master_) {
-    master_ = Tensor(DType::kF32, shape, backend_.device());
-    ResetMaster();
-  }
+  if (has_master_) master_ = Tensor(DType::kF32, shape, backend_.device());
 }
 
 std::vector<int64_t> AdamW::StateOffsets() const {
@@ -146,29 +143,16 @@ AdamWOperands AdamW::Operands(const Run& run, int64_t begin, int64_t end) const 
           .weight_decay = run.weight_decay ? config_.weight_decay() : 0};
 }
 
-void AdamW::ResetMaster() {
-  if (!has_master_) return;
-  for (const Run& run : runs_) {
-    backend_.Copy({ranges_[run.range].values.Slice(0, run.begin, run.end),
-                   StatePart(master_, run.range, run.begin, run.end)});
-  }
-}
-
-void AdamW::SetMaster(const TensorView& flat) {
-  if (!has_master_) return;
-  for (const Run& run : runs_) {
-    const int64_t offset = ranges_[run.range].begin;
-    backend_.Copy({flat.Slice(0, offset + run.begin, offset + run.end),
-                   StatePart(master_, run.range, run.begin, run.end)});
-  }
-}
-
 void AdamW::Reset() {
   if (state_offsets_.back() > 0) {
     backend_.Fill({exp_avg_, 0});
     backend_.Fill({exp_avg_sq_, 0});
   }
-  ResetMaster();
+  for (const Run& run : runs_) {
+    if (!has_master_) break;
+    backend_.Copy({ranges_[run.range].values.Slice(0, run.begin, run.end),
+                   StatePart(master_, run.range, run.begin, run.end)});
+  }
   updates_ = 0;
   skipped_steps_ = 0;
   skipped_in_a_row_ = 0;

@@ -46,7 +46,7 @@ class AdamW {
 
   // Parameters and ranges (possibly none) are disjoint and in flat order; the owned part of a
   // parameter lies in one range; the values have `dtype`. Alignment gaps between parameters are
-  // never touched. Master weights start as copies of the values.
+  // never touched. Reset(), or a load of the state, comes before the first Step().
   AdamW(Backend& backend, const OptimizerConfig& config, std::vector<FlatParameter> parameters,
         std::vector<OwnedRange> ranges, DType dtype);
 
@@ -61,13 +61,6 @@ class AdamW {
   bool Step(double learning_rate, double grad_norm, double grad_scale,
             const BeforeOverwrite& before = nullptr);
 
-  // Copies the values to the master weights: for use after weights were loaded without their
-  // masters.
-  void ResetMaster();
-  // Copies the owned parts of `flat` to the master weights. `flat` is a buffer of any floating
-  // dtype, laid out as all values of the flat space, starting at 0. The values do not change. No
-  // effect where there are no master weights.
-  void SetMaster(const TensorView& flat);
   // Resets to a fresh state: zero moments and counters, master weights copied from the values.
   void Reset();
 
