@@ -43,13 +43,13 @@ std::vector<std::string> WrittenFormatNames();
 std::vector<std::string> FormatsWithTokenizer();
 
 // Writes a checkpoint in another framework's format to a new folder; a format whose checkpoint is a
-// single file by itself, to a file of this name. A folder on a local disk gets
-// its name when all its files are durable and have been read back: every tensor's digest is
-// compared with that of what was read from the source, and with the source's own digest where it
-// has one and the dtype is the same. In an object store, the file without which readers find no
-// checkpoint (OutputFile::commits) is created then; a format of a single file has none, and the
-// file can be seen from when it is complete. An object `unfinished` keeps two writers apart there.
-// After an error nothing is left of the folder.
+// single file by itself, to a file of this name. A folder on a local disk gets its name when all
+// its files are durable and have been read back: every tensor's digest is compared with that of
+// what was read from the source, and with the source's own digest where it has one and the dtype is
+// the same. In an object store, the file without which readers find no checkpoint
+// (OutputFile::commits) is created then; a format of a single file has none, and the file can be
+// seen from when it is complete. An object `unfinished` keeps two writers apart there. After an
+// error nothing is left of the folder.
 //
 // Errors: AlreadyExists (the folder); InvalidArgument for a tokenizer with more ids than the model;
 // those of the format's plan, of WriteOutput() and of OpenForeign(); DataLoss where a digest
