@@ -2,6 +2,7 @@
 #define TESSERA_CHECKPOINT_INCLUDE_LOAD_OPTIONS_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,9 @@ struct LoadOptions {
   // Memory for reading, in bytes; never less than one checksum chunk of the checkpoint, or seven of
   // them where ranks read for each other.
   uint64_t staging_bytes = uint64_t{64} << 20;
+  // Called with the bytes, as they are saved, of the elements that were placed in this rank's
+  // memory, and of all that it wants, by one thread at a time. Null: not called.
+  std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
 };
 
 struct LoadReport {

@@ -53,6 +53,10 @@ struct SaveOptions {
   int io_threads = 4;
   uint64_t staging_bytes = uint64_t{64} << 20;  // memory for copies; never less than a chunk
 
+  // Called with the bytes of this rank's data files that are written, and of all of them, by one
+  // thread at a time. Null: not called.
+  std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
+
   // Called on every rank that set it, by the saving thread, once this rank's data is durable and
   // before the checkpoint is committed: to make durable what the checkpoint depends on, for example
   // a log. Its error fails the save.

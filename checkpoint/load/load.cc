@@ -172,7 +172,8 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
                    .verify_checksums = options.verify_checksums});
   const absl::Status opened = plan.ok() ? scanner.Open(FilesOf(*plan)) : plan.status();
   const absl::StatusOr<Placer> placer =
-      opened.ok() ? Placer::Create(manifest, *plan, comparison.destinations) : opened;
+      opened.ok() ? Placer::Create(manifest, *plan, comparison.destinations, options.progress)
+                  : opened;
   // Without a part of its own it is the manifest that asks for what cannot be read.
   TESSERA_ASSIGN_OR_RETURN(const ReadShare share,
                            ShareReading(manifest, WithDamagedParts(placer.status(), {}),

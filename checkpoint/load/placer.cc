@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/status_macros.h"
 #include "checkpoint/directory/file_map.h"
@@ -13,8 +15,10 @@
 namespace tessera::ckpt {
 
 absl::StatusOr<Placer> Placer::Create(const Manifest& manifest, const LoadPlan& plan,
-                                      std::span<const Destination> destinations) {
+                                      std::span<const Destination> destinations,
+                                      ByteProgress::Function progress) {
   Placer placer;
+  uint64_t total_bytes = 0;
   for (const FileReads& reads : plan.files) {
     std::vector<Target>& targets = placer.targets_[reads.file_index];
     for (const Placement& placement : reads.placements) {
@@ -30,15 +34,18 @@ absl::StatusOr<Placer> Placer::Create(const Manifest& manifest, const LoadPlan& 
             BoxRuns(placement.saved_box, placement.region, to.box.global_offset, to.strides)},
            &to,
            &placement});
+      total_bytes += ElementCount(placement.region.shape) * targets.back().element_bytes;
     }
   }
+  placer.progress_ = std::make_shared<ByteProgress>(std::move(progress), total_bytes);
   return placer;
 }
 
 // Places elements [first, last) of a shard. source(run, index) returns the address of the elements
 // of a run, the first of which is the index-th of those.
 template <typename Source>
-void Placer::PlaceTarget(const Target& target, int64_t first, int64_t last, const Source& source) {
+void Placer::PlaceTarget(const Target& target, int64_t first, int64_t last,
+                         const Source& source) const {
   const Destination& to = *target.destination;
   int64_t index = 0;
   const int64_t stride = target.runs.run_stride();
@@ -52,6 +59,7 @@ void Placer::PlaceTarget(const Target& target, int64_t first, int64_t last, cons
     to.copy(from, to.data + run.strided_element * static_cast<int64_t>(to.element_bytes), run.count,
             stride);
   });
+  progress_->Add(index * target.element_bytes);
 }
 
 void Placer::Place(const FilePiece& piece, const std::byte* data) const {

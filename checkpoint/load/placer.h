@@ -3,12 +3,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/byte_progress.h"
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/load/compare.h"
@@ -26,7 +29,8 @@ class Placer {
   // The destinations are parallel to the wanted boxes of the plan. DataLoss for a layout that
   // cannot be read in whole chunks.
   static absl::StatusOr<Placer> Create(const Manifest& manifest, const LoadPlan& plan,
-                                       std::span<const Destination> destinations);
+                                       std::span<const Destination> destinations,
+                                       ByteProgress::Function progress = nullptr);
 
   // Places the wanted elements of a piece, whose bytes are at `data`.
   void Place(const FilePiece& piece, const std::byte* data) const;
@@ -46,10 +50,11 @@ class Placer {
     const Placement* placement;
   };
   template <typename Source>
-  static void PlaceTarget(const Target& target, int64_t first, int64_t last, const Source& source);
+  void PlaceTarget(const Target& target, int64_t first, int64_t last, const Source& source) const;
 
   // By file, ascending by begin and by end: saved shards do not share bytes.
   std::map<uint32_t, std::vector<Target>> targets_;
+  std::shared_ptr<ByteProgress> progress_;
 };
 
 // The pieces of a plan's files.

@@ -56,6 +56,9 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
       ++file.pieces_left;
     }
   }
+  uint64_t total_bytes = 0;
+  for (const File& file : files_) total_bytes += file.contents.size_bytes();
+  progress_.emplace(options_.progress, total_bytes);
   memory_ = MemoryIndex(std::move(memory));
   order_.set_count(piece_count_);
   pieces_to_copy_ = pieces_left_ = piece_count_;
@@ -221,6 +224,7 @@ absl::Status DataWriter::WritePiece(Piece& piece, Digests& digests) {
     ExtendChecksums(file, piece.begin, {piece.buffer, piece.end - piece.begin});
   }
   const absl::Status written = InPhase(kWriting, WriteToFile(piece));
+  if (written.ok()) progress_->Add(piece.end - piece.begin);
   mutex_.lock();
   --writing_;
   buffers_.Return(std::exchange(piece.buffer, nullptr));

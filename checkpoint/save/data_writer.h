@@ -17,6 +17,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/byte_progress.h"
 #include "base/mutex.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/include/storage.h"
@@ -130,6 +131,7 @@ class DataWriter {
   MemoryIndex memory_;
   std::vector<Digests> digests_;  // one per thread of Run()
   size_t piece_count_ = 0;
+  std::optional<ByteProgress> progress_;  // of writing, once the pieces are known
 
   mutable Mutex mutex_;
   CondVar changed_;  // any guarded member

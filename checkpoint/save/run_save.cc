@@ -111,9 +111,12 @@ SavePlanOptions PlanOptions(const SaveOptions& options) {
 }
 
 DataWriterOptions WriterOptions(const SaveContext& context) {
-  return {context.options.checksum_chunk_bytes, context.options.io_threads,
-          context.copy_ahead_threads, context.options.staging_bytes,
-          context.storage.PreferredWriteBytes()};
+  return {context.options.checksum_chunk_bytes,
+          context.options.io_threads,
+          context.copy_ahead_threads,
+          context.options.staging_bytes,
+          context.storage.PreferredWriteBytes(),
+          context.options.progress};
 }
 
 // Steps 1 and 2.

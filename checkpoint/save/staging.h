@@ -97,6 +97,7 @@ struct DataWriterOptions {
   int copy_ahead_threads;
   uint64_t staging_bytes;    // at most, or one chunk
   uint64_t write_bytes = 0;  // of a piece where there is room, see Storage::PreferredWriteBytes()
+  std::function<void(uint64_t, uint64_t)> progress = nullptr;  // see SaveOptions
 };
 
 // How the pieces of a rank's data files lie in staging memory.

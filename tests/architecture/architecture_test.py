@@ -12,8 +12,8 @@ import unittest
 import xml.etree.ElementTree
 
 OURS = (
-    "base", "checkpoint", "compute", "convert", "layout", "models", "tests", "tokenizer", "tools",
-    "trainer",
+    "base", "checkpoint", "compute", "convert", "layout", "models", "python", "tests", "tokenizer",
+    "tools", "trainer",
 )
 
 # (from, to): no path, of any length, leads from one folder to the other. A folder stands for what
@@ -22,7 +22,7 @@ NO_PATH = (
     ("base", tuple(sorted(set(OURS) - {"base"}))),
     ("layout", tuple(sorted(set(OURS) - {"base", "layout"}))),
     ("tokenizer", ("checkpoint", "compute", "convert", "models", "tests", "tools", "trainer")),
-    ("checkpoint", ("compute", "convert", "models", "tests", "tools", "trainer")),
+    ("checkpoint", ("compute", "convert", "models", "python", "tests", "tools", "trainer")),
     ("checkpoint/format", ("checkpoint/storage",)),
     ("checkpoint/plan", ("checkpoint/storage",)),
     ("compute", ("checkpoint", "convert", "models", "tests", "tools", "trainer")),
@@ -30,11 +30,12 @@ NO_PATH = (
     ("compute/comm", ("compute/kernels", "compute/parallel")),
     ("compute/tensor", ("compute/comm", "compute/kernels")),
     ("models", ("checkpoint", "convert", "tests", "tools", "trainer")),
-    ("convert", ("tests", "tools", "trainer")),
+    ("convert", ("python", "tests", "tools", "trainer")),
+    ("python", ("tests", "tools", "trainer")),
     ("trainer", ("tests", "tools")),
 )
 # Folders that only their own targets may use.
-ENDS = ("trainer/app", "tools", "tests")
+ENDS = ("trainer/app", "tools", "tests", "python")
 
 # What the repository builds for use, apart from tests.
 RULES = ("cc_binary", "cc_folder", "cc_library", "cc_proto_library", "proto_library")

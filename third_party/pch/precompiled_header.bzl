@@ -74,8 +74,8 @@ def _is_ours():
     return native.repository_name() == "@" and not native.package_name().startswith("third_party")
 
 def _with(header, rule, name, copts, deps, precompiled = True, **others):
-    # The compiler refuses a header that was compiled with other options of these.
-    differs = "-fPIC" in copts or "-fsanitize=address" in copts
+    # The compiler refuses a header that was compiled without it.
+    differs = "-fsanitize=address" in copts
     if _is_ours() and precompiled and not differs:
         copts = ["-include-pch", "$(BINDIR)/third_party/pch/%s.pch" % header] + copts
         deps = deps + ["//third_party/pch:%s_headers" % header]

@@ -1,237 +1,16 @@
-#include <algorithm>
-#include <map>
-#include <set>
+#include "convert/operations/diff.h"
+
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
-#include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/format/manifest.h"
-#include "google/protobuf/util/message_differencer.h"
-#include "nlohmann/json.hpp"
+#include "convert/operations/named_checkpoint.h"
 #include "tools/ckpt/commands.h"
-#include "tools/ckpt/compare_data.h"
-#include "tools/ckpt/named_checkpoint.h"
 #include "tools/ckpt/report.h"
-#include "tools/ckpt/summary.h"
 
 namespace tessera::ckpt {
 namespace {
-
-// The entry of TrainerState.extra that holds a trainer's settings in text format.
-constexpr char kSettings[] = "settings";
-
-struct TensorDifference {
-  std::string tensor;
-  std::string message;
-};
-
-struct Differences {
-  std::vector<std::string> notes;     // not counted: how it was saved, and by which program
-  std::vector<std::string> metadata;  // one line per field
-  std::vector<TensorDifference> tensors;
-  std::vector<std::string> by_contents;  // names of tensors whose contents must be compared
-  int64_t equal_by_digest = 0;
-  int64_t equal_by_contents = 0;
-  int64_t equal_aliases = 0;
-
-  int64_t equal() const { return equal_by_digest + equal_by_contents + equal_aliases; }
-  bool none() const { return metadata.empty() && tensors.empty(); }
-};
-
-std::vector<std::string> CompareMessages(const google::protobuf::Message& a,
-                                         const google::protobuf::Message& b) {
-  google::protobuf::util::MessageDifferencer differencer;
-  std::string report;
-  differencer.ReportDifferencesToString(&report);
-  differencer.Compare(a, b);
-  return absl::StrSplit(report, '\n', absl::SkipEmpty());
-}
-
-struct ConfigLine {
-  std::string path;  // of the field, including its parent messages
-  std::string value;
-};
-
-// Text format as written by this program, one field per line. Other text, such as JSON, becomes
-// lines without a path.
-std::vector<ConfigLine> ConfigLines(const std::string& text) {
-  std::vector<ConfigLine> lines;
-  std::vector<std::string> inside;
-  for (const absl::string_view raw : absl::StrSplit(text, '\n')) {
-    const absl::string_view line = absl::StripAsciiWhitespace(raw);
-    const std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits(": ", 1));
-    if (absl::EndsWith(line, " {")) {
-      inside.push_back(std::string(line.substr(0, line.size() - 2)));
-    } else if (line == "}" && !inside.empty()) {
-      inside.pop_back();
-    } else if (parts.size() == 2 && absl::ascii_isalpha(line[0])) {
-      lines.push_back(
-          {absl::StrCat(absl::StrJoin(inside, "."), inside.empty() ? "" : ".", parts[0]),
-           std::string(parts[1])});
-    } else if (!line.empty()) {
-      lines.push_back({"", std::string(line)});
-    }
-  }
-  return lines;
-}
-
-// One line for each field that differs, "model.hidden_size: 64 -> 128".
-void CompareConfigs(absl::string_view title, const std::string& a, const std::string& b,
-                    std::vector<std::string>& report) {
-  if (a == b) return;
-  const size_t before = report.size();
-  std::vector<ConfigLine> only_b = ConfigLines(b), only_a;
-  for (ConfigLine& line : ConfigLines(a)) {
-    const auto same = std::ranges::find_if(only_b, [&](const ConfigLine& other) {
-      return other.path == line.path && other.value == line.value;
-    });
-    if (same != only_b.end()) {
-      only_b.erase(same);
-    } else {
-      only_a.push_back(std::move(line));
-    }
-  }
-  const auto name = [title](const ConfigLine& line) {
-    return absl::StrCat(title, line.path.empty() ? "" : ".", line.path);
-  };
-  for (const ConfigLine& line : only_a) {
-    const auto other = std::ranges::find(only_b, line.path, &ConfigLine::path);
-    const bool there = other != only_b.end();
-    report.push_back(
-        absl::StrCat(name(line), ": ", line.value, " -> ", there ? other->value : "(not set)"));
-    if (there) only_b.erase(other);
-  }
-  for (const ConfigLine& line : only_b) {
-    report.push_back(absl::StrCat(name(line), ": (not set) -> ", line.value));
-  }
-  if (report.size() == before) {
-    report.push_back(absl::StrCat(title, ": the same lines in another order or with other spaces"));
-  }
-}
-
-// A checkpoint of an older version has none.
-void CompareSettings(const TrainerState& a, const TrainerState& b, Differences& differences) {
-  const auto of_a = a.extra().find(kSettings), of_b = b.extra().find(kSettings);
-  const bool in_a = of_a != a.extra().end(), in_b = of_b != b.extra().end();
-  if (in_a && in_b) {
-    CompareConfigs("settings", of_a->second, of_b->second, differences.metadata);
-  } else if (in_a || in_b) {
-    differences.notes.push_back(
-        absl::StrCat("settings: only the ", in_a ? "first" : "second", " checkpoint records them"));
-  }
-}
-
-void CompareMetadata(const Manifest& a, const Manifest& b, Differences& differences) {
-  Manifest state_a, state_b;
-  for (auto [from, to] : {std::pair(&a, &state_a), std::pair(&b, &state_b)}) {
-    *to->mutable_trainer() = from->trainer();
-    to->mutable_trainer()->mutable_extra()->erase(kSettings);
-    to->mutable_model()->set_architecture(from->model().architecture());
-    *to->mutable_optimizer() = from->optimizer();
-    // Their order has no meaning.
-    std::ranges::sort(*to->mutable_optimizer()->mutable_parameters(), {},
-                      [](const OptimizerParameter& p) { return p.parameter(); });
-  }
-  differences.metadata = CompareMessages(state_a, state_b);
-  CompareConfigs("model", a.model().text(), b.model().text(), differences.metadata);
-  CompareSettings(a.trainer(), b.trainer(), differences);
-  if (TopologyText(a.topology()) != TopologyText(b.topology())) {
-    differences.notes.push_back(
-        absl::StrCat("topology: ", TopologyText(a.topology()), " | ", TopologyText(b.topology())));
-  }
-}
-
-bool HasOptimizerState(const Manifest& manifest) {
-  return std::ranges::any_of(manifest.tensors(), [](const LogicalTensor& tensor) {
-    return BelongsToOptimizer(FromProto(tensor.role()));
-  });
-}
-
-// Metadata of another framework is only as much as its files tell, and optimizer state that a side
-// does not have at all was not converted: neither counts as a difference.
-void ExcuseForeign(const Manifest& a, const Manifest& b, Differences& differences) {
-  for (std::string& line : differences.metadata) differences.notes.push_back(std::move(line));
-  differences.metadata.clear();
-  if (HasOptimizerState(a) == HasOptimizerState(b)) return;
-  const Manifest& with = HasOptimizerState(a) ? a : b;
-  std::set<std::string> states;
-  for (const LogicalTensor& tensor : with.tensors()) {
-    if (BelongsToOptimizer(FromProto(tensor.role()))) states.insert(tensor.name());
-  }
-  std::erase_if(differences.tensors, [&](const TensorDifference& difference) {
-    return states.contains(difference.tensor);
-  });
-  differences.notes.push_back(absl::StrCat("optimizer state: only in the ",
-                                           HasOptimizerState(a) ? "first" : "second", ", ",
-                                           states.size(), " tensors"));
-}
-
-std::string Describe(const LogicalTensor& tensor) {
-  std::string text =
-      absl::StrCat(RoleProto_Name(tensor.role()), " ", DTypeProto_Name(tensor.dtype()), " ",
-                   ShapeToString(GlobalShape(tensor)));
-  if (!tensor.alias_of().empty()) absl::StrAppend(&text, " alias of ", tensor.alias_of());
-  return text;
-}
-
-// A tensor without elements needs no digest.
-bool HasDigest(const LogicalTensor& tensor) {
-  return tensor.has_digest() || ElementCount(GlobalShape(tensor)) == 0;
-}
-
-void CompareTensors(const Manifest& a, const Manifest& b, bool by_contents,
-                    Differences& differences) {
-  std::map<std::string, const LogicalTensor*> index_b;
-  for (const LogicalTensor& tensor : b.tensors()) index_b[tensor.name()] = &tensor;
-  for (const LogicalTensor& in_a : a.tensors()) {
-    const auto at = index_b.find(in_a.name());
-    if (at == index_b.end()) {
-      differences.tensors.push_back({in_a.name(), "only in the first"});
-      continue;
-    }
-    const LogicalTensor& in_b = *at->second;
-    index_b.erase(at);
-    const bool same = Describe(in_a) == Describe(in_b);
-    if (!same) {
-      differences.tensors.push_back(
-          {in_a.name(), absl::StrCat(Describe(in_a), " | ", Describe(in_b))});
-    }
-    if (!in_a.alias_of().empty() || !in_b.alias_of().empty()) {
-      if (same) ++differences.equal_aliases;
-    } else if (by_contents || (same && (!HasDigest(in_a) || !HasDigest(in_b)))) {
-      differences.by_contents.push_back(in_a.name());
-    } else if (same && DigestText(in_a.digest()) != DigestText(in_b.digest())) {
-      differences.tensors.push_back({in_a.name(), "contents differ"});
-    } else if (same) {
-      ++differences.equal_by_digest;
-    }
-  }
-  for (const auto& [name, tensor] : index_b) {
-    differences.tensors.push_back({name, "only in the second"});
-  }
-}
-
-void AddDataDifferences(const std::map<std::string, DataDifference>& data,
-                        Differences& differences) {
-  for (const auto& [name, difference] : data) {
-    if (difference.same_bits) {
-      ++differences.equal_by_contents;
-    } else if (difference.different_elements == 0) {
-      differences.tensors.push_back({name, "the same values, in other bits"});
-    } else {
-      differences.tensors.push_back(
-          {name, absl::StrCat(difference.different_elements, " elements differ, by at most ",
-                              NumberText(difference.max_abs))});
-    }
-  }
-}
 
 // A sentence on what was compared, and is therefore proven.
 std::string ProofOfEquality(const Differences& differences) {
@@ -264,64 +43,24 @@ void PrintDifferences(const Differences& differences, std::ostream& out) {
   if (differences.none()) out << "the two hold the same state\n";
 }
 
-nlohmann::ordered_json DifferencesToJson(const Differences& differences,
-                                         const std::map<std::string, DataDifference>& data) {
-  nlohmann::ordered_json json = {{"same_state", differences.none()},
-                                 {"equal_tensors", differences.equal()},
-                                 {"equal_by_digest", differences.equal_by_digest},
-                                 {"equal_by_contents", differences.equal_by_contents},
-                                 {"notes", differences.notes},
-                                 {"metadata", differences.metadata},
-                                 {"tensors", nlohmann::ordered_json::array()}};
-  for (const TensorDifference& difference : differences.tensors) {
-    nlohmann::ordered_json entry = {{"tensor", difference.tensor}, {"message", difference.message}};
-    if (const auto at = data.find(difference.tensor); at != data.end()) {
-      entry["different_elements"] = at->second.different_elements;
-      entry["max_abs"] = NumberText(at->second.max_abs);
-    }
-    json["tensors"].push_back(std::move(entry));
-  }
-  return json;
-}
-
 }  // namespace
 
 int RunDiff(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
     return Fail(output, options, "ckpt diff", status);
   };
-  const auto named_a = FindCheckpoint(options.paths[0], options.source);
-  if (!named_a.ok()) return fail(named_a.status());
-  const auto named_b = FindCheckpoint(options.paths[1], options.source);
-  if (!named_b.ok()) return fail(named_b.status());
-  const absl::StatusOr<Checkpoint>&a = named_a->opened, &b = named_b->opened;
+  const auto a = FindCheckpoint(options.paths[0], options.source);
   if (!a.ok()) return fail(a.status());
+  const auto b = FindCheckpoint(options.paths[1], options.source);
   if (!b.ok()) return fail(b.status());
-
-  Differences differences;
-  for (const NamedCheckpoint* named : {&*named_a, &*named_b}) {
-    for (const std::string& note : named->notes) {
-      differences.notes.push_back(absl::StrCat(named->Describe(), ": ", note));
-    }
-  }
-  CompareMetadata(a->manifest(), b->manifest(), differences);
-  CompareTensors(a->manifest(), b->manifest(), options.data, differences);
-  if (!named_a->format.empty() || !named_b->format.empty()) {
-    ExcuseForeign(a->manifest(), b->manifest(), differences);
-  }
-  std::map<std::string, DataDifference> data;
-  if (!differences.by_contents.empty()) {
-    auto compared = CompareData(*a, *b, differences.by_contents, options.threads);
-    if (!compared.ok()) return fail(compared.status());
-    data = *std::move(compared);
-    AddDataDifferences(data, differences);
-  }
+  const auto differences = Diff(*a, *b, {.data = options.data, .threads = options.threads});
+  if (!differences.ok()) return fail(differences.status());
   if (options.json) {
-    PrintJson(DifferencesToJson(differences, data), output.out);
+    PrintJson(ToJson(*differences), output.out);
   } else {
-    PrintDifferences(differences, output.out);
+    PrintDifferences(*differences, output.out);
   }
-  return differences.none() ? kExitOk : kExitDifferent;
+  return differences->none() ? kExitOk : kExitDifferent;
 }
 
 }  // namespace tessera::ckpt

@@ -18,12 +18,12 @@
 #include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
 #include "convert/core/foreign_checkpoint.h"
+#include "convert/operations/named_checkpoint.h"
+#include "convert/operations/summary.h"
 #include "layout/partition.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
-#include "tools/ckpt/named_checkpoint.h"
 #include "tools/ckpt/report.h"
-#include "tools/ckpt/summary.h"
 #include "tools/ckpt/table.h"
 
 namespace tessera::ckpt {

@@ -11,11 +11,11 @@
 #include "base/units.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
+#include "convert/operations/named_checkpoint.h"
+#include "convert/operations/summary.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
-#include "tools/ckpt/named_checkpoint.h"
 #include "tools/ckpt/report.h"
-#include "tools/ckpt/summary.h"
 #include "tools/ckpt/table.h"
 
 namespace tessera::ckpt {

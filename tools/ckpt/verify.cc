@@ -1,3 +1,5 @@
+#include "convert/operations/verify.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -6,9 +8,9 @@
 
 #include "base/units.h"
 #include "checkpoint/include/checkpoint.h"
+#include "convert/operations/named_checkpoint.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
-#include "tools/ckpt/named_checkpoint.h"
 #include "tools/ckpt/progress_bar.h"
 #include "tools/ckpt/report.h"
 
@@ -81,51 +83,14 @@ void PrintVerdict(const NamedCheckpoint& named, const VerifyReport& report, bool
   PrintNotes(named.notes, out);
 }
 
-nlohmann::ordered_json VerdictToJson(const std::string& name, const VerifyReport& report,
-                                     bool digests) {
-  nlohmann::ordered_json json = {
-      {"checkpoint", name},        {"good", report.damage.empty()},
-      {"digests", digests},        {"bytes_read", report.bytes_read},
-      {"seconds", report.seconds}, {"damage", nlohmann::ordered_json::array()}};
-  if (digests) {
-    json["digests_verified"] = report.digests_verified;
-    json["digests_missing"] = report.digests_missing;
-  }
-  for (const Damage& damage : report.damage) {
-    json["damage"].push_back({{"file", damage.file},
-                              {"offset", damage.offset_bytes},
-                              {"tensor", damage.tensor},
-                              {"message", damage.message}});
-  }
-  return json;
-}
-
-// Adds the damage that reading every tensor does not show. What was found names file and record of
-// the other framework, and not the files as which this library presents them.
-void AddForeignDamage(const NamedCheckpoint& named, VerifyReport& report) {
-  if (named.foreign == nullptr) return;
-  for (Damage& damage : report.damage) {
-    const std::string prefix = "tensor " + damage.tensor + ": ";
-    if (damage.message.starts_with(prefix)) damage.message.erase(0, prefix.size());
-    damage.file = named.Describe();
-  }
-  if (!named.foreign->mismatch().empty()) {
-    report.damage.push_back(
-        {named.Describe(), 0, "", named.Describe() + ": " + named.foreign->mismatch()});
-  }
-  for (const absl::Status& status : named.foreign->CheckOtherRecords()) {
-    report.damage.push_back({named.Describe(), 0, "", std::string(status.message())});
-  }
-}
-
-absl::StatusOr<VerifyReport> VerifyWithBar(Storage& storage, std::string_view directory,
-                                           const CommandOptions& options,
-                                           const CommandOutput& output) {
+// Calls verify(VerifyOptions), with a bar.
+absl::StatusOr<VerifyReport> VerifyWithBar(const CommandOptions& options,
+                                           const CommandOutput& output, const auto& verify) {
   ProgressBar bar(output.progress);
-  return CheckpointFolder(storage).Verify(
-      directory, {.digests = options.digests,
-                  .io_threads = options.threads,
-                  .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
+  return verify(
+      VerifyOptions{.digests = options.digests,
+                    .io_threads = options.threads,
+                    .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
 }
 
 // Every committed checkpoint of a folder, a line each.
@@ -148,7 +113,9 @@ class FolderVerifier {
       Add(checkpoint.directory, checkpoint.committed.status());
     }
     for (const CheckpointInfo& info : *checkpoints) {
-      Add(info.directory, VerifyWithBar(**storage, info.directory, options_, output_));
+      Add(info.directory, VerifyWithBar(options_, output_, [&](const VerifyOptions& verify) {
+            return CheckpointFolder(**storage).Verify(info.directory, verify);
+          }));
     }
     if (options_.json) {
       PrintJson(json_, output_.out);
@@ -174,7 +141,7 @@ class FolderVerifier {
     }
     if (report->damage.empty()) ++good_;
     if (!report->damage.empty()) worst_ = std::max(worst_, kExitDifferent);
-    json_.push_back(VerdictToJson(name, *report, options_.digests));
+    json_.push_back(ToJson(name, *report, options_.digests));
     if (options_.json) return;
     output_.out << name << ": " << Verdict(*report) << "\n";
     PrintDamage(*report, "  ", output_.out);
@@ -196,11 +163,11 @@ int RunVerify(const CommandOptions& options, const CommandOutput& output) {
   };
   const auto named = FindCheckpoint(options.paths[0], options.source);
   if (!named.ok()) return fail(named.status());
-  auto report = VerifyWithBar(*named->storage, named->directory, options, output);
+  const auto report = VerifyWithBar(
+      options, output, [&](const VerifyOptions& verify) { return Verify(*named, verify); });
   if (!report.ok()) return fail(report.status());
-  AddForeignDamage(*named, *report);
   if (options.json) {
-    PrintJson(VerdictToJson(named->Describe(), *report, options.digests), output.out);
+    PrintJson(ToJson(named->Describe(), *report, options.digests), output.out);
   } else {
     PrintVerdict(*named, *report, options.digests, output.out);
     output.out << OthersText(*named, report->damage.empty());

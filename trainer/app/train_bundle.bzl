@@ -21,7 +21,8 @@ def train_bundle(name, programs, files, max_bytes):
         testonly = True,
         srcs = programs + [label for labels in files.values() for label in labels],
         outs = [name + ".tar.gz"],
-        cmd = "python3 -B $(location make_bundle.py) --output=$@ --max_bytes=%d %s %s" %
+        cmd = "PYTHONPATH=. python3 -B $(location make_bundle.py) --output=$@ " +
+              "--max_bytes=%d %s %s" %
               (max_bytes, placed, " ".join(["$(location %s)" % program for program in programs])),
         # It packs libraries of this machine, which Bazel does not know as inputs.
         tags = [
@@ -29,5 +30,8 @@ def train_bundle(name, programs, files, max_bytes):
             "no-cache",
         ],
         target_compatible_with = CUDA_ONLY,
-        tools = ["make_bundle.py"],
+        tools = [
+            "make_bundle.py",
+            "//tools/build_rules:portable.py",
+        ],
     )

@@ -1,4 +1,4 @@
-#include "tools/ckpt/named_checkpoint.h"
+#include "convert/operations/named_checkpoint.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -1,4 +1,4 @@
-#include "tools/ckpt/summary.h"
+#include "convert/operations/summary.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

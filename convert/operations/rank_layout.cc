@@ -1,4 +1,4 @@
-#include "tools/ckpt/rank_layout.h"
+#include "convert/operations/rank_layout.h"
 
 #include <algorithm>
 #include <cmath>

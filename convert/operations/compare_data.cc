@@ -1,4 +1,4 @@
-#include "tools/ckpt/compare_data.h"
+#include "convert/operations/compare_data.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "tools/ckpt/partition_rules.h"
+#include "convert/operations/partition_rules.h"
 
 #include <algorithm>
 #include <map>

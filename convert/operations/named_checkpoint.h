@@ -1,5 +1,5 @@
-#ifndef TESSERA_TOOLS_CKPT_NAMED_CHECKPOINT_H_
-#define TESSERA_TOOLS_CKPT_NAMED_CHECKPOINT_H_
+#ifndef TESSERA_CONVERT_OPERATIONS_NAMED_CHECKPOINT_H_
+#define TESSERA_CONVERT_OPERATIONS_NAMED_CHECKPOINT_H_
 
 #include <memory>
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace tessera::ckpt {
 
-// A checkpoint named on the command line.
+// A checkpoint of any format that a name means.
 struct NamedCheckpoint {
   std::shared_ptr<Storage> storage;
   std::string directory;  // within the storage; may be empty
@@ -49,4 +49,4 @@ absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_TOOLS_CKPT_NAMED_CHECKPOINT_H_
+#endif  // TESSERA_CONVERT_OPERATIONS_NAMED_CHECKPOINT_H_

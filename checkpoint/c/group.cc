@@ -1,0 +1,126 @@
+// A group of ranks that communicate by the program's callbacks.
+
+#include <cmath>
+
+#include "absl/time/time.h"
+#include "checkpoint/c/handles.h"
+
+namespace tessera::ckpt::c {
+namespace {
+
+// Calls back, and returns what went wrong there.
+template <typename Call>
+absl::Status CallBack(const Call& call) {
+  tessera_set_error_message("");
+  const int32_t code = call();
+  if (code == TESSERA_OK) return absl::OkStatus();
+  const bool known = code > TESSERA_OK && code <= TESSERA_UNAUTHENTICATED;
+  const std::string message = tessera_error_message();
+  return {known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
+          message.empty() ? absl::StrCat("a callback of the group returned ", code) : message};
+}
+
+class CallbackMessage final : public PendingMessage {
+ public:
+  CallbackMessage(const tessera_group& group, const absl::Status& started, void* pending)
+      : group_(group), started_(started), pending_(pending) {}
+  ~CallbackMessage() override {
+    if (started_.ok()) group_.release(group_.context, pending_);
+  }
+  absl::Status Wait(absl::Duration deadline) override {
+    TESSERA_RETURN_IF_ERROR(started_);
+    return CallBack(
+        [&] { return group_.wait(group_.context, pending_, absl::ToDoubleSeconds(deadline)); });
+  }
+
+ private:
+  const tessera_group& group_;
+  const absl::Status started_;
+  void* const pending_;
+};
+
+class CallbackGroup final : public ProcessGroup {
+ public:
+  explicit CallbackGroup(const tessera_group& group) : group_(group) {}
+  int rank() const override { return group_.rank; }
+  int size() const override { return group_.size; }
+
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration deadline) override {
+    return Collect(group_.rank == 0 ? group_.size : 0, [&](tessera_messages* messages) {
+      return group_.gather(group_.context, mine.data(), mine.size(),
+                           absl::ToDoubleSeconds(deadline), messages);
+    });
+  }
+
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration deadline) override {
+    TESSERA_ASSIGN_OR_RETURN(
+        std::vector<std::string> messages, Collect(1, [&](tessera_messages* messages) {
+          return group_.broadcast(group_.context, from_rank_0.data(), from_rank_0.size(),
+                                  absl::ToDoubleSeconds(deadline), messages);
+        }));
+    return std::move(messages[0]);
+  }
+
+  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
+                                            int destination) override {
+    void* pending = nullptr;
+    const absl::Status started = CallBack([&] {
+      return group_.start_send(group_.context, data.data(), data.size(), destination, &pending);
+    });
+    return std::make_unique<CallbackMessage>(group_, started, pending);
+  }
+
+  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
+    void* pending = nullptr;
+    const absl::Status started = CallBack([&] {
+      return group_.start_receive(group_.context, data.data(), data.size(), source, &pending);
+    });
+    return std::make_unique<CallbackMessage>(group_, started, pending);
+  }
+
+ private:
+  template <typename Call>
+  static absl::StatusOr<std::vector<std::string>> Collect(int expected, const Call& call) {
+    tessera_messages messages;
+    TESSERA_RETURN_IF_ERROR(CallBack([&] { return call(&messages); }));
+    const int found = static_cast<int>(messages.messages.size());
+    if (found != expected) {
+      return absl::InternalError(absl::StrCat("a callback of the group has added ", found,
+                                              " messages, expected ", expected));
+    }
+    return std::move(messages.messages);
+  }
+
+  const tessera_group group_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> MakeGroup(const tessera_group* group) {
+  if (group == nullptr) return nullptr;
+  TESSERA_ASSIGN_OR_RETURN(const tessera_group copy, ReadStruct(group, "group"));
+  if (copy.size < 1 || copy.rank < 0 || copy.rank >= copy.size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group: rank ", copy.rank, " of ", copy.size, " ranks"));
+  }
+  if (copy.gather == nullptr || copy.broadcast == nullptr || copy.start_send == nullptr ||
+      copy.start_receive == nullptr || copy.wait == nullptr || copy.release == nullptr) {
+    return absl::InvalidArgumentError("group: a callback is NULL");
+  }
+  return std::make_unique<CallbackGroup>(copy);
+}
+
+}  // namespace tessera::ckpt::c
+
+extern "C" int32_t tessera_messages_add(tessera_messages* messages, const void* data,
+                                        size_t bytes) {
+  using namespace tessera::ckpt::c;  // NOLINT(google-build-using-namespace)
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(messages, "messages"));
+    if (bytes > 0) TESSERA_RETURN_IF_ERROR(CheckPointer(data, "data"));
+    messages->messages.emplace_back(static_cast<const char*>(data), bytes);
+    return absl::OkStatus();
+  });
+}

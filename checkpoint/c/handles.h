@@ -1,0 +1,147 @@
+#ifndef TESSERA_CHECKPOINT_C_HANDLES_H_
+#define TESSERA_CHECKPOINT_C_HANDLES_H_
+
+// What is behind the handles of tessera_checkpoint.h, and how its functions are made: none of them
+// throws, each checks what it is given, and errors become a code and a message.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/c/tessera_checkpoint.h"
+#include "checkpoint/include/async_saver.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/process_group.h"
+#include "checkpoint/include/storage.h"
+#include "nlohmann/json.hpp"
+
+// Each handle begins with a number that tells its kind.
+struct tessera_state {
+  static constexpr uint32_t kKind = 0x7e550001;
+  uint32_t kind = kKind;
+  tessera::ckpt::StateDict dict;
+  tessera::ckpt::Metadata metadata;
+};
+
+struct tessera_messages {
+  static constexpr uint32_t kKind = 0x7e550002;
+  uint32_t kind = kKind;
+  std::vector<std::string> messages;
+};
+
+struct tessera_folder {
+  static constexpr uint32_t kKind = 0x7e550003;
+  uint32_t kind = kKind;
+  tessera::ckpt::CheckpointFolder folder;
+};
+
+struct tessera_checkpoint {
+  static constexpr uint32_t kKind = 0x7e550004;
+  uint32_t kind = kKind;
+  std::shared_ptr<tessera::ckpt::Storage> storage;  // where the checkpoint does not own it
+  tessera::ckpt::Checkpoint checkpoint;
+  std::string format;  // empty: this library's, of which the next two say nothing
+  std::vector<std::string> notes;
+  nlohmann::ordered_json values = nlohmann::ordered_json::object();
+  tessera::ckpt::Metadata metadata;  // whose entries tessera_entry() points to
+};
+
+struct tessera_saver {
+  static constexpr uint32_t kKind = 0x7e550005;
+  uint32_t kind = kKind;
+  tessera::ckpt::CheckpointFolder folder;
+  std::unique_ptr<tessera::ckpt::ProcessGroup> group;
+  std::unique_ptr<tessera::ckpt::AsyncSaver> saver;
+};
+
+namespace tessera::ckpt::c {
+
+// Keeps the message for tessera_error_message(). Returns the code.
+int32_t Report(const absl::Status& status) noexcept;
+
+// Runs a function's body, which returns an absl::Status.
+template <typename Body>
+int32_t Run(const Body& body) noexcept {
+  try {
+    return Report(body());
+  } catch (const std::bad_alloc&) {
+    return Report(absl::ResourceExhaustedError("not enough memory"));
+  } catch (const std::exception& error) {
+    return Report(absl::InternalError(error.what()));
+  } catch (...) {
+    return Report(absl::InternalError("an unknown exception"));
+  }
+}
+
+template <typename Handle>
+absl::Status CheckHandle(const Handle* handle, std::string_view name) {
+  if (handle == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(std::string(name), " is NULL"));
+  }
+  if (reinterpret_cast<uintptr_t>(handle) % alignof(Handle) == 0 && handle->kind == Handle::kKind) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(name), " is not a handle of its kind, or was freed"));
+}
+
+template <typename Handle>
+void Free(Handle* handle) noexcept {
+  if (!CheckHandle(handle, "").ok()) return;
+  handle->kind = 0;
+  delete handle;
+}
+
+absl::Status CheckPointer(const void* pointer, std::string_view name);
+absl::StatusOr<std::string> Text(const char* text, std::string_view name);  // not NULL
+inline std::string TextOrEmpty(const char* text) { return text == nullptr ? "" : text; }
+
+// `count` numbers.
+absl::StatusOr<std::vector<int64_t>> Numbers(const int64_t* numbers, size_t count,
+                                             std::string_view name);
+
+// A structure of the program, whose version may be older or newer than this one. All zero for NULL.
+template <typename Struct>
+absl::StatusOr<Struct> ReadStruct(const Struct* from, std::string_view name) {
+  constexpr size_t kLargest = 1024;
+  Struct copy = {};
+  if (from == nullptr) return copy;
+  const size_t bytes = from->struct_bytes;
+  if (bytes < sizeof(size_t) || bytes > kLargest) {
+    return absl::InvalidArgumentError(absl::StrCat(std::string(name), ": struct_bytes is ", bytes,
+                                                   ", expected ", sizeof(Struct)));
+  }
+  std::memcpy(&copy, from, std::min(bytes, sizeof(Struct)));
+  const char* const raw = reinterpret_cast<const char*>(from);
+  for (size_t i = sizeof(Struct); i < bytes; ++i) {
+    if (raw[i] == 0) continue;
+    return absl::UnimplementedError(absl::StrCat(
+        std::string(name), ": an option that this version of the library does not know"));
+  }
+  return copy;
+}
+
+// Hands a JSON text to the program, which frees it. `out` may be null.
+absl::Status GiveJson(const nlohmann::ordered_json& json, char** out);
+
+// A count that is 0 for the default.
+absl::Status SetCount(int32_t value, std::string_view name, int& to);
+
+// The structure's group, or null: it is then this process alone.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> MakeGroup(const tessera_group* group);
+
+}  // namespace tessera::ckpt::c
+
+#endif  // TESSERA_CHECKPOINT_C_HANDLES_H_

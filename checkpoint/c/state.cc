@@ -1,0 +1,194 @@
+// State: tensors, and the boxes of them in the program's memory.
+
+#include <algorithm>
+#include <utility>
+
+#include "checkpoint/c/handles.h"
+#include "layout/box.h"
+#include "layout/dtype.h"
+
+namespace tessera::ckpt::c {
+namespace {
+
+absl::Status CheckName(const std::string& name) {
+  if (name.empty()) return absl::InvalidArgumentError("a tensor has no name");
+  return absl::OkStatus();
+}
+
+template <typename... Parts>
+absl::Status Wrong(const ShardedTensor& tensor, const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, ": ", parts...));
+}
+
+absl::Status AddTensor(tessera_state& state, ShardedTensor tensor, int32_t role, int32_t dtype,
+                       int32_t dims, const int64_t* global_shape) {
+  TESSERA_RETURN_IF_ERROR(CheckName(tensor.name));
+  if (role < TESSERA_WEIGHT || role > TESSERA_BUFFER) {
+    return Wrong(tensor, "there is no role ", role);
+  }
+  tensor.role = static_cast<TensorRole>(role);
+  tensor.dtype = static_cast<DType>(dtype);
+  if (dtype < 0 || ElementSize(tensor.dtype) == 0) {
+    return Wrong(tensor, "there is no dtype ", dtype);
+  }
+  if (dims < 0 || dims > kMaxRank) {
+    return Wrong(tensor, dims, " dims, expected at most ", kMaxRank);
+  }
+  TESSERA_ASSIGN_OR_RETURN(tensor.global_shape, Numbers(global_shape, dims, "global_shape"));
+  const auto bytes = CheckedByteCount(tensor.global_shape, ElementSize(tensor.dtype));
+  if (!bytes.ok()) return Wrong(tensor, bytes.status().message());
+  state.dict.tensors.push_back(std::move(tensor));
+  return absl::OkStatus();
+}
+
+absl::Status AddAlias(tessera_state& state, ShardedTensor alias) {
+  TESSERA_RETURN_IF_ERROR(CheckName(alias.name));
+  const auto found = std::ranges::find(state.dict.tensors, alias.alias_of, &ShardedTensor::name);
+  if (found == state.dict.tensors.end()) {
+    return Wrong(alias, "a second name of ", alias.alias_of, ", which was not added");
+  }
+  alias.role = found->role;
+  alias.dtype = found->dtype;
+  alias.global_shape = found->global_shape;
+  state.dict.tensors.push_back(std::move(alias));
+  return absl::OkStatus();
+}
+
+// The tensor that was added last, which gets a box.
+absl::StatusOr<ShardedTensor*> LastTensor(tessera_state& state) {
+  if (state.dict.tensors.empty()) return absl::InvalidArgumentError("no tensor was added yet");
+  ShardedTensor& tensor = state.dict.tensors.back();
+  if (!tensor.alias_of.empty()) return Wrong(tensor, "a second name has no memory");
+  return &tensor;
+}
+
+absl::StatusOr<Box> BoxIn(const ShardedTensor& tensor, const int64_t* offset,
+                          const int64_t* shape) {
+  const size_t dims = tensor.global_shape.size();
+  Box box;
+  TESSERA_ASSIGN_OR_RETURN(box.global_offset, Numbers(offset, dims, "offset"));
+  TESSERA_ASSIGN_OR_RETURN(box.shape, Numbers(shape, dims, "shape"));
+  const absl::Status inside = CheckBoxInside(tensor.global_shape, box);
+  if (!inside.ok()) return Wrong(tensor, inside.message());
+  return box;
+}
+
+absl::Status CheckFlags(int32_t flags) {
+  if ((flags & ~TESSERA_READ_ONLY) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("there are no flags ", flags));
+}
+
+absl::Status AddShard(tessera_state& state, void* data, int64_t elements, const int64_t* offset,
+                      const int64_t* shape, const int64_t* strides, int32_t flags) {
+  TESSERA_RETURN_IF_ERROR(CheckFlags(flags));
+  TESSERA_ASSIGN_OR_RETURN(ShardedTensor* const tensor, LastTensor(state));
+  if (elements < -1) return Wrong(*tensor, "memory of ", elements, " elements");
+  Shard shard = {.data = data, .dtype = tensor->dtype, .memory_elements = elements};
+  TESSERA_ASSIGN_OR_RETURN(shard.box, BoxIn(*tensor, offset, shape));
+  if (data == nullptr && !shard.box.empty()) return Wrong(*tensor, "data is NULL");
+  if (strides != nullptr) {
+    TESSERA_ASSIGN_OR_RETURN(shard.strides,
+                             Numbers(strides, tensor->global_shape.size(), "strides"));
+  }
+  shard.read_only = (flags & TESSERA_READ_ONLY) != 0;
+  tensor->shards.push_back(std::move(shard));
+  return absl::OkStatus();
+}
+
+absl::Status AddFlatRange(tessera_state& state, void* data, const int64_t* offset,
+                          const int64_t* shape, int64_t begin, int64_t end, int32_t flags) {
+  TESSERA_RETURN_IF_ERROR(CheckFlags(flags));
+  TESSERA_ASSIGN_OR_RETURN(ShardedTensor* const tensor, LastTensor(state));
+  TESSERA_ASSIGN_OR_RETURN(const Box box, BoxIn(*tensor, offset, shape));
+  if (begin < 0 || begin > end || end > ElementCount(box.shape)) {
+    return Wrong(*tensor, "elements [", begin, ", ", end, ") of ", ElementCount(box.shape));
+  }
+  if (data == nullptr && begin < end) return Wrong(*tensor, "data is NULL");
+  auto* at = static_cast<std::byte*>(data);
+  for (Box& part : FlatRangeToBoxes(box, begin, end)) {
+    const int64_t elements = ElementCount(part.shape);
+    tensor->shards.push_back({.box = std::move(part),
+                              .data = at,
+                              .dtype = tensor->dtype,
+                              .memory_elements = elements,
+                              .read_only = (flags & TESSERA_READ_ONLY) != 0});
+    at += elements * ElementSize(tensor->dtype);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace tessera::ckpt::c
+
+using namespace tessera::ckpt::c;  // NOLINT(google-build-using-namespace)
+
+extern "C" {
+
+int32_t tessera_state_create(tessera_state** state) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckPointer(state, "state"));
+    *state = new tessera_state();
+    return absl::OkStatus();
+  });
+}
+
+void tessera_state_free(tessera_state* state) { Free(state); }
+
+int32_t tessera_state_add_tensor(tessera_state* state, const char* name, int32_t role,
+                                 int32_t dtype, int32_t dims, const int64_t* global_shape) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+    tessera::ckpt::ShardedTensor tensor;
+    TESSERA_ASSIGN_OR_RETURN(tensor.name, Text(name, "name"));
+    return AddTensor(*state, std::move(tensor), role, dtype, dims, global_shape);
+  });
+}
+
+int32_t tessera_state_add_alias(tessera_state* state, const char* name, const char* alias_of) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+    tessera::ckpt::ShardedTensor alias;
+    TESSERA_ASSIGN_OR_RETURN(alias.name, Text(name, "name"));
+    TESSERA_ASSIGN_OR_RETURN(alias.alias_of, Text(alias_of, "alias_of"));
+    return AddAlias(*state, std::move(alias));
+  });
+}
+
+int32_t tessera_state_add_shard(tessera_state* state, void* data, int64_t elements,
+                                const int64_t* offset, const int64_t* shape, const int64_t* strides,
+                                int32_t flags) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+    return AddShard(*state, data, elements, offset, shape, strides, flags);
+  });
+}
+
+int32_t tessera_state_add_flat_range(tessera_state* state, void* data, const int64_t* offset,
+                                     const int64_t* shape, int64_t begin, int64_t end,
+                                     int32_t flags) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+    return AddFlatRange(*state, data, offset, shape, begin, end, flags);
+  });
+}
+
+int32_t tessera_state_set_entry(tessera_state* state, const char* name, const void* data,
+                                size_t bytes) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+    TESSERA_ASSIGN_OR_RETURN(const std::string entry, Text(name, "name"));
+    if (bytes > 0) TESSERA_RETURN_IF_ERROR(CheckPointer(data, "data"));
+    state->metadata.entries[entry] = std::string(static_cast<const char*>(data), bytes);
+    return absl::OkStatus();
+  });
+}
+
+int32_t tessera_state_set_program(tessera_state* state, const char* program) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+    TESSERA_ASSIGN_OR_RETURN(state->metadata.program, Text(program, "program"));
+    return absl::OkStatus();
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,343 @@
+#ifndef TESSERA_CHECKPOINT_C_TESSERA_CHECKPOINT_H_
+#define TESSERA_CHECKPOINT_C_TESSERA_CHECKPOINT_H_
+
+/* The C interface of the checkpoint library, for programs in any language.
+ *
+ *   tessera_folder* folder;
+ *   tessera_state* state;
+ *   const int64_t shape[] = {8, 4}, offset[] = {3, 0}, rows[] = {5, 4};
+ *   tessera_folder_open("/runs/a", TESSERA_CREATE, "", &folder);
+ *   tessera_state_create(&state);
+ *   tessera_state_add_tensor(state, "weight", TESSERA_WEIGHT, TESSERA_F32, 2, shape);
+ *   tessera_state_add_shard(state, memory, 5 * 4, offset, rows, NULL, 0);
+ *   if (tessera_save(folder, 100, state, NULL, NULL) != TESSERA_OK) puts(tessera_error_message());
+ *   tessera_state_free(state);
+ *   tessera_folder_free(folder);
+ *
+ * The functions do what the C++ library does (checkpoint/include, convert): that is where their
+ * effects are described.
+ *
+ * Errors: a function that can fail returns a tessera_code; tessera_error_message() is then the
+ * sentence that explains it. An argument that makes no sense (a null pointer, a negative number of
+ * dims, a handle of another kind) is TESSERA_INVALID_ARGUMENT, as far as it can be told. Nothing is
+ * changed by a call that fails, and its results are not set. No exception leaves the library.
+ *
+ * Handles are opaque. X_free(NULL) does nothing. A folder may be freed before what was made from
+ * it. Reports are JSON texts in UTF-8, to be freed with tessera_text_free(): later versions add
+ * members to their objects, and never take one away. Where a report is not wanted, its pointer may
+ * be NULL.
+ *
+ * Threads: as in C++, several may call at once, but not with one state, group, saver or memory,
+ * unless it says so.
+ *
+ * Compatibility: a program that was built with this header works with every later library of the
+ * same TESSERA_ABI_VERSION. Structures carry their size, so that they can grow: set struct_bytes to
+ * sizeof(the structure), and every member that is not used to zero. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TESSERA_ABI_VERSION 1
+#define TESSERA_API __attribute__((visibility("default")))
+
+/* ---- Versions and errors. */
+
+/* TESSERA_ABI_VERSION of the library. */
+TESSERA_API int32_t tessera_abi_version(void);
+
+/* Never renumbered. */
+typedef enum {
+  TESSERA_OK = 0,
+  TESSERA_CANCELLED = 1,
+  TESSERA_UNKNOWN = 2,
+  TESSERA_INVALID_ARGUMENT = 3, /* the request */
+  TESSERA_DEADLINE_EXCEEDED = 4,
+  TESSERA_NOT_FOUND = 5,
+  TESSERA_ALREADY_EXISTS = 6,
+  TESSERA_PERMISSION_DENIED = 7,
+  TESSERA_RESOURCE_EXHAUSTED = 8,  /* memory, or space on the disk */
+  TESSERA_FAILED_PRECONDITION = 9, /* saved and wanted state disagree */
+  TESSERA_ABORTED = 10,
+  TESSERA_OUT_OF_RANGE = 11,
+  TESSERA_UNIMPLEMENTED = 12,
+  TESSERA_INTERNAL = 13,
+  TESSERA_UNAVAILABLE = 14,
+  TESSERA_DATA_LOSS = 15, /* bad bytes, with file and offset */
+  TESSERA_UNAUTHENTICATED = 16
+} tessera_code;
+
+/* The message of the last call of this thread that failed; "" before any. Valid until this thread's
+ * next call fails. */
+TESSERA_API const char* tessera_error_message(void);
+
+/* In a callback that is about to return an error: its message. */
+TESSERA_API void tessera_set_error_message(const char* message);
+
+TESSERA_API void tessera_text_free(char* text);
+
+/* ---- State: which tensors there are, and where this process has parts of them in memory. */
+
+/* As in checkpoint/FORMAT.md. Never renumbered. */
+typedef enum {
+  TESSERA_F64 = 1,
+  TESSERA_F32 = 2,
+  TESSERA_F16 = 3,
+  TESSERA_BF16 = 4,
+  TESSERA_I64 = 5,
+  TESSERA_I32 = 6,
+  TESSERA_I16 = 7,
+  TESSERA_I8 = 8,
+  TESSERA_U8 = 9,
+  TESSERA_BOOL = 10,
+  TESSERA_U16 = 11,
+  TESSERA_U32 = 12,
+  TESSERA_U64 = 13,
+  TESSERA_F8_E4M3 = 14,
+  TESSERA_F8_E5M2 = 15
+} tessera_dtype;
+
+typedef enum {
+  TESSERA_WEIGHT = 1,
+  TESSERA_MASTER_WEIGHT = 2,
+  TESSERA_OPTIMIZER_STATE = 3,
+  TESSERA_BUFFER = 4
+} tessera_role;
+
+enum { TESSERA_MAX_DIMS = 32 };
+
+typedef struct tessera_state tessera_state;
+
+TESSERA_API int32_t tessera_state_create(tessera_state** state);
+TESSERA_API void tessera_state_free(tessera_state* state);
+
+/* A tensor, of this global shape, of which this process has no part yet. */
+TESSERA_API int32_t tessera_state_add_tensor(tessera_state* state, const char* name, int32_t role,
+                                             int32_t dtype, int32_t dims,
+                                             const int64_t* global_shape);
+
+/* A second name of a tensor that was added before. */
+TESSERA_API int32_t tessera_state_add_alias(tessera_state* state, const char* name,
+                                            const char* alias_of);
+
+enum { TESSERA_READ_ONLY = 1 }; /* flags: a load into this memory is refused */
+
+/* A box of the tensor that was added last, in this process's memory: as many offsets and extents as
+ * the tensor has dims. `data` is the box's first element. `strides` are in elements, or NULL:
+ * row-major and contiguous. `elements`: what the memory holds from `data` on, against which the box
+ * is checked; -1: not known. The memory is the caller's until the state is freed. */
+TESSERA_API int32_t tessera_state_add_shard(tessera_state* state, void* data, int64_t elements,
+                                            const int64_t* offset, const int64_t* shape,
+                                            const int64_t* strides, int32_t flags);
+
+/* Elements [begin, end) of the row-major flattening of a box of that tensor, contiguous in memory,
+ * as flattened parameters are cut. */
+TESSERA_API int32_t tessera_state_add_flat_range(tessera_state* state, void* data,
+                                                 const int64_t* offset, const int64_t* shape,
+                                                 int64_t begin, int64_t end, int32_t flags);
+
+/* What a save stores beside the tensors, in a group that of rank 0: the program's own data, any
+ * bytes by name; and the program's name, for people. */
+TESSERA_API int32_t tessera_state_set_entry(tessera_state* state, const char* name,
+                                            const void* data, size_t bytes);
+TESSERA_API int32_t tessera_state_set_program(tessera_state* state, const char* program);
+
+/* ---- Ranks that save or load together. */
+
+typedef struct tessera_messages tessera_messages;
+
+/* Adds a message to those that a callback returns. */
+TESSERA_API int32_t tessera_messages_add(tessera_messages* messages, const void* data,
+                                         size_t bytes);
+
+/* The program's own communication; see checkpoint/include/process_group.h. A callback returns a
+ * tessera_code, and sets tessera_error_message() if that is not TESSERA_OK. Callbacks of one group
+ * are called by one thread at a time, but not always by the same one. */
+typedef struct {
+  size_t struct_bytes;
+  void* context; /* handed to each callback */
+  int32_t rank;
+  int32_t size;
+  /* Collective: adds every rank's message, by rank, on rank 0, and none elsewhere. */
+  int32_t (*gather)(void* context, const void* mine, size_t bytes, double deadline_seconds,
+                    tessera_messages* all);
+  /* Collective: adds rank 0's message, on every rank. */
+  int32_t (*broadcast)(void* context, const void* from_rank_0, size_t bytes,
+                       double deadline_seconds, tessera_messages* message);
+  /* Start to move `bytes` bytes between this rank and another one. `pending` gets what the next two
+   * are called with. */
+  int32_t (*start_send)(void* context, const void* data, size_t bytes, int32_t destination,
+                        void** pending);
+  int32_t (*start_receive)(void* context, void* data, size_t bytes, int32_t source, void** pending);
+  /* Waits for the end of a transfer. */
+  int32_t (*wait)(void* context, void* pending, double deadline_seconds);
+  /* Called once for each transfer that was started, after wait() or instead of it: when it returns,
+   * the memory of the transfer is not touched any more. */
+  void (*release)(void* context, void* pending);
+} tessera_group;
+
+/* ---- Options. All zero, but struct_bytes, are the defaults, as is NULL for the structure. */
+
+/* Bytes done and in all; called by one thread at a time, which need not be the caller's. */
+typedef void (*tessera_progress)(void* context, uint64_t done_bytes, uint64_t total_bytes);
+
+typedef struct {
+  size_t struct_bytes;
+  const tessera_group* group; /* NULL: this process alone. Must outlive the call, or the saver */
+  double deadline_seconds;    /* for each wait on other ranks; 0: 600 */
+  uint32_t checksum_chunk_bytes;
+  int32_t io_threads;
+  uint64_t max_file_bytes;
+  uint64_t staging_bytes;
+  tessera_progress progress;
+  void* progress_context;
+  int32_t skip_when_busy; /* of a saver: a save that begins while another runs is cancelled */
+} tessera_save_options;
+
+typedef struct {
+  size_t struct_bytes;
+  const tessera_group* group;
+  double deadline_seconds;
+  int32_t allow_missing;    /* wanted, not saved: left as it is */
+  int32_t allow_unexpected; /* saved, not wanted: left out */
+  int32_t verify_digests;   /* of what was placed in memory, too */
+  int32_t exact_dtypes;     /* refuses to convert between floating dtypes */
+  int32_t io_threads;
+  uint64_t staging_bytes;
+  tessera_progress progress;
+  void* progress_context;
+} tessera_load_options;
+
+/* ---- A folder of checkpoints. */
+
+typedef struct tessera_folder tessera_folder;
+typedef struct tessera_checkpoint tessera_checkpoint;
+
+enum { TESSERA_CREATE = 1 }; /* flags: makes the folder if it is not there */
+
+/* `name`: a directory, or a name of an object store such as "s3://bucket/prefix". `s3_endpoint`:
+ * the address of an S3-compatible store; NULL or "": see docs/storage.md. */
+TESSERA_API int32_t tessera_folder_open(const char* name, int32_t flags, const char* s3_endpoint,
+                                        tessera_folder** folder);
+TESSERA_API void tessera_folder_free(tessera_folder* folder);
+
+/* Saves the checkpoint of a step; collective over the group. The report: {"directory",
+ * "bytes_written", "seconds", "note"}. */
+TESSERA_API int32_t tessera_save(tessera_folder* folder, int64_t step, const tessera_state* state,
+                                 const tessera_save_options* options, char** report);
+
+/* The committed checkpoints, ascending by step: [{"step", "directory"}, ...]; those of which it
+ * cannot be told have "error", too. */
+TESSERA_API int32_t tessera_list(tessera_folder* folder, char** report);
+
+/* Deletes all but the newest `keep` checkpoints. */
+TESSERA_API int32_t tessera_prune(tessera_folder* folder, int32_t keep);
+
+/* ---- A checkpoint. */
+
+/* Open the newest checkpoint of a folder; that of a step; one by its own name, or by that of its
+ * folder, of which it is then the newest. */
+TESSERA_API int32_t tessera_open_latest(tessera_folder* folder, tessera_checkpoint** checkpoint);
+TESSERA_API int32_t tessera_open_step(tessera_folder* folder, int64_t step,
+                                      tessera_checkpoint** checkpoint);
+TESSERA_API int32_t tessera_open(const char* name, const char* s3_endpoint,
+                                 tessera_checkpoint** checkpoint);
+/* Opens a checkpoint of any format that docs/convert.md names, this library's included, by the name
+ * of a folder or a file. `format`: NULL or "": found out. */
+TESSERA_API int32_t tessera_open_foreign(const char* name, const char* format,
+                                         const char* s3_endpoint, tessera_checkpoint** checkpoint);
+TESSERA_API void tessera_checkpoint_free(tessera_checkpoint* checkpoint);
+
+/* {"step", "directory", "program", "format", "entries": [names], "notes": [sentences], "values":
+ * {name: value}, "tensors": [{"name", "role", "dtype", "shape", "alias_of"}, ...]}. Roles and
+ * dtypes are the numbers above; notes and values are of other frameworks' checkpoints. */
+TESSERA_API int32_t tessera_describe(const tessera_checkpoint* checkpoint, char** report);
+
+/* An entry that tessera_state_set_entry() has set: the bytes are the checkpoint's, until it is
+ * freed. */
+TESSERA_API int32_t tessera_entry(const tessera_checkpoint* checkpoint, const char* name,
+                                  const void** data, size_t* bytes);
+
+/* Loads into the memory of the state, under whatever sharding it has; collective over the group.
+ * The report: {"missing", "unexpected", "from_master": [names], "bytes_read", "seconds"}. */
+TESSERA_API int32_t tessera_load(const tessera_checkpoint* checkpoint, const tessera_state* state,
+                                 const tessera_load_options* options, char** report);
+
+/* Reads a tensor, or a box of it, into `data`, as tessera_state_add_shard() describes memory.
+ * `offset` and `shape`: both NULL for the whole tensor, of as many dims as it has. */
+TESSERA_API int32_t tessera_read_tensor(const tessera_checkpoint* checkpoint, const char* name,
+                                        int32_t dtype, int32_t dims, const int64_t* offset,
+                                        const int64_t* shape, const int64_t* strides, void* data,
+                                        int64_t elements);
+
+/* ---- Saves in the background; see checkpoint/include/async_saver.h. */
+
+typedef struct tessera_saver tessera_saver;
+
+/* The folder stays open while the saver lives. */
+TESSERA_API int32_t tessera_saver_create(tessera_folder* folder,
+                                         const tessera_save_options* options,
+                                         tessera_saver** saver);
+/* Waits for saves in flight. */
+TESSERA_API void tessera_saver_free(tessera_saver* saver);
+
+/* Begins a save. The state may be freed at once, but the memory that it describes must not change
+ * before tessera_saver_wait_copied(). */
+TESSERA_API int32_t tessera_saver_start(tessera_saver* saver, int64_t step,
+                                        const tessera_state* state);
+/* In place of tessera_saver_start(), where this process has no state to save: the save fails on
+ * every rank, with this error. */
+TESSERA_API int32_t tessera_saver_refuse(tessera_saver* saver, int64_t step, int32_t code,
+                                         const char* message);
+/* Returns once these bytes, or all memory where `data` is NULL, may be overwritten. Several threads
+ * may call it. */
+TESSERA_API int32_t tessera_saver_wait_copied(tessera_saver* saver, const void* data, size_t bytes);
+/* The saves that have finished and were not reported before: [{"step", "directory", ...}, or
+ * {"step", "code", "error"}, ...]. With `wait`, waits for those in flight. */
+TESSERA_API int32_t tessera_saver_poll(tessera_saver* saver, int32_t wait, char** report);
+
+/* ---- Checkpoints of any format, by their names. */
+
+typedef struct {
+  size_t struct_bytes;
+  const char* s3_endpoint;
+  const char* format; /* of what is read, where it is another framework's; NULL: found out */
+  int32_t threads;
+  tessera_progress progress;
+  void* progress_context;
+} tessera_read_options;
+
+/* Reads every byte of a checkpoint. Damage is no error of the call, but in the report: {"good",
+ * "damage": [{"file", "offset", "tensor", "message"}, ...], "bytes_read", ...}. `digests`: compares
+ * the contents of the tensors, too. */
+TESSERA_API int32_t tessera_verify(const char* name, int32_t digests,
+                                   const tessera_read_options* options, char** report);
+
+/* Compares the contents of two checkpoints, whatever their shardings: {"same_state",
+ * "equal_tensors", "tensors": [{"tensor", "message"}, ...], "metadata", "notes", ...}. `data`:
+ * reads every element. */
+TESSERA_API int32_t tessera_diff(const char* a, const char* b, int32_t data,
+                                 const tessera_read_options* options, char** report);
+
+typedef struct {
+  size_t struct_bytes;
+  const char* topology;    /* "dp2_tp2", of TESSERA's own format; NULL: "single" */
+  int32_t dtype;           /* of the weights, in other formats; 0: as saved */
+  int32_t weights_only;    /* in other formats */
+  uint64_t max_file_bytes; /* in other formats; 0: 5e9 */
+} tessera_write_options;
+
+/* Writes a checkpoint, of any format, in another one: "tessera", or one that docs/convert.md names
+ * as written. The report: {"bytes", "seconds", "digests_compared", "notes", ...}. */
+TESSERA_API int32_t tessera_convert(const char* source, const char* destination, const char* format,
+                                    const tessera_read_options* options,
+                                    const tessera_write_options* write_options, char** report);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // TESSERA_CHECKPOINT_C_TESSERA_CHECKPOINT_H_

@@ -1,0 +1,177 @@
+// The part of the C interface that knows checkpoints of every format: opening, verifying, comparing
+// and converting them by their names.
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "checkpoint/c/handles.h"
+#include "checkpoint/c/tessera_checkpoint.h"
+#include "convert/operations/diff.h"
+#include "convert/operations/named_checkpoint.h"
+#include "convert/operations/reshard.h"
+#include "convert/operations/verify.h"
+#include "convert/write_foreign.h"
+#include "layout/dtype.h"
+
+namespace tessera::ckpt::c {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct ReadOptions {
+  SourceOptions source;
+  int threads = 4;
+  std::function<void(uint64_t, uint64_t)> progress;
+};
+
+absl::StatusOr<ReadOptions> Read(const tessera_read_options* options) {
+  TESSERA_ASSIGN_OR_RETURN(const tessera_read_options from, ReadStruct(options, "options"));
+  ReadOptions to = {
+      .source = {.s3_endpoint = TextOrEmpty(from.s3_endpoint), .format = TextOrEmpty(from.format)}};
+  TESSERA_RETURN_IF_ERROR(SetCount(from.threads, "threads", to.threads));
+  if (from.progress != nullptr) {
+    to.progress = [from](uint64_t done, uint64_t total) {
+      from.progress(from.progress_context, done, total);
+    };
+  }
+  return to;
+}
+
+absl::Status Open(const std::string& name, const SourceOptions& options, tessera_checkpoint** out) {
+  TESSERA_ASSIGN_OR_RETURN(NamedCheckpoint named, FindCheckpoint(name, options));
+  TESSERA_RETURN_IF_ERROR(named.opened.status());
+  auto handle = std::unique_ptr<tessera_checkpoint>(
+      new tessera_checkpoint{.storage = named.storage,
+                             .checkpoint = *std::move(named.opened),
+                             .format = named.format,
+                             .notes = named.notes});
+  for (const convert::ForeignValue& value : named.values) {
+    std::visit([&](const auto& v) { handle->values[value.name] = v; }, value.value);
+  }
+  handle->metadata = handle->checkpoint.metadata();
+  *out = handle.release();
+  return absl::OkStatus();
+}
+
+absl::Status VerifyByName(const std::string& name, bool digests, const ReadOptions& options,
+                          char** report) {
+  TESSERA_ASSIGN_OR_RETURN(const NamedCheckpoint named, FindCheckpoint(name, options.source));
+  TESSERA_ASSIGN_OR_RETURN(const VerifyReport found, Verify(named, {.digests = digests,
+                                                                    .io_threads = options.threads,
+                                                                    .progress = options.progress}));
+  return GiveJson(ToJson(named.Describe(), found, digests), report);
+}
+
+absl::Status DiffByName(const std::string& name_a, const std::string& name_b, bool data,
+                        const ReadOptions& options, char** report) {
+  TESSERA_ASSIGN_OR_RETURN(const NamedCheckpoint a, FindCheckpoint(name_a, options.source));
+  TESSERA_ASSIGN_OR_RETURN(const NamedCheckpoint b, FindCheckpoint(name_b, options.source));
+  TESSERA_ASSIGN_OR_RETURN(const Differences differences,
+                           Diff(a, b, {.data = data, .threads = options.threads}));
+  return GiveJson(ToJson(differences), report);
+}
+
+// To a format of another framework.
+absl::StatusOr<Json> Export(const std::string& source, const std::string& destination,
+                            const std::string& format, const ReadOptions& options,
+                            const tessera_write_options& write) {
+  convert::WriteForeignOptions to = {.format = format,
+                                     .dtype = static_cast<DType>(write.dtype),
+                                     .weights_only = write.weights_only != 0,
+                                     .s3_endpoint = options.source.s3_endpoint,
+                                     .io_threads = options.threads,
+                                     .progress = options.progress};
+  if (write.max_file_bytes > 0) to.max_file_bytes = write.max_file_bytes;
+  if (write.dtype != 0 && (write.dtype < 0 || ElementSize(to.dtype) == 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("there is no dtype ", write.dtype));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const NamedCheckpoint named, FindCheckpoint(source, options.source));
+  TESSERA_RETURN_IF_ERROR(named.opened.status());
+  TESSERA_RETURN_IF_ERROR(named.CheckOtherRecords());
+  TESSERA_ASSIGN_OR_RETURN(const convert::WriteForeignReport report,
+                           convert::WriteForeign(*named.opened, destination, to));
+  return Json{{"path", destination},       {"format", format},
+              {"bytes", report.bytes},     {"files", report.files},
+              {"tensors", report.tensors}, {"digests_compared", report.digests_compared},
+              {"notes", named.notes},      {"seconds", report.seconds}};
+}
+
+// To this library's.
+absl::StatusOr<Json> Import(const std::string& source, const std::string& destination,
+                            const ReadOptions& options, const tessera_write_options& write) {
+  if (write.dtype != 0 || write.weights_only != 0 || write.max_file_bytes != 0) {
+    return absl::InvalidArgumentError(
+        "dtype, weights_only and max_file_bytes are for other formats than tessera");
+  }
+  ReshardRequest request = {.source = source,
+                            .destination = destination,
+                            .open = options.source,
+                            .program = "tessera_convert",
+                            .threads = options.threads,
+                            .progress = options.progress};
+  if (write.topology != nullptr) request.topology = write.topology;
+  TESSERA_ASSIGN_OR_RETURN(const ReshardPlan plan, PlanReshard(request));
+  TESSERA_ASSIGN_OR_RETURN(const RewriteReport report, Reshard(plan, request));
+  return Json{{"path", plan.place.path()},     {"format", "tessera"},
+              {"bytes", report.bytes_written}, {"digests_compared", report.digests_compared},
+              {"notes", plan.source.notes},    {"seconds", report.seconds}};
+}
+
+}  // namespace
+}  // namespace tessera::ckpt::c
+
+using namespace tessera::ckpt::c;  // NOLINT(google-build-using-namespace)
+
+extern "C" {
+
+int32_t tessera_open_foreign(const char* name, const char* format, const char* s3_endpoint,
+                             tessera_checkpoint** checkpoint) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckPointer(checkpoint, "checkpoint"));
+    TESSERA_ASSIGN_OR_RETURN(const std::string text, Text(name, "name"));
+    return Open(text, {.s3_endpoint = TextOrEmpty(s3_endpoint), .format = TextOrEmpty(format)},
+                checkpoint);
+  });
+}
+
+int32_t tessera_verify(const char* name, int32_t digests, const tessera_read_options* options,
+                       char** report) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckPointer(report, "report"));
+    TESSERA_ASSIGN_OR_RETURN(const std::string text, Text(name, "name"));
+    TESSERA_ASSIGN_OR_RETURN(const ReadOptions read, Read(options));
+    return VerifyByName(text, digests != 0, read, report);
+  });
+}
+
+int32_t tessera_diff(const char* a, const char* b, int32_t data,
+                     const tessera_read_options* options, char** report) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckPointer(report, "report"));
+    TESSERA_ASSIGN_OR_RETURN(const std::string name_a, Text(a, "a"));
+    TESSERA_ASSIGN_OR_RETURN(const std::string name_b, Text(b, "b"));
+    TESSERA_ASSIGN_OR_RETURN(const ReadOptions read, Read(options));
+    return DiffByName(name_a, name_b, data != 0, read, report);
+  });
+}
+
+int32_t tessera_convert(const char* source, const char* destination, const char* format,
+                        const tessera_read_options* options,
+                        const tessera_write_options* write_options, char** report) {
+  return Run([&]() -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const std::string from, Text(source, "source"));
+    TESSERA_ASSIGN_OR_RETURN(const std::string to, Text(destination, "destination"));
+    TESSERA_ASSIGN_OR_RETURN(const std::string name, Text(format, "format"));
+    TESSERA_ASSIGN_OR_RETURN(const ReadOptions read, Read(options));
+    TESSERA_ASSIGN_OR_RETURN(const tessera_write_options write,
+                             ReadStruct(write_options, "write_options"));
+    const bool imports = name == "tessera";
+    TESSERA_ASSIGN_OR_RETURN(const Json json, imports ? Import(from, to, read, write)
+                                                      : Export(from, to, name, read, write));
+    return GiveJson(json, report);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,121 @@
+/* A program in C, linked to the shared library: saves a part of a tensor, lists, loads all of it in
+ * another type, verifies, and is told what is wrong. */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "checkpoint/c/tessera_checkpoint.h"
+
+#define CHECK(condition)                                                     \
+  do {                                                                       \
+    if (!(condition)) {                                                      \
+      printf("%d: %s: %s\n", __LINE__, #condition, tessera_error_message()); \
+      return 1;                                                              \
+    }                                                                        \
+  } while (0)
+
+static uint64_t seen_bytes;
+
+static void See(void* context, uint64_t done_bytes, uint64_t total_bytes) {
+  (void)context;
+  (void)total_bytes;
+  seen_bytes = done_bytes;
+}
+
+static int Save(const char* folder_name, float* rows) {
+  const int64_t shape[] = {4, 3}, all[] = {0, 0};
+  tessera_folder* folder = NULL;
+  tessera_state* state = NULL;
+  char* report = NULL;
+  const tessera_save_options options = {.struct_bytes = sizeof(options), .progress = See};
+  CHECK(tessera_folder_open(folder_name, TESSERA_CREATE, "", &folder) == TESSERA_OK);
+  CHECK(tessera_state_create(&state) == TESSERA_OK);
+  CHECK(tessera_state_add_tensor(state, "w", TESSERA_WEIGHT, TESSERA_F32, 2, shape) == TESSERA_OK);
+  CHECK(tessera_state_add_shard(state, rows, 12, all, shape, NULL, TESSERA_READ_ONLY) ==
+        TESSERA_OK);
+  CHECK(tessera_state_add_alias(state, "v", "w") == TESSERA_OK);
+  CHECK(tessera_state_set_entry(state, "mine", "abc", 3) == TESSERA_OK);
+  CHECK(tessera_save(folder, 7, state, &options, &report) == TESSERA_OK);
+  CHECK(strstr(report, "\"directory\":\"step-00000007\"") != NULL);
+  CHECK(seen_bytes > 0);
+  tessera_text_free(report);
+  CHECK(tessera_save(folder, 7, state, NULL, NULL) == TESSERA_ALREADY_EXISTS);
+  CHECK(tessera_list(folder, &report) == TESSERA_OK);
+  CHECK(strcmp(report, "[{\"step\":7,\"directory\":\"step-00000007\"}]") == 0);
+  tessera_text_free(report);
+  tessera_state_free(state);
+  tessera_folder_free(folder);
+  return 0;
+}
+
+static int Load(const char* folder_name, const float* rows) {
+  const int64_t shape[] = {4, 3}, offset[] = {1, 1}, box[] = {2, 2};
+  double loaded[4] = {0};
+  tessera_checkpoint* checkpoint = NULL;
+  tessera_state* state = NULL;
+  char* report = NULL;
+  const void* entry = NULL;
+  size_t entry_bytes = 0;
+  const tessera_load_options options = {.struct_bytes = sizeof(options), .allow_unexpected = 1};
+  CHECK(tessera_open(folder_name, NULL, &checkpoint) == TESSERA_OK);
+  CHECK(tessera_entry(checkpoint, "mine", &entry, &entry_bytes) == TESSERA_OK);
+  CHECK(entry_bytes == 3 && memcmp(entry, "abc", 3) == 0);
+  CHECK(tessera_read_tensor(checkpoint, "v", TESSERA_F64, 2, offset, box, NULL, loaded, 4) ==
+        TESSERA_OK);
+  CHECK(loaded[0] == rows[4] && loaded[3] == rows[8]);
+  memset(loaded, 0, sizeof(loaded));
+  CHECK(tessera_state_create(&state) == TESSERA_OK);
+  CHECK(tessera_state_add_tensor(state, "w", TESSERA_WEIGHT, TESSERA_F64, 2, shape) == TESSERA_OK);
+  CHECK(tessera_state_add_flat_range(state, loaded, (const int64_t[]){0, 0}, shape, 4, 8, 0) ==
+        TESSERA_OK);
+  CHECK(tessera_load(checkpoint, state, &options, NULL) == TESSERA_OK);
+  CHECK(loaded[0] == rows[4] && loaded[3] == rows[7]);
+  CHECK(tessera_load(checkpoint, state, NULL, &report) == TESSERA_OK || report == NULL);
+  tessera_text_free(report);
+  tessera_state_free(state);
+  tessera_checkpoint_free(checkpoint);
+  CHECK(tessera_verify(folder_name, 1, NULL, &report) == TESSERA_OK);
+  CHECK(strstr(report, "\"good\":true") != NULL);
+  tessera_text_free(report);
+  return 0;
+}
+
+static int Refuse(const char* folder_name) {
+  const int64_t shape[] = {2};
+  tessera_state* state = NULL;
+  tessera_checkpoint* checkpoint = NULL;
+  CHECK(tessera_abi_version() == TESSERA_ABI_VERSION);
+  CHECK(tessera_open("/no/such/folder", "", &checkpoint) == TESSERA_NOT_FOUND);
+  CHECK(checkpoint == NULL && strstr(tessera_error_message(), "/no/such/folder") != NULL);
+  CHECK(tessera_open(NULL, NULL, &checkpoint) == TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_open(folder_name, NULL, &checkpoint) == TESSERA_OK);
+  CHECK(tessera_list((tessera_folder*)checkpoint, NULL) == TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_state_create(&state) == TESSERA_OK);
+  CHECK(tessera_state_add_tensor(state, "w", 9, TESSERA_F32, 1, shape) == TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_state_add_tensor(state, "w", 1, 99, 1, shape) == TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_state_add_tensor(state, "w", 1, 1, 33, shape) == TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_state_add_shard(state, NULL, 0, shape, shape, NULL, 0) == TESSERA_INVALID_ARGUMENT);
+  tessera_load_options options = {.struct_bytes = 3};
+  CHECK(tessera_load(checkpoint, state, &options, NULL) == TESSERA_INVALID_ARGUMENT);
+  /* A newer program's structure, with a member that this library does not know. */
+  struct {
+    tessera_load_options known;
+    int64_t new_member;
+  } newer = {.known = {.struct_bytes = sizeof(newer), .allow_unexpected = 1}};
+  CHECK(tessera_load(checkpoint, state, &newer.known, NULL) == TESSERA_OK);
+  newer.new_member = 1;
+  CHECK(tessera_load(checkpoint, state, &newer.known, NULL) == TESSERA_UNIMPLEMENTED);
+  tessera_state_free(state);
+  tessera_checkpoint_free(checkpoint);
+  return 0;
+}
+
+int main(void) {
+  float rows[12];
+  char folder[1024];
+  const char* scratch = getenv("TEST_TMPDIR");
+  snprintf(folder, sizeof(folder), "%s/c_test", scratch == NULL ? "/tmp" : scratch);
+  for (int i = 0; i < 12; ++i) rows[i] = (float)i + 0.5F;
+  return Save(folder, rows) || Load(folder, rows) || Refuse(folder);
+}

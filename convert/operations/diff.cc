@@ -1,0 +1,259 @@
+#include "convert/operations/diff.h"
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/status_macros.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "convert/operations/summary.h"
+#include "google/protobuf/util/message_differencer.h"
+
+namespace tessera::ckpt {
+namespace {
+
+// The entry of TrainerState.extra that holds a trainer's settings in text format.
+constexpr char kSettings[] = "settings";
+
+std::vector<std::string> CompareMessages(const google::protobuf::Message& a,
+                                         const google::protobuf::Message& b) {
+  google::protobuf::util::MessageDifferencer differencer;
+  std::string report;
+  differencer.ReportDifferencesToString(&report);
+  differencer.Compare(a, b);
+  return absl::StrSplit(report, '\n', absl::SkipEmpty());
+}
+
+struct ConfigLine {
+  std::string path;  // of the field, including its parent messages
+  std::string value;
+};
+
+// Text format as written by this program, one field per line. Other text, such as JSON, becomes
+// lines without a path.
+std::vector<ConfigLine> ConfigLines(const std::string& text) {
+  std::vector<ConfigLine> lines;
+  std::vector<std::string> inside;
+  for (const absl::string_view raw : absl::StrSplit(text, '\n')) {
+    const absl::string_view line = absl::StripAsciiWhitespace(raw);
+    const std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits(": ", 1));
+    if (absl::EndsWith(line, " {")) {
+      inside.push_back(std::string(line.substr(0, line.size() - 2)));
+    } else if (line == "}" && !inside.empty()) {
+      inside.pop_back();
+    } else if (parts.size() == 2 && absl::ascii_isalpha(line[0])) {
+      lines.push_back(
+          {absl::StrCat(absl::StrJoin(inside, "."), inside.empty() ? "" : ".", parts[0]),
+           std::string(parts[1])});
+    } else if (!line.empty()) {
+      lines.push_back({"", std::string(line)});
+    }
+  }
+  return lines;
+}
+
+// One line for each field that differs, "model.hidden_size: 64 -> 128".
+void CompareConfigs(absl::string_view title, const std::string& a, const std::string& b,
+                    std::vector<std::string>& report) {
+  if (a == b) return;
+  const size_t before = report.size();
+  std::vector<ConfigLine> only_b = ConfigLines(b), only_a;
+  for (ConfigLine& line : ConfigLines(a)) {
+    const auto same = std::ranges::find_if(only_b, [&](const ConfigLine& other) {
+      return other.path == line.path && other.value == line.value;
+    });
+    if (same != only_b.end()) {
+      only_b.erase(same);
+    } else {
+      only_a.push_back(std::move(line));
+    }
+  }
+  const auto name = [title](const ConfigLine& line) {
+    return absl::StrCat(title, line.path.empty() ? "" : ".", line.path);
+  };
+  for (const ConfigLine& line : only_a) {
+    const auto other = std::ranges::find(only_b, line.path, &ConfigLine::path);
+    const bool there = other != only_b.end();
+    report.push_back(
+        absl::StrCat(name(line), ": ", line.value, " -> ", there ? other->value : "(not set)"));
+    if (there) only_b.erase(other);
+  }
+  for (const ConfigLine& line : only_b) {
+    report.push_back(absl::StrCat(name(line), ": (not set) -> ", line.value));
+  }
+  if (report.size() == before) {
+    report.push_back(absl::StrCat(title, ": the same lines in another order or with other spaces"));
+  }
+}
+
+// A checkpoint of an older version has none.
+void CompareSettings(const TrainerState& a, const TrainerState& b, Differences& differences) {
+  const auto of_a = a.extra().find(kSettings), of_b = b.extra().find(kSettings);
+  const bool in_a = of_a != a.extra().end(), in_b = of_b != b.extra().end();
+  if (in_a && in_b) {
+    CompareConfigs("settings", of_a->second, of_b->second, differences.metadata);
+  } else if (in_a || in_b) {
+    differences.notes.push_back(
+        absl::StrCat("settings: only the ", in_a ? "first" : "second", " checkpoint records them"));
+  }
+}
+
+void CompareMetadata(const Manifest& a, const Manifest& b, Differences& differences) {
+  Manifest state_a, state_b;
+  for (auto [from, to] : {std::pair(&a, &state_a), std::pair(&b, &state_b)}) {
+    *to->mutable_trainer() = from->trainer();
+    to->mutable_trainer()->mutable_extra()->erase(kSettings);
+    to->mutable_model()->set_architecture(from->model().architecture());
+    *to->mutable_optimizer() = from->optimizer();
+    // Their order has no meaning.
+    std::ranges::sort(*to->mutable_optimizer()->mutable_parameters(), {},
+                      [](const OptimizerParameter& p) { return p.parameter(); });
+  }
+  differences.metadata = CompareMessages(state_a, state_b);
+  CompareConfigs("model", a.model().text(), b.model().text(), differences.metadata);
+  CompareSettings(a.trainer(), b.trainer(), differences);
+  if (TopologyText(a.topology()) != TopologyText(b.topology())) {
+    differences.notes.push_back(
+        absl::StrCat("topology: ", TopologyText(a.topology()), " | ", TopologyText(b.topology())));
+  }
+}
+
+bool HasOptimizerState(const Manifest& manifest) {
+  return std::ranges::any_of(manifest.tensors(), [](const LogicalTensor& tensor) {
+    return BelongsToOptimizer(FromProto(tensor.role()));
+  });
+}
+
+// Metadata of another framework is only as much as its files tell, and optimizer state that a side
+// does not have at all was not converted: neither counts as a difference.
+void ExcuseForeign(const Manifest& a, const Manifest& b, Differences& differences) {
+  for (std::string& line : differences.metadata) differences.notes.push_back(std::move(line));
+  differences.metadata.clear();
+  if (HasOptimizerState(a) == HasOptimizerState(b)) return;
+  const Manifest& with = HasOptimizerState(a) ? a : b;
+  std::set<std::string> states;
+  for (const LogicalTensor& tensor : with.tensors()) {
+    if (BelongsToOptimizer(FromProto(tensor.role()))) states.insert(tensor.name());
+  }
+  std::erase_if(differences.tensors, [&](const TensorDifference& difference) {
+    return states.contains(difference.tensor);
+  });
+  differences.notes.push_back(absl::StrCat("optimizer state: only in the ",
+                                           HasOptimizerState(a) ? "first" : "second", ", ",
+                                           states.size(), " tensors"));
+}
+
+std::string Describe(const LogicalTensor& tensor) {
+  std::string text =
+      absl::StrCat(RoleProto_Name(tensor.role()), " ", DTypeProto_Name(tensor.dtype()), " ",
+                   ShapeToString(GlobalShape(tensor)));
+  if (!tensor.alias_of().empty()) absl::StrAppend(&text, " alias of ", tensor.alias_of());
+  return text;
+}
+
+// A tensor without elements needs no digest.
+bool HasDigest(const LogicalTensor& tensor) {
+  return tensor.has_digest() || ElementCount(GlobalShape(tensor)) == 0;
+}
+
+// Returns the names of the tensors whose contents must be compared.
+std::vector<std::string> CompareTensors(const Manifest& a, const Manifest& b, bool all_by_contents,
+                                        Differences& differences) {
+  std::vector<std::string> by_contents;
+  std::map<std::string, const LogicalTensor*> index_b;
+  for (const LogicalTensor& tensor : b.tensors()) index_b[tensor.name()] = &tensor;
+  for (const LogicalTensor& in_a : a.tensors()) {
+    const auto at = index_b.find(in_a.name());
+    if (at == index_b.end()) {
+      differences.tensors.push_back({in_a.name(), "only in the first"});
+      continue;
+    }
+    const LogicalTensor& in_b = *at->second;
+    index_b.erase(at);
+    const bool same = Describe(in_a) == Describe(in_b);
+    if (!same) {
+      differences.tensors.push_back(
+          {in_a.name(), absl::StrCat(Describe(in_a), " | ", Describe(in_b))});
+    }
+    if (!in_a.alias_of().empty() || !in_b.alias_of().empty()) {
+      if (same) ++differences.equal_aliases;
+    } else if (all_by_contents || (same && (!HasDigest(in_a) || !HasDigest(in_b)))) {
+      by_contents.push_back(in_a.name());
+    } else if (same && DigestText(in_a.digest()) != DigestText(in_b.digest())) {
+      differences.tensors.push_back({in_a.name(), "contents differ"});
+    } else if (same) {
+      ++differences.equal_by_digest;
+    }
+  }
+  for (const auto& [name, tensor] : index_b) {
+    differences.tensors.push_back({name, "only in the second"});
+  }
+  return by_contents;
+}
+
+void AddDataDifferences(Differences& differences) {
+  for (const auto& [name, difference] : differences.data) {
+    if (difference.same_bits) {
+      ++differences.equal_by_contents;
+    } else if (difference.different_elements == 0) {
+      differences.tensors.push_back({name, "the same values, in other bits"});
+    } else {
+      differences.tensors.push_back(
+          {name, absl::StrCat(difference.different_elements, " elements differ, by at most ",
+                              NumberText(difference.max_abs))});
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Differences> Diff(const NamedCheckpoint& a, const NamedCheckpoint& b,
+                                 const DiffOptions& options) {
+  TESSERA_RETURN_IF_ERROR(a.opened.status());
+  TESSERA_RETURN_IF_ERROR(b.opened.status());
+  const Manifest &manifest_a = a.opened->manifest(), &manifest_b = b.opened->manifest();
+  Differences differences;
+  for (const NamedCheckpoint* side : {&a, &b}) {
+    for (const std::string& note : side->notes) {
+      differences.notes.push_back(absl::StrCat(side->Describe(), ": ", note));
+    }
+  }
+  CompareMetadata(manifest_a, manifest_b, differences);
+  const std::vector<std::string> by_contents =
+      CompareTensors(manifest_a, manifest_b, options.data, differences);
+  if (!a.format.empty() || !b.format.empty()) ExcuseForeign(manifest_a, manifest_b, differences);
+  if (!by_contents.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(differences.data,
+                             CompareData(*a.opened, *b.opened, by_contents, options.threads));
+    AddDataDifferences(differences);
+  }
+  return differences;
+}
+
+nlohmann::ordered_json ToJson(const Differences& differences) {
+  nlohmann::ordered_json json = {{"same_state", differences.none()},
+                                 {"equal_tensors", differences.equal()},
+                                 {"equal_by_digest", differences.equal_by_digest},
+                                 {"equal_by_contents", differences.equal_by_contents},
+                                 {"notes", differences.notes},
+                                 {"metadata", differences.metadata},
+                                 {"tensors", nlohmann::ordered_json::array()}};
+  for (const TensorDifference& difference : differences.tensors) {
+    nlohmann::ordered_json entry = {{"tensor", difference.tensor}, {"message", difference.message}};
+    if (const auto at = differences.data.find(difference.tensor); at != differences.data.end()) {
+      entry["different_elements"] = at->second.different_elements;
+      entry["max_abs"] = NumberText(at->second.max_abs);
+    }
+    json["tensors"].push_back(std::move(entry));
+  }
+  return json;
+}
+
+}  // namespace tessera::ckpt

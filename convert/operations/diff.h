@@ -1,0 +1,49 @@
+#ifndef TESSERA_CONVERT_OPERATIONS_DIFF_H_
+#define TESSERA_CONVERT_OPERATIONS_DIFF_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "convert/operations/compare_data.h"
+#include "convert/operations/named_checkpoint.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt {
+
+struct DiffOptions {
+  bool data = false;  // compares every element, and not the digests in the manifests
+  int threads = 4;
+};
+
+struct TensorDifference {
+  std::string tensor;
+  std::string message;
+};
+
+// How the states that two checkpoints hold differ, whatever their topologies.
+struct Differences {
+  std::vector<std::string> notes;     // not counted: how it was saved, and by which program
+  std::vector<std::string> metadata;  // one line per field
+  std::vector<TensorDifference> tensors;
+  std::map<std::string, DataDifference> data;  // of tensors whose contents were compared
+  int64_t equal_by_digest = 0;
+  int64_t equal_by_contents = 0;
+  int64_t equal_aliases = 0;
+
+  int64_t equal() const { return equal_by_digest + equal_by_contents + equal_aliases; }
+  bool none() const { return metadata.empty() && tensors.empty(); }
+};
+
+// Compares the contents of two checkpoints by the digests in their manifests; tensors without one
+// by their elements. Errors: those of reading; DataLoss for damage.
+absl::StatusOr<Differences> Diff(const NamedCheckpoint& a, const NamedCheckpoint& b,
+                                 const DiffOptions& options);
+
+nlohmann::ordered_json ToJson(const Differences& differences);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CONVERT_OPERATIONS_DIFF_H_

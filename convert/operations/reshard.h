@@ -1,0 +1,61 @@
+#ifndef TESSERA_CONVERT_OPERATIONS_RESHARD_H_
+#define TESSERA_CONVERT_OPERATIONS_RESHARD_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/plan/save_plan.h"
+#include "checkpoint/reshard/rewrite.h"
+#include "convert/operations/named_checkpoint.h"
+#include "convert/operations/rank_layout.h"
+#include "layout/topology.h"
+
+namespace tessera::ckpt {
+
+struct ReshardRequest {
+  std::string source;       // see FindCheckpoint()
+  std::string destination;  // a folder of checkpoints, or the new one's directory in it
+  SourceOptions open;
+  std::string topology = "single";  // that the files suit, see ParseTopology()
+  LayoutOptions layout;
+  std::string program;  // that is recorded as the producer
+  uint64_t memory_bytes = uint64_t{1} << 27;
+  int threads = 4;
+  // May be null. Called with the bytes done and in total, while writing and, from the beginning,
+  // while another framework's files are read once more.
+  std::function<void(uint64_t, uint64_t)> progress;
+};
+
+// The place of the new checkpoint.
+struct Destination {
+  std::string folder;     // of checkpoints
+  std::string directory;  // in it
+
+  std::string path() const { return folder + (folder.ends_with('/') ? "" : "/") + directory; }
+};
+
+// What is read, and what will be written.
+struct ReshardPlan {
+  NamedCheckpoint source;  // which was opened
+  Destination place;
+  Topology topology;
+  RankLayout layout;
+  SavePlan plan;
+};
+
+// Errors: those of FindCheckpoint(), ParseTopology() and LayOutRanks(); AlreadyExists where the
+// destination is a checkpoint or has one of this step.
+absl::StatusOr<ReshardPlan> PlanReshard(const ReshardRequest& request);
+
+// Writes a checkpoint, of this library or another framework, as one of this library in files that
+// suit the topology. Every byte is proven: see Rewrite(); another framework's files, which have no
+// digests, are read once more and compared. Errors: those of Rewrite(), with nothing committed;
+// DataLoss, naming the tensor, where that comparison fails afterwards.
+absl::StatusOr<RewriteReport> Reshard(const ReshardPlan& plan, const ReshardRequest& request);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CONVERT_OPERATIONS_RESHARD_H_

@@ -1,0 +1,22 @@
+#ifndef TESSERA_CONVERT_OPERATIONS_VERIFY_H_
+#define TESSERA_CONVERT_OPERATIONS_VERIFY_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/include/verify_options.h"
+#include "convert/operations/named_checkpoint.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt {
+
+// CheckpointFolder::Verify() of any checkpoint. Of another framework's, the damage that reading
+// every tensor does not show is in the report, too, and places are named as in its own files.
+absl::StatusOr<VerifyReport> Verify(const NamedCheckpoint& named, const VerifyOptions& options);
+
+// `name`: of the checkpoint. `digests`: whether they were compared.
+nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& report, bool digests);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CONVERT_OPERATIONS_VERIFY_H_

@@ -1,0 +1,187 @@
+"""Saves in the background."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import weakref
+from dataclasses import dataclass
+from typing import Any, List, Mapping, Optional, Tuple
+
+from . import _library, _tensors
+from ._checkpoints import Folder, PathLike, SaveReport, describe, outcome_error, save_report
+from ._group import DEADLINE_SECONDS, group_of
+from ._library import Handle, SaveOptions, TesseraError, integer, lib, report
+from ._progress import Progress
+
+
+@dataclass(frozen=True)
+class SaveOutcome:
+    """A save that is over."""
+
+    step: int
+    report: Optional[SaveReport]
+    error: Optional[TesseraError] = None
+
+    def result(self) -> SaveReport:
+        """The report; raises the error of a save that failed."""
+        if self.error is not None:
+            raise self.error
+        assert self.report is not None
+        return self.report
+
+
+# Savers whose saves are to be finished before the interpreter ends.
+_open: "weakref.WeakSet[AsyncSaver]" = weakref.WeakSet()
+
+
+@atexit.register
+def _finish_all() -> None:
+    for saver in list(_open):
+        saver.close()
+
+
+class AsyncSaver:
+    """Writes checkpoints while the program continues.
+
+        saver = AsyncSaver("/runs/a")
+        for step in ...:
+            forward and backward
+            saver.wait_copied()      # before the state is changed
+            optimizer.step()
+            if it is time: saver.save(step, state)
+            for outcome in saver.poll(): print(outcome.result())
+        saver.finish()
+
+    It makes the checkpoints that save() makes, by the same protocol. In a group, every rank has a
+    saver and makes the same calls in the same order. A save that fails is told by poll() and
+    finish(); the next one works as usual.
+    """
+
+    def __init__(self, folder: PathLike, group: Any = None, *, skip_when_busy: bool = False,
+                 staging_bytes: int = 0, io_threads: int = 0,
+                 deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
+                 progress: Progress = None) -> None:
+        """Collective over the group, of which it makes one of its own.
+
+        Args:
+          skip_when_busy: a save that begins while another runs is skipped; by default, it waits.
+          staging_bytes: the limit of the memory for the copy of the state; without one by default.
+          progress: a function of the bytes that are done and in all.
+        """
+        self._group = group_of(group, own=True)
+        failed = None
+        try:
+            self._folder = Folder(folder, create=True, s3_endpoint=s3_endpoint)
+            self._progress = _callback(progress)
+            options = SaveOptions(
+                group=None if self._group is None else self._group.pointer(),
+                deadline_seconds=deadline_seconds, io_threads=integer(io_threads, "io_threads", 32),
+                staging_bytes=_limit(staging_bytes), skip_when_busy=bool(skip_when_busy),
+                progress=self._progress)
+        except Exception as error:  # the other ranks are waiting for this one
+            failed = error
+        if self._group is not None:
+            self._group.collectives.agree(failed)
+        elif failed is not None:
+            raise failed
+        self._handle = Handle(lib.saver_create, lib.saver_free, self._folder.handle,
+                              ctypes.byref(options))
+        # By step, in the order of the calls: they keep the memory of saves in flight alive.
+        self._descriptions: List[Tuple[int, Any]] = []
+        _open.add(self)
+
+    def __enter__(self) -> "AsyncSaver":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        outcomes = self.finish()
+        self.close()
+        if kind is None:
+            for outcome in outcomes:
+                outcome.result()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptions"):
+            self.close()  # while the memory of saves in flight is still there
+
+    def save(self, step: int, state: Any, *, entries: Optional[Mapping[str, bytes]] = None,
+             program: str = "tessera_ckpt") -> None:
+        """Begins a save. Until wait_copied() has returned, the tensors must not change. Never waits
+        for other ranks.
+        """
+        number = integer(step, "step")
+        try:
+            description = describe(state, entries, program)
+        except Exception as error:
+            if self._group is not None:  # the other ranks are told by the save
+                code = getattr(error, "code", _library.INVALID_ARGUMENT)
+                lib.saver_refuse(self._handle, number, code, str(error).encode("utf-8", "replace"))
+            raise
+        self._descriptions.append((number, description))
+        lib.saver_start(self._handle, number, description.handle)
+
+    def wait_copied(self, tensor: Any = None) -> None:
+        """Returns once a tensor, or all of the state, may be changed."""
+        if tensor is None:
+            lib.saver_wait_copied(self._handle, None, 0)
+            return
+        if hasattr(tensor, "to_local"):
+            tensor = tensor.to_local()
+        memory = _tensors.memory_of(tensor, "tensor")
+        if memory.copy_back is not None or 0 in memory.shape:
+            return  # what is saved is a copy
+        reach = [(extent - 1) * stride for extent, stride in zip(memory.shape, memory.strides)]
+        first = sum(r for r in reach if r < 0)
+        last = sum(r for r in reach if r > 0) + 1
+        size = _tensors.item_bytes(memory.dtype)
+        lib.saver_wait_copied(self._handle, memory.address + first * size, (last - first) * size)
+
+    def poll(self) -> List[SaveOutcome]:
+        """The saves that have finished since the last call. Never waits."""
+        return self._outcomes(False)
+
+    def finish(self) -> List[SaveOutcome]:
+        """Waits for the saves in flight, and returns those that were not polled."""
+        return self._outcomes(True)
+
+    def close(self) -> None:
+        """Waits like finish(), and frees everything; nothing else can be called afterwards."""
+        self._handle.close()
+        self._descriptions.clear()
+        _open.discard(self)
+
+    def _outcomes(self, wait: bool) -> List[SaveOutcome]:
+        outcomes = []
+        for found in report(lib.saver_poll, self._handle, wait):
+            if "error" in found:
+                outcomes.append(SaveOutcome(found["step"], None, outcome_error(found)))
+                self._forget(found["step"], skipped=found["code"] == _library.CANCELLED)
+            else:
+                name = os.fsdecode(self._folder.name)
+                outcomes.append(SaveOutcome(found["step"],
+                                            save_report(name, found["step"], found)))
+                self._forget(found["step"])
+        return outcomes
+
+    def _forget(self, step: int, skipped: bool = False) -> None:
+        """A save is over. One that was skipped began after the one that still runs."""
+        places = [i for i, (began, _) in enumerate(self._descriptions) if began == step]
+        if places:
+            del self._descriptions[places[-1 if skipped else 0]]
+
+
+def _limit(size: int) -> int:
+    size = integer(size, "staging_bytes")
+    if size < 0:
+        raise _library.InvalidArgumentError(f"staging_bytes: {size} is negative")
+    return size
+
+
+def _callback(progress: Progress) -> Any:
+    if progress is None or progress is False:
+        return _library.PROGRESS()
+    if not callable(progress):
+        raise _library.InvalidArgumentError("progress: a saver takes a function only")
+    return _library.PROGRESS(lambda _context, done, total: progress(done, total))

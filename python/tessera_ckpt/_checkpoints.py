@@ -1,0 +1,428 @@
+"""Saving, loading, and looking at checkpoints."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from . import _library, _state, _tensors
+from ._group import DEADLINE_SECONDS, Group, group_of
+from ._library import (CREATE, Handle, InvalidArgumentError, LoadOptions, NotFoundError,
+                       SaveOptions, TesseraError, error_of, integer, lib, numbers, report, text)
+from ._progress import Progress, shown
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+
+@dataclass(frozen=True)
+class SaveReport:
+    """What a save has done."""
+
+    step: int
+    path: str
+    bytes_written: int  # by all ranks together
+    seconds: float
+    note: str = ""  # what did not go as well as it could
+    copied_seconds: float = 0.0  # of a save in the background: until the state was copied
+    blocked_seconds: float = 0.0  # and how long the program has waited for that
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a load has done."""
+
+    step: int
+    path: str
+    missing: List[str]  # wanted, not saved
+    unexpected: List[str]  # saved, not wanted
+    from_master: List[str]  # weights, converted from master weights
+    bytes_read: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """A committed checkpoint of a folder; with `error`, one of which that cannot be told."""
+
+    step: int
+    path: str
+    error: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor as a checkpoint has it."""
+
+    name: str
+    dtype: str
+    shape: Tuple[int, ...]
+    role: str
+    alias_of: Optional[str] = None
+
+
+_ROLES = {1: "weight", 2: "master_weight", 3: "optimizer_state", 4: "buffer"}
+_ROLE_NUMBERS = {name: number for number, name in _ROLES.items()}
+
+
+def join(folder: str, directory: str) -> str:
+    """The name of a checkpoint in a folder."""
+    return f"{folder.rstrip('/')}/{directory}" if directory else folder
+
+
+class Folder:
+    """A folder of checkpoints: a directory, or a prefix of an object store."""
+
+    def __init__(self, name: PathLike, *, create: bool = False, s3_endpoint: str = "") -> None:
+        encoded = text(name, "folder")
+        self.name = os.fsdecode(encoded)
+        self.handle = Handle(lib.folder_open, lib.folder_free, encoded, CREATE if create else 0,
+                             text(s3_endpoint, "s3_endpoint"))
+
+    def list(self) -> List[CheckpointInfo]:
+        """The committed checkpoints, ascending by step."""
+        return [CheckpointInfo(entry["step"], join(self.name, entry["directory"]),
+                               entry.get("error"))
+                for entry in report(lib.list, self.handle)]
+
+    def prune(self, keep: int) -> None:
+        """Deletes all but the newest checkpoints."""
+        lib.prune(self.handle, integer(keep, "keep", 32))
+
+    def latest(self) -> "Checkpoint":
+        """Opens the newest checkpoint."""
+        return Checkpoint(Handle(lib.open_latest, lib.checkpoint_free, self.handle), self.name)
+
+    def at(self, step: int) -> "Checkpoint":
+        """Opens the checkpoint of a step."""
+        handle = Handle(lib.open_step, lib.checkpoint_free, self.handle, integer(step, "step"))
+        return Checkpoint(handle, self.name)
+
+
+@dataclass
+class _Description:
+    step: int
+    format: str
+    program: str
+    notes: List[str]
+    values: Dict[str, Any]
+    entries: List[str]
+    tensors: Dict[str, TensorInfo] = field(default_factory=dict)
+
+
+class Checkpoint:
+    """A checkpoint that was opened, of this library or of another framework: see open() and
+    open_foreign(). While it lives, retention does not delete it."""
+
+    def __init__(self, handle: Handle, name: str) -> None:
+        self._handle = handle
+        found = report(lib.describe, handle)
+        self.path = join(name, found["directory"])
+        self._description = _Description(
+            step=found["step"], format=found["format"], program=found["program"],
+            notes=found["notes"], values=found["values"], entries=found["entries"])
+        for tensor in found["tensors"]:
+            self._description.tensors[tensor["name"]] = TensorInfo(
+                name=tensor["name"], dtype=_tensors.DTYPE_NAMES[tensor["dtype"]],
+                shape=tuple(tensor["shape"]), role=_ROLES[tensor["role"]],
+                alias_of=tensor["alias_of"] or None)
+
+    def __repr__(self) -> str:
+        return f"<tessera_ckpt.Checkpoint {self.path}, {len(self.tensors)} tensors>"
+
+    def close(self) -> None:
+        """Frees it; nothing else can be called afterwards."""
+        self._handle.close()
+
+    @property
+    def step(self) -> int:
+        """The step of its training."""
+        return self._description.step
+
+    @property
+    def format(self) -> str:
+        """"tessera", or another framework's."""
+        return self._description.format
+
+    @property
+    def program(self) -> str:
+        """The program that has saved it."""
+        return self._description.program
+
+    @property
+    def notes(self) -> List[str]:
+        """What was not understood of another framework's checkpoint."""
+        return self._description.notes
+
+    @property
+    def tensors(self) -> Dict[str, TensorInfo]:
+        """The tensors by name, second names included."""
+        return self._description.tensors
+
+    @property
+    def entries(self) -> Dict[str, bytes]:
+        """What the program has saved beside the tensors."""
+        return {name: self.entry(name) for name in self._description.entries}
+
+    def entry(self, name: str) -> bytes:
+        """An entry by its name."""
+        data, size = ctypes.c_void_p(), ctypes.c_size_t()
+        lib.entry(self._handle, text(name, "name"), ctypes.byref(data), ctypes.byref(size))
+        return ctypes.string_at(data, size.value) if size.value else b""
+
+    @property
+    def values(self) -> Dict[str, Any]:
+        """The leaves of the saved state that are not tensors, by name."""
+        if self.format != "tessera":
+            return self._description.values
+        if _state.VALUES not in self._description.entries:
+            return {}
+        return _state.decode_values(self.entry(_state.VALUES))
+
+    def read(self, name: str, out: Any = None, *, offset: Optional[Sequence[int]] = None,
+             shape: Optional[Sequence[int]] = None) -> Any:
+        """Reads a tensor, or the box of it that begins at `offset`.
+
+        Args:
+          name: of the tensor.
+          out: a tensor in whose memory, and dtype, the elements are to be placed; a new array of
+            numpy by default (of torch, for dtypes that numpy has not).
+          offset: of the box, with `shape`; the whole tensor by default.
+          shape: of the box.
+
+        Returns: `out`, or the new array.
+        """
+        info = self.tensors.get(name)
+        if info is None:
+            raise NotFoundError(f"no tensor {name} in {self.path}, which has {len(self.tensors)}")
+        if (offset is None) != (shape is None):
+            raise InvalidArgumentError("offset and shape belong together")
+        box = tuple(info.shape if shape is None else (integer(n, "shape") for n in shape))
+        begin = None if offset is None else tuple(integer(n, "offset") for n in offset)
+        if len(box) != len(info.shape) or (begin is not None and len(begin) != len(box)):
+            raise InvalidArgumentError(f"tensor {name} has {len(info.shape)} dims")
+        if out is None:
+            _check_box(name, info.shape, begin, box)
+            out = _tensors.empty(_tensors.DTYPES[info.dtype], box)
+        memory = _tensors.memory_of(out, "out")
+        if memory.shape != box:
+            raise InvalidArgumentError(f"out has the shape {memory.shape}, expected {box}")
+        if memory.read_only:
+            raise InvalidArgumentError("out is read-only")
+        lib.read_tensor(self._handle, text(name, "name"), memory.dtype, len(box),
+                        numbers(begin), None if begin is None else numbers(box),
+                        numbers(memory.strides), memory.address, -1)
+        if memory.copy_back is not None:
+            memory.copy_back()
+        return out
+
+    def load(self, state: Any, group: Any = None, *, allow_missing: bool = False,
+             allow_unexpected: bool = False, verify_digests: bool = False,
+             exact_dtypes: bool = False, io_threads: int = 0,
+             deadline_seconds: float = DEADLINE_SECONDS, progress: Progress = None) -> LoadReport:
+        """Loads into the memory of `state`; see tessera_ckpt.load()."""
+        found_group = group_of(group)
+        return self._load(state, found_group, allow_missing=allow_missing,
+                          allow_unexpected=allow_unexpected, verify_digests=verify_digests,
+                          exact_dtypes=exact_dtypes, io_threads=io_threads,
+                          deadline_seconds=deadline_seconds, progress=progress)
+
+    def _role(self, name: str) -> int:
+        """That of a saved tensor: its name alone decides which one is wanted."""
+        saved = self.tensors.get(name)
+        return _state.role_of(name) if saved is None else _ROLE_NUMBERS[saved.role]
+
+    def _load(self, state: Any, group: Optional[Group], *, allow_missing: bool,
+              allow_unexpected: bool, verify_digests: bool, exact_dtypes: bool, io_threads: int,
+              deadline_seconds: float, progress: Progress) -> LoadReport:
+        failed, leaves, description, saved = None, None, None, {}
+        missing: List[str] = []
+        unexpected: List[str] = []
+        try:
+            leaves = _state.flatten(state)
+            description = _state.Description(leaves.tensors, role=self._role)
+            saved = self.values if self.format == "tessera" else {}
+            # Other frameworks' files have values in places of their own.
+            missing, unexpected = _state.check_values(
+                leaves.values, saved, allow_missing or self.format != "tessera", allow_unexpected)
+            threads = integer(io_threads, "io_threads", 32)
+        except Exception as error:  # the other ranks are waiting for this one
+            failed = error
+        if group is not None:
+            group.collectives.agree(failed)
+        elif failed is not None:
+            raise failed
+        assert leaves is not None and description is not None
+        with shown(progress, "loading") as callback:
+            options = LoadOptions(
+                group=None if group is None else group.pointer(),
+                deadline_seconds=deadline_seconds, allow_missing=allow_missing,
+                allow_unexpected=allow_unexpected, verify_digests=verify_digests,
+                exact_dtypes=exact_dtypes, io_threads=threads, progress=callback)
+            found = report(lib.load, self._handle, description.handle, ctypes.byref(options))
+        description.finish_load()
+        _state.set_values(leaves.values, saved)
+        return LoadReport(self.step, self.path, found["missing"] + missing,
+                          found["unexpected"] + unexpected, found["from_master"],
+                          found["bytes_read"], found["seconds"])
+
+
+def _check_box(name: str, shape: Sequence[int], begin: Optional[Sequence[int]],
+               box: Sequence[int]) -> None:
+    """Before memory for it is made; the library checks it, too."""
+    for dim, extent in enumerate(shape):
+        first = 0 if begin is None else begin[dim]
+        if first < 0 or box[dim] < 0 or first + box[dim] > extent:
+            raise InvalidArgumentError(
+                f"tensor {name}: in dim {dim} the box leaves the extent {extent}")
+
+
+def list_checkpoints(folder: PathLike, *, s3_endpoint: str = "") -> List[CheckpointInfo]:
+    """The committed checkpoints of a folder, ascending by step. None where there is no folder."""
+    try:
+        return Folder(folder, s3_endpoint=s3_endpoint).list()
+    except NotFoundError:
+        return []
+
+
+def latest(folder: PathLike, *, s3_endpoint: str = "") -> Optional[CheckpointInfo]:
+    """The newest committed checkpoint of a folder; None where there is none."""
+    found = [info for info in list_checkpoints(folder, s3_endpoint=s3_endpoint)
+             if info.error is None]
+    return found[-1] if found else None
+
+
+def open(name: PathLike, *, s3_endpoint: str = "") -> Checkpoint:
+    """Opens a checkpoint by its own name, or the newest one of a folder by the folder's."""
+    encoded = text(name, "name")
+    handle = Handle(lib.open, lib.checkpoint_free, encoded, text(s3_endpoint, "s3_endpoint"))
+    return Checkpoint(handle, os.fsdecode(encoded))
+
+
+def open_foreign(name: PathLike, format: str = "",
+                 *, s3_endpoint: str = "") -> Checkpoint:
+    """Opens a checkpoint of another framework, whose format is found out where it is not given:
+    "huggingface", "torch", "dcp", "megatron", "deepspeed", ... (docs/convert.md)."""
+    encoded = text(name, "name")
+    handle = Handle(lib.open_foreign, lib.checkpoint_free, encoded, text(format, "format"),
+                    text(s3_endpoint, "s3_endpoint"))
+    return Checkpoint(handle, os.fsdecode(encoded))
+
+
+def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
+         entries: Optional[Mapping[str, bytes]] = None, program: str = "tessera_ckpt",
+         io_threads: int = 0, deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
+         progress: Progress = None) -> SaveReport:
+    """Saves a checkpoint of a step. It exists when, and only when, all of it is durable; no
+    checkpoint that is there is ever touched.
+
+    Args:
+      folder: a directory, which is made where it is not there, or a name such as
+        "s3://bucket/prefix".
+      step: of the training.
+      state: nested dicts of tensors (numpy, torch, DTensor, FlatShard, anything with DLPack) and of
+        numbers, texts, bytes, lists. Of a tensor that several ranks have in whole, one copy is
+        saved; of values, those of rank 0.
+      group: of torch.distributed or mpi4py; by default all of torch.distributed, where that is
+        initialized. Every rank makes this call.
+      entries: bytes that are stored beside the state, by name; in a group those of rank 0.
+      program: what saves, for people.
+      progress: True for a bar, a bar of tqdm, or a function of the bytes that are done and in all.
+    """
+    found_group = group_of(group)
+    failed, opened, description, threads, number = None, None, None, 0, 0
+    try:
+        number = integer(step, "step")
+        threads = integer(io_threads, "io_threads", 32)
+        description = describe(state, entries, program)
+        opened = Folder(folder, create=True, s3_endpoint=s3_endpoint)
+    except Exception as error:  # the other ranks are waiting for this one
+        failed = error
+    if found_group is not None:
+        found_group.collectives.agree(failed)
+    elif failed is not None:
+        raise failed
+    assert opened is not None and description is not None
+    with shown(progress, "saving") as callback:
+        options = SaveOptions(group=None if found_group is None else found_group.pointer(),
+                              deadline_seconds=deadline_seconds, io_threads=threads,
+                              progress=callback)
+        found = report(lib.save, opened.handle, number, description.handle,
+                       ctypes.byref(options))
+    return save_report(opened.name, number, found)
+
+
+def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str
+             ) -> _state.Description:
+    """A state that is to be saved, for the library."""
+    leaves = _state.flatten(state)
+    all_entries = dict(entries or {})
+    if _state.VALUES in all_entries:
+        raise InvalidArgumentError(f"the entry {_state.VALUES} is this package's own")
+    all_entries[_state.VALUES] = _state.encode_values(leaves.values)
+    return _state.Description(leaves.tensors, entries=all_entries, program=program)
+
+
+def save_report(folder: str, step: int, found: Mapping[str, Any]) -> SaveReport:
+    """A report of the library as Python has it."""
+    return SaveReport(step=step, path=join(folder, found["directory"]),
+                      bytes_written=found["bytes_written"], seconds=found["seconds"],
+                      note=found["note"], copied_seconds=found["copied_seconds"],
+                      blocked_seconds=found["blocked_seconds"])
+
+
+def load(folder_or_step: PathLike, state: Any, group: Any = None, *, allow_missing: bool = False,
+         allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
+         io_threads: int = 0, deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
+         progress: Progress = None) -> LoadReport:
+    """Loads a checkpoint into the memory of `state`, under whatever sharding it has.
+
+    Compares everything first: until all of the state is found to match, nothing is changed. Every
+    byte is checked before it is placed.
+
+    Args:
+      folder_or_step: a checkpoint, or a folder of checkpoints, whose newest is meant.
+      state: as for save(). Tensors are filled in place; values are replaced in their dicts.
+      group: as for save(). Ranks that want the same bytes read them once.
+      allow_missing: what is wanted and not saved is left as it is.
+      allow_unexpected: what is saved and not wanted is left out.
+      verify_digests: compares what is in memory afterwards with the saved digests, too.
+      exact_dtypes: refuses to convert between floating dtypes.
+      progress: as for save().
+    """
+    found_group = group_of(group)
+    name = folder_or_step
+    if found_group is not None:
+        name = _agree_on_name(folder_or_step, s3_endpoint, found_group)
+    failed, checkpoint = None, None
+    try:
+        checkpoint = open(name, s3_endpoint=s3_endpoint)
+    except TesseraError as error:
+        failed = error
+    if found_group is not None:
+        found_group.collectives.agree(failed)
+    elif failed is not None:
+        raise failed
+    assert checkpoint is not None
+    return checkpoint._load(state, found_group, allow_missing=allow_missing,
+                            allow_unexpected=allow_unexpected, verify_digests=verify_digests,
+                            exact_dtypes=exact_dtypes, io_threads=io_threads,
+                            deadline_seconds=deadline_seconds, progress=progress)
+
+
+def _agree_on_name(name: PathLike, s3_endpoint: str, group: Group) -> str:
+    """Rank 0 says which checkpoint is the newest."""
+    failed, path = None, None
+    try:
+        path = os.fsdecode(text(name, "folder_or_step"))
+        if group.collectives.transport.rank == 0:
+            path = open(path, s3_endpoint=s3_endpoint).path
+    except TesseraError as error:
+        failed = error
+    return group.collectives.agree(failed, path)
+
+
+def outcome_error(found: Mapping[str, Any]) -> TesseraError:
+    """The error of a save in the background."""
+    return error_of(found["code"], found["error"])

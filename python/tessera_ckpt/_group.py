@@ -1,0 +1,330 @@
+"""The ranks that save or load together, over torch.distributed, MPI, or a program's own messages.
+
+The library asks a group for two collectives and for messages from rank to rank
+(checkpoint/include/process_group.h). Here they are made of one thing, a Transport: messages of a
+known size from one rank to another.
+"""
+
+from __future__ import annotations
+
+import abc
+import ctypes
+import datetime
+import json
+import struct
+import sys
+import time
+import weakref
+from typing import Any, Callable, Dict, List, Optional
+
+from . import _library
+from ._library import (DeadlineExceededError, InvalidArgumentError, TesseraError,
+                       UnavailableError, error_of, lib)
+
+DEADLINE_SECONDS = 600.0
+
+# Tags: control messages, and contents of tensors.
+_CONTROL, _DATA = 1, 2
+
+
+class _Alone:
+    def __repr__(self) -> str:
+        return "tessera_ckpt.ALONE"
+
+
+ALONE = _Alone()
+"""As a group: this process alone, although torch.distributed is initialized."""
+
+
+class Transport(abc.ABC):
+    """Messages between ranks. A program with communication of its own derives from it.
+
+    Messages of one pair of ranks and one tag arrive in the order in which they were sent. After an
+    error the transport is not used any more.
+    """
+
+    rank: int
+    size: int
+
+    @abc.abstractmethod
+    def send(self, data: bytes, destination: int, tag: int) -> Callable[[float], None]:
+        """Starts to send. Returns a function that waits for the end, so many seconds at most."""
+
+    @abc.abstractmethod
+    def receive(self, size: int, source: int, tag: int) -> Callable[[float], Any]:
+        """Starts to receive. Returns a function that waits for the message and returns it, as an
+        object whose memory `memoryview` shows."""
+
+
+class _TorchTransport(Transport):
+    def __init__(self, group: Any) -> None:
+        import torch
+        import torch.distributed as dist
+        self._torch, self._dist, self._group = torch, dist, group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._global = [dist.get_global_rank(group, rank) if group is not dist.group.WORLD else rank
+                        for rank in range(self.size)]
+
+    def send(self, data: bytes, destination: int, tag: int) -> Callable[[float], None]:
+        tensor = self._torch.frombuffer(bytearray(data), dtype=self._torch.uint8)
+        work = self._dist.isend(tensor, self._global[destination], group=self._group, tag=tag)
+        return lambda seconds, _keep=tensor: self._wait(work, seconds, destination)
+
+    def receive(self, size: int, source: int, tag: int) -> Callable[[float], Any]:
+        buffer = bytearray(size)
+        tensor = self._torch.frombuffer(buffer, dtype=self._torch.uint8)
+        work = self._dist.irecv(tensor, self._global[source], group=self._group, tag=tag)
+
+        def wait(seconds: float) -> Any:
+            self._wait(work, seconds, source)
+            return buffer
+
+        return wait
+
+    @staticmethod
+    def _wait(work: Any, seconds: float, peer: int) -> None:
+        try:
+            work.wait(datetime.timedelta(seconds=min(seconds, 1e8)))
+        except Exception as error:
+            late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+            raise (DeadlineExceededError if late else UnavailableError)(
+                f"rank {peer} is missing: {error}") from error
+
+
+class _MpiTransport(Transport):
+    """A communicator of mpi4py, of its own."""
+
+    def __init__(self, communicator: Any) -> None:
+        self._comm = communicator
+        self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
+
+    def send(self, data: bytes, destination: int, tag: int) -> Callable[[float], None]:
+        copy = bytearray(data)
+        request = self._comm.Isend([copy, len(copy), self._byte()], dest=destination, tag=tag)
+        return lambda seconds, _keep=copy: self._wait(request, seconds, destination)
+
+    def receive(self, size: int, source: int, tag: int) -> Callable[[float], Any]:
+        buffer = bytearray(size)
+        request = self._comm.Irecv([buffer, size, self._byte()], source=source, tag=tag)
+
+        def wait(seconds: float) -> Any:
+            self._wait(request, seconds, source)
+            return buffer
+
+        return wait
+
+    @staticmethod
+    def _byte() -> Any:
+        return sys.modules["mpi4py.MPI"].BYTE
+
+    @staticmethod
+    def _wait(request: Any, seconds: float, peer: int) -> None:
+        until = time.monotonic() + seconds
+        pause = 0.0
+        while not request.Test():
+            if time.monotonic() > until:
+                raise DeadlineExceededError(f"missing ranks: {peer}")
+            time.sleep(pause)
+            pause = min(pause + 1e-5, 1e-3)
+
+
+# Gloo groups that stand in for groups which cannot send memory of the host, and duplicates of
+# MPI's communicators.
+_stand_ins: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+_duplicates: Dict[int, Any] = {}
+
+
+def _torch_group(group: Any, own: bool) -> Any:
+    """A group over the same ranks that sends memory of the host. Collective where it is new."""
+    import torch.distributed as dist
+    if not own and "gloo" in str(dist.get_backend_config(group)):
+        return group
+    if not own and group in _stand_ins:
+        return _stand_ins[group]
+    # Ranks outside of a smaller group take no part in this.
+    made = dist.new_group(dist.get_process_group_ranks(group), backend="gloo",
+                          use_local_synchronization=group is not dist.group.WORLD)
+    if not own:
+        _stand_ins[group] = made
+    return made
+
+
+def transport_of(group: Any, own: bool = False) -> Optional[Transport]:
+    """The transport of a group; None for a process alone.
+
+    Args:
+      group: of torch.distributed or mpi4py, or a Transport; None: all of torch.distributed, where
+        that is initialized.
+      own: that nothing else uses, for saves in the background. Collective over the group.
+    """
+    if group is ALONE:
+        return None
+    dist = sys.modules.get("torch.distributed")
+    if group is None:
+        if dist is None or not dist.is_available() or not dist.is_initialized():
+            return None
+        group = dist.group.WORLD
+    if isinstance(group, Transport):
+        return group if group.size > 1 else None
+    if dist is not None and dist.is_available() and isinstance(group, dist.ProcessGroup):
+        if dist.get_world_size(group) == 1:
+            return None
+        return _TorchTransport(_torch_group(group, own))
+    if hasattr(group, "Isend") and hasattr(group, "Dup"):
+        if group.Get_size() == 1:
+            return None
+        # A communicator of its own, so that no message meets the program's.
+        if own:
+            return _MpiTransport(group.Dup())
+        key = sys.modules["mpi4py.MPI"]._addressof(group) if hasattr(
+            sys.modules.get("mpi4py.MPI"), "_addressof") else id(group)
+        if key not in _duplicates:
+            _duplicates[key] = group.Dup()
+        return _MpiTransport(_duplicates[key])
+    raise InvalidArgumentError(
+        f"group: {type(group).__name__} is no group of torch.distributed or mpi4py")
+
+
+class Collectives:
+    """Gather and broadcast over a transport."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    def _send(self, data: bytes, destination: int) -> List[Callable[[float], Any]]:
+        waits = [self.transport.send(struct.pack("<Q", len(data)), destination, _CONTROL)]
+        if data:
+            waits.append(self.transport.send(data, destination, _CONTROL))
+        return waits
+
+    def _receive(self, source: int, until: float) -> bytes:
+        header = self.transport.receive(8, source, _CONTROL)(until - time.monotonic())
+        size, = struct.unpack("<Q", header)
+        if size == 0:
+            return b""
+        return bytes(self.transport.receive(size, source, _CONTROL)(until - time.monotonic()))
+
+    def gather(self, mine: bytes, seconds: float) -> List[bytes]:
+        """All messages, by rank, on rank 0; none elsewhere."""
+        until = time.monotonic() + seconds
+        if self.transport.rank != 0:
+            for wait in self._send(mine, 0):
+                wait(until - time.monotonic())
+            return []
+        return [mine] + [self._receive(rank, until) for rank in range(1, self.transport.size)]
+
+    def broadcast(self, from_rank_0: bytes, seconds: float) -> bytes:
+        """Rank 0's message, along a binomial tree."""
+        until = time.monotonic() + seconds
+        rank, size = self.transport.rank, self.transport.size
+        step = 1
+        while step <= rank:
+            step *= 2
+        data = from_rank_0 if rank == 0 else self._receive(rank - step // 2, until)
+        waits = []
+        while rank + step < size:
+            waits += self._send(data, rank + step)
+            step *= 2
+        for wait in waits:
+            wait(until - time.monotonic())
+        return data
+
+    def agree(self, error: Optional[BaseException], value: Any = None) -> Any:
+        """Raises on every rank where one has an error; otherwise returns rank 0's value, which
+        JSON can hold."""
+        mine = None
+        if error is not None:
+            code = getattr(error, "code", _library.INVALID_ARGUMENT)
+            mine = [code, str(error) if isinstance(error, TesseraError) else repr(error)]
+        gathered = self.gather(json.dumps(mine).encode(), DEADLINE_SECONDS)
+        verdict = None
+        for rank, answer in enumerate(map(json.loads, gathered)):
+            if answer is not None and verdict is None:
+                verdict = [answer[0], f"rank {rank}: {answer[1]}"]
+        code_and_message, agreed = json.loads(
+            self.broadcast(json.dumps([verdict, value]).encode(), DEADLINE_SECONDS))
+        if error is not None:
+            raise error
+        if code_and_message is not None:
+            raise error_of(*code_and_message)
+        return agreed
+
+
+class Group:
+    """A group as the library calls it. Keep it while the library has it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.collectives = Collectives(transport)
+        self._transport = transport
+        self._pending: Dict[int, Callable[[float], None]] = {}
+        self._next = 1
+        self._callbacks = dict(
+            gather=_library.GATHER(self._gather),
+            broadcast=_library.BROADCAST(self._broadcast),
+            start_send=_library.START_TRANSFER(self._start_send),
+            start_receive=_library.START_TRANSFER(self._start_receive),
+            wait=_library.WAIT(self._wait),
+            release=_library.RELEASE(self._release))
+        self.struct = _library.Group(rank=transport.rank, size=transport.size, **self._callbacks)
+
+    def pointer(self) -> Any:
+        """For the options of a call."""
+        return ctypes.pointer(self.struct)
+
+    @staticmethod
+    def _guard(body: Callable[[], None]) -> int:
+        """No exception crosses into C: it becomes a code and a message."""
+        try:
+            body()
+            return _library.OK
+        except BaseException as error:
+            message = str(error) if isinstance(error, TesseraError) else repr(error)
+            lib.set_error_message(message.encode("utf-8", "replace"))
+            return getattr(error, "code", _library.UNAVAILABLE)
+
+    def _gather(self, _context: Any, mine: Any, size: int, seconds: float, out: Any) -> int:
+        def body() -> None:
+            for message in self.collectives.gather(ctypes.string_at(mine, size), seconds):
+                lib.messages_add(out, message, len(message))
+        return self._guard(body)
+
+    def _broadcast(self, _context: Any, mine: Any, size: int, seconds: float, out: Any) -> int:
+        def body() -> None:
+            message = self.collectives.broadcast(ctypes.string_at(mine, size), seconds)
+            lib.messages_add(out, message, len(message))
+        return self._guard(body)
+
+    def _keep(self, wait: Callable[[float], None], pending: Any) -> None:
+        pending[0] = self._next
+        self._pending[self._next] = wait
+        self._next += 1
+
+    def _start_send(self, _context: Any, data: Any, size: int, peer: int, pending: Any) -> int:
+        return self._guard(lambda: self._keep(
+            self._transport.send(ctypes.string_at(data, size), peer, _DATA), pending))
+
+    def _start_receive(self, _context: Any, data: Any, size: int, peer: int, pending: Any) -> int:
+        def body() -> None:
+            receive = self._transport.receive(size, peer, _DATA)
+
+            def wait(seconds: float) -> None:
+                message = memoryview(receive(seconds)).cast("B")
+                if len(message) != size:
+                    raise UnavailableError(f"rank {peer} sent {len(message)} bytes, not {size}")
+                target = (ctypes.c_char * size).from_address(data)
+                memoryview(target).cast("B")[:] = message
+
+            self._keep(wait, pending)
+        return self._guard(body)
+
+    def _wait(self, _context: Any, pending: int, seconds: float) -> int:
+        return self._guard(lambda: self._pending[pending](seconds))
+
+    def _release(self, _context: Any, pending: int) -> None:
+        self._pending.pop(pending, None)
+
+
+def group_of(group: Any, own: bool = False) -> Optional[Group]:
+    """The group as the library calls it; None for a process alone. See transport_of()."""
+    transport = transport_of(group, own)
+    return None if transport is None else Group(transport)

@@ -1,0 +1,360 @@
+"""The C interface of the checkpoint library (checkpoint/c/tessera_checkpoint.h), by ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pathlib
+import weakref
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64
+from ctypes import c_void_p
+from typing import Any, Callable, Optional, Sequence
+
+ABI_VERSION = 1
+
+OK = 0
+CANCELLED = 1
+INVALID_ARGUMENT = 3
+DEADLINE_EXCEEDED = 4
+UNAVAILABLE = 14
+
+CREATE = 1
+READ_ONLY = 1
+
+
+class TesseraError(Exception):
+    """An operation failed. The text is the library's message; `code` says of which kind it is."""
+
+    code = 2
+
+
+class CancelledError(TesseraError):
+    """The save was skipped."""
+
+    code = CANCELLED
+
+
+class InvalidArgumentError(TesseraError, ValueError):
+    """The request makes no sense."""
+
+    code = INVALID_ARGUMENT
+
+
+class DeadlineExceededError(TesseraError, TimeoutError):
+    """Another rank did not answer in time."""
+
+    code = DEADLINE_EXCEEDED
+
+
+class NotFoundError(TesseraError, LookupError):
+    """There is no such checkpoint, tensor or entry."""
+
+    code = 5
+
+
+class AlreadyExistsError(TesseraError):
+    """A checkpoint of that step, or a file of that name, is there; nothing is overwritten."""
+
+    code = 6
+
+
+class AccessError(TesseraError):
+    """Permission was denied, or credentials are missing."""
+
+    code = 7
+
+
+class ResourceExhaustedError(TesseraError):
+    """Memory, or space on the disk, does not suffice."""
+
+    code = 8
+
+
+class MismatchError(TesseraError):
+    """What is saved and what is wanted disagree."""
+
+    code = 9
+
+
+class AbortedError(TesseraError):
+    """Another process has discarded this save."""
+
+    code = 10
+
+
+class UnimplementedError(TesseraError, NotImplementedError):
+    """The library cannot do this."""
+
+    code = 12
+
+
+class InternalError(TesseraError):
+    """The library has a bug."""
+
+    code = 13
+
+
+class UnavailableError(TesseraError):
+    """A rank is gone, or a storage does not answer."""
+
+    code = UNAVAILABLE
+
+
+class DataLossError(TesseraError):
+    """Bytes are not those that were written. The message names the file and the offset."""
+
+    code = 15
+
+
+_ERRORS = {error.code: error for error in TesseraError.__subclasses__()}
+_ERRORS[16] = AccessError
+
+
+def error_of(code: int, message: str) -> TesseraError:
+    """The exception for a code of the library."""
+    error = _ERRORS.get(code, TesseraError)(message)
+    error.code = code
+    return error
+
+
+GATHER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_double, c_void_p)
+BROADCAST = GATHER
+START_TRANSFER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_int32,
+                                  POINTER(c_void_p))
+WAIT = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_double)
+RELEASE = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
+PROGRESS = ctypes.CFUNCTYPE(None, c_void_p, c_uint64, c_uint64)
+
+
+class _Struct(ctypes.Structure):
+    """A structure that knows its size."""
+
+    def __init__(self, **members: Any) -> None:
+        super().__init__(struct_bytes=ctypes.sizeof(type(self)), **members)
+
+
+class Group(_Struct):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("context", c_void_p),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("gather", GATHER),
+        ("broadcast", BROADCAST),
+        ("start_send", START_TRANSFER),
+        ("start_receive", START_TRANSFER),
+        ("wait", WAIT),
+        ("release", RELEASE),
+    ]
+
+
+class SaveOptions(_Struct):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("group", POINTER(Group)),
+        ("deadline_seconds", c_double),
+        ("checksum_chunk_bytes", c_uint32),
+        ("io_threads", c_int32),
+        ("max_file_bytes", c_uint64),
+        ("staging_bytes", c_uint64),
+        ("progress", PROGRESS),
+        ("progress_context", c_void_p),
+        ("skip_when_busy", c_int32),
+    ]
+
+
+class LoadOptions(_Struct):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("group", POINTER(Group)),
+        ("deadline_seconds", c_double),
+        ("allow_missing", c_int32),
+        ("allow_unexpected", c_int32),
+        ("verify_digests", c_int32),
+        ("exact_dtypes", c_int32),
+        ("io_threads", c_int32),
+        ("staging_bytes", c_uint64),
+        ("progress", PROGRESS),
+        ("progress_context", c_void_p),
+    ]
+
+
+class ReadOptions(_Struct):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("s3_endpoint", c_char_p),
+        ("format", c_char_p),
+        ("threads", c_int32),
+        ("progress", PROGRESS),
+        ("progress_context", c_void_p),
+    ]
+
+
+class WriteOptions(_Struct):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("topology", c_char_p),
+        ("dtype", c_int32),
+        ("weights_only", c_int32),
+        ("max_file_bytes", c_uint64),
+    ]
+
+
+_NUMBERS = POINTER(c_int64)
+_OUT = POINTER(c_void_p)  # of a handle or a text
+
+# What each function takes. All return a code, but those of _VOID.
+_FUNCTIONS = {
+    "messages_add": [c_void_p, c_void_p, c_size_t],
+    "state_create": [_OUT],
+    "state_add_tensor": [c_void_p, c_char_p, c_int32, c_int32, c_int32, _NUMBERS],
+    "state_add_alias": [c_void_p, c_char_p, c_char_p],
+    "state_add_shard": [c_void_p, c_void_p, c_int64, _NUMBERS, _NUMBERS, _NUMBERS, c_int32],
+    "state_add_flat_range":
+        [c_void_p, c_void_p, _NUMBERS, _NUMBERS, c_int64, c_int64, c_int32],
+    "state_set_entry": [c_void_p, c_char_p, c_char_p, c_size_t],
+    "state_set_program": [c_void_p, c_char_p],
+    "folder_open": [c_char_p, c_int32, c_char_p, _OUT],
+    "save": [c_void_p, c_int64, c_void_p, POINTER(SaveOptions), _OUT],
+    "list": [c_void_p, _OUT],
+    "prune": [c_void_p, c_int32],
+    "open_latest": [c_void_p, _OUT],
+    "open_step": [c_void_p, c_int64, _OUT],
+    "open": [c_char_p, c_char_p, _OUT],
+    "open_foreign": [c_char_p, c_char_p, c_char_p, _OUT],
+    "describe": [c_void_p, _OUT],
+    "entry": [c_void_p, c_char_p, _OUT, POINTER(c_size_t)],
+    "load": [c_void_p, c_void_p, POINTER(LoadOptions), _OUT],
+    "read_tensor": [c_void_p, c_char_p, c_int32, c_int32, _NUMBERS, _NUMBERS, _NUMBERS, c_void_p,
+                    c_int64],
+    "saver_create": [c_void_p, POINTER(SaveOptions), _OUT],
+    "saver_start": [c_void_p, c_int64, c_void_p],
+    "saver_refuse": [c_void_p, c_int64, c_int32, c_char_p],
+    "saver_wait_copied": [c_void_p, c_void_p, c_size_t],
+    "saver_poll": [c_void_p, c_int32, _OUT],
+    "verify": [c_char_p, c_int32, POINTER(ReadOptions), _OUT],
+    "diff": [c_char_p, c_char_p, c_int32, POINTER(ReadOptions), _OUT],
+    "convert": [c_char_p, c_char_p, c_char_p, POINTER(ReadOptions), POINTER(WriteOptions), _OUT],
+}
+_VOID = {
+    "set_error_message": [c_char_p],
+    "text_free": [c_void_p],
+    "state_free": [c_void_p],
+    "folder_free": [c_void_p],
+    "checkpoint_free": [c_void_p],
+    "saver_free": [c_void_p],
+}
+
+
+def library_path() -> pathlib.Path:
+    """The shared library: beside this file, or what TESSERA_CHECKPOINT_LIBRARY names."""
+    named = os.environ.get("TESSERA_CHECKPOINT_LIBRARY")
+    return pathlib.Path(named) if named else (
+        pathlib.Path(__file__).parent / "lib" / "libtessera_checkpoint.so")
+
+
+def _with_clear_errors(function: Any) -> Callable[..., int]:
+    def call(*arguments: Any) -> int:
+        try:
+            return function(*arguments)
+        except ctypes.ArgumentError as error:
+            raise InvalidArgumentError(str(error)) from None
+
+    return call
+
+
+class _Library:
+    """The functions of the shared library, without their prefix. A code that is an error becomes
+    an exception."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(str(library_path()))
+        library.tessera_abi_version.restype = c_int32
+        found = library.tessera_abi_version()
+        if found != ABI_VERSION:
+            raise ImportError(f"{library_path()} has version {found} of the C interface, "
+                              f"expected {ABI_VERSION}")
+        self._message = library.tessera_error_message
+        self._message.restype = c_char_p
+        for name, types in _FUNCTIONS.items():
+            function = getattr(library, f"tessera_{name}")
+            function.argtypes = types
+            function.restype = c_int32
+            function.errcheck = self._check
+            setattr(self, name, _with_clear_errors(function))
+        for name, types in _VOID.items():
+            function = getattr(library, f"tessera_{name}")
+            function.argtypes = types
+            function.restype = None
+            setattr(self, name, function)
+
+    def __getattr__(self, name: str) -> Any:  # for type checkers: functions are set above
+        raise AttributeError(name)
+
+    def _check(self, code: int, _function: Any, _arguments: Any) -> int:
+        if code != OK:
+            raise error_of(code, self._message().decode("utf-8", "replace"))
+        return code
+
+
+lib = _Library()
+
+
+class Handle:
+    """A handle of the library, which is freed once nobody needs it any more."""
+
+    def __init__(self, make: Callable[..., Any], free: Callable[[Any], None],
+                 *arguments: Any) -> None:
+        pointer = c_void_p()
+        make(*arguments, ctypes.byref(pointer))
+        self.pointer = pointer
+        self.close = weakref.finalize(self, free, pointer)
+
+    @property
+    def _as_parameter_(self) -> c_void_p:
+        if not self.close.alive:
+            raise InvalidArgumentError("it was closed")
+        return self.pointer
+
+
+def report(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function whose last argument receives a report, and returns the report."""
+    text = c_void_p()
+    function(*arguments, ctypes.byref(text))
+    try:
+        return json.loads(ctypes.string_at(text))  # type: ignore[arg-type]
+    finally:
+        lib.text_free(text)
+
+
+def text(value: Any, what: str) -> bytes:
+    """A text, or a path, for the library."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        value = value.encode("utf-8", "surrogateescape")
+    if not isinstance(value, bytes):
+        raise InvalidArgumentError(f"{what}: expected a text, not {type(value).__name__}")
+    if b"\0" in value:
+        raise InvalidArgumentError(f"{what}: a text has a NUL character")
+    return value
+
+
+def integer(value: Any, what: str, bits: int = 64) -> int:
+    """An integer that fits the library's type."""
+    try:
+        number = value.__index__()
+    except AttributeError:
+        raise InvalidArgumentError(
+            f"{what}: expected an integer, not {type(value).__name__}") from None
+    if not -(1 << (bits - 1)) <= number < 1 << (bits - 1):
+        raise InvalidArgumentError(f"{what}: {number} is too large")
+    return number
+
+
+def numbers(values: Optional[Sequence[int]]) -> Any:
+    """An array of the library; None: NULL."""
+    if values is None:
+        return None
+    return (c_int64 * len(values))(*values)

@@ -1,0 +1,93 @@
+"""Showing how far an operation is, as tqdm does."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import warnings
+from typing import Any, Callable, Iterator, Union
+
+from . import _library
+
+Progress = Union[None, bool, Callable[[int, int], Any], Any]
+"""What `progress` may be: True, for a bar; a bar of tqdm; or a function of the bytes that are done
+and of those in all."""
+
+
+class _Line:
+    """A line on stderr that is redrawn, for programs without tqdm."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self._drawn = title, 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done < total and now - self._drawn < 0.1:
+            return
+        self._drawn = now
+        sys.stderr.write(f"\r{self._title}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        if self._drawn:
+            sys.stderr.write("\n")
+
+
+class _Bar:
+    """A bar of tqdm's kind, which wants to be told what is new."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar, self._done = bar, 0
+
+    def __call__(self, done: int, total: int) -> None:
+        if done < self._done:  # another pass over the same bytes
+            self._bar.reset(total)
+            self._done = 0
+        self._bar.total = total
+        self._bar.update(done - self._done)
+        self._done = done
+
+
+def _function(progress: Progress, title: str) -> Any:
+    if progress is True:
+        try:
+            from tqdm.auto import tqdm
+        except ImportError:
+            return _Line(title)
+        bar = tqdm(desc=title, unit="B", unit_scale=True)
+        shown = _Bar(bar)
+        shown.close = bar.close  # type: ignore[attr-defined]
+        return shown
+    if hasattr(progress, "update"):
+        return _Bar(progress)
+    if not callable(progress):
+        raise _library.InvalidArgumentError(
+            f"progress: expected True, a bar or a function, not {type(progress).__name__}")
+    return progress
+
+
+@contextlib.contextmanager
+def shown(progress: Progress, title: str) -> Iterator[Any]:
+    """The progress as a callback of the library."""
+    if progress is None or progress is False:
+        yield _library.PROGRESS()
+        return
+    function = _function(progress, title)
+    failed = []
+
+    def call(_context: Any, done: int, total: int) -> None:
+        if failed:
+            return
+        try:
+            function(done, total)
+        except BaseException as error:
+            failed.append(error)
+
+    try:
+        yield _library.PROGRESS(call)
+    finally:
+        getattr(function, "close", lambda: None)() if function is not progress else None
+        if failed:
+            warnings.warn(f"progress has failed, and was not called again: {failed[0]!r}",
+                          RuntimeWarning, stacklevel=3)

@@ -1,0 +1,224 @@
+"""Where the elements of a tensor are in memory: of numpy, torch, or any library that speaks DLPack.
+
+Nothing is copied, unless the tensor is on a GPU. Neither numpy nor torch is imported here: a tensor
+of theirs can only be given by a program that has done it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any, Callable, NamedTuple, Optional, Tuple
+
+from ._library import InvalidArgumentError, UnimplementedError
+
+# By the names that numpy and torch give them, to the numbers of the library.
+DTYPES = {
+    "float64": 1, "float32": 2, "float16": 3, "bfloat16": 4, "int64": 5, "int32": 6, "int16": 7,
+    "int8": 8, "uint8": 9, "bool": 10, "uint16": 11, "uint32": 12, "uint64": 13,
+    "float8_e4m3fn": 14, "float8_e5m2": 15,
+}
+DTYPE_NAMES = {number: name for name, number in DTYPES.items()}
+_ITEM_BYTES = {1: 8, 2: 4, 3: 2, 4: 2, 5: 8, 6: 4, 7: 2, 8: 1, 9: 1, 10: 1, 11: 2, 12: 4, 13: 8,
+               14: 1, 15: 1}
+
+# A DLPack dtype's code and bits, to the numbers of the library.
+_DLPACK_DTYPES = {(0, 64): 5, (0, 32): 6, (0, 16): 7, (0, 8): 8, (1, 64): 13, (1, 32): 12,
+                  (1, 16): 11, (1, 8): 9, (2, 64): 1, (2, 32): 2, (2, 16): 3, (4, 16): 4,
+                  (6, 8): 10}
+_DLPACK_HOST = (1, 3, 11)  # devices: CPU, and memory pinned for CUDA and ROCm
+
+
+class Memory(NamedTuple):
+    """Elements in this process's memory."""
+
+    address: int  # of the first element
+    dtype: int
+    shape: Tuple[int, ...]
+    strides: Tuple[int, ...]  # in elements
+    read_only: bool
+    owner: Any  # while it lives, so does the memory
+    identity: Optional[Tuple[Any, ...]]  # equal for two views of the same elements
+    copy_back: Optional[Callable[[], None]] = None  # after a load, into the tensor itself
+
+    @property
+    def is_contiguous(self) -> bool:
+        expected = 1
+        for extent, stride in zip(reversed(self.shape), reversed(self.strides)):
+            if extent != 1 and stride != expected:
+                return 0 in self.shape
+            expected *= extent
+        return True
+
+
+def torch_of(value: Any) -> Any:
+    """The torch that `value` is a tensor of; None for anything else."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(value, torch.Tensor) else None
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether `value` has elements in memory that memory_of() finds."""
+    return (torch_of(value) is not None or hasattr(type(value), "__dlpack__")
+            or hasattr(type(value), "__array_interface__")) and not _is_scalar(value)
+
+
+def _is_scalar(value: Any) -> bool:
+    """numpy's numbers are values, not arrays."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic)
+
+
+def memory_of(value: Any, name: str) -> Memory:
+    """The memory of a tensor. `name`: for messages."""
+    if torch_of(value) is not None:
+        return _torch_memory(value, name)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _numpy_memory(value, name)
+    if hasattr(type(value), "__dlpack__"):
+        return _dlpack_memory(value, name)
+    raise InvalidArgumentError(f"{name}: {type(value).__name__} is no tensor")
+
+
+def _dtype(dtype_name: str, name: str) -> int:
+    if dtype_name not in DTYPES:
+        raise UnimplementedError(f"{name}: elements of dtype {dtype_name} are not supported")
+    return DTYPES[dtype_name]
+
+
+def _torch_memory(tensor: Any, name: str) -> Memory:
+    torch = torch_of(tensor)
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise UnimplementedError(f"{name}: only dense tensors are supported, not {tensor.layout}")
+    if tensor.device.type == "meta":
+        raise InvalidArgumentError(f"{name}: a tensor on the meta device has no elements")
+    dtype = _dtype(str(tensor.dtype).replace("torch.", ""), name)
+    host = tensor.detach()
+    if host.is_neg() or host.is_conj():
+        host = host.resolve_neg().resolve_conj()
+    if host.device.type != "cpu":
+        host = host.to("cpu")
+    copy_back = None
+    if host.device != tensor.device or host.data_ptr() != tensor.data_ptr():
+        target = tensor.detach()
+        copy_back = lambda: target.copy_(host)  # noqa: E731
+    storage = tensor.untyped_storage()
+    identity = (storage._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(),
+                dtype)
+    return Memory(host.data_ptr(), dtype, tuple(host.shape), tuple(host.stride()), False, host,
+                  identity, copy_back)
+
+
+def _numpy_memory(array: Any, name: str) -> Memory:
+    if not array.dtype.isnative:
+        raise UnimplementedError(f"{name}: elements of another byte order are not supported")
+    dtype = _dtype(array.dtype.name, name)
+    item_bytes = array.dtype.itemsize
+    if any(stride % item_bytes for stride in array.strides):
+        raise UnimplementedError(f"{name}: strides {array.strides} are no multiples of an element")
+    address, read_only = array.__array_interface__["data"]
+    strides = tuple(stride // item_bytes for stride in array.strides)
+    identity = (address, array.shape, strides, dtype) if array.size else None
+    return Memory(address, dtype, array.shape, strides, read_only, array, identity)
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    ]
+
+
+def _pointer_in(capsule: Any, capsule_name: bytes) -> int:
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return get(capsule, capsule_name)
+
+
+def _is_capsule(capsule: Any, capsule_name: bytes) -> bool:
+    check = ctypes.pythonapi.PyCapsule_IsValid
+    check.restype, check.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
+    return bool(check(capsule, capsule_name))
+
+
+def _dlpack_memory(value: Any, name: str) -> Memory:
+    if int(value.__dlpack_device__()[0]) not in _DLPACK_HOST:
+        raise UnimplementedError(f"{name}: only tensors in the memory of the host are supported")
+    try:
+        capsule = value.__dlpack__(max_version=(1, 0))
+    except TypeError:
+        capsule = value.__dlpack__()
+    read_only = False
+    if _is_capsule(capsule, b"dltensor_versioned"):
+        versioned = _Versioned.from_address(_pointer_in(capsule, b"dltensor_versioned"))
+        if versioned.major != 1:
+            raise UnimplementedError(f"{name}: version {versioned.major} of DLPack is not known")
+        tensor, read_only = versioned.tensor, bool(versioned.flags & 1)
+    elif _is_capsule(capsule, b"dltensor"):
+        tensor = _DLTensor.from_address(_pointer_in(capsule, b"dltensor"))
+    else:
+        raise InvalidArgumentError(f"{name}: __dlpack__() returned no capsule of DLPack")
+    dtype = _DLPACK_DTYPES.get((tensor.code, tensor.bits), 0) if tensor.lanes == 1 else 0
+    if dtype == 0:
+        raise UnimplementedError(
+            f"{name}: DLPack's dtype {tensor.code} of {tensor.bits} bits is not supported")
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    if tensor.strides:
+        strides = tuple(tensor.strides[i] for i in range(tensor.ndim))
+    else:
+        strides = contiguous_strides(shape)
+    address = (tensor.data or 0) + tensor.byte_offset
+    # The capsule, which nobody takes over, frees the tensor with itself.
+    return Memory(address, dtype, shape, strides, read_only, (value, capsule), None)
+
+
+def contiguous_strides(shape: Tuple[int, ...]) -> Tuple[int, ...]:
+    """Those of a row-major tensor."""
+    strides, stride = [], 1
+    for extent in reversed(shape):
+        strides.append(stride)
+        stride *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def item_bytes(dtype: int) -> int:
+    """The size of an element."""
+    return _ITEM_BYTES[dtype]
+
+
+def empty(dtype: int, shape: Tuple[int, ...]) -> Any:
+    """A new array of numpy, or, of a dtype that numpy has not, a tensor of torch."""
+    name = DTYPE_NAMES[dtype]
+    try:
+        import numpy
+    except ImportError:
+        numpy = None
+    if numpy is not None and hasattr(numpy, name if name != "bool" else "bool_"):
+        return numpy.empty(shape, dtype=name)
+    try:
+        import torch
+    except ImportError:
+        raise UnimplementedError(
+            f"elements of dtype {name} need numpy or torch; or give the memory, as `out`"
+        ) from None
+    return torch.empty(shape, dtype=getattr(torch, name))

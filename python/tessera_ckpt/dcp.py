@@ -1,0 +1,299 @@
+"""torch.distributed.checkpoint on top of Tessera's checkpoints.
+
+    import torch.distributed.checkpoint as dcp
+    from tessera_ckpt.dcp import Reader, Writer
+
+    dcp.save(state, storage_writer=Writer("/runs/a", step=100))
+    dcp.load(state, storage_reader=Reader("/runs/a"))
+
+What dcp.save() writes is a checkpoint as tessera_ckpt.save() makes it: it exists once it is
+complete, has checksums that every read verifies, and the tools and the library read it.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkStorageMetadata,
+                                                   Metadata, StorageMeta, TensorProperties,
+                                                   TensorStorageMetadata)
+from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from . import _checkpoints, _state
+from ._group import ALONE, DEADLINE_SECONDS, Group, group_of
+from ._library import InvalidArgumentError, SaveOptions, TesseraError, lib, report
+from ._checkpoints import Checkpoint, Folder, PathLike
+
+# Entries of a checkpoint: what torch has pickled, by name, and the places of the names in nested
+# dicts.
+_BYTES = "torch.distributed.checkpoint/"
+_PLACES = "torch.distributed.checkpoint"
+
+_STEP = re.compile(r"step[-_](\d+)")
+
+_groups: "weakref.WeakKeyDictionary[Any, Group]" = weakref.WeakKeyDictionary()
+
+
+def _own_group(group: Any) -> Optional[Group]:
+    """A group for saves and loads alone: dcp.async_save() works in a thread of its own. Collective
+    where it is the first one."""
+    if group is ALONE or not dist.is_initialized():
+        return None
+    key = dist.group.WORLD if group is None else group
+    if key not in _groups:
+        made = group_of(key, own=True)
+        if made is None:
+            return None
+        _groups[key] = made
+    return _groups[key]
+
+
+def _split(path: str) -> Tuple[str, Optional[int]]:
+    """The folder and the step of a checkpoint's name: "/runs/a/step-100"."""
+    folder, _, last = path.rstrip("/").rpartition("/")
+    match = _STEP.fullmatch(last)
+    if match is None:
+        return path, None
+    return folder or ("/" if path.startswith("/") else "."), int(match[1])
+
+
+class Writer(storage.StorageWriter):
+    """Writes a checkpoint of Tessera for dcp.save() and dcp.async_save()."""
+
+    def __init__(self, path: PathLike, *, step: Optional[int] = None, group: Any = None,
+                 deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "") -> None:
+        """Collective over the group.
+
+        Args:
+          path: a folder of checkpoints, or, as ".../step-100", a checkpoint in it. The
+            checkpoint_id of a save replaces it.
+          step: of the training, where the path does not say it; by default the next one in the
+            folder.
+          group: the ranks that save; by default all. tessera_ckpt.ALONE goes with no_dist=True.
+        """
+        self._group = _own_group(group)
+        self._deadline_seconds, self._s3_endpoint = deadline_seconds, s3_endpoint
+        self._set(path, step)
+
+    def _set(self, path: PathLike, step: Optional[int]) -> None:
+        self._folder, in_path = _split(os.fspath(path))
+        self._step = in_path if step is None else step
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        if checkpoint_id is not None:
+            self._set(checkpoint_id, None)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: List[Any]) -> List[Any]:
+        return plans
+
+    def write_data(self, plan: Any, planner: Any) -> "Future[List[WriteResult]]":
+        """Saves, together with the other ranks."""
+        failed, boxes, mine = None, {}, b""
+        try:
+            boxes, mine = self._resolve(plan, planner)
+        except Exception as error:
+            failed = error
+        step = self._agree(failed)
+        entries = self._entries(mine)
+        description = _state.Description(boxes, entries=entries,
+                                         program="torch.distributed.checkpoint")
+        folder = Folder(self._folder, create=True, s3_endpoint=self._s3_endpoint)
+        options = SaveOptions(group=None if self._group is None else self._group.pointer(),
+                              deadline_seconds=self._deadline_seconds)
+        report(lib.save, folder.handle, step, description.handle, options)
+        future: "Future[List[WriteResult]]" = Future()
+        future.set_result([WriteResult(index=item.index, size_in_bytes=0, storage_data=None)
+                           for item in plan.items])
+        return future
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        """The checkpoint is complete already."""
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta(checkpoint_id=self._folder)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return isinstance(checkpoint_id, (str, os.PathLike))
+
+    def _agree(self, failed: Optional[Exception]) -> int:
+        """The step, as rank 0 has it; the error of any rank."""
+        step = self._step
+        if failed is None and step is None and (
+                self._group is None or self._group.collectives.transport.rank == 0):
+            try:
+                found = _checkpoints.latest(self._folder, s3_endpoint=self._s3_endpoint)
+                step = 0 if found is None else found.step + 1
+            except TesseraError as error:
+                failed = error
+        if self._group is not None:
+            return self._group.collectives.agree(failed, step)
+        if failed is not None:
+            raise failed
+        assert step is not None
+        return step
+
+    @staticmethod
+    def _resolve(plan: Any, planner: Any) -> Tuple[Dict[str, Any], bytes]:
+        """This rank's boxes, and what else it has to save, as JSON."""
+        parts: Dict[str, _state.Boxes] = {}
+        pickled: Dict[str, str] = {}
+        for item in plan.items:
+            name, data = item.index.fqn, planner.resolve_data(item)
+            if item.type == WriteItemType.BYTE_IO:
+                pickled[name] = base64.b64encode(data.getbuffer()).decode()
+                continue
+            chunk = item.tensor_data.chunk
+            if tuple(data.shape) != tuple(chunk.sizes):
+                raise InvalidArgumentError(f"{name}: a part of shape {tuple(data.shape)}, planned "
+                                           f"was {tuple(chunk.sizes)}")
+            boxes = parts.setdefault(name, _state.Boxes([], tuple(item.tensor_data.size)))
+            boxes.parts.append((data, tuple(chunk.offsets)))
+        places = {name: list(path) for name, path in (plan.planner_data or {}).items()} if (
+            isinstance(plan.planner_data, dict)) else {}
+        return parts, json.dumps([pickled, places]).encode()
+
+    def _entries(self, mine: bytes) -> Dict[str, bytes]:
+        """What all ranks have besides tensors, on rank 0."""
+        gathered = [mine]
+        if self._group is not None:
+            gathered = self._group.collectives.gather(mine, self._deadline_seconds)
+        entries: Dict[str, bytes] = {}
+        places: Dict[str, Any] = {}
+        values: Dict[str, Any] = {}
+        for message in gathered:
+            pickled, its_places = json.loads(message)
+            places.update(its_places)
+            for name, encoded in pickled.items():
+                data = base64.b64decode(encoded)
+                entries[_BYTES + name] = data
+                try:  # readable without torch, where it is plain data
+                    plain = torch.load(io.BytesIO(data), weights_only=True)
+                    values[name] = _state._encode(plain, name)
+                except Exception:
+                    continue
+        entries[_PLACES] = json.dumps(places).encode()
+        entries[_state.VALUES] = json.dumps(values).encode()
+        return entries
+
+
+class Reader(storage.StorageReader):
+    """Reads a checkpoint of Tessera, whatever has saved it, for dcp.load()."""
+
+    def __init__(self, path: PathLike, *, group: Any = None, verify_digests: bool = False,
+                 s3_endpoint: str = "") -> None:
+        """Collective over the group.
+
+        Args:
+          path: a checkpoint, or a folder of checkpoints, whose newest is meant. The checkpoint_id
+            of a load replaces it.
+          group: the ranks that load; by default all. tessera_ckpt.ALONE goes with no_dist=True.
+          verify_digests: compares what is in memory afterwards with the saved digests, too.
+        """
+        self._group = _own_group(group)
+        self._path, self._s3_endpoint = os.fspath(path), s3_endpoint
+        self._verify_digests = verify_digests
+        self._checkpoint: Optional[Checkpoint] = None
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        if checkpoint_id is not None:
+            self._path = os.fspath(checkpoint_id)
+        self._checkpoint = None
+
+    def _open(self) -> Checkpoint:
+        folder, step = _split(self._path)
+        if step is None:
+            path = self._path
+            if self._group is not None:
+                path = _checkpoints._agree_on_name(path, self._s3_endpoint, self._group)
+            return _checkpoints.open(path, s3_endpoint=self._s3_endpoint)
+        return Folder(folder, s3_endpoint=self._s3_endpoint).at(step)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        checkpoint = self._checkpoint = self._open()
+        found: Dict[str, Any] = {}
+        for name, info in checkpoint.tensors.items():
+            size = torch.Size(info.shape)
+            whole = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
+            found[name] = TensorStorageMetadata(
+                properties=TensorProperties(dtype=getattr(torch, info.dtype)), size=size,
+                chunks=[whole])
+        entries = checkpoint._description.entries
+        for entry in entries:
+            if entry.startswith(_BYTES):
+                found[entry[len(_BYTES):]] = BytesStorageMetadata()
+        for name in checkpoint.values:
+            found.setdefault(name, BytesStorageMetadata())
+        places = json.loads(checkpoint.entry(_PLACES)) if _PLACES in entries else {}
+        return Metadata(state_dict_metadata=found,
+                        planner_data={name: tuple(path) for name, path in places.items()} or {
+                            name: tuple(name.split(".")) for name in found})
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any,
+                              **kwargs: Any) -> None:
+        if self._checkpoint is None:
+            self._checkpoint = self._open()
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: List[Any]) -> List[Any]:
+        return plans
+
+    def read_data(self, plan: Any, planner: Any) -> "Future[None]":
+        """Loads, together with the other ranks."""
+        checkpoint = self._checkpoint
+        assert checkpoint is not None
+        state: Dict[str, Any] = {}
+        targets: List[Tuple[Any, Any]] = []
+        for item in plan.items:
+            name = item.storage_index.fqn
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(self._pickled(checkpoint, name)))
+                continue
+            target = planner.resolve_tensor(item).detach()
+            for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths)):
+                target = target.narrow(dim, offset, length)
+            begin = item.storage_index.offset or (0,) * len(item.storage_offsets)
+            offset = tuple(a + b for a, b in zip(begin, item.storage_offsets))
+            boxes = state.setdefault(name, _state.Boxes([], checkpoint.tensors[name].shape))
+            boxes.parts.append((target, offset))
+            targets.append((item, target))
+        checkpoint._load(state, self._group, allow_missing=False,
+                         allow_unexpected=True, verify_digests=self._verify_digests,
+                         exact_dtypes=False, io_threads=0, deadline_seconds=DEADLINE_SECONDS,
+                         progress=None)
+        for item, target in targets:
+            planner.commit_tensor(item, target)
+        future: "Future[None]" = Future()
+        future.set_result(None)
+        return future
+
+    @staticmethod
+    def _pickled(checkpoint: Checkpoint, name: str) -> bytes:
+        if _BYTES + name in checkpoint._description.entries:
+            return checkpoint.entry(_BYTES + name)
+        data = io.BytesIO()
+        torch.save(checkpoint.values[name], data)
+        return data.getvalue()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return isinstance(checkpoint_id, (str, os.PathLike))

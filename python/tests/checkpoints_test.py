@@ -1,0 +1,552 @@
+#!/usr/bin/env python3
+"""The package with numpy: state in and out, under other shardings, in the background, damaged."""
+
+import math
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import unittest
+import warnings
+
+import numpy as np
+import tessera_ckpt
+from ranks import run_ranks
+from tessera_ckpt import Box, FlatShard
+
+DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
+          "uint16", "uint32", "uint64")
+
+
+def data_file(path):
+    return next(pathlib.Path(path).glob("*.safetensors"))
+
+
+class OnlyDLPack:
+    """A tensor of which nothing but DLPack is known."""
+
+    def __init__(self, array):
+        self._array = array
+        self.shape = array.shape
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = scratch.name + "/runs"
+
+    def save(self, state, step=1, **options):
+        return tessera_ckpt.save(self.folder, step, state, **options)
+
+
+class StateTest(Case):
+    def test_what_is_saved_is_loaded(self):
+        rng = np.random.default_rng(3)
+        arrays = {name: (rng.random((3, 5)) * 100).astype(name) for name in DTYPES}
+        arrays.update(scalar=np.array(2.5), empty=np.empty((0, 4)), long=rng.random(100_003))
+        values = {"step": 12, "lr": 1e-3, "name": "täst", "none": None, "on": True,
+                  "betas": (0.9, 0.95), "list": [1, [2.5, "x"]], "raw": b"\0\xff", "inf": math.inf,
+                  "big": 1 << 80, "numpy": np.float32(0.5),
+                  "groups": [{"lr": 0.1, "params": [0, 1]}]}
+        report = self.save({"model": arrays, "trainer": values}, 12)
+        self.assertEqual(report.step, 12)
+        self.assertTrue(os.path.exists(report.path + "/manifest.pb"))
+        zeros = {name: np.zeros_like(array) for name, array in arrays.items()}
+        state = {"model": zeros, "trainer": {name: 0 for name in values}}
+        state["trainer"]["groups"] = [{"lr": 0, "params": []}]
+        loaded = tessera_ckpt.load(self.folder, state, verify_digests=True)
+        self.assertEqual((loaded.step, loaded.missing, loaded.unexpected), (12, [], []))
+        for name, array in arrays.items():
+            self.assertIs(state["model"][name], zeros[name])
+            self.assertEqual(array.tobytes(), zeros[name].tobytes(), name)
+        self.assertEqual(state["trainer"], {**values, "numpy": 0.5})
+        self.assertIsInstance(state["trainer"]["betas"], tuple)
+
+    def test_views_are_saved_and_filled_without_a_copy(self):
+        whole = np.arange(600, dtype="i4").reshape(20, 30)
+        views = {"transposed": whole.T, "steps": whole[::3, 5:20:2], "reversed": whole[::-1, ::-1],
+                 "column": whole[:, 7], "broadcast": np.broadcast_to(whole[0], (4, 30))}
+        self.save(views)
+        target = np.zeros((90, 90), dtype="i4")
+        filled = {"transposed": target[:30, :20], "steps": target[30:65:5, 0:80:10].copy().T,
+                  "reversed": target[70:90, 30:60][::-1], "column": target[60, 0:60:3],
+                  "broadcast": target[65:69, 60:90]}
+        filled["steps"] = np.zeros((8, 7), "i4").T
+        tessera_ckpt.load(self.folder, filled)
+        for name, view in views.items():
+            np.testing.assert_array_equal(view, filled[name], name)
+
+    def test_dlpack_is_enough(self):
+        source, target = np.arange(12.0).reshape(3, 4), np.zeros((3, 4))
+        self.save({"a": OnlyDLPack(source), "b": OnlyDLPack(source.T)})
+        into = np.zeros((4, 3))
+        tessera_ckpt.load(self.folder, {"a": OnlyDLPack(target), "b": OnlyDLPack(into)})
+        np.testing.assert_array_equal(source, target)
+        np.testing.assert_array_equal(source.T, into)
+
+    def test_tied_parameters_are_saved_once(self):
+        table = np.random.default_rng(1).random((100, 50))
+        report = self.save({"embedding": table, "head": table})
+        self.assertLess(report.bytes_written, 1.5 * table.nbytes)
+        checkpoint = tessera_ckpt.open(self.folder)
+        self.assertEqual(checkpoint.tensors["head"].alias_of, "embedding")
+        one, two = np.zeros_like(table), np.zeros_like(table)
+        tessera_ckpt.load(self.folder, {"embedding": one, "head": two})
+        np.testing.assert_array_equal(one, table)
+        np.testing.assert_array_equal(two, table)
+
+    def test_dtypes_are_converted_unless_they_must_not(self):
+        self.save({"a": np.arange(5, dtype="f4")})
+        target = {"a": np.zeros(5, "f8")}
+        tessera_ckpt.load(self.folder, target)
+        np.testing.assert_array_equal(target["a"], np.arange(5))
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError, "tensor a"):
+            tessera_ckpt.load(self.folder, target, exact_dtypes=True)
+
+    def test_all_mismatches_are_told_and_nothing_is_changed(self):
+        self.save({"a": np.ones(3), "b": np.ones(3), "n": 5})
+        state = {"a": np.zeros(4), "c": np.zeros(3), "n": 7}
+        with self.assertRaises(tessera_ckpt.MismatchError) as caught:
+            tessera_ckpt.load(self.folder, state)
+        for name in "abc":
+            self.assertIn(f"tensor {name}", str(caught.exception))
+        self.assertEqual((state["a"].sum(), state["c"].sum(), state["n"]), (0, 0, 7))
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError, "value m: wanted, not saved"):
+            tessera_ckpt.load(self.folder, {"a": np.zeros(3), "b": np.zeros(3), "m": 1})
+        state = {"a": np.zeros(3), "c": np.zeros(3), "m": 1}
+        report = tessera_ckpt.load(self.folder, state, allow_missing=True, allow_unexpected=True)
+        self.assertEqual((report.missing, report.unexpected), (["c", "m"], ["b", "n"]))
+        self.assertEqual(state["a"].sum(), 3)
+
+    def test_flat_parts_and_boxes(self):
+        tensor = np.arange(7 * 5 * 3, dtype="f4").reshape(7, 5, 3)
+        flat = tensor.reshape(-1)
+        cuts = [0, 17, 18, 60, 105]
+
+        def save(transport):
+            begin, end = cuts[transport.rank:transport.rank + 2]
+            part = FlatShard(flat[begin:end], begin, tensor.shape)
+            return tessera_ckpt.save(self.folder, 1, {"w": part, "n": transport.rank}, transport)
+
+        self.assertEqual([type(r) for r in run_ranks(4, save)], [tessera_ckpt.SaveReport] * 4)
+        whole = {"w": np.zeros_like(tensor), "n": 9}
+        tessera_ckpt.load(self.folder, whole)
+        np.testing.assert_array_equal(whole["w"], tensor)
+        self.assertEqual(whole["n"], 0)  # rank 0's
+
+        def load(transport):
+            rows = np.zeros((7, 5 // 3 + (transport.rank < 2), 3), "f4")
+            first = [0, 2, 4][transport.rank]
+            state = {"w": Box(rows, (0, first, 0), tensor.shape), "n": 0}
+            tessera_ckpt.load(self.folder, state, transport, verify_digests=True)
+            np.testing.assert_array_equal(rows, tensor[:, first:first + rows.shape[1]])
+
+        self.assertEqual(run_ranks(3, load), [None] * 3)
+
+    def test_one_tensor_or_a_box_of_it(self):
+        tensor = np.arange(24, dtype="i8").reshape(4, 6)
+        self.save({"w": tensor}, entries={"log": b"abc"}, program="mine 1.0")
+        checkpoint = tessera_ckpt.open(self.folder)
+        self.assertEqual((checkpoint.step, checkpoint.program), (1, "mine 1.0"))
+        self.assertEqual(checkpoint.entry("log"), b"abc")
+        self.assertEqual(checkpoint.tensors["w"].shape, (4, 6))
+        np.testing.assert_array_equal(checkpoint.read("w"), tensor)
+        out = np.zeros((2, 3), "i8").T
+        box = checkpoint.read("w", out, offset=(1, 2), shape=(3, 2))
+        self.assertIs(box, out)
+        np.testing.assert_array_equal(out, tensor[1:4, 2:4])
+        for bad in (dict(offset=(1, 2)), dict(offset=(3, 3), shape=(3, 2)),
+                    dict(offset=(-1, 0), shape=(1, 1)), dict(offset=(0,), shape=(1,)),
+                    dict(offset=(0, 0), shape=(-1, 1)), dict(out=np.zeros(3)),
+                    dict(out="text"), dict(offset=(0, 1 << 70), shape=(1, 1))):
+            with self.assertRaises(tessera_ckpt.InvalidArgumentError, msg=bad):
+                checkpoint.read("w", **bad)
+        with self.assertRaises(tessera_ckpt.NotFoundError):
+            checkpoint.read("v")
+        checkpoint.close()
+        with self.assertRaises(tessera_ckpt.InvalidArgumentError):
+            checkpoint.read("w")
+
+
+class FolderTest(Case):
+    def test_steps(self):
+        self.assertIsNone(tessera_ckpt.latest(self.folder))
+        self.assertEqual(tessera_ckpt.list_checkpoints(self.folder), [])
+        for step in (3, 1, 20):
+            self.save({"a": np.full(3, step)}, step)
+        self.assertEqual([i.step for i in tessera_ckpt.list_checkpoints(self.folder)], [1, 3, 20])
+        self.assertEqual(tessera_ckpt.latest(self.folder).step, 20)
+        state = {"a": np.zeros(3, int)}
+        tessera_ckpt.load(self.folder + "/step-00000003", state)
+        self.assertEqual(state["a"].tolist(), [3, 3, 3])
+        self.assertEqual(tessera_ckpt.Folder(self.folder).at(1).step, 1)
+        with self.assertRaisesRegex(tessera_ckpt.AlreadyExistsError, "step-00000003"):
+            self.save({"a": np.ones(3)}, 3)
+        with self.assertRaises(tessera_ckpt.NotFoundError):
+            tessera_ckpt.load(self.folder + "/step-00000004", state)
+        tessera_ckpt.Folder(self.folder).prune(2)
+        self.assertEqual([i.step for i in tessera_ckpt.list_checkpoints(self.folder)], [3, 20])
+
+    def test_diff_and_convert(self):
+        state = {"model": {"w": np.arange(6.0).reshape(2, 3)}, "n": 5}
+        self.save(state, 1)
+        state["model"]["w"][1, 1] += 1
+        self.save(state, 2)
+        one, two = (f"{self.folder}/step-0000000{n}" for n in (1, 2))
+        self.assertTrue(tessera_ckpt.diff(one, one, data=True))
+        found = tessera_ckpt.diff(one, two, data=True)
+        self.assertFalse(found)
+        self.assertIn("1 elements differ", found.tensors["model.w"])
+        for to in ("torch", "dcp"):
+            other = f"{self.folder}.{to}"
+            seen = []
+            report = tessera_ckpt.convert(two, other, to, progress=lambda *n: seen.append(n))
+            self.assertEqual(report.format, to)
+            self.assertTrue(seen)
+            foreign = tessera_ckpt.open_foreign(other)
+            self.assertEqual(foreign.format, to)
+            np.testing.assert_array_equal(foreign.read("model.w"), state["model"]["w"])
+            loaded = {"model": {"w": np.zeros((2, 3))}}
+            foreign.load(loaded, allow_unexpected=True)
+            np.testing.assert_array_equal(loaded["model"]["w"], state["model"]["w"])
+            self.assertTrue(tessera_ckpt.diff(two, other, data=True))
+            self.assertTrue(tessera_ckpt.verify(other))
+            back = tessera_ckpt.convert(other, f"{self.folder}.{to}.back", "tessera")
+            self.assertEqual(tessera_ckpt.diff(two, back.path, data=True).tensors, {})
+
+    def test_a_flipped_byte_is_refused_with_its_place(self):
+        path = self.save({"a": np.arange(500_000.0), "b": np.ones(3)}).path
+        file = data_file(path)
+        for offset in (3_000_000, 700_001, 9, file.stat().st_size - 1):
+            raw = bytearray(file.read_bytes())
+            raw[offset] ^= 0x10
+            file.write_bytes(raw)
+            state = {"a": np.zeros(500_000), "b": np.zeros(3)}
+            with self.assertRaises(tessera_ckpt.DataLossError) as caught:
+                tessera_ckpt.load(self.folder, state, allow_unexpected=True)
+            self.assertIn(file.name, str(caught.exception))
+            self.assertRegex(str(caught.exception), r"offset \d+")
+            report = tessera_ckpt.verify(self.folder)
+            self.assertFalse(report)
+            place = report.damage[0]
+            self.assertEqual(pathlib.Path(place.file).name, file.name)
+            self.assertLessEqual(place.offset, offset)
+            self.assertLess(offset - place.offset, 1 << 20)
+            with self.assertRaisesRegex(tessera_ckpt.DataLossError, file.name):
+                report.raise_if_damaged()
+            raw[offset] ^= 0x10
+            file.write_bytes(raw)
+        self.assertTrue(tessera_ckpt.verify(self.folder, digests=True))
+        manifest = pathlib.Path(path) / "manifest.pb"
+        raw = bytearray(manifest.read_bytes())
+        raw[40] ^= 1
+        manifest.write_bytes(raw)
+        with self.assertRaisesRegex(tessera_ckpt.DataLossError, "manifest.pb"):
+            tessera_ckpt.open(self.folder)
+
+    def test_progress(self):
+        seen = []
+        state = {"a": np.arange(3_000_000.0)}
+        self.save(state, progress=lambda done, total: seen.append((done, total)))
+        self.assertEqual(sorted(seen), seen)
+        self.assertEqual(seen[-1][0], seen[-1][1])
+        seen.clear()
+        tessera_ckpt.load(self.folder, state, progress=lambda *n: seen.append(n))
+        self.assertEqual(seen[-1], (24_000_000, 24_000_000))
+
+        class Bar:
+            """As tqdm's."""
+            total = n = 0
+
+            def update(self, more):
+                self.n += more
+
+            def reset(self, total):
+                self.n, self.total = 0, total
+
+        bar = Bar()
+        tessera_ckpt.verify(self.folder, progress=bar)
+        self.assertEqual((bar.n, bar.total), (bar.total, bar.n))
+        self.assertGreater(bar.n, 24_000_000)
+
+        def fails(*_):
+            raise KeyError("mine")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            self.save(state, 2, progress=fails)
+        self.assertIn("KeyError('mine')", str(warned[0].message))
+        self.assertEqual(tessera_ckpt.latest(self.folder).step, 2)
+
+
+class GroupTest(Case):
+    def test_bad_state_of_one_rank_fails_on_all(self):
+        def body(transport):
+            state = {"w": np.ones(3)} if transport.rank != 1 else {"w": {1, 2}}
+            tessera_ckpt.save(self.folder, 1, state, transport, deadline_seconds=30)
+
+        results = run_ranks(3, body)
+        self.assertTrue(all(isinstance(r, tessera_ckpt.UnimplementedError) for r in results),
+                        results)
+        self.assertIn("rank 1: w: a set", str(results[0]))
+        self.assertIsNone(tessera_ckpt.latest(self.folder))
+
+    def test_a_missing_rank_is_named(self):
+        def body(transport):
+            if transport.rank != 1:
+                tessera_ckpt._group.Collectives(transport).gather(b"x", 0.3)
+
+        results = run_ranks(2, body)
+        self.assertIsInstance(results[0], tessera_ckpt.DeadlineExceededError)
+        self.assertIn("1", str(results[0]))
+
+    def test_ranks_that_do_not_cover_a_tensor(self):
+        def body(transport):
+            part = Box(np.ones((1, 4)), (transport.rank, 0), (3, 4))
+            tessera_ckpt.save(self.folder, 1, {"w": part}, transport)
+
+        results = run_ranks(2, body)
+        for result in results:
+            self.assertIsInstance(result, tessera_ckpt.InvalidArgumentError)
+            self.assertIn("tensor w", str(result))
+
+    def test_random_shardings(self):
+        rng = random.Random(20)
+        tensor = np.random.default_rng(5).random((13, 11)).astype("f4")
+        for step in range(6):
+            saved, loaded = rng.randint(1, 5), rng.randint(1, 5)
+
+            def cut(size, dim, rank):
+                extent = tensor.shape[dim]
+                first, last = extent * rank // size, extent * (rank + 1) // size
+                index = [slice(None)] * 2
+                index[dim] = slice(first, last)
+                offset = [0, 0]
+                offset[dim] = first
+                return tuple(index), tuple(offset)
+
+            def save(transport):
+                index, offset = cut(saved, step % 2, transport.rank)
+                part = Box(tensor[index], offset, tensor.shape)
+                tessera_ckpt.save(self.folder, step, {"w": part, "same": tensor}, transport)
+
+            def load(transport):
+                index, offset = cut(loaded, (step + 1) % 2, transport.rank)
+                mine, same = np.zeros_like(tensor[index]), np.zeros_like(tensor)
+                state = {"w": Box(mine, offset, tensor.shape), "same": same}
+                tessera_ckpt.load(self.folder, state, transport, verify_digests=True)
+                np.testing.assert_array_equal(mine, tensor[index])
+                np.testing.assert_array_equal(same, tensor)
+
+            self.assertEqual(run_ranks(saved, save), [None] * saved)
+            self.assertEqual(run_ranks(loaded, load), [None] * loaded)
+
+
+class AsyncTest(Case):
+    def test_saves_while_the_program_continues(self):
+        weights = np.zeros(2_000_000)
+        with tessera_ckpt.AsyncSaver(self.folder) as saver:
+            for step in range(1, 6):
+                saver.wait_copied(weights[5:10])
+                saver.wait_copied()
+                weights += 1
+                saver.save(step, {"w": weights, "step": step})
+            outcomes = saver.poll() + saver.finish()
+        self.assertEqual(sorted(o.step for o in outcomes), [1, 2, 3, 4, 5])
+        for outcome in outcomes:
+            state = {"w": np.empty_like(weights), "step": 0}
+            tessera_ckpt.load(outcome.result().path, state)
+            self.assertEqual((state["w"][0], state["w"][-1], state["step"]), (outcome.step,) * 3)
+
+    def test_errors_come_later(self):
+        saver = tessera_ckpt.AsyncSaver(self.folder)
+        saver.save(1, {"w": np.ones(3)})
+        saver.save(1, {"w": np.ones(3)})
+        with self.assertRaises(tessera_ckpt.UnimplementedError):
+            saver.save(2, {"w": object()})
+        first, second = saver.finish()
+        self.assertEqual(first.result().step, 1)
+        with self.assertRaises(tessera_ckpt.AlreadyExistsError):
+            second.result()
+        saver.close()
+        with self.assertRaises(tessera_ckpt.InvalidArgumentError):
+            saver.save(3, {"w": np.ones(3)})
+
+    def test_a_save_is_skipped_while_another_runs(self):
+        with tessera_ckpt.AsyncSaver(self.folder, skip_when_busy=True) as saver:
+            outcomes = []
+            for step in range(20):
+                saver.save(step, {"w": np.full(2_000_000, step)})
+                outcomes += saver.poll()
+            outcomes += saver.finish()
+        skipped = [o for o in outcomes if isinstance(o.error, tessera_ckpt.CancelledError)]
+        saved = [o.result() for o in outcomes if o not in skipped]
+        self.assertEqual(len(saved) + len(skipped), 20)
+        self.assertGreater(len(skipped), 0)
+        for report in saved:
+            self.assertEqual(tessera_ckpt.open(report.path).read("w", offset=(1_999_999,),
+                                                                 shape=(1,))[0], report.step)
+
+    def test_ranks(self):
+        def body(transport):
+            with tessera_ckpt.AsyncSaver(self.folder, transport) as saver:
+                for step in (1, 2):
+                    part = np.full((2, 3), 10 * step + transport.rank)
+                    saver.save(step, {"w": Box(part, (2 * transport.rank, 0), (6, 3))})
+                    saver.wait_copied()
+
+        self.assertEqual(run_ranks(3, body), [None] * 3)
+        state = {"w": np.zeros((6, 3), int)}
+        tessera_ckpt.load(self.folder, state)
+        self.assertEqual(state["w"][:, 0].tolist(), [20, 20, 21, 21, 22, 22])
+
+    def test_the_state_may_go_at_once(self):
+        with tessera_ckpt.AsyncSaver(self.folder) as saver:
+            saver.save(1, {"w": np.arange(3_000_000)})
+        state = {"w": np.zeros(3_000_000, int)}
+        tessera_ckpt.load(self.folder, state)
+        self.assertEqual(state["w"][-1], 2_999_999)
+
+
+class BadInputTest(Case):
+    """One clear exception each, and nothing is written."""
+
+    def test_states(self):
+        itself = {}
+        itself["again"] = itself
+        nested = []
+        nested.append(nested)
+        cases = {
+            "no dict": [1], "none": None, "set": {"a": {1}}, "object": {"a": object()},
+            "key": {("a", 1): np.ones(3)}, "bytes key": {b"a": 1},
+            "same": {"a": {"b": 1}, "a.b": 2},
+            "same tensors": {"a": {"b": np.ones(2)}, "a.b": np.ones(2)}, "itself": itself,
+            "list itself": {"a": nested}, "complex": {"a": np.ones(3, complex)},
+            "objects": {"a": np.array([object()])}, "texts": {"a": np.array(["x"])},
+            "swapped": {"a": np.ones(3, ">f4")}, "dates": {"a": np.array("2020", "M8[D]")},
+            "name": {"": np.ones(3)}, "control": {"a\x01": np.ones(3)}, "nul": {"a\0b": np.ones(3)},
+            "surrogate": {"a\ud800": np.ones(3)}, "reserved": {"__metadata__": np.ones(3)},
+            "boxes": {"a": Box(np.ones(3), (4,), (5,))},
+            "dims": {"a": Box(np.ones(3), (0, 0), (5, 5))},
+            "negative": {"a": Box(np.ones(3), (-1,), (5,))},
+            "flat": {"a": FlatShard(np.ones(3), 4, (5,))},
+            "flat dims": {"a": FlatShard(np.ones((3, 1)), 0, (5,))},
+            "flat begin": {"a": FlatShard(np.ones(3), -1, (5,))},
+            "hole": {"a": Box(np.ones(3), (0,), (5,))},
+        }
+        for name, state in cases.items():
+            with self.subTest(name), self.assertRaises(tessera_ckpt.TesseraError) as caught:
+                self.save(state)
+            self.assertGreater(len(str(caught.exception)), 5)
+        self.assertIsNone(tessera_ckpt.latest(self.folder))
+
+    def test_arguments(self):
+        good = {"a": np.ones(3)}
+        for step in (-1, 1.5, "1", None, 1 << 64):
+            with self.subTest(step), self.assertRaises(tessera_ckpt.InvalidArgumentError):
+                self.save(good, step)
+        for options in (dict(io_threads=-1), dict(io_threads=1 << 40), dict(deadline_seconds=-1.0),
+                        dict(deadline_seconds=math.nan), dict(group="x"), dict(progress=3),
+                        dict(entries={"a": "text"}), dict(entries={"tessera_ckpt.values": b""}),
+                        dict(entries={"a\0": b""}), dict(s3_endpoint=3)):
+            with self.subTest(options), self.assertRaises(tessera_ckpt.InvalidArgumentError):
+                self.save(good, **options)
+        for folder in (None, 3, "", "a\0b", "/dev/null/x", "s3://", "ftp://x"):
+            with self.subTest(folder), self.assertRaises(tessera_ckpt.TesseraError):
+                tessera_ckpt.save(folder, 1, good)
+        self.save(good)
+        new = self.folder + "2"
+        for bad in (lambda: tessera_ckpt.convert(self.folder, new, "word"),
+                    lambda: tessera_ckpt.convert(self.folder, new, "torch", dtype="f99"),
+                    lambda: tessera_ckpt.convert(self.folder, new, "tessera", topology="many"),
+                    lambda: tessera_ckpt.convert(self.folder, self.folder, "torch"),
+                    lambda: tessera_ckpt.open_foreign(self.folder, "word"),
+                    lambda: tessera_ckpt.open("/no/such/folder"),
+                    lambda: tessera_ckpt.verify("/no/such/folder"),
+                    lambda: tessera_ckpt.diff(self.folder, "/no/such/folder"),
+                    lambda: tessera_ckpt.verify(self.folder, threads=-1),
+                    lambda: tessera_ckpt.Folder(self.folder).prune(0),
+                    lambda: tessera_ckpt.Folder(self.folder).at(-5),
+                    lambda: tessera_ckpt.load(self.folder, {"a": np.ones(3).tobytes()})):
+            with self.assertRaises(tessera_ckpt.TesseraError):
+                bad()
+
+    def test_read_only_memory_is_not_written(self):
+        self.save({"a": np.ones(3)})
+        target = np.zeros(3)
+        target.flags.writeable = False
+        with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "read-only"):
+            tessera_ckpt.load(self.folder, {"a": target})
+        with self.assertRaises(tessera_ckpt.InvalidArgumentError):
+            tessera_ckpt.open(self.folder).read("a", target)
+        self.assertEqual(target.sum(), 0)
+
+
+class KilledTest(Case):
+    def test_a_process_that_is_killed_leaves_the_old_or_the_new_checkpoint(self):
+        program = textwrap.dedent("""
+            import sys, numpy as np, tessera_ckpt
+            print("ready", flush=True)
+            for step in range(1, 1000):
+                tessera_ckpt.save(sys.argv[1], step, {"w": np.full(3_000_000, step), "s": step})
+                print(step, flush=True)
+        """)
+        rng = random.Random(7)
+        for attempt in range(6):
+            folder = f"{self.folder}/{attempt}"
+            process = subprocess.Popen([sys.executable, "-c", program, folder],
+                                       stdout=subprocess.PIPE, text=True)
+            process.stdout.readline()
+            time.sleep(rng.uniform(0.05, 0.6))
+            process.send_signal(signal.SIGKILL)
+            done = process.stdout.read().split()
+            process.wait()
+            process.stdout.close()
+            found = tessera_ckpt.latest(folder)
+            if done:
+                self.assertGreaterEqual(found.step, int(done[-1]))
+            if found is None:
+                continue
+            self.assertTrue(tessera_ckpt.verify(folder, digests=True))
+            state = {"w": np.zeros(3_000_000, int), "s": 0}
+            tessera_ckpt.load(folder, state)
+            self.assertEqual((state["w"][0], state["w"][-1], state["s"]), (found.step,) * 3)
+            tessera_ckpt.save(folder, found.step + 1, state)  # over what the dead one left
+
+    def test_threads(self):
+        """Several threads save and load at once."""
+        failed = []
+
+        def run(number):
+            try:
+                state = {"w": np.full(50_000, number)}
+                for step in range(4):
+                    tessera_ckpt.save(f"{self.folder}/{number}", step, state)
+                    target = {"w": np.zeros(50_000, int)}
+                    tessera_ckpt.load(f"{self.folder}/{number}", target)
+                    assert target["w"][-1] == number
+            except Exception as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failed, [])
+
+
+if __name__ == "__main__":
+    unittest.main()

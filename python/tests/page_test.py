@@ -1,0 +1,34 @@
+#!/usr/bin/env python3
+"""Runs the Python of docs/python.md, block after block, as one program in an empty folder.
+
+  page_test.py PAGE [--torch]    without --torch, blocks that need it are left out
+"""
+
+import os
+import pathlib
+import re
+import sys
+import tempfile
+
+
+def main():
+    page, *flags = sys.argv[1:]
+    text = pathlib.Path(page).read_text(encoding="utf-8")
+    names, count = {}, 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for match in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            line = text.count("\n", 0, match.start()) + 1
+            if "torch" in re.sub(r'to="torch"', "", match[1]) and "--torch" not in flags:
+                print(f"{page}:{line}: needs torch: left out")
+                continue
+            # Errors name the line of the page.
+            exec(compile("\n" * line + match[1], page, "exec"), names)
+            count += 1
+    print(f"{count} blocks have run")
+    if count < 7:
+        sys.exit("there should be more")
+
+
+if __name__ == "__main__":
+    main()

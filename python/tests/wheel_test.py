@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Installs the wheel in new virtual environments and tries it.
+
+  wheel_test.py WHEEL [PYTHON...]
+
+By default with the Python that runs this; others must be 3.9 or later. First without numpy, then
+with that of the system: all tests of checkpoints_test.py.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+WITHOUT_NUMPY = textwrap.dedent('''
+    import array, ctypes, os, sys
+    import tessera_ckpt
+    from tessera_ckpt import _library, _tensors
+    assert "numpy" not in sys.modules and "torch" not in sys.modules
+    assert "site-packages" in tessera_ckpt.__file__, tessera_ckpt.__file__
+    assert "TESSERA_CHECKPOINT_LIBRARY" not in os.environ
+
+    class Tensor:
+        """Speaks DLPack, as libraries in C do."""
+
+        def __init__(self, values):
+            self.memory = array.array("d", values)
+            self.shape = (len(values),)
+            self.extents = (ctypes.c_int64 * 1)(len(values))
+            self.tensor = _tensors._DLTensor(
+                data=self.memory.buffer_info()[0], device_type=1, ndim=1, code=2, bits=64, lanes=1,
+                shape=self.extents)
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self):
+            new = ctypes.pythonapi.PyCapsule_New
+            new.restype = ctypes.py_object
+            new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+            return new(ctypes.addressof(self.tensor), b"dltensor", None)
+
+    state = {"w": Tensor([1.5, 2.5]), "step": 3}
+    tessera_ckpt.save("runs", 3, state)
+    loaded = {"w": Tensor([0, 0]), "step": 0}
+    tessera_ckpt.load("runs", loaded)
+    assert list(loaded["w"].memory) == [1.5, 2.5] and loaded["step"] == 3
+    out = Tensor([0])
+    tessera_ckpt.open("runs").read("w", out, offset=(1,), shape=(1,))
+    assert out.memory[0] == 2.5
+    try:
+        tessera_ckpt.open("runs").read("w")
+    except tessera_ckpt.UnimplementedError as error:
+        assert "numpy or torch" in str(error)
+    else:
+        raise AssertionError("without numpy")
+    assert tessera_ckpt.verify("runs", digests=True)
+    try:
+        tessera_ckpt.open("s3://bucket/runs", s3_endpoint="http://127.0.0.1:9")
+    except tessera_ckpt.TesseraError as error:
+        print("S3:", error)
+    print(sys.version.split()[0], "without numpy: good;", tessera_ckpt.__version__)
+''')
+
+
+def run(*command, **options):
+    subprocess.run([str(word) for word in command], check=True, stdin=subprocess.DEVNULL,
+                   timeout=280, **options)
+
+
+def environment():
+    """Nothing of this test's own."""
+    return {name: value for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "TESSERA", "VIRTUAL", "LD_"))}
+
+
+def try_wheel(python, wheel, tests, scratch):
+    venv = scratch / "venv"
+    run(python, "-m", "venv", venv, env=environment())
+    installed = venv / "bin/python"
+    run(installed, "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check",
+        wheel, env=environment())
+    run(installed, "-c", WITHOUT_NUMPY, cwd=scratch, env=environment())
+    config = venv / "pyvenv.cfg"
+    config.write_text(config.read_text().replace("include-system-site-packages = false",
+                                                 "include-system-site-packages = true"))
+    has_numpy = subprocess.run([installed, "-c", "import numpy"], check=False,
+                               stderr=subprocess.DEVNULL, env=environment()).returncode == 0
+    if has_numpy:
+        run(installed, tests / "checkpoints_test.py", cwd=scratch, env=environment())
+    else:
+        print(f"{python} has no numpy: only what works without was tried")
+
+
+def main():
+    wheel, *pythons = sys.argv[1:]
+    tests = pathlib.Path(__file__).resolve().parent
+    for python in pythons or [sys.executable]:
+        with tempfile.TemporaryDirectory() as scratch:
+            try_wheel(python, os.path.realpath(wheel), tests, pathlib.Path(scratch))
+
+
+if __name__ == "__main__":
+    main()

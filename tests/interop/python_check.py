@@ -1,0 +1,278 @@
+"""The Python package with torch: FSDP2, tensor parallelism and FSDP1 on processes over gloo,
+torch's own calls, torchtitan's manager, mpi4py, kills, damage, and speed beside torch.
+
+  python_check.py CKPT [--only=NAME] [--speed_mib=N]
+
+CKPT: the program. Each scenario runs processes of python_ranks.py. torchtitan and mpi4py are tried
+where they are installed.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import tessera_ckpt
+import torch
+import torch.distributed.checkpoint as dcp
+from tessera_ckpt import ALONE
+from tessera_ckpt.dcp import Reader, Writer
+
+RANKS = pathlib.Path(__file__).resolve().parent / "python_ranks.py"
+CKPT = ""
+SPEED_MIB = 1024
+
+
+def start(size, *arguments, stdout=None):
+    """The processes of a scenario."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                  WORLD_SIZE=str(size), OMP_NUM_THREADS="1")
+    return [subprocess.Popen([sys.executable, "-W", "ignore", RANKS, *map(str, arguments)],
+                             env=dict(common, RANK=str(rank)), stdout=stdout,
+                             text=True) for rank in range(size)]
+
+
+def run(size, *arguments):
+    codes = [process.wait(timeout=300) for process in start(size, *arguments)]
+    assert codes == [0] * size, (arguments, codes)
+
+
+def ckpt(*arguments):
+    result = subprocess.run([CKPT, *map(str, arguments)], check=False, text=True,
+                            capture_output=True)
+    assert result.returncode == 0, (arguments, result.stdout, result.stderr)
+    return result.stdout
+
+
+def meshes(folder):
+    """Saved on a 2-D mesh, loaded on others, and the other way round; with each of the calls."""
+    run(4, "save", "fsdp2_tp2", f"{folder}/a", "plain")
+    for size, mesh in ((4, "fsdp4"), (4, "hsdp2x2"), (2, "tp2"), (3, "fsdp3"), (1, "single")):
+        run(size, "load", mesh, f"{folder}/a", "plain")
+    run(3, "save", "fsdp3", f"{folder}/b", "async")
+    run(4, "load", "fsdp2_tp2", f"{folder}/b", "plain")
+
+
+def torch_calls(folder):
+    """dcp.save and dcp.load, and everybody else's eyes on what they wrote."""
+    run(4, "save", "fsdp2_tp2", f"{folder}/a", "dcp")
+    run(3, "load", "fsdp3", f"{folder}/a", "dcp")
+    run(1, "load", "single", f"{folder}/a", "plain")
+    run(2, "save", "fsdp2", f"{folder}/b", "dcp_async")
+    run(4, "load", "fsdp2_tp2", f"{folder}/b", "dcp")
+    run(2, "save", "tp2", f"{folder}/c", "plain")
+    run(4, "load", "hsdp2x2", f"{folder}/c", "dcp")
+    assert json.loads(ckpt("verify", "--digests", "--json", f"{folder}/a"))["good"]
+    ckpt("reshard", f"{folder}/a", f"{folder}/resharded", "--topology=dp2_tp2")
+    run(2, "load", "tp2", move_golden(f"{folder}/a", f"{folder}/resharded"), "dcp")
+    ckpt("convert", f"{folder}/a", f"{folder}/dcp", "--to=dcp")
+    golden = torch.load(f"{folder}/a.golden", weights_only=False)
+    state = {name: torch.zeros_like(value) for name, value in golden.items()
+             if isinstance(value, torch.Tensor)}
+    dcp.load(state, checkpoint_id=f"{folder}/dcp")  # torch's own reader
+    for name, value in state.items():
+        assert torch.equal(value, golden[name]), name
+    print(f"ckpt verifies, reshards and converts what dcp.save wrote: {len(state)} tensors equal")
+
+
+def move_golden(old, new):
+    shutil.copy(f"{old}.golden", f"{new}.golden")
+    return new
+
+
+def flat_parameters(folder):
+    run(3, "flat_save", "fsdp1", f"{folder}/a", "")
+    run(2, "flat_load", "fsdp1", f"{folder}/a", "")
+    run(4, "flat_load", "fsdp2_tp2", f"{folder}/a", "")
+
+
+def titan(folder):
+    if importlib.util.find_spec("torchtitan") is None:
+        print("torchtitan is not installed: not tried")
+        return
+    for mode in ("disabled", "async"):
+        run(4, "titan", "save", f"{folder}/{mode}", mode)
+        run(4, "titan", "load", f"{folder}/{mode}", mode)
+
+
+MPI = """
+import sys, numpy as np, tessera_ckpt
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+rank, size = comm.Get_rank(), comm.Get_size()
+whole = np.arange(size * 30.0).reshape(size * 5, 6)
+mine = whole[5 * rank:5 * rank + 5].copy()
+part = tessera_ckpt.Box(mine, (5 * rank, 0), whole.shape)
+tessera_ckpt.save(sys.argv[1], 1, {"w": part}, comm)
+with tessera_ckpt.AsyncSaver(sys.argv[1], comm) as saver:
+    saver.save(2, {"w": part})
+for step in (1, 2):
+    everything = np.zeros_like(whole)
+    tessera_ckpt.load(f"{sys.argv[1]}/step-0000000{step}", {"w": everything}, comm)
+    assert (everything == whole).all()
+if rank == 0: print(f"mpi4py: {size} ranks saved and loaded")
+"""
+
+
+def mpi(folder):
+    if importlib.util.find_spec("mpi4py") is None or shutil.which("mpirun") is None:
+        print("mpi4py or mpirun is not installed: not tried")
+        return
+    subprocess.run(["mpirun", "--oversubscribe", "-n", "3", sys.executable, "-c", MPI, folder],
+                   check=True, timeout=200, env=dict(
+                       os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"))
+
+
+def kills(folder):
+    """All processes, or one, are killed in a save: the newest checkpoint is whole."""
+    rng = random.Random(3)
+    for attempt in range(3):
+        place = f"{folder}/{attempt}"
+        processes = start(4, "endless", "fsdp2_tp2", place, "", stdout=subprocess.PIPE)
+        processes[0].stdout.readline()
+        time.sleep(rng.uniform(0.05, 0.5))
+        victims = processes if attempt != 1 else processes[2:3]
+        for process in victims:
+            process.send_signal(signal.SIGKILL)
+        time.sleep(0.5)
+        for process in processes:
+            process.kill()
+            process.communicate()
+        found = tessera_ckpt.latest(place)
+        assert tessera_ckpt.verify(place, digests=True)
+        checkpoint = tessera_ckpt.open(place)
+        big = checkpoint.read("big")
+        assert float(big[0]) == float(big[-1]) == checkpoint.values["step"] == found.step
+        print(f"killed {len(victims)} of 4: step {found.step} is whole")
+    run(3, "survivors", "", folder + "/x", "")
+    assert tessera_ckpt.latest(folder + "/x") is None
+
+
+def damage(folder):
+    """A flipped byte is refused by both calls, with its file and offset."""
+    state = {"w": torch.arange(500_000.0), "b": torch.ones(3, dtype=torch.bfloat16)}
+    path = tessera_ckpt.save(folder, 1, state).path
+    file = next(pathlib.Path(path).glob("*.safetensors"))
+    raw = bytearray(file.read_bytes())
+    raw[1_234_567] ^= 1
+    file.write_bytes(raw)
+    for load in (lambda: tessera_ckpt.load(folder, state),
+                 lambda: dcp.load(state, storage_reader=Reader(folder, group=ALONE), no_dist=True)):
+        try:
+            load()
+        except BaseException as error:
+            text = str(error)  # torch's CheckpointException is one of these
+            assert file.name in text and "offset 1" in text, text
+        else:
+            raise AssertionError("damage was not noticed")
+    print(f"a flipped byte: {text.splitlines()[-1].strip()[:150]}")
+
+
+def evict(folder):
+    """Out of the page cache."""
+    for path in pathlib.Path(folder).rglob("*"):
+        if path.is_file():
+            handle = os.open(path, os.O_RDONLY)
+            os.fsync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+def speed(folder):
+    """Saving and loading one state, each program in turn; the best of several times. What torch
+    writes has no checksums of tensors, and torch.save does not wait for the disk: it is given an
+    fsync, without which a checkpoint may be lost after it was reported."""
+    count = 32
+    elements = SPEED_MIB * (1 << 20) // 4 // count
+    state = {f"layer.{i}": torch.randn(elements) for i in range(count)}
+    target = {name: torch.zeros_like(value) for name, value in state.items()}
+    times = {}
+
+    def measure(name, what, call, before):
+        before()
+        begin = time.perf_counter()
+        call()
+        seconds = time.perf_counter() - begin
+        times.setdefault(name, {}).setdefault(what, []).append(seconds)
+
+    def torch_save():
+        with open(f"{folder}/torch.pt", "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def torch_load():
+        for name, value in torch.load(f"{folder}/torch.pt", weights_only=True).items():
+            target[name].copy_(value)
+
+    calls = {
+        "torch.save": (torch_save, torch_load),
+        "dcp.save": (lambda: dcp.save(state, checkpoint_id=f"{folder}/dcp", no_dist=True),
+                     lambda: dcp.load(target, checkpoint_id=f"{folder}/dcp", no_dist=True)),
+        "tessera_ckpt": (lambda: tessera_ckpt.save(f"{folder}/mine", 1, state, ALONE),
+                         lambda: tessera_ckpt.load(f"{folder}/mine", target, ALONE)),
+        "tessera_ckpt.dcp": (
+            lambda: dcp.save(state, storage_writer=Writer(f"{folder}/writer", group=ALONE),
+                             no_dist=True),
+            lambda: dcp.load(target, storage_reader=Reader(f"{folder}/writer", group=ALONE),
+                             no_dist=True)),
+    }
+    for _ in range(4):
+        for name, (save, load) in calls.items():
+            for old in ("torch.pt", "dcp", "mine", "writer"):
+                shutil.rmtree(f"{folder}/{old}", ignore_errors=True)
+                pathlib.Path(f"{folder}/{old}").unlink(missing_ok=True)
+            os.sync()
+            measure(name, "save", save, lambda: None)
+            measure(name, "load", load, lambda: evict(folder))
+            measure(name, "load, cached", load, lambda: None)
+            for key, value in state.items():
+                assert torch.equal(target[key], value), (name, key)
+                target[key].zero_()
+    print(f"{SPEED_MIB} MiB of float32, seconds (the best of 4), and how many times as long as "
+          "tessera_ckpt:")
+    best = {name: {what: min(found) for what, found in by.items()} for name, by in times.items()}
+    for name, by in best.items():
+        print(f"  {name:17s}" + "".join(
+            f"  {what} {seconds:6.2f} ({seconds / best['tessera_ckpt'][what]:4.1f})"
+            for what, seconds in by.items()))
+
+
+SCENARIOS = (meshes, torch_calls, flat_parameters, titan, mpi, kills, damage, speed)
+
+
+def main():
+    global CKPT, SPEED_MIB
+    CKPT, *flags = sys.argv[1:]
+    only = None
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        if name == "--only":
+            only = value
+        elif name == "--speed_mib":
+            SPEED_MIB = int(value)
+        else:
+            sys.exit(__doc__)
+    for scenario in SCENARIOS:
+        if only not in (None, scenario.__name__):
+            continue
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as folder:
+            print(f"== {scenario.__name__}", flush=True)
+            scenario(folder)
+            sys.stdout.flush()
+    print(f"torch {torch.__version__}, tessera_ckpt {tessera_ckpt.__version__}: all good")
+
+
+if __name__ == "__main__":
+    main()
