@@ -62,6 +62,16 @@ def check_tag(tag, files):
             sys.exit(f"{path.name} needs a libstdc++ newer than GCC 12's")
 
 
+def patch_output(path, flag):
+    return subprocess.run(["patchelf", flag, str(path)], check=True, capture_output=True,
+                          text=True).stdout.strip()
+
+
+def needed_by(path):
+    """The names of the libraries that a file itself asks for."""
+    return set(patch_output(path, "--print-needed").split())
+
+
 def own_name(name):
     return f"libtessera-{name.removeprefix('lib')}"
 
@@ -77,9 +87,14 @@ def add_libraries(library, folder):
     for path in (main, *targets.values()):
         path.chmod(0o755)
         strip(path)
-        renames = [word for name in needed for word in ("--replace-needed", name, own_name(name))]
-        patch(path, *renames, *([] if path == main else ["--set-soname", path.name]))
+        # One at a time: several at once have given libraries each other's names.
+        for name in needed_by(path) & needed.keys():
+            patch(path, "--replace-needed", name, own_name(name))
+        if path != main:
+            patch(path, "--set-soname", path.name)
         look_in(path, "$ORIGIN")
+        if path != main and patch_output(path, "--print-soname") != path.name:
+            sys.exit(f"{path.name} is not called so in itself")
     if outside := [path for path in needed_libraries(main).values()
                    if pathlib.Path(path).parent != folder]:
         sys.exit(f"{LIBRARY} still needs {outside}")
