@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "checkpoint/c/handles.h"
 #include "checkpoint/c/tessera_checkpoint.h"
@@ -92,10 +93,16 @@ absl::StatusOr<Json> Export(const std::string& source, const std::string& destin
   TESSERA_RETURN_IF_ERROR(named.CheckOtherRecords());
   TESSERA_ASSIGN_OR_RETURN(const convert::WriteForeignReport report,
                            convert::WriteForeign(*named.opened, destination, to));
-  return Json{{"path", destination},       {"format", format},
-              {"bytes", report.bytes},     {"files", report.files},
-              {"tensors", report.tensors}, {"digests_compared", report.digests_compared},
-              {"notes", named.notes},      {"seconds", report.seconds}};
+  std::vector<std::string> notes = named.notes;
+  notes.insert(notes.end(), report.notes.begin(), report.notes.end());
+  return Json{{"path", destination},
+              {"format", format},
+              {"bytes", report.bytes},
+              {"files", report.files},
+              {"tensors", report.tensors},
+              {"digests_compared", report.digests_compared},
+              {"notes", notes},
+              {"seconds", report.seconds}};
 }
 
 // To this library's.
