@@ -4,6 +4,7 @@
   page_test.py PAGE [--torch]    without --torch, blocks that need it are left out
 """
 
+import importlib
 import os
 import pathlib
 import re
@@ -14,6 +15,9 @@ import tempfile
 def main():
     page, *flags = sys.argv[1:]
     text = pathlib.Path(page).read_text(encoding="utf-8")
+    # The names of the package and its library may be relative.
+    sys.path[:] = map(os.path.abspath, sys.path)
+    importlib.import_module("tessera_ckpt")
     names, count = {}, 0
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
