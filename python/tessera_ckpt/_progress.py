@@ -11,8 +11,8 @@ from typing import Any, Callable, Iterator, Union
 from . import _library
 
 Progress = Union[None, bool, Callable[[int, int], Any], Any]
-"""What `progress` may be: True, for a bar; a bar of tqdm; or a function of the bytes that are done
-and of those in all."""
+"""What `progress` may be: True, for a bar; tqdm, or a bar of it; or a function of the bytes that
+are done and of those in all."""
 
 
 class _Line:
@@ -37,8 +37,8 @@ class _Line:
 class _Bar:
     """A bar of tqdm's kind, which wants to be told what is new."""
 
-    def __init__(self, bar: Any) -> None:
-        self._bar, self._done = bar, 0
+    def __init__(self, bar: Any, own: bool = False) -> None:
+        self._bar, self._done, self._own = bar, 0, own
 
     def __call__(self, done: int, total: int) -> None:
         if done < self._done:  # another pass over the same bytes
@@ -48,6 +48,10 @@ class _Bar:
         self._bar.update(done - self._done)
         self._done = done
 
+    def close(self) -> None:
+        if self._own:
+            self._bar.close()
+
 
 def _function(progress: Progress, title: str) -> Any:
     if progress is True:
@@ -55,10 +59,9 @@ def _function(progress: Progress, title: str) -> Any:
             from tqdm.auto import tqdm
         except ImportError:
             return _Line(title)
-        bar = tqdm(desc=title, unit="B", unit_scale=True)
-        shown = _Bar(bar)
-        shown.close = bar.close  # type: ignore[attr-defined]
-        return shown
+        return _Bar(tqdm(desc=title, unit="B", unit_scale=True), own=True)
+    if isinstance(progress, type) and hasattr(progress, "update"):  # tqdm itself
+        return _Bar(progress(desc=title, unit="B", unit_scale=True), own=True)
     if hasattr(progress, "update"):
         return _Bar(progress)
     if not callable(progress):

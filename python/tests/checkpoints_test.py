@@ -277,6 +277,20 @@ class FolderTest(Case):
             def reset(self, total):
                 self.n, self.total = 0, total
 
+        made = []
+
+        class Maker(Bar):
+            """As tqdm itself."""
+
+            def __init__(self, **options):
+                self.options = options
+                made.append(self)
+
+            def close(self):
+                self.options = None
+
+        tessera_ckpt.load(self.folder, state, progress=Maker)
+        self.assertEqual((made[0].n, made[0].options), (24_000_000, None))
         bar = Bar()
         tessera_ckpt.verify(self.folder, progress=bar)
         self.assertEqual((bar.n, bar.total), (bar.total, bar.n))

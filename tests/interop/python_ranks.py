@@ -309,7 +309,9 @@ def titan(phase, folder, async_mode):
         if dist.get_rank() == 0:
             torch.save(golden, folder + ".golden")
             steps = [c.step for c in tessera_ckpt.list_checkpoints(folder + "/checkpoint")]
-            assert steps == [4, 6, 8], steps  # the last one deletes nothing
+            # The last save deletes nothing, and one in the background does not count before it is
+            # complete.
+            assert steps == [4, 6, 8] or async_mode == "async" and steps == [2, 4, 6, 8], steps
     else:
         train(model, optimizer, 1)
         assert manager.load()
