@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/text.h"
 #include "checkpoint/c/handles.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
@@ -10,9 +11,15 @@
 namespace tessera::ckpt::c {
 namespace {
 
+// What a manifest holds as text.
+absl::Status CheckUtf8(const std::string& text, std::string_view what) {
+  if (IsValidUtf8(text)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(std::string(what), " is not valid UTF-8"));
+}
+
 absl::Status CheckName(const std::string& name) {
   if (name.empty()) return absl::InvalidArgumentError("a tensor has no name");
-  return absl::OkStatus();
+  return CheckUtf8(name, "the name of a tensor");
 }
 
 template <typename... Parts>
@@ -177,6 +184,7 @@ int32_t tessera_state_set_entry(tessera_state* state, const char* name, const vo
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
     TESSERA_ASSIGN_OR_RETURN(const std::string entry, Text(name, "name"));
+    TESSERA_RETURN_IF_ERROR(CheckUtf8(entry, "the name of an entry"));
     if (bytes > 0) TESSERA_RETURN_IF_ERROR(CheckPointer(data, "data"));
     state->metadata.entries[entry] = std::string(static_cast<const char*>(data), bytes);
     return absl::OkStatus();
@@ -186,7 +194,9 @@ int32_t tessera_state_set_entry(tessera_state* state, const char* name, const vo
 int32_t tessera_state_set_program(tessera_state* state, const char* program) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
-    TESSERA_ASSIGN_OR_RETURN(state->metadata.program, Text(program, "program"));
+    TESSERA_ASSIGN_OR_RETURN(std::string text, Text(program, "program"));
+    TESSERA_RETURN_IF_ERROR(CheckUtf8(text, "program"));
+    state->metadata.program = std::move(text);
     return absl::OkStatus();
   });
 }
