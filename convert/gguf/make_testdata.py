@@ -1,4 +1,4 @@
-"""Writes testdata/NAME/model.gguf, a model of tests/fixtures/pytorch/NAME.hf, with gguf 0.19.0.
+"""Writes testdata/NAME/model.gguf, a model of tests/interop/pytorch/NAME.hf, with gguf 0.19.0.
 
     python make_testdata.py
 
@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 ROPE_THETA = 1e9
 HERE = pathlib.Path(__file__).resolve().parent
-FIXTURES = HERE.parent.parent / "tests/fixtures/pytorch"
+FIXTURES = HERE.parent.parent / "tests/interop/pytorch"
 
 NAMES = {
     "transformer.wte": "token_embd",

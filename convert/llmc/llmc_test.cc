@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 constexpr char kFile[] = "model.bin";
 
 std::string Fixture(const std::string& name) {
-  std::ifstream in("tests/fixtures/pytorch/" + name + ".model.bin", std::ios::binary);
+  std::ifstream in("tests/interop/pytorch/" + name + ".model.bin", std::ios::binary);
   EXPECT_TRUE(in.good()) << name;
   return {std::istreambuf_iterator<char>(in), {}};
 }

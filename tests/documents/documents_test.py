@@ -40,7 +40,7 @@ OTHER_SOURCES = ("checkpoint/simulation", "tests/crash", "tests/device/check", "
 # Checkpoints of other frameworks, by the names that they have in the documents.
 FOREIGN = {
     "models/gpt2": "tests/interop/state_dict/gpt2",
-    "models/llama-3.2-1b": "tests/fixtures/pytorch/llama3_tied.hf",
+    "models/llama-3.2-1b": "tests/interop/pytorch/llama3_tied.hf",
     "runs/hybrid/checkpoint-3": "tests/interop/paddle/testdata/mp2_pp2",
     "runs/internevo/1000": "tests/interop/internevo/llama_tp2_zo2",
     "runs/megatron": "tests/interop/megatron/gpt2_tp2_pp2",

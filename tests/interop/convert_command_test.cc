@@ -43,7 +43,7 @@ using ::testing::Not;
 
 namespace fs = std::filesystem;
 
-std::string Fixture(const std::string& name) { return "tests/fixtures/pytorch/" + name; }
+std::string Fixture(const std::string& name) { return "tests/interop/pytorch/" + name; }
 
 void WriteFile(const fs::path& path, const std::string& contents) {
   std::ofstream(path, std::ios::binary) << contents;

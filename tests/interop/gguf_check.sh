@@ -7,4 +7,4 @@ if ! "$python" -c "import gguf, safetensors" 2> /dev/null; then
   echo "$python lacks gguf or safetensors: set TESSERA_PYTHON to one that has" >&2
   exit 1
 fi
-exec "$python" -B tests/interop/gguf_check.py "$@" tests/fixtures/pytorch
+exec "$python" -B tests/interop/gguf_check.py "$@" tests/interop/pytorch

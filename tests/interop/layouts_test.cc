@@ -64,8 +64,8 @@ constexpr char kGpt2[] = "interop/megatron/gpt2.safetensors";
 constexpr char kTied[] = "interop/megatron/llama3_tied.safetensors";
 constexpr char kUntied[] = "interop/megatron/llama3_untied.safetensors";
 constexpr char kBf16[] = "interop/megatron/llama3_bf16.safetensors";
-constexpr char kHfGpt2[] = "fixtures/pytorch/gpt2.hf";
-constexpr char kHfLlama[] = "fixtures/pytorch/llama3_untied.hf";
+constexpr char kHfGpt2[] = "interop/pytorch/gpt2.hf";
+constexpr char kHfLlama[] = "interop/pytorch/llama3_untied.hf";
 
 constexpr Layout kLayouts[] = {
     {MEGATRON(gpt2_single, kGpt2)},
@@ -129,13 +129,13 @@ constexpr Layout kLayouts[] = {
     {INTERNEVO(llama_tp2_zo2, "llama", true), {2, 1, 1, 2}},
     {INTERNEVO(llama_universal, "llama", true)},
     {"hf_gpt2", kHfGpt2, kHfGpt2},
-    {"hf_llama3_tied", "fixtures/pytorch/llama3_tied.hf", "fixtures/pytorch/llama3_tied.hf"},
+    {"hf_llama3_tied", "interop/pytorch/llama3_tied.hf", "interop/pytorch/llama3_tied.hf"},
     {"hf_llama3_untied", kHfLlama, kHfLlama},
     {"gguf_gpt2", "../convert/gguf/testdata/gpt2", kHfGpt2},
-    {"gguf_llama3_tied", "../convert/gguf/testdata/llama3_tied", "fixtures/pytorch/llama3_tied.hf"},
+    {"gguf_llama3_tied", "../convert/gguf/testdata/llama3_tied", "interop/pytorch/llama3_tied.hf"},
     {"gguf_llama3_untied", "../convert/gguf/testdata/llama3_untied/model.gguf", kHfLlama},
-    {"llmc_gpt2", "fixtures/pytorch/gpt2.model.bin", kHfGpt2},
-    {"llmc_llama3_untied", "fixtures/pytorch/llama3_untied.model.bin", kHfLlama},
+    {"llmc_gpt2", "interop/pytorch/gpt2.model.bin", kHfGpt2},
+    {"llmc_llama3_untied", "interop/pytorch/llama3_untied.model.bin", kHfLlama},
 };
 
 void ExpectParallel(const Parallel& expected, const ckpt::TopologyProto& found) {

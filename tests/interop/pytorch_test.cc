@@ -26,7 +26,7 @@
 namespace tessera {
 namespace {
 
-std::string Path(const std::string& name) { return "tests/fixtures/pytorch/" + name; }
+std::string Path(const std::string& name) { return "tests/interop/pytorch/" + name; }
 
 // llm.c's debug state, up to the loss.
 struct State {

@@ -200,7 +200,7 @@ TEST_F(ReadersTest, InfiniTrainsNamesWithoutAModel) {
 // A file with a missing comma.
 TEST_F(ReadersTest, InfiniTrainsMomentsByNumberAreLeftOut) {
   const std::string copy = CopyOf(Fixture("infinitrain/llama3_numbered/checkpoint_step_000003"));
-  fs::copy("tests/fixtures/pytorch/llama3_untied.hf/config.json", copy + "/config.json");
+  fs::copy("tests/interop/pytorch/llama3_untied.hf/config.json", copy + "/config.json");
   Open(copy);
   EXPECT_THAT(storage_->notes(), ElementsAre(HasSubstr("moments by number (adam.m.3)")));
   EXPECT_FALSE(manifest_.has_optimizer());

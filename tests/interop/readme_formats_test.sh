@@ -19,8 +19,8 @@ mkdir -p "$work/theirs" "$work/new"
 cd "$work"
 : > out
 : > err
-cp -rL "$fixtures/fixtures/pytorch/gpt2.hf" theirs/hf
-cp -L "$fixtures/fixtures/pytorch/gpt2.model.bin" theirs/llmc
+cp -rL "$fixtures/interop/pytorch/gpt2.hf" theirs/hf
+cp -L "$fixtures/interop/pytorch/gpt2.model.bin" theirs/llmc
 cp -rL "$fixtures/interop/state_dict/gpt2" theirs/torch
 cp -rL "$fixtures/interop/state_dict/numbered_dcp" theirs/dcp
 cp -rL "$fixtures/interop/deepspeed/zero2_bf16" theirs/deepspeed

@@ -303,9 +303,8 @@ std::vector<Refusal> InfiniTrainRefusals() {
   const std::string llama = "infinitrain/llama3/checkpoint_step_000003",
                     ranks = "infinitrain/gpt2_dp2/checkpoint_step_000002",
                     state = "rank_000001/trainer_state.json";
-  const Change llama_config =
-      CopyFrom("../fixtures/pytorch/llama3_untied.hf/config.json", "config.json");
-  const Change gpt2_config = CopyFrom("../fixtures/pytorch/gpt2.hf/config.json", "config.json");
+  const Change llama_config = CopyFrom("pytorch/llama3_untied.hf/config.json", "config.json");
+  const Change gpt2_config = CopyFrom("pytorch/gpt2.hf/config.json", "config.json");
   // The last byte of a file belongs to some tensor.
   const auto flip_last = [&](const std::string& name) {
     return All({gpt2_config, Edit(name, [](std::string& contents) { contents.back() ^= 1; })});

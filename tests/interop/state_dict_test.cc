@@ -36,7 +36,7 @@ using ::testing::HasSubstr;
 using Tensors = std::map<std::string, std::vector<float>>;
 
 std::string Fixture(const std::string& name) { return "tests/interop/state_dict/" + name; }
-std::string HuggingFace(const std::string& name) { return "tests/fixtures/pytorch/" + name; }
+std::string HuggingFace(const std::string& name) { return "tests/interop/pytorch/" + name; }
 
 absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> Open(
     const std::string& name, const ckpt::ModelProto* model = nullptr) {

@@ -39,7 +39,7 @@ class ForeignCommandTest : public CommandTest {
   }
 
   static std::string Fixture(const std::string& name) {
-    return Runfile("tests/fixtures/pytorch/" + name);
+    return Runfile("tests/interop/pytorch/" + name);
   }
 
   // On as many processes as the topology needs.

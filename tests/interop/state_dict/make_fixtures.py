@@ -1,4 +1,4 @@
-"""Writes the fixtures of state_dict_test: the models of tests/fixtures/pytorch as torch and
+"""Writes the fixtures of state_dict_test: the models of tests/interop/pytorch as torch and
 torch.distributed.checkpoint store them under the names of transformers and of Meta.
 
   make_fixtures.py PYTORCH_FIXTURES FOLDER
