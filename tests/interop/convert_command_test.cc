@@ -8,7 +8,6 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -21,7 +20,6 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/storage/posix_storage.h"
-#include "checkpoint/storage/s3/testing/s3_server.h"
 #include "convert/llmc/llmc.h"
 #include "convert/open_foreign.h"
 #include "gmock/gmock.h"
@@ -576,88 +574,6 @@ TEST_F(ConvertCommandTest, WhatAKilledConversionHasLeftIsRemoved) {
   EXPECT_EQ(names(), kept);
   EXPECT_FALSE(fs::exists(In("new/.lock")));
   EXPECT_TRUE(fs::exists(In("elsewhere/.lock")));
-}
-
-// In an object store, the file that makes it a checkpoint comes last.
-TEST_F(ConvertCommandTest, EveryFormatIsWrittenToAnObjectStore) {
-  const ckpt::s3::S3Server server({.region = "us-east-1"});
-  setenv("AWS_ACCESS_KEY_ID", "TESTKEY", 1);
-  setenv("AWS_SECRET_ACCESS_KEY", "a/secret+key", 1);
-  const std::string endpoint = "--s3-endpoint=" + server.endpoint();
-  const std::string source = MakeLlmcFolder("gpt2", 1, false);
-  const std::pair<std::string, std::string> commits[] = {{"hf", "config.json"},
-                                                         {"dcp", ".metadata"},
-                                                         {"llmc", "DONE_00000007"},
-                                                         {"torch", "checkpoint.pt"}};
-  for (const auto& [format, last] : commits) {
-    SCOPED_TRACE(format);
-    const std::string folder = "s3://bucket/" + format;
-    std::vector<std::string> convert = {"convert", source, folder, "--to=" + format, endpoint};
-    if (format == "hf") convert.push_back("--max-file-size=4KiB");
-    ASSERT_EQ(Run(convert), 0) << err_;
-    const std::string same = format == "hf" ? Fixture("gpt2.model.bin") : source;
-    EXPECT_EQ(Run({"diff", same, folder, endpoint}), 0) << out_ << err_;
-    const std::vector<std::string> keys = server.keys();
-    EXPECT_EQ(std::ranges::count(keys, format + "/unfinished"), 0);
-    std::string created;
-    for (const std::string& request : server.requests()) {
-      if (request.starts_with("PUT " + format + "/")) created = request;
-    }
-    EXPECT_EQ(created, "PUT " + format + "/" + last);
-    EXPECT_EQ(Run(convert), ckpt::kExitUsage);
-    EXPECT_THAT(err_, HasSubstr("exists, and nothing is ever overwritten"));
-    EXPECT_EQ(server.keys(), keys);
-  }
-}
-
-// A GGUF file is an object by itself, beside others.
-TEST_F(ConvertCommandTest, AFileOfLlamaCppIsWrittenToAnObjectStore) {
-  ckpt::s3::S3Server server({.region = "us-east-1"});
-  setenv("AWS_ACCESS_KEY_ID", "TESTKEY", 1);
-  setenv("AWS_SECRET_ACCESS_KEY", "a/secret+key", 1);
-  const std::string endpoint = "--s3-endpoint=" + server.endpoint(), hf = Fixture("gpt2.hf");
-  for (const std::string place : {"s3://bucket/models/a.gguf", "s3://bucket/models/b.gguf"}) {
-    ASSERT_EQ(Run({"convert", hf, place, "--to=gguf", endpoint}), 0) << err_;
-    EXPECT_EQ(Run({"diff", hf, place, endpoint}), 0) << out_ << err_;
-    EXPECT_EQ(Run({"convert", hf, place, "--to=gguf", endpoint}), ckpt::kExitUsage);
-    EXPECT_THAT(err_, HasSubstr(place + " exists, and nothing is ever overwritten"));
-  }
-  EXPECT_EQ(server.keys(), (std::vector<std::string>{"models/a.gguf", "models/b.gguf"}));
-  EXPECT_EQ(Run({"inspect", "s3://bucket/models", endpoint}), ckpt::kExitUsage);
-  EXPECT_THAT(err_, HasSubstr("2 GGUF files: give one of a.gguf, b.gguf"));
-  EXPECT_EQ(Run({"convert", hf, "s3://bucket/models/c", "--to=gguf", endpoint}), ckpt::kExitUsage);
-  EXPECT_THAT(err_, HasSubstr("has to end in .gguf"));
-  server.PutObject("models/c.gguf.unfinished", "");
-  EXPECT_EQ(Run({"convert", hf, "s3://bucket/models/c.gguf", "--to=gguf", endpoint}),
-            ckpt::kExitUsage);
-  EXPECT_THAT(err_, HasSubstr("delete c.gguf and c.gguf.unfinished there and try again"));
-}
-
-// Nothing is left of a conversion that fails, wherever it does.
-TEST_F(ConvertCommandTest, AnObjectStoreKeepsNothingOfAFailure) {
-  setenv("AWS_ACCESS_KEY_ID", "TESTKEY", 1);
-  setenv("AWS_SECRET_ACCESS_KEY", "a/secret+key", 1);
-  for (const char* part : {"hf/model-00002", "hf/model.safetensors.index", "hf/config.json"}) {
-    SCOPED_TRACE(part);
-    ckpt::s3::S3Server server({.region = "us-east-1"});
-    // Twice: credentials are read again, and the request is repeated.
-    server.AddFault(
-        {.status = 403, .code = "AccessDenied", .method = "PUT", .key_part = part, .times = 2});
-    EXPECT_NE(Run({"convert", Fixture("gpt2.model.bin"), "s3://bucket/hf", "--to=hf",
-                   "--max-file-size=4KiB", "--s3-endpoint=" + server.endpoint()}),
-              0);
-    EXPECT_EQ(server.fault_count(), 2);
-    EXPECT_TRUE(server.keys().empty());
-  }
-  // Another writer is at work, or has died.
-  ckpt::s3::S3Server server({.region = "us-east-1"});
-  server.PutObject("hf/unfinished", "");
-  EXPECT_EQ(Run({"convert", Fixture("gpt2.model.bin"), "s3://bucket/hf", "--to=hf",
-                 "--s3-endpoint=" + server.endpoint()}),
-            ckpt::kExitUsage);
-  EXPECT_THAT(err_,
-              HasSubstr("was killed; where none is, delete all objects below s3://bucket/hf/"));
-  EXPECT_EQ(server.keys(), std::vector<std::string>{"hf/unfinished"});
 }
 
 }  // namespace

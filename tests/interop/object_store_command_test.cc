@@ -1,0 +1,113 @@
+// `ckpt convert` into an object store, where folders cannot be renamed.
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/storage/s3/testing/s3_server.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/interop/foreign_run.h"
+#include "tools/ckpt/commands.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string PytorchFixture(const std::string& name) { return "tests/interop/pytorch/" + name; }
+
+class ObjectStoreCommandTest : public testing::ForeignTest {
+ protected:
+  void SetUp() override {
+    ForeignTest::SetUp();
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+    setenv("AWS_ACCESS_KEY_ID", "TESTKEY", 1);
+    setenv("AWS_SECRET_ACCESS_KEY", "a/secret+key", 1);
+  }
+};
+
+// In an object store, the file that makes it a checkpoint comes last.
+TEST_F(ObjectStoreCommandTest, EveryFormatIsWrittenToAnObjectStore) {
+  const ckpt::s3::S3Server server({.region = "us-east-1"});
+  const std::string endpoint = "--s3-endpoint=" + server.endpoint();
+  const std::string source = "tests/interop/megatron/gpt2_tp2_pp2";
+  const std::string weights = In("weights");
+  ASSERT_EQ(Run({"convert", source, weights, "--to=hf"}), 0) << err_;
+  const std::pair<std::string, std::string> commits[] = {{"hf", "config.json"},
+                                                         {"dcp", ".metadata"},
+                                                         {"llmc", "DONE_00000007"},
+                                                         {"torch", "checkpoint.pt"}};
+  for (const auto& [format, last] : commits) {
+    SCOPED_TRACE(format);
+    const std::string folder = "s3://bucket/" + format;
+    std::vector<std::string> convert = {"convert", source, folder, "--to=" + format, endpoint};
+    if (format == "hf") convert.push_back("--max-file-size=4KiB");
+    ASSERT_EQ(Run(convert), 0) << err_;
+    EXPECT_EQ(Run({"diff", format == "hf" ? weights : source, folder, endpoint}), 0)
+        << out_ << err_;
+    const std::vector<std::string> keys = server.keys();
+    EXPECT_EQ(std::ranges::count(keys, format + "/unfinished"), 0);
+    std::string created;
+    for (const std::string& request : server.requests()) {
+      if (request.starts_with("PUT " + format + "/")) created = request;
+    }
+    EXPECT_EQ(created, "PUT " + format + "/" + last);
+    EXPECT_EQ(Run(convert), ckpt::kExitUsage);
+    EXPECT_THAT(err_, HasSubstr("exists, and nothing is ever overwritten"));
+    EXPECT_EQ(server.keys(), keys);
+  }
+}
+
+// A GGUF file is an object by itself, beside others.
+TEST_F(ObjectStoreCommandTest, AFileOfLlamaCppIsWrittenToAnObjectStore) {
+  ckpt::s3::S3Server server({.region = "us-east-1"});
+  const std::string endpoint = "--s3-endpoint=" + server.endpoint(), hf = PytorchFixture("gpt2.hf");
+  for (const std::string place : {"s3://bucket/models/a.gguf", "s3://bucket/models/b.gguf"}) {
+    ASSERT_EQ(Run({"convert", hf, place, "--to=gguf", endpoint}), 0) << err_;
+    EXPECT_EQ(Run({"diff", hf, place, endpoint}), 0) << out_ << err_;
+    EXPECT_EQ(Run({"convert", hf, place, "--to=gguf", endpoint}), ckpt::kExitUsage);
+    EXPECT_THAT(err_, HasSubstr(place + " exists, and nothing is ever overwritten"));
+  }
+  EXPECT_EQ(server.keys(), (std::vector<std::string>{"models/a.gguf", "models/b.gguf"}));
+  EXPECT_EQ(Run({"inspect", "s3://bucket/models", endpoint}), ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("2 GGUF files: give one of a.gguf, b.gguf"));
+  EXPECT_EQ(Run({"convert", hf, "s3://bucket/models/c", "--to=gguf", endpoint}), ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("has to end in .gguf"));
+  server.PutObject("models/c.gguf.unfinished", "");
+  EXPECT_EQ(Run({"convert", hf, "s3://bucket/models/c.gguf", "--to=gguf", endpoint}),
+            ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("delete c.gguf and c.gguf.unfinished there and try again"));
+}
+
+// Nothing is left of a conversion that fails, wherever it does.
+TEST_F(ObjectStoreCommandTest, AnObjectStoreKeepsNothingOfAFailure) {
+  for (const char* part : {"hf/model-00002", "hf/model.safetensors.index", "hf/config.json"}) {
+    SCOPED_TRACE(part);
+    ckpt::s3::S3Server server({.region = "us-east-1"});
+    // Twice: credentials are read again, and the request is repeated.
+    server.AddFault(
+        {.status = 403, .code = "AccessDenied", .method = "PUT", .key_part = part, .times = 2});
+    EXPECT_NE(Run({"convert", PytorchFixture("gpt2.model.bin"), "s3://bucket/hf", "--to=hf",
+                   "--max-file-size=4KiB", "--s3-endpoint=" + server.endpoint()}),
+              0);
+    EXPECT_EQ(server.fault_count(), 2);
+    EXPECT_TRUE(server.keys().empty());
+  }
+  // Another writer is at work, or has died.
+  ckpt::s3::S3Server server({.region = "us-east-1"});
+  server.PutObject("hf/unfinished", "");
+  EXPECT_EQ(Run({"convert", PytorchFixture("gpt2.model.bin"), "s3://bucket/hf", "--to=hf",
+                 "--s3-endpoint=" + server.endpoint()}),
+            ckpt::kExitUsage);
+  EXPECT_THAT(err_,
+              HasSubstr("was killed; where none is, delete all objects below s3://bucket/hf/"));
+  EXPECT_EQ(server.keys(), std::vector<std::string>{"hf/unfinished"});
+}
+
+}  // namespace
+}  // namespace tessera
