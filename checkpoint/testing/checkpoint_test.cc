@@ -79,6 +79,28 @@ class CheckpointTest : public testing::Test {
   SingleProcessGroup group_;
 };
 
+TEST_F(CheckpointTest, TheManifestOfAnOpenedCheckpointIsNotReadAgain) {
+  std::vector<float> values = {1, 2, 3};
+  const std::string directory =
+      MustSave({{Tensor("x", TensorRole::kWeight, DType::kF32, values, {3})}});
+  FaultInjectingStorage counting(storage_);
+  const absl::StatusOr<Checkpoint> opened = Checkpoint::Open(counting, directory);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  counting.FailWhere(
+      [](const Operation& operation) { return operation.path.ends_with("manifest.pb"); },
+      absl::InternalError("read again"));
+  RunRanks(2, [&](ProcessGroup& group) {
+    std::vector<float> loaded(3);
+    const absl::Status status =
+        opened
+            ->Load({{Tensor("x", TensorRole::kWeight, DType::kF32, loaded, {3})}},
+                   {.group = &group})
+            .status();
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(loaded, values);
+  });
+}
+
 TEST_F(CheckpointTest, StepsSortAsNumbers) {
   std::vector<float> values = {1};
   for (const int64_t step :
