@@ -28,6 +28,7 @@ absl::StatusOr<NamedCheckpoint> FindForeignCheckpoint(const std::string& name,
                            convert::OpenForeign(found.name, open));
   NamedCheckpoint checkpoint = {.opened = Checkpoint::Open(*storage, ""),
                                 .format = storage->format(),
+                                .foreign_name = found.name,
                                 .notes = found.notes,
                                 .values = storage->values(),
                                 .foreign = storage.get()};

@@ -19,8 +19,11 @@ struct NamedCheckpoint {
   std::string directory;  // within the storage; may be empty
   // DataLoss where the manifest is damaged.
   absl::StatusOr<Checkpoint> opened;
-  std::string format;  // another framework's; empty: a checkpoint of this library
-  // Of another framework's: which it is, and what was not understood.
+  // Another framework's, and the name of its folder or file; empty: a checkpoint of this library.
+  std::string format;
+  std::string foreign_name;
+  // What there is to say about another framework's checkpoint: which one of several it is, and what
+  // was not understood.
   std::vector<std::string> notes;
   std::vector<convert::ForeignValue> values;         // what that has besides tensors
   const convert::ForeignStorage* foreign = nullptr;  // `storage`, of another framework's
@@ -29,7 +32,9 @@ struct NamedCheckpoint {
   // another framework's file.
   absl::Status CheckOtherRecords() const;
 
-  std::string Describe() const { return storage->Describe(directory); }
+  std::string Describe() const {
+    return foreign_name.empty() ? storage->Describe(directory) : foreign_name;
+  }
 };
 
 // How the names of checkpoints are understood.

@@ -47,7 +47,10 @@ struct SavedRun {
   std::string foreign_format = {};
 
   const ckpt::Manifest& manifest() const { return checkpoint.manifest(); }
-  std::string Describe() const { return checkpoint.storage().Describe(checkpoint.directory()); }
+  std::string Describe() const {
+    return foreign_name.empty() ? checkpoint.storage().Describe(checkpoint.directory())
+                                : foreign_name;
+  }
 };
 
 // Adds a workaround for a checkpoint that cannot be read: the one before it.
