@@ -18,8 +18,8 @@ namespace tessera {
 // that is reserved and hardly touched; with more than kMaxDryRunRanks of them, or on a GPU,
 // activations are not counted.
 //
-// Errors: those with which a run would end before its first step because of its settings, its data
-// or its checkpoints.
+// Errors: those of the settings, of training data that is not there, and of checkpoints without a
+// valid one. Whether `save` can be written to is not tried.
 inline constexpr int kMaxDryRunRanks = 64;
 absl::StatusOr<std::string> DescribeDryRun(const TrainConfig& config);
 

@@ -148,7 +148,7 @@ int Main(std::vector<const char*> arguments) {
     return std::erase_if(arguments, [&](const char* argument) { return argument == word; }) > 0;
   };
   const bool print_launch = take("--print-launch");
-  const bool dry_run = take("--dry-run");
+  const bool dry_run = take("--dry-run") || take("--dry_run");
   const absl::StatusOr<CommandLine> line =
       ParseCommandLine(static_cast<int>(arguments.size()), arguments.data());
   if (!line.ok()) return Refuse(line.status(), launch);

@@ -299,7 +299,7 @@ def main():
     hostfile, flags = take_hostfile(sys.argv[4:])
     command = [train, f"--config={config}"]
     in_world = inside_a_world()
-    alone = "--dry-run" in flags
+    alone = "--dry-run" in flags or "--dry_run" in flags
     launch = describe(command + flags)
     command += default_data(prepare_data, launch, may_prepare=not (in_world or alone)) + flags
     if launch["processes"] == 1 or in_world or alone:
