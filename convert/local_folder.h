@@ -14,8 +14,8 @@ namespace tessera::ckpt::convert {
 
 // A new folder, or file, on a local disk that gets its name when it is complete. Until then it is,
 // or is in, the folder NAME.unfinished-XXXXXXXX beside it, which its process has locked by a file
-// in it. Those that processes which no longer exist have left for the same name are removed by the
-// next one: folders with a lock file that nobody holds, and nothing else.
+// in it. A process that dies leaves that folder. The next one that writes to the same name removes
+// it, if its lock file is not held; nothing else is ever removed.
 class LocalFolder {
  public:
   // AlreadyExists where there is anything at `path`; errors then and later name it `described`.

@@ -10,8 +10,8 @@
 
 namespace tessera::ckpt {
 
-// CheckpointFolder::Verify() of any checkpoint. Of another framework's, the damage that reading
-// every tensor does not show is in the report, too, and places are named as in its own files.
+// CheckpointFolder::Verify() for any checkpoint. For another framework's, the report also has the
+// damage that reading every tensor does not show, and names places as its own files do.
 absl::StatusOr<VerifyReport> Verify(const NamedCheckpoint& named, const VerifyOptions& options);
 
 // `name`: of the checkpoint. `digests`: whether they were compared.
