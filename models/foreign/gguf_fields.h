@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// The configuration of a GGUF file is a JSON object: the file's metadata without arrays, and a field
-// for each tensor that says more about the model:
+// The configuration of a GGUF file is a JSON object: the file's metadata without arrays, and a
+// field for each tensor that says more about the model:
 //   "token_embd.weight"   its number of rows
 //   "output.weight"       true, where the file has it
 //   "rope_freqs.weight"   its elements; a writer writes them as that tensor
