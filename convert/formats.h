@@ -24,6 +24,10 @@ struct SourcePlace {
   std::string file;                  // empty: the whole folder
 };
 
+// Where what a name means is, which need not be a checkpoint. An object of an object store is what
+// FindObject() finds.
+absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const std::string& s3_endpoint);
+
 struct Format {
   std::string_view name;
   // Whether the files are of this format, as far as a look at their names and first bytes tells.

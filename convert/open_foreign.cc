@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/include/open_storage.h"
 #include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
@@ -19,19 +22,18 @@
 #include "convert/step_folders.h"
 
 namespace tessera::ckpt::convert {
-namespace {
 
-absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenForeignOptions& options) {
+absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const std::string& s3_endpoint) {
   const std::optional<std::string> local = LocalPathOfName(name);
   if (const std::optional<ForeignObject> object = FindObject(name)) {
     TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage,
-                             OpenStorage(object->folder, {.s3_endpoint = options.s3_endpoint}));
+                             OpenStorage(object->folder, {.s3_endpoint = s3_endpoint}));
     return SourcePlace{std::move(storage), object->file};
   }
   std::error_code error;
   if (!local.has_value() || !std::filesystem::is_regular_file(*local, error)) {
     TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage,
-                             OpenStorage(name, {.s3_endpoint = options.s3_endpoint}));
+                             OpenStorage(name, {.s3_endpoint = s3_endpoint}));
     return SourcePlace{std::move(storage), ""};
   }
   const std::filesystem::path path = std::filesystem::path(*local);
@@ -39,6 +41,8 @@ absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenForeignOp
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(folder));
   return SourcePlace{std::move(storage), path.filename().string()};
 }
+
+namespace {
 
 absl::StatusOr<const Format*> FindFormat(const SourcePlace& place, const std::string& name) {
   bool is_known = name.empty();
@@ -72,9 +76,10 @@ absl::StatusOr<std::optional<FoundForeign>> FirstCheckpoint(std::string run,
   for (const StepFolder& folder : folders) {
     if (step.has_value() && folder.step != *step) continue;
     FoundForeign found = {absl::StrCat(run, "/", folder.name), {}};
-    TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(found.name, options));
+    TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(found.name, options.s3_endpoint));
     const absl::Status format = FindFormat(place, options.format).status();
-    if (format.ok()) {
+    // What was sealed is a checkpoint, whatever has become of it.
+    if (format.ok() || place.storage->Open(kSealFileName).ok()) {
       if (!step.has_value()) {
         found.notes = {absl::StrCat("The newest checkpoint in ", run, " is ", folder.name, ".")};
       }
@@ -95,12 +100,49 @@ absl::Status MissingIsDamage(const absl::Status& status) {
   return absl::IsNotFound(status) ? absl::DataLossError(status.message()) : status;
 }
 
+// Gives the tensors the digests that they had when they were sealed.
+void TakeDigests(Storage& storage, const Seal& seal, ForeignCheckpoint& checkpoint) {
+  std::map<std::string_view, uint64_t> file_bytes;
+  for (const SealedFile& file : seal.files())
+    file_bytes[file.file().path()] = file.file().size_bytes();
+  std::set<std::string> files;
+  for (const ForeignTensor& tensor : checkpoint.tensors) {
+    for (const StoredPiece& piece : tensor.pieces) files.insert(piece.file);
+  }
+  for (const std::string& name : files) {
+    const auto sealed = file_bytes.find(name);
+    const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(name);
+    if (!file.ok() || (sealed != file_bytes.end() && (*file)->size_bytes() == sealed->second)) {
+      continue;
+    }
+    checkpoint.notes.push_back(absl::StrCat(
+        "The seal is not used: ", name,
+        sealed == file_bytes.end()
+            ? std::string(" is not in it.")
+            : absl::StrCat(" had ", sealed->second, " bytes when it was sealed and has ",
+                           (*file)->size_bytes(), "; ckpt verify shows what has changed.")));
+    return;
+  }
+  std::map<std::string_view, const SealedTensor*> tensors;
+  for (const SealedTensor& tensor : seal.tensors()) tensors[tensor.name()] = &tensor;
+  for (ForeignTensor& tensor : checkpoint.tensors) {
+    const auto sealed = tensors.find(tensor.name);
+    if (sealed == tensors.end() || !sealed->second->has_digest()) continue;
+    const auto& shape = sealed->second->global_shape();
+    if (FromProto(sealed->second->dtype()) == tensor.dtype && tensor.alias_of.empty() &&
+        tensor.shape == Shape(shape.begin(), shape.end())) {
+      tensor.digest = sealed->second->digest();
+    }
+  }
+}
+
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(SourcePlace place,
                                                           const OpenForeignOptions& options) {
   place.storage = std::make_shared<CheckedStorage>(std::move(place.storage));
   TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options.format));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
+  if (options.seal != nullptr) TakeDigests(*place.storage, *options.seal, *checkpoint);
   absl::StatusOr<std::unique_ptr<ForeignStorage>> storage =
       ForeignStorage::Create(place.storage, "", *std::move(checkpoint));
   if (!storage.ok()) return MissingIsDamage(storage.status());
@@ -125,7 +167,7 @@ std::optional<ForeignObject> FindObject(std::string_view name) {
 
 absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<int64_t> step,
                                          const OpenForeignOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options));
+  TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options.s3_endpoint));
   FoundForeign itself = {std::string(name), {}};
   if (!place.file.empty()) return itself;
   const absl::Status format = FindFormat(place, options.format).status();
@@ -147,7 +189,7 @@ absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<in
 
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,
                                                             const OpenForeignOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(SourcePlace place, FindPlace(name, options));
+  TESSERA_ASSIGN_OR_RETURN(SourcePlace place, FindPlace(name, options.s3_endpoint));
   return OpenPlace(std::move(place), options);
 }
 
@@ -159,7 +201,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(std::shared_pt
 
 absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options,
                                          std::string* mismatch) {
-  TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options));
+  TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options.s3_endpoint));
   TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options.format));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());

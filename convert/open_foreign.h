@@ -13,6 +13,7 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/storage.h"
 #include "convert/core/foreign_storage.h"
+#include "convert/core/seal.h"
 
 namespace tessera::ckpt::convert {
 
@@ -24,6 +25,8 @@ struct OpenForeignOptions {
   std::map<std::string, std::string> parameter_names;
   // As manifests have it; may be null. The model of state dicts that do not describe it themselves.
   const ModelProto* model = nullptr;
+  // May be null. Gives tensors their digests, unless a file now has another size.
+  const Seal* seal = nullptr;
   // False: damaged files of a trainer's optimizer and scheduler beside a model are left out, with a
   // note, instead of being an error.
   bool needs_trainer_files = true;

@@ -62,7 +62,7 @@ absl::Status VerifyByName(const std::string& name, bool digests, const ReadOptio
   TESSERA_ASSIGN_OR_RETURN(const VerifyReport found, Verify(named, {.digests = digests,
                                                                     .io_threads = options.threads,
                                                                     .progress = options.progress}));
-  return GiveJson(ToJson(named.Describe(), found, digests), report);
+  return GiveJson(ToJson(named, found, digests), report);
 }
 
 absl::Status DiffByName(const std::string& name_a, const std::string& name_b, bool data,

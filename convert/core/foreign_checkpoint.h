@@ -33,6 +33,7 @@ struct ForeignTensor {
   Shape shape;
   std::string alias_of;                // not empty: a second name of that tensor, without pieces
   std::optional<Partition> partition;  // where the model declares how it may be cut
+  std::optional<Digest> digest;        // where the checkpoint is sealed
   std::vector<StoredPiece> pieces;
 };
 

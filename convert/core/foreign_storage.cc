@@ -320,6 +320,16 @@ void ForeignStorage::FindChecksums() {
                    JoinFirst(unchecked, ", "), "."));
 }
 
+std::vector<ForeignStorage::Extent> ForeignStorage::Extents() const {
+  std::vector<Extent> extents;
+  for (const auto& [unused, tensor] : tensors_) {
+    for (const StoredPiece& piece : tensor->pieces) {
+      extents.push_back({piece.file, BytesOf(piece, tensor->element_bytes), tensor->name});
+    }
+  }
+  return extents;
+}
+
 std::vector<absl::Status> ForeignStorage::CheckOtherRecords() const {
   if (checked_ == nullptr) return {};
   std::map<std::string, std::vector<ByteRange>> ranges;
@@ -346,6 +356,7 @@ absl::Status ForeignStorage::AddTensor(ForeignTensor tensor, Manifest& manifest)
   logical.set_alias_of(tensor.alias_of);
   if (!tensor.alias_of.empty()) return absl::OkStatus();
   if (tensor.partition.has_value()) *logical.mutable_partition() = ToProto(*tensor.partition);
+  if (tensor.digest.has_value()) *logical.mutable_digest() = *tensor.digest;
 
   for (const StoredPiece& piece : tensor.pieces) {
     const absl::Status inside = CheckBoxInside(tensor.shape, piece.box);

@@ -26,8 +26,8 @@ namespace tessera::ckpt::convert {
 // each read. So everything that reads a checkpoint reads foreign ones too: Load() under any
 // sharding, Checkpoint, Verify(), Rewrite().
 //
-// The data files have no checksums, and the tensors no digests. Where the foreign files have some,
-// a CheckedStorage as the base compares them with what is read.
+// The data files have no checksums, and the tensors those digests that the description has. Where
+// the foreign files have checksums, a CheckedStorage as the base compares them with what is read.
 //
 // Thread-safe. Memory: the descriptions, and a buffer of kStridedBufferBytes for each read in
 // progress whose elements are not contiguous in a foreign file.
@@ -57,6 +57,15 @@ class ForeignStorage final : public ReadOnlyStorage {
     int64_t proven = 0;
   };
   Proof proof() const { return proof_; }
+
+  // Where the elements of the tensors are in the foreign files, from the first to the last one of
+  // each piece. Copies of a piece are left out.
+  struct Extent {
+    std::string file;
+    ByteRange bytes;
+    std::string tensor;
+  };
+  std::vector<Extent> Extents() const;
 
   // Checks what has a checksum and is not checked by reading every tensor: records of which tensors
   // show parts. Returns an error, naming file and record, for each one that is damaged.

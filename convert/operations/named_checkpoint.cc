@@ -18,14 +18,44 @@ namespace tessera::ckpt {
 
 namespace {
 
+// What was sealed and does not open.
+NamedCheckpoint Unopened(const convert::FoundForeign& found, convert::FoundSeal seal,
+                         const absl::Status& status) {
+  NamedCheckpoint checkpoint = {
+      .storage = seal.folder,
+      .opened = absl::IsNotFound(status) ? absl::DataLossError(status.message()) : status,
+      .format = seal.seal.ok() ? seal.seal->format() : "sealed",
+      .foreign_name = found.name,
+      .notes = found.notes};
+  checkpoint.seal = std::move(seal);
+  return checkpoint;
+}
+
 absl::StatusOr<NamedCheckpoint> FindForeignCheckpoint(const std::string& name,
                                                       const SourceOptions& options) {
-  const convert::OpenForeignOptions open = {.format = options.format,
-                                            .s3_endpoint = options.s3_endpoint};
-  TESSERA_ASSIGN_OR_RETURN(const convert::FoundForeign found,
-                           convert::FindForeign(name, /*step=*/std::nullopt, open));
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<convert::ForeignStorage> storage,
-                           convert::OpenForeign(found.name, open));
+  convert::OpenForeignOptions open = {.format = options.format, .s3_endpoint = options.s3_endpoint};
+  convert::FoundForeign found = {name, {}};
+  TESSERA_ASSIGN_OR_RETURN(std::optional<convert::FoundSeal> seal,
+                           convert::FindSeal(name, options.s3_endpoint));
+  if (!seal.has_value()) {
+    TESSERA_ASSIGN_OR_RETURN(found, convert::FindForeign(name, /*step=*/std::nullopt, open));
+    TESSERA_ASSIGN_OR_RETURN(seal, convert::FindSeal(found.name, options.s3_endpoint));
+  }
+  if (!options.use_seal) seal.reset();
+  if (seal.has_value() && seal->seal.ok()) {
+    open.seal = &*seal->seal;
+    const std::vector<std::string> formats = convert::FormatNames();
+    if (open.format.empty() && std::ranges::count(formats, open.seal->format()) > 0) {
+      open.format = open.seal->format();
+    }
+  }
+  absl::StatusOr<std::unique_ptr<convert::ForeignStorage>> opened =
+      convert::OpenForeign(found.name, open);
+  if (!opened.ok()) {
+    if (!seal.has_value()) return opened.status();
+    return Unopened(found, *std::move(seal), opened.status());
+  }
+  std::unique_ptr<convert::ForeignStorage> storage = *std::move(opened);
   NamedCheckpoint checkpoint = {.opened = Checkpoint::Open(*storage, ""),
                                 .format = storage->format(),
                                 .foreign_name = found.name,
@@ -34,6 +64,11 @@ absl::StatusOr<NamedCheckpoint> FindForeignCheckpoint(const std::string& name,
                                 .foreign = storage.get()};
   checkpoint.notes.insert(checkpoint.notes.end(), storage->notes().begin(), storage->notes().end());
   checkpoint.storage = std::move(storage);
+  if (seal.has_value() && !seal->seal.ok()) {
+    checkpoint.notes.push_back(
+        absl::StrCat("The seal is not used: ", seal->seal.status().message(), "."));
+  }
+  checkpoint.seal = std::move(seal);
   return checkpoint;
 }
 
@@ -49,7 +84,9 @@ bool IsForeignName(const std::string& name, const SourceOptions& options) {
   std::error_code error;
   const std::optional<std::string> local = LocalPathOfName(name);
   return !options.format.empty() ||
-         (local.has_value() && std::filesystem::is_regular_file(*local, error));
+         (local.has_value() && (std::filesystem::is_regular_file(*local, error) ||
+                                std::filesystem::is_regular_file(
+                                    absl::StrCat(*local, ".", convert::kSealFileName), error)));
 }
 
 absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,

@@ -2,6 +2,7 @@
 #define TESSERA_CONVERT_OPERATIONS_NAMED_CHECKPOINT_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
+#include "convert/sealing.h"
 
 namespace tessera::ckpt {
 
@@ -17,7 +19,7 @@ namespace tessera::ckpt {
 struct NamedCheckpoint {
   std::shared_ptr<Storage> storage;
   std::string directory;  // within the storage; may be empty
-  // DataLoss where the manifest is damaged.
+  // DataLoss where the manifest is damaged, or what was sealed.
   absl::StatusOr<Checkpoint> opened;
   // Another framework's, and the name of its folder or file; empty: a checkpoint of this library.
   std::string format;
@@ -25,8 +27,11 @@ struct NamedCheckpoint {
   // What there is to say about another framework's checkpoint: which one of several it is, and what
   // was not understood.
   std::vector<std::string> notes;
-  std::vector<convert::ForeignValue> values;         // what that has besides tensors
-  const convert::ForeignStorage* foreign = nullptr;  // `storage`, of another framework's
+  std::vector<convert::ForeignValue> values;  // what that has besides tensors
+  // `storage`, of another framework's; null where `opened` is an error.
+  const convert::ForeignStorage* foreign = nullptr;
+  // Another framework's, which need not open then.
+  std::optional<convert::FoundSeal> seal;
 
   // Before all tensors are converted, which checks the rest: an error for damage of a record of
   // another framework's file.
@@ -41,6 +46,7 @@ struct NamedCheckpoint {
 struct SourceOptions {
   std::string s3_endpoint;  // see OpenStorage()
   std::string format;       // another framework's; empty: found out by looking
+  bool use_seal = true;     // of another framework's
 };
 
 // Whether `name` can only mean another framework's checkpoint, because it names a file or the

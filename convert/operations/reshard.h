@@ -52,8 +52,8 @@ absl::StatusOr<ReshardPlan> PlanReshard(const ReshardRequest& request);
 
 // Writes a checkpoint, of this library or another framework, as one of this library in files that
 // suit the topology. Every byte is proven: see Rewrite(); another framework's files, which have no
-// digests, are read once more and compared. Errors: those of Rewrite(), with nothing committed;
-// DataLoss, naming the tensor, where that comparison fails afterwards.
+// digests unless they are sealed, are read once more and compared. Errors: those of Rewrite(), with
+// nothing committed; DataLoss, naming the tensor, where that comparison fails afterwards.
 absl::StatusOr<RewriteReport> Reshard(const ReshardPlan& plan, const ReshardRequest& request);
 
 }  // namespace tessera::ckpt

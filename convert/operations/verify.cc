@@ -25,13 +25,45 @@ void AddForeignDamage(const NamedCheckpoint& named, VerifyReport& report) {
   }
 }
 
+// The files by the seal, and with it, where it is asked for, the contents of the tensors.
+absl::StatusOr<VerifyReport> VerifyBySeal(const NamedCheckpoint& named,
+                                          const VerifyOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(VerifyReport report, convert::VerifySealed(*named.seal, options));
+  if (!report.damage.empty()) return report;
+  TESSERA_RETURN_IF_ERROR(named.opened.status());
+  if (!options.digests) return report;
+  TESSERA_ASSIGN_OR_RETURN(const VerifyReport contents,
+                           CheckpointFolder(*named.storage).Verify("", options));
+  report.damage = contents.damage;
+  report.digests_verified = contents.digests_verified;
+  report.digests_missing = contents.digests_missing;
+  report.bytes_read += contents.bytes_read;
+  report.seconds += contents.seconds;
+  return report;
+}
+
 }  // namespace
 
 absl::StatusOr<VerifyReport> Verify(const NamedCheckpoint& named, const VerifyOptions& options) {
+  if (named.seal.has_value()) {
+    const absl::Status& seal = named.seal->seal.status();
+    if (seal.ok()) return VerifyBySeal(named, options);
+    if (!absl::IsDataLoss(seal)) return seal;
+    VerifyReport report;
+    report.damage.push_back({named.seal->path, 0, "", std::string(seal.message())});
+    return report;
+  }
   TESSERA_ASSIGN_OR_RETURN(VerifyReport report,
                            CheckpointFolder(*named.storage).Verify(named.directory, options));
   AddForeignDamage(named, report);
   return report;
+}
+
+nlohmann::ordered_json ToJson(const NamedCheckpoint& named, const VerifyReport& report,
+                              bool digests) {
+  nlohmann::ordered_json json = ToJson(named.Describe(), report, digests);
+  if (named.seal.has_value()) json["seal"] = named.seal->Describe();
+  return json;
 }
 
 nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& report, bool digests) {

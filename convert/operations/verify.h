@@ -11,10 +11,13 @@
 namespace tessera::ckpt {
 
 // CheckpointFolder::Verify() for any checkpoint. For another framework's, the report also has the
-// damage that reading every tensor does not show, and names places as its own files do.
+// damage that reading every tensor does not show, and names places as its own files do. One that is
+// sealed is compared with its seal: see convert::VerifySealed(). A damaged seal is damage.
 absl::StatusOr<VerifyReport> Verify(const NamedCheckpoint& named, const VerifyOptions& options);
 
 // `name`: of the checkpoint. `digests`: whether they were compared.
+nlohmann::ordered_json ToJson(const NamedCheckpoint& named, const VerifyReport& report,
+                              bool digests);
 nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& report, bool digests);
 
 }  // namespace tessera::ckpt

@@ -25,6 +25,7 @@ constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are s
   ckpt inspect PATH            what a checkpoint holds: state, tensors, files
   ckpt verify PATH             reads every byte and checks checksums, headers and coverage
   ckpt diff PATH PATH          compares two checkpoints, however they are sharded
+  ckpt seal PATH               writes checksums of another framework's checkpoint beside it
   ckpt reshard PATH FOLDER     writes FOLDER/step-N, the same state cut for another topology
   ckpt convert PATH FOLDER     writes the checkpoint in another framework's format, or from one
   ckpt help COMMAND            the flags of a command, as does ckpt COMMAND --help
@@ -65,9 +66,10 @@ manifest only.
 constexpr char kVerifyHelp[] = R"(ckpt verify PATH
 ckpt verify FOLDER --all
 
-Reads every byte of a checkpoint and checks checksums, headers and coverage. Exit code 1 where
-anything is damaged; each place is printed with file, offset and tensor. Of a folder, only the
-newest checkpoint is read without --all.
+Reads every byte of a checkpoint and checks checksums, headers and coverage; of another framework's
+that is sealed (ckpt seal), that every file is what it was. Exit code 1 where anything is damaged;
+each place is printed with file, offset and tensor. Of a folder, only the newest checkpoint is read
+without --all.
 
   --all                        every committed checkpoint in the folder, a line each; the exit code
                                is that of the worst
@@ -78,9 +80,22 @@ newest checkpoint is read without --all.
 
 constexpr char kDiffHelp[] = R"(ckpt diff PATH PATH
 
-Compares the state in two checkpoints, however they are sharded. Exit code 1 where it differs.
+Compares the state in two checkpoints, however they are sharded, by the digests in their manifests
+and seals; tensors without one by their contents. Exit code 1 where it differs.
 
   --data                       by their contents instead of by their digests
+  --threads=N                  that read (4)
+  --json                       one object, for machines
+)";
+
+constexpr char kSealHelp[] = R"(ckpt seal PATH
+
+Seals another framework's checkpoint: reads it and writes PATH/tessera.seal, beside a file m.gguf
+m.gguf.tessera.seal. The seal has size and checksums of every file, and the digests of the tensors
+that a checkpoint of this library would have. ckpt verify then proves that nothing has changed, and
+ckpt diff compares by these digests. No other file is touched.
+
+  --overwrite                  replaces the seal that is there
   --threads=N                  that read (4)
   --json                       one object, for machines
 )";
@@ -138,6 +153,7 @@ constexpr Command kCommands[] = {{"ls", 1, RunLs, kLsHelp},
                                  {"inspect", 1, RunInspect, kInspectHelp},
                                  {"verify", 1, RunVerify, kVerifyHelp},
                                  {"diff", 2, RunDiff, kDiffHelp},
+                                 {"seal", 1, RunSeal, kSealHelp},
                                  {"reshard", 2, RunReshard, kReshardHelp},
                                  {"convert", 2, RunConvert, kConvertHelp}};
 
@@ -243,6 +259,11 @@ constexpr Flag kFlags[] = {
     {"diff", "--data", false,
      [](std::string_view, CommandOptions& o) {
        o.data = true;
+       return std::string();
+     }},
+    {"seal", "--overwrite", false,
+     [](std::string_view, CommandOptions& o) {
+       o.overwrite = true;
        return std::string();
      }},
     {"reshard", "--dry-run", false,
@@ -352,7 +373,8 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
                            : is_help(arguments[0]) && arguments.size() > 1 ? arguments[1]
                                                                            : arguments[0];
   if (name.empty() || name.starts_with("-")) {
-    return usage("a command is missing: ls, inspect, verify, diff, reshard or convert comes first");
+    return usage(
+        "a command is missing: ls, inspect, verify, diff, seal, reshard or convert comes first");
   }
   const Command* const command = FindCommand(name);
   if (command == nullptr) return usage("unknown command \"" + name + "\"");

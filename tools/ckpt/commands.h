@@ -38,9 +38,10 @@ struct ConvertOptions {
 
 struct CommandOptions {
   bool json = false;
-  bool all = false;      // verify
-  bool digests = false;  // verify
-  bool data = false;     // diff
+  bool all = false;        // verify
+  bool digests = false;    // verify
+  bool data = false;       // diff
+  bool overwrite = false;  // seal
   ReshardOptions reshard;
   ConvertOptions convert;
   int threads = 4;
@@ -59,6 +60,7 @@ int RunLs(const CommandOptions& options, const CommandOutput& output);
 int RunInspect(const CommandOptions& options, const CommandOutput& output);
 int RunVerify(const CommandOptions& options, const CommandOutput& output);
 int RunDiff(const CommandOptions& options, const CommandOutput& output);
+int RunSeal(const CommandOptions& options, const CommandOutput& output);
 int RunReshard(const CommandOptions& options, const CommandOutput& output);
 int RunConvert(const CommandOptions& options, const CommandOutput& output);
 

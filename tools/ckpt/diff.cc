@@ -13,13 +13,15 @@ namespace tessera::ckpt {
 namespace {
 
 // A sentence on what was compared, and is therefore proven.
-std::string ProofOfEquality(const Differences& differences) {
+std::string ProofOfEquality(const Differences& differences, bool sealed) {
   std::vector<std::string> parts;
   if (differences.equal_by_digest > 0) {
     parts.push_back(absl::StrCat(
         differences.equal_by_digest,
-        " by the digests in the manifests (ckpt verify --digests proves that the files match them; "
-        "diff --data compares the files)"));
+        sealed ? " by the digests in manifest and seal, without reading the files"
+               : " by the digests in the manifests",
+        " (ckpt verify --digests proves that the files match them; diff --data compares the "
+        "files)"));
   }
   if (differences.equal_by_contents > 0) {
     parts.push_back(absl::StrCat(differences.equal_by_contents,
@@ -31,7 +33,7 @@ std::string ProofOfEquality(const Differences& differences) {
   return absl::StrJoin(parts, "; ");
 }
 
-void PrintDifferences(const Differences& differences, std::ostream& out) {
+void PrintDifferences(const Differences& differences, bool sealed, std::ostream& out) {
   for (const std::string& line : differences.notes) out << "note      " << line << "\n";
   for (const std::string& line : differences.metadata) out << "metadata  " << line << "\n";
   for (const TensorDifference& difference : differences.tensors) {
@@ -39,7 +41,7 @@ void PrintDifferences(const Differences& differences, std::ostream& out) {
   }
   out << differences.equal() << " tensors equal, " << differences.tensors.size()
       << " tensor differences, " << differences.metadata.size() << " metadata differences\n";
-  if (differences.equal() > 0) out << "equal: " << ProofOfEquality(differences) << "\n";
+  if (differences.equal() > 0) out << "equal: " << ProofOfEquality(differences, sealed) << "\n";
   if (differences.none()) out << "the two hold the same state\n";
 }
 
@@ -58,7 +60,7 @@ int RunDiff(const CommandOptions& options, const CommandOutput& output) {
   if (options.json) {
     PrintJson(ToJson(*differences), output.out);
   } else {
-    PrintDifferences(*differences, output.out);
+    PrintDifferences(*differences, a->seal.has_value() || b->seal.has_value(), output.out);
   }
   return differences->none() ? kExitOk : kExitDifferent;
 }

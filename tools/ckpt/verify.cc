@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/units.h"
 #include "checkpoint/include/checkpoint.h"
 #include "convert/operations/named_checkpoint.h"
@@ -19,12 +20,25 @@ namespace {
 
 // A sentence on what a verification without findings has proven.
 std::string Proof(const NamedCheckpoint& named, const VerifyReport& report, bool digests) {
+  if (named.seal.has_value()) {
+    const int files = named.seal->seal->files_size();
+    std::string text = absl::StrCat("every byte of ", files, files == 1 ? " file is" : " files is",
+                                    " what it was when ", named.seal->Describe(),
+                                    " was written: sizes, CRC-32C and SHA-256",
+                                    named.seal->file.empty() ? "; no file was added" : "");
+    if (digests) {
+      absl::StrAppend(&text, "; the contents of ", report.digests_verified,
+                      " tensors match the digests in it");
+    }
+    return text;
+  }
   if (!named.format.empty()) {
     const auto [tensors, proven] = named.foreign->proof();
     const std::string read = "every byte can be read, and every element is there once; ";
     if (proven == 0) {
       return read + "these files (" + named.format +
-             ") have no checksums, so that damage of the contents cannot be noticed";
+             ") have no checksums, so that damage of the contents cannot be noticed (ckpt seal "
+             "writes checksums beside them)";
     }
     if (proven == tensors) {
       return read + "the contents of all " + std::to_string(tensors) +
@@ -167,7 +181,7 @@ int RunVerify(const CommandOptions& options, const CommandOutput& output) {
       options, output, [&](const VerifyOptions& verify) { return Verify(*named, verify); });
   if (!report.ok()) return fail(report.status());
   if (options.json) {
-    PrintJson(ToJson(named->Describe(), *report, options.digests), output.out);
+    PrintJson(ToJson(*named, *report, options.digests), output.out);
   } else {
     PrintVerdict(*named, *report, options.digests, output.out);
     output.out << OthersText(*named, report->damage.empty());

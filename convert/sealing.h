@@ -1,0 +1,75 @@
+#ifndef TESSERA_CONVERT_SEALING_H_
+#define TESSERA_CONVERT_SEALING_H_
+
+// Seals beside the checkpoints of other frameworks: finding, writing and proving them.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/storage.h"
+#include "checkpoint/include/verify_options.h"
+#include "convert/core/foreign_storage.h"
+#include "convert/core/seal.h"
+
+namespace tessera::ckpt::convert {
+
+// The place of a checkpoint's seal, and what is there.
+struct FoundSeal {
+  std::shared_ptr<Storage> folder;  // that the sealed files are in
+  std::string path;                 // of the seal, in the folder
+  std::string file;                 // the checkpoint, where it is a file and not the whole folder
+  std::string bytes;
+  // DataLoss: it is damaged. Unimplemented: of another version. Another error: cannot be read.
+  absl::StatusOr<Seal> seal;
+
+  std::string Describe() const { return folder->Describe(path); }
+};
+
+// The seal of what a name means: "tessera.seal" in a folder, "m.gguf.tessera.seal" beside a file.
+// Neither the folder's other files nor the file need be there. nullopt without a seal.
+absl::StatusOr<std::optional<FoundSeal>> FindSeal(std::string_view name,
+                                                  const std::string& s3_endpoint);
+
+struct WriteSealOptions {
+  bool overwrite = false;  // a seal that is there
+  std::string s3_endpoint;
+  int io_threads = 4;
+  // May be null. Called with the bytes done and in total, while tensors and, from the beginning,
+  // while files are read.
+  std::function<void(uint64_t, uint64_t)> progress;
+};
+
+struct WriteSealReport {
+  std::string path;  // of the seal
+  int64_t files = 0;
+  uint64_t bytes = 0;   // of the files
+  int64_t tensors = 0;  // with a digest
+  double seconds = 0;
+};
+
+// Seals the checkpoint of that name, which was opened without a seal: all files in and below its
+// folder or, of a file, those that its tensors are in. Links to folders are not followed. Reads
+// every tensor, and then every file; nothing may change meanwhile. The seal appears complete and
+// durable or not at all. Memory: the buffers of a Scanner, and 36 bytes for each MiB of the files.
+//
+// Errors: AlreadyExists (a seal is there); DataLoss for a checkpoint that is damaged or lacks
+// parameters of its model: a seal would prove the damage; those of the storage, at the beginning
+// where nothing can be written in a local folder.
+absl::StatusOr<WriteSealReport> WriteSeal(std::string_view name, const Checkpoint& checkpoint,
+                                          const ForeignStorage& files,
+                                          const WriteSealOptions& options);
+
+// Reads every sealed file and compares sizes, CRC-32C and SHA-256 of each chunk; of a folder,
+// reports files that are not sealed, too. `options.digests` is ignored. Precondition: found.seal is
+// OK.
+absl::StatusOr<VerifyReport> VerifySealed(const FoundSeal& found, const VerifyOptions& options);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_SEALING_H_

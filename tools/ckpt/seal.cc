@@ -1,0 +1,60 @@
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/units.h"
+#include "convert/operations/named_checkpoint.h"
+#include "convert/sealing.h"
+#include "tools/ckpt/commands.h"
+#include "tools/ckpt/progress_bar.h"
+#include "tools/ckpt/report.h"
+
+namespace tessera::ckpt {
+
+int RunSeal(const CommandOptions& options, const CommandOutput& output) {
+  const auto fail = [&](const absl::Status& status) {
+    return Fail(output, options, "ckpt seal", status);
+  };
+  // An older seal's digests are not to be taken for what is there now.
+  SourceOptions source = options.source;
+  source.use_seal = false;
+  const auto named = FindCheckpoint(options.paths[0], source);
+  if (!named.ok()) return fail(named.status());
+  if (named->format.empty()) {
+    return fail(absl::InvalidArgumentError(
+        absl::StrCat(named->Describe(),
+                     ": a checkpoint of this library needs no seal, its "
+                     "manifest has checksums and digests: see ckpt verify")));
+  }
+  if (!named->opened.ok()) return fail(named->opened.status());
+  absl::StatusOr<convert::WriteSealReport> report = absl::UnknownError("");
+  {
+    ProgressBar bar(output.progress);
+    report = convert::WriteSeal(
+        named->foreign_name, *named->opened, *named->foreign,
+        {.overwrite = options.overwrite,
+         .s3_endpoint = options.source.s3_endpoint,
+         .io_threads = options.threads,
+         .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
+  }
+  if (!report.ok()) return fail(report.status());
+  if (options.json) {
+    PrintJson({{"checkpoint", named->Describe()},
+               {"format", named->format},
+               {"seal", report->path},
+               {"files", report->files},
+               {"bytes", report->bytes},
+               {"tensors", report->tensors},
+               {"notes", named->notes},
+               {"seconds", report->seconds}},
+              output.out);
+    return kExitOk;
+  }
+  output.out << report->path << ": written for " << named->Describe() << " (" << named->format
+             << "), " << HumanBytes(report->bytes) << " in " << report->files
+             << (report->files == 1 ? " file" : " files") << ", digests of " << report->tensors
+             << " tensors, " << HumanSeconds(report->seconds) << "\n";
+  PrintNotes(named->notes, output.out);
+  return kExitOk;
+}
+
+}  // namespace tessera::ckpt
