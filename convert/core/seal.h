@@ -24,7 +24,7 @@
 namespace tessera::ckpt::convert {
 
 // In a folder; that of the file m.gguf is m.gguf.tessera.seal, beside it.
-inline constexpr std::string_view kSealFileName = "tessera.seal";
+inline constexpr char kSealFileName[] = "tessera.seal";
 inline constexpr uint32_t kSealVersion = 1;
 inline constexpr uint64_t kMaxSealBytes = uint64_t{1} << 30;
 inline constexpr uint32_t kSealChunkBytes = 1 << 20;
