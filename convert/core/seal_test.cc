@@ -93,7 +93,8 @@ TEST(SealTest, ContentsThatContradictThemselvesAreRefused) {
   const Change changes[] = {
       {"no files", [](Seal& seal) { seal.clear_files(); }},
       {"has no name", [](Seal& seal) { seal.mutable_files(0)->mutable_file()->clear_path(); }},
-      {"chunks of 0", [](Seal& seal) { seal.mutable_files(1)->mutable_file()->clear_chunk_bytes(); }},
+      {"chunks of 0",
+       [](Seal& seal) { seal.mutable_files(1)->mutable_file()->clear_chunk_bytes(); }},
       {"2 chunks", [](Seal& seal) { seal.mutable_files(1)->mutable_file()->clear_chunk_crc32c(); }},
       {"of SHA-256", [](Seal& seal) { seal.mutable_files(1)->mutable_chunk_sha256()->pop_back(); }},
       {"18446744073709551615",

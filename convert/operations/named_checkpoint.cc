@@ -23,7 +23,9 @@ NamedCheckpoint Unopened(const convert::FoundForeign& found, convert::FoundSeal 
                          const absl::Status& status) {
   NamedCheckpoint checkpoint = {
       .storage = seal.folder,
-      .opened = absl::IsNotFound(status) ? absl::DataLossError(status.message()) : status,
+      .opened = absl::Status(
+          absl::IsNotFound(status) ? absl::StatusCode::kDataLoss : status.code(),
+          absl::StrCat(status.message(), " (it is sealed: ckpt verify shows what has changed)")),
       .format = seal.seal.ok() ? seal.seal->format() : "sealed",
       .foreign_name = found.name,
       .notes = found.notes};

@@ -70,10 +70,9 @@ class SealCommandTest : public testing::ForeignTest {
     std::vector<std::string> places;
     EXPECT_EQ(Run({"verify", path, "--json"}), ckpt::kExitDifferent) << out_ << err_;
     for (const auto& place : Json()["damage"]) {
-      places.push_back(absl::StrCat(place["file"].get<std::string>(), " ",
-                                    place["offset"].get<uint64_t>(), " ",
-                                    place["tensor"].get<std::string>(), ": ",
-                                    place["message"].get<std::string>()));
+      places.push_back(absl::StrCat(
+          place["file"].get<std::string>(), " ", place["offset"].get<uint64_t>(), " ",
+          place["tensor"].get<std::string>(), ": ", place["message"].get<std::string>()));
     }
     return places;
   }
@@ -119,8 +118,7 @@ TEST_F(SealCommandTest, EveryFormatCanBeSealed) {
     }
     EXPECT_EQ(sealed, unsealed);
     EXPECT_EQ(Run({"verify", path}), 0) << out_;
-    EXPECT_THAT(out_, AllOf(HasSubstr("was written: sizes, CRC-32C and SHA-256"),
-                            HasSubstr(seal)));
+    EXPECT_THAT(out_, AllOf(HasSubstr("was written: sizes, CRC-32C and SHA-256"), HasSubstr(seal)));
     EXPECT_EQ(Run({"verify", path, "--digests", "--json"}), 0) << out_;
     EXPECT_EQ(Json()["digests_verified"], report["tensors"]);
     EXPECT_EQ(Json()["digests_missing"], 0);
@@ -133,8 +131,9 @@ TEST_F(SealCommandTest, EveryFormatCanBeSealed) {
       Flip(file, good.size() / 2);
       const std::vector<std::string> places = Damaged(path);
       ASSERT_EQ(places.size(), 1) << file;
-      EXPECT_THAT(places[0], ContainsRegex(absl::StrCat(" ", good.size() / 2, " .*checksum of bytes ",
-                                                        ".0, ", good.size(), ")")));
+      EXPECT_THAT(places[0],
+                  ContainsRegex(absl::StrCat(" ", good.size() / 2, " .*checksum of bytes ", ".0, ",
+                                             good.size(), ")")));
       Write(file, good);
     }
     EXPECT_EQ(Run({"verify", path}), 0) << out_;
@@ -156,9 +155,9 @@ TEST_F(SealCommandTest, WhatHasChangedIsNamed) {
   EXPECT_THAT(places[0], ContainsRegex(absl::StrCat("^model.safetensors ", good.size() - 1,
                                                     " model\\.[a-z0-9_.]+: checksum of bytes")));
   Write(weights, good + "more");
-  EXPECT_THAT(Damaged(path), testing::ElementsAre(HasSubstr(
-                                 absl::StrCat("size: expected ", good.size(), " bytes, found ",
-                                              good.size() + 4))));
+  EXPECT_THAT(Damaged(path),
+              testing::ElementsAre(HasSubstr(absl::StrCat("size: expected ", good.size(),
+                                                          " bytes, found ", good.size() + 4))));
   Write(weights, good.substr(0, good.size() - 1));
   EXPECT_THAT(Damaged(path), testing::ElementsAre(HasSubstr("size: expected")));
   // What the format needs in order to be recognised is missing, too.
@@ -167,7 +166,8 @@ TEST_F(SealCommandTest, WhatHasChangedIsNamed) {
     fs::remove(file);
     places = Damaged(path);
     ASSERT_EQ(places.size(), 1);
-    EXPECT_THAT(places[0], AllOf(HasSubstr(file.substr(path.size() + 1)), HasSubstr("No such file")));
+    EXPECT_THAT(places[0],
+                AllOf(HasSubstr(file.substr(path.size() + 1)), HasSubstr("No such file")));
     Write(file, contents);
   }
   fs::create_directories(path + "/below");

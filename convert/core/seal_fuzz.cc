@@ -1,0 +1,49 @@
+// A fuzz target: any bytes as a seal, as they are and with the checksum that they should have. What
+// is accepted is written again with the same meaning, and its ranges lie inside its files.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "base/byte_order.h"
+#include "base/crc32c.h"
+#include "checkpoint/format/manifest.h"
+#include "convert/core/seal.h"
+
+namespace {
+
+namespace convert = tessera::ckpt::convert;
+
+void Check(bool condition) {
+  if (!condition) std::abort();
+}
+
+void CheckSealOf(const std::string& bytes) {
+  const auto seal = convert::DecodeSeal(bytes);
+  if (!seal.ok()) return;
+  const auto again = convert::EncodeSeal(*seal);
+  Check(again.ok() && convert::DecodeSeal(*again).ok());
+  const tessera::ckpt::Manifest manifest = convert::ToScannedManifest(*seal);
+  Check(manifest.files_size() == seal->files_size());
+  for (const tessera::ckpt::LogicalTensor& tensor : manifest.tensors()) {
+    for (int64_t s = 0; s < tessera::ckpt::ShardCount(tensor); ++s) {
+      const auto index = static_cast<int>(s);
+      const uint64_t size = manifest.files(tensor.shards().file_index(index)).size_bytes();
+      Check(tensor.shards().file_offset(index) < size);
+      Check(tessera::ckpt::ShardBytes(tensor, s) <= size - tensor.shards().file_offset(index));
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
+  std::string bytes(reinterpret_cast<const char*>(data), size);
+  CheckSealOf(bytes);
+  if (size < 16) return 0;
+  const std::string without = bytes.substr(0, 12) + bytes.substr(16);
+  tessera::StoreLittleEndian(tessera::Crc32c(without), bytes.data() + 12);
+  CheckSealOf(bytes);
+  return 0;
+}
