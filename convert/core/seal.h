@@ -10,7 +10,7 @@
 //   offset 12  CRC-32C of all other bytes of the file, 32 bits, little-endian
 //   offset 16  a Seal message
 //
-// Magic and checksum are those of every version, so that a newer seal is told from a damaged one.
+// All versions have this magic and this checksum, so that a newer seal is told from a damaged one.
 
 #include <cstddef>
 #include <cstdint>

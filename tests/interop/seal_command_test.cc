@@ -21,8 +21,8 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 namespace fs = std::filesystem;
 
@@ -156,12 +156,12 @@ TEST_F(SealCommandTest, WhatHasChangedIsNamed) {
                                                     " model\\.[a-z0-9_.]+: checksum of bytes")));
   Write(weights, good + "more");
   EXPECT_THAT(Damaged(path),
-              testing::ElementsAre(HasSubstr(absl::StrCat("size: expected ", good.size(),
-                                                          " bytes, found ", good.size() + 4))));
+              ElementsAre(HasSubstr(absl::StrCat("size: expected ", good.size(), " bytes, found ",
+                                                 good.size() + 4))));
   Write(weights, good.substr(0, good.size() - 1));
-  EXPECT_THAT(Damaged(path), testing::ElementsAre(HasSubstr("size: expected")));
+  EXPECT_THAT(Damaged(path), ElementsAre(HasSubstr("size: expected")));
   // What the format needs in order to be recognised is missing, too.
-  for (const std::string file : {weights, path + "/config.json"}) {
+  for (const std::string& file : {weights, path + "/config.json"}) {
     const std::string contents = file == weights ? good : ReadFile(file);
     fs::remove(file);
     places = Damaged(path);
@@ -172,8 +172,8 @@ TEST_F(SealCommandTest, WhatHasChangedIsNamed) {
   }
   fs::create_directories(path + "/below");
   Write(path + "/below/extra.bin", "x");
-  EXPECT_THAT(Damaged(path), testing::ElementsAre(AllOf(HasSubstr("below/extra.bin"),
-                                                        HasSubstr("not in the seal"))));
+  EXPECT_THAT(Damaged(path),
+              ElementsAre(AllOf(HasSubstr("below/extra.bin"), HasSubstr("not in the seal"))));
   fs::remove_all(path + "/below");
   EXPECT_EQ(Run({"verify", path}), 0) << out_;
 }
@@ -232,7 +232,7 @@ TEST_F(SealCommandTest, AConversionIsComparedWithTheSeal) {
   EXPECT_EQ(Run({"convert", path, In("new"), "--to=tessera"}), ckpt::kExitDifferent) << out_;
   EXPECT_THAT(err_, HasSubstr("logical digest"));
   EXPECT_EQ(Run({"convert", path, In("new"), "--to=hf"}), ckpt::kExitDifferent) << out_;
-  // Of another size, the seal is no longer believed.
+  // With another size, the seal is no longer believed.
   fs::remove(path + "/config.json");
   fs::copy(again + "/config.json", path + "/config.json");
   Write(weights, good);

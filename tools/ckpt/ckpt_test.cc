@@ -73,7 +73,8 @@ TEST_F(CkptTest, EachCommandHasItsOwnHelp) {
 TEST_F(CkptTest, DefaultsThatTheHelpNamesAreAccepted) {
   static const std::regex kFlag(R"(\n  (--[a-z-]+)=[^\n]*\(([0-9][0-9A-Za-z]*)[;)])");
   std::vector<std::string> found;
-  for (const std::string command : {"ls", "inspect", "verify", "diff", "seal", "reshard", "convert"}) {
+  for (const std::string command :
+       {"ls", "inspect", "verify", "diff", "seal", "reshard", "convert"}) {
     ASSERT_EQ(Run({"help", command}), kExitOk);
     const std::string help = out_;
     for (std::sregex_iterator at(help.begin(), help.end(), kFlag), end; at != end; ++at) {
