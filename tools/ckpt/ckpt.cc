@@ -92,8 +92,8 @@ constexpr char kSealHelp[] = R"(ckpt seal PATH
 
 Seals another framework's checkpoint: reads it and writes PATH/tessera.seal, beside a file m.gguf
 m.gguf.tessera.seal. The seal has size and checksums of every file, and the digests of the tensors
-that a checkpoint of this library would have. ckpt verify then proves that nothing has changed, and
-ckpt diff compares by these digests. No other file is touched.
+that a checkpoint of this library would have. The command verify then proves that nothing has
+changed, and diff compares by these digests. No other file is touched.
 
   --overwrite                  replaces the seal that is there
   --threads=N                  that read (4)
