@@ -18,6 +18,7 @@
 #include "checkpoint/include/storage.h"
 #include "convert/core/models.h"
 #include "convert/core/read_digests.h"
+#include "convert/core/state_names.h"
 #include "convert/formats.h"
 #include "convert/local_folder.h"
 #include "convert/open_foreign.h"
@@ -236,7 +237,8 @@ std::vector<std::string> FormatsWithTokenizer() {
   return names;
 }
 
-absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& source, const std::string& folder,
+absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
+                                                const std::string& folder,
                                                 const WriteForeignOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const auto format = std::ranges::find(Formats(), options.format, &Format::name);
@@ -245,6 +247,7 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& source, const 
                                                    "\"; written are ",
                                                    absl::StrJoin(WrittenFormatNames(), ", ")));
   }
+  const Checkpoint source = WithStatesNamedByMapping(checkpoint);
   TESSERA_RETURN_IF_ERROR(CheckTokenizer(options, source.manifest().model()));
   TESSERA_ASSIGN_OR_RETURN(
       std::vector<OutputFile> files,

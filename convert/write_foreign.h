@@ -54,7 +54,8 @@ std::vector<std::string> FormatsWithTokenizer();
 // Errors: AlreadyExists (the folder); InvalidArgument for a tokenizer with more ids than the model;
 // those of the format's plan, of WriteOutput() and of OpenForeign(); DataLoss where a digest
 // differs, naming the tensor.
-absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& source, const std::string& folder,
+absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
+                                                const std::string& folder,
                                                 const WriteForeignOptions& options);
 
 }  // namespace tessera::ckpt::convert

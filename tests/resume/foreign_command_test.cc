@@ -69,6 +69,18 @@ class ForeignCommandTest : public CommandTest {
         << err.str();
   }
 
+  // The newest checkpoint of a run still has what a framework calls each parameter.
+  void ExpectForeignNames(const std::string& run, const std::string& framework) const {
+    const auto folder = ckpt::CheckpointFolder::Open(Checkpoints(run).string());
+    ASSERT_TRUE(folder.ok()) << folder.status();
+    const auto saved = folder->Latest();
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    EXPECT_GT(saved->manifest().optimizer().parameters_size(), 0);
+    for (const ckpt::OptimizerParameter& parameter : saved->manifest().optimizer().parameters()) {
+      EXPECT_TRUE(parameter.foreign_names().contains(framework)) << parameter.parameter();
+    }
+  }
+
   // A folder of llm.c at step 7, whose moments are zero.
   std::string MakeLlmcFolder() const {
     const fs::path folder = root_ / "llmc";
@@ -285,7 +297,12 @@ TEST_F(ForeignCommandTest, AConvertedRunGoesOn) {
     EXPECT_EQ(LossesOn("tp2", format, 4, {"--load=" + converted},
                        "continuing after 16 samples of this run's own order"),
               expected);
+    ExpectForeignNames(format, "torch");
   }
+  const std::string ours = (root_ / "ours").string();
+  Convert((root_ / "torch.converted").string(), ours, "tessera");
+  EXPECT_EQ(LossesOn("single", "again", 4, {"--load=" + ours}), expected);
+  ExpectForeignNames("again", "torch");
 }
 
 TEST_F(ForeignCommandTest, ConsumedSamplesStatesThePositionInTheData) {

@@ -285,8 +285,9 @@ absl::Status OpenSaver(Session& session, const std::optional<SavedRun>& saved,
                  if (session.metrics != nullptr) session.metrics->Sync().IgnoreError();
                  return absl::OkStatus();
                },
-           .resumed_directory = saved.has_value() && saved->is_own ? saved->checkpoint.directory()
-                                                                   : std::string()}));
+           .resumed_directory =
+               saved.has_value() && saved->is_own ? saved->checkpoint.directory() : std::string(),
+           .loaded = saved.has_value() ? &saved->manifest() : nullptr}));
   if (session.config.checkpoint().async_save()) {
     session.trainer->set_before_overwrite([saver = session.saver.get()](const TensorView& memory) {
       saver->BeforeOverwrite(memory);

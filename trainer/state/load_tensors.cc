@@ -17,6 +17,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/include/manifest.h"
+#include "convert/core/state_names.h"
 #include "trainer/config/load_content.h"
 
 namespace tessera {
@@ -277,8 +278,10 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
 
 }  // namespace
 
-absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
+absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& run, StateChunks chunks,
                                       const LoadPolicy& policy, const RankGroup& group) {
+  SavedRun saved = run;
+  saved.checkpoint = ckpt::convert::WithStatesNamedByMapping(run.checkpoint);
   DeviceMirror* const mirror = chunks.empty() ? nullptr : chunks.front().mirror;
   if (mirror == nullptr) return LoadToHost(saved, chunks, policy, group);
   // What is not loaded keeps its value.

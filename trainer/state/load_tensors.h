@@ -47,11 +47,12 @@ struct LoadNotes {
   int64_t matching_parameters = 0;
 };
 
-// Loads weights and, if the policy includes them, master weights and moments. Differences of
+// Loads weights and, if the policy includes them, master weights and moments: those that the
+// manifest's mapping assigns to a parameter, whatever they are called. Differences of
 // precision are bridged: fp32 weights come from saved master weights; master weights that were not
 // saved come from the saved weights. Everything is compared first (FailedPrecondition listing every
 // mismatch); after DataLoss while reading, buffers are partly overwritten. Collective.
-absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
+absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& run, StateChunks chunks,
                                       const LoadPolicy& policy, const RankGroup& group);
 
 }  // namespace tessera

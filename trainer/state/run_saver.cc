@@ -47,6 +47,9 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(const TrainConfig& co
     TESSERA_ASSIGN_OR_RETURN(
         saver->optimizer_names_,
         OptimizerNames(saver->chunks_, config.optimizer(), group.ranks, group.deadline));
+    if (saver->hooks_.loaded != nullptr) {
+      KeepForeignNames(*saver->hooks_.loaded, *saver->optimizer_names_);
+    }
   }
   TESSERA_RETURN_IF_ERROR(saver->OpenManager(world));
   return saver;

@@ -36,6 +36,9 @@ struct RunSaverHooks {
   // With async_upload: the checkpoint in `save` that the run has resumed from, whose copies nearby
   // are kept until the next save. May be empty.
   std::string resumed_directory;
+  // The manifest that the run continues from: what other frameworks call its parameters is saved
+  // again. Null: none. Used by Create() only.
+  const ckpt::Manifest* loaded = nullptr;
 };
 
 // The saves of one run into its folder, by a CheckpointManager: synchronous or, with async_save,

@@ -188,4 +188,20 @@ absl::StatusOr<ckpt::OptimizerState> OptimizerNames(StateChunks chunks,
   return names;
 }
 
+void KeepForeignNames(const ckpt::Manifest& manifest, ckpt::OptimizerState& names) {
+  std::unordered_map<std::string, std::string> first_names;
+  for (const ckpt::LogicalTensor& tensor : manifest.tensors()) {
+    if (!tensor.alias_of().empty()) first_names[tensor.name()] = tensor.alias_of();
+  }
+  std::unordered_map<std::string, const ckpt::OptimizerParameter*> known;
+  for (const ckpt::OptimizerParameter& parameter : manifest.optimizer().parameters()) {
+    const auto first = first_names.find(parameter.parameter());
+    known[first == first_names.end() ? parameter.parameter() : first->second] = &parameter;
+  }
+  for (ckpt::OptimizerParameter& parameter : *names.mutable_parameters()) {
+    const auto at = known.find(parameter.parameter());
+    if (at != known.end()) *parameter.mutable_foreign_names() = at->second->foreign_names();
+  }
+}
+
 }  // namespace tessera

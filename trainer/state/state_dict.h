@@ -60,6 +60,10 @@ absl::StatusOr<ckpt::OptimizerState> OptimizerNames(StateChunks chunks,
                                                     ckpt::ProcessGroup& group,
                                                     absl::Duration deadline);
 
+// Adds to each parameter what other frameworks call it according to a manifest, which may know it
+// by its second name.
+void KeepForeignNames(const ckpt::Manifest& manifest, ckpt::OptimizerState& names);
+
 }  // namespace tessera
 
 #endif  // TESSERA_TRAINER_STATE_STATE_DICT_H_
