@@ -69,15 +69,15 @@ class ForeignCommandTest : public CommandTest {
         << err.str();
   }
 
-  // The newest checkpoint of a run still has what a framework calls each parameter.
-  void ExpectForeignNames(const std::string& run, const std::string& framework) const {
+  // The newest checkpoint of a run still has what the framework calls each parameter.
+  void ExpectForeignNames(const std::string& run) const {
     const auto folder = ckpt::CheckpointFolder::Open(Checkpoints(run).string());
     ASSERT_TRUE(folder.ok()) << folder.status();
     const auto saved = folder->Latest();
     ASSERT_TRUE(saved.ok()) << saved.status();
     EXPECT_GT(saved->manifest().optimizer().parameters_size(), 0);
     for (const ckpt::OptimizerParameter& parameter : saved->manifest().optimizer().parameters()) {
-      EXPECT_TRUE(parameter.foreign_names().contains(framework)) << parameter.parameter();
+      EXPECT_FALSE(parameter.foreign_names().empty()) << parameter.parameter();
     }
   }
 
@@ -176,7 +176,11 @@ TEST_P(FormatTest, ARunGoesOn) {
                        Joined(format.flags, {"--load=" + Runfile(format.parts)}), said),
               expected)
         << topology;
+    ExpectForeignNames(topology);
   }
+  // They outlast the run's own checkpoints, too.
+  LossesOn("single", "whole", last + 1, {});
+  ExpectForeignNames("whole");
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, FormatTest, ::testing::ValuesIn(Formats()),
@@ -297,12 +301,7 @@ TEST_F(ForeignCommandTest, AConvertedRunGoesOn) {
     EXPECT_EQ(LossesOn("tp2", format, 4, {"--load=" + converted},
                        "continuing after 16 samples of this run's own order"),
               expected);
-    ExpectForeignNames(format, "torch");
   }
-  const std::string ours = (root_ / "ours").string();
-  Convert((root_ / "torch.converted").string(), ours, "tessera");
-  EXPECT_EQ(LossesOn("single", "again", 4, {"--load=" + ours}), expected);
-  ExpectForeignNames("again", "torch");
 }
 
 TEST_F(ForeignCommandTest, ConsumedSamplesStatesThePositionInTheData) {
