@@ -17,7 +17,9 @@ absl::StatusOr<bool> IsInfiniTrain(Storage& storage);
 // What InfiniTrain's Checkpoint::Save() wrote in the root of the storage, a folder
 // `checkpoint_step_NNNNNN`:
 // `model.ckpt`, `optimizer.ckpt` and `trainer_state.json`, or a folder `rank_NNNNNN` with them for
-// each of several data-parallel ranks, whose tensors are copies.
+// each of several data-parallel ranks, whose tensors are copies. Or the root of a folder
+// `iter_NNNNNNN` of a later release, whose `metadata.json` tells how tensor-parallel and pipeline
+// ranks have cut the tensors in their folders; rows that pad its vocabulary are left out.
 //
 // Tensors get the names of a model as those of a state dict do (NameStateDict()): that of
 // config.json, else `model`, which may be null. Adam's moments belong to the
@@ -29,8 +31,8 @@ absl::StatusOr<bool> IsInfiniTrain(Storage& storage);
 // a note, where they differ.
 //
 // Errors: DataLoss, naming file and tensor; FailedPrecondition where trainer_state.json contradicts
-// the model; Unimplemented for folders of tensor-parallel and pipeline ranks, which do not say how
-// tensors are cut; those of NameStateDict() and of the storage.
+// the model; Unimplemented for folders of tensor-parallel and pipeline ranks without a
+// metadata.json, which do not say how tensors are cut; those of NameStateDict() and of the storage.
 absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, const ModelProto* model);
 
 }  // namespace tessera::ckpt::convert

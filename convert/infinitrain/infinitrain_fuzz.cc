@@ -1,5 +1,5 @@
-// A fuzz target: any bytes as a state dict, whose tensors lie inside the file in its order, or as
-// trainer_state.json; or an error.
+// A fuzz target: any bytes as a state dict, whose tensors lie inside the file in its order, as
+// metadata.json, whose segments lie inside their parts, or as trainer_state.json; or an error.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +24,13 @@ void Check(bool condition) {
 extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
   (void)ckpt::convert::FindInfiniTrainNumber(file.contents(), "global_step");
+  const auto shards = ckpt::convert::ParseInfiniTrainMetadata(file.contents());
+  for (size_t i = 0; shards.ok() && i < shards->size(); ++i) {
+    for (const auto& segment : (*shards)[i].segments) {
+      const tessera::Shape& part = (*shards)[i].local_shape;
+      Check(part.empty() || segment.local_offset + segment.length <= part[(*shards)[i].dim]);
+    }
+  }
   const auto tensors = ckpt::convert::ReadInfiniTrainStateFile(file);
   if (!tensors.ok()) return 0;
   Check(tensors->size() < size);

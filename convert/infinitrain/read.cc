@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -29,6 +30,7 @@ namespace {
 constexpr std::string_view kModelFile = "model.ckpt";
 constexpr std::string_view kOptimizerFile = "optimizer.ckpt";
 constexpr std::string_view kTrainerStateFile = "trainer_state.json";
+constexpr char kMetadataFile[] = "metadata.json";
 constexpr uint64_t kMaxTrainerStateBytes = uint64_t{1} << 20;
 
 // Whether there is such a file of InfiniTrain's.
@@ -37,6 +39,42 @@ absl::StatusOr<bool> HasStateFile(Storage& storage, const std::string& path) {
   if (absl::IsNotFound(open.status())) return false;
   TESSERA_RETURN_IF_ERROR(open.status());
   return IsInfiniTrainStateFile(**open);
+}
+
+// Whether there is a metadata.json that tells how ranks cut tensors.
+absl::StatusOr<bool> IsShardedInfiniTrain(Storage& storage) {
+  const auto open = storage.Open(kMetadataFile);
+  if (absl::IsNotFound(open.status())) return false;
+  TESSERA_RETURN_IF_ERROR(open.status());
+  std::string start(std::min<uint64_t>((*open)->size_bytes(), 256), '\0');
+  TESSERA_RETURN_IF_ERROR((*open)->ReadAt(0, std::as_writable_bytes(std::span<char>(start))));
+  return absl::StrContains(start, "infinitrain_sharded");
+}
+
+// Where the elements of a shard are in its file: a piece for each segment.
+std::vector<StoredPiece> PiecesOf(const InfiniTrainShard& shard, const InfiniTrainTensor& stored) {
+  const std::vector<int64_t> strides = ContiguousStrides(stored.shape);
+  std::vector<StoredPiece> pieces;
+  for (const InfiniTrainShard::Segment& segment : shard.segments) {
+    StoredPiece& piece = pieces.emplace_back();
+    piece.box = {shard.global_offset, shard.local_shape};
+    piece.file = shard.file;
+    piece.strides = strides;
+    piece.offset_bytes = stored.offset_bytes;
+    if (stored.shape.empty()) continue;
+    piece.box.global_offset[shard.dim] = segment.global_offset;
+    piece.box.shape[shard.dim] = segment.length;
+    piece.offset_bytes += static_cast<uint64_t>(segment.local_offset * strides[shard.dim]) *
+                          ElementSize(stored.dtype);
+  }
+  return pieces;
+}
+
+// Cuts off the rows of a box beyond those of a tensor. Whether any are left.
+bool Crop(const Shape& shape, Box& box) {
+  if (shape.empty()) return true;
+  box.shape[0] = std::min(box.shape[0], shape[0] - box.global_offset[0]);
+  return box.shape[0] > 0;
 }
 
 std::string RankFolder(int64_t rank) { return RankPattern("rank_{6}").Name({&rank, 1}); }
@@ -101,9 +139,17 @@ class Reader {
     for (const std::string& rank : ranks_) {
       TESSERA_ASSIGN_OR_RETURN(texts_.emplace_back(), ReadTrainerState(rank));
     }
-    TESSERA_RETURN_IF_ERROR(CheckTopology());
     checkpoint_.format = kInfiniTrain;
     checkpoint_.description.mutable_producer()->set_program("InfiniTrain");
+    TESSERA_ASSIGN_OR_RETURN(const std::optional<std::vector<InfiniTrainShard>> shards,
+                             ReadShards());
+    if (shards.has_value()) {
+      for (const InfiniTrainShard& shard : *shards) TESSERA_RETURN_IF_ERROR(AddShard(shard));
+      TESSERA_RETURN_IF_ERROR(DescribeRun());
+      DescribeTopology();
+      return std::move(checkpoint_);
+    }
+    TESSERA_RETURN_IF_ERROR(CheckTopology());
     for (rank_ = 0; rank_ < ranks_.size(); ++rank_) {
       TESSERA_RETURN_IF_ERROR(AddFile(kModelFile, TensorRole::kWeight));
       TESSERA_ASSIGN_OR_RETURN(const bool has_optimizer,
@@ -184,7 +230,7 @@ class Reader {
       if (role == TensorRole::kWeight) {
         TESSERA_RETURN_IF_ERROR(AddTensor(file, role, std::move(tensor)));
       } else if (tensor.name == "adam.t") {
-        TESSERA_RETURN_IF_ERROR(TakeUpdates(*open, tensor));
+        TESSERA_RETURN_IF_ERROR(TakeUpdates(path, *open, tensor));
       } else {
         TESSERA_RETURN_IF_ERROR(AddState(file, std::move(tensor)));
       }
@@ -242,19 +288,120 @@ class Reader {
   }
 
   // Adam's number of updates.
-  absl::Status TakeUpdates(const ReadableFile& file, const InfiniTrainTensor& tensor) {
+  absl::Status TakeUpdates(const std::string& path, const ReadableFile& file,
+                           const InfiniTrainTensor& tensor) {
+    const auto damaged = [&](const absl::AlphaNum& problem) {
+      return Damaged(storage_, path, absl::StrCat("tensor ", tensor.name, ": ", problem));
+    };
     if (tensor.dtype != DType::kI64 || ElementCount(tensor.shape) != 1) {
-      return DamagedTensor(kOptimizerFile, tensor.name, "expected one I64");
+      return damaged("expected one I64");
     }
     int64_t updates = 0;
     TESSERA_RETURN_IF_ERROR(
         file.ReadAt(tensor.offset_bytes, std::as_writable_bytes(std::span(&updates, 1))));
     if (updates_.value_or(updates) != updates) {
-      return DamagedTensor(kOptimizerFile, tensor.name,
-                           absl::StrCat(updates, ", in ", ranks_.front(), " ", *updates_));
+      return damaged(absl::StrCat(updates, ", in other ranks' files ", *updates_));
     }
     updates_ = updates;
     return absl::OkStatus();
+  }
+
+  // The shards that metadata.json describes; nullopt where there is no such file.
+  absl::StatusOr<std::optional<std::vector<InfiniTrainShard>>> ReadShards() const {
+    TESSERA_ASSIGN_OR_RETURN(const bool is_sharded, IsShardedInfiniTrain(storage_));
+    if (!is_sharded) return std::nullopt;
+    const std::string path(kMetadataFile);
+    TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                             ReadAll(storage_, path, kMaxInfiniTrainMetadataBytes));
+    absl::StatusOr<std::vector<InfiniTrainShard>> shards = ParseInfiniTrainMetadata(text);
+    if (!shards.ok()) return At(storage_, path, shards.status());
+    return *std::move(shards);
+  }
+
+  // The tensors of a file by name; each file is read once.
+  absl::StatusOr<const std::map<std::string, InfiniTrainTensor>*> TensorsOf(
+      const std::string& path) {
+    const auto [at, is_new] = files_.try_emplace(path);
+    if (is_new) {
+      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
+      absl::StatusOr<std::vector<InfiniTrainTensor>> tensors = ReadInfiniTrainStateFile(*open);
+      if (!tensors.ok()) return At(storage_, path, tensors.status());
+      for (InfiniTrainTensor& tensor : *tensors) {
+        std::string name = tensor.name;
+        at->second.emplace(std::move(name), std::move(tensor));
+      }
+    }
+    return &at->second;
+  }
+
+  absl::Status AddShard(const InfiniTrainShard& shard) {
+    TESSERA_ASSIGN_OR_RETURN(const auto* const tensors, TensorsOf(shard.file));
+    const auto at = tensors->find(shard.key);
+    const auto damaged = [&](const absl::AlphaNum& problem) {
+      return Damaged(storage_, shard.file, absl::StrCat("tensor ", shard.key, ": ", problem));
+    };
+    if (at == tensors->end()) return damaged(absl::StrCat("missing, but in ", kMetadataFile));
+    const InfiniTrainTensor& stored = at->second;
+    if (stored.shape != shard.local_shape || stored.offset_bytes != shard.offset_bytes) {
+      return damaged(absl::StrCat(ShapeToString(stored.shape), " at byte ", stored.offset_bytes,
+                                  ", in ", kMetadataFile, " ", ShapeToString(shard.local_shape),
+                                  " at byte ", shard.offset_bytes));
+    }
+    if (shard.key == "adam.t") {
+      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(shard.file));
+      return TakeUpdates(shard.file, *open, stored);
+    }
+    const std::optional<Moment> moment = ParseMoment(shard.key);
+    const std::string name = moment.has_value()
+                                 ? absl::StrCat("state.", moment->parameter, ".", moment->state)
+                                 : shard.key;
+    std::vector<ForeignTensor>& tensors_found = checkpoint_.tensors;
+    const Shape shape =
+        WithoutPadding(moment.has_value() ? moment->parameter : name, shard.global_shape);
+    const auto [index, is_new] = index_.emplace(name, tensors_found.size());
+    if (is_new) {
+      tensors_found.push_back(
+          {.name = name,
+           .role = moment.has_value() ? TensorRole::kOptimizerState : TensorRole::kWeight,
+           .dtype = stored.dtype,
+           .shape = shape});
+    }
+    ForeignTensor& tensor = tensors_found[index->second];
+    if (tensor.dtype != stored.dtype || tensor.shape != shape) {
+      return damaged(absl::StrCat(ProtoName(stored.dtype), " ", ShapeToString(shape),
+                                  ", in another rank's file ", ProtoName(tensor.dtype), " ",
+                                  ShapeToString(tensor.shape)));
+    }
+    for (StoredPiece& piece : PiecesOf(shard, stored)) {
+      if (Crop(shape, piece.box)) tensor.pieces.push_back(std::move(piece));
+    }
+    return absl::OkStatus();
+  }
+
+  // The vocabulary's rows without those that pad it for tensor-parallel ranks.
+  Shape WithoutPadding(std::string_view parameter, Shape shape) const {
+    const auto padded = FindInfiniTrainNumber(texts_.front(), "padded_vocab_size");
+    const auto rows = FindInfiniTrainNumber(texts_.front(), "original_vocab_size");
+    const bool has_vocabulary =
+        parameter == "transformer.wte.weight" || parameter == "lm_head.weight";
+    if (has_vocabulary && padded && rows && !shape.empty() && shape[0] == *padded && *rows > 0 &&
+        *rows < *padded) {
+      shape[0] = *rows;
+    }
+    return shape;
+  }
+
+  // The topology that saved, as far as trainer_state.json tells.
+  void DescribeTopology() {
+    const auto size = [this](std::string_view key) {
+      const int64_t found = FindInfiniTrainNumber(texts_.front(), key).value_or(1);
+      return static_cast<uint32_t>(std::clamp<int64_t>(found, 1, 1 << 20));
+    };
+    TopologyProto& topology = *checkpoint_.description.mutable_topology();
+    topology.set_data_parallel(size("ddp_size"));
+    topology.set_tensor_parallel(size("tp_size"));
+    topology.set_pipeline_parallel(size("pp_size"));
+    topology.set_virtual_pipeline(size("vpp_size"));
   }
 
   // Step, consumed samples and notes.
@@ -292,8 +439,9 @@ class Reader {
   std::vector<std::string> texts_;  // of the ranks' trainer_state.json
   size_t rank_ = 0;                 // whose files are being read
   ForeignCheckpoint checkpoint_;
-  std::map<std::string, size_t> index_;  // of tensors, by name
-  std::vector<size_t> copies_;           // of each tensor
+  std::map<std::string, size_t> index_;                                    // of tensors, by name
+  std::vector<size_t> copies_;                                             // of each tensor
+  std::map<std::string, std::map<std::string, InfiniTrainTensor>> files_;  // with metadata.json
   std::optional<int64_t> updates_;
   bool has_numbers_ = false;
 };
@@ -309,7 +457,11 @@ absl::StatusOr<bool> IsInfiniTrain(Storage& storage) {
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, const ModelProto* model) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> ranks, FindRanks(storage));
+  TESSERA_ASSIGN_OR_RETURN(const bool is_sharded, IsShardedInfiniTrain(storage));
+  std::vector<std::string> ranks = {""};
+  if (!is_sharded) {
+    TESSERA_ASSIGN_OR_RETURN(ranks, FindRanks(storage));
+  }
   Reader reader(storage, std::move(ranks));
   TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, reader.Read());
   TESSERA_RETURN_IF_ERROR(NameStateDict(storage, "", model, kInfiniTrain, checkpoint));

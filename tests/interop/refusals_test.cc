@@ -302,7 +302,8 @@ std::vector<Refusal> PaddleRefusals() {
 std::vector<Refusal> InfiniTrainRefusals() {
   const std::string llama = "infinitrain/llama3/checkpoint_step_000003",
                     ranks = "infinitrain/gpt2_dp2/checkpoint_step_000002",
-                    state = "rank_000001/trainer_state.json";
+                    sharded = "infinitrain/llama3_dp2_tp2_pp2/iter_0000003",
+                    state = "rank_000001/trainer_state.json", metadata = "metadata.json";
   const Change llama_config = CopyFrom("pytorch/llama3_untied.hf/config.json", "config.json");
   const Change gpt2_config = CopyFrom("pytorch/gpt2.hf/config.json", "config.json");
   // The last byte of a file belongs to some tensor.
@@ -369,6 +370,48 @@ std::vector<Refusal> InfiniTrainRefusals() {
        All({gpt2_config, flip_head("rank_000000/model.ckpt"), flip_head("rank_000001/model.ckpt")}),
        {"tensor transformer.wte.weight: the copies of", "rank_000000/model.ckpt"}},
   };
+  // Changes the first shard in metadata.json.
+  const auto shard = [&](const std::string& key, const nlohmann::json& value) {
+    return All({llama_config, EditJson(metadata, [=](nlohmann::json& json) {
+                  json["tensors"][0][key] = value;
+                })});
+  };
+  for (const Refusal& refusal : std::vector<Refusal>{
+           {"Version",
+            sharded,
+            All({llama_config, EditJson(metadata, [](auto& json) { json["version"] = 4; })}),
+            {"metadata.json", "version 4, expected 3"}},
+           {"NoShards",
+            sharded,
+            All({llama_config, EditJson(metadata, [](auto& json) { json["tensors"] = 7; })}),
+            {"metadata.json", "expected an object with a list of tensors"}},
+           {"MissingFile",
+            sharded,
+            All({llama_config, Remove({"rank_000001/model.ckpt"})}),
+            {"rank_000001/model.ckpt"}},
+           {"MissingShard",
+            sharded,
+            All({llama_config, EditJson(metadata, [](auto& json) { json["tensors"].erase(0); })}),
+            {"self_attn.q_proj.weight"}},
+           {"OtherPlace", sharded, shard("offset", 4), {"in metadata.json [16,16] at byte 4"}},
+           {"OtherKey", sharded, shard("key", "w"), {"tensor w: missing, but in metadata.json"}},
+           {"TwoCuts", sharded, shard("axis_fragmentations", {2, 2}), {"cut in several dims"}},
+           {"LongSegment",
+            sharded,
+            shard("segment_lengths", {8, 4, 40}),
+            {"a segment lies outside of the tensor"}},
+           {"NoSegments",
+            sharded,
+            shard("segment_lengths", {8, 4}),
+            {"its shapes, segments and offset are not lists of numbers"}},
+           {"OverlappingSegments",
+            sharded,
+            shard("segment_global_offsets", {0, 16, 16}),
+            {"self_attn"}},
+           {"Dims", sharded, shard("local_shape", {16}), {"different numbers of dims"}}}) {
+    refusals.push_back(refusal);
+    refusals.back().name = "Sharded" + refusal.name;
+  }
   for (const std::string key : {"tp_size", "pp_size", "sp_size"}) {
     refusals.push_back(
         {key,

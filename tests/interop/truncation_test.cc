@@ -57,6 +57,9 @@ TEST_F(TruncationTest, IsRefused) {
            {"infinitrain/llama3/checkpoint_step_000003",
             "infinitrain",
             {"model.ckpt", "optimizer.ckpt"}},
+           {"infinitrain/llama3_dp2_tp2_pp2/iter_0000003",
+            "infinitrain",
+            {"rank_000001/model.ckpt", "rank_000004/optimizer.ckpt"}},
            {"../../convert/gguf/testdata/llama3_untied", "gguf", {"model.gguf"}}}) {
     for (const std::string& file : truncated.files) {
       const uint64_t size = fs::file_size(Fixture(truncated.checkpoint) + "/" + file);

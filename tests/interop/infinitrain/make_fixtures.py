@@ -9,9 +9,11 @@ Also the files that //convert/infinitrain:infinitrain_fuzz begins with.
 The framework itself trains on GPUs. So this script writes its files from their description
 (//convert/infinitrain:state_file): the values are those of the state dicts of torch in
 //tests/interop:state_dicts, put into the names and layouts of InfiniTrain's modules. The tensors
-of a file are in no particular order, as those of a hash table.
+of a file are in no particular order, as those of a hash table. Folders iter_NNNNNNN are those of a
+later release, in which metadata.json tells where each rank's part of a tensor belongs.
 """
 
+import json
 import pathlib
 import random
 import struct
@@ -22,10 +24,13 @@ from safetensors.numpy import load_file
 HERE = pathlib.Path(__file__).parent
 STATES = HERE.parent / "state_dict"
 DTYPES = {"int64": 8, "float32": 11}
+DTYPE_NAMES = {"int64": "int64", "float32": "fp32"}  # in metadata.json
 HEADS, GROUPS, HEAD_SIZE = 4, 2, 4  # of the Llama-3
 
 
 def write_state_dict(path, tensors):
+    """Returns the offsets of the tensors' elements."""
+    offsets = {}
     path.parent.mkdir(parents=True, exist_ok=True)
     names = list(tensors)
     random.Random(len(names)).shuffle(names)
@@ -36,7 +41,10 @@ def write_state_dict(path, tensors):
             file.write(struct.pack("<I", len(name)) + name.encode())
             file.write(struct.pack("<bI", DTYPES[array.dtype.name], array.ndim))
             file.write(struct.pack(f"<{array.ndim}q", *array.shape))
-            file.write(struct.pack("<Q", array.nbytes) + array.tobytes())
+            file.write(struct.pack("<Q", array.nbytes))
+            offsets[name] = file.tell()
+            file.write(array.tobytes())
+    return offsets
 
 
 def write_trainer_state(path, values, missing_comma=None):
@@ -44,6 +52,15 @@ def write_trainer_state(path, values, missing_comma=None):
     commas = [key != missing_comma for key in list(values)[:-1]] + [False]
     path.write_text("{\n" + "".join(
         line + ("," if comma else "") + "\n" for line, comma in zip(lines, commas)) + "}\n")
+
+
+def write_metadata(path, entries):
+    """As Checkpoint::SaveMetadataFile() writes it."""
+    tensors = ",\n".join("    {\n" + ",\n".join(
+        f"      {json.dumps(key)}: {json.dumps(value)}" for key, value in entry.items()) + "\n    }"
+        for entry in entries)
+    path.write_text('{\n  "version": 3,\n  "format": "infinitrain_sharded",\n  "tensors": [\n'
+                    + tensors + "\n  ]\n}\n")
 
 
 def state(source, kind):
@@ -146,6 +163,111 @@ def make_gpt2():
             "sp_size": 1, "pp_size": 1})
 
 
+TP, PP, DP = 2, 2, 2
+PADDED_ROWS = 64
+
+
+def cut_dim(name):
+    """The dim that tensor-parallel ranks cut; None: each has the whole."""
+    if name in ("transformer.wte.weight", "lm_head.weight"):
+        return 0
+    module = name.split(".", 3)[-1]
+    if module.startswith(("attn.c_attn.", "mlp.c_fc.", "mlp.c_fc2.")):
+        return 0
+    return 1 if module in ("attn.c_proj.weight", "mlp.c_proj.weight") else None
+
+
+def segments_of(name, rows, tp, blocks):
+    """Of the dim that is cut: (in the tensor, in the part, length). A part of fused queries, keys
+    and values is one of each."""
+    if ".attn.c_attn." not in name:
+        return []
+    found, start, local = [], 0, 0
+    for block in blocks:
+        size = rows * block // sum(blocks)
+        found.append((start + size // TP * tp, local, size // TP))
+        start, local = start + size, local + size // TP
+    return found
+
+
+def part_of(array, name, tp, blocks):
+    """A rank's part of a tensor, and its description."""
+    dim = cut_dim(name)
+    if name in ("transformer.wte.weight", "lm_head.weight"):
+        padding = numpy.zeros((PADDED_ROWS - array.shape[0], array.shape[1]), array.dtype)
+        array = numpy.concatenate([array, padding])
+    offset, fragments = [0] * array.ndim, [1] * array.ndim
+    segments, part = [], array
+    if dim is not None:
+        rows = array.shape[dim]
+        segments = segments_of(name, rows, tp, blocks)
+        places = [(begin, length) for begin, _, length in segments] or [
+            (rows // TP * tp, rows // TP)]
+        part = numpy.concatenate(
+            [array.take(range(begin, begin + length), dim) for begin, length in places], dim)
+        offset[dim], fragments[dim] = rows // TP * tp, TP
+    return part, {
+        "global_shape": list(array.shape), "local_shape": list(part.shape), "global_offset": offset,
+        "axis_fragmentations": fragments, "segment_global_offsets": [s[0] for s in segments],
+        "segment_local_offsets": [s[1] for s in segments],
+        "segment_lengths": [s[2] for s in segments]}
+
+
+def stage_of(name, layers):
+    """The pipeline stages that have a parameter."""
+    if name.startswith("transformer.h."):
+        return int(name.split(".")[2]) * PP // layers
+    return 0 if name.startswith(("transformer.wte.", "transformer.wpe.")) else PP - 1
+
+
+def make_sharded(folder, kinds, blocks, state):
+    """Of dp2_tp2_pp2; ranks of the first data-parallel index write."""
+    layers, entries = state["n_layer"], []
+    for pp in range(PP):
+        for tp in range(TP):
+            rank = (pp * DP) * TP + tp
+            files = {"model.ckpt": {}, "optimizer.ckpt": {"adam.t": numpy.array(
+                state["global_step"], dtype=numpy.int64)}}
+            described = {"adam.t": {
+                "global_shape": [], "local_shape": [], "global_offset": [],
+                "axis_fragmentations": [], "segment_global_offsets": [],
+                "segment_local_offsets": [], "segment_lengths": []}}
+            for prefix, tensors in zip(("", "adam.m.", "adam.v."), kinds):
+                file = files["optimizer.ckpt" if prefix else "model.ckpt"]
+                for name, array in tensors.items():
+                    if stage_of(name, layers) != pp:
+                        continue
+                    file[prefix + name], described[prefix + name] = part_of(
+                        array, name, tp, blocks)
+            for file, tensors in files.items():
+                offsets = write_state_dict(folder / f"rank_{rank:06}" / file, tensors)
+                for key in sorted(tensors):
+                    array = tensors[key]
+                    entries.append({
+                        "key": key, "dtype": DTYPE_NAMES[array.dtype.name], **described[key],
+                        "file": f"rank_{rank:06}/{file}", "offset": offsets[key],
+                        "byte_size": array.nbytes, "pp_rank": pp, "stored_on_ranks": [rank]})
+    write_metadata(folder / "metadata.json", entries)
+    write_trainer_state(folder / "trainer_state.json", {
+        **state, "original_vocab_size": 61, "padded_vocab_size": PADDED_ROWS, "ddp_size": DP,
+        "tp_size": TP, "sp_size": 1, "pp_size": PP, "vpp_size": 1})
+
+
+def make_all_sharded():
+    source = load_file(STATES / "titan.logical.safetensors")
+    make_sharded(HERE / "llama3_dp2_tp2_pp2/iter_0000003",
+                 [llama3(state(source, kind)) for kind in ("", "exp_avg", "exp_avg_sq")],
+                 (HEADS, GROUPS, GROUPS),
+                 {"n_layer": 2, "n_head": HEADS, "n_kv_head": GROUPS, "n_embd": 16,
+                  "global_step": 3, "consumed_train_samples": 24})
+    source = load_file(STATES / "numbered_dcp.logical.safetensors")
+    kinds = [gpt2(state(source, kind)) for kind in ("", "exp_avg", "exp_avg_sq")]
+    kinds[0]["lm_head.weight"] = kinds[0]["transformer.wte.weight"]
+    make_sharded(HERE / "gpt2_dp2_tp2_pp2/iter_0000002", kinds, (1, 1, 1),
+                 {"n_layer": 2, "n_head": 2, "n_kv_head": 2, "n_embd": 16, "global_step": 2,
+                  "consumed_train_samples": 16})
+
+
 def make_corpus():
     folder = HERE.parents[2] / "convert/infinitrain/testdata"
     write_state_dict(folder / "small.ckpt", {
@@ -156,9 +278,16 @@ def make_corpus():
     write_trainer_state(folder / "trainer_state.json", {
         "n_layer": 2, "vocab_size": 61, "global_step": 3, "last_lr": 0.0001, "tp_size": 1},
         missing_comma="vocab_size")
+    write_metadata(folder / "metadata.json", [{
+        "key": "w", "dtype": "fp32", "global_shape": [6, 2], "local_shape": [2, 2],
+        "global_offset": [2, 0], "axis_fragmentations": [3, 1], "segment_global_offsets": [1, 5],
+        "segment_local_offsets": [0, 1], "segment_lengths": [1, 1],
+        "file": "rank_000001/model.ckpt", "offset": 43, "byte_size": 16, "pp_rank": 0,
+        "stored_on_ranks": [1]}])
 
 
 if __name__ == "__main__":
     make_llama3()
     make_gpt2()
+    make_all_sharded()
     make_corpus()
