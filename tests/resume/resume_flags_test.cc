@@ -73,7 +73,7 @@ TEST_F(FlagsTest, OptimizerStateIsOptionalBothWays) {
 
   TrainConfig weights_only = Config({kGpt2}, "weights-only");
   weights_only.mutable_training()->set_train_iters(4);
-  weights_only.mutable_checkpoint()->set_no_save_optim(true);
+  weights_only.mutable_checkpoint()->set_save_optimizer_state(false);  // or no_save_optim
   ASSERT_TRUE(Train(weights_only).ok());
   EXPECT_FALSE(DataFile(StepDir("weights-only", 4), "model-").empty());
   EXPECT_TRUE(DataFile(StepDir("weights-only", 4), "optimizer-").empty());

@@ -331,6 +331,10 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--save-retain-minutes=5"}, "save_retain_minutes is set but save is not"},
         {{"--save=d", "--auto-resume=false", "--ckpt-step=5"}, "ckpt_step is set but load is not"},
         {{"--no-save-optim"}, "no_save_optim is set but save is not"},
+        {{"--save=d", "--save-optimizer-state", "--no-save-optim"},
+         "save_optimizer_state=true and no_save_optim=true exclude each other"},
+        {{"--save=d", "--save-optimizer-state=false", "--no-save-optim=false"},
+         "save_optimizer_state=false and no_save_optim=false exclude each other"},
         {{"--no-save-rng"}, "no_save_rng is set but save is not"},
         {{"--max-checkpoint-keep=2"}, "max_checkpoint_keep is set but save is not"},
         {{"--save=d", "--save-interval=-5"}, "save_interval=-5: must not be negative"},
@@ -476,6 +480,17 @@ TEST(ResolveConfigTest, StepsMustBeGivenButMayBeNone) {
 }
 
 // InternEvo's form of the settings of a load.
+TEST(ResolveConfigTest, SaveOptimizerStateIsTheOppositeOfNoSaveOptim) {
+  for (const bool saves : {true, false}) {
+    const std::string flag = saves ? "--save-optimizer-state" : "--save_optimizer_state=false";
+    const TrainConfig config = Resolved({"--save=d", flag});
+    EXPECT_EQ(config.checkpoint().no_save_optim(), !saves);
+    EXPECT_FALSE(config.checkpoint().has_save_optimizer_state());
+    // Both may be given where they agree.
+    Resolved({"--save=d", flag, saves ? "--no-save-optim=false" : "--no-save-optim"});
+  }
+}
+
 TEST(ResolveConfigTest, LoadCkptFolderBecomesLoad) {
   const auto resolve = [](const std::string& checkpoint) {
     const absl::StatusOr<TrainConfig> config =

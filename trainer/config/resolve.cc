@@ -119,6 +119,20 @@ absl::Status ReplaceLoadCkptFolder(CheckpointConfig* checkpoint) {
   return absl::OkStatus();
 }
 
+// save_optimizer_state becomes no_save_optim.
+absl::Status ReplaceSaveOptimizerState(CheckpointConfig* checkpoint) {
+  if (!checkpoint->has_save_optimizer_state()) return absl::OkStatus();
+  const bool saves = checkpoint->save_optimizer_state();
+  if (checkpoint->has_no_save_optim() && checkpoint->no_save_optim() == saves) {
+    const char* const value = saves ? "true" : "false";
+    return Wrong("save_optimizer_state=", value, " and no_save_optim=", value,
+                 " exclude each other");
+  }
+  checkpoint->set_no_save_optim(!saves);
+  checkpoint->clear_save_optimizer_state();
+  return absl::OkStatus();
+}
+
 // Whether `load` names a model file of llm.c, rather than a run's folder or its file of a step.
 bool IsLlmcModelFile(const std::string& load) {
   if (load.find("://") != std::string::npos) return false;
@@ -268,7 +282,7 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
   // Before the model's own checks, which would report the same field in other words.
   if (absl::Status status = CheckRanges(config); !status.ok()) return status;
   TrainConfig resolved = config;
-  for (const auto replace : {ReplaceLoadCkptFolder, ReplaceCkptType}) {
+  for (const auto replace : {ReplaceLoadCkptFolder, ReplaceSaveOptimizerState, ReplaceCkptType}) {
     if (absl::Status status = replace(resolved.mutable_checkpoint()); !status.ok()) return status;
   }
   FillSave(&resolved);
