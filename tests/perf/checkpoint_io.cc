@@ -3,15 +3,33 @@
 // round measures all of it, so that a disk that changes its mind changes both sides of a ratio.
 // Prints
 //   figure save.disk_ratio <value> ratio     and likewise load.disk_ratio, verify.disk_ratio
+//   figure save.naive_ratio <value> ratio    and load.naive_ratio
 // and the rates behind them. Medians over the rounds.
+//
+// The naive ratios compare with the simplest format of its own for each rank: the rank writes its
+// buffers as they are into one file and syncs that, and reads them back into the same memory. It
+// has no checksums, no digests, no index, and fits no other topology.
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <span>
 #include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/storage.h"
@@ -19,12 +37,70 @@
 #include "tests/perf/harness.h"
 #include "tests/perf/raw_disk.h"
 
-ABSL_FLAG(std::string, directory, "", "where to write about 3.5 GB; default: a new one under /tmp");
+ABSL_FLAG(std::string, directory, "", "where to write about 5.3 GB; default: a new one under /tmp");
 ABSL_FLAG(int, rounds, 4, "how often everything is measured");
 ABSL_FLAG(int, io_threads, 4, "of the checkpoint engine");
 
 namespace tessera {
 namespace {
+
+using Buffers = std::vector<std::span<std::byte>>;
+
+// The file of a naive format: see above.
+class NaiveFile {
+ public:
+  NaiveFile(std::string path, Buffers buffers)
+      : path_(std::move(path)), buffers_(std::move(buffers)) {}
+  ~NaiveFile() { unlink(path_.c_str()); }
+
+  // Both return bytes per second.
+  absl::StatusOr<double> Save() const {
+    return Timed(O_WRONLY | O_CREAT | O_TRUNC,
+                 [](int fd, std::byte* data, size_t size) { return write(fd, data, size); });
+  }
+  // Past the page cache, from which a restarted job has nothing.
+  absl::StatusOr<double> Load() const {
+    const int fd = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    if (fd >= 0) close(fd);
+    return Timed(O_RDONLY,
+                 [](int fd, std::byte* data, size_t size) { return read(fd, data, size); });
+  }
+
+ private:
+  template <typename Transfer>
+  absl::StatusOr<double> Timed(int flags, const Transfer& transfer) const {
+    constexpr size_t kMostAtOnce = size_t{1} << 30;
+    const double begin = Now();
+    const int fd = open(path_.c_str(), flags | O_CLOEXEC, 0644);
+    bool ok = fd >= 0;
+    uint64_t bytes = 0;
+    for (const std::span<std::byte> buffer : buffers_) {
+      for (size_t done = 0; ok && done < buffer.size();) {
+        const ssize_t n =
+            transfer(fd, buffer.data() + done, std::min(kMostAtOnce, buffer.size() - done));
+        if (n < 0 && errno == EINTR) continue;
+        ok = n > 0;
+        done += ok ? n : 0;
+      }
+      bytes += buffer.size();
+    }
+    if (ok && flags != O_RDONLY) ok = fsync(fd) == 0;
+    const int error = errno;
+    if (fd >= 0) close(fd);
+    if (ok) return static_cast<double>(bytes) / (Now() - begin);
+    return absl::UnavailableError(
+        absl::StrCat(path_, ": ", std::generic_category().message(error)));
+  }
+
+  const std::string path_;
+  const Buffers buffers_;
+};
+
+void PrintNaive(const char* name, const Pairs& pairs) {
+  std::printf("%s: a naive file %.0f MB/s\n", name, pairs.theirs() / 1e6);
+  PrintFigure(absl::StrCat(name, ".naive_ratio"), pairs.Ratio());
+}
 
 absl::Status Measure(const std::string& directory) {
   TESSERA_ASSIGN_OR_RETURN(Gpt2State state, Gpt2State::Create());
@@ -33,16 +109,19 @@ absl::Status Measure(const std::string& directory) {
                            ckpt::CheckpointFolder::Open(directory));
   TESSERA_ASSIGN_OR_RETURN(const RawDiskShapes shapes, FindRawDiskShapes(directory, state.bytes));
   TESSERA_ASSIGN_OR_RETURN(RawDiskFile raw, RawDiskFile::Create(directory, state.bytes));
+  const NaiveFile naive(directory + "/naive", state.run->Buffers());
   const int io_threads = absl::GetFlag(FLAGS_io_threads);
-  Pairs save, load, verify;
+  Pairs save, load, verify, naive_save, naive_load;
   TESSERA_RETURN_IF_ERROR(ForEachRound(absl::GetFlag(FLAGS_rounds), [&](int round) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const double raw_write, raw.WriteOnce(shapes.write));
+    TESSERA_ASSIGN_OR_RETURN(const double naive_write, naive.Save());
     const double begin = ProcessorSeconds();
     TESSERA_ASSIGN_OR_RETURN(const ckpt::SaveReport saved,
                              folder.Save(round + 1, state.dict, {.io_threads = io_threads}));
     const double processors = ProcessorSeconds() - begin;
     TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint checkpoint, folder.At(round + 1));
     TESSERA_ASSIGN_OR_RETURN(const double raw_read, raw.ReadOnce(shapes.read));
+    TESSERA_ASSIGN_OR_RETURN(const double naive_read, naive.Load());
     TESSERA_ASSIGN_OR_RETURN(const ckpt::LoadReport loaded,
                              checkpoint.Load(state.dict, {.io_threads = io_threads}));
     TESSERA_ASSIGN_OR_RETURN(const ckpt::VerifyReport verified,
@@ -50,6 +129,8 @@ absl::Status Measure(const std::string& directory) {
     if (!verified.damage.empty()) return absl::DataLossError(verified.damage[0].message);
     save.Add(saved.bytes_written / saved.seconds, raw_write);
     load.Add(loaded.bytes_read / loaded.seconds, raw_read);
+    naive_save.Add(saved.bytes_written / saved.seconds, naive_write);
+    naive_load.Add(loaded.bytes_read / loaded.seconds, naive_read);
     verify.Add(verified.bytes_read / verified.seconds, raw_read);
     std::printf("the save took %.2f s of processors\n", processors);
     return folder.storage().DeleteTree(saved.directory);
@@ -57,6 +138,8 @@ absl::Status Measure(const std::string& directory) {
   save.PrintRates("save", "disk_ratio", "raw disk");
   load.PrintRates("load", "disk_ratio", "raw disk");
   verify.PrintRates("verify", "disk_ratio", "raw disk");
+  PrintNaive("save", naive_save);
+  PrintNaive("load", naive_load);
   return absl::OkStatus();
 }
 

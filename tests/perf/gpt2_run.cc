@@ -106,6 +106,16 @@ ckpt::StateDict Gpt2Run::State() const {
   return state;
 }
 
+std::vector<std::span<std::byte>> Gpt2Run::Buffers() const {
+  std::vector<std::span<std::byte>> buffers;
+  for (const TrainedChunk& chunk : trainer_->chunks()) {
+    for (const TensorView& buffer : StateBuffers({chunk.parameters, chunk.optimizer})) {
+      buffers.emplace_back(static_cast<std::byte*>(buffer.data()), buffer.bytes());
+    }
+  }
+  return buffers;
+}
+
 absl::StatusOr<Gpt2State> Gpt2State::Create() {
   Gpt2State state;
   TESSERA_ASSIGN_OR_RETURN(state.run, Gpt2Run::Create({.bf16 = true}, nullptr));

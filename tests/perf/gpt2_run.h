@@ -3,9 +3,12 @@
 
 // Training of GPT-2 124M, or of a part of it, for programs that measure steps and checkpoints.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/include/checkpoint.h"
@@ -43,6 +46,8 @@ class Gpt2Run {
   Trainer& trainer() const { return *trainer_; }
   // The rank's weights and optimizer state, in the memory of the run.
   ckpt::StateDict State() const;
+  // The memory of all of it, padding included: a few large pieces.
+  std::vector<std::span<std::byte>> Buffers() const;
 
  private:
   Gpt2Run() = default;
