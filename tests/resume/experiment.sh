@@ -1,6 +1,4 @@
 #!/usr/bin/env bash
-# Starts experiment.py with the programs that Bazel built beside it.
+# Starts an experiment beside the programs that it runs: tests/NAME/experiment.py.
 set -euo pipefail
-here=$(pwd)
-exec python3 "$here/tests/resume/experiment.py" --train="$here/$1" --prepare_data="$here/$2" \
-  --ckpt="$here/$3" --compare_runs="$here/$4" --launcher="$here/$5" "${@:6}"
+PYTHONPATH=tests/resume exec python3 "tests/$1/experiment.py" "${@:2}"

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/invocation_dir.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
@@ -23,10 +24,11 @@
 namespace tessera {
 namespace {
 
-constexpr char kHelp[] = R"(compare_runs A B
+constexpr char kHelp[] = R"(compare_runs A B [MORE...]
 
 Compares two runs step by step: loss, gradient norm, learning rate and evaluation. A and B are run
-folders or metrics.jsonl files. Tokens/s are shown, but not judged.
+folders or metrics.jsonl files. Tokens/s are shown, but not judged. Of more runs than two, each is
+compared with A in turn.
 
   --tolerance=X                largest relative difference that counts as equal (1e-2 where the
                                config of a run says bf16, else 1e-5)
@@ -34,10 +36,10 @@ folders or metrics.jsonl files. Tokens/s are shown, but not judged.
   --first-step=N               compare from this step on
   --last-step=N                compare up to this step
   --rows=N                     steps to show (20)
-  --json                       one object, for machines
-  --svg=FILE                   plot both runs and their differences
+  --json                       one object for machines, or an array of them for more runs than two
+  --svg=FILE                   one plot of all runs and their differences from A
 
-Exit codes: 0 the runs are equal; 1 they differ, or one has steps that the other lacks; 2 wrong
+Exit codes: 0 the runs are equal; 1 two differ, or one has steps that the other lacks; 2 wrong
 usage, or records that cannot be read.
 )";
 
@@ -120,7 +122,7 @@ absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& words) 
     }
   }
   if (arguments.help) return arguments;
-  if (arguments.paths.size() != 2) {
+  if (arguments.paths.size() < 2) {
     return absl::InvalidArgumentError(
         absl::StrCat("expected two runs, found ", arguments.paths.size(), "; see --help"));
   }
@@ -130,20 +132,31 @@ absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& words) 
   return arguments;
 }
 
-// Returns whether the runs are equal.
+// Returns whether all runs are equal to the first.
 absl::StatusOr<bool> Compare(const Arguments& arguments) {
-  TESSERA_ASSIGN_OR_RETURN(const RunRecords a, ReadRunRecords(arguments.paths[0]));
-  TESSERA_ASSIGN_OR_RETURN(const RunRecords b, ReadRunRecords(arguments.paths[1]));
-  const RunComparison comparison = CompareRuns(a, b, arguments.options);
-  const std::string report =
-      arguments.json ? ComparisonJson(a, b, comparison)
-                     : ComparisonText(a, b, comparison, static_cast<int>(arguments.rows));
-  std::fputs(report.c_str(), stdout);
+  std::vector<RunRecords> runs;
+  for (const std::string& path : arguments.paths) {
+    TESSERA_ASSIGN_OR_RETURN(runs.emplace_back(), ReadRunRecords(path));
+  }
+  bool equal = true;
+  std::vector<std::string> reports;
+  for (size_t run = 1; run < runs.size(); ++run) {
+    const RunComparison comparison = CompareRuns(runs[0], runs[run], arguments.options);
+    equal = equal && comparison.equal();
+    reports.push_back(arguments.json ? ComparisonJson(runs[0], runs[run], comparison)
+                                     : ComparisonText(runs[0], runs[run], comparison,
+                                                      static_cast<int>(arguments.rows)));
+  }
+  const bool is_array = arguments.json && reports.size() > 1;
+  std::fputs((is_array ? absl::StrCat("[", absl::StrJoin(reports, ","), "]\n")
+                       : absl::StrJoin(reports, "\n"))
+                 .c_str(),
+             stdout);
   if (!arguments.svg.empty()) {
-    TESSERA_RETURN_IF_ERROR(ReplaceFile(arguments.svg, ComparisonSvg(a, b)));
+    TESSERA_RETURN_IF_ERROR(ReplaceFile(arguments.svg, ComparisonSvg(runs)));
     if (!arguments.json) std::printf("plot: %s\n", arguments.svg.c_str());
   }
-  return comparison.equal();
+  return equal;
 }
 
 int Main(const std::vector<std::string>& words) {

@@ -137,6 +137,24 @@ TEST_F(CompareRunsTest, PlotsBothRunsAndTheirDifference) {
   EXPECT_EQ(curves, 10);  // four pairs and two differences
 }
 
+TEST_F(CompareRunsTest, SeveralRunsAreComparedWithTheFirst) {
+  WriteRun("b", 1, 30, 0);
+  WriteRun("c", 1, 30, 1e-3);
+  const std::string all = Path("a") + " " + Path("b") + " " + Path("c");
+  const Result result = Compare("--exact " + all + " --svg=" + Path("plot.svg"));
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("the runs are equal, bit for bit"));
+  EXPECT_THAT(result.out, HasSubstr("the runs differ first in loss at step 17"));
+  const std::string svg = ReadFile(root_ / "plot.svg");
+  size_t curves = 0;
+  for (size_t at = 0; (at = svg.find("<polyline", at)) != svg.npos; ++at) ++curves;
+  EXPECT_EQ(curves, 5);  // three losses and two differences
+  EXPECT_EQ(Compare("--exact " + Path("a") + " " + Path("b") + " " + Path("b")).exit_code, 0);
+  const nlohmann::json json = nlohmann::json::parse(Compare("--json " + all).out, nullptr, false);
+  ASSERT_EQ(json.size(), 2);
+  EXPECT_EQ(json[1]["quantities"]["loss"]["first_difference"], 17);
+}
+
 TEST_F(CompareRunsTest, WrongUseExitsWithTwo) {
   for (const std::string& arguments :
        {Path("a"), Path("a") + " " + Path("nothing"), Path("a") + " " + Path("a") + " --what",

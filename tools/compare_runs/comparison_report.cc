@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <set>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -162,26 +166,36 @@ Json StepObject(int64_t step, const StepRecord& a, const StepRecord& b) {
           {"tokens_per_second", pair(a.tokens_per_second, b.tokens_per_second)}};
 }
 
-Curve CurveOf(const char* name, const RunRecords& run, double StepRecord::*value) {
-  Curve curve{.name = name};
-  for (const auto& [step, record] : run.steps) {
-    if (std::isfinite(record.*value)) curve.points.emplace_back(step, record.*value);
-  }
-  return curve;
+// "A" and "B"; more than two are called as their folders are.
+std::string NameOf(std::span<const RunRecords> runs, size_t run) {
+  if (runs.size() == 2) return run == 0 ? "A" : "B";
+  return std::filesystem::path(runs[run].path).parent_path().filename();
 }
 
-Panel Both(const char* title, const RunRecords& a, const RunRecords& b, double StepRecord::*value) {
-  return {title, "step", title, false, {CurveOf("A", a, value), CurveOf("B", b, value)}};
+Panel Values(const char* title, std::span<const RunRecords> runs, double StepRecord::*value) {
+  Panel panel{title, "step", title, false, {}};
+  for (size_t run = 0; run < runs.size(); ++run) {
+    Curve& curve = panel.curves.emplace_back();
+    curve.name = NameOf(runs, run);
+    for (const auto& [step, record] : runs[run].steps) {
+      if (std::isfinite(record.*value)) curve.points.emplace_back(step, record.*value);
+    }
+  }
+  return panel;
 }
 
-Panel Difference(const char* title, const RunRecords& a, const RunRecords& b,
-                 double StepRecord::*value) {
-  Curve curve{.name = "difference"};
-  for (const int64_t step : CommonSteps(a, b)) {
-    const double difference = RelativeDifference(a.steps.at(step).*value, b.steps.at(step).*value);
-    if (std::isfinite(difference)) curve.points.emplace_back(step, difference);
+Panel Differences(const char* title, std::span<const RunRecords> runs, double StepRecord::*value) {
+  Panel panel{title, "step", "relative difference", true, {}};
+  for (size_t run = 1; run < runs.size(); ++run) {
+    Curve& curve = panel.curves.emplace_back();
+    curve.name = runs.size() == 2 ? "difference" : NameOf(runs, run);
+    for (const int64_t step : CommonSteps(runs[0], runs[run])) {
+      const double difference =
+          RelativeDifference(runs[0].steps.at(step).*value, runs[run].steps.at(step).*value);
+      if (std::isfinite(difference)) curve.points.emplace_back(step, difference);
+    }
   }
-  return {title, "step", "relative difference", true, {std::move(curve)}};
+  return panel;
 }
 
 }  // namespace
@@ -215,15 +229,18 @@ std::string ComparisonJson(const RunRecords& a, const RunRecords& b,
   return json.dump(2) + "\n";
 }
 
-std::string ComparisonSvg(const RunRecords& a, const RunRecords& b) {
-  return PlotSvg(
-      absl::StrCat("A: ", a.path, "   B: ", b.path),
-      {Both("loss", a, b, &StepRecord::loss), Difference("loss", a, b, &StepRecord::loss),
-       Both("gradient norm", a, b, &StepRecord::grad_norm),
-       Difference("gradient norm", a, b, &StepRecord::grad_norm),
-       Both("learning rate", a, b, &StepRecord::lr),
-       Both("tokens/s", a, b, &StepRecord::tokens_per_second)},
-      /*columns=*/2);
+std::string ComparisonSvg(std::span<const RunRecords> runs) {
+  std::vector<Panel> panels = {Values("loss", runs, &StepRecord::loss),
+                               Differences("loss", runs, &StepRecord::loss)};
+  if (runs.size() > 2) {
+    return PlotSvg(absl::StrCat(NameOf(runs, 0), ", and the differences of others from it"), panels,
+                   /*columns=*/2);
+  }
+  panels.push_back(Values("gradient norm", runs, &StepRecord::grad_norm));
+  panels.push_back(Differences("gradient norm", runs, &StepRecord::grad_norm));
+  panels.push_back(Values("learning rate", runs, &StepRecord::lr));
+  panels.push_back(Values("tokens/s", runs, &StepRecord::tokens_per_second));
+  return PlotSvg(absl::StrCat("A: ", runs[0].path, "   B: ", runs[1].path), panels, /*columns=*/2);
 }
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 
 // A comparison of two runs as text, as JSON and as a plot.
 
+#include <span>
 #include <string>
 
 #include "tools/compare_runs/comparison.h"
@@ -20,9 +21,10 @@ std::string ComparisonText(const RunRecords& a, const RunRecords& b,
 std::string ComparisonJson(const RunRecords& a, const RunRecords& b,
                            const RunComparison& comparison);
 
-// Loss, gradient norm, learning rate and tokens/s of both runs, and the relative differences of the
-// first two, on logarithmic axes.
-std::string ComparisonSvg(const RunRecords& a, const RunRecords& b);
+// Plots loss, gradient norm, learning rate and tokens/s of two runs, and the relative differences of
+// the first two of these, on logarithmic axes; the losses of more runs, and their differences from
+// those of the first. Precondition: two runs at least.
+std::string ComparisonSvg(std::span<const RunRecords> runs);
 
 }  // namespace tessera
 
