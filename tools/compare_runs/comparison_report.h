@@ -21,9 +21,9 @@ std::string ComparisonText(const RunRecords& a, const RunRecords& b,
 std::string ComparisonJson(const RunRecords& a, const RunRecords& b,
                            const RunComparison& comparison);
 
-// Plots loss, gradient norm, learning rate and tokens/s of two runs, and the relative differences of
-// the first two of these, on logarithmic axes; the losses of more runs, and their differences from
-// those of the first. Precondition: two runs at least.
+// Two runs: loss, gradient norm, learning rate and tokens/s, and the relative differences of the
+// first two, on logarithmic axes. More: the losses of all, and their differences from those of the
+// first. Precondition: two runs at least.
 std::string ComparisonSvg(std::span<const RunRecords> runs);
 
 }  // namespace tessera
