@@ -62,7 +62,7 @@ absl::Status CheckShapes(const InfiniTrainShard& shard) {
   }
   for (size_t d = 0; d < dims; ++d) {
     if (shard.global_offset[d] + shard.local_shape[d] <= shard.global_shape[d]) continue;
-    // The offset of a part in segments is that of none of them.
+    // The segments of a part say where it belongs; its own offset does not.
     if (d == shard.dim && !shard.segments.empty()) continue;
     return BadShard(shard.key, "a part lies outside of the tensor");
   }
