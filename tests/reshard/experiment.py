@@ -7,7 +7,7 @@ loss, gradient norm, learning rate and evaluation with those of the uninterrupte
 the state at the end: in EXACT numerics bit for bit. FAST numerics (--numerics=fast): reports the
 largest relative difference of a loss. All curves of a model and a batch are in one plot.
 
-  bazel run //tests/reshard:experiment                        # ten minutes on two cores
+  bazel run //tests/reshard:experiment                        # a quarter of an hour
   bazel run //tests/reshard:experiment -- --model=gpt2 --numerics=fast
 
 Writes report.md, the plots and the runs below --out. Exit code 1 where anything differs in EXACT
@@ -24,7 +24,7 @@ FROM = "dp4_zero2_tp2_pp2"
 TOPOLOGIES = {
     16: ["single", "dp2", "tp2", "pp2", "tp4", "pp4", "dp8_zero1", "dp16_zero2", "dp2_zero1_tp2_sp",
          "pp2_vpp2", "dp2_tp4", "dp2_zero2_tp2_pp2_vpp2_sp", "dp4_pp4", FROM],
-    12: ["dp3", "dp3_zero2_tp2_pp2", "dp12_zero2"],
+    12: ["dp3", "dp3_tp2_pp2", "dp6_zero1", "dp12_zero2"],
 }
 MODELS = {
     "gpt2": ["--size=gpt2-tiny", "--num-layers=4", "--num-attention-heads=4",
