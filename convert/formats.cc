@@ -1,8 +1,13 @@
 #include "convert/formats.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "convert/core/models.h"
 #include "convert/core/state_dict.h"
@@ -16,6 +21,7 @@
 #include "convert/llmc/llmc.h"
 #include "convert/megatron/megatron.h"
 #include "convert/meta_parts.h"
+#include "convert/paddle/files.h"
 #include "convert/paddle/paddle.h"
 #include "convert/torch/read.h"
 #include "convert/torch/write.h"
@@ -82,6 +88,22 @@ absl::StatusOr<ForeignCheckpoint> ReadTorchPlace(const SourcePlace& place,
   return WithModelNames(place, options, std::move(checkpoint));
 }
 
+absl::StatusOr<ForeignCheckpoint> ReadPaddlePlace(Storage& storage,
+                                                  const OpenForeignOptions& options) {
+  const std::string& file = options.parameter_names_file;
+  if (file.empty()) return ReadPaddle(storage, options.parameter_names);
+  const std::optional<std::string> text = ReadWholeFile(file);
+  absl::StatusOr<std::map<std::string, std::string>> names =
+      absl::InvalidArgumentError("cannot be read");
+  if (text) names = ParsePaddleParameterNames(*text);
+  if (!names.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter_to_structured_name=", file, ": ", names.status().message()));
+  }
+  names->insert(options.parameter_names.begin(), options.parameter_names.end());
+  return ReadPaddle(storage, *names);
+}
+
 absl::StatusOr<bool> IsDcpFolder(Storage& storage) { return IsDcp(storage, ""); }
 
 // Whether files of a format were found.
@@ -119,10 +141,13 @@ constexpr Format kFormats[] = {
      .matches = InFolder<IsPaddle>,
      .read =
          [](const SourcePlace& place, const OpenForeignOptions& options) {
-           return ReadPaddle(*place.storage, options.parameter_names);
+           return ReadPaddlePlace(*place.storage, options);
          }},
     // Before torch, whose files it consists of.
-    {.name = kInternEvo, .matches = InFolder<IsInternEvo>, .read = FromFolder<ReadInternEvo>},
+    {.name = kInternEvo,
+     .other_name = "internlm",
+     .matches = InFolder<IsInternEvo>,
+     .read = FromFolder<ReadInternEvo>},
     {.name = kInfiniTrain,
      .matches = InFolder<IsInfiniTrain>,
      .read =
@@ -152,7 +177,9 @@ constexpr Format kFormats[] = {
        return ReadLlmc(*place.storage, model, options.model);
      },
      .plan = PlanLlmc},
+    // The parts of Meta's state dict are what "llama" means.
     {.name = kTorch,
+     .other_name = "llama",
      .matches =
          [](const SourcePlace& place) {
            return IsFound(FindTorchFiles(*place.storage, "", place.file));

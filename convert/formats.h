@@ -30,6 +30,7 @@ absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const std::string& 
 
 struct Format {
   std::string_view name;
+  std::string_view other_name = {};  // InternEvo's ckpt_type
   // Whether the files are of this format, as far as a look at their names and first bytes tells.
   absl::StatusOr<bool> (*matches)(const SourcePlace& place);
   absl::StatusOr<ForeignCheckpoint> (*read)(const SourcePlace& place,

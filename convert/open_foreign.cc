@@ -20,6 +20,7 @@
 #include "convert/core/record_checks.h"
 #include "convert/formats.h"
 #include "convert/step_folders.h"
+#include "models/foreign/format.h"
 
 namespace tessera::ckpt::convert {
 
@@ -44,10 +45,24 @@ absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const std::string& 
 
 namespace {
 
-absl::StatusOr<const Format*> FindFormat(const SourcePlace& place, const std::string& name) {
+bool IsCalled(const Format& format, std::string_view name) {
+  return format.name == name || (!name.empty() && format.other_name == name);
+}
+
+absl::StatusOr<const Format*> FindFormat(const SourcePlace& place,
+                                         const OpenForeignOptions& options) {
+  std::string name = options.format;
+  if (!options.parameter_names_file.empty()) {
+    if (!name.empty() && name != kPaddle) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter_to_structured_name=", options.parameter_names_file,
+                       " is for the format ", kPaddle, ", and the format ", name, " was stated"));
+    }
+    name = kPaddle;
+  }
   bool is_known = name.empty();
   for (const Format& format : Formats()) {
-    if (!name.empty() && format.name != name) continue;
+    if (!name.empty() && !IsCalled(format, name)) continue;
     is_known = true;
     TESSERA_ASSIGN_OR_RETURN(const bool matches, format.matches(place));
     if (matches) return &format;
@@ -77,7 +92,7 @@ absl::StatusOr<std::optional<FoundForeign>> FirstCheckpoint(std::string run,
     if (step.has_value() && folder.step != *step) continue;
     FoundForeign found = {absl::StrCat(run, "/", folder.name), {}};
     TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(found.name, options.s3_endpoint));
-    const absl::Status format = FindFormat(place, options.format).status();
+    const absl::Status format = FindFormat(place, options).status();
     // What was sealed is a checkpoint, whatever has become of it.
     if (format.ok() || place.storage->Open(kSealFileName).ok()) {
       if (!step.has_value()) {
@@ -139,7 +154,7 @@ void TakeDigests(Storage& storage, const Seal& seal, ForeignCheckpoint& checkpoi
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(SourcePlace place,
                                                           const OpenForeignOptions& options) {
   place.storage = std::make_shared<CheckedStorage>(std::move(place.storage));
-  TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options.format));
+  TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
   if (options.seal != nullptr) TakeDigests(*place.storage, *options.seal, *checkpoint);
@@ -157,6 +172,11 @@ std::vector<std::string> FormatNames() {
   return names;
 }
 
+bool IsFormatName(std::string_view name) {
+  return std::ranges::any_of(Formats(),
+                             [&](const Format& format) { return IsCalled(format, name); });
+}
+
 std::optional<ForeignObject> FindObject(std::string_view name) {
   const size_t slash = name.rfind('/');
   if (LocalPathOfName(name).has_value() || slash == name.npos || !name.ends_with(".gguf")) {
@@ -170,7 +190,7 @@ absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<in
   TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options.s3_endpoint));
   FoundForeign itself = {std::string(name), {}};
   if (!place.file.empty()) return itself;
-  const absl::Status format = FindFormat(place, options.format).status();
+  const absl::Status format = FindFormat(place, options).status();
   if (format.ok() && !step.has_value()) return itself;
   if (!format.ok() && !absl::IsNotFound(format)) return format;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<StepFolder> folders, ListStepFolders(*place.storage));
@@ -202,7 +222,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(std::shared_pt
 absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options,
                                          std::string* mismatch) {
   TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options.s3_endpoint));
-  TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options.format));
+  TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
   *mismatch = std::move(checkpoint->mismatch);

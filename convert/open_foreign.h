@@ -18,11 +18,13 @@
 namespace tessera::ckpt::convert {
 
 struct OpenForeignOptions {
-  std::string format;       // one of FormatNames(); empty: found out by looking at the files
+  std::string format;       // see IsFormatName(); empty: found out by looking at the files
   std::string s3_endpoint;  // see OpenStorage()
   // Names of tensors, as states of the optimizer have them, to names of the model's parameters: for
-  // PaddleNLP's files that do not tell them.
+  // PaddleNLP's files that do not tell them (see ReadPaddle()). The name of a JSON file with such a
+  // map adds to it (see ParsePaddleParameterNames()), and demands the format "paddle".
   std::map<std::string, std::string> parameter_names;
+  std::string parameter_names_file;
   // As manifests have it; may be null. The model of state dicts that do not describe it themselves.
   const ModelProto* model = nullptr;
   // May be null. Gives tensors their digests, unless a file now has another size.
@@ -35,6 +37,10 @@ struct OpenForeignOptions {
 // The names of the formats that are read. Tensors of dcp and torch keep their names in the files,
 // unless a model gives them its own (NameStateDict()).
 std::vector<std::string> FormatNames();
+
+// Whether options may state this format: one of these names, or InternEvo's "internlm" (its own
+// checkpoints) or "llama" (torch, the files of Meta's ranks).
+bool IsFormatName(std::string_view name);
 
 // A checkpoint of another framework.
 struct FoundForeign {

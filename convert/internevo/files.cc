@@ -11,8 +11,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/core/foreign_layout.h"
@@ -300,32 +302,163 @@ absl::StatusOr<const ForeignParameter*> InternEvoParameters::Find(const std::str
 
 namespace {
 
-constexpr std::string_view kContext = "context.pt";
+constexpr std::string_view kContext = "context.pt", kSampler = "sampler.pt",
+                           kScheduler = "schedulder.pt";  // as InternEvo spells it
+constexpr int64_t kMaxCount = int64_t{1} << 40;           // of batches, of samples in one, of ranks
+
+// Reads a file of the run; nullopt if the folder does not have it.
+absl::StatusOr<std::optional<TorchArchive>> ReadRunFile(Storage& storage, std::string_view name) {
+  absl::StatusOr<TorchArchive> archive = ReadTorchFile(storage, std::string(name));
+  if (absl::IsNotFound(archive.status())) return std::nullopt;
+  TESSERA_RETURN_IF_ERROR(archive.status());
+  return std::optional<TorchArchive>(*std::move(archive));
+}
+
+// A number in a file of the run; nullopt where it is absent or impossible.
+std::optional<int64_t> CountIn(const Value& dict, std::string_view name) {
+  const std::optional<int64_t> count = dict.Find(name).AsInt();
+  return count && *count >= 0 && *count <= kMaxCount ? count : std::nullopt;
+}
+
+// What the batches of a data-parallel rank are made of: `size` samples, or, where the run began
+// with smaller ones, `first` samples and `more` after every `every` batches.
+struct Batches {
+  int64_t size = 0;
+  int64_t first = 0, more = 0, every = 0;  // 0: all are of the full size
+
+  // The samples of the first `count` batches; nullopt for too many.
+  std::optional<int64_t> Samples(int64_t count) const {
+    using Wide = __int128;
+    Wide samples = 0;
+    int64_t left = count;
+    if (every > 0) {
+      const Wide steps = std::min<Wide>(count / every, (Wide{size} - first + more - 1) / more);
+      samples = every * (steps * first + Wide{more} * steps * (steps - 1) / 2);
+      left -= static_cast<int64_t>(steps) * every;
+      if (first + steps * more < size) {
+        samples += left * (first + steps * more);
+        left = 0;
+      }
+    }
+    samples += Wide{left} * size;
+    if (samples > INT64_MAX / 2) return std::nullopt;
+    return static_cast<int64_t>(samples);
+  }
+};
+
+// "192 24 8": the first size, by how much it grows, and after how many batches.
+std::optional<Batches> ParseBatches(const Value& sampler) {
+  const std::optional<int64_t> size = CountIn(sampler, "batch_size");
+  if (!size || *size == 0) return std::nullopt;
+  Batches batches = {.size = *size};
+  const std::optional<std::string_view> ramp = sampler.Find("raw_rampup_batch_size").AsText();
+  if (!ramp || ramp->empty()) return batches;
+  const std::vector<std::string> words = absl::StrSplit(View(*ramp), ' ', absl::SkipEmpty());
+  if (words.size() != 3 || !absl::SimpleAtoi(words[0], &batches.first) ||
+      !absl::SimpleAtoi(words[1], &batches.more) || !absl::SimpleAtoi(words[2], &batches.every)) {
+    return std::nullopt;
+  }
+  const bool is_ramp = batches.first > 0 && batches.first <= batches.size && batches.more > 0 &&
+                       batches.more <= kMaxCount && batches.every > 0 && batches.every <= kMaxCount;
+  return is_ramp ? std::optional(batches) : std::nullopt;
+}
+
+// The samples that all data-parallel ranks have read in `batches` batches of each, all epochs
+// counted. nullopt for samplers of other kinds, and where a second epoch has begun with small
+// batches again. DataLoss, a phrase, for a position in the epoch that is beyond that.
+absl::StatusOr<std::optional<int64_t>> ConsumedSamples(const Value& sampler, int64_t batches) {
+  const std::optional<Batches> kind = ParseBatches(sampler);
+  const std::optional<int64_t> ranks = CountIn(sampler, "data_world_size");
+  const std::optional<int64_t> in_epoch = CountIn(sampler, "num_consumed_samples_in_epoch");
+  if (!kind || !ranks || *ranks == 0 || !in_epoch) return std::nullopt;
+  const std::optional<int64_t> samples = kind->Samples(batches);
+  if (!samples || *samples > INT64_MAX / *ranks) return std::nullopt;
+  if (kind->every > 0 && CountIn(sampler, "batch_count") != batches) return std::nullopt;
+  if (*in_epoch > *samples) {
+    return absl::DataLossError(absl::StrCat("num_consumed_samples_in_epoch is ", *in_epoch,
+                                            ", but ", batches, " batches have ", *samples,
+                                            " samples"));
+  }
+  return *samples * *ranks;
+}
+
+// What the scheduler of the learning rate says of the step. One with a warmup hands over to another
+// one, and InternEvo overwrites its own number when it resumes: neither of the two is ahead.
+struct SchedulerSteps {
+  std::optional<int64_t> exact;
+  int64_t least = 0;
+};
+
+SchedulerSteps StepsOf(const Value& scheduler) {
+  const std::optional<int64_t> own = CountIn(scheduler, "last_epoch");
+  const Value after = scheduler.Find("after_scheduler_dict");
+  SchedulerSteps steps = {.least = own.value_or(0)};
+  if (!after.present()) steps.exact = own;
+  steps.least = std::max(steps.least, CountIn(after, "last_epoch").value_or(0));
+  return steps;
+}
+
+// Reads the step from context.pt and from the scheduler's file, which must agree; nullopt where
+// neither tells it.
+absl::StatusOr<std::optional<int64_t>> ReadStep(Storage& storage,
+                                                const std::optional<TorchArchive>& context,
+                                                const std::optional<TorchArchive>& scheduler) {
+  SchedulerSteps scheduled;
+  if (scheduler) scheduled = StepsOf(scheduler->contents.root());
+  if (!context) return scheduled.exact;
+  const Value root = context->contents.root();
+  std::optional<int64_t> step = CountIn(root, "step_count");
+  // Early releases count batches alone, the first of which is 0.
+  const std::optional<int64_t> batches = CountIn(root, "batch_count");
+  if (!step && batches) step = *batches + 1;
+  if (!step) return Damaged(storage, kContext, "no number of steps (\"step_count\")");
+  if (scheduled.least > *step || (scheduled.exact && scheduled.exact != step)) {
+    return Damaged(storage, kScheduler,
+                   absl::StrCat("step ", scheduled.least, " (\"last_epoch\"), ", View(kContext),
+                                " says ", *step));
+  }
+  return step;
+}
 
 }  // namespace
 
 absl::Status DescribeInternEvoRun(Storage& storage, ForeignCheckpoint& checkpoint) {
-  checkpoint.description.mutable_producer()->set_program("InternEvo");
-  const std::string path(kContext);
-  const absl::StatusOr<TorchArchive> archive = ReadTorchFile(storage, path);
-  if (absl::IsNotFound(archive.status())) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(archive.status());
-  const pickle::Value context = archive->contents.root();
-  std::optional<int64_t> step = context.Find("step_count").AsInt();
-  // Early releases count batches alone, the first of which is 0.
-  const std::optional<int64_t> batches = context.Find("batch_count").AsInt();
-  if (!step && batches && *batches < INT64_MAX) step = *batches + 1;
-  if (!step || *step < 0) {
-    return absl::DataLossError(
-        absl::StrCat(storage.Describe(path), ": no number of steps (\"step_count\")"));
+  Manifest& manifest = checkpoint.description;
+  manifest.mutable_producer()->set_program("InternEvo");
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<TorchArchive> context,
+                           ReadRunFile(storage, kContext));
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<TorchArchive> scheduler,
+                           ReadRunFile(storage, kScheduler));
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<TorchArchive> sampler,
+                           ReadRunFile(storage, kSampler));
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
+                           ReadStep(storage, context, scheduler));
+  if (!step) return absl::OkStatus();
+  // Batches of early releases are steps; later ones may skip some.
+  std::optional<int64_t> batches = *step, tokens;
+  if (context) {
+    const std::optional<int64_t> last = CountIn(context->contents.root(), "batch_count");
+    if (last) batches = *last + 1;
+    tokens = context->contents.root().Find("num_consumed_tokens").AsInt();
   }
-  SetProgress(*step, std::nullopt, checkpoint.description);
-  const std::optional<int64_t> tokens = context.Find("num_consumed_tokens").AsInt();
-  if (tokens && *tokens >= 0) {
-    checkpoint.notes.push_back(absl::StrCat(
-        "The run has consumed ", *tokens,
-        " tokens; its position in the data is that of its own loader, which packs samples."));
+  std::optional<int64_t> samples;
+  if (sampler) {
+    const auto consumed = ConsumedSamples(sampler->contents.root(), *batches);
+    if (!consumed.ok()) return Damaged(storage, kSampler, consumed.status().message());
+    samples = *consumed;
   }
+  SetProgress(*step, samples, manifest);
+  if (!tokens || *tokens < 0) return absl::OkStatus();
+  std::string note = absl::StrCat("The run has consumed ", *tokens, " tokens");
+  if (samples && *samples > 0 && *tokens % *samples == 0) {
+    const int64_t length = *tokens / *samples;
+    manifest.mutable_trainer()->mutable_data()->set_sequence_length(length);
+    absl::StrAppend(&note, ", which are ", *samples, " samples of ", length);
+  }
+  checkpoint.notes.push_back(absl::StrCat(
+      note, samples
+                ? "; their order is that of its own loader, which packs samples."
+                : "; its position in the data is that of its own loader, which packs samples."));
   return absl::OkStatus();
 }
 

@@ -100,8 +100,9 @@ class InternEvoParameters {
   ForeignModel model_;
 };
 
-// Adds what context.pt tells: the step, and a note about the position in the data. Where there is
-// no such file, nothing is known. Errors: DataLoss, naming the file; those of the storage.
+// Adds what context.pt, schedulder.pt and sampler.pt tell: the step, the samples consumed and their
+// length, and a note about them. What their absence leaves unknown stays so. Errors: DataLoss,
+// naming the file, where one contradicts another; those of the storage.
 absl::Status DescribeInternEvoRun(Storage& storage, ForeignCheckpoint& checkpoint);
 
 }  // namespace tessera::ckpt::convert

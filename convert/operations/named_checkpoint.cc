@@ -35,7 +35,9 @@ NamedCheckpoint Unopened(const convert::FoundForeign& found, convert::FoundSeal 
 
 absl::StatusOr<NamedCheckpoint> FindForeignCheckpoint(const std::string& name,
                                                       const SourceOptions& options) {
-  convert::OpenForeignOptions open = {.format = options.format, .s3_endpoint = options.s3_endpoint};
+  convert::OpenForeignOptions open = {.format = options.format,
+                                      .s3_endpoint = options.s3_endpoint,
+                                      .parameter_names_file = options.parameter_names_file};
   convert::FoundForeign found = {name, {}};
   TESSERA_ASSIGN_OR_RETURN(std::optional<convert::FoundSeal> seal,
                            convert::FindSeal(name, options.s3_endpoint));
@@ -85,7 +87,7 @@ absl::Status NamedCheckpoint::CheckOtherRecords() const {
 bool IsForeignName(const std::string& name, const SourceOptions& options) {
   std::error_code error;
   const std::optional<std::string> local = LocalPathOfName(name);
-  return !options.format.empty() ||
+  return !options.format.empty() || !options.parameter_names_file.empty() ||
          (local.has_value() && (std::filesystem::is_regular_file(*local, error) ||
                                 std::filesystem::is_regular_file(
                                     absl::StrCat(*local, ".", convert::kSealFileName), error)));

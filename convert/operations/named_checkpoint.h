@@ -44,9 +44,10 @@ struct NamedCheckpoint {
 
 // How the names of checkpoints are understood.
 struct SourceOptions {
-  std::string s3_endpoint;  // see OpenStorage()
-  std::string format;       // another framework's; empty: found out by looking
-  bool use_seal = true;     // of another framework's
+  std::string s3_endpoint;           // see OpenStorage()
+  std::string format;                // another framework's; empty: found out by looking
+  std::string parameter_names_file;  // see OpenForeignOptions
+  bool use_seal = true;              // of another framework's
 };
 
 // Whether `name` can only mean another framework's checkpoint, because it names a file or the

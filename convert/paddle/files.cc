@@ -1,6 +1,7 @@
 #include "convert/paddle/files.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
@@ -158,6 +159,11 @@ std::optional<Shape> ShapeOf(const json& value) {
   return shape;
 }
 
+const RankPattern& RankKeys() {
+  static const auto& pattern = *new RankPattern("tp{2}_pp{2}");
+  return pattern;
+}
+
 absl::StatusOr<PaddleShardingMeta> ParseRank(const json& value) {
   PaddleShardingMeta meta;
   const auto strategy = value.find("sharding_strategy");
@@ -167,10 +173,7 @@ absl::StatusOr<PaddleShardingMeta> ParseRank(const json& value) {
       return absl::DataLossError(
           absl::StrCat("structure_name_mapping: ", structured, ": not a name"));
     }
-    if (!meta.structured_names.emplace(name.get<std::string>(), structured).second) {
-      return absl::DataLossError(absl::StrCat("structure_name_mapping: two parameters are called ",
-                                              name.get<std::string>()));
-    }
+    meta.structured_names.emplace(name.get<std::string>(), structured);
   }
   for (const auto& [name, rank] : Member(value, "param2rank").items()) {
     if (!rank.is_number_integer()) {
@@ -203,8 +206,7 @@ absl::StatusOr<PaddleModelMeta> ParsePaddleModelMeta(std::string_view text) {
     TESSERA_ASSIGN_OR_RETURN(meta.virtual_pipeline, Degree(config, "vpp_degree"));
   }
   for (const auto& [key, value] : Member(root, "sharding_metas").items()) {
-    static const RankPattern pattern("tp{2}_pp{2}");
-    const std::optional<std::vector<int64_t>> ranks = pattern.Parse(key);
+    const std::optional<std::vector<int64_t>> ranks = RankKeys().Parse(key);
     if (!ranks || !value.is_object()) {
       return absl::DataLossError(absl::StrCat("sharding_metas: ", key, ": not tpXX_ppYY"));
     }
@@ -216,6 +218,37 @@ absl::StatusOr<PaddleModelMeta> ParsePaddleModelMeta(std::string_view text) {
     meta.ranks[{(*ranks)[0], (*ranks)[1]}] = *std::move(rank);
   }
   return meta;
+}
+
+std::string PaddleRankKey(int64_t tensor, int64_t pipeline) {
+  return RankKeys().Name(std::array{tensor, pipeline});
+}
+
+absl::StatusOr<std::map<std::string, std::string>> ParsePaddleParameterNames(
+    std::string_view text) {
+  const json root = ParseJson(text);
+  if (!root.is_object() || root.empty()) {
+    return absl::InvalidArgumentError("no JSON object of names of parameters by names of tensors");
+  }
+  std::map<std::string, std::string> names;
+  for (const auto& [key, value] : root.items()) {
+    if (value.is_string()) {
+      names[key] = value;
+      continue;
+    }
+    if (!value.is_object() || !RankKeys().Parse(key)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(key, ": expected the name of a parameter, or a tpXX_ppYY with an object"));
+    }
+    for (const auto& [tensor_name, name] : value.items()) {
+      if (!name.is_string()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(key, ": ", tensor_name, ": expected the name of a parameter"));
+      }
+      names[absl::StrCat(key, "/", tensor_name)] = name;
+    }
+  }
+  return names;
 }
 
 namespace {

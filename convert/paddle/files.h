@@ -51,10 +51,11 @@ absl::StatusOr<PaddleRankFiles> FindPaddleRankFiles(std::span<const std::string>
 
 // Describes all ranks that have the same tensor-parallel rank and the same pipeline rank.
 struct PaddleShardingMeta {
-  std::string strategy;                                 // "ShardingV1", "ShardingV2" or empty
-  std::map<std::string, std::string> structured_names;  // by tensor name
-  std::map<std::string, int64_t> owners;                // by tensor name: its sharding rank
-  std::map<std::string, Shape> shapes;                  // by structured name
+  std::string strategy;  // "ShardingV1", "ShardingV2" or empty
+  // By tensor name. Tied parameters have one tensor.
+  std::multimap<std::string, std::string> structured_names;
+  std::map<std::string, int64_t> owners;  // by tensor name: its sharding rank
+  std::map<std::string, Shape> shapes;    // by structured name
 };
 
 // model_meta.json, which PaddleNLP writes beside the states where each sharding rank saves its own.
@@ -66,6 +67,14 @@ struct PaddleModelMeta {
 
 // Errors: DataLoss, a phrase.
 absl::StatusOr<PaddleModelMeta> ParsePaddleModelMeta(std::string_view json);
+
+// Names of parameters by names of tensors, of all ranks or of those of a tensor-parallel and a
+// pipeline rank: {"linear_0.w_0": "llama.layers..."}, or {"tp00_pp01": {"linear_0.w_0": ...}},
+// which becomes "tp00_pp01/linear_0.w_0". Errors: InvalidArgument, a phrase.
+absl::StatusOr<std::map<std::string, std::string>> ParsePaddleParameterNames(std::string_view json);
+
+// "tp00_pp01", as model_meta.json and that map have it.
+std::string PaddleRankKey(int64_t tensor, int64_t pipeline);
 
 // Adam's states of a tensor.
 enum class PaddleState { kMoment1, kMoment2, kBeta1Power, kBeta2Power, kMasterWeight };

@@ -24,10 +24,11 @@ namespace tessera::ckpt::convert {
 absl::StatusOr<bool> IsPaddle(Storage& storage);
 
 // `structured_names` maps names of tensors, as the optimizer's states have them, to the model's
-// names of parameters, for checkpoints that do not tell them. Errors: DataLoss naming files and
-// tensors, for a rank's file or state that is missing and for all that contradicts itself;
-// InvalidArgument, with what would settle it, for what can be read in several ways and for models
-// that are not known here.
+// names of parameters, for checkpoints that do not tell them. "tp00_pp01/linear_0.w_0" is the name
+// in files of these ranks alone: ranks may give one name to different tensors. Errors: DataLoss
+// naming files and tensors, for a rank's file or state that is missing and for all that contradicts
+// itself; InvalidArgument, with what would settle it, for what can be read in several ways and for
+// models that are not known here.
 absl::StatusOr<ForeignCheckpoint> ReadPaddle(
     Storage& storage, const std::map<std::string, std::string>& structured_names);
 

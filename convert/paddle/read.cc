@@ -211,9 +211,10 @@ class PaddleReader {
       const auto [at, is_new] = names_[ranks].emplace(tensor_name, *parameter);
       repeated_names_[ranks].erase(tensor_name);
       if (!is_new && at->second != *parameter) {
-        return Damaged(storage_, kModelMeta,
-                       absl::StrCat(tensor_name, " is ", structured, ", in the model's file it is ",
-                                    ParameterAt(at->second).name));
+        return Damaged(
+            storage_, kModelMeta,
+            absl::StrCat("structure_name_mapping: ", tensor_name, " is ", structured,
+                         ", there or in the model's file it is ", ParameterAt(at->second).name));
       }
     }
     for (const auto& [structured, shape] : meta.shapes) {
@@ -239,18 +240,33 @@ class PaddleReader {
     if (found != known.end() && !repeated_names_[RanksOf(file)].contains(tensor_name)) {
       return found->second;
     }
-    const auto given = given_names_.find(tensor_name);
-    if (given != given_names_.end()) return FindParameter(given->second);
+    TESSERA_ASSIGN_OR_RETURN(const std::optional<size_t> given, GivenParameter(file, tensor_name));
+    if (given) return given;
     if (const std::optional<size_t> parameter = FindParameter(tensor_name)) return parameter;
     const auto meta = meta_.ranks.find(RanksOf(file));
     if (meta != meta_.ranks.end() && meta->second.structured_names.contains(tensor_name)) {
-      left_out_.insert(meta->second.structured_names.at(tensor_name));
+      left_out_.insert(meta->second.structured_names.find(tensor_name)->second);
       return std::nullopt;
     }
     return absl::InvalidArgumentError(absl::StrCat(
         storage_.Describe(file.name), ": nothing tells which parameter ", tensor_name,
         " is; structure_name_mapping in model_meta.json, names of tensors in the model's files, ",
-        "or a map of names given to the reader, would settle it"));
+        "or --parameter-to-structured-name, would settle it"));
+  }
+
+  // By the caller's map, in which a rank's own names come first. InvalidArgument for a name that no
+  // parameter has.
+  absl::StatusOr<std::optional<size_t>> GivenParameter(const PaddleRankFile& file,
+                                                       const std::string& tensor_name) {
+    auto given = given_names_.find(
+        absl::StrCat(PaddleRankKey(file.tensor, file.pipeline), "/", tensor_name));
+    if (given == given_names_.end()) given = given_names_.find(tensor_name);
+    if (given == given_names_.end()) return std::nullopt;
+    const std::optional<size_t> parameter = FindParameter(given->second);
+    if (parameter) return parameter;
+    return absl::InvalidArgumentError(
+        absl::StrCat(storage_.Describe(file.name), ": ", tensor_name, " was said to be ",
+                     given->second, ", which is no parameter of the model in ", View(kConfig)));
   }
 
   // States may be named after the tensor of a master weight, which is kept under its parameter's

@@ -19,6 +19,10 @@ extern const ForeignFormat kInfiniTrainFormat;
 // head.
 extern const ForeignFormat kMegatronFormat;
 
+// PaddleNLP's GPTForCausalLM. Linear weights are [in, out], as here. Queries, keys and values are
+// matrices of their own, or one with those of each head next to each other.
+extern const ForeignFormat kPaddleFormat;
+
 // Header: [2] positions, [3] vocabulary, [4] layers, [5] heads, [6] channels, [7] padded
 // vocabulary. Weights are [out, in]; the head is tied and absent.
 extern const LlmcFormat kLlmcFormat;

@@ -86,7 +86,7 @@ std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& 
 namespace {
 
 constexpr const ForeignFormat* kForeignFormats[] = {&kGgufFormat, &kInfiniTrainFormat,
-                                                    &kMegatronFormat};
+                                                    &kMegatronFormat, &kPaddleFormat};
 
 int64_t LayerMatrixWeights(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();

@@ -101,9 +101,11 @@ LogicalState WithMoments(const LogicalState& state) {
 
 }  // namespace
 
-absl::StatusOr<SavedRun> OpenForeignRun(const std::string& folder, const ckpt::ModelProto* model) {
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::convert::ForeignStorage> storage,
-                           ckpt::convert::OpenForeign(folder, {.model = model}));
+absl::StatusOr<SavedRun> OpenForeignRun(const std::string& folder, const ckpt::ModelProto* model,
+                                        const std::string& names) {
+  TESSERA_ASSIGN_OR_RETURN(
+      std::unique_ptr<ckpt::convert::ForeignStorage> storage,
+      ckpt::convert::OpenForeign(folder, {.parameter_names_file = names, .model = model}));
   TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest, ckpt::ReadManifest(*storage, ""));
   return SavedRun{.checkpoint = ckpt::Checkpoint(std::move(storage), "", std::move(manifest))};
 }

@@ -24,9 +24,11 @@ namespace tessera::testing {
 inline constexpr char kTopologies[][24] = {"single", "tp2", "pp2", "dp2_zero2_tp2_pp2"};
 
 // The checkpoint in `folder`, or in a file, whose format is found out. `model` may be null: it is
-// that of state dicts that do not describe theirs.
+// that of state dicts that do not describe theirs. `names` may name a file; see
+// OpenForeignOptions::parameter_names_file.
 absl::StatusOr<SavedRun> OpenForeignRun(const std::string& folder,
-                                        const ckpt::ModelProto* model = nullptr);
+                                        const ckpt::ModelProto* model = nullptr,
+                                        const std::string& names = "");
 
 // The complete state of an fp32 run in a safetensors file, or in those of a folder, whose keys are
 // logical names. Master weights ("<name>.master") take the place of rounded weights.

@@ -56,9 +56,12 @@ std::ostream& operator<<(std::ostream& out, const Layout& layout) { return out <
 #define PADDLE(name, bf16)                                                                        \
   "paddle_" #name, "interop/paddle/testdata/" #name, "interop/paddle/testdata/state.safetensors", \
       3, 0, bf16, ""
-#define INTERNEVO(name, model, bf16)                                                               \
-  "internevo_" #name, "interop/internevo/" #name, "interop/internevo/" model ".safetensors", 3, 0, \
-      bf16, ""
+#define PADDLE_GPT(name, bf16)                                                                     \
+  "paddle_" #name, "interop/paddle/testdata/" #name, "interop/paddle/testdata/gpt.safetensors", 3, \
+      0, bf16, ""
+#define INTERNEVO(name, model, ranks, bf16)                                                     \
+  "internevo_" #name, "interop/internevo/" #name, "interop/internevo/" model ".safetensors", 3, \
+      12 * ranks, bf16, ""
 
 constexpr char kGpt2[] = "interop/megatron/gpt2.safetensors";
 constexpr char kTied[] = "interop/megatron/llama3_tied.safetensors";
@@ -133,17 +136,24 @@ constexpr Layout kLayouts[] = {
     {PADDLE(mp2_pp2_sharding2_v1_meta, true), {2, 2, 1, 2}},
     {PADDLE(sharding2_v2_meta, true), {1, 1, 1, 2}},
     {PADDLE(mp2_pp2_sharding2_v2_meta, false), {2, 2, 1, 2}},
+    {PADDLE(sharding2_v2, true), {1, 1, 1, 2}},
+    {PADDLE(mp2_pp2_sharding2_v2, false), {2, 2, 1, 2}},
+    {PADDLE(mp2_pp2_sharding2_v2_master, true), {2, 2, 1, 2}},
     {PADDLE(sharding2_stage3, true), {1, 1, 1, 2}},
-    {INTERNEVO(tp1, "state", true), {1, 1, 1, 1}},
-    {INTERNEVO(zo2, "state", true), {1, 1, 1, 2}},
-    {INTERNEVO(tp2, "state", true), {2, 1, 1, 1}},
-    {INTERNEVO(wp2, "state", true), {2, 1, 1, 1}},
-    {INTERNEVO(pp2, "state", true), {1, 2, 1, 1}},
-    {INTERNEVO(tp2_pp2_zo2, "state", true), {2, 2, 1, 2}},
-    {INTERNEVO(pp2_vpp2, "state", true), {1, 2, 2, 1}},
-    {INTERNEVO(llama_fp32, "llama", false), {1, 1, 1, 1}},
-    {INTERNEVO(llama_tp2_zo2, "llama", true), {2, 1, 1, 2}},
-    {INTERNEVO(llama_universal, "llama", true)},
+    {PADDLE_GPT(gpt_dp, false), {1, 1, 1, 1}},
+    {PADDLE_GPT(gpt_mp2_pp2, false), {2, 2, 1, 1}},
+    {PADDLE_GPT(gpt_fused_mp2, true), {2, 1, 1, 1}},
+    {PADDLE_GPT(gpt_fused_sharding2_v2_meta, false), {1, 1, 1, 2}},
+    {INTERNEVO(tp1, "state", 1, true), {1, 1, 1, 1}},
+    {INTERNEVO(zo2, "state", 2, true), {1, 1, 1, 2}},
+    {INTERNEVO(tp2, "state", 2, true), {2, 1, 1, 1}},
+    {INTERNEVO(wp2, "state", 1, true), {2, 1, 1, 1}},
+    {INTERNEVO(pp2, "state", 1, true), {1, 2, 1, 1}},
+    {INTERNEVO(tp2_pp2_zo2, "state", 2, true), {2, 2, 1, 2}},
+    {INTERNEVO(pp2_vpp2, "state", 1, true), {1, 2, 2, 1}},
+    {INTERNEVO(llama_fp32, "llama", 1, false), {1, 1, 1, 1}},
+    {INTERNEVO(llama_tp2_zo2, "llama", 2, true), {2, 1, 1, 2}},
+    {INTERNEVO(llama_universal, "llama", 2, true)},
     {"hf_gpt2", kHfGpt2, kHfGpt2},
     {"hf_llama3_tied", "interop/pytorch/llama3_tied.hf", "interop/pytorch/llama3_tied.hf"},
     {"hf_llama3_untied", kHfLlama, kHfLlama},

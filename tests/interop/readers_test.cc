@@ -230,7 +230,9 @@ TEST_F(ReadersTest, InfiniTrainsStepIsUnknownWhereFilesContradictEachOther) {
 
 TEST_F(ReadersTest, InternEvoKeepsItsNamesAndSaysWhatItDoesNotKnow) {
   Open(Fixture("internevo/tp1"));
-  EXPECT_THAT(storage_->notes(), ElementsAre(HasSubstr("The run has consumed ")));
+  EXPECT_THAT(
+      storage_->notes(),
+      ElementsAre(HasSubstr("The run has consumed 288 tokens, which are 12 samples of 24")));
   EXPECT_EQ(manifest_.producer().program(), "InternEvo");
   EXPECT_EQ(ForeignName("model.layers.1.mlp.down_proj.weight", "internevo"),
             "layers.1.feed_forward.w2.weight");
@@ -246,6 +248,27 @@ TEST_F(ReadersTest, WithoutTheOptimizersFilesThereAreWeights) {
     EXPECT_EQ(manifest_.tensors_size(), 39);
   }
   EXPECT_THAT(storage_->notes(), Contains(HasSubstr("no optimizer state")));
+}
+
+// Two data-parallel ranks have begun the second epoch of 16 samples.
+TEST_F(ReadersTest, InternEvosSamplerAndSchedulerTellThePosition) {
+  Open(Fixture("internevo/zo2"));
+  EXPECT_EQ(manifest_.trainer().step(), 3);
+  EXPECT_EQ(manifest_.trainer().data().consumed_samples(), 24);
+  EXPECT_EQ(manifest_.trainer().data().sequence_length(), 24);
+  // The sampler's file leaves nothing but the position open.
+  const std::string copy = CopyOf(Fixture("internevo/zo2"));
+  Remove(copy, "sampler.pt");
+  Open(copy);
+  EXPECT_EQ(manifest_.trainer().step(), 3);
+  EXPECT_FALSE(manifest_.trainer().has_data());
+  // The scheduler's alone has the step.
+  Remove(copy, "context.pt");
+  Open(copy);
+  EXPECT_EQ(manifest_.trainer().step(), 3);
+  Remove(copy, "schedulder.pt");
+  Open(copy);
+  EXPECT_FALSE(manifest_.has_trainer());
 }
 
 // Releases before 0.3 call the matrix that leads out of the layer w3.
@@ -275,17 +298,98 @@ TEST_F(ReadersTest, PaddleKeepsItsNamesAndTheSettingsOfAdam) {
   EXPECT_THAT(ForeignName(parameter, "paddle.tensor"), HasSubstr("row_parallel_linear_"));
 }
 
+// By rank, the parameters that model_meta.json names.
+std::map<std::string, std::map<std::string, std::string>> NamesByRank(const std::string& folder) {
+  const nlohmann::json json = nlohmann::json::parse(ReadFile(folder + "/model_meta.json"));
+  std::map<std::string, std::map<std::string, std::string>> names;
+  for (const auto& [rank, meta] : json["sharding_metas"].items()) {
+    for (const auto& [structured, name] : meta["structure_name_mapping"].items()) {
+      names[rank][name.get<std::string>()] = structured;
+    }
+  }
+  return names;
+}
+
 // The optimizer's names alone, and a map that the caller has.
 TEST_F(ReadersTest, PaddlesNamesMayBeGiven) {
   const std::string copy = CopyOf(Fixture("paddle/testdata/sharding2_v2_meta"));
-  const nlohmann::json json = nlohmann::json::parse(ReadFile(copy + "/model_meta.json"));
-  std::map<std::string, std::string> names;
-  for (const auto& [structured, name] :
-       json["sharding_metas"]["tp00_pp00"]["structure_name_mapping"].items()) {
-    names[name.get<std::string>()] = structured;
-  }
+  const auto names = NamesByRank(copy);
   fs::remove(copy + "/model_meta.json");
-  Open(copy, {.parameter_names = names});
+  Open(copy, {.parameter_names = names.at("tp00_pp00")});
+}
+
+// Paddle gives one name to different parameters of two pipeline stages. What is left of the grid's
+// files is the optimizer's alone: weights come from the master weights.
+TEST_F(ReadersTest, PaddlesNamesMayBeInAFile) {
+  const std::string whole = CopyOf(Fixture("paddle/testdata/sharding2_v2_meta"));
+  const auto names_of_whole = NamesByRank(whole).at("tp00_pp00");
+  std::ofstream(In("whole.json")) << nlohmann::json(names_of_whole);
+  const std::string grid = CopyOf(Fixture("paddle/testdata/mp2_pp2_sharding2_v1_meta"));
+  std::ofstream(In("grid.json")) << nlohmann::json(NamesByRank(grid));
+  for (const auto& [folder, names] : {std::pair(whole, "whole.json"), {grid, "grid.json"}}) {
+    SCOPED_TRACE(names);
+    fs::remove(folder + "/model_meta.json");
+    Remove(folder, ".pdparams");
+    const std::string flag = "--parameter-to-structured-name=" + In(names);
+    const std::string converted = In(std::string("converted_") + names);
+    EXPECT_EQ(Run({"convert", folder, converted, "--to=tessera"}), ckpt::kExitUsage);
+    EXPECT_THAT(err_, HasSubstr("--parameter-to-structured-name, would settle it"));
+    ASSERT_EQ(Run({"convert", folder, converted, "--to=tessera", flag}), ckpt::kExitOk) << err_;
+    const auto opened = ckpt::convert::OpenForeign(folder, {.parameter_names_file = In(names)});
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    // The state that a run begins with is the truth's, in both precisions.
+    const auto oracle = testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors"));
+    ASSERT_TRUE(oracle.ok()) << oracle.status();
+    for (const bool bf16 : {false, true}) {
+      const auto loaded =
+          Load(*testing::OpenForeignRun(folder, nullptr, In(names)), "dp2_zero2_tp2_pp2", bf16);
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      EXPECT_EQ(FirstStateDifference(loaded->state, bf16 ? testing::AsBf16Run(*oracle) : *oracle),
+                "");
+    }
+    EXPECT_EQ(Run({"verify", folder, flag, "--from=hf"}), ckpt::kExitUsage);
+    EXPECT_THAT(err_, HasSubstr("is for the format paddle, and the format hf was stated"));
+  }
+  const std::pair<const char*, const char*> wrong[] = {
+      {"[]", "no JSON object of names"},
+      {R"({"linear_0.w_0": 3})", "linear_0.w_0: expected the name of a parameter"},
+      {R"({"tp00_pp00": {"linear_0.w_0": 3}})", "tp00_pp00: linear_0.w_0: expected the name"},
+      {R"({"embedding_0.w_0": "llama.none.weight"})",
+       "embedding_0.w_0 was said to be llama.none.weight, which is no parameter"}};
+  for (const auto& [text, said] : wrong) {
+    std::ofstream(In("wrong.json")) << text;
+    EXPECT_EQ(Run({"inspect", whole, "--parameter-to-structured-name=" + In("wrong.json")}),
+              ckpt::kExitUsage);
+    EXPECT_THAT(err_, HasSubstr(said));
+  }
+  EXPECT_EQ(Run({"inspect", whole, "--parameter-to-structured-name=" + In("absent.json")}),
+            ckpt::kExitUsage);
+  EXPECT_THAT(err_,
+              HasSubstr("parameter_to_structured_name=" + In("absent.json") + ": cannot be read"));
+}
+
+// The flow that PaddleNLP's convertor explains: mp2, pp2, sharding 2 of stage 1 v2, whose weights
+// are in the master weights alone. PaddleNLP leaves files of empty dicts, or none.
+TEST_F(ReadersTest, PaddlesWeightsAreCastFromMasterWeights) {
+  const auto oracle = testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors"));
+  ASSERT_TRUE(oracle.ok()) << oracle.status();
+  const LogicalState expected = testing::AsBf16Run(*oracle);
+  const std::string copy = CopyOf(Fixture("paddle/testdata/mp2_pp2_sharding2_v2_master"));
+  for (const bool has_model_files : {true, false}) {
+    if (!has_model_files) Remove(copy, ".pdparams");
+    const auto saved = testing::OpenForeignRun(copy);
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    EXPECT_EQ(saved->manifest().trainer().step(), 3);
+    for (const std::string topology : testing::kTopologies) {
+      SCOPED_TRACE(topology);
+      const auto loaded = Load(*saved, topology, /*bf16=*/true);
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      ASSERT_EQ(loaded->state.size(), expected.size());
+      for (const auto& [name, tensor] : loaded->state) {
+        EXPECT_TRUE(tensor == expected.at(name)) << name;
+      }
+    }
+  }
 }
 
 // What PaddleNLP's CheckpointConvertor(path, state_dict, names).Load() does, in three lines.
@@ -323,23 +427,29 @@ class PaddleLossesTest : public ReadersTest {
     return ResolveConfig(config);
   }
 
+  void ExpectLosses(const std::string& file, const std::string& layout) {
+    SCOPED_TRACE(layout);
+    const nlohmann::json json = nlohmann::json::parse(ReadFile(Fixture("paddle/testdata/" + file)));
+    // Every sample is the same: the order does not matter.
+    const auto period = json["tokens"].get<std::vector<int32_t>>();
+    length_ = static_cast<int64_t>(period.size());
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < 400; ++i) tokens.insert(tokens.end(), period.begin(), period.end());
+    SetTokens(tokens);
+    const auto run = Load(Fixture("paddle/testdata/" + layout), "single", /*bf16=*/false);
+    ASSERT_TRUE(run.ok()) << run.status();
+    const auto losses = json["losses"].get<std::vector<double>>();
+    ASSERT_EQ(run->losses.size(), losses.size());
+    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(run->losses[i], losses[i], 5e-5);
+  }
+
   int64_t length_ = 0;
 };
 
 TEST_F(PaddleLossesTest, TheNextStepsHaveTheLossesOfPaddleNlp) {
-  const nlohmann::json json =
-      nlohmann::json::parse(ReadFile(Fixture("paddle/testdata/losses.json")));
-  // Every sample is the same: the order does not matter.
-  const auto period = json["tokens"].get<std::vector<int32_t>>();
-  length_ = static_cast<int64_t>(period.size());
-  std::vector<int32_t> tokens;
-  for (int i = 0; i < 400; ++i) tokens.insert(tokens.end(), period.begin(), period.end());
-  SetTokens(tokens);
-  const auto run = Load(Fixture("paddle/testdata/dp"), "single", /*bf16=*/false);
-  ASSERT_TRUE(run.ok()) << run.status();
-  const auto losses = json["losses"].get<std::vector<double>>();
-  ASSERT_EQ(run->losses.size(), losses.size());
-  for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(run->losses[i], losses[i], 5e-5);
+  ExpectLosses("losses.json", "dp");
+  ExpectLosses("gpt_losses.json", "gpt_dp");
+  ExpectLosses("gpt_losses.json", "gpt_fused_sharding2_v2_meta");
 }
 
 // Weights alone: those of a bf16 run are the rounded ones.

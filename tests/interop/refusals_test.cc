@@ -427,7 +427,22 @@ std::vector<Refusal> InternEvoRefusals() {
   const auto without_plan = [](const std::string& name) {
     return Replace(name, "zero_devide_optim_plan", "zero_divide_optim_plan");
   };
+  // A number of one byte that follows a key of a dict.
+  const auto set_number = [](const std::string& name, const std::string& key, char value) {
+    return Edit(name, [=](std::string& contents) {
+      const size_t at = contents.find('K', contents.find(key) + key.size());
+      contents.at(at + 1) = value;
+    });
+  };
   std::vector<Refusal> refusals = {
+      {"PositionBeyondTheBatches",
+       folder + "tp1",
+       set_number("sampler.pt", "num_consumed_samples_in_epoch", 13),
+       {"sampler.pt: num_consumed_samples_in_epoch is 13, but 3 batches have 12 samples"}},
+      {"StepsThatDiffer",
+       folder + "tp1",
+       set_number("schedulder.pt", "last_epoch", 4),
+       {"schedulder.pt: step 4 (\"last_epoch\"), context.pt says 3"}},
       {"MissingFiles",
        folder + "tp2_pp2_zo2",
        Remove({"optimizer_tp1_pp0_zo1.pt", "model_tp0_pp1.pt"}),

@@ -95,7 +95,7 @@ TEST_F(ContentCommandTest, AnOptimizerWithoutItsStepKeepsItsMoments) {
 TEST_F(ContentCommandTest, ContentThatMakesNoStateIsRefused) {
   MustTrain("base", 2);
   const std::vector<std::pair<Words, std::string>> cases = {
-      {{"--load-content=optimizer,scheduler"}, "model is missing"},
+      {{"--load-content=optimizer", "--no-load-optim"}, "leave nothing to load"},
       {{"--load-content=model,weights"}, "\"weights\" is none of model, optimizer"},
       {{"--load-content=model", "--finetune"}, "exclude each other"},
       {{"--load-content=model", "--use-checkpoint-opt-param-scheduler"},
@@ -154,6 +154,25 @@ TEST_F(ContentCommandTest, AnLlmcFileGivesTheSizesAndIsNeverIgnoredInSilence) {
   const Result never = Train("base", 8, {Load("base"), "--llmc-filepath=" + file, "--finetune"});
   EXPECT_EQ(never.exit_code, 2);
   EXPECT_THAT(never.err, HasSubstr("llmc_filepath and finetune exclude each other"));
+}
+
+// With a rate of 0 the weights stay as they were.
+TEST_F(ContentCommandTest, WeightsMayComeFromAnLlmcFileAndTheRestFromACheckpoint) {
+  const std::string last = (root_ / "weights.bin").string(),
+                    early = (root_ / "weights-00000002.bin").string(),
+                    kept = (root_ / "kept.bin").string();
+  MustTrain("base", 4, {"--export-llmc=" + last, "--export-llmc-interval=2"});
+  const Result both =
+      MustTrain("both", 6,
+                {Load("base"), "--load-content=optimizer,scheduler", "--lr=0", "--min-lr=0",
+                 "--llmc-filepath=" + early, "--export-llmc=" + kept});
+  EXPECT_THAT(both.out, HasSubstr("weights from " + early));
+  EXPECT_THAT(both.out,
+              HasSubstr("s: optimizer without weights, reading the data from the beginning\n"));
+  EXPECT_THAT(both.out, Not(HasSubstr("is not read")));
+  EXPECT_THAT(both.out, HasSubstr("step 5/6 "));
+  EXPECT_EQ(ReadFile(kept), ReadFile(early));
+  EXPECT_NE(ReadFile(kept), ReadFile(last));
 }
 
 TEST_F(ContentCommandTest, ALoadOfSomeTensorsSaysHowMany) {

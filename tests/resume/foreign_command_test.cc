@@ -13,6 +13,7 @@
 #include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "tests/support/command.h"
 #include "tools/ckpt/commands.h"
 
@@ -147,8 +148,12 @@ std::vector<Format> Formats() {
        consumed},
       {"PaddleNlp", "", kInterop + "paddle/testdata/dp",
        kInterop + "paddle/testdata/mp2_pp2_sharding2_v2_meta", 3, consumed},
-      {"InternEvo", "", kInterop + "internevo/tp1", kInterop + "internevo/tp2_pp2_zo2", 3,
-       Joined(consumed, {"--load-format=internevo"})},
+      {"InternEvo",
+       "",
+       kInterop + "internevo/zo2",
+       kInterop + "internevo/tp2_pp2_zo2",
+       3,
+       {"--load-format=internevo"}},
       {"MegatronGpt2", kMegatronSizes + "architecture: GPT2 ffn_hidden_size: 32",
        kInterop + "megatron/gpt2_single", kInterop + "megatron/gpt2_tp2_pp2", 7, content},
       {"MegatronLegacyGpt2", kMegatronSizes + "architecture: GPT2 ffn_hidden_size: 32",
@@ -254,6 +259,72 @@ TEST_F(ForeignCommandTest, TheNewestCheckpointOfARun) {
                 "architecture: saved LLAMA3, wanted GPT2");
   ExpectRefused({load, "--finetune", "--ckpt-step=8"}, 1,
                 "theirs: no checkpoint of step 8; the newest one is ");
+}
+
+// All of an InternEvo checkpoint, under InternEvo's own names, and without a flag.
+TEST_F(ForeignCommandTest, InternEvosSettingsLoadItsSamplerAndScheduler) {
+  UseModel("");
+  const auto settings = [&](const std::string& folder) {
+    const fs::path path = root_ / "internevo.textproto";
+    std::ofstream(path) << ReadFile(root_ / "run.textproto") << "checkpoint { load_ckpt_info { "
+                        << "path: \"" << folder
+                        << "\" content: \"all\" ckpt_type: \"internlm\" } checkpoint_every: 1 "
+                        << "save_ckpt_folder: \"" << Checkpoints("all").string() << "\" }\n";
+    return "--config=" + path.string();
+  };
+  const std::string folder = Runfile(kInterop + "internevo/zo2");
+  const Result all = Run({Runfile("trainer/app/train"), settings(folder), "--train-iters=5",
+                          "--run-dir=" + RunDir("all").string()});
+  ASSERT_EQ(all.exit_code, 0) << all.err;
+  EXPECT_THAT(all.out, HasSubstr("24 consumed samples of 24 tokens are 48 of 12"));
+  EXPECT_THAT(all.out, HasSubstr("continuing after 48 samples of this run's own order"));
+  EXPECT_THAT(all.out, HasSubstr("step 4/5 "));
+  EXPECT_EQ(Records("all").back()["consumed_samples"], 48 + 2 * 8);
+  EXPECT_EQ(Steps("all").size(), 2u);
+  // Without the sampler's file, a flag states the same.
+  const fs::path copy = root_ / "copy";
+  fs::copy(folder, copy, fs::copy_options::recursive);
+  fs::permissions(copy, fs::perms::owner_all);
+  fs::remove(copy / "sampler.pt");
+  MustTrain("stated", 5, {"--load=" + copy.string(), "--consumed-samples=48"});
+  EXPECT_EQ(Losses("stated"), Losses("all"));
+  ExpectRefused({"--load=" + copy.string()}, 1, "does not tell its position in the data");
+}
+
+TEST_F(ForeignCommandTest, LlamaIsInternEvosNameOfTheFilesOfMetasRanks) {
+  UseModel("");
+  const std::string load = "--load=" + Runfile(kInterop + "state_dict/llama_ranks");
+  MustTrain("found", 2, {load, "--finetune"});
+  MustTrain("named", 2, {load, "--load-content=model", "--ckpt-type=llama"});
+  EXPECT_EQ(Losses("named"), Losses("found"));
+  ExpectRefused({load, "--load-content=model", "--ckpt-type=internlm", "--size=llama3-tiny"}, 1,
+                "no checkpoint in the format internlm");
+}
+
+// A PaddleNLP checkpoint of the optimizer alone, which does not name its parameters.
+TEST_F(ForeignCommandTest, ParameterToStructuredNameCompletesPaddlesFiles) {
+  UseModel("");
+  const std::string whole = Runfile(kInterop + "paddle/testdata/sharding2_v2_meta");
+  const fs::path copy = root_ / "copy";
+  fs::copy(whole, copy, fs::copy_options::recursive);
+  fs::permissions(copy, fs::perms::owner_all);
+  const nlohmann::json meta = nlohmann::json::parse(ReadFile(copy / "model_meta.json"));
+  nlohmann::json names;
+  for (const auto& [structured, name] :
+       meta["sharding_metas"]["tp00_pp00"]["structure_name_mapping"].items()) {
+    names[name.get<std::string>()] = structured;
+  }
+  std::ofstream(root_ / "names.json") << names;
+  for (const char* file :
+       {"model_meta.json", "model_state.shard00.pdparams", "model_state.shard01.pdparams"}) {
+    ASSERT_TRUE(fs::remove(copy / file)) << file;
+  }
+  const std::string consumed = "--consumed-samples=24", load = "--load=" + copy.string();
+  ExpectRefused({load, consumed}, 2, "--parameter-to-structured-name, would settle it");
+  const std::string flag = "--parameter-to-structured-name=" + (root_ / "names.json").string();
+  const auto expected = LossesOn("single", "whole", 5, {"--load=" + whole, consumed});
+  ASSERT_EQ(expected.size(), 2u);
+  EXPECT_EQ(LossesOn("tp2", "named", 5, {load, consumed, flag}, "(step 3)"), expected);
 }
 
 TEST_F(ForeignCommandTest, LoadFormatSettlesTheFormat) {

@@ -1,5 +1,7 @@
 // When a run saves, what it keeps and what it does on a full disk, as its user sees it.
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -201,6 +203,22 @@ TEST_F(ManagerCommandTest, AsyncUploadTmpFolderMayBeFull) {
   EXPECT_TRUE(fs::is_empty(disk_ / "staging"));
   MustTrain("undisturbed", 6);
   MustTrain("run", 6);
+  EXPECT_EQ(Losses("run"), Losses("undisturbed"));
+}
+
+// The folder outlives a run that is to go on, and is gone after the last step.
+TEST_F(ManagerCommandTest, AsyncUploadTmpFolderIsInSharedMemoryUnlessSet) {
+  if (access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "/dev/shm is not writable (needs: shm)";
+  MustTrain("run", 8, {"--async-upload", "--exit-interval=4"});
+  EXPECT_THAT(Steps("run"), ElementsAre(2, 4));
+  const Result resumed = MustTrain("run", 8, {"--async-upload"});
+  const std::string start = "/dev/shm/tessera-" + std::to_string(geteuid()) + "-",
+                    end = "_tmp_ckpt";
+  EXPECT_THAT(resumed.out, HasSubstr(" from copies in " + start));
+  const size_t at = resumed.out.find(start), length = resumed.out.find(end, at) + end.size() - at;
+  ASSERT_LT(length, start.size() + 8 + end.size() + 1);
+  EXPECT_FALSE(fs::exists(resumed.out.substr(at, length)));
+  MustTrain("undisturbed", 8);
   EXPECT_EQ(Losses("run"), Losses("undisturbed"));
 }
 

@@ -9,12 +9,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/resume/resume_run.h"
 #include "tests/support/command.h"
+#include "tests/support/logical_state.h"
+#include "tests/support/session_run.h"
 #include "trainer/config/config.h"
 #include "trainer/data/token_file.h"
 
@@ -199,6 +202,91 @@ TEST_F(FlagsTest, LoadTensorsTakesWhatMatchesAndLeavesTheRestAsItBegins) {
   EXPECT_TRUE(absl::IsInvalidArgument(none)) << none;
   EXPECT_THAT(std::string(none.message()), HasSubstr("load_tensors=no.such.*"));
 }
+
+// What a session begins with.
+struct Begun {
+  testing::LogicalState state;
+  Progress progress;
+  int64_t updates = 0;
+};
+
+absl::StatusOr<Begun> Begin(const TrainConfig& unresolved) {
+  const absl::StatusOr<TrainConfig> config = ResolveConfig(unresolved);
+  if (!config.ok()) return config.status();
+  Begun begun;
+  testing::StateCollector collector;
+  const absl::Status status =
+      testing::TrainOnProcessors(*config, [&](Session& session) -> absl::Status {
+        begun.progress = session.progress;
+        begun.updates = session.trainer->updates();
+        return collector.Add(session.trainer->chunks());
+      }).status();
+  if (!status.ok()) return status;
+  begun.state = collector.Take();
+  return begun;
+}
+
+bool IsMoment(const std::string& name) {
+  return name.ends_with(".exp_avg") || name.ends_with(".exp_avg_sq");
+}
+
+class ContentTest : public FlagsTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  // A run that saves nothing, with another seed than the base run's.
+  TrainConfig Loading(const std::string& content, int64_t seed) const {
+    TrainConfig config = From("loading", {kGpt2, GetParam() ? "training { bf16: true }" : "",
+                                          "parallel { data_parallel_size: 2 zero_stage: 1 }"});
+    config.mutable_training()->set_micro_batch_size(1);
+    config.mutable_training()->set_seed(seed);
+    config.mutable_checkpoint()->set_save("");
+    config.mutable_checkpoint()->set_save_interval(0);
+    config.mutable_checkpoint()->set_load_content(content);
+    if (content.empty()) config.mutable_checkpoint()->clear_load();
+    if (content.empty()) config.mutable_checkpoint()->clear_load_content();
+    return config;
+  }
+};
+
+// Every set of parts: each is the checkpoint's where it is named, and begins anew where it is not.
+TEST_P(ContentTest, AnyPartsLoadWithoutTheOthers) {
+  constexpr int64_t kSeed = 77;
+  const int64_t base_seed = Loading("", 1234).training().seed();
+  const auto all = Begin(Loading("all", kSeed));
+  ASSERT_TRUE(all.ok()) << all.status();
+  ASSERT_EQ(all->progress.step, 8);
+  const auto anew = Begin(Loading("", kSeed)), like_base = Begin(Loading("", base_seed));
+  ASSERT_TRUE(anew.ok()) << anew.status();
+  ASSERT_TRUE(like_base.ok()) << like_base.status();
+  ASSERT_NE(FirstStateDifference(anew->state, like_base->state), "");
+  const std::vector<std::string> parts = {"model", "optimizer", "scheduler", "sampler", "rng"};
+  for (int set = 1; set < 32; ++set) {
+    std::vector<std::string> words;
+    for (int i = 0; i < 5; ++i) {
+      if ((set >> i & 1) != 0) words.push_back(parts[i]);
+    }
+    const std::string content = absl::StrJoin(words, ",");
+    SCOPED_TRACE(content);
+    const bool model = set & 1, optimizer = set & 2, scheduler = set & 4, sampler = set & 8,
+               rng = set & 16;
+    const auto begun = Begin(Loading(content, kSeed));
+    ASSERT_TRUE(begun.ok()) << begun.status();
+    EXPECT_EQ(begun->progress.step, scheduler ? 8 : 0);
+    EXPECT_EQ(begun->updates, optimizer ? 8 : 0);
+    EXPECT_EQ(begun->progress.consumed_samples, sampler ? 32 : 0);
+    EXPECT_EQ(begun->progress.seed, static_cast<uint64_t>(rng ? base_seed : kSeed));
+    const testing::LogicalState& initial = rng ? like_base->state : anew->state;
+    ASSERT_EQ(begun->state.size(), all->state.size());
+    for (const auto& [name, tensor] : begun->state) {
+      // Master weights without the optimizer's are the rounded weights.
+      if (name.ends_with(".master") && model && !optimizer) continue;
+      const bool is_loaded = IsMoment(name) ? optimizer : model;
+      EXPECT_TRUE(tensor == (is_loaded ? all->state : initial).at(name)) << name;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Precisions, ContentTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Bf16" : "Fp32"; });
 
 TEST_F(FlagsTest, VerifyLoadComparesDigests) {
   TrainConfig config =

@@ -60,9 +60,10 @@ absl::Status TrainSession(Session& session) {
   return session.metrics == nullptr ? absl::OkStatus() : session.metrics->Close();
 }
 
-absl::StatusOr<std::string> TrainOnProcessors(const TrainConfig& resolved_config) {
+absl::StatusOr<std::string> TrainOnProcessors(const TrainConfig& resolved_config,
+                                              const SessionBody& body) {
   const std::unique_ptr<ComputeDevices> devices = MakeCudaDevices();
-  return RunSessions(resolved_config, *devices, TrainSession);
+  return RunSessions(resolved_config, *devices, body);
 }
 
 }  // namespace tessera::testing

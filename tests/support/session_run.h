@@ -26,8 +26,9 @@ absl::StatusOr<std::string> RunSessions(const TrainConfig& resolved_config, Comp
 // Without steps that are left, rank 0's notes say "nothing left to train".
 absl::Status TrainSession(Session& session);
 
-// RunSessions() of TrainSession() on the processors.
-absl::StatusOr<std::string> TrainOnProcessors(const TrainConfig& resolved_config);
+// RunSessions() on the processors.
+absl::StatusOr<std::string> TrainOnProcessors(const TrainConfig& resolved_config,
+                                              const SessionBody& body = TrainSession);
 
 }  // namespace tessera::testing
 

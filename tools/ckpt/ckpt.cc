@@ -40,6 +40,10 @@ A folder may be in an object store: s3://bucket/prefix or boto3:s3://bucket.endp
 the credentials of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
 
   --from=FORMAT                the format of PATH, where looking at it does not tell (any command)
+  --parameter-to-structured-name=FILE
+                               PATH is PaddleNLP's and does not tell which parameter a state of the
+                               optimizer belongs to: JSON, {"linear_0.w_0": "llama.layers...", ...},
+                               or by ranks, {"tp00_pp01": {...}, ...} (any command)
   --s3-endpoint=URL            of an S3-compatible store, http://host:9000 for example (any command)
 
 Exit codes: 0 all is well; 1 damage or a difference was found; 2 wrong usage, no such
@@ -245,6 +249,11 @@ constexpr Flag kFlags[] = {
      [](std::string_view v, CommandOptions& o) {
        o.source.format = v;
        return std::string();
+     }},
+    {"", "--parameter-to-structured-name", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.source.parameter_names_file = v;
+       return std::string(v.empty() ? "expected a file" : "");
      }},
     {"verify", "--all", false,
      [](std::string_view, CommandOptions& o) {

@@ -124,11 +124,12 @@ absl::StatusOr<Progress> StartingPoint(const TrainConfig& config,
 // "weights and optimizer", "3 of 52 parameters and their optimizer state", ...
 std::string DescribeLoaded(const LoadContent& content, const LoadPolicy& policy,
                            const LoadNotes& loaded) {
+  std::string text = policy.with_optimizer ? "weights and optimizer" : "weights";
+  if (!content.model) text = policy.with_optimizer ? "optimizer without weights" : "no tensors";
   if (!content.continues() && policy.patterns.empty()) {
     return "weights alone, starting at step 0";
   }
-  std::string text = policy.with_optimizer ? "weights and optimizer" : "weights";
-  if (!policy.patterns.empty()) {
+  if (!policy.patterns.empty() && content.has_tensors()) {
     text = absl::StrCat(loaded.matching_parameters, " of ", loaded.saved_parameters, " parameters",
                         policy.with_optimizer ? " and their optimizer state" : "");
   }
@@ -140,20 +141,56 @@ std::string DescribeLoaded(const LoadContent& content, const LoadPolicy& policy,
   return text;
 }
 
+// A load of the weights alone. Master weights take the file's full precision.
+absl::Status LoadLlmcFile(const std::string& file, Session& session) {
+  TrainConfig settings = session.config;
+  settings.mutable_checkpoint()->Clear();
+  settings.mutable_checkpoint()->set_load(file);
+  settings.mutable_checkpoint()->set_load_format("llmc");
+  settings.mutable_checkpoint()->set_load_content("model");
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
+                           FindSavedRun(settings, session.group(), [](const std::string&) {}));
+  TESSERA_RETURN_IF_ERROR(In(*saved, CheckSameModel(saved->manifest(), session.config.model())));
+  if (session.trains) session.trainer->ResetOptimizer();
+  return LoadTensors(*saved, session.state(),
+                     {.with_optimizer = false, .with_masters = session.trains}, session.group())
+      .status();
+}
+
+void InitializeWeights(Session& session) {
+  session.trainer->InitializeWeights(session.progress.seed);
+  if (session.trains) session.trainer->ResetOptimizer();
+}
+
+// Weights that no checkpoint gives, and an optimizer that has made no update.
+absl::Status BeginWithWeights(Session& session, const Notes& notes) {
+  const std::string& llmc_file = session.config.checkpoint().llmc_filepath();
+  if (llmc_file.empty()) {
+    InitializeWeights(session);
+    return absl::OkStatus();
+  }
+  TESSERA_RETURN_IF_ERROR(LoadLlmcFile(llmc_file, session));
+  notes(absl::StrCat("weights from ", llmc_file));
+  return absl::OkStatus();
+}
+
 absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes& notes) {
   const CheckpointConfig& options = session.config.checkpoint();
   const LoadContent content = LoadContentOf(options);
   const LoadPolicy policy = PolicyOf(options, session.trains);
-  const absl::Status same_model = CheckSameModel(saved.manifest(), session.config.model());
+  const absl::Status same_model = content.has_tensors()
+                                      ? CheckSameModel(saved.manifest(), session.config.model())
+                                      : absl::OkStatus();
   if (!policy.partial() && !policy.allow_unexpected) {
     TESSERA_RETURN_IF_ERROR(In(saved, same_model));
   } else if (!same_model.ok()) {
     notes(std::string(same_model.message()));
   }
   // Tensors that are not loaded are initialised.
-  if (policy.partial()) {
-    session.trainer->InitializeWeights(session.progress.seed);
-    if (session.trains) session.trainer->ResetOptimizer();
+  if (!content.model) {
+    TESSERA_RETURN_IF_ERROR(BeginWithWeights(session, notes));
+  } else if (policy.partial()) {
+    InitializeWeights(session);
   }
   if (session.train_data.has_value() && content.sampler) {
     TESSERA_RETURN_IF_ERROR(In(saved, CheckSameData(saved.manifest(), session.data_identity())));
@@ -164,7 +201,7 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   if (session.trains) {
     if (policy.with_optimizer) {
       session.trainer->set_updates(session.progress.updates);
-    } else {
+    } else if (content.model) {
       session.trainer->ResetOptimizer();
     }
   }
@@ -191,22 +228,6 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   return absl::OkStatus();
 }
 
-// A load of the weights alone. Master weights take the file's full precision.
-absl::Status LoadLlmcFile(const std::string& file, Session& session) {
-  TrainConfig settings = session.config;
-  settings.mutable_checkpoint()->Clear();
-  settings.mutable_checkpoint()->set_load(file);
-  settings.mutable_checkpoint()->set_load_format("llmc");
-  settings.mutable_checkpoint()->set_load_content("model");
-  TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
-                           FindSavedRun(settings, session.group(), [](const std::string&) {}));
-  TESSERA_RETURN_IF_ERROR(In(*saved, CheckSameModel(saved->manifest(), session.config.model())));
-  if (session.trains) session.trainer->ResetOptimizer();
-  return LoadTensors(*saved, session.state(),
-                     {.with_optimizer = false, .with_masters = session.trains}, session.group())
-      .status();
-}
-
 absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
                          const Notes& notes) {
   const CheckpointConfig& options = session.config.checkpoint();
@@ -221,7 +242,7 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
     if (!skipped.empty()) notes(skipped);
   }
   if (saved.has_value()) {
-    if (!llmc_file.empty() && session.first_rank()) {
+    if (!llmc_file.empty() && session.first_rank() && LoadContentOf(options).model) {
       notes(absl::StrCat("llmc_filepath=", llmc_file, " is not read: there is a checkpoint"));
     }
     return LoadCheckpoint(*saved, session, notes);
@@ -231,14 +252,7 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
                        options.load().empty() ? options.save() : options.load(),
                        ": starting afresh"));
   }
-  if (!llmc_file.empty()) {
-    TESSERA_RETURN_IF_ERROR(LoadLlmcFile(llmc_file, session));
-    notes(absl::StrCat("weights from ", llmc_file));
-    return absl::OkStatus();
-  }
-  session.trainer->InitializeWeights(session.progress.seed);
-  if (session.trains) session.trainer->ResetOptimizer();
-  return absl::OkStatus();
+  return BeginWithWeights(session, notes);
 }
 
 // Everything but the model.

@@ -219,7 +219,8 @@ absl::Status CheckSchedulerChoice(const CheckpointConfig& checkpoint) {
 // for a start without a checkpoint.)
 absl::Status CheckLlmcFile(const CheckpointConfig& checkpoint) {
   if (checkpoint.llmc_filepath().empty() || checkpoint.load().empty()) return absl::OkStatus();
-  if (LoadContentOf(checkpoint).scheduler) return absl::OkStatus();
+  const LoadContent content = LoadContentOf(checkpoint);
+  if (content.scheduler || !content.model) return absl::OkStatus();
   if (checkpoint.finetune()) {
     return Wrong("llmc_filepath and finetune exclude each other: the weights come from load");
   }
@@ -233,6 +234,11 @@ absl::Status CheckLoadContent(const CheckpointConfig& checkpoint) {
   if (checkpoint.finetune() && checkpoint.load_content() != "all") {
     return Wrong("finetune and load_content=", checkpoint.load_content(),
                  " exclude each other: finetune is load_content=model");
+  }
+  const LoadContent content = LoadContentOf(checkpoint);
+  if (!content.model && !content.continues()) {
+    return Wrong("load_content=", checkpoint.load_content(), " and no_load_",
+                 checkpoint.no_load_optim() ? "optim" : "rng", " leave nothing to load");
   }
   if (checkpoint.has_consumed_samples() && !LoadContentOf(checkpoint).sampler) {
     return Wrong("consumed_samples is set but ",

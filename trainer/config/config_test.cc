@@ -1,5 +1,6 @@
 #include "trainer/config/config.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -15,6 +16,7 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "layout/topology.h"
 #include "models/model_config.h"
+#include "trainer/config/flags.h"
 
 namespace tessera {
 namespace {
@@ -357,8 +359,15 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--load=d", "--load-content=model,optimizer", "--use-checkpoint-opt-param-scheduler"},
          "use_checkpoint_opt_param_scheduler is set but load_content=model,optimizer leaves the "
          "scheduler out"},
-        {{"--load=d", "--load-content=all", "--load-content=sampler"},
-         "load_content=sampler: model is missing, whose weights the rest belongs to"},
+        {{"--load=d", "--load-content=all", "--load-content=optimizer", "--no-load-optim"},
+         "load_content=optimizer and no_load_optim leave nothing to load"},
+        {{"--load=d", "--load-content=rng", "--no-load-rng"},
+         "load_content=rng and no_load_rng leave nothing to load"},
+        {{"--parameter-to-structured-name=f"},
+         "parameter_to_structured_name is set but load is not"},
+        {{"--load=d", "--parameter-to-structured-name=f", "--load-format=hf"},
+         "parameter_to_structured_name=f and load_format=hf exclude each other: it is for the "
+         "format paddle"},
         {{"--ckpt-type=llmc"}, "ckpt_type=llmc but load is not set"},
         {{"--consumed-samples=8"}, "consumed_samples is set but load is not"},
         {{"--load=d", "--consumed-samples=8", "--finetune"},
@@ -479,6 +488,79 @@ TEST(ResolveConfigTest, StepsMustBeGivenButMayBeNone) {
   EXPECT_TRUE(config.ok()) << config.status();
 }
 
+// The settings of InternEvo's CheckpointManager, under its names.
+TEST(ParseConfigTest, InternEvosNamesAreOthersOfTheSameSettings) {
+  const auto config = ParseConfig(R"(
+      # checkpoint_every: 1
+      checkpoint {
+        enable_save_ckpt: true
+        save_ckpt_folder: "runs/checkpoint_every: 2"
+        checkpoint_every: 50
+        load_ckpt_folder : "base"
+        load_content: "all"
+        async_upload: true
+        async_upload_tmp_folder: '/tmp/it\'s'
+        oss_snapshot_freq:10
+        auto_resume: false
+        stop_file_path: "stop"
+        keep_latest_k: 3
+      }
+      training { train_iters: 0 })",
+                                  "run.textproto");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto expected = ParseConfig(R"(
+      checkpoint {
+        enable_save_ckpt: true
+        save: "runs/checkpoint_every: 2"
+        save_interval: 50
+        load: "base"
+        load_content: "all"
+        async_upload: true
+        async_upload_tmp_folder: "/tmp/it's"
+        non_persistent_save_interval: 10
+        auto_resume: false
+        stop_file_path: "stop"
+        max_checkpoint_keep: 3
+      }
+      training { train_iters: 0 })",
+                                    "run.textproto");
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  EXPECT_EQ(config->SerializeAsString(), expected->SerializeAsString());
+  // Flags go over the file, under either name.
+  TrainConfig changed = *config;
+  const std::vector<std::string> flags = {"--checkpoint-every=7", "--load-ckpt-folder=other"};
+  ASSERT_TRUE(ApplyFlags(flags, &changed).ok());
+  EXPECT_EQ(changed.checkpoint().save_interval(), 7);
+  EXPECT_EQ(changed.checkpoint().load(), "other");
+}
+
+TEST(ParseConfigTest, TwoNamesOfOneSettingAreRefused) {
+  const auto error = [](const std::string& checkpoint) {
+    const auto config = ParseConfig("checkpoint {\n" + checkpoint + "\n}", "run.textproto");
+    return std::string(config.ok() ? ResolveConfig(*config).status().message()
+                                   : config.status().message());
+  };
+  EXPECT_EQ(error("checkpoint_every: 5 save_interval: 6"),
+            "run.textproto: checkpoint_every and save_interval are two names of one setting: give "
+            "one");
+  EXPECT_EQ(error("save: \"a\" save_ckpt_folder: \"a\""),
+            "run.textproto: save and save_ckpt_folder are two names of one setting: give one");
+  EXPECT_EQ(error("load_ckpt_folder: \"a\" load: \"a\""),
+            "run.textproto: load_ckpt_folder and load are two names of one setting: give one");
+  EXPECT_EQ(error("load_ckpt_folder { path: \"a\" } load_ckpt_info { path: \"a\" }"),
+            "load_ckpt_folder and load_ckpt_info are two names of one setting: give one");
+  EXPECT_EQ(error("load: \"b\" load_ckpt_info { path: \"a\" }"),
+            "load=b and load_ckpt_info.path=a exclude each other");
+  EXPECT_EQ(error("load_content: \"all\" load_ckpt_info { path: \"a\" content: \"model\" }"),
+            "load_content=all and load_ckpt_info.content=model exclude each other");
+  EXPECT_EQ(error("ckpt_type: \"hf\" load_ckpt_info { path: \"a\" ckpt_type: \"llama\" }"),
+            "ckpt_type=hf and load_ckpt_info.ckpt_type=llama exclude each other");
+  EXPECT_EQ(error("load_format: \"hf\" load_ckpt_info { path: \"a\" ckpt_type: \"llama\" }"),
+            "load_format=hf and ckpt_type=llama exclude each other");
+  // Lines are counted as they are in the file.
+  EXPECT_THAT(error("save_ckpt_folder: 5"), ::testing::HasSubstr("run.textproto:2:"));
+}
+
 // InternEvo's form of the settings of a load.
 TEST(ResolveConfigTest, SaveOptimizerStateIsTheOppositeOfNoSaveOptim) {
   for (const bool saves : {true, false}) {
@@ -514,6 +596,15 @@ TEST(ResolveConfigTest, LoadCkptFolderBecomesLoad) {
   EXPECT_EQ(llmc->checkpoint().llmc_filepath(), "w.bin");
   EXPECT_EQ(llmc->checkpoint().load(), "");
   EXPECT_TRUE(ResolveConfig(*llmc).ok());
+
+  const auto info = resolve(
+      "load_ckpt_info { path: \"a\" content: [\"sampler\", \"scheduler\"] "
+      "ckpt_type: \"internlm\" }");
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ(info->checkpoint().load(), "a");
+  EXPECT_EQ(info->checkpoint().load_content(), "sampler,scheduler");
+  EXPECT_EQ(info->checkpoint().load_format(), "internlm");
+  EXPECT_FALSE(info->checkpoint().has_load_ckpt_info());
 
   EXPECT_FALSE(resolve("load: \"b\" load_ckpt_folder { path: \"a\" }").ok());
   EXPECT_FALSE(resolve("load_ckpt_folder { content: \"model\" }").ok());

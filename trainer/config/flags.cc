@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -62,10 +63,6 @@ std::string FlagName(const std::string& name) {
   return absl::StrCat("--", absl::StrReplaceAll(name, {{"_", "-"}}));
 }
 std::string FlagName(const FieldDescriptor& field) { return FlagName(field.name()); }
-
-std::vector<std::string> Aliases(const FieldDescriptor& field) {
-  return absl::StrSplit(field.options().GetExtension(aliases), ',', absl::SkipEmpty());
-}
 
 bool IsCalled(const FieldDescriptor& field, const std::string& name) {
   const std::vector<std::string> others = Aliases(field);
@@ -263,6 +260,7 @@ std::optional<std::string> NextValue(std::span<const std::string> arguments, siz
 
 absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message) {
   const std::vector<Flag> flags = AllFlags(*message);
+  std::map<std::string, std::pair<std::string, std::string>> given;  // name, value by field
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
     if (!absl::StartsWith(argument, "--") || argument.size() == 2) {
@@ -286,6 +284,13 @@ absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message
       return absl::InvalidArgumentError(
           absl::StrCat(FlagName(*flag->field), " needs a value: ", ValueKind(*flag->field)));
     }
+    const auto [other, is_new] = given.emplace(flag->field->name(), std::pair(name, *value));
+    if (!is_new && other->second.first != name && other->second.second != *value) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(FlagName(other->second.first), "=", other->second.second, " and ",
+                       FlagName(name), "=", *value, " are two names of one setting: give one"));
+    }
+    other->second = {name, *value};
     Message* group = message->GetReflection()->MutableMessage(message, flag->group);
     if (!SetField(*flag->field, *value, group)) {
       return absl::InvalidArgumentError(absl::StrCat(FlagName(*flag->field), "=", *value,
@@ -355,6 +360,10 @@ std::string FieldText(const Message& group, const FieldDescriptor& field) {
     default:
       return "";
   }
+}
+
+std::vector<std::string> Aliases(const FieldDescriptor& field) {
+  return absl::StrSplit(field.options().GetExtension(aliases), ',', absl::SkipEmpty());
 }
 
 std::string DefaultText(const FieldDescriptor& field) {

@@ -16,8 +16,9 @@
 
 namespace tessera {
 
-// Applies the flags to `message`; the last one wins. Unknown flag: InvalidArgument with the nearest
-// name; a value that does not parse: InvalidArgument naming flag, value and the expected kind.
+// Applies the flags to `message`; the last one wins. InvalidArgument naming both names where a flag
+// has different values under two. Unknown flag: InvalidArgument with the nearest name; a value that
+// does not parse: InvalidArgument naming flag, value and the expected kind.
 absl::Status ApplyFlags(std::span<const std::string> arguments, google::protobuf::Message* message);
 
 // Appends one entry per flag, under its group's name: flag, placeholder of its value, help,
@@ -33,6 +34,8 @@ std::vector<std::string> FlagInventory(const google::protobuf::Message& message)
 // same bits.
 std::string FieldText(const google::protobuf::Message& group,
                       const google::protobuf::FieldDescriptor& field);
+// The other names of a field.
+std::vector<std::string> Aliases(const google::protobuf::FieldDescriptor& field);
 // The default that `(default_text)` or `[default = ]` states.
 std::string DefaultText(const google::protobuf::FieldDescriptor& field);
 

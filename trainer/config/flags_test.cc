@@ -103,6 +103,12 @@ TEST(ApplyFlagsTest, AnUnknownFlagGetsTheNearestName) {
   EXPECT_EQ(Error({"--="}), "unknown flag --; see --help");
 }
 
+TEST(ApplyFlagsTest, TwoNamesOfAFlagMayNotSayTwoThings) {
+  EXPECT_EQ(Error({"--save-interval=5", "--save-interval=6", "--checkpoint_every=7"}),
+            "--save-interval=6 and --checkpoint-every=7 are two names of one setting: give one");
+  EXPECT_EQ(Parsed({"--save-interval=7", "--checkpoint-every=7"}).checkpoint().save_interval(), 7);
+}
+
 TEST(ApplyFlagsTest, AWrongValueIsNamedWithItsFlag) {
   EXPECT_EQ(Error({"--lr=abc"}), "--lr=abc: expected number");
   EXPECT_EQ(Error({"--lr", "nan"}), "--lr=nan: expected number");

@@ -44,10 +44,6 @@ absl::StatusOr<LoadContent> ParseLoadContent(const std::string& text) {
                        "\" is none of model, optimizer, scheduler, sampler, rng, all"));
     }
   }
-  if (!content.model) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "load_content=", text, ": model is missing, whose weights the rest belongs to"));
-  }
   return content;
 }
 

@@ -11,18 +11,19 @@ namespace tessera {
 // The parts of a run that a load takes from a checkpoint. What is left out begins anew.
 struct LoadContent {
   bool model = true;      // weights
-  bool optimizer = true;  // master weights, moments and the number of updates
+  bool optimizer = true;  // moments and the number of updates; with the model, master weights
   bool scheduler = true;  // the step, and so the learning rate; best loss
   bool sampler = true;    // the position in the data, and the order of the samples
   bool rng = true;        // the seed of dropout and sampling
 
+  // Whether any tensors are taken, which have to fit the model.
+  bool has_tensors() const { return model || optimizer; }
   // Whether anything besides weights is taken.
   bool continues() const { return optimizer || scheduler || sampler || rng; }
 };
 
 // Reads "model,optimizer,scheduler,sampler,rng", any of them in any order, or "all".
-// InvalidArgument for other words, and without "model": no other part fits weights that were not
-// loaded.
+// InvalidArgument for other words.
 absl::StatusOr<LoadContent> ParseLoadContent(const std::string& text);
 
 // What the settings ask for: load_content less what no_load_optim, no_load_rng and finetune leave

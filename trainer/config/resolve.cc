@@ -95,27 +95,40 @@ void FillDependentDefaults(TrainConfig* config) {
   }
 }
 
-// load_ckpt_folder becomes load, load_content and ckpt_type, which may be given beside it where
-// they say the same.
+// load_ckpt_folder, or load_ckpt_info, becomes load, load_content and ckpt_type, which may be given
+// beside it where they say the same.
 absl::Status ReplaceLoadCkptFolder(CheckpointConfig* checkpoint) {
-  if (!checkpoint->has_load_ckpt_folder()) return absl::OkStatus();
-  const LoadCkptFolder folder = checkpoint->load_ckpt_folder();
-  if (folder.path().empty()) return Wrong("load_ckpt_folder is set but its path is not");
+  const bool is_info = checkpoint->has_load_ckpt_info();
+  if (!checkpoint->has_load_ckpt_folder() && !is_info) return absl::OkStatus();
+  const LoadCkptFolder folder =
+      is_info ? checkpoint->load_ckpt_info() : checkpoint->load_ckpt_folder();
+  if (is_info && checkpoint->has_load_ckpt_folder()) {
+    return Wrong("load_ckpt_folder and load_ckpt_info are two names of one setting: give one");
+  }
+  const char* const name = is_info ? "load_ckpt_info" : "load_ckpt_folder";
+  if (folder.path().empty()) return Wrong(name, " is set but its path is not");
   if (checkpoint->has_load() && checkpoint->load() != folder.path()) {
-    return Wrong("load=", checkpoint->load(), " and load_ckpt_folder.path=", folder.path(),
+    return Wrong("load=", checkpoint->load(), " and ", name, ".path=", folder.path(),
                  " exclude each other");
   }
   checkpoint->set_load(folder.path());
   const std::string content = absl::StrJoin(folder.content(), ",");
   if (!content.empty()) {
     if (checkpoint->has_load_content() && checkpoint->load_content() != content) {
-      return Wrong("load_content=", checkpoint->load_content(),
-                   " and load_ckpt_folder.content=", content, " exclude each other");
+      return Wrong("load_content=", checkpoint->load_content(), " and ", name, ".content=", content,
+                   " exclude each other");
     }
     checkpoint->set_load_content(content);
   }
-  if (folder.has_ckpt_type()) checkpoint->set_ckpt_type(folder.ckpt_type());
+  if (folder.has_ckpt_type()) {
+    if (checkpoint->has_ckpt_type() && checkpoint->ckpt_type() != folder.ckpt_type()) {
+      return Wrong("ckpt_type=", checkpoint->ckpt_type(), " and ", name,
+                   ".ckpt_type=", folder.ckpt_type(), " exclude each other");
+    }
+    checkpoint->set_ckpt_type(folder.ckpt_type());
+  }
   checkpoint->clear_load_ckpt_folder();
+  checkpoint->clear_load_ckpt_info();
   return absl::OkStatus();
 }
 
@@ -140,6 +153,19 @@ bool IsLlmcModelFile(const std::string& load) {
   const std::filesystem::path path(load);
   return !std::filesystem::is_directory(path, error) &&
          !MatchesGlob("model_[0-9]*.bin", path.filename());
+}
+
+// The map of names is for checkpoints of PaddleNLP alone.
+absl::Status CheckParameterNames(CheckpointConfig* checkpoint) {
+  const std::string& file = checkpoint->parameter_to_structured_name();
+  if (file.empty()) return absl::OkStatus();
+  if (checkpoint->load().empty()) {
+    return Wrong("parameter_to_structured_name is set but load is not");
+  }
+  const std::string& format = checkpoint->load_format();
+  if (format.empty() || format == "paddle") return absl::OkStatus();
+  return Wrong("parameter_to_structured_name=", file, " and load_format=", format,
+               " exclude each other: it is for the format paddle");
 }
 
 // ckpt_type is another name of load_format. The weights in a single model file of llm.c are what
@@ -282,7 +308,8 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
   // Before the model's own checks, which would report the same field in other words.
   if (absl::Status status = CheckRanges(config); !status.ok()) return status;
   TrainConfig resolved = config;
-  for (const auto replace : {ReplaceLoadCkptFolder, ReplaceSaveOptimizerState, ReplaceCkptType}) {
+  for (const auto replace : {ReplaceLoadCkptFolder, ReplaceSaveOptimizerState, ReplaceCkptType,
+                             CheckParameterNames}) {
     if (absl::Status status = replace(resolved.mutable_checkpoint()); !status.ok()) return status;
   }
   FillSave(&resolved);

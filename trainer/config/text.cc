@@ -4,14 +4,18 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <string>
 #include <system_error>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -46,6 +50,62 @@ class FirstError : public google::protobuf::io::ErrorCollector {
   const std::string_view source_;
   std::string text_;
 };
+
+// The fields of all groups that have other names, by each of their names.
+std::map<std::string, std::string, std::less<>> NamesWithAliases() {
+  std::map<std::string, std::string, std::less<>> names;
+  for (int g = 0; g < TrainConfig::descriptor()->field_count(); ++g) {
+    const auto& group = *TrainConfig::descriptor()->field(g)->message_type();
+    for (int f = 0; f < group.field_count(); ++f) {
+      const FieldDescriptor& field = *group.field(f);
+      for (const std::string& alias : Aliases(field))
+        names[field.name()] = names[alias] = field.name();
+    }
+  }
+  return names;
+}
+
+bool IsNameByte(char byte) { return absl::ascii_isalnum(byte) || byte == '_'; }
+
+// Returns the text with fields under their own names: "checkpoint_every: 50" becomes
+// "save_interval: 50". A message field may have the other name of a scalar one: what follows the
+// colon tells them apart. Lines stay where they are. InvalidArgument for a field under two names.
+absl::StatusOr<std::string> WithoutAliases(std::string_view text, std::string_view source) {
+  static const auto& names = *new auto(NamesWithAliases());
+  std::string result;
+  std::map<std::string, std::string> used;  // by the field's own name
+  for (size_t i = 0; i < text.size();) {
+    size_t end = i + 1;
+    if (text[i] == '#') {
+      end = std::min(text.find('\n', i), text.size());
+    } else if (text[i] == '"' || text[i] == '\'') {
+      while (end < text.size() && text[end] != text[i] && text[end] != '\n') {
+        end += text[end] == '\\' ? 2 : 1;
+      }
+      end = std::min(end + 1, text.size());
+    } else if (IsNameByte(text[i])) {
+      while (end < text.size() && IsNameByte(text[end])) ++end;
+    }
+    std::string word(text.substr(i, end - i));
+    const size_t colon = std::min(text.find_first_not_of(" \t", end), text.size());
+    const bool has_value = colon < text.size() && text[colon] == ':' && colon + 1 < text.size();
+    const size_t value =
+        has_value ? text.find_first_not_of(" \t\r\n", colon + 1) : std::string_view::npos;
+    const auto name = names.find(word);
+    if (name != names.end() && value != text.npos && text[value] != '{' && text[value] != '<') {
+      const auto [other, is_new] = used.emplace(name->second, word);
+      if (!is_new && other->second != word) {
+        return absl::InvalidArgumentError(absl::StrCat(View(source), ": ", other->second, " and ",
+                                                       word,
+                                                       " are two names of one setting: give one"));
+      }
+      word = name->second;
+    }
+    result += word;
+    i = end;
+  }
+  return result;
+}
 
 std::string Quoted(const std::string& value) {
   if (value.find_first_of(" \t\"'") == std::string::npos) return value;
@@ -114,10 +174,12 @@ absl::StatusOr<std::string> Help(std::string_view group) {
 
 absl::StatusOr<TrainConfig> ParseConfig(std::string_view text, std::string_view source) {
   TrainConfig config;
+  const absl::StatusOr<std::string> with_names = WithoutAliases(text, source);
+  if (!with_names.ok()) return with_names.status();
   FirstError error(source);
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&error);
-  if (!parser.ParseFromString(std::string(text), &config)) {
+  if (!parser.ParseFromString(*with_names, &config)) {
     return absl::InvalidArgumentError(error.text());
   }
   return config;

@@ -110,6 +110,7 @@ ckpt::convert::OpenForeignOptions ForeignOptions(const CheckpointConfig& config,
                                                  const std::string& format) {
   return {.format = format,
           .s3_endpoint = config.s3_endpoint(),
+          .parameter_names_file = config.parameter_to_structured_name(),
           .needs_trainer_files = LoadContentOf(config).optimizer};
 }
 
@@ -132,6 +133,23 @@ absl::Status CheckIsModel(const std::string& name, const ckpt::convert::ForeignS
       absl::StrCat(name, " (", storage.format(), "): ", storage.notes().back()));
 }
 
+// Counts the position in the data in samples of this length, where the other framework's have
+// another one and the tokens make whole samples. Returns a sentence about it, or "".
+std::string InSamplesOf(int64_t seq_length, ckpt::Manifest& manifest) {
+  if (!manifest.trainer().has_data() || seq_length <= 0) return "";
+  ckpt::DataState& data = *manifest.mutable_trainer()->mutable_data();
+  const int64_t samples = data.consumed_samples(), length = data.sequence_length();
+  int64_t tokens = 0;
+  if (length <= 0 || length == seq_length || __builtin_mul_overflow(samples, length, &tokens) ||
+      tokens % seq_length != 0) {
+    return "";
+  }
+  data.set_consumed_samples(tokens / seq_length);
+  data.set_sequence_length(seq_length);
+  return absl::StrCat(samples, " consumed samples of ", length, " tokens are ",
+                      data.consumed_samples(), " of ", seq_length);
+}
+
 // Finds another framework's checkpoint, or a run of such, in `load`. nullopt if `load` is something
 // else, unless load_format says that it is one.
 absl::StatusOr<std::optional<SavedRun>> FindForeign(const TrainConfig& settings,
@@ -140,7 +158,10 @@ absl::StatusOr<std::optional<SavedRun>> FindForeign(const TrainConfig& settings,
   const absl::StatusOr<ckpt::convert::FoundForeign> found = ckpt::convert::FindForeign(
       config.load(), config.has_ckpt_step() ? std::optional(config.ckpt_step()) : std::nullopt,
       ForeignOptions(config, config.load_format()));
-  if (absl::IsNotFound(found.status()) && config.load_format().empty()) return std::nullopt;
+  if (absl::IsNotFound(found.status()) && config.load_format().empty() &&
+      config.parameter_to_structured_name().empty()) {
+    return std::nullopt;
+  }
   TESSERA_RETURN_IF_ERROR(found.status());
   absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> storage =
       OpenForeign(settings, found->name, config.load_format());
@@ -152,6 +173,10 @@ absl::StatusOr<std::optional<SavedRun>> FindForeign(const TrainConfig& settings,
   }
   std::string format = (*storage)->format();
   absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(**storage, "");
+  if (manifest.ok()) {
+    const std::string sentence = InSamplesOf(settings.training().seq_length(), *manifest);
+    if (!sentence.empty()) notes(absl::StrCat("load=", config.load(), ": ", sentence));
+  }
   if (manifest.ok())
     TESSERA_RETURN_IF_ERROR(CheckIsModel(found->name, **storage, *manifest, config));
   TESSERA_ASSIGN_OR_RETURN(SavedRun run, TakeSingleCheckpoint(found->name, *std::move(storage),
@@ -174,7 +199,8 @@ absl::StatusOr<std::optional<SavedRun>> FindToLoad(const TrainConfig& settings,
   if (config.load().empty()) return std::nullopt;
   const std::string& format = config.load_format();
   const bool is_ours = format == kTesseraFormat;
-  if (!is_ours && (!format.empty() || IsFile(config.load()))) return FindForeign(settings, notes);
+  const bool is_foreign = !format.empty() || !config.parameter_to_structured_name().empty();
+  if (!is_ours && (is_foreign || IsFile(config.load()))) return FindForeign(settings, notes);
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
       ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()});
   // A request for weights excludes a fresh start.

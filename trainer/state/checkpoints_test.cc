@@ -374,6 +374,16 @@ TEST_F(AutoResumeTest, WhereNoneIsValidTheRunBeginsAnewOnlyIfToldTo) {
   expect_refused();
 }
 
+TEST(NearbyFolderTest, IsInSharedMemoryUnlessSet) {
+  CheckpointConfig config;
+  config.set_save("/runs/a");
+  const std::string name =
+      absl::StrFormat("tessera-%d-%08x_tmp_ckpt", geteuid(), Crc32c(std::string("/runs/a")));
+  EXPECT_EQ(NearbyFolder(config), "/dev/shm/" + name);
+  config.set_async_upload_tmp_folder("/scratch");
+  EXPECT_EQ(NearbyFolder(config), "/scratch/" + name);
+}
+
 TEST(NearbyFolderTest, BucketsOfOneNameInTwoStoresHaveOneEach) {
   unsetenv("AWS_ENDPOINT_URL_S3");
   unsetenv("AWS_ENDPOINT_URL");

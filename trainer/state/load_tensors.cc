@@ -213,6 +213,7 @@ void NoteVerified(const ckpt::LoadReport& report, LoadNotes& notes) {
 
 LoadPolicy PolicyOf(const CheckpointConfig& config, bool has_optimizer) {
   LoadPolicy policy;
+  policy.with_weights = LoadContentOf(config).model;
   policy.with_optimizer = has_optimizer && LoadContentOf(config).optimizer;
   policy.allow_missing = config.allow_missing();
   policy.allow_unexpected = config.allow_unexpected();
@@ -235,20 +236,24 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
         saved.Describe(),
         " was saved without optimizer state; --no-load-optim resumes with a fresh one"));
   }
-  ckpt::StateDict wanted = WeightState(chunks);
+  if (!policy.with_weights && !policy.with_optimizer) return notes;
+  ckpt::StateDict wanted;
+  if (policy.with_weights) wanted = WeightState(chunks);
   if (TakeWeightsFromMaster(saved.manifest(), wanted)) {
     notes.sentences.push_back("fp32 weights come from the master weights");
   }
 
-  const bool has_master = policy.with_optimizer && chunks.front().optimizer->has_master();
+  const bool has_master =
+      policy.with_weights && policy.with_optimizer && chunks.front().optimizer->has_master();
   const bool masters_from_weights =
       (has_master && !HasRole(saved.manifest(), ckpt::TensorRole::kMasterWeight)) ||
       (policy.with_masters && chunks.front().optimizer->has_master());
   if (policy.with_optimizer) Append(OptimizerTensors(chunks), wanted);
-  if (masters_from_weights) RemoveMasters(wanted);
+  if (masters_from_weights || !policy.with_weights) RemoveMasters(wanted);
   KeepMatching(policy, wanted);
   const auto left_out = [&](const ckpt::LogicalTensor& tensor) {
     return (!has_master && ckpt::FromProto(tensor.role()) == ckpt::TensorRole::kMasterWeight) ||
+           (!policy.with_weights && ckpt::FromProto(tensor.role()) == ckpt::TensorRole::kWeight) ||
            (!policy.with_optimizer && ckpt::BelongsToOptimizer(ckpt::FromProto(tensor.role())));
   };
   TESSERA_RETURN_IF_ERROR(CheckUnexpected(saved, wanted, left_out, policy, group, notes));

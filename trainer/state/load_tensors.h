@@ -17,6 +17,7 @@ namespace tessera {
 
 // Permitted differences between the saved and the wanted state. By default none.
 struct LoadPolicy {
+  bool with_weights = true;    // without: no master weights either, since these are the weights
   bool with_optimizer = true;  // master weights and moments, too
   // Without the optimizer: master weights nevertheless, from the saved weights.
   bool with_masters = false;

@@ -1,6 +1,5 @@
 #include "trainer/state/saved_model.h"
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -66,7 +65,10 @@ absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig&
   }
   TESSERA_RETURN_IF_ERROR(CheckLoadFormat(config));
   const ckpt::convert::OpenForeignOptions options = {
-      .format = format, .s3_endpoint = config.s3_endpoint(), .needs_trainer_files = false};
+      .format = format,
+      .s3_endpoint = config.s3_endpoint(),
+      .parameter_names_file = config.parameter_to_structured_name(),
+      .needs_trainer_files = false};
   const absl::StatusOr<ckpt::convert::FoundForeign> found =
       ckpt::convert::FindForeign(config.load(), step, options);
   if (absl::IsNotFound(found.status())) return std::nullopt;
@@ -88,10 +90,10 @@ absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig&
 absl::Status CheckLoadFormat(const CheckpointConfig& config) {
   const std::string& format = config.load_format();
   if (format.empty() || format == kTesseraFormat) return absl::OkStatus();
-  const std::vector<std::string> known = ckpt::convert::FormatNames();
-  if (std::ranges::find(known, format) != known.end()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("load_format=", format, ": expected one of ",
-                                                 kTesseraFormat, ", ", absl::StrJoin(known, ", ")));
+  if (ckpt::convert::IsFormatName(format)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("load_format=", format, ": expected one of ", kTesseraFormat, ", ",
+                   absl::StrJoin(ckpt::convert::FormatNames(), ", ")));
 }
 
 }  // namespace tessera

@@ -25,6 +25,7 @@ import tempfile
 import types
 
 import torch
+import torch.distributed.checkpoint
 from einops import rearrange
 from safetensors.torch import save_file
 
@@ -72,6 +73,7 @@ from internlm.core.parallel.shard import (  # noqa: E402
     pipeline_parallel_sharding_wrapper,
 )
 from internlm.core.trainer import TrainState  # noqa: E402
+from internlm.data.tokenized.batch_sampler import StaticBatchSampler  # noqa: E402
 from internlm.model.modeling_internlm2 import InternLM2  # noqa: E402
 from internlm.model.modeling_llama import Llama2  # noqa: E402
 from internlm.model.ops.norm import RMSNorm  # noqa: E402
@@ -223,20 +225,20 @@ def logical_names(state, model):
     return result
 
 
-class Sampler:
-    """What InternEvo's StaticBatchSampler saves of itself."""
-
-    def copy(self):
-        return self
-
-    def __iter__(self):
-        return iter(())
-
-    def state_dict(self):
-        return {"batch_size": 4, "raw_rampup_batch_size": None, "rng_state": ("MT19937",),
-                "epoch": 0, "seed": 1024, "data_world_size": 1,
-                "num_consumed_samples_in_epoch": 4 * STEP, "batch_count": STEP,
-                "indices": list(range(8))}
+def sampler_after(steps, dp):
+    """InternEvo's sampler after steps of 4 of 20 samples for each data-parallel rank: those of two
+    ranks begin a second epoch. As in load_new_batch()."""
+    sampler = StaticBatchSampler([range(20)], batch_size=4, rampup_batch_size=None, micro_bsz=1,
+                                 seed=1024, data_rank=0, data_world_size=dp)
+    batches = iter(sampler)
+    for _ in range(steps):
+        try:
+            next(batches)
+        except StopIteration:
+            sampler.batch_count = sampler.num_consumed_samples_in_epoch = 0
+            batches = iter(sampler)
+            next(batches)
+    return sampler
 
 
 def write(name, full, kind, model, tp=1, pp=1, dp=1, zero=1, fp32_norm=False, wp=False):
@@ -283,7 +285,7 @@ def write(name, full, kind, model, tp=1, pp=1, dp=1, zero=1, fp32_norm=False, wp
                 flat.copy_(flatten("weight"))
             adam.state[flat] = {"step": torch.tensor(float(STEP)), "exp_avg": flatten("exp_avg"),
                                 "exp_avg_sq": flatten("exp_avg_sq")}
-        train_state = TrainState(gpc.config, Sampler())
+        train_state = TrainState(gpc.config, sampler_after(STEP, dp))
         train_state.batch_count, train_state.step_count = STEP - 1, STEP
         train_state.num_consumed_tokens = STEP * 4 * 24 * dp
         scheduler = torch.optim.lr_scheduler.ConstantLR(adam, factor=1.0)

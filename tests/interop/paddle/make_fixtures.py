@@ -3,9 +3,11 @@
 Needs paddlepaddle 2.6.2 and paddlenlp 2.8.0 (CPU):
     python make_fixtures.py testdata
 
-PaddleNLP trains a small Llama for five steps on the CPU. The state after three of them is written
-as single-process training saves it, and, cut as its trainer cuts it, by paddle.save() in every
-hybrid-parallel layout; the losses of steps 4 and 5 are those to be reproduced.
+PaddleNLP trains a small Llama, and a small GPT, for five steps on the CPU. The state after three of
+them is written as single-process training saves it, and, cut as its trainer cuts it, by
+paddle.save() in every hybrid-parallel layout; the losses of steps 4 and 5 are those to be
+reproduced. PaddleNLP's own GPT with a fused matrix of queries, keys and values, which is filled
+here from a GPT without, must have the same logits.
 """
 
 import aiohttp  # noqa: F401  (libraries that bring their own zlib before paddle does)
@@ -19,7 +21,8 @@ import sys
 import numpy as np
 import paddle
 from paddle.distributed.fleet.utils.tensor_fusion_helper import align, alignment
-from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM
+from paddlenlp.transformers import (
+    GPTConfig, GPTForCausalLM, LlamaConfig, LlamaForCausalLM)
 from safetensors.numpy import save_file
 
 LAYERS, HIDDEN, FFN, HEADS, GROUPS, VOCAB, POSITIONS = 4, 8, 16, 4, 2, 32, 16
@@ -27,6 +30,8 @@ HEAD = HIDDEN // HEADS
 SAVED_STEP, LAST_STEP, SEQUENCE = 3, 5, 12
 # Numbers of the token file that the test writes: its period is the sequence's length.
 TOKENS = [(5 * i * i + 3 * i + 7) % VOCAB for i in range(SEQUENCE)]
+
+EMBEDDINGS = "gpt.embeddings.word_embeddings.weight"
 
 out = sys.argv[1]
 
@@ -46,19 +51,33 @@ def make_model():
     return model
 
 
-def train():
-    model = make_model()
+def make_gpt(fused):
+    paddle.seed(11)
+    config = GPTConfig(vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=FFN,
+                       max_position_embeddings=POSITIONS, num_hidden_layers=LAYERS,
+                       num_attention_heads=HEADS, hidden_dropout_prob=0.0,
+                       attention_probs_dropout_prob=0.0, fuse_attention_qkv=fused)
+    model = GPTForCausalLM(config)
+    rng = np.random.default_rng(6)
+    for name, p in model.gpt.state_dict().items():
+        is_norm = "norm" in name and name.endswith("weight")
+        scale = 0.1 if is_norm or name.endswith("bias") else 0.3
+        p.set_value((rng.standard_normal(p.shape) * scale + is_norm).astype("float32"))
+    return model
+
+
+def train(model, name):
     scheduler = paddle.optimizer.lr.LambdaDecay(1e-3, lambda step: 1.0)
-    decayed = {p.name for n, p in model.named_parameters() if "norm" not in n}
+    decayed = {p.name for n, p in model.named_parameters() if "norm" not in n and "bias" not in n}
     optimizer = paddle.optimizer.AdamW(
         learning_rate=scheduler, parameters=model.parameters(), beta1=0.9, beta2=0.95,
         epsilon=1e-8, weight_decay=0.01, apply_decay_param_fun=lambda name: name in decayed)
     ids = paddle.to_tensor([TOKENS])
     targets = paddle.to_tensor([TOKENS[1:] + TOKENS[:1]])
-    losses, saved = [], None
+    losses = []
     for step in range(LAST_STEP):
         if step == SAVED_STEP:
-            saved = save_single(model, optimizer, scheduler)
+            save_single(name, model, optimizer, scheduler)
         logits = model(ids)
         logits = logits[0] if isinstance(logits, tuple) else logits
         loss = paddle.nn.functional.cross_entropy(
@@ -68,7 +87,7 @@ def train():
         optimizer.clear_grad()
         scheduler.step()
         losses.append(float(loss))
-    return saved, losses
+    return losses
 
 
 def folder(name):
@@ -80,12 +99,13 @@ def folder(name):
 class State:
     """The state by structured name: weight, moment1, moment2, and the powers of beta."""
 
-    def __init__(self, model, optimizer):
-        self.config = model.config
-        self.names = list(model.state_dict())
-        states = optimizer.state_dict()
+    def __init__(self, config, tensors, states):
+        self.config = config
+        if isinstance(config, GPTConfig):
+            del tensors["lm_head.weight"]  # the word embeddings
+        self.names = list(tensors)
         self.weight, self.moment1, self.moment2 = {}, {}, {}
-        for name, p in model.state_dict().items():
+        for name, p in tensors.items():
             self.weight[name] = p.numpy().copy()
             self.moment1[name] = states[p.name + "_moment1_0"].numpy().copy()
             self.moment2[name] = states[p.name + "_moment2_0"].numpy().copy()
@@ -93,23 +113,34 @@ class State:
         self.scheduler = states["LR_Scheduler"]
 
 
-def save_single(model, optimizer, scheduler):
-    path = folder("dp")
+def save_single(name, model, optimizer, scheduler):
+    path = folder(name)
     model.config.save_pretrained(path)
     paddle.save(model.state_dict(), os.path.join(path, "model_state.pdparams"))
     paddle.save(optimizer.state_dict(), os.path.join(path, "optimizer.pdopt"))
     paddle.save(scheduler.state_dict(), os.path.join(path, "scheduler.pdparams"))
     with open(os.path.join(path, "trainer_state.json"), "w") as f:
         json.dump({"global_step": SAVED_STEP, "epoch": 0.5}, f)
-    return State(model, optimizer)
+
+
+def read_single(name, config):
+    """The state that save_single() has written."""
+    path = os.path.join(out, name)
+    return State(config.from_pretrained(path),
+                 paddle.load(os.path.join(path, "model_state.pdparams")),
+                 paddle.load(os.path.join(path, "optimizer.pdopt")))
 
 
 # ------------------------------------------------------------------------ names and cuts of ranks
 
 def tensor_parallel_dim(name):
-    """LlamaPretrainedModel._get_tensor_parallel_mappings: columns, rows, or nothing."""
+    """_get_tensor_parallel_mappings of both models: columns, rows, or nothing."""
     if "norm" in name:
         return None
+    if name.startswith("gpt."):
+        if any(x in name for x in ("q_proj", "k_proj", "v_proj", "qkv_proj", "linear1")):
+            return 0 if name.endswith("bias") else 1
+        return None if name.endswith("bias") or "position_embeddings" in name else 0
     if "embed_tokens" in name or "o_proj" in name or "down_proj" in name:
         return 0
     return 1
@@ -128,6 +159,12 @@ def cut(name, array, tp, degree):
 def layer_number(name):
     """The index of a parameter's layer in the pipeline, and the name in that layer."""
     parts = name.split(".")
+    if name.startswith("gpt."):
+        if "embeddings" in name:
+            return 0, ".".join(parts[2:])
+        if "layers" in name:
+            return int(parts[3]) + 1, ".".join(parts[4:])
+        return (LAYERS + 2 if "lm_head" in name else LAYERS + 1), parts[-1]
     if name.startswith("llama.embed"):
         return 0, ".".join(parts[1:])
     if name.startswith("llama.layers"):
@@ -148,7 +185,16 @@ def tensor_names(names, parallel):
     """Names as paddle generates them: a counter for each class of layers, on each rank."""
     counters, result = {}, {}
     for name in names:
-        if "norm" in name:
+        if name.startswith("gpt.") and name.endswith("bias"):
+            result[name] = result[name[:-4] + "weight"].replace(".w_0", ".b_0")
+            continue
+        if name.startswith("gpt.") and "norm" in name:
+            kind = "layer_norm"
+        elif "position_embeddings" in name:
+            kind = "embedding"
+        elif name == "gpt.lm_head.weight":
+            kind = "gptlm_head"
+        elif "norm" in name:
             kind = "create_parameter"
         elif "embed" in name:
             kind = "vocab_parallel_embedding" if parallel else "embedding"
@@ -183,14 +229,23 @@ class Rank:
         segments = chunks_of(pps * vpp)
         mine = [segments[i] for i in range(len(segments)) if i % pps == pp]
         self.names, self.key = [], {}
+        # In a pipeline, the last stage has a copy of tied embeddings, under their name.
+        is_gpt = state.names[0].startswith("gpt.")
+        if is_gpt and pps > 1:
+            for arrays in (state.weight, state.moment1, state.moment2):
+                arrays["gpt.lm_head.weight"] = arrays[EMBEDDINGS]
+        tied = ["gpt.lm_head.weight"] if is_gpt and pps > 1 else []
         for begin, end in mine:
-            for name in sorted(state.names, key=lambda n: layer_number(n)[0]):
+            for name in sorted(state.names + tied, key=lambda n: layer_number(n)[0]):
                 number, rest = layer_number(name)
                 if not begin <= number < end:
                     continue
                 self.names.append(name)
-                self.key[name] = {"structured": name, "pipeline": f"{number}.{rest}",
+                self.key[name] = {"structured": EMBEDDINGS if name in tied else name,
+                                  "pipeline": f"{number}.{rest}",
                                   "chunks": f"{begin}.{number - begin}.{rest}"}[keys]
+        # Without one, the head is another name of the embeddings.
+        self.aliases = {"lm_head.weight": EMBEDDINGS} if is_gpt and pps == 1 else {}
         self.tensor = tensor_names(self.names, tps > 1)
         take = lambda arrays: {n: cut(n, arrays[n], tp, tps) for n in self.names}
         self.weight, self.moment1, self.moment2 = map(
@@ -270,7 +325,9 @@ def flat_slice(begin, end, padded):
 # -------------------------------------------------------------------------------------- layouts
 
 def save_model(path, rank, bf16, names, **ranks):
-    paddle.save({rank.key[n]: named(rank.weight[n], rank.tensor[n], bf16) for n in names},
+    aliased = {key: n for key, n in rank.aliases.items() if n in names}
+    names = {**{rank.key[n]: n for n in names}, **aliased}
+    paddle.save({key: named(rank.weight[n], rank.tensor[n], bf16) for key, n in names.items()},
                 os.path.join(path, f"model_state{suffix(**ranks)}.pdparams"))
 
 
@@ -288,8 +345,9 @@ def write_layout(state, name, tps=1, pps=1, shards=1, vpp=1, keys="structured", 
             rank = Rank(state, tp, tps, pp, pps, keys, vpp)
             where = {"tp": tp if tps > 1 else None, "pp": pp if pps > 1 else None}
             shard_meta = {"param2rank": {},
-                          "structure_name_mapping": {rank.key[n]: rank.tensor[n]
-                                                     for n in rank.names},
+                          "structure_name_mapping": {
+                              **{rank.key[n]: rank.tensor[n] for n in rank.names},
+                              **{key: rank.tensor[n] for key, n in rank.aliases.items()}},
                           "param_meta": {rank.key[n]: [list(rank.weight[n].shape), "float32"]
                                          for n in rank.names},
                           "sharding_strategy": "ShardingV2" if sharding == "v2" else "ShardingV1",
@@ -382,6 +440,74 @@ def fused(state):
     return result
 
 
+def fused_gpt(state):
+    """fuse_attention_qkv of GPT: head by head, queries, keys and values."""
+    result = State.__new__(State)
+    result.scheduler, result.powers = state.scheduler, state.powers
+    result.config = GPTConfig.from_dict(state.config.to_dict())
+    result.config.fuse_attention_qkv = True
+
+    def fuse(arrays):
+        parts = {}
+        for name, array in arrays.items():
+            if "k_proj" in name or "v_proj" in name:
+                continue
+            if "q_proj" in name:
+                qkv = [np.split(arrays[name.replace("q_proj", x)], HEADS, axis=-1)
+                       for x in ("q_proj", "k_proj", "v_proj")]
+                name = name.replace("q_proj", "qkv_proj")
+                array = np.concatenate([x for head in zip(*qkv) for x in head], axis=-1)
+            parts[name] = array
+        return parts
+
+    result.weight, result.moment1, result.moment2 = map(
+        fuse, (state.weight, state.moment1, state.moment2))
+    result.names = list(result.weight)
+    return result
+
+
+def check_logits(state, fused):
+    """That PaddleNLP itself computes the same with both."""
+    logits = []
+    for one, is_fused in ((state, False), (fused, True)):
+        model = make_gpt(is_fused)
+        tensors = model.gpt.state_dict()
+        for name, tensor in tensors.items():
+            tensor.set_value(one.weight["gpt." + name])
+        assert len(tensors) == len(one.names)
+        result = model(paddle.to_tensor([TOKENS]))
+        logits.append((result[0] if isinstance(result, tuple) else result).numpy())
+    np.testing.assert_allclose(logits[0], logits[1], rtol=0, atol=1e-6)
+
+
+def save_gpt_oracle(state):
+    """The consolidated state of the GPT, with the names and shapes of Hugging Face's GPT-2."""
+    names = {"norm1": "ln_1", "norm2": "ln_2", "out_proj": "attn.c_proj", "linear1": "mlp.c_fc",
+             "linear2": "mlp.c_proj", "q_proj": "attn.c_attn"}
+    whole = {"gpt.embeddings.word_embeddings": "wte", "gpt.embeddings.position_embeddings": "wpe",
+             "gpt.decoder.norm": "ln_f"}
+    tensors = {}
+    for name in state.names:
+        module, kind = name.rsplit(".", 1)
+        last = module.split(".")[-1]
+        if last in ("k_proj", "v_proj"):
+            continue
+        logical = whole.get(module) or f"h.{module.split('.')[3]}.{names[last]}"
+        for end, arrays in (("", state.weight), (".exp_avg", state.moment1),
+                            (".exp_avg_sq", state.moment2)):
+            array = arrays[name]
+            if last == "q_proj":
+                array = np.concatenate([arrays[name.replace("q_proj", x)]
+                                        for x in ("q_proj", "k_proj", "v_proj")], axis=-1)
+            tensors[f"transformer.{logical}.{kind}{end}"] = np.ascontiguousarray(array)
+    save_file(tensors, os.path.join(out, "gpt.safetensors"))
+
+
+def save_losses(name, losses):
+    with open(os.path.join(out, name), "w") as f:
+        json.dump({"tokens": TOKENS, "losses": losses[SAVED_STEP:]}, f)
+
+
 def save_oracle(state):
     """The consolidated state, with logical names and shapes."""
     tensors = {}
@@ -397,10 +523,11 @@ def save_oracle(state):
 
 def main():
     os.makedirs(out, exist_ok=True)
-    state, losses = train()
+    # Another CPU may train to other bits: a state that is there already is that of all layouts.
+    if not os.path.exists(os.path.join(out, "dp")):
+        save_losses("losses.json", train(make_model(), "dp"))
+    state = read_single("dp", LlamaConfig)
     save_oracle(state)
-    with open(os.path.join(out, "losses.json"), "w") as f:
-        json.dump({"tokens": TOKENS, "losses": losses[SAVED_STEP:]}, f)
     write_layout(state, "mp2", tps=2)
     write_layout(state, "pp2", pps=2, bf16=True)
     write_layout(state, "mp2_pp2", tps=2, pps=2, keys="pipeline", bf16=True)
@@ -413,8 +540,23 @@ def main():
     write_layout(state, "sharding2_v2_meta", shards=2, sharding="v2", meta=True, bf16=True)
     write_layout(state, "mp2_pp2_sharding2_v2_meta", tps=2, pps=2, shards=2, sharding="v2",
                  meta=True)
+    # The model's files are ordinary ones.
+    write_layout(state, "sharding2_v2", shards=2, sharding="v2", bf16=True)
+    write_layout(state, "mp2_pp2_sharding2_v2", tps=2, pps=2, shards=2, sharding="v2")
+    # Weights are in the master weights alone.
+    write_layout(state, "mp2_pp2_sharding2_v2_master", tps=2, pps=2, shards=2, sharding="v2",
+                 meta=True, bf16=True)
     write_layout(state, "sharding2_stage3", shards=2, sharding="stage3", bf16=True, segment=64)
     write_layout(fused(state), "mp2_fused", tps=2)
+    if not os.path.exists(os.path.join(out, "gpt_dp")):
+        save_losses("gpt_losses.json", train(make_gpt(fused=False), "gpt_dp"))
+    gpt = read_single("gpt_dp", GPTConfig)
+    save_gpt_oracle(gpt)
+    fused_state = fused_gpt(gpt)
+    check_logits(gpt, fused_state)
+    write_layout(gpt, "gpt_mp2_pp2", tps=2, pps=2)
+    write_layout(fused_state, "gpt_fused_mp2", tps=2, bf16=True)
+    write_layout(fused_state, "gpt_fused_sharding2_v2_meta", shards=2, sharding="v2", meta=True)
 
 
 main()
