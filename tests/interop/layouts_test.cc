@@ -142,7 +142,7 @@ constexpr Layout kLayouts[] = {
     {PADDLE(sharding2_stage3, true), {1, 1, 1, 2}},
     {PADDLE_GPT(gpt_dp, false), {1, 1, 1, 1}},
     {PADDLE_GPT(gpt_mp2_pp2, false), {2, 2, 1, 1}},
-    {PADDLE_GPT(gpt_fused_mp2, true), {2, 1, 1, 1}},
+    {PADDLE_GPT(gpt_fused_mp2_pp2, true), {2, 2, 1, 1}},
     {PADDLE_GPT(gpt_fused_sharding2_v2_meta, false), {1, 1, 1, 2}},
     {INTERNEVO(tp1, "state", 1, true), {1, 1, 1, 1}},
     {INTERNEVO(zo2, "state", 2, true), {1, 1, 1, 2}},

@@ -174,6 +174,13 @@ def layer_number(name):
     return LAYERS + 2, ".".join(parts[1:])
 
 
+def pipeline_key(name, number, rest):
+    """GPTForCausalLMPipe shares the embeddings between the first and the last stage."""
+    if name.startswith("gpt.") and number in (0, LAYERS + 2):
+        return f"shared_layers.gpt_shared_weight.{rest}"
+    return f"{number}.{rest}"
+
+
 def chunks_of(stages):
     """PipelineLayer's segments for "layer:LlamaDecoderLayer": [begin, end) of each."""
     each = LAYERS // stages
@@ -242,7 +249,7 @@ class Rank:
                     continue
                 self.names.append(name)
                 self.key[name] = {"structured": EMBEDDINGS if name in tied else name,
-                                  "pipeline": f"{number}.{rest}",
+                                  "pipeline": pipeline_key(name, number, rest),
                                   "chunks": f"{begin}.{number - begin}.{rest}"}[keys]
         # Without one, the head is another name of the embeddings.
         self.aliases = {"lm_head.weight": EMBEDDINGS} if is_gpt and pps == 1 else {}
@@ -555,7 +562,7 @@ def main():
     fused_state = fused_gpt(gpt)
     check_logits(gpt, fused_state)
     write_layout(gpt, "gpt_mp2_pp2", tps=2, pps=2)
-    write_layout(fused_state, "gpt_fused_mp2", tps=2, bf16=True)
+    write_layout(fused_state, "gpt_fused_mp2_pp2", tps=2, pps=2, keys="pipeline", bf16=True)
     write_layout(fused_state, "gpt_fused_sharding2_v2_meta", shards=2, sharding="v2", meta=True)
 
 
