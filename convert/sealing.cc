@@ -168,25 +168,39 @@ void AddTensors(const Manifest& manifest, const DigestsByName& digests,
   }
 }
 
+absl::Status AlreadyThere(const Storage& storage, const std::string& path) {
+  return absl::AlreadyExistsError(
+      absl::StrCat(storage.Describe(path), " exists; --overwrite replaces it"));
+}
+
 // That a seal can be written there, before much is read.
 absl::Status CheckPlaceOfSeal(const FoundSeal& place, bool is_there, bool overwrite) {
-  if (is_there && !overwrite) {
-    return absl::AlreadyExistsError(
-        absl::StrCat(place.Describe(), " exists; --overwrite replaces it"));
-  }
+  if (is_there && !overwrite) return AlreadyThere(*place.folder, place.path);
   const std::optional<std::string> local = place.folder->LocalPath(place.path);
   return local.has_value() ? FileReplacement::Create(*local).status() : absl::OkStatus();
 }
 
-absl::Status PutSeal(const FoundSeal& place, bool overwrite, std::string_view bytes) {
-  if (!overwrite) return place.folder->Publish(place.path, bytes, nullptr);
-  const std::optional<std::string> local = place.folder->LocalPath(place.path);
-  if (local.has_value()) return ReplaceFile(*local, bytes);
-  TESSERA_RETURN_IF_ERROR(WriteAll(*place.folder, place.path, bytes));
-  return place.folder->SyncDirectory(FolderOf(place.path));
+// Replaces a seal, and takes away the signature of the one before.
+absl::Status ReplaceSeal(const FoundSeal& place, std::string_view bytes, bool* removed_signature) {
+  const absl::Status removed = place.folder->Delete(absl::StrCat(place.path, ".sig"));
+  if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
+  *removed_signature = removed.ok();
+  return PutBeside(*place.folder, place.path, bytes, /*overwrite=*/true);
 }
 
 }  // namespace
+
+absl::Status PutBeside(Storage& storage, const std::string& path, std::string_view bytes,
+                       bool overwrite) {
+  const std::optional<std::string> local = storage.LocalPath(path);
+  if (!overwrite) {
+    const absl::Status published = storage.Publish(path, bytes, nullptr);
+    return absl::IsAlreadyExists(published) ? AlreadyThere(storage, path) : published;
+  }
+  if (local.has_value()) return ReplaceFile(*local, bytes);
+  TESSERA_RETURN_IF_ERROR(WriteAll(storage, path, bytes));
+  return storage.SyncDirectory(FolderOf(path));
+}
 
 absl::StatusOr<std::optional<FoundSeal>> FindSeal(std::string_view name,
                                                   const std::string& s3_endpoint) {
@@ -242,8 +256,12 @@ absl::StatusOr<WriteSealReport> WriteSeal(std::string_view name, const Checkpoin
   AddTensors(checkpoint.manifest(), digests, extents, seal);
   TESSERA_RETURN_IF_ERROR(AddChecksums(*place.folder, options, seal));
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes, EncodeSeal(seal));
-  TESSERA_RETURN_IF_ERROR(PutSeal(place, old.has_value(), bytes));
   WriteSealReport report = {.path = place.Describe(), .files = seal.files_size()};
+  if (!old.has_value()) {
+    TESSERA_RETURN_IF_ERROR(PutBeside(*place.folder, place.path, bytes, /*overwrite=*/false));
+  } else if (bytes != old->bytes) {
+    TESSERA_RETURN_IF_ERROR(ReplaceSeal(place, bytes, &report.removed_signature));
+  }
   for (const SealedFile& file : seal.files()) report.bytes += file.file().size_bytes();
   for (const SealedTensor& tensor : seal.tensors()) report.tensors += tensor.has_digest();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -36,6 +36,10 @@ struct FoundSeal {
 absl::StatusOr<std::optional<FoundSeal>> FindSeal(std::string_view name,
                                                   const std::string& s3_endpoint);
 
+// Writes a small file beside a checkpoint, atomically and durably. AlreadyExists unless `overwrite`.
+absl::Status PutBeside(Storage& storage, const std::string& path, std::string_view bytes,
+                       bool overwrite);
+
 struct WriteSealOptions {
   bool overwrite = false;  // a seal that is there
   std::string s3_endpoint;
@@ -48,8 +52,9 @@ struct WriteSealOptions {
 struct WriteSealReport {
   std::string path;  // of the seal
   int64_t files = 0;
-  uint64_t bytes = 0;   // of the files
-  int64_t tensors = 0;  // with a digest
+  uint64_t bytes = 0;              // of the files
+  int64_t tensors = 0;             // with a digest
+  bool removed_signature = false;  // that of a seal with other contents
   double seconds = 0;
 };
 

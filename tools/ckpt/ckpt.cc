@@ -26,6 +26,7 @@ constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are s
   ckpt verify PATH             reads every byte and checks checksums, headers and coverage
   ckpt diff PATH PATH          compares two checkpoints, however they are sharded
   ckpt seal PATH               writes checksums of another framework's checkpoint beside it
+  ckpt sign PATH               signs a manifest, or a seal, with a key; ckpt verify --key checks it
   ckpt reshard PATH FOLDER     writes FOLDER/step-N, the same state cut for another topology
   ckpt convert PATH FOLDER     writes the checkpoint in another framework's format, or from one
   ckpt help COMMAND            the flags of a command, as does ckpt COMMAND --help
@@ -46,8 +47,8 @@ the credentials of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AW
                                or by ranks, {"tp00_pp01": {...}, ...} (any command)
   --s3-endpoint=URL            of an S3-compatible store, http://host:9000 for example (any command)
 
-Exit codes: 0 all is well; 1 damage or a difference was found; 2 wrong usage, no such
-checkpoint, or it cannot be read or written.
+Exit codes: 0 all is well; 1 damage, a difference, or no signature that holds was found; 2 wrong
+usage, no such checkpoint, or it cannot be read or written.
 )";
 
 constexpr char kLsHelp[] = R"(ckpt ls FOLDER
@@ -78,6 +79,9 @@ without --all.
   --all                        every committed checkpoint in the folder, a line each; the exit code
                                is that of the worst
   --digests                    checks the layout-independent digest of every tensor, too
+  --key=PUBLIC.pem             checks first that this Ed25519 key has signed the manifest or the
+                               seal (ckpt sign); exit code 1 where it has not, or what it signed
+                               has changed
   --threads=N                  that read (4)
   --json                       one object, or an array of them with --all
 )";
@@ -101,6 +105,20 @@ changed, and diff compares by these digests. No other file is touched.
 
   --overwrite                  replaces the seal that is there
   --threads=N                  that read (4)
+  --json                       one object, for machines
+)";
+
+constexpr char kSignHelp[] = R"(ckpt sign PATH --key=PRIVATE.pem
+
+Signs a checkpoint: writes manifest.sig beside its manifest or, for another framework's, which has
+to be sealed (ckpt seal), tessera.seal.sig beside its seal. Retention deletes the signature with the
+checkpoint. The command verify checks it with --key=PUBLIC.pem.
+
+  openssl genpkey -algorithm ed25519 -out PRIVATE.pem
+  openssl pkey -in PRIVATE.pem -pubout -out PUBLIC.pem
+
+  --key=PRIVATE.pem            an Ed25519 key without a password
+  --overwrite                  replaces the signature that is there
   --json                       one object, for machines
 )";
 
@@ -158,6 +176,7 @@ constexpr Command kCommands[] = {{"ls", 1, RunLs, kLsHelp},
                                  {"verify", 1, RunVerify, kVerifyHelp},
                                  {"diff", 2, RunDiff, kDiffHelp},
                                  {"seal", 1, RunSeal, kSealHelp},
+                                 {"sign", 1, RunSign, kSignHelp},
                                  {"reshard", 2, RunReshard, kReshardHelp},
                                  {"convert", 2, RunConvert, kConvertHelp}};
 
@@ -224,6 +243,16 @@ std::string ParseDType(std::string_view text, DType& out) {
   return "expected f32, bf16 or f16";
 }
 
+std::string ParseKey(std::string_view text, CommandOptions& options) {
+  options.key = text;
+  return text.empty() ? "expected the path of a key" : "";
+}
+
+std::string ParseOverwrite(std::string_view, CommandOptions& options) {
+  options.overwrite = true;
+  return "";
+}
+
 // A flag of one command, or of all commands if that is empty.
 struct Flag {
   std::string_view command;
@@ -270,11 +299,10 @@ constexpr Flag kFlags[] = {
        o.data = true;
        return std::string();
      }},
-    {"seal", "--overwrite", false,
-     [](std::string_view, CommandOptions& o) {
-       o.overwrite = true;
-       return std::string();
-     }},
+    {"verify", "--key", true, ParseKey},
+    {"sign", "--key", true, ParseKey},
+    {"seal", "--overwrite", false, ParseOverwrite},
+    {"sign", "--overwrite", false, ParseOverwrite},
     {"reshard", "--dry-run", false,
      [](std::string_view, CommandOptions& o) {
        o.reshard.dry_run = true;
@@ -383,7 +411,8 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
                                                                            : arguments[0];
   if (name.empty() || name.starts_with("-")) {
     return usage(
-        "a command is missing: ls, inspect, verify, diff, seal, reshard or convert comes first");
+        "a command is missing: ls, inspect, verify, diff, seal, sign, reshard or convert comes "
+        "first");
   }
   const Command* const command = FindCommand(name);
   if (command == nullptr) return usage("unknown command \"" + name + "\"");
@@ -406,6 +435,7 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
   if (command->name == "reshard" && options.reshard.topology.empty()) {
     return usage("reshard needs --topology");
   }
+  if (command->name == "sign" && options.key.empty()) return usage("sign needs --key");
   if (command->name == "convert") {
     const std::string problem = CompleteConvert(options);
     if (!problem.empty()) return usage(problem);

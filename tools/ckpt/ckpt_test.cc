@@ -44,9 +44,10 @@ TEST_F(CkptTest, EachCommandHasItsOwnHelp) {
   const std::map<std::string, std::vector<std::string>> flags = {
       {"ls", {"--json"}},
       {"inspect", {"--json"}},
-      {"verify", {"--all", "--digests", "--threads"}},
+      {"verify", {"--all", "--digests", "--key", "--threads"}},
       {"diff", {"--data", "--threads"}},
       {"seal", {"--overwrite", "--threads"}},
+      {"sign", {"--key", "--overwrite"}},
       {"reshard", {"--topology", "--dry-run", "--memory", "--split"}}};
   EXPECT_EQ(Run({"help"}), kExitOk);
   const std::string general = out_;
@@ -74,7 +75,7 @@ TEST_F(CkptTest, DefaultsThatTheHelpNamesAreAccepted) {
   static const std::regex kFlag(R"(\n  (--[a-z-]+)=[^\n]*\(([0-9][0-9A-Za-z]*)[;)])");
   std::vector<std::string> found;
   for (const std::string command :
-       {"ls", "inspect", "verify", "diff", "seal", "reshard", "convert"}) {
+       {"ls", "inspect", "verify", "diff", "seal", "sign", "reshard", "convert"}) {
     ASSERT_EQ(Run({"help", command}), kExitOk);
     const std::string help = out_;
     for (std::sregex_iterator at(help.begin(), help.end(), kFlag), end; at != end; ++at) {

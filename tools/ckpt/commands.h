@@ -18,7 +18,7 @@ namespace tessera::ckpt {
 
 // Exit codes.
 inline constexpr int kExitOk = 0;
-inline constexpr int kExitDifferent = 1;  // damage or a difference was found
+inline constexpr int kExitDifferent = 1;  // damage, a difference, a signature that does not hold
 inline constexpr int kExitUsage = 2;      // wrong usage, no checkpoint, or it cannot be read
 
 struct ReshardOptions {
@@ -41,10 +41,11 @@ struct CommandOptions {
   bool all = false;        // verify
   bool digests = false;    // verify
   bool data = false;       // diff
-  bool overwrite = false;  // seal
+  bool overwrite = false;  // seal, sign
   ReshardOptions reshard;
   ConvertOptions convert;
   int threads = 4;
+  std::string key;  // verify: public, may be empty; sign: private. A path
   SourceOptions source;
   std::vector<std::string> paths;  // names, see OpenStorage()
 };
@@ -61,6 +62,7 @@ int RunInspect(const CommandOptions& options, const CommandOutput& output);
 int RunVerify(const CommandOptions& options, const CommandOutput& output);
 int RunDiff(const CommandOptions& options, const CommandOutput& output);
 int RunSeal(const CommandOptions& options, const CommandOutput& output);
+int RunSign(const CommandOptions& options, const CommandOutput& output);
 int RunReshard(const CommandOptions& options, const CommandOutput& output);
 int RunConvert(const CommandOptions& options, const CommandOutput& output);
 

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/units.h"
 #include "convert/operations/named_checkpoint.h"
+#include "convert/operations/signature.h"
 #include "convert/sealing.h"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/progress_bar.h"
@@ -44,6 +45,7 @@ int RunSeal(const CommandOptions& options, const CommandOutput& output) {
                {"files", report->files},
                {"bytes", report->bytes},
                {"tensors", report->tensors},
+               {"removed_signature", report->removed_signature},
                {"notes", named->notes},
                {"seconds", report->seconds}},
               output.out);
@@ -53,7 +55,36 @@ int RunSeal(const CommandOptions& options, const CommandOutput& output) {
              << "), " << HumanBytes(report->bytes) << " in " << report->files
              << (report->files == 1 ? " file" : " files") << ", digests of " << report->tensors
              << " tensors, " << HumanSeconds(report->seconds) << "\n";
+  if (report->removed_signature) {
+    output.out << "the signature of the seal that was there is removed: see ckpt sign\n";
+  }
   PrintNotes(named->notes, output.out);
+  return kExitOk;
+}
+
+int RunSign(const CommandOptions& options, const CommandOutput& output) {
+  const auto fail = [&](const absl::Status& status) {
+    return Fail(output, options, "ckpt sign", status);
+  };
+  const auto named = FindCheckpoint(options.paths[0], options.source);
+  if (!named.ok()) return fail(named.status());
+  if (!named->opened.ok()) return fail(named->opened.status());
+  if (named->seal.has_value() && !named->seal->seal.ok()) return fail(named->seal->seal.status());
+  const auto file = FindSignedFile(*named);
+  if (!file.ok()) return fail(file.status());
+  const auto key = Sign(*file, options.key, options.overwrite);
+  if (!key.ok()) return fail(key.status());
+  const std::string signature = file->storage->Describe(file->signature_path);
+  if (options.json) {
+    PrintJson({{"checkpoint", named->Describe()},
+               {"signed", file->storage->Describe(file->path)},
+               {"signature", signature},
+               {"key", *key}},
+              output.out);
+    return kExitOk;
+  }
+  output.out << signature << ": the signature of " << file->storage->Describe(file->path)
+             << ", by the key " << *key << "\n";
   return kExitOk;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "base/units.h"
 #include "checkpoint/include/checkpoint.h"
 #include "convert/operations/named_checkpoint.h"
+#include "convert/operations/signature.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/progress_bar.h"
@@ -126,7 +128,17 @@ class FolderVerifier {
     for (const CheckpointInfo& checkpoint : unreadable) {
       Add(checkpoint.directory, checkpoint.committed.status());
     }
+    const std::shared_ptr<Storage> shared(std::shared_ptr<Storage>(), storage->get());
     for (const CheckpointInfo& info : *checkpoints) {
+      const SignedFile manifest = SignedManifest(shared, info.directory);
+      const absl::Status held =
+          options_.key.empty() ? absl::OkStatus() : CheckSignature(manifest, options_.key).status();
+      if (absl::IsDataLoss(held)) {
+        Add(info.directory, VerifyReport{.damage = {{manifest.signature_path, 0, "",
+                                                     std::string(held.message())}}});
+        continue;
+      }
+      if (!held.ok()) return Fail(held);
       Add(info.directory, VerifyWithBar(options_, output_, [&](const VerifyOptions& verify) {
             return CheckpointFolder(**storage).Verify(info.directory, verify);
           }));
@@ -177,13 +189,27 @@ int RunVerify(const CommandOptions& options, const CommandOutput& output) {
   };
   const auto named = FindCheckpoint(options.paths[0], options.source);
   if (!named.ok()) return fail(named.status());
+  std::string key;
+  if (!options.key.empty()) {
+    const auto file = FindSignedFile(*named);
+    if (!file.ok()) return fail(file.status());
+    const auto held = CheckSignature(*file, options.key);
+    if (!held.ok()) return fail(held.status());
+    key = *held;
+  }
   const auto report = VerifyWithBar(
       options, output, [&](const VerifyOptions& verify) { return Verify(*named, verify); });
   if (!report.ok()) return fail(report.status());
   if (options.json) {
-    PrintJson(ToJson(*named, *report, options.digests), output.out);
+    nlohmann::ordered_json json = ToJson(*named, *report, options.digests);
+    if (!key.empty()) json["signed_by"] = key;
+    PrintJson(json, output.out);
   } else {
     PrintVerdict(*named, *report, options.digests, output.out);
+    if (!key.empty()) {
+      output.out << "the " << (named->seal.has_value() ? "seal" : "manifest")
+                 << " is signed by the key in " << options.key << ", " << key << "\n";
+    }
     output.out << OthersText(*named, report->damage.empty());
   }
   return report->damage.empty() ? kExitOk : kExitDifferent;
