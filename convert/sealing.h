@@ -36,7 +36,8 @@ struct FoundSeal {
 absl::StatusOr<std::optional<FoundSeal>> FindSeal(std::string_view name,
                                                   const std::string& s3_endpoint);
 
-// Writes a small file beside a checkpoint, atomically and durably. AlreadyExists unless `overwrite`.
+// Writes a small file beside a checkpoint, atomically and durably. AlreadyExists where it is there,
+// unless `overwrite`.
 absl::Status PutBeside(Storage& storage, const std::string& path, std::string_view bytes,
                        bool overwrite);
 
