@@ -4,18 +4,17 @@
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 
+#include <cerrno>
 #include <cstddef>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <optional>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
@@ -28,7 +27,6 @@ constexpr char kManifestSignature[] = "manifest.sig";
 constexpr char kAlgorithm[] = "ed25519";
 constexpr size_t kKeyBytes = 32, kSignatureBytes = 64;
 constexpr uint64_t kMaxSignatureFileBytes = 4096;
-constexpr uintmax_t kMaxKeyFileBytes = 65536;
 
 using Key = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
 using KeyReader = EVP_PKEY* (*)(BIO*, EVP_PKEY**, pem_password_cb*, void*);
@@ -38,23 +36,18 @@ int NoPassword(char*, int, int, void*) { return -1; }
 
 absl::StatusOr<Key> ReadKey(const std::string& path, KeyReader read, std::string_view kind,
                             std::string_view command) {
-  std::error_code error;
-  const uintmax_t size = std::filesystem::file_size(path, error);
-  std::ifstream stream(path, std::ios::binary);
-  if (error || !stream) {
-    return absl::NotFoundError(absl::StrCat(
-        path, ": cannot read the key: ", error ? error.message() : std::string("cannot open it")));
+  const std::optional<std::string> pem = ReadWholeFile(path);
+  if (!pem.has_value()) {
+    return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot read the key"));
   }
   const std::string wanted =
       absl::StrCat("expected an Ed25519 ", std::string(kind), " key in a PEM file, as \"",
                    std::string(command), "\" writes it");
-  if (size > kMaxKeyFileBytes) return absl::InvalidArgumentError(absl::StrCat(path, ": ", wanted));
-  const std::string pem{std::istreambuf_iterator<char>(stream), {}};
   const std::unique_ptr<BIO, decltype(&BIO_free)> bio(
-      BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free);
+      BIO_new_mem_buf(pem->data(), static_cast<int>(pem->size())), BIO_free);
   Key key(read(bio.get(), nullptr, NoPassword, nullptr), EVP_PKEY_free);
   if (key == nullptr || EVP_PKEY_id(key.get()) != EVP_PKEY_ED25519) {
-    const bool encrypted = pem.find("ENCRYPTED") != std::string::npos;
+    const bool encrypted = pem->find("ENCRYPTED") != std::string::npos;
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": ", wanted, encrypted ? ", without a password" : ""));
   }

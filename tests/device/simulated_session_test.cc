@@ -236,7 +236,11 @@ INSTANTIATE_TEST_SUITE_P(Topologies, TopologyTest,
 TEST_F(SimulatedSessionTest, WeightsOfLlmcGoInAndOut) {
   TrainConfig config = Config("from", "single", false);
   const std::string written = root_ / "cpu.bin", again = root_ / "gpus.bin";
-  ASSERT_EQ(Run(config, [&](Session& session) { return ExportWeights(session, written); }).status(),
+  ASSERT_EQ(Run(config,
+                [&](Session& session) {
+                  return ExportWeights(session, {.format = "llmc", .path = written});
+                })
+                .status(),
             absl::OkStatus());
   for (const bool bf16 : {false, true}) {
     TrainConfig there = Config(absl::StrCat("there", bf16), "tp2", true);
@@ -249,7 +253,7 @@ TEST_F(SimulatedSessionTest, WeightsOfLlmcGoInAndOut) {
         TESSERA_ASSIGN_OR_RETURN(const std::vector<float> found,
                                  session.trainer->NextLogits(context));
         if (session.first_rank()) logits = found;
-        return ExportWeights(session, again);
+        return ExportWeights(session, {.format = "llmc", .path = again});
       };
     };
     ASSERT_EQ(Run(there, weigh(on_gpus)).status(), absl::OkStatus());

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +16,8 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/command.h"
+#include "tokenizer/byte_tokenizer.h"
+#include "tools/ckpt/commands.h"
 
 namespace tessera {
 namespace {
@@ -173,6 +178,75 @@ TEST_F(ContentCommandTest, WeightsMayComeFromAnLlmcFileAndTheRestFromACheckpoint
   EXPECT_THAT(both.out, HasSubstr("step 5/6 "));
   EXPECT_EQ(ReadFile(kept), ReadFile(early));
   EXPECT_NE(ReadFile(kept), ReadFile(last));
+}
+
+// Every file in and below a folder, by its path there.
+std::map<std::string, std::string> FilesIn(const std::filesystem::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    files[std::filesystem::relative(entry.path(), folder).string()] = ReadFile(entry.path());
+  }
+  return files;
+}
+
+TEST_F(ContentCommandTest, HuggingFaceWeightsOnTheWayAreThoseOfAConversion) {
+  const std::filesystem::path tokenizer = root_ / "tokenizer";
+  std::filesystem::create_directory(tokenizer);
+  for (const TokenizerFile& file : ByteTokenizer().Files()) {
+    std::ofstream(tokenizer / file.name, std::ios::binary) << file.contents;
+  }
+  const auto exported = [&](int step) {
+    return Checkpoints("run") / ("hf-0000000" + std::to_string(step));
+  };
+  const auto converted = [&](int step) {
+    const std::filesystem::path folder = root_ / "converted";
+    std::filesystem::remove_all(folder);
+    std::ostringstream out, err;
+    const int code = ckpt::RunCkpt({"convert", StepDir("run", step).string(), folder.string(),
+                                    "--to=hf", "--tokenizer=" + tokenizer.string()},
+                                   {out, err, nullptr});
+    EXPECT_EQ(code, 0) << err.str();
+    return FilesIn(folder);
+  };
+  const Words flags = {"--data-parallel-size=2",
+                       "--zero-stage=2",
+                       "--tensor-model-parallel-size=2",
+                       "--bf16",
+                       "--vocab-size=257",
+                       "--tokenizer-model=" + tokenizer.string(),
+                       "--export-hf-interval=2"};
+  const Result four = Run(Launcher(Saving("run", 4, flags)));
+  ASSERT_EQ(four.exit_code, 0) << four.err;
+  EXPECT_THAT(four.out, HasSubstr("weights written to " + exported(4).string() + "\n"));
+  for (const int step : {2, 4}) {
+    const auto files = FilesIn(exported(step));
+    EXPECT_EQ(files.count("config.json") + files.count("model.safetensors") +
+                  files.count("tokenizer.json") + files.count("generation_config.json"),
+              4);
+    EXPECT_TRUE(files == converted(step)) << step;
+  }
+  EXPECT_NE(FilesIn(exported(2))["model.safetensors"], FilesIn(exported(4))["model.safetensors"]);
+
+  // A run that passes the step again: what is there is replaced as a whole, and what a killed run
+  // has left is removed.
+  std::filesystem::remove_all(StepDir("run", 4));
+  std::ofstream(exported(4) / "model.safetensors") << "old";
+  std::ofstream(exported(4) / "old.txt") << "old";
+  std::filesystem::create_directories(exported(4).string() + ".unfinished/step-00000000");
+  const Result six = Run(Launcher(Saving("run", 6, flags)));
+  ASSERT_EQ(six.exit_code, 0) << six.err;
+  EXPECT_THAT(six.out, HasSubstr("step 3/6 "));
+  EXPECT_TRUE(FilesIn(exported(4)) == converted(4));
+  EXPECT_TRUE(FilesIn(exported(6)) == converted(6));
+  EXPECT_EQ(Steps("run"), (std::set<int64_t>{2, 4, 6}));
+  for (const auto& entry : std::filesystem::directory_iterator(Checkpoints("run"))) {
+    EXPECT_THAT(entry.path().string(), Not(HasSubstr("unfinished")));
+  }
+  // One that starts from such a folder has its weights.
+  const Result begun = Train(
+      "begun", 2, {"--load=" + exported(6).string(), "--finetune", "--vocab-size=257", "--bf16"});
+  EXPECT_EQ(begun.exit_code, 0) << begun.err;
 }
 
 TEST_F(ContentCommandTest, ALoadOfSomeTensorsSaysHowMany) {

@@ -12,20 +12,31 @@
 #include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
 #include "trainer/state/device_mirror.h"
-#include "trainer/state/llmc_file.h"
+#include "trainer/state/foreign_weights.h"
 
 namespace tessera {
 
-absl::Status CheckExport(const TrainConfig& config) {
-  const std::string& path = config.checkpoint().export_llmc();
-  if (path.empty()) return absl::OkStatus();
-  const DType dtype = config.training().bf16() ? DType::kBF16 : DType::kF32;
-  const absl::Status status = CheckLlmcFile(path, config.model(), dtype);
+namespace {
+
+absl::Status CheckOne(const Session& session, const char* setting, const ForeignWeights& weights) {
+  const DType dtype = session.config.training().bf16() ? DType::kBF16 : DType::kF32;
+  const absl::Status status = CheckForeignWeights(weights, session.config.model(), dtype);
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat("export_llmc: ", status.message()));
+  return absl::Status(status.code(), absl::StrCat(setting, ": ", status.message()));
 }
 
-absl::Status ExportWeights(const Session& session, const std::string& path) {
+}  // namespace
+
+absl::Status CheckExport(const Session& session) {
+  const CheckpointConfig& checkpoint = session.config.checkpoint();
+  if (!checkpoint.export_llmc().empty()) {
+    TESSERA_RETURN_IF_ERROR(CheckOne(session, "export_llmc", LlmcExport(session)));
+  }
+  if (checkpoint.export_hf_interval() == 0) return absl::OkStatus();
+  return CheckOne(session, "export_hf_interval", HuggingFaceExportOfStep(session));
+}
+
+absl::Status ExportWeights(const Session& session, const ForeignWeights& weights) {
   std::vector<StateChunk> chunks = session.state();
   // The weights on a GPU, in host memory. The session's mirror may be in use by a save.
   std::unique_ptr<DeviceMirror> mirror;
@@ -37,14 +48,27 @@ absl::Status ExportWeights(const Session& session, const std::string& path) {
     TESSERA_RETURN_IF_ERROR(mirror->FinishDownload());
     for (StateChunk& chunk : chunks) chunk.mirror = mirror.get();
   }
-  return WriteLlmcFile(path, session.config.model(), chunks, session.group());
+  return WriteForeignWeights(weights, session.config.model(), chunks, session.group());
 }
 
-std::string ExportPathOfStep(const std::string& export_llmc, int64_t step) {
-  const std::filesystem::path path(export_llmc);
-  const std::string name =
-      path.stem().string() + absl::StrFormat("-%08d", step) + path.extension().string();
-  return (path.parent_path() / name).string();
+ForeignWeights LlmcExport(const Session& session) {
+  return {.format = "llmc", .path = session.config.checkpoint().export_llmc()};
+}
+
+ForeignWeights LlmcExportOfStep(const Session& session) {
+  const std::filesystem::path path(session.config.checkpoint().export_llmc());
+  const std::string name = path.stem().string() + absl::StrFormat("-%08d", session.progress.step) +
+                           path.extension().string();
+  return {.format = "llmc", .path = (path.parent_path() / name).string()};
+}
+
+ForeignWeights HuggingFaceExportOfStep(const Session& session) {
+  const std::string& save = session.config.checkpoint().save();
+  return {.format = "hf",
+          .path = absl::StrCat(save, save.ends_with('/') ? "" : "/",
+                               absl::StrFormat("hf-%08d", session.progress.step)),
+          .tokenizer = session.tokenizer.get(),
+          .tokenizer_path = session.config.data().tokenizer_model()};
 }
 
 }  // namespace tessera

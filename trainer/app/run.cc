@@ -31,7 +31,7 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenOutput(const Session& session
   const std::string& run_dir = session.config.output().run_dir();
   if (!run_dir.empty()) TESSERA_RETURN_IF_ERROR(WriteConfig(session.config, run_dir));
   // Only now does run_dir, which may be the destination of the weights, exist.
-  TESSERA_RETURN_IF_ERROR(CheckExport(session.config));
+  TESSERA_RETURN_IF_ERROR(CheckExport(session));
   if (run_dir.empty()) return nullptr;
   const std::optional<int64_t> resumed_step =
       session.resumed ? std::optional(session.progress.step) : std::nullopt;
@@ -129,7 +129,7 @@ absl::Status RunSession(Session& session, ProgressLine& progress_line, int* stop
   }
   if (*stopped_by != 0) return absl::OkStatus();
   if (!config.checkpoint().export_llmc().empty()) {
-    TESSERA_RETURN_IF_ERROR(ExportWeights(session, config.checkpoint().export_llmc()));
+    TESSERA_RETURN_IF_ERROR(ExportWeights(session, LlmcExport(session)));
     progress_line.Message("weights written to " + config.checkpoint().export_llmc());
   }
   if (config.sampling().num_tokens_to_generate() > 0) return Sample(session);

@@ -152,7 +152,10 @@ absl::Status TrainLoop::Train() {
       TESSERA_RETURN_IF_ERROR(Evaluate());
     }
     if (AtInterval(config_.checkpoint().export_llmc_interval())) {
-      TESSERA_RETURN_IF_ERROR(Export());
+      TESSERA_RETURN_IF_ERROR(Export(LlmcExportOfStep(session_)));
+    }
+    if (AtInterval(config_.checkpoint().export_hf_interval())) {
+      TESSERA_RETURN_IF_ERROR(Export(HuggingFaceExportOfStep(session_)));
     }
     const ckpt::SaveDecision decision = Decide();
     const bool ends = decision.end != ckpt::EndReason::kNone;
@@ -260,11 +263,9 @@ absl::Status TrainLoop::Evaluate() {
   return absl::OkStatus();
 }
 
-absl::Status TrainLoop::Export() {
-  const std::string path =
-      ExportPathOfStep(config_.checkpoint().export_llmc(), session_.progress.step);
-  TESSERA_RETURN_IF_ERROR(ExportWeights(session_, path));
-  progress_line_.Message("weights written to " + path);
+absl::Status TrainLoop::Export(const ForeignWeights& weights) {
+  TESSERA_RETURN_IF_ERROR(ExportWeights(session_, weights));
+  progress_line_.Message("weights written to " + weights.path);
   return absl::OkStatus();
 }
 

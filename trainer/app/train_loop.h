@@ -17,6 +17,7 @@
 #include "trainer/app/step_agreement.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/metrics/progress.h"
+#include "trainer/state/foreign_weights.h"
 #include "trainer/state/run_saver.h"
 
 namespace tessera {
@@ -43,7 +44,7 @@ class TrainLoop {
   absl::StatusOr<StepMetrics> TrainStep();
   absl::Status Report(const StepMetrics& metrics);
   absl::Status Evaluate();
-  absl::Status Export();
+  absl::Status Export(const ForeignWeights& weights);
   // Once after each step.
   ckpt::SaveDecision Decide();
   void SayEnd(ckpt::EndReason reason);

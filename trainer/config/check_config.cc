@@ -167,6 +167,7 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
          {"non_persistent_save_interval", checkpoint.non_persistent_save_interval() > 0},
          {"save_interval_minutes", checkpoint.save_interval_minutes() > 0},
          {"save_continuously", checkpoint.save_continuously()},
+         {"export_hf_interval", checkpoint.export_hf_interval() > 0},
          {"save_retain_interval", checkpoint.save_retain_interval() > 0},
          {"save_top_k", checkpoint.save_top_k() > 0},
          {"save_retain_minutes", checkpoint.save_retain_minutes() > 0},

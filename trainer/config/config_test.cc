@@ -386,6 +386,7 @@ INSTANTIATE_TEST_SUITE_P(
          "llmc_filepath and load_content=model,optimizer exclude each other: the weights come from "
          "load"},
         {{"--export-llmc-interval=5"}, "export_llmc_interval is set but export_llmc is not"},
+        {{"--export-hf-interval=5"}, "export_hf_interval is set but save is not"},
         {{"--async-save"}, "async_save is set but save is not"},
         {{"--save=d", "--async-save-memory=5"}, "async_save_memory is set but async_save is not"},
         {{"--save=d", "--async-save-skip"}, "async_save_skip is set but async_save is not"},

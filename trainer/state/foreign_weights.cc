@@ -1,0 +1,142 @@
+#include "trainer/state/foreign_weights.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/replace_file.h"
+#include "base/status_macros.h"
+#include "checkpoint/collective/agree.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
+#include "convert/core/models.h"
+#include "convert/llmc/llmc.h"
+#include "convert/write_foreign.h"
+#include "tokenizer/files/hugging_face_files.h"
+#include "trainer/state/run_state.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kConverted[] = "converted", kReplaced[] = "replaced";
+
+// Removes what WriteForeignWeights() puts into the folder, and the folder if nothing else is in it.
+void RemoveUnfinished(const fs::path& folder) {
+  std::error_code error;
+  for (const std::string& name :
+       {ckpt::StepDirectoryName(0), std::string(kConverted), std::string(kReplaced)}) {
+    fs::remove_all(folder / name, error);
+  }
+  fs::remove(folder, error);
+}
+
+// Gives what was made in `folder` the name `path`. What had that name is then in the folder.
+std::error_code PutInPlace(const fs::path& folder, const fs::path& made, const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_directory(made, error) || !fs::exists(path, error)) {
+    fs::rename(made, path, error);
+    return error;
+  }
+  if (renameat2(AT_FDCWD, made.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0) return {};
+  if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) {
+    return {errno, std::generic_category()};
+  }
+  fs::rename(path, folder / kReplaced, error);
+  if (!error) fs::rename(made, path, error);
+  return error;
+}
+
+absl::Status SyncAbove(const std::string& path) {
+  const fs::path parent = fs::path(path).parent_path();
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> above,
+                           ckpt::OpenStorage(parent.empty() ? "." : parent.string()));
+  return above->SyncDirectory("");
+}
+
+// On rank 0: makes the file or folder of the checkpoint in `folder`.
+absl::Status Convert(const std::string& folder, const ForeignWeights& weights) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const ckpt::Checkpoint source,
+      ckpt::Checkpoint::Open(absl::StrCat(folder, "/", ckpt::StepDirectoryName(0))));
+  const fs::path converted = fs::path(folder) / kConverted;
+  TESSERA_ASSIGN_OR_RETURN(const ckpt::convert::WriteForeignReport report,
+                           ckpt::convert::WriteForeign(source, converted.string(),
+                                                       {.format = weights.format,
+                                                        .weights_only = true,
+                                                        .tokenizer = weights.tokenizer,
+                                                        .tokenizer_path = weights.tokenizer_path}));
+  // llm.c's first file is the model's.
+  const fs::path made = weights.format == "llmc" ? converted / report.files.front() : converted;
+  if (const std::error_code error = PutInPlace(folder, made, weights.path)) {
+    return absl::UnavailableError(absl::StrCat(weights.path, ": ", error.message()));
+  }
+  return SyncAbove(weights.path);
+}
+
+}  // namespace
+
+absl::Status CheckForeignWeights(const ForeignWeights& weights, const ModelConfig& model,
+                                 DType dtype) {
+  if (weights.format == "llmc") {
+    TESSERA_RETURN_IF_ERROR(ckpt::convert::WriteLlmcHeader(ToProto(model), dtype).status());
+    if (std::error_code error; fs::is_directory(weights.path, error)) {
+      return absl::InvalidArgumentError(absl::StrCat(weights.path, " is a folder"));
+    }
+  } else {
+    TESSERA_RETURN_IF_ERROR(ckpt::convert::WriteHuggingFaceConfig(ToProto(model), dtype).status());
+    if (weights.tokenizer != nullptr) {
+      const absl::Status files = HuggingFaceFiles(*weights.tokenizer).status();
+      if (!files.ok()) {
+        return absl::Status(files.code(),
+                            absl::StrCat(weights.tokenizer_path, ": ", files.message()));
+      }
+    }
+    if (!ckpt::LocalPathOfName(weights.path).has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(weights.path,
+                       ": a run writes these folders to a file system only; ckpt "
+                       "convert --to=hf writes to an object store"));
+    }
+    const fs::path folder = fs::path(weights.path).parent_path();
+    TESSERA_RETURN_IF_ERROR(ckpt::OpenStorage(folder.string(), {.create_root = true}).status());
+  }
+  return FileReplacement::Create(weights.path).status();
+}
+
+absl::Status WriteForeignWeights(const ForeignWeights& weights, const ModelConfig& model,
+                                 StateChunks chunks, const RankGroup& group) {
+  const std::string folder = weights.path + ".unfinished";
+  const auto agree = [&](const absl::Status& mine) {
+    return ckpt::AgreeOnStatus(group.ranks, mine, group.deadline);
+  };
+  // What a run that was killed has left would mix with this one's files.
+  const bool is_first = group.ranks.rank() == 0;
+  if (is_first) RemoveUnfinished(folder);
+  TESSERA_RETURN_IF_ERROR(agree(absl::OkStatus()));
+  absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
+      ckpt::OpenStorage(folder, {.create_root = true});
+  TESSERA_RETURN_IF_ERROR(agree(storage.status()));
+  ckpt::Manifest run;
+  *run.mutable_model() = ToProto(model);
+  ckpt::SaveOptions options;
+  options.group = &group.ranks;
+  options.deadline = group.deadline;
+  options.metadata = ckpt::ToMetadata(std::move(run));
+  absl::Status status =
+      ckpt::CheckpointFolder(**storage).Save(/*step=*/0, WeightState(chunks), options).status();
+  storage->reset();
+  if (status.ok() && is_first) status = Convert(folder, weights);
+  if (is_first) RemoveUnfinished(folder);
+  return agree(status);
+}
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+#ifndef TESSERA_TRAINER_STATE_FOREIGN_WEIGHTS_H_
+#define TESSERA_TRAINER_STATE_FOREIGN_WEIGHTS_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "layout/dtype.h"
+#include "models/config/config.pb.h"
+#include "tokenizer/tokenizer.h"
+#include "trainer/state/checkpoints.h"
+#include "trainer/state/state_dict.h"
+
+namespace tessera {
+
+// A run's weights in another framework's format: "llmc", a model file, or "hf", a folder.
+struct ForeignWeights {
+  std::string format;
+  std::string path;
+  const Tokenizer* tokenizer = nullptr;  // the model's, in "hf"; may be null
+  std::string tokenizer_path;            // for messages
+};
+
+// Whether WriteForeignWeights() will be able to write: the format can represent the model with
+// weights of this dtype, and the tokenizer, and the path can be written to. InvalidArgument,
+// Unimplemented, or the error of the file system.
+absl::Status CheckForeignWeights(const ForeignWeights& weights, const ModelConfig& model,
+                                 DType dtype);
+
+// Writes the weights of the chunks, in their dtype: saves them to the folder "PATH.unfinished",
+// which all ranks must see, and converts that checkpoint, as `ckpt convert` does. File or folder
+// appear complete and durable or not at all, and replace what has that name atomically. Only where
+// a file system cannot exchange names, an old folder is gone just before the new one appears.
+// Collective. Memory: some MiB in addition to the chunks.
+absl::Status WriteForeignWeights(const ForeignWeights& weights, const ModelConfig& model,
+                                 StateChunks chunks, const RankGroup& group);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_STATE_FOREIGN_WEIGHTS_H_
