@@ -162,6 +162,13 @@ TEST_F(SealCommandTest, WhatHasChangedIsNamed) {
                                                  good.size() + 4))));
   Write(weights, good.substr(0, good.size() - 1));
   EXPECT_THAT(Damaged(path), ElementsAre(HasSubstr("size: expected")));
+  // Somebody has changed the weights so that the CRC-32C is still the same: by its polynomial.
+  std::string forged = good;
+  for (int k = 0; k < 33; ++k) {
+    if ((0x11EDC6F41 >> (32 - k) & 1) != 0) forged[good.size() - 8 + k / 8] ^= 1 << k % 8;
+  }
+  Write(weights, forged);
+  EXPECT_THAT(Damaged(path), ElementsAre(HasSubstr("SHA-256 of bytes [0, ")));
   // What the format needs in order to be recognised is missing, too.
   for (const std::string& file : {weights, path + "/config.json"}) {
     const std::string contents = file == weights ? good : ReadFile(file);
