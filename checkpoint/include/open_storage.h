@@ -30,6 +30,7 @@ struct OpenStorageOptions {
 //   boto3:s3://bucket.endpoint/prefix     the same; the endpoint follows the first dot, if any
 //   volc:vc://bucket.endpoint/prefix      Volcano Engine TOS by its S3 protocol; also vc://
 //   oss2:ali://bucket.endpoint/prefix     Alibaba Cloud OSS by its S3 protocol; also ali://
+//   gs://bucket/prefix                    Google Cloud Storage by its XML protocol, with HMAC keys
 //
 // An endpoint without a scheme is https, except for IP addresses and localhost, which are http.
 // Credentials come from the environment, the files of the AWS tools, or the role of the machine

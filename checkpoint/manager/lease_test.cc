@@ -169,14 +169,36 @@ TEST_F(LeaseTest, AnyContentsAreALeaseOfSomebody) {
 }
 
 TEST(LeaseWarningTest, AStoreWithoutConditionsIsWarnedOf) {
-  S3Server server({.ignores_matches = true});
-  auto storage = OpenS3Storage({.client = server.ForClient(), .prefix = "run"});
-  const auto lock = FolderLock::Acquire(*std::move(storage), {});
-  ASSERT_TRUE(lock.ok()) << lock.status();
-  EXPECT_THAT((*lock)->warning(), HasSubstr("the store cannot lock s3://bucket/run (it replaces"));
-  EXPECT_THAT((*lock)->warning(), HasSubstr("only one run at a time"));
-  EXPECT_TRUE((*lock)->Check().ok());
-  EXPECT_THAT(server.contents(kKey), HasSubstr("state free")) << "the next run does not wait";
+  struct {
+    s3::S3ServerOptions options;
+    const char *cause, *left;
+  } cases[] = {{{.ignores_matches = true}, "it replaces", "state free"},
+               {{.vendor = s3::Vendor::kVolcano}, "it replaces", "state free"},
+               {{.vendor = s3::Vendor::kAliyun}, "ReplaceVersion", "no such object"}};
+  for (const auto& [options, cause, left] : cases) {
+    S3Server server(options);
+    auto storage = OpenS3Storage({.client = server.ForClient(), .prefix = "run"});
+    const auto lock = FolderLock::Acquire(*std::move(storage), {});
+    ASSERT_TRUE(lock.ok()) << lock.status();
+    EXPECT_THAT((*lock)->warning(),
+                HasSubstr(absl::StrCat("the store cannot lock s3://bucket/run (", cause)));
+    EXPECT_THAT((*lock)->warning(), HasSubstr("only one run at a time"));
+    EXPECT_TRUE((*lock)->Check().ok() && (*lock)->Confirm().ok());
+    EXPECT_THAT(server.contents(kKey), HasSubstr(left)) << "the next run does not wait";
+  }
+}
+
+TEST(LeaseWarningTest, GenerationsAreConditionsToo) {
+  const S3Server server({.vendor = s3::Vendor::kGoogle});
+  const auto acquire = [&] {
+    auto storage = OpenS3Storage({.client = server.ForClient(), .prefix = "run"});
+    return FolderLock::Acquire(*std::move(storage), {.lease_period = kPeriod});
+  };
+  const auto first = acquire();
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ((*first)->warning(), "");
+  EXPECT_TRUE(absl::IsFailedPrecondition(acquire().status()));
+  EXPECT_TRUE((*first)->Confirm().ok());
 }
 
 TEST(LeaseWarningTest, SoIsAStorageWithoutVersions) {

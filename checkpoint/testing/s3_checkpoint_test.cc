@@ -28,6 +28,7 @@ namespace {
 using s3::Fault;
 using s3::FaultKind;
 using s3::S3Server;
+using s3::Vendor;
 
 constexpr int kForever = 1 << 30;
 
@@ -136,9 +137,15 @@ TEST(S3CheckpointTest, SavedByFourRanksAndLoadedByThree) {
   EXPECT_GE(parts, 8) << "it was to be uploaded in parts";
 }
 
-TEST(S3CheckpointTest, FailuresThatPassAreNotNoticed) {
+// In the stores of all vendors.
+class S3VendorCheckpointTest : public testing::TestWithParam<Vendor> {};
+INSTANTIATE_TEST_SUITE_P(Vendors, S3VendorCheckpointTest,
+                         testing::Values(Vendor::kAmazon, Vendor::kVolcano, Vendor::kAliyun,
+                                         Vendor::kGoogle));
+
+TEST_P(S3VendorCheckpointTest, FailuresThatPassAreNotNoticed) {
   constexpr int64_t kRows = 6'000;
-  S3Server server;
+  S3Server server({.vendor = GetParam()});
   const auto storage = MustOpen(server);
   for (const FaultKind kind : {FaultKind::kDrop, FaultKind::kLoseAnswer, FaultKind::kTear}) {
     server.AddFault({.kind = kind, .period = 5, .times = kForever});

@@ -36,6 +36,8 @@ std::vector<Variables> VariablesOf(S3Provider provider) {
       return {{"ALI_ACCESS_KEY_ID", "ALI_SECRET_ACCESS_KEY_ID"},
               {"OSS_ACCESS_KEY_ID", "OSS_ACCESS_KEY_SECRET"},
               kAny};
+    case S3Provider::kGoogle:
+      return {{"GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_KEY"}, kAny};
   }
   return {};
 }

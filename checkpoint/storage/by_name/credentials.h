@@ -41,6 +41,7 @@ struct S3Account {
 //   Volcano   VOLC_ACCESS_KEY_ID and VOLC_SECRET_ACCESS_KEY_ID
 //   Aliyun    ALI_ACCESS_KEY_ID and ALI_SECRET_ACCESS_KEY_ID;
 //             OSS_ACCESS_KEY_ID and OSS_ACCESS_KEY_SECRET
+//   Google    GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY, an HMAC key
 //
 // then ACCESS_KEY and SECRET_ACCESS_KEY for all providers. For S3, the credentials of a role are
 // last, see FindRoleCredentials(); they expire. Also for S3 alone, the region is AWS_REGION,

@@ -18,6 +18,8 @@ namespace {
 
 const std::string& FirstOf(const std::string& a, const std::string& b) { return a.empty() ? b : a; }
 
+std::string InName(const S3Name& name) { return absl::StrCat(name.bucket, ".", name.endpoint); }
+
 absl::StatusOr<S3StorageOptions> Resolve(const S3Name& name, const OpenStorageOptions& options) {
   const std::shared_ptr<s3::HttpClient> http = s3::MakeHttpClient();
   TESSERA_ASSIGN_OR_RETURN(S3Account account,
@@ -34,11 +36,19 @@ absl::StatusOr<S3StorageOptions> Resolve(const S3Name& name, const OpenStorageOp
   client.region = FirstOf(RegionOfEndpoint(name.provider, name.endpoint),
                           FirstOf(account.region, kDefaultRegion));
   const std::string amazon = absl::StrCat("https://s3.", client.region, ".amazonaws.com");
-  const std::string endpoint =
+  std::string endpoint =
       FirstOf(name.endpoint, FirstOf(options.s3_endpoint, FirstOf(account.endpoint, amazon)));
+  if (name.provider == S3Provider::kGoogle) {
+    client.region = "auto";
+    endpoint = "https://storage.googleapis.com";
+  }
   TESSERA_ASSIGN_OR_RETURN(client.endpoint, NormalizeEndpoint(endpoint));
   client.endpoint = S3AddressOf(name.provider, client.endpoint);
   client.virtual_host = UsesVirtualHosts(name.provider, client.endpoint, client.bucket);
+  client.dialect = DialectOf(name.provider, client.endpoint);
+  if (name.provider == S3Provider::kVolcano) resolved.name = "volc:vc://" + InName(name);
+  if (name.provider == S3Provider::kAliyun) resolved.name = "oss2:ali://" + InName(name);
+  if (name.provider == S3Provider::kGoogle) resolved.name = "gs://" + name.bucket;
   return resolved;
 }
 

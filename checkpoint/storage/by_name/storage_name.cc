@@ -14,7 +14,7 @@ namespace {
 
 constexpr char kForms[] =
     "/path, local:/path, s3://bucket/prefix, boto3:s3://bucket.endpoint/prefix, "
-    "volc:vc://bucket.endpoint/prefix or oss2:ali://bucket.endpoint/prefix";
+    "volc:vc://bucket.endpoint/prefix, oss2:ali://bucket.endpoint/prefix or gs://bucket/prefix";
 
 absl::Status Refuse(std::string_view name, std::string_view reason) {
   return absl::InvalidArgumentError(absl::StrCat(
@@ -31,11 +31,12 @@ constexpr Scheme kSchemes[] = {
     {"boto3:s3://", S3Provider::kS3, true, false},    {"s3://", S3Provider::kS3, false, false},
     {"volc:vc://", S3Provider::kVolcano, true, true}, {"vc://", S3Provider::kVolcano, true, true},
     {"oss2:ali://", S3Provider::kAliyun, true, true}, {"ali://", S3Provider::kAliyun, true, true},
+    {"gs://", S3Provider::kGoogle, false, false},
 };
 // What would be a path otherwise, and is more likely to be a mistake.
 constexpr std::string_view kBackends[] = {"boto3:", "volc:", "oss2:"};
 
-// "gs" of "gs://bucket/a".
+// "az" of "az://bucket/a".
 std::optional<std::string_view> SchemeOf(std::string_view name) {
   const size_t end = name.find("://");
   if (end == name.npos || end == 0) return std::nullopt;
@@ -148,10 +149,22 @@ std::string RegionOfEndpoint(S3Provider provider, std::string_view endpoint) {
   return "";
 }
 
+s3::Dialect DialectOf(S3Provider provider, std::string_view endpoint) {
+  const std::string_view host = HostOf(endpoint);
+  const auto is = [&](S3Provider other, std::string_view domain) {
+    return provider == other || (provider == S3Provider::kS3 && host.ends_with(domain));
+  };
+  if (is(S3Provider::kVolcano, ".volces.com")) return s3::kVolcano;
+  if (is(S3Provider::kAliyun, ".aliyuncs.com")) return s3::kAliyun;
+  if (is(S3Provider::kGoogle, ".googleapis.com")) return s3::kGoogle;
+  return s3::kAmazon;
+}
+
 bool UsesVirtualHosts(S3Provider provider, std::string_view endpoint, std::string_view bucket) {
   const std::string_view host = HostOf(endpoint);
   // Not with addresses; and a certificate covers one label.
   if (IsOnThisNetwork(host) || bucket.find('.') != bucket.npos) return false;
+  if (provider == S3Provider::kGoogle) return false;
   return provider != S3Provider::kS3 || host.ends_with(".amazonaws.com") ||
          host.ends_with(".aliyuncs.com") || host.ends_with(".volces.com");
 }

@@ -6,11 +6,13 @@
 #include <variant>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/storage/s3/dialect.h"
 
 namespace tessera::ckpt {
 
-// Stores that speak the S3 protocol, and differ in addresses and names of environment variables.
-enum class S3Provider { kS3, kVolcano, kAliyun };
+// Stores that speak the S3 protocol, and differ in addresses, names of environment variables and
+// dialects.
+enum class S3Provider { kS3, kVolcano, kAliyun, kGoogle };
 
 struct LocalName {
   std::string path;
@@ -39,6 +41,10 @@ std::string S3AddressOf(S3Provider provider, const std::string& endpoint);
 // The region that is part of the endpoint's name: "cn-beijing" of "tos-cn-beijing.volces.com".
 // Empty if the endpoint names no region.
 std::string RegionOfEndpoint(S3Provider provider, std::string_view endpoint);
+
+// The dialect of the store at a normalized endpoint. An endpoint of another provider than S3 itself
+// is known by its name, whatever name of a storage it is in.
+s3::Dialect DialectOf(S3Provider provider, std::string_view endpoint);
 
 // Whether the bucket is part of the host's name. `endpoint` is normalized.
 bool UsesVirtualHosts(S3Provider provider, std::string_view endpoint, std::string_view bucket);

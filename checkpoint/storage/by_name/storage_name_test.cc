@@ -13,7 +13,7 @@ std::string Parse(const std::string& name) {
   if (!parsed.ok()) return absl::StatusCodeToString(parsed.status().code());
   if (const auto* local = std::get_if<LocalName>(&*parsed)) return local->path;
   const auto& s3 = std::get<S3Name>(*parsed);
-  const char* const providers[] = {"s3", "volcano", "aliyun"};
+  const char* const providers[] = {"s3", "volcano", "aliyun", "google"};
   return std::string(providers[static_cast<int>(s3.provider)]) + " " + s3.bucket + "|" +
          s3.endpoint + "|" + s3.prefix;
 }
@@ -37,17 +37,18 @@ TEST(StorageNameTest, Buckets) {
             "volcano bucket|tos-cn-beijing.volces.com|a");
   EXPECT_EQ(Parse("oss2:ali://bucket.oss-cn-hangzhou.aliyuncs.com/a"),
             "aliyun bucket|oss-cn-hangzhou.aliyuncs.com|a");
+  EXPECT_EQ(Parse("gs://a.bucket/a/b/"), "google a.bucket||a/b");
   EXPECT_EQ(Parse("ali://bucket.oss-cn-hangzhou.aliyuncs.com"),
             "aliyun bucket|oss-cn-hangzhou.aliyuncs.com|");
 }
 
 TEST(StorageNameTest, OtherNamesAreRefusedWithTheFormsThatExist) {
   for (const char* name :
-       {"", "local:", "gs://bucket/a", "boto3:bucket/a", "boto3:gs://b/a", "volc:vc://bucket/a",
+       {"", "local:", "az://bucket/a", "boto3:bucket/a", "boto3:gs://b/a", "volc:vc://bucket/a",
         "oss2:ali://bucket", "s3://", "s3:///a", "s3://user@host/a", "boto3:s3://.endpoint/a"}) {
     EXPECT_EQ(Parse(name), "INVALID_ARGUMENT") << name;
   }
-  EXPECT_NE(ParseStorageName("gs://b").status().ToString().find("s3://bucket/prefix"),
+  EXPECT_NE(ParseStorageName("az://b").status().ToString().find("s3://bucket/prefix"),
             std::string::npos);
 }
 
@@ -75,6 +76,20 @@ TEST(StorageNameTest, ProvidersHaveAddressesAndRegions) {
   EXPECT_EQ(RegionOfEndpoint(S3Provider::kAliyun, "s3.oss-cn-hangzhou.aliyuncs.com"),
             "cn-hangzhou");
   EXPECT_EQ(RegionOfEndpoint(S3Provider::kS3, "10.1.2.3"), "");
+}
+
+TEST(StorageNameTest, EndpointsHaveADialect) {
+  const auto own = [](S3Provider provider, const char* endpoint) {
+    const s3::Dialect dialect = DialectOf(provider, endpoint);
+    return std::string(dialect.create_only.back().name.empty() ? dialect.create_only[0].name
+                                                               : dialect.create_only.back().name);
+  };
+  EXPECT_EQ(own(S3Provider::kS3, "https://s3.eu-west-1.amazonaws.com"), "if-none-match");
+  EXPECT_EQ(own(S3Provider::kS3, "http://127.0.0.1:9000"), "if-none-match");
+  EXPECT_EQ(own(S3Provider::kVolcano, "https://tos.example.org"), "x-tos-forbid-overwrite");
+  EXPECT_EQ(own(S3Provider::kS3, "https://oss-cn-hangzhou.aliyuncs.com"), "x-oss-forbid-overwrite");
+  EXPECT_EQ(own(S3Provider::kS3, "https://storage.googleapis.com:443"),
+            "x-goog-if-generation-match");
 }
 
 TEST(StorageNameTest, BucketsAreInTheHostWhereTheStoreWantsIt) {

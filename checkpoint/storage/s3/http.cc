@@ -96,9 +96,10 @@ size_t ReceiveHeader(char* data, size_t size, size_t count, void* user) {
   }
   const size_t colon = line.find(':');
   if (colon == line.npos) return line.size();
-  const std::string name(line.substr(0, colon)), value(line.substr(colon + 1));
-  transfer.response.headers[absl::AsciiStrToLower(name)] =
-      std::string(absl::StripAsciiWhitespace(value));
+  const std::string name = absl::AsciiStrToLower(std::string(line.substr(0, colon)));
+  const std::string value(absl::StripAsciiWhitespace(std::string(line.substr(colon + 1))));
+  const auto [there, is_new] = transfer.response.headers.emplace(name, value);
+  if (!is_new) absl::StrAppend(&there->second, ",", value);
   return line.size();
 }
 
@@ -128,6 +129,26 @@ bool IsTransient(CURLcode code) {
     default:
       return true;
   }
+}
+
+// Whether TLS failed because a certificate is signed with another key than that of the authority of
+// this name, which libcurl does not tell from failures that pass.
+bool IsWronglySigned(const std::string& reason) {
+  return reason.find("asn1 encoding routines") != reason.npos ||
+         reason.find("rsa routines") != reason.npos;
+}
+
+// A sentence about a certificate that libcurl has refused for `reason`.
+std::string CertificateSentence(const std::string& url, const std::string& reason) {
+  constexpr char kHint[] = "; AWS_CA_BUNDLE names the file of the authorities to trust";
+  const std::string host = url.substr(url.find("://") + 3);
+  const auto says = [&](const char* part) { return reason.find(part) != reason.npos; };
+  const char *what = " comes from no authority that is trusted here", *hint = kHint;
+  if (says("host name")) what = " is for another name", hint = "";
+  if (says("expired")) what = " has expired", hint = "";
+  if (says("not yet valid")) what = " is not valid yet by this machine's clock", hint = "";
+  return absl::StrCat("the certificate of ", host.substr(0, host.find('/')), what, " (", reason,
+                      ")", hint);
 }
 
 void SetMethod(CURL* handle, Transfer& transfer) {
@@ -262,7 +283,7 @@ absl::Status CurlClient::Perform(const HttpRequest& request, HttpResponse& respo
   SetLimits(handle, request);
   curl_slist* const headers = HeaderList(request);
   curl_easy_setopt(handle, CURLOPT_HTTPHEADER, headers);
-  const CURLcode code = curl_easy_perform(handle);
+  CURLcode code = curl_easy_perform(handle);
   CurlLong status = 0;
   curl_easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
   response.status = static_cast<int>(status);
@@ -270,7 +291,11 @@ absl::Status CurlClient::Perform(const HttpRequest& request, HttpResponse& respo
   ReturnHandle(handle);
   if (code == CURLE_OK) return absl::OkStatus();
   std::string message = reason[0] != '\0' ? reason : curl_easy_strerror(code);
-  if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE) {
+  if (code == CURLE_SSL_CONNECT_ERROR && IsWronglySigned(message)) {
+    code = CURLE_PEER_FAILED_VERIFICATION;
+  }
+  if (code == CURLE_PEER_FAILED_VERIFICATION) message = CertificateSentence(request.url, message);
+  if (code == CURLE_SSL_CACERT_BADFILE) {
     absl::StrAppend(&message, "; AWS_CA_BUNDLE names the file of the authorities to trust");
   }
   return IsTransient(code) ? absl::UnavailableError(message)

@@ -37,6 +37,13 @@ bool IsSuccess(const HttpResponse& response) {
   return response.status / 100 == 2 && !ParseError(response.body).has_value();
 }
 
+// Whether TOS or OSS says that the object to be created exists.
+bool IsTaken(const Request& request, const HttpResponse& response) {
+  return response.status == 409 && std::ranges::any_of(request.headers, [](const auto& header) {
+           return header.first.ends_with("-forbid-overwrite");
+         });
+}
+
 bool MayPass(const HttpResponse& response) {
   switch (response.status) {
     case 200:  // an error in the body
@@ -50,8 +57,9 @@ bool MayPass(const HttpResponse& response) {
       return true;
     case 400: {
       const std::string code = ErrorOf(response).code;
-      return code == "RequestTimeout" || code == "BadDigest" || code == "IncompleteBody" ||
-             code == "XAmzContentChecksumMismatch" || code == "XAmzContentSHA256Mismatch";
+      return code == "RequestTimeout" || code == "BadDigest" || code == "InvalidDigest" ||
+             code == "IncompleteBody" || code == "XAmzContentChecksumMismatch" ||
+             code == "XAmzContentSHA256Mismatch";
     }
     default:
       return false;
@@ -130,7 +138,7 @@ absl::Status DeniedStatus(const HttpResponse& response, const ErrorDocument& err
 }
 
 absl::Status ToStatus(const HttpResponse& response, const ClientOptions& options,
-                      const std::string& method, const std::string& access_key_id) {
+                      const Request& request, const std::string& access_key_id) {
   const ErrorDocument error = ErrorOf(response);
   const std::string summary = Summary(response, error);
   if (error.code == "NoSuchBucket") {
@@ -147,7 +155,8 @@ absl::Status ToStatus(const HttpResponse& response, const ClientOptions& options
   if (absl::StrContains(error.code, "Quota") || error.code == "EntityTooLarge") {
     return absl::ResourceExhaustedError(summary);
   }
-  if (IsRefused(method, response)) return DeniedStatus(response, error, access_key_id);
+  if (IsRefused(request.method, response)) return DeniedStatus(response, error, access_key_id);
+  if (IsTaken(request, response)) return absl::AlreadyExistsError(summary);
   switch (response.status) {
     case 404:
       return absl::NotFoundError(summary);
@@ -245,10 +254,11 @@ absl::Status RequestSender::SendOnce(const Request& request, const Credentials& 
   const bool hashed = request.sign_body || request.body.empty();
   parts.payload_hash = hashed ? HexSha256(request.body) : std::string(kUnsignedPayload);
   parts.headers["host"] = host_;
-  parts.headers["x-amz-date"] = date;
-  parts.headers["x-amz-content-sha256"] = parts.payload_hash;
+  const std::string own(options_.dialect.headers);
+  parts.headers[own + "date"] = date;
+  parts.headers[own + "content-sha256"] = parts.payload_hash;
   if (!credentials.session_token.empty()) {
-    parts.headers["x-amz-security-token"] = credentials.session_token;
+    parts.headers[own + "security-token"] = credentials.session_token;
   }
   HttpRequest http = {.method = request.method,
                       .url = absl::StrCat(scheme_, "://", host_, parts.path),
@@ -263,7 +273,8 @@ absl::Status RequestSender::SendOnce(const Request& request, const Credentials& 
   if (!request.query.empty()) absl::StrAppend(&http.url, "?", EncodeQuery(request.query));
   if (request.may_take_long) http.stall_timeout = http.timeout;
   http.headers.erase("host");  // libcurl's own
-  http.headers["authorization"] = AuthorizationHeader(parts, credentials, options_.region, date);
+  http.headers["authorization"] =
+      AuthorizationHeader(parts, credentials, options_.region, date, options_.dialect);
   return http_->Perform(http, response);
 }
 
@@ -278,7 +289,7 @@ absl::StatusOr<HttpResponse> RequestSender::Send(Request request, const Restart&
     absl::Status status = SendOnce(request, credentials, deadline, response);
     if (status.ok()) {
       if (IsSuccess(response)) return response;
-      status = ToStatus(response, options_, request.method, credentials.access_key_id);
+      status = ToStatus(response, options_, request, credentials.access_key_id);
       if (IsRefused(request.method, response) && options_.read_credentials != nullptr && !renewed &&
           !abandoned_) {
         renewed = true;
@@ -288,6 +299,7 @@ absl::StatusOr<HttpResponse> RequestSender::Send(Request request, const Restart&
                                                         "; the credentials cannot be read again: ",
                                                         read.message()));
       }
+      if (IsTaken(request, response)) return status;
       if (!MayPass(response) && !WasDelayed(response)) return status;
       answer = std::string(status.message());
     } else if (!absl::IsUnavailable(status)) {

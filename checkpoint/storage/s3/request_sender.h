@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
+#include "checkpoint/storage/s3/dialect.h"
 #include "checkpoint/storage/s3/http.h"
 #include "checkpoint/storage/s3/sigv4.h"
 
@@ -30,6 +31,7 @@ struct ClientOptions {
   std::function<absl::StatusOr<Credentials>()> read_credentials;
   // bucket.host/key instead of host/bucket/key.
   bool virtual_host = false;
+  Dialect dialect;
 
   // A request is repeated until it is answered or this has passed.
   absl::Duration deadline = absl::Minutes(5);
@@ -59,10 +61,11 @@ struct Request {
 // lost and torn connections, time-outs, 408, 409, 429, 500, 502, 503, 504, and bodies that arrived
 // damaged.
 //
-// Errors: NotFound (404), AlreadyExists (412), OutOfRange (416), Unimplemented (501),
-// FailedPrecondition (no such bucket, another region, unusable endpoint), PermissionDenied (keys,
-// rights, a wrong clock), ResourceExhausted (quota, sizes), Unavailable (the rest, at the deadline
-// with the last reason). Messages say what the store answered.
+// Errors: NotFound (404), AlreadyExists (412; 409 where nothing may be overwritten in TOS or OSS),
+// OutOfRange (416), Unimplemented (501), FailedPrecondition (no such bucket, another region,
+// unusable endpoint), PermissionDenied (keys, rights, a wrong clock), ResourceExhausted (quota,
+// sizes), Unavailable (the rest, at the deadline with the last reason). Messages say what the store
+// answered.
 //
 // Thread-safe.
 class RequestSender {

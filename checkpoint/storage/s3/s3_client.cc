@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
@@ -20,8 +21,6 @@ namespace {
 
 using Restart = RequestSender::Restart;
 
-constexpr char kWriterHeader[] = "x-amz-meta-tessera-writer";
-constexpr char kChecksumHeader[] = "x-amz-checksum-crc32c";
 constexpr size_t kMaxDeletedAtOnce = 1000;
 constexpr int kMaxDamagedTransfers = 4;
 
@@ -52,10 +51,26 @@ std::string ChecksumHeader(std::span<const std::byte> data) {
   return absl::Base64Escape(std::string(bytes, sizeof(bytes)));
 }
 
+std::string S3Client::WriterHeader() const {
+  return std::string(dialect().headers) + "meta-tessera-writer";
+}
+
+std::string S3Client::Checksum(std::span<const std::byte> body) const {
+  if (dialect().checksum.name == "content-md5") return ContentMd5(body);
+  return std::string(dialect().checksum.value) + ChecksumHeader(body);
+}
+
+std::pair<std::string, std::string> S3Client::IfVersion(const std::string& etag) const {
+  // No object has the first number.
+  const bool is_none = dialect().numbers_versions && etag.starts_with('"');
+  return {std::string(dialect().if_version), is_none ? "1" : etag};
+}
+
 absl::StatusOr<S3Client::ObjectInfo> S3Client::Head(const std::string& key) {
   TESSERA_ASSIGN_OR_RETURN(const HttpResponse response,
                            sender_.Send({.method = "HEAD", .key = key}));
-  ObjectInfo info = {.etag = Header(response, "etag"), .writer = Header(response, kWriterHeader)};
+  ObjectInfo info = {.etag = Header(response, std::string(dialect().version)),
+                     .writer = Header(response, WriterHeader())};
   if (!absl::SimpleAtoi(Header(response, "content-length"), &info.size_bytes)) {
     return absl::UnavailableError("the answer does not say how long the object is");
   }
@@ -78,7 +93,7 @@ absl::StatusOr<std::string> S3Client::GetOnce(const std::string& key, const std:
   uint64_t received = 0;  // by attempts that broke
   Request request = {.method = "GET", .key = key, .sink = out};
   request.headers["range"] = RangeHeader(offset_bytes, out.size());
-  if (!etag.empty()) request.headers["if-match"] = etag;
+  if (!etag.empty()) request.headers.insert(IfVersion(etag));
   const Restart go_on = [&](const HttpResponse& broken, Request& next) {
     // The last byte is fetched again if need be: an empty range cannot be asked for.
     received += std::min<uint64_t>(broken.sink_bytes, out.size() - received - 1);
@@ -124,16 +139,16 @@ absl::StatusOr<S3Client::Contents> S3Client::GetContents(const std::string& key,
   if (is_empty) response = sender_.Send({.method = "HEAD", .key = key});
   TESSERA_RETURN_IF_ERROR(response.status());
   return Contents{.bytes = is_empty ? "" : response->body.substr(0, max_bytes),
-                  .etag = Header(*response, "etag")};
+                  .etag = Header(*response, std::string(dialect().version))};
 }
 
 absl::StatusOr<std::string> S3Client::Write(const std::string& key, std::span<const std::byte> body,
-                                            const std::optional<Condition>& condition,
+                                            const Conditions& conditions, bool replaces,
                                             const BeforeRepeating& before_repeating) {
-  const std::string writer = NewWriter(), checksum = ChecksumHeader(body);
-  Request request = {.method = "PUT", .key = key, .body = body};
-  request.headers = {{kWriterHeader, writer}, {kChecksumHeader, checksum}};
-  if (condition.has_value()) request.headers.insert(*condition);
+  const std::string writer = NewWriter(), checksum = Checksum(body),
+                    checksum_name(dialect().checksum.name);
+  Request request = {.method = "PUT", .key = key, .headers = conditions, .body = body};
+  request.headers.insert({{WriterHeader(), writer}, {checksum_name, checksum}});
   Restart restart;
   if (before_repeating) {
     restart = [&](const HttpResponse&, Request&) { return before_repeating(); };
@@ -141,18 +156,18 @@ absl::StatusOr<std::string> S3Client::Write(const std::string& key, std::span<co
   for (int again = 0; again < kMaxDamagedTransfers; ++again) {
     const absl::StatusOr<HttpResponse> response = sender_.Send(request, restart);
     if (response.ok()) {
-      const std::string stored = Header(*response, kChecksumHeader);
-      const std::string etag = Header(*response, "etag");
-      if (stored.empty() || stored == checksum) return etag;
+      const std::string stored = Header(*response, checksum_name);
+      const std::string etag = Header(*response, std::string(dialect().version));
+      if (stored.empty() || absl::StrContains(stored, checksum)) return etag;
       // What is there is this call's, and damaged.
-      request.headers.erase("if-none-match");
-      if (condition.has_value() && !etag.empty()) request.headers["if-match"] = etag;
+      for (const auto& [name, value] : conditions) request.headers.erase(name);
+      replaces = !conditions.empty() && !etag.empty();
+      if (replaces) request.headers.insert(IfVersion(etag));
       continue;
     }
-    const bool refused =
-        absl::IsAlreadyExists(response.status()) ||
-        (request.headers.contains("if-match") && absl::IsNotFound(response.status()));
-    if (!refused || !condition.has_value()) return response.status();
+    const bool refused = absl::IsAlreadyExists(response.status()) ||
+                         (replaces && absl::IsNotFound(response.status()));
+    if (!refused || conditions.empty()) return response.status();
     // It may be refused because an earlier answer was lost.
     const absl::StatusOr<ObjectInfo> there = Head(key);
     if (there.ok()) {
@@ -164,28 +179,41 @@ absl::StatusOr<std::string> S3Client::Write(const std::string& key, std::span<co
       return absl::AlreadyExistsError("another object is there");
     }
     if (!absl::IsNotFound(there.status())) return there.status();
-    if (request.headers.contains("if-match")) return absl::NotFoundError("the object is gone");
+    if (replaces) return absl::NotFoundError("the object is gone");
   }
   return absl::UnavailableError("the store keeps other bytes than were sent to it");
 }
 
 absl::Status S3Client::Put(const std::string& key, std::span<const std::byte> body) {
-  return Write(key, body, std::nullopt, nullptr).status();
+  return Write(key, body, {}, /*replaces=*/false, nullptr).status();
 }
 
 absl::StatusOr<std::string> S3Client::PutIf(const std::string& key, std::span<const std::byte> body,
                                             const std::string& etag,
                                             const BeforeRepeating& before_repeating) {
-  return Write(key, body,
-               etag.empty() ? Condition("if-none-match", "*") : Condition("if-match", etag),
-               before_repeating);
+  Conditions conditions;
+  if (!etag.empty()) {
+    if (!dialect().replaces_versions) {
+      return absl::UnimplementedError(
+          "the store has no condition under which it replaces an object");
+    }
+    conditions.insert(IfVersion(etag));
+  } else {
+    for (const auto& [name, value] : dialect().create_only) {
+      if (!name.empty()) conditions.emplace(name, value);
+    }
+  }
+  return Write(key, body, conditions, !etag.empty(), before_repeating);
 }
 
 absl::StatusOr<bool> S3Client::ObeysIfMatch(const std::string& key,
                                             std::span<const std::byte> contents) {
+  if (!dialect().replaces_versions) return false;
   Request request = {.method = "PUT", .key = key, .body = contents};
-  request.headers = {{kChecksumHeader, ChecksumHeader(contents)}, {"if-match", "\"none\""}};
+  request.headers = {{std::string(dialect().checksum.name), Checksum(contents)},
+                     IfVersion("\"none\"")};
   const absl::Status replaced = sender_.Send(request).status();
+  if (absl::IsUnimplemented(replaced)) return false;
   if (!replaced.ok() && !absl::IsAlreadyExists(replaced)) return replaced;
   return !replaced.ok();
 }
@@ -196,39 +224,39 @@ absl::StatusOr<S3Client::Upload> S3Client::CreateUpload(const std::string& key) 
     upload.may_have_twins = true;
     return absl::OkStatus();
   };
-  TESSERA_ASSIGN_OR_RETURN(const HttpResponse response,
-                           sender_.Send({.method = "POST",
-                                         .key = key,
-                                         .query = {{"uploads", ""}},
-                                         .headers = {{kWriterHeader, upload.writer},
-                                                     {"x-amz-checksum-algorithm", "CRC32C"}}},
-                                        note));
+  std::map<std::string, std::string> headers = {{WriterHeader(), upload.writer}};
+  if (dialect().has_part_checksums) headers["x-amz-checksum-algorithm"] = "CRC32C";
+  TESSERA_ASSIGN_OR_RETURN(
+      const HttpResponse response,
+      sender_.Send({.method = "POST", .key = key, .query = {{"uploads", ""}}, .headers = headers},
+                   note));
   TESSERA_ASSIGN_OR_RETURN(upload.id, ParseUploadId(response.body));
   return upload;
 }
 
 absl::StatusOr<UploadedPart> S3Client::UploadPart(const Upload& upload, int number,
                                                   std::span<const std::byte> body) {
+  const std::string checksum_name(dialect().checksum.name);
   UploadedPart part = {
-      .number = number, .etag = "", .checksum = ChecksumHeader(body), .size_bytes = body.size()};
+      .number = number, .etag = "", .checksum = Checksum(body), .size_bytes = body.size()};
   for (int again = 0; again < kMaxDamagedTransfers; ++again) {
     TESSERA_ASSIGN_OR_RETURN(
         const HttpResponse response,
         sender_.Send({.method = "PUT",
                       .key = upload.key,
                       .query = {{"partNumber", absl::StrCat(number)}, {"uploadId", upload.id}},
-                      .headers = {{kChecksumHeader, part.checksum}},
+                      .headers = {{checksum_name, part.checksum}},
                       .body = body}));
-    const std::string stored = Header(response, kChecksumHeader);
+    const std::string stored = Header(response, checksum_name);
     part.etag = Header(response, "etag");
-    if (stored.empty() || stored == part.checksum) return part;
+    if (stored.empty() || absl::StrContains(stored, part.checksum)) return part;
   }
   return absl::UnavailableError("the store keeps other bytes than were sent to it");
 }
 
 absl::Status S3Client::CompleteUpload(const Upload& upload,
                                       const std::vector<UploadedPart>& parts) {
-  const std::string document = CompleteUploadDocument(parts);
+  const std::string document = CompleteUploadDocument(parts, dialect().has_part_checksums);
   const absl::StatusOr<HttpResponse> response = sender_.Send({.method = "POST",
                                                               .key = upload.key,
                                                               .query = {{"uploadId", upload.id}},
@@ -256,7 +284,7 @@ absl::StatusOr<bool> S3Client::HoldsParts(const std::string& key, const ObjectIn
   for (const UploadedPart& part : parts) {
     std::vector<std::byte> there(part.size_bytes);
     TESSERA_RETURN_IF_ERROR(Get(key, info.etag, offset_bytes, there));
-    if (ChecksumHeader(there) != part.checksum) return false;
+    if (Checksum(there) != part.checksum) return false;
     offset_bytes += part.size_bytes;
   }
   return true;
@@ -312,7 +340,7 @@ absl::StatusOr<ListPage> S3Client::List(const std::string& prefix, bool delimite
 
 absl::Status S3Client::Delete(const std::string& key, const std::string& etag) {
   Request request = {.method = "DELETE", .key = key};
-  if (!etag.empty()) request.headers["if-match"] = etag;
+  if (!etag.empty() && dialect().replaces_versions) request.headers.insert(IfVersion(etag));
   const absl::Status status = sender_.Send(request).status();
   if (absl::IsUnimplemented(status) && !etag.empty()) return Delete(key, "");
   return absl::IsNotFound(status) || absl::IsAlreadyExists(status) ? absl::OkStatus() : status;
@@ -325,12 +353,13 @@ absl::Status S3Client::DeleteAll(const std::vector<std::string>& keys) {
         DeleteDocument(std::vector<std::string>(keys.begin() + begin, keys.begin() + end));
     TESSERA_ASSIGN_OR_RETURN(
         const HttpResponse response,
-        sender_.Send({.method = "POST",
-                      .query = {{"delete", ""}},
-                      .headers = {{kChecksumHeader, ChecksumHeader(AsBytes(document))},
-                                  {"content-md5", ContentMd5(AsBytes(document))}},
-                      .body = AsBytes(document),
-                      .sign_body = true}));
+        sender_.Send(
+            {.method = "POST",
+             .query = {{"delete", ""}},
+             .headers = {{std::string(dialect().checksum.name), Checksum(AsBytes(document))},
+                         {"content-md5", ContentMd5(AsBytes(document))}},
+             .body = AsBytes(document),
+             .sign_body = true}));
     const std::optional<ErrorDocument> error = ParseDeleteErrors(response.body);
     if (!error.has_value()) continue;
     const std::string reason =

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +19,8 @@
 namespace tessera::ckpt::s3 {
 
 // Objects and uploads of one bucket.
+//
+// An etag is what the store tells versions of an object apart by: a generation in Google's.
 //
 // Requests that fail in a way that may pass are repeated, see RequestSender. A repetition of a
 // request that had succeeded without its answer arriving has the same effect: see PutIf() and
@@ -66,7 +68,7 @@ class S3Client {
                                     const std::string& etag,
                                     const BeforeRepeating& before_repeating = nullptr);
   // Whether the store obeys an etag of PutIf(). Tries it with the contents that the object has, so
-  // that a store which does not loses nothing.
+  // that a store which does not loses nothing; one that knows no such condition says so.
   absl::StatusOr<bool> ObeysIfMatch(const std::string& key, std::span<const std::byte> contents);
 
   // Whether the object, of which Head() has just returned `info`, has these contents.
@@ -110,10 +112,16 @@ class S3Client {
   // Whether the object, of which Head() has just returned `info`, consists of these parts.
   absl::StatusOr<bool> HoldsParts(const std::string& key, const ObjectInfo& info,
                                   const std::vector<UploadedPart>& parts);
-  // See PutIf(); the condition is a header and its value.
-  using Condition = std::pair<std::string, std::string>;
+  const Dialect& dialect() const { return options().dialect; }
+  std::string WriterHeader() const;
+  // The value of the header that protects a body.
+  std::string Checksum(std::span<const std::byte> body) const;
+  // The condition that the object has this etag.
+  std::pair<std::string, std::string> IfVersion(const std::string& etag) const;
+  // See PutIf(); without `conditions`, an object is replaced whatever it is.
+  using Conditions = std::map<std::string, std::string>;
   absl::StatusOr<std::string> Write(const std::string& key, std::span<const std::byte> body,
-                                    const std::optional<Condition>& condition,
+                                    const Conditions& conditions, bool replaces,
                                     const BeforeRepeating& before_repeating);
 
   RequestSender sender_;

@@ -87,7 +87,8 @@ class S3Storage final : public Storage {
 };
 
 std::string S3Storage::Describe(std::string_view path) const {
-  return absl::StrCat("s3://", options_.client.bucket, "/", Key(path));
+  const std::string s3 = "s3://" + options_.client.bucket;
+  return absl::StrCat(options_.name.empty() ? s3 : options_.name, "/", Key(path));
 }
 
 std::string S3Storage::Key(std::string_view path) const {
@@ -186,8 +187,10 @@ absl::Status S3Storage::Exchange(std::string_view path, std::string_view expecte
     if (!obeys) {
       return absl::FailedPreconditionError(
           absl::StrCat("the store at ", options_.client.endpoint,
-                       " replaces objects although If-Match forbids it, so that two runs could "
-                       "overwrite each other's checkpoints"));
+                       options_.client.dialect.replaces_versions
+                           ? " replaces objects although If-Match forbids it"
+                           : " has no condition under which it replaces an object",
+                       ", so that two runs could overwrite each other's checkpoints"));
     }
     if (ready) TESSERA_RETURN_IF_ERROR(ready());
     const absl::Status replaced = client_.PutIf(key, AsBytes(contents), info->etag, ready).status();
@@ -208,6 +211,12 @@ absl::StatusOr<std::string> S3Storage::ReplaceVersion(std::string_view path,
                                                       std::string_view contents,
                                                       const std::string& tag) {
   TESSERA_RETURN_IF_ERROR(CheckPath("ReplaceVersion", path, /*root_allowed=*/false));
+  // A version that can never be replaced again would look like one that is held.
+  if (!options_.client.dialect.replaces_versions) {
+    return absl::UnimplementedError(
+        absl::StrCat("ReplaceVersion ", Describe(path), ": the store at ", options_.client.endpoint,
+                     " has no condition under which it replaces an object"));
+  }
   absl::StatusOr<std::string> replaced = client_.PutIf(Key(path), AsBytes(contents), tag);
   if (!replaced.ok()) return InOperation("ReplaceVersion", Describe(path), replaced.status());
   return replaced;
@@ -304,6 +313,13 @@ void S3Storage::RemoveStaleUploads() {
   }
 }
 
+// The names of the headers that ask a store to replace nothing.
+std::string Forbids(const s3::Dialect& dialect) {
+  const std::string first(dialect.create_only[0].name), second(dialect.create_only[1].name);
+  const std::string usual = first == "if-none-match" ? "If-None-Match" : first;
+  return second.empty() ? usual : absl::StrCat(usual, " or ", second);
+}
+
 // Does once what a save does.
 absl::Status Ping(const S3StorageOptions& options, const std::string& name) {
   s3::ClientOptions impatient = options.client;
@@ -328,10 +344,10 @@ absl::Status Ping(const S3StorageOptions& options, const std::string& name) {
     return cannot("delete from", deleted);
   if (absl::IsAlreadyExists(again)) return absl::OkStatus();
   if (!again.ok()) return cannot("write to", again);
-  return absl::FailedPreconditionError(absl::StrCat(
-      "cannot save in ", name, ": the store at ", options.client.endpoint,
-      " replaces objects although If-None-Match forbids it, so that two runs could overwrite each "
-      "other's checkpoints"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("cannot save in ", name, ": the store at ", options.client.endpoint,
+                   " replaces objects although ", Forbids(options.client.dialect),
+                   " forbids it, so that two runs could overwrite each other's checkpoints"));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ namespace tessera::ckpt {
 struct S3StorageOptions {
   s3::ClientOptions client;
   std::string prefix;  // "runs/a"; empty: the whole bucket
+  std::string name;    // of the bucket, in messages; empty: s3://bucket
 
   // For writing: proves at once that the endpoint answers, the bucket is there, and objects can be
   // listed, created without replacing one, and deleted; removes uploads of checkpoints'
@@ -33,7 +34,9 @@ struct S3StorageOptions {
 //
 // A file is an object, which appears as a whole at Sync() or Close(), whichever is first, and does
 // not change after that; a reader of an object that is replaced gets Unavailable. Publish() and
-// Exchange() are conditional requests (If-None-Match, If-Match). Directories are prefixes: each
+// Exchange() are conditional requests (If-None-Match, If-Match, or what the store has instead).
+// Where it cannot replace an object on a condition, Exchange() is FailedPrecondition and
+// ReplaceVersion() Unimplemented. Directories are prefixes: each
 // exists while there is an object in it. SyncDirectory() has nothing to do. MakeDirectory() creates
 // nothing, but aborts the uploads that others have begun inside: it comes before a save, and makes
 // room for it. So does DeleteTree(). Rename() of a directory is Unimplemented, since it could not

@@ -22,6 +22,7 @@ using s3::Fault;
 using s3::FaultKind;
 using s3::S3Server;
 using s3::S3ServerOptions;
+using s3::Vendor;
 
 constexpr StorageTraits kObjectStore = {.has_directories = false,
                                         .files_change_after_sync = false,
@@ -66,6 +67,24 @@ INSTANTIATE_TEST_SUITE_P(S3, StorageConformance,
                          testing::Values(OnServer("S3", {}, "runs/a"),
                                          OnServer("S3WholeBucketSmallPages", {.max_keys = 2}, ""),
                                          OnServer("S3Stormy", {}, "runs/a", Storm())),
+                         StorageFixtureName);
+
+// Stores of others, by their rules.
+std::vector<StorageFixture> OfVendors() {
+  std::vector<StorageFixture> fixtures;
+  const std::pair<Vendor, std::string> vendors[] = {
+      {Vendor::kVolcano, "Volcano"}, {Vendor::kAliyun, "Aliyun"}, {Vendor::kGoogle, "Google"}};
+  for (const auto& [vendor, name] : vendors) {
+    for (const bool storm : {false, true}) {
+      fixtures.push_back(OnServer(name + (storm ? "Stormy" : ""), {.vendor = vendor}, "runs/a",
+                                  storm ? Storm() : std::vector<Fault>()));
+      fixtures.back().traits.exchanges = vendor == Vendor::kGoogle;
+    }
+  }
+  return fixtures;
+}
+
+INSTANTIATE_TEST_SUITE_P(OthersThanAmazon, StorageConformance, testing::ValuesIn(OfVendors()),
                          StorageFixtureName);
 
 std::string Pattern(size_t size) {
@@ -230,6 +249,52 @@ TEST_F(S3StorageTest, PublishingIsOneConditionalRequest) {
   EXPECT_EQ(server_.contents("run/d/file"), "first");
 }
 
+// What a repetition finds after a lost answer, in a store that answers 409 and one of generations.
+TEST(S3VendorTest, WhatIsPublishedIsNeverReplacedAndKnownAsOnesOwn) {
+  for (const Vendor vendor : {Vendor::kVolcano, Vendor::kAliyun, Vendor::kGoogle}) {
+    S3Server server({.vendor = vendor});
+    auto storage = OpenS3Storage(
+        {.client = server.ForClient(), .prefix = "run", .name = "x://bucket", .create_root = true});
+    ASSERT_TRUE(storage.ok()) << storage.status();
+    server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
+    EXPECT_TRUE((*storage)->Publish("d/file", "first", nullptr).ok());
+    const size_t before = server.requests().size();
+    const absl::Status again = (*storage)->Publish("d/file", "second", nullptr);
+    EXPECT_EQ(again,
+              absl::AlreadyExistsError("Publish x://bucket/run/d/file: another object is there"));
+    EXPECT_EQ(server.requests().size(), before + 2) << "it is not repeated";
+    EXPECT_EQ(server.contents("run/d/file"), "first");
+    // Parts, each with its checksum.
+    const std::string part = Pattern(s3::ChoosePartBytes(0, 0));
+    server.AddFault({.kind = FaultKind::kDamageRequest, .query = "partNumber"});
+    ASSERT_TRUE(WriteAll(**storage, "large", part + part + "end").ok());
+    EXPECT_TRUE(server.contents("run/large") == part + part + "end");
+  }
+}
+
+// What has no conditions makes no version that nobody could replace; others replace the right one.
+TEST(S3VendorTest, VersionsAreReplacedWhereTheStoreCan) {
+  S3Server oss({.vendor = Vendor::kAliyun}), gcs({.vendor = Vendor::kGoogle});
+  const auto none = OpenS3Storage({.client = oss.ForClient(), .prefix = ""});
+  const absl::Status status = (*none)->ReplaceVersion("lease", "x", "").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+  EXPECT_TRUE(oss.keys().empty());
+  const auto storage = OpenS3Storage({.client = gcs.ForClient(), .prefix = ""});
+  const auto first = (*storage)->ReplaceVersion("lease", "first", "");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ((*storage)->ReadVersion("lease", 100)->tag, *first);
+  const auto second = (*storage)->ReplaceVersion("lease", "second", *first);
+  ASSERT_TRUE(second.ok()) << second.status();
+  for (const std::string tag : {"", first->c_str(), "\"0000\""}) {
+    const absl::Status refused = (*storage)->ReplaceVersion("lease", "third", tag).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists) << tag << ": " << refused;
+  }
+  EXPECT_EQ(gcs.contents("lease"), "second");
+  ASSERT_TRUE((*storage)->Delete("lease").ok());
+  EXPECT_EQ((*storage)->ReplaceVersion("lease", "third", *second).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
 TEST_F(S3StorageTest, AbandonedUploadsOfCheckpointsAreRemovedWhenTheStorageIsOpened) {
   s3::S3Client client(server_.ForClient());
   const std::string file = "step-00000004/model-00001-of-00002-0123abcd.safetensors";
@@ -344,6 +409,38 @@ INSTANTIATE_TEST_SUITE_P(
                              Unchanged,
                              absl::StatusCode::kFailedPrecondition,
                              "although If-None-Match forbids it"},
+                    PingCase{"NoConditionsOfVolcano",
+                             {.vendor = Vendor::kVolcano, .ignores_conditions = true},
+                             Unchanged,
+                             absl::StatusCode::kFailedPrecondition,
+                             "although If-None-Match or x-tos-forbid-overwrite forbids it"},
+                    PingCase{"NoConditionsOfAliyun",
+                             {.vendor = Vendor::kAliyun, .ignores_conditions = true},
+                             Unchanged,
+                             absl::StatusCode::kFailedPrecondition,
+                             "although x-oss-forbid-overwrite forbids it"},
+                    PingCase{"NoConditionsOfGoogle",
+                             {.vendor = Vendor::kGoogle, .ignores_conditions = true},
+                             Unchanged,
+                             absl::StatusCode::kFailedPrecondition,
+                             "although x-goog-if-generation-match forbids it"},
+                    PingCase{"BucketInThePath",
+                             {.vendor = Vendor::kAliyun},
+                             [](s3::ClientOptions& o) { o.virtual_host = false; },
+                             absl::StatusCode::kPermissionDenied,
+                             "403 SecondLevelDomainForbidden"},
+                    PingCase{"ConditionsThatOssDoesNotKnow",
+                             {.vendor = Vendor::kAliyun},
+                             [](s3::ClientOptions& o) {
+                               o.dialect.create_only = s3::kAmazon.create_only;
+                             },
+                             absl::StatusCode::kUnimplemented,
+                             "501 NotImplemented"},
+                    PingCase{"SignedForAmazonAtGoogle",
+                             {.vendor = Vendor::kGoogle},
+                             [](s3::ClientOptions& o) { o.dialect = s3::kAmazon; },
+                             absl::StatusCode::kUnavailable,
+                             "400 InvalidArgument"},
                     PingCase{"NoServer",
                              {},
                              [](s3::ClientOptions& o) { o.endpoint = "http://127.0.0.1:1"; },

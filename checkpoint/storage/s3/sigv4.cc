@@ -18,8 +18,6 @@
 namespace tessera::ckpt::s3 {
 namespace {
 
-constexpr std::string_view kAlgorithm = "AWS4-HMAC-SHA256";
-
 std::string HmacSha256(std::string_view key, std::string_view data) {
   std::array<uint8_t, SHA256_DIGEST_LENGTH> mac;
   unsigned int size = mac.size();
@@ -35,10 +33,15 @@ std::string SignedHeaderNames(const SignedParts& parts) {
                        [](std::string* out, const auto& header) { out->append(header.first); });
 }
 
+std::string Algorithm(const Dialect& dialect) {
+  return std::string(dialect.signature) + "-HMAC-SHA256";
+}
+
 // "20130524/us-east-1/s3/aws4_request"
-std::string Scope(std::string_view region, std::string_view amz_date) {
-  return absl::StrCat(std::string(amz_date.substr(0, 8)), "/", std::string(region),
-                      "/s3/aws4_request");
+std::string Scope(std::string_view region, std::string_view amz_date, const Dialect& dialect) {
+  const std::string parts[] = {std::string(amz_date.substr(0, 8)), std::string(region),
+                               std::string(dialect.service), std::string(dialect.terminator)};
+  return absl::StrJoin(parts, "/");
 }
 
 }  // namespace
@@ -92,24 +95,24 @@ std::string CanonicalRequest(const SignedParts& parts) {
 }
 
 std::string Sign(const SignedParts& parts, const Credentials& credentials, std::string_view region,
-                 std::string_view amz_date) {
+                 std::string_view amz_date, const Dialect& dialect) {
   const std::string text =
-      absl::StrCat(std::string(kAlgorithm), "\n", std::string(amz_date), "\n",
-                   Scope(region, amz_date), "\n", HexSha256(CanonicalRequest(parts)));
-  std::string key =
-      HmacSha256(absl::StrCat("AWS4", credentials.secret_access_key), amz_date.substr(0, 8));
-  for (const std::string_view part :
-       {region, std::string_view("s3"), std::string_view("aws4_request")}) {
+      absl::StrCat(Algorithm(dialect), "\n", std::string(amz_date), "\n",
+                   Scope(region, amz_date, dialect), "\n", HexSha256(CanonicalRequest(parts)));
+  std::string key = HmacSha256(std::string(dialect.signature) + credentials.secret_access_key,
+                               amz_date.substr(0, 8));
+  for (const std::string_view part : {region, dialect.service, dialect.terminator}) {
     key = HmacSha256(key, part);
   }
   return ToHex(HmacSha256(key, text));
 }
 
 std::string AuthorizationHeader(const SignedParts& parts, const Credentials& credentials,
-                                std::string_view region, std::string_view amz_date) {
-  return absl::StrCat(std::string(kAlgorithm), " Credential=", credentials.access_key_id, "/",
-                      Scope(region, amz_date), ",SignedHeaders=", SignedHeaderNames(parts),
-                      ",Signature=", Sign(parts, credentials, region, amz_date));
+                                std::string_view region, std::string_view amz_date,
+                                const Dialect& dialect) {
+  return absl::StrCat(Algorithm(dialect), " Credential=", credentials.access_key_id, "/",
+                      Scope(region, amz_date, dialect), ",SignedHeaders=", SignedHeaderNames(parts),
+                      ",Signature=", Sign(parts, credentials, region, amz_date, dialect));
 }
 
 }  // namespace tessera::ckpt::s3

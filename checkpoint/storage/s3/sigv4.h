@@ -1,8 +1,9 @@
 #ifndef TESSERA_CHECKPOINT_STORAGE_S3_SIGV4_H_
 #define TESSERA_CHECKPOINT_STORAGE_S3_SIGV4_H_
 
-// AWS Signature Version 4 for S3: a request is reduced to its canonical form, which is signed with
-// a key derived from the secret key, the day, the region and the service.
+// AWS Signature Version 4 for S3, and what other stores made of it: a request is reduced to its
+// canonical form, which is signed with a key derived from the secret key, the day, the region and
+// the service.
 
 #include <cstddef>
 #include <map>
@@ -11,6 +12,7 @@
 #include <string_view>
 
 #include "absl/time/time.h"
+#include "checkpoint/storage/s3/dialect.h"
 
 namespace tessera::ckpt::s3 {
 
@@ -51,11 +53,12 @@ std::string CanonicalRequest(const SignedParts& parts);
 
 // The signature in hexadecimal.
 std::string Sign(const SignedParts& parts, const Credentials& credentials, std::string_view region,
-                 std::string_view amz_date);
+                 std::string_view amz_date, const Dialect& dialect = kAmazon);
 
 // The value of the header Authorization. All headers of `parts` are signed.
 std::string AuthorizationHeader(const SignedParts& parts, const Credentials& credentials,
-                                std::string_view region, std::string_view amz_date);
+                                std::string_view region, std::string_view amz_date,
+                                const Dialect& dialect = kAmazon);
 
 }  // namespace tessera::ckpt::s3
 

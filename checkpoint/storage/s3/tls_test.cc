@@ -1,25 +1,19 @@
 // Certificates: which are accepted, and where those of authorities are looked for.
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <openssl/evp.h>
-#include <openssl/pem.h>
-#include <openssl/ssl.h>
-#include <openssl/x509v3.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include <openssl/x509.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
-#include <thread>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "checkpoint/storage/s3/http.h"
+#include "checkpoint/storage/s3/s3_storage.h"
+#include "checkpoint/storage/s3/testing/certificate.h"
+#include "checkpoint/storage/s3/testing/s3_server.h"
 #include "checkpoint/storage/testing/temporary_directory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -28,88 +22,7 @@ namespace tessera::ckpt::s3 {
 namespace {
 
 using ::testing::HasSubstr;
-
-// A certificate that is its own authority.
-struct Certificate {
-  explicit Certificate(const std::string& alternative_name) {
-    X509_set_version(x509, 2);
-    ASN1_INTEGER_set(X509_get_serialNumber(x509), 1);
-    X509_gmtime_adj(X509_getm_notBefore(x509), -3600);
-    X509_gmtime_adj(X509_getm_notAfter(x509), 3600);
-    X509_set_pubkey(x509, key);
-    X509_NAME* const name = X509_get_subject_name(x509);
-    const std::string common = "test of " + alternative_name;
-    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC,
-                               reinterpret_cast<const unsigned char*>(common.c_str()), -1, -1, 0);
-    X509_set_issuer_name(x509, name);
-    X509_EXTENSION* const extension =
-        X509V3_EXT_conf_nid(nullptr, nullptr, NID_subject_alt_name, alternative_name.c_str());
-    X509_add_ext(x509, extension, -1);
-    X509_EXTENSION_free(extension);
-    X509_sign(x509, key, EVP_sha256());
-  }
-  ~Certificate() {
-    X509_free(x509);
-    EVP_PKEY_free(key);
-  }
-  void Write(const std::string& path) const {
-    std::FILE* const file = std::fopen(path.c_str(), "w");
-    ASSERT_NE(file, nullptr) << path;
-    PEM_write_X509(file, x509);
-    std::fclose(file);
-  }
-
-  EVP_PKEY* const key = EVP_EC_gen("P-256");
-  X509* const x509 = X509_new();
-};
-
-// Answers every connection with "ok" over TLS.
-class TlsServer {
- public:
-  explicit TlsServer(const Certificate& certificate) : context_(SSL_CTX_new(TLS_server_method())) {
-    SSL_CTX_use_certificate(context_, certificate.x509);
-    SSL_CTX_use_PrivateKey(context_, certificate.key);
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), size), 0);
-    EXPECT_EQ(listen(listener_, 16), 0);
-    getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size);
-    port_ = ntohs(address.sin_port);
-    signal(SIGPIPE, SIG_IGN);  // clients go when they have seen the certificate
-    thread_ = std::thread([this] { Serve(); });
-  }
-  ~TlsServer() {
-    shutdown(listener_, SHUT_RDWR);
-    thread_.join();
-    close(listener_);
-    SSL_CTX_free(context_);
-  }
-  std::string url() const { return absl::StrCat("https://127.0.0.1:", port_, "/"); }
-
- private:
-  void Serve() {
-    for (int fd = accept(listener_, nullptr, nullptr); fd >= 0;
-         fd = accept(listener_, nullptr, nullptr)) {
-      SSL* const ssl = SSL_new(context_);
-      SSL_set_fd(ssl, fd);
-      char request[4096];
-      if (SSL_accept(ssl) == 1 && SSL_read(ssl, request, sizeof(request)) > 0) {
-        const std::string answer = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
-        SSL_write(ssl, answer.data(), static_cast<int>(answer.size()));
-        SSL_shutdown(ssl);
-      }
-      SSL_free(ssl);
-      close(fd);
-    }
-  }
-
-  SSL_CTX* const context_;
-  const int listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  int port_ = 0;
-  std::thread thread_;
-};
+using ::testing::SizeIs;
 
 class TlsTest : public testing::Test {
  protected:
@@ -117,38 +30,51 @@ class TlsTest : public testing::Test {
     good_.Write(good_file_);
     other_.Write(other_file_);
   }
-  ~TlsTest() override {
-    for (const char* name : kVariables) unsetenv(name);
+  ~TlsTest() override { Trust(nullptr, ""); }
+
+  static void Trust(const char* variable, const std::string& value) {
+    for (const char* name : {"AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"}) {
+      unsetenv(name);
+    }
+    if (variable != nullptr) setenv(variable, value.c_str(), 1);
   }
   // "ok", or the error. With one variable set.
-  static std::string Fetch(const TlsServer& server, const char* variable,
+  static std::string Fetch(const HttpServer& server, const char* variable,
                            const std::string& value) {
-    for (const char* name : kVariables) unsetenv(name);
-    if (variable != nullptr) setenv(variable, value.c_str(), 1);
+    Trust(variable, value);
     HttpResponse response;
     const absl::Status status =
-        MakeHttpClient()->Perform({.method = "GET", .url = server.url()}, response);
+        MakeHttpClient()->Perform({.method = "GET", .url = server.url() + "/"}, response);
     EXPECT_TRUE(status.ok() || absl::IsFailedPrecondition(status)) << status;
     return status.ok() ? response.body : std::string(status.message());
   }
+  static HttpReply Ok(HttpMessage& /*request*/) {
+    return {.body = {{std::make_shared<std::string>("ok"), 0, 2}}};
+  }
+  // A storage whose bucket is in the host's name: bucket.localhost.
+  static absl::StatusOr<std::unique_ptr<Storage>> Open(const S3Server& server) {
+    ClientOptions client = server.ForClient();
+    client.endpoint.replace(client.endpoint.find("127.0.0.1"), 9, "localhost");
+    client.virtual_host = true;
+    return OpenS3Storage({.client = client, .prefix = "run", .create_root = true});
+  }
 
-  static constexpr const char* kVariables[] = {"AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE",
-                                               "SSL_CERT_DIR"};
   const TemporaryDirectory directory_;
-  const Certificate good_{"IP:127.0.0.1"}, other_{"IP:127.0.0.1"}, elsewhere_{"DNS:elsewhere"};
+  const Certificate good_{{.names = "IP:127.0.0.1"}}, other_{{.names = "IP:127.0.0.1"}};
   const std::string good_file_ = directory_.path() + "/good.pem";
   const std::string other_file_ = directory_.path() + "/other.pem";
 };
 
 TEST_F(TlsTest, TheEnvironmentNamesTheAuthorities) {
-  const TlsServer server(good_);
+  const HttpServer server(Ok, &good_);
   for (const char* variable : {"AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"}) {
     EXPECT_EQ(Fetch(server, variable, good_file_), "ok") << variable;
     EXPECT_THAT(Fetch(server, variable, other_file_), HasSubstr("AWS_CA_BUNDLE names")) << variable;
     EXPECT_THAT(Fetch(server, variable, "/no/such/file"), HasSubstr("/no/such/file"));
   }
+  EXPECT_THAT(Fetch(server, nullptr, ""), HasSubstr("AWS_CA_BUNDLE names"));
   char hash[16];
-  std::snprintf(hash, sizeof(hash), "/%08lx.0", X509_subject_name_hash(good_.x509));
+  std::snprintf(hash, sizeof(hash), "/%08lx.0", X509_subject_name_hash(good_.x509()));
   const std::string folder = directory_.path() + "/hashed";
   std::filesystem::create_directory(folder);
   good_.Write(folder + hash);
@@ -157,11 +83,49 @@ TEST_F(TlsTest, TheEnvironmentNamesTheAuthorities) {
   }
 }
 
-TEST_F(TlsTest, ACertificateOfNoKnownAuthorityOrOfAnotherHostIsRefused) {
-  const TlsServer server(good_), impostor(elsewhere_);
-  EXPECT_THAT(Fetch(server, nullptr, ""), HasSubstr("AWS_CA_BUNDLE names"));
-  elsewhere_.Write(other_file_);
-  EXPECT_THAT(Fetch(impostor, "AWS_CA_BUNDLE", other_file_), HasSubstr("127.0.0.1"));
+TEST_F(TlsTest, ABucketIsAHostWithACertificateOfAKnownAuthority) {
+  const Certificate bucket({.names = "DNS:bucket.localhost", .issuer = &good_});
+  const S3Server server({.certificate = &bucket});
+  Trust("AWS_CA_BUNDLE", good_file_);
+  const auto storage = Open(server);
+  ASSERT_TRUE(storage.ok()) << storage.status();
+  ASSERT_TRUE(WriteAll(**storage, "d/file", "contents").ok());
+  EXPECT_EQ(server.contents("run/d/file"), "contents");
+  EXPECT_EQ(*ReadAll(**storage, "d/file", 100), "contents");
+  EXPECT_EQ(*(*storage)->List("d"), std::vector<std::string>({"file"}));
+  EXPECT_THAT(server.hosts(), testing::Each(testing::StartsWith("bucket.localhost:")));
+}
+
+// In a sentence and after one connection: what a certificate lacks does not pass.
+TEST_F(TlsTest, ACertificateThatProvesNothingIsRefusedAtOnce) {
+  const Certificate expired(
+      {.names = "DNS:bucket.localhost", .issuer = &good_, .expires_seconds = -60}),
+      elsewhere({.names = "DNS:localhost", .issuer = &good_}),
+      authority({.names = "DNS:authority"}),
+      unknown({.names = "DNS:bucket.localhost", .issuer = &authority}),
+      of_same_name({.names = "DNS:bucket.localhost", .issuer = &other_});
+  Trust("AWS_CA_BUNDLE", good_file_);
+  const std::pair<const Certificate*, std::string> cases[] = {
+      {&expired, " has expired (SSL certificate problem: certificate has expired)"},
+      {&elsewhere,
+       " is for another name (SSL: no alternative certificate subject name matches "
+       "target host name 'bucket.localhost')"},
+      {&unknown,
+       " comes from no authority that is trusted here (SSL certificate problem: unable "
+       "to get local issuer certificate); AWS_CA_BUNDLE names the file of the "
+       "authorities to trust"},
+      {&of_same_name, " comes from no authority that is trusted here (OpenSSL"}};
+  for (const auto& [certificate, cause] : cases) {
+    const S3Server server({.certificate = certificate});
+    const std::string port = server.endpoint().substr(server.endpoint().rfind(':'));
+    const absl::Status status = Open(server).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()),
+                testing::StartsWith("cannot list what is in s3://bucket/run: https://localhost" +
+                                    port + ": the certificate of bucket.localhost" + port + cause));
+    EXPECT_THAT(server.connections(), SizeIs(1)) << status;
+    EXPECT_THAT(server.requests(), SizeIs(0));
+  }
 }
 
 TEST_F(TlsTest, EachSystemHasThemSomewhereElse) {

@@ -119,14 +119,14 @@ absl::StatusOr<std::string> ParseUploadId(std::string_view body) {
   return upload_id;
 }
 
-std::string CompleteUploadDocument(const std::vector<UploadedPart>& parts) {
+std::string CompleteUploadDocument(const std::vector<UploadedPart>& parts, bool with_checksums) {
   pugi::xml_document document;
   pugi::xml_node root = document.append_child("CompleteMultipartUpload");
   for (const UploadedPart& part : parts) {
     pugi::xml_node node = root.append_child("Part");
     AddText(node, "PartNumber", absl::StrCat(part.number));
     AddText(node, "ETag", part.etag);
-    AddText(node, "ChecksumCRC32C", part.checksum);
+    if (with_checksums) AddText(node, "ChecksumCRC32C", part.checksum);
   }
   return ToString(document);
 }

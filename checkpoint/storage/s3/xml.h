@@ -54,10 +54,10 @@ absl::StatusOr<std::string> ParseUploadId(std::string_view body);
 struct UploadedPart {
   int number = 0;
   std::string etag;
-  std::string checksum;  // CRC-32C, as sent
+  std::string checksum;  // as sent
   uint64_t size_bytes = 0;
 };
-std::string CompleteUploadDocument(const std::vector<UploadedPart>& parts);
+std::string CompleteUploadDocument(const std::vector<UploadedPart>& parts, bool with_checksums);
 
 std::string DeleteDocument(const std::vector<std::string>& keys);
 // The first key that was not deleted, with the reason; nullopt where all were.

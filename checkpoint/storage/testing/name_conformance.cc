@@ -204,13 +204,20 @@ TEST_P(StorageConformance, ExchangesOnlyExpectedContentsWhereDirectoriesCannotBe
     EXPECT_EQ(Get("d/file"), "first");
     return;
   }
-  const absl::Status refused = absl::AbortedError("not yet");
+  const absl::Status refused =
+      traits().exchanges ? absl::AbortedError("not yet") : absl::FailedPreconditionError("never");
   EXPECT_EQ(storage_->Exchange("d/file", "first", "second", [&] { return refused; }).code(),
             refused.code());
   EXPECT_EQ(storage_->Exchange("d/file", "other", "second", nullptr).code(),
             absl::StatusCode::kAborted);
   EXPECT_EQ(storage_->Exchange("d/none", "", "second", nullptr).code(), absl::StatusCode::kAborted);
   EXPECT_EQ(Get("d/file"), "first");
+  if (!traits().exchanges) {
+    ExpectError(storage_->Exchange("d/file", "first", "second", nullptr),
+                absl::StatusCode::kFailedPrecondition, "Exchange", "d/file");
+    EXPECT_EQ(Get("d/file"), "first");
+    return;
+  }
   ASSERT_TRUE(storage_->Exchange("d/file", "first", "second", nullptr).ok());
   EXPECT_EQ(Get("d/file"), "second");
   EXPECT_EQ(*storage_->List("d"), Names({"file"}));

@@ -28,6 +28,8 @@ struct StorageTraits {
   bool files_change_after_sync = true;
   // An object that is replaced is gone for readers, too, which get Unavailable.
   bool readers_keep_replaced_files = true;
+  // Where directories cannot be renamed, an object with expected contents can be replaced.
+  bool exchanges = true;
 };
 
 struct StorageFixture {

@@ -3,6 +3,8 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <openssl/ssl.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -17,6 +19,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "checkpoint/storage/s3/testing/certificate.h"
 #include "glog/logging.h"
 
 namespace tessera::ckpt::s3 {
@@ -24,38 +27,6 @@ namespace {
 
 constexpr size_t kReadBytes = 256 << 10;
 constexpr size_t kMaxHeadBytes = 64 << 10;
-
-bool SendAll(int fd, const char* data, size_t size) {
-  while (size > 0) {
-    const ssize_t sent = ::send(fd, data, size, MSG_NOSIGNAL);
-    if (sent <= 0) return false;
-    data += sent;
-    size -= static_cast<size_t>(sent);
-  }
-  return true;
-}
-
-bool SendSlowly(int fd, const char* data, size_t size) {
-  const size_t piece = size / 50 + 1;
-  for (size_t at = 0; at < size; at += piece) {
-    if (!SendAll(fd, data + at, std::min(piece, size - at))) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
-
-std::string Decode(std::string_view text) {
-  std::string decoded;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%' && i + 2 < text.size()) {
-      decoded += absl::HexStringToBytes(std::string(text.substr(i + 1, 2)));
-      i += 2;
-    } else {
-      decoded += text[i];
-    }
-  }
-  return decoded;
-}
 
 void ParseHead(std::string_view head, HttpMessage& message) {
   const std::vector<std::string> lines = absl::StrSplit(std::string(head), "\r\n");
@@ -71,14 +42,71 @@ void ParseHead(std::string_view head, HttpMessage& message) {
   }
 }
 
-// Receives one request; `buffer` keeps what came after it. False: the connection has ended.
-bool Receive(int fd, std::string& buffer, HttpMessage& message) {
+}  // namespace
+
+std::string DecodePercent(std::string_view text) {
+  std::string decoded;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%' && i + 2 < text.size()) {
+      decoded += absl::HexStringToBytes(std::string(text.substr(i + 1, 2)));
+      i += 2;
+    } else {
+      decoded += text[i];
+    }
+  }
+  return decoded;
+}
+
+void ParseTarget(const std::string& target, HttpMessage& message) {
+  const size_t question = std::min(target.find('?'), target.size());
+  message.path = target.substr(0, question);
+  if (question == target.size()) return;
+  const std::vector<std::string> parameters = absl::StrSplit(target.substr(question + 1), '&');
+  for (const std::string& parameter : parameters) {
+    const size_t equals = std::min(parameter.find('='), parameter.size());
+    const size_t value = std::min(equals + 1, parameter.size());
+    message.query[DecodePercent(parameter.substr(0, equals))] =
+        DecodePercent(parameter.substr(value));
+  }
+}
+
+struct HttpServer::Stream {
+  int fd;
+  SSL* tls = nullptr;
+  std::string buffer = "";
+
+  ssize_t Receive(char* out, size_t size) const {
+    return tls == nullptr ? ::recv(fd, out, size, 0) : SSL_read(tls, out, static_cast<int>(size));
+  }
+  bool Send(const char* data, size_t size) const {
+    while (size > 0) {
+      const ssize_t sent = tls == nullptr ? ::send(fd, data, size, MSG_NOSIGNAL)
+                                          : SSL_write(tls, data, static_cast<int>(size));
+      if (sent <= 0) return false;
+      data += sent;
+      size -= static_cast<size_t>(sent);
+    }
+    return true;
+  }
+  bool SendSlowly(const char* data, size_t size) const {
+    const size_t piece = size / 50 + 1;
+    for (size_t at = 0; at < size; at += piece) {
+      if (!Send(data + at, std::min(piece, size - at))) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  }
+  // The next request; `buffer` keeps what came after it. False: the connection has ended.
+  bool ReceiveRequest(HttpMessage& message);
+};
+
+bool HttpServer::Stream::ReceiveRequest(HttpMessage& message) {
   size_t end;
   while ((end = buffer.find("\r\n\r\n")) == std::string::npos) {
     if (buffer.size() > kMaxHeadBytes) return false;
     const size_t before = buffer.size();
     buffer.resize(before + kReadBytes);
-    const ssize_t received = ::recv(fd, buffer.data() + before, kReadBytes, 0);
+    const ssize_t received = Receive(buffer.data() + before, kReadBytes);
     buffer.resize(before + std::max<ssize_t>(received, 0));
     if (received <= 0) return false;
   }
@@ -90,28 +118,21 @@ bool Receive(int fd, std::string& buffer, HttpMessage& message) {
   std::copy_n(buffer.data() + end + 4, have, message.body->data());
   buffer.erase(0, end + 4 + have);
   for (size_t at = have; at < length;) {
-    const ssize_t received = ::recv(fd, message.body->data() + at, length - at, 0);
+    const ssize_t received = Receive(message.body->data() + at, length - at);
     if (received <= 0) return false;
     at += static_cast<size_t>(received);
   }
   return true;
 }
 
-}  // namespace
-
-void ParseTarget(const std::string& target, HttpMessage& message) {
-  const size_t question = std::min(target.find('?'), target.size());
-  message.path = target.substr(0, question);
-  if (question == target.size()) return;
-  const std::vector<std::string> parameters = absl::StrSplit(target.substr(question + 1), '&');
-  for (const std::string& parameter : parameters) {
-    const size_t equals = std::min(parameter.find('='), parameter.size());
-    const size_t value = std::min(equals + 1, parameter.size());
-    message.query[Decode(parameter.substr(0, equals))] = Decode(parameter.substr(value));
+HttpServer::HttpServer(Handler handler, const Certificate* certificate)
+    : handler_(std::move(handler)) {
+  if (certificate != nullptr) {
+    tls_ = SSL_CTX_new(TLS_server_method());
+    SSL_CTX_use_certificate(tls_, certificate->x509());
+    SSL_CTX_use_PrivateKey(tls_, certificate->key());
+    ::signal(SIGPIPE, SIG_IGN);  // clients go when they have seen the certificate
   }
-}
-
-HttpServer::HttpServer(Handler handler) : handler_(std::move(handler)) {
   listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
@@ -131,7 +152,7 @@ HttpServer::~HttpServer() {
     stop_ = true;
     stopped_.NotifyAll();
     ::shutdown(listener_, SHUT_RDWR);
-    for (const int fd : connections_) ::shutdown(fd, SHUT_RDWR);
+    for (const int fd : open_) ::shutdown(fd, SHUT_RDWR);
   }
   acceptor_.join();
   {
@@ -140,9 +161,17 @@ HttpServer::~HttpServer() {
   }
   for (std::thread& thread : threads) thread.join();
   ::close(listener_);
+  SSL_CTX_free(tls_);
 }
 
-std::string HttpServer::url() const { return absl::StrCat("http://127.0.0.1:", port_); }
+std::string HttpServer::url() const {
+  return absl::StrCat(tls_ == nullptr ? "http" : "https", "://127.0.0.1:", port_);
+}
+
+std::vector<std::string> HttpServer::connections() const {
+  const MutexLock lock(&mutex_);
+  return connections_;
+}
 
 void HttpServer::Accept() {
   while (true) {
@@ -154,7 +183,7 @@ void HttpServer::Accept() {
     }
     const int on = 1;
     ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    connections_.push_back(fd);
+    open_.push_back(fd);
     threads_.emplace_back([this, fd] { Serve(fd); });
   }
 }
@@ -164,24 +193,45 @@ void HttpServer::WaitForStop() {
   while (!stop_) stopped_.Wait(&mutex_);
 }
 
+bool HttpServer::Begin(Stream& stream) {
+  char first = 0;
+  std::string target;
+  if (tls_ != nullptr && ::recv(stream.fd, &first, 1, MSG_PEEK) == 1 && first == 'C') {
+    HttpMessage connect;  // "CONNECT host:port"
+    if (!stream.ReceiveRequest(connect)) return false;
+    target = connect.path;
+    const std::string answer = "HTTP/1.1 200 Connected\r\n\r\n";
+    if (!stream.Send(answer.data(), answer.size())) return false;
+  }
+  {
+    const MutexLock lock(&mutex_);
+    connections_.push_back(target);
+  }
+  if (tls_ == nullptr) return true;
+  stream.tls = SSL_new(tls_);
+  SSL_set_fd(stream.tls, stream.fd);
+  return SSL_accept(stream.tls) == 1;
+}
+
 void HttpServer::Serve(int fd) {
-  std::string buffer;
-  while (true) {
+  Stream stream = {fd};
+  for (bool more = Begin(stream); more;) {
     HttpMessage message;
-    if (!Receive(fd, buffer, message)) break;
+    if (!stream.ReceiveRequest(message)) break;
     const HttpReply reply = handler_(message);
     if (reply.stall) WaitForStop();
-    if (reply.drop || reply.stall || !Send(fd, message, reply)) break;
+    more = !reply.drop && !reply.stall && Send(stream, message, reply);
   }
+  SSL_free(stream.tls);
   const MutexLock lock(&mutex_);
-  std::erase(connections_, fd);
+  std::erase(open_, fd);
   // A reset rather than an orderly end, which could be taken for that of an answer.
   const linger reset = {1, 0};
   ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
   ::close(fd);
 }
 
-bool HttpServer::Send(int fd, const HttpMessage& request, const HttpReply& reply) {
+bool HttpServer::Send(Stream& stream, const HttpMessage& request, const HttpReply& reply) {
   size_t body_bytes = 0;
   for (const BodyPiece& piece : reply.body) body_bytes += piece.size;
   std::string head = absl::StrCat("HTTP/1.1 ", reply.status, " Answer\r\n");
@@ -190,13 +240,13 @@ bool HttpServer::Send(int fd, const HttpMessage& request, const HttpReply& reply
     absl::StrAppend(&head, "content-length: ", body_bytes, "\r\n");
   }
   absl::StrAppend(&head, "\r\n");
-  if (!SendAll(fd, head.data(), head.size())) return false;
+  if (!stream.Send(head.data(), head.size())) return false;
   if (request.method == "HEAD") return true;
   size_t left = reply.tear ? body_bytes / 2 : body_bytes;
   for (const BodyPiece& piece : reply.body) {
     const size_t size = std::min(piece.size, left);
     const char* const data = piece.bytes->data() + piece.offset;
-    if (!(reply.slow ? SendSlowly(fd, data, size) : SendAll(fd, data, size))) return false;
+    if (!(reply.slow ? stream.SendSlowly(data, size) : stream.Send(data, size))) return false;
     left -= size;
   }
   return !reply.tear;

@@ -6,11 +6,14 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"
+
+struct ssl_ctx_st;
 
 namespace tessera::ckpt::s3 {
 
@@ -22,6 +25,9 @@ struct HttpMessage {
   std::map<std::string, std::string> headers;  // names in lower case
   std::shared_ptr<std::string> body;
 };
+
+// "a b" of "a%20b".
+std::string DecodePercent(std::string_view text);
 
 // Sets path and query of a request from its target: "/bucket/key?a=b%20c".
 void ParseTarget(const std::string& target, HttpMessage& message);
@@ -45,13 +51,17 @@ struct HttpReply {
   bool slow = false;   // in small pieces
 };
 
+class Certificate;  // certificate.h
+
 // A small HTTP/1.1 server on a free port of 127.0.0.1: connections are kept, bodies have a length.
-// Each connection has a thread, which calls the handler.
+// Each connection has a thread, which calls the handler. With a certificate, over TLS; then it is
+// also a proxy for clients that connect to some other host through it, which it pretends to be.
 class HttpServer {
  public:
   using Handler = std::function<HttpReply(HttpMessage&)>;
 
-  explicit HttpServer(Handler handler);
+  // The certificate may be null; it must outlive the server.
+  explicit HttpServer(Handler handler, const Certificate* certificate = nullptr);
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
   ~HttpServer();
@@ -59,21 +69,29 @@ class HttpServer {
   int port() const { return port_; }
   // "http://127.0.0.1:12345"
   std::string url() const;
+  // One entry for each that was accepted: the "bucket.host:443" that it was to lead to, or "".
+  std::vector<std::string> connections() const;
 
  private:
+  struct Stream;  // bytes from and to a client
+
   void Accept();
   void Serve(int fd);
-  bool Send(int fd, const HttpMessage& request, const HttpReply& reply);
+  // Answers a client that takes this for a proxy, and begins TLS. False: there is no more to do.
+  bool Begin(Stream& stream);
+  bool Send(Stream& stream, const HttpMessage& request, const HttpReply& reply);
   void WaitForStop();
 
   const Handler handler_;
+  ssl_ctx_st* tls_ = nullptr;  // OpenSSL's SSL_CTX
   int listener_ = -1;
   int port_ = 0;
   std::thread acceptor_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar stopped_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<int> connections_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int> open_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> connections_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -13,64 +13,13 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "checkpoint/storage/s3/testing/vendor_rules.h"
 
 namespace tessera::ckpt::s3 {
 namespace {
-
-constexpr char kChecksum[] = "x-amz-checksum-crc32c";
-constexpr std::string_view kMetadata = "x-amz-meta-";
-
-std::string ChecksumOf(const std::string& bytes) {
-  return ChecksumHeader(std::as_bytes(std::span<const char>(bytes)));
-}
-
-std::string Header(const HttpMessage& request, const std::string& name) {
-  const auto found = request.headers.find(name);
-  return found == request.headers.end() ? "" : found->second;
-}
-
-std::string Parameter(const HttpMessage& request, const std::string& name) {
-  const auto found = request.query.find(name);
-  return found == request.query.end() ? "" : found->second;
-}
-
-HttpReply Xml(const std::string& body) {
-  HttpReply reply;
-  reply.headers["content-type"] = "application/xml";
-  auto text = std::make_shared<std::string>(
-      absl::StrCat("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n", body));
-  const size_t size = text->size();
-  reply.body = {{std::move(text), 0, size}};
-  return reply;
-}
-
-HttpReply Error(int status, const std::string& code) {
-  HttpReply reply = Xml(
-      absl::StrCat("<Error><Code>", code, "</Code><Message>about ", code, "</Message></Error>"));
-  reply.status = status;
-  return reply;
-}
-
-HttpReply Empty(int status) {
-  HttpReply reply;
-  reply.status = status;
-  return reply;
-}
-
-std::string DecodePath(std::string_view text) {
-  std::string decoded;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%' && i + 2 < text.size()) {
-      decoded += absl::HexStringToBytes(std::string(text.substr(i + 1, 2)));
-      i += 2;
-    } else {
-      decoded += text[i];
-    }
-  }
-  return decoded;
-}
 
 // Bytes [begin, end) of the chunks.
 std::vector<BodyPiece> Pieces(const std::vector<std::shared_ptr<const std::string>>& chunks,
@@ -99,33 +48,9 @@ void ShortenRange(HttpMessage& request) {
 std::map<std::string, std::string> MetadataOf(const HttpMessage& request) {
   std::map<std::string, std::string> metadata;
   for (const auto& [name, value] : request.headers) {
-    if (name.starts_with(kMetadata)) metadata[name] = value;
+    if (name.starts_with("x-amz-meta-") || name.starts_with("x-goog-meta-")) metadata[name] = value;
   }
   return metadata;
-}
-
-// The signature in the Authorization header, and the one that it should be.
-std::pair<std::string, std::string> Signatures(const HttpMessage& request,
-                                               const Credentials& credentials,
-                                               const std::string& region) {
-  std::map<std::string, std::string> fields;
-  const std::string header = Header(request, "authorization");
-  const std::vector<std::string> pairs =
-      absl::StrSplit(header.substr(header.find(' ') + 1), absl::ByAnyChar(", "), absl::SkipEmpty());
-  for (const std::string& pair : pairs) {
-    const size_t equals = std::min(pair.find('='), pair.size() - 1);
-    fields[pair.substr(0, equals)] = pair.substr(equals + 1);
-  }
-  SignedParts parts = {
-      request.method, request.path, request.query, {}, Header(request, "x-amz-content-sha256")};
-  bool names_host = false;
-  const std::vector<std::string> names = absl::StrSplit(fields["SignedHeaders"], ';');
-  for (const std::string& name : names) {
-    parts.headers[name] = Header(request, name);
-    names_host = names_host || name == "host";
-  }
-  if (!names_host) return {fields["Signature"], "the host is not signed"};
-  return {fields["Signature"], Sign(parts, credentials, region, Header(request, "x-amz-date"))};
 }
 
 }  // namespace
@@ -134,16 +59,23 @@ S3Server::S3Server(S3ServerOptions options)
     : options_(std::move(options)),
       credentials_(options_.credentials),
       http_(options_.listens ? std::make_unique<HttpServer>(
-                                   [this](HttpMessage& request) { return Handle(request); })
+                                   [this](HttpMessage& request) { return Handle(request); },
+                                   options_.certificate)
                              : nullptr) {}
 
 S3Server::~S3Server() = default;
 
 ClientOptions S3Server::ForClient() const {
-  return {.endpoint = endpoint(),
+  const Dialect dialects[] = {kAmazon, kVolcano, kAliyun, kGoogle};
+  // A name that every label can stand before.
+  const bool virtual_host = NeedsVirtualHost(options_.vendor);
+  return {.endpoint = virtual_host ? absl::StrReplaceAll(endpoint(), {{"127.0.0.1", "localhost"}})
+                                   : endpoint(),
           .bucket = options_.bucket,
           .region = options_.region,
           .credentials = options_.credentials,
+          .virtual_host = virtual_host,
+          .dialect = dialects[static_cast<int>(options_.vendor)],
           .deadline = absl::Seconds(20),
           .stall_timeout = absl::Seconds(1),
           .min_backoff = absl::Milliseconds(1),
@@ -232,8 +164,14 @@ std::vector<std::string> S3Server::requests() const {
   return requests_;
 }
 
+std::vector<std::string> S3Server::hosts() const {
+  const MutexLock lock(&mutex_);
+  return hosts_;
+}
+
 S3Server::Object S3Server::MakeObject(std::vector<std::shared_ptr<const std::string>> chunks) {
-  Object object = {.etag = absl::StrCat("\"", ++last_id_, "\"")};
+  Object object = {.etag = absl::StrCat("\"", ++last_id_, "\""),
+                   .generation = absl::StrCat(1'700'000'000'000'000 + last_id_)};
   for (const auto& chunk : chunks) object.size_bytes += chunk->size();
   object.chunks = std::move(chunks);
   return object;
@@ -254,15 +192,25 @@ const Fault* S3Server::FindFault(const HttpMessage& request, const std::string& 
   return nullptr;
 }
 
-HttpReply S3Server::Handle(HttpMessage& request) {
+std::optional<std::string> S3Server::KeyOf(const HttpMessage& request) const {
+  if (Header(request, "host").starts_with(options_.bucket + ".")) {
+    return DecodePercent(request.path.substr(1));
+  }
   const std::string bucket = absl::StrCat("/", options_.bucket, "/");
-  const bool has_bucket = request.path.starts_with(bucket);
-  const std::string key = has_bucket ? DecodePath(request.path.substr(bucket.size())) : "";
+  if (!request.path.starts_with(bucket)) return std::nullopt;
+  return DecodePercent(request.path.substr(bucket.size()));
+}
+
+HttpReply S3Server::Handle(HttpMessage& request) {
+  const std::optional<std::string> found = KeyOf(request);
+  const bool has_bucket = found.has_value();
+  const std::string key = found.value_or("");
   MutexLock lock(&mutex_);
   const Credentials credentials = credentials_;
   lock.Unlock();
   const HttpReply checked = Check(request, credentials);
   lock.Lock();
+  hosts_.push_back(Header(request, "host"));
   requests_.push_back(absl::StrCat(request.method, " ", key, request.query.empty() ? "" : "?",
                                    EncodeQuery(request.query)));
   const Fault* fault = FindFault(request, key);
@@ -283,11 +231,11 @@ HttpReply S3Server::Handle(HttpMessage& request) {
     FlipBit(*request.body);
     reply = Check(request, credentials);
   } else if (fault != nullptr && fault->kind == FaultKind::kRefuse) {
-    reply = Error(fault->status, fault->code);
+    reply = ErrorReply(fault->status, fault->code);
   } else {
     reply = checked;
   }
-  if (reply.status == 200 && !has_bucket) reply = Error(404, "NoSuchBucket");
+  if (reply.status == 200 && !has_bucket) reply = ErrorReply(404, "NoSuchBucket");
   if (reply.status == 200) {
     if (fault != nullptr && fault->kind == FaultKind::kDamageStored) FlipBit(*request.body);
     if (fault != nullptr && fault->kind == FaultKind::kShortenRange) ShortenRange(request);
@@ -309,43 +257,11 @@ HttpReply S3Server::Handle(HttpMessage& request) {
   return reply;
 }
 
-// Status 200 for a request that is signed and whole.
-HttpReply S3Server::Check(const HttpMessage& request, const Credentials& credentials) const {
-  if (!options_.denied_method.empty() && request.method == options_.denied_method) {
-    return Error(403, "AccessDenied");
-  }
-  if (!options_.verify) return Empty(200);
-  const std::string token = Header(request, "x-amz-security-token");
-  if (!token.empty() && token != credentials.session_token) return Error(400, "ExpiredToken");
-  absl::Time date;
-  std::string ignored;
-  if (!absl::ParseTime("%E4Y%m%dT%H%M%SZ", Header(request, "x-amz-date"), &date, &ignored)) {
-    return Error(403, "AccessDenied");
-  }
-  if (absl::AbsDuration(absl::Now() + options_.clock_offset - date) > absl::Minutes(15)) {
-    return Error(403, "RequestTimeTooSkewed");
-  }
-  const std::string authorization = Header(request, "authorization");
-  if (!absl::StrContains(authorization,
-                         absl::StrCat("Credential=", credentials.access_key_id, "/"))) {
-    return Error(403, "InvalidAccessKeyId");
-  }
-  if (!absl::StrContains(authorization, absl::StrCat("/", options_.region, "/s3/"))) {
-    HttpReply reply = Error(400, "AuthorizationHeaderMalformed");
-    reply.headers["x-amz-bucket-region"] = options_.region;
-    return reply;
-  }
-  const auto [signature, expected] = Signatures(request, credentials, options_.region);
-  if (signature != expected) return Error(403, "SignatureDoesNotMatch");
-  const std::string hash = Header(request, "x-amz-content-sha256");
-  if (hash != kUnsignedPayload && hash != HexSha256(*request.body)) {
-    return Error(400, "XAmzContentSHA256Mismatch");
-  }
-  const std::string checksum = Header(request, kChecksum);
-  if (!checksum.empty() && checksum != ChecksumOf(*request.body)) return Error(400, "BadDigest");
-  // Without a checksum, a body that is not signed is not protected.
-  if (checksum.empty() && hash == kUnsignedPayload) return Error(400, "MissingChecksum");
-  return Empty(200);
+std::map<std::string, std::string> S3Server::HeadersOf(const Object& object) const {
+  std::map<std::string, std::string> headers = object.metadata;
+  headers["etag"] = object.etag;
+  if (options_.vendor == Vendor::kGoogle) headers["x-goog-generation"] = object.generation;
+  return headers;
 }
 
 HttpReply S3Server::Dispatch(const HttpMessage& request, const std::string& key) {
@@ -363,30 +279,29 @@ HttpReply S3Server::Dispatch(const HttpMessage& request, const std::string& key)
     return has("uploads") ? CreateUpload(request, key) : CompleteUpload(request);
   } else if (request.method == "DELETE") {
     if (has("uploadId")) {
-      return uploads_.erase(Parameter(request, "uploadId")) > 0 ? Empty(204)
-                                                                : Error(404, "NoSuchUpload");
+      return uploads_.erase(Parameter(request, "uploadId")) > 0 ? EmptyReply(204)
+                                                                : ErrorReply(404, "NoSuchUpload");
     }
-    const std::string match = Header(request, "if-match");
-    const auto there = objects_.find(key);
-    if (there != objects_.end() && !match.empty() && !options_.ignores_matches &&
-        match != there->second.etag) {
-      return Error(412, "PreconditionFailed");
-    }
+    HttpReply refused = CheckCondition(request, key);
+    if (refused.status != 200) return refused;
     Erase(key);
-    return Empty(204);
+    return EmptyReply(204);
   }
-  return Error(405, "MethodNotAllowed");
+  return ErrorReply(405, "MethodNotAllowed");
 }
 
 HttpReply S3Server::Get(const HttpMessage& request, const std::string& key) {
   const auto found = objects_.find(key);
-  if (found == objects_.end()) return Error(404, "NoSuchKey");
+  if (found == objects_.end()) return ErrorReply(404, "NoSuchKey");
   const Object& object = found->second;
-  const std::string match = Header(request, "if-match");
-  if (!match.empty() && match != object.etag) return Error(412, "PreconditionFailed");
+  const std::string match = Header(request, "if-match"),
+                    generation = Header(request, "x-goog-if-generation-match");
+  if ((!match.empty() && match != object.etag) ||
+      (!generation.empty() && generation != object.generation)) {
+    return ErrorReply(412, "PreconditionFailed");
+  }
   HttpReply reply;
-  reply.headers = object.metadata;
-  reply.headers["etag"] = object.etag;
+  reply.headers = HeadersOf(object);
   const uint64_t size = object.size_bytes;
   if (request.method == "HEAD") {
     reply.headers["content-length"] = absl::StrCat(size);
@@ -400,7 +315,7 @@ HttpReply S3Server::Get(const HttpMessage& request, const std::string& key) {
   const std::vector<std::string> ends = absl::StrSplit(range.substr(6), '-');
   const uint64_t begin = std::strtoull(ends[0].c_str(), nullptr, 10);
   const uint64_t last = std::min<uint64_t>(std::strtoull(ends[1].c_str(), nullptr, 10), size - 1);
-  if (begin >= size) return Error(416, "InvalidRange");
+  if (begin >= size) return ErrorReply(416, "InvalidRange");
   reply.status = 206;
   reply.body = Pieces(object.chunks, begin, last + 1);
   reply.headers["content-range"] = absl::StrCat("bytes ", begin, "-", last, "/", size);
@@ -408,21 +323,12 @@ HttpReply S3Server::Get(const HttpMessage& request, const std::string& key) {
 }
 
 HttpReply S3Server::Put(const HttpMessage& request, const std::string& key) {
-  if (Header(request, "if-none-match") == "*" && objects_.count(key) > 0 &&
-      !options_.ignores_conditions) {
-    return Error(412, "PreconditionFailed");
-  }
-  const std::string match = Header(request, "if-match");
-  if (!match.empty() && !options_.ignores_matches) {
-    const auto there = objects_.find(key);
-    if (there == objects_.end()) return Error(404, "NoSuchKey");
-    if (there->second.etag != match) return Error(412, "PreconditionFailed");
-  }
+  HttpReply reply = CheckCondition(request, key);
+  if (reply.status != 200) return reply;
   Object object = MakeObject({request.body});
   if (options_.keeps_metadata) object.metadata = MetadataOf(request);
-  HttpReply reply;
-  reply.headers["etag"] = object.etag;
-  if (options_.verify) reply.headers[kChecksum] = ChecksumOf(*request.body);
+  reply.headers = HeadersOf(object);
+  AddChecksum(options_.vendor, *request.body, options_.verify, reply);
   Store(key, std::move(object));
   return reply;
 }
@@ -430,27 +336,29 @@ HttpReply S3Server::Put(const HttpMessage& request, const std::string& key) {
 HttpReply S3Server::CreateUpload(const HttpMessage& request, const std::string& key) {
   const std::string id = absl::StrCat("upload+", ++last_id_);
   uploads_[id] = {key, MetadataOf(request), {}, absl::Now() + options_.clock_offset};
-  return Xml(absl::StrCat("<InitiateMultipartUploadResult><UploadId>", id,
-                          "</UploadId></InitiateMultipartUploadResult>"));
+  return XmlReply(absl::StrCat("<InitiateMultipartUploadResult><UploadId>", id,
+                               "</UploadId></InitiateMultipartUploadResult>"));
 }
 
 HttpReply S3Server::PutPart(const HttpMessage& request) {
   const auto upload = uploads_.find(Parameter(request, "uploadId"));
-  if (upload == uploads_.end()) return Error(404, "NoSuchUpload");
+  if (upload == uploads_.end()) return ErrorReply(404, "NoSuchUpload");
   const int number = std::atoi(Parameter(request, "partNumber").c_str());
-  if (number < 1 || number > 10'000) return Error(400, "InvalidArgument");
+  if (number < 1 || number > 10'000) return ErrorReply(400, "InvalidArgument");
   Object part = MakeObject({request.body});
-  if (options_.verify) part.checksum = ChecksumOf(*request.body);
+  if (options_.verify && options_.vendor == Vendor::kAmazon) {
+    part.checksum = ChecksumHeader(std::as_bytes(std::span<const char>(*request.body)));
+  }
   upload->second.parts[number] = part;
   HttpReply reply;
   reply.headers["etag"] = part.etag;
-  if (options_.verify) reply.headers[kChecksum] = part.checksum;
+  AddChecksum(options_.vendor, *request.body, options_.verify, reply);
   return reply;
 }
 
 HttpReply S3Server::CompleteUpload(const HttpMessage& request) {
   const auto upload = uploads_.find(Parameter(request, "uploadId"));
-  if (upload == uploads_.end()) return Error(404, "NoSuchUpload");
+  if (upload == uploads_.end()) return ErrorReply(404, "NoSuchUpload");
   pugi::xml_document document;
   document.load_string(request.body->c_str());
   std::vector<std::shared_ptr<const std::string>> chunks;
@@ -458,27 +366,27 @@ HttpReply S3Server::CompleteUpload(const HttpMessage& request) {
   for (pugi::xml_node node : document.child("CompleteMultipartUpload").children("Part")) {
     const int number = node.child("PartNumber").text().as_int();
     const auto part = upload->second.parts.find(number);
-    if (number <= last) return Error(400, "InvalidPartOrder");
+    if (number <= last) return ErrorReply(400, "InvalidPartOrder");
     const bool same = part != upload->second.parts.end() &&
                       part->second.etag == node.child("ETag").text().as_string() &&
                       (!options_.verify ||
                        part->second.checksum == node.child("ChecksumCRC32C").text().as_string());
-    if (!same) return Error(400, "InvalidPart");
+    if (!same) return ErrorReply(400, "InvalidPart");
     if (node.next_sibling("Part") && part->second.size_bytes < options_.min_part_bytes) {
-      return Error(400, "EntityTooSmall");
+      return ErrorReply(400, "EntityTooSmall");
     }
     chunks.push_back(part->second.chunks.front());
     last = number;
   }
-  if (last == 0) return Error(400, "MalformedXML");
+  if (last == 0) return ErrorReply(400, "MalformedXML");
   Object object = MakeObject(std::move(chunks));
   if (options_.keeps_metadata) object.metadata = upload->second.metadata;
   const std::string key = upload->second.key;
   uploads_.erase(upload);
   const std::string etag = object.etag;
   Store(key, std::move(object));
-  return Xml(absl::StrCat("<CompleteMultipartUploadResult><ETag>", etag,
-                          "</ETag></CompleteMultipartUploadResult>"));
+  return XmlReply(absl::StrCat("<CompleteMultipartUploadResult><ETag>", etag,
+                               "</ETag></CompleteMultipartUploadResult>"));
 }
 
 HttpReply S3Server::List(const HttpMessage& request) const {
@@ -510,10 +418,11 @@ HttpReply S3Server::List(const HttpMessage& request) const {
       absl::StrAppend(&entries, "<CommonPrefixes><Prefix>", encoded, "</Prefix></CommonPrefixes>");
     }
   }
-  return Xml(absl::StrCat("<ListBucketResult><EncodingType>url</EncodingType><IsTruncated>",
-                          truncated ? "true" : "false", "</IsTruncated><NextContinuationToken>",
-                          truncated ? absl::BytesToHexString(last) : "", "</NextContinuationToken>",
-                          entries, "</ListBucketResult>"));
+  return XmlReply(absl::StrCat("<ListBucketResult><EncodingType>url</EncodingType><IsTruncated>",
+                               truncated ? "true" : "false",
+                               "</IsTruncated><NextContinuationToken>",
+                               truncated ? absl::BytesToHexString(last) : "",
+                               "</NextContinuationToken>", entries, "</ListBucketResult>"));
 }
 
 HttpReply S3Server::ListUploads(const HttpMessage& request) const {
@@ -537,7 +446,7 @@ HttpReply S3Server::ListUploads(const HttpMessage& request) const {
         absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", uploads_.at(id).initiated, absl::UTCTimeZone()),
         "</Initiated></Upload>");
   }
-  return Xml(
+  return XmlReply(
       absl::StrCat("<ListMultipartUploadsResult><EncodingType>url</EncodingType>"
                    "<IsTruncated>",
                    truncated ? "true" : "false", "</IsTruncated><NextKeyMarker>",
@@ -547,7 +456,7 @@ HttpReply S3Server::ListUploads(const HttpMessage& request) const {
 }
 
 HttpReply S3Server::DeleteMany(const HttpMessage& request) {
-  if (Header(request, "content-md5").empty()) return Error(400, "MissingContentMD5");
+  if (Header(request, "content-md5").empty()) return ErrorReply(400, "MissingContentMD5");
   pugi::xml_document document;
   document.load_string(request.body->c_str());
   int count = 0;
@@ -555,8 +464,8 @@ HttpReply S3Server::DeleteMany(const HttpMessage& request) {
     Erase(node.child("Key").text().as_string());
     ++count;
   }
-  if (count == 0 || count > 1000) return Error(400, "MalformedXML");
-  return Xml("<DeleteResult></DeleteResult>");
+  if (count == 0 || count > 1000) return ErrorReply(400, "MalformedXML");
+  return XmlReply("<DeleteResult></DeleteResult>");
 }
 
 }  // namespace tessera::ckpt::s3

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,7 +47,17 @@ struct Fault {
   std::function<void()> meanwhile = nullptr;
 };
 
+// Whose rules a server keeps.
+enum class Vendor {
+  kAmazon,
+  kVolcano,  // TOS: buckets are hosts, x-tos-forbid-overwrite; conditions on versions are ignored
+  kAliyun,   // OSS: buckets are hosts, x-oss-forbid-overwrite; other conditions of writes are 501
+  kGoogle,   // GOOG4 signatures, generations instead of ETags; x-amz-* is refused
+};
+
 struct S3ServerOptions {
+  Vendor vendor = Vendor::kAmazon;
+  const Certificate* certificate = nullptr;  // see HttpServer
   std::string bucket = "bucket";
   std::string region = "eu-test-1";
   Credentials credentials = {
@@ -55,7 +66,7 @@ struct S3ServerOptions {
   int max_keys = 1000;
   uint64_t min_part_bytes = uint64_t{5} << 20;
   absl::Duration clock_offset = absl::ZeroDuration();
-  bool ignores_conditions = false;  // If-None-Match
+  bool ignores_conditions = false;  // If-None-Match, and what others have instead
   bool ignores_matches = false;     // If-Match of PUT
   bool keeps_metadata = true;       // x-amz-meta-*
   std::string denied_method = "";   // is answered with AccessDenied
@@ -65,15 +76,18 @@ struct S3ServerOptions {
   bool listens = true;  // false: requests come by Handle() alone
 };
 
-// A store that speaks the S3 protocol on a port of this machine, in memory: for tests. Path-style
-// addresses, one bucket. Checks signatures and checksums, keeps to the limits of S3, and makes
-// faults on request.
+// A store that speaks the S3 protocol on a port of this machine, in memory: for tests. One bucket,
+// in the path or in the host's name. Checks signatures and checksums, keeps to the limits of S3 and
+// makes faults on request.
 class S3Server {
  public:
   explicit S3Server(S3ServerOptions options = {});
   ~S3Server();
 
   std::string endpoint() const { return http_ ? http_->url() : "http://store"; }
+  std::vector<std::string> connections() const { return http_->connections(); }
+  // The host that each request names.
+  std::vector<std::string> hosts() const;
   // Answers a request.
   HttpReply Handle(HttpMessage& request);
   // For a client that may do everything, with pauses short enough for tests.
@@ -101,6 +115,7 @@ class S3Server {
     std::vector<std::shared_ptr<const std::string>> chunks;
     uint64_t size_bytes = 0;
     std::string etag;
+    std::string generation;
     std::string checksum;
     std::map<std::string, std::string> metadata;
   };
@@ -113,7 +128,13 @@ class S3Server {
 
   const Fault* FindFault(const HttpMessage& request, const std::string& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The key of a request to the bucket; nullopt for another one.
+  std::optional<std::string> KeyOf(const HttpMessage& request) const;
   HttpReply Check(const HttpMessage& request, const Credentials& credentials) const;
+  // Whether the condition of a write or a deletion allows it; status 200 if so.
+  HttpReply CheckCondition(const HttpMessage& request, const std::string& key) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::map<std::string, std::string> HeadersOf(const Object& object) const;
   HttpReply Dispatch(const HttpMessage& request, const std::string& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   HttpReply Get(const HttpMessage& request, const std::string& key)
@@ -142,7 +163,7 @@ class S3Server {
   Fault current_fault_ ABSL_GUARDED_BY(mutex_);
   int fault_count_ ABSL_GUARDED_BY(mutex_) = 0;
   int last_id_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<std::string> requests_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> requests_ ABSL_GUARDED_BY(mutex_), hosts_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<HttpServer> http_;  // last: its threads use the rest
 };
 
