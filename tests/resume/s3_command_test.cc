@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/storage/s3/testing/certificate.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -152,6 +153,81 @@ TEST_F(S3CommandTest, ARunThatFailsDoesNotWaitForItsStore) {
   EXPECT_THAT(result.err, HasSubstr("training has diverged")) << result.out;
   EXPECT_GT(server_.fault_count(), 0);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+}
+
+// The staging folder stays behind on the machine that is lost.
+TEST_F(S3CommandTest, UploadsInTheBackgroundAreResumedFromOnAnotherMachine) {
+  const auto command = [&](const std::string& machine) {
+    const std::string place = "boto3:s3://bucket." + server_.endpoint().substr(7) + "/upload";
+    return Command(place, {"--train-iters=20", "--save-interval=5", "--async-upload",
+                           "--async-upload-tmp-folder=" + (root_ / machine).string()});
+  };
+  const Result undisturbed = Run(Command("s3://bucket/undisturbed"));
+  const auto losses = Printed(undisturbed.out);
+  ASSERT_EQ(losses.size(), 20) << undisturbed.out << undisturbed.err;
+  // Training goes on while an upload waits.
+  const std::string manifest = "upload/step-00000010/manifest.pb";
+  server_.AddFault({.kind = ckpt::s3::FaultKind::kStall, .method = "PUT", .key_part = manifest});
+  const Process process(command("lost"), root_);
+  EXPECT_TRUE(process.WaitUntil([&] { return server_.fault_count() > 0; }));
+  process.Kill(SIGKILL);
+  const Result killed = process.Wait();
+  ASSERT_EQ(killed.exit_code, 128 + SIGKILL) << killed.err;
+  EXPECT_TRUE(std::filesystem::exists(root_ / "lost"));
+  EXPECT_THAT(server_.keys(), Contains("upload/step-00000005/manifest.pb"));
+  EXPECT_THAT(server_.keys(), Not(Contains(manifest)));
+
+  const Result resumed = Run(command("new"));
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  const auto later = Printed(resumed.out);
+  EXPECT_TRUE(later.contains("20")) << resumed.out;
+  EXPECT_FALSE(later.contains("5")) << "it goes on after the last checkpoint: " << resumed.out;
+  for (const auto& [step, loss] : later) EXPECT_EQ(loss, losses.at(step)) << "step " << step;
+  EXPECT_THAT(server_.keys(), Contains("upload/step-00000020/manifest.pb"));
+  EXPECT_EQ(server_.upload_count(), 0);
+}
+
+// Under their real names, which a proxy leads to a server of their rules.
+TEST_F(S3CommandTest, ARunSavesToTheStoresOfOthersAndResumes) {
+  struct {
+    std::string place, host;
+    ckpt::s3::S3ServerOptions rules;
+    bool has_lease;
+  } cases[] = {{"volc:vc://bucket.tos-cn-beijing.volces.com/run",
+                "bucket.tos-s3-cn-beijing.volces.com",
+                {.vendor = ckpt::s3::Vendor::kVolcano, .region = "cn-beijing"},
+                false},
+               {"oss2:ali://bucket.oss-cn-hangzhou.aliyuncs.com/run",
+                "bucket.oss-cn-hangzhou.aliyuncs.com",
+                {.vendor = ckpt::s3::Vendor::kAliyun, .region = "cn-hangzhou"},
+                false},
+               {"gs://bucket/run",
+                "storage.googleapis.com",
+                {.vendor = ckpt::s3::Vendor::kGoogle, .region = "auto"},
+                true}};
+  setenv("ACCESS_KEY", "TESTKEY", 1);
+  setenv("SECRET_ACCESS_KEY", "a/secret+key", 1);
+  for (auto& [place, host, rules, has_lease] : cases) {
+    SCOPED_TRACE(place);
+    const ckpt::s3::Certificate certificate({.names = "DNS:" + host});
+    certificate.Write(root_ / "ca.pem");
+    rules.certificate = &certificate;
+    const ckpt::s3::S3Server server(rules);
+    setenv("AWS_CA_BUNDLE", (root_ / "ca.pem").c_str(), 1);
+    setenv("https_proxy", server.endpoint().replace(0, 5, "http").c_str(), 1);
+    for (const std::string steps : {"10", "20"}) {
+      const Result result = Run(
+          Command(place, {"--train-iters=" + steps, "--save-interval=5", "--lr-decay-iters=20"}));
+      ASSERT_EQ(result.exit_code, 0) << result.err;
+      EXPECT_THAT(server.keys(), Contains("run/step-000000" + steps + "/manifest.pb"));
+      EXPECT_EQ(result.out.find("the store cannot lock " + place) == result.out.npos, has_lease)
+          << result.out;
+      EXPECT_FALSE(Printed(result.out).contains("5")) << result.out;
+    }
+  }
+  for (const char* name : {"ACCESS_KEY", "SECRET_ACCESS_KEY", "AWS_CA_BUNDLE", "https_proxy"}) {
+    unsetenv(name);
+  }
 }
 
 TEST_F(S3CommandTest, TwoJobsAtOneBucketAreNoticedAndADeadOneIsReplaced) {
