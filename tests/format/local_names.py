@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """Names each function that two joined sources of a folder define locally.
-
-local_names.py
 
 Sources of a folder that are compiled at once (tools/build_rules/folders.bzl) share an anonymous
 namespace, where two functions of one name are overloads: a call could silently find the
@@ -12,7 +9,6 @@ Types and constants need no such test, since the compiler refuses their second d
 import collections
 import pathlib
 import re
-import sys
 
 # A function at the beginning of a line: its type, its name and a parenthesis.
 FUNCTION = re.compile(r"^(?!\s|return|using|namespace|static_assert|TEST|INSTANTIATE|#)"
@@ -62,8 +58,9 @@ def local_functions(path):
     return names
 
 
-def main():
-    faults = []
+def faults():
+    """A sentence for each such function, in the source tree that is the current folder."""
+    found = []
     for path in sorted(pathlib.Path().glob("[a-su-z]*/**/BUILD.bazel")) + sorted(
             pathlib.Path().glob("t[eor]*/**/BUILD.bazel")):
         build = BuildFile(path.parent)
@@ -73,12 +70,7 @@ def main():
             for source in sources:
                 for name in local_functions(path.parent / source):
                     owners[name].append(source)
-            faults += [f"{path.parent / files[-1]}: {name}() is local to {files[0]}, too: rename "
-                       "one of them, or list one in `apart`"
-                       for name, files in sorted(owners.items()) if len(files) > 1]
-    print("\n".join(faults), end="\n" if faults else "")
-    return 1 if faults else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            found += [f"{path.parent / files[-1]}: {name}() is local to {files[0]}, too: rename "
+                      "one of them, or list one in `apart`"
+                      for name, files in sorted(owners.items()) if len(files) > 1]
+    return found

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""The form of every source file that git knows.
+
+format.py check | fix
+
+`check` names each fault and ends with status 1; `fix` mends what a program can mend, files not yet
+added to git included.
+"""
+
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import local_names
+
+MAX_FILE_BYTES = 1000000
+MAX_COLUMNS = 100
+FIX_COMMAND = "./bazelw run //tests/format:fix"
+FILES_PER_FORMATTER = 16
+
+CPP = re.compile(r"\.(cc|h|cu|cuh|proto)$")
+WRAPPED = re.compile(r"(\.(cc|h|cu|cuh|proto|py|sh|bzl|bazel|md|textproto)|/\.ci/run)$")
+# Kept byte for byte, whatever they look like. The folders of tests/interop/NAME are what the
+# program of that name wrote.
+FIXTURE = re.compile(r"(^|/)(corpus|fixtures|golden|testdata)/|^tests/interop/[^/]+/[^/]+/")
+# A table's row cannot be wrapped in Markdown, nor can a word.
+UNWRAPPABLE = re.compile(r"\|.*\||[ #/*-]*[^ ]+")
+TRAILING_SPACE = re.compile(r"[ \t\r]+$", re.MULTILINE)
+
+# Comments that one understands only at the second reading: "null where there is none", "a text that
+# is no number", "the size is that of the file", "Of the first group.".
+COMMENT = re.compile(r"(?:^|[ \t])//[/!]? (.*)")
+HARD_TO_READ = re.compile(r"(^| )(is|are) (none|that of|those of)([ ,.;:)]|$)")
+NEGATED_NOUN = re.compile(r"(^| )(is|are) no [a-z]")
+PLAIN_NEGATION = re.compile(r"[Tt]here (is|are) no |no (longer|more) ")
+UNFINISHED = re.compile(r"[a-z,(]$")
+
+
+def list_files(*options):
+    """Source files; git's own options choose which. Without a repository, as in an unpacked
+    archive: all files."""
+    git = subprocess.run(["git", "-c", "safe.directory=*", "ls-files", "-z", *options],
+                         capture_output=True, check=False)
+    if git.returncode == 0:
+        names = set(os.fsdecode(git.stdout).split("\0")) - {""}
+    else:
+        names = {path.as_posix() for path in pathlib.Path().rglob("*")
+                 if not re.match(r"bazel-|runs/", path.as_posix())}
+    # What git still knows may be deleted.
+    return sorted(name for name in names if os.path.isfile(name) and not os.path.islink(name))
+
+
+def text_of(name):
+    """The text of a file that is to have the form of a text, None for others."""
+    content = pathlib.Path(name).read_bytes()
+    if FIXTURE.search(name) or b"\0" in content:
+        return None
+    return content.decode(errors="surrogateescape")
+
+
+def header_guard_faults(name, text):
+    """TESSERA_PATH_FILE_H_ in the #ifndef, the #define and after the last #endif. What is compiled
+    once for each of Highway's targets has the guard that its toggle turns."""
+    guard = "TESSERA_" + re.sub(r"[^A-Z0-9]", "_", name.upper()) + "_"
+    lines = text.splitlines()
+    if name.endswith("-inl.h"):
+        if f"#if defined({guard}) == defined(HWY_TARGET_TOGGLE)" not in lines:
+            yield f"{name}: the header guard is not {guard}, toggled"
+        return
+    found = [line for line in lines if re.match(r"#(ifndef|define)", line)][:2] + lines[-1:]
+    if found != [f"#ifndef {guard}", f"#define {guard}", f"#endif  // {guard}"]:
+        yield f"{name}: the header guard is not {guard}"
+
+
+def visibility_faults(name, text):
+    """Packages are private; what they offer is widened target by target. The public ones: the
+    system libraries, what is in base, and the interfaces of checkpoint and convert."""
+    if name.startswith("third_party/") or name in ("checkpoint/BUILD.bazel",
+                                                   "convert/BUILD.bazel"):
+        return
+    if ("default_visibility" in text and
+            'default_visibility = ["//visibility:private"]' not in text):
+        yield f"{name}: the default visibility of a package is private"
+    if name.startswith(("base/", "convert/")):
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if "//visibility:public" in line:
+            yield f"{name}:{number}: //visibility:public; name the packages that need it"
+            return
+
+
+def comment_faults(name, text):
+    """Comments that are hard to read, and lines of a comment that stand twice."""
+    comment = line_before = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        before, found = comment, COMMENT.search(line)
+        comment = found.group(1) if found else ""
+        if (HARD_TO_READ.search(comment) or
+                NEGATED_NOUN.search(comment) and not PLAIN_NEGATION.search(comment) or
+                comment.startswith("Of ") and not UNFINISHED.search(before)):
+            yield f"{name}:{number}: hard to read: {comment}"
+        if len(comment) > 3 and line == line_before:
+            yield f"{name}:{number}: twice: {comment}"
+        line_before = line
+
+
+def text_faults(name, text):
+    """Faults of any text: spaces at ends of lines, a missing last newline, and long lines."""
+    if found := TRAILING_SPACE.search(text):
+        yield f"{name}:{text.count(chr(10), 0, found.start()) + 1}: trailing whitespace"
+    if text and not text.endswith("\n"):
+        yield f"{name}: no newline at the end"
+    if WRAPPED.search(name):
+        for number, line in enumerate(text.split("\n"), 1):
+            if len(line) > MAX_COLUMNS and not UNWRAPPABLE.fullmatch(line):
+                yield f"{name}:{number}: more than {MAX_COLUMNS} columns"
+                return
+
+
+def file_faults(name):
+    """All faults of one file, apart from clang-format's."""
+    size = os.path.getsize(name)
+    if size > MAX_FILE_BYTES:
+        yield f"{name}: {size} bytes; at most {MAX_FILE_BYTES} belong into git"
+    text = text_of(name)
+    if text is None:
+        return
+    yield from text_faults(name, text)
+    if name.endswith((".h", ".cuh")):
+        yield from header_guard_faults(name, text)
+    if CPP.search(name):
+        yield from comment_faults(name, text)
+    if os.path.basename(name) in ("BUILD", "BUILD.bazel"):
+        yield from visibility_faults(name, text)
+
+
+def run_formatter(names, *options):
+    """Runs clang-format over many files, two processes at a time; returns what they say."""
+    def run(batch):
+        return subprocess.run(["clang-format", *options, *batch], capture_output=True, text=True,
+                              check=False)
+    batches = [names[i:i + FILES_PER_FORMATTER] for i in range(0, len(names), FILES_PER_FORMATTER)]
+    with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
+        for done in pool.map(run, batches):
+            if done.returncode != 0:
+                errors = [line for line in done.stderr.splitlines() if "error:" in line]
+                yield from errors or [f"clang-format: {done.stderr}"]
+
+
+def check():
+    """Prints every fault; returns the exit status."""
+    files = list_files()
+    cpp = [name for name in files if CPP.search(name)]
+    faults = [fault for name in files for fault in file_faults(name)]
+    faults += run_formatter(cpp, "--dry-run", "-Werror", "--ferror-limit=1")
+    faults += local_names.faults()
+    if not files:
+        faults.append(f"no source files found in {os.getcwd()}")
+    if faults:
+        print(*faults, sep="\n")
+        print(f"Formatting and trailing whitespace are mended by: {FIX_COMMAND}")
+        return 1
+    print(f"{len(files)} files, {len(cpp)} of them formatted by clang-format: all well")
+    return 0
+
+
+def fix():
+    """Mends layout, spaces at ends of lines, and missing last newlines; returns the exit status."""
+    files = list_files("--cached", "--others", "--exclude-standard")
+    # Only files that need it are written, so that nothing is rebuilt for nothing.
+    for name in files:
+        text = text_of(name)
+        if text is None:
+            continue
+        mended = TRAILING_SPACE.sub("", text)
+        mended += "" if not mended or mended.endswith("\n") else "\n"
+        if mended != text:
+            pathlib.Path(name).write_bytes(mended.encode(errors="surrogateescape"))
+    errors = list(run_formatter([name for name in files if CPP.search(name)], "-i"))
+    print("\n".join(errors), end="\n" if errors else "")
+    return 1 if errors else 0
+
+
+def main():
+    if sys.argv[1:] not in (["check"], ["fix"]):
+        sys.exit("usage: format.py check | fix")
+    # The test runs outside the sandbox, where its own path leads back to the source tree; `bazel
+    # run` names the tree.
+    os.chdir(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or
+             pathlib.Path(__file__).resolve().parents[2])
+    if not os.path.exists("WORKSPACE"):
+        sys.exit(f"{os.getcwd()} is not the source tree: run this test outside the sandbox")
+    if not shutil.which("clang-format"):
+        sys.exit("clang-format is missing: run ./bazelw once")
+    sys.exit(check() if sys.argv[1] == "check" else fix())
+
+
+if __name__ == "__main__":
+    main()
