@@ -21,10 +21,10 @@ folder=$(mktemp -d /tmp/mpi_hosts.XXXXXX)
 export TMPDIR=$folder OMPI_MCA_btl_vader_backing_directory=$folder
 holders=()
 trap 'kill "${holders[@]}"; rm -rf "$folder"' EXIT
-failures=0
+failures=0 protocol=IPv4
 
 fail() {
-  echo "FAILED: $1"
+  echo "FAILED over $protocol: $1"
   echo "$output"
   failures=$((failures + 1))
 }
@@ -80,31 +80,32 @@ launch() {
 launch_unattended() {
   local ranks=$1 pattern=$2
   shift 2
-  : >"$folder/output"  # before the launcher runs: what an earlier one has printed would end it
+  local printed
+  printed=$(mktemp "$folder/printed.XXXXXX")
   timeout 60 mpirun --hostfile "$folder/hosts" --mca plm_rsh_agent "$folder/agent" \
-    "${networks[@]}" --bind-to none --enable-recovery -n "$ranks" "$@" >>"$folder/output" 2>&1 &
+    "${networks[@]}" --bind-to none --enable-recovery -n "$ranks" "$@" >>"$printed" 2>&1 &
   local launcher=$!
-  while kill -0 "$launcher" 2>/dev/null && ! grep -Eq "$pattern" "$folder/output"; do
+  while kill -0 "$launcher" 2>/dev/null && ! grep -Eq "$pattern" "$printed"; do
     sleep 0.1
   done
   kill "$launcher" 2>/dev/null
   wait "$launcher"
-  output=$(cat "$folder/output")
+  output=$(cat "$printed")
   grep -Eq "$pattern" <<<"$output"
 }
 
-# shellcheck disable=SC2016  # expanded by the ranks
-launch 6 sh -c 'echo "$(hostname) $OMPI_COMM_WORLD_RANK $(ip -4 -o address show wire |
-    grep -o "inet [0-9.]*")"'
-for ((i = 0; i < 6; ++i)); do
-  grep -q "^node$((i / 2 + 1)) $i inet $network.$((i / 2 + 1))$" <<<"$output" ||
-    fail "rank $i's place"
-done
-for ranks in 3 6; do
-  launch "$ranks" "$main" conformance
-  [[ $code == 0 && $output == *"conformance with $ranks ranks: passed"* ]] ||
-    fail "conformance, $ranks ranks"
-done
+# at_once FUNCTION...: the cases do little but wait, so they run at the same time.
+at_once() {
+  local -A cases=()
+  local each
+  for each in "$@"; do
+    (trap - EXIT; $each; exit $((failures > 0))) >"$folder/$each.log" 2>&1 &
+    cases[$each]=$!
+  done
+  for each in "$@"; do
+    wait "${cases[$each]}" || { cat "$folder/$each.log"; failures=$((failures + 1)); }
+  done
+}
 
 # expect_message RANK REST: checks that exactly one rank prints a message, that it matches, and that
 # the job fails.
@@ -113,20 +114,50 @@ expect_message() {
   grep -Eq "^rank $1: $2" <<<"$output" || fail "no message like '$1: $2'"
   [[ $code != 0 && $code != 124 ]] || fail "exit code $code"
 }
-launch 6 "$main" error 4
-expect_message 4 "shard 'x' is damaged$"
+
+places() {
+  local i
+  # shellcheck disable=SC2016  # expanded by the ranks
+  launch 6 sh -c 'echo "$(hostname) $OMPI_COMM_WORLD_RANK $(ip -4 -o address show wire |
+      grep -o "inet [0-9.]*")"'
+  for ((i = 0; i < 6; ++i)); do
+    grep -q "^node$((i / 2 + 1)) $i inet $network.$((i / 2 + 1))$" <<<"$output" ||
+      fail "rank $i's place"
+  done
+}
+conformance() {
+  local ranks
+  for ranks in 3 6; do
+    launch "$ranks" "$main" conformance
+    [[ $code == 0 && $output == *"conformance with $ranks ranks: passed"* ]] ||
+      fail "conformance, $ranks ranks"
+  done
+}
+error() {
+  launch 6 "$main" error 4
+  expect_message 4 "shard 'x' is damaged$"
+}
 # The state of a process cannot be looked up from another machine; the process is queried.
-launch 6 "$main" stop 4
-expect_message "[0-9]+" \
-  "all-reduce #[0-9]+ of 'dp' .*waiting for rank 4; rank 4 .*on node3.* does not answer.*reported: "
-launch 6 "$main" late 5
-expect_message "[0-9]+" "all-reduce #[0-9]+ of 'dp' .*waiting for rank 5; rank 5 has computed for "
+stopped() {
+  launch 6 "$main" stop 4
+  expect_message "[0-9]+" \
+    "all-reduce #[0-9]+ of 'dp' .*waiting for rank 4; rank 4 .*on node3.* does not answer.*reported: "
+}
+late() {
+  launch 6 "$main" late 5
+  expect_message "[0-9]+" \
+    "all-reduce #[0-9]+ of 'dp' .*waiting for rank 5; rank 5 has computed for "
+}
 # A rank that is queried and answers is waited for.
-launch 6 "$main" slow 4
-[[ $code == 0 ]] || fail "a slow rank is no failure"
-gone="^rank [0-9]+: all-reduce #[0-9]+ of 'dp' .*waiting for .*"
-readonly gone="$gone; rank 4 .*on node3.* has gone: its process has ended"
-launch_unattended 6 "$gone" "$main" die 4 || fail "a rank that has gone"
+slow() {
+  launch 6 "$main" slow 4
+  [[ $code == 0 ]] || fail "a slow rank is no failure"
+}
+gone() {
+  launch_unattended 6 "^rank [0-9]+: all-reduce #[0-9]+ of 'dp' .*waiting for .*; rank 4 .*on node3\
+.* has gone: its process has ended" "$main" die 4 || fail "a rank that has gone"
+}
+at_once places conformance error stopped late slow gone
 
 # Without IPv4.
 if [[ -z $ipv6 ]]; then
@@ -140,8 +171,7 @@ done
 ip -4 address flush dev switch
 networks=(--mca oob_tcp_disable_ipv4_family 1 --mca btl_tcp_disable_family 4
   --mca oob_tcp_if_include switch,wire --mca btl_tcp_if_include wire)
-launch 6 "$main" slow 4
-[[ $code == 0 ]] || fail "a slow rank is no failure with IPv6"
-launch_unattended 6 "$gone" "$main" die 4 || fail "a rank that has gone with IPv6"
+protocol=IPv6
+at_once slow gone
 
 exit $((failures > 0))
