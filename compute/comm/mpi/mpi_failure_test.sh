@@ -111,7 +111,9 @@ declare -A cases=()
 for each in error_on_one_rank error_on_all_ranks stopped_rank late_rank absent_rank killed_rank \
   unnoticed_death "no_reader error all" "no_reader die 1"; do
   # shellcheck disable=SC2086  # a function and its arguments
-  ($each; exit $((failures > 0))) >"$folder/$each.log" 2>&1 9>&- &
+  # Launchers that begin at the same time must not create the same folder.
+  (TMPDIR=$(mktemp -d "$TEST_TMPDIR/XXX"); $each; exit $((failures > 0))) \
+    >"$folder/$each.log" 2>&1 9>&- &
   cases[$each]=$!
 done
 for each in "${!cases[@]}"; do

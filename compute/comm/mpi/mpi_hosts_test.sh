@@ -99,7 +99,9 @@ at_once() {
   local -A cases=()
   local each
   for each in "$@"; do
-    (trap - EXIT; $each; exit $((failures > 0))) >"$folder/$each.log" 2>&1 &
+    # Launchers that begin at the same time must not create the same folder.
+    (trap - EXIT; TMPDIR=$(mktemp -d "$folder/XXX"); $each; exit $((failures > 0))) \
+      >"$folder/$each.log" 2>&1 &
     cases[$each]=$!
   done
   for each in "$@"; do
