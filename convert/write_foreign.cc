@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/include/open_storage.h"
@@ -206,8 +207,14 @@ absl::StatusOr<WriteForeignReport> WriteFiles(const Checkpoint& source,
   return WriteToStore(source, files, place, options);
 }
 
-absl::Status CheckTokenizer(const WriteForeignOptions& options, const ModelProto& model) {
+absl::Status CheckTokenizer(const WriteForeignOptions& options, const Format& format,
+                            const ModelProto& model) {
   if (options.tokenizer == nullptr) return absl::OkStatus();
+  if (!format.has_tokenizer) {
+    return absl::InvalidArgumentError(absl::StrCat("a tokenizer is written in the formats ",
+                                                   absl::StrJoin(FormatsWithTokenizer(), " and "),
+                                                   ", not in ", View(format.name)));
+  }
   const absl::StatusOr<ModelConfig> config = ConfigOf(model);
   if (!config.ok()) {
     return absl::InvalidArgumentError("the checkpoint does not say how many ids its model has");
@@ -248,7 +255,7 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
                                                    absl::StrJoin(WrittenFormatNames(), ", ")));
   }
   const Checkpoint source = WithStatesNamedByMapping(checkpoint);
-  TESSERA_RETURN_IF_ERROR(CheckTokenizer(options, source.manifest().model()));
+  TESSERA_RETURN_IF_ERROR(CheckTokenizer(options, *format, source.manifest().model()));
   TESSERA_ASSIGN_OR_RETURN(
       std::vector<OutputFile> files,
       format->plan(source.manifest(), {.dtype = options.dtype,

@@ -328,6 +328,7 @@ typedef struct {
   int32_t dtype;           /* of the weights, in other formats; 0: as saved */
   int32_t weights_only;    /* in other formats */
   uint64_t max_file_bytes; /* in other formats; 0: 5e9 */
+  const char* tokenizer;   /* the model's, a file or folder: written into "hf" and "gguf" */
 } tessera_write_options;
 
 /* Writes a checkpoint, of any format, in another one: "tessera", or one that docs/convert.md names

@@ -15,6 +15,8 @@
 #include "convert/operations/verify.h"
 #include "convert/write_foreign.h"
 #include "layout/dtype.h"
+#include "tokenizer/files/load_tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace tessera::ckpt::c {
 namespace {
@@ -88,6 +90,11 @@ absl::StatusOr<Json> Export(const std::string& source, const std::string& destin
   if (write.dtype != 0 && (write.dtype < 0 || ElementSize(to.dtype) == 0)) {
     return absl::InvalidArgumentError(absl::StrCat("there is no dtype ", write.dtype));
   }
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (to.tokenizer_path = TextOrEmpty(write.tokenizer); !to.tokenizer_path.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(tokenizer, LoadTokenizer(to.tokenizer_path));
+    to.tokenizer = tokenizer.get();
+  }
   TESSERA_ASSIGN_OR_RETURN(const NamedCheckpoint named, FindCheckpoint(source, options.source));
   TESSERA_RETURN_IF_ERROR(named.opened.status());
   TESSERA_RETURN_IF_ERROR(named.CheckOtherRecords());
@@ -108,9 +115,10 @@ absl::StatusOr<Json> Export(const std::string& source, const std::string& destin
 // To this library's.
 absl::StatusOr<Json> Import(const std::string& source, const std::string& destination,
                             const ReadOptions& options, const tessera_write_options& write) {
-  if (write.dtype != 0 || write.weights_only != 0 || write.max_file_bytes != 0) {
+  if (write.dtype != 0 || write.weights_only != 0 || write.max_file_bytes != 0 ||
+      !TextOrEmpty(write.tokenizer).empty()) {
     return absl::InvalidArgumentError(
-        "dtype, weights_only and max_file_bytes are for other formats than tessera");
+        "dtype, weights_only, max_file_bytes and tokenizer are for other formats than tessera");
   }
   ReshardRequest request = {.source = source,
                             .destination = destination,

@@ -198,6 +198,7 @@ class WriteOptions(_Struct):
         ("dtype", c_int32),
         ("weights_only", c_int32),
         ("max_file_bytes", c_uint64),
+        ("tokenizer", c_char_p),
     ]
 
 

@@ -105,8 +105,9 @@ def diff(a: PathLike, b: PathLike, *, data: bool = False, threads: int = 0, s3_e
 
 
 def convert(source: PathLike, destination: PathLike, to: str, *, topology: str = "",
-            dtype: str = "", weights_only: bool = False, max_file_bytes: int = 0, format: str = "",
-            threads: int = 0, s3_endpoint: str = "", progress: Progress = None) -> ConvertReport:
+            dtype: str = "", weights_only: bool = False, max_file_bytes: int = 0,
+            tokenizer: PathLike = "", format: str = "", threads: int = 0, s3_endpoint: str = "",
+            progress: Progress = None) -> ConvertReport:
     """Writes a checkpoint in another format, and reads it back.
 
     Args:
@@ -118,6 +119,7 @@ def convert(source: PathLike, destination: PathLike, to: str, *, topology: str =
       dtype: of the weights, in other formats; as saved by default.
       weights_only: leaves the state of the optimizer out, in other formats.
       max_file_bytes: in other formats.
+      tokenizer: the model's, a file or a folder, which "hf" and "gguf" hold beside the weights.
       format: of the source, where it is not to be found out.
     """
     if dtype and dtype not in _tensors.DTYPES:
@@ -126,7 +128,8 @@ def convert(source: PathLike, destination: PathLike, to: str, *, topology: str =
     first, second = text(source, "source"), text(destination, "destination")
     write = WriteOptions(topology=text(topology, "topology") or None,
                          dtype=_tensors.DTYPES.get(dtype, 0), weights_only=bool(weights_only),
-                         max_file_bytes=integer(max_file_bytes, "max_file_bytes"))
+                         max_file_bytes=integer(max_file_bytes, "max_file_bytes"),
+                         tokenizer=text(tokenizer, "tokenizer") if tokenizer else None)
     if max_file_bytes < 0:
         raise InvalidArgumentError(f"max_file_bytes: {max_file_bytes} is negative")
     with _options("converting", format, s3_endpoint, threads, progress) as options:

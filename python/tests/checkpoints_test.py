@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """The package with numpy: state in and out, under other shardings, in the background, damaged."""
 
+import json
 import math
 import os
 import pathlib
 import random
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,39 @@ from tessera_ckpt import Box, FlatShard
 
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
           "uint16", "uint32", "uint64")
+
+
+def write_gpt2(folder, vocab_size, width=4, context=8):
+    """A GPT-2 of one layer in Hugging Face's format."""
+    layer = {"ln_1": (width,), "attn.c_attn": (width, 3 * width), "attn.c_proj": (width, width),
+             "ln_2": (width,), "mlp.c_fc": (width, 4 * width), "mlp.c_proj": (4 * width, width)}
+    shapes = {"wte.weight": (vocab_size, width), "wpe.weight": (context, width),
+              "ln_f.weight": (width,), "ln_f.bias": (width,)}
+    for name, shape in layer.items():
+        shapes[f"h.0.{name}.weight"], shapes[f"h.0.{name}.bias"] = shape, shape[-1:]
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": (begin, end)}
+    text = json.dumps(header).encode()
+    os.mkdir(folder)
+    pathlib.Path(folder, "model.safetensors").write_bytes(
+        struct.pack("<Q", len(text)) + text + np.arange(end // 4, dtype="<f4").tobytes())
+    pathlib.Path(folder, "config.json").write_text(json.dumps(
+        {"model_type": "gpt2", "vocab_size": vocab_size, "n_positions": context, "n_embd": width,
+         "n_layer": 1, "n_head": 1}))
+    return folder
+
+
+def write_tokenizer(folder):
+    """GPT-2's files for the bytes, the word "he" and the end of a text."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [chr(code) for code in plain] + [chr(256 + i) for i in range(256 - len(plain))]
+    os.mkdir(folder)
+    pathlib.Path(folder, "vocab.json").write_text(json.dumps(
+        {word: i for i, word in enumerate(letters + ["he", "<|endoftext|>"])}))
+    pathlib.Path(folder, "merges.txt").write_text("#version: 0.2\nh e\n")
+    return folder
 
 
 def data_file(path):
@@ -226,6 +261,23 @@ class FolderTest(Case):
             self.assertTrue(tessera_ckpt.verify(other))
             back = tessera_ckpt.convert(other, f"{self.folder}.{to}.back", "tessera")
             self.assertEqual(tessera_ckpt.diff(two, back.path, data=True).tensors, {})
+
+    def test_a_conversion_takes_the_tokenizer_along(self):
+        exported = write_gpt2(f"{self.folder}.gpt2", vocab_size=300)
+        tokenizer = write_tokenizer(f"{self.folder}.tokenizer")
+        new = f"{self.folder}.hf"
+        tessera_ckpt.convert(exported, new, "hf", tokenizer=tokenizer)
+        self.assertIn("vocab", (pathlib.Path(new) / "tokenizer.json").read_text())
+        tessera_ckpt.convert(new, f"{new}.gguf", "gguf", tokenizer=pathlib.Path(new))
+        self.assertIn(b"tokenizer.ggml.tokens", pathlib.Path(f"{new}.gguf").read_bytes())
+        small = write_gpt2(f"{self.folder}.small", vocab_size=255)
+        for source, to, path, message in (
+                (small, "hf", tokenizer, "258 ids, but the model only 255"),
+                (new, "torch", tokenizer, "is written in the formats hf and gguf, not in torch"),
+                (new, "tessera", tokenizer, "for other formats than tessera"),
+                (new, "hf", f"{new}.none", "No such file")):
+            with self.subTest(message), self.assertRaisesRegex(tessera_ckpt.TesseraError, message):
+                tessera_ckpt.convert(source, f"{self.folder}.bad", to, tokenizer=path)
 
     def test_a_flipped_byte_is_refused_with_its_place(self):
         path = self.save({"a": np.arange(500_000.0), "b": np.ones(3)}).path

@@ -28,9 +28,9 @@
 #include "tests/interop/foreign_run.h"
 #include "tests/support/command.h"
 #include "tokenizer/byte_tokenizer.h"
+#include "tokenizer/files/load_tokenizer.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/ckpt/commands.h"
-#include "trainer/data/load_tokenizer.h"
 
 namespace tessera {
 namespace {

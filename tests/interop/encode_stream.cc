@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "tokenizer/files/hugging_face_files.h"
+#include "tokenizer/files/load_tokenizer.h"
 #include "tokenizer/tokenizer.h"
-#include "trainer/data/load_tokenizer.h"
 
 namespace {
 

@@ -17,12 +17,12 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
+#include "base/file_descriptor.h"
 #include "base/status_macros.h"
 #include "tests/perf/harness.h"
 #include "tokenizer/bpe/split_rules.h"
+#include "tokenizer/files/load_tokenizer.h"
 #include "trainer/data/default_corpus.h"
-#include "trainer/data/file_util.h"
-#include "trainer/data/load_tokenizer.h"
 
 ABSL_FLAG(std::string, tokenizer, "tokenizer/testdata/gpt2", "File or folder.");
 ABSL_FLAG(bool, llama3, false, "Compare with Llama-3's rules.");

@@ -11,11 +11,11 @@
 #include "convert/operations/named_checkpoint.h"
 #include "convert/write_foreign.h"
 #include "nlohmann/json.hpp"
+#include "tokenizer/files/load_tokenizer.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/progress_bar.h"
 #include "tools/ckpt/report.h"
-#include "trainer/data/load_tokenizer.h"
 
 namespace tessera::ckpt {
 namespace {

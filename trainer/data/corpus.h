@@ -13,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/file_descriptor.h"
 #include "tokenizer/tokenizer.h"
-#include "trainer/data/file_util.h"
 
 namespace tessera {
 

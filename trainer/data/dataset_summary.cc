@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/file_descriptor.h"
 #include "base/replace_file.h"
-#include "trainer/data/file_util.h"
 
 namespace tessera {
 namespace {

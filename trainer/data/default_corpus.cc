@@ -1,7 +1,7 @@
 #include "trainer/data/default_corpus.h"
 
 #include "absl/strings/str_cat.h"
-#include "trainer/data/file_util.h"
+#include "base/file_descriptor.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-#include "trainer/data/load_tokenizer.h"
+#include "tokenizer/files/load_tokenizer.h"
 
 #include <gtest/gtest.h>
 
@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/file_descriptor.h"
 #include "compute/random/philox.h"
 #include "tokenizer/byte_tokenizer.h"
 #include "tokenizer/files/hugging_face_files.h"
@@ -15,7 +16,6 @@
 #include "tokenizer/sentencepiece/sentencepiece_tokenizer.h"
 #include "tokenizer/sentencepiece/sentencepiece_training.h"
 #include "trainer/data/default_corpus.h"
-#include "trainer/data/file_util.h"
 #include "trainer/data/test_files.h"
 
 namespace tessera {

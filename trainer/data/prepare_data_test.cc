@@ -14,13 +14,13 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "base/file_descriptor.h"
 #include "base/power_loss.h"
 #include "nlohmann/json.hpp"
+#include "tokenizer/files/load_tokenizer.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/dataset_summary.h"
 #include "trainer/data/default_corpus.h"
-#include "trainer/data/file_util.h"
-#include "trainer/data/load_tokenizer.h"
 #include "trainer/data/test_files.h"
 #include "trainer/data/token_checksums.h"
 #include "trainer/data/token_file.h"

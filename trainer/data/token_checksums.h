@@ -35,7 +35,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "trainer/data/file_util.h"
+#include "base/file_descriptor.h"
 
 namespace tessera {
 

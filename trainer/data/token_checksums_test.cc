@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "trainer/data/file_util.h"
+#include "base/file_descriptor.h"
 #include "trainer/data/test_files.h"
 
 namespace tessera {

@@ -22,8 +22,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/file_descriptor.h"
 #include "base/replace_file.h"
-#include "trainer/data/file_util.h"
 #include "trainer/data/token_checksums.h"
 
 namespace tessera {

@@ -1,14 +1,29 @@
-#include "trainer/data/file_util.h"
+#include "base/file_descriptor.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
 
-#include "trainer/data/test_files.h"
+#include "absl/status/status.h"
 
 namespace tessera {
 namespace {
+
+// An empty folder of the test's own.
+std::string NewFolder() {
+  std::string path = ::testing::TempDir() + "/files-XXXXXX";
+  EXPECT_NE(mkdtemp(path.data()), nullptr);
+  return path + "/";
+}
+
+std::string WriteText(const std::string& path, const std::string& text) {
+  std::ofstream(path) << text;
+  return path;
+}
 
 TEST(NaturalLessTest, OrdersNumbersByValue) {
   const std::vector<std::string> ordered = {"",
@@ -34,27 +49,27 @@ TEST(NaturalLessTest, OrdersNumbersByValue) {
 }
 
 TEST(GlobTest, NaturalOrderAndNotFoundNamesThePattern) {
-  const TestFolder folder;
-  for (const char* name : {"s10.bin", "s9.bin", "s1.bin", "other"}) folder.Write(name, "");
-  const auto paths = Glob(folder.File("s*.bin"));
+  const std::string folder = NewFolder();
+  for (const char* name : {"s10.bin", "s9.bin", "s1.bin", "other"}) WriteText(folder + name, "");
+  const auto paths = Glob(folder + "s*.bin");
   ASSERT_TRUE(paths.ok());
-  EXPECT_EQ(*paths, (std::vector<std::string>{folder.File("s1.bin"), folder.File("s9.bin"),
-                                              folder.File("s10.bin")}));
-  const auto none = Glob(folder.File("t*.bin"));
+  EXPECT_EQ(*paths,
+            (std::vector<std::string>{folder + "s1.bin", folder + "s9.bin", folder + "s10.bin"}));
+  const auto none = Glob(folder + "t*.bin");
   EXPECT_TRUE(absl::IsNotFound(none.status()));
-  EXPECT_NE(MessageOf(none.status()).find(folder.File("t*.bin")), std::string::npos);
+  EXPECT_NE(none.status().message().find(folder + "t*.bin"), std::string::npos);
 }
 
 TEST(ReadFileTest, BoundsAndKinds) {
-  const TestFolder folder;
-  const std::string path = folder.Write("file", "12345");
+  const std::string folder = NewFolder();
+  const std::string path = WriteText(folder + "file", "12345");
   EXPECT_EQ(*ReadFile(path, 5), "12345");
   EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(path, 4).status()));
-  EXPECT_TRUE(absl::IsNotFound(ReadFile(folder.File("none"), 5).status()));
-  EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(folder.path(), 5).status()));
+  EXPECT_TRUE(absl::IsNotFound(ReadFile(folder + "none", 5).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(folder, 5).status()));
   // Opening a pipe without a writer must not block.
-  ASSERT_EQ(mkfifo(folder.File("pipe").c_str(), 0600), 0);
-  EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(folder.File("pipe"), 5).status()));
+  ASSERT_EQ(mkfifo((folder + "pipe").c_str(), 0600), 0);
+  EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(folder + "pipe", 5).status()));
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
-#ifndef TESSERA_TRAINER_DATA_FILE_UTIL_H_
-#define TESSERA_TRAINER_DATA_FILE_UTIL_H_
+#ifndef TESSERA_BASE_FILE_DESCRIPTOR_H_
+#define TESSERA_BASE_FILE_DESCRIPTOR_H_
 
-// The few operations on local files that training data needs. Every Status names the path.
+// Reading local files. Every Status names the path.
 
 #include <cstdint>
 #include <memory>
@@ -62,4 +62,4 @@ absl::StatusOr<std::vector<std::string>> Glob(const std::string& pattern);
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_DATA_FILE_UTIL_H_
+#endif  // TESSERA_BASE_FILE_DESCRIPTOR_H_

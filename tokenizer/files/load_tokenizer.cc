@@ -1,4 +1,4 @@
-#include "trainer/data/load_tokenizer.h"
+#include "tokenizer/files/load_tokenizer.h"
 
 #include <cstdint>
 #include <filesystem>
@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/file_descriptor.h"
 #include "base/status_macros.h"
 #include "tokenizer/byte_tokenizer.h"
 #include "tokenizer/files/gpt2_files.h"
@@ -17,7 +18,6 @@
 #include "tokenizer/files/tokenizer_json.h"
 #include "tokenizer/llmc_tokenizer.h"
 #include "tokenizer/sentencepiece/sentencepiece_tokenizer.h"
-#include "trainer/data/file_util.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainer/data/file_util.h"
+#include "base/file_descriptor.h"
 
 #include <fcntl.h>
 #include <glob.h>

@@ -1,5 +1,5 @@
-#ifndef TESSERA_TRAINER_DATA_LOAD_TOKENIZER_H_
-#define TESSERA_TRAINER_DATA_LOAD_TOKENIZER_H_
+#ifndef TESSERA_TOKENIZER_FILES_LOAD_TOKENIZER_H_
+#define TESSERA_TOKENIZER_FILES_LOAD_TOKENIZER_H_
 
 #include <memory>
 #include <string>
@@ -23,4 +23,4 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_DATA_LOAD_TOKENIZER_H_
+#endif  // TESSERA_TOKENIZER_FILES_LOAD_TOKENIZER_H_
