@@ -308,8 +308,8 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
   // Before the model's own checks, which would report the same field in other words.
   if (absl::Status status = CheckRanges(config); !status.ok()) return status;
   TrainConfig resolved = config;
-  for (const auto replace : {ReplaceLoadCkptFolder, ReplaceSaveOptimizerState, ReplaceCkptType,
-                             CheckParameterNames}) {
+  for (const auto replace :
+       {ReplaceLoadCkptFolder, ReplaceSaveOptimizerState, ReplaceCkptType, CheckParameterNames}) {
     if (absl::Status status = replace(resolved.mutable_checkpoint()); !status.ok()) return status;
   }
   FillSave(&resolved);
