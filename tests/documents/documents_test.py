@@ -98,7 +98,8 @@ def package_of(label):
     build = SOURCE / package / "BUILD.bazel"
     name = name or build.parent.name
     declared = build.read_text() if build.exists() else ""
-    if not re.search(rf'^ *(name = )?"{name}",$', declared, re.MULTILINE) and package != "...":
+    # A name, one of a list, or a key.
+    if not re.search(rf'^ *(name = )?"{name}"(,$|: )', declared, re.MULTILINE) and package != "...":
         raise Fault(f"no such target: {label}")
     return package
 

@@ -318,7 +318,7 @@ TEST_F(CkptTest, FoldersMayBeInAnObjectStore) {
   EXPECT_THAT(err_, HasSubstr("never overwritten"));
   EXPECT_EQ(Run({"ls", "s3://other/runs", endpoint}), kExitUsage);
   EXPECT_THAT(err_, HasSubstr("there is no bucket other"));
-  EXPECT_EQ(Run({"ls", "gs://bucket/runs"}), kExitUsage);
+  EXPECT_EQ(Run({"ls", "ftp://bucket/runs"}), kExitUsage);
   EXPECT_THAT(err_, HasSubstr("unknown scheme"));
 }
 
