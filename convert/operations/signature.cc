@@ -79,7 +79,10 @@ absl::StatusOr<Signature> ParseSignature(std::string_view text) {
   if (!text.ends_with('\n') || parts.size() != 3 || parts[0] != kAlgorithm ||
       !absl::Base64Unescape(parts[1], &parsed.key) || parsed.key.size() != kKeyBytes ||
       !absl::Base64Unescape(parts[2], &parsed.signature) ||
-      parsed.signature.size() != kSignatureBytes) {
+      parsed.signature.size() != kSignatureBytes ||
+      // Base64 leaves bits of its last letters unused: other letters would decode alike.
+      absl::Base64Escape(parsed.key) != parts[1] ||
+      absl::Base64Escape(parsed.signature) != parts[2]) {
     return absl::DataLossError("it is damaged, or not a signature");
   }
   return parsed;
