@@ -140,7 +140,7 @@ class RoleCredentialsTest : public CredentialsTest {
   RoleCredentialsTest()
       : server_([this](s3::HttpMessage& request) {
           requests_.push_back(request);
-          if (failures_-- > 0) return Reply(503, "busy");
+          if (failures_-- > 0) return Reply(failures_ == 0 ? 503 : 429, "busy");
           return answer_(request);
         }) {}
 
@@ -178,7 +178,7 @@ TEST_F(RoleCredentialsTest, AWebIdentityIsExchangedAtSts) {
                  "</Credentials></AssumeRoleWithWebIdentityResult>"
                  "</AssumeRoleWithWebIdentityResponse>");
   };
-  failures_ = 1;
+  failures_ = 2;
   EXPECT_EQ(Id(), "web/a/b/t");
   EXPECT_EQ(Find()->credentials.expiration, absl::FromUnixSeconds(2'000'000'000));
   EXPECT_EQ(requests_[1].method, "POST");
