@@ -51,51 +51,6 @@ TrainConfig Resolved(const std::vector<std::string>& more) {
   return config.ok() ? *config : TrainConfig();
 }
 
-TEST(ParseConfigTest, Groups) {
-  const absl::StatusOr<TrainConfig> config = ParseConfig(
-      "# a comment\nmodel { size: \"gpt2-tiny\" num_layers: 3 }\n"
-      "optimizer { lr: 1e-3 lr_decay_style: WSD }\ntraining { bf16: true }\n",
-      "x.textproto");
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->model().num_layers(), 3);
-  EXPECT_EQ(config->optimizer().lr(), 1e-3);
-  EXPECT_EQ(config->optimizer().lr_decay_style(), LrDecayStyle::WSD);
-  EXPECT_TRUE(config->training().bf16());
-}
-
-TEST(ParseConfigTest, ErrorsHaveFileLineAndColumn) {
-  const auto error = [](std::string_view text) {
-    return std::string(ParseConfig(text, "dir/x.textproto").status().message());
-  };
-  EXPECT_EQ(error("training {\n  micro_batch: 3\n}"),
-            "dir/x.textproto:2:14: Message type \"tessera.TrainingConfig\" has no field named "
-            "\"micro_batch\".");
-  EXPECT_EQ(error("training {\n  train_iters: ten }").substr(0, 21), "dir/x.textproto:2:16:");
-  EXPECT_EQ(error("optimizer { lr_decay_style: SOME }").substr(0, 21), "dir/x.textproto:1:34:");
-  EXPECT_EQ(error("training { seed: 1 seed: 2 }").substr(0, 16), "dir/x.textproto:");
-  EXPECT_EQ(error("training {").substr(0, 16), "dir/x.textproto:");
-}
-
-TEST(LoadConfigTest, AMissingFileIsNamed) {
-  const absl::Status status = LoadConfig("/no/such/x.textproto").status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(status.message(),
-            "cannot read the config file /no/such/x.textproto: No such file or directory");
-  EXPECT_EQ(LoadConfig("/tmp").status().message(),
-            "cannot read the config file /tmp: expected a file");
-}
-
-TEST(LoadConfigTest, AnEmptyFileSaysNothing) {
-  const absl::StatusOr<TrainConfig> config = LoadConfig(WriteFile("empty.textproto", ""));
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->ByteSizeLong(), 0u);
-}
-
-TEST(LoadConfigTest, AFileWithoutEndIsNoConfig) {
-  const absl::Status status = LoadConfig("/dev/zero").status();
-  EXPECT_EQ(status.message(), "the config file /dev/zero has more than 1048576 bytes");
-}
-
 TEST(ParseCommandLineTest, FlagsOverrideTheFileWhereverTheyStand) {
   const std::string path =
       WriteFile("base.textproto", "training { train_iters: 10 micro_batch_size: 4 }");
@@ -489,80 +444,6 @@ TEST(ResolveConfigTest, StepsMustBeGivenButMayBeNone) {
   EXPECT_TRUE(config.ok()) << config.status();
 }
 
-// The settings of InternEvo's CheckpointManager, under its names.
-TEST(ParseConfigTest, InternEvosNamesAreOthersOfTheSameSettings) {
-  const auto config = ParseConfig(R"(
-      # checkpoint_every: 1
-      checkpoint {
-        enable_save_ckpt: true
-        save_ckpt_folder: "runs/checkpoint_every: 2"
-        checkpoint_every: 50
-        load_ckpt_folder : "base"
-        load_content: "all"
-        async_upload: true
-        async_upload_tmp_folder: '/tmp/it\'s'
-        oss_snapshot_freq:10
-        auto_resume: false
-        stop_file_path: "stop"
-        keep_latest_k: 3
-      }
-      training { train_iters: 0 })",
-                                  "run.textproto");
-  ASSERT_TRUE(config.ok()) << config.status();
-  const auto expected = ParseConfig(R"(
-      checkpoint {
-        enable_save_ckpt: true
-        save: "runs/checkpoint_every: 2"
-        save_interval: 50
-        load: "base"
-        load_content: "all"
-        async_upload: true
-        async_upload_tmp_folder: "/tmp/it's"
-        non_persistent_save_interval: 10
-        auto_resume: false
-        stop_file_path: "stop"
-        max_checkpoint_keep: 3
-      }
-      training { train_iters: 0 })",
-                                    "run.textproto");
-  ASSERT_TRUE(expected.ok()) << expected.status();
-  EXPECT_EQ(config->SerializeAsString(), expected->SerializeAsString());
-  // Flags go over the file, under either name.
-  TrainConfig changed = *config;
-  const std::vector<std::string> flags = {"--checkpoint-every=7", "--load-ckpt-folder=other"};
-  ASSERT_TRUE(ApplyFlags(flags, &changed).ok());
-  EXPECT_EQ(changed.checkpoint().save_interval(), 7);
-  EXPECT_EQ(changed.checkpoint().load(), "other");
-}
-
-TEST(ParseConfigTest, TwoNamesOfOneSettingAreRefused) {
-  const auto error = [](const std::string& checkpoint) {
-    const auto config = ParseConfig("checkpoint {\n" + checkpoint + "\n}", "run.textproto");
-    return std::string(config.ok() ? ResolveConfig(*config).status().message()
-                                   : config.status().message());
-  };
-  EXPECT_EQ(error("checkpoint_every: 5 save_interval: 6"),
-            "run.textproto: checkpoint_every and save_interval are two names of one setting: give "
-            "one");
-  EXPECT_EQ(error("save: \"a\" save_ckpt_folder: \"a\""),
-            "run.textproto: save and save_ckpt_folder are two names of one setting: give one");
-  EXPECT_EQ(error("load_ckpt_folder: \"a\" load: \"a\""),
-            "run.textproto: load_ckpt_folder and load are two names of one setting: give one");
-  EXPECT_EQ(error("load_ckpt_folder { path: \"a\" } load_ckpt_info { path: \"a\" }"),
-            "load_ckpt_folder and load_ckpt_info are two names of one setting: give one");
-  EXPECT_EQ(error("load: \"b\" load_ckpt_info { path: \"a\" }"),
-            "load=b and load_ckpt_info.path=a exclude each other");
-  EXPECT_EQ(error("load_content: \"all\" load_ckpt_info { path: \"a\" content: \"model\" }"),
-            "load_content=all and load_ckpt_info.content=model exclude each other");
-  EXPECT_EQ(error("ckpt_type: \"hf\" load_ckpt_info { path: \"a\" ckpt_type: \"llama\" }"),
-            "ckpt_type=hf and load_ckpt_info.ckpt_type=llama exclude each other");
-  EXPECT_EQ(error("load_format: \"hf\" load_ckpt_info { path: \"a\" ckpt_type: \"llama\" }"),
-            "load_format=hf and ckpt_type=llama exclude each other");
-  // Lines are counted as they are in the file.
-  EXPECT_THAT(error("save_ckpt_folder: 5"), ::testing::HasSubstr("run.textproto:2:"));
-}
-
-// InternEvo's form of the settings of a load.
 TEST(ResolveConfigTest, SaveOptimizerStateIsTheOppositeOfNoSaveOptim) {
   for (const bool saves : {true, false}) {
     const std::string flag = saves ? "--save-optimizer-state" : "--save_optimizer_state=false";
@@ -574,6 +455,7 @@ TEST(ResolveConfigTest, SaveOptimizerStateIsTheOppositeOfNoSaveOptim) {
   }
 }
 
+// InternEvo's form of the settings of a load.
 TEST(ResolveConfigTest, LoadCkptFolderBecomesLoad) {
   const auto resolve = [](const std::string& checkpoint) {
     const absl::StatusOr<TrainConfig> config =
