@@ -69,6 +69,9 @@ TEST(TopologyTest, MoreRanksThanAnyJobHasAreRefused) {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << text << ": " << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(" is more than 16777216 processes"));
   }
+  EXPECT_TRUE(ValidateSizes({.pipeline = 2, .virtual_pipeline = 1 << 23}).ok());
+  const absl::Status chunks = ValidateSizes({.pipeline = 2, .virtual_pipeline = (1 << 23) + 1});
+  EXPECT_THAT(std::string(chunks.message()), HasSubstr(" is more than 16777216 pipeline chunks"));
 }
 
 std::vector<int64_t> LayerCounts(int64_t num_layers, const Topology& topology,
