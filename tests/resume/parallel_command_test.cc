@@ -43,7 +43,8 @@ class ParallelCommandTest : public CommandTest {
     std::map<std::string, std::string> results;
     for (const nlohmann::json& record : Records(run)) {
       results[record["kind"].get<std::string>() + " " + record["step"].dump()] =
-          record["kind"] == "step" ? record["loss_bits"].dump() + " " + record["grad_norm"].dump()
+          record["kind"] == "step" ? record["loss_bits"].dump() + " " + record["grad_norm"].dump() +
+                                         " " + record["ledger"].dump()
                                    : record["eval_loss_bits"].dump();
     }
     return results;
@@ -276,7 +277,7 @@ TEST_F(ParallelCommandTest, ARestartWaitsForTheProcessesOfItsPredecessor) {
 }
 
 // The shipped settings: sixteen processes compute the losses and weights of one process, bit for
-// bit.
+// bit; their ledgers, of which one was interrupted, and their records of the last save are equal.
 TEST_F(ParallelCommandTest, SixteenProcessesComputeWhatOneDoes) {
   const Words flags = {
       "--train-iters=8",     "--lr-warmup-iters=2",           "--numerics=exact",
@@ -301,6 +302,13 @@ TEST_F(ParallelCommandTest, SixteenProcessesComputeWhatOneDoes) {
   const std::map<std::string, std::string> one = Results("single");
   EXPECT_EQ(one.size(), 10u);
   EXPECT_EQ(Results("dp4_zero2_tp2_pp2"), one);
+  EXPECT_THAT(one.at("step 8"), Not(HasSubstr("null")));
+  const auto last_save = [&](const std::string& run) {
+    const std::string saves = ReadFile(root_ / run / "saves.jsonl");
+    return nlohmann::json::parse(saves.substr(saves.rfind('\n', saves.size() - 2) + 1));
+  };
+  EXPECT_EQ(last_save("single")["step"], 8);
+  EXPECT_EQ(last_save("dp4_zero2_tp2_pp2"), last_save("single"));
   EXPECT_TRUE(ReadFile(root_ / "dp4_zero2_tp2_pp2" / "model.bin") ==
               ReadFile(root_ / "single" / "model.bin"));
 }

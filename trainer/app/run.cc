@@ -39,9 +39,20 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenOutput(const Session& session
                              [&](const std::string& note) { progress_line.Message(note); });
 }
 
+// The records of checkpoints are copies of what those hold: nothing is said of lines that are lost.
+absl::Status OpenSaveRecords(Session& session) {
+  const std::optional<int64_t> resumed_step =
+      session.resumed ? std::optional(session.progress.step) : std::nullopt;
+  TESSERA_ASSIGN_OR_RETURN(
+      session.saves,
+      MetricsWriter::Open(session.config.output().run_dir() + "/saves.jsonl", resumed_step));
+  return session.loaded.has_value() ? session.saves->Write(*session.loaded) : absl::OkStatus();
+}
+
 absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line) {
   if (session.first_rank()) {
     TESSERA_ASSIGN_OR_RETURN(session.metrics, OpenOutput(session, progress_line));
+    if (session.metrics != nullptr) TESSERA_RETURN_IF_ERROR(OpenSaveRecords(session));
   }
   TrainLoop loop(session, progress_line);
   const absl::Status status = loop.Run();

@@ -22,6 +22,7 @@
 #include "trainer/app/same_run.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load_content.h"
+#include "trainer/state/ledger.h"
 #include "trainer/state/load_tensors.h"
 #include "trainer/state/save_storage.h"
 #include "trainer/state/saved_settings.h"
@@ -92,6 +93,10 @@ Progress TakenOver(const Progress& saved, const LoadContent& content) {
     progress.consumed_samples = saved.consumed_samples;
     progress.data_seed = saved.data_seed;
   }
+  // The chain is of one computation: what is taken in parts begins another one.
+  if (content.model && content.optimizer && content.scheduler && content.sampler) {
+    progress.ledger = saved.ledger;
+  }
   return progress;
 }
 
@@ -107,6 +112,7 @@ absl::StatusOr<Progress> StartingPoint(const TrainConfig& config,
     const absl::StatusOr<Progress> saved_progress = ReadProgress(saved->manifest());
     TESSERA_RETURN_IF_ERROR(In(*saved, saved_progress.status()));
     progress = TakenOver(*saved_progress, content);
+    if (PolicyOf(config.checkpoint(), /*trains=*/true).partial()) progress.ledger.clear();
     if (content.rng && saved->manifest().trainer().has_rng()) {
       TESSERA_RETURN_IF_ERROR(In(*saved, CheckSameRandomNumbers(saved->manifest())));
       progress.seed = saved_progress->seed;
@@ -209,6 +215,10 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
                         saved.manifest().trainer().step(), loaded->report.seconds,
                         DescribeLoaded(content, policy, *loaded)));
   for (const std::string& sentence : loaded->sentences) notes(sentence);
+  if (session.first_rank() && session.resumed && session.progress.ledger.empty()) {
+    notes(absl::StrCat("the ledger begins a new chain after step ", session.progress.step,
+                       ": what was loaded does not continue one"));
+  }
   if (content.sampler && !KnowsItsData(saved.manifest())) {
     notes(absl::StrCat("continuing after ", session.progress.consumed_samples,
                        " samples of this run's own order of the data: the checkpoint does not tell "
@@ -385,6 +395,9 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& hos
     TESSERA_RETURN_IF_ERROR(In(*saved, TakeSavedSchedule(saved->manifest(), &session->config)));
   }
   session->resumed = saved.has_value() && LoadContentOf(config.checkpoint()).scheduler;
+  if (session->resumed && !session->progress.ledger.empty()) {
+    session->loaded = RecordOf(saved->manifest(), session->progress);
+  }
   session->resumed_healthy = !session->resumed || ckpt::IsHealthy(saved->manifest());
   session->trains = session->progress.step < config.training().train_iters();
   const bool from_own = saved.has_value() && saved->is_own;
@@ -431,6 +444,14 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevic
 }
 
 }  // namespace
+
+SaveRecord RecordOf(const ckpt::Manifest& manifest, const Progress& progress) {
+  const std::string state = StateDigest(manifest);
+  return {.step = progress.step,
+          .ledger = progress.ledger,
+          .state = state,
+          .save = SaveDigest(progress.step, progress.ledger, state)};
+}
 
 DataIdentity Session::data_identity() const {
   if (!train_data.has_value()) return {};

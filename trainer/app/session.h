@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "compute/comm/communicator.h"
@@ -55,6 +56,9 @@ struct Session {
   std::unique_ptr<ckpt::FolderLock> save_folder;  // on rank 0; null without saves
   // Rank 0's record of the run; null without one, and until the run begins.
   std::unique_ptr<MetricsWriter> metrics;
+  // Likewise, of its checkpoints; and the one that it goes on from, if that has a ledger.
+  std::unique_ptr<MetricsWriter> saves;
+  std::optional<SaveRecord> loaded;
   // Null without saves. A save in flight uses the members before it.
   std::unique_ptr<RunSaver> saver;
   bool resumed = false;         // the progress came from a checkpoint
@@ -69,6 +73,9 @@ struct Session {
   std::vector<StateChunk> state() const;
   RankGroup group() const;
 };
+
+// What the record of checkpoints says of one whose manifest and progress these are.
+SaveRecord RecordOf(const ckpt::Manifest& manifest, const Progress& progress);
 
 // Builds a session. `world` (null for one process) must have as many ranks as the config's
 // topology; it and `devices`, from which each rank takes a GPU with device=cuda, outlive the

@@ -26,6 +26,7 @@
 #include "trainer/app/step_agreement.h"
 #include "trainer/config/config.h"
 #include "trainer/state/checkpoints.h"
+#include "trainer/state/ledger.h"
 #include "trainer/state/run_state.h"
 #include "trainer/state/state_health.h"
 
@@ -118,6 +119,7 @@ absl::StatusOr<RateMeter::Options> RateOptions(const Session& session) {
 TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line)
     : session_(session),
       config_(session.config),
+      ledger_settings_(SettingsDigest(config_, session.progress.seed, session.progress.data_seed)),
       progress_line_(progress_line),
       start_(SteadyNow()),
       schedule_(ScheduleOptions(config_), session.resumed ? session.progress.step : 0),
@@ -221,6 +223,7 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   updated_ = result.updated;
   progress.step += 1;
   progress.updates = session_.trainer->updates();
+  const int64_t first_sample = progress.consumed_samples;
   progress.consumed_samples += config_.training().global_batch_size();
   progress.last_loss = result.loss;
   // Without evaluations the training loss takes the place of theirs.
@@ -228,12 +231,22 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
     progress.best_loss = std::min(progress.best_loss, result.loss);
   }
   progress.last_learning_rate = result.learning_rate;
+  progress.ledger = NextLink(progress.ledger, ledger_settings_,
+                             {.step = progress.step,
+                              .loss = result.loss,
+                              .grad_norm = result.grad_norm,
+                              .learning_rate = result.learning_rate,
+                              .first_sample = first_sample,
+                              .end_sample = progress.consumed_samples});
   StepMetrics metrics{.step = progress.step,
                       .loss = result.loss,
                       .lr = result.learning_rate,
                       .grad_norm = result.grad_norm,
                       .skipped = !result.updated,
-                      .consumed_samples = progress.consumed_samples};
+                      .consumed_samples = progress.consumed_samples,
+                      .ledger = progress.ledger,
+                      .ledger_settings = ledger_settings_,
+                      .first_sample = first_sample};
   metrics.wire = std::move(agreed.wire);
   metrics.pipeline_wait_share = agreed.pipeline_wait_share;
   return metrics;
@@ -305,7 +318,18 @@ void TrainLoop::ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes) {
                                            slot == report.directory ? "" : " in " + slot,
                                            HumanBytes(report.bytes_written), report.seconds));
     if (!report.note.empty()) progress_line_.Message(report.note);
+    if (const absl::Status recorded = RecordSave(report.directory); !recorded.ok()) {
+      progress_line_.Message(absl::StrFormat("step %d is saved, but not recorded: %s", outcome.step,
+                                             std::string(recorded.message())));
+    }
   }
+}
+
+absl::Status TrainLoop::RecordSave(const std::string& directory) {
+  if (session_.saves == nullptr) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const ckpt::Manifest manifest, session_.saver->Saved(directory));
+  TESSERA_ASSIGN_OR_RETURN(const Progress progress, ReadProgress(manifest));
+  return session_.saves->Write(RecordOf(manifest, progress));
 }
 
 void TrainLoop::RememberStopFile() const {

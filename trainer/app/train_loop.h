@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -52,6 +53,8 @@ class TrainLoop {
   // Reports finished saves. An asynchronous save that failed is a message, not an error: training
   // can continue, as far as CheckSaves() allows.
   void ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes);
+  // Writes the checkpoint in `directory` to the record of checkpoints, where there is one.
+  absl::Status RecordSave(const std::string& directory);
   // Records, for the next run, that the stop file has ended this one. Failures do no harm.
   void RememberStopFile() const;
   // Whether rank 0 has found that the run can save no more; the same on every rank.
@@ -67,6 +70,7 @@ class TrainLoop {
 
   Session& session_;
   const TrainConfig& config_;
+  const std::string ledger_settings_;  // their digest
   ProgressLine& progress_line_;
   std::optional<RateMeter> rates_;  // set by Run()
   const absl::Duration start_;      // of SteadyNow()

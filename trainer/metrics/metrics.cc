@@ -31,9 +31,14 @@ std::string JsonNumber(double value) {
   return std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
 }
 
-// The last fields of a record, which only runs with several ranks have.
-std::string ParallelFields(const StepMetrics& metrics) {
+// The last fields of a record: those of the ledger, and those that only runs with several ranks
+// have.
+std::string LastFields(const StepMetrics& metrics) {
   std::string text;
+  if (!metrics.ledger.empty()) {
+    absl::StrAppend(&text, ",\"first_sample\":", metrics.first_sample, ",\"settings\":\"",
+                    metrics.ledger_settings, "\",\"ledger\":\"", metrics.ledger, "\"");
+  }
   if (metrics.pipeline_wait_share >= 0) {
     absl::StrAppend(&text, ",\"pipeline_wait_share\":", JsonNumber(metrics.pipeline_wait_share));
   }
@@ -151,7 +156,7 @@ absl::Status MetricsWriter::Write(const StepMetrics& metrics) {
       metrics.step, JsonNumber(metrics.loss), LossBits(metrics.loss), JsonNumber(metrics.lr),
       JsonNumber(metrics.grad_norm), metrics.skipped ? "true" : "false", metrics.consumed_samples,
       JsonNumber(metrics.step_seconds), JsonNumber(metrics.tokens_per_second),
-      JsonNumber(metrics.peak_share), ParallelFields(metrics)));
+      JsonNumber(metrics.peak_share), LastFields(metrics)));
 }
 
 absl::Status MetricsWriter::Write(const EvalMetrics& metrics) {
@@ -160,6 +165,12 @@ absl::Status MetricsWriter::Write(const EvalMetrics& metrics) {
       "\"seconds\":%s,\"best\":%s}\n",
       metrics.step, JsonNumber(metrics.loss), LossBits(metrics.loss), metrics.tokens,
       JsonNumber(metrics.seconds), metrics.best ? "true" : "false"));
+}
+
+absl::Status MetricsWriter::Write(const SaveRecord& record) {
+  return WriteLine(absl::StrFormat(
+      "{\"kind\":\"save\",\"step\":%d,\"ledger\":\"%s\",\"state\":\"%s\",\"save\":\"%s\"}\n",
+      record.step, record.ledger, record.state, record.save));
 }
 
 absl::Status MetricsWriter::Sync() {

@@ -33,6 +33,10 @@ struct StepMetrics {
   double grad_norm = 0;
   bool skipped = false;  // no update: the gradients were not finite
   int64_t consumed_samples = 0;
+  // The step's link of the run's chain (trainer/state/ledger.h); not recorded where it is empty.
+  std::string ledger;
+  std::string ledger_settings;
+  int64_t first_sample = 0;
   double step_seconds = 0;
   double tokens_per_second = 0;
   double peak_share = 0;   // model FLOP/s over the machine's best GEMM rate, at most 1; 0: unknown
@@ -52,6 +56,15 @@ struct EvalMetrics {
   int64_t tokens = 0;
   double seconds = 0;
   bool best = false;
+};
+
+// A committed checkpoint: the chain's head at its step and the digest of its state, and the digest
+// that binds them.
+struct SaveRecord {
+  int64_t step = 0;
+  std::string ledger;
+  std::string state;
+  std::string save;
 };
 
 // Converts the duration of each step into rates. The ETA uses an exponential mean (the weight of a
@@ -81,7 +94,8 @@ class RateMeter {
 // "eval_loss_bits") holds the fp64 loss as 16 hexadecimal digits, so that a text tool can compare
 // two runs bit for bit. A number that JSON cannot express (NaN, infinity) is null. Steps of several
 // ranks add "wire_bytes", their sum by axis and operation in "wire", and, with a pipeline,
-// "pipeline_wait_share". Every line is written to the operating system before the call returns: a
+// "pipeline_wait_share". The links of the run's ledger are "first_sample", "settings" and "ledger".
+// Every line is written to the operating system before the call returns: a
 // killed process loses none. A power loss may lose the lines since the last Sync().
 class MetricsWriter {
  public:
@@ -98,9 +112,11 @@ class MetricsWriter {
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  // After an error nothing more is written: these two, Sync() and status() return the first one.
+  // After an error nothing more is written: these, Sync() and status() return the first one.
   absl::Status Write(const StepMetrics& metrics);
   absl::Status Write(const EvalMetrics& metrics);
+  // {"kind":"save","step":N,...}: in a file of their own, saves.jsonl.
+  absl::Status Write(const SaveRecord& record);
   // Makes the lines written so far durable against a power loss. May be called from another thread
   // than the writer's, as may status().
   absl::Status Sync();

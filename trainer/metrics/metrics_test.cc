@@ -89,6 +89,17 @@ TEST(MetricsWriterTest, RecordsCarryEveryBit) {
   expected["wire"] = {{"tp", {{"all-reduce", 30}}},
                       {"dp", {{"reduce-scatter", 500}, {"all-gather", 7}}}};
   EXPECT_EQ(Recorded(parallel), expected);
+  StepMetrics linked = AtStep(1);
+  linked.ledger = "ab";
+  linked.ledger_settings = "cd";
+  linked.first_sample = 4;
+  const json link = Recorded(linked);
+  EXPECT_EQ(link["ledger"], "ab");
+  EXPECT_EQ(link["settings"], "cd");
+  EXPECT_EQ(link["first_sample"], 4);
+  EXPECT_EQ(
+      Recorded(SaveRecord{.step = 7, .ledger = "ab", .state = "cd", .save = "ef"}),
+      (json{{"kind", "save"}, {"step", 7}, {"ledger", "ab"}, {"state", "cd"}, {"save", "ef"}}));
   // JSON has no number for what is not finite. A curve of the training loss must not pick up an
   // evaluation's: its name is another.
   StepMetrics broken = AtStep(1);

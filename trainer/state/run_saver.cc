@@ -164,6 +164,12 @@ std::vector<ckpt::SaveOutcome> RunSaver::Poll() {
   return manager_->Poll();
 }
 
+absl::StatusOr<ckpt::Manifest> RunSaver::Saved(const std::string& directory) const {
+  TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint checkpoint,
+                           ckpt::Checkpoint::Open(*storage_, directory));
+  return checkpoint.manifest();
+}
+
 std::vector<ckpt::SaveOutcome> RunSaver::Finish() {
   if (mirrored_.has_value()) StartMirrored();
   return manager_->Finish();

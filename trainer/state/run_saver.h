@@ -78,6 +78,9 @@ class RunSaver {
   // Waits for saves in flight.
   std::vector<ckpt::SaveOutcome> Finish();
 
+  // The manifest of a checkpoint that this run has saved, by the directory that its report names.
+  absl::StatusOr<ckpt::Manifest> Saved(const std::string& directory) const;
+
   // For a process that is about to end with an error: its saves wait for nobody any more.
   void Abandon() { manager_->Abandon(); }
 

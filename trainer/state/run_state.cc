@@ -17,6 +17,7 @@
 #include "layout/topology.h"
 #include "models/model_config.h"
 #include "trainer/config/config.h"
+#include "trainer/state/ledger.h"
 #include "trainer/state/saved_settings.h"
 
 namespace tessera {
@@ -27,6 +28,7 @@ constexpr char kUpdates[] = "optimizer_updates";
 constexpr char kEarlierUpdates[] = "earlier_updates";
 constexpr char kNumerics[] = "numerics";
 constexpr char kMicroBatch[] = "micro_batch_size";
+constexpr char kLedger[] = "ledger";
 
 // Settings that do not change the meaning of the weights: a run may resume with different ones.
 bool ChangesTheFunction(const google::protobuf::FieldDescriptor& field) {
@@ -72,6 +74,7 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   }
   (*state.mutable_extra())[kNumerics] = NumericsText(config);
   (*state.mutable_extra())[kMicroBatch] = absl::StrCat(config.training().micro_batch_size());
+  if (!progress.ledger.empty()) (*state.mutable_extra())[kLedger] = progress.ledger;
   SaveSettings(config, progress.seed, state);
   *state.mutable_numerics() = ToProto(numerics);
   ckpt::DataState& position = *state.mutable_data();
@@ -139,6 +142,12 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
     if (entry != state.extra().end() && !absl::SimpleAtoi(entry->second, number)) {
       return absl::DataLossError(
           absl::StrCat("manifest: trainer.extra.", name, " is not a number: ", entry->second));
+    }
+  }
+  if (const auto ledger = state.extra().find(kLedger); ledger != state.extra().end()) {
+    progress.ledger = ledger->second;
+    if (!IsLedgerDigest(progress.ledger)) {
+      return absl::DataLossError("manifest: trainer.extra.ledger is not a digest");
     }
   }
   if (progress.step < 0 || progress.consumed_samples < 0 || progress.updates < 0 ||

@@ -30,6 +30,7 @@ struct Progress {
   double best_loss = std::numeric_limits<double>::infinity();  // lowest evaluation loss
   uint64_t seed = 0;                                           // for dropout and sampling
   uint64_t data_seed = 0;  // for the sample order, kept when `seed` changes
+  std::string ledger;      // head of the chain of steps; empty before the first (ledger.h)
 };
 
 // The data that consumed_samples refers to. A position is meaningless in other data, or in samples

@@ -124,6 +124,20 @@ void SaveSettings(const TrainConfig& config, uint64_t seed, ckpt::TrainerState& 
   (*state.mutable_extra())[kSettings] = text;
 }
 
+std::string DeterminingSettings(const TrainConfig& config, uint64_t seed) {
+  TrainConfig settings = config;
+  settings.mutable_training()->set_seed(static_cast<int64_t>(seed));
+  settings.mutable_training()->clear_eval_iters();
+  ClearIncidental(settings);
+  settings.mutable_parallel()->set_numerics(config.parallel().numerics());
+  if (config.parallel().numerics() == Numerics::EXACT) {
+    settings.mutable_parallel()->set_exact_tp_shards(config.parallel().exact_tp_shards());
+  }
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(settings, &text);
+  return text;
+}
+
 std::vector<ChangedSetting> ChangedSettings(const ckpt::Manifest& manifest,
                                             const TrainConfig& config, uint64_t seed) {
   std::vector<ChangedSetting> changes;
