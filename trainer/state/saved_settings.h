@@ -18,8 +18,8 @@ namespace tessera {
 // `seed` replaces the config's: a resumed run keeps the seed of the saved one.
 void SaveSettings(const TrainConfig& config, uint64_t seed, ckpt::TrainerState& state);
 
-// The text of the settings that the bits of a run in EXACT numerics depend on, the model's included.
-// `seed` as above.
+// The text of the settings that the bits of a run in EXACT numerics depend on, those of the model
+// included. `seed` as above.
 std::string DeterminingSettings(const TrainConfig& config, uint64_t seed);
 
 struct ChangedSetting {
