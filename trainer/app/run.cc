@@ -19,6 +19,7 @@
 #include "trainer/app/session.h"
 #include "trainer/app/train_loop.h"
 #include "trainer/config/config.h"
+#include "trainer/metrics/event_file.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/metrics/progress.h"
 
@@ -85,8 +86,8 @@ absl::Status EvaluateOnly(const Session& session, ProgressLine& progress_line) {
   return records->Close();
 }
 
-// Every rank computes the same text; rank 0 prints it.
-absl::Status Sample(const Session& session) {
+// Every rank computes the same text; rank 0 prints it and, after a training, records it.
+absl::Status Sample(const Session& session, ProgressLine& progress_line) {
   if (session.tokenizer == nullptr) {
     return absl::InvalidArgumentError(
         "num_tokens_to_generate: printing text needs tokenizer_model");
@@ -94,8 +95,10 @@ absl::Status Sample(const Session& session) {
   const RandomStream stream{.seed = session.progress.seed,
                             .use = RandomUse::kSampling,
                             .stream = static_cast<uint64_t>(session.progress.step)};
-  const auto emit = [&session](std::string_view text) {
+  std::string sample;
+  const auto emit = [&](std::string_view text) {
     if (!session.first_rank()) return;
+    sample.append(text);
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   };
@@ -105,7 +108,12 @@ absl::Status Sample(const Session& session) {
       *session.tokenizer, session.config.sampling(), session.config.training().seq_length(), stream,
       emit);
   emit("\n");
-  return status;
+  if (session.metrics == nullptr || !status.ok()) return status;
+  const auto events = EventFile::Open(session.config.output().run_dir());
+  const absl::Status recorded =
+      events.ok() ? (*events)->AddText(session.progress.step, "sample", sample) : events.status();
+  if (!recorded.ok()) progress_line.Message(std::string(recorded.message()));
+  return absl::OkStatus();
 }
 
 ProgressLine::Options LineOptions(const TrainConfig& config, const Launch& launch,
@@ -143,7 +151,7 @@ absl::Status RunSession(Session& session, ProgressLine& progress_line, int* stop
     TESSERA_RETURN_IF_ERROR(ExportWeights(session, LlmcExport(session)));
     progress_line.Message("weights written to " + config.checkpoint().export_llmc());
   }
-  if (config.sampling().num_tokens_to_generate() > 0) return Sample(session);
+  if (config.sampling().num_tokens_to_generate() > 0) return Sample(session, progress_line);
   return absl::OkStatus();
 }
 

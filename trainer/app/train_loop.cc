@@ -135,6 +135,14 @@ absl::Status TrainLoop::Run() {
   rates_.emplace(rates);
   // Bytes sent while building the session do not belong to any step.
   session_.mesh->TakeTraffic();
+  if (session_.metrics != nullptr) {
+    absl::StatusOr<std::unique_ptr<EventFile>> events = EventFile::Open(config_.output().run_dir());
+    if (events.ok()) {
+      events_ = *std::move(events);
+    } else {
+      progress_line_.Message(std::string(events.status().message()));
+    }
+  }
   TESSERA_RETURN_IF_ERROR(Train());
   TESSERA_RETURN_IF_ERROR(FinishSaves());
   if (stopped_by_file_) RememberStopFile();
@@ -256,6 +264,7 @@ absl::Status TrainLoop::Report(const StepMetrics& metrics) {
   progress_line_.Step(metrics);
   // See CheckRecords().
   if (session_.metrics != nullptr) session_.metrics->Write(metrics).IgnoreError();
+  FollowRecords();
   if (metrics.skipped && session_.trainer->skipped_in_a_row() >= kMaxSkippedInARow) {
     return absl::AbortedError(absl::StrFormat(
         "training has diverged: the gradients of the last %d steps were not finite; resume from an "
@@ -273,7 +282,16 @@ absl::Status TrainLoop::Evaluate() {
   progress_line_.Eval(metrics);
   evaluation_ = metrics;
   if (session_.metrics != nullptr) session_.metrics->Write(metrics).IgnoreError();
+  FollowRecords();
   return absl::OkStatus();
+}
+
+void TrainLoop::FollowRecords() {
+  if (events_ == nullptr) return;
+  const absl::Status followed = events_->Follow();
+  if (followed.ok()) return;
+  progress_line_.Message(std::string(followed.message()));
+  events_ = nullptr;
 }
 
 absl::Status TrainLoop::Export(const ForeignWeights& weights) {

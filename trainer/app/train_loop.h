@@ -16,6 +16,7 @@
 #include "checkpoint/manager/stop_file.h"
 #include "trainer/app/session.h"
 #include "trainer/app/step_agreement.h"
+#include "trainer/metrics/event_file.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/metrics/progress.h"
 #include "trainer/state/foreign_weights.h"
@@ -45,6 +46,9 @@ class TrainLoop {
   absl::StatusOr<StepMetrics> TrainStep();
   absl::Status Report(const StepMetrics& metrics);
   absl::Status Evaluate();
+  // Copies what metrics.jsonl has received to the event file. A failure, which is said, is the end
+  // of that file, but not of the run.
+  void FollowRecords();
   absl::Status Export(const ForeignWeights& weights);
   // Once after each step.
   ckpt::SaveDecision Decide();
@@ -72,8 +76,9 @@ class TrainLoop {
   const TrainConfig& config_;
   const std::string ledger_settings_;  // their digest
   ProgressLine& progress_line_;
-  std::optional<RateMeter> rates_;  // set by Run()
-  const absl::Duration start_;      // of SteadyNow()
+  std::optional<RateMeter> rates_;     // set by Run()
+  std::unique_ptr<EventFile> events_;  // likewise; null without metrics, and once it fails
+  const absl::Duration start_;         // of SteadyNow()
   ckpt::SaveSchedule schedule_;
   std::unique_ptr<ckpt::StopFile> stop_file_;  // on rank 0; null without one
   LeaderState leader_;                         // after the last step

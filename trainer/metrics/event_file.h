@@ -1,0 +1,57 @@
+#ifndef TESSERA_TRAINER_METRICS_EVENT_FILE_H_
+#define TESSERA_TRAINER_METRICS_EVENT_FILE_H_
+
+// The event file that TensorBoard shows: a copy of metrics.jsonl in its format.
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/metrics/event.pb.h"
+
+namespace tessera {
+
+inline constexpr char kEventFileName[] = "events.out.tfevents.tessera";
+
+// One record of an event file: length, data, and a checksum of each.
+std::string EventRecord(const tensorboard::Event& event);
+
+// The events of a file up to the first record that is incomplete or damaged; `damaged` (may be
+// null) says whether there is one.
+std::vector<tensorboard::Event> ReadEvents(std::string_view file, bool* damaged = nullptr);
+
+// The event file of a run folder. Scalars are those of metrics.jsonl and of nothing else: each
+// number of a "step" record has the tag "train/NAME", of an "eval" record "validation/NAME".
+class EventFile {
+ public:
+  // Begins the file anew, by rename, with the records that metrics.jsonl has at present. A step
+  // that the old file had keeps its time. Texts up to the last recorded step remain.
+  static absl::StatusOr<std::unique_ptr<EventFile>> Open(const std::string& folder);
+  ~EventFile();
+  EventFile(const EventFile&) = delete;
+  EventFile& operator=(const EventFile&) = delete;
+
+  // Adds the records that metrics.jsonl has received since the last call. After an error nothing
+  // more is written.
+  absl::Status Follow();
+  // Adds a text, for the text plugin.
+  absl::Status AddText(int64_t step, const std::string& tag, const std::string& text);
+
+ private:
+  EventFile(std::FILE* records, std::FILE* file) : records_(records), file_(file) {}
+  absl::Status Write(const std::string& bytes);
+
+  std::FILE* const records_;
+  std::FILE* const file_;
+  std::string line_;  // the beginning of the last one, where its end is not written yet
+  bool failed_ = false;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_METRICS_EVENT_FILE_H_
