@@ -25,8 +25,8 @@ std::string EventRecord(const tensorboard::Event& event);
 // null) says whether there is one.
 std::vector<tensorboard::Event> ReadEvents(std::string_view file, bool* damaged = nullptr);
 
-// The event file of a run folder. Scalars are those of metrics.jsonl and of nothing else: each
-// number of a "step" record has the tag "train/NAME", of an "eval" record "validation/NAME".
+// The event file of a run folder. It has the scalars of metrics.jsonl and no others: each number
+// of a "step" record has the tag "train/NAME", of an "eval" record "validation/NAME".
 class EventFile {
  public:
   // Begins the file anew, by rename, with the records that metrics.jsonl has at present. A step
