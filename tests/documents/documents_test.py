@@ -36,7 +36,7 @@ REAL_PROGRAMS = ("grep", "ls", "sort", "uniq")
 FLAGS_OF_OTHERS = {"config", "enable-recovery", "hostfile", "test-arg", "test-env"}
 # Where flags of programs that are not built for this test are declared.
 OTHER_SOURCES = ("checkpoint/simulation", "tests/crash", "tests/device/check", "tests/peers",
-                 "tests/reshard", "tests/resume", "tests/support")
+                 "tests/reshard", "tests/resume", "tests/support", "trainer/tools")
 # Checkpoints of other frameworks, by the names that they have in the documents.
 FOREIGN = {
     "models/gpt2": "tests/interop/state_dict/gpt2",

@@ -23,3 +23,18 @@ def train_config(name):
         ],
         visibility = ["//tests:__subpackages__"],
     )
+
+def audit_of_runs(name):
+    """A target that executes steps of a run again: NAME.py, beside what starts a training."""
+    programs = [
+        "//trainer/configs:launch.py",
+        "//trainer/app:train",
+        "//trainer/data:prepare_data",
+    ]
+    native.sh_binary(
+        name = name,
+        srcs = [name + ".py"],
+        args = ["$(rootpath %s)" % program for program in programs],
+        data = programs,
+        visibility = ["//tests:__subpackages__"],
+    )
