@@ -4,10 +4,11 @@
   bazel run //trainer/tools:audit -- RUN --steps=40-60[,90-95] FLAGS...
   bazel run //trainer/tools:audit -- RUN --random=3 [--seed=1] FLAGS...
 
-RUN is the folder of a run in EXACT numerics: config.textproto, metrics.jsonl, saves.jsonl and, there
-or where the settings say, its checkpoints. --random chooses so many ranges of ten steps. FLAGS are
-those of `train`, as --data-parallel-size=2: any topology that this machine can start. Each range is executed from the
-nearest checkpoint before it, or from the beginning, in a folder that is deleted afterwards.
+RUN is the folder of a run in EXACT numerics: config.textproto, metrics.jsonl, saves.jsonl and,
+there or where the settings say, its checkpoints. --random chooses so many ranges of ten steps.
+FLAGS are those of `train`, as --data-parallel-size=2: any topology that this machine can start.
+Each range is executed from the nearest checkpoint before it, or from the beginning, in a folder
+that is deleted afterwards.
 
 Exit code: 0, proven; 1, not proven: the first step that differs, or where the replay ended, is
 named; 2, nothing was compared: wrong arguments, FAST numerics, no ledger.
@@ -190,7 +191,8 @@ def replay(programs, run, start, last, flags):
                                     "when it is executed again")
             if step in saves and step in run.saves and saves[step] != run.saves[step]:
                 raise NotProven(f"step {step}: the saved state is {run.saves[step]['state']} in "
-                                f"saves.jsonl, and {saves[step]['state']} when it is computed again")
+                                f"saves.jsonl, and {saves[step]['state']} when it is computed "
+                                "again")
         if result.returncode != 0:
             raise NotProven(f"step {last}: the replay ended with an error: " + "; ".join(said))
         return len([step for step in saves if step > start and step in run.saves])
