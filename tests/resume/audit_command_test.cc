@@ -160,7 +160,8 @@ TEST_F(AuditCommandTest, WhatCannotBeComparedIsRefused) {
   EXPECT_EQ(Audit({"--steps=6-7"}).exit_code, 2);
   EXPECT_EQ(Audit({"--steps=2-3", "--no-such-flag=1"}).exit_code, 2);
   ExpectNotProven({"--steps=3-4", "--lr=2e-3"}, "step 3: settings is ");
-  MustTrain("run", 2, {"--auto-resume=false"});
+  fs::remove_all(RunDir("run"));
+  MustTrain("run", 2);
   const Result fast = Audit({"--steps=1-2"});
   EXPECT_EQ(fast.exit_code, 2) << fast.out;
   EXPECT_THAT(fast.err, HasSubstr("FAST numerics"));

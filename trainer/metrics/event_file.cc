@@ -185,7 +185,11 @@ absl::Status EventFile::AddText(int64_t step, const std::string& tag, const std:
   value.mutable_metadata()->mutable_plugin_data()->set_plugin_name("text");
   value.mutable_tensor()->set_dtype(kStringType);
   value.mutable_tensor()->mutable_tensor_shape()->add_dim()->set_size(1);
-  value.mutable_tensor()->add_string_val(text);
+  // TensorBoard shows UTF-8 only, and a sample may end inside of a character.
+  value.mutable_tensor()->add_string_val(
+      nlohmann::json::parse(
+          nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))
+          .get<std::string>());
   return Write(EventRecord(event));
 }
 

@@ -148,6 +148,13 @@ TEST_F(EventFileTest, HoldsTheNumbersOfMetricsJsonl) {
   EXPECT_TRUE(std::isnan(more.at({"train/loss", 4})));
 }
 
+TEST_F(EventFileTest, TextsAreUtf8) {
+  Begin(std::nullopt);
+  ASSERT_TRUE(events_->AddText(0, "sample", "a\xC3\xA4 \xFF\xC3").ok());
+  EXPECT_EQ(EventsOf(folder_).back().summary().value(0).tensor().string_val(0),
+            "a\xC3\xA4 \xEF\xBF\xBD\xEF\xBF\xBD");
+}
+
 TEST_F(EventFileTest, AResumedRunHasEachStepOnce) {
   const std::string path = folder_ + "/" + kEventFileName;
   Begin(std::nullopt);
