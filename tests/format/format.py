@@ -15,7 +15,8 @@ import shutil
 import subprocess
 import sys
 
-import local_names
+sys.dont_write_bytecode = True  # the test leaves nothing in the source tree
+import local_names  # pylint: disable=wrong-import-position
 
 MAX_FILE_BYTES = 1000000
 MAX_COLUMNS = 100
