@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/files.h"
+#include "base/file_descriptor.h"
 #include "base/status_macros.h"
 #include "convert/core/models.h"
 #include "convert/core/state_dict.h"
@@ -88,14 +87,15 @@ absl::StatusOr<ForeignCheckpoint> ReadTorchPlace(const SourcePlace& place,
   return WithModelNames(place, options, std::move(checkpoint));
 }
 
+constexpr int64_t kMaxParameterNamesBytes = int64_t{64} << 20;
+
 absl::StatusOr<ForeignCheckpoint> ReadPaddlePlace(Storage& storage,
                                                   const OpenForeignOptions& options) {
   const std::string& file = options.parameter_names_file;
   if (file.empty()) return ReadPaddle(storage, options.parameter_names);
-  const std::optional<std::string> text = ReadWholeFile(file);
-  absl::StatusOr<std::map<std::string, std::string>> names =
-      absl::InvalidArgumentError("cannot be read");
-  if (text) names = ParsePaddleParameterNames(*text);
+  const absl::StatusOr<std::string> text = ReadFile(file, kMaxParameterNamesBytes);
+  absl::StatusOr<std::map<std::string, std::string>> names = text.status();
+  if (text.ok()) names = ParsePaddleParameterNames(*text);
   if (!names.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("parameter_to_structured_name=", file, ": ", names.status().message()));

@@ -4,9 +4,7 @@
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 
-#include <cerrno>
 #include <cstddef>
-#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -14,7 +12,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/files.h"
+#include "base/file_descriptor.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
@@ -27,6 +25,7 @@ constexpr char kManifestSignature[] = "manifest.sig";
 constexpr char kAlgorithm[] = "ed25519";
 constexpr size_t kKeyBytes = 32, kSignatureBytes = 64;
 constexpr uint64_t kMaxSignatureFileBytes = 4096;
+constexpr int64_t kMaxKeyFileBytes = 1 << 20;
 
 using Key = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
 using KeyReader = EVP_PKEY* (*)(BIO*, EVP_PKEY**, pem_password_cb*, void*);
@@ -36,9 +35,10 @@ int NoPassword(char*, int, int, void*) { return -1; }
 
 absl::StatusOr<Key> ReadKey(const std::string& path, KeyReader read, std::string_view kind,
                             std::string_view command) {
-  const std::optional<std::string> pem = ReadWholeFile(path);
-  if (!pem.has_value()) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot read the key"));
+  const absl::StatusOr<std::string> pem = ReadFile(path, kMaxKeyFileBytes);
+  if (!pem.ok()) {
+    return absl::Status(pem.status().code(),
+                        absl::StrCat("cannot read the key: ", pem.status().message()));
   }
   const std::string wanted =
       absl::StrCat("expected an Ed25519 ", std::string(kind), " key in a PEM file, as \"",
