@@ -28,10 +28,6 @@ constexpr absl::Duration kTombstoneLife = absl::Hours(24);
 
 constexpr int kAttemptsToFence = 5;
 
-// The signature of a manifest (convert/operations/signature.h), which belongs to it and to no other
-// attempt.
-constexpr char kSignatureFileName[] = "manifest.sig";
-
 std::string ManifestPath(std::string_view dir) { return JoinPath(dir, kManifestFileName); }
 
 bool Contains(const std::vector<std::string>& names, std::string_view name) {
@@ -123,7 +119,7 @@ absl::Status Uncommit(Storage& storage, std::string_view dir, const std::vector<
     if (absl::IsNotFound(bytes.status())) return absl::OkStatus();
     TESSERA_RETURN_IF_ERROR(bytes.status());
     const absl::StatusOr<Manifest> manifest = DecodeManifest(*bytes);
-    Names own = {kSignatureFileName};
+    Names own = {std::string(kManifestSignatureFileName)};
     if (manifest.ok()) {
       for (const DataFile& file : manifest->files()) own.insert(file.path());
     }

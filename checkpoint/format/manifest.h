@@ -18,6 +18,8 @@ namespace tessera::ckpt {
 inline constexpr uint32_t kFormatMajor = 1;
 inline constexpr uint32_t kFormatMinor = 3;
 inline constexpr std::string_view kManifestFileName = "manifest.pb";
+// Beside it, where it is signed. It belongs to this manifest and to no other attempt.
+inline constexpr std::string_view kManifestSignatureFileName = "manifest.sig";
 inline constexpr size_t kManifestHeaderBytes = 32;
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;  // header and payload
 

@@ -21,7 +21,6 @@
 namespace tessera::ckpt {
 namespace {
 
-constexpr char kManifestSignature[] = "manifest.sig";
 constexpr char kAlgorithm[] = "ed25519";
 constexpr size_t kKeyBytes = 32, kSignatureBytes = 64;
 constexpr uint64_t kMaxSignatureFileBytes = 4096;
@@ -101,7 +100,7 @@ bool Verifies(const Key& key, const std::string& signature, const std::string& c
 
 SignedFile SignedManifest(std::shared_ptr<Storage> storage, const std::string& directory) {
   return {std::move(storage), JoinPath(directory, kManifestFileName),
-          JoinPath(directory, kManifestSignature)};
+          JoinPath(directory, kManifestSignatureFileName)};
 }
 
 absl::StatusOr<SignedFile> FindSignedFile(const NamedCheckpoint& named) {
