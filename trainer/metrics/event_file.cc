@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <map>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "base/files.h"
 #include "base/replace_file.h"
@@ -28,8 +28,9 @@ constexpr int kStringType = 7;
 
 template <typename Word>
 std::string LittleEndian(Word word) {
-  static_assert(std::endian::native == std::endian::little);
-  return std::string(reinterpret_cast<const char*>(&word), sizeof(word));
+  std::string bytes;
+  AppendLittleEndian(word, bytes);
+  return bytes;
 }
 
 // The checksum of a record, which may itself contain checksums.
@@ -103,8 +104,7 @@ std::vector<Event> ReadEvents(std::string_view file, bool* damaged) {
   std::vector<Event> events;
   while (file.size() >= kHeaderBytes + kFooterBytes) {
     const std::string_view length = file.substr(0, sizeof(uint64_t));
-    uint64_t size = 0;
-    std::memcpy(&size, length.data(), sizeof(size));
+    const auto size = LoadLittleEndian<uint64_t>(length.data());
     if (file.substr(sizeof(size), kFooterBytes) != MaskedCrc(length)) break;
     if (size > file.size() - kHeaderBytes - kFooterBytes) break;
     const std::string_view data = file.substr(kHeaderBytes, size);
