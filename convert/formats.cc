@@ -93,13 +93,14 @@ absl::StatusOr<ForeignCheckpoint> ReadPaddlePlace(Storage& storage,
                                                   const OpenForeignOptions& options) {
   const std::string& file = options.parameter_names_file;
   if (file.empty()) return ReadPaddle(storage, options.parameter_names);
-  const absl::StatusOr<std::string> text = ReadFile(file, kMaxParameterNamesBytes);
-  absl::StatusOr<std::map<std::string, std::string>> names = text.status();
-  if (text.ok()) names = ParsePaddleParameterNames(*text);
-  if (!names.ok()) {
+  const auto refused = [&](const absl::Status& status) {
     return absl::InvalidArgumentError(
-        absl::StrCat("parameter_to_structured_name=", file, ": ", names.status().message()));
-  }
+        absl::StrCat("parameter_to_structured_name=", file, ": ", status.message()));
+  };
+  const absl::StatusOr<std::string> text = ReadFile(file, kMaxParameterNamesBytes);
+  if (!text.ok()) return refused(text.status());
+  absl::StatusOr<std::map<std::string, std::string>> names = ParsePaddleParameterNames(*text);
+  if (!names.ok()) return refused(names.status());
   names->insert(options.parameter_names.begin(), options.parameter_names.end());
   return ReadPaddle(storage, *names);
 }

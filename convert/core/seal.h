@@ -10,7 +10,7 @@
 //   offset 12  CRC-32C of all other bytes of the file, 32 bits, little-endian
 //   offset 16  a Seal message
 //
-// All versions have this magic and this checksum, so that a newer seal is told from a damaged one.
+// Every version has this magic and this checksum: readers can tell a newer seal from a damaged one.
 
 #include <cstddef>
 #include <cstdint>

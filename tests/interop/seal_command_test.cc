@@ -162,7 +162,7 @@ TEST_F(SealCommandTest, WhatHasChangedIsNamed) {
                                                  good.size() + 4))));
   Write(weights, good.substr(0, good.size() - 1));
   EXPECT_THAT(Damaged(path), ElementsAre(HasSubstr("size: expected")));
-  // Somebody has changed the weights so that the CRC-32C is still the same: by its polynomial.
+  // A forger changes the weights by the polynomial of CRC-32C, which keeps the checksum.
   std::string forged = good;
   for (int k = 0; k < 33; ++k) {
     if ((0x11EDC6F41 >> (32 - k) & 1) != 0) forged[good.size() - 8 + k / 8] ^= 1 << k % 8;

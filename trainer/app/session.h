@@ -56,8 +56,9 @@ struct Session {
   std::unique_ptr<ckpt::FolderLock> save_folder;  // on rank 0; null without saves
   // Rank 0's record of the run; null without one, and until the run begins.
   std::unique_ptr<MetricsWriter> metrics;
-  // Likewise, of its checkpoints; and the one that it goes on from, if that has a ledger.
+  // Rank 0's record of the run's checkpoints (saves.jsonl), with the same exceptions.
   std::unique_ptr<MetricsWriter> saves;
+  // What `saves` says of the checkpoint that the run was resumed from; nullopt without a ledger.
   std::optional<SaveRecord> loaded;
   // Null without saves. A save in flight uses the members before it.
   std::unique_ptr<RunSaver> saver;

@@ -67,8 +67,9 @@ class S3Client {
   absl::StatusOr<std::string> PutIf(const std::string& key, std::span<const std::byte> body,
                                     const std::string& etag,
                                     const BeforeRepeating& before_repeating = nullptr);
-  // Whether the store obeys an etag of PutIf(). Tries it with the contents that the object has, so
-  // that a store which does not loses nothing; one that knows no such condition says so.
+  // Whether the store obeys an etag of PutIf(). Tries it with the contents that the object has: a
+  // store that replaces it nevertheless loses nothing. False, too, where the store has no such
+  // condition.
   absl::StatusOr<bool> ObeysIfMatch(const std::string& key, std::span<const std::byte> contents);
 
   // Whether the object, of which Head() has just returned `info`, has these contents.

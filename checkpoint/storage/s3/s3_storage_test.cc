@@ -272,7 +272,7 @@ TEST(S3VendorTest, WhatIsPublishedIsNeverReplacedAndKnownAsOnesOwn) {
   }
 }
 
-// What has no conditions makes no version that nobody could replace; others replace the right one.
+// A store without conditional replacement refuses to make a version; others replace the one meant.
 TEST(S3VendorTest, VersionsAreReplacedWhereTheStoreCan) {
   S3Server oss({.vendor = Vendor::kAliyun}), gcs({.vendor = Vendor::kGoogle});
   const auto none = OpenS3Storage({.client = oss.ForClient(), .prefix = ""});
