@@ -12,8 +12,8 @@
 // What a save adds is a record of its own: the chain's head at that step and the digest of the
 // saved state, bound together by a third digest.
 //
-// Every digest is the SHA-256 of a text, in hexadecimal digits, which sha256sum computes, too. It is
-// the hash of libcrypto, which signatures and object stores use already; the digests of the
+// Every digest is the SHA-256 of a text, in hexadecimal digits, which sha256sum computes, too. The
+// hash is libcrypto's, which signatures and object stores use already; the digests of the
 // checkpoint format find damage, but do not resist an adversary.
 
 #include <cstdint>
