@@ -1,5 +1,6 @@
 #include "compute/device/cuda_device.h"
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -36,12 +37,24 @@ namespace {
 // The kernels' machine code is for 8.0 and later.
 constexpr int kLeastMajor = 8;
 
-absl::StatusOr<std::string> TypeOf(int index) {
+// cuBLASLt chooses algorithms by the number of multiprocessors, which differs between GPUs of one
+// name and between the parts of one.
+absl::Status Describe(int index, TrainingDevice* opened) {
   TESSERA_ASSIGN_OR_RETURN(const CudaDeviceInfo info, DescribeCudaDevice(index));
-  const std::string type = absl::StrCat(info.name, ", sm_", info.major, info.minor);
-  if (info.major >= kLeastMajor) return type;
+  opened->type = absl::StrCat(info.name, ", sm_", info.major, info.minor, ", ",
+                              info.multiprocessors, " multiprocessors");
+  opened->shared_bytes_of_block = info.shared_bytes_of_block;
+  if (info.major >= kLeastMajor) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("GPU ", index, " (", type, ") is too old: sm_80 or later is needed"));
+      absl::StrCat("GPU ", index, " (", opened->type, ") is too old: sm_80 or later is needed"));
+}
+
+// NVIDIA_TF32_OVERRIDE changes what the libraries compute, whatever the program asks for.
+std::string Tf32(const CudaDeviceOptions& options) {
+  const char* const forced = std::getenv("NVIDIA_TF32_OVERRIDE");
+  return absl::StrCat(
+      options.allow_tf32 ? " in TF32" : "",
+      forced == nullptr ? "" : " with NVIDIA_TF32_OVERRIDE=", forced == nullptr ? "" : forced);
 }
 
 class CudaDevices final : public ComputeDevices {
@@ -88,15 +101,14 @@ absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index,
   auto opened = std::make_unique<TrainingDevice>();
   opened->device = {DeviceType::kCuda, index};
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<DeviceRuntime> runtime, MakeCudaRuntime(index));
-  TESSERA_ASSIGN_OR_RETURN(opened->type, TypeOf(index));
+  TESSERA_RETURN_IF_ERROR(Describe(index, opened.get()));
   opened->context = std::make_unique<DeviceContext>(std::move(runtime));
   TESSERA_ASSIGN_OR_RETURN(Stream compute, Stream::Create(*opened->context));
   opened->compute = std::make_unique<Stream>(std::move(compute));
   opened->tensors = std::make_unique<DeviceTensors>(opened->device, *opened->compute);
   TESSERA_ASSIGN_OR_RETURN(opened->copies, HostCopies::Create(*opened->compute));
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<CublasLtApi> cublaslt, OpenCublasLt(CublasLtPlaces()));
-  opened->products =
-      absl::StrCat("cuBLASLt ", cublaslt->GetVersion(), options.allow_tf32 ? " in TF32" : "");
+  opened->products = absl::StrCat("cuBLASLt ", cublaslt->GetVersion(), Tf32(options));
   TESSERA_ASSIGN_OR_RETURN(
       std::unique_ptr<cuda::Products> products,
       cuda::MakeCublasLtProducts(

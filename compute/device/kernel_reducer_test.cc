@@ -41,6 +41,7 @@ TEST_P(KernelReducerConformance, Holds) {
   ThreadWorld world(size);
   const absl::Status status = world.Run([&, which = which](Communicator& host) -> absl::Status {
     SimulatedDevice& device = *devices[static_cast<size_t>(host.rank())];
+    if (absl::Status selected = device.runtime->Select(); !selected.ok()) return selected;
     FakeNccl nccl(net, *device.runtime, {.seed = seed});
     absl::StatusOr<std::unique_ptr<NcclWorld>> ranks =
         NcclWorld::Create(host, nccl, *device.compute, *device.reducer);

@@ -1,6 +1,7 @@
 #ifndef TESSERA_COMPUTE_DEVICE_TRAINING_DEVICE_H_
 #define TESSERA_COMPUTE_DEVICE_TRAINING_DEVICE_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -22,8 +23,10 @@ struct TrainingDevice {
   virtual ~TrainingDevice() = default;
 
   Device device;
-  std::string type;      // "NVIDIA H200, sm_90": devices of one type compute the same bits
-  std::string products;  // the library of matrix products and its version
+  // "NVIDIA H200, sm_90, 132 multiprocessors": devices of one type compute the same bits.
+  std::string type;
+  std::string products;               // the library of matrix products and its version
+  int64_t shared_bytes_of_block = 0;  // the most that a kernel may ask for
   std::unique_ptr<DeviceContext> context;
   std::unique_ptr<Stream> compute;
   std::unique_ptr<DeviceTensors> tensors;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <string>
@@ -31,6 +32,13 @@ void LogError(const char* what, cudaError_t error) {
 
 cudaStream_t AsStream(void* handle) { return static_cast<cudaStream_t>(handle); }
 cudaEvent_t AsEvent(void* handle) { return static_cast<cudaEvent_t>(handle); }
+
+// More streams than CUDA has connections to a device wait for each other. The driver reads the
+// number when it starts; one that the user has set stays.
+void ChooseConnections() {
+  static const int chosen = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*replace=*/0);
+  if (chosen != 0) LOG(WARNING) << "CUDA_DEVICE_MAX_CONNECTIONS cannot be set";
+}
 
 class CudaRuntime final : public DeviceRuntime {
  public:
@@ -120,11 +128,13 @@ class CudaRuntime final : public DeviceRuntime {
 }  // namespace
 
 int CountCudaDevices() {
+  ChooseConnections();
   int devices = 0;
   return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
 }
 
 absl::StatusOr<int> FindCudaDevices() {
+  ChooseConnections();
   int devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&devices);
   if (error == cudaSuccess && devices > 0) return devices;
@@ -140,10 +150,13 @@ absl::StatusOr<int> FindCudaDevices() {
 absl::StatusOr<CudaDeviceInfo> DescribeCudaDevice(int device) {
   cudaDeviceProp properties;
   TESSERA_RETURN_IF_ERROR(ToStatus(cudaGetDeviceProperties(&properties, device)));
-  return CudaDeviceInfo{.name = properties.name,
-                        .major = properties.major,
-                        .minor = properties.minor,
-                        .uuid = std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes))};
+  return CudaDeviceInfo{
+      .name = properties.name,
+      .major = properties.major,
+      .minor = properties.minor,
+      .multiprocessors = properties.multiProcessorCount,
+      .shared_bytes_of_block = static_cast<int64_t>(properties.sharedMemPerBlockOptin),
+      .uuid = std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes))};
 }
 
 absl::Status UseCudaDevice(int device) { return ToStatus(cudaSetDevice(device)); }
@@ -156,6 +169,7 @@ int CudaComputeMajor(int device) {
 }
 
 absl::StatusOr<std::unique_ptr<DeviceRuntime>> MakeCudaRuntime(int device) {
+  ChooseConnections();
   int devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&devices);
   if (error != cudaSuccess || device < 0 || device >= devices) {

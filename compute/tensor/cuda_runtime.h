@@ -1,6 +1,7 @@
 #ifndef TESSERA_COMPUTE_TENSOR_CUDA_RUNTIME_H_
 #define TESSERA_COMPUTE_TENSOR_CUDA_RUNTIME_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -19,6 +20,8 @@ struct CudaDeviceInfo {
   std::string name;  // "NVIDIA H200"
   int major = 0;     // of the compute capability
   int minor = 0;
+  int multiprocessors = 0;
+  int64_t shared_bytes_of_block = 0;  // the most that a kernel may ask for
   std::string uuid;  // the same in every process, and of a part of a GPU (MIG) its own
 };
 absl::StatusOr<CudaDeviceInfo> DescribeCudaDevice(int device);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -17,6 +18,7 @@ namespace {
 TEST(CudaRuntimeTest, NoSuchDevice) {
   EXPECT_TRUE(absl::IsNotFound(MakeCudaRuntime(-1).status()));
   EXPECT_TRUE(absl::IsNotFound(MakeCudaRuntime(1000).status()));
+  EXPECT_STREQ(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32");
 }
 
 TEST(CudaRuntimeTest, CopiesThroughTheDevice) {

@@ -186,6 +186,14 @@ TEST(DeviceTest, TheFirstErrorIsKeptUntilItIsTaken) {
   EXPECT_EQ(stream.Synchronize(), absl::OkStatus());
 }
 
+TEST(DeviceTest, AThreadUsesTheDeviceThatItSelectedLast) {
+  FakeDevice first({}), second({});
+  EXPECT_TRUE(absl::IsFailedPrecondition(Stream::Create(*first.context).status()));
+  ASSERT_EQ(first.context->runtime().Select(), absl::OkStatus());
+  EXPECT_EQ(Stream::Create(*first.context).status(), absl::OkStatus());
+  EXPECT_TRUE(absl::IsFailedPrecondition(Event::Create(*second.context).status()));
+}
+
 TEST(DeviceDeathTest, WaitingForAnEventThatWasNotRecordedIsABug) {
   FakeDevice device({});
   Stream stream = Must(Stream::Create(*device.context));

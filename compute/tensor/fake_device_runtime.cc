@@ -6,12 +6,14 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 
 namespace tessera {
 namespace {
@@ -19,12 +21,16 @@ namespace {
 constexpr char kPoison = static_cast<char>(0xff);
 constexpr size_t kAlignment = 256;
 
+thread_local const FakeDeviceRuntime* current_device = nullptr;
+
 }  // namespace
 
 FakeDeviceRuntime::FakeDeviceRuntime(const FakeDeviceOptions& options)
     : options_(options),
       fabric_(options.fabric != nullptr ? options.fabric : std::make_shared<FakeFabric>()),
-      random_(options.seed) {}
+      random_(options.seed) {
+  current_device = this;
+}
 
 FakeDeviceRuntime::~FakeDeviceRuntime() {
   const MutexLock lock(&fabric_->mutex);
@@ -32,6 +38,17 @@ FakeDeviceRuntime::~FakeDeviceRuntime() {
     while (!stream->queue.empty() && RunOne(*stream)) {
     }
   }
+}
+
+absl::Status FakeDeviceRuntime::Select() {
+  current_device = this;
+  return absl::OkStatus();
+}
+
+absl::Status FakeDeviceRuntime::CheckSelected(const char* what) const {
+  if (current_device == this) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      std::string(what) + " on a device that is not the current one of the calling thread");
 }
 
 void FakeDeviceRuntime::Add(StreamHandle stream, Work work) {
@@ -53,6 +70,7 @@ void FakeDeviceRuntime::Enqueue(StreamHandle stream, std::function<void()> work)
 
 void FakeDeviceRuntime::EnqueueShared(StreamHandle stream, std::function<bool()> try_run) {
   const MutexLock lock(&fabric_->mutex);
+  error_.Update(CheckSelected("a kernel"));
   Add(stream, {std::move(try_run), nullptr});
 }
 
@@ -99,6 +117,7 @@ void FakeDeviceRuntime::RunSome() {
 
 absl::StatusOr<DeviceRuntime::StreamHandle> FakeDeviceRuntime::CreateStream() {
   const MutexLock lock(&fabric_->mutex);
+  TESSERA_RETURN_IF_ERROR(CheckSelected("a stream"));
   streams_.push_back(std::make_unique<FakeStream>());
   return streams_.back().get();
 }
@@ -117,6 +136,7 @@ absl::Status FakeDeviceRuntime::SynchronizeStream(StreamHandle stream) {
 
 absl::StatusOr<DeviceRuntime::EventHandle> FakeDeviceRuntime::CreateEvent() {
   const MutexLock lock(&fabric_->mutex);
+  TESSERA_RETURN_IF_ERROR(CheckSelected("an event"));
   auto event = std::make_unique<FakeEvent>();
   const EventHandle handle = event.get();
   events_[handle] = std::move(event);
@@ -130,6 +150,7 @@ void FakeDeviceRuntime::DestroyEvent(EventHandle event) {
 
 absl::Status FakeDeviceRuntime::RecordEvent(EventHandle event, StreamHandle stream) {
   const MutexLock lock(&fabric_->mutex);
+  TESSERA_RETURN_IF_ERROR(CheckSelected("the record of an event"));
   const auto mark = std::make_shared<Mark>();
   mark->stream = static_cast<FakeStream*>(stream);
   static_cast<FakeEvent*>(event)->mark = mark;
@@ -240,6 +261,7 @@ bool FakeDeviceRuntime::TouchesFreedMemory(const void* address) const {
 absl::Status FakeDeviceRuntime::Copy(StreamHandle stream, const void* from, int64_t bytes,
                                      void* to) {
   const MutexLock lock(&fabric_->mutex);
+  TESSERA_RETURN_IF_ERROR(CheckSelected("a copy"));
   Add(stream, {[this, from, bytes, to] {
                  if (TouchesFreedMemory(from) || TouchesFreedMemory(to)) {
                    error_.Update(absl::InternalError("a copy touches memory that was given back"));
@@ -254,6 +276,7 @@ absl::Status FakeDeviceRuntime::Copy(StreamHandle stream, const void* from, int6
 
 absl::Status FakeDeviceRuntime::Zero(StreamHandle stream, void* memory, int64_t bytes) {
   const MutexLock lock(&fabric_->mutex);
+  TESSERA_RETURN_IF_ERROR(CheckSelected("a fill"));
   Add(stream, {[this, memory, bytes] {
                  if (TouchesFreedMemory(memory)) {
                    error_.Update(absl::InternalError("a fill touches memory that was given back"));

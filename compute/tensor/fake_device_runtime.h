@@ -33,6 +33,8 @@ struct FakeDeviceOptions {
   // every call, some work of some streams runs, at random.
   uint64_t seed = 0;
   int64_t memory_bytes = int64_t{1} << 30;
+  // The shared memory that a block of a kernel may have; of an H100 by default.
+  int64_t shared_bytes_of_block = 227 * 1024;
   std::shared_ptr<FakeFabric> fabric;  // null: one of its own
   // WaitEvent() does nothing where this is true of the number of the call, from 0 on: as if the
   // program had no such wait. Null: nowhere.
@@ -47,10 +49,16 @@ struct FakeDeviceOptions {
 // Work runs on threads that call the devices of its fabric. Thread-safe. Each question whether an
 // event is done also runs at most one piece of work that the event depends on, so that polling
 // ends.
+//
+// As with CUDA, each thread has a current device: the one that it created or selected last, or none
+// at first. To create a stream or an event, to record one, or to queue work, on a device that is not
+// the calling thread's is an error; CUDA forgives some of these.
 class FakeDeviceRuntime final : public DeviceRuntime {
  public:
   explicit FakeDeviceRuntime(const FakeDeviceOptions& options = {});
   ~FakeDeviceRuntime() override;
+
+  absl::Status Select() override;
 
   // Queues work of the test's own: a kernel.
   void Enqueue(StreamHandle stream, std::function<void()> work);
@@ -61,6 +69,7 @@ class FakeDeviceRuntime final : public DeviceRuntime {
   bool RunNext(StreamHandle stream) { return RunOne(*static_cast<FakeStream*>(stream)); }
   // Wakes threads that wait for work; to be called when shared work has become able to run.
   void Notify() { fabric_->changed.NotifyAll(); }
+  int64_t shared_bytes_of_block() const { return options_.shared_bytes_of_block; }
 
   absl::StatusOr<StreamHandle> CreateStream() override;
   void DestroyStream(StreamHandle stream) override;
@@ -124,6 +133,8 @@ class FakeDeviceRuntime final : public DeviceRuntime {
   // Work may touch guarded memory.
   bool TryRun(const Work& work);
   absl::Status TakeError() { return std::exchange(error_, absl::OkStatus()); }
+  // FailedPrecondition where the device is not the calling thread's.
+  absl::Status CheckSelected(const char* what) const;
 
   const FakeDeviceOptions options_;
   const std::shared_ptr<FakeFabric> fabric_;

@@ -36,6 +36,7 @@ absl::Status RunOnSimulatedGpus(
   return world.Run([&](Communicator& host) -> absl::Status {
     simt::SetSimulatorOptions({.seed = settings.seed + 1});
     SimulatedDevice& gpu = *gpus[static_cast<size_t>(host.rank())];
+    TESSERA_RETURN_IF_ERROR(gpu.runtime->Select());
     FakeNccl nccl(net, *gpu.runtime, {.seed = seed_of(host.rank())});
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<NcclWorld> devices,
                              NcclWorld::Create(host, nccl, *gpu.compute, *gpu.reducer));

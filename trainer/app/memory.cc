@@ -5,7 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "compute/kernels/cuda/attention_memory.h"
 #include "compute/tensor/device_runtime.h"
+#include "layout/dtype.h"
 #include "layout/topology.h"
 #include "models/model_config.h"
 #include "trainer/config/config.h"
@@ -58,6 +60,16 @@ absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t availab
 }
 
 absl::Status CheckModelFitsGpu(const TrainConfig& config, bool trains, TrainingDevice& gpu) {
+  const int64_t head_size = config.model().hidden_size() / config.model().num_attention_heads();
+  const int64_t shared = cuda::AttentionSharedBytes(
+      config.training().bf16() ? DType::kBF16 : DType::kF32, head_size, trains);
+  if (shared > gpu.shared_bytes_of_block) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "attention with heads of ", head_size, " in ", config.training().bf16() ? "bf16" : "fp32",
+        " needs ", shared, " bytes of shared memory in a block, of which this GPU (", gpu.type,
+        ") has ", gpu.shared_bytes_of_block,
+        config.training().bf16() ? "" : ": --bf16 needs half of it"));
+  }
   TESSERA_ASSIGN_OR_RETURN(const DeviceRuntime::MemoryInfo memory, gpu.context->runtime().Memory());
   const StateBytes state = EstimateState(config, trains);
   if (state.sum() <= memory.free_bytes) return absl::OkStatus();

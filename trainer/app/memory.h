@@ -37,8 +37,8 @@ absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t availab
 
 // The same checks for ranks that compute on a GPU each. ResourceExhausted, with the sizes.
 
-// Checks the state of this rank against the memory that its GPU has left, before any of it is
-// allocated.
+// Checks the state of this rank against the memory that its GPU has left, and attention's kernels
+// against the shared memory of its multiprocessors, before any of it is allocated.
 absl::Status CheckModelFitsGpu(const TrainConfig& config, bool trains, TrainingDevice& gpu);
 
 // Checks that a machine with `available` bytes left has room for the pinned memory of all its

@@ -100,6 +100,7 @@ void DeviceMirror::QueueAll() {
 }
 
 void DeviceMirror::Pace() {
+  copy_.context().KeepError("copies of the state", copy_.context().runtime().Select());
   const MutexLock lock(&mutex_);
   while (!stopping_) {
     if (!downloading_ || next_ == pieces_.size()) {

@@ -136,7 +136,9 @@ absl::Status NcclTask::FollowCompute() {
   return absl::OkStatus();
 }
 
+// Any thread that waits for any operation of the endpoint drives this one.
 absl::StatusOr<bool> NcclTask::TryAdvance() {
+  TESSERA_RETURN_IF_ERROR(shared_.compute().context().runtime().Select());
   if (!ready_.has_value()) {
     TESSERA_RETURN_IF_ERROR(FollowCompute());
     TESSERA_RETURN_IF_ERROR(Begin());

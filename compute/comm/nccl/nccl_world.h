@@ -38,7 +38,7 @@ namespace tessera {
 // NCCL does not detect, are found for messages only.
 //
 // Memory: a reduction uses up to 16 MiB a rank for received pieces.
-// Threads: as any Communicator. Callers select the device in each thread that uses it.
+// Threads: as any Communicator. A thread that drives an operation leaves the device selected.
 class NcclWorld {
  public:
   // Every rank of `host` calls it; returns before NCCL has connected the ranks, which the first

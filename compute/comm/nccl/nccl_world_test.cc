@@ -79,6 +79,7 @@ class Cluster {
   absl::Status Run(const Main& rank_main) {
     return world_.Run([&](Communicator& host) -> absl::Status {
       FakeGpu& gpu = *gpus_[host.rank()];
+      if (absl::Status selected = gpu.runtime->Select(); !selected.ok()) return selected;
       FakeNccl nccl(net_, *gpu.runtime,
                     {.seed = options_.seed * 100 + static_cast<uint64_t>(host.rank()),
                      .fail_at_launch = host.rank() == options_.failing_rank ? 0 : -1});
@@ -166,6 +167,20 @@ TEST(NcclWorldTest, OperationsFollowTheComputeStream) {
 
 TEST(NcclWorldTest, TheComputeStreamFollowsOperations) {
   for (uint64_t seed = 0; seed < 20; ++seed) EXPECT_TRUE(FollowsKernels(seed, true)) << seed;
+}
+
+// A thread of an asynchronous save, say, which drives the training thread's operations, too.
+TEST(NcclWorldTest, AThreadThatHasNotSelectedTheDeviceDrivesOperations) {
+  Cluster cluster(2, {});
+  const absl::Status status = cluster.Run(
+      [](Communicator& comm, FakeDeviceRuntime& /*device*/, Stream& /*compute*/) -> absl::Status {
+        std::vector<float> data(100, 1);
+        absl::Status waited;
+        std::thread([&] { waited = comm.StartAllReduce(data, ReduceOp::kSum).Wait(); }).join();
+        EXPECT_EQ(data.front(), 2);
+        return waited;
+      });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(NcclWorldTest, AMissingEventWaitIsFound) {

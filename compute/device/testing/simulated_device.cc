@@ -32,6 +32,7 @@ std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index, const FakeDevice
   constexpr int64_t kSmall = 1 << 16;
   auto opened = std::make_unique<SimulatedDevice>();
   opened->device = {DeviceType::kCuda, index};
+  opened->shared_bytes_of_block = options.shared_bytes_of_block;
   auto runtime = std::make_unique<FakeDeviceRuntime>(options);
   opened->runtime = runtime.get();
   opened->cublaslt = std::make_shared<cuda::FakeCublasLt>(*runtime);

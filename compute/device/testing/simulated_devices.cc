@@ -23,7 +23,8 @@ SimulatedDevices::SimulatedDevices(const SimulatedDevicesOptions& options)
 
 FakeDeviceOptions SimulatedDevices::DeviceOptions(int index) const {
   const uint64_t seed = options_.seed == 0 ? 0 : options_.seed * 100 + static_cast<uint64_t>(index);
-  FakeDeviceOptions options{.seed = seed, .fabric = fabric_};
+  FakeDeviceOptions options{
+      .seed = seed, .shared_bytes_of_block = options_.shared_bytes_of_block, .fabric = fabric_};
   if (options_.memory_bytes) options.memory_bytes = options_.memory_bytes(index);
   return options;
 }

@@ -23,6 +23,7 @@ struct SimulatedDevicesOptions {
   // Of a device, by its index. Null: 1 GiB each, all of one type.
   std::function<int64_t(int)> memory_bytes;
   std::function<std::string(int)> type;
+  int64_t shared_bytes_of_block = FakeDeviceOptions().shared_bytes_of_block;
 };
 
 // The GPUs of a machine whose ranks are threads: simulated devices, whose memory host code cannot

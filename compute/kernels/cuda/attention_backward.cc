@@ -176,19 +176,19 @@ void DeviceKernels::Run(const ops::AttentionBackward& op) {
     simt::Launch<AttentionDeltas<T>>(WarpRowGrid(rows), kWarpRowThreads, 0, stream(), shape,
                                      AsHeads<T>(op.d_out), AsHeads<T>(op.out), deltas);
     WithHeadSize(shape.head_size, [&]<int kHead>(HeadSize<kHead>) {
-      const int64_t tiles =
-          2 * HeadTileBytes<T>(kHead, kOwnRows) + 2 * HeadTileBytes<T>(kHead, kOtherRows);
+      constexpr int64_t kElement = sizeof(T);
       const int64_t blocks = simt::BlocksOf(shape.sequence, kOwnRows);
       const float* const lse = op.log_sum_exp.as<float>();
       simt::Launch<AttentionBackwardQueries<kHead, T>>(
-          {blocks, shape.heads, shape.batch}, kAttentionThreads, tiles + ScoreBytes<T>(), stream(),
-          shape, AsHeads<T>(op.d_out), AsHeads<T>(op.q), AsHeads<T>(op.k), AsHeads<T>(op.v), lse,
+          {blocks, shape.heads, shape.batch}, kAttentionThreads,
+          BackwardQueriesElements(kHead) * kElement, stream(), shape, AsHeads<T>(op.d_out),
+          AsHeads<T>(op.q), AsHeads<T>(op.k), AsHeads<T>(op.v), lse,
           static_cast<const float*>(deltas), AsHeads<T>(op.d_q));
       simt::Launch<AttentionBackwardKeys<kHead, T>>(
-          {blocks, shape.kv_heads, shape.batch}, kAttentionThreads, tiles + 2 * ScoreBytes<T>(),
-          stream(), shape, AsHeads<T>(op.d_out), AsHeads<T>(op.q), AsHeads<T>(op.k),
-          AsHeads<T>(op.v), lse, static_cast<const float*>(deltas), AsHeads<T>(op.d_k),
-          AsHeads<T>(op.d_v));
+          {blocks, shape.kv_heads, shape.batch}, kAttentionThreads,
+          BackwardKeysElements(kHead) * kElement, stream(), shape, AsHeads<T>(op.d_out),
+          AsHeads<T>(op.q), AsHeads<T>(op.k), AsHeads<T>(op.v), lse,
+          static_cast<const float*>(deltas), AsHeads<T>(op.d_k), AsHeads<T>(op.d_v));
     });
   });
 }

@@ -143,8 +143,7 @@ void DeviceKernels::Run(const ops::AttentionForward& op) {
   const AttentionShape shape = MakeAttentionShape(op.options, op.q, op.k);
   WithType(op.q.dtype(), [&]<typename T>(T) {
     WithHeadSize(shape.head_size, [&]<int kHead>(HeadSize<kHead>) {
-      const int64_t shared_bytes = HeadTileBytes<T>(kHead, kOwnRows) +
-                                   2 * HeadTileBytes<T>(kHead, kOtherRows) + ScoreBytes<T>();
+      const int64_t shared_bytes = ForwardElements(kHead) * static_cast<int64_t>(sizeof(T));
       const simt::Grid grid = {simt::BlocksOf(shape.sequence, kOwnRows), shape.heads, shape.batch};
       simt::Launch<AttentionForwardTiles<kHead, T>>(
           grid, kAttentionThreads, shared_bytes, stream(), shape, AsHeads<T>(op.q),

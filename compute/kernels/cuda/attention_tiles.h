@@ -2,16 +2,14 @@
 #define TESSERA_COMPUTE_KERNELS_CUDA_ATTENTION_TILES_H_
 
 // Shared by attention's forward and backward kernels. B batch, T sequence, H query heads, K
-// key/value heads, D head size.
-//
-// A block of four warps owns 64 positions of one head, 16 a warp, and passes over the other side
-// (keys, or queries) in tiles of 32. Heads are padded with zeros in shared memory to kHead.
+// key/value heads, D head size. attention_memory.h describes the blocks.
 
 #include <glog/logging.h>
 
 #include <cstdint>
 
 #include "compute/kernels/backend.h"
+#include "compute/kernels/cuda/attention_memory.h"
 #include "compute/kernels/cuda/mma.h"
 #include "compute/kernels/cuda/philox_device.h"
 #include "compute/kernels/cuda/simt.h"
@@ -19,14 +17,8 @@
 
 namespace tessera::cuda {
 
-inline constexpr int kAttentionThreads = 128;
-inline constexpr int kOwnRows = kAttentionThreads / simt::kWarpSize * kTileRows;
-inline constexpr int kOtherRows = 32;
+static_assert(kOwnRows == kAttentionThreads / simt::kWarpSize * kTileRows);
 inline constexpr int kScoreTiles = kOtherRows / kTileColumns;
-inline constexpr int kMaxHeadSize = 128;
-// Rows in shared memory are 16 or 32 bytes longer, so that a warp's reads spread over the banks.
-inline constexpr int kRowPadding = 8;
-inline constexpr int kScoreStride = kOtherRows + kRowPadding;
 
 // A tensor [B, T, heads, D], dense in D.
 template <typename T>
@@ -170,15 +162,6 @@ TESSERA_DEVICE void StoreHeadRows(const float (&sums)[kHead / kTileColumns][4],
       }
     }
   }
-}
-
-template <typename T>
-constexpr int64_t HeadTileBytes(int head, int rows) {
-  return int64_t{rows} * (head + kRowPadding) * static_cast<int64_t>(sizeof(T));
-}
-template <typename T>
-constexpr int64_t ScoreBytes() {
-  return int64_t{kOwnRows} * kScoreStride * static_cast<int64_t>(sizeof(T));
 }
 
 template <int kHead>

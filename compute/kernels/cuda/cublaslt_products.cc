@@ -123,7 +123,7 @@ class CublasLtProducts final : public Products {
     api_->Destroy(handle_);
   }
 
-  void MatMul(const TensorView& a, const TensorView& b, const TensorView& c, bool accumulate,
+  bool MatMul(const TensorView& a, const TensorView& b, const TensorView& c, bool accumulate,
               const TensorView& bias) override;
   bool MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b, const TensorView& bias,
                   const TensorView& aux, const TensorView& c) override;
@@ -135,6 +135,8 @@ class CublasLtProducts final : public Products {
   absl::Status TryMatMul(const ProductKey& key, const TensorView& a, const TensorView& b,
                          const TensorView& c, bool accumulate, const TensorView& bias);
   absl::StatusOr<ProductPlan*> PlanFor(const ProductKey& key);
+  // Whether there is a plan, and no other error: one is kept, as that of a product.
+  bool HasPlan(const ProductKey& key);
   absl::Status Describe(const ProductKey& key, ProductPlan* plan);
   absl::Status SetPreference(const ProductKey& key, ProductPlan* plan);
   absl::Status ChooseAlgorithm(ProductPlan* plan);
@@ -158,18 +160,22 @@ class CublasLtProducts final : public Products {
   const DeviceBuffer workspace_;
   const CublasLtOptions options_;
   std::map<ProductKey, std::unique_ptr<ProductPlan>> plans_;
-  std::set<ProductKey> without_gelu_;
+  std::set<ProductKey> without_plan_;  // the searches that found nothing are not repeated
 };
 
 absl::Status CublasLtProducts::ToStatus(CublasLtApi::Status status, const char* what) const {
   if (status == CublasLtApi::kSuccess) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(what, ": ", api_->StatusString(status)));
+  const std::string text = absl::StrCat(what, ": ", api_->StatusString(status));
+  return status == CublasLtApi::kNotSupported ? absl::UnimplementedError(text)
+                                              : absl::InternalError(text);
 }
 
-void CublasLtProducts::MatMul(const TensorView& a, const TensorView& b, const TensorView& c,
+bool CublasLtProducts::MatMul(const TensorView& a, const TensorView& b, const TensorView& c,
                               bool accumulate, const TensorView& bias) {
-  const ProductKey key = KeyOf(a, b, c, !bias.empty());
+  const bool adds_bias = !bias.empty() && HasPlan(KeyOf(a, b, c, /*bias=*/true));
+  const ProductKey key = KeyOf(a, b, c, adds_bias);
   compute_.context().KeepError(ToString(key), TryMatMul(key, a, b, c, accumulate, bias));
+  return adds_bias || bias.empty();
 }
 
 absl::Status CublasLtProducts::TryMatMul(const ProductKey& key, const TensorView& a,
@@ -193,7 +199,18 @@ absl::Status CublasLtProducts::Queue(const ProductPlan& plan, const TensorView& 
       "cublasLtMatmul");
 }
 
-// The library has no algorithm of some kinds. The search is not repeated.
+// The library has no algorithm for some products with an epilogue.
+bool CublasLtProducts::HasPlan(const ProductKey& key) {
+  if (without_plan_.contains(key)) return false;
+  const absl::Status status = PlanFor(key).status();
+  if (absl::IsUnimplemented(status)) {
+    without_plan_.insert(key);
+  } else {
+    compute_.context().KeepError(ToString(key), status);
+  }
+  return status.ok();
+}
+
 bool CublasLtProducts::MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b,
                                   const TensorView& bias, const TensorView& aux,
                                   const TensorView& c) {
@@ -201,17 +218,13 @@ bool CublasLtProducts::MatMulGelu(GeluUse use, const TensorView& a, const Tensor
   ProductKey key = KeyOf(a, b, c, !bias.empty());
   key.gelu = use;
   key.leading_aux = LayoutOf(aux).leading_dim;
-  if (without_gelu_.contains(key)) return false;
-  const absl::StatusOr<ProductPlan*> plan = PlanFor(key);
-  if (!plan.ok()) {
-    without_gelu_.insert(key);
-    return false;
-  }
-  absl::Status status = SetDesc<const void*>(*plan, cublaslt_abi::kDescAuxPointer, aux.data());
+  if (!HasPlan(key)) return false;
+  ProductPlan* const plan = plans_.at(key).get();
+  absl::Status status = SetDesc<const void*>(plan, cublaslt_abi::kDescAuxPointer, aux.data());
   if (key.bias) {
-    status.Update(SetDesc<const void*>(*plan, cublaslt_abi::kDescBiasPointer, bias.data()));
+    status.Update(SetDesc<const void*>(plan, cublaslt_abi::kDescBiasPointer, bias.data()));
   }
-  if (status.ok()) status = Queue(**plan, a, b, c, /*accumulate=*/false);
+  if (status.ok()) status = Queue(*plan, a, b, c, /*accumulate=*/false);
   compute_.context().KeepError(ToString(key), status);
   return true;
 }

@@ -207,8 +207,7 @@ void DeviceBackend::WithAligned(std::span<Operand> operands, const Product& prod
 
 void DeviceBackend::Run(const ops::MatMul& op) {
   if (op.c.elements() == 0) return;
-  const bool product_adds_bias =
-      !op.bias.empty() && op.a.dim(1) > 0 && op.bias.dtype() == op.c.dtype();
+  bool product_adds_bias = !op.bias.empty() && op.a.dim(1) > 0 && op.bias.dtype() == op.c.dtype();
   if (op.a.dim(1) == 0) {
     if (!op.accumulate) Fill({op.c, 0});
   } else {
@@ -218,7 +217,8 @@ void DeviceBackend::Run(const ops::MatMul& op) {
         {.view = op.c, .read = op.accumulate, .written = true},
         {.view = product_adds_bias ? op.bias : TensorView(), .alignment = kProductAlignmentBytes}};
     WithAligned(used, [&] {
-      products_->MatMul(used[0].view, used[1].view, used[2].view, op.accumulate, used[3].view);
+      product_adds_bias &=
+          products_->MatMul(used[0].view, used[1].view, used[2].view, op.accumulate, used[3].view);
     });
   }
   if (!op.bias.empty() && !product_adds_bias) AddBiasTo(op.bias, op.c);

@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "compute/kernels/backend.h"
+#include "compute/kernels/cuda/attention_memory.h"
 #include "compute/kernels/cuda/cublaslt_products.h"
 #include "compute/kernels/cuda/testing/fake_cublaslt.h"
 #include "compute/kernels/reference/reference_backend.h"
@@ -35,8 +36,10 @@ using testing::ExpectClose;
 
 // A fake device, cuBLASLt and a backend on one stream, over host tensors.
 struct TestDevice {
-  explicit TestDevice(uint64_t seed = 0, const FakeCublasLtOptions& options = {}) {
-    auto owned = std::make_unique<FakeDeviceRuntime>(FakeDeviceOptions{.seed = seed});
+  explicit TestDevice(uint64_t seed = 0, const FakeCublasLtOptions& options = {})
+      : TestDevice(FakeDeviceOptions{.seed = seed}, options) {}
+  explicit TestDevice(const FakeDeviceOptions& device, const FakeCublasLtOptions& options = {}) {
+    auto owned = std::make_unique<FakeDeviceRuntime>(device);
     runtime = owned.get();
     context = std::make_unique<DeviceContext>(std::move(owned));
     compute = std::make_unique<Stream>(*Stream::Create(*context));
@@ -278,6 +281,17 @@ TEST_F(GeluProductTest, HaveTheBitsOfTwoOperationsWhereTheyAreNotOne) {
   expect_apart({});
 }
 
+// Another error than that there is no algorithm does not hide behind the two operations.
+TEST_F(GeluProductTest, ASearchThatFailsIsReported) {
+  Draw(DType::kBF16, 6, 24, 10);
+  TestDevice device(0, {.no_gelu_search = true});
+  const Tensor pre(DType::kBF16, {6, 24}), act(DType::kBF16, {6, 24});
+  device.backend->MatMulGelu({a_, b_, bias_, pre, act});
+  const absl::Status status = device.backend->Synchronize();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_TRUE(absl::StrContains(status.message(), "CUBLAS_STATUS_EXECUTION_FAILED")) << status;
+}
+
 TEST_F(GeluProductTest, EmptySums) {
   Draw(DType::kBF16, 6, 24, 0);
   TestDevice device;
@@ -303,6 +317,19 @@ TEST_F(DeviceBackendTest, AnAlgorithmIsChosenOnceForEachKindOfProduct) {
   EXPECT_EQ(device.cublaslt->searches(), 2);
   EXPECT_EQ(device.cublaslt->products(), 6);
   EXPECT_EQ(device.backend->Synchronize(), absl::OkStatus());
+}
+
+// cuBLASLt has no algorithm for a bias in bf16 with odd strides, say.
+TEST_F(DeviceBackendTest, ABiasThatTheProductCannotAddIsAddedToIt) {
+  TestDevice device(0, {.no_bias = true});
+  const Tensor a = random_.Normal(DType::kBF16, {17, 9}), b = random_.Normal(DType::kBF16, {9, 33});
+  const Tensor bias = random_.Normal(DType::kBF16, {33});
+  const Tensor c(DType::kBF16, {17, 33}), expected(DType::kF32, {17, 33});
+  for (int i = 0; i < 2; ++i) device.backend->MatMul({a, b, c, false, bias});
+  ASSERT_EQ(device.backend->Synchronize(), absl::OkStatus());
+  EXPECT_EQ(device.cublaslt->searches(), 2);  // one with a bias, one without
+  MakeReferenceBackend()->MatMul({a, b, expected, false, bias});
+  ExpectClose(c, expected, {.relative = 0x1p-7, .of_maximum = 0x1p-8});
 }
 
 TEST_F(DeviceBackendTest, OperationsRunLaterAndInOrder) {
@@ -360,9 +387,9 @@ TEST_F(DeviceBackendTest, ErrorsOfProductsNameTheProduct) {
   };
   EXPECT_EQ(error({.fails = true}),
             absl::InternalError(product + "cublasLtMatmul: CUBLAS_STATUS_EXECUTION_FAILED"));
-  EXPECT_EQ(
-      error({.no_algorithm = true}),
-      absl::InternalError(product + "cublasLtMatmulAlgoGetHeuristic: CUBLAS_STATUS_NOT_SUPPORTED"));
+  EXPECT_EQ(error({.no_algorithm = true}),
+            absl::UnimplementedError(
+                product + "cublasLtMatmulAlgoGetHeuristic: CUBLAS_STATUS_NOT_SUPPORTED"));
   EXPECT_EQ(error({.only_unordered = true}),
             absl::UnimplementedError(product +
                                      "cuBLASLt has no algorithm with a fixed order of additions"));
@@ -381,6 +408,20 @@ TEST_F(DeviceBackendTest, ErrorsOfKernelsNameKernelOperationAndShapes) {
   EXPECT_TRUE(absl::StrContains(status.message(), "ForEach: launched with a grid of")) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "in Scale of [2199023255552]")) << status;
   EXPECT_EQ(device.backend->Synchronize(), absl::OkStatus());
+}
+
+// Heads of 128 in fp32 take more shared memory than a block has at compute capability 8.6.
+TEST_F(DeviceBackendTest, TheDevicesLimitOfSharedMemoryIsKept) {
+  const Tensor x = random_.Normal(DType::kF32, {1, 4, 1, 128}), log_sum_exp(DType::kF32, {1, 1, 4});
+  for (const int64_t kibibytes : {99, 227}) {
+    TestDevice device({.shared_bytes_of_block = kibibytes << 10});
+    const Tensor d_q(DType::kF32, {1, 4, 1, 128}), d_k = Cloned(d_q), d_v = Cloned(d_q);
+    device.backend->AttentionBackward({{.scale = 1}, x, x, x, x, x, log_sum_exp, d_q, d_k, d_v});
+    const absl::Status status = device.backend->Synchronize();
+    EXPECT_EQ(status.ok(), kibibytes == 227) << status;
+    if (!status.ok()) EXPECT_TRUE(absl::StrContains(status.message(), "bytes of shared memory"));
+  }
+  EXPECT_EQ(AttentionSharedBytes(DType::kF32, 128, /*backward=*/true), 124928);
 }
 
 }  // namespace

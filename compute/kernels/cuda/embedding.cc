@@ -18,7 +18,8 @@ namespace tessera::cuda {
 // 1. count the rows of each id, with integer atomics, whose order does not matter;
 // 2. sum up the counts: where each id's list of rows begins;
 // 3. put each row into its id's list, in any order;
-// 4. sort each list: a row's place is the number of smaller rows in the list;
+// 4. sort each list: a row's place is the number of smaller rows in the list; the list of an id
+//    that is repeated often is made anew instead, by a pass over all rows;
 // 5. one block a table row and strip of columns adds the rows of the list.
 namespace {
 
@@ -79,34 +80,41 @@ struct CountBody {
   }
 };
 
+// `before`, the same for all threads of the block, plus the values of the threads before the calling
+// one; adds those of all threads to it.
+TESSERA_DEVICE int32_t SumBefore(const simt::SharedArray<int32_t>& warp_sums, int32_t value,
+                                 int32_t* before) {
+  int32_t sum = value;  // of this lane and those before it
+  for (int distance = 1; distance < simt::kWarpSize; distance *= 2) {
+    const int source = simt::Lane() - distance;
+    const int32_t other = simt::ShuffleFrom(simt::kAllLanes, sum, source < 0 ? 0 : source);
+    if (source >= 0) sum += other;
+  }
+  if (simt::Lane() == simt::kWarpSize - 1) warp_sums.Set(simt::WarpIndex(), sum);
+  simt::SyncThreads();
+  int32_t start = *before + sum - value;
+  for (int warp = 0; warp < simt::ThreadCount() / simt::kWarpSize; ++warp) {
+    const int32_t warp_sum = warp_sums.Get(warp);
+    if (warp < simt::WarpIndex()) start += warp_sum;
+    *before += warp_sum;
+  }
+  simt::SyncThreads();
+  return start;
+}
+
 // One block. Leaves zeros in the counts, which PlaceBody counts up again.
 TESSERA_KERNEL void ScanCounts(RowLists lists) {
   simt::SharedMemory memory;
   const simt::SharedArray<int32_t> warp_sums = memory.Take<int32_t>(simt::kWarpSize);
-  const int warps = simt::ThreadCount() / simt::kWarpSize;
   int32_t before = 0;
   for (int64_t first = 0; first < lists.id_count; first += simt::ThreadCount()) {
     const int64_t id = first + simt::ThreadIndex();
     const int32_t count = id < lists.id_count ? lists.counts[id] : 0;
-    int32_t sum = count;  // of this lane and those before it
-    for (int distance = 1; distance < simt::kWarpSize; distance *= 2) {
-      const int source = simt::Lane() - distance;
-      const int32_t other = simt::ShuffleFrom(simt::kAllLanes, sum, source < 0 ? 0 : source);
-      if (source >= 0) sum += other;
-    }
-    if (simt::Lane() == simt::kWarpSize - 1) warp_sums.Set(simt::WarpIndex(), sum);
-    simt::SyncThreads();
-    int32_t start = before + sum - count;
-    for (int warp = 0; warp < warps; ++warp) {
-      const int32_t warp_sum = warp_sums.Get(warp);
-      if (warp < simt::WarpIndex()) start += warp_sum;
-      before += warp_sum;
-    }
+    const int32_t start = SumBefore(warp_sums, count, &before);
     if (id < lists.id_count) {
       lists.starts[id] = start;
       lists.counts[id] = 0;
     }
-    simt::SyncThreads();
   }
   if (simt::ThreadIndex() == 0) lists.starts[lists.id_count] = before;
 }
@@ -123,10 +131,23 @@ struct PlaceBody {
   }
 };
 
-// One block a list.
+// One block a list. Comparing all pairs takes n * n steps, a pass over all rows R: so no list takes
+// more than R, and few take as many.
 TESSERA_KERNEL void SortLists(RowLists lists) {
   const int64_t id = simt::BlockX();
   const int32_t begin = lists.starts[id], end = lists.starts[id + 1];
+  if (int64_t{end - begin} * (end - begin) > lists.rows) {
+    simt::SharedMemory memory;
+    const simt::SharedArray<int32_t> warp_sums = memory.Take<int32_t>(simt::kWarpSize);
+    int32_t next = begin;
+    for (int64_t first = 0; first < lists.rows; first += simt::ThreadCount()) {
+      const int64_t row = first + simt::ThreadIndex();
+      const bool listed = row < lists.rows && lists.LocalId(row) == id;
+      const int32_t place = SumBefore(warp_sums, listed ? 1 : 0, &next);
+      if (listed) lists.sorted[place] = static_cast<int32_t>(row);
+    }
+    return;
+  }
   for (int32_t i = begin + simt::ThreadIndex(); i < end; i += simt::ThreadCount()) {
     const int32_t row = lists.unsorted[i];
     int32_t smaller = 0;
@@ -192,7 +213,8 @@ void LaunchLists(simt::Stream stream, const RowLists& lists) {
   LaunchForEach(stream, 1, lists.rows, /*packs=*/false, CountBody{lists});
   simt::Launch<ScanCounts>({1}, kScanThreads, simt::kWarpSize * sizeof(int32_t), stream, lists);
   LaunchForEach(stream, 1, lists.rows, /*packs=*/false, PlaceBody{lists});
-  simt::Launch<SortLists>({lists.id_count}, kSortThreads, 0, stream, lists);
+  simt::Launch<SortLists>({lists.id_count}, kSortThreads, simt::kWarpSize * sizeof(int32_t), stream,
+                          lists);
 }
 
 }  // namespace

@@ -37,10 +37,13 @@ class Products {
   // The result has the bits of a pure function of the operands, their strides and whether there is
   // a bias; with accumulate and c in fp32, those of the product by itself, added to c.
   //
+  // False where the bias is left to the caller: the product of these shapes, strides and dtypes
+  // cannot add one. What is queued then is the product without it.
+  //
   // Preconditions: M, N and K are above 0; a and b have one dtype, fp32 or bf16; c is fp32 or of
   // that dtype, and row-major; the bias, which may be missing, has c's dtype; addresses are
   // multiples of LayoutOf()'s alignment, and that of the bias of kProductAlignmentBytes.
-  virtual void MatMul(const TensorView& a, const TensorView& b, const TensorView& c,
+  virtual bool MatMul(const TensorView& a, const TensorView& b, const TensorView& c,
                       bool accumulate, const TensorView& bias) = 0;
 
   // Queues a product whose last step is GELU (tanh form), in fp32, before the result is rounded:

@@ -13,12 +13,19 @@ inline constexpr int kWarpSize = 32;
 inline constexpr uint32_t kAllLanes = 0xffffffff;
 inline constexpr int kMaxThreads = 1024;
 
-// Blocks along each dim. CUDA's limits: x below 2^31, y and z below 2^16.
+// Blocks along each dim.
 struct Grid {
   int64_t x = 1;
   int64_t y = 1;
   int64_t z = 1;
 };
+
+// CUDA's limits.
+constexpr bool IsWithinLimits(const Grid& grid) {
+  constexpr int64_t kEndX = int64_t{1} << 31, kEndYZ = int64_t{1} << 16;
+  return grid.x >= 0 && grid.x < kEndX && grid.y >= 0 && grid.y < kEndYZ && grid.z >= 0 &&
+         grid.z < kEndYZ;
+}
 
 // N elements that one instruction loads or stores.
 template <typename T, int kCount>

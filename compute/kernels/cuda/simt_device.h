@@ -111,18 +111,19 @@ TESSERA_DEVICE void StorePack(const float (&from)[kCount], T* to) {
   *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
 }
 
-// Keeps the first error of a launch since the last TakeLaunchError(). Thread-safe.
+// Keeps the first error of the calling thread's launches since its last TakeLaunchError().
 void KeepLaunchError(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
                      cudaError_t error);
-// The first error: the kernel, its launch, and CUDA's word for it; empty if there was none.
+// The first error of the calling thread: the kernel, its launch, and CUDA's word for it; empty if
+// there was none.
 std::string TakeLaunchError();
 
 template <auto kKernel, typename... Arguments>
 void Launch(Grid grid, int threads, int64_t shared_bytes, Stream stream, Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   constexpr int64_t kSharedBytesWithoutOptIn = 48 * 1024;
-  cudaError_t error = cudaSuccess;
-  if (shared_bytes > kSharedBytesWithoutOptIn) {
+  cudaError_t error = IsWithinLimits(grid) ? cudaSuccess : cudaErrorInvalidConfiguration;
+  if (error == cudaSuccess && shared_bytes > kSharedBytesWithoutOptIn) {
     error = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(shared_bytes));
   }

@@ -26,11 +26,6 @@ thread_local Position position;
 
 namespace {
 
-// The shared memory of a block at compute capability 9.0; at 8.0, it has 163 KiB.
-constexpr int64_t kMaxSharedBytes = 227 * 1024;
-constexpr int64_t kMaxGridX = (int64_t{1} << 31) - 1;
-constexpr int64_t kMaxGridYZ = (int64_t{1} << 16) - 1;
-
 enum class State { kNotStarted, kReady, kAtBarrier, kAtMeeting, kDone };
 
 // A thread of the block that runs.
@@ -67,7 +62,8 @@ class Simulator {
   Counters TakeCounters() { return std::exchange(counters_, {}); }
 
   void Run(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
-           const std::string& scope, const std::function<void()>& thread_body);
+           int64_t max_shared_bytes, const std::string& scope,
+           const std::function<void()>& thread_body);
 
   // Called on fibers.
   void SetError(const std::string& what);
@@ -96,6 +92,7 @@ class Simulator {
   Counters counters_;
   std::string kernel_;
   Grid grid_;
+  int64_t max_shared_bytes_ = 0;
 
   // The state of the block that runs.
   std::vector<Thread> threads_;
@@ -116,12 +113,11 @@ Simulator& ThisSimulator() {
 
 bool Simulator::WithinLimits(Grid grid, int threads, int64_t shared_bytes) {
   std::string what;
-  if (grid.x > kMaxGridX || grid.y > kMaxGridYZ || grid.z > kMaxGridYZ || grid.x < 0 ||
-      grid.y < 0 || grid.z < 0) {
+  if (!IsWithinLimits(grid)) {
     what = "a grid of " + ToString(grid);
   } else if (threads < 1 || threads > kMaxThreads || threads % kWarpSize != 0) {
     what = "blocks of " + std::to_string(threads) + " threads";
-  } else if (shared_bytes < 0 || shared_bytes > kMaxSharedBytes) {
+  } else if (shared_bytes < 0 || shared_bytes > max_shared_bytes_) {
     what = std::to_string(shared_bytes) + " bytes of shared memory";
   } else {
     return true;
@@ -149,8 +145,10 @@ std::vector<int64_t> Simulator::BlockOrder(int64_t blocks) {
 }
 
 void Simulator::Run(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
-                    const std::string& scope, const std::function<void()>& thread_body) {
+                    int64_t max_shared_bytes, const std::string& scope,
+                    const std::function<void()>& thread_body) {
   if (!error_.empty()) return;
+  max_shared_bytes_ = max_shared_bytes;
   kernel_ = ShortKernelName(pretty_name);
   grid_ = grid;
   if (WithinLimits(grid, threads, shared_bytes) && grid.x > 0 && grid.y > 0 && grid.z > 0) {
@@ -372,8 +370,10 @@ void CheckAlignment(const void* address, int64_t alignment) {
 
 void RunLaunch(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
                Stream stream, std::function<void()> thread_body) {
+  const int64_t max_shared_bytes = stream == nullptr ? kMaxSharedBytes : stream->max_shared_bytes();
   const auto run = [=, scope = LaunchScope::DescribeCurrent()] {
-    ThisSimulator().Run(pretty_name, grid, threads, shared_bytes, scope, thread_body);
+    ThisSimulator().Run(pretty_name, grid, threads, shared_bytes, max_shared_bytes, scope,
+                        thread_body);
   };
   if (stream == nullptr) {
     run();

@@ -19,11 +19,17 @@
 
 namespace tessera::simt {
 
+// The shared memory that a block may have at compute capability 9.0; at 8.0, 163 KiB; at 8.6, 8.9
+// and 12.0, 99 KiB.
+inline constexpr int64_t kMaxSharedBytes = 227 * 1024;
+
 // A simulated stream: runs what it is given, in that order, now or later.
 class WorkQueue {
  public:
   virtual ~WorkQueue() = default;
   virtual void Add(std::function<void()> work) = 0;
+  // The shared memory that a block may have on the stream's device.
+  virtual int64_t max_shared_bytes() const { return kMaxSharedBytes; }
 };
 using Stream = WorkQueue*;  // null: launches run at once
 

@@ -37,12 +37,16 @@ class ProductsOfOwnDevice final : public Products {
         products_(OrDie(MakeCublasLtProducts(
             std::make_shared<FakeCublasLt>(static_cast<FakeDeviceRuntime&>(context_.runtime())),
             compute_, {.workspace_bytes = 1 << 16}))) {}
-  ~ProductsOfOwnDevice() override { CHECK_EQ(compute_.Synchronize(), absl::OkStatus()); }
+  ~ProductsOfOwnDevice() override {
+    // The thread may have made another backend since.
+    CHECK_EQ(context_.runtime().Select(), absl::OkStatus());
+    CHECK_EQ(compute_.Synchronize(), absl::OkStatus());
+  }
 
   Stream& compute() { return compute_; }
-  void MatMul(const TensorView& a, const TensorView& b, const TensorView& c, bool accumulate,
+  bool MatMul(const TensorView& a, const TensorView& b, const TensorView& c, bool accumulate,
               const TensorView& bias) override {
-    products_->MatMul(a, b, c, accumulate, bias);
+    return products_->MatMul(a, b, c, accumulate, bias);
   }
   bool MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b, const TensorView& bias,
                   const TensorView& aux, const TensorView& c) override {

@@ -45,6 +45,8 @@ class KernelStream final : private simt::WorkQueue {
     });
   }
 
+  int64_t max_shared_bytes() const override { return device_->shared_bytes_of_block(); }
+
   DeviceContext& context_;
   FakeDeviceRuntime* const device_;
   const DeviceRuntime::StreamHandle stream_;

@@ -193,8 +193,10 @@ absl::StatusOr<TrainingFigures> MeasureTraining(const TimedModel& model, Trainin
   }
   TrainingFigures figures;
   ThreadWorld world(1);
-  TESSERA_RETURN_IF_ERROR(world.Run(
-      [&](Communicator& rank) { return MeasureRank(model, config, device, rank, &figures); }));
+  TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
+    if (device != nullptr) TESSERA_RETURN_IF_ERROR(device->context->runtime().Select());
+    return MeasureRank(model, config, device, rank, &figures);
+  }));
   return figures;
 }
 

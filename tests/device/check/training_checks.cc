@@ -115,8 +115,10 @@ absl::StatusOr<Run> Train(const TrainConfig& config, TrainingDevice* device,
                           int64_t saved_step = 0) {
   Run run;
   ThreadWorld world(1);
-  TESSERA_RETURN_IF_ERROR(world.Run(
-      [&](Communicator& rank) { return TrainRank(config, saved_step, device, rank, &run); }));
+  TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
+    if (device != nullptr) TESSERA_RETURN_IF_ERROR(device->context->runtime().Select());
+    return TrainRank(config, saved_step, device, rank, &run);
+  }));
   return run;
 }
 

@@ -277,7 +277,11 @@ CublasLtApi::Status FakeCublasLt::AlgoGetHeuristic(Handle /*handle*/, MatmulDesc
     return kInvalidValue;
   }
   ++searches_;
-  if (options_.no_algorithm || (options_.no_gelu && descriptor.has_gelu())) return kNotSupported;
+  if (options_.no_gelu_search && descriptor.has_gelu()) return kExecutionFailed;
+  if (options_.no_algorithm || (options_.no_gelu && descriptor.has_gelu()) ||
+      (options_.no_bias && descriptor.has_bias())) {
+    return kNotSupported;
+  }
   const auto propose = [&](Status state, uint32_t scheme, uint64_t workspace_bytes) {
     if (*returned == requested) return;
     HeuristicResult& result = results[(*returned)++];

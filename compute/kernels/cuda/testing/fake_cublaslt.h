@@ -14,7 +14,9 @@ struct FakeCublasLtOptions {
   // AlgoGetHeuristic() proposes no algorithm, or only those that depend on time.
   bool no_algorithm = false;
   bool only_unordered = false;
-  bool no_gelu = false;  // nor for products with GELU
+  bool no_gelu = false;         // nor for products with GELU
+  bool no_bias = false;         // nor for those that add a bias
+  bool no_gelu_search = false;  // the search itself fails for products with GELU
   // Matmul() fails.
   bool fails = false;
 };
