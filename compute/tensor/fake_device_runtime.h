@@ -51,8 +51,8 @@ struct FakeDeviceOptions {
 // ends.
 //
 // As with CUDA, each thread has a current device: the one that it created or selected last, or none
-// at first. To create a stream or an event, to record one, or to queue work, on a device that is not
-// the calling thread's is an error; CUDA forgives some of these.
+// at first. To create a stream or an event, to record one, or to queue work, on a device that is
+// not the calling thread's is an error; CUDA forgives some of these.
 class FakeDeviceRuntime final : public DeviceRuntime {
  public:
   explicit FakeDeviceRuntime(const FakeDeviceOptions& options = {});

@@ -80,8 +80,8 @@ struct CountBody {
   }
 };
 
-// `before`, the same for all threads of the block, plus the values of the threads before the calling
-// one; adds those of all threads to it.
+// `before`, the same for all threads of the block, plus the values of the threads before this one;
+// adds those of all threads to it.
 TESSERA_DEVICE int32_t SumBefore(const simt::SharedArray<int32_t>& warp_sums, int32_t value,
                                  int32_t* before) {
   int32_t sum = value;  // of this lane and those before it
