@@ -14,6 +14,7 @@
 #include "base/units.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "tests/support/command.h"
 #include "tests/support/small_disk.h"
 
@@ -227,6 +228,44 @@ TEST_F(TrainCommandTest, ExitSignalHandlerSavesAndNoStepIsLost) {
     EXPECT_THAT(resumed.out, HasSubstr("(step " + std::to_string(steps) + ")"));
     EXPECT_EQ(Losses(run).size(), static_cast<size_t>(steps + 1));
   }
+}
+
+TEST_F(TrainCommandTest, WhatHappensIsRecordedOverAllProcessesOfARun) {
+  const Words flags = {"--save-interval=2", "--non-persistent-save-interval=0",
+                       "--async-save=false"};
+  {
+    const Process process(Alone(Saving("run", 1000000, flags)), root_);
+    EXPECT_TRUE(process.WaitUntil([&] { return Losses("run").size() >= 4; }));
+    process.Kill(SIGKILL);
+    process.Wait();
+  }
+  // As if it had been killed right before the last save's end.
+  const auto steps = static_cast<int>(Losses("run").size());
+  const auto last = static_cast<int>(*Steps("run").rbegin());
+  const int before = last - 2;
+  FlipBit(DataFile(StepDir("run", last), "model-"), -1000);
+  const Result result = MustTrain("run", before + 1, flags);
+  EXPECT_THAT(result.out, HasSubstr("goes on after step " + std::to_string(before)));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("memory: "), HasSubstr("a step takes at least ")));
+
+  std::vector<std::string> names;
+  nlohmann::json resume;
+  std::ifstream file(RunDir("run") / "events.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    const nlohmann::json event = nlohmann::json::parse(line);
+    const bool repeated = event["event"] == "saved" && names.back() == "saved";
+    if (!repeated) names.push_back(event["event"]);
+    if (event["event"] == "resume") resume = event;
+  }
+  EXPECT_THAT(names, ElementsAre("start", "saved", "damaged", "resume", "saved", "end"));
+  EXPECT_EQ(resume["step"], before);
+  EXPECT_EQ(resume["lost_steps"], steps - before);
+  EXPECT_GT(resume["lost_seconds"], 0);
+  EXPECT_GT(resume["down_seconds"], 0);
+  EXPECT_GT(resume["ranks"][0]["optimizer"], 0);
+  EXPECT_THAT(ReadFile(RunDir("run") / "metrics.jsonl"),
+              AllOf(HasSubstr("\"memory_bytes\":"), HasSubstr("{\"kind\":\"save\",\"step\":2,"),
+                    HasSubstr("\"kind\":\"resume\"")));
 }
 
 TEST_F(TrainCommandTest, ExitSignalHandlerCanBeSwitchedOff) {

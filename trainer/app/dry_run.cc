@@ -22,6 +22,7 @@
 #include "layout/topology.h"
 #include "models/model_config.h"
 #include "trainer/app/memory.h"
+#include "trainer/app/run_summary.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load_content.h"
 #include "trainer/data/dataset.h"
@@ -32,13 +33,6 @@
 
 namespace tessera {
 namespace {
-
-// 124439808 is "124,439,808".
-std::string Grouped(int64_t number) {
-  std::string text = absl::StrCat(number);
-  for (size_t at = text.size(); at > 3;) text.insert(at -= 3, ",");
-  return text;
-}
 
 class Lines {
  public:
@@ -83,10 +77,6 @@ absl::StatusOr<Start> FindStart(const TrainConfig& config) {
   return start;
 }
 
-int64_t Sum(const Trainer::Memory& memory) {
-  return memory.weights + memory.gradients + memory.optimizer + memory.activations;
-}
-
 // What the rank with the largest sum holds.
 absl::StatusOr<Trainer::Memory> BuildAllRanks(const TrainConfig& config, bool trains) {
   Trainer::Memory most;
@@ -99,7 +89,7 @@ absl::StatusOr<Trainer::Memory> BuildAllRanks(const TrainConfig& config, bool tr
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                              Trainer::Create(config, {.trains = trains}, *mesh, *backend));
     const std::lock_guard lock(mutex);
-    if (Sum(trainer->memory()) > Sum(most)) most = trainer->memory();
+    if (SumOf(trainer->memory()) > SumOf(most)) most = trainer->memory();
     return absl::OkStatus();
   }));
   return most;
@@ -114,15 +104,8 @@ absl::StatusOr<std::string> DescribeMemory(const TrainConfig& config, bool train
   if (builds) {
     TESSERA_ASSIGN_OR_RETURN(memory, BuildAllRanks(config, trains));
   }
-  std::string text =
-      absl::StrCat(HumanBytes(Sum(memory)), " in a process: weights ", HumanBytes(memory.weights));
-  if (trains) {
-    absl::StrAppend(&text, ", gradients ", HumanBytes(memory.gradients), ", optimizer ",
-                    HumanBytes(memory.optimizer));
-  }
-  absl::StrAppend(&text, builds ? absl::StrCat(", activations ", HumanBytes(memory.activations))
-                                : "; activations are not counted");
-  return absl::StrCat(text, "; ", HumanBytes(AvailableHostMemory()), " are available here");
+  return absl::StrCat(HumanBytes(SumOf(memory)), " in a process: ", Describe(memory),
+                      builds ? "" : "; activations are not counted", "; ", HumanBytes(AvailableHostMemory()), " are available here");
 }
 
 absl::StatusOr<std::string> DescribeData(const TrainConfig& config, int64_t samples) {

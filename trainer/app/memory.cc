@@ -1,8 +1,11 @@
 #include "trainer/app/memory.h"
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "compute/kernels/cuda/attention_memory.h"
@@ -21,6 +24,22 @@ std::string ForProcesses(const HostShare& host) {
 }
 
 }  // namespace
+
+int64_t SumOf(const Trainer::Memory& memory) {
+  return memory.weights + memory.gradients + memory.optimizer + memory.activations;
+}
+
+std::string Describe(const Trainer::Memory& memory) {
+  std::vector<std::string> parts;
+  const std::pair<const char*, int64_t> kinds[] = {{"weights", memory.weights},
+                                                   {"gradients", memory.gradients},
+                                                   {"optimizer", memory.optimizer},
+                                                   {"activations", memory.activations}};
+  for (const auto& [name, bytes] : kinds) {
+    if (bytes > 0) parts.push_back(absl::StrCat(name, " ", HumanBytes(bytes)));
+  }
+  return absl::StrJoin(parts, ", ");
+}
 
 StateBytes EstimateState(const TrainConfig& config, bool trains) {
   const Topology topology = ConfigTopology(config);
@@ -48,14 +67,11 @@ absl::Status CheckModelFits(const TrainConfig& config, bool trains, int64_t avai
 
 absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t available,
                                     const HostShare& host) {
-  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(mine.weights + mine.gradients +
-                                                          mine.optimizer + mine.activations));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(SumOf(mine)));
   if (needed <= available) return (available - needed) / host.ranks();
   return absl::ResourceExhaustedError(absl::StrCat(
       "the run needs ", HumanBytes(needed), " of memory", ForProcesses(host), ", of which ",
-      HumanBytes(available), " are available: weights ", HumanBytes(mine.weights), ", gradients ",
-      HumanBytes(mine.gradients), ", optimizer ", HumanBytes(mine.optimizer), ", activations ",
-      HumanBytes(mine.activations), host.ranks() == 1 ? "" : " in this process",
+      HumanBytes(available), " are available: ", Describe(mine), host.ranks() == 1 ? "" : " in this process",
       "; activations shrink with --micro-batch-size, --seq-length and --recompute-activations"));
 }
 

@@ -2,6 +2,7 @@
 #define TESSERA_TRAINER_APP_MEMORY_H_
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -21,6 +22,10 @@ struct StateBytes {
   int64_t sum() const { return weights + gradients + optimizer; }
 };
 StateBytes EstimateState(const TrainConfig& config, bool trains);
+
+int64_t SumOf(const Trainer::Memory& memory);
+// "weights 1.00 GiB, gradients ...": what there is of each kind.
+std::string Describe(const Trainer::Memory& memory);
 
 // Checks that a machine with `available` bytes left has room for its ranks. Allocated memory is not
 // taken before it is touched: without these checks a run would end somewhere in its first step.

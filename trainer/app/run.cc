@@ -9,8 +9,10 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "trainer/app/export_weights.h"
@@ -22,6 +24,8 @@
 #include "trainer/metrics/event_file.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/metrics/progress.h"
+#include "trainer/metrics/run_events.h"
+#include "trainer/state/checkpoints.h"
 
 namespace tessera {
 namespace {
@@ -50,14 +54,38 @@ absl::Status OpenSaveRecords(Session& session) {
   return session.loaded.has_value() ? session.saves->Write(*session.loaded) : absl::OkStatus();
 }
 
-absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line) {
+void RecordEnd(const Session& session, const absl::Status& status) {
+  if (session.events == nullptr) return;
+  const int64_t step = session.progress.step;
+  session.events->Add(
+      {.name = status.ok() ? "end" : "failed",
+       .step = step,
+       .text = status.ok() ? absl::StrCat("ended after step ", step, " of ",
+                                          session.config.training().train_iters())
+                           : std::string(status.message())});
+}
+
+// `skipped`: notes about checkpoints that were not resumed from.
+absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line,
+                          const std::vector<std::string>& skipped) {
+  const std::string& run_dir = session.config.output().run_dir();
+  if (session.first_rank() && !run_dir.empty() && MakeDirectories(AT_FDCWD, run_dir) == 0) {
+    session.events = std::make_unique<RunEvents>(
+        run_dir, [&](const std::string& failure) { progress_line.Message(failure); });
+  }
   if (session.first_rank()) {
     TESSERA_ASSIGN_OR_RETURN(session.metrics, OpenOutput(session, progress_line));
     if (session.metrics != nullptr) TESSERA_RETURN_IF_ERROR(OpenSaveRecords(session));
   }
+  if (session.events != nullptr) {
+    for (const std::string& note : skipped) {
+      session.events->Add({.name = "damaged", .step = session.progress.step, .text = note});
+    }
+  }
   TrainLoop loop(session, progress_line);
   const absl::Status status = loop.Run();
   progress_line.Finish();
+  RecordEnd(session, status);
   TESSERA_RETURN_IF_ERROR(status);
   if (session.metrics != nullptr) TESSERA_RETURN_IF_ERROR(session.metrics->Close());
   const bool is_complete = session.progress.step == session.config.training().train_iters();
@@ -108,6 +136,12 @@ absl::Status Sample(const Session& session, ProgressLine& progress_line) {
       *session.tokenizer, session.config.sampling(), session.config.training().seq_length(), stream,
       emit);
   emit("\n");
+  if (session.events != nullptr && status.ok()) {
+    session.events->Add({.name = "sample",
+                         .step = session.progress.step,
+                         .text = sample,
+                         .strings = {{"prompt", session.config.sampling().prompt()}}});
+  }
   if (session.metrics == nullptr || !status.ok()) return status;
   const auto events = EventFile::Open(session.config.output().run_dir());
   const absl::Status recorded =
@@ -132,10 +166,11 @@ ProgressLine::Options LineOptions(const TrainConfig& config, const Launch& launc
 }
 
 // Trains, or does the rest if there is nothing to train.
-absl::Status RunSession(Session& session, ProgressLine& progress_line, int* stopped_by) {
+absl::Status RunSession(Session& session, ProgressLine& progress_line,
+                        const std::vector<std::string>& skipped, int* stopped_by) {
   const TrainConfig& config = session.config;
   if (session.trains) {
-    TESSERA_ASSIGN_OR_RETURN(*stopped_by, Train(session, progress_line));
+    TESSERA_ASSIGN_OR_RETURN(*stopped_by, Train(session, progress_line, skipped));
   } else {
     progress_line.Message("nothing left to train: step " + std::to_string(session.progress.step) +
                           " of " + std::to_string(config.training().train_iters()));
@@ -168,11 +203,13 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
     std::fflush(stdout);
   }
   ProgressLine progress_line(LineOptions(config, launch, output.get()));
+  std::vector<std::string> skipped;
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                            BuildSession(config, world, devices, [&](const std::string& note) {
                              progress_line.Message(note);
+                             if (note.starts_with(kSkippedNote)) skipped.push_back(note);
                            }));
-  const absl::Status status = RunSession(*session, progress_line, stopped_by);
+  const absl::Status status = RunSession(*session, progress_line, skipped, stopped_by);
   // The other ranks are notified immediately; the session then waits for a save in flight, unless
   // nothing answers that one.
   if (!status.ok() && world != nullptr) world->Abort(status);

@@ -395,6 +395,10 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& hos
     TESSERA_RETURN_IF_ERROR(In(*saved, TakeSavedSchedule(saved->manifest(), &session->config)));
   }
   session->resumed = saved.has_value() && LoadContentOf(config.checkpoint()).scheduler;
+  if (session->resumed) {
+    session->resumed_from = saved->Describe();
+    session->saved_topology = SavedTopology(saved->manifest());
+  }
   if (session->resumed && !session->progress.ledger.empty()) {
     session->loaded = RecordOf(saved->manifest(), session->progress);
   }

@@ -23,6 +23,7 @@
 #include "trainer/data/batch_loader.h"
 #include "trainer/data/dataset.h"
 #include "trainer/metrics/metrics.h"
+#include "trainer/metrics/run_events.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/device_mirror.h"
@@ -60,9 +61,13 @@ struct Session {
   std::unique_ptr<MetricsWriter> saves;
   // What `saves` says of the checkpoint that the run was resumed from; nullopt without a ledger.
   std::optional<SaveRecord> loaded;
+  // Rank 0's record of what happens to the run, with the same exceptions.
+  std::unique_ptr<RunEvents> events;
   // Null without saves. A save in flight uses the members before it.
   std::unique_ptr<RunSaver> saver;
   bool resumed = false;         // the progress came from a checkpoint
+  std::string resumed_from;     // its name; empty otherwise
+  std::string saved_topology;   // the one that it was saved under; empty where it does not say
   bool resumed_healthy = true;  // and that one's state is good, as far as it is known
 
   Backend& backend() const { return device->backend(); }

@@ -24,6 +24,8 @@ struct Counts {
     kInterrupts,
     kTerminations,
     kWaitShare,
+    kHostMemory,
+    kGpuMemory,
     // Rank 0 alone sends these; the others send zero.
     kElapsedMicroseconds,
     kStopStep,
@@ -49,13 +51,15 @@ size_t GroupIndex(std::string_view name) {
 }  // namespace
 
 absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pipeline_wait_share,
-                                          const LeaderState& leader) {
-  StepAgreement agreement{.stop_signal = stop_signal, .leader = leader};
+                                          const LeaderState& leader, const UsedMemory& memory) {
+  StepAgreement agreement{.stop_signal = stop_signal, .leader = leader, .memory = memory};
   if (mesh.world() == nullptr || mesh.world()->size() == 1) return agreement;
   Counts counts;
   counts.values[Counts::kInterrupts] = stop_signal == SIGINT ? 1 : 0;
   counts.values[Counts::kTerminations] = stop_signal == SIGTERM ? 1 : 0;
   counts.values[Counts::kWaitShare] = std::llround(pipeline_wait_share * kShareUnits);
+  counts.values[Counts::kHostMemory] = memory.host;
+  counts.values[Counts::kGpuMemory] = memory.gpu;
   if (mesh.rank() == 0) {
     counts.values[Counts::kElapsedMicroseconds] = absl::ToInt64Microseconds(leader.elapsed);
     counts.values[Counts::kStopStep] = leader.stop_file.step;
@@ -82,6 +86,8 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pi
       .folder_is_taken = counts.values[Counts::kFolderIsTaken] != 0,
       .records_fail = counts.values[Counts::kRecordsFail] != 0,
   };
+  agreement.memory = {.host = counts.values[Counts::kHostMemory],
+                      .gpu = counts.values[Counts::kGpuMemory]};
   if (mesh.pipeline() != nullptr) {
     agreement.pipeline_wait_share =
         static_cast<double>(counts.values[Counts::kWaitShare]) / kShareUnits / mesh.world()->size();

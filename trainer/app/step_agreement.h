@@ -1,6 +1,7 @@
 #ifndef TESSERA_TRAINER_APP_STEP_AGREEMENT_H_
 #define TESSERA_TRAINER_APP_STEP_AGREEMENT_H_
 
+#include <cstdint>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -22,18 +23,26 @@ struct LeaderState {
   bool records_fail = false;                                  // metrics.jsonl cannot be written
 };
 
+// Memory of this process, and of its GPU, in bytes.
+struct UsedMemory {
+  int64_t host = 0;  // the most until now
+  int64_t gpu = 0;   // at present
+};
+
 // The result of an agreement after a step, the same on each rank.
 struct StepAgreement {
   int stop_signal = 0;  // SIGINT or SIGTERM, when some rank got one; else 0
   LeaderState leader;
   double pipeline_wait_share = -1;  // mean over ranks; negative without a pipeline
+  UsedMemory memory;                // of all ranks together
   std::vector<WireBytes> wire;  // sent by all ranks since the last agreement; empty for one rank
 };
 
-// `stop_signal` and `pipeline_wait_share`: this rank's. `leader`: of rank 0, not read on others.
-// Collective; one all-reduce of about 500 bytes.
+// `stop_signal`, `pipeline_wait_share` and `memory`: this rank's. `leader`: of rank 0, not read on
+// others. Collective; one all-reduce of about 500 bytes.
 absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pipeline_wait_share,
-                                          const LeaderState& leader = {});
+                                          const LeaderState& leader = {},
+                                          const UsedMemory& memory = {});
 
 }  // namespace tessera
 

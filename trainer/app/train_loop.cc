@@ -1,5 +1,7 @@
 #include "trainer/app/train_loop.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -19,12 +21,16 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "compute/comm/communicator.h"
+#include "compute/device/training_device.h"
+#include "compute/tensor/device_runtime.h"
 #include "layout/dtype.h"
 #include "trainer/app/export_weights.h"
 #include "trainer/app/gemm_peak.h"
+#include "trainer/app/run_summary.h"
 #include "trainer/app/signals.h"
 #include "trainer/app/step_agreement.h"
 #include "trainer/config/config.h"
+#include "trainer/metrics/run_events.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/ledger.h"
 #include "trainer/state/run_state.h"
@@ -105,6 +111,17 @@ std::string ObeyedStopFile(const TrainConfig& config) {
   return ckpt::ReadAll(**storage, kObeyedStopFile, kMaxIdentityBytes).value_or("");
 }
 
+UsedMemory MeasureMemory(const Session& session) {
+  struct rusage usage = {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  UsedMemory used = {.host = int64_t{usage.ru_maxrss} * 1024};
+  if (TrainingDevice* const gpu = session.device->gpu(); gpu != nullptr) {
+    const absl::StatusOr<DeviceRuntime::MemoryInfo> memory = gpu->context->runtime().Memory();
+    if (memory.ok()) used.gpu = memory->total_bytes - memory->free_bytes;
+  }
+  return used;
+}
+
 absl::StatusOr<RateMeter::Options> RateOptions(const Session& session) {
   const TrainingConfig& training = session.config.training();
   TESSERA_ASSIGN_OR_RETURN(const double peak, MeasurePeak(session));
@@ -133,6 +150,7 @@ TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line)
 absl::Status TrainLoop::Run() {
   TESSERA_ASSIGN_OR_RETURN(const RateMeter::Options rates, RateOptions(session_));
   rates_.emplace(rates);
+  TESSERA_RETURN_IF_ERROR(AnnounceStart(session_, rates, progress_line_));
   // Bytes sent while building the session do not belong to any step.
   session_.mesh->TakeTraffic();
   if (session_.metrics != nullptr) {
@@ -200,10 +218,9 @@ ckpt::SaveDecision TrainLoop::Decide() {
 void TrainLoop::SayEnd(ckpt::EndReason reason) {
   const int64_t step = session_.progress.step;
   if (stopped_by_ != 0) {
-    progress_line_.Message(
-        absl::StrFormat("stopped by signal %d after step %d", stopped_by_, step));
+    Happened("signal", step, absl::StrFormat("stopped by signal %d after step %d", stopped_by_, step));
   } else if (reason == ckpt::EndReason::kStopFile) {
-    progress_line_.Message(absl::StrFormat("stopped by %s after step %d",
+    Happened("stop_file", step, absl::StrFormat("stopped by %s after step %d",
                                            config_.checkpoint().stop_file_path(), step));
   } else if (reason == ckpt::EndReason::kExitDuration) {
     progress_line_.Message(
@@ -225,7 +242,8 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   leader_.folder_is_taken = session_.save_folder != nullptr && !session_.save_folder->Check().ok();
   leader_.records_fail = session_.metrics != nullptr && !session_.metrics->status().ok();
   TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed, AgreeOnStep(*session_.mesh, StopSignal(),
-                                                             result.pipeline_wait_share, leader_));
+                                                             result.pipeline_wait_share, leader_,
+                                                             MeasureMemory(session_)));
   stopped_by_ = agreed.stop_signal;
   leader_ = agreed.leader;
   updated_ = result.updated;
@@ -255,6 +273,8 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
                       .ledger = progress.ledger,
                       .ledger_settings = ledger_settings_,
                       .first_sample = first_sample};
+  metrics.memory_bytes = agreed.memory.host;
+  metrics.gpu_memory_bytes = agreed.memory.gpu;
   metrics.wire = std::move(agreed.wire);
   metrics.pipeline_wait_share = agreed.pipeline_wait_share;
   return metrics;
@@ -321,33 +341,55 @@ void TrainLoop::ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes) {
   for (const ckpt::SaveOutcome& outcome : outcomes) {
     failed_saves_.Add(outcome.report.status(), leader_.elapsed);
     if (absl::IsCancelled(outcome.report.status())) {
-      progress_line_.Message(absl::StrFormat(
-          "step %d is not saved: an earlier save is still being written", outcome.step));
+      Happened("not_saved", outcome.step,
+               absl::StrFormat("step %d is not saved: an earlier save is still being written",
+                               outcome.step));
       continue;
     }
     if (!outcome.report.ok()) {
-      progress_line_.Message(absl::StrFormat("step %d is not saved: %s", outcome.step,
-                                             std::string(outcome.report.status().message())));
+      Happened("not_saved", outcome.step,
+               absl::StrFormat("step %d is not saved: %s", outcome.step,
+                               std::string(outcome.report.status().message())));
       continue;
     }
     const auto& report = *outcome.report;
     const std::string slot = report.directory.substr(0, report.directory.find('/'));
-    progress_line_.Message(absl::StrFormat("saved step %d%s: %s in %.2f s", outcome.step,
-                                           slot == report.directory ? "" : " in " + slot,
-                                           HumanBytes(report.bytes_written), report.seconds));
+    Happened("saved", outcome.step,
+             absl::StrFormat("saved step %d%s: %s in %.2f s", outcome.step,
+                             slot == report.directory ? "" : " in " + slot,
+                             HumanBytes(report.bytes_written), report.seconds),
+             &report);
     if (!report.note.empty()) progress_line_.Message(report.note);
-    if (const absl::Status recorded = RecordSave(report.directory); !recorded.ok()) {
+    if (const absl::Status recorded = RecordSave(outcome.step, report); !recorded.ok()) {
       progress_line_.Message(absl::StrFormat("step %d is saved, but not recorded: %s", outcome.step,
                                              std::string(recorded.message())));
     }
   }
 }
 
-absl::Status TrainLoop::RecordSave(const std::string& directory) {
+absl::Status TrainLoop::RecordSave(int64_t step, const ckpt::SaveReport& report) {
   if (session_.saves == nullptr) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(const ckpt::Manifest manifest, session_.saver->Saved(directory));
+  // See CheckRecords().
+  session_.metrics
+      ->Write(SaveMetrics{.step = step, .seconds = report.seconds, .bytes = report.bytes_written})
+      .IgnoreError();
+  FollowRecords();
+  TESSERA_ASSIGN_OR_RETURN(const ckpt::Manifest manifest, session_.saver->Saved(report.directory));
   TESSERA_ASSIGN_OR_RETURN(const Progress progress, ReadProgress(manifest));
   return session_.saves->Write(RecordOf(manifest, progress));
+}
+
+void TrainLoop::Happened(const std::string& name, int64_t step, const std::string& text,
+                         const ckpt::SaveReport* saved) {
+  progress_line_.Message(text);
+  if (session_.events == nullptr) return;
+  RunEvent event = {.name = name, .step = step, .text = text};
+  if (saved != nullptr) {
+    event.numbers = {{"seconds", saved->seconds},
+                     {"bytes", static_cast<double>(saved->bytes_written)}};
+    event.strings = {{"directory", saved->directory}};
+  }
+  session_.events->Add(event);
 }
 
 void TrainLoop::RememberStopFile() const {

@@ -57,8 +57,11 @@ class TrainLoop {
   // Reports finished saves. An asynchronous save that failed is a message, not an error: training
   // can continue, as far as CheckSaves() allows.
   void ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes);
-  // Writes the checkpoint in `directory` to the record of checkpoints, where there is one.
-  absl::Status RecordSave(const std::string& directory);
+  // Writes a new checkpoint to the records, where there are any.
+  absl::Status RecordSave(int64_t step, const ckpt::SaveReport& report);
+  // Says what has happened and, on rank 0, records it as an event.
+  void Happened(const std::string& name, int64_t step, const std::string& text,
+                const ckpt::SaveReport* saved = nullptr);
   // Records, for the next run, that the stop file has ended this one. Failures do no harm.
   void RememberStopFile() const;
   // Whether rank 0 has found that the run can save no more; the same on every rank.

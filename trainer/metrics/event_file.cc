@@ -46,17 +46,18 @@ std::optional<Event> EventOfRecord(std::string_view line) {
   if (!record.is_object()) return std::nullopt;
   const auto step = record.find("step"), kind = record.find("kind");
   if (step == record.end() || !step->is_number_integer()) return std::nullopt;
-  if (kind == record.end() || (*kind != "step" && *kind != "eval")) return std::nullopt;
-  const bool trains = *kind == "step";
+  static const std::map<std::string, std::string> kTags = {
+      {"step", "train"}, {"eval", "validation"}, {"save", "save"}, {"resume", "resume"}};
+  const auto tag = kind != record.end() && kind->is_string() ? kTags.find(kind->get<std::string>())
+                                                             : kTags.end();
+  if (tag == kTags.end()) return std::nullopt;
   Event event;
   event.set_step(step->get<int64_t>());
   const nlohmann::json fields = record.flatten();
   for (const auto& [path, value] : fields.items()) {
     if (path == "/step" || !(value.is_number() || value.is_null())) continue;
     tensorboard::Summary::Value& scalar = *event.mutable_summary()->add_value();
-    scalar.set_tag(trains                 ? absl::StrCat("train", path)
-                   : path == "/eval_loss" ? "validation/loss"
-                                          : absl::StrCat("validation", path));
+    scalar.set_tag(path == "/eval_loss" ? "validation/loss" : absl::StrCat(tag->second, path));
     scalar.set_simple_value(value.is_null() ? std::numeric_limits<float>::quiet_NaN()
                                             : static_cast<float>(value.get<double>()));
   }

@@ -79,9 +79,11 @@ Scalars RecordedScalars(const std::string& folder) {
     const int64_t step = record["step"].get<int64_t>();
     for (const auto& [name, value] : record.items()) {
       if (!value.is_number() || name == "step") continue;
-      const std::string tag = name == "eval_loss"        ? "validation/loss"
-                              : record["kind"] == "eval" ? "validation/" + name
-                                                         : "train/" + name;
+      const std::string kind = record["kind"];
+      const std::string tag = name == "eval_loss" ? "validation/loss"
+                              : kind == "eval"    ? "validation/" + name
+                              : kind == "step"    ? "train/" + name
+                                                  : kind + "/" + name;
       scalars[{tag, step}] = value.get<float>();
     }
   }
@@ -131,8 +133,11 @@ TEST_F(EventFileTest, HoldsTheNumbersOfMetricsJsonl) {
   Step(2, 1.0 / 3);
   ASSERT_TRUE(metrics_->Write(EvalMetrics{.step = 2, .loss = 2.5, .tokens = 64}).ok());
   ASSERT_TRUE(events_->Follow().ok());
+  ASSERT_TRUE(metrics_->Write(SaveMetrics{.step = 2, .seconds = 1.5, .bytes = 1024}).ok());
+  ASSERT_TRUE(events_->Follow().ok());
   const Scalars scalars = ScalarsOf(folder_);
   EXPECT_EQ(scalars, RecordedScalars(folder_));
+  EXPECT_EQ(scalars.at({"save/seconds", 2}), 1.5f);
   EXPECT_EQ(scalars.at({"train/loss", 2}), static_cast<float>(1.0 / 3));
   EXPECT_EQ(scalars.at({"validation/loss", 2}), 2.5f);
   // Several ranks.

@@ -16,6 +16,7 @@ namespace {
 struct Record {
   std::string kind;  // empty where the line has none
   int64_t step = 0;
+  double seconds = 0;  // that the step took
 };
 
 struct RecordLine {
@@ -30,7 +31,11 @@ std::optional<Record> ParseRecord(std::string_view line) {
   if (step == json.end() || !step->is_number_integer()) return std::nullopt;
   const auto kind = json.find("kind");
   const bool named = kind != json.end() && kind->is_string();
-  return Record{.kind = named ? kind->get<std::string>() : "", .step = step->get<int64_t>()};
+  const auto seconds = json.find("step_seconds");
+  const bool timed = seconds != json.end() && seconds->is_number();
+  return Record{.kind = named ? kind->get<std::string>() : "",
+                .step = step->get<int64_t>(),
+                .seconds = timed ? seconds->get<double>() : 0};
 }
 
 // Steps up to last_step without a record: all that follow the first recorded one or, where no line
@@ -75,6 +80,7 @@ std::string Plural(std::string_view noun, const std::vector<std::string>& of) {
 KeptRecords KeepRecords(std::string_view log, int64_t last_step) {
   std::vector<RecordLine> lines;
   std::vector<std::string> damaged;
+  std::map<int64_t, double> lost;  // seconds by step
   for (int64_t number = 1; !log.empty(); ++number) {
     const size_t end = log.find('\n');
     if (end == log.npos) break;
@@ -84,11 +90,16 @@ KeptRecords KeepRecords(std::string_view log, int64_t last_step) {
     text.remove_prefix(zeros_end);
     std::optional<Record> record = ParseRecord(text);
     if (zeros_end > 0 || !record.has_value()) damaged.push_back(absl::StrCat(number));
-    if (!record.has_value() || record->step > last_step) continue;
+    if (!record.has_value()) continue;
+    if (record->step > last_step) {
+      if (record->kind == "step") lost[record->step] = record->seconds;
+      continue;
+    }
     lines.push_back({text, *std::move(record)});
   }
 
-  KeptRecords kept;
+  KeptRecords kept = {.lost_steps = static_cast<int64_t>(lost.size())};
+  for (const auto& [step, seconds] : lost) kept.lost_seconds += seconds;
   const std::vector<std::string> repeated = DropRepeated(lines);
   std::set<int64_t> recorded;
   for (const RecordLine& line : lines) {

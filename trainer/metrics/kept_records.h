@@ -14,6 +14,9 @@ struct KeptRecords {
   std::string text;  // whole lines, unchanged, in their order
   // Sentences without the file's name; empty for the log of a killed process without other damage.
   std::vector<std::string> notes;
+  // The dropped records of steps after the last one: computed in vain.
+  int64_t lost_steps = 0;
+  double lost_seconds = 0;
 };
 
 // The records of `log` up to `last_step`. No content of a log is an error: it is a record of the

@@ -34,6 +34,16 @@ TEST(KeptRecordsTest, AnUndamagedLogIsKeptWithoutAWord) {
   EXPECT_EQ(KeepRecords("", 3).notes, Notes());
 }
 
+// A run may have died twice after the same checkpoint: each lost step counts once.
+TEST(KeptRecordsTest, WhatALostStepHasTakenIsCounted) {
+  const std::string half = R"(,"step_seconds":0.5)";
+  const std::string log = Step(1, half) + Step(2, half) + Step(3, half) + Step(3, half) + Step(4);
+  const KeptRecords kept = KeepRecords(log + "{\"kind\":\"eval\",\"step\":4}\n", 1);
+  EXPECT_EQ(kept.lost_steps, 3);
+  EXPECT_EQ(kept.lost_seconds, 1.0);
+  EXPECT_EQ(KeepRecords(log, 4).lost_steps, 0);
+}
+
 TEST(KeptRecordsTest, LinesThatAreNoRecordsAreNamedAndDropped) {
   for (const std::string line : {"hello", "[1]", "{\"loss\":1}", "{\"step\":\"1\"}", "", "\xFF\xFE",
                                  "{\"kind\":\"step\",\"step\":3,\"lo"}) {

@@ -12,6 +12,7 @@
 #include "base/file_calls.h"
 #include "base/files.h"
 #include "base/replace_file.h"
+#include "base/status_macros.h"
 #include "trainer/metrics/kept_records.h"
 
 namespace tessera {
@@ -31,10 +32,14 @@ std::string JsonNumber(double value) {
   return std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
 }
 
-// The last fields of a record: those of the ledger, and those that only runs with several ranks
-// have.
+// The last fields of a record: memory, those of the ledger, and those that only runs with several
+// ranks have.
 std::string LastFields(const StepMetrics& metrics) {
   std::string text;
+  if (metrics.memory_bytes > 0) absl::StrAppend(&text, ",\"memory_bytes\":", metrics.memory_bytes);
+  if (metrics.gpu_memory_bytes > 0) {
+    absl::StrAppend(&text, ",\"gpu_memory_bytes\":", metrics.gpu_memory_bytes);
+  }
   if (!metrics.ledger.empty()) {
     absl::StrAppend(&text, ",\"first_sample\":", metrics.first_sample, ",\"settings\":\"",
                     metrics.ledger_settings, "\",\"ledger\":\"", metrics.ledger, "\"");
@@ -58,18 +63,18 @@ std::string LastFields(const StepMetrics& metrics) {
 }
 
 // The file's records up to `last_step`; empty if the file does not exist.
-absl::StatusOr<std::string> ReadRecords(const std::string& path, int64_t last_step,
+absl::StatusOr<KeptRecords> ReadRecords(const std::string& path, int64_t last_step,
                                         const std::function<void(const std::string&)>& notes) {
   const std::optional<std::string> log = ReadWholeFile(path);
   if (!log.has_value()) {
-    if (errno == ENOENT) return std::string();
+    if (errno == ENOENT) return KeptRecords();
     return IoError("cannot read", path);
   }
   KeptRecords kept = KeepRecords(*log, last_step);
   for (const std::string& note : kept.notes) {
     if (notes != nullptr) notes(absl::StrCat(path, ": ", note));
   }
-  return std::move(kept.text);
+  return kept;
 }
 
 }  // namespace
@@ -98,16 +103,18 @@ int64_t StepMetrics::wire_bytes() const {
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
     const std::string& path, std::optional<int64_t> resumed_step,
     const std::function<void(const std::string&)>& notes) {
-  std::string kept;
+  KeptRecords kept;
   if (resumed_step.has_value()) {
-    absl::StatusOr<std::string> records = ReadRecords(path, *resumed_step, notes);
-    if (!records.ok()) return records.status();
-    kept = *std::move(records);
+    TESSERA_ASSIGN_OR_RETURN(kept, ReadRecords(path, *resumed_step, notes));
   }
-  if (absl::Status status = ReplaceFile(path, kept); !status.ok()) return status;
+  if (absl::Status status = ReplaceFile(path, kept.text); !status.ok()) return status;
   std::FILE* file = std::fopen(path.c_str(), "ab");
   if (file == nullptr) return IoError("cannot open", path);
-  return std::unique_ptr<MetricsWriter>(new MetricsWriter(path, file));
+  std::unique_ptr<MetricsWriter> writer(new MetricsWriter(path, file));
+  writer->lost_ = {.step = resumed_step.value_or(0),
+                   .lost_steps = kept.lost_steps,
+                   .lost_seconds = kept.lost_seconds};
+  return writer;
 }
 
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Append(const std::string& path) {
@@ -165,6 +172,18 @@ absl::Status MetricsWriter::Write(const EvalMetrics& metrics) {
       "\"seconds\":%s,\"best\":%s}\n",
       metrics.step, JsonNumber(metrics.loss), LossBits(metrics.loss), metrics.tokens,
       JsonNumber(metrics.seconds), metrics.best ? "true" : "false"));
+}
+
+absl::Status MetricsWriter::Write(const SaveMetrics& metrics) {
+  return WriteLine(absl::StrFormat(
+      "{\"kind\":\"save\",\"step\":%d,\"seconds\":%s,\"bytes\":%d}\n", metrics.step,
+      JsonNumber(metrics.seconds), metrics.bytes));
+}
+
+absl::Status MetricsWriter::Write(const ResumeMetrics& metrics) {
+  return WriteLine(absl::StrFormat(
+      "{\"kind\":\"resume\",\"step\":%d,\"lost_steps\":%d,\"lost_seconds\":%s}\n", metrics.step,
+      metrics.lost_steps, JsonNumber(metrics.lost_seconds)));
 }
 
 absl::Status MetricsWriter::Write(const SaveRecord& record) {

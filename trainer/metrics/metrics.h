@@ -41,6 +41,10 @@ struct StepMetrics {
   double tokens_per_second = 0;
   double peak_share = 0;   // model FLOP/s over the machine's best GEMM rate, at most 1; 0: unknown
   double eta_seconds = 0;  // until the end of the last step
+  // The most memory that the processes have held until now, all together; 0: unknown. On GPUs,
+  // what is in use of each GPU's memory.
+  int64_t memory_bytes = 0;
+  int64_t gpu_memory_bytes = 0;
   // Only for several ranks: ordered by axis; empty for one process.
   std::vector<WireBytes> wire;
   // The pipeline bubble: the share of the forward and backward passes spent waiting for other
@@ -56,6 +60,20 @@ struct EvalMetrics {
   int64_t tokens = 0;
   double seconds = 0;
   bool best = false;
+};
+
+// How long a save took, from its step to its commit, and what was written.
+struct SaveMetrics {
+  int64_t step = 0;
+  double seconds = 0;
+  uint64_t bytes = 0;
+};
+
+// What a process that died had computed after the checkpoint that the run goes on from.
+struct ResumeMetrics {
+  int64_t step = 0;
+  int64_t lost_steps = 0;
+  double lost_seconds = 0;
 };
 
 // A committed checkpoint: the chain's head at its step and the digest of its state, and the digest
@@ -89,8 +107,9 @@ class RateMeter {
   double mean_seconds_ = 0;
 };
 
-// metrics.jsonl: one JSON object per line, {"kind":"step","step":N,"loss":...} or
-// {"kind":"eval","step":N,"eval_loss":...}. Numbers have 17 significant digits; "loss_bits" (and
+// metrics.jsonl: one JSON object per line, {"kind":"step","step":N,"loss":...},
+// {"kind":"eval","step":N,"eval_loss":...}, {"kind":"save","step":N,"seconds":...} or
+// {"kind":"resume","step":N,"lost_steps":...,"lost_seconds":...}. Numbers have 17 significant digits; "loss_bits" (and
 // "eval_loss_bits") holds the fp64 loss as 16 hexadecimal digits, so that a text tool can compare
 // two runs bit for bit. A number that JSON cannot express (NaN, infinity) is null. Steps of several
 // ranks add "wire_bytes", their sum by axis and operation in "wire", and, with a pipeline,
@@ -115,12 +134,16 @@ class MetricsWriter {
   // After an error nothing more is written: these, Sync() and status() return the first one.
   absl::Status Write(const StepMetrics& metrics);
   absl::Status Write(const EvalMetrics& metrics);
+  absl::Status Write(const SaveMetrics& metrics);
+  absl::Status Write(const ResumeMetrics& metrics);
   // {"kind":"save","step":N,...}: in a file of their own, saves.jsonl.
   absl::Status Write(const SaveRecord& record);
   // Makes the lines written so far durable against a power loss. May be called from another thread
   // than the writer's, as may status().
   absl::Status Sync();
   absl::Status status() const;
+  // What Open() has dropped of later steps than the resumed one.
+  const ResumeMetrics& lost() const { return lost_; }
   absl::Status Close();
 
  private:
@@ -131,6 +154,7 @@ class MetricsWriter {
 
   const std::string path_;
   std::FILE* file_;
+  ResumeMetrics lost_;
   mutable Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };

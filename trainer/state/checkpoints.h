@@ -53,6 +53,9 @@ struct SavedRun {
   }
 };
 
+// How a note about a checkpoint begins that a resume has skipped, because it is damaged.
+inline constexpr char kSkippedNote[] = "WARNING: skipped ";
+
 // Adds a workaround for a checkpoint that cannot be read: the one before it.
 absl::Status WithOlderStep(const absl::Status& status, std::optional<int64_t> older_step);
 

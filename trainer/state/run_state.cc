@@ -161,6 +161,10 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
   return progress;
 }
 
+std::string SavedTopology(const ckpt::Manifest& manifest) {
+  return manifest.has_topology() ? ToString(ckpt::FromProto(manifest.topology())) : "";
+}
+
 std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const TrainConfig& config,
                                          const NumericsFingerprint& numerics) {
   std::vector<std::string> sentences;

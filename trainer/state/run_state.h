@@ -61,6 +61,9 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest);
 // tensors' shapes are compared by the load.
 absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& model);
 
+// The topology under which it was saved, "dp2_tp2"; empty where it does not say.
+std::string SavedTopology(const ckpt::Manifest& manifest);
+
 // How a run that continues from `manifest` differs from the saved one, as far as the bits of its
 // losses depend on it: topology, and numerics as configured and as on this machine. One sentence
 // each, for the log. Properties that the checkpoint does not record, because it is older, are not

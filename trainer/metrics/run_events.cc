@@ -1,0 +1,90 @@
+#include "trainer/metrics/run_events.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double SecondsSince1970() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
+
+Json ToJson(const RunEvent& event) {
+  Json json = {{"kind", "event"},
+               {"event", event.name},
+               {"step", event.step},
+               {"time", SecondsSince1970()}};
+  if (!event.topology.empty()) json["topology"] = event.topology;
+  json["text"] = event.text;
+  for (const auto& [name, value] : event.numbers) {
+    const bool whole = value == std::floor(value) && std::abs(value) < 1e15;
+    json[name] = whole ? Json(static_cast<int64_t>(value)) : Json(value);
+  }
+  for (const auto& [name, value] : event.strings) json[name] = value;
+  for (size_t rank = 0; rank < event.ranks.size(); ++rank) {
+    Json memory = {{"rank", rank}};
+    for (const auto& [kind, bytes] : event.ranks[rank]) memory[kind] = bytes;
+    json["ranks"].push_back(std::move(memory));
+  }
+  return json;
+}
+
+std::optional<double> IdleSeconds(const std::string& folder) {
+  std::optional<double> last;
+  for (const char* const name : {"/events.jsonl", "/metrics.jsonl"}) {
+    struct stat file;
+    if (::stat((folder + name).c_str(), &file) != 0) continue;
+    const absl::Duration written = absl::DurationFromTimespec(file.st_mtim);
+    last = std::max(last.value_or(0), absl::ToDoubleSeconds(written));
+  }
+  if (!last.has_value()) return std::nullopt;
+  return std::max(0.0, SecondsSince1970() - *last);
+}
+
+}  // namespace
+
+RunEvents::RunEvents(const std::string& folder, std::function<void(const std::string&)> failed)
+    : path_(absl::StrCat(folder, "/events.jsonl")),
+      failed_(std::move(failed)),
+      idle_seconds_(IdleSeconds(folder)),
+      file_(std::fopen(path_.c_str(), "a+b")) {
+  // A process that died in the middle of a line: the next one begins behind it.
+  const bool cut = file_ != nullptr && std::fseek(file_, -1, SEEK_END) == 0 &&
+                   std::fgetc(file_) != '\n';
+  // Between a read and a write the position must be set.
+  if (file_ != nullptr) std::fseek(file_, 0, SEEK_END);
+  if (file_ == nullptr || (cut && std::fputc('\n', file_) == EOF)) Fail();
+}
+
+RunEvents::~RunEvents() {
+  if (file_ != nullptr) std::fclose(file_);
+}
+
+void RunEvents::Fail() {
+  failed_(absl::StrCat("cannot write ", path_, ": ", std::strerror(errno),
+                       "; the run goes on without it"));
+  if (file_ != nullptr) std::fclose(std::exchange(file_, nullptr));
+}
+
+void RunEvents::Add(const RunEvent& event) {
+  if (file_ == nullptr) return;
+  // A text may come from a model, which knows nothing of UTF-8.
+  const std::string line =
+      ToJson(event).dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0) {
+    Fail();
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,67 @@
+#ifndef TESSERA_TRAINER_METRICS_RUN_EVENTS_H_
+#define TESSERA_TRAINER_METRICS_RUN_EVENTS_H_
+
+// events.jsonl: what happens to a run, over all its processes.
+
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+struct RunEvent {
+  std::string name;
+  int64_t step = 0;      // completed steps
+  std::string text;      // one sentence, or the text of a sample
+  std::string topology;  // of the run; empty: not written
+  std::map<std::string, double> numbers;
+  std::map<std::string, std::string> strings;
+  std::vector<std::map<std::string, int64_t>> ranks;  // by rank: memory in bytes, by kind
+};
+
+// One JSON object per line: {"kind":"event","event":NAME,"step":N,"time":SECONDS_SINCE_1970,
+// "topology":"dp2_tp2","text":"...", ...}. Nothing in the file is ever changed or dropped: a resume
+// adds to it. NAME, and the further fields:
+//   start, resume  parameters, predicted_step_seconds, ranks: [{"rank", "weights", "gradients",
+//                  "optimizer", "activations"}] in bytes. Of a resume also "checkpoint" and
+//                  "saved_topology" and, where this folder has records of it, what the former
+//                  process had done in vain: lost_steps, lost_seconds; down_seconds from its last
+//                  record until now.
+//   saved          seconds, bytes, directory
+//   not_saved, damaged (a checkpoint that was skipped), signal, stop_file
+//   sample         prompt
+//   end, diverged, failed: the last one of a process that was not killed
+//
+// A line is written to the operating system before the call returns. Not thread-safe.
+class RunEvents {
+ public:
+  // Adds to the file of `folder`, which exists. `failed` hears once why events cannot be written;
+  // the run does without them.
+  RunEvents(const std::string& folder, std::function<void(const std::string&)> failed);
+  ~RunEvents();
+  RunEvents(const RunEvents&) = delete;
+  RunEvents& operator=(const RunEvents&) = delete;
+
+  void Add(const RunEvent& event);
+
+  // How long nothing had been recorded in the folder when this object was made, in seconds; nullopt
+  // where nothing had ever been.
+  std::optional<double> idle_seconds() const { return idle_seconds_; }
+
+ private:
+  void Fail();
+
+  const std::string path_;
+  const std::function<void(const std::string&)> failed_;
+  const std::optional<double> idle_seconds_;
+  std::FILE* file_;  // null: it has failed
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_METRICS_RUN_EVENTS_H_
