@@ -105,7 +105,8 @@ absl::StatusOr<std::string> DescribeMemory(const TrainConfig& config, bool train
     TESSERA_ASSIGN_OR_RETURN(memory, BuildAllRanks(config, trains));
   }
   return absl::StrCat(HumanBytes(SumOf(memory)), " in a process: ", Describe(memory),
-                      builds ? "" : "; activations are not counted", "; ", HumanBytes(AvailableHostMemory()), " are available here");
+                      builds ? "" : "; activations are not counted", "; ",
+                      HumanBytes(AvailableHostMemory()), " are available here");
 }
 
 absl::StatusOr<std::string> DescribeData(const TrainConfig& config, int64_t samples) {

@@ -71,7 +71,8 @@ absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t availab
   if (needed <= available) return (available - needed) / host.ranks();
   return absl::ResourceExhaustedError(absl::StrCat(
       "the run needs ", HumanBytes(needed), " of memory", ForProcesses(host), ", of which ",
-      HumanBytes(available), " are available: ", Describe(mine), host.ranks() == 1 ? "" : " in this process",
+      HumanBytes(available), " are available: ", Describe(mine),
+      host.ranks() == 1 ? "" : " in this process",
       "; activations shrink with --micro-batch-size, --seq-length and --recompute-activations"));
 }
 

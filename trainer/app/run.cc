@@ -57,12 +57,11 @@ absl::Status OpenSaveRecords(Session& session) {
 void RecordEnd(const Session& session, const absl::Status& status) {
   if (session.events == nullptr) return;
   const int64_t step = session.progress.step;
-  session.events->Add(
-      {.name = status.ok() ? "end" : "failed",
-       .step = step,
-       .text = status.ok() ? absl::StrCat("ended after step ", step, " of ",
-                                          session.config.training().train_iters())
-                           : std::string(status.message())});
+  session.events->Add({.name = status.ok() ? "end" : "failed",
+                       .step = step,
+                       .text = status.ok() ? absl::StrCat("ended after step ", step, " of ",
+                                                          session.config.training().train_iters())
+                                           : std::string(status.message())});
 }
 
 // `skipped`: notes about checkpoints that were not resumed from.

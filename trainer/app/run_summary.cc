@@ -26,11 +26,10 @@ namespace {
 absl::StatusOr<std::vector<Trainer::Memory>> GatherMemory(const Session& session) {
   const Trainer::Memory mine = session.trainer->memory();
   const RankGroup group = session.group();
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> texts,
-      group.ranks.Gather(absl::StrCat(mine.weights, " ", mine.gradients, " ", mine.optimizer, " ",
-                                      mine.activations),
-                         group.deadline));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                           group.ranks.Gather(absl::StrCat(mine.weights, " ", mine.gradients, " ",
+                                                           mine.optimizer, " ", mine.activations),
+                                              group.deadline));
   std::vector<Trainer::Memory> ranks;
   for (const std::string& text : texts) {
     const std::vector<std::string> numbers = absl::StrSplit(text, ' ');
@@ -51,9 +50,13 @@ std::string DescribeRanks(const std::vector<Trainer::Memory>& ranks) {
   };
   const auto [least, most] = std::minmax_element(ranks.begin(), ranks.end(), by_sum);
   const bool one_size = SumOf(*least) == SumOf(*most);
-  return absl::StrCat("memory: ", HumanBytes(SumOf(*most)),
-                      ranks.size() == 1 ? "" : " in ", ranks.size() == 1 ? "" : one_size ? "each process" : "the largest process", ": ", Describe(*most),
-                      one_size ? "" : absl::StrCat("; ", HumanBytes(SumOf(*least)), " in the smallest"));
+  return absl::StrCat(
+      "memory: ", HumanBytes(SumOf(*most)), ranks.size() == 1 ? "" : " in ",
+      ranks.size() == 1 ? ""
+      : one_size        ? "each process"
+                        : "the largest process",
+      ": ", Describe(*most),
+      one_size ? "" : absl::StrCat("; ", HumanBytes(SumOf(*least)), " in the smallest"));
 }
 
 std::string DescribeStart(const Session& session) {
@@ -61,11 +64,10 @@ std::string DescribeStart(const Session& session) {
   const int64_t steps = session.config.training().train_iters();
   if (!session.resumed) return absl::StrCat("begins at step ", step, " of ", steps);
   const std::string topology = ToString(ConfigTopology(session.config));
-  return absl::StrCat(
-      "goes on after step ", step, " of ", steps, " from ", session.resumed_from,
-      session.saved_topology.empty() || session.saved_topology == topology
-          ? ""
-          : absl::StrCat(", which ", session.saved_topology, " saved"));
+  return absl::StrCat("goes on after step ", step, " of ", steps, " from ", session.resumed_from,
+                      session.saved_topology.empty() || session.saved_topology == topology
+                          ? ""
+                          : absl::StrCat(", which ", session.saved_topology, " saved"));
 }
 
 RunEvent StartEvent(const Session& session, const std::vector<Trainer::Memory>& ranks,
@@ -112,10 +114,9 @@ absl::Status AnnounceStart(const Session& session, const RateMeter::Options& rat
       config.training().bf16() ? "bf16" : "fp32", "; processes: ", topology.world_size(),
       topology.world_size() == 1 ? "" : absl::StrCat(", ", ToString(topology))));
   progress_line.Message(DescribeRanks(ranks));
-  const double seconds =
-      rates.peak_flops > 0 ? static_cast<double>(rates.tokens_per_step) * rates.flops_per_token /
-                                 rates.peak_flops
-                           : 0;
+  const double seconds = rates.peak_flops > 0 ? static_cast<double>(rates.tokens_per_step) *
+                                                    rates.flops_per_token / rates.peak_flops
+                                              : 0;
   if (seconds > 0) {
     progress_line.Message(absl::StrFormat(
         "a step takes at least %s: its matrix products, at the measured %.4g GFLOP/s",

@@ -218,10 +218,12 @@ ckpt::SaveDecision TrainLoop::Decide() {
 void TrainLoop::SayEnd(ckpt::EndReason reason) {
   const int64_t step = session_.progress.step;
   if (stopped_by_ != 0) {
-    Happened("signal", step, absl::StrFormat("stopped by signal %d after step %d", stopped_by_, step));
+    Happened("signal", step,
+             absl::StrFormat("stopped by signal %d after step %d", stopped_by_, step));
   } else if (reason == ckpt::EndReason::kStopFile) {
-    Happened("stop_file", step, absl::StrFormat("stopped by %s after step %d",
-                                           config_.checkpoint().stop_file_path(), step));
+    Happened("stop_file", step,
+             absl::StrFormat("stopped by %s after step %d", config_.checkpoint().stop_file_path(),
+                             step));
   } else if (reason == ckpt::EndReason::kExitDuration) {
     progress_line_.Message(
         absl::StrFormat("stopped after step %d: exit_duration_in_mins=%g has passed", step,
@@ -241,9 +243,9 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   leader_.save_trouble = failed_saves_.Judge(leader_.elapsed);
   leader_.folder_is_taken = session_.save_folder != nullptr && !session_.save_folder->Check().ok();
   leader_.records_fail = session_.metrics != nullptr && !session_.metrics->status().ok();
-  TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed, AgreeOnStep(*session_.mesh, StopSignal(),
-                                                             result.pipeline_wait_share, leader_,
-                                                             MeasureMemory(session_)));
+  TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed,
+                           AgreeOnStep(*session_.mesh, StopSignal(), result.pipeline_wait_share,
+                                       leader_, MeasureMemory(session_)));
   stopped_by_ = agreed.stop_signal;
   leader_ = agreed.leader;
   updated_ = result.updated;

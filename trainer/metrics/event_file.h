@@ -26,8 +26,8 @@ std::string EventRecord(const tensorboard::Event& event);
 std::vector<tensorboard::Event> ReadEvents(std::string_view file, bool* damaged = nullptr);
 
 // The event file of a run folder. It has the scalars of metrics.jsonl and no others: each number
-// of a "step" record has the tag "train/NAME", of an "eval" record "validation/NAME", of a "save" or
-// "resume" record "save/NAME" and "resume/NAME".
+// of a "step" record has the tag "train/NAME", of an "eval" record "validation/NAME", of the others
+// their kind and NAME.
 class EventFile {
  public:
   // Begins the file anew, by rename, with the records that metrics.jsonl has at present. A step

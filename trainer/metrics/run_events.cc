@@ -21,10 +21,8 @@ using Json = nlohmann::ordered_json;
 double SecondsSince1970() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
 
 Json ToJson(const RunEvent& event) {
-  Json json = {{"kind", "event"},
-               {"event", event.name},
-               {"step", event.step},
-               {"time", SecondsSince1970()}};
+  Json json = {
+      {"kind", "event"}, {"event", event.name}, {"step", event.step}, {"time", SecondsSince1970()}};
   if (!event.topology.empty()) json["topology"] = event.topology;
   json["text"] = event.text;
   for (const auto& [name, value] : event.numbers) {
@@ -60,8 +58,8 @@ RunEvents::RunEvents(const std::string& folder, std::function<void(const std::st
       idle_seconds_(IdleSeconds(folder)),
       file_(std::fopen(path_.c_str(), "a+b")) {
   // A process that died in the middle of a line: the next one begins behind it.
-  const bool cut = file_ != nullptr && std::fseek(file_, -1, SEEK_END) == 0 &&
-                   std::fgetc(file_) != '\n';
+  const bool cut =
+      file_ != nullptr && std::fseek(file_, -1, SEEK_END) == 0 && std::fgetc(file_) != '\n';
   // Between a read and a write the position must be set.
   if (file_ != nullptr) std::fseek(file_, 0, SEEK_END);
   if (file_ == nullptr || (cut && std::fputc('\n', file_) == EOF)) Fail();
