@@ -1,11 +1,15 @@
 // Compares what two runs have recorded: see kHelp.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <iterator>
+#include <map>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,6 +17,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/invocation_dir.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
@@ -26,31 +31,43 @@ namespace {
 
 constexpr char kHelp[] = R"(compare_runs A B [MORE...]
 
-Compares two runs step by step: loss, gradient norm, learning rate and evaluation. A and B are run
-folders or metrics.jsonl files. Tokens/s are shown, but not judged. Of more runs than two, each is
-compared with A in turn.
+Compares two runs step by step: loss, gradient norm, learning rate and evaluation. Tokens/s are
+shown, but not judged. Of more runs than two, each is compared with A in turn.
 
-  --tolerance=X                largest relative difference that counts as equal (1e-2 where the
-                               config of a run says bf16, else 1e-5)
+A run is a run folder or its metrics.jsonl; an event file of TensorBoard, whoever wrote it, or a
+folder of them; or a log of llm.c (main.log, or what it prints), InfiniTrain, Megatron-LM or
+torchtitan. The contents tell which it is. Steps and numbers that such a log lacks are not compared,
+and a difference that is less than half a unit of the last digit printed does not count.
+
+  --tolerance=X                largest difference that counts as equal
+  --tolerance-bf16=X           the same where a run is known to compute in bf16 (1e-2)
+  --tolerance-fp32=X           the same for all others (1e-5)
+  --absolute                   differences are |a - b|; without it, |a - b| / max(|a|, |b|)
   --exact                      every bit must be equal
+  --judge=NAMES                only these are judged, the others shown: loss, grad_norm, lr,
+                               eval_loss, tokens_per_second
   --first-step=N               compare from this step on
   --last-step=N                compare up to this step
+  --step-offset=N              added to the steps of all runs but A: 1 if they are counted from 0
   --rows=N                     steps to show (20)
   --json                       one object for machines, or an array of them for more runs than two
+  --markdown                   a short table for a pull request, one row per run
   --svg=FILE                   one plot of all runs and their differences from A
 
-Exit codes: 0 the runs are equal; 1 two differ, or one has steps that the other lacks; 2 wrong
-usage, or records that cannot be read.
+Exit codes: 0 the runs are equal; 1 two differ, or one has steps that the other lacks; 2 they could
+not be compared: wrong usage, records that cannot be read, or no step in common.
 )";
 
 constexpr int kDiffer = 1;
-constexpr int kWrongUse = 2;
+constexpr int kNotCompared = 2;
 
 struct Arguments {
   std::vector<std::string> paths;
   CompareOptions options;
   int64_t rows = 20;
+  int64_t step_offset = 0;
   bool json = false;
+  bool markdown = false;
   bool help = false;
   std::string svg;  // empty: no plot
 };
@@ -59,13 +76,17 @@ bool ParseCount(const std::string& text, int64_t& count) {
   return absl::SimpleAtoi(text, &count) && count >= 0;
 }
 
-bool ParseTolerance(const std::string& text, Arguments& arguments) {
-  double tolerance = 0;
-  if (!absl::SimpleAtod(text, &tolerance) || !(tolerance >= 0) || !std::isfinite(tolerance)) {
-    return false;
-  }
-  arguments.options.tolerance = tolerance;
-  return true;
+bool ParseTolerance(const std::string& text, double& tolerance) {
+  return absl::SimpleAtod(text, &tolerance) && tolerance >= 0 && std::isfinite(tolerance);
+}
+
+bool ParseNames(const std::string& text, std::set<std::string>& names) {
+  static constexpr std::string_view kNames[] = {"loss", "grad_norm", "lr", "eval_loss",
+                                                "tokens_per_second"};
+  names = absl::StrSplit(text, ',');
+  return std::all_of(names.begin(), names.end(), [](const std::string& name) {
+    return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+  });
 }
 
 struct Flag {
@@ -77,7 +98,27 @@ struct Flag {
 constexpr char kNumber[] = "a number that is not negative";
 
 constexpr Flag kFlags[] = {
-    {"--tolerance", kNumber, ParseTolerance},
+    {"--tolerance", kNumber,
+     [](const std::string& v, Arguments& a) {
+       return ParseTolerance(v, a.options.tolerance.emplace());
+     }},
+    {"--tolerance-fp32", kNumber,
+     [](const std::string& v, Arguments& a) {
+       return ParseTolerance(v, a.options.fp32_tolerance);
+     }},
+    {"--tolerance-bf16", kNumber,
+     [](const std::string& v, Arguments& a) {
+       return ParseTolerance(v, a.options.bf16_tolerance);
+     }},
+    {"--absolute", nullptr,
+     [](const std::string&, Arguments& a) { return a.options.absolute = true; }},
+    {"--judge", "names of quantities",
+     [](const std::string& v, Arguments& a) { return ParseNames(v, a.options.judged); }},
+    {"--step-offset", "an integer of at most 15 digits",
+     [](const std::string& v, Arguments& a) {
+       return v.size() <= 16 && absl::SimpleAtoi(v, &a.step_offset);
+     }},
+    {"--markdown", nullptr, [](const std::string&, Arguments& a) { return a.markdown = true; }},
     {"--exact", nullptr, [](const std::string&, Arguments& a) { return a.options.exact = true; }},
     {"--first-step", kNumber,
      [](const std::string& v, Arguments& a) { return ParseCount(v, a.options.first_step); }},
@@ -129,24 +170,53 @@ absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& words) 
   if (arguments.options.exact && arguments.options.tolerance.has_value()) {
     return absl::InvalidArgumentError("--exact and --tolerance exclude each other");
   }
+  if (arguments.json && arguments.markdown) {
+    return absl::InvalidArgumentError("--json and --markdown exclude each other");
+  }
   return arguments;
 }
 
-// Returns whether all runs are equal to the first.
-absl::StatusOr<bool> Compare(const Arguments& arguments) {
+// Adds to each step's number.
+template <typename Value>
+void AddToSteps(int64_t offset, std::map<int64_t, Value>& steps) {
+  std::map<int64_t, Value> moved;
+  for (auto& [step, value] : steps) moved.emplace_hint(moved.end(), step + offset, value);
+  steps = std::move(moved);
+}
+
+absl::StatusOr<std::vector<RunRecords>> ReadRuns(const Arguments& arguments) {
   std::vector<RunRecords> runs;
   for (const std::string& path : arguments.paths) {
-    TESSERA_ASSIGN_OR_RETURN(runs.emplace_back(), ReadRunRecords(path));
+    TESSERA_ASSIGN_OR_RETURN(RunRecords run, ReadRunRecords(path));
+    if (!runs.empty() && arguments.step_offset != 0) {
+      AddToSteps(arguments.step_offset, run.steps);
+      AddToSteps(arguments.step_offset, run.roundings);
+      AddToSteps(arguments.step_offset, run.evaluation_losses);
+      AddToSteps(arguments.step_offset, run.evaluation_roundings);
+    }
+    runs.push_back(std::move(run));
   }
-  bool equal = true;
+  return runs;
+}
+
+// Returns the exit code.
+absl::StatusOr<int> Compare(const Arguments& arguments) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<RunRecords> runs, ReadRuns(arguments));
+  int exit_code = 0;
   std::vector<std::string> reports;
+  std::vector<RunComparison> comparisons;
   for (size_t run = 1; run < runs.size(); ++run) {
-    const RunComparison comparison = CompareRuns(runs[0], runs[run], arguments.options);
-    equal = equal && comparison.equal();
+    const RunComparison& comparison =
+        comparisons.emplace_back(CompareRuns(runs[0], runs[run], arguments.options));
+    exit_code = std::max(exit_code, !comparison.comparable() ? kNotCompared
+                                    : comparison.equal()     ? 0
+                                                             : kDiffer);
+    if (arguments.markdown) continue;
     reports.push_back(arguments.json ? ComparisonJson(runs[0], runs[run], comparison)
                                      : ComparisonText(runs[0], runs[run], comparison,
                                                       static_cast<int>(arguments.rows)));
   }
+  if (arguments.markdown) reports.push_back(ComparisonMarkdown(runs, comparisons));
   const bool is_array = arguments.json && reports.size() > 1;
   std::fputs((is_array ? absl::StrCat("[", absl::StrJoin(reports, ","), "]\n")
                        : absl::StrJoin(reports, "\n"))
@@ -154,16 +224,16 @@ absl::StatusOr<bool> Compare(const Arguments& arguments) {
              stdout);
   if (!arguments.svg.empty()) {
     TESSERA_RETURN_IF_ERROR(ReplaceFile(arguments.svg, ComparisonSvg(runs)));
-    if (!arguments.json) std::printf("plot: %s\n", arguments.svg.c_str());
+    if (!arguments.json && !arguments.markdown) std::printf("plot: %s\n", arguments.svg.c_str());
   }
-  return equal;
+  return exit_code;
 }
 
 int Main(const std::vector<std::string>& words) {
   ChdirToInvocationDir();
   const auto fail = [](const absl::Status& status) {
     std::fprintf(stderr, "compare_runs: %s\n", std::string(status.message()).c_str());
-    return kWrongUse;
+    return kNotCompared;
   };
   const absl::StatusOr<Arguments> arguments = ParseArguments(words);
   if (!arguments.ok()) return fail(arguments.status());
@@ -171,15 +241,14 @@ int Main(const std::vector<std::string>& words) {
     std::fputs(kHelp, stdout);
     return 0;
   }
-  const absl::StatusOr<bool> equal = Compare(*arguments);
-  if (!equal.ok()) return fail(equal.status());
-  return *equal ? 0 : kDiffer;
+  const absl::StatusOr<int> exit_code = Compare(*arguments);
+  return exit_code.ok() ? *exit_code : fail(exit_code.status());
 }
 
 }  // namespace
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  if (!tessera::OpenMissingStandardStreams()) return tessera::kWrongUse;
+  if (!tessera::OpenMissingStandardStreams()) return tessera::kNotCompared;
   return tessera::Main(std::vector<std::string>(argv + 1, argv + argc));
 }

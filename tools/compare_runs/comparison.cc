@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstddef>
+#include <iterator>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/text.h"
 
 namespace tessera {
 namespace {
@@ -20,16 +23,32 @@ class Comparer {
  public:
   explicit Comparer(const RunComparison& rule) : rule_(rule) {}
 
-  void Add(int64_t step, double a, double b, ComparedQuantity& quantity) const {
+  // For the roundings see RunRecords.
+  void Add(int64_t step, double a, double b, double rounding_a, double rounding_b,
+           ComparedQuantity& quantity) const {
+    if (rounding_a == kNotRecorded || rounding_b == kNotRecorded) return;
     ++quantity.compared;
+    quantity.last_step = step;
     const bool same = SameBits(a, b);
     if (same) ++quantity.equal_bits;
-    const double difference = RelativeDifference(a, b);
+    const double difference = Difference(a, b, rule_.absolute);
     if (difference > quantity.largest_difference) {
       quantity.largest_difference = difference;
       quantity.largest_step = step;
     }
-    const bool permitted = rule_.exact ? same : difference <= rule_.tolerance;
+    const double distance = Difference(a, b, /*absolute=*/true);
+    if (distance > quantity.largest_absolute_difference) {
+      quantity.largest_absolute_difference = distance;
+      quantity.largest_absolute_step = step;
+    }
+    bool permitted = rule_.exact ? same : difference <= rule_.tolerance;
+    // Numbers that are printed alike must be printed the same. Of others, one may be what the other
+    // is rounded to; the factor is for the subtraction's own rounding.
+    const double rounding = rounding_a == rounding_b ? 0 : (rounding_a + rounding_b) * (1 + 1e-6);
+    if (!permitted && !rule_.exact && distance <= rounding + Scaled(a, b)) {
+      permitted = true;
+      ++quantity.within_rounding;
+    }
     if (permitted || !quantity.judged || quantity.first_step.has_value()) return;
     quantity.first_step = step;
     quantity.first_a = a;
@@ -37,6 +56,11 @@ class Comparer {
   }
 
  private:
+  // The tolerance as an absolute difference.
+  double Scaled(double a, double b) const {
+    return rule_.absolute ? rule_.tolerance : rule_.tolerance * std::max(std::abs(a), std::abs(b));
+  }
+
   const RunComparison& rule_;
 };
 
@@ -65,7 +89,26 @@ void ForEachStep(const std::map<int64_t, Value>& a, const std::map<int64_t, Valu
 double Tolerance(const RunRecords& a, const RunRecords& b, const CompareOptions& options) {
   if (options.exact) return 0;
   if (options.tolerance.has_value()) return *options.tolerance;
-  return a.bf16.value_or(false) || b.bf16.value_or(false) ? kBf16Tolerance : kFp32Tolerance;
+  return a.bf16.value_or(false) || b.bf16.value_or(false) ? options.bf16_tolerance
+                                                          : options.fp32_tolerance;
+}
+
+// Removes from `steps`, which `run` lacks, those that its log skips: up to its last step, and after
+// it fewer than are between its last two.
+void RemoveSkipped(const RunRecords& run, std::vector<int64_t>& steps) {
+  if (run.foreign.empty() || run.steps.empty()) return;
+  const int64_t last = run.steps.rbegin()->first;
+  const int64_t interval = run.steps.size() == 1 ? 1 : last - std::next(run.steps.rbegin())->first;
+  std::erase_if(steps, [&](int64_t step) { return step <= last || step - last < interval; });
+}
+
+// The median of the numbers that are finite; NaN if none is.
+double Median(std::vector<double> numbers) {
+  std::erase_if(numbers, [](double number) { return !std::isfinite(number); });
+  if (numbers.empty()) return std::numeric_limits<double>::quiet_NaN();
+  const auto middle = numbers.begin() + static_cast<ptrdiff_t>(numbers.size() / 2);
+  std::nth_element(numbers.begin(), middle, numbers.end());
+  return *middle;
 }
 
 }  // namespace
@@ -76,38 +119,75 @@ double RelativeDifference(double a, double b) {
   return std::abs(a - b) / std::max(std::abs(a), std::abs(b));
 }
 
+double Difference(double a, double b, bool absolute) {
+  const double relative = RelativeDifference(a, b);
+  return absolute && std::isfinite(relative) ? std::abs(a - b) : relative;
+}
+
+double SpeedRatio(const RunRecords& a, const RunRecords& b) {
+  std::vector<double> of_a, of_b;
+  for (const auto& [step, record] : a.steps) {
+    const auto other = b.steps.find(step);
+    if (other == b.steps.end()) continue;
+    of_a.push_back(record.tokens_per_second);
+    of_b.push_back(other->second.tokens_per_second);
+  }
+  return Median(std::move(of_b)) / Median(std::move(of_a));
+}
+
 RunComparison CompareRuns(const RunRecords& a, const RunRecords& b, const CompareOptions& options) {
-  RunComparison result{.tolerance = Tolerance(a, b, options), .exact = options.exact};
+  RunComparison result{
+      .tolerance = Tolerance(a, b, options), .absolute = options.absolute, .exact = options.exact};
   const Comparer comparer(result);
-  ComparedQuantity loss{.name = "loss"}, norm{.name = "grad_norm"}, lr{.name = "lr"};
-  ComparedQuantity rate{.name = "tokens_per_second", .judged = false};
+  struct Column {
+    const char* name;
+    double StepRecord::*number;
+  };
+  constexpr Column kColumns[] = {{"loss", &StepRecord::loss},
+                                 {"grad_norm", &StepRecord::grad_norm},
+                                 {"lr", &StepRecord::lr},
+                                 {"tokens_per_second", &StepRecord::tokens_per_second}};
+  const auto is_judged = [&options](const std::string& name) {
+    return options.judged.empty() ? name != "tokens_per_second" : options.judged.contains(name);
+  };
+  for (const Column& column : kColumns) {
+    result.quantities.push_back({.name = column.name, .judged = is_judged(column.name)});
+  }
   ForEachStep(a.steps, b.steps, options, result.only_a, result.only_b,
               [&](int64_t step, const StepRecord& x, const StepRecord& y) {
-                comparer.Add(step, x.loss, y.loss, loss);
-                comparer.Add(step, x.grad_norm, y.grad_norm, norm);
-                comparer.Add(step, x.lr, y.lr, lr);
-                comparer.Add(step, x.tokens_per_second, y.tokens_per_second, rate);
+                for (size_t i = 0; i < std::size(kColumns); ++i) {
+                  double StepRecord::*const number = kColumns[i].number;
+                  comparer.Add(step, x.*number, y.*number, a.Rounding(step, number),
+                               b.Rounding(step, number), result.quantities[i]);
+                }
               });
-  ComparedQuantity evaluation{.name = "eval_loss"};
+  ComparedQuantity evaluation{.name = "eval_loss", .judged = is_judged("eval_loss")};
   ForEachStep(a.evaluation_losses, b.evaluation_losses, options, result.only_a_evaluations,
-              result.only_b_evaluations,
-              [&](int64_t step, double x, double y) { comparer.Add(step, x, y, evaluation); });
-  // A run may well have been made without evaluations.
-  if (a.evaluation_losses.empty() || b.evaluation_losses.empty()) {
+              result.only_b_evaluations, [&](int64_t step, double x, double y) {
+                comparer.Add(step, x, y, a.EvaluationRounding(step), b.EvaluationRounding(step),
+                             evaluation);
+              });
+  RemoveSkipped(b, result.only_a);
+  RemoveSkipped(a, result.only_b);
+  // A run may well have been made without evaluations, or with others.
+  if (a.evaluation_losses.empty() || b.evaluation_losses.empty() || !a.foreign.empty() ||
+      !b.foreign.empty()) {
     result.only_a_evaluations.clear();
     result.only_b_evaluations.clear();
   }
-  result.quantities = {std::move(loss), std::move(norm), std::move(lr), std::move(evaluation),
-                       std::move(rate)};
+  result.quantities.insert(result.quantities.end() - 1, std::move(evaluation));
   return result;
 }
 
 bool RunComparison::equal() const {
-  const auto compared = [](const ComparedQuantity& quantity) { return quantity.compared > 0; };
   return only_a.empty() && only_b.empty() && only_a_evaluations.empty() &&
-         only_b_evaluations.empty() &&
-         std::any_of(quantities.begin(), quantities.end(), compared) &&
-         first_difference() == nullptr;
+         only_b_evaluations.empty() && comparable() && first_difference() == nullptr;
+}
+
+bool RunComparison::comparable() const {
+  return std::any_of(quantities.begin(), quantities.end(), [](const ComparedQuantity& quantity) {
+    return quantity.compared > 0 && quantity.name.ends_with("loss");
+  });
 }
 
 const ComparedQuantity* RunComparison::first_difference() const {
@@ -120,15 +200,16 @@ const ComparedQuantity* RunComparison::first_difference() const {
 }
 
 std::string StepRanges(const std::vector<int64_t>& steps) {
-  std::string text;
+  std::vector<std::string> ranges;
   for (size_t i = 0; i < steps.size();) {
     size_t end = i;
     while (end + 1 < steps.size() && steps[end + 1] == steps[end] + 1) ++end;
-    absl::StrAppend(&text, text.empty() ? "" : ", ", steps[i]);
-    if (end > i) absl::StrAppend(&text, end == i + 1 ? ", " : " to ", steps[end]);
+    ranges.push_back(absl::StrCat(steps[i]));
+    if (end == i + 1) ranges.push_back(absl::StrCat(steps[end]));
+    if (end > i + 1) absl::StrAppend(&ranges.back(), " to ", steps[end]);
     i = end + 1;
   }
-  return text;
+  return JoinFirst(ranges, ", ");
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,10 +18,14 @@ inline constexpr double kFp32Tolerance = 1e-5;
 inline constexpr double kBf16Tolerance = 1e-2;
 
 struct CompareOptions {
-  // Largest relative difference that counts as equal. nullopt: kBf16Tolerance where either run is
-  // known to compute in bf16, else kFp32Tolerance.
+  // Largest difference that counts as equal. nullopt: `bf16_tolerance` where either run is known to
+  // compute in bf16, else `fp32_tolerance`.
   std::optional<double> tolerance;
-  bool exact = false;  // every bit must be equal; `tolerance` is not used
+  double fp32_tolerance = kFp32Tolerance;
+  double bf16_tolerance = kBf16Tolerance;
+  bool absolute = false;         // differences are |a - b|; else they are relative
+  bool exact = false;            // every bit must be equal; the tolerances are not used
+  std::set<std::string> judged;  // names of quantities; empty: all but tokens_per_second
   // Only these steps are compared, inclusive.
   int64_t first_step = 0;
   int64_t last_step = std::numeric_limits<int64_t>::max();
@@ -32,8 +37,12 @@ struct ComparedQuantity {
   bool judged = true;  // false: differences are shown, but permitted
   int64_t compared = 0;
   int64_t equal_bits = 0;
-  double largest_difference = 0;  // relative
+  double largest_difference = 0;  // relative, or absolute if the comparison is
   int64_t largest_step = 0;       // 0: no difference
+  double largest_absolute_difference = 0;
+  int64_t largest_absolute_step = 0;
+  int64_t within_rounding = 0;  // steps at which the difference may come from printing it
+  int64_t last_step = 0;        // the last one compared
   // The first step at which the difference is not permitted, and both values there.
   std::optional<int64_t> first_step;
   double first_a = 0;
@@ -42,24 +51,34 @@ struct ComparedQuantity {
 
 struct RunComparison {
   double tolerance = 0;  // 0 with `exact`
+  bool absolute = false;
   bool exact = false;
   std::vector<ComparedQuantity> quantities;
-  // Steps that only one of the runs has recorded.
+  // Steps that only one of the runs has recorded. Those that another trainer's log skips, as it
+  // records each tenth one only, do not count.
   std::vector<int64_t> only_a, only_b;
   // Likewise evaluations, where both runs have some.
   std::vector<int64_t> only_a_evaluations, only_b_evaluations;
 
   bool equal() const;
+  // Whether the runs have the loss of a step or an evaluation in common.
+  bool comparable() const;
   // The judged quantity that differs at the earliest step; null if no judged quantity differs.
   const ComparedQuantity* first_difference() const;
 };
 
+// The tokens/s of `b` divided by those of `a`: medians over their common steps; NaN if unknown.
+double SpeedRatio(const RunRecords& a, const RunRecords& b);
+
 // |a - b| / max(|a|, |b|): 0 for equal bits and for two NaNs, infinite where one is not finite.
 double RelativeDifference(double a, double b);
 
+// The same, or |a - b| if `absolute`.
+double Difference(double a, double b, bool absolute);
+
 RunComparison CompareRuns(const RunRecords& a, const RunRecords& b, const CompareOptions& options);
 
-// "1 to 40, 45" for ascending steps.
+// "1 to 40, 45" for ascending steps; the first ten of such ranges.
 std::string StepRanges(const std::vector<int64_t>& steps);
 
 }  // namespace tessera

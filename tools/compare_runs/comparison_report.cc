@@ -5,14 +5,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
+#include <limits>
 #include <set>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
 #include "trainer/metrics/plot.h"
 
@@ -33,7 +37,7 @@ std::string DescribeRecords(const char* name, const RunRecords& run) {
     absl::StrAppend(&text, run.steps.size(), run.steps.size() == 1 ? " step" : " steps", " (",
                     run.steps.begin()->first, " to ", run.steps.rbegin()->first, ")");
   }
-  absl::StrAppend(&text, ", ", Precision(run), "\n");
+  absl::StrAppend(&text, ", ", Precision(run), run.foreign.empty() ? "" : ", ", run.foreign, "\n");
   for (const std::string& note : run.notes) absl::StrAppend(&text, "   ", note, "\n");
   return text;
 }
@@ -64,22 +68,43 @@ std::set<int64_t> ShownSteps(const std::vector<int64_t>& steps, const RunCompari
   return shown;
 }
 
+// A number of a run as text; "-" if it is not recorded.
+std::string Cell(const RunRecords& run, int64_t step, double StepRecord::*number,
+                 const absl::FormatSpec<double>& format) {
+  return run.Rounding(step, number) == kNotRecorded
+             ? "-"
+             : absl::StrFormat(format, run.steps.at(step).*number);
+}
+
+// The difference of two runs' numbers; "-" if one is not recorded.
+std::string DifferenceCell(const RunRecords& a, const RunRecords& b, int64_t step,
+                           double StepRecord::*number, bool absolute) {
+  if (a.Rounding(step, number) == kNotRecorded || b.Rounding(step, number) == kNotRecorded) {
+    return "-";
+  }
+  return absl::StrFormat("%.1e",
+                         Difference(a.steps.at(step).*number, b.steps.at(step).*number, absolute));
+}
+
 std::string StepTable(const RunRecords& a, const RunRecords& b, const RunComparison& comparison,
                       int rows) {
   const std::set<int64_t> shown = ShownSteps(CommonSteps(a, b), comparison, rows);
   if (shown.empty()) return "";
+  const char* difference = comparison.absolute ? "abs.diff." : "rel.diff.";
   std::string text = absl::StrFormat("\n%8s %12s %12s %9s %11s %11s %9s %10s %10s %10s %10s\n",
-                                     "step", "loss A", "loss B", "rel.diff.", "norm A", "norm B",
-                                     "rel.diff.", "lr A", "lr B", "tok/s A", "tok/s B");
+                                     "step", "loss A", "loss B", difference, "norm A", "norm B",
+                                     difference, "lr A", "lr B", "tok/s A", "tok/s B");
   for (const int64_t step : shown) {
-    const StepRecord& x = a.steps.at(step);
-    const StepRecord& y = b.steps.at(step);
-    absl::StrAppendFormat(&text,
-                          "%8d %12.6f %12.6f %9.1e %11.5g %11.5g %9.1e %10.3e %10.3e %10.0f "
-                          "%10.0f\n",
-                          step, x.loss, y.loss, RelativeDifference(x.loss, y.loss), x.grad_norm,
-                          y.grad_norm, RelativeDifference(x.grad_norm, y.grad_norm), x.lr, y.lr,
-                          x.tokens_per_second, y.tokens_per_second);
+    const auto differ = [&](double StepRecord::*number) {
+      return DifferenceCell(a, b, step, number, comparison.absolute);
+    };
+    constexpr auto kLoss = &StepRecord::loss, kNorm = &StepRecord::grad_norm, kLr = &StepRecord::lr,
+                   kRate = &StepRecord::tokens_per_second;
+    absl::StrAppendFormat(&text, "%8d %12s %12s %9s %11s %11s %9s %10s %10s %10s %10s\n", step,
+                          Cell(a, step, kLoss, "%.6f"), Cell(b, step, kLoss, "%.6f"), differ(kLoss),
+                          Cell(a, step, kNorm, "%.5g"), Cell(b, step, kNorm, "%.5g"), differ(kNorm),
+                          Cell(a, step, kLr, "%.3e"), Cell(b, step, kLr, "%.3e"),
+                          Cell(a, step, kRate, "%.0f"), Cell(b, step, kRate, "%.0f"));
   }
   return text;
 }
@@ -87,7 +112,8 @@ std::string StepTable(const RunRecords& a, const RunRecords& b, const RunCompari
 std::string QuantityTable(const RunComparison& comparison) {
   std::string text =
       absl::StrFormat("\n%-18s %9s %11s %19s %9s %19s\n", "quantity", "compared", "equal bits",
-                      "largest rel. diff.", "at step", "first difference");
+                      comparison.absolute ? "largest abs. diff." : "largest rel. diff.", "at step",
+                      "first difference");
   for (const ComparedQuantity& quantity : comparison.quantities) {
     if (quantity.compared == 0) continue;
     const std::string at = quantity.largest_step == 0 && quantity.largest_difference == 0
@@ -122,10 +148,26 @@ std::string MissingText(const RunComparison& comparison) {
   return text;
 }
 
+// Which differences do not count because numbers were printed with few digits.
+std::string RoundingText(const RunComparison& comparison) {
+  std::vector<std::string> counts;
+  for (const ComparedQuantity& quantity : comparison.quantities) {
+    if (quantity.judged && quantity.within_rounding > 0) {
+      counts.push_back(absl::StrCat(quantity.name, " at ", quantity.within_rounding,
+                                    quantity.within_rounding == 1 ? " step" : " steps"));
+    }
+  }
+  if (counts.empty()) return "";
+  return absl::StrCat("not counted, since it is less than half a unit of the last digit printed: ",
+                      absl::StrJoin(counts, ", "), "\n");
+}
+
 std::string ResultText(const RunComparison& comparison) {
-  const std::string rule = comparison.exact
-                               ? "every bit is compared"
-                               : absl::StrFormat("tolerance %.0e", comparison.tolerance);
+  const std::string rule =
+      comparison.exact ? "every bit is compared"
+                       : absl::StrFormat("%stolerance %.0e", comparison.absolute ? "absolute " : "",
+                                         comparison.tolerance);
+  if (!comparison.comparable()) return "the runs cannot be compared: they have no step in common\n";
   if (comparison.equal()) {
     return comparison.exact ? "the runs are equal, bit for bit\n"
                             : absl::StrCat("the runs are equal (", rule, ")\n");
@@ -133,9 +175,9 @@ std::string ResultText(const RunComparison& comparison) {
   const ComparedQuantity* first = comparison.first_difference();
   if (first == nullptr) return "the runs differ: a run lacks records of the other\n";
   return absl::StrFormat(
-      "the runs differ first in %s at step %d: %.17g | %.17g, rel. diff. %.1e (%s)\n", first->name,
-      *first->first_step, first->first_a, first->first_b,
-      RelativeDifference(first->first_a, first->first_b), rule);
+      "the runs differ first in %s at step %d: %.17g | %.17g, %s diff. %.1e (%s)\n", first->name,
+      *first->first_step, first->first_a, first->first_b, comparison.absolute ? "abs." : "rel.",
+      Difference(first->first_a, first->first_b, comparison.absolute), rule);
 }
 
 Json Finite(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
@@ -144,6 +186,7 @@ Json RunObject(const RunRecords& run) {
   Json json = {{"path", run.path}, {"steps", run.steps.size()}};
   json["bf16"] = run.bf16.has_value() ? Json(*run.bf16) : Json(nullptr);
   json["notes"] = run.notes;
+  json["format"] = run.foreign.empty() ? "metrics.jsonl" : run.foreign;
   return json;
 }
 
@@ -151,7 +194,9 @@ Json QuantityObject(const ComparedQuantity& quantity) {
   Json json = {{"judged", quantity.judged},
                {"compared", quantity.compared},
                {"equal_bits", quantity.equal_bits},
-               {"largest_difference", Finite(quantity.largest_difference)}};
+               {"largest_difference", Finite(quantity.largest_difference)},
+               {"largest_absolute_difference", Finite(quantity.largest_absolute_difference)},
+               {"within_rounding", quantity.within_rounding}};
   json["first_difference"] =
       quantity.first_step.has_value() ? Json(*quantity.first_step) : Json(nullptr);
   return json;
@@ -198,19 +243,92 @@ Panel Differences(const char* title, std::span<const RunRecords> runs, double St
   return panel;
 }
 
+// A name as code, whatever is in it, within a table of GitHub's Markdown.
+std::string MarkdownName(const std::string& name) {
+  const auto is_control = [](char c) { return absl::ascii_iscntrl(static_cast<uint8_t>(c)); };
+  if (name.find_first_of("|`\\") == name.npos && !name.empty() &&
+      std::none_of(name.begin(), name.end(), is_control)) {
+    return absl::StrCat("`", name, "`");
+  }
+  std::string text = "<code>";
+  for (const char c : name) {
+    if (is_control(c)) {
+      text += '?';
+    } else if (absl::ascii_ispunct(static_cast<uint8_t>(c))) {
+      absl::StrAppend(&text, "&#", static_cast<int>(c), ";");
+    } else {
+      text += c;
+    }
+  }
+  return text + "</code>";
+}
+
+std::string MarkdownLoss(int64_t step, double loss) {
+  return absl::StrFormat("%.6g (step %d)", loss, step);
+}
+
+// The cells of a run that do not depend on the others: its last loss, up to a step, and its last
+// evaluation.
+std::string MarkdownLosses(const RunRecords& run, int64_t last_step) {
+  std::string text;
+  auto step = run.steps.upper_bound(last_step);
+  while (step != run.steps.begin()) {
+    --step;
+    if (run.Rounding(step->first, &StepRecord::loss) == kNotRecorded) continue;
+    text = MarkdownLoss(step->first, step->second.loss);
+    break;
+  }
+  const auto evaluation = run.evaluation_losses.upper_bound(last_step);
+  const bool has_evaluation = evaluation != run.evaluation_losses.begin();
+  return absl::StrCat(
+      text.empty() ? "-" : text, " | ",
+      has_evaluation ? MarkdownLoss(std::prev(evaluation)->first, std::prev(evaluation)->second)
+                     : "-");
+}
+
+std::string MarkdownVerdict(const RunComparison& comparison) {
+  if (!comparison.comparable()) return "**not comparable**: no step in common";
+  const std::string rule = comparison.exact
+                               ? "bit for bit"
+                               : absl::StrFormat("within %.0e%s", comparison.tolerance,
+                                                 comparison.absolute ? " absolute" : "");
+  if (comparison.equal()) return absl::StrCat("equal, ", rule);
+  const ComparedQuantity* first = comparison.first_difference();
+  return first == nullptr ? "**differs**: a run lacks steps of the other"
+                          : absl::StrCat("**differs** in `", first->name, "`, not ", rule);
+}
+
+std::string MarkdownRow(const RunRecords& baseline, const RunRecords& run,
+                        const RunComparison& comparison) {
+  const ComparedQuantity& loss = comparison.quantities[0];
+  const ComparedQuantity* first = comparison.first_difference();
+  const double speed = SpeedRatio(baseline, run);
+  return absl::StrCat("| ", MarkdownName(run.path), " | ", loss.compared, " | ",
+                      first == nullptr ? "-" : absl::StrCat(*first->first_step), " | ",
+                      loss.largest_absolute_step == 0
+                          ? absl::StrCat(loss.compared > 0 ? "0" : "-")
+                          : absl::StrFormat("%.1e (step %d)", loss.largest_absolute_difference,
+                                            loss.largest_absolute_step),
+                      " | ", MarkdownLosses(run, loss.compared > 0 ? loss.last_step : INT64_MAX),
+                      " | ", std::isfinite(speed) ? absl::StrFormat("%.2f", speed) : "-", " | ",
+                      MarkdownVerdict(comparison), " |\n");
+}
+
 }  // namespace
 
 std::string ComparisonText(const RunRecords& a, const RunRecords& b,
                            const RunComparison& comparison, int rows) {
   return absl::StrCat(DescribeRecords("A", a), DescribeRecords("B", b),
                       StepTable(a, b, comparison, rows), QuantityTable(comparison), "\n",
-                      MissingText(comparison), ResultText(comparison));
+                      MissingText(comparison), RoundingText(comparison), ResultText(comparison));
 }
 
 std::string ComparisonJson(const RunRecords& a, const RunRecords& b,
                            const RunComparison& comparison) {
   Json json = {{"equal", comparison.equal()},
+               {"comparable", comparison.comparable()},
                {"exact", comparison.exact},
+               {"absolute", comparison.absolute},
                {"tolerance", comparison.tolerance},
                {"a", RunObject(a)},
                {"b", RunObject(b)},
@@ -227,6 +345,26 @@ std::string ComparisonJson(const RunRecords& a, const RunRecords& b,
     steps.push_back(StepObject(step, a.steps.at(step), b.steps.at(step)));
   }
   return json.dump(2) + "\n";
+}
+
+std::string ComparisonMarkdown(std::span<const RunRecords> runs,
+                               std::span<const RunComparison> comparisons) {
+  std::string text = absl::StrCat(
+      "| run | steps compared | first difference | largest loss difference | final loss "
+      "| eval loss | tokens/s ratio | verdict |\n"
+      "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n| ",
+      MarkdownName(runs[0].path), " | | | | ", MarkdownLosses(runs[0], INT64_MAX),
+      " | | baseline |\n");
+  for (size_t i = 0; i < comparisons.size(); ++i) {
+    text += MarkdownRow(runs[0], runs[i + 1], comparisons[i]);
+  }
+  std::string notes;
+  for (const RunRecords& run : runs) {
+    for (const std::string& note : run.notes) {
+      absl::StrAppend(&notes, "- ", MarkdownName(run.path), ": ", MarkdownName(note), "\n");
+    }
+  }
+  return absl::StrCat(text, notes.empty() ? "" : "\n", notes);
 }
 
 std::string ComparisonSvg(std::span<const RunRecords> runs) {

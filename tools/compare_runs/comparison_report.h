@@ -1,7 +1,7 @@
 #ifndef TESSERA_TOOLS_COMPARE_RUNS_COMPARISON_REPORT_H_
 #define TESSERA_TOOLS_COMPARE_RUNS_COMPARISON_REPORT_H_
 
-// A comparison of two runs as text, as JSON and as a plot.
+// A comparison of two runs as text, as JSON, as Markdown and as a plot.
 
 #include <span>
 #include <string>
@@ -20,6 +20,11 @@ std::string ComparisonText(const RunRecords& a, const RunRecords& b,
 // that JSON cannot express is null.
 std::string ComparisonJson(const RunRecords& a, const RunRecords& b,
                            const RunComparison& comparison);
+
+// The result for a pull request: a table of GitHub's Markdown with one row per run, and the notes.
+// Precondition: comparisons of the first run with each of the others.
+std::string ComparisonMarkdown(std::span<const RunRecords> runs,
+                               std::span<const RunComparison> comparisons);
 
 // Two runs: loss, gradient norm, learning rate and tokens/s, and the relative differences of the
 // first two, on logarithmic axes. More: the losses of all, and their differences from those of the

@@ -23,7 +23,7 @@ namespace {
 
 using tensorboard::Event;
 
-constexpr size_t kHeaderBytes = 12, kFooterBytes = 4;
+constexpr size_t kFooterBytes = 4;
 constexpr int kStringType = 7;
 
 template <typename Word>
@@ -101,19 +101,38 @@ std::string EventRecord(const Event& event) {
   return absl::StrCat(length, MaskedCrc(length), data, MaskedCrc(data));
 }
 
+std::optional<uint64_t> EventRecordBytes(std::string_view header) {
+  if (header.size() < kEventHeaderBytes) return std::nullopt;
+  const std::string_view length = header.substr(0, sizeof(uint64_t));
+  const auto size = LoadLittleEndian<uint64_t>(length.data());
+  constexpr uint64_t kMost = std::numeric_limits<int32_t>::max();  // of a message of protobuf
+  if (header.substr(sizeof(size), kFooterBytes) != MaskedCrc(length) || size > kMost) {
+    return std::nullopt;
+  }
+  return kEventHeaderBytes + size + kFooterBytes;
+}
+
+std::optional<Event> ParseEventRecord(std::string_view record) {
+  if (record.size() < kEventHeaderBytes + kFooterBytes) return std::nullopt;
+  record.remove_prefix(kEventHeaderBytes);
+  const std::string_view data = record.substr(0, record.size() - kFooterBytes);
+  Event event;
+  if (record.substr(data.size()) != MaskedCrc(data) ||
+      !event.ParseFromArray(data.data(), static_cast<int>(data.size()))) {
+    return std::nullopt;
+  }
+  return event;
+}
+
 std::vector<Event> ReadEvents(std::string_view file, bool* damaged) {
   std::vector<Event> events;
-  while (file.size() >= kHeaderBytes + kFooterBytes) {
-    const std::string_view length = file.substr(0, sizeof(uint64_t));
-    const auto size = LoadLittleEndian<uint64_t>(length.data());
-    if (file.substr(sizeof(size), kFooterBytes) != MaskedCrc(length)) break;
-    if (size > file.size() - kHeaderBytes - kFooterBytes) break;
-    const std::string_view data = file.substr(kHeaderBytes, size);
-    if (file.substr(kHeaderBytes + size, kFooterBytes) != MaskedCrc(data)) break;
-    Event event;
-    if (!event.ParseFromArray(data.data(), static_cast<int>(size))) break;
-    events.push_back(std::move(event));
-    file.remove_prefix(kHeaderBytes + size + kFooterBytes);
+  while (true) {
+    const std::optional<uint64_t> bytes = EventRecordBytes(file);
+    if (!bytes.has_value() || *bytes > file.size()) break;
+    std::optional<Event> event = ParseEventRecord(file.substr(0, *bytes));
+    if (!event.has_value()) break;
+    events.push_back(*std::move(event));
+    file.remove_prefix(*bytes);
   }
   if (damaged != nullptr) *damaged = !file.empty();
   return events;

@@ -3,9 +3,11 @@
 
 // The event file that TensorBoard shows: a copy of metrics.jsonl in its format.
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +22,15 @@ inline constexpr char kEventFileName[] = "events.out.tfevents.tessera";
 
 // One record of an event file: length, data, and a checksum of each.
 std::string EventRecord(const tensorboard::Event& event);
+
+// A record's length and the checksum of it.
+inline constexpr size_t kEventHeaderBytes = 12;
+
+// The bytes of the record that begins with this header; nullopt if the header is damaged.
+std::optional<uint64_t> EventRecordBytes(std::string_view header);
+
+// The event of a whole record; nullopt if its data are damaged.
+std::optional<tensorboard::Event> ParseEventRecord(std::string_view record);
 
 // The events of a file up to the first record that is incomplete or damaged; `damaged` (may be
 // null) says whether there is one.

@@ -1,0 +1,117 @@
+#ifndef TESSERA_TOOLS_COMPARE_RUNS_FOREIGN_RUNS_H_
+#define TESSERA_TOOLS_COMPARE_RUNS_FOREIGN_RUNS_H_
+
+// What other trainers write: lines of text, and event files of TensorBoard.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tools/compare_runs/run_records.h"
+#include "trainer/metrics/event_file.h"
+
+namespace tessera {
+
+// A file of any size, or a pipe, of which only a part is in memory.
+class InputStream {
+ public:
+  explicit InputStream(const std::string& path);
+  ~InputStream();
+  InputStream(const InputStream&) = delete;
+  InputStream& operator=(const InputStream&) = delete;
+
+  // Whether nothing has failed yet; errno says why something has.
+  bool ok() const;
+  // The next bytes, fewer only at the end of the file. They remain to be read.
+  std::string_view Peek(size_t bytes);
+  // Passes the next bytes; returns whether the file has that many.
+  bool Skip(uint64_t bytes);
+  // Appends the next bytes; returns whether the file has that many.
+  bool Read(uint64_t bytes, std::string& data);
+  // The next line, cut where it is longer than kMaxLineBytes; false at the end. `complete` is
+  // whether a line break ended it.
+  bool ReadLine(std::string& line, bool& complete);
+
+  static constexpr size_t kMaxLineBytes = size_t{1} << 20;
+
+ private:
+  bool Fill();
+
+  std::FILE* file_;
+  std::string buffer_;
+  size_t at_ = 0;  // in buffer_: what is before is read
+};
+
+// A number as it was printed; see RunRecords::roundings.
+struct PrintedNumber {
+  double value = std::numeric_limits<double>::quiet_NaN();
+  double rounding = kNotRecorded;
+};
+
+// What a line of another trainer's log says.
+struct LogLine {
+  const char* trainer = nullptr;
+  std::optional<int64_t> step;  // nullopt: the last one
+  bool is_evaluation = false;
+  bool is_final = false;  // of a second evaluation at the end, which does not replace the first
+  PrintedNumber loss, grad_norm, lr, tokens_per_second;
+};
+
+// Reads a log of llm.c (main.log, or what it prints), InfiniTrain, Megatron-LM or torchtitan line
+// by line. The first line that is known says whose it is.
+class LogReader {
+ public:
+  explicit LogReader(RunRecords& run) : run_(run) {}
+
+  // Returns whether it is a line about a step or an evaluation.
+  bool Add(std::string_view line);
+  // Call once, after the last line.
+  void Finish();
+
+ private:
+  bool AddEvaluation(const LogLine& line);
+  void AddStep(const LogLine& line);
+
+  RunRecords& run_;
+  const char* trainer_ = nullptr;
+  std::optional<int64_t> last_step_;
+  std::optional<PrintedNumber> evaluation_before_;  // the first step
+  int64_t others_ = 0;                              // lines of another trainer
+  int64_t repeated_ = 0, first_repeated_ = 0;
+};
+
+// Reads event files of TensorBoard, in the order in which it reads them: by name. Of the scalars it
+// takes those whose tags are known, or tell, to be a training loss, a gradient norm, a learning
+// rate, tokens/s or the loss of an evaluation.
+class EventReader {
+ public:
+  explicit EventReader(RunRecords& run) : run_(run) {}
+
+  static bool IsEventFile(InputStream& file);
+  void Read(InputStream& file, const std::string& name);
+  // Call once, after the last file. InvalidArgument where no tag tells the loss.
+  absl::Status Finish();
+
+ private:
+  struct Series {
+    int rank = 0;
+    std::map<int64_t, double> values;
+  };
+
+  void Add(const tensorboard::Event& event);
+  const Series* Choose(int quantity, const char* what);
+
+  RunRecords& run_;
+  std::map<int, std::map<std::string, Series>> series_;  // by quantity and tag
+  std::map<std::string, int> tags_;                      // and their quantities; the first ones
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TOOLS_COMPARE_RUNS_FOREIGN_RUNS_H_
