@@ -155,10 +155,56 @@ TEST_F(CompareRunsTest, SeveralRunsAreComparedWithTheFirst) {
   EXPECT_EQ(json[1]["quantities"]["loss"]["first_difference"], 17);
 }
 
+TEST_F(CompareRunsTest, MarkdownHasARowPerRun) {
+  WriteRun("b", 1, 30, 0);
+  WriteRun("c|`d", 1, 30, 1e-3);
+  const std::string others = Path("b") + " '" + Path("c|`d") + "'";
+  const Result result = Compare("--markdown " + Path("a") + " " + others);
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_THAT(result.out,
+              HasSubstr("/a/metrics.jsonl` | | | | 0.133333 (step 30) | - | | baseline"));
+  EXPECT_THAT(result.out,
+              HasSubstr("/b/metrics.jsonl` | 30 | - | 0 | 0.133333 (step 30) | - | 1.00 |"
+                        " equal, within 1e-05 |\n"));
+  EXPECT_THAT(result.out,
+              HasSubstr("c&#124;&#96;d&#47;metrics&#46;jsonl</code> | 30 | 17 | 1.0e-03 "
+                        "(step 17) | 0.133333 (step 30) | - | 1.00 | **differs** in "
+                        "`loss`, not within 1e-05 |\n"));
+  EXPECT_EQ(Compare("--markdown --json " + Path("a") + " " + Path("b")).exit_code, 2);
+}
+
+TEST_F(CompareRunsTest, LogsOfOtherTrainersAreComparedWithRuns) {
+  std::ofstream(root_ / "log")
+      << "step 10/30 | loss 0.400000 | norm 0.5000 | lr 1.00e-03 | 9 tok/s\n"
+         "step 30/30 | loss 0.133333 | norm 0.5000 | lr 1.00e-03 | 9 tok/s\n";
+  const std::string both = Path("a") + " " + Path("log");
+  const Result result = Compare(both + " --tolerance=1e-7");
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("2 steps (10 to 30), precision not known, a log of llm.c or"));
+  EXPECT_THAT(result.out, HasSubstr("half a unit of the last digit printed: loss at 1 step\n"));
+  EXPECT_EQ(Compare(both + " --step-offset=-1").exit_code, 1);
+  EXPECT_EQ(Compare(both + " --exact").exit_code, 1);
+  EXPECT_EQ(Compare(both + " --judge=loss,lr --tolerance-fp32=1e-7 --absolute").exit_code, 0);
+  std::ofstream(root_ / "log") << "step 10/30 | loss nan | lr 1.00e-03\n";
+  EXPECT_EQ(Compare(both + " --last-step=10").exit_code, 1);
+  EXPECT_EQ(Compare(Path("log") + " " + Path("log")).exit_code, 0);
+}
+
+TEST_F(CompareRunsTest, RunsWithoutACommonStepExitWithTwo) {
+  WriteRun("later", 31, 40, 0);
+  const Result result = Compare(Path("a") + " " + Path("later"));
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.out, HasSubstr("the runs cannot be compared: they have no step in common"));
+  EXPECT_EQ(Compare(Path("a") + " " + Path("a") + " " + Path("later") + " --json").exit_code, 2);
+}
+
 TEST_F(CompareRunsTest, WrongUseExitsWithTwo) {
   for (const std::string& arguments :
        {Path("a"), Path("a") + " " + Path("nothing"), Path("a") + " " + Path("a") + " --what",
         Path("a") + " " + Path("a") + " --tolerance=much",
+        Path("a") + " " + Path("a") + " --tolerance-bf16=-1",
+        Path("a") + " " + Path("a") + " --judge=loss,speed",
+        Path("a") + " " + Path("a") + " --step-offset=12345678901234567",
         Path("a") + " " + Path("a") + " --exact --tolerance=1",
         Path("a") + " " + Path("a") + " --json=yes", Path("a") + " " + Path("a") + " --svg"}) {
     const Result result = Compare(arguments);

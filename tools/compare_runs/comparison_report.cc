@@ -305,7 +305,7 @@ std::string MarkdownRow(const RunRecords& baseline, const RunRecords& run,
   const double speed = SpeedRatio(baseline, run);
   return absl::StrCat("| ", MarkdownName(run.path), " | ", loss.compared, " | ",
                       first == nullptr ? "-" : absl::StrCat(*first->first_step), " | ",
-                      loss.largest_absolute_step == 0
+                      loss.largest_absolute_difference == 0
                           ? absl::StrCat(loss.compared > 0 ? "0" : "-")
                           : absl::StrFormat("%.1e (step %d)", loss.largest_absolute_difference,
                                             loss.largest_absolute_step),

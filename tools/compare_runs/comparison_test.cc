@@ -109,6 +109,67 @@ TEST(ComparisonTest, EvaluationsCountWhereBothRunsHaveSome) {
   EXPECT_EQ(comparison.first_difference()->first_step, 10);
 }
 
+// Records as a log has them that prints each number with four places.
+RunRecords Printed(int64_t first, int64_t last, int64_t interval) {
+  RunRecords run = Records(first, last);
+  run.foreign = "a log";
+  std::erase_if(run.steps, [&](const auto& step) { return step.first % interval != 0; });
+  for (auto& [step, record] : run.steps) {
+    for (double StepRecord::*number : {&StepRecord::loss, &StepRecord::grad_norm}) {
+      record.*number = std::round(record.*number * 1e4) / 1e4;
+    }
+    run.roundings[step] = {5e-5, 5e-5, 5e-5, kNotRecorded};
+  }
+  return run;
+}
+
+TEST(ComparisonTest, PrintedDigitsAreTolerated) {
+  const CompareOptions options{.tolerance = 1e-9};
+  const RunRecords exact = Records(1, 10), log = Printed(1, 10, 1);
+  const RunComparison comparison = CompareRuns(exact, log, options);
+  EXPECT_TRUE(comparison.equal());
+  EXPECT_EQ(Quantity(comparison, "grad_norm").within_rounding, 4);  // 1/3, 1/6, 1/7 and 1/9
+  EXPECT_EQ(Quantity(comparison, "tokens_per_second").compared, 0);
+  EXPECT_TRUE(CompareRuns(log, exact, options).equal());
+  EXPECT_FALSE(CompareRuns(exact, log, {.exact = true}).equal());
+  RunRecords other = log;
+  other.steps[3].grad_norm += 1e-4;
+  EXPECT_FALSE(CompareRuns(exact, other, options).equal());
+  // Numbers that are printed alike must be printed the same.
+  EXPECT_TRUE(CompareRuns(log, log, options).equal());
+  EXPECT_FALSE(CompareRuns(log, other, options).equal());
+  other = log;
+  other.steps[3].loss = NAN;
+  EXPECT_EQ(CompareRuns(exact, other, options).first_difference()->first_step, 3);
+}
+
+TEST(ComparisonTest, LogsMaySkipStepsButNotEndEarlier) {
+  EXPECT_TRUE(CompareRuns(Records(1, 10), Printed(1, 10, 3), {}).equal());
+  EXPECT_TRUE(CompareRuns(Printed(1, 11, 3), Records(1, 11), {}).equal());
+  EXPECT_THAT(CompareRuns(Records(1, 12), Printed(1, 10, 3), {}).only_a, ElementsAre(12));
+  // What metrics.jsonl lacks is missing.
+  EXPECT_THAT(CompareRuns(Records(1, 7), Printed(1, 10, 3), {}).only_b, ElementsAre(9));
+  const RunComparison none = CompareRuns(Records(1, 4), Printed(6, 10, 1), {});
+  EXPECT_FALSE(none.comparable());
+  EXPECT_FALSE(none.equal());
+}
+
+TEST(ComparisonTest, OptionsOfTheJudgement) {
+  RunRecords a = Records(1, 10), b = Records(1, 10);
+  b.steps[2].loss += 1e-4;  // of 4.8
+  EXPECT_FALSE(CompareRuns(a, b, {}).equal());
+  EXPECT_TRUE(CompareRuns(a, b, {.fp32_tolerance = 5e-5}).equal());
+  EXPECT_FALSE(CompareRuns(a, b, {.fp32_tolerance = 5e-5, .absolute = true}).equal());
+  EXPECT_TRUE(CompareRuns(a, b, {.fp32_tolerance = 2e-4, .absolute = true}).equal());
+  EXPECT_TRUE(CompareRuns(a, b, {.judged = {"lr", "grad_norm"}}).equal());
+  b.bf16 = true;
+  EXPECT_FALSE(CompareRuns(a, b, {.bf16_tolerance = 1e-6}).equal());
+  a.steps[1].tokens_per_second = b.steps[1].tokens_per_second = NAN;
+  for (auto& [step, record] : b.steps) record.tokens_per_second *= 2;
+  EXPECT_EQ(SpeedRatio(a, b), 2);
+  EXPECT_TRUE(std::isnan(SpeedRatio(a, {})));
+}
+
 TEST(ComparisonTest, RelativeDifferences) {
   const double infinity = std::numeric_limits<double>::infinity();
   EXPECT_EQ(RelativeDifference(0, 0), 0);

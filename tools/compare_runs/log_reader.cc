@@ -291,8 +291,9 @@ void LogReader::Finish() {
   if (trainer_ == nullptr) return;
   run_.foreign = trainer_;
   if (repeated_ > 0) {
-    run_.Note(absl::StrCat("steps are recorded more than once with other losses (", repeated_,
-                           " times, first step ", first_repeated_, "): the last record counts"));
+    run_.Note(absl::StrCat("step ", first_repeated_,
+                           repeated_ > 1 ? absl::StrCat(" and ", repeated_ - 1, " more") : "",
+                           " recorded again with another loss: the last record counts"));
   }
   if (others_ > 0) {
     run_.Note(absl::StrCat(others_, others_ == 1 ? " line is" : " lines are",
