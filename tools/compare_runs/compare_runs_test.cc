@@ -13,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "trainer/metrics/event_file.h"
 #include "trainer/metrics/metrics.h"
 
 namespace tessera {
@@ -170,6 +171,9 @@ TEST_F(CompareRunsTest, MarkdownHasARowPerRun) {
               HasSubstr("c&#124;&#96;d&#47;metrics&#46;jsonl</code> | 30 | 17 | 1.0e-03 "
                         "(step 17) | 0.133333 (step 30) | - | 1.00 | **differs** in "
                         "`loss`, not within 1e-05 |\n"));
+  WriteRun("e", 1, 20, 0);
+  EXPECT_THAT(Compare("--markdown " + Path("a") + " " + Path("e")).out,
+              HasSubstr("**differs**, lacks steps 21 to 30 |\n"));
   EXPECT_EQ(Compare("--markdown --json " + Path("a") + " " + Path("b")).exit_code, 2);
 }
 
@@ -188,6 +192,15 @@ TEST_F(CompareRunsTest, LogsOfOtherTrainersAreComparedWithRuns) {
   std::ofstream(root_ / "log") << "step 10/30 | loss nan | lr 1.00e-03\n";
   EXPECT_EQ(Compare(both + " --last-step=10").exit_code, 1);
   EXPECT_EQ(Compare(Path("log") + " " + Path("log")).exit_code, 0);
+}
+
+TEST_F(CompareRunsTest, ARunIsEqualToItsEventFile) {
+  ASSERT_TRUE(EventFile::Open(Path("a")).ok());
+  const Result result = Compare(Path("a") + " " + Path("a/") + kEventFileName);
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  for (const char* quantity : {"loss", "grad_norm", "lr", "tokens_per_second"}) {
+    EXPECT_THAT(result.out, ::testing::ContainsRegex(std::string("\n") + quantity + " +30 "));
+  }
 }
 
 TEST_F(CompareRunsTest, RunsWithoutACommonStepExitWithTwo) {

@@ -211,10 +211,13 @@ Json StepObject(int64_t step, const StepRecord& a, const StepRecord& b) {
           {"tokens_per_second", pair(a.tokens_per_second, b.tokens_per_second)}};
 }
 
-// "A" and "B"; more than two are called as their folders are.
+// "A" and "B"; more than two are called as their folders are, those of other trainers by their
+// names, too.
 std::string NameOf(std::span<const RunRecords> runs, size_t run) {
   if (runs.size() == 2) return run == 0 ? "A" : "B";
-  return std::filesystem::path(runs[run].path).parent_path().filename();
+  const std::filesystem::path path = runs[run].path;
+  const std::filesystem::path folder = path.parent_path().filename();
+  return (runs[run].foreign.empty() ? folder : folder / path.filename()).string();
 }
 
 Panel Values(const char* title, std::span<const RunRecords> runs, double StepRecord::*value) {
@@ -235,6 +238,10 @@ Panel Differences(const char* title, std::span<const RunRecords> runs, double St
     Curve& curve = panel.curves.emplace_back();
     curve.name = runs.size() == 2 ? "difference" : NameOf(runs, run);
     for (const int64_t step : CommonSteps(runs[0], runs[run])) {
+      if (runs[0].Rounding(step, value) == kNotRecorded ||
+          runs[run].Rounding(step, value) == kNotRecorded) {
+        continue;
+      }
       const double difference =
           RelativeDifference(runs[0].steps.at(step).*value, runs[run].steps.at(step).*value);
       if (std::isfinite(difference)) curve.points.emplace_back(step, difference);
@@ -294,8 +301,10 @@ std::string MarkdownVerdict(const RunComparison& comparison) {
                                                  comparison.absolute ? " absolute" : "");
   if (comparison.equal()) return absl::StrCat("equal, ", rule);
   const ComparedQuantity* first = comparison.first_difference();
-  return first == nullptr ? "**differs**: a run lacks steps of the other"
-                          : absl::StrCat("**differs** in `", first->name, "`, not ", rule);
+  if (first != nullptr) return absl::StrCat("**differs** in `", first->name, "`, not ", rule);
+  const std::string lacks = StepRanges(comparison.only_a), has = StepRanges(comparison.only_b);
+  return absl::StrCat("**differs**", lacks.empty() ? "" : ", lacks steps ", lacks,
+                      has.empty() ? "" : ", has steps ", has, has.empty() ? "" : " more");
 }
 
 std::string MarkdownRow(const RunRecords& baseline, const RunRecords& run,

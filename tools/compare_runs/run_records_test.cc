@@ -360,7 +360,7 @@ TEST_F(RunRecordsTest, ReadsAnyBytes) {
       "{\"kind\":\"step\",\"step\":1,\"loss\":3,\"lr\":null,\"loss_bits\":\"4008000000000000\"}\n"
       "{\"kind\":\"eval\",\"step\":1,\"eval_loss\":3}\n");
   int64_t accepted = 0;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < 600; ++i) {
     std::string text = seeds[random() % seeds.size()];
     if (random() % 4 == 0) text.insert(random() % text.size(), seeds[random() % seeds.size()]);
     for (uint64_t changes = random() % 8; changes > 0; --changes) {
@@ -378,7 +378,7 @@ TEST_F(RunRecordsTest, ReadsAnyBytes) {
     EXPECT_FALSE(ComparisonText(*run, *run, comparison, 20).empty());
     EXPECT_FALSE(ComparisonMarkdown(std::vector{*run, *run}, std::vector{comparison}).empty());
   }
-  EXPECT_GT(accepted, 1000);
+  EXPECT_GT(accepted, 200);
 }
 
 TEST_F(RunRecordsTest, ReadsLargeFilesInLittleMemory) {
@@ -388,8 +388,8 @@ TEST_F(RunRecordsTest, ReadsLargeFilesInLittleMemory) {
     return usage.ru_maxrss * int64_t{1024};
   };
   const int64_t before = peak_bytes();
-  constexpr int64_t kFileBytes = int64_t{1} << 30;
-  // One line of a gigabyte, and a record whose header promises two.
+  constexpr int64_t kFileBytes = int64_t{1} << 28;
+  // One long line, and a record whose header promises two gigabytes.
   for (const bool is_event : {false, true}) {
     const auto path = folder_ / "large";
     std::string start = is_event ? EventRecord(ScalarEvent(1, "loss", 2)) : kMainLog;
