@@ -30,6 +30,7 @@ def audit_of_runs(name):
         "//trainer/configs:launch.py",
         "//trainer/app:train",
         "//trainer/data:prepare_data",
+        "//tools/ckpt",
     ]
     native.sh_binary(
         name = name,

@@ -3,17 +3,21 @@
 
   bazel run //trainer/tools:audit -- RUN --steps=40-60[,90-95] FLAGS...
   bazel run //trainer/tools:audit -- RUN --random=3 [--seed=1] FLAGS...
+  bazel run //trainer/tools:audit -- RUN --bisect FLAGS...
 
 RUN is the folder of a run in EXACT numerics: config.textproto, metrics.jsonl, saves.jsonl and,
-there or where the settings say, its checkpoints. --random chooses so many ranges of ten steps.
+there or where the settings say (an object store, too), its checkpoints. --random chooses so many
+ranges of ten steps. --bisect finds the first saved state that does not follow from the beginning.
 FLAGS are those of `train`, as --data-parallel-size=2: any topology that this machine can start.
 Each range is executed from the nearest checkpoint before it, or from the beginning, in a folder
 that is deleted afterwards.
 
-Exit code: 0, proven; 1, not proven: the first step that differs, or where the replay ended, is
-named; 2, nothing was compared: wrong arguments, FAST numerics, no ledger.
+Exit code: 0, proven; 1, not proven: the first step, checkpoint or record that differs is named; 2,
+nothing was proven or refuted: wrong arguments, FAST numerics, no ledger, a replay that could not
+run; 128 + the number of a signal that ended it.
 """
 
+import ctypes
 import hashlib
 import json
 import math
@@ -21,6 +25,8 @@ import os
 import pathlib
 import random
 import re
+import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -34,10 +40,20 @@ QUIET = ["--eval-interval=0", "--valid-data-path=", "--tokenizer-model=", "--exp
          "--export-llmc-interval=0", "--export-hf-interval=0", "--num-tokens-to-generate=0",
          "--stop-file-path=", "--exit-duration-in-mins=0", "--async-upload=false",
          "--max-checkpoint-keep=1", "--save-retain-interval=0", "--save-top-k=0",
-         "--save-retain-minutes=0"]
+         "--save-retain-minutes=0", "--save-interval-minutes=0", "--save-continuously=false"]
 WHOLE_CHECKPOINT = ["--load-format=tessera", "--load-content=all", "--load-tensors=",
                     "--finetune=false", "--no-load-optim=false", "--no-load-rng=false",
                     "--allow-missing=false", "--allow-unexpected=false", "--verify-load"]
+# The numbers of checkpoint/format/manifest.proto.
+ROLES = {"WEIGHT": 1, "MASTER_WEIGHT": 2, "OPTIMIZER_STATE": 3, "BUFFER": 4}
+DTYPES = {"F64": 1, "F32": 2, "F16": 3, "BF16": 4, "I64": 5, "I32": 6, "I16": 7, "I8": 8, "U8": 9,
+          "BOOL": 10, "U16": 11, "U32": 12, "U64": 13}
+# What train says of token files that are not the run's, or are damaged.
+OTHER_DATA = re.compile(r"does not fit the data: token files| at offset \d+: ")
+# Words of the launcher about processes.
+STARTING = re.compile(r"train: (\d+ processes|a process for each slot)\b")
+SECONDS_TO_POLL = 0.05
+SECONDS_TO_END = 20
 
 
 class Refused(Exception):
@@ -46,6 +62,14 @@ class Refused(Exception):
 
 class NotProven(Exception):
     """A step does not follow."""
+
+
+class OtherData(NotProven):
+    """The token files are not those of the run."""
+
+
+class Interrupted(BaseException):
+    """A signal, whose number this holds."""
 
 
 def sha256(text):
@@ -63,6 +87,17 @@ def link(previous, record):
     return sha256(f"tessera ledger 1\n{previous}\n{record['settings']}\n{record['step']} "
                   f"{bits(loss)} {bits(record['grad_norm'])} {bits(record['lr'])} "
                   f"{record['first_sample']} {record['consumed_samples']}\n")
+
+
+def state_digest(tensors):
+    """The digest of a saved state, likewise, of what `ckpt inspect` says of its tensors."""
+    text = "tessera state 1\n"
+    for tensor in sorted(tensors, key=lambda tensor: tensor["name"].encode()):
+        name, alias = tensor["name"], tensor.get("alias_of", "")
+        shape = ",".join(map(str, tensor["shape"]))
+        text += (f"{len(name.encode())} {name} {ROLES[tensor['role']]} {DTYPES[tensor['dtype']]} "
+                 f"[{shape}] {len(alias.encode())} {alias} {tensor.get('digest', '0' * 32)}\n")
+    return sha256(text)
 
 
 def read_records(path, kind):
@@ -87,35 +122,90 @@ def read_records(path, kind):
 class Run:
     """What the folder of a run tells."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, flags):
         self.folder = folder
         self.config = folder / "config.textproto"
         try:
-            settings = self.config.read_text(encoding="utf-8")
+            self.settings = self.config.read_text(encoding="utf-8")
         except OSError as error:
             raise Refused(f"cannot read {self.config}: {error.strerror}") from error
-        if not re.search(r"^\s*numerics: EXACT$", settings, re.MULTILINE):
+        if not re.search(r"^\s*numerics: EXACT$", self.settings, re.MULTILINE):
             raise Refused(f"{folder} is a run in FAST numerics, whose bits depend on the topology: "
                           "only EXACT ones can be audited")
+        # In this order: a run that goes on records a step before the checkpoint that it saves.
+        saves = folder / "saves.jsonl"
+        self.saves = read_records(saves, "save") if saves.exists() else {}
         self.steps = read_records(folder / "metrics.jsonl", "step")
         if not any("ledger" in record for record in self.steps.values()):
             raise Refused(f"{folder}/metrics.jsonl holds no ledger")
-        saves = folder / "saves.jsonl"
-        self.saves = read_records(saves, "save") if saves.exists() else {}
-        self.checkpoints = self.find_checkpoints(settings)
+        # The step that the run begins after: that of a checkpoint elsewhere, or 0.
+        self.origin = min(self.steps) - 1
+        endpoint = self.setting("s3_endpoint")
+        self.endpoint = [f"--s3-endpoint={endpoint}"] if endpoint else []
+        self.endpoint = [flag for flag in flags if flag.startswith("--s3-endpoint=")][-1:] \
+            or self.endpoint
+        self.damaged = {}
+        self.checked = {}
+        self.checkpoints = self.find_checkpoints()
 
-    def find_checkpoints(self, settings):
-        place = folder = self.folder / "checkpoints"
-        configured = re.search(r'^\s*save: "(.*)"$', settings, re.MULTILINE)
-        if not folder.is_dir() and configured:
-            place = pathlib.Path(configured.group(1))
+    def setting(self, name):
+        found = re.search(rf'^\s*{name}: "(.*)"$', self.settings, re.MULTILINE)
+        return found.group(1) if found else ""
+
+    def ckpt(self, *words):
+        """What the command says as JSON, and its exit code: 0, or 1 for damage."""
+        result = subprocess.run([CKPT, *words, "--json", *self.endpoint], check=False,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, errors="replace")
+        if result.returncode not in (0, 1):
+            raise Refused(result.stderr.strip())
+        return json.loads(result.stdout), result.returncode
+
+    def find_checkpoints(self):
+        """Names of checkpoints by step."""
+        place = str(self.folder / "checkpoints")
+        if not os.path.isdir(place) and self.setting("save"):
+            place = self.setting("save")
+        is_remote = re.match(r"\w+:", place)
+        if not is_remote and not os.path.isdir(place):
+            return {}
         found = {}
-        for manifest in [*place.glob("step-*/manifest.pb"),
-                         *place.glob("rolling-?/step-*/manifest.pb")]:
-            number = manifest.parent.name.removeprefix("step-")
-            if number.isdigit():
-                found.setdefault(int(number), manifest.parent)
+        # A permanent checkpoint goes before a rolling one of its step.
+        for entry in sorted(self.ckpt("ls", place)[0],
+                            key=lambda entry: not entry["directory"].startswith("step-")):
+            step, name = entry.get("step"), place + "/" + entry["directory"]
+            if "step-" not in entry["directory"] or step in found:
+                continue
+            found[step] = name
+            if "error" in entry:
+                self.damaged[step] = entry["error"]
         return found
+
+    def check_checkpoint(self, step):
+        """The checkpoint of a step is whole, and holds what the records say. Returns what its
+        record is."""
+        if step in self.checked:
+            return self.checked[step]
+        if step in self.damaged:
+            raise NotProven(f"step {step}: its checkpoint is damaged: {self.damaged[step]}")
+        found, damaged = self.ckpt("inspect", self.checkpoints[step])
+        if damaged:
+            raise NotProven(f"step {step}: its checkpoint is damaged: {found['error']}")
+        ledger, state = found["extra"].get("ledger", ""), state_digest(found["tensors"])
+        if step in self.steps and ledger != self.steps[step].get("ledger"):
+            raise NotProven(f"step {step}: its checkpoint was saved by a run with another ledger")
+        if state != self.saves.get(step, {}).get("state", state):
+            raise NotProven(f"step {step}: its checkpoint does not hold the state that saves.jsonl "
+                            f"has recorded: {self.checkpoints[step]}")
+        report, damaged = self.ckpt("verify", self.checkpoints[step], "--digests")
+        if damaged:
+            place = report["damage"][0]
+            tensor = f", tensor {place['tensor']}" if place.get("tensor") else ""
+            raise NotProven(f"step {step}: its checkpoint is damaged: {self.checkpoints[step]}/"
+                            f"{place['file']} at offset {place['offset']}{tensor}: "
+                            f"{place['message']}")
+        self.checked[step] = {"step": step, "ledger": ledger, "state": state}
+        return self.checked[step]
 
     def check_chain(self):
         """Every line's digest is that of its numbers and of the line before. Returns the steps at
@@ -150,52 +240,275 @@ class Run:
         return begins
 
 
-def replay(programs, run, start, last, flags):
-    """Executes steps `start` + 1 to `last` again and compares them. Returns the number of saved
-    states that were compared, too."""
-    with tempfile.TemporaryDirectory(prefix="audit-") as scratch:
-        scratch = pathlib.Path(scratch)
-        command = [sys.executable, *programs, str(run.config), *QUIET, f"--run-dir={scratch}",
-                   f"--save={scratch}/checkpoints", "--enable-save-ckpt", "--auto-resume",
-                   f"--exit-interval={last}"]
-        if start > 0:
-            command += [*WHOLE_CHECKPOINT, f"--load={run.checkpoints[start]}",
-                        f"--ckpt-step={start}"]
-        result = subprocess.run(command + flags, check=False, stdout=subprocess.DEVNULL,
-                                stderr=subprocess.PIPE, text=True, errors="replace")
-        said = [line for line in result.stderr.splitlines() if line.strip()]
-        if result.returncode == 2:
-            raise Refused("; ".join(said))
-        if (scratch / "saves.jsonl").exists():
-            saves = read_records(scratch / "saves.jsonl", "save")
+class Lines:
+    """The records of a file that another process writes, as they arrive."""
+
+    def __init__(self, path, kind):
+        self.path, self.kind, self.offset = path, kind, 0
+
+    def new(self):
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.offset)
+                text = file.read()
+        except FileNotFoundError:
+            return
+        text = text[:text.rfind(b"\n") + 1]
+        self.offset += len(text)
+        for line in text.splitlines():
+            record = json.loads(line)
+            if record["kind"] == self.kind:
+                yield record
+
+
+def begin_process(command, said):
+    """In a session of its own: the terminal's Ctrl-C comes to this program alone. When this one
+    dies, it is told to end."""
+    pr_set_pdeathsig = 1
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
+        start_new_session=True,
+        preexec_fn=lambda: ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM))
+
+
+def end_process(process):
+    """Ends a replay at once, which takes two signals, and waits for all of its processes."""
+    for seconds in (0.3, SECONDS_TO_END):
+        if process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            pass
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+class Replay:
+    """Executes steps `start` + 1 to `last` again in the folder `scratch`, from the checkpoint
+    `origin` (None: from the beginning), and compares them with the ledger. With `to_next_state` it
+    goes on after a line that differs until a saved state was compared, too."""
+
+    def __init__(self, run, start, last, origin, flags, scratch, to_next_state=False):
+        self.run, self.start, self.last = run, start, last
+        self.executed = start  # the last step that was
+        self.line = None       # the first that differs: (step, sentence)
+        self.same = []         # saved steps whose states are equal
+        self.other = {}        # a sentence by saved step whose state differs
+        self.scratch = scratch
+        self.to_next_state = to_next_state
+        self.steps = Lines(scratch / "metrics.jsonl", "step")
+        self.saves = Lines(scratch / "saves.jsonl", "save")
+        command = [sys.executable, *PROGRAMS, str(run.config), *QUIET, *flags,
+                   f"--run-dir={scratch}", f"--save={scratch}/checkpoints", "--enable-save-ckpt",
+                   "--auto-resume", f"--exit-interval={last}"]
+        if origin is not None:
+            command += [*WHOLE_CHECKPOINT, f"--load={origin}", f"--ckpt-step={start}"]
+        elif run.setting("load") == run.setting("save"):
+            command += ["--load=", "--exit-on-missing-checkpoint=false"]
+        with open(scratch / "stderr", "wb") as said:
+            process = begin_process(command, said)
+        try:
+            self.watch(process)
+        finally:
+            end_process(process)
+        self.exit_code = process.returncode
+        if self.line is None and not self.other:
+            self.check_end()
+
+    def watch(self, process):
+        while True:
+            ended = process.poll() is not None
+            # A state is saved after its step has been recorded.
+            saves = list(self.saves.new())
+            for record in self.steps.new():
+                self.compare_step(record)
+            for record in saves:
+                self.compare_state(record)
+            found_state = self.other or (self.line and max(self.same, default=0) >= self.line[0])
+            if ended or found_state or (self.line and not self.to_next_state):
+                return
+            try:
+                process.wait(timeout=SECONDS_TO_POLL)
+            except subprocess.TimeoutExpired:
+                pass
+
+    def compare_step(self, again):
+        step = again["step"]
+        self.executed = max(self.executed, step)
+        for field in COMPARED:
+            recorded, now = self.run.steps.get(step, {}).get(field), again.get(field)
+            if recorded != now and self.line is None and step <= self.last:
+                self.line = (step, f"{field} is {recorded} in the ledger, and {now} when it is "
+                                   "executed again")
+
+    def compare_state(self, again):
+        step = again["step"]
+        if step <= self.start or step not in self.run.saves:
+            return
+        recorded, now = self.run.saves[step]["state"], again["state"]
+        if recorded == now:
+            self.same.append(step)
         else:
-            saves = {}
-        if start in saves and start in run.steps:
-            if saves[start]["ledger"] != run.steps[start].get("ledger"):
-                raise NotProven(f"step {start}: its checkpoint was saved by a run with another "
-                                "ledger")
-            if saves[start] != run.saves.get(start, saves[start]):
-                raise NotProven(f"step {start}: its checkpoint does not hold the state that "
-                                "saves.jsonl has recorded")
-        again = {}
-        if (scratch / "metrics.jsonl").exists():
-            again = read_records(scratch / "metrics.jsonl", "step")
-        for step in range(start + 1, last + 1):
-            if step not in again:
-                raise NotProven(f"step {step}: the replay ended before it: "
-                                + ("; ".join(said) or "it says nothing"))
-            for field in COMPARED:
-                recorded, now = run.steps[step].get(field), again[step].get(field)
-                if recorded != now:
-                    raise NotProven(f"step {step}: {field} is {recorded} in the ledger, and {now} "
-                                    "when it is executed again")
-            if step in saves and step in run.saves and saves[step] != run.saves[step]:
-                raise NotProven(f"step {step}: the saved state is {run.saves[step]['state']} in "
-                                f"saves.jsonl, and {saves[step]['state']} when it is computed "
-                                "again")
-        if result.returncode != 0:
-            raise NotProven(f"step {last}: the replay ended with an error: " + "; ".join(said))
-        return len([step for step in saves if step > start and step in run.saves])
+            self.other[step] = (f"the saved state is {recorded} in saves.jsonl, and {now} when it "
+                                "is computed again")
+
+    def check_end(self):
+        """The replay has come to its end, and no step differs."""
+        said = "; ".join(
+            line for line in (self.scratch / "stderr").read_text(errors="replace").splitlines()
+            if line.strip() and not STARTING.match(line)) or "it says nothing"
+        if self.exit_code == 2:
+            raise Refused(said)
+        if self.executed < self.last and OTHER_DATA.search(said):
+            raise OtherData(f"step {self.executed + 1}: the replay ended before it: {said}")
+        if self.executed < self.last:
+            raise Refused(f"step {self.executed + 1}: the replay could not execute it: {said}")
+        if self.exit_code != 0:
+            raise Refused(f"steps {self.start + 1} to {self.last}: their lines are those of the "
+                          f"ledger, but then the replay ended with an error: {said}")
+
+    def expect_equal(self):
+        differences = [(step, 1, sentence) for step, sentence in self.other.items()]
+        if self.line is not None:
+            differences.append((self.line[0], 0, self.line[1]))
+        if differences:
+            step, _, sentence = min(differences)
+            raise NotProven(f"step {step}: {sentence}")
+
+
+def replay(run, start, last, flags):
+    """Returns the number of saved states that were compared, too."""
+    origin = None
+    if start in run.checkpoints:
+        run.check_checkpoint(start)
+        origin = run.checkpoints[start]
+    with tempfile.TemporaryDirectory(prefix="audit-", ignore_cleanup_errors=True) as scratch:
+        again = Replay(run, start, last, origin, flags, pathlib.Path(scratch))
+    again.expect_equal()
+    return len(again.same)
+
+
+class Bisection:
+    """The search for the first saved state that does not follow.
+
+    Up to the saved step `good` everything follows from the base: the beginning or, where that is
+    gone, the first checkpoint. `bad` is the first saved step whose state is known to differ."""
+
+    def __init__(self, run, flags, begins):
+        self.run, self.flags = run, flags
+        for step in sorted(run.checkpoints):
+            # A checkpoint whose run died before it was recorded is a record of itself.
+            run.saves.setdefault(step, run.check_checkpoint(step))
+        print(f"{len(run.checkpoints)} checkpoints are whole, and hold what the records say",
+              flush=True)
+        self.last = max(run.steps)
+        self.good = self.base = self.find_base(begins[-1])
+        self.bad = None
+        self.line = None
+        self.other_data = ""
+        self.replays = self.executed = 0
+        # Where a replay may begin: checkpoints by step, those of the run before those of replays.
+        self.origins = {step: [name] for step, name in run.checkpoints.items() if step > self.base}
+        self.origins[self.base] = [run.checkpoints.get(self.base)]
+
+    def find_base(self, chain):
+        """The last step before those that can be executed."""
+        missing = [step for step in range(chain, self.last + 1)
+                   if "ledger" not in self.run.steps.get(step, {})]
+        if missing:
+            raise Refused(f"metrics.jsonl has no ledger of step {missing[0]}")
+        if chain == self.run.origin + 1:
+            return self.run.origin
+        later = [step for step in self.run.checkpoints if chain <= step < self.last]
+        if not later:
+            raise Refused(f"the chain begins anew after step {chain - 1}, with a part of a "
+                          "checkpoint, and no later checkpoint is there")
+        return min(later)
+
+    def name(self, step):
+        return "the beginning" if step == self.run.origin else f"step {step}"
+
+    def search(self):
+        states = [step for step in self.run.saves if self.base < step < self.last]
+        targets = sorted(states) + [self.last]
+        with tempfile.TemporaryDirectory(prefix="audit-", ignore_cleanup_errors=True) as scratch:
+            while targets:
+                self.halve(targets, pathlib.Path(scratch))
+                targets = [step for step in targets
+                           if self.good < step and (self.bad is None or step < self.bad[0])]
+        print(f"{self.replays} replays executed {self.executed} steps", flush=True)
+        if self.bad is not None:
+            raise NotProven(self.verdict() + self.other_data)
+        print(f"all {self.last - self.base} steps from {self.name(self.base)} to step {self.last} "
+              f"follow, and so do {len(states) + (self.last in self.run.saves)} saved states; the "
+              f"head of the chain is {self.run.steps[self.last]['ledger']}{self.other_data}")
+
+    def halve(self, targets, scratch):
+        middle = targets[(len(targets) - 1) // 2]
+        start = max(step for step in self.origins if step <= self.good)
+        folder = scratch / f"to-{middle}-{self.replays}"
+        folder.mkdir()
+        try:
+            again = Replay(self.run, start, middle, self.origins[start][0], self.flags, folder,
+                           to_next_state=True)
+        except OtherData as error:
+            if len(self.origins[start]) == 1:
+                raise NotProven(f"{error}{self.other_data}") from error
+            # The checkpoint of the last replay was trained on the data that are here.
+            self.other_data = (f"; the data that are here are not those of the checkpoint of step "
+                               f"{start}: {error}")
+            self.origins[start].pop(0)
+            shutil.rmtree(folder)
+            return
+        self.replays += 1
+        self.executed += again.executed - start
+        first = min([*again.other, *([again.line[0]] if again.line else [])], default=None)
+        follow = [step for step in again.same if first is None or step < first]
+        if first is None:
+            follow.append(middle)
+            self.origins.setdefault(middle, []).append(f"{folder}/checkpoints/step-{middle:08}")
+            print(f"steps {start + 1} to {middle} follow from {self.name(start)}", flush=True)
+        else:
+            self.bad = min((step, True) for step in again.other) if again.other else (middle, False)
+            print(f"steps {start + 1} to {self.bad[0]} do not follow from {self.name(start)}",
+                  flush=True)
+        self.line = min(filter(None, (self.line, again.line)), default=None)
+        after_line = [step for step in again.same if self.line and step >= self.line[0]]
+        if after_line:
+            raise NotProven(f"step {self.line[0]}: {self.line[1]}, though the state of step "
+                            f"{after_line[0]} follows: it is the record that does not")
+        self.good = max([self.good, *follow])
+        kept = self.origins[max(step for step in self.origins if step <= self.good)]
+        for other in scratch.iterdir():
+            if not any(str(origin).startswith(f"{other}/") for origin in kept):
+                shutil.rmtree(other)
+                self.forget(other)
+
+    def forget(self, folder):
+        for step, origins in list(self.origins.items()):
+            kept = [origin for origin in origins if not str(origin).startswith(f"{folder}/")]
+            self.origins[step] = kept
+            if not kept:
+                del self.origins[step]
+
+    def verdict(self):
+        """What was proven, and no more than that."""
+        bad, compared = self.bad
+        line = (f"the first line that differs is that of step {self.line[0]}: {self.line[1]}"
+                if self.line else f"no line up to step {bad} differs")
+        if not compared:
+            return (f"the state of {self.name(self.good)} follows, and no later one could be "
+                    f"compared; {line}")
+        if bad == self.good + 1:
+            return (f"the state of step {bad} does not follow from that of {self.name(self.good)}; "
+                    f"{line}")
+        until = min(bad, self.line[0]) if self.line else bad
+        return (f"between {self.name(self.good)}, whose state follows, and step {bad}, whose state "
+                f"does not; {line}; so something changed after {self.name(self.good)} was saved "
+                f"and not after step {until}")
 
 
 def parse_ranges(text):
@@ -211,61 +524,83 @@ def parse_ranges(text):
 def choose_ranges(options, last):
     if "steps" in options:
         return parse_ranges(options["steps"])
-    if not options["random"].isdigit() or not options.get("seed", "0").isdigit():
-        raise Refused("--random and --seed are numbers")
-    chosen = random.Random(int(options.get("seed", "0")))
-    firsts = [chosen.randint(1, last) for _ in range(int(options["random"]))]
+    count, seed = options["random"], options.get("seed", "0")
+    if not count.isdigit() or int(count) == 0 or not seed.isdigit():
+        raise Refused("--random and --seed are numbers, the former not 0")
+    chosen = random.Random(int(seed))
+    firsts = [chosen.randint(1, last) for _ in range(int(count))]
     return [(first, min(first + LENGTH_OF_RANDOM_RANGES - 1, last)) for first in firsts]
 
 
-def audit(programs, words):
+def audit(words):
     options = {}
     flags, folders = [], []
     for word in words:
-        match = re.fullmatch(r"--(steps|random|seed)=(.*)", word)
+        match = re.fullmatch(r"--(?:(steps|random|seed)=(.*)|(bisect))", word)
         if match:
-            options[match.group(1)] = match.group(2)
+            options[match.group(1) or match.group(3)] = match.group(2)
         else:
             (flags if word.startswith("--") else folders).append(word)
-    if len(folders) != 1 or ("steps" in options) == ("random" in options):
-        raise Refused("expected the folder of a run and either --steps=40-60 or --random=3; flags "
-                      "are written --name=value")
-    run = Run(pathlib.Path(folders[0]).absolute())
+    modes = [mode for mode in ("steps", "random", "bisect") if mode in options]
+    if len(folders) != 1 or len(modes) != 1 or ("seed" in options and modes != ["random"]):
+        raise Refused("expected the folder of a run and either --steps=40-60, --random=3 (with "
+                      "--seed=1) or --bisect; flags are written --name=value")
+    run = Run(pathlib.Path(folders[0]).absolute(), flags)
     begins = run.check_chain()
     print(f"{run.folder}: the lines of {len(run.steps)} steps are whole, in "
           + ("one chain" if len(begins) == 1 else f"{len(begins)} chains")
           + f" from step {', '.join(map(str, begins))} on", flush=True)
+    if "bisect" in options:
+        Bisection(run, flags, begins).search()
+        return
     for first, last in choose_ranges(options, max(run.steps)):
-        start = max((step for step in run.checkpoints if step < first), default=0)
+        start = max((step for step in run.checkpoints if step < first), default=run.origin)
         missing = [step for step in range(start + 1, last + 1)
                    if "ledger" not in run.steps.get(step, {})]
         if first < 1 or first > last or missing:
             raise Refused(f"steps {first}-{last}: metrics.jsonl has no ledger of "
                           f"{missing[:1] or 'them'}")
-        states = replay(programs, run, start, last, flags)
-        origin = f"the checkpoint of step {start}" if start else "the beginning"
+        states = replay(run, start, last, flags)
+        origin = f"the checkpoint of step {start}" if start in run.checkpoints else "the beginning"
         print(f"proven: steps {start + 1} to {last}, executed again from {origin}, have the bits "
               f"of the ledger, and so have {states} saved states; the head of the chain is "
               f"{run.steps[last]['ledger']}", flush=True)
 
 
+def on_signal(number, _frame):
+    for other in ENDING_SIGNALS:
+        signal.signal(other, signal.SIG_IGN)
+    raise Interrupted(number)
+
+
 def main():
     os.chdir(os.environ.get("BUILD_WORKING_DIRECTORY", os.getcwd()))
-    if any(word in ("-h", "--help") for word in sys.argv[4:]):
+    if any(word in ("-h", "--help") for word in sys.argv[5:]):
         print(__doc__)
         return 0
+    for number in ENDING_SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, on_signal)
     try:
-        audit(PROGRAMS, sys.argv[4:])
+        audit(sys.argv[5:])
     except Refused as error:
         print(f"audit: {error}", file=sys.stderr)
         return 2
     except NotProven as error:
         print(f"not proven: {error}")
         return 1
+    except Interrupted as error:
+        print(f"audit: ended by signal {error.args[0]}", file=sys.stderr)
+        return 128 + error.args[0]
+    except OSError as error:
+        print(f"audit: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
 if __name__ == "__main__":
+    ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # The launcher, train and prepare_data.
     PROGRAMS = [os.path.abspath(word) for word in sys.argv[1:4]]
+    CKPT = os.path.abspath(sys.argv[4])
     sys.exit(main())
