@@ -1,22 +1,17 @@
 // Steps of a run that are executed again, and the traces of what was changed afterwards.
 
+#include <csignal>
 #include <cstddef>
-#include <cstdint>
 #include <filesystem>
-#include <fstream>
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "layout/box.h"
-#include "layout/dtype.h"
 #include "nlohmann/json.hpp"
+#include "tests/resume/audit_run.h"
 #include "tests/support/command.h"
+#include "tests/support/small_disk.h"
 
 namespace tessera {
 namespace {
@@ -25,71 +20,11 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const Words kExact = {"--numerics=exact", "--exact-tp-shards=2"};
-
-class AuditCommandTest : public CommandTest {
+class AuditCommandTest : public AuditTest {
  protected:
   void SetUp() override {
-    CommandTest::SetUp();
+    AuditTest::SetUp();
     MustTrain("run", 6, kExact);
-  }
-  Result Audit(const Words& words) const {
-    return Run(Joined({Runfile("trainer/tools/audit"), Runfile("trainer/configs/launch.py"),
-                       Runfile("trainer/app/train"), Runfile("trainer/data/prepare_data"),
-                       RunDir("run").string()},
-                      words));
-  }
-  void ExpectNotProven(const Words& words, const std::string& sentence) const {
-    const Result result = Audit(words);
-    EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
-    EXPECT_THAT(result.out, HasSubstr("not proven: " + sentence));
-  }
-  // Replaces the first occurrence in a file of the run.
-  void Edit(const std::string& file, const std::string& before, const std::string& after) const {
-    std::string text = ReadFile(RunDir("run") / file);
-    const size_t place = text.find(before);
-    ASSERT_NE(place, std::string::npos) << before;
-    std::ofstream(RunDir("run") / file, std::ios::binary)
-        << text.replace(place, before.size(), after);
-  }
-  // Saves a checkpoint once more with one bit of a weight flipped: its checksums and digests fit.
-  void FlipWeight(int64_t step) const {
-    const auto folder = ckpt::CheckpointFolder::Open(Checkpoints("run").string());
-    ASSERT_TRUE(folder.ok()) << folder.status();
-    ckpt::Manifest manifest;
-    ckpt::StateDict state;
-    std::vector<std::unique_ptr<std::vector<std::byte>>> memory;
-    std::byte* weight = nullptr;
-    {
-      const auto checkpoint = folder->At(step);
-      ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-      manifest = checkpoint->manifest();
-      for (const ckpt::LogicalTensor& saved : manifest.tensors()) {
-        ckpt::ShardedTensor tensor{.name = saved.name(),
-                                   .role = ckpt::FromProto(saved.role()),
-                                   .dtype = ckpt::FromProto(saved.dtype()),
-                                   .global_shape = ckpt::GlobalShape(saved),
-                                   .alias_of = saved.alias_of()};
-        ASSERT_EQ(tensor.dtype, DType::kF32);
-        if (tensor.alias_of.empty()) {
-          memory.push_back(std::make_unique<std::vector<std::byte>>(
-              sizeof(float) * static_cast<size_t>(ElementCount(tensor.global_shape))));
-          std::byte* const data = memory.back()->data();
-          if (tensor.role == ckpt::TensorRole::kWeight) weight = data;
-          tensor.shards = {ckpt::Shard::Untyped(data, tensor.dtype, WholeBox(tensor.global_shape))};
-        }
-        state.tensors.push_back(std::move(tensor));
-      }
-      const auto loaded = checkpoint->Load(state);
-      ASSERT_TRUE(loaded.ok()) << loaded.status();
-    }
-    ASSERT_NE(weight, nullptr);
-    weight[2] ^= std::byte{0x40};
-    manifest.clear_tensors();
-    manifest.clear_files();
-    fs::remove_all(StepDir("run", step));
-    const auto saved = folder->Save(step, state, {.metadata = ckpt::ToMetadata(manifest)});
-    ASSERT_TRUE(saved.ok()) << saved.status();
   }
 };
 
@@ -156,15 +91,49 @@ TEST_F(AuditCommandTest, OtherDataAreFound) {
 }
 
 TEST_F(AuditCommandTest, WhatCannotBeComparedIsRefused) {
-  EXPECT_EQ(Audit({}).exit_code, 2);
-  EXPECT_EQ(Audit({"--steps=6-7"}).exit_code, 2);
-  EXPECT_EQ(Audit({"--steps=2-3", "--no-such-flag=1"}).exit_code, 2);
+  ExpectRefused({}, "expected the folder of a run and either --steps=40-60");
+  ExpectRefused({"--bisect", "--random=1"}, "expected the folder of a run and either");
+  ExpectRefused({"--steps=2", "--seed=1"}, "expected the folder of a run and either");
+  ExpectRefused({"--random=0"}, "--random and --seed are numbers");
+  ExpectRefused({"--steps=6-7"}, "steps 6-7: metrics.jsonl has no ledger of [7]");
+  ExpectRefused({"--steps=2-3", "--no-such-flag=1"}, "no-such-flag");
   ExpectNotProven({"--steps=3-4", "--lr=2e-3"}, "step 3: settings is ");
   fs::remove_all(RunDir("run"));
   MustTrain("run", 2);
   const Result fast = Audit({"--steps=1-2"});
   EXPECT_EQ(fast.exit_code, 2) << fast.out;
   EXPECT_THAT(fast.err, HasSubstr("FAST numerics"));
+}
+
+// A replay that cannot go on proves nothing.
+TEST_F(AuditCommandTest, AReplayWithoutRoomIsNoProofOfADifference) {
+  fs::remove_all(Checkpoints("run"));
+  const SmallDisk disk(root_ / "disk", 2 << 20);
+  if (!disk.is_mounted()) GTEST_SKIP() << "mounting is not permitted";
+  const Words small = {"/usr/bin/env", "TMPDIR=" + disk.folder().string()};
+  const Result result = Run(Joined(small, AuditCommand(RunDir("run"), {"--bisect"})));
+  EXPECT_EQ(result.exit_code, 2) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("No space left"));
+  EXPECT_TRUE(fs::is_empty(disk.folder()));
+  disk.MakeReadOnly();
+  EXPECT_EQ(Run(Joined(small, AuditCommand(RunDir("run"), {"--steps=1"}))).exit_code, 2);
+  fs::remove(root_ / "tokens.bin");
+  ExpectRefused({"--steps=1"}, "tokens.bin");
+}
+
+TEST_F(AuditCommandTest, ASignalLeavesNeitherProcessesNorFilesBehind) {
+  MustTrain("run", 5000, Joined(kExact, {"--save-interval=5000"}));
+  fs::create_directories(root_ / "scratch");
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const Process audit(Joined({"/usr/bin/env", "TMPDIR=" + (root_ / "scratch").string()},
+                               AuditCommand(RunDir("run"), {"--bisect", "--topology=dp2"})),
+                        root_);
+    EXPECT_TRUE(audit.WaitUntil([&] { return FindRank(1) > 0; })) << audit.Wait().err;
+    audit.Kill(signal);
+    EXPECT_EQ(audit.Wait().exit_code, 128 + signal);
+    EXPECT_TRUE(fs::is_empty(root_ / "scratch"));
+    EXPECT_EQ(FindRank(1), -1);
+  }
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/resume/audit_run.h"
 #include "tests/support/command.h"
 
 namespace tessera {
@@ -82,6 +83,22 @@ TEST_F(S3CommandTest, ARunThatIsKilledWhileItCommitsGoesOn) {
   for (const auto& [step, loss] : later) EXPECT_EQ(loss, losses.at(step)) << "step " << step;
   EXPECT_THAT(server_.keys(), Contains("killed/step-00000020/manifest.pb"));
   EXPECT_EQ(server_.upload_count(), 0);
+}
+
+// The checkpoints that a replay begins with are where the run has saved them.
+TEST_F(S3CommandTest, AnAuditFindsTheCheckpoints) {
+  const Result trained = Run(Command(
+      "s3://bucket/audited", Joined(kExact, {"--train-iters=20", "--save-interval=5",
+                                             "--run-dir=" + RunDir("run").string()})));
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  Result result = Run(AuditCommand(RunDir("run"), {"--steps=16-18"}));
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("executed again from the checkpoint of step 15"));
+  result = Run(AuditCommand(RunDir("run"), {"--bisect"}));
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("all 20 steps from the beginning to step 20 follow"));
+  server_.SetCredentials({"OTHER", "s", ""});
+  EXPECT_EQ(Run(AuditCommand(RunDir("run"), {"--steps=16-18"})).exit_code, 2);
 }
 
 // As a program that renews the credentials of a job does.

@@ -17,6 +17,18 @@
 #include "trainer/metrics/progress.h"
 
 namespace tessera::testing {
+namespace {
+
+absl::Status RunLoop(Session& session) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> null(std::fopen("/dev/null", "w"),
+                                                             std::fclose);
+  ProgressLine line({.total_steps = session.config.training().train_iters(),
+                     .out = null.get(),
+                     .detect_terminal = false});
+  return TrainLoop(session, line).Run();
+}
+
+}  // namespace
 
 absl::StatusOr<std::string> RunSessions(const TrainConfig& config, ComputeDevices& devices,
                                         const SessionBody& body) {
@@ -40,23 +52,28 @@ absl::StatusOr<std::string> RunSessions(const TrainConfig& config, ComputeDevice
   return notes;
 }
 
+absl::Status OpenRecords(Session& session) {
+  if (!session.first_rank()) return absl::OkStatus();
+  const std::string& run_dir = session.config.output().run_dir();
+  TESSERA_RETURN_IF_ERROR(WriteConfig(session.config, run_dir));
+  const auto resumed_step =
+      session.resumed ? std::optional<int64_t>(session.progress.step) : std::nullopt;
+  TESSERA_ASSIGN_OR_RETURN(session.metrics,
+                           MetricsWriter::Open(run_dir + "/metrics.jsonl", resumed_step));
+  TESSERA_ASSIGN_OR_RETURN(session.saves,
+                           MetricsWriter::Open(run_dir + "/saves.jsonl", resumed_step));
+  return absl::OkStatus();
+}
+
+absl::Status TrainUntil(Session& session, int64_t last) {
+  session.config.mutable_training()->set_exit_interval(last);
+  return RunLoop(session);
+}
+
 absl::Status TrainSession(Session& session) {
   if (!session.trains) return absl::OkStatus();
-  if (session.first_rank()) {
-    const std::string& run_dir = session.config.output().run_dir();
-    std::filesystem::create_directories(run_dir);
-    TESSERA_ASSIGN_OR_RETURN(
-        session.metrics,
-        MetricsWriter::Open(
-            run_dir + "/metrics.jsonl",
-            session.resumed ? std::optional<int64_t>(session.progress.step) : std::nullopt));
-  }
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> null(std::fopen("/dev/null", "w"),
-                                                             std::fclose);
-  ProgressLine line({.total_steps = session.config.training().train_iters(),
-                     .out = null.get(),
-                     .detect_terminal = false});
-  TESSERA_RETURN_IF_ERROR(TrainLoop(session, line).Run());
+  TESSERA_RETURN_IF_ERROR(OpenRecords(session));
+  TESSERA_RETURN_IF_ERROR(RunLoop(session));
   return session.metrics == nullptr ? absl::OkStatus() : session.metrics->Close();
 }
 

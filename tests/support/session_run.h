@@ -3,7 +3,7 @@
 
 // Runs the trainer's own session and loop in this process, with threads as ranks.
 
-#include <filesystem>
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -21,6 +21,12 @@ using SessionBody = std::function<absl::Status(Session&)>;
 // Returns rank 0's notes about the origin of its state, or the error of the rank that failed first.
 absl::StatusOr<std::string> RunSessions(const TrainConfig& resolved_config, ComputeDevices& devices,
                                         const SessionBody& body);
+
+// The parts of TrainSession(), for a body that does something between two steps: rank 0's records
+// in output.run_dir, as the command has them, and the steps up to `last`, which also ends a loop
+// with a save.
+absl::Status OpenRecords(Session& session);
+absl::Status TrainUntil(Session& session, int64_t last);
 
 // A body: trains as the command does, and records losses in metrics.jsonl of output.run_dir.
 // Without steps that are left, rank 0's notes say "nothing left to train".

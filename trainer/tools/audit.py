@@ -76,6 +76,11 @@ def sha256(text):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def is_remote(place):
+    """Whether it names an object store rather than a folder."""
+    return re.match(r"\w+:", place)
+
+
 def bits(number):
     return "none" if number is None or not math.isfinite(number) else struct.pack(
         ">d", number).hex()
@@ -166,8 +171,7 @@ class Run:
         place = str(self.folder / "checkpoints")
         if not os.path.isdir(place) and self.setting("save"):
             place = self.setting("save")
-        is_remote = re.match(r"\w+:", place)
-        if not is_remote and not os.path.isdir(place):
+        if not is_remote(place) and not os.path.isdir(place):
             return {}
         found = {}
         # A permanent checkpoint goes before a rolling one of its step.
@@ -306,6 +310,8 @@ class Replay:
                    "--auto-resume", f"--exit-interval={last}"]
         if origin is not None:
             command += [*WHOLE_CHECKPOINT, f"--load={origin}", f"--ckpt-step={start}"]
+        elif start > 0:
+            command.append("--exit-on-missing-checkpoint")
         elif run.setting("load") == run.setting("save"):
             command += ["--load=", "--exit-on-missing-checkpoint=false"]
         with open(scratch / "stderr", "wb") as said:
@@ -420,12 +426,16 @@ class Bisection:
                    if "ledger" not in self.run.steps.get(step, {})]
         if missing:
             raise Refused(f"metrics.jsonl has no ledger of step {missing[0]}")
+        gone = "with a part of a checkpoint"
         if chain == self.run.origin + 1:
-            return self.run.origin
+            place = self.run.setting("load")
+            if (self.run.origin == 0 or self.run.origin in self.run.checkpoints
+                    or os.path.exists(place) or is_remote(place)):
+                return self.run.origin
+            gone = "with a checkpoint that is gone"
         later = [step for step in self.run.checkpoints if chain <= step < self.last]
         if not later:
-            raise Refused(f"the chain begins anew after step {chain - 1}, with a part of a "
-                          "checkpoint, and no later checkpoint is there")
+            raise Refused(f"the run begins after step {chain - 1} {gone}, and it has no other")
         return min(later)
 
     def name(self, step):

@@ -1,0 +1,216 @@
+// The first state of a run that does not follow from those before it.
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "compute/tensor/tensor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/resume/audit_run.h"
+#include "tests/support/command.h"
+#include "tests/support/session_run.h"
+#include "trainer/config/config.h"
+#include "trainer/optim/adamw.h"
+#include "trainer/state/ledger.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+// Of one element in the middle, from the lowest of the mantissa on.
+void FlipBitOf(const TensorView& values, int bit) {
+  auto* const element = static_cast<std::byte*>(values.data()) + values.bytes() / 8 * 4;
+  element[bit / 8] ^= std::byte{1} << bit % 8;
+}
+
+class AuditBisectTest : public AuditTest {
+ protected:
+  using Fault = std::function<void(const AdamW::ParameterState&)>;
+
+  // A run in this process, whose memory changes after step 14.
+  void Train(int save_interval, const Fault& fault) const {
+    const Words words =
+        Joined(Joined({"train", Config()}, kExact),
+               Saving("run", 24,
+                      {absl::StrCat("--save-interval=", save_interval),
+                       "--non-persistent-save-interval=0"}));
+    std::vector<const char*> arguments;
+    for (const std::string& word : words) arguments.push_back(word.c_str());
+    const auto line = ParseCommandLine(static_cast<int>(arguments.size()), arguments.data());
+    ASSERT_TRUE(line.ok()) << line.status();
+    const auto config = ResolveConfig(line->config);
+    ASSERT_TRUE(config.ok()) << config.status();
+    const auto trained =
+        testing::TrainOnProcessors(*config, [&](Session& session) -> absl::Status {
+          TESSERA_RETURN_IF_ERROR(testing::OpenRecords(session));
+          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 12));
+          // The fault is no moment at which a run saves.
+          session.config.mutable_checkpoint()->set_enable_save_ckpt(save_interval == 1);
+          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 14));
+          fault(session.trainer->chunks()[0].optimizer->State(3));
+          session.config.mutable_checkpoint()->set_enable_save_ckpt(true);
+          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 24));
+          return session.metrics->Close();
+        });
+    ASSERT_TRUE(trained.ok()) << trained.status();
+  }
+  void ExpectBetween12And16(const std::string& line) const {
+    ExpectNotProven({"--bisect"},
+                    "between step 12, whose state follows, and step 16, whose state does not; " +
+                        line);
+  }
+};
+
+TEST_F(AuditBisectTest, WithoutAFaultAllStepsFollow) {
+  Train(/*save_interval=*/4, [](const auto&) {});
+  for (const int step : {4, 8, 16}) fs::remove_all(StepDir("run", step));
+  const Result result = Audit({"--bisect", "--data-parallel-size=2", "--zero-stage=1"});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("3 checkpoints are whole, and hold what the records say"));
+  EXPECT_THAT(result.out, HasSubstr("steps 13 to 20 follow from step 12"));
+  EXPECT_THAT(result.out, HasSubstr("3 replays executed 24 steps"));
+  EXPECT_THAT(result.out, HasSubstr("all 24 steps from the beginning to step 24 follow, and so do "
+                                    "6 saved states"));
+}
+
+TEST_F(AuditBisectTest, ABitOfAWeightInMemory) {
+  Train(/*save_interval=*/4, [](const auto& state) { FlipBitOf(state.value, 21); });
+  ExpectBetween12And16("the first line that differs is that of step 15: loss_bits is ");
+  EXPECT_THAT(Audit({"--bisect"}).out, HasSubstr("2 replays executed 16 steps"));
+}
+
+TEST_F(AuditBisectTest, TheLowestBitOfAWeightInMemory) {
+  Train(/*save_interval=*/4, [](const auto& state) { FlipBitOf(state.value, 0); });
+  ExpectBetween12And16("");
+}
+
+TEST_F(AuditBisectTest, ABitOfAMomentInMemoryShowsOneStepLater) {
+  Train(/*save_interval=*/4, [](const auto& state) { FlipBitOf(state.exp_avg, 22); });
+  ExpectBetween12And16("the first line that differs is that of step 16: ");
+}
+
+TEST_F(AuditBisectTest, ALowBitOfAMomentInMemory) {
+  Train(/*save_interval=*/4, [](const auto& state) { FlipBitOf(state.exp_avg_sq, 4); });
+  ExpectBetween12And16("");
+}
+
+TEST_F(AuditBisectTest, ARunThatSavesEveryStepNamesTheStep) {
+  Train(/*save_interval=*/1, [](const auto& state) { FlipBitOf(state.exp_avg, 12); });
+  ExpectNotProven({"--bisect"},
+                  "the state of step 15 does not follow from that of step 14; no line up to step "
+                  "15 differs");
+}
+
+TEST_F(AuditBisectTest, TokensThatHaveChanged) {
+  MustTrain("run", 16, kExact);
+  for (int token = 0; token < 200; ++token) FlipBit(root_ / "tokens.bin", 12000 + 2 * token);
+  MustTrain("other", 16, kExact);
+  const std::vector<nlohmann::json> one = Records("run"), other = Records("other");
+  size_t same = 0;
+  while (same < one.size() && one[same]["ledger"] == other[same]["ledger"]) ++same;
+  ASSERT_GT(same, 8) << "a checkpoint comes before the change";
+  ASSERT_LT(same, one.size());
+  const Result result = Audit({"--bisect"});
+  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+  EXPECT_THAT(result.out,
+              HasSubstr(absl::StrCat("the first line that differs is that of step ", same + 1)));
+  EXPECT_THAT(result.out, HasSubstr("the data that are here are not those of the checkpoint of "));
+}
+
+TEST_F(AuditBisectTest, CheckpointsThatHaveChanged) {
+  MustTrain("run", 8, kExact);
+  const fs::path file = DataFile(StepDir("run", 4), "model");
+  FlipBit(file, -100);
+  ExpectNotProven({"--bisect"},
+                  "step 4: its checkpoint is damaged: " + file.string() + " at offset ");
+  EXPECT_THAT(Audit({"--steps=5"}).out, HasSubstr(", tensor "));
+  FlipBit(file, -100);
+  FlipBit(StepDir("run", 4) / "manifest.pb", 200);
+  ExpectNotProven({"--bisect"}, "step 4: its checkpoint is damaged: ");
+  FlipBit(StepDir("run", 4) / "manifest.pb", 200);
+  ExpectProven({"--bisect"}, "all 8 steps from the beginning to step 8 follow");
+  FlipWeight(4);
+  ExpectNotProven({"--bisect"}, "step 4: its checkpoint does not hold the state that");
+  // A run that goes on from it records it as it is.
+  for (const int step : {6, 8}) fs::remove_all(StepDir("run", step));
+  MustTrain("run", 12, kExact);
+  ExpectNotProven({"--bisect"},
+                  "between step 2, whose state follows, and step 4, whose state does not; no line "
+                  "up to step 4 differs");
+  ExpectProven({"--steps=5-12"}, "proven: steps 5 to 12");
+}
+
+TEST_F(AuditBisectTest, RecordsThatHaveChanged) {
+  MustTrain("run", 8, kExact);
+  Edit("metrics.jsonl", "\"skipped\":false,\"consumed_samples\":40",
+       "\"skipped\":false,\"consumed_samples\":41");
+  ExpectNotProven({"--bisect"}, "step 5: its line in metrics.jsonl is not the one");
+  // All the digests are computed anew.
+  std::vector<nlohmann::json> records = Records("run");
+  std::ofstream lines(RunDir("run") / "metrics.jsonl");
+  std::map<int64_t, std::string> heads;
+  std::string head;
+  for (nlohmann::json& record : records) {
+    if (record["step"] == 5) {
+      record["consumed_samples"] = 40;
+      record["grad_norm"] = 0.5;
+    }
+    const auto step = record["step"].get<int64_t>();
+    head = NextLink(head, record["settings"].get<std::string>(),
+                    {.step = step,
+                     .loss = record["loss"].get<double>(),
+                     .grad_norm = record["grad_norm"].get<double>(),
+                     .learning_rate = record["lr"].get<double>(),
+                     .first_sample = record["first_sample"].get<int64_t>(),
+                     .end_sample = record["consumed_samples"].get<int64_t>()});
+    record["ledger"] = heads[step] = head;
+    lines << record.dump() << "\n";
+  }
+  lines.close();
+  ExpectNotProven({"--bisect"}, "step 6: its line in saves.jsonl does not fit the ledger");
+  std::istringstream old_saves(ReadFile(RunDir("run") / "saves.jsonl"));
+  std::ofstream saves(RunDir("run") / "saves.jsonl");
+  for (std::string line; std::getline(old_saves, line);) {
+    nlohmann::json record = nlohmann::json::parse(line);
+    const auto step = record["step"].get<int64_t>();
+    record["ledger"] = heads[step];
+    record["save"] = SaveDigest(step, heads[step], record["state"].get<std::string>());
+    saves << record.dump() << "\n";
+  }
+  saves.close();
+  ExpectNotProven({"--bisect"}, "step 6: its checkpoint was saved by a run with another ledger");
+  fs::remove_all(Checkpoints("run"));
+  const Result result = Audit({"--bisect"});
+  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("not proven: step 5: grad_norm is 0.5 in the ledger, and "));
+  EXPECT_THAT(result.out, HasSubstr(", though the state of step 6 follows: it is the record"));
+  fs::remove(RunDir("run") / "saves.jsonl");
+  ExpectNotProven({"--bisect"}, "the state of the beginning follows, and no later one could be "
+                                "compared; the first line that differs is that of step 5: ");
+}
+
+TEST_F(AuditBisectTest, TheBeginningMayBeElsewhereOrGone) {
+  MustTrain("before", 4, kExact);
+  MustTrain("run", 10, Joined(kExact, {"--load=" + Checkpoints("before").string()}));
+  ExpectProven({"--bisect"}, "all 6 steps from the beginning to step 10 follow");
+  fs::remove_all(RunDir("before"));
+  ExpectProven({"--bisect"}, "all 4 steps from step 6 to step 10 follow");
+  fs::remove_all(Checkpoints("run"));
+  ExpectRefused({"--bisect"}, "the run begins after step 4 with a checkpoint that is gone");
+}
+
+}  // namespace
+}  // namespace tessera

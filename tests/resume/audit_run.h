@@ -1,0 +1,104 @@
+#ifndef TESSERA_TESTS_RESUME_AUDIT_RUN_H_
+#define TESSERA_TESTS_RESUME_AUDIT_RUN_H_
+
+// Audits of runs of a tiny model, and changes of what those have left behind.
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "layout/box.h"
+#include "layout/dtype.h"
+#include "tests/support/command.h"
+
+namespace tessera {
+
+inline const Words kExact = {"--numerics=exact", "--exact-tp-shards=2"};
+
+inline Words AuditCommand(const std::filesystem::path& run_dir, const Words& words) {
+  return Joined({Runfile("trainer/tools/audit"), Runfile("trainer/configs/launch.py"),
+                 Runfile("trainer/app/train"), Runfile("trainer/data/prepare_data"),
+                 Runfile("tools/ckpt/ckpt"), run_dir.string()},
+                words);
+}
+
+// The run is called "run".
+class AuditTest : public CommandTest {
+ protected:
+  Result Audit(const Words& words) const { return Run(AuditCommand(RunDir("run"), words)); }
+  void ExpectProven(const Words& words, const std::string& sentence) const {
+    const Result result = Audit(words);
+    EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+    EXPECT_THAT(result.out, ::testing::HasSubstr(sentence));
+  }
+  void ExpectNotProven(const Words& words, const std::string& sentence) const {
+    const Result result = Audit(words);
+    EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+    EXPECT_THAT(result.out, ::testing::HasSubstr("not proven: " + sentence));
+  }
+  // Replaces the first occurrence in a file of the run.
+  void Edit(const std::string& file, const std::string& before, const std::string& after) const {
+    std::string text = ReadFile(RunDir("run") / file);
+    const size_t place = text.find(before);
+    ASSERT_NE(place, std::string::npos) << before;
+    std::ofstream(RunDir("run") / file, std::ios::binary)
+        << text.replace(place, before.size(), after);
+  }
+  void ExpectRefused(const Words& words, const std::string& sentence) const {
+    const Result result = Audit(words);
+    EXPECT_EQ(result.exit_code, 2) << result.out << result.err;
+    EXPECT_THAT(result.err, ::testing::HasSubstr(sentence));
+  }
+  // Saves a checkpoint once more with one bit of a weight flipped: its checksums and digests fit.
+  void FlipWeight(int64_t step) const {
+    const auto folder = ckpt::CheckpointFolder::Open(Checkpoints("run").string());
+    ASSERT_TRUE(folder.ok()) << folder.status();
+    ckpt::Manifest manifest;
+    ckpt::StateDict state;
+    std::vector<std::unique_ptr<std::vector<std::byte>>> memory;
+    std::byte* weight = nullptr;
+    {
+      const auto checkpoint = folder->At(step);
+      ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+      manifest = checkpoint->manifest();
+      for (const ckpt::LogicalTensor& saved : manifest.tensors()) {
+        ckpt::ShardedTensor tensor{.name = saved.name(),
+                                   .role = ckpt::FromProto(saved.role()),
+                                   .dtype = ckpt::FromProto(saved.dtype()),
+                                   .global_shape = ckpt::GlobalShape(saved),
+                                   .alias_of = saved.alias_of()};
+        ASSERT_EQ(tensor.dtype, DType::kF32);
+        if (tensor.alias_of.empty()) {
+          memory.push_back(std::make_unique<std::vector<std::byte>>(
+              sizeof(float) * static_cast<size_t>(ElementCount(tensor.global_shape))));
+          std::byte* const data = memory.back()->data();
+          if (tensor.role == ckpt::TensorRole::kWeight) weight = data;
+          tensor.shards = {ckpt::Shard::Untyped(data, tensor.dtype, WholeBox(tensor.global_shape))};
+        }
+        state.tensors.push_back(std::move(tensor));
+      }
+      const auto loaded = checkpoint->Load(state);
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+    }
+    ASSERT_NE(weight, nullptr);
+    weight[2] ^= std::byte{0x40};
+    manifest.clear_tensors();
+    manifest.clear_files();
+    std::filesystem::remove_all(StepDir("run", step));
+    const auto saved = folder->Save(step, state, {.metadata = ckpt::ToMetadata(manifest)});
+    ASSERT_TRUE(saved.ok()) << saved.status();
+  }
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TESTS_RESUME_AUDIT_RUN_H_
