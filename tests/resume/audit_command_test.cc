@@ -113,16 +113,14 @@ TEST_F(AuditCommandTest, AReplayWithoutRoomIsNoProofOfADifference) {
   const Words small = {"/usr/bin/env", "TMPDIR=" + disk.folder().string()};
   const Result result = Run(Joined(small, AuditCommand(RunDir("run"), {"--bisect"})));
   EXPECT_EQ(result.exit_code, 2) << result.out;
-  EXPECT_THAT(result.err, HasSubstr("No space left"));
+  EXPECT_THAT(result.err, HasSubstr("KiB) left"));
   EXPECT_TRUE(fs::is_empty(disk.folder()));
-  disk.MakeReadOnly();
-  EXPECT_EQ(Run(Joined(small, AuditCommand(RunDir("run"), {"--steps=1"}))).exit_code, 2);
   fs::remove(root_ / "tokens.bin");
   ExpectRefused({"--steps=1"}, "tokens.bin");
 }
 
 TEST_F(AuditCommandTest, ASignalLeavesNeitherProcessesNorFilesBehind) {
-  MustTrain("run", 5000, Joined(kExact, {"--save-interval=5000"}));
+  MustTrain("run", 400, Joined(kExact, {"--save-interval=400"}));
   fs::create_directories(root_ / "scratch");
   for (const int signal : {SIGINT, SIGTERM}) {
     const Process audit(Joined({"/usr/bin/env", "TMPDIR=" + (root_ / "scratch").string()},

@@ -118,9 +118,14 @@ def read_records(path, kind):
         try:
             record = json.loads(line)
             if record["kind"] == kind:
+                earlier = records.setdefault(record["step"], record)
                 records[record["step"]] = record
         except (ValueError, KeyError, TypeError) as error:
             raise NotProven(f"{path}: line {number} is no record") from error
+        if record["kind"] == kind == "save" and earlier.get("state") != record.get("state"):
+            raise NotProven(f"step {record['step']}: line {number} of {path} has another state of "
+                            "it than a line before: the run went on from a checkpoint that had "
+                            "changed since it was saved")
     return records
 
 
@@ -171,18 +176,18 @@ class Run:
         place = str(self.folder / "checkpoints")
         if not os.path.isdir(place) and self.setting("save"):
             place = self.setting("save")
-        if not is_remote(place) and not os.path.isdir(place):
-            return {}
         found = {}
         # A permanent checkpoint goes before a rolling one of its step.
-        for entry in sorted(self.ckpt("ls", place)[0],
-                            key=lambda entry: not entry["directory"].startswith("step-")):
-            step, name = entry.get("step"), place + "/" + entry["directory"]
-            if "step-" not in entry["directory"] or step in found:
+        for folder in (place, place + "/rolling-0", place + "/rolling-1"):
+            if not is_remote(place) and not os.path.isdir(folder):
                 continue
-            found[step] = name
-            if "error" in entry:
-                self.damaged[step] = entry["error"]
+            for entry in self.ckpt("ls", folder)[0]:
+                step = entry.get("step")
+                if step in found or not entry["directory"].startswith("step-"):
+                    continue
+                found[step] = folder + "/" + entry["directory"]
+                if "error" in entry:
+                    self.damaged[step] = entry["error"]
         return found
 
     def check_checkpoint(self, step):
@@ -203,7 +208,8 @@ class Run:
                             f"has recorded: {self.checkpoints[step]}")
         report, damaged = self.ckpt("verify", self.checkpoints[step], "--digests")
         if damaged:
-            place = report["damage"][0]
+            # The place in a file says more than the digest in the manifest that does not fit.
+            place = min(report["damage"], key=lambda damage: damage["file"] == "manifest.pb")
             tensor = f", tensor {place['tensor']}" if place.get("tensor") else ""
             raise NotProven(f"step {step}: its checkpoint is damaged: {self.checkpoints[step]}/"
                             f"{place['file']} at offset {place['offset']}{tensor}: "
@@ -236,6 +242,8 @@ class Run:
             except (KeyError, TypeError, ValueError, struct.error) as error:
                 raise NotProven(f"step {step}: its line in metrics.jsonl is damaged") from error
             previous, last = record["ledger"], step
+        if not begins or min(self.steps) not in begins and "ledger" in self.steps[min(self.steps)]:
+            begins.insert(0, min(self.steps))
         for step, save in sorted(self.saves.items()):
             bound = sha256(f"tessera save 1\n{step}\n{save.get('ledger')}\n{save.get('state')}\n")
             at_step = self.steps.get(step, save)
@@ -467,10 +475,11 @@ class Bisection:
         except OtherData as error:
             if len(self.origins[start]) == 1:
                 raise NotProven(f"{error}{self.other_data}") from error
-            # The checkpoint of the last replay was trained on the data that are here.
+            # Checkpoints that the replays have saved were trained on the data that are here.
             self.other_data = (f"; the data that are here are not those of the checkpoint of step "
                                f"{start}: {error}")
-            self.origins[start].pop(0)
+            for name in self.run.checkpoints.values():
+                self.forget(name)
             shutil.rmtree(folder)
             return
         self.replays += 1
@@ -497,9 +506,10 @@ class Bisection:
                 shutil.rmtree(other)
                 self.forget(other)
 
-    def forget(self, folder):
+    def forget(self, name):
+        """No replay begins with the checkpoint of this name, or with those in this folder."""
         for step, origins in list(self.origins.items()):
-            kept = [origin for origin in origins if not str(origin).startswith(f"{folder}/")]
+            kept = [origin for origin in origins if not f"{origin}/".startswith(f"{name}/")]
             self.origins[step] = kept
             if not kept:
                 del self.origins[step]
@@ -508,17 +518,21 @@ class Bisection:
         """What was proven, and no more than that."""
         bad, compared = self.bad
         line = (f"the first line that differs is that of step {self.line[0]}: {self.line[1]}"
-                if self.line else f"no line up to step {bad} differs")
+                if self.line and self.line[0] <= bad else f"no line up to step {bad} differs")
         if not compared:
             return (f"the state of {self.name(self.good)} follows, and no later one could be "
                     f"compared; {line}")
         if bad == self.good + 1:
             return (f"the state of step {bad} does not follow from that of {self.name(self.good)}; "
                     f"{line}")
-        until = min(bad, self.line[0]) if self.line else bad
+        until = min(bad, self.line[0] if self.line else bad)
         return (f"between {self.name(self.good)}, whose state follows, and step {bad}, whose state "
                 f"does not; {line}; so something changed after {self.name(self.good)} was saved "
                 f"and not after step {until}")
+
+
+def have(states):
+    return "has 1 saved state" if states == 1 else f"have {states} saved states"
 
 
 def parse_ranges(text):
@@ -573,7 +587,7 @@ def audit(words):
         states = replay(run, start, last, flags)
         origin = f"the checkpoint of step {start}" if start in run.checkpoints else "the beginning"
         print(f"proven: steps {start + 1} to {last}, executed again from {origin}, have the bits "
-              f"of the ledger, and so have {states} saved states; the head of the chain is "
+              f"of the ledger, and so {have(states)}; the head of the chain is "
               f"{run.steps[last]['ledger']}", flush=True)
 
 
