@@ -30,7 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-// Of one element in the middle, from the lowest of the mantissa on.
+// Flips a bit of the element in the middle; bit 0 is the lowest of its mantissa.
 void FlipBitOf(const TensorView& values, int bit) {
   auto* const element = static_cast<std::byte*>(values.data()) + values.bytes() / 8 * 4;
   element[bit / 8] ^= std::byte{1} << bit % 8;
@@ -42,35 +42,33 @@ class AuditBisectTest : public AuditTest {
 
   // A run in this process, whose memory changes after step 14.
   void Train(int save_interval, const Fault& fault) const {
-    const Words words =
-        Joined(Joined({"train", Config()}, kExact),
-               Saving("run", 24,
-                      {absl::StrCat("--save-interval=", save_interval),
-                       "--non-persistent-save-interval=0"}));
+    const Words words = Joined(Joined({"train", Config()}, kExact),
+                               Saving("run", 24,
+                                      {absl::StrCat("--save-interval=", save_interval),
+                                       "--non-persistent-save-interval=0"}));
     std::vector<const char*> arguments;
     for (const std::string& word : words) arguments.push_back(word.c_str());
     const auto line = ParseCommandLine(static_cast<int>(arguments.size()), arguments.data());
     ASSERT_TRUE(line.ok()) << line.status();
     const auto config = ResolveConfig(line->config);
     ASSERT_TRUE(config.ok()) << config.status();
-    const auto trained =
-        testing::TrainOnProcessors(*config, [&](Session& session) -> absl::Status {
-          TESSERA_RETURN_IF_ERROR(testing::OpenRecords(session));
-          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 12));
-          // The fault is no moment at which a run saves.
-          session.config.mutable_checkpoint()->set_enable_save_ckpt(save_interval == 1);
-          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 14));
-          fault(session.trainer->chunks()[0].optimizer->State(3));
-          session.config.mutable_checkpoint()->set_enable_save_ckpt(true);
-          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 24));
-          return session.metrics->Close();
-        });
+    const auto trained = testing::TrainOnProcessors(*config, [&](Session& session) -> absl::Status {
+      TESSERA_RETURN_IF_ERROR(testing::OpenRecords(session));
+      TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 12));
+      // Nothing is saved where the fault comes, unless every step is.
+      session.config.mutable_checkpoint()->set_enable_save_ckpt(save_interval == 1);
+      TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 14));
+      fault(session.trainer->chunks()[0].optimizer->State(3));
+      session.config.mutable_checkpoint()->set_enable_save_ckpt(true);
+      TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 24));
+      return session.metrics->Close();
+    });
     ASSERT_TRUE(trained.ok()) << trained.status();
   }
   void ExpectBetween12And16(const std::string& line) const {
-    ExpectNotProven({"--bisect"},
-                    "between step 12, whose state follows, and step 16, whose state does not; " +
-                        line);
+    ExpectNotProven(
+        {"--bisect"},
+        "between step 12, whose state follows, and step 16, whose state does not; " + line);
   }
 };
 
@@ -209,8 +207,9 @@ TEST_F(AuditBisectTest, RecordsThatHaveChanged) {
   EXPECT_THAT(result.out, HasSubstr("not proven: step 5: grad_norm is 0.5 in the ledger, and "));
   EXPECT_THAT(result.out, HasSubstr(", though the state of step 5 follows: it is the record"));
   fs::remove(RunDir("run") / "saves.jsonl");
-  ExpectNotProven({"--bisect"}, "the state of the beginning follows, and no later one could be "
-                                "compared; the first line that differs is that of step 5: ");
+  ExpectNotProven({"--bisect"},
+                  "the state of the beginning follows, and no later one could be "
+                  "compared; the first line that differs is that of step 5: ");
 }
 
 TEST_F(AuditBisectTest, TheBeginningMayBeElsewhereOrGone) {

@@ -87,9 +87,9 @@ TEST_F(S3CommandTest, ARunThatIsKilledWhileItCommitsGoesOn) {
 
 // The checkpoints that a replay begins with are where the run has saved them.
 TEST_F(S3CommandTest, AnAuditFindsTheCheckpoints) {
-  const Result trained = Run(Command(
-      "s3://bucket/audited", Joined(kExact, {"--train-iters=20", "--save-interval=5",
-                                             "--run-dir=" + RunDir("run").string()})));
+  const Result trained =
+      Run(Command("s3://bucket/audited", Joined(kExact, {"--train-iters=20", "--save-interval=5",
+                                                         "--run-dir=" + RunDir("run").string()})));
   ASSERT_EQ(trained.exit_code, 0) << trained.err;
   Result result = Run(AuditCommand(RunDir("run"), {"--steps=16-18"}));
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;

@@ -36,6 +36,6 @@ def audit_of_runs(name):
         name = name,
         srcs = [name + ".py"],
         args = ["$(rootpath %s)" % program for program in programs],
-        data = programs,
+        data = programs + ["run_folder.py"],
         visibility = ["//tests:__subpackages__"],
     )
