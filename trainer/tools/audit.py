@@ -209,7 +209,6 @@ def replay(run, start, last, flags):
     """Returns the number of saved states that were compared, too."""
     origin = None
     if start in run.checkpoints:
-        run.check_checkpoint(start)
         origin = run.checkpoints[start]
     with tempfile.TemporaryDirectory(prefix="audit-", ignore_cleanup_errors=True) as scratch:
         again = Replay(run, start, last, origin, flags, pathlib.Path(scratch))
@@ -227,7 +226,9 @@ class Bisection:
         self.run, self.flags = run, flags
         for step in sorted(run.checkpoints):
             # A checkpoint whose run died before it was recorded is a record of itself.
-            run.saves.setdefault(step, run.check_checkpoint(step))
+            checked = run.check_checkpoint(step)
+            if checked:
+                run.saves.setdefault(step, checked)
         print(f"{len(run.checkpoints)} checkpoints are whole, and hold what the records say",
               flush=True)
         self.last = max(run.steps)
@@ -281,7 +282,11 @@ class Bisection:
 
     def halve(self, targets, scratch):
         middle = targets[(len(targets) - 1) // 2]
-        start = max(step for step in self.origins if step <= self.good)
+        for name in [name for name in self.run.checkpoints.values() if self.run.is_gone(name)]:
+            self.forget(name)
+        start = max((step for step in self.origins if step <= self.good), default=None)
+        if start is None:
+            raise Refused(f"the checkpoint of step {self.base} has been deleted meanwhile")
         folder = scratch / f"to-{middle}-{self.replays}"
         folder.mkdir()
         try:
@@ -397,7 +402,9 @@ def audit(words):
         Bisection(run, flags, begins).search()
         return
     for first, last in choose_ranges(options, max(run.steps)):
-        start = max((step for step in run.checkpoints if step < first), default=run.origin)
+        start = -1
+        while start < 0 or start in run.checkpoints and not run.check_checkpoint(start):
+            start = max((step for step in run.checkpoints if step < first), default=run.origin)
         missing = [step for step in range(start + 1, last + 1)
                    if "ledger" not in run.steps.get(step, {})]
         if first < 1 or first > last or missing:

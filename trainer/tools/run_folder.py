@@ -142,9 +142,22 @@ class Run:
 
     def check_checkpoint(self, step):
         """The checkpoint of a step is whole, and holds what the records say. Returns what its
-        record is."""
+        record is; None where a run that goes on has deleted it meanwhile."""
         if step in self.checked:
             return self.checked[step]
+        try:
+            self.checked[step] = self.read_checkpoint(step)
+        except (NotProven, Refused):
+            if not self.is_gone(self.checkpoints[step]):
+                raise
+            del self.checkpoints[step]
+            return None
+        return self.checked[step]
+
+    def is_gone(self, checkpoint):
+        return not is_remote(checkpoint) and not os.path.exists(checkpoint + "/manifest.pb")
+
+    def read_checkpoint(self, step):
         if step in self.damaged:
             raise NotProven(f"step {step}: its checkpoint is damaged: {self.damaged[step]}")
         found, damaged = self.ckpt("inspect", self.checkpoints[step])
@@ -164,8 +177,7 @@ class Run:
             raise NotProven(f"step {step}: its checkpoint is damaged: {self.checkpoints[step]}/"
                             f"{place['file']} at offset {place['offset']}{tensor}: "
                             f"{place['message']}")
-        self.checked[step] = {"step": step, "ledger": ledger, "state": state}
-        return self.checked[step]
+        return {"step": step, "ledger": ledger, "state": state}
 
     def check_chain(self):
         """Every line's digest is that of its numbers and of the line before. Returns the steps at
