@@ -8,7 +8,9 @@
 RUN is the folder of a run in EXACT numerics: config.textproto, metrics.jsonl, saves.jsonl and,
 there or where the settings say (an object store, too), its checkpoints. --random chooses so many
 ranges of ten steps. --bisect finds the first saved state that does not follow from the beginning.
-FLAGS are those of `train`, as --data-parallel-size=2: any topology that this machine can start.
+FLAGS are those of `train`: any topology that this machine can start. One process has
+--data-parallel-size=1 --tensor-model-parallel-size=1 --pipeline-model-parallel-size=1
+--zero-stage=0.
 Each range is executed from the nearest checkpoint before it, or from the beginning, in a folder
 that is deleted afterwards.
 
@@ -28,6 +30,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 
 # Where Bazel has put the module beside this program.
 sys.dont_write_bytecode = True
@@ -444,6 +447,9 @@ def main():
         return 128 + error.args[0]
     except OSError as error:
         print(f"audit: {error}", file=sys.stderr)
+        return 2
+    except Exception:  # 1 would say that a step does not follow
+        traceback.print_exc()
         return 2
     return 0
 

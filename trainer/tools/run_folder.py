@@ -164,7 +164,7 @@ class Run:
         if damaged:
             raise NotProven(f"step {step}: its checkpoint is damaged: {found['error']}")
         ledger, state = found["extra"].get("ledger", ""), state_digest(found["tensors"])
-        if step in self.steps and ledger != self.steps[step].get("ledger"):
+        if step in self.steps and ledger != self.steps[step].get("ledger", ""):
             raise NotProven(f"step {step}: its checkpoint was saved by a run with another ledger")
         if state != self.saves.get(step, {}).get("state", state):
             raise NotProven(f"step {step}: its checkpoint does not hold the state that saves.jsonl "
