@@ -28,6 +28,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Flips a bit of the element in the middle; bit 0 is the lowest of its mantissa.
@@ -88,6 +89,11 @@ TEST_F(AuditBisectTest, ABitOfAWeightInMemory) {
   Train(/*save_interval=*/4, [](const auto& state) { FlipBitOf(state.value, 21); });
   ExpectBetween12And16("the first line that differs is that of step 15: loss_bits is ");
   EXPECT_THAT(Audit({"--bisect"}).out, HasSubstr("2 replays executed "));
+  // Replays that save nothing between are halved, too.
+  EXPECT_THAT(Audit({"--bisect", "--save-interval=1000"}).out,
+              AllOf(HasSubstr("steps 13 to 20 do not follow from step 12"),
+                    HasSubstr("steps 13 to 16 do not follow from step 12"),
+                    HasSubstr("3 replays executed "), HasSubstr("between step 12, whose state")));
 }
 
 TEST_F(AuditBisectTest, TheLowestBitOfAWeightInMemory) {
