@@ -24,7 +24,7 @@ FIX_COMMAND = "./bazelw run //tests/format:fix"
 FILES_PER_FORMATTER = 16
 
 CPP = re.compile(r"\.(cc|h|cu|cuh|proto)$")
-WRAPPED = re.compile(r"(\.(cc|h|cu|cuh|proto|py|sh|bzl|bazel|md|textproto)|/\.ci/run)$")
+WRAPPED = re.compile(r"(\.(cc|h|cu|cuh|proto|py|sh|bzl|bazel|md|html|textproto)|/\.ci/run)$")
 # Kept byte for byte, whatever they look like. The folders of tests/interop/NAME are what the
 # program of that name wrote.
 FIXTURE = re.compile(r"(^|/)(corpus|fixtures|golden|testdata)/|^tests/interop/[^/]+/[^/]+/")

@@ -102,3 +102,27 @@ def cc_tests(deps, exclude = [], apart = [], special = {}, **others):
             ],
             **arguments
         )
+
+def html_page(name, srcs, **others):
+    """A page as a constant: NAME.h has it as kName, of the sources one after the other.
+
+    Args:
+      name: of the library, in words with underscores between them: kReportPage for report_page.
+      srcs: parts of one page of HTML. The first is usually //base/page:head.html.
+      **others: as of cc_library.
+    """
+    guard = "TESSERA_%s_%s_H_" % (native.package_name().replace("/", "_").upper(), name.upper())
+    constant = "k" + "".join([word.capitalize() for word in name.split("_")])
+    native.genrule(
+        name = name + "_header",
+        srcs = srcs,
+        outs = [name + ".h"],
+        cmd = "".join([
+            "{ echo '#ifndef %s'; echo '#define %s'; " % (guard, guard),
+            "echo '#include <string_view>'; echo 'namespace tessera {'; ",
+            "printf '%%s' 'inline constexpr std::string_view %s = R\"page('; " % constant,
+            "cat $(SRCS); echo ')page\";'; echo '}  // namespace tessera'; ",
+            "echo '#endif  // %s'; } > $@" % guard,
+        ]),
+    )
+    cc_library(name = name, hdrs = [name + ".h"], **others)
