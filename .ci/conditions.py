@@ -83,6 +83,7 @@ def has_cuda_toolkit(_settings):
 
 CONDITIONS = {
     "gpu": has_gpu,
+    "chromium": lambda _settings: shutil.which("chromium") is not None,
     "cuda_toolkit": has_cuda_toolkit,
     "mount": may_mount,  # in a user namespace
     "shm": lambda _settings: os.access("/dev/shm", os.W_OK),
