@@ -25,6 +25,7 @@
 #include "trainer/metrics/metrics.h"
 #include "trainer/metrics/progress.h"
 #include "trainer/metrics/run_events.h"
+#include "trainer/report/report.h"
 #include "trainer/state/checkpoints.h"
 
 namespace tessera {
@@ -164,6 +165,13 @@ ProgressLine::Options LineOptions(const TrainConfig& config, const Launch& launc
   return options;
 }
 
+// The page about the run, which a reader opens; the run does not depend on it.
+void Describe(const Session& session, ProgressLine& progress_line) {
+  if (!session.first_rank()) return;
+  const absl::Status written = WriteReport(session.config.output().run_dir());
+  if (!written.ok()) progress_line.Message("no report: " + std::string(written.message()));
+}
+
 // Trains, or does the rest if there is nothing to train.
 absl::Status RunSession(Session& session, ProgressLine& progress_line,
                         const std::vector<std::string>& skipped, int* stopped_by) {
@@ -214,6 +222,7 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
   if (!status.ok() && world != nullptr) world->Abort(status);
   if (!status.ok() && session->save_folder != nullptr) session->save_folder->Abandon();
   if (!status.ok() && session->saver != nullptr) session->saver->Abandon();
+  Describe(*session, progress_line);
   return status;
 }
 

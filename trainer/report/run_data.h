@@ -1,0 +1,53 @@
+#ifndef TESSERA_TRAINER_REPORT_RUN_DATA_H_
+#define TESSERA_TRAINER_REPORT_RUN_DATA_H_
+
+// What a page shows of a run, gathered from the run's folder.
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera {
+
+// What a page holds at most of one run.
+struct RunDataLimits {
+  // Longer runs are thinned: the first and the last step, and of every stretch of steps those with
+  // the extremes of its most telling curves.
+  int64_t points = 3200;
+  int64_t events = 2000;
+  int64_t saves = 500;
+  int64_t samples = 20;
+  int64_t text_bytes = 20000;  // of one text
+  int64_t settings_bytes = int64_t{1} << 20;
+  // Of a longer metrics.jsonl, every second, third, ... line of a step is read.
+  int64_t metrics_bytes = int64_t{128} << 20;
+};
+
+// Reads config.textproto, metrics.jsonl, saves.jsonl and events.jsonl, any of which may be missing.
+// Lines that are not records are counted and left out; of two records of one step the later counts.
+// Every value has the type that report_page.html expects, whatever the files hold:
+//
+//   name         the folder's own name
+//   settings     the text of config.textproto; "" without one
+//   steps        number of steps that are recorded; read_every: which part of them was read
+//   columns      by name, one number or null a point: "step" and the fields of the records; columns
+//                without a number are left out
+//   eval         {"step": [...], "loss": [...]}
+//   time         the seconds of up to a hundred stretches of steps, by what they were spent for:
+//                {"first": [...], "last": [...], "compute": [...], ...}; {} where no step says so
+//   wire         [{"axis", "operation", "bytes"}]: bytes that all ranks sent in a mean step
+//   events       [{"event", "step", "time", "text", ...}] in the order of the file
+//   samples      [{"step", "prompt", "text"}]
+//   saves        [{"step", "ledger", "state", "save", "seconds", "bytes"}]
+//   ledger       {"step", "head"} of the last step that has one; null without
+//   notes        sentences about what is damaged or left out
+//
+// NotFound if there is no such folder, or none of these files in it.
+absl::StatusOr<nlohmann::json> ReadRunData(const std::string& run_dir,
+                                           const RunDataLimits& limits = {});
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_REPORT_RUN_DATA_H_
