@@ -9,6 +9,7 @@
 Chromium is driven by its DevTools protocol over a pipe. Only Debian's package is needed.
 """
 
+import atexit
 import base64
 import json
 import os
@@ -29,14 +30,21 @@ OPTIONS = (
 )
 
 
-class Page:
-    """Opens the page, loaded when the constructor returns; closes the browser at the end."""
+class Browser:
+    """The process. Its pages share it; it ends with the program."""
 
-    def __init__(self, path, width=1200, height=900, dark=False):
-        self.faults = []
-        self._url = pathlib.Path(path).resolve().as_uri()
+    shared = None
+
+    @classmethod
+    def get(cls):
+        if cls.shared is None:
+            cls.shared = cls()
+            atexit.register(cls.shared.close)
+        return cls.shared
+
+    def __init__(self):
+        self.pages = {}  # by their sessions
         self._answers = {}
-        self._events = []
         self._buffer = b""
         self._number = 0
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -47,29 +55,69 @@ class Page:
         with open(f"{self._folder.name}/log", "wb") as log:
             self._process = subprocess.Popen(
                 ["/bin/bash", "-c", command, "browser", *OPTIONS, "about:blank",
-                 f"--user-data-dir={self._folder.name}/data", f"--window-size={width},{height}"],
+                 f"--user-data-dir={self._folder.name}/data"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 pass_fds=(to_browser, from_browser),
                 env={**os.environ, "HOME": self._folder.name, "TMPDIR": self._folder.name})
         os.close(to_browser)
         os.close(from_browser)
-        self._session = None
-        try:
-            targets = self._call("Target.getTargets")["targetInfos"]
-            target = next(t["targetId"] for t in targets if t["type"] == "page")
-            self._session = self._call("Target.attachToTarget", targetId=target,
-                                       flatten=True)["sessionId"]
-            for domain in ("Page", "Runtime", "Log", "Network"):
-                self._call(f"{domain}.enable")
-            self._call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                       deviceScaleFactor=1, mobile=False)
-            self._call("Emulation.setEmulatedMedia", features=[
-                {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
-            self._call("Page.navigate", url=self._url)
-            self._wait_for(lambda: "Page.loadEventFired" in self._events)
-        except BaseException:
-            self.close()
-            raise
+
+    def close(self):
+        self._process.kill()
+        self._process.wait()
+        os.close(self._in)
+        os.close(self._out)
+        self._folder.cleanup()
+
+    def call(self, method, session=None, **parameters):
+        self._number += 1
+        number = self._number
+        message = {"id": number, "method": method, "params": parameters}
+        if session:
+            message["sessionId"] = session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        self.wait_for(lambda: number in self._answers)
+        answer = self._answers.pop(number)
+        if "error" in answer:
+            raise AssertionError(f"{method}: {answer['error']}")
+        return answer["result"]
+
+    def wait_for(self, condition):
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not condition():
+            readable, _, _ = select.select([self._in], [], [], max(0, deadline - time.monotonic()))
+            data = os.read(self._in, 1 << 16) if readable else b""
+            if not data:
+                log = pathlib.Path(f"{self._folder.name}/log").read_text(errors="replace")
+                raise AssertionError(f"Chromium does not answer: {log[-2000:]}")
+            *messages, self._buffer = (self._buffer + data).split(b"\0")
+            for message in map(json.loads, messages):
+                if "id" in message:
+                    self._answers[message["id"]] = message
+                elif message.get("sessionId") in self.pages:
+                    self.pages[message["sessionId"]].take(message["method"], message["params"])
+
+
+class Page:
+    """Opens the page, loaded when the constructor returns."""
+
+    def __init__(self, path, width=1200, height=900, dark=False):
+        self.faults = []
+        self._url = pathlib.Path(path).resolve().as_uri()
+        self._loaded = False
+        self._browser = Browser.get()
+        self._target = self._browser.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._browser.call("Target.attachToTarget", targetId=self._target,
+                                           flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self._call(f"{domain}.enable")
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                   deviceScaleFactor=1, mobile=False)
+        self._call("Emulation.setEmulatedMedia", features=[
+            {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self._browser.pages[self._session] = self
+        self._call("Page.navigate", url=self._url)
+        self._browser.wait_for(lambda: self._loaded)
 
     def __enter__(self):
         return self
@@ -78,11 +126,8 @@ class Page:
         self.close()
 
     def close(self):
-        self._process.kill()
-        self._process.wait()
-        os.close(self._in)
-        os.close(self._out)
-        self._folder.cleanup()
+        if self._browser.pages.pop(self._session, None):
+            self._browser.call("Target.closeTarget", targetId=self._target)
 
     def evaluate(self, expression):
         """The value of a JavaScript expression, as JSON has it."""
@@ -123,40 +168,15 @@ class Page:
         self._call("Input.dispatchMouseEvent", type=kind, **place, **others)
 
     def _call(self, method, **parameters):
-        self._number += 1
-        number = self._number
-        message = {"id": number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
-        self._wait_for(lambda: number in self._answers)
-        answer = self._answers.pop(number)
-        if "error" in answer:
-            raise AssertionError(f"{method}: {answer['error']}")
-        return answer["result"]
+        return self._browser.call(method, self._session, **parameters)
 
-    def _wait_for(self, condition):
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not condition():
-            readable, _, _ = select.select([self._in], [], [], max(0, deadline - time.monotonic()))
-            data = os.read(self._in, 1 << 16) if readable else b""
-            if not data:
-                log = pathlib.Path(f"{self._folder.name}/log").read_text(errors="replace")
-                raise AssertionError(f"Chromium does not answer: {log[-2000:]}")
-            *messages, self._buffer = (self._buffer + data).split(b"\0")
-            for message in messages:
-                self._take(json.loads(message))
-
-    def _take(self, message):
-        parameters = message.get("params", {})
-        method = message.get("method")
-        if "id" in message:
-            self._answers[message["id"]] = message
+    def take(self, method, parameters):
+        """Notes what the browser says of this page."""
+        if method == "Page.loadEventFired":
+            self._loaded = True
         elif method == "Runtime.exceptionThrown":
             self.faults.append(str(parameters["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" or method == "Log.entryAdded":
+        elif method in ("Runtime.consoleAPICalled", "Log.entryAdded"):
             self.faults.append(str(parameters))
         elif method == "Network.requestWillBeSent" and parameters["request"]["url"] != self._url:
             self.faults.append(f"request: {parameters['request']['url']}")
-        else:
-            self._events.append(method)
