@@ -20,6 +20,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "base/parse_json.h"
 
 namespace tessera {
@@ -297,7 +298,7 @@ Json EventOf(const Json& record, const RunDataLimits& limits) {
     const std::string text = Text(record, name, limits.text_bytes);
     if (!text.empty()) event[name] = text;
   }
-  // Where the run is on this machine is not the reader's business.
+  // A checkpoint is in the run's folder, or where the settings say.
   if (event.contains("directory")) {
     event["directory"] = fs::path(event["directory"].get<std::string>()).filename().string();
   }
@@ -339,14 +340,17 @@ void AddEvents(const fs::path& path, const RunDataLimits& limits, bool& found, J
 void AddSaves(const fs::path& path, const RunDataLimits& limits, bool& found, Json& run,
               std::vector<std::string>& notes) {
   Json saves = Json::array();
+  std::set<std::pair<double, std::string>> known;
   const auto take = [&](const Json& record) {
     if (!std::isfinite(Number(record, "step"))) return false;
     Json save = {{"step", Number(record, "step")}};
     for (const char* name : {"ledger", "state", "save"}) save[name] = Text(record, name, 200);
-    for (const char* name : {"seconds", "bytes"}) {
-      save[name] = Number(record, name);
+    for (const char* name : {"seconds", "bytes"}) save[name] = Number(record, name);
+    // A resumed run says again what it has loaded.
+    const std::string digest = Text(record, "save", 200);
+    if (digest.empty() || known.insert({Number(record, "step"), digest}).second) {
+      saves.push_back(std::move(save));
     }
-    saves.push_back(std::move(save));
     return true;
   };
   found |= ForEachRecord(path, nullptr, take, notes);
@@ -366,10 +370,17 @@ std::string Settings(const fs::path& path, int64_t max_bytes, bool& found) {
   return text;
 }
 
-std::string NameOf(const std::string& run_dir) {
-  fs::path path = fs::absolute(run_dir).lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();
-  return path.filename().string();
+// The absolute path of a run's folder, without a slash at its end.
+fs::path PlaceOf(const std::string& run_dir) {
+  const fs::path path = fs::absolute(run_dir).lexically_normal();
+  return path.has_filename() ? path : path.parent_path();
+}
+
+// Where the folder is on this machine is not the reader's business: paths begin with its name.
+void HidePlace(const fs::path& place, Json& text) {
+  const std::string parent = place.parent_path().string();
+  if (parent.size() < 2 || !text.is_string()) return;
+  text = absl::StrReplaceAll(text.get_ref<const std::string&>(), {{absl::StrCat(parent, "/"), ""}});
 }
 
 }  // namespace
@@ -382,7 +393,8 @@ absl::StatusOr<Json> ReadRunData(const std::string& run_dir, const RunDataLimits
   }
   bool found = false;
   Reading reading;
-  Json run = {{"name", NameOf(run_dir)}};
+  const fs::path place = PlaceOf(run_dir);
+  Json run = {{"name", place.filename().string()}};
   run["settings"] = Settings(folder / "config.textproto", limits.settings_bytes, found);
   const int64_t every = ReadMetrics(folder / "metrics.jsonl", limits, found, reading);
   AddSaves(folder / "saves.jsonl", limits, found, run, reading.notes);
@@ -419,6 +431,10 @@ absl::StatusOr<Json> ReadRunData(const std::string& run_dir, const RunDataLimits
                            {"bytes", bytes / static_cast<double>(reading.wire_steps)}});
   }
   run["ledger"] = reading.ledger;
+  HidePlace(place, run["settings"]);
+  for (Json& event : run["events"]) {
+    if (event.contains("text")) HidePlace(place, event["text"]);
+  }
   run["notes"] = reading.notes;
   return run;
 }
