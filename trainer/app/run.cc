@@ -166,7 +166,7 @@ ProgressLine::Options LineOptions(const TrainConfig& config, const Launch& launc
 }
 
 // The page about the run, which a reader opens; the run does not depend on it.
-void Describe(const Session& session, ProgressLine& progress_line) {
+void ReportRun(const Session& session, ProgressLine& progress_line) {
   if (!session.first_rank()) return;
   const absl::Status written = WriteReport(session.config.output().run_dir());
   if (!written.ok()) progress_line.Message("no report: " + std::string(written.message()));
@@ -222,7 +222,7 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
   if (!status.ok() && world != nullptr) world->Abort(status);
   if (!status.ok() && session->save_folder != nullptr) session->save_folder->Abandon();
   if (!status.ok() && session->saver != nullptr) session->saver->Abandon();
-  Describe(*session, progress_line);
+  ReportRun(*session, progress_line);
   return status;
 }
 

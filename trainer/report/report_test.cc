@@ -88,17 +88,17 @@ TEST_F(ReportTest, TimeMemoryAndEvents) {
         R"({"kind":"step","step":1,"memory_bytes":7,"time":{"compute":1,"waiting":0.5}}
 {"kind":"step","step":2,"memory_bytes":[3,5],"time":{"compute":2,"saving":3}}
 )");
-  Write("events.jsonl", absl::StrCat(
-                            R"({"kind":"event","event":"start","step":0,"time":5,"topology":"dp2",)"
-                            R"("parameters":9,"ranks":[{"rank":0,"weights":4},7]})"
-                            "\n"
-                            R"({"kind":"event","event":"saved","step":2,"seconds":0.5,"bytes":8,)"
-                            R"("directory":")",
-                            run_.string(), R"(/checkpoints/step-2","text":"saved in )",
-                            run_.string(), R"(/checkpoints"})"
-                            "\n"
-                            R"({"kind":"event","event":"sample","step":2,"prompt":"a","text":"ab"})"
-                            "\n"));
+  Write("events.jsonl",
+        absl::StrCat(R"({"kind":"event","event":"start","step":0,"time":5,"topology":"dp2",)"
+                     R"("parameters":9,"ranks":[{"rank":0,"weights":4},7]})"
+                     "\n"
+                     R"({"kind":"event","event":"saved","step":2,"seconds":0.5,"bytes":8,)"
+                     R"("directory":")",
+                     run_.string(), R"(/checkpoints/step-2","text":"saved in )", run_.string(),
+                     R"(/checkpoints"})"
+                     "\n"
+                     R"({"kind":"event","event":"sample","step":2,"prompt":"a","text":"ab"})"
+                     "\n"));
   const Json run = Read();
   EXPECT_EQ(run["columns"]["memory_bytes"], Json({7, 8}));
   EXPECT_EQ(run["time"], Json({{"first", {1, 2}},
@@ -108,23 +108,26 @@ TEST_F(ReportTest, TimeMemoryAndEvents) {
                                {"waiting", {0.5, 0}},
                                {"saving", {0, 3}}}));
   ASSERT_EQ(run["events"].size(), 2);
-  EXPECT_EQ(run["events"][0]["ranks"],
-            Json({{{"rank", 0}, {"weights", 4}, {"gradients", 0}, {"optimizer", 0},
-                   {"activations", 0}}}));
+  EXPECT_EQ(
+      run["events"][0]["ranks"],
+      Json(
+          {{{"rank", 0}, {"weights", 4}, {"gradients", 0}, {"optimizer", 0}, {"activations", 0}}}));
   EXPECT_EQ(run["events"][1]["directory"], "step-2");
   EXPECT_EQ(run["events"][1]["text"], "saved in my run/checkpoints");
   EXPECT_EQ(run["samples"], Json({{{"step", 2}, {"prompt", "a"}, {"text", "ab"}}}));
 }
 
 TEST_F(ReportTest, LeavesOutWhatIsDamaged) {
-  Write("metrics.jsonl",
-        "{\"kind\":\"step\",\"step\":1,\"loss\":3}\n"
-        "not a record\n\n[1]\n{\"kind\":7}\n{\"kind\":\"step\",\"step\":\"1\"}\n"
-        "{\"kind\":\"step\",\"step\":2,\"loss\":\"high\",\"wire\":{\"dp\":3,\"tp\":{\"send\":{}}}}\n"
-        "{\"kind\":\"step\",\"step\":2,\"loss\":2}\n"
-        "{\"kind\":\"step\",\"step\":3,\"lo");
-  Write("events.jsonl", "{\"kind\":\"event\",\"event\":[]}\n{\"kind\":\"event\",\"event\":\"end\","
-                        "\"step\":[],\"ranks\":{},\"text\":4}\n");
+  Write(
+      "metrics.jsonl",
+      "{\"kind\":\"step\",\"step\":1,\"loss\":3}\n"
+      "not a record\n\n[1]\n{\"kind\":7}\n{\"kind\":\"step\",\"step\":\"1\"}\n"
+      "{\"kind\":\"step\",\"step\":2,\"loss\":\"high\",\"wire\":{\"dp\":3,\"tp\":{\"send\":{}}}}\n"
+      "{\"kind\":\"step\",\"step\":2,\"loss\":2}\n"
+      "{\"kind\":\"step\",\"step\":3,\"lo");
+  Write("events.jsonl",
+        "{\"kind\":\"event\",\"event\":[]}\n{\"kind\":\"event\",\"event\":\"end\","
+        "\"step\":[],\"ranks\":{},\"text\":4}\n");
   const Json run = Read();
   EXPECT_EQ(run["columns"]["step"], Json({1, 2}));
   EXPECT_EQ(run["columns"]["loss"], Json({3, 2})) << "the later record of a step counts";

@@ -185,7 +185,7 @@ int64_t ReadMetrics(const fs::path& path, const RunDataLimits& limits, bool& fou
   found |= ForEachRecord(
       path, every > 1 ? std::function<bool(std::string_view)>(skip) : nullptr,
       [&](const Json& record) { return AddMetrics(record, reading); }, reading.notes);
-  // Of two records of a step the later counts: later steps follow from it.
+  // If a step has two records, the later counts: later steps follow from it.
   std::ranges::stable_sort(reading.steps, {}, &Step::step);
   std::vector<Step> kept;
   for (const Step& step : reading.steps) {
@@ -401,14 +401,15 @@ absl::StatusOr<Json> ReadRunData(const std::string& run_dir, const RunDataLimits
   AddEvents(folder / "events.jsonl", limits, found, run, reading.notes);
   if (!found) {
     return absl::NotFoundError(absl::StrCat(
-        run_dir, " has no records of a run: expected config.textproto, metrics.jsonl, saves.jsonl "
-                 "or events.jsonl"));
+        run_dir,
+        " has no records of a run: expected config.textproto, metrics.jsonl, saves.jsonl "
+        "or events.jsonl"));
   }
 
   const std::vector<size_t> chosen = Thin(reading.steps, limits.points);
   if (every > 1) {
-    reading.notes.push_back(absl::StrCat("metrics.jsonl is long: one of ", every,
-                                         " recorded steps is read"));
+    reading.notes.push_back(
+        absl::StrCat("metrics.jsonl is long: one of ", every, " recorded steps is read"));
   }
   if (chosen.size() < reading.steps.size()) {
     reading.notes.push_back(absl::StrCat("the curves show ", chosen.size(), " of ",

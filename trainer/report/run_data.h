@@ -21,7 +21,7 @@ struct RunDataLimits {
   int64_t samples = 20;
   int64_t text_bytes = 20000;  // of one text
   int64_t settings_bytes = int64_t{1} << 20;
-  // Of a longer metrics.jsonl, every second, third, ... line of a step is read.
+  // If metrics.jsonl is longer, every second, third, ... line of a step is read.
   int64_t metrics_bytes = int64_t{128} << 20;
 };
 
