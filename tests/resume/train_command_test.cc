@@ -222,6 +222,7 @@ TEST_F(TrainCommandTest, ExitSignalHandlerSavesAndNoStepIsLost) {
     // SIGUSR1 stands for SIGINT.
     EXPECT_EQ(result.exit_code, 128 + (signal == SIGUSR1 ? SIGINT : signal)) << result.err;
     EXPECT_THAT(result.out, HasSubstr("stopped by signal"));
+    EXPECT_THAT(ReadFile(RunDir(run) / "report.html"), HasSubstr("\"name\":\"" + run + "\""));
     const auto steps = static_cast<int>(Losses(run).size());
     EXPECT_THAT(Steps(run), ElementsAre(steps));
     const Result resumed = MustTrain(run, steps + 1, flags);
@@ -300,6 +301,12 @@ TEST_F(TrainCommandTest, StopFilePathSavesAndEndsAndIsNotObeyedTwice) {
   EXPECT_THAT(MustTrain("run", 13, flags).out,
               HasSubstr("has no effect: expected an integer, not \"soon\""));
   ExpectUndisturbed("run", 13);
+}
+
+TEST_F(TrainCommandTest, APageThatCannotBeWrittenIsAMessage) {
+  fs::create_directories(RunDir("run") / "report.html" / "mine");
+  EXPECT_THAT(MustTrain("run", 2).out, HasSubstr("no report: "));
+  EXPECT_TRUE(fs::exists(RunDir("run") / "report.html" / "mine"));
 }
 
 TEST_F(TrainCommandTest, EnableSaveCkptFalseSavesNothingAndLoads) {

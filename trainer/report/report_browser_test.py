@@ -2,7 +2,7 @@
 """Pages about runs, as Chromium draws them.
 
     report_browser_test.py REPORT          runs the tests
-    report_browser_test.py REPORT --picture=FILE RUN...    makes a picture of the page of these runs
+    report_browser_test.py REPORT --picture=FILE RUN...    makes a picture of these runs' page
 """
 
 import json

@@ -9,6 +9,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <string_view>
@@ -35,12 +36,13 @@ constexpr size_t kTimeStretches = 100;
 constexpr size_t kMaxRanks = 4096;
 
 // Fields of a step's record that become curves. Thinning keeps the extremes of the first ones.
-constexpr std::array kCurves = {"loss",         "grad_norm",  "tokens_per_second",
-                                "memory_bytes", "lr",         "peak_share",
-                                "step_seconds", "wire_bytes", "pipeline_wait_share"};
+constexpr std::array<std::string_view, 9> kCurves = {
+    "loss",       "grad_norm",    "tokens_per_second", "memory_bytes",       "lr",
+    "peak_share", "step_seconds", "wire_bytes",        "pipeline_wait_share"};
 constexpr size_t kTellingCurves = 4;
 // What the seconds of a step were spent for.
-constexpr std::array kTimes = {"compute", "communication", "waiting", "saving"};
+constexpr std::array<std::string_view, 4> kTimes = {"compute", "communication", "waiting",
+                                                    "saving"};
 
 struct Step {
   int64_t step = 0;
@@ -48,7 +50,7 @@ struct Step {
   std::array<double, kTimes.size()> seconds;
 };
 
-double Number(const Json& record, const char* name) {
+double Number(const Json& record, std::string_view name) {
   const auto field = record.find(name);
   return field != record.end() && field->is_number() ? field->get<double>() : kNone;
 }
@@ -92,7 +94,7 @@ Step StepOf(int64_t number, const Json& record) {
   if (const auto memory = record.find("memory_bytes"); memory != record.end()) {
     step.values[3] = Sum(*memory);
   }
-  static_assert(std::string_view(kCurves[3]) == "memory_bytes");
+  static_assert(kCurves[3] == "memory_bytes");
   const auto time = record.find("time");
   const bool has_time = time != record.end() && time->is_object();
   for (size_t i = 0; i < kTimes.size(); ++i) {
@@ -244,6 +246,23 @@ Json Columns(const std::vector<Step>& steps, const std::vector<size_t>& chosen) 
     if (any) columns[kCurves[curve]] = std::move(column);
   }
   return columns;
+}
+
+// The finite values of a curve.
+std::vector<double> Values(const std::vector<Step>& steps, std::string_view curve) {
+  const size_t index = static_cast<size_t>(std::ranges::find(kCurves, curve) - kCurves.begin());
+  std::vector<double> values;
+  for (const Step& step : steps) {
+    if (std::isfinite(step.values[index])) values.push_back(step.values[index]);
+  }
+  return values;
+}
+
+Json Median(std::vector<double> values) {
+  if (values.empty()) return Json();
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  return Rounded(*middle);
 }
 
 Json TimeStretches(const std::vector<Step>& steps) {
@@ -418,6 +437,9 @@ absl::StatusOr<Json> ReadRunData(const std::string& run_dir, const RunDataLimits
   }
   run["steps"] = reading.steps.size();
   run["read_every"] = every;
+  const std::vector<double> seconds = Values(reading.steps, "step_seconds");
+  run["seconds"] = Rounded(std::accumulate(seconds.begin(), seconds.end(), 0.0));
+  run["tokens_per_second"] = Median(Values(reading.steps, "tokens_per_second"));
   run["columns"] = Columns(reading.steps, chosen);
   Json& evaluations = run["eval"] = {{"step", Json::array()}, {"loss", Json::array()}};
   for (const auto& [step, loss] : reading.evaluations) {

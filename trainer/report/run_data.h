@@ -22,7 +22,7 @@ struct RunDataLimits {
   int64_t text_bytes = 20000;  // of one text
   int64_t settings_bytes = int64_t{1} << 20;
   // If metrics.jsonl is longer, every second, third, ... line of a step is read.
-  int64_t metrics_bytes = int64_t{128} << 20;
+  int64_t metrics_bytes = int64_t{64} << 20;
 };
 
 // Reads config.textproto, metrics.jsonl, saves.jsonl and events.jsonl, any of which may be missing.
@@ -32,6 +32,7 @@ struct RunDataLimits {
 //   name         the folder's own name
 //   settings     the text of config.textproto; "" without one
 //   steps        number of steps that are recorded; read_every: which part of them was read
+//   seconds      the sum of the steps that were read; tokens_per_second: their median, or null
 //   columns      by name, one number or null a point: "step" and the fields of the records; columns
 //                without a number are left out
 //   eval         {"step": [...], "loss": [...]}
