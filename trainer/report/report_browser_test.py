@@ -131,6 +131,14 @@ class ReportPageTest(unittest.TestCase):
         name = "<b>run<b>&quot;"
         run = write_run(self.folder / name, text=HOSTILE)
         (run / "config.textproto").write_text(HOSTILE, encoding="utf-8")
+        with (run / "events.jsonl").open("a", encoding="utf-8") as file:
+            for event in ("constructor", "__proto__", HOSTILE):
+                file.write(json.dumps({"kind": "event", "event": event, "step": 2, "time": 1e300,
+                                       "topology": HOSTILE}) + "\n")
+        with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            for step in (1 << 62, -(1 << 62)):
+                file.write(json.dumps({"kind": "step", "step": step, "loss": 1e308,
+                                       "wire": {HOSTILE: {"__proto__": 1}}}) + "\n")
         page = self.open(run)
         self.assertEqual(page.text("h1"), name)
         self.assertEqual(page.count("img"), 0)

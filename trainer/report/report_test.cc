@@ -141,6 +141,14 @@ TEST_F(ReportTest, LeavesOutWhatIsDamaged) {
                                 "events.jsonl: 1 damaged line is left out"}));
 }
 
+TEST_F(ReportTest, AFileMayBeOneLongLine) {
+  Write("metrics.jsonl", std::string(3 << 20, '\0') + "\n{\"kind\":\"step\",\"step\":1}\n" +
+                             std::string(3 << 20, '['));
+  const Json run = Read();
+  EXPECT_EQ(run["steps"], 1);
+  EXPECT_EQ(run["notes"], Json({"metrics.jsonl: 2 damaged lines are left out"}));
+}
+
 TEST_F(ReportTest, ThinsLongRuns) {
   Change = [](StepMetrics& metrics) {
     if (metrics.step == 7777) metrics.loss = 1e6;

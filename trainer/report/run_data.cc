@@ -106,7 +106,7 @@ Step StepOf(int64_t number, const Json& record) {
 // Everything that is read of one run, before it is thinned.
 struct Reading {
   std::vector<Step> steps;
-  std::map<int64_t, double> evaluations;
+  std::vector<Step> evaluations;                               // their losses
   std::map<std::pair<std::string, std::string>, double> wire;  // sums over `wire_steps`
   int64_t wire_steps = 0;
   Json ledger;
@@ -126,13 +126,22 @@ bool ForEachRecord(const fs::path& path, const std::function<bool(std::string_vi
     return true;
   }
   int64_t damaged = 0;
-  for (std::string line; std::getline(file, line);) {
+  std::vector<char> buffer(kMaxLineBytes);
+  while (file.getline(buffer.data(), static_cast<std::streamsize>(buffer.size())) ||
+         file.gcount() > 0) {
+    const bool is_last = file.eof(), is_too_long = file.fail();
+    const std::string_view line(
+        buffer.data(), static_cast<size_t>(file.gcount()) - (is_last || is_too_long ? 0 : 1));
+    if (is_too_long) {
+      file.clear();
+      file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+    } else if (skip != nullptr && skip(line)) {
+      continue;
+    }
+    const Json record = is_too_long ? Json() : ParseJson(line);
+    const bool is_good = record.is_object() && !Kind(record).empty() && take(record);
     // The last line of a killed process may be incomplete: nothing is damaged.
-    const bool complete = !file.eof();
-    if (skip != nullptr && skip(line)) continue;
-    const Json record = line.size() <= kMaxLineBytes ? ParseJson(line) : Json();
-    const bool good = record.is_object() && !Kind(record).empty() && take(record);
-    if (!good && complete) ++damaged;
+    if (!is_good && !is_last) ++damaged;
   }
   if (damaged > 0) {
     notes.push_back(absl::StrCat(path.filename().string(), ": ", damaged,
@@ -161,7 +170,10 @@ bool AddMetrics(const Json& record, Reading& reading) {
   if (number == record.end() || !number->is_number_integer()) return false;
   const int64_t step = number->get<int64_t>();
   if (Kind(record) == "eval") {
-    reading.evaluations[step] = Number(record, "eval_loss");
+    Step evaluation{.step = step};
+    evaluation.values.fill(kNone);
+    evaluation.values[0] = Number(record, "eval_loss");
+    reading.evaluations.push_back(evaluation);
   } else if (Kind(record) == "step") {
     reading.steps.push_back(StepOf(step, record));
     AddWire(record, reading);
@@ -169,6 +181,17 @@ bool AddMetrics(const Json& record, Reading& reading) {
     if (!head.empty()) reading.ledger = {{"step", step}, {"head", head}};
   }
   return true;
+}
+
+// Orders by step. If a step has two records, the later counts: later steps follow from it.
+void KeepLast(std::vector<Step>& steps) {
+  std::ranges::stable_sort(steps, {}, &Step::step);
+  std::vector<Step> kept;
+  for (const Step& step : steps) {
+    if (!kept.empty() && kept.back().step == step.step) kept.pop_back();
+    kept.push_back(step);
+  }
+  steps = std::move(kept);
 }
 
 // Returns which part of the steps was read: every line, every second, ...
@@ -187,14 +210,8 @@ int64_t ReadMetrics(const fs::path& path, const RunDataLimits& limits, bool& fou
   found |= ForEachRecord(
       path, every > 1 ? std::function<bool(std::string_view)>(skip) : nullptr,
       [&](const Json& record) { return AddMetrics(record, reading); }, reading.notes);
-  // If a step has two records, the later counts: later steps follow from it.
-  std::ranges::stable_sort(reading.steps, {}, &Step::step);
-  std::vector<Step> kept;
-  for (const Step& step : reading.steps) {
-    if (!kept.empty() && kept.back().step == step.step) kept.pop_back();
-    kept.push_back(step);
-  }
-  reading.steps = std::move(kept);
+  KeepLast(reading.steps);
+  KeepLast(reading.evaluations);
   return every;
 }
 
@@ -442,9 +459,9 @@ absl::StatusOr<Json> ReadRunData(const std::string& run_dir, const RunDataLimits
   run["tokens_per_second"] = Median(Values(reading.steps, "tokens_per_second"));
   run["columns"] = Columns(reading.steps, chosen);
   Json& evaluations = run["eval"] = {{"step", Json::array()}, {"loss", Json::array()}};
-  for (const auto& [step, loss] : reading.evaluations) {
-    evaluations["step"].push_back(step);
-    evaluations["loss"].push_back(Rounded(loss));
+  for (const size_t i : Thin(reading.evaluations, limits.points)) {
+    evaluations["step"].push_back(reading.evaluations[i].step);
+    evaluations["loss"].push_back(Rounded(reading.evaluations[i].values[0]));
   }
   run["time"] = TimeStretches(reading.steps);
   run["wire"] = Json::array();
