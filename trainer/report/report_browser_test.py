@@ -180,7 +180,7 @@ class ReportPageTest(unittest.TestCase):
 def take_picture(output, runs):
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([REPORT, *runs, f"--output={folder}/page.html"], check=True)
-        with browser.Page(f"{folder}/page.html", width=1000, height=820) as page:
+        with browser.Page(f"{folder}/page.html", width=1000, height=850) as page:
             page.hover(".chart svg", 0.6)
             page.evaluate("scrollTo(0, 0)")
             page.screenshot(output)
