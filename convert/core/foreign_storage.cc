@@ -324,7 +324,8 @@ std::vector<ForeignStorage::Extent> ForeignStorage::Extents() const {
   std::vector<Extent> extents;
   for (const auto& [unused, tensor] : tensors_) {
     for (const StoredPiece& piece : tensor->pieces) {
-      extents.push_back({piece.file, BytesOf(piece, tensor->element_bytes), tensor->name});
+      extents.push_back(
+          {piece.file, BytesOf(piece, tensor->element_bytes), tensor->name, piece.box});
     }
   }
   return extents;

@@ -64,6 +64,7 @@ class ForeignStorage final : public ReadOnlyStorage {
     std::string file;
     ByteRange bytes;
     std::string tensor;
+    Box box;  // of the tensor
   };
   std::vector<Extent> Extents() const;
 

@@ -169,6 +169,11 @@ class Comparer {
       difference.max_abs =
           std::max(difference.max_abs,
                    std::isnan(distance) ? std::numeric_limits<double>::infinity() : distance);
+      if (std::isfinite(a[i]) && std::isfinite(b[i])) {
+        difference.squares += distance * distance;
+      } else {
+        ++difference.without_distance;
+      }
     }
   }
 

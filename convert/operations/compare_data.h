@@ -16,6 +16,8 @@ struct DataDifference {
   bool same_bits = true;           // every bit of every element; false where the dtypes differ
   int64_t different_elements = 0;  // by value where floating, else by bits; NaN equals NaN
   double max_abs = 0;              // floating only; +infinity where only one side is a NaN
+  int64_t without_distance = 0;    // different elements of which a side is not finite
+  double squares = 0;              // sum over the distances of all others; floating only
 };
 
 // Compares tensors that both checkpoints hold under one name with one shape and comparable dtypes

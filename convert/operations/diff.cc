@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "checkpoint/directory/damage.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "convert/operations/summary.h"
@@ -164,8 +165,8 @@ bool HasDigest(const LogicalTensor& tensor) {
 }
 
 // Returns the names of the tensors whose contents must be compared.
-std::vector<std::string> CompareTensors(const Manifest& a, const Manifest& b, bool all_by_contents,
-                                        Differences& differences) {
+std::vector<std::string> CompareTensors(const Manifest& a, const Manifest& b,
+                                        const DiffOptions& options, Differences& differences) {
   std::vector<std::string> by_contents;
   std::map<std::string, const LogicalTensor*> index_b;
   for (const LogicalTensor& tensor : b.tensors()) index_b[tensor.name()] = &tensor;
@@ -184,10 +185,15 @@ std::vector<std::string> CompareTensors(const Manifest& a, const Manifest& b, bo
     }
     if (!in_a.alias_of().empty() || !in_b.alias_of().empty()) {
       if (same) ++differences.equal_aliases;
-    } else if (all_by_contents || (same && (!HasDigest(in_a) || !HasDigest(in_b)))) {
+    } else if (options.data || (same && (!HasDigest(in_a) || !HasDigest(in_b))) ||
+               (!same && options.distances)) {
       by_contents.push_back(in_a.name());
     } else if (same && DigestText(in_a.digest()) != DigestText(in_b.digest())) {
-      differences.tensors.push_back({in_a.name(), "contents differ"});
+      if (options.distances) {
+        by_contents.push_back(in_a.name());
+      } else {
+        differences.tensors.push_back({in_a.name(), "contents differ"});
+      }
     } else if (same) {
       ++differences.equal_by_digest;
     }
@@ -196,6 +202,27 @@ std::vector<std::string> CompareTensors(const Manifest& a, const Manifest& b, bo
     differences.tensors.push_back({name, "only in the second"});
   }
   return by_contents;
+}
+
+absl::Status CompareContents(const NamedCheckpoint& a, const NamedCheckpoint& b,
+                             const std::vector<std::string>& names, const DiffOptions& options,
+                             Differences& differences) {
+  auto compared = CompareData(*a.opened, *b.opened, names, options.threads);
+  if (compared.ok()) differences.data = *std::move(compared);
+  if (compared.ok() || !options.distances || !MayBeDamage(compared.status())) {
+    return compared.status();
+  }
+  for (const std::string& name : names) {
+    compared = CompareData(*a.opened, *b.opened, {name}, options.threads);
+    if (compared.ok()) {
+      differences.data.merge(*compared);
+    } else if (MayBeDamage(compared.status())) {
+      differences.tensors.push_back({name, std::string(compared.status().message())});
+    } else {
+      return compared.status();
+    }
+  }
+  return absl::OkStatus();
 }
 
 void AddDataDifferences(Differences& differences) {
@@ -227,11 +254,10 @@ absl::StatusOr<Differences> Diff(const NamedCheckpoint& a, const NamedCheckpoint
   }
   CompareMetadata(manifest_a, manifest_b, differences);
   const std::vector<std::string> by_contents =
-      CompareTensors(manifest_a, manifest_b, options.data, differences);
+      CompareTensors(manifest_a, manifest_b, options, differences);
   if (!a.format.empty() || !b.format.empty()) ExcuseForeign(manifest_a, manifest_b, differences);
   if (!by_contents.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(differences.data,
-                             CompareData(*a.opened, *b.opened, by_contents, options.threads));
+    TESSERA_RETURN_IF_ERROR(CompareContents(a, b, by_contents, options, differences));
     AddDataDifferences(differences);
   }
   return differences;

@@ -15,6 +15,9 @@ namespace tessera::ckpt {
 
 struct DiffOptions {
   bool data = false;  // compares every element, and not the digests in the manifests
+  // Compares the elements of tensors whose digests differ, to say by how much. A tensor that cannot
+  // be read, because it is damaged, differs and is no error.
+  bool distances = false;
   int threads = 4;
 };
 

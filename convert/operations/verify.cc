@@ -7,15 +7,10 @@
 namespace tessera::ckpt {
 namespace {
 
-// Adds the damage that reading every tensor does not show. What was found names file and record of
-// the other framework, and not the files as which this library presents them.
+// Adds the damage that reading every tensor does not show.
 void AddForeignDamage(const NamedCheckpoint& named, VerifyReport& report) {
   if (named.foreign == nullptr) return;
-  for (Damage& damage : report.damage) {
-    const std::string prefix = "tensor " + damage.tensor + ": ";
-    if (damage.message.starts_with(prefix)) damage.message.erase(0, prefix.size());
-    damage.file = named.Describe();
-  }
+  NameForeignPlaces(named, report.damage);
   if (!named.foreign->mismatch().empty()) {
     report.damage.push_back(
         {named.Describe(), 0, "", named.Describe() + ": " + named.foreign->mismatch()});
@@ -43,6 +38,15 @@ absl::StatusOr<VerifyReport> VerifyBySeal(const NamedCheckpoint& named,
 }
 
 }  // namespace
+
+void NameForeignPlaces(const NamedCheckpoint& named, std::vector<Damage>& damage) {
+  if (named.foreign == nullptr) return;
+  for (Damage& place : damage) {
+    const std::string prefix = "tensor " + place.tensor + ": ";
+    if (place.message.starts_with(prefix)) place.message.erase(0, prefix.size());
+    place.file = named.Describe();
+  }
+}
 
 absl::StatusOr<VerifyReport> Verify(const NamedCheckpoint& named, const VerifyOptions& options) {
   if (named.seal.has_value()) {

@@ -1,0 +1,61 @@
+#ifndef TESSERA_CONVERT_OPERATIONS_ELEMENT_STATISTICS_H_
+#define TESSERA_CONVERT_OPERATIONS_ELEMENT_STATISTICS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "layout/dtype.h"
+
+namespace tessera::ckpt {
+
+// Statistics of elements, of any dtype, in one pass: they are not looked at again once their range
+// is known. Integers and truth values count as the numbers that they are.
+//
+// The histogram has fixed bins: the sign, the exponent and the first two bits of the mantissa, as
+// fp32 has them: sign * 1024 + (exponent + 127) * 4 + quarter. So each power of two has four equally
+// wide bins. Magnitudes that are subnormal in fp32, or below, are all in the first bin of their sign;
+// those that fp32 does not have are in its last one.
+//
+// Counts, extremes and bins do not depend on the order in which elements are added; sums do, in
+// their last bits.
+struct ElementStatistics {
+  static constexpr int kBinsPerSign = 1024;
+  static constexpr int kBins = 2 * kBinsPerSign;
+
+  int64_t elements = 0;
+  int64_t zeros = 0;
+  int64_t nans = 0;
+  int64_t positive_infinities = 0;
+  int64_t negative_infinities = 0;
+  // All of the following are about the finite elements. Without any, min is above max.
+  double min = std::numeric_limits<double>::infinity();
+  double max = -std::numeric_limits<double>::infinity();
+  // Wide enough for the squares of every dtype.
+  long double sum = 0;
+  long double squares = 0;
+  // Of the finite elements that are not zero; empty: not counted.
+  std::vector<int64_t> bins;
+
+  int64_t not_finite() const { return nans + positive_infinities + negative_infinities; }
+  int64_t finite() const { return elements - not_finite(); }
+  double mean() const { return static_cast<double>(sum / finite()); }  // NaN without elements
+  double norm() const;
+
+  // Everything of `other`. Bins are added where this has bins.
+  void Merge(const ElementStatistics& other);
+};
+
+// The bin of a finite number that is not zero.
+int HistogramBin(double value);
+// The smallest magnitude in a bin, without its sign; 0 for the first one.
+double BinBegin(int bin);
+
+// Adds `count` contiguous elements at `data`, which need not be aligned. Elements of a dtype without
+// a known size are not added.
+void AddElements(DType dtype, const std::byte* data, int64_t count, ElementStatistics& statistics);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CONVERT_OPERATIONS_ELEMENT_STATISTICS_H_

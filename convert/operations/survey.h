@@ -1,0 +1,45 @@
+#ifndef TESSERA_CONVERT_OPERATIONS_SURVEY_H_
+#define TESSERA_CONVERT_OPERATIONS_SURVEY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/include/verify_options.h"
+#include "convert/operations/element_statistics.h"
+#include "convert/operations/named_checkpoint.h"
+
+namespace tessera::ckpt {
+
+struct SurveyOptions {
+  int threads = 4;
+  size_t max_histograms = 4096;  // of the tensors with the most elements; 16 KiB of memory each
+  // As in VerifyOptions. Null: not called.
+  std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
+};
+
+struct TensorSurvey {
+  // Of all elements that could be read, those of damaged chunks as they are. Empty for an alias.
+  ElementStatistics statistics;
+  bool damaged = false;  // bytes of it are missing, or in a chunk whose checksum is wrong
+};
+
+// What the values in a checkpoint are like.
+struct CheckpointSurvey {
+  std::vector<TensorSurvey> tensors;  // in the manifest's order
+  std::vector<Damage> damage;         // as ckpt verify reports it
+  uint64_t bytes_read = 0;
+  double seconds = 0;
+};
+
+// Reads every byte of a checkpoint once, in bounded memory, checks what Verify() checks, and takes
+// statistics of every tensor on the way. They do not depend on the number of threads. A seal is
+// compared first, which reads its files once more. Damage is in the result; an error says that the
+// checkpoint could not be read.
+absl::StatusOr<CheckpointSurvey> Survey(const NamedCheckpoint& named, const SurveyOptions& options);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CONVERT_OPERATIONS_SURVEY_H_
