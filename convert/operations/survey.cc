@@ -15,7 +15,6 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/scan/scan.h"
-#include "convert/core/seal.pb.h"
 #include "convert/operations/verify.h"
 
 namespace tessera::ckpt {
