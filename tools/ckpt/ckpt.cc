@@ -22,7 +22,7 @@ namespace {
 constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are sharded.
 
   ckpt ls FOLDER               the committed checkpoints in a folder, or a single one
-  ckpt inspect PATH            what a checkpoint holds: state, tensors, files
+  ckpt inspect PATH            what a checkpoint holds: state, tensors, files; --html=FILE: a page
   ckpt verify PATH             reads every byte and checks checksums, headers and coverage
   ckpt diff PATH PATH          compares two checkpoints, however they are sharded
   ckpt seal PATH               writes checksums of another framework's checkpoint beside it
@@ -63,8 +63,15 @@ completed.
 constexpr char kInspectHelp[] = R"(ckpt inspect PATH
 
 Prints what a checkpoint holds: trainer state, topology, model, optimizer, tensors, files. Reads its
-manifest only.
+manifest only, without --html.
 
+  --html=FILE                  writes one page for a browser instead, which loads nothing: all of
+                               that, and of each tensor norm, mean, extremes, zeros, histogram and
+                               the boxes in which the files have it. Reads every byte, and checks
+                               it; exit code 1 where anything is damaged
+  --diff=PATH                  with --html: compares it on the page with that checkpoint, tensor by
+                               tensor; exit code 1 where the state differs, too
+  --threads=N                  that read (4; --html)
   --json                       one object, for machines
 )";
 
@@ -299,6 +306,16 @@ constexpr Flag kFlags[] = {
        o.data = true;
        return std::string();
      }},
+    {"inspect", "--html", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.html = v;
+       return std::string(v.empty() ? "expected a file" : "");
+     }},
+    {"inspect", "--diff", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.other = v;
+       return std::string(v.empty() ? "expected a checkpoint" : "");
+     }},
     {"verify", "--key", true, ParseKey},
     {"sign", "--key", true, ParseKey},
     {"seal", "--overwrite", false, ParseOverwrite},
@@ -436,6 +453,9 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
     return usage("reshard needs --topology");
   }
   if (command->name == "sign" && options.key.empty()) return usage("sign needs --key");
+  if (!options.other.empty() && options.html.empty()) {
+    return usage("--diff is for --html; ckpt diff compares two checkpoints");
+  }
   if (command->name == "convert") {
     const std::string problem = CompleteConvert(options);
     if (!problem.empty()) return usage(problem);

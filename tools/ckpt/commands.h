@@ -45,7 +45,9 @@ struct CommandOptions {
   ReshardOptions reshard;
   ConvertOptions convert;
   int threads = 4;
-  std::string key;  // verify: public, may be empty; sign: private. A path
+  std::string html;   // inspect: the file of a page; empty: none
+  std::string other;  // inspect: a name, compared with on the page; may be empty
+  std::string key;    // verify: public, may be empty; sign: private. A path
   SourceOptions source;
   std::vector<std::string> paths;  // names, see OpenStorage()
 };

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -23,6 +24,7 @@
 #include "layout/partition.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
+#include "tools/ckpt/inspect_html.h"
 #include "tools/ckpt/report.h"
 #include "tools/ckpt/table.h"
 
@@ -173,7 +175,8 @@ void PrintModel(const Manifest& manifest, std::ostream& out) {
   }
 }
 
-void PrintContents(const NamedCheckpoint& named, std::ostream& out) {
+// All before the tensors.
+void PrintHead(const NamedCheckpoint& named, std::ostream& out) {
   const Manifest& manifest = named.opened->manifest();
   out << "checkpoint  " << named.Describe() << "\n";
   if (named.format.empty()) {
@@ -182,6 +185,11 @@ void PrintContents(const NamedCheckpoint& named, std::ostream& out) {
     PrintForeign(named, manifest, out);
   }
   PrintModel(manifest, out);
+}
+
+void PrintContents(const NamedCheckpoint& named, std::ostream& out) {
+  PrintHead(named, out);
+  const Manifest& manifest = named.opened->manifest();
   Table tensors({{"name"},
                  {"role"},
                  {"dtype"},
@@ -330,6 +338,11 @@ int RunInspect(const CommandOptions& options, const CommandOutput& output) {
   const auto named = FindCheckpoint(options.paths[0], options.source);
   if (!named.ok()) return fail(named.status());
   if (!named->opened.ok()) return fail(named->opened.status());
+  if (!options.html.empty()) {
+    std::ostringstream head;
+    PrintHead(*named, head);
+    return WriteInspectPage(*named, head.str(), options, output);
+  }
   if (options.json) {
     PrintJson(ContentsToJson(*named), output.out);
   } else {

@@ -14,6 +14,17 @@ void PrintNotes(const std::vector<std::string>& notes, std::ostream& out) {
   for (const std::string& note : notes) out << "note: " << note << "\n";
 }
 
+void PrintDamage(const std::vector<Damage>& damage, std::string_view indent, std::ostream& out) {
+  for (const Damage& place : damage) {
+    out << indent;
+    if (place.message.find(place.file) == std::string::npos) {
+      out << place.file << " at offset " << place.offset_bytes << ": ";
+    }
+    if (!place.tensor.empty()) out << "tensor " << place.tensor << ": ";
+    out << place.message << "\n";
+  }
+}
+
 int Fail(const CommandOutput& output, bool json, std::string_view who, std::string_view problem,
          int exit_code) {
   output.err << who << ": " << problem << "\n";

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "checkpoint/include/checkpoint.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
 
@@ -17,6 +18,9 @@ void PrintJson(const nlohmann::ordered_json& json, std::ostream& out);
 
 // A line each: what a command says of another framework's checkpoint beside its result.
 void PrintNotes(const std::vector<std::string>& notes, std::ostream& out);
+
+// A line for each damaged place. The message of a file that cannot be read at all names it itself.
+void PrintDamage(const std::vector<Damage>& damage, std::string_view indent, std::ostream& out);
 
 // Reports why a command ends without a result: "ckpt ls: ..." on stderr and, for machines, one
 // object {"error": "..."} on stdout. Returns `exit_code`.

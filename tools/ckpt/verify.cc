@@ -69,18 +69,6 @@ std::string Verdict(const VerifyReport& report) {
          HumanRate(report.bytes_read, report.seconds) + ")";
 }
 
-// The message of a file that cannot be read at all names the place by itself.
-void PrintDamage(const VerifyReport& report, std::string_view indent, std::ostream& out) {
-  for (const Damage& damage : report.damage) {
-    out << indent;
-    if (damage.message.find(damage.file) == std::string::npos) {
-      out << damage.file << " at offset " << damage.offset_bytes << ": ";
-    }
-    if (!damage.tensor.empty()) out << "tensor " << damage.tensor << ": ";
-    out << damage.message << "\n";
-  }
-}
-
 // Says that a folder holds more than the checkpoint that was looked at. Empty if it does not.
 std::string OthersText(const NamedCheckpoint& named, bool is_good) {
   if (named.directory.empty()) return "";
@@ -93,7 +81,7 @@ std::string OthersText(const NamedCheckpoint& named, bool is_good) {
 
 void PrintVerdict(const NamedCheckpoint& named, const VerifyReport& report, bool digests,
                   std::ostream& out) {
-  PrintDamage(report, "", out);
+  PrintDamage(report.damage, "", out);
   out << named.Describe() << ": " << Verdict(report) << "\n";
   if (report.damage.empty()) out << Proof(named, report, digests) << "\n";
   PrintNotes(named.notes, out);
@@ -170,7 +158,7 @@ class FolderVerifier {
     json_.push_back(ToJson(name, *report, options_.digests));
     if (options_.json) return;
     output_.out << name << ": " << Verdict(*report) << "\n";
-    PrintDamage(*report, "  ", output_.out);
+    PrintDamage(report->damage, "  ", output_.out);
   }
 
   const CommandOptions& options_;
