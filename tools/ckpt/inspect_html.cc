@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/page/page.h"
 #include "base/replace_file.h"
@@ -60,8 +60,8 @@ void SetUnlessZero(PageJson& json, const char* key, int64_t value) {
 
 // The number of the rank that wrote a file: they are numbered by their ranks, if every rank wrote
 // one.
-std::optional<int64_t> RankOfFile(std::string_view path, const TopologyProto& topology) {
-  const std::vector<std::string_view> words = absl::StrSplit(path, absl::ByAnyChar("-."));
+std::optional<int64_t> RankOfFile(absl::string_view path, const TopologyProto& topology) {
+  const std::vector<absl::string_view> words = absl::StrSplit(path, absl::ByAnyChar("-."));
   const auto of = std::ranges::find(words, "of");
   if (of == words.begin() || of == words.end() || of + 1 == words.end()) return std::nullopt;
   int64_t index = 0, count = 0;
@@ -102,7 +102,7 @@ class PageData {
   }
 
  private:
-  void LeaveOut(size_t count, std::string_view what) {
+  void LeaveOut(size_t count, absl::string_view what) {
     if (count > 0) left_out_.push_back(absl::StrCat(count, " ", what));
   }
 
@@ -160,15 +160,15 @@ class PageData {
 
   void AddHead(const std::string& head) {
     std::vector<std::pair<std::string, std::string>> entries;
-    for (const std::string_view line : absl::StrSplit(head, '\n', absl::SkipEmpty())) {
+    for (const absl::string_view line : absl::StrSplit(head, '\n', absl::SkipEmpty())) {
       constexpr size_t kLabel = 12;
-      if (line.starts_with("  ") && !entries.empty()) {
+      if (absl::StartsWith(line, "  ") && !entries.empty()) {
         absl::StrAppend(&entries.back().second, "\n", line.substr(2));
         continue;
       }
       std::string label(line.substr(0, kLabel));
       label.erase(label.find_last_not_of(' ') + 1);
-      entries.emplace_back(std::move(label), line.substr(std::min(line.size(), kLabel)));
+      entries.emplace_back(std::move(label), std::string(line.substr(std::min(line.size(), kLabel))));
     }
     PageJson& json = data_["head"] = PageJson::array();
     size_t cut = 0;
