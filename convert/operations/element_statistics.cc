@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <utility>
 
 #include "checkpoint/elements/copy_elements.h"
 
@@ -12,7 +14,7 @@ namespace tessera::ckpt {
 namespace {
 
 constexpr int kBlock = 2048;  // elements, as numbers: they stay in the first cache
-constexpr int kLanes = 4;     // sums that are independent of each other
+constexpr int kLanes = 8;     // sums that are independent of each other
 constexpr int kLastBin = ElementStatistics::kBinsPerSign - 5;  // of finite fp32 numbers
 
 using Bins = std::array<uint32_t, ElementStatistics::kBins>;
@@ -44,75 +46,70 @@ bool MayHaveOthers(const float* values, int count) {
 }
 bool MayHaveOthers(const double*, int) { return true; }
 
-// Elements of the block that are zero, or not finite, are counted, and are zeros afterwards.
+// Counts the elements that are zero or not finite, and moves the others together. Returns how many
+// those are.
 template <typename Value>
-int64_t CountOthers(Value* values, int count, ElementStatistics& statistics) {
-  int64_t others = 0;
-  for (int i = 0; i < count; ++i) {
-    if (values[i] == 0) {
-      ++statistics.zeros;
-      ++others;
-    } else if (!std::isfinite(values[i])) {
-      ++(std::isnan(values[i]) ? statistics.nans
-         : values[i] > 0       ? statistics.positive_infinities
-                               : statistics.negative_infinities);
-      ++others;
-      values[i] = 0;
+int TakeOthersOut(Value* values, int count, ElementStatistics& statistics) {
+  std::array<Value, kBlock> kept;
+  int rest = 0, zeros = 0;
+  for (int i = 0; i < count; ++i) {  // without branches
+    const Value value = values[i];
+    kept[rest] = value;
+    rest += static_cast<int>(value != 0) & static_cast<int>(value - value == 0);
+    zeros += static_cast<int>(value == 0);
+  }
+  if (zeros > 0) {
+    statistics.zeros += zeros;
+    statistics.min = std::min(statistics.min, 0.0);
+    statistics.max = std::max(statistics.max, 0.0);
+  }
+  for (int i = 0; i < count && rest + zeros < count; ++i) {
+    if (std::isnan(values[i])) ++statistics.nans;
+    if (std::isinf(values[i])) {
+      ++(values[i] > 0 ? statistics.positive_infinities : statistics.negative_infinities);
     }
   }
-  return others;
-}
-
-template <typename Value>
-void AddRange(const Value* values, int count, ElementStatistics& statistics) {
-  Value min = values[0], max = values[0];
-  for (int i = 1; i < count; ++i) {
-    min = values[i] < min ? values[i] : min;
-    max = values[i] > max ? values[i] : max;
-  }
-  statistics.min = std::min<double>(statistics.min, min);
-  statistics.max = std::max<double>(statistics.max, max);
+  std::copy_n(kept.begin(), rest, values);
+  return rest;
 }
 
 // `Sum` holds the square of every finite Value.
 template <typename Value, typename Sum>
-void AddBlock(Value* values, int count, ElementStatistics& statistics, Bins& bins) {
+void AddBlock(Value* values, int count, ElementStatistics& statistics, Bins (&bins)[2]) {
   statistics.elements += count;
-  if (MayHaveOthers(values, count) && CountOthers(values, count, statistics) > 0) {
-    // What stands for them is in no bin and no range.
-    std::array<Value, kBlock> kept;
-    int rest = 0;
-    for (int i = 0; i < count; ++i) {
-      if (values[i] != 0) kept[rest++] = values[i];
-    }
-    if (statistics.zeros > 0) {
-      statistics.min = std::min(statistics.min, 0.0);
-      statistics.max = std::max(statistics.max, 0.0);
-    }
-    std::copy_n(kept.begin(), rest, values);
-    count = rest;
-    if (count == 0) return;
-  }
-  AddRange(values, count, statistics);
+  if (MayHaveOthers(values, count)) count = TakeOthersOut(values, count, statistics);
+  if (count == 0) return;
   if (!statistics.bins.empty()) {
-    for (int i = 0; i < count; ++i) ++bins[BinOf(values[i])];
+    // Two tables: neighbours are often in one bin.
+    int i = 0;
+    for (; i + 2 <= count; i += 2) {
+      ++bins[0][BinOf(values[i])];
+      ++bins[1][BinOf(values[i + 1])];
+    }
+    if (i < count) ++bins[0][BinOf(values[i])];
   }
+  std::array<Value, kLanes> min, max;
   std::array<Sum, kLanes> sums = {}, squares = {};
+  min.fill(values[0]);
+  max.fill(values[0]);
+  const auto add = [&](int lane, Value value) {
+    min[lane] = value < min[lane] ? value : min[lane];
+    max[lane] = value > max[lane] ? value : max[lane];
+    const Sum wide = value;
+    sums[lane] += wide;
+    squares[lane] += wide * wide;
+  };
   int i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const Sum value = values[i + lane];
-      sums[lane] += value;
-      squares[lane] += value * value;
-    }
+    for (int lane = 0; lane < kLanes; ++lane) add(lane, values[i + lane]);
   }
-  for (; i < count; ++i) {
-    const Sum value = values[i];
-    sums[0] += value;
-    squares[0] += value * value;
+  for (; i < count; ++i) add(0, values[i]);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    statistics.min = std::min<double>(statistics.min, min[lane]);
+    statistics.max = std::max<double>(statistics.max, max[lane]);
+    statistics.sum += sums[lane];
+    statistics.squares += squares[lane];
   }
-  statistics.sum += (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  statistics.squares += (squares[0] + squares[1]) + (squares[2] + squares[3]);
 }
 
 // A float8 as a float. E4M3 is torch's float8_e4m3fn, which has no infinity.
@@ -212,7 +209,7 @@ ToNumbers<double> FindDoubles(DType dtype) {
 template <typename Value, typename Sum>
 void AddAll(ToNumbers<Value> convert, int64_t element_bytes, const std::byte* data, int64_t count,
             ElementStatistics& statistics) {
-  Bins bins = {};
+  Bins bins[2] = {};
   std::array<Value, kBlock> values;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int size = static_cast<int>(std::min<int64_t>(kBlock, count - begin));
@@ -222,8 +219,7 @@ void AddAll(ToNumbers<Value> convert, int64_t element_bytes, const std::byte* da
     if (begin + kBlock < count && (begin + kBlock) % (int64_t{1} << 31) != 0) continue;
     if (statistics.bins.empty()) continue;
     for (int bin = 0; bin < ElementStatistics::kBins; ++bin) {
-      statistics.bins[bin] += bins[bin];
-      bins[bin] = 0;
+      for (Bins& table : bins) statistics.bins[bin] += std::exchange(table[bin], 0);
     }
   }
 }
