@@ -15,8 +15,8 @@ namespace tessera::ckpt {
 
 struct DiffOptions {
   bool data = false;  // compares every element, and not the digests in the manifests
-  // Compares the elements of tensors whose digests differ, to say by how much. A tensor that cannot
-  // be read, because it is damaged, differs and is no error.
+  // Compares the elements of tensors whose digests differ, to say by how much. A tensor that is
+  // damaged counts as one that differs, and Diff() goes on.
   bool distances = false;
   int threads = 4;
 };

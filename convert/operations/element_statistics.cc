@@ -162,7 +162,7 @@ void WidenFloat8(const std::byte* from, int count, float* to) {
   for (int i = 0; i < count; ++i) to[i] = values[std::to_integer<uint8_t>(from[i])];
 }
 
-// Null for a dtype that is none of fp32's subsets.
+// Returns null where fp32 does not have all of the dtype's values.
 ToNumbers<float> FindFloats(DType dtype) {
   switch (dtype) {
     case DType::kF32:

@@ -14,9 +14,9 @@ namespace tessera::ckpt {
 // is known. Integers and truth values count as the numbers that they are.
 //
 // The histogram has fixed bins: the sign, the exponent and the first two bits of the mantissa, as
-// fp32 has them: sign * 1024 + (exponent + 127) * 4 + quarter. So each power of two has four equally
-// wide bins. Magnitudes that are subnormal in fp32, or below, are all in the first bin of their sign;
-// those that fp32 does not have are in its last one.
+// fp32 has them: sign * 1024 + (exponent + 127) * 4 + quarter. So each power of two has four bins
+// of equal width. Magnitudes that are subnormal in fp32, or below, are all in the first bin of
+// their sign; those that are too large for fp32 are in its last one.
 //
 // Counts, extremes and bins do not depend on the order in which elements are added; sums do, in
 // their last bits.
@@ -35,7 +35,7 @@ struct ElementStatistics {
   // Wide enough for the squares of every dtype.
   long double sum = 0;
   long double squares = 0;
-  // Of the finite elements that are not zero; empty: not counted.
+  // Counts the finite elements that are not zero. Empty: they are not counted.
   std::vector<int64_t> bins;
 
   int64_t not_finite() const { return nans + positive_infinities + negative_infinities; }
@@ -52,8 +52,8 @@ int HistogramBin(double value);
 // The smallest magnitude in a bin, without its sign; 0 for the first one.
 double BinBegin(int bin);
 
-// Adds `count` contiguous elements at `data`, which need not be aligned. Elements of a dtype without
-// a known size are not added.
+// Adds `count` contiguous elements at `data`, which need not be aligned. Elements of an unknown
+// dtype are not added.
 void AddElements(DType dtype, const std::byte* data, int64_t count, ElementStatistics& statistics);
 
 }  // namespace tessera::ckpt

@@ -145,7 +145,7 @@ class Surveyor {
     }
   }
 
-  // The offset of damage is that of its chunk, or of the only byte in it that has changed.
+  // Damage begins where its chunk does, or is the only byte in it that has changed.
   void MarkDamaged() {
     for (int t = 0; t < manifest_.tensors_size(); ++t) {
       TensorSurvey& tensor = survey_.tensors[t];
@@ -211,9 +211,8 @@ absl::StatusOr<CheckpointSurvey> Survey(const NamedCheckpoint& named,
   TESSERA_RETURN_IF_ERROR(named.opened.status());
   const auto start = std::chrono::steady_clock::now();
   const bool sealed = named.seal.has_value();
-  TESSERA_ASSIGN_OR_RETURN(
-      VerifyReport report,
-      Verify(named, {.contents = sealed, .io_threads = options.threads}));
+  TESSERA_ASSIGN_OR_RETURN(VerifyReport report,
+                           Verify(named, {.contents = sealed, .io_threads = options.threads}));
   Surveyor surveyor(named, options);
   TESSERA_RETURN_IF_ERROR(surveyor.Run());
   CheckpointSurvey survey = std::move(surveyor).Finish();

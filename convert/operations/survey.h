@@ -21,7 +21,7 @@ struct SurveyOptions {
 };
 
 struct TensorSurvey {
-  // Of all elements that could be read, those of damaged chunks as they are. Empty for an alias.
+  // Counts all elements that could be read, those of damaged chunks as they are. An alias has none.
   ElementStatistics statistics;
   bool damaged = false;  // bytes of it are missing, or in a chunk whose checksum is wrong
 };

@@ -28,10 +28,10 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr DType kAllTypes[] = {
-    DType::kF64, DType::kF32, DType::kF16,  DType::kBF16, DType::kI64, DType::kI32,    DType::kI16,
-    DType::kI8,  DType::kU8,  DType::kBool, DType::kU16,  DType::kU32, DType::kU64,    DType::kF8E4M3,
-    DType::kF8E5M2};
+constexpr DType kAllTypes[] = {DType::kF64, DType::kF32,    DType::kF16,   DType::kBF16,
+                               DType::kI64, DType::kI32,    DType::kI16,   DType::kI8,
+                               DType::kU8,  DType::kBool,   DType::kU16,   DType::kU32,
+                               DType::kU64, DType::kF8E4M3, DType::kF8E5M2};
 
 // Sign, exponent and mantissa, as the formats' definitions have them.
 double DecodeFloat(uint64_t bits, int exponent_bits, int mantissa_bits, bool has_infinity) {
@@ -166,10 +166,21 @@ TEST(ElementStatistics, OfEveryTypeAndBitPattern) {
 
 TEST(ElementStatistics, OfValuesAtTheEdges) {
   using Limits = std::numeric_limits<float>;
-  const std::vector<float> floats = {0.0f, -0.0f, Limits::denorm_min(), -Limits::denorm_min(),
-                                     0x1p-127f, Limits::min(), -Limits::min(), Limits::max(),
-                                     Limits::lowest(), Limits::infinity(), -Limits::infinity(),
-                                     Limits::quiet_NaN(), 1.0f, 1.25f, std::nextafter(1.25f, 0.0f)};
+  const std::vector<float> floats = {0.0f,
+                                     -0.0f,
+                                     Limits::denorm_min(),
+                                     -Limits::denorm_min(),
+                                     0x1p-127f,
+                                     Limits::min(),
+                                     -Limits::min(),
+                                     Limits::max(),
+                                     Limits::lowest(),
+                                     Limits::infinity(),
+                                     -Limits::infinity(),
+                                     Limits::quiet_NaN(),
+                                     1.0f,
+                                     1.25f,
+                                     std::nextafter(1.25f, 0.0f)};
   const std::string bytes(reinterpret_cast<const char*>(floats.data()), 4 * floats.size());
   ExpectStatistics(StatisticsOf(DType::kF32, bytes), Values(DType::kF32, bytes));
   // Squares that a double cannot hold.
@@ -192,8 +203,8 @@ TEST(ElementStatistics, ABinBeginsWhereItSays) {
   EXPECT_EQ(BinBegin(HistogramBin(1e-40)), 0);
 }
 
-// A checkpoint of one tensor of each type, in small chunks and several files, beside an empty one, a
-// scalar and an alias.
+// A checkpoint of one tensor of each type, in small chunks and several files, beside an empty one,
+// a scalar and an alias.
 class SurveyTest : public testing::Test {
  protected:
   static constexpr int64_t kRows = 123, kColumns = 37;
@@ -294,10 +305,9 @@ TEST_F(SurveyTest, IsThatOfTheValuesWithAnyNumberOfThreads) {
 
 TEST_F(SurveyTest, KeepsTheHistogramsOfTheLargest) {
   const CheckpointSurvey survey = MustSurvey(2, /*max_histograms=*/3);
-  EXPECT_EQ(std::ranges::count_if(survey.tensors,
-                                  [](const TensorSurvey& tensor) {
-                                    return !tensor.statistics.bins.empty();
-                                  }),
+  EXPECT_EQ(std::ranges::count_if(
+                survey.tensors,
+                [](const TensorSurvey& tensor) { return !tensor.statistics.bins.empty(); }),
             3);
 }
 
@@ -328,8 +338,9 @@ TEST_F(SurveyTest, NamesWhatIsDamaged) {
   EXPECT_EQ(survey.damage.size(), 1);
   for (size_t t = 0; t < survey.tensors.size(); ++t) {
     const int64_t elements =
-        Tensor(t).alias_of().empty() ? Values(dtypes_.at(Tensor(t).name()),
-                                              bytes_.at(Tensor(t).name())).size() : 0;
+        Tensor(t).alias_of().empty()
+            ? Values(dtypes_.at(Tensor(t).name()), bytes_.at(Tensor(t).name())).size()
+            : 0;
     EXPECT_EQ(survey.tensors[t].damaged, survey.tensors[t].statistics.elements < elements);
   }
   EXPECT_THAT(Damaged(survey), testing::Contains("int32"));

@@ -47,7 +47,7 @@ constexpr int kMaxBars = 128;             // of a histogram that can have fewer,
 constexpr size_t kMaxLines = 1000;        // of damage, of the head, of a difference
 constexpr size_t kMaxText = 20000;        // characters of an entry of the head
 
-// A number, the text that stands for one that JSON does not have, or null where there is none.
+// Infinities and NaN, which JSON does not have, become texts.
 PageJson PageNumber(double value) {
   if (std::isfinite(value)) return value;
   return NumberText(value);
@@ -69,8 +69,8 @@ std::optional<int64_t> RankOfFile(absl::string_view path, const TopologyProto& t
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), *number);
     if (error != std::errc() || end != word.data() + word.size()) return std::nullopt;
   }
-  const int64_t ranks = int64_t{topology.data_parallel()} * topology.tensor_parallel() *
-                        topology.pipeline_parallel();
+  const int64_t ranks =
+      int64_t{topology.data_parallel()} * topology.tensor_parallel() * topology.pipeline_parallel();
   if (count != ranks || index < 1) return std::nullopt;
   return index - 1;
 }
@@ -119,8 +119,8 @@ class PageData {
     }
   }
 
-  // Another framework's files are those of its own, and not the one of each tensor as which they
-  // are presented.
+  // The files of another framework are shown, and not the one for each tensor as which they are
+  // presented.
   void FindPlaces() {
     places_.resize(manifest_.tensors_size());
     if (named_.foreign == nullptr) {
@@ -151,9 +151,8 @@ class PageData {
       }
       // How long a file is beyond its tensors does not matter here.
       ends[file->second] = std::max(ends[file->second], extent.bytes.end);
-      places_[index.at(extent.tensor)].push_back({file->second, extent.bytes.begin,
-                                                  extent.bytes.end - extent.bytes.begin,
-                                                  extent.box});
+      places_[index.at(extent.tensor)].push_back(
+          {file->second, extent.bytes.begin, extent.bytes.end - extent.bytes.begin, extent.box});
     }
     for (size_t f = 0; f < ends.size(); ++f) files_[f]["bytes"] = ends[f];
   }
@@ -168,7 +167,8 @@ class PageData {
       }
       std::string label(line.substr(0, kLabel));
       label.erase(label.find_last_not_of(' ') + 1);
-      entries.emplace_back(std::move(label), std::string(line.substr(std::min(line.size(), kLabel))));
+      const size_t begin = std::min(line.size(), kLabel);
+      entries.emplace_back(std::move(label), std::string(line.substr(begin)));
     }
     PageJson& json = data_["head"] = PageJson::array();
     size_t cut = 0;
@@ -206,7 +206,7 @@ class PageData {
     }
     LeaveOut(survey_.damage.size() - json.size(), "damaged places, which ckpt verify prints");
     const bool has_checksums = std::ranges::any_of(manifest_.files(), HasChecksums);
-    data_["proof"] = has_checksums          ? "No damage: every checksum was compared."
+    data_["proof"] = has_checksums             ? "No damage: every checksum was compared."
                      : named_.seal.has_value() ? "No damage: every file is what was sealed."
                                                : "Every byte could be read.";
   }
@@ -218,12 +218,9 @@ class PageData {
   }
 
   void AddOther(const NamedCheckpoint& other, const Differences& differences) {
-    PageJson json = {{"name", other.Describe()},
-                     {"same", differences.none()},
-                     {"equal", differences.equal()},
-                     {"tensors", differences.tensors.size()},
-                     {"metadata", PageJson::array()},
-                     {"notes", PageJson::array()},
+    PageJson json = {{"name", other.Describe()},      {"same", differences.none()},
+                     {"equal", differences.equal()},  {"tensors", differences.tensors.size()},
+                     {"metadata", PageJson::array()}, {"notes", PageJson::array()},
                      {"only", PageJson::array()}};
     size_t lines = 0;
     for (const auto& [key, texts] :
@@ -327,9 +324,8 @@ class PageData {
     for (const int step : {1, 2, 4}) {
       json = {{"step", step}};
       int bars = 0;
-      for (const auto& [side, begin] :
-           {std::pair("positive", 0), std::pair("negative", kSide)}) {
-        // The first four bins are those of numbers that are subnormal in fp32.
+      for (const auto& [side, begin] : {std::pair("positive", 0), std::pair("negative", kSide)}) {
+        // The first four bins hold what is subnormal in fp32.
         int first = 4, last = kSide;
         while (first < kSide && bins[begin + first] == 0) ++first;
         if (first == kSide) continue;
@@ -347,8 +343,8 @@ class PageData {
   }
 
   void AddBoxes(int t, int tensors, PageJson& entry) {
-    const size_t share = std::clamp(kMaxBoxes / std::max(tensors, 1), kMinBoxesOfTensor,
-                                    kMaxBoxesOfTensor);
+    const size_t share =
+        std::clamp(kMaxBoxes / std::max(tensors, 1), kMinBoxesOfTensor, kMaxBoxesOfTensor);
     const size_t shown = std::min({places_[t].size(), share, kMaxBoxes - boxes_});
     std::set<uint32_t> files;
     PageJson boxes = PageJson::array();
@@ -388,7 +384,7 @@ class PageData {
   PageJson data_;
   std::vector<std::string> left_out_;
   std::vector<PageJson> files_;
-  std::vector<std::vector<PlacedBox>> places_;                             // by tensor
+  std::vector<std::vector<PlacedBox>> places_;                           // by tensor
   std::map<std::string, std::pair<std::string, std::string>> state_of_;  // parameter and kind
   size_t boxes_ = 0, boxes_left_out_ = 0;
 };
@@ -411,8 +407,8 @@ void PrintResult(const CommandOptions& options, const CheckpointSurvey& survey,
     return PrintJson(json, out);
   }
   PrintDamage(survey.damage, "", out);
-  out << options.html << ": " << HumanBytes(page_bytes) << "; "
-      << HumanBytes(survey.bytes_read) << " read in " << HumanSeconds(survey.seconds) << ", "
+  out << options.html << ": " << HumanBytes(page_bytes) << "; " << HumanBytes(survey.bytes_read)
+      << " read in " << HumanSeconds(survey.seconds) << ", "
       << (survey.damage.empty() ? "no damage"
                                 : absl::StrCat("DAMAGED in ", survey.damage.size(), " places"))
       << "\n";
@@ -435,8 +431,9 @@ int WriteInspectPage(const NamedCheckpoint& named, const std::string& head,
   };
   // Where it cannot be written, nothing is read first.
   auto file = FileReplacement::Create(options.html);
-  if (!file.ok()) return Fail(output, options.json, "ckpt inspect",
-                              std::string(file.status().message()), kExitUsage);
+  if (!file.ok())
+    return Fail(output, options.json, "ckpt inspect", std::string(file.status().message()),
+                kExitUsage);
   std::optional<NamedCheckpoint> other;
   if (!options.other.empty()) {
     auto found = FindCheckpoint(options.other, options.source);
@@ -447,10 +444,9 @@ int WriteInspectPage(const NamedCheckpoint& named, const std::string& head,
   absl::StatusOr<CheckpointSurvey> survey;
   {
     ProgressBar bar(output.progress);
-    survey = Survey(named, {.threads = options.threads, .progress = [&](uint64_t done,
-                                                                        uint64_t total) {
-                              bar.Update(done, total);
-                            }});
+    survey = Survey(named,
+                    {.threads = options.threads,
+                     .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
   }
   if (!survey.ok()) return fail(survey.status());
   std::optional<Differences> differences;
