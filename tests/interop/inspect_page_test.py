@@ -197,6 +197,7 @@ class InspectPage(unittest.TestCase):
         page = self.open(intact, f"--diff={MEGATRON}", code=1)
         self.assertIn(name, page.text("#damage"))
         self.assertIn(name, page.text("#differing"))
+        self.assertNotIn("the same state", self.printed)
         self.assertEqual(page.faults, [])
 
 

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
@@ -42,10 +43,9 @@ constexpr int kMaxTensors = 20000;
 constexpr size_t kMaxFiles = 5000;
 constexpr size_t kMaxBoxes = 60000;
 constexpr size_t kMaxBoxesOfTensor = 1024;
-constexpr size_t kMinBoxesOfTensor = 16;  // where there are very many tensors
-constexpr int kMaxBars = 128;             // of a histogram that can have fewer, wider ones
-constexpr size_t kMaxLines = 1000;        // of damage, of the head, of a difference
-constexpr size_t kMaxText = 20000;        // characters of an entry of the head
+constexpr int kMaxBars = 128;       // of a histogram that can have fewer, wider ones
+constexpr size_t kMaxLines = 1000;  // of damage, of the head, of a difference
+constexpr size_t kMaxText = 20000;  // characters of an entry of the head
 
 // Infinities and NaN, which JSON does not have, become texts.
 PageJson PageNumber(double value) {
@@ -92,6 +92,7 @@ class PageData {
                  const Differences* differences) {
     FindParameters();
     FindPlaces();
+    LimitBoxes();
     AddHead(head);
     AddDamage();
     AddFiles();
@@ -218,9 +219,13 @@ class PageData {
   }
 
   void AddOther(const NamedCheckpoint& other, const Differences& differences) {
-    PageJson json = {{"name", other.Describe()},      {"same", differences.none()},
-                     {"equal", differences.equal()},  {"tensors", differences.tensors.size()},
-                     {"metadata", PageJson::array()}, {"notes", PageJson::array()},
+    PageJson json = {{"name", other.Describe()},
+                     {"same", differences.none()},
+                     {"equal", differences.equal()},
+                     {"equal_by_digest", differences.equal_by_digest},
+                     {"tensors", differences.tensors.size()},
+                     {"metadata", PageJson::array()},
+                     {"notes", PageJson::array()},
                      {"only", PageJson::array()}};
     size_t lines = 0;
     for (const auto& [key, texts] :
@@ -265,7 +270,7 @@ class PageData {
       PageJson entry = DescribeTensor(tensor);
       if (tensor.alias_of().empty()) {
         AddStatistics(survey_.tensors[t], entry);
-        AddBoxes(t, count, entry);
+        AddBoxes(t, entry);
         if (survey_.tensors[t].statistics.bins.empty() && entry["elements"] != 0) {
           ++without_histogram;
         }
@@ -342,10 +347,17 @@ class PageData {
     return json;
   }
 
-  void AddBoxes(int t, int tensors, PageJson& entry) {
-    const size_t share =
-        std::clamp(kMaxBoxes / std::max(tensors, 1), kMinBoxesOfTensor, kMaxBoxesOfTensor);
-    const size_t shown = std::min({places_[t].size(), share, kMaxBoxes - boxes_});
+  // As many boxes of each tensor, at most, as leave the page no more than it may have.
+  void LimitBoxes() {
+    for (boxes_of_tensor_ = kMaxBoxesOfTensor; boxes_of_tensor_ > 1; boxes_of_tensor_ /= 2) {
+      size_t boxes = 0;
+      for (const auto& places : places_) boxes += std::min(places.size(), boxes_of_tensor_);
+      if (boxes <= kMaxBoxes) return;
+    }
+  }
+
+  void AddBoxes(int t, PageJson& entry) {
+    const size_t shown = std::min(places_[t].size(), boxes_of_tensor_);
     std::set<uint32_t> files;
     PageJson boxes = PageJson::array();
     for (const PlacedBox& place : places_[t]) {
@@ -357,7 +369,6 @@ class PageData {
                        {"offset", place.box.global_offset},
                        {"shape", place.box.shape}});
     }
-    boxes_ += shown;
     entry["files"] = files;
     entry["boxes"] = std::move(boxes);
     if (shown == places_[t].size()) return;
@@ -386,8 +397,22 @@ class PageData {
   std::vector<PageJson> files_;
   std::vector<std::vector<PlacedBox>> places_;                           // by tensor
   std::map<std::string, std::pair<std::string, std::string>> state_of_;  // parameter and kind
-  size_t boxes_ = 0, boxes_left_out_ = 0;
+  size_t boxes_of_tensor_ = 0, boxes_left_out_ = 0;
 };
+
+// Digests in the manifests say nothing about the contents of a tensor that is damaged.
+void AddDamagedTensors(const Manifest& manifest, const CheckpointSurvey& survey,
+                       Differences& differences) {
+  std::set<std::string> known;
+  for (const TensorDifference& difference : differences.tensors) known.insert(difference.tensor);
+  for (int t = 0; t < manifest.tensors_size(); ++t) {
+    const std::string& name = manifest.tensors(t).name();
+    if (!survey.tensors[t].damaged || known.contains(name)) continue;
+    --(differences.data.contains(name) ? differences.equal_by_contents
+                                       : differences.equal_by_digest);
+    differences.tensors.push_back({name, "damaged in the first"});
+  }
+}
 
 void PrintResult(const CommandOptions& options, const CheckpointSurvey& survey,
                  const Differences* differences, size_t page_bytes, std::ostream& out) {
@@ -430,6 +455,10 @@ int WriteInspectPage(const NamedCheckpoint& named, const std::string& head,
     return Fail(output, options, "ckpt inspect", status);
   };
   // Where it cannot be written, nothing is read first.
+  std::error_code error;
+  if (std::filesystem::is_directory(options.html, error)) {
+    return Fail(output, options.json, "ckpt inspect", options.html + " is a folder", kExitUsage);
+  }
   auto file = FileReplacement::Create(options.html);
   if (!file.ok())
     return Fail(output, options.json, "ckpt inspect", std::string(file.status().message()),
@@ -454,6 +483,7 @@ int WriteInspectPage(const NamedCheckpoint& named, const std::string& head,
     auto compared = Diff(named, *other, {.distances = true, .threads = options.threads});
     if (!compared.ok()) return fail(compared.status());
     differences = *std::move(compared);
+    AddDamagedTensors(named.opened->manifest(), *survey, *differences);
   }
   const std::string page =
       FillPage(kInspectPage, PageData(named, *survey)
