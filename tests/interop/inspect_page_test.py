@@ -7,6 +7,7 @@
 import collections
 import io
 import json
+import math
 import pathlib
 import pickle
 import struct
@@ -126,6 +127,30 @@ class InspectPage(unittest.TestCase):
             self.assertIn(topology, page.text("#head"))
             self.assertGreater(page.count("#norms circle"), 3 * 20)
             self.assertEqual(page.faults, [])
+
+    def test_every_format(self):
+        shown = 0
+        for path in sorted(pathlib.Path("tests/interop").glob("*/*")):
+            told = subprocess.run([CKPT, "inspect", path, "--json"], check=False,
+                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            if told.returncode != 0:
+                continue  # not a checkpoint by itself
+            shown += 1
+            self.ckpt("inspect", path, f"--html={self.page}")
+            text = self.page.read_text(encoding="utf-8")
+            data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+            tensors = json.loads(told.stdout)["tensors"]
+            self.assertEqual([t["name"] for t in data["tensors"]], [t["name"] for t in tensors])
+            for tensor in data["tensors"]:
+                if "alias_of" in tensor or tensor["elements"] == 0:
+                    continue
+                boxes = sum(math.prod(box["shape"]) for box in tensor["boxes"])
+                sides = (tensor["histogram"].get(side, {}) for side in ("negative", "positive"))
+                counts = sum(sum(side.get("counts", ())) for side in sides)
+                counts += tensor["histogram"].get("tiny", 0) + sum(tensor.get(key, 0) for key in (
+                    "zeros", "nan", "positive_infinities", "negative_infinities"))
+                self.assertEqual((boxes, counts), 2 * (tensor["elements"],), tensor["name"])
+        self.assertGreater(shown, 40)
 
     def test_search_sorts_and_filters(self):
         page = self.open(MEGATRON)

@@ -43,7 +43,7 @@ TEST_F(CkptTest, Usage) {
 TEST_F(CkptTest, EachCommandHasItsOwnHelp) {
   const std::map<std::string, std::vector<std::string>> flags = {
       {"ls", {"--json"}},
-      {"inspect", {"--json"}},
+      {"inspect", {"--html", "--diff", "--threads", "--json"}},
       {"verify", {"--all", "--digests", "--key", "--threads"}},
       {"diff", {"--data", "--threads"}},
       {"seal", {"--overwrite", "--threads"}},
@@ -320,6 +320,39 @@ TEST_F(CkptTest, FoldersMayBeInAnObjectStore) {
   EXPECT_THAT(err_, HasSubstr("there is no bucket other"));
   EXPECT_EQ(Run({"ls", "ftp://bucket/runs"}), kExitUsage);
   EXPECT_THAT(err_, HasSubstr("unknown scheme"));
+}
+
+// What the page shows is tested in a browser: //tests/interop:inspect_page_test.
+TEST_F(CkptTest, InspectWritesAPage) {
+  MustSave("a", 3, 2);
+  const std::string page = root_ + "/page.html";
+  EXPECT_EQ(Run({"inspect", root_ + "/a", "--html=" + page}), kExitOk) << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr(page), HasSubstr("no damage")));
+  EXPECT_THAT(Contents(root_), HasSubstr("\"name\":\"steps\""));
+  w_[3] = -1;
+  MustSave("b", 3, 1);
+  EXPECT_EQ(Run({"inspect", root_ + "/a", "--html=" + page, "--diff=" + root_ + "/b"}),
+            kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("2 tensors equal, 1 tensor differences"));
+  FlipByte("a/step-00000003/model-00001", 4100);
+  EXPECT_EQ(Run({"inspect", root_ + "/a", "--html=" + page, "--json"}), kExitDifferent);
+  EXPECT_EQ(Json()["damage"].size(), 1) << out_;
+}
+
+TEST_F(CkptTest, InspectWritesNoPageWhereItCannot) {
+  MustSave("a", 3, 1);
+  const std::string before = Contents(root_);
+  EXPECT_EQ(Run({"inspect", root_ + "/nothing", "--html=" + root_ + "/page.html"}), kExitUsage);
+  EXPECT_EQ(Run({"inspect", root_ + "/a", "--html=" + root_ + "/page.html",
+                 "--diff=" + root_ + "/nothing"}),
+            kExitUsage);
+  EXPECT_EQ(Run({"inspect", root_ + "/a", "--html=" + root_ + "/nothing/page.html"}), kExitUsage);
+  EXPECT_EQ(Run({"inspect", root_ + "/a", "--html=" + root_}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("is a folder"));
+  EXPECT_EQ(Run({"inspect", root_ + "/a", "--html="}), kExitUsage);
+  EXPECT_EQ(Run({"inspect", root_ + "/a", "--diff=" + root_ + "/a"}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("--diff is for --html"));
+  EXPECT_EQ(Contents(root_), before);
 }
 
 }  // namespace
