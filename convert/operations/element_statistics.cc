@@ -242,14 +242,6 @@ void ElementStatistics::Merge(const ElementStatistics& other) {
   for (size_t bin = 0; bin < bins.size(); ++bin) bins[bin] += other.bins[bin];
 }
 
-int HistogramBin(double value) { return BinOf(value); }
-
-double BinBegin(int bin) {
-  const int magnitude = bin % ElementStatistics::kBinsPerSign;
-  if (magnitude < 4) return 0;
-  return std::ldexp(1 + 0.25 * (magnitude % 4), magnitude / 4 - 127);
-}
-
 void AddElements(DType dtype, const std::byte* data, int64_t count, ElementStatistics& statistics) {
   if (const ToNumbers<float> floats = FindFloats(dtype); floats != nullptr) {
     AddAll<float, double>(floats, ElementSize(dtype), data, count, statistics);

@@ -47,11 +47,6 @@ struct ElementStatistics {
   void Merge(const ElementStatistics& other);
 };
 
-// The bin of a finite number that is not zero.
-int HistogramBin(double value);
-// The smallest magnitude in a bin, without its sign; 0 for the first one.
-double BinBegin(int bin);
-
 // Adds `count` contiguous elements at `data`, which need not be aligned. Elements of an unknown
 // dtype are not added.
 void AddElements(DType dtype, const std::byte* data, int64_t count, ElementStatistics& statistics);

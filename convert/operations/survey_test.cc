@@ -194,15 +194,6 @@ TEST(ElementStatistics, OfValuesAtTheEdges) {
   EXPECT_GT(only_nan.min, only_nan.max);
 }
 
-TEST(ElementStatistics, ABinBeginsWhereItSays) {
-  for (const double value : {1.0, 1.2, 1.25, 1.9, 3.0, 1e-30, 2.5e20}) {
-    EXPECT_LE(BinBegin(HistogramBin(value)), value);
-    EXPECT_GT(BinBegin(HistogramBin(value) + 1), value);
-    EXPECT_EQ(HistogramBin(-value), HistogramBin(value) + ElementStatistics::kBinsPerSign);
-  }
-  EXPECT_EQ(BinBegin(HistogramBin(1e-40)), 0);
-}
-
 // A checkpoint of one tensor of each type, in small chunks and several files, beside an empty one,
 // a scalar and an alias.
 class SurveyTest : public testing::Test {
