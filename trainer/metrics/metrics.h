@@ -110,13 +110,13 @@ class RateMeter {
 // metrics.jsonl: one JSON object per line, {"kind":"step","step":N,"loss":...},
 // {"kind":"eval","step":N,"eval_loss":...}, {"kind":"save","step":N,"seconds":...} or
 // {"kind":"resume","step":N,"lost_steps":...,"lost_seconds":...}. Numbers have 17 significant
-// digits; "loss_bits" (and "eval_loss_bits") holds the fp64 loss as 16 hexadecimal digits, so that a
-// text tool can compare two runs bit for bit. A number that JSON cannot express (NaN, infinity) is
-// null. Steps of several ranks add "wire_bytes", their sum by axis and operation in "wire", and,
+// digits; "loss_bits" (and "eval_loss_bits") holds the fp64 loss as 16 hexadecimal digits, so that
+// a text tool can compare two runs bit for bit. A number that JSON cannot express (NaN, infinity)
+// is null. Steps of several ranks add "wire_bytes", their sum by axis and operation in "wire", and,
 // with a pipeline, "pipeline_wait_share". The links of the run's ledger are "first_sample",
 // "settings" and "ledger".
-// Every line is written to the operating system before the call returns: a
-// killed process loses none. A power loss may lose the lines since the last Sync().
+// Every line is written to the operating system before the call returns: a killed process loses
+// none. A power loss may lose the lines since the last Sync().
 class MetricsWriter {
  public:
   // Without `resumed_step`, starts a new run and empties an existing file. With it, the file keeps
