@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 constexpr size_t kMaxNotes = 20;
-// Folders within a folder that are searched for event files.
+// What is looked at below a folder in search of event files.
 constexpr size_t kMaxEntries = 10000;
 constexpr char kLookedFor[] =
     "looked for a run's metrics.jsonl, an event file of TensorBoard, and a log of llm.c or "
@@ -54,14 +54,16 @@ double ExactNumber(const Json& record, const char* name, const char* bits_name) 
   return std::bit_cast<double>(bits);
 }
 
-// Adds one line to `records`. Returns false if it is not a record of a step or an evaluation.
+// Adds one line to `records`. Returns false if it is not a record of metrics.jsonl, of which those
+// of steps and evaluations matter.
 bool AddRecord(const std::string& line, RunRecords& records) {
   if (line.find_first_not_of(" \t") != line.find('{')) return false;
   const Json record = ParseJson(line);
   if (!record.is_object()) return false;
   const auto step_field = record.find("step"), kind = record.find("kind");
-  if (step_field == record.end() || !step_field->is_number_integer()) return false;
   if (kind == record.end() || !kind->is_string()) return false;
+  if (*kind != "step" && *kind != "eval") return true;
+  if (step_field == record.end() || !step_field->is_number_integer()) return false;
   const auto step = step_field->get<int64_t>();
   if (step > kMaxStep || step < -kMaxStep) return false;
   bool is_new = true;
@@ -73,7 +75,7 @@ bool AddRecord(const std::string& line, RunRecords& records) {
                                       .lr = Number(record, "lr"),
                                       .tokens_per_second = Number(record, "tokens_per_second")})
                  .second;
-  } else if (*kind == "eval") {
+  } else {
     is_new = records.evaluation_losses
                  .insert_or_assign(step, ExactNumber(record, "eval_loss", "eval_loss_bits"))
                  .second;
@@ -149,6 +151,10 @@ absl::StatusOr<fs::path> FindEventFiles(const fs::path& folder) {
        !error && entry != fs::recursive_directory_iterator() && entries < kMaxEntries;
        entry.increment(error), ++entries) {
     if (IsEventFileName(entry->path())) found.insert(entry->path().parent_path().string());
+  }
+  if (entries == kMaxEntries) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        folder.string(), " holds more than ", kMaxEntries, " files: name the run's own folder"));
   }
   if (found.size() == 1) return *found.begin();
   if (found.empty()) {

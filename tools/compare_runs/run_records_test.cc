@@ -106,7 +106,7 @@ TEST_F(RunRecordsTest, RefusesFilesThatAreNoRecords) {
   EXPECT_TRUE(absl::IsNotFound(ReadRunRecords(folder_.string()).status()));
   EXPECT_TRUE(absl::IsNotFound(ReadRunRecords((folder_ / "nothing").string()).status()));
   std::string noise;
-  for (int i = 0; i < 100000; ++i) noise += static_cast<char>(i * i % 251);
+  for (int64_t i = 0; i < 100000; ++i) noise += static_cast<char>(i * i % 251);
   for (const std::string& text :
        {std::string(), std::string("step 1: loss 3\n"), std::string("{\"step\":1,\"loss\":2}\n"),
         std::string("val loss 3.2\n"), std::string(" iteration 1/ 2 | loss: 3 |\n"),
