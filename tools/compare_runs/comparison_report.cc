@@ -142,7 +142,7 @@ std::string MissingText(const RunComparison& comparison) {
   add("step", comparison.only_b, "B");
   add("evaluation", comparison.only_a_evaluations, "A");
   add("evaluation", comparison.only_b_evaluations, "B");
-  if (!text.empty()) {
+  if (!text.empty() && comparison.comparable()) {
     absl::StrAppend(&text, "--first-step=N and --last-step=N compare the steps between\n");
   }
   return text;
