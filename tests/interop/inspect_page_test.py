@@ -10,6 +10,7 @@ import json
 import math
 import pathlib
 import pickle
+import shutil
 import struct
 import subprocess
 import sys
@@ -223,6 +224,30 @@ class InspectPage(unittest.TestCase):
         self.assertIn(name, page.text("#damage"))
         self.assertIn(name, page.text("#differing"))
         self.assertNotIn("the same state", self.printed)
+        self.assertEqual(page.faults, [])
+
+    def test_damage_of_what_is_sealed(self):
+        theirs = self.folder / "theirs"
+        shutil.copytree(MEGATRON, theirs)
+        self.ckpt("seal", theirs)
+        page = self.open(theirs)
+        self.assertIn("every byte of 10 files is what it was", page.text("#damage"))
+        name = "transformer.h.1.mlp.c_proj.weight"
+        box = page.evaluate(f"byName.get('{name}').boxes[0]")
+        path = theirs / page.evaluate(f"data.files[{box['file']}].path")
+        contents = bytearray(path.read_bytes())
+        contents[box["at"]] ^= 1
+        path.chmod(0o644)
+        path.write_bytes(contents)
+        page = self.open(theirs, code=1)
+        self.assertIn(f"{path.name} at offset {box['at']}", page.text("#damage"))
+        self.assertEqual(page.text("#chosen"), name)
+        self.assertEqual(page.evaluate("tensors.filter((tensor) => tensor.damaged).length"), 1)
+        # Of a damaged seal nothing is known.
+        seal = theirs / "tessera.seal"
+        seal.write_bytes(seal.read_bytes()[:-1])
+        page = self.open(theirs, code=1)
+        self.assertIn("tessera.seal", page.text("#damage"))
         self.assertEqual(page.faults, [])
 
 

@@ -206,10 +206,7 @@ class PageData {
                       {"message", damage.message}});
     }
     LeaveOut(survey_.damage.size() - json.size(), "damaged places, which ckpt verify prints");
-    const bool has_checksums = std::ranges::any_of(manifest_.files(), HasChecksums);
-    data_["proof"] = has_checksums             ? "No damage: every checksum was compared."
-                     : named_.seal.has_value() ? "No damage: every file is what was sealed."
-                                               : "Every byte could be read.";
+    if (survey_.damage.empty()) data_["proof"] = Proof(named_, {}, /*digests=*/false);
   }
 
   void AddFiles() {
@@ -435,7 +432,8 @@ void PrintResult(const CommandOptions& options, const CheckpointSurvey& survey,
   out << options.html << ": " << HumanBytes(page_bytes) << "; " << HumanBytes(survey.bytes_read)
       << " read in " << HumanSeconds(survey.seconds) << ", "
       << (survey.damage.empty() ? "no damage"
-                                : absl::StrCat("DAMAGED in ", survey.damage.size(), " places"))
+                                : absl::StrCat("DAMAGED in ", survey.damage.size(),
+                                               survey.damage.size() == 1 ? " place" : " places"))
       << "\n";
   if (differences != nullptr) {
     out << (differences->none()

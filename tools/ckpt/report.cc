@@ -1,7 +1,10 @@
 #include "tools/ckpt/report.h"
 
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "absl/strings/str_cat.h"
 
 namespace tessera::ckpt {
 
@@ -23,6 +26,44 @@ void PrintDamage(const std::vector<Damage>& damage, std::string_view indent, std
     if (!place.tensor.empty()) out << "tensor " << place.tensor << ": ";
     out << place.message << "\n";
   }
+}
+
+std::string Proof(const NamedCheckpoint& named, const VerifyReport& report, bool digests) {
+  if (named.seal.has_value()) {
+    const int files = named.seal->seal->files_size();
+    std::string text = absl::StrCat("every byte of ", files, files == 1 ? " file is" : " files is",
+                                    " what it was when ", named.seal->Describe(),
+                                    " was written: sizes, CRC-32C and SHA-256",
+                                    named.seal->file.empty() ? "; no file was added" : "");
+    if (digests) {
+      absl::StrAppend(&text, "; the contents of ", report.digests_verified,
+                      " tensors match the digests in it");
+    }
+    return text;
+  }
+  if (!named.format.empty()) {
+    const auto [tensors, proven] = named.foreign->proof();
+    const std::string read = "every byte can be read, and every element is there once; ";
+    if (proven == 0) {
+      return read + "these files (" + named.format +
+             ") have no checksums, so that damage of the contents cannot be noticed (ckpt seal "
+             "writes checksums beside them)";
+    }
+    if (proven == tensors) {
+      return read + "the contents of all " + std::to_string(tensors) +
+             " tensors match the CRC-32 stored with them";
+    }
+    return read + "the contents of " + std::to_string(proven) + " of " + std::to_string(tensors) +
+           " tensors match the CRC-32 stored with them, the others have none";
+  }
+  std::string text = "every byte, header and shard matches the manifest";
+  if (!digests) return text;
+  text += "; the contents of " + std::to_string(report.digests_verified) +
+          " tensors, however they are sharded, match the digests computed when they were saved";
+  if (report.digests_missing > 0) {
+    text += "; " + std::to_string(report.digests_missing) + " tensors have no digest";
+  }
+  return text;
 }
 
 int Fail(const CommandOutput& output, bool json, std::string_view who, std::string_view problem,

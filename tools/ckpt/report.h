@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "checkpoint/include/checkpoint.h"
+#include "convert/operations/named_checkpoint.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
 
@@ -21,6 +22,9 @@ void PrintNotes(const std::vector<std::string>& notes, std::ostream& out);
 
 // A line for each damaged place. The message of a file that cannot be read at all names it itself.
 void PrintDamage(const std::vector<Damage>& damage, std::string_view indent, std::ostream& out);
+
+// A sentence on what a verification without findings has proven.
+std::string Proof(const NamedCheckpoint& named, const VerifyReport& report, bool digests);
 
 // Reports why a command ends without a result: "ckpt ls: ..." on stderr and, for machines, one
 // object {"error": "..."} on stdout. Returns `exit_code`.
