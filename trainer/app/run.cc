@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status_macros.h"
@@ -58,34 +59,37 @@ absl::Status OpenSaveRecords(Session& session) {
 void RecordEnd(const Session& session, const absl::Status& status) {
   if (session.events == nullptr) return;
   const int64_t step = session.progress.step;
-  session.events->Add({.name = status.ok() ? "end" : "failed",
-                       .step = step,
-                       .text = status.ok() ? absl::StrCat("ended after step ", step, " of ",
-                                                          session.config.training().train_iters())
-                                           : std::string(status.message())});
+  RunEvent event = {.name = "end",
+                    .step = step,
+                    .text = absl::StrCat("ended after step ", step, " of ",
+                                         session.config.training().train_iters())};
+  if (!status.ok()) {
+    event.name = absl::StartsWith(status.message(), kDivergedMessage) ? "diverged" : "failed";
+    event.text = std::string(status.message());
+  }
+  session.events->Add(event);
 }
 
 // `skipped`: notes about checkpoints that were not resumed from.
 absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line,
                           const std::vector<std::string>& skipped) {
-  const std::string& run_dir = session.config.output().run_dir();
-  if (session.first_rank() && !run_dir.empty() && MakeDirectories(AT_FDCWD, run_dir) == 0) {
-    session.events = std::make_unique<RunEvents>(
-        run_dir, [&](const std::string& failure) { progress_line.Message(failure); });
-  }
   if (session.first_rank()) {
+    const std::string& run_dir = session.config.output().run_dir();
+    const std::optional<double> idle_seconds = IdleSeconds(run_dir);
     TESSERA_ASSIGN_OR_RETURN(session.metrics, OpenOutput(session, progress_line));
-    if (session.metrics != nullptr) TESSERA_RETURN_IF_ERROR(OpenSaveRecords(session));
-  }
-  if (session.events != nullptr) {
-    for (const std::string& note : skipped) {
-      session.events->Add({.name = "damaged", .step = session.progress.step, .text = note});
+    if (session.metrics != nullptr) {
+      TESSERA_RETURN_IF_ERROR(OpenSaveRecords(session));
+      session.events = std::make_unique<RunEvents>(
+          run_dir, idle_seconds,
+          [&](const std::string& failure) { progress_line.Message(failure); });
+      for (const std::string& note : skipped) {
+        session.events->Add({.name = "damaged", .step = session.progress.step, .text = note});
+      }
     }
   }
   TrainLoop loop(session, progress_line);
   const absl::Status status = loop.Run();
   progress_line.Finish();
-  RecordEnd(session, status);
   TESSERA_RETURN_IF_ERROR(status);
   if (session.metrics != nullptr) TESSERA_RETURN_IF_ERROR(session.metrics->Close());
   const bool is_complete = session.progress.step == session.config.training().train_iters();
@@ -222,6 +226,7 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
   if (!status.ok() && world != nullptr) world->Abort(status);
   if (!status.ok() && session->save_folder != nullptr) session->save_folder->Abandon();
   if (!status.ok() && session->saver != nullptr) session->saver->Abandon();
+  RecordEnd(*session, status);
   ReportRun(*session, progress_line);
   return status;
 }

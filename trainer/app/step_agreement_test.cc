@@ -32,8 +32,12 @@ TEST(AgreeOnStepTest, ASignalToOneRankIsEverybodys) {
   const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const auto mesh,
                              Mesh::Create(Topology{.data = 2, .pipeline = 2}, &comm));
-    TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed, AgreeOnStep(*mesh, 0, 0.5 * mesh->rank()));
+    TESSERA_ASSIGN_OR_RETURN(
+        StepAgreement agreed,
+        AgreeOnStep(*mesh, 0, 0.5 * mesh->rank(), {}, {.host = 100 + mesh->rank(), .gpu = 7}));
     EXPECT_EQ(agreed.stop_signal, 0);
+    EXPECT_EQ(agreed.memory.host, 406);
+    EXPECT_EQ(agreed.memory.gpu, 28);
     EXPECT_DOUBLE_EQ(agreed.pipeline_wait_share, 0.75);
     const int signal = mesh->rank() == 2 ? SIGTERM : 0;
     TESSERA_ASSIGN_OR_RETURN(agreed, AgreeOnStep(*mesh, signal, 0));

@@ -225,9 +225,9 @@ void TrainLoop::SayEnd(ckpt::EndReason reason) {
              absl::StrFormat("stopped by %s after step %d", config_.checkpoint().stop_file_path(),
                              step));
   } else if (reason == ckpt::EndReason::kExitDuration) {
-    progress_line_.Message(
-        absl::StrFormat("stopped after step %d: exit_duration_in_mins=%g has passed", step,
-                        config_.training().exit_duration_in_mins()));
+    Happened("exit_duration", step,
+             absl::StrFormat("stopped after step %d: exit_duration_in_mins=%g has passed", step,
+                             config_.training().exit_duration_in_mins()));
   }
 }
 
@@ -289,9 +289,9 @@ absl::Status TrainLoop::Report(const StepMetrics& metrics) {
   FollowRecords();
   if (metrics.skipped && session_.trainer->skipped_in_a_row() >= kMaxSkippedInARow) {
     return absl::AbortedError(absl::StrFormat(
-        "training has diverged: the gradients of the last %d steps were not finite; resume from an "
-        "earlier checkpoint with a lower --lr (--ckpt-step)",
-        session_.trainer->skipped_in_a_row()));
+        "%sthe gradients of the last %d steps were not finite; resume from an earlier checkpoint "
+        "with a lower --lr (--ckpt-step)",
+        kDivergedMessage, session_.trainer->skipped_in_a_row()));
   }
   return absl::OkStatus();
 }
@@ -454,9 +454,9 @@ absl::Status TrainLoop::CheckNotDiverged() const {
   const Progress& progress = session_.progress;
   if (IsSaneLoss(progress.last_loss, config_.model().vocab_size())) return absl::OkStatus();
   return absl::AbortedError(absl::StrFormat(
-      "training has diverged: the loss of step %d is %g; resume from an earlier checkpoint with a "
-      "lower --lr (--ckpt-step)",
-      progress.step, std::fabs(progress.last_loss)));  // a NaN has a sign
+      "%sthe loss of step %d is %g; resume from an earlier checkpoint with a lower --lr "
+      "(--ckpt-step)",
+      kDivergedMessage, progress.step, std::fabs(progress.last_loss)));  // a NaN has a sign
 }
 
 absl::StatusOr<EvalMetrics> EvaluateSession(const Session& session) {

@@ -24,6 +24,9 @@
 
 namespace tessera {
 
+// How the errors of a run begin that has diverged.
+inline constexpr char kDivergedMessage[] = "training has diverged: ";
+
 // Runs optimizer steps: trains, reports, evaluates, saves. Every rank of a run has its own loop,
 // and all do the same.
 class TrainLoop {

@@ -38,24 +38,13 @@ Json ToJson(const RunEvent& event) {
   return json;
 }
 
-std::optional<double> IdleSeconds(const std::string& folder) {
-  std::optional<double> last;
-  for (const char* const name : {"/events.jsonl", "/metrics.jsonl"}) {
-    struct stat file;
-    if (::stat((folder + name).c_str(), &file) != 0) continue;
-    const absl::Duration written = absl::DurationFromTimespec(file.st_mtim);
-    last = std::max(last.value_or(0), absl::ToDoubleSeconds(written));
-  }
-  if (!last.has_value()) return std::nullopt;
-  return std::max(0.0, SecondsSince1970() - *last);
-}
-
 }  // namespace
 
-RunEvents::RunEvents(const std::string& folder, std::function<void(const std::string&)> failed)
+RunEvents::RunEvents(const std::string& folder, std::optional<double> idle_seconds,
+                     std::function<void(const std::string&)> failed)
     : path_(absl::StrCat(folder, "/events.jsonl")),
       failed_(std::move(failed)),
-      idle_seconds_(IdleSeconds(folder)),
+      idle_seconds_(idle_seconds),
       file_(std::fopen(path_.c_str(), "a+b")) {
   // A process that died in the middle of a line: the next one begins behind it.
   const bool cut =
@@ -83,6 +72,18 @@ void RunEvents::Add(const RunEvent& event) {
   if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0) {
     Fail();
   }
+}
+
+std::optional<double> IdleSeconds(const std::string& folder) {
+  std::optional<double> last;
+  for (const char* const name : {"/events.jsonl", "/metrics.jsonl"}) {
+    struct stat file;
+    if (::stat((folder + name).c_str(), &file) != 0) continue;
+    const absl::Duration written = absl::DurationFromTimespec(file.st_mtim);
+    last = std::max(last.value_or(0), absl::ToDoubleSeconds(written));
+  }
+  if (!last.has_value()) return std::nullopt;
+  return std::max(0.0, SecondsSince1970() - *last);
 }
 
 }  // namespace tessera

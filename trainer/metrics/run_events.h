@@ -33,24 +33,23 @@ struct RunEvent {
 //                  process had done in vain: lost_steps, lost_seconds; down_seconds from its last
 //                  record until now.
 //   saved          seconds, bytes, directory
-//   not_saved, damaged (a checkpoint that was skipped), signal, stop_file
+//   not_saved, damaged (a checkpoint that was skipped), signal, stop_file, exit_duration
 //   sample         prompt
-//   end, diverged, failed: the last one of a process that was not killed
+//   end, diverged, failed: the last one of a process that was not killed and had begun to train
 //
 // A line is written to the operating system before the call returns. Not thread-safe.
 class RunEvents {
  public:
   // Adds to the file of `folder`, which exists. `failed` hears once why events cannot be written;
-  // the run does without them.
-  RunEvents(const std::string& folder, std::function<void(const std::string&)> failed);
+  // the run does without them. `idle_seconds`: IdleSeconds() of the folder before the run.
+  RunEvents(const std::string& folder, std::optional<double> idle_seconds,
+            std::function<void(const std::string&)> failed);
   ~RunEvents();
   RunEvents(const RunEvents&) = delete;
   RunEvents& operator=(const RunEvents&) = delete;
 
   void Add(const RunEvent& event);
 
-  // How long nothing had been recorded in the folder when this object was made, in seconds; nullopt
-  // where nothing had ever been.
   std::optional<double> idle_seconds() const { return idle_seconds_; }
 
  private:
@@ -61,6 +60,10 @@ class RunEvents {
   const std::optional<double> idle_seconds_;
   std::FILE* file_;  // null: it has failed
 };
+
+// How long nothing has been recorded in the folder of a run, in seconds; nullopt where nothing ever
+// was.
+std::optional<double> IdleSeconds(const std::string& folder);
 
 }  // namespace tessera
 

@@ -19,7 +19,8 @@ class RunEventsTest : public ::testing::Test {
     std::filesystem::create_directories(folder_);
   }
   RunEvents Open() {
-    return RunEvents(folder_, [this](const std::string& failure) { failures_.push_back(failure); });
+    return RunEvents(folder_, IdleSeconds(folder_),
+                     [this](const std::string& failure) { failures_.push_back(failure); });
   }
   std::vector<nlohmann::json> Lines() const {
     std::vector<nlohmann::json> lines;

@@ -381,7 +381,6 @@ void AddSaves(const fs::path& path, const RunDataLimits& limits, bool& found, Js
     if (!std::isfinite(Number(record, "step"))) return false;
     Json save = {{"step", Number(record, "step")}};
     for (const char* name : {"ledger", "state", "save"}) save[name] = Text(record, name, 200);
-    for (const char* name : {"seconds", "bytes"}) save[name] = Number(record, name);
     // A resumed run says again what it has loaded.
     const std::string digest = Text(record, "save", 200);
     if (digest.empty() || known.insert({Number(record, "step"), digest}).second) {
@@ -392,6 +391,18 @@ void AddSaves(const fs::path& path, const RunDataLimits& limits, bool& found, Js
   found |= ForEachRecord(path, nullptr, take, notes);
   Shorten(saves, limits.saves, "saves", notes);
   run["saves"] = std::move(saves);
+}
+
+// What the events say of the saves: of those of one step the last one.
+void TimeSaves(Json& run) {
+  for (Json& save : run["saves"]) {
+    for (const Json& event : run["events"]) {
+      if (event["event"] != "saved" || event["step"] != save["step"]) continue;
+      for (const char* name : {"seconds", "bytes"}) {
+        if (event.contains(name)) save[name] = event[name];
+      }
+    }
+  }
 }
 
 // The beginning of config.textproto.
@@ -435,6 +446,7 @@ absl::StatusOr<Json> ReadRunData(const std::string& run_dir, const RunDataLimits
   const int64_t every = ReadMetrics(folder / "metrics.jsonl", limits, found, reading);
   AddSaves(folder / "saves.jsonl", limits, found, run, reading.notes);
   AddEvents(folder / "events.jsonl", limits, found, run, reading.notes);
+  TimeSaves(run);
   if (!found) {
     return absl::NotFoundError(absl::StrCat(
         run_dir,
