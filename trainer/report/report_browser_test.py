@@ -163,11 +163,15 @@ class ReportPageTest(unittest.TestCase):
         self.assertEqual(self.texts(page, "h2"),
                          ["Curves", "Events", "Ledger and saves", "Settings"])
         self.assertEqual(page.count("#gradient_norm .mark.saved"), 2)  # as saves.jsonl has them
+        with (old / "metrics.jsonl").open("a") as file:
+            file.write('{"kind":"step","step":41,"loss":null,"skipped":true}\n')
+        self.assertRegex(self.open(old).text("#overview"),
+                         r"last loss\s+not finite\s+steps without an update\s+1\n")
         bare = self.folder / "bare"
         bare.mkdir()
         (bare / "metrics.jsonl").touch()
         self.assertIn("No step is recorded.", self.open(bare).text())
-        self.assertEqual(self.points(self.open(bare, old), "gradient_norm"), [STEPS])
+        self.assertEqual(self.points(self.open(bare, old), "gradient_norm"), [STEPS])  # and no 41st
 
     def test_the_browser_sees_faults(self):
         path = self.folder / "bad.html"

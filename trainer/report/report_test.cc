@@ -40,6 +40,7 @@ class ReportTest : public testing::Test {
     for (int64_t step = 1; step <= count; ++step) {
       StepMetrics metrics{.step = step, .loss = static_cast<double>(step), .grad_norm = 1};
       metrics.ledger = absl::StrCat("head", step);
+      metrics.skipped = step == 2;
       metrics.step_seconds = 0.5;
       metrics.tokens_per_second = static_cast<double>(100 * step);
       metrics.wire = {{"dp", "all-gather", 10}, {"dp", "reduce-scatter", 20}, {"tp", "send", step}};
@@ -71,6 +72,7 @@ TEST_F(ReportTest, TakesWhatTheTrainerRecords) {
   const Json run = Read();
   EXPECT_EQ(run["name"], "my run");
   EXPECT_EQ(run["steps"], 4);
+  EXPECT_EQ(run["skipped"], 1);
   EXPECT_EQ(run["seconds"], 2.0);
   EXPECT_EQ(run["tokens_per_second"], 300);
   EXPECT_EQ(run["columns"]["step"], Json({1, 2, 3, 4}));

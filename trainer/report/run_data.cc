@@ -109,6 +109,7 @@ struct Reading {
   std::vector<Step> evaluations;                               // their losses
   std::map<std::pair<std::string, std::string>, double> wire;  // sums over `wire_steps`
   int64_t wire_steps = 0;
+  int64_t skipped = 0;  // steps without an update
   Json ledger;
   std::vector<std::string> notes;
 };
@@ -177,6 +178,8 @@ bool AddMetrics(const Json& record, Reading& reading) {
   } else if (Kind(record) == "step") {
     reading.steps.push_back(StepOf(step, record));
     AddWire(record, reading);
+    const auto skipped = record.find("skipped");
+    if (skipped != record.end() && *skipped == true) ++reading.skipped;
     const std::string head = Text(record, "ledger", 200);
     if (!head.empty()) reading.ledger = {{"step", step}, {"head", head}};
   }
@@ -466,6 +469,7 @@ absl::StatusOr<Json> ReadRunData(const std::string& run_dir, const RunDataLimits
   }
   run["steps"] = reading.steps.size();
   run["read_every"] = every;
+  run["skipped"] = reading.skipped;
   const std::vector<double> seconds = Values(reading.steps, "step_seconds");
   run["seconds"] = Rounded(std::accumulate(seconds.begin(), seconds.end(), 0.0));
   run["tokens_per_second"] = Median(Values(reading.steps, "tokens_per_second"));

@@ -31,7 +31,8 @@ struct RunDataLimits {
 //
 //   name         the folder's own name
 //   settings     the text of config.textproto; "" without one
-//   steps        number of steps that are recorded; read_every: which part of them was read
+//   steps        number of steps that were read, every one or one of read_every; skipped: of how
+//                many the gradients were not finite, so that nothing was updated
 //   seconds      the sum of the steps that were read; tokens_per_second: their median, or null
 //   columns      by name, one number or null a point: "step" and the fields of the records; columns
 //                without a number are left out
