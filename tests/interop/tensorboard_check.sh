@@ -20,8 +20,7 @@ events.Reload()
 expected = {}
 with open(folder + "/metrics.jsonl", encoding="utf-8") as file:
     for record in map(json.loads, file):
-        kind = record["kind"]
-        prefix = {"step": "train", "eval": "validation"}.get(kind, kind) + "/"
+        prefix = "train/" if record["kind"] == "step" else "validation/"
         for name, value in record.items():
             if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool):
                 tag = prefix + ("loss" if name == "eval_loss" else name)

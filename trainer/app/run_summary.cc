@@ -124,11 +124,6 @@ absl::Status AnnounceStart(const Session& session, const RateMeter::Options& rat
   }
   progress_line.Message(DescribeStart(session));
   if (session.events != nullptr) session.events->Add(StartEvent(session, ranks, seconds));
-  if (session.metrics == nullptr || session.metrics->lost().lost_steps == 0) {
-    return absl::OkStatus();
-  }
-  // See TrainLoop::CheckRecords().
-  session.metrics->Write(session.metrics->lost()).IgnoreError();
   return absl::OkStatus();
 }
 

@@ -157,6 +157,10 @@ absl::Status TrainLoop::Run() {
     absl::StatusOr<std::unique_ptr<EventFile>> events = EventFile::Open(config_.output().run_dir());
     if (events.ok()) {
       events_ = *std::move(events);
+      if (const ResumeMetrics& lost = session_.metrics->lost(); lost.lost_steps > 0) {
+        AddScalars(lost.step, {{"resume/lost_steps", static_cast<double>(lost.lost_steps)},
+                               {"resume/lost_seconds", lost.lost_seconds}});
+      }
     } else {
       progress_line_.Message(std::string(events.status().message()));
     }
@@ -309,10 +313,16 @@ absl::Status TrainLoop::Evaluate() {
 }
 
 void TrainLoop::FollowRecords() {
-  if (events_ == nullptr) return;
-  const absl::Status followed = events_->Follow();
-  if (followed.ok()) return;
-  progress_line_.Message(std::string(followed.message()));
+  if (events_ != nullptr) CheckEvents(events_->Follow());
+}
+
+void TrainLoop::AddScalars(int64_t step, const std::map<std::string, double>& by_tag) {
+  if (events_ != nullptr) CheckEvents(events_->AddScalars(step, by_tag));
+}
+
+void TrainLoop::CheckEvents(const absl::Status& status) {
+  if (status.ok()) return;
+  progress_line_.Message(std::string(status.message()));
   events_ = nullptr;
 }
 
@@ -371,11 +381,8 @@ void TrainLoop::ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes) {
 
 absl::Status TrainLoop::RecordSave(int64_t step, const ckpt::SaveReport& report) {
   if (session_.saves == nullptr) return absl::OkStatus();
-  // See CheckRecords().
-  session_.metrics
-      ->Write(SaveMetrics{.step = step, .seconds = report.seconds, .bytes = report.bytes_written})
-      .IgnoreError();
-  FollowRecords();
+  AddScalars(step, {{"save/seconds", report.seconds},
+                    {"save/bytes", static_cast<double>(report.bytes_written)}});
   TESSERA_ASSIGN_OR_RETURN(const ckpt::Manifest manifest, session_.saver->Saved(report.directory));
   TESSERA_ASSIGN_OR_RETURN(const Progress progress, ReadProgress(manifest));
   return session_.saves->Write(RecordOf(manifest, progress));

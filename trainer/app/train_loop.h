@@ -2,6 +2,7 @@
 #define TESSERA_TRAINER_APP_TRAIN_LOOP_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,9 +50,11 @@ class TrainLoop {
   absl::StatusOr<StepMetrics> TrainStep();
   absl::Status Report(const StepMetrics& metrics);
   absl::Status Evaluate();
-  // Copies what metrics.jsonl has received to the event file. A failure, which is said, is the end
-  // of that file, but not of the run.
+  // Copies what metrics.jsonl has received to the event file.
   void FollowRecords();
+  void AddScalars(int64_t step, const std::map<std::string, double>& by_tag);
+  // A failure, which is said, is the end of the event file, but not of the run.
+  void CheckEvents(const absl::Status& status);
   absl::Status Export(const ForeignWeights& weights);
   // Once after each step.
   ckpt::SaveDecision Decide();

@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -46,18 +47,17 @@ std::optional<Event> EventOfRecord(std::string_view line) {
   if (!record.is_object()) return std::nullopt;
   const auto step = record.find("step"), kind = record.find("kind");
   if (step == record.end() || !step->is_number_integer()) return std::nullopt;
-  static const std::map<std::string, std::string> kTags = {
-      {"step", "train"}, {"eval", "validation"}, {"save", "save"}, {"resume", "resume"}};
-  const auto tag = kind != record.end() && kind->is_string() ? kTags.find(kind->get<std::string>())
-                                                             : kTags.end();
-  if (tag == kTags.end()) return std::nullopt;
+  if (kind == record.end() || (*kind != "step" && *kind != "eval")) return std::nullopt;
+  const bool trains = *kind == "step";
   Event event;
   event.set_step(step->get<int64_t>());
   const nlohmann::json fields = record.flatten();
   for (const auto& [path, value] : fields.items()) {
     if (path == "/step" || !(value.is_number() || value.is_null())) continue;
     tensorboard::Summary::Value& scalar = *event.mutable_summary()->add_value();
-    scalar.set_tag(path == "/eval_loss" ? "validation/loss" : absl::StrCat(tag->second, path));
+    scalar.set_tag(trains                 ? absl::StrCat("train", path)
+                   : path == "/eval_loss" ? "validation/loss"
+                                          : absl::StrCat("validation", path));
     scalar.set_simple_value(value.is_null() ? std::numeric_limits<float>::quiet_NaN()
                                             : static_cast<float>(value.get<double>()));
   }
@@ -85,8 +85,12 @@ std::pair<int64_t, std::string> KeyOf(const Event& event) {
   return {event.step(), event.summary().value().empty() ? "" : event.summary().value(0).tag()};
 }
 
-bool IsText(const Event& event) {
-  return !event.summary().value().empty() && event.summary().value(0).has_tensor();
+// Added by a call, and not from metrics.jsonl.
+bool IsAdded(const Event& event) {
+  if (event.summary().value().empty()) return false;
+  const tensorboard::Summary::Value& value = event.summary().value(0);
+  return value.has_tensor() || absl::StartsWith(value.tag(), "save/") ||
+         absl::StartsWith(value.tag(), "resume/");
 }
 
 absl::Status EventFileError(const std::string& what) {
@@ -158,7 +162,7 @@ absl::StatusOr<std::unique_ptr<EventFile>> EventFile::Open(const std::string& fo
     contents += EventRecord(event);
   });
   for (const Event& event : old) {
-    if (IsText(event) && event.step() <= last_step) contents += EventRecord(event);
+    if (IsAdded(event) && event.step() <= last_step) contents += EventRecord(event);
   }
   absl::Status status = ReplaceFile(path, contents);
   std::FILE* file = status.ok() ? std::fopen(path.c_str(), "ab") : nullptr;
@@ -194,6 +198,18 @@ absl::Status EventFile::Follow() {
     bytes += EventRecord(event);
   });
   return Write(bytes);
+}
+
+absl::Status EventFile::AddScalars(int64_t step, const std::map<std::string, double>& by_tag) {
+  Event event;
+  event.set_wall_time(SecondsSince1970());
+  event.set_step(step);
+  for (const auto& [tag, number] : by_tag) {
+    tensorboard::Summary::Value& scalar = *event.mutable_summary()->add_value();
+    scalar.set_tag(tag);
+    scalar.set_simple_value(static_cast<float>(number));
+  }
+  return Write(EventRecord(event));
 }
 
 absl::Status EventFile::AddText(int64_t step, const std::string& tag, const std::string& text) {

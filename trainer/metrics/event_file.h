@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,13 +37,13 @@ std::optional<tensorboard::Event> ParseEventRecord(std::string_view record);
 // null) says whether there is one.
 std::vector<tensorboard::Event> ReadEvents(std::string_view file, bool* damaged = nullptr);
 
-// The event file of a run folder. It has the scalars of metrics.jsonl and no others: each number
-// of a "step" record has the tag "train/NAME", of an "eval" record "validation/NAME", of the others
-// their kind and NAME.
+// The event file of a run folder. It has the scalars of metrics.jsonl: each number of a "step"
+// record has the tag "train/NAME", of an "eval" record "validation/NAME"; and those that are added
+// of saves and resumes.
 class EventFile {
  public:
   // Begins the file anew, by rename, with the records that metrics.jsonl has at present. A step
-  // that the old file had keeps its time. Texts up to the last recorded step remain.
+  // that the old file had keeps its time. What was added up to the last recorded step remains.
   static absl::StatusOr<std::unique_ptr<EventFile>> Open(const std::string& folder);
   ~EventFile();
   EventFile(const EventFile&) = delete;
@@ -51,6 +52,8 @@ class EventFile {
   // Adds the records that metrics.jsonl has received since the last call. After an error nothing
   // more is written.
   absl::Status Follow();
+  // Adds numbers of a save, "save/NAME", or of a resume, "resume/NAME".
+  absl::Status AddScalars(int64_t step, const std::map<std::string, double>& by_tag);
   // Adds a text, for the text plugin.
   absl::Status AddText(int64_t step, const std::string& tag, const std::string& text);
 

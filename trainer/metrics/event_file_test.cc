@@ -79,11 +79,9 @@ Scalars RecordedScalars(const std::string& folder) {
     const int64_t step = record["step"].get<int64_t>();
     for (const auto& [name, value] : record.items()) {
       if (!value.is_number() || name == "step") continue;
-      const std::string kind = record["kind"];
-      const std::string tag = name == "eval_loss" ? "validation/loss"
-                              : kind == "eval"    ? "validation/" + name
-                              : kind == "step"    ? "train/" + name
-                                                  : kind + "/" + name;
+      const std::string tag = name == "eval_loss"        ? "validation/loss"
+                              : record["kind"] == "eval" ? "validation/" + name
+                                                         : "train/" + name;
       scalars[{tag, step}] = value.get<float>();
     }
   }
@@ -133,11 +131,8 @@ TEST_F(EventFileTest, HoldsTheNumbersOfMetricsJsonl) {
   Step(2, 1.0 / 3);
   ASSERT_TRUE(metrics_->Write(EvalMetrics{.step = 2, .loss = 2.5, .tokens = 64}).ok());
   ASSERT_TRUE(events_->Follow().ok());
-  ASSERT_TRUE(metrics_->Write(SaveMetrics{.step = 2, .seconds = 1.5, .bytes = 1024}).ok());
-  ASSERT_TRUE(events_->Follow().ok());
   const Scalars scalars = ScalarsOf(folder_);
   EXPECT_EQ(scalars, RecordedScalars(folder_));
-  EXPECT_EQ(scalars.at({"save/seconds", 2}), 1.5f);
   EXPECT_EQ(scalars.at({"train/loss", 2}), static_cast<float>(1.0 / 3));
   EXPECT_EQ(scalars.at({"validation/loss", 2}), 2.5f);
   // Several ranks.
@@ -151,6 +146,20 @@ TEST_F(EventFileTest, HoldsTheNumbersOfMetricsJsonl) {
   EXPECT_EQ(more.at({"train/wire_bytes", 3}), 37);
   EXPECT_EQ(more.at({"train/wire/tp/all-reduce", 3}), 30);
   EXPECT_TRUE(std::isnan(more.at({"train/loss", 4})));
+}
+
+TEST_F(EventFileTest, SavesUpToTheResumedStepRemain) {
+  Begin(std::nullopt);
+  for (int64_t step = 1; step <= 4; ++step) Step(step, 4);
+  ASSERT_TRUE(events_->AddScalars(2, {{"save/seconds", 1.5}, {"save/bytes", 1024}}).ok());
+  ASSERT_TRUE(events_->AddScalars(4, {{"save/seconds", 2.5}}).ok());
+  Begin(3);
+  ASSERT_TRUE(events_->AddScalars(3, {{"resume/lost_steps", 1}}).ok());
+  const Scalars scalars = ScalarsOf(folder_);
+  EXPECT_EQ(scalars.at({"save/seconds", 2}), 1.5f);
+  EXPECT_EQ(scalars.at({"save/bytes", 2}), 1024);
+  EXPECT_EQ(scalars.at({"resume/lost_steps", 3}), 1);
+  EXPECT_FALSE(scalars.contains({"save/seconds", 4}));
 }
 
 TEST_F(EventFileTest, TextsAreUtf8) {

@@ -61,8 +61,7 @@ std::vector<std::string> DropRepeated(std::vector<RecordLine>& lines) {
   for (const RecordLine& line : lines) ++count[{line.record.kind, line.record.step}];
   std::set<int64_t> repeated;
   std::erase_if(lines, [&](const RecordLine& line) {
-    // A run may resume from one step more than once.
-    if (line.record.kind.empty() || line.record.kind == "resume") return false;
+    if (line.record.kind.empty()) return false;
     if (--count[{line.record.kind, line.record.step}] == 0) return false;
     repeated.insert(line.record.step);
     return true;

@@ -27,7 +27,7 @@ struct KeptRecords {
 //   leave after a power loss, the text after the last of them is kept if it is a record. A note
 //   names the lines, and the steps up to `last_step` that have no record.
 // - Of two records of one kind and step the first is dropped, with a note: later steps follow from
-//   the second run of the step. Records of resumes are all kept.
+//   the second run of the step.
 KeptRecords KeepRecords(std::string_view log, int64_t last_step);
 
 }  // namespace tessera

@@ -174,17 +174,6 @@ absl::Status MetricsWriter::Write(const EvalMetrics& metrics) {
       JsonNumber(metrics.seconds), metrics.best ? "true" : "false"));
 }
 
-absl::Status MetricsWriter::Write(const SaveMetrics& metrics) {
-  return WriteLine(absl::StrFormat("{\"kind\":\"save\",\"step\":%d,\"seconds\":%s,\"bytes\":%d}\n",
-                                   metrics.step, JsonNumber(metrics.seconds), metrics.bytes));
-}
-
-absl::Status MetricsWriter::Write(const ResumeMetrics& metrics) {
-  return WriteLine(
-      absl::StrFormat("{\"kind\":\"resume\",\"step\":%d,\"lost_steps\":%d,\"lost_seconds\":%s}\n",
-                      metrics.step, metrics.lost_steps, JsonNumber(metrics.lost_seconds)));
-}
-
 absl::Status MetricsWriter::Write(const SaveRecord& record) {
   return WriteLine(absl::StrFormat(
       "{\"kind\":\"save\",\"step\":%d,\"ledger\":\"%s\",\"state\":\"%s\",\"save\":\"%s\"}\n",

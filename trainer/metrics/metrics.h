@@ -62,13 +62,6 @@ struct EvalMetrics {
   bool best = false;
 };
 
-// How long a save took, from its step to its commit, and what was written.
-struct SaveMetrics {
-  int64_t step = 0;
-  double seconds = 0;
-  uint64_t bytes = 0;
-};
-
 // What a process that died had computed after the checkpoint that the run goes on from.
 struct ResumeMetrics {
   int64_t step = 0;
@@ -107,16 +100,14 @@ class RateMeter {
   double mean_seconds_ = 0;
 };
 
-// metrics.jsonl: one JSON object per line, {"kind":"step","step":N,"loss":...},
-// {"kind":"eval","step":N,"eval_loss":...}, {"kind":"save","step":N,"seconds":...} or
-// {"kind":"resume","step":N,"lost_steps":...,"lost_seconds":...}. Numbers have 17 significant
-// digits; "loss_bits" (and "eval_loss_bits") holds the fp64 loss as 16 hexadecimal digits, so that
-// a text tool can compare two runs bit for bit. A number that JSON cannot express (NaN, infinity)
-// is null. Steps of several ranks add "wire_bytes", their sum by axis and operation in "wire", and,
-// with a pipeline, "pipeline_wait_share". The links of the run's ledger are "first_sample",
-// "settings" and "ledger".
-// Every line is written to the operating system before the call returns: a killed process loses
-// none. A power loss may lose the lines since the last Sync().
+// metrics.jsonl: one JSON object per line, {"kind":"step","step":N,"loss":...} or
+// {"kind":"eval","step":N,"eval_loss":...}. Numbers have 17 significant digits; "loss_bits" (and
+// "eval_loss_bits") holds the fp64 loss as 16 hexadecimal digits, so that a text tool can compare
+// two runs bit for bit. A number that JSON cannot express (NaN, infinity) is null. Steps of several
+// ranks add "wire_bytes", their sum by axis and operation in "wire", and, with a pipeline,
+// "pipeline_wait_share". The links of the run's ledger are "first_sample", "settings" and "ledger".
+// Every line is written to the operating system before the call returns: a
+// killed process loses none. A power loss may lose the lines since the last Sync().
 class MetricsWriter {
  public:
   // Without `resumed_step`, starts a new run and empties an existing file. With it, the file keeps
@@ -135,8 +126,6 @@ class MetricsWriter {
   // After an error nothing more is written: these, Sync() and status() return the first one.
   absl::Status Write(const StepMetrics& metrics);
   absl::Status Write(const EvalMetrics& metrics);
-  absl::Status Write(const SaveMetrics& metrics);
-  absl::Status Write(const ResumeMetrics& metrics);
   // {"kind":"save","step":N,...}: in a file of their own, saves.jsonl.
   absl::Status Write(const SaveRecord& record);
   // Makes the lines written so far durable against a power loss. May be called from another thread
