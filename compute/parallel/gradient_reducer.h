@@ -91,6 +91,9 @@ class GradientReducer : public GradientObserver {
   // Whether the backward pass of this micro-batch accumulates into the gradients instead of
   // overwriting them.
   bool accumulate() const;
+  // Whether accumulate() is true for every micro-batch but the first of a step, whose own gradient
+  // is then nowhere in memory.
+  bool accumulates() const { return in_place_ && options_.micro_batches > 1; }
   absl::Status Prepare(int64_t begin, int64_t end) override;
   absl::Status Ready(int64_t begin, int64_t end) override;
   // Ends the step: owned() holds the gradients of the whole global batch.

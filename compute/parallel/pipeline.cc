@@ -127,7 +127,7 @@ std::vector<TensorView> FirstRows(const std::vector<Tensor>& tensors, int64_t ro
 
 }  // namespace
 
-// One call of Train() or Forward().
+// One call of Train(), TrainOne() or Forward().
 class Pipeline::Run {
  public:
   Run(const Pipeline& pipeline, PipelineStage& stage, int64_t micro_batches, int64_t rows,
@@ -306,7 +306,19 @@ void Pipeline::GrowForwardBuffers(int64_t rows) {
 
 absl::StatusOr<PipelineRun> Pipeline::Train(PipelineStage& stage) {
   CHECK(options_.trains) << "a pipeline for forward passes only";
-  return Execute(stage, schedule_, shape_.micro_batches, options_.rows);
+  return Execute(stage, schedule_, /*backward=*/true, shape_.micro_batches, options_.rows);
+}
+
+absl::StatusOr<PipelineRun> Pipeline::TrainOne(PipelineStage& stage) {
+  CHECK(options_.trains) << "a pipeline for forward passes only";
+  std::vector<PipelineAction> actions;
+  for (int chunk = 0; chunk < shape_.chunks; ++chunk) {
+    actions.push_back({PipelineAction::kForward, /*micro_batch=*/0, chunk});
+  }
+  for (int chunk = shape_.chunks - 1; chunk >= 0; --chunk) {
+    actions.push_back({PipelineAction::kBackward, /*micro_batch=*/0, chunk});
+  }
+  return Execute(stage, actions, /*backward=*/true, /*micro_batches=*/1, options_.rows);
 }
 
 absl::StatusOr<PipelineRun> Pipeline::Forward(PipelineStage& stage, int64_t micro_batches,
@@ -320,13 +332,13 @@ absl::StatusOr<PipelineRun> Pipeline::Forward(PipelineStage& stage, int64_t micr
   TESSERA_RETURN_IF_ERROR(allocations.End());
   PipelineShape shape = shape_;
   shape.micro_batches = micro_batches;
-  return Execute(stage, ForwardSchedule(shape), micro_batches, rows == 0 ? options_.rows : rows);
+  return Execute(stage, ForwardSchedule(shape), /*backward=*/false, micro_batches,
+                 rows == 0 ? options_.rows : rows);
 }
 
 absl::StatusOr<PipelineRun> Pipeline::Execute(PipelineStage& stage,
                                               const std::vector<PipelineAction>& actions,
-                                              int64_t micro_batches, int64_t rows) {
-  const bool backward = &actions == &schedule_;
+                                              bool backward, int64_t micro_batches, int64_t rows) {
   Run run(*this, stage, micro_batches, rows, backward);
   absl::StatusOr<PipelineRun> result = run.Execute(actions);
   // Before the run is destroyed, which waits for messages in flight: other ranks would not complete

@@ -97,6 +97,10 @@ class Pipeline {
   // Runs every micro-batch forward and backward through all layers. Every stage calls it.
   absl::StatusOr<PipelineRun> Train(PipelineStage& stage);
 
+  // Runs one micro-batch, number 0 with slot 0, forward and backward through all layers, between
+  // calls of Train(). Every stage calls it.
+  absl::StatusOr<PipelineRun> TrainOne(PipelineStage& stage);
+
   // Runs every micro-batch forward only, all with slot 0, in order per chunk: for evaluation, and
   // with one micro-batch for sampling. `rows`: of these micro-batches; 0: those of the options. If
   // there are more (rows that cannot be split over tensor ranks), buffers grow permanently. Every
@@ -117,7 +121,7 @@ class Pipeline {
   Tensor MakeBuffer(int64_t rows) const;
   void GrowForwardBuffers(int64_t rows);
   absl::StatusOr<PipelineRun> Execute(PipelineStage& stage,
-                                      const std::vector<PipelineAction>& actions,
+                                      const std::vector<PipelineAction>& actions, bool backward,
                                       int64_t micro_batches, int64_t rows);
 
   Communicator* const communicator_;

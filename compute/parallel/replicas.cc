@@ -22,15 +22,15 @@ std::string RankList(const std::vector<int>& ranks) {
   return text;
 }
 
-uint32_t Checksum(const TensorView& value, Backend& backend) {
+}  // namespace
+
+uint32_t TensorChecksum(const TensorView& value, Backend& backend) {
   const auto bytes = static_cast<size_t>(value.bytes());
   if (backend.device().type == DeviceType::kCpu) return Crc32c({value.as<std::byte>(), bytes});
   std::vector<std::byte> copy(bytes);
   backend.Download(value, copy.data());
   return Crc32c(copy);
 }
-
-}  // namespace
 
 std::string DescribeParties(std::span<const ReplicaBits> copies) {
   struct Party {
@@ -69,7 +69,7 @@ absl::Status CheckReplicas(std::string_view what, std::span<const ReplicatedTens
   const CallOptions call = {.what = "checksums of replicas"};
   std::vector<uint32_t> mine;
   for (const ReplicatedTensor& tensor : tensors) {
-    mine.push_back(Checksum(tensor.value, backend));
+    mine.push_back(TensorChecksum(tensor.value, backend));
   }
   const auto bytes = std::as_bytes(std::span(mine));
   const int64_t own = Crc32c(bytes);

@@ -37,6 +37,9 @@ using OnDivergence = std::function<absl::Status(const std::string& message, bool
 std::string DescribeDivergence(std::string_view what, std::string_view key, int64_t tensors,
                                std::string_view parties);
 
+// The CRC-32C of the bytes of `value`, which is contiguous and in the backend's memory.
+uint32_t TensorChecksum(const TensorView& value, Backend& backend);
+
 // A tensor that all ranks of a group hold a copy of, in the same order.
 struct ReplicatedTensor {
   std::string key;

@@ -35,7 +35,7 @@ MicroBatch TrainingStage::Batch(const PipelinePass& pass) {
   return {.ids = slot.ids,
           .targets = slot.targets,
           .step = step_.step,
-          .first_sample = GlobalMicroBatch(step_.split, step_.data_rank, pass.micro_batch) *
+          .first_sample = GlobalMicroBatch(step_.split, step_.data_rank, LocalMicroBatch(pass)) *
                           step_.micro_batch_size,
           .training = true};
 }
@@ -52,16 +52,39 @@ absl::StatusOr<double> TrainingStage::Forward(const PipelinePass& pass, TensorVi
     };
     TESSERA_RETURN_IF_ERROR(FillSlot(chunk.backend(), slot, fill));
   }
-  return chunk.model().Forward(batch, *slot.activations, input, output);
+  TESSERA_ASSIGN_OR_RETURN(const double loss,
+                           chunk.model().Forward(batch, *slot.activations, input, output));
+  if (PassTrace* const trace = TraceOf(pass)) trace->AddForward(pass.chunk, output, loss);
+  return loss;
 }
 
 absl::Status TrainingStage::Backward(const PipelinePass& pass, TensorView d_output,
                                      TensorView d_input) {
   ModelChunk& chunk = chunks_[pass.chunk];
+  if (step_.replays) {
+    ScratchGradients scratch(chunk.parameters(), chunk.backend().device());
+    return Backward(pass, d_output, d_input, /*accumulate=*/false, scratch);
+  }
   GradientReducer& reducer = chunk.reducer();
   reducer.StartMicroBatch(pass.micro_batch);
-  return chunk.model().Backward(Batch(pass), *chunk.slot(pass.slot).activations, step_.loss_scale,
-                                reducer.accumulate(), d_output, d_input, &reducer);
+  return Backward(pass, d_output, d_input, reducer.accumulate(), reducer);
+}
+
+absl::Status TrainingStage::Backward(const PipelinePass& pass, TensorView d_output,
+                                     TensorView d_input, bool accumulate,
+                                     GradientObserver& gradients) {
+  ModelChunk& chunk = chunks_[pass.chunk];
+  const auto backward = [&](GradientObserver& observer) {
+    return chunk.model().Backward(Batch(pass), *chunk.slot(pass.slot).activations,
+                                  step_.loss_scale, accumulate, d_output, d_input, &observer);
+  };
+  PassTrace* const trace = TraceOf(pass);
+  if (trace == nullptr) return backward(gradients);
+  CHECK(!accumulate) << "micro-batch " << step_.traced << " has no gradient of its own";
+  TracedGradients traced(*trace, pass.chunk, chunk.parameters(), gradients);
+  TESSERA_RETURN_IF_ERROR(backward(traced));
+  trace->AddBackward(pass.chunk, d_input);
+  return absl::OkStatus();
 }
 
 EvaluationStage::EvaluationStage(std::vector<ModelChunk>& chunks, const BatchLoader& data,

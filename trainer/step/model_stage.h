@@ -14,11 +14,12 @@
 #include "compute/parallel/pipeline.h"
 #include "trainer/data/batch_loader.h"
 #include "trainer/step/model_chunk.h"
+#include "trainer/step/pass_trace.h"
 
 namespace tessera {
 
 // Forward and backward passes of one optimizer step: gradients are accumulated in the chunks'
-// reducers.
+// reducers. Or the pass of one of its micro-batches again (Pipeline::TrainOne).
 class TrainingStage final : public PipelineStage {
  public:
   struct Step {
@@ -29,6 +30,12 @@ class TrainingStage final : public PipelineStage {
     int data_rank = 0;
     int64_t micro_batch_size = 1;
     double loss_scale = 1;
+    // Digests of the pass of micro-batch `traced`, by its index on `data_rank`; null: none.
+    PassTrace* trace = nullptr;
+    int64_t traced = 0;
+    // Computes that micro-batch alone, and its gradients in memory of their own: the reducers are
+    // not used. Requires a trace.
+    bool replays = false;
   };
   TrainingStage(std::vector<ModelChunk>& chunks, const Step& step) : chunks_(chunks), step_(step) {}
 
@@ -37,7 +44,16 @@ class TrainingStage final : public PipelineStage {
   absl::Status Backward(const PipelinePass& pass, TensorView d_output, TensorView d_input) override;
 
  private:
+  int64_t LocalMicroBatch(const PipelinePass& pass) const {
+    return step_.replays ? step_.traced : pass.micro_batch;
+  }
+  // Null where the pass is not traced.
+  PassTrace* TraceOf(const PipelinePass& pass) const {
+    return LocalMicroBatch(pass) == step_.traced ? step_.trace : nullptr;
+  }
   MicroBatch Batch(const PipelinePass& pass);
+  absl::Status Backward(const PipelinePass& pass, TensorView d_output, TensorView d_input,
+                        bool accumulate, GradientObserver& gradients);
 
   std::vector<ModelChunk>& chunks_;
   const Step step_;

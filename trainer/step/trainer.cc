@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "compute/kernels/numerics_fingerprint.h"
 #include "compute/parallel/gradient_norm.h"
 #include "compute/parallel/micro_batches.h"
 #include "compute/parallel/pipeline.h"
@@ -17,6 +18,8 @@
 #include "trainer/optim/schedule.h"
 #include "trainer/step/model_chunk.h"
 #include "trainer/step/model_stage.h"
+#include "trainer/step/pass_trace.h"
+#include "trainer/step/replay_check.h"
 
 namespace tessera {
 namespace {

@@ -82,7 +82,8 @@ class Trainer {
 
   // Reads the global batch at `position`, runs the forward and backward passes, clips and updates.
   // DataLoss where ranks' copies of a gradient differ, or (checked every so many steps) of a
-  // weight, unless the config only warns of it; what the backend failed at, on a device.
+  // weight, or where a micro-batch's repetition differs (replay_check.h), before anything is
+  // updated, unless the config only warns of it; what the backend failed at, on a device.
   absl::StatusOr<StepResult> Step(const BatchLoader& data, const StepPosition& position);
 
   // Registers a callback for memory of chunks(), called right before an update overwrites it, so
