@@ -1,5 +1,6 @@
 #include "trainer/app/memory.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,6 +52,12 @@ StateBytes EstimateState(const TrainConfig& config, bool trains) {
   StateBytes bytes{.weights = here * (bf16 ? 2 : 4)};
   if (!trains) return bytes;
   bytes.gradients = here * 4 / gradient_owners;
+  if (config.parallel().replay_check_interval() > 0) {
+    // ScratchGradients::MaxBytes(): a table of the vocabulary and a layer.
+    const ModelConfig& model = config.model();
+    const int64_t table = model.vocab_size() * model.hidden_size() / topology.tensor;
+    bytes.gradients += std::min(here, table + here * topology.pipeline / model.num_layers()) * 4;
+  }
   bytes.optimizer = here * (bf16 ? 12 : 8) / state_owners;
   return bytes;
 }

@@ -75,8 +75,8 @@ absl::Status TrainingStage::Backward(const PipelinePass& pass, TensorView d_outp
                                      GradientObserver& gradients) {
   ModelChunk& chunk = chunks_[pass.chunk];
   const auto backward = [&](GradientObserver& observer) {
-    return chunk.model().Backward(Batch(pass), *chunk.slot(pass.slot).activations,
-                                  step_.loss_scale, accumulate, d_output, d_input, &observer);
+    return chunk.model().Backward(Batch(pass), *chunk.slot(pass.slot).activations, step_.loss_scale,
+                                  accumulate, d_output, d_input, &observer);
   };
   PassTrace* const trace = TraceOf(pass);
   if (trace == nullptr) return backward(gradients);

@@ -26,7 +26,7 @@ namespace tessera {
 class PassTrace {
  public:
   struct Event {
-    int64_t order = 0;    // of all ranks' events, where one rank's result depends on another's
+    int64_t order = 0;  // of all ranks' events, where one rank's result depends on another's
     int64_t digest = 0;
     std::string what;  // "the gradient of 'h.0.ln_1.weight'"
   };

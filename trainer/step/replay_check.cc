@@ -112,8 +112,7 @@ class Check {
       if (third.has_value()) {
         results.third = ResultOf(*third, RepeaterOf(finding.original, third->shift));
       }
-      finding.verdict =
-          turn_.shift == 0 ? JudgeOwnRepetitions(results) : JudgeRepetitions(results);
+      finding.verdict = turn_.shift == 0 ? JudgeOwnRepetitions(results) : JudgeRepetitions(results);
     }
     return absl::OkStatus();
   }
@@ -132,8 +131,8 @@ class Check {
     for (const Finding& finding : findings) {
       const auto original = used.begin() + finding.original * events;
       const auto repetition = repeated.begin() + finding.repeater * events;
-      differences.push_back(
-          std::mismatch(original, original + events, repetition).first - original);
+      differences.push_back(std::mismatch(original, original + events, repetition).first -
+                            original);
     }
     return differences;
   }
@@ -176,12 +175,10 @@ class Check {
         earliest.push_back(position);
       }
       const size_t mine = differences[i];
-      TESSERA_ASSIGN_OR_RETURN(
-          const std::string what,
-          FromRank(RankOf(0, earliest.front()),
-                   mine < first.events.size() ? first.events[mine].what : ""));
-      TESSERA_ASSIGN_OR_RETURN(std::string text,
-                               Describe(findings[i], numbers, earliest, what));
+      TESSERA_ASSIGN_OR_RETURN(const std::string what,
+                               FromRank(RankOf(0, earliest.front()),
+                                        mine < first.events.size() ? first.events[mine].what : ""));
+      TESSERA_ASSIGN_OR_RETURN(std::string text, Describe(findings[i], numbers, earliest, what));
       texts.push_back(std::move(text));
     }
     return absl::StrJoin(texts, "; ");
@@ -247,12 +244,18 @@ ReplayVerdict JudgeRepetitions(const Repetitions& results) {
 }
 
 ReplayVerdict JudgeOwnRepetitions(const Repetitions& results) {
-  const bool once = results.original_again == results.repeated_again &&
-                    (results.original_again == results.original ||
-                     results.original_again == results.repeated);
+  const bool once =
+      results.original_again == results.repeated_again &&
+      (results.original_again == results.original || results.original_again == results.repeated);
   return {.original_is_wrong = true,
           .repeater_is_wrong = true,
           .why = once ? "once: of four results, three are equal" : "its results vary"};
+}
+
+absl::StatusOr<std::string> CheckReplay(const ReplayTurn& turn, const PassTrace& used,
+                                        const std::vector<int64_t>& global_micro_batch,
+                                        const Mesh& mesh, const ReplayPass& pass) {
+  return Check(turn, mesh, pass).Run(used, global_micro_batch);
 }
 
 }  // namespace tessera

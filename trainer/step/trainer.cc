@@ -1,6 +1,8 @@
 #include "trainer/step/trainer.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -134,7 +136,7 @@ class Trainer::Impl {
                                                          {.data = mesh_.host().data,
                                                           .tensor = mesh_.host().tensor,
                                                           .pipeline = mesh_.host().pipeline}));
-    return absl::OkStatus();
+    return CompareNumerics();
   }
 
   absl::StatusOr<StepResult> Step(const BatchLoader& data, const StepPosition& position);
@@ -144,6 +146,8 @@ class Trainer::Impl {
   void set_before_overwrite(BeforeOverwrite before) { before_overwrite_ = std::move(before); }
   std::vector<ModelChunk>& chunks() { return chunks_; }
   const TrainConfig& config() const { return config_; }
+  // The memory that repeating a micro-batch takes besides.
+  int64_t replay_bytes() const;
 
  private:
   absl::Status MakePipeline() {
@@ -160,6 +164,15 @@ class Trainer::Impl {
     return absl::OkStatus();
   }
 
+  // Finds out whether the replicas compute the same bits.
+  absl::Status CompareNumerics();
+  int64_t GlobalTokens() const {
+    return config_.training().global_batch_size() * config_.training().seq_length();
+  }
+  TrainingStage::Step StageOf(const BatchLoader& data, const StepPosition& position) const;
+  std::optional<ReplayTurn> ReplayTurnOf(const StepPosition& position) const;
+  // `step`: of the pass that has been traced.
+  absl::Status CheckReplay(const ReplayTurn& turn, const TrainingStage::Step& step);
   absl::StatusOr<bool> Update(double grad_norm, double learning_rate);
   // Compares weights after a step.
   absl::Status CompareReplicas(int64_t completed_steps);
@@ -176,22 +189,24 @@ class Trainer::Impl {
   std::unique_ptr<GradientNorm> norm_;
   BeforeOverwrite before_overwrite_;
   bool warned_of_divergence_ = false;
+  bool replicas_compute_alike_ = true;
 };
 
 absl::StatusOr<StepResult> Trainer::Impl::Step(const BatchLoader& data,
                                                const StepPosition& position) {
   CHECK(options_.trains);
-  const TrainingConfig& training = config_.training();
-  const int64_t tokens = training.global_batch_size() * training.seq_length();
-  TrainingStage stage(chunks_, {.data = &data,
-                                .step = position.step,
-                                .consumed_samples = position.consumed_samples,
-                                .split = split_,
-                                .data_rank = mesh_.coordinate().data,
-                                .micro_batch_size = training.micro_batch_size(),
-                                .loss_scale = 1.0 / static_cast<double>(tokens)});
+  const int64_t tokens = GlobalTokens();
+  PassTrace trace(mesh_, backend_);
+  TrainingStage::Step step = StageOf(data, position);
+  const std::optional<ReplayTurn> turn = ReplayTurnOf(position);
+  if (turn.has_value()) {
+    step.trace = &trace;
+    step.traced = turn->micro_batch;
+  }
+  TrainingStage stage(chunks_, step);
   TESSERA_ASSIGN_OR_RETURN(const PipelineRun run, pipeline_->Train(stage));
   for (ModelChunk& chunk : chunks_) TESSERA_RETURN_IF_ERROR(chunk.reducer().Finish());
+  if (turn.has_value()) TESSERA_RETURN_IF_ERROR(CheckReplay(*turn, step));
   StepResult result;
   result.pipeline_wait_share = run.waiting_share();
   TESSERA_ASSIGN_OR_RETURN(result.grad_norm, norm_->Compute(DivergenceAt(position.step + 1)));
@@ -203,6 +218,88 @@ absl::StatusOr<StepResult> Trainer::Impl::Step(const BatchLoader& data,
   TESSERA_RETURN_IF_ERROR(CompareReplicas(position.step + 1));
   TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
   return result;
+}
+
+absl::Status Trainer::Impl::CompareNumerics() {
+  const ParallelConfig& parallel = config_.parallel();
+  Communicator* const group = mesh_.host().data;
+  if (parallel.replay_check_interval() == 0 || group == nullptr ||
+      parallel.numerics() == Numerics::EXACT) {
+    return absl::OkStatus();
+  }
+  const FixedResults results = ComputeFixedResults(backend_);
+  const std::vector<int64_t> mine = {static_cast<int64_t>(results.products_hash),
+                                     static_cast<int64_t>(results.loops_hash)};
+  std::vector<int64_t> all(mine.size() * group->size());
+  TESSERA_RETURN_IF_ERROR(
+      group->AllGather(ConstBuffer(mine), all, {}, {.what = "results of fixed examples"}));
+  int64_t differ = 0;
+  for (size_t i = 0; i < all.size(); ++i) differ |= all[i] ^ mine[i % mine.size()];
+  // The ranks of a replica do the same, and so do all replicas.
+  if (mesh_.world() != nullptr) {
+    differ = differ != 0 ? 1 : 0;
+    TESSERA_RETURN_IF_ERROR(mesh_.world()->AllReduce(std::span(&differ, 1), ReduceOp::kMax,
+                                                     {.what = "results of fixed examples"}));
+  }
+  replicas_compute_alike_ = differ == 0;
+  return absl::OkStatus();
+}
+
+TrainingStage::Step Trainer::Impl::StageOf(const BatchLoader& data,
+                                           const StepPosition& position) const {
+  return {.data = &data,
+          .step = position.step,
+          .consumed_samples = position.consumed_samples,
+          .split = split_,
+          .data_rank = mesh_.coordinate().data,
+          .micro_batch_size = config_.training().micro_batch_size(),
+          .loss_scale = 1.0 / static_cast<double>(GlobalTokens())};
+}
+
+std::optional<ReplayTurn> Trainer::Impl::ReplayTurnOf(const StepPosition& position) const {
+  return ReplayTurnAfter(position.step + 1, config_.parallel().replay_check_interval(),
+                         replicas_compute_alike_ ? split_.data_ranks : 1,
+                         chunks_.front().reducer().accumulates() ? 1 : split_.local());
+}
+
+absl::Status Trainer::Impl::CheckReplay(const ReplayTurn& turn, const TrainingStage::Step& step) {
+  std::vector<int64_t> numbers;
+  for (int rank = 0; rank < split_.data_ranks; ++rank) {
+    numbers.push_back(GlobalMicroBatch(split_, rank, turn.micro_batch));
+  }
+  const auto pass = [&](int shift) -> absl::StatusOr<PassTrace> {
+    PassTrace trace(mesh_, backend_);
+    TrainingStage::Step again = step;
+    again.data_rank = (step.data_rank + shift) % split_.data_ranks;
+    again.trace = &trace;
+    again.replays = true;
+    TrainingStage stage(chunks_, again);
+    TESSERA_RETURN_IF_ERROR(pipeline_->TrainOne(stage).status());
+    return trace;
+  };
+  TESSERA_ASSIGN_OR_RETURN(const std::string message,
+                           tessera::CheckReplay(turn, *step.trace, numbers, mesh_, pass));
+  if (message.empty()) return absl::OkStatus();
+  const std::string found = absl::StrCat("step ", step.step + 1, ": ", message);
+  if (config_.parallel().replica_divergence() == ReplicaDivergence::STOP) {
+    return absl::DataLossError(absl::StrCat(
+        found,
+        ". Nothing of this step was applied: replace that machine, and the same command resumes "
+        "from the newest checkpoint, or continue with --replica-divergence=warn"));
+  }
+  if (mesh_.rank() == 0) {
+    LOG(ERROR) << found << ". Training continues (--replica-divergence=warn)";
+  }
+  return absl::OkStatus();
+}
+
+int64_t Trainer::Impl::replay_bytes() const {
+  int64_t bytes = 0;
+  if (!options_.trains || config_.parallel().replay_check_interval() == 0) return bytes;
+  for (const ModelChunk& chunk : chunks_) {
+    bytes = std::max(bytes, ScratchGradients::MaxBytes(chunk.parameters()));
+  }
+  return bytes;
 }
 
 OnDivergence Trainer::Impl::DivergenceAt(int64_t completed_steps) {
@@ -371,6 +468,7 @@ Trainer::Memory Trainer::memory() const {
     sum.gradients += chunk.reducer().memory_bytes();
     sum.optimizer += chunk.optimizer().state_bytes();
   }
+  sum.gradients += impl_->replay_bytes();
   return sum;
 }
 
