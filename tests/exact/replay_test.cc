@@ -1,0 +1,376 @@
+// A micro-batch that is repeated on another replica: no bit of the run changes, no sound run is
+// accused, and a rank that computes wrongly, once or always, is named before anything is updated.
+
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "base/status_macros.h"
+#include "base/test_seed.h"
+#include "compute/comm/communicator.h"
+#include "compute/comm/threads/thread_world.h"
+#include "compute/kernels/backend.h"
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/kernels/operations.h"
+#include "compute/tensor/memory.h"
+#include "compute/tensor/tensor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "layout/topology.h"
+#include "tests/support/training.h"
+#include "trainer/config/config.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/step/trainer.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr uint64_t kSeed = 3;
+constexpr int64_t kMicroBatches = 2;  // of a replica
+
+std::string Tokens() {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/replay_tokens.bin");
+  EXPECT_EQ(testing::WriteTokens(path, testing::kVocabulary, 4000), absl::OkStatus());
+  return path;
+}
+
+testing::RunSettings Settings(const std::string& model, const std::string& topology) {
+  const absl::StatusOr<Topology> parsed = ParseTopology(topology);
+  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  return {.model = model,
+          .tokens = Tokens(),
+          .topology = topology,
+          .exact_shards = 2,
+          .micro_batch_size = 2,
+          .global_batch_size = parsed->data * kMicroBatches * 2,
+          .seq_length = 8,
+          .steps = 4};
+}
+
+TrainConfig Config(const testing::RunSettings& settings, int64_t interval) {
+  absl::StatusOr<TrainConfig> config = testing::MakeConfig(settings);
+  EXPECT_TRUE(config.ok()) << settings.topology << ": " << config.status();
+  if (!config.ok()) return {};
+  config->mutable_parallel()->set_replay_check_interval(interval);
+  return *config;
+}
+
+// --- without a fault
+// --------------------------------------------------------------------------------
+
+TEST(ReplayTest, NoBitOfTheRunChanges) {
+  struct Case {
+    std::string model, topology;
+    bool exact, bf16;
+  };
+  const std::vector<Case> cases = {
+      {testing::kGpt2, "single", true, false},
+      {testing::kGpt2, "single", false, true},
+      {testing::kGpt2, "dp2", true, false},
+      {testing::kGpt2, "dp2", false, true},
+      {testing::kGpt2, "dp2_tp2", true, true},
+      {testing::kGpt2, "dp2_zero2_pp2", true, false},
+      {testing::kGpt2, "dp3", false, false},
+      {testing::kGpt2, "dp3", true, true},
+      {testing::kGpt2, "dp2_pp2_vpp2", true, true},
+      {testing::kGpt2, "dp2_tp2_pp2", false, false},
+      {testing::kLlama, "dp2_zero1_tp2_sp", true, false},
+      {testing::kTiedLlama, "dp2_zero2_pp2", false, true},
+      {testing::kLlama, "dp2_pp2_vpp2", false, false},
+  };
+  for (const Case& each : cases) {
+    SCOPED_TRACE(absl::StrCat(each.model, each.topology, each.exact ? " exact" : " fast",
+                              each.bf16 ? " bf16" : ""));
+    testing::RunSettings settings = Settings(each.model, each.topology);
+    if (!each.exact) settings.exact_shards = 0;
+    settings.bf16 = each.bf16;
+    const auto without = testing::TrainOnThreads(Config(settings, 0));
+    const auto with = testing::TrainOnThreads(Config(settings, 1));
+    ASSERT_TRUE(without.ok()) << without.status();
+    ASSERT_TRUE(with.ok()) << with.status();
+    EXPECT_EQ(testing::FirstDifference(*without, *with), "");
+  }
+}
+
+// TESSERA_TEST_ROUNDS: of longer campaigns.
+TEST(ReplayTest, RandomRunsAreNotAccused) {
+  const char* const rounds = std::getenv("TESSERA_TEST_ROUNDS");
+  std::mt19937_64 random(TestSeed());
+  const auto below = [&](int n) { return static_cast<int>(random() % n); };
+  const std::vector<std::string> models = {testing::kGpt2, testing::kLlama, testing::kTiedLlama};
+  for (int round = 0; round < (rounds == nullptr ? 8 : std::atoi(rounds));) {
+    const Topology topology = {.tensor = 1 << below(2),
+                               .data = 1 + below(4),
+                               .pipeline = 1 + below(3),
+                               .virtual_pipeline = 1 + below(2),
+                               .zero_stage = below(3),
+                               .sequence_parallel = below(2) == 0};
+    if (!ValidateSizes(topology).ok() || topology.world_size() > 8) continue;
+    testing::RunSettings settings = Settings(models[below(3)], ToString(topology));
+    settings.exact_shards = below(2) == 0 ? 0 : 2;
+    settings.bf16 = below(2) == 0;
+    settings.micro_batch_size = 1 + below(2);
+    settings.global_batch_size =
+        settings.micro_batch_size * topology.data * topology.pipeline * (1 << below(2));
+    settings.bucket_elements = 500 + below(9000);
+    absl::StatusOr<TrainConfig> config = testing::MakeConfig(settings);
+    if (!config.ok()) continue;
+    ++round;
+    config->mutable_parallel()->set_replay_check_interval(1);
+    config->mutable_training()->set_recompute_activations(below(2) == 0);
+    const auto run = testing::TrainOnThreads(*config);
+    EXPECT_TRUE(run.ok()) << config->DebugString() << run.status();
+  }
+}
+
+// --- with one
+// --------------------------------------------------------------------------------
+
+// Flips a bit of a norm's gradient, or of what a norm's backward pass hands on.
+class FaultyBackend final : public Backend {
+ public:
+  FaultyBackend() : cpu_(MakeCpuBackend(1)), backend_(*cpu_) {}
+
+  // From call `first` to before `end`, counted from now on.
+  void Break(int64_t first, int64_t end, bool gradient, bool varies) {
+    first_ = calls_ + first;
+    end_ = end == kAlways ? end : calls_ + end;
+    gradient_ = gradient;
+    varies_ = varies;
+  }
+  static constexpr int64_t kAlways = std::numeric_limits<int64_t>::max();
+  // Backward passes of norms so far.
+  int64_t calls() const { return calls_; }
+
+  absl::Status Synchronize() override { return backend_.Synchronize(); }
+  Device device() const override { return backend_.device(); }
+  bool takes_any_operands() const override { return backend_.takes_any_operands(); }
+
+ private:
+  TESSERA_OPERATIONS(TESSERA_FORWARD_RUN)
+
+  template <typename Op, typename Call>
+  auto Forward(const Op& op, const char* /*name*/, const Call& call) -> decltype(call()) {
+    if constexpr (std::is_same_v<Op, ops::LayerNormBackward>) {
+      call();
+      const int64_t now = calls_++;
+      if (now < first_ || now >= end_) return;
+      const int bit = varies_ ? 3 + static_cast<int>(now % 17) : 12;
+      *(gradient_ ? op.d_weight : op.d_x).template as<uint32_t>() ^= uint32_t{1} << bit;
+    } else {
+      return call();
+    }
+  }
+
+  const std::unique_ptr<Backend> cpu_;
+  Backend& backend_;
+  int64_t calls_ = 0, first_ = kAlways, end_ = kAlways;
+  bool gradient_ = true, varies_ = false;
+};
+
+// Where a fault begins and ends, in passes of a micro-batch through a rank.
+struct Fault {
+  std::string topology;
+  int rank = 0;
+  int64_t first = 0, end = FaultyBackend::kAlways;
+  bool gradient = true;
+  bool varies = false;
+  bool exact = true;
+};
+// The checked micro-batch is the first of the step, whose repetitions follow the others.
+constexpr int64_t kOriginal = 0, kRepetition = kMicroBatches;
+
+class ReplayFaultTest : public ::testing::Test {
+ protected:
+  // A step without a check, then one with a check, with a fault in it.
+  static std::vector<absl::Status> Run(const Fault& fault,
+                                       ReplicaDivergence::Value answer = ReplicaDivergence::STOP) {
+    testing::RunSettings settings = Settings(testing::kGpt2, fault.topology);
+    if (!fault.exact) settings.exact_shards = 0;
+    TrainConfig config = Config(settings, 2);
+    config.mutable_parallel()->set_replica_divergence(answer);
+    config.mutable_parallel()->set_check_weight_hash_across_dp_replicas_interval(0);
+    ThreadWorld world(ConfigTopology(config).world_size());
+    std::vector<absl::Status> statuses(ConfigTopology(config).world_size());
+    world
+        .Run([&](Communicator& rank) {
+          return statuses[rank.rank()] = RunRank(config, fault, rank);
+        })
+        .IgnoreError();
+    return statuses;
+  }
+
+  // Whom all ranks accuse, and why.
+  static std::string Accused(const Fault& fault) {
+    const std::vector<absl::Status> statuses = Run(fault);
+    for (const absl::Status& status : statuses) {
+      EXPECT_EQ(status, statuses[0]);
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    }
+    return std::string(statuses[0].message());
+  }
+
+ private:
+  static absl::Status RunRank(const TrainConfig& config, const Fault& fault, Communicator& world) {
+    FaultyBackend backend;
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::unique_ptr<testing::TrainingRank> rank,
+        testing::TrainingRank::Create(config, kSeed, world, nullptr, {.backend = &backend}));
+    rank->Initialize();
+    const int64_t before_training = backend.calls();
+    TESSERA_RETURN_IF_ERROR(rank->Step().status());
+    const int64_t of_a_pass = (backend.calls() - before_training) / kMicroBatches;
+    if (world.rank() == fault.rank) {
+      const int64_t first = fault.first * of_a_pass + 1;
+      backend.Break(first, fault.end == FaultyBackend::kAlways ? fault.end : first + 1,
+                    fault.gradient, fault.varies);
+    }
+    const std::vector<float> weights = Weights(rank->trainer());
+    const absl::Status status = rank->Step().status();
+    if (!status.ok()) EXPECT_EQ(Weights(rank->trainer()), weights);
+    return status;
+  }
+
+  static std::vector<float> Weights(const Trainer& trainer) {
+    std::vector<float> weights;
+    for (const TrainedChunk& chunk : trainer.chunks()) {
+      const TensorView view = chunk.parameters->values();
+      weights.insert(weights.end(), view.as<float>(), view.as<float>() + view.elements());
+    }
+    return weights;
+  }
+};
+
+TEST_F(ReplayFaultTest, ARankThatIsWrongOnceIsNamed) {
+  const std::vector<std::pair<std::string, int>> ranks = {
+      {"dp2", 0},     {"dp2", 1},     {"dp3", 2},           {"dp2_tp2", 1}, {"dp2_tp2", 2},
+      {"dp2_pp2", 0}, {"dp2_pp2", 3}, {"dp2_zero2_pp2", 1}, {"single", 0},
+  };
+  for (const auto& [topology, rank] : ranks) {
+    for (const int64_t pass : {kOriginal, kRepetition}) {
+      for (const bool gradient : {true, false}) {
+        SCOPED_TRACE(absl::StrCat(topology, ", rank ", rank, ", pass ", pass, ", ", gradient));
+        const std::string message = Accused(
+            {.topology = topology, .rank = rank, .first = pass, .end = 1, .gradient = gradient});
+        EXPECT_THAT(message, HasSubstr(absl::StrCat("At fault: rank ", rank, " (")));
+        EXPECT_THAT(message, HasSubstr(" (once: "));
+        EXPECT_THAT(message, Not(HasSubstr(" or rank ")));
+        EXPECT_THAT(message, Not(HasSubstr("; micro-batch")));
+        EXPECT_THAT(message, HasSubstr("step 2: micro-batch "));
+        EXPECT_THAT(message, HasSubstr("the gradient of '"));
+      }
+    }
+  }
+}
+
+TEST_F(ReplayFaultTest, OneOfThreeReplicasThatIsAlwaysWrongIsNamed) {
+  for (const auto& [topology, rank] :
+       std::vector<std::pair<std::string, int>>{{"dp3", 1}, {"dp4_zero2", 3}, {"dp3_tp2", 4}}) {
+    for (const bool varies : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(topology, ", rank ", rank, varies ? " varies" : ""));
+      const std::string message = Accused({.topology = topology, .rank = rank, .varies = varies});
+      // As original, and as the one who repeats.
+      const std::string named = absl::StrCat("At fault: rank ", rank, " (");
+      const size_t first = message.find(named);
+      ASSERT_NE(first, message.npos) << message;
+      EXPECT_NE(message.find(named, first + 1), message.npos) << message;
+      EXPECT_THAT(message, Not(HasSubstr(" or rank ")));
+      EXPECT_THAT(message, HasSubstr(varies ? "its results vary" : "a third replica agrees"));
+    }
+  }
+}
+
+TEST_F(ReplayFaultTest, OfTwoReplicasThatDisagreeForEverBothAreNamed) {
+  for (const auto& [topology, rank, names] : std::vector<std::tuple<std::string, int, std::string>>{
+           {"dp2", 1, "rank 0 (x) or rank 1 (x)"},
+           {"dp2_tp2", 1, "rank 1 (x) or rank 3 (x)"},
+           {"dp2_pp2", 2, "rank 2 (x) or rank 3 (x)"}}) {
+    std::string message = Accused({.topology = topology, .rank = rank});
+    char host[256] = {};
+    gethostname(host, sizeof(host) - 1);
+    const std::string expected =
+        absl::StrReplaceAll(names, {{"(x)", absl::StrCat("(", host, ")")}});
+    EXPECT_THAT(message, HasSubstr(absl::StrCat("At fault: ", expected,
+                                                " (each repeats its own result, and there is no "
+                                                "third replica to decide)")));
+  }
+  EXPECT_THAT(Accused({.topology = "dp2", .rank = 0, .varies = true}),
+              HasSubstr("At fault: rank 0 ("));
+}
+
+TEST_F(ReplayFaultTest, FastNumericsCompareReplicasToo) {
+  const std::string message = Accused({.topology = "dp3", .rank = 2, .exact = false});
+  EXPECT_THAT(message, HasSubstr("At fault: rank 2 ("));
+  EXPECT_THAT(message, HasSubstr("a third replica agrees"));
+}
+
+TEST_F(ReplayFaultTest, AFaultInAnotherMicroBatchIsNotSeen) {
+  for (const absl::Status& status :
+       Run({.topology = "dp2", .rank = 1, .first = kOriginal + 1, .end = 1})) {
+    EXPECT_EQ(status, absl::OkStatus());
+  }
+}
+
+TEST_F(ReplayFaultTest, GoesOnWhereItOnlyWarns) {
+  ::testing::internal::CaptureStderr();
+  for (const absl::Status& status :
+       Run({.topology = "dp2", .rank = 1, .end = 1}, ReplicaDivergence::WARN)) {
+    EXPECT_EQ(status, absl::OkStatus());
+  }
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr("At fault: rank 1 ("));
+  EXPECT_EQ(said.find("At fault"), said.rfind("At fault")) << said;
+}
+
+TEST(ReplayTest, TheMemoryOfARepetitionIsCounted) {
+  for (const char* model : {testing::kGpt2, testing::kLlama, testing::kTiedLlama}) {
+    for (const int exact_shards : {0, 1}) {
+      SCOPED_TRACE(absl::StrCat(model, exact_shards));
+      testing::RunSettings settings = Settings(model, "single");
+      settings.exact_shards = exact_shards;
+      int64_t counted[2] = {}, taken[2] = {};
+      for (const int64_t interval : {0, 2}) {
+        ThreadWorld world(1);
+        ASSERT_EQ(world.Run([&](Communicator& comm) -> absl::Status {
+          TESSERA_ASSIGN_OR_RETURN(
+              const std::unique_ptr<testing::TrainingRank> rank,
+              testing::TrainingRank::Create(Config(settings, interval), kSeed, comm, nullptr));
+          rank->Initialize();
+          TESSERA_RETURN_IF_ERROR(rank->Step().status());
+          ResetPeakMemory();
+          const int64_t before = TensorMemory(MemoryCategory::kGradients).live_bytes;
+          TESSERA_RETURN_IF_ERROR(rank->Step().status());
+          counted[interval / 2] = rank->trainer().memory().gradients;
+          taken[interval / 2] = TensorMemory(MemoryCategory::kGradients).peak_bytes - before;
+          return absl::OkStatus();
+        }),
+                  absl::OkStatus());
+      }
+      EXPECT_EQ(taken[0], 0);
+      EXPECT_GT(taken[1], 0);
+      EXPECT_LE(taken[1], counted[1] - counted[0]);
+      EXPECT_GE(2 * taken[1], counted[1] - counted[0]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera
