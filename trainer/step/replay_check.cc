@@ -114,7 +114,26 @@ class Check {
       }
       finding.verdict = turn_.shift == 0 ? JudgeOwnRepetitions(results) : JudgeRepetitions(results);
     }
+    if (turn_.shift != 0) DecideByOthers(findings);
     return absl::OkStatus();
+  }
+
+  // Where two replicas cannot be told apart, one of them may be wrong beyond doubt elsewhere.
+  void DecideByOthers(std::vector<Finding>& findings) const {
+    std::vector<bool> wrong(replicas());
+    const auto undecided = [](const Finding& finding) {
+      return finding.verdict.original_is_wrong && finding.verdict.repeater_is_wrong;
+    };
+    for (const Finding& finding : findings) {
+      if (undecided(finding)) continue;
+      wrong[finding.verdict.original_is_wrong ? finding.original : finding.repeater] = true;
+    }
+    for (Finding& finding : findings) {
+      if (!undecided(finding) || wrong[finding.original] == wrong[finding.repeater]) continue;
+      finding.verdict = {.original_is_wrong = wrong[finding.original],
+                         .repeater_is_wrong = wrong[finding.repeater],
+                         .why = "as with another micro-batch"};
+    }
   }
 
   // The event of this rank's position that differs first between the original and its repetition,
