@@ -322,7 +322,7 @@ TEST_F(ReplayFaultTest, OfTwoReplicasThatDisagreeForEverBothAreNamed) {
                                                 "third replica to decide)")));
   }
   for (const bool varies : {true, false}) {
-    // Begins with the repetition: what the step used was right, and does not come again.
+    // From the repetition on: the gradient that the step uses is right, and does not come again.
     const std::string message = Accused(
         {.topology = "dp2", .rank = 0, .first_pass = varies ? 0 : kRepetition, .varies = varies});
     EXPECT_THAT(message, HasSubstr("At fault: rank 0 ("));

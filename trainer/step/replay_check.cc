@@ -114,13 +114,19 @@ class Check {
       }
       finding.verdict = turn_.shift == 0 ? JudgeOwnRepetitions(results) : JudgeRepetitions(results);
     }
-    if (turn_.shift != 0) DecideByOthers(findings);
+    if (turn_.shift == 0) return absl::OkStatus();
+    std::vector<bool> varies;
+    for (int replica = 0; replica < replicas(); ++replica) {
+      varies.push_back(ResultOf(first, replica) != ResultOf(original_again, replica) ||
+                       ResultOf(second, replica) != ResultOf(repeated_again, replica));
+    }
+    DecideByOthers(std::move(varies), findings);
     return absl::OkStatus();
   }
 
   // Where two replicas cannot be told apart, one of them may be wrong beyond doubt elsewhere.
-  void DecideByOthers(std::vector<Finding>& findings) const {
-    std::vector<bool> wrong(replicas());
+  // `wrong`: those whose results vary.
+  static void DecideByOthers(std::vector<bool> wrong, std::vector<Finding>& findings) {
     const auto undecided = [](const Finding& finding) {
       return finding.verdict.original_is_wrong && finding.verdict.repeater_is_wrong;
     };
