@@ -41,6 +41,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -145,20 +146,22 @@ TEST(ReplayTest, RandomRunsAreNotAccused) {
 // --- with one
 // --------------------------------------------------------------------------------
 
-// Flips a bit of a norm's gradient, or of what a norm's backward pass hands on.
+// What has a bit flipped: a norm's gradient, what a norm's backward pass hands on, or the MLP's
+// activations.
+enum class Where { kGradient, kBackward, kForward };
+
 class FaultyBackend final : public Backend {
  public:
-  FaultyBackend() : cpu_(MakeCpuBackend(1)), backend_(*cpu_) {}
+  explicit FaultyBackend(Where where) : where_(where) {}
 
   // From call `first` to before `end`, counted from now on.
-  void Break(int64_t first, int64_t end, bool gradient, bool varies) {
+  void Break(int64_t first, int64_t end, bool varies) {
     first_ = calls_ + first;
     end_ = end == kAlways ? end : calls_ + end;
-    gradient_ = gradient;
     varies_ = varies;
   }
   static constexpr int64_t kAlways = std::numeric_limits<int64_t>::max();
-  // Backward passes of norms so far.
+  // Operations so far that the fault may be in.
   int64_t calls() const { return calls_; }
 
   absl::Status Synchronize() override { return backend_.Synchronize(); }
@@ -172,19 +175,25 @@ class FaultyBackend final : public Backend {
   auto Forward(const Op& op, const char* /*name*/, const Call& call) -> decltype(call()) {
     if constexpr (std::is_same_v<Op, ops::LayerNormBackward>) {
       call();
-      const int64_t now = calls_++;
-      if (now < first_ || now >= end_) return;
-      const int bit = varies_ ? 3 + static_cast<int>(now % 17) : 12;
-      *(gradient_ ? op.d_weight : op.d_x).template as<uint32_t>() ^= uint32_t{1} << bit;
+      if (where_ != Where::kForward) Pass(where_ == Where::kGradient ? op.d_weight : op.d_x);
+    } else if constexpr (std::is_same_v<Op, ops::MatMulGelu>) {
+      call();
+      if (where_ == Where::kForward) Pass(op.act);
     } else {
       return call();
     }
   }
+  void Pass(const TensorView& result) {
+    const int64_t now = calls_++;
+    if (now < first_ || now >= end_) return;
+    *result.as<uint32_t>() ^= uint32_t{1} << (varies_ ? 3 + now % 17 : 12);
+  }
 
-  const std::unique_ptr<Backend> cpu_;
-  Backend& backend_;
+  const Where where_;
+  const std::unique_ptr<Backend> cpu_ = MakeCpuBackend(1);
+  Backend& backend_ = *cpu_;
   int64_t calls_ = 0, first_ = kAlways, end_ = kAlways;
-  bool gradient_ = true, varies_ = false;
+  bool varies_ = false;
 };
 
 struct Fault {
@@ -192,7 +201,7 @@ struct Fault {
   int rank = 0;
   int64_t first_pass = 0;  // of a micro-batch through the rank
   bool once = false;       // in the middle of that pass
-  bool gradient = true;
+  Where where = Where::kGradient;
   bool varies = false;
   bool exact = true;
 };
@@ -235,7 +244,7 @@ class ReplayFaultTest : public ::testing::Test {
 
  private:
   static absl::Status RunRank(const TrainConfig& config, const Fault& fault, Communicator& world) {
-    FaultyBackend backend;
+    FaultyBackend backend(fault.where);
     TESSERA_ASSIGN_OR_RETURN(
         const std::unique_ptr<testing::TrainingRank> rank,
         testing::TrainingRank::Create(config, kSeed, world, nullptr, {.backend = &backend}));
@@ -247,7 +256,7 @@ class ReplayFaultTest : public ::testing::Test {
       // One call in the middle of a pass, or all.
       const int64_t first = fault.first_pass * of_a_pass;
       backend.Break(fault.once ? first + 1 : first, fault.once ? first + 2 : FaultyBackend::kAlways,
-                    fault.gradient, fault.varies);
+                    fault.varies);
     }
     const std::vector<float> weights = Weights(rank->trainer());
     const absl::Status status = rank->Step().status();
@@ -272,13 +281,11 @@ TEST_F(ReplayFaultTest, ARankThatIsWrongOnceIsNamed) {
   };
   for (const auto& [topology, rank] : ranks) {
     for (const int64_t pass : {kOriginal, kRepetition}) {
-      for (const bool gradient : {true, false}) {
-        SCOPED_TRACE(absl::StrCat(topology, ", rank ", rank, ", pass ", pass, ", ", gradient));
-        const std::string message = Accused({.topology = topology,
-                                             .rank = rank,
-                                             .first_pass = pass,
-                                             .once = true,
-                                             .gradient = gradient});
+      for (const Where where : {Where::kGradient, Where::kBackward}) {
+        SCOPED_TRACE(absl::StrCat(topology, ", rank ", rank, ", pass ", pass, ", ",
+                                  static_cast<int>(where)));
+        const std::string message = Accused(
+            {.topology = topology, .rank = rank, .first_pass = pass, .once = true, .where = where});
         EXPECT_THAT(message, HasSubstr(absl::StrCat("At fault: rank ", rank, " (")));
         EXPECT_THAT(message, HasSubstr(" (once: "));
         EXPECT_THAT(message, Not(HasSubstr(" or rank ")));
@@ -287,6 +294,33 @@ TEST_F(ReplayFaultTest, ARankThatIsWrongOnceIsNamed) {
         EXPECT_THAT(message, HasSubstr("the gradient of '"));
       }
     }
+  }
+}
+
+// What is sent on differs before any gradient does, and what is summed over tensor ranks on all.
+TEST_F(ReplayFaultTest, AWrongForwardPassIsFoundWhereItIsFirstSeen) {
+  for (const int64_t pass : {kOriginal, kRepetition}) {
+    EXPECT_THAT(Accused({.topology = "dp2_pp2",
+                         .rank = 1,
+                         .first_pass = pass,
+                         .once = true,
+                         .where = Where::kForward}),
+                ContainsRegex("differs in the activations behind stage 0: .*At fault: "
+                              "rank 1 \\([^()]*\\) \\(once: "));
+    EXPECT_THAT(Accused({.topology = "dp2_pp2",
+                         .rank = 2,
+                         .first_pass = pass,
+                         .once = true,
+                         .where = Where::kForward}),
+                ContainsRegex("differs in the loss: .*At fault: rank 2 \\([^()]*\\) \\(once: "));
+    EXPECT_THAT(
+        Accused({.topology = "dp2_tp2",
+                 .rank = 1,
+                 .first_pass = pass,
+                 .once = true,
+                 .where = Where::kForward}),
+        ContainsRegex("differs in .*: silent corruption. At fault: rank 0 \\([^()]*\\) or rank 1 "
+                      "\\([^()]*\\) \\(once: "));
   }
 }
 

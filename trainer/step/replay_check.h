@@ -69,7 +69,7 @@ std::optional<ReplayTurn> ReplayTurnAfter(int64_t completed_steps, int64_t inter
 struct Repetitions {
   std::vector<int64_t> original, repeated;              // by one replica, by another
   std::vector<int64_t> original_again, repeated_again;  // by each once more
-  std::vector<int64_t> third;                           // by a third replica; empty: there is none
+  std::vector<int64_t> third;                           // by a third replica, or empty
 };
 
 struct ReplayVerdict {
