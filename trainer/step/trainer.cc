@@ -282,10 +282,15 @@ absl::Status Trainer::Impl::CheckReplay(const ReplayTurn& turn, const TrainingSt
   if (message.empty()) return absl::OkStatus();
   const std::string found = absl::StrCat("step ", step.step + 1, ": ", message);
   if (config_.parallel().replica_divergence() == ReplicaDivergence::STOP) {
+    // What is wrong for longer is in the checkpoints since then, too.
+    const int64_t before = step.step + 1 - config_.parallel().replay_check_interval();
     return absl::DataLossError(absl::StrCat(
         found,
         ". Nothing of this step was applied: replace that machine, and the same command resumes "
-        "from the newest checkpoint, or continue with --replica-divergence=warn"));
+        "from the newest checkpoint (--ckpt-step: from an earlier one; ",
+        before > 0 ? absl::StrCat("the check before was at step ", before)
+                   : "this check is the first",
+        "), or continue with --replica-divergence=warn"));
   }
   if (mesh_.rank() == 0) {
     LOG(ERROR) << found << ". Training continues (--replica-divergence=warn)";
