@@ -48,6 +48,11 @@ def has_network_namespaces(_settings):
                                                        "--net", "true")
 
 
+def has_time_namespaces(_settings):
+    return succeeds("unshare", "--user", "--map-root-user", "--time", "--fork", "--monotonic", "1",
+                    "true")
+
+
 def has_ipv6(_settings):
     try:
         with open("/proc/net/if_inet6", encoding="ascii") as file:
@@ -88,6 +93,7 @@ CONDITIONS = {
     "mount": may_mount,  # in a user namespace
     "shm": lambda _settings: os.access("/dev/shm", os.W_OK),
     "network_namespaces": has_network_namespaces,  # likewise; and the program `ip`
+    "time_namespaces": has_time_namespaces,  # likewise
     "ipv6": has_ipv6,
     "uninstrumented": uninstrumented,  # by no sanitizer
     "avx2": processor("avx2", "avx2", "fma"),

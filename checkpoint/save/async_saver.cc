@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/threads.h"
+#include "base/trace.h"
 #include "checkpoint/collective/watched_group.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/save/data_writer.h"
@@ -63,6 +64,7 @@ class AsyncSaver::Background {
 
   void Start(const SaveRequest& request, const StateDict& state) {
     const Clock::time_point start = Clock::now();
+    const TraceSpan span("save", "start of a save");
     MutexLock lock(&mutex_);
     const bool skip =
         saves_in_flight_ > 0 && options_.when_busy == AsyncSaveOptions::WhenBusy::kSkip;
@@ -86,6 +88,7 @@ class AsyncSaver::Background {
   void Wait(const std::function<void(DataWriter&)>& wait) {
     if (!reads_state_.load(std::memory_order_acquire)) return;
     const Clock::time_point start = Clock::now();
+    const TraceSpan span("save", "wait for the copy of what is overwritten");
     MutexLock lock(&mutex_);
     while (reads_state_ && writer_ == nullptr) changed_.Wait(&mutex_);
     const std::shared_ptr<DataWriter> writer = writer_;
@@ -118,7 +121,8 @@ class AsyncSaver::Background {
     bool rolling;
     StateDict state;
     Clock::time_point start;
-    absl::Status error;  // of kRefuse
+    absl::Status error;                              // of kRefuse
+    std::shared_ptr<TraceRecorder> trace = nullptr;  // of the caller; may be null
   };
 
   // Returns false where the system cannot start a thread; it may later.
@@ -134,6 +138,7 @@ class AsyncSaver::Background {
   }
 
   void Enqueue(Request request) {
+    request.trace = BoundTrace();
     {
       const MutexLock lock(&mutex_);
       if (request.kind != Kind::kPrepare) ++saves_in_flight_;
@@ -180,6 +185,7 @@ class AsyncSaver::Background {
 
   std::optional<SaveOutcome> Handle(const Request& request) {
     const int64_t step = request.manifest.trainer().step();
+    const TraceThread traced(request.trace, "saver");
     if (!group_.status().ok()) {
       if (request.kind == Kind::kPrepare) return std::nullopt;
       return SaveOutcome{step, group_.status()};

@@ -10,6 +10,7 @@
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
+#include "base/trace.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/save/phase.h"
 
@@ -121,7 +122,10 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
   const size_t workers = std::min<size_t>(options_.io_threads, piece_count_);
   digests_.assign(workers, Digests(slots_.size()));
   std::vector<std::thread> others =
-      StartThreads(static_cast<int>(workers) - 1, [this](int other) { Work(digests_[other + 1]); });
+      StartThreads(static_cast<int>(workers) - 1, [this, trace = BoundTrace()](int other) {
+        const TraceThread traced(trace, "save writers");
+        Work(digests_[other + 1]);
+      });
   if (workers > 0) Work(digests_[0]);
   for (std::thread& thread : others) thread.join();
 
@@ -199,6 +203,8 @@ void DataWriter::CopyPiece(size_t index, Digests* digests) {
 }
 
 void DataWriter::CopyBytes(const Piece& piece, Digests* digests) const {
+  TraceSpan span("save", digests == nullptr ? "copy" : "copy and check");
+  span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
   for (uint64_t begin = piece.begin; begin < piece.end; begin += kBlockBytes) {
     const uint64_t end = std::min(piece.end, begin + kBlockBytes);
     std::byte* const out = piece.buffer + (begin - piece.begin);
@@ -220,6 +226,7 @@ absl::Status DataWriter::WritePiece(Piece& piece, Digests& digests) {
   ++writing_;
   mutex_.unlock();
   if (!piece.checked) {
+    const TraceSpan span("save", "check");
     file.contents.Digest(piece.begin, piece.end, piece.buffer, digests);
     ExtendChecksums(file, piece.begin, {piece.buffer, piece.end - piece.begin});
   }
@@ -232,8 +239,7 @@ absl::Status DataWriter::WritePiece(Piece& piece, Digests& digests) {
   TESSERA_RETURN_IF_ERROR(written);
   if (--file.pieces_left == 0) {
     mutex_.unlock();
-    absl::Status synced = file.file->Sync();
-    if (synced.ok()) synced = file.file->Close();
+    const absl::Status synced = SyncFile(file);
     mutex_.lock();
     TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, synced));
   }
@@ -242,6 +248,8 @@ absl::Status DataWriter::WritePiece(Piece& piece, Digests& digests) {
 }
 
 absl::Status DataWriter::WriteToFile(const Piece& piece) {
+  TraceSpan span("save", "write");
+  span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
   File& file = *piece.file;
   std::call_once(file.created, [&] {
     auto created =
@@ -251,6 +259,12 @@ absl::Status DataWriter::WriteToFile(const Piece& piece) {
   });
   TESSERA_RETURN_IF_ERROR(file.create_status);
   return file.file->WriteAt(piece.begin, {piece.buffer, piece.end - piece.begin});
+}
+
+absl::Status DataWriter::SyncFile(const File& file) {
+  const TraceSpan span("save", "sync");
+  const absl::Status synced = file.file->Sync();
+  return synced.ok() ? file.file->Close() : synced;
 }
 
 // Precondition: the bytes of one chunk arrive in order.

@@ -118,6 +118,7 @@ class DataWriter {
   absl::Status WritePiece(Piece& piece, Digests& digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CopyBytes(const Piece& piece, Digests* digests) const;
   absl::Status WriteToFile(const Piece& piece);
+  static absl::Status SyncFile(const File& file);
   void ExtendChecksums(File& file, uint64_t offset, std::span<const std::byte> bytes) const;
   WriteReport Report() const;
 

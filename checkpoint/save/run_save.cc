@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/trace.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
@@ -122,6 +123,7 @@ DataWriterOptions WriterOptions(const SaveContext& context) {
 // Steps 1 and 2.
 absl::StatusOr<SaveTask> Plan(const SaveContext& context, const absl::StatusOr<RankState>& local,
                               int64_t step, const PrepareSave& prepare) {
+  const TraceSpan span("save", "plan");
   absl::StatusOr<SaveTask> task =
       AgreeOnSave(context.group, local, step, PlanOptions(context.options), context.plan_cache,
                   prepare, context.options.deadline);
@@ -135,6 +137,7 @@ absl::StatusOr<std::string> Write(
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned,
     const std::function<absl::Status()>& before_commit) {
   if (!writer.ok()) return writer.status();
+  const TraceSpan span("save", "data files");
   if (on_planned) on_planned(*writer);
   TESSERA_ASSIGN_OR_RETURN(const WriteReport report, (*writer)->Run());
   if (before_commit) TESSERA_RETURN_IF_ERROR(before_commit());
@@ -165,6 +168,8 @@ absl::StatusOr<SaveReport> RunSave(
     const SaveContext& context, const Manifest& manifest, bool rolling, const StateDict& state,
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned) {
   const Clock::time_point start = Clock::now();
+  TraceSpan span("save", "save");
+  span.Add("step", int64_t{manifest.trainer().step()});
   const auto choose_root = [&](uint64_t data_bytes) -> absl::StatusOr<std::string> {
     if (!context.choose_root) return context.root;
     return context.choose_root({manifest.trainer().step(), rolling, data_bytes});
@@ -186,6 +191,7 @@ absl::StatusOr<SaveReport> RunSave(
   const absl::StatusOr<std::string> committed = Agree(
       context.group, Write(writer, on_planned, context.options.before_commit),
       [&](const std::vector<std::string>& reports) -> absl::StatusOr<std::string> {
+        const TraceSpan commit("save", "commit");
         absl::StatusOr<std::string> bytes = coordinator.Commit(reports);
         if (!bytes.ok()) return InPhase(kCommitting, bytes.status());
         return bytes;

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/trace.h"
 #include "compute/comm/endpoint.h"
 #include "compute/comm/tasks.h"
 
@@ -44,6 +45,11 @@ Exchange GatherExchange(const void* mine, void* all, const std::vector<int64_t>&
   exchange.receive_at = Displacements(bytes);
   exchange.receive_bytes = bytes;
   return exchange;
+}
+
+std::unique_ptr<Task> Sized(std::unique_ptr<Task> task, int64_t bytes) {
+  task->set_payload_bytes(bytes);
+  return task;
 }
 
 }  // namespace
@@ -179,6 +185,10 @@ Pending Communicator::Launch(CommOp op, std::unique_ptr<Task> task, const CallOp
       (((group_.id << kNumberBits) | number) << kKindBits) | kFirstPhase[static_cast<int>(op)];
   task->what_ = std::string(options.what);
   task->timeout_ = options.timeout;
+  if (std::shared_ptr<TraceRecorder> trace = ActiveTrace(); trace != nullptr) {
+    task->trace_ = std::move(trace);
+    task->started_ns_ = TraceNow();
+  }
   ++task->counter_->calls;
   Pending pending(endpoint_, std::move(task));
   endpoint_->Start(pending.task_.get());
@@ -241,7 +251,7 @@ Pending Communicator::StartAllReduce(Buffer data, ReduceOp op, CallOptions optio
   if (data.type == CommType::kBytes) {
     return Pending(Invalid(CommOp::kAllReduce, "bytes cannot be reduced"));
   }
-  return Launch(CommOp::kAllReduce, MakeAllReduce(data, op), options);
+  return Launch(CommOp::kAllReduce, Sized(MakeAllReduce(data, op), data.bytes()), options);
 }
 
 Pending Communicator::StartReduceScatter(ConstBuffer input, Buffer output, ReduceOp op,
@@ -250,7 +260,8 @@ Pending Communicator::StartReduceScatter(ConstBuffer input, Buffer output, Reduc
   if (input.type == CommType::kBytes) return Pending(Invalid(kOp, "bytes cannot be reduced"));
   auto pieces = PiecesOf(kOp, input, "the input", output, "the output", counts);
   if (!pieces.ok()) return Pending(pieces.status());
-  return Launch(kOp, MakeReduceScatter(input, output, op, *std::move(pieces)), options);
+  return Launch(kOp, Sized(MakeReduceScatter(input, output, op, *std::move(pieces)), input.bytes()),
+                options);
 }
 
 Pending Communicator::StartAllGather(ConstBuffer input, Buffer output,
@@ -259,7 +270,10 @@ Pending Communicator::StartAllGather(ConstBuffer input, Buffer output,
   auto pieces = PiecesOf(kOp, output, "the output", input, "the input", counts);
   if (!pieces.ok()) return Pending(pieces.status());
   const std::vector<int64_t> bytes = InBytes(*std::move(pieces), input.type);
-  return Launch(kOp, MakeExchange(GatherExchange(input.data, output.data, bytes, rank())), options);
+  return Launch(
+      kOp,
+      Sized(MakeExchange(GatherExchange(input.data, output.data, bytes, rank())), output.bytes()),
+      options);
 }
 
 Pending Communicator::StartAllToAll(ConstBuffer input, std::span<const int64_t> send_counts,
@@ -283,25 +297,25 @@ Pending Communicator::StartAllToAll(ConstBuffer input, std::span<const int64_t> 
   exchange.receive = static_cast<char*>(output.data);
   exchange.receive_bytes = InBytes(*std::move(received), output.type);
   exchange.receive_at = Displacements(exchange.receive_bytes);
-  return Launch(kOp, MakeExchange(std::move(exchange)), options);
+  return Launch(kOp, Sized(MakeExchange(std::move(exchange)), input.bytes()), options);
 }
 
 Pending Communicator::StartBroadcast(Buffer data, int root, CallOptions options) {
   absl::Status valid = CheckRank(CommOp::kBroadcast, "root", root);
   if (!valid.ok()) return Pending(std::move(valid));
-  return Launch(CommOp::kBroadcast, MakeBroadcast(data, root), options);
+  return Launch(CommOp::kBroadcast, Sized(MakeBroadcast(data, root), data.bytes()), options);
 }
 
 Pending Communicator::StartSend(ConstBuffer data, int destination, int tag, CallOptions options) {
   absl::Status valid = CheckPeer(CommOp::kSend, "destination", destination, tag);
   if (!valid.ok()) return Pending(std::move(valid));
-  return Launch(CommOp::kSend, MakeSend(data, destination), options, tag);
+  return Launch(CommOp::kSend, Sized(MakeSend(data, destination), data.bytes()), options, tag);
 }
 
 Pending Communicator::StartReceive(Buffer data, int source, int tag, CallOptions options) {
   absl::Status valid = CheckPeer(CommOp::kReceive, "source", source, tag);
   if (!valid.ok()) return Pending(std::move(valid));
-  return Launch(CommOp::kReceive, MakeReceive(data, source), options, tag);
+  return Launch(CommOp::kReceive, Sized(MakeReceive(data, source), data.bytes()), options, tag);
 }
 
 absl::StatusOr<std::vector<std::string>> Communicator::GatherBytes(std::string_view mine, int root,

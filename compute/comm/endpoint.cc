@@ -68,6 +68,20 @@ void Task::Fail(const absl::Status& status) {
        endpoint_->rank(), true});
 }
 
+void Task::RecordEnd() const {
+  if (trace_ == nullptr) return;
+  TraceEvent event{.category = "communication",
+                   .name = absl::StrCat(std::string(CommOpName(op_)), " ", *group_name_),
+                   .begin_ns = started_ns_,
+                   .end_ns = TraceNow()};
+  AddTraceArgument(event.arguments, "axis", *group_name_);
+  AddTraceArgument(event.arguments, "first_rank", int64_t{world_ranks_->front()});
+  AddTraceArgument(event.arguments, "number", static_cast<int64_t>(number_));
+  AddTraceArgument(event.arguments, "bytes", payload_bytes_);
+  if (!what_.empty()) AddTraceArgument(event.arguments, "data", what_);
+  trace_->AddOperation(*group_name_, std::move(event));
+}
+
 Transfer* Task::Post(bool is_send, int peer, void* data, int64_t bytes, int phase) {
   Transfer* transfer = transfers_.Add();
   transfer->is_send = is_send;
@@ -140,6 +154,7 @@ uint64_t Endpoint::DriveLocked() {
 void Endpoint::AdvanceLocked(Task* task) {
   if (!task->Advance()) return;
   task->finished_ = true;
+  task->RecordEnd();
   active_.erase(std::find(active_.begin(), active_.end(), task));
   std::erase(polled_, task);
   const MutexLock lock(&activity_mutex_);
@@ -249,6 +264,11 @@ void Endpoint::ForgetWaiting() {
 
 absl::Status Endpoint::WaitUntil(Until until, Task* task, std::optional<absl::Duration> timeout) {
   const absl::Duration limit = timeout.value_or(task->timeout_.value_or(options_.timeout));
+  const TimeSpent spent(TimeUse::kCommunication);
+  TraceSpan span("communication", "wait");
+  if (span.active()) {
+    span.Add("for", DescribeOperation(task->op_, task->number_, *task->group_name_, task->what_));
+  }
   Clock::time_point start{};
   absl::Duration next_probe = options_.probe_interval;
   bool noted = false, slept = false;

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
+#include "base/trace.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/transport.h"
 
@@ -72,6 +73,9 @@ class Task {
   // Called once it is queued: the device's work that is queued from now on runs after this task.
   virtual void Follow() {}
 
+  // The size of this rank's data, for timelines.
+  void set_payload_bytes(int64_t bytes) { payload_bytes_ = bytes; }
+
  protected:
   Task() = default;
 
@@ -93,6 +97,8 @@ class Task {
   friend class Endpoint;
   friend class Communicator;
   Transfer* Post(bool is_send, int peer, void* data, int64_t bytes, int phase);
+  // Tells the timeline of the rank, where it has one, that the operation has ended.
+  void RecordEnd() const;
 
   Endpoint* endpoint_ = nullptr;
   const std::vector<int>* world_ranks_ = nullptr;  // by group rank
@@ -105,6 +111,9 @@ class Task {
   std::string what_;
   std::optional<absl::Duration> timeout_;
   std::chrono::steady_clock::time_point followed_since_;
+  int64_t payload_bytes_ = 0;
+  std::shared_ptr<TraceRecorder> trace_;  // null unless a timeline is being recorded
+  int64_t started_ns_ = 0;                // with one
 
   TransferList transfers_;
   int64_t outstanding_ = 0;

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/trace.h"
 #include "compute/tensor/memory.h"
 #include "glog/logging.h"
 
@@ -21,12 +22,14 @@ double SteadySeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Adds up the time that one run spends waiting.
+// Adds up the time that one run spends waiting for the neighbours.
 class Stopwatch {
  public:
   explicit Stopwatch(const std::function<double()>& clock) : clock_(clock), started_(clock_()) {}
 
   absl::Status Wait(Pending& pending) {
+    const TimeSpent spent(TimeUse::kWaiting);
+    const TraceSpan span("pipeline", "wait for a neighbour");
     const double from = clock_();
     absl::Status status = pending.Follow();
     waited_ += clock_() - from;
@@ -198,7 +201,15 @@ class Pipeline::Run {
             .slot = backward_ ? action.micro_batch % pipeline_.slots(action.chunk) : 0};
   }
 
+  void Describe(const PipelineAction& action, TraceSpan& slot) const {
+    slot.Add("stage", int64_t{action.chunk} * pipeline_.shape_.ranks + pipeline_.rank_)
+        .Add("chunk", int64_t{action.chunk})
+        .Add("micro_batch", action.micro_batch);
+  }
+
   absl::Status Forward(const PipelineAction& action) {
+    TraceSpan slot("pipeline", backward_ ? "forward" : "forward only");
+    Describe(action, slot);
     Boundaries& chunk = chunks_[action.chunk];
     TESSERA_ASSIGN_OR_RETURN(const TensorView input, chunk.input.Take(stopwatch_));
     TESSERA_ASSIGN_OR_RETURN(const TensorView output, chunk.output.Prepare(stopwatch_));
@@ -214,6 +225,8 @@ class Pipeline::Run {
   }
 
   absl::Status Backward(const PipelineAction& action) {
+    TraceSpan slot("pipeline", "backward");
+    Describe(action, slot);
     Boundaries& chunk = chunks_[action.chunk];
     TESSERA_ASSIGN_OR_RETURN(const TensorView d_output, chunk.d_output.Take(stopwatch_));
     TESSERA_ASSIGN_OR_RETURN(const TensorView d_input, chunk.d_input.Prepare(stopwatch_));

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "base/trace.h"
 #include "compute/tensor/memory.h"
 #include "glog/logging.h"
 
@@ -132,6 +133,7 @@ absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& ac
   CHECK(input.empty() == parts_.embedding.has_value());
   CHECK(output.empty() == parts_.head.has_value());
   if (parts_.embedding.has_value()) {
+    const TraceSpan span("operation", "embedding forward");
     TESSERA_RETURN_IF_ERROR(parts_.embedding->Forward(pass, Flat(batch.ids), buffers.embedding,
                                                       buffers.inputs.front()));
   } else {
@@ -141,6 +143,8 @@ absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& ac
     TESSERA_RETURN_IF_ERROR(NormForward(pass, buffers.inputs.front(), first));
   }
   for (size_t i = 0; i < parts_.blocks.size(); ++i) {
+    TraceSpan span("operation", "layer forward");
+    span.Add("layer_of_chunk", static_cast<int64_t>(i));
     TESSERA_RETURN_IF_ERROR(parts_.blocks[i].Forward(pass, buffers.inputs[i], buffers.saved[i],
                                                      buffers.scratch, buffers.inputs[i + 1],
                                                      InputNorm(buffers, i + 1)));
@@ -150,6 +154,7 @@ absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& ac
     return 0.0;
   }
   if (batch.targets.empty()) return 0.0;
+  const TraceSpan span("operation", "head and loss forward");
   return parts_.head->Forward(pass, Flat(batch.targets), buffers.head);
 }
 
@@ -178,6 +183,7 @@ absl::Status Decoder::Backward(const MicroBatch& batch, Activations& activations
 absl::Status Decoder::BackwardHead(const Pass& pass, const MicroBatch& batch,
                                    const Buffers& buffers, double loss_scale, bool accumulate,
                                    const TensorView& d, GradientObserver* observer) const {
+  const TraceSpan span("operation", "head and loss backward");
   // To the end of the gradient space: the second gradients belong to the head.
   const int64_t begin = parts_.layout.boundaries.back(),
                 end = parts_.parameters->gradient_elements();
@@ -191,6 +197,8 @@ absl::Status Decoder::BackwardHead(const Pass& pass, const MicroBatch& batch,
 absl::Status Decoder::BackwardBlock(const Pass& pass, size_t i, const Buffers& buffers,
                                     bool accumulate, const TensorView& d,
                                     GradientObserver* observer) const {
+  TraceSpan span("operation", "layer backward");
+  span.Add("layer_of_chunk", static_cast<int64_t>(i));
   const TransformerBlock& block = parts_.blocks[i];
   const TensorView& x = buffers.inputs[i];
   // With recomputation, the only set of saved activations still holds the last block's.
@@ -207,6 +215,7 @@ absl::Status Decoder::BackwardBlock(const Pass& pass, size_t i, const Buffers& b
 absl::Status Decoder::BackwardEmbedding(const Pass& pass, const MicroBatch& batch,
                                         const Buffers& buffers, bool accumulate,
                                         const TensorView& d, GradientObserver* observer) const {
+  const TraceSpan span("operation", "embedding backward");
   const int64_t shared = parts_.layout.shared_table_end, end = parts_.layout.boundaries.front();
   TESSERA_RETURN_IF_ERROR(Prepare(observer, shared, end));
   TESSERA_RETURN_IF_ERROR(

@@ -15,8 +15,10 @@ namespace tessera {
 namespace {
 
 constexpr std::array<std::string_view, 5> kGroups = {"tp", "dp", "pp", "tied", "world"};
-// Shares are sent as integers, so that one sum carries everything.
+// Shares and seconds are sent as integers, so that one sum carries everything.
 constexpr double kShareUnits = 1e9;
+constexpr std::array<double TimeSplit::*, 4> kTimeFields = {
+    &TimeSplit::compute, &TimeSplit::communication, &TimeSplit::waiting, &TimeSplit::saving};
 
 // Summed over ranks.
 struct Counts {
@@ -26,6 +28,8 @@ struct Counts {
     kWaitShare,
     kHostMemory,
     kGpuMemory,
+    kTime,
+    kTimeEnd = kTime + static_cast<int>(kTimeFields.size()) - 1,
     // Rank 0 alone sends these; the others send zero.
     kElapsedMicroseconds,
     kStopStep,
@@ -51,8 +55,10 @@ size_t GroupIndex(std::string_view name) {
 }  // namespace
 
 absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pipeline_wait_share,
-                                          const LeaderState& leader, const UsedMemory& memory) {
-  StepAgreement agreement{.stop_signal = stop_signal, .leader = leader, .memory = memory};
+                                          const LeaderState& leader, const TimeSplit& time,
+                                          const UsedMemory& memory) {
+  StepAgreement agreement{
+      .stop_signal = stop_signal, .leader = leader, .memory = memory, .time = time};
   if (mesh.world() == nullptr || mesh.world()->size() == 1) return agreement;
   Counts counts;
   counts.values[Counts::kInterrupts] = stop_signal == SIGINT ? 1 : 0;
@@ -60,6 +66,9 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pi
   counts.values[Counts::kWaitShare] = std::llround(pipeline_wait_share * kShareUnits);
   counts.values[Counts::kHostMemory] = memory.host;
   counts.values[Counts::kGpuMemory] = memory.gpu;
+  for (size_t i = 0; i < kTimeFields.size(); ++i) {
+    counts.values[Counts::kTime + i] = std::llround(time.*kTimeFields[i] * kShareUnits);
+  }
   if (mesh.rank() == 0) {
     counts.values[Counts::kElapsedMicroseconds] = absl::ToInt64Microseconds(leader.elapsed);
     counts.values[Counts::kStopStep] = leader.stop_file.step;
@@ -91,6 +100,10 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pi
   if (mesh.pipeline() != nullptr) {
     agreement.pipeline_wait_share =
         static_cast<double>(counts.values[Counts::kWaitShare]) / kShareUnits / mesh.world()->size();
+  }
+  for (size_t i = 0; i < kTimeFields.size(); ++i) {
+    agreement.time.*kTimeFields[i] =
+        static_cast<double>(counts.values[Counts::kTime + i]) / kShareUnits / mesh.world()->size();
   }
   for (size_t group = 0; group < kGroups.size(); ++group) {
     for (int op = 0; op < kCommOpCount; ++op) {

@@ -36,12 +36,14 @@ struct StepAgreement {
   double pipeline_wait_share = -1;  // mean over ranks; negative without a pipeline
   UsedMemory memory;                // of all ranks together
   std::vector<WireBytes> wire;  // sent by all ranks since the last agreement; empty for one rank
+  TimeSplit time;               // mean over ranks
 };
 
-// `stop_signal`, `pipeline_wait_share` and `memory`: this rank's. `leader`: of rank 0, not read on
-// others. Collective; one all-reduce of about 500 bytes.
+// `stop_signal`, `pipeline_wait_share`, `time` and `memory`: this rank's. `leader`: of rank 0, not
+// read on others. Collective; one all-reduce of about 500 bytes.
 absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pipeline_wait_share,
                                           const LeaderState& leader = {},
+                                          const TimeSplit& time = {},
                                           const UsedMemory& memory = {});
 
 }  // namespace tessera

@@ -27,6 +27,23 @@ TEST(AgreeOnStepTest, OneProcessAgreesWithItself) {
   EXPECT_LT(agreement->pipeline_wait_share, 0);
 }
 
+TEST(AgreeOnStepTest, TheTimeIsTheMeanOverRanks) {
+  ThreadWorld world(2);
+  const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const auto mesh, Mesh::Create(Topology{.data = 2}, &comm));
+    const double own = mesh->rank();
+    TESSERA_ASSIGN_OR_RETURN(
+        const StepAgreement agreed,
+        AgreeOnStep(*mesh, 0, 0, {}, {.compute = 1 + own, .communication = own, .waiting = 0.5}));
+    EXPECT_DOUBLE_EQ(agreed.time.compute, 1.5);
+    EXPECT_DOUBLE_EQ(agreed.time.communication, 0.5);
+    EXPECT_DOUBLE_EQ(agreed.time.waiting, 0.5);
+    EXPECT_DOUBLE_EQ(agreed.time.saving, 0);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(AgreeOnStepTest, ASignalToOneRankIsEverybodys) {
   ThreadWorld world(4);
   const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
@@ -34,7 +51,7 @@ TEST(AgreeOnStepTest, ASignalToOneRankIsEverybodys) {
                              Mesh::Create(Topology{.data = 2, .pipeline = 2}, &comm));
     TESSERA_ASSIGN_OR_RETURN(
         StepAgreement agreed,
-        AgreeOnStep(*mesh, 0, 0.5 * mesh->rank(), {}, {.host = 100 + mesh->rank(), .gpu = 7}));
+        AgreeOnStep(*mesh, 0, 0.5 * mesh->rank(), {}, {}, {.host = 100 + mesh->rank(), .gpu = 7}));
     EXPECT_EQ(agreed.stop_signal, 0);
     EXPECT_EQ(agreed.memory.host, 406);
     EXPECT_EQ(agreed.memory.gpu, 28);

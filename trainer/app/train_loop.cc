@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "base/trace.h"
 #include "base/units.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/include/checkpoint.h"
@@ -151,6 +152,9 @@ absl::Status TrainLoop::Run() {
   TESSERA_ASSIGN_OR_RETURN(const RateMeter::Options rates, RateOptions(session_));
   rates_.emplace(rates);
   TESSERA_RETURN_IF_ERROR(AnnounceStart(session_, rates, progress_line_));
+  TESSERA_ASSIGN_OR_RETURN(
+      timeline_, Timeline::Open(config_, *session_.mesh,
+                                [this](const std::string& note) { progress_line_.Message(note); }));
   // Bytes sent while building the session do not belong to any step.
   session_.mesh->TakeTraffic();
   if (session_.metrics != nullptr) {
@@ -165,8 +169,13 @@ absl::Status TrainLoop::Run() {
       progress_line_.Message(std::string(events.status().message()));
     }
   }
+  TakeTimeSplit();
   TESSERA_RETURN_IF_ERROR(Train());
-  TESSERA_RETURN_IF_ERROR(FinishSaves());
+  const absl::Status saved = FinishSaves();
+  // The saves of the last steps are in their timeline.
+  const absl::Status recorded = timeline_ == nullptr ? absl::OkStatus() : timeline_->Finish();
+  TESSERA_RETURN_IF_ERROR(saved);
+  TESSERA_RETURN_IF_ERROR(recorded);
   if (stopped_by_file_) RememberStopFile();
   TESSERA_RETURN_IF_ERROR(CheckRecords());
   return stopped_by_ != 0 ? absl::OkStatus() : CheckNotDiverged();
@@ -175,6 +184,7 @@ absl::Status TrainLoop::Run() {
 absl::Status TrainLoop::Train() {
   const Progress& progress = session_.progress;
   while (progress.step < config_.training().train_iters()) {
+    if (timeline_ != nullptr) TESSERA_RETURN_IF_ERROR(timeline_->NextStep(progress.step + 1));
     const Clock::time_point start = Clock::now();
     TESSERA_ASSIGN_OR_RETURN(StepMetrics metrics, TrainStep());
     rates_->Measure(Seconds(start), &metrics);
@@ -247,9 +257,10 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   leader_.save_trouble = failed_saves_.Judge(leader_.elapsed);
   leader_.folder_is_taken = session_.save_folder != nullptr && !session_.save_folder->Check().ok();
   leader_.records_fail = session_.metrics != nullptr && !session_.metrics->status().ok();
+  const TimeSplit time = TakeTimeSplit();
   TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed,
                            AgreeOnStep(*session_.mesh, StopSignal(), result.pipeline_wait_share,
-                                       leader_, MeasureMemory(session_)));
+                                       leader_, time, MeasureMemory(session_)));
   stopped_by_ = agreed.stop_signal;
   leader_ = agreed.leader;
   updated_ = result.updated;
@@ -283,10 +294,22 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   metrics.gpu_memory_bytes = agreed.memory.gpu;
   metrics.wire = std::move(agreed.wire);
   metrics.pipeline_wait_share = agreed.pipeline_wait_share;
+  metrics.time = agreed.time;
   return metrics;
 }
 
+TimeSplit TrainLoop::TakeTimeSplit() {
+  const absl::Duration now = SteadyNow();
+  const double all = absl::ToDoubleSeconds(now - std::exchange(time_split_at_, now));
+  const auto [communication, waiting, saving] = TakeTimeSpent();
+  return {.compute = std::max(0.0, all - communication - waiting - saving),
+          .communication = communication,
+          .waiting = waiting,
+          .saving = saving};
+}
+
 absl::Status TrainLoop::Report(const StepMetrics& metrics) {
+  const TraceSpan span("step", "records");
   progress_line_.Step(metrics);
   // See CheckRecords().
   if (session_.metrics != nullptr) session_.metrics->Write(metrics).IgnoreError();
@@ -301,6 +324,7 @@ absl::Status TrainLoop::Report(const StepMetrics& metrics) {
 }
 
 absl::Status TrainLoop::Evaluate() {
+  const TraceSpan span("evaluation", "evaluation");
   Progress& progress = session_.progress;
   TESSERA_ASSIGN_OR_RETURN(EvalMetrics metrics, EvaluateSession(session_));
   metrics.best = metrics.loss < progress.best_loss;
@@ -327,12 +351,16 @@ void TrainLoop::CheckEvents(const absl::Status& status) {
 }
 
 absl::Status TrainLoop::Export(const ForeignWeights& weights) {
+  const TimeSpent spent(TimeUse::kSaving);
+  const TraceSpan span("save", "export of weights");
   TESSERA_RETURN_IF_ERROR(ExportWeights(session_, weights));
   progress_line_.Message("weights written to " + weights.path);
   return absl::OkStatus();
 }
 
 absl::Status TrainLoop::Save(ckpt::SaveKind kind) {
+  const TimeSpent spent(TimeUse::kSaving);
+  const TraceSpan span("save", "begin of a save");
   const Progress& progress = session_.progress;
   std::optional<double> validation_loss;
   if (evaluation_.has_value() && evaluation_->step == progress.step) {
@@ -350,6 +378,7 @@ absl::Status TrainLoop::Save(ckpt::SaveKind kind) {
 }
 
 void TrainLoop::ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes) {
+  const TimeSpent spent(TimeUse::kSaving);
   for (const ckpt::SaveOutcome& outcome : outcomes) {
     failed_saves_.Add(outcome.report.status(), leader_.elapsed);
     if (absl::IsCancelled(outcome.report.status())) {
@@ -418,6 +447,7 @@ absl::Status TrainLoop::FinishSaves() {
 }
 
 absl::Status TrainLoop::CheckSaves() {
+  const TimeSpent spent(TimeUse::kSaving);
   const CheckpointConfig& checkpoint = config_.checkpoint();
   if (leader_.folder_is_taken) {
     // Rank 0 alone knows more.

@@ -17,6 +17,7 @@
 #include "checkpoint/manager/stop_file.h"
 #include "trainer/app/session.h"
 #include "trainer/app/step_agreement.h"
+#include "trainer/app/timeline.h"
 #include "trainer/metrics/event_file.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/metrics/progress.h"
@@ -48,6 +49,8 @@ class TrainLoop {
  private:
   absl::Status Train();
   absl::StatusOr<StepMetrics> TrainStep();
+  // How this rank has spent the time since the last call.
+  TimeSplit TakeTimeSplit();
   absl::Status Report(const StepMetrics& metrics);
   absl::Status Evaluate();
   // Copies what metrics.jsonl has received to the event file.
@@ -85,9 +88,11 @@ class TrainLoop {
   const TrainConfig& config_;
   const std::string ledger_settings_;  // their digest
   ProgressLine& progress_line_;
-  std::optional<RateMeter> rates_;     // set by Run()
-  std::unique_ptr<EventFile> events_;  // likewise; null without metrics, and once it fails
-  const absl::Duration start_;         // of SteadyNow()
+  std::optional<RateMeter> rates_;      // set by Run()
+  std::unique_ptr<EventFile> events_;   // likewise; null without metrics, and once it fails
+  std::unique_ptr<Timeline> timeline_;  // likewise; null without trace_steps
+  absl::Duration time_split_at_;        // of the last TakeTimeSplit(), of SteadyNow()
+  const absl::Duration start_;          // of SteadyNow()
   ckpt::SaveSchedule schedule_;
   std::unique_ptr<ckpt::StopFile> stop_file_;  // on rank 0; null without one
   LeaderState leader_;                         // after the last step

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/descriptor.h"
 #include "models/model_config.h"
@@ -266,6 +267,17 @@ absl::Status CheckSampling(const TrainConfig& config) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTraceSteps(const TrainConfig& config) {
+  const std::string& text = config.output().trace_steps();
+  if (text.empty()) return absl::OkStatus();
+  const absl::StatusOr<StepRange> steps = ParseTraceSteps(text);
+  if (!steps.ok()) return steps.status();
+  if (config.output().run_dir().empty()) return Wrong("trace_steps is set but run_dir is not");
+  if (steps->first <= config.training().train_iters()) return absl::OkStatus();
+  return Wrong("trace_steps=", text,
+               " begins after the last step, train_iters=", config.training().train_iters());
+}
+
 // Which sizes are consistent is decided by the code that splits the model.
 absl::Status CheckTopology(const TrainConfig& config) {
   return ValidateTopology(ConfigTopology(config), config.model(), Batches(config.training()),
@@ -335,6 +347,19 @@ absl::Status CheckParallel(const ParallelConfig& parallel) {
   return AtLeastOne("ddp_bucket_size", parallel.ddp_bucket_size());
 }
 
+absl::StatusOr<StepRange> ParseTraceSteps(const std::string& text) {
+  const size_t dash = text.find('-', 1);  // the first character may be a sign
+  const std::string first = text.substr(0, dash);
+  const std::string last = dash == text.npos ? first : text.substr(dash + 1);
+  StepRange steps;
+  if (!absl::SimpleAtoi(first, &steps.first) || !absl::SimpleAtoi(last, &steps.last)) {
+    return Wrong("trace_steps=", text, ": expected a step or a range of steps, as 100-103");
+  }
+  if (steps.first < 1) return Wrong("trace_steps=", text, ": steps are counted from 1");
+  if (steps.last < steps.first) return Wrong("trace_steps=", text, " ends before it begins");
+  return steps;
+}
+
 BatchSizes Batches(const TrainingConfig& training) {
   return {.micro_batch = training.micro_batch_size(),
           .global_batch = training.global_batch_size(),
@@ -354,6 +379,7 @@ absl::Status CheckResolved(const TrainConfig& config) {
   if (absl::Status status = CheckSchedulerChoice(config.checkpoint()); !status.ok()) {
     return status;
   }
+  if (absl::Status status = CheckTraceSteps(config); !status.ok()) return status;
   return CheckSampling(config);
 }
 

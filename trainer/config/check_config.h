@@ -4,7 +4,11 @@
 // Reports every contradiction between the fields of a config. Errors: InvalidArgument, one sentence
 // that names the fields and their values.
 
+#include <cstdint>
+#include <string>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/config/topology.h"
@@ -26,6 +30,14 @@ template <typename... Parts>
 absl::Status Wrong(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
+
+// Steps by their numbers, from 1, both included.
+struct StepRange {
+  int64_t first = 0;
+  int64_t last = 0;
+};
+// Reads trace_steps: "100-103", or "100" for one step.
+absl::StatusOr<StepRange> ParseTraceSteps(const std::string& text);
 
 BatchSizes Batches(const TrainingConfig& training);
 

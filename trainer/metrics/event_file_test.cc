@@ -138,11 +138,14 @@ TEST_F(EventFileTest, HoldsTheNumbersOfMetricsJsonl) {
   // Several ranks.
   StepMetrics parallel{.step = 3, .pipeline_wait_share = 0.25};
   parallel.wire = {{"tp", "all-reduce", 30}, {"dp", "all-gather", 7}};
+  parallel.time = {.compute = 0.5, .saving = 0.25};
   ASSERT_TRUE(metrics_->Write(parallel).ok());
   ASSERT_TRUE(metrics_->Write(StepMetrics{.step = 4, .loss = NAN}).ok());
   ASSERT_TRUE(events_->Follow().ok());
   const Scalars more = ScalarsOf(folder_);
   EXPECT_EQ(more.at({"train/pipeline_wait_share", 3}), 0.25f);
+  EXPECT_EQ(more.at({"train/time/compute", 3}), 0.5f);
+  EXPECT_EQ(more.at({"train/time/saving", 3}), 0.25f);
   EXPECT_EQ(more.at({"train/wire_bytes", 3}), 37);
   EXPECT_EQ(more.at({"train/wire/tp/all-reduce", 3}), 30);
   EXPECT_TRUE(std::isnan(more.at({"train/loss", 4})));

@@ -32,8 +32,8 @@ std::string JsonNumber(double value) {
   return std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
 }
 
-// The last fields of a record: memory, those of the ledger, and those that only runs with several
-// ranks have.
+// The last fields of a record: memory, those of the ledger, the split of the time, and those that
+// only runs with several ranks have.
 std::string LastFields(const StepMetrics& metrics) {
   std::string text;
   if (metrics.memory_bytes > 0) absl::StrAppend(&text, ",\"memory_bytes\":", metrics.memory_bytes);
@@ -46,6 +46,12 @@ std::string LastFields(const StepMetrics& metrics) {
   }
   if (metrics.pipeline_wait_share >= 0) {
     absl::StrAppend(&text, ",\"pipeline_wait_share\":", JsonNumber(metrics.pipeline_wait_share));
+  }
+  if (metrics.time.has_value()) {
+    absl::StrAppend(&text, ",\"time\":{\"compute\":", JsonNumber(metrics.time->compute),
+                    ",\"communication\":", JsonNumber(metrics.time->communication),
+                    ",\"waiting\":", JsonNumber(metrics.time->waiting),
+                    ",\"saving\":", JsonNumber(metrics.time->saving), "}");
   }
   if (metrics.wire.empty()) return text;
   absl::StrAppend(&text, ",\"wire_bytes\":", metrics.wire_bytes(), ",\"wire\":{");

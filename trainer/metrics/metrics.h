@@ -26,6 +26,14 @@ struct WireBytes {
   int64_t bytes = 0;
 };
 
+// Seconds of the training threads, the mean over ranks.
+struct TimeSplit {
+  double compute = 0;        // the rest
+  double communication = 0;  // blocked in operations of several ranks
+  double waiting = 0;        // for the neighbours in the pipeline
+  double saving = 0;         // held up by saves
+};
+
 struct StepMetrics {
   int64_t step = 0;  // number of completed steps, from 1
   double loss = 0;   // mean per token of the global batch
@@ -50,6 +58,8 @@ struct StepMetrics {
   // The pipeline bubble: the share of the forward and backward passes spent waiting for other
   // stages, averaged over ranks; negative without a pipeline.
   double pipeline_wait_share = -1;
+  // Since the step before was agreed on; what came after that one, a save for example, is in it.
+  std::optional<TimeSplit> time;
 
   int64_t wire_bytes() const;
 };
@@ -105,9 +115,11 @@ class RateMeter {
 // "eval_loss_bits") holds the fp64 loss as 16 hexadecimal digits, so that a text tool can compare
 // two runs bit for bit. A number that JSON cannot express (NaN, infinity) is null. Steps of several
 // ranks add "wire_bytes", their sum by axis and operation in "wire", and, with a pipeline,
-// "pipeline_wait_share". The links of the run's ledger are "first_sample", "settings" and "ledger".
-// Every line is written to the operating system before the call returns: a
-// killed process loses none. A power loss may lose the lines since the last Sync().
+// "pipeline_wait_share". "time" has the seconds of TimeSplit by their names. The links of the run's
+// ledger are "first_sample", "settings" and "ledger".
+//
+// Every line is written to the operating system before the call returns: a killed process loses
+// none. A power loss may lose the lines since the last Sync().
 class MetricsWriter {
  public:
   // Without `resumed_step`, starts a new run and empties an existing file. With it, the file keeps

@@ -88,6 +88,9 @@ TEST(MetricsWriterTest, RecordsCarryEveryBit) {
   expected["wire_bytes"] = 537;
   expected["wire"] = {{"tp", {{"all-reduce", 30}}},
                       {"dp", {{"reduce-scatter", 500}, {"all-gather", 7}}}};
+  parallel.time = {.compute = 0.25, .communication = 0.125, .waiting = 0, .saving = 0.5};
+  expected["time"] = {
+      {"compute", 0.25}, {"communication", 0.125}, {"waiting", 0.0}, {"saving", 0.5}};
   EXPECT_EQ(Recorded(parallel), expected);
   StepMetrics linked = AtStep(1);
   linked.ledger = "ab";

@@ -6,6 +6,7 @@
 
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/trace.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/storage/tiered/staging_folder.h"
@@ -119,6 +120,7 @@ ckpt::StateDict RunSaver::State() const {
 }
 
 absl::Status RunSaver::Save(ckpt::Manifest run, ckpt::SaveKind kind) {
+  const TimeSpent spent(TimeUse::kSaving);
   ckpt::SaveRequest request = {.step = run.trainer().step(),
                                .rolling = kind == ckpt::SaveKind::kRolling};
   if (optimizer_names_.has_value()) *run.mutable_optimizer() = *optimizer_names_;
@@ -151,11 +153,13 @@ void RunSaver::StartMirrored() {
 }
 
 void RunSaver::BeforeOverwrite(const TensorView& memory) {
+  const TimeSpent spent(TimeUse::kSaving);
   if (mirror() != nullptr) return mirror()->BeforeOverwrite(memory);
   manager_->WaitUntilCopied(memory.data(), static_cast<uint64_t>(memory.bytes()));
 }
 
 std::vector<ckpt::SaveOutcome> RunSaver::Poll() {
+  const TimeSpent spent(TimeUse::kSaving);
   if (mirrored_.has_value()) {
     // An error of the copy is found once more, and reported, by StartMirrored().
     const absl::StatusOr<bool> copied = mirror()->IsDownloaded();
@@ -171,6 +175,7 @@ absl::StatusOr<ckpt::Manifest> RunSaver::Saved(const std::string& directory) con
 }
 
 std::vector<ckpt::SaveOutcome> RunSaver::Finish() {
+  const TimeSpent spent(TimeUse::kSaving);
   if (mirrored_.has_value()) StartMirrored();
   return manager_->Finish();
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "base/trace.h"
 #include "compute/tensor/memory.h"
 #include "glog/logging.h"
 
@@ -19,6 +20,7 @@ std::span<int32_t> Span(const Tensor& tensor) {
 // Calls fill(ids, targets) with host memory whose contents the slot's tensors become.
 template <typename Fill>
 absl::Status FillSlot(Backend& backend, const BatchSlot& slot, const Fill& fill) {
+  const TraceSpan span("data", "read samples");
   if (backend.device().type == DeviceType::kCpu) return fill(Span(slot.ids), Span(slot.targets));
   const auto elements = static_cast<size_t>(slot.ids.view().elements());
   std::vector<int32_t> ids(elements), targets(elements);

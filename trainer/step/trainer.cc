@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/trace.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "compute/parallel/gradient_norm.h"
 #include "compute/parallel/micro_batches.h"
@@ -62,6 +63,7 @@ std::vector<double> InGlobalOrder(std::span<const double> by_rank,
 // in the order of `owners`, on the last pipeline stage (ignored elsewhere).
 absl::StatusOr<double> SumLosses(std::span<const double> mine, const MicroBatchesByRank& owners,
                                  const Mesh& mesh) {
+  const TraceSpan span("operation", "sum of losses");
   double sum = 0;
   if (mesh.last_stage()) {
     CHECK_EQ(mine.size(), owners[mesh.coordinate().data].size());
@@ -205,11 +207,17 @@ absl::StatusOr<StepResult> Trainer::Impl::Step(const BatchLoader& data,
   }
   TrainingStage stage(chunks_, step);
   TESSERA_ASSIGN_OR_RETURN(const PipelineRun run, pipeline_->Train(stage));
-  for (ModelChunk& chunk : chunks_) TESSERA_RETURN_IF_ERROR(chunk.reducer().Finish());
+  {
+    const TraceSpan span("operation", "gradient reduction");
+    for (ModelChunk& chunk : chunks_) TESSERA_RETURN_IF_ERROR(chunk.reducer().Finish());
+  }
   if (turn.has_value()) TESSERA_RETURN_IF_ERROR(CheckReplay(*turn, step));
   StepResult result;
   result.pipeline_wait_share = run.waiting_share();
-  TESSERA_ASSIGN_OR_RETURN(result.grad_norm, norm_->Compute(DivergenceAt(position.step + 1)));
+  {
+    const TraceSpan span("operation", "gradient norm");
+    TESSERA_ASSIGN_OR_RETURN(result.grad_norm, norm_->Compute(DivergenceAt(position.step + 1)));
+  }
   result.learning_rate = LearningRate(config_.optimizer(), position.step);
   TESSERA_ASSIGN_OR_RETURN(result.updated, Update(result.grad_norm, result.learning_rate));
   TESSERA_ASSIGN_OR_RETURN(const double loss_sum,
@@ -329,6 +337,7 @@ OnDivergence Trainer::Impl::DivergenceAt(int64_t completed_steps) {
 absl::Status Trainer::Impl::CompareReplicas(int64_t completed_steps) {
   const int64_t interval = config_.parallel().check_weight_hash_across_dp_replicas_interval();
   if (interval == 0 || completed_steps % interval != 0) return absl::OkStatus();
+  const TraceSpan span("operation", "comparison of replicas");
   std::vector<ReplicatedTensor> all, unsharded, tied;
   for (const ModelChunk& chunk : chunks_) {
     for (const Parameter* parameter : chunk.parameters().parameters()) {
@@ -350,9 +359,11 @@ absl::Status Trainer::Impl::CompareReplicas(int64_t completed_steps) {
 absl::StatusOr<bool> Trainer::Impl::Update(double grad_norm, double learning_rate) {
   const double scale = ClipCoefficient(grad_norm, config_.optimizer().clip_grad());
   bool updated = true;
+  const TraceSpan span("operation", "optimizer");
   for (ModelChunk& chunk : chunks_) {
     updated = chunk.optimizer().Step(learning_rate, grad_norm, scale, before_overwrite_);
     if (!updated) continue;
+    const TraceSpan gather("operation", "gathering of weights");
     TESSERA_RETURN_IF_ERROR(
         chunk.reducer().GatherValues(chunk.parameters().values(), before_overwrite_));
   }

@@ -1,0 +1,76 @@
+#ifndef TESSERA_TRAINER_APP_TIMELINE_H_
+#define TESSERA_TRAINER_APP_TIMELINE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/replace_file.h"
+#include "base/trace.h"
+#include "compute/comm/communicator.h"
+#include "compute/parallel/mesh.h"
+#include "trainer/config/check_config.h"
+#include "trainer/config/config.pb.h"
+
+namespace tessera {
+
+// The timeline of the steps in trace_steps: records what each rank does in them, and gathers all of
+// it in one file of run_dir, trace-FIRST-LAST.json, in Chrome's format: a rank is a process there,
+// a thread is a row, as are the operations of a group of ranks. All times are by rank 0's clock,
+// with which each rank's is compared by messages when the recording begins; "otherData" has the
+// offsets and how uncertain they are.
+//
+// Every rank makes the same calls on its training thread, whose spans are recorded from Open() on.
+// The communicator's errors are returned: a rank that is gone takes the timeline with it. A file
+// that cannot be written is a note.
+class Timeline {
+ public:
+  using Notes = std::function<void(const std::string&)>;
+
+  // Null without trace_steps. `mesh` must outlive it. Collective.
+  static absl::StatusOr<std::unique_ptr<Timeline>> Open(const TrainConfig& config, const Mesh& mesh,
+                                                        Notes notes);
+
+  // Before each step, with its number. Collective before the first step that is recorded, and
+  // after the last one.
+  absl::Status NextStep(int64_t step);
+  // After the last step of the run: what was recorded until now is written, if it was not yet.
+  // Collective.
+  absl::Status Finish();
+
+ private:
+  // This rank's clock, and what it sends to rank 0.
+  struct Part {
+    int64_t bytes = 0;
+    int64_t offset_ns = 0;  // of rank 0's clock over this rank's
+    int64_t uncertainty_ns = 0;
+    int64_t dropped = 0;
+  };
+
+  Timeline(const StepRange& steps, std::string run_dir, const Mesh& mesh, Notes notes);
+  absl::Status AlignClocks();
+  absl::Status Gather();
+  // On rank 0, `written` is what has become of the file; once it is an error, `file` is not used.
+  absl::Status GatherParts(FileReplacement* file, absl::Status& written);
+  std::string ProcessNames() const;
+
+  const StepRange steps_;
+  const std::string run_dir_;
+  const Mesh& mesh_;
+  const Notes notes_;
+  const std::shared_ptr<TraceRecorder> recorder_;
+  const TraceThread thread_;
+  std::unique_ptr<Communicator> ranks_;  // null for one process
+  Part part_;
+  int64_t origin_ns_ = 0;                   // by rank 0's clock
+  int64_t first_step_ = 0, last_step_ = 0;  // that were recorded
+  std::optional<TraceSpan> step_;           // the current one
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_APP_TIMELINE_H_
