@@ -181,6 +181,8 @@ std::string TraceRecorder::Json(int process, int64_t shift_ns) const {
   return json;
 }
 
+constinit thread_local TraceThread* TraceThread::bound_ = nullptr;
+
 TraceThread::TraceThread(std::shared_ptr<TraceRecorder> recorder, std::string_view row)
     : recorder_(std::move(recorder)) {
   if (recorder_ == nullptr) return;

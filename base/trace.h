@@ -122,7 +122,7 @@ class TraceThread {
   friend class TraceSpan;
   friend std::shared_ptr<TraceRecorder> BoundTrace();
   friend std::shared_ptr<TraceRecorder> ActiveTrace();
-  static inline constinit thread_local TraceThread* bound_ = nullptr;
+  static constinit thread_local TraceThread* bound_;
 
   const std::shared_ptr<TraceRecorder> recorder_;
   TraceRecorder::Row* row_ = nullptr;
