@@ -6,7 +6,8 @@ set -euo pipefail
 readonly library="$1" header="$2"
 
 declared="$(grep -oE '\btessera_[a-z_]+\(' "$header" | tr -d '(' | sort -u)"
-exported="$(nm -D --defined-only --extern-only "$library" | awk '{print $3}' | sed 's/@.*//' | sort -u)"
+exported="$(nm -D --defined-only --extern-only "$library" | awk '{print $3}' | sed 's/@.*//' |
+  sort -u)"
 diff <(printf '%s\n' "$declared") <(printf '%s\n' "$exported") ||
   { echo "exported (>) and declared (<) functions differ"; exit 1; }
 echo "$(wc -l <<<"$exported") functions"
