@@ -190,6 +190,16 @@ TEST_F(TimelineTest, EachStepSaysWhereItsTimeWent) {
   EXPECT_EQ(steps, 6);
 }
 
+// Every rank ends with an error right after its part, with which it would end the others' calls.
+TEST_F(TimelineTest, ARunThatDivergesHasATimelineOfItsLastSteps) {
+  TrainConfig config = Short("run", "trace_steps: \"1-6\"");
+  config.mutable_optimizer()->set_lr(1e30);
+  EXPECT_THAT(std::string(Train(config).status().message()), HasSubstr("training has diverged"));
+  ASSERT_THAT(Files("run"), ::testing::ElementsAre("trace-1-6.json"));
+  const Rows rows(ReadFile(RunDir("run") / "trace-1-6.json"));
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(rows.Named(rank, "step").size(), 6u);
+}
+
 // With processes.
 class TimelineCommandTest : public CommandTest {
  protected:

@@ -65,7 +65,10 @@ absl::Status Timeline::Finish() {
   step_.reset();
   if (!recorder_->active()) return absl::OkStatus();
   recorder_->Stop();
-  return Gather();
+  TESSERA_RETURN_IF_ERROR(Gather());
+  if (ranks_ == nullptr) return absl::OkStatus();
+  // A rank whose run ends next with an error would end the calls in which rank 0 receives the rest.
+  return ranks_->Barrier({.what = "end of the timeline"});
 }
 
 // Rank 0 answers each rank's messages with its clock. Half the time of the quickest exchange is
