@@ -154,17 +154,21 @@ class FaultyBackend final : public Backend {
  public:
   explicit FaultyBackend(Where where) : where_(where) {}
 
-  // From call `first` to before `end`, counted from now on.
-  void Break(int64_t first, int64_t end, bool varies) {
+  // From call `first` to before `end`, counted from now on. `fails`: as an operation that reports
+  // an error.
+  void Break(int64_t first, int64_t end, bool varies, bool fails) {
     first_ = calls_ + first;
     end_ = end == kAlways ? end : calls_ + end;
     varies_ = varies;
+    fails_ = fails;
   }
   static constexpr int64_t kAlways = std::numeric_limits<int64_t>::max();
   // Operations so far that the fault may be in.
   int64_t calls() const { return calls_; }
 
-  absl::Status Synchronize() override { return backend_.Synchronize(); }
+  absl::Status Synchronize() override {
+    return has_failed_ ? absl::InternalError("a kernel has failed") : backend_.Synchronize();
+  }
   Device device() const override { return backend_.device(); }
   bool takes_any_operands() const override { return backend_.takes_any_operands(); }
 
@@ -187,13 +191,14 @@ class FaultyBackend final : public Backend {
     const int64_t now = calls_++;
     if (now < first_ || now >= end_) return;
     *result.as<uint32_t>() ^= uint32_t{1} << (varies_ ? 3 + now % 17 : 12);
+    has_failed_ = fails_;
   }
 
   const Where where_;
   const std::unique_ptr<Backend> cpu_ = MakeCpuBackend(1);
   Backend& backend_ = *cpu_;
   int64_t calls_ = 0, first_ = kAlways, end_ = kAlways;
-  bool varies_ = false;
+  bool varies_ = false, fails_ = false, has_failed_ = false;
 };
 
 struct Fault {
@@ -204,6 +209,7 @@ struct Fault {
   Where where = Where::kGradient;
   bool varies = false;
   bool exact = true;
+  bool fails = false;
 };
 // The checked micro-batch is the first of the step, whose repetitions follow the others.
 constexpr int64_t kOriginal = 0, kRepetition = kMicroBatches;
@@ -256,7 +262,7 @@ class ReplayFaultTest : public ::testing::Test {
       // One call in the middle of a pass, or all.
       const int64_t first = fault.first_pass * of_a_pass;
       backend.Break(fault.once ? first + 1 : first, fault.once ? first + 2 : FaultyBackend::kAlways,
-                    fault.varies);
+                    fault.varies, fault.fails);
     }
     const std::vector<float> weights = Weights(rank->trainer());
     const absl::Status status = rank->Step().status();
@@ -368,6 +374,15 @@ TEST_F(ReplayFaultTest, FastNumericsCompareReplicasToo) {
   const std::string message = Accused({.topology = "dp3", .rank = 2, .exact = false});
   EXPECT_THAT(message, HasSubstr("At fault: rank 2 ("));
   EXPECT_THAT(message, HasSubstr("a third replica agrees"));
+}
+
+TEST_F(ReplayFaultTest, AnOperationThatReportsItsErrorIsNoSilentCorruption) {
+  for (const int64_t pass : {kOriginal, kRepetition}) {
+    const std::vector<absl::Status> statuses =
+        Run({.topology = "dp2", .rank = 1, .first_pass = pass, .once = true, .fails = true});
+    EXPECT_EQ(statuses[1], absl::InternalError("a kernel has failed"));
+    EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("a kernel has failed"));
+  }
 }
 
 TEST_F(ReplayFaultTest, AFaultInAnotherMicroBatchIsNotSeen) {

@@ -271,6 +271,8 @@ std::optional<ReplayTurn> Trainer::Impl::ReplayTurnOf(const StepPosition& positi
 }
 
 absl::Status Trainer::Impl::CheckReplay(const ReplayTurn& turn, const TrainingStage::Step& step) {
+  // Where an operation has failed, its error is returned, not the difference that it leaves.
+  TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
   std::vector<int64_t> numbers;
   for (int rank = 0; rank < split_.data_ranks; ++rank) {
     numbers.push_back(GlobalMicroBatch(split_, rank, turn.micro_batch));
@@ -283,6 +285,7 @@ absl::Status Trainer::Impl::CheckReplay(const ReplayTurn& turn, const TrainingSt
     again.replays = true;
     TrainingStage stage(chunks_, again);
     TESSERA_RETURN_IF_ERROR(pipeline_->TrainOne(stage).status());
+    TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
     return trace;
   };
   TESSERA_ASSIGN_OR_RETURN(const std::string message,
