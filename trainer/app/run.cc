@@ -64,7 +64,8 @@ void RecordEnd(const Session& session, const absl::Status& status) {
                     .text = absl::StrCat("ended after step ", step, " of ",
                                          session.config.training().train_iters())};
   if (!status.ok()) {
-    event.name = absl::StartsWith(status.message(), kDivergedMessage) ? "diverged" : "failed";
+    // Another rank that ends first ends this one's calls, with its name before its message.
+    event.name = absl::StrContains(status.message(), kDivergedMessage) ? "diverged" : "failed";
     event.text = std::string(status.message());
   }
   session.events->Add(event);
