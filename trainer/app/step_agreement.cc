@@ -52,6 +52,42 @@ size_t GroupIndex(std::string_view name) {
   LOG(FATAL) << "no group of ranks is called " << name;
 }
 
+void AddLeader(const LeaderState& leader, Counts& counts) {
+  counts.values[Counts::kElapsedMicroseconds] = absl::ToInt64Microseconds(leader.elapsed);
+  counts.values[Counts::kStopStep] = leader.stop_file.step;
+  counts.values[Counts::kStopVersion] = leader.stop_file.version;
+  counts.values[Counts::kSaveInFlight] = leader.save_in_flight ? 1 : 0;
+  counts.values[Counts::kSaveTrouble] = static_cast<int64_t>(leader.save_trouble);
+  counts.values[Counts::kFolderIsTaken] = leader.folder_is_taken ? 1 : 0;
+  counts.values[Counts::kRecordsFail] = leader.records_fail ? 1 : 0;
+}
+
+LeaderState LeaderOf(const Counts& counts) {
+  return {
+      .elapsed = absl::Microseconds(counts.values[Counts::kElapsedMicroseconds]),
+      .stop_file = {.step = counts.values[Counts::kStopStep],
+                    .version = counts.values[Counts::kStopVersion]},
+      .save_in_flight = counts.values[Counts::kSaveInFlight] != 0,
+      .save_trouble = static_cast<ckpt::SaveTrouble>(counts.values[Counts::kSaveTrouble]),
+      .folder_is_taken = counts.values[Counts::kFolderIsTaken] != 0,
+      .records_fail = counts.values[Counts::kRecordsFail] != 0,
+  };
+}
+
+std::vector<WireBytes> WireOf(Counts& counts) {
+  std::vector<WireBytes> wire;
+  for (size_t group = 0; group < kGroups.size(); ++group) {
+    for (int op = 0; op < kCommOpCount; ++op) {
+      const int64_t bytes = counts.Traffic(group, op);
+      if (bytes == 0) continue;
+      wire.push_back({.axis = std::string(kGroups[group]),
+                      .operation = std::string(CommOpName(static_cast<CommOp>(op))),
+                      .bytes = bytes});
+    }
+  }
+  return wire;
+}
+
 }  // namespace
 
 absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pipeline_wait_share,
@@ -69,15 +105,7 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pi
   for (size_t i = 0; i < kTimeFields.size(); ++i) {
     counts.values[Counts::kTime + i] = std::llround(time.*kTimeFields[i] * kShareUnits);
   }
-  if (mesh.rank() == 0) {
-    counts.values[Counts::kElapsedMicroseconds] = absl::ToInt64Microseconds(leader.elapsed);
-    counts.values[Counts::kStopStep] = leader.stop_file.step;
-    counts.values[Counts::kStopVersion] = leader.stop_file.version;
-    counts.values[Counts::kSaveInFlight] = leader.save_in_flight ? 1 : 0;
-    counts.values[Counts::kSaveTrouble] = static_cast<int64_t>(leader.save_trouble);
-    counts.values[Counts::kFolderIsTaken] = leader.folder_is_taken ? 1 : 0;
-    counts.values[Counts::kRecordsFail] = leader.records_fail ? 1 : 0;
-  }
+  if (mesh.rank() == 0) AddLeader(leader, counts);
   for (const WireTraffic& traffic : mesh.TakeTraffic()) {
     counts.Traffic(GroupIndex(traffic.group), static_cast<int>(traffic.op)) += traffic.bytes_sent;
   }
@@ -86,15 +114,7 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pi
   agreement.stop_signal = counts.values[Counts::kInterrupts] > 0     ? SIGINT
                           : counts.values[Counts::kTerminations] > 0 ? SIGTERM
                                                                      : 0;
-  agreement.leader = {
-      .elapsed = absl::Microseconds(counts.values[Counts::kElapsedMicroseconds]),
-      .stop_file = {.step = counts.values[Counts::kStopStep],
-                    .version = counts.values[Counts::kStopVersion]},
-      .save_in_flight = counts.values[Counts::kSaveInFlight] != 0,
-      .save_trouble = static_cast<ckpt::SaveTrouble>(counts.values[Counts::kSaveTrouble]),
-      .folder_is_taken = counts.values[Counts::kFolderIsTaken] != 0,
-      .records_fail = counts.values[Counts::kRecordsFail] != 0,
-  };
+  agreement.leader = LeaderOf(counts);
   agreement.memory = {.host = counts.values[Counts::kHostMemory],
                       .gpu = counts.values[Counts::kGpuMemory]};
   if (mesh.pipeline() != nullptr) {
@@ -105,15 +125,7 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pi
     agreement.time.*kTimeFields[i] =
         static_cast<double>(counts.values[Counts::kTime + i]) / kShareUnits / mesh.world()->size();
   }
-  for (size_t group = 0; group < kGroups.size(); ++group) {
-    for (int op = 0; op < kCommOpCount; ++op) {
-      const int64_t bytes = counts.Traffic(group, op);
-      if (bytes == 0) continue;
-      agreement.wire.push_back({.axis = std::string(kGroups[group]),
-                                .operation = std::string(CommOpName(static_cast<CommOp>(op))),
-                                .bytes = bytes});
-    }
-  }
+  agreement.wire = WireOf(counts);
   return agreement;
 }
 

@@ -245,18 +245,22 @@ void TrainLoop::SayEnd(ckpt::EndReason reason) {
   }
 }
 
-absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
-  Progress& progress = session_.progress;
-  TESSERA_ASSIGN_OR_RETURN(const StepResult result,
-                           session_.trainer->Step(*session_.train_data->loader,
-                                                  {.step = progress.step,
-                                                   .consumed_samples = progress.consumed_samples}));
+void TrainLoop::UpdateLeader() {
   leader_.elapsed = SteadyNow() - start_;
   if (stop_file_ != nullptr) leader_.stop_file = stop_file_->Poll();
   leader_.save_in_flight = session_.saver != nullptr && session_.saver->save_in_flight();
   leader_.save_trouble = failed_saves_.Judge(leader_.elapsed);
   leader_.folder_is_taken = session_.save_folder != nullptr && !session_.save_folder->Check().ok();
   leader_.records_fail = session_.metrics != nullptr && !session_.metrics->status().ok();
+}
+
+absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
+  Progress& progress = session_.progress;
+  TESSERA_ASSIGN_OR_RETURN(const StepResult result,
+                           session_.trainer->Step(*session_.train_data->loader,
+                                                  {.step = progress.step,
+                                                   .consumed_samples = progress.consumed_samples}));
+  UpdateLeader();
   const TimeSplit time = TakeTimeSplit();
   TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed,
                            AgreeOnStep(*session_.mesh, StopSignal(), result.pipeline_wait_share,

@@ -49,6 +49,8 @@ class TrainLoop {
  private:
   absl::Status Train();
   absl::StatusOr<StepMetrics> TrainStep();
+  // What this rank knows after a step; rank 0's is then everybody's.
+  void UpdateLeader();
   // How this rank has spent the time since the last call.
   TimeSplit TakeTimeSplit();
   absl::Status Report(const StepMetrics& metrics);
