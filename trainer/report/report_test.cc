@@ -74,6 +74,7 @@ TEST_F(ReportTest, TakesWhatTheTrainerRecords) {
   EXPECT_EQ(run["steps"], 4);
   EXPECT_EQ(run["skipped"], 1);
   EXPECT_EQ(run["seconds"], 2.0);
+  EXPECT_EQ(run["mean_step_seconds"], 0.5);
   EXPECT_EQ(run["tokens_per_second"], 300);
   EXPECT_EQ(run["columns"]["step"], Json({1, 2, 3, 4}));
   EXPECT_EQ(run["columns"]["loss"], Json({1, 2, 3, 4}));
@@ -115,7 +116,7 @@ TEST_F(ReportTest, TimeMemoryAndEvents) {
                                {"saving", {0, 3}}}));
   ASSERT_EQ(run["events"].size(), 2);
   EXPECT_EQ(
-      run["events"][0]["ranks"],
+      run["latest"]["ranks"],
       Json(
           {{{"rank", 0}, {"weights", 4}, {"gradients", 0}, {"optimizer", 0}, {"activations", 0}}}));
   EXPECT_EQ(run["events"][1]["directory"], "step-2");
@@ -151,6 +152,12 @@ TEST_F(ReportTest, AFileMayBeOneLongLine) {
   EXPECT_EQ(run["notes"], Json({"metrics.jsonl: 2 damaged lines are left out"}));
 }
 
+TEST_F(ReportTest, SaysWhichFileCannotBeRead) {
+  Write("config.textproto", "");
+  fs::create_symlink("/proc/self/mem", run_ / "metrics.jsonl");  // has nothing at its beginning
+  EXPECT_EQ(Read()["notes"], Json({"metrics.jsonl cannot be read to its end"}));
+}
+
 TEST_F(ReportTest, ThinsLongRuns) {
   Change = [](StepMetrics& metrics) {
     if (metrics.step == 7777) metrics.loss = 1e6;
@@ -170,6 +177,10 @@ TEST_F(ReportTest, ThinsLongRuns) {
   EXPECT_EQ(run["notes"].size(), 1);
   const Json part = Read({.metrics_bytes = 1 << 20});
   EXPECT_GT(part["read_every"], 1);
+  EXPECT_EQ(
+      part["seconds"].get<double>(),
+      0.5 * static_cast<double>(part["steps"].get<int64_t>() * part["read_every"].get<int64_t>()))
+      << "the time of all steps";
   EXPECT_EQ(part["steps"].get<int64_t>(),
             (10000 + part["read_every"].get<int64_t>() - 1) / part["read_every"].get<int64_t>());
 }
@@ -189,6 +200,39 @@ TEST_F(ReportTest, LongListsAndTextsAreCut) {
   EXPECT_EQ(run["events"][19]["text"], "\u00fc...");
   EXPECT_EQ(run["settings"], "model");
   EXPECT_EQ(run["notes"], Json({"30 of 50 events are left out"}));
+}
+
+TEST_F(ReportTest, WhatResumesLostIsKnownOfEventsThatAreLeftOut) {
+  std::string events;
+  for (int i = 0; i < 50; ++i) {
+    absl::StrAppend(&events, "{\"kind\":\"event\",\"event\":\"saved\",\"step\":", i, "}\n");
+    if (i != 9 && i != 19) continue;
+    absl::StrAppend(&events, R"({"kind":"event","event":"resume","step":5,"topology":"dp)", i,
+                    R"(","lost_steps":3,"lost_seconds":1.5,"down_seconds":)", i,
+                    R"(,"ranks":[{"rank":0,"weights":)", i, "}]}\n");
+  }
+  Write("events.jsonl", events);
+  const Json run = Read({.events = 10});
+  ASSERT_EQ(run["events"].size(), 10);
+  EXPECT_EQ(run["resumes"],
+            Json({{"count", 2}, {"lost_steps", 6}, {"lost_seconds", 3}, {"down_seconds", 28}}));
+  EXPECT_EQ(run["latest"]["topology"], "dp19");
+  EXPECT_EQ(run["latest"]["ranks"][0]["weights"], 19);
+}
+
+TEST_F(ReportTest, PlacesOfRunsAreHidden) {
+  const std::string parent = run_.parent_path().string();
+  Write("config.textproto",
+        absl::StrCat("output {\n  run_dir: \"/elsewhere/b/old\"\n}\ndata {\n  a: \"", parent,
+                     "/data\"\n  b: \"/x", parent, "/y\"\n  c: \"/elsewhere/b/z\"\n}\n"));
+  Write("events.jsonl",
+        R"({"kind":"event","event":"end","step":1,"text":"see /elsewhere/b/old, ."})"
+        "\n");
+  const Json run = Read();
+  EXPECT_EQ(run["settings"],
+            absl::StrCat("output {\n  run_dir: \"old\"\n}\ndata {\n  a: \"data\"\n  b: \"/x",
+                         parent, "/y\"\n  c: \"z\"\n}\n"));
+  EXPECT_EQ(run["events"][0]["text"], "see old, .");
 }
 
 TEST_F(ReportTest, NeedsAFolderWithRecords) {

@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
 #include "base/parse_json.h"
 
 namespace tessera {
@@ -46,6 +46,7 @@ constexpr std::array<std::string_view, 4> kTimes = {"compute", "communication", 
 
 struct Step {
   int64_t step = 0;
+  bool skipped = false;  // nothing was updated
   std::array<double, kCurves.size()> values;
   std::array<double, kTimes.size()> seconds;
 };
@@ -90,6 +91,8 @@ double Sum(const Json& value) {
 
 Step StepOf(int64_t number, const Json& record) {
   Step step{.step = number};
+  const auto skipped = record.find("skipped");
+  step.skipped = skipped != record.end() && *skipped == true;
   for (size_t i = 0; i < kCurves.size(); ++i) step.values[i] = Number(record, kCurves[i]);
   if (const auto memory = record.find("memory_bytes"); memory != record.end()) {
     step.values[3] = Sum(*memory);
@@ -109,7 +112,6 @@ struct Reading {
   std::vector<Step> evaluations;                               // their losses
   std::map<std::pair<std::string, std::string>, double> wire;  // sums over `wire_steps`
   int64_t wire_steps = 0;
-  int64_t skipped = 0;  // steps without an update
   Json ledger;
   std::vector<std::string> notes;
 };
@@ -143,6 +145,9 @@ bool ForEachRecord(const fs::path& path, const std::function<bool(std::string_vi
     const bool is_good = record.is_object() && !Kind(record).empty() && take(record);
     // The last line of a killed process may be incomplete: nothing is damaged.
     if (!is_good && !is_last) ++damaged;
+  }
+  if (file.bad()) {
+    notes.push_back(absl::StrCat(path.filename().string(), " cannot be read to its end"));
   }
   if (damaged > 0) {
     notes.push_back(absl::StrCat(path.filename().string(), ": ", damaged,
@@ -178,8 +183,6 @@ bool AddMetrics(const Json& record, Reading& reading) {
   } else if (Kind(record) == "step") {
     reading.steps.push_back(StepOf(step, record));
     AddWire(record, reading);
-    const auto skipped = record.find("skipped");
-    if (skipped != record.end() && *skipped == true) ++reading.skipped;
     const std::string head = Text(record, "ledger", 200);
     if (!head.empty()) reading.ledger = {{"step", step}, {"head", head}};
   }
@@ -285,7 +288,8 @@ Json Median(std::vector<double> values) {
   return Rounded(*middle);
 }
 
-Json TimeStretches(const std::vector<Step>& steps) {
+// `every`: each step stands for so many.
+Json TimeStretches(const std::vector<Step>& steps, int64_t every) {
   std::vector<const Step*> timed;
   for (const Step& step : steps) {
     if (std::ranges::any_of(step.seconds, [](double s) { return std::isfinite(s); })) {
@@ -304,7 +308,7 @@ Json TimeStretches(const std::vector<Step>& steps) {
         const double seconds = timed[i]->seconds[kind];
         sum += std::isfinite(seconds) ? std::max(0.0, seconds) : 0;
       }
-      time[kTimes[kind]].push_back(Rounded(sum));
+      time[kTimes[kind]].push_back(Rounded(sum * static_cast<double>(every)));
     }
   }
   return time;
@@ -341,8 +345,24 @@ Json EventOf(const Json& record, const RunDataLimits& limits) {
   if (event.contains("directory")) {
     event["directory"] = fs::path(event["directory"].get<std::string>()).filename().string();
   }
-  if (Json ranks = RanksOf(record); !ranks.empty()) event["ranks"] = std::move(ranks);
   return event;
+}
+
+// What the page says of all events, also of those that it has no room for.
+void SumUp(const Json& record, const Json& event, Json& run) {
+  Json& latest = run["latest"];
+  for (const char* name : {"topology", "parameters", "predicted_step_seconds"}) {
+    if (event.contains(name)) latest[name] = event[name];
+  }
+  if (Json ranks = RanksOf(record); !ranks.empty()) latest["ranks"] = std::move(ranks);
+  if (event["event"] != "resume") return;
+  Json& resumes = run["resumes"];
+  resumes["count"] = resumes.value("count", 0) + 1;
+  for (const char* name : {"lost_steps", "lost_seconds", "down_seconds"}) {
+    if (event.contains(name)) {
+      resumes[name] = resumes.value(name, 0.0) + std::max(0.0, event[name].get<double>());
+    }
+  }
 }
 
 // Keeps the first and the last ones of too many.
@@ -357,10 +377,12 @@ void Shorten(Json& list, int64_t most, const char* what, std::vector<std::string
 void AddEvents(const fs::path& path, const RunDataLimits& limits, bool& found, Json& run,
                std::vector<std::string>& notes) {
   Json events = Json::array(), samples = Json::array();
+  run["latest"] = run["resumes"] = Json::object();
   const auto take = [&](const Json& record) {
     if (Kind(record) != "event" || Text(record, "event", 100).empty()) return false;
     Json event = EventOf(record, limits);
     if (event["event"] != "sample") {
+      SumUp(record, event, run);
       events.push_back(std::move(event));
     } else {
       samples.push_back({{"step", event["step"]},
@@ -396,18 +418,6 @@ void AddSaves(const fs::path& path, const RunDataLimits& limits, bool& found, Js
   run["saves"] = std::move(saves);
 }
 
-// What the events say of the saves: of those of one step the last one.
-void TimeSaves(Json& run) {
-  for (Json& save : run["saves"]) {
-    for (const Json& event : run["events"]) {
-      if (event["event"] != "saved" || event["step"] != save["step"]) continue;
-      for (const char* name : {"seconds", "bytes"}) {
-        if (event.contains(name)) save[name] = event[name];
-      }
-    }
-  }
-}
-
 // The beginning of config.textproto.
 std::string Settings(const fs::path& path, int64_t max_bytes, bool& found) {
   std::error_code error;
@@ -426,11 +436,54 @@ fs::path PlaceOf(const std::string& run_dir) {
   return path.has_filename() ? path : path.parent_path();
 }
 
-// Where the folder is on this machine is not the reader's business: paths begin with its name.
-void HidePlace(const fs::path& place, Json& text) {
-  const std::string parent = place.parent_path().string();
-  if (parent.size() < 2 || !text.is_string()) return;
-  text = absl::StrReplaceAll(text.get_ref<const std::string&>(), {{absl::StrCat(parent, "/"), ""}});
+// Where the run was when it wrote its settings; empty where they do not say.
+fs::path RecordedPlace(const std::string& settings) {
+  constexpr std::string_view kField = "\n  run_dir: \"";
+  const size_t at = settings.find(kField);
+  if (at == settings.npos) return {};
+  const size_t begin = at + kField.size();
+  const fs::path path = settings.substr(begin, settings.find_first_of("\"\n", begin) - begin);
+  return path.is_absolute() ? PlaceOf(path.string()) : fs::path();
+}
+
+// Where a folder is on its machine is not the reader's business: paths begin with its name.
+void HidePlace(const fs::path& place, Json& json) {
+  const std::string parent = place.parent_path().string() + "/";
+  if (parent.size() < 3 || !json.is_string()) return;
+  std::string text = json.get<std::string>();
+  for (size_t at = text.find(parent); at != text.npos; at = text.find(parent, at)) {
+    // The end of a longer path is another one.
+    const char before = at == 0 ? ' ' : text[at - 1];
+    if (absl::ascii_isalnum(static_cast<unsigned char>(before)) ||
+        std::string_view("/._-").find(before) != std::string_view::npos) {
+      at += parent.size();
+    } else {
+      text.erase(at, parent.size());
+    }
+  }
+  json = std::move(text);
+}
+
+void HidePlaces(const fs::path& place, Json& run) {
+  for (const fs::path& each : {place, RecordedPlace(run["settings"].get<std::string>())}) {
+    HidePlace(each, run["settings"]);
+    for (Json& event : run["events"]) {
+      if (event.contains("text")) HidePlace(each, event["text"]);
+    }
+  }
+}
+
+// Counts and times are estimates for all steps, made from those that were read.
+void AddTotals(const Reading& reading, int64_t every, Json& run) {
+  const std::vector<double> seconds = Values(reading.steps, "step_seconds");
+  const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  run["steps"] = reading.steps.size();
+  run["read_every"] = every;
+  run["skipped"] = every * std::ranges::count_if(reading.steps, &Step::skipped);
+  run["seconds"] = Rounded(sum * static_cast<double>(every));
+  run["mean_step_seconds"] = Rounded(sum / static_cast<double>(seconds.size()));
+  run["tokens_per_second"] = Median(Values(reading.steps, "tokens_per_second"));
+  run["time"] = TimeStretches(reading.steps, every);
 }
 
 }  // namespace
@@ -449,7 +502,6 @@ absl::StatusOr<Json> ReadRunData(const std::string& run_dir, const RunDataLimits
   const int64_t every = ReadMetrics(folder / "metrics.jsonl", limits, found, reading);
   AddSaves(folder / "saves.jsonl", limits, found, run, reading.notes);
   AddEvents(folder / "events.jsonl", limits, found, run, reading.notes);
-  TimeSaves(run);
   if (!found) {
     return absl::NotFoundError(absl::StrCat(
         run_dir,
@@ -459,27 +511,23 @@ absl::StatusOr<Json> ReadRunData(const std::string& run_dir, const RunDataLimits
 
   const std::vector<size_t> chosen = Thin(reading.steps, limits.points);
   if (every > 1) {
-    reading.notes.push_back(
-        absl::StrCat("metrics.jsonl is long: one of ", every, " recorded steps is read"));
+    reading.notes.push_back(absl::StrCat("metrics.jsonl is long: one of ", every,
+                                         " recorded steps is read, and times and counts of steps "
+                                         "are multiplied by ",
+                                         every));
   }
   if (chosen.size() < reading.steps.size()) {
     reading.notes.push_back(absl::StrCat("the curves show ", chosen.size(), " of ",
                                          reading.steps.size(),
                                          " steps: the ends, and the extremes between them"));
   }
-  run["steps"] = reading.steps.size();
-  run["read_every"] = every;
-  run["skipped"] = reading.skipped;
-  const std::vector<double> seconds = Values(reading.steps, "step_seconds");
-  run["seconds"] = Rounded(std::accumulate(seconds.begin(), seconds.end(), 0.0));
-  run["tokens_per_second"] = Median(Values(reading.steps, "tokens_per_second"));
+  AddTotals(reading, every, run);
   run["columns"] = Columns(reading.steps, chosen);
   Json& evaluations = run["eval"] = {{"step", Json::array()}, {"loss", Json::array()}};
   for (const size_t i : Thin(reading.evaluations, limits.points)) {
     evaluations["step"].push_back(reading.evaluations[i].step);
     evaluations["loss"].push_back(Rounded(reading.evaluations[i].values[0]));
   }
-  run["time"] = TimeStretches(reading.steps);
   run["wire"] = Json::array();
   for (const auto& [part, bytes] : reading.wire) {
     run["wire"].push_back({{"axis", part.first},
@@ -487,10 +535,7 @@ absl::StatusOr<Json> ReadRunData(const std::string& run_dir, const RunDataLimits
                            {"bytes", bytes / static_cast<double>(reading.wire_steps)}});
   }
   run["ledger"] = reading.ledger;
-  HidePlace(place, run["settings"]);
-  for (Json& event : run["events"]) {
-    if (event.contains("text")) HidePlace(place, event["text"]);
-  }
+  HidePlaces(place, run);
   run["notes"] = reading.notes;
   return run;
 }

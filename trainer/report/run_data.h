@@ -21,7 +21,8 @@ struct RunDataLimits {
   int64_t samples = 20;
   int64_t text_bytes = 20000;  // of one text
   int64_t settings_bytes = int64_t{1} << 20;
-  // If metrics.jsonl is longer, every second, third, ... line of a step is read.
+  // If metrics.jsonl is longer, every second, third, ... line of a step is read, and stands for its
+  // neighbours.
   int64_t metrics_bytes = int64_t{64} << 20;
 };
 
@@ -32,8 +33,9 @@ struct RunDataLimits {
 //   name         the folder's own name
 //   settings     the text of config.textproto; "" without one
 //   steps        number of steps that were read, every one or one of read_every; skipped: of how
-//                many the gradients were not finite, so that nothing was updated
-//   seconds      the sum of the steps that were read; tokens_per_second: their median, or null
+//                many of all the gradients were not finite, so that nothing was updated
+//   seconds      the sum of all steps; mean_step_seconds: their mean, or null; tokens_per_second:
+//                their median, or null
 //   columns      by name, one number or null a point: "step" and the fields of the records; columns
 //                without a number are left out
 //   eval         {"step": [...], "loss": [...]}
@@ -41,8 +43,11 @@ struct RunDataLimits {
 //                {"first": [...], "last": [...], "compute": [...], ...}; {} where no step says so
 //   wire         [{"axis", "operation", "bytes"}]: bytes that all ranks sent in a mean step
 //   events       [{"event", "step", "time", "text", ...}] in the order of the file
+//   latest       what the latest events say: "topology", "parameters", "predicted_step_seconds",
+//                "ranks"; each may be missing
+//   resumes      {"count", "lost_steps", "lost_seconds", "down_seconds"}, sums; {} without one
 //   samples      [{"step", "prompt", "text"}]
-//   saves        [{"step", "ledger", "state", "save", "seconds", "bytes"}]
+//   saves        [{"step", "ledger", "state", "save"}]
 //   ledger       {"step", "head"} of the last step that has one; null without
 //   notes        sentences about what is damaged or left out
 //
