@@ -232,9 +232,12 @@ void AddDataDifferences(Differences& differences) {
     } else if (difference.different_elements == 0) {
       differences.tensors.push_back({name, "the same values, in other bits"});
     } else {
-      differences.tensors.push_back(
-          {name, absl::StrCat(difference.different_elements, " elements differ, by at most ",
-                              NumberText(difference.max_abs))});
+      std::string text = absl::StrCat(difference.different_elements, " elements differ");
+      // How far integers are apart is not known.
+      if (difference.max_abs > 0) {
+        absl::StrAppend(&text, ", by at most ", NumberText(difference.max_abs));
+      }
+      differences.tensors.push_back({name, std::move(text)});
     }
   }
 }

@@ -30,20 +30,22 @@ HOSTILE = ("</script><script>document.title = 'owned'</script>",
 
 
 def save_torch(path, tensors):
-    """What torch.save() writes of {name: [numbers]}, without torch."""
+    """What torch.save() writes of {name: [numbers]}, all float or all int, without torch."""
     torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
-    storage = type("FloatStorage", (), {"__module__": "torch"})
+    storages = {kind: type(name, (), {"__module__": "torch"})
+                for kind, name in ((float, "FloatStorage"), (int, "LongStorage"))}
 
     def rebuild(*_):
         pass
     rebuild.__module__, rebuild.__qualname__ = "torch._utils", "_rebuild_tensor_v2"
     rebuild.__name__ = "_rebuild_tensor_v2"
-    torch.FloatStorage, utils._rebuild_tensor_v2, torch._utils = storage, rebuild, utils
-    key_of = collections.namedtuple("key_of", "key count")
+    torch.FloatStorage, torch.LongStorage = storages[float], storages[int]
+    utils._rebuild_tensor_v2, torch._utils = rebuild, utils
+    key_of = collections.namedtuple("key_of", "key count kind")
 
     class Tensor:
-        def __init__(self, key, count):
-            self.storage = key_of(str(key), count)
+        def __init__(self, key, values):
+            self.storage = key_of(str(key), len(values), type(values[0]))
 
         def __reduce__(self):
             return rebuild, (self.storage, 0, (self.storage.count,), (1,), False,
@@ -52,18 +54,19 @@ def save_torch(path, tensors):
     class Pickler(pickle.Pickler):
         def persistent_id(self, obj):
             if isinstance(obj, key_of):
-                return ("storage", storage, obj.key, "cpu", obj.count)
+                return ("storage", storages[obj.kind], obj.key, "cpu", obj.count)
             return None
 
     sys.modules.update({"torch": torch, "torch._utils": utils})
     pickled = io.BytesIO()
     Pickler(pickled, protocol=2).dump(
-        {name: Tensor(i, len(values)) for i, (name, values) in enumerate(tensors.items())})
+        {name: Tensor(i, values) for i, (name, values) in enumerate(tensors.items())})
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", pickled.getvalue())
         archive.writestr("archive/byteorder", "little")
         for i, values in enumerate(tensors.values()):
-            archive.writestr(f"archive/data/{i}", struct.pack(f"<{len(values)}f", *values))
+            code = "f" if isinstance(values[0], float) else "q"
+            archive.writestr(f"archive/data/{i}", struct.pack(f"<{len(values)}{code}", *values))
         archive.writestr("archive/version", "3\n")
 
 
@@ -122,6 +125,8 @@ class InspectPage(unittest.TestCase):
                                      tensor["shards"])
                     pieces += tensor["shards"]
             self.assertGreater(pieces, len(told["tensors"]))
+            self.assertTrue(page.evaluate(
+                "tensors.every((t) => filesOf(t).length === (t.file_count ?? 0))"))
             self.assertEqual(page.count("#files svg.map"), len(told["files"]))
             self.assertEqual(page.evaluate("data.files.filter((file) => file.rank >= 0).length"),
                              len(told["files"]))
@@ -201,6 +206,18 @@ class InspectPage(unittest.TestCase):
         self.assertIn("1 tensors equal, 3 tensor differences", page.text("#verdict"))
         self.assertIn("3 tensor differences", self.printed)
         self.assertEqual(page.count("#differing tbody tr"), 2)
+        infinite = float("inf")
+        save_torch(self.folder / "c.pt", {"count": [1, 2, 3], "far": [1.0, 2.0]})
+        save_torch(self.folder / "d.pt", {"count": [1, 5, 3], "far": [4.0, infinite]})
+        page = self.open(self.folder / "c.pt", f"--diff={self.folder}/d.pt", code=1)
+        # Nothing is said of how far integers are apart.
+        self.assertEqual(page.evaluate("byName.get('count').difference"),
+                         {"elements": 1, "short": "1 elements differ",
+                          "messages": ["1 elements differ"]})
+        page.evaluate("choose(byName.get('far'))")
+        self.assertRegex(page.text("#detail"),
+                         r"difference, without distance\s+1\n*\s*difference, max\s+inf")
+        self.assertEqual(page.faults, [])
         page = self.open(self.folder / "a.pt", f"--diff={self.folder}/a.pt")
         self.assertIn("the two hold the same state", page.text("#other"))
         self.assertEqual(page.faults, [])
@@ -226,6 +243,22 @@ class InspectPage(unittest.TestCase):
         self.assertNotIn("the same state", self.printed)
         self.assertEqual(page.faults, [])
 
+    def test_damage_of_what_the_other_lacks(self):
+        intact, weights = self.sharded("tp2_pp2"), self.folder / "hf"
+        self.ckpt("convert", MEGATRON, weights, "--to=hf")
+        page = self.open(intact, f"--diff={weights}")
+        equal = page.evaluate("data.other.equal")
+        self.assertGreater(equal, 20)
+        box = page.evaluate("tensors.findLast((t) => t.role === 'OPTIMIZER_STATE').boxes[0]")
+        path = intact / page.evaluate(f"data.files[{box['file']}].path")
+        contents = bytearray(path.read_bytes())
+        contents[box["at"] + 3] ^= 1
+        path.write_bytes(contents)
+        page = self.open(intact, f"--diff={weights}", code=1)
+        self.assertEqual(page.evaluate("[data.other.equal, data.other.tensors]"), [equal, 1])
+        self.assertIn("damaged in the first", page.text("#differing"))
+        self.assertEqual(page.faults, [])
+
     def test_damage_of_what_is_sealed(self):
         theirs = self.folder / "theirs"
         shutil.copytree(MEGATRON, theirs)
@@ -243,7 +276,7 @@ class InspectPage(unittest.TestCase):
         self.assertIn(f"{path.name} at offset {box['at']}", page.text("#damage"))
         self.assertEqual(page.text("#chosen"), name)
         self.assertEqual(page.evaluate("tensors.filter((tensor) => tensor.damaged).length"), 1)
-        # Of a damaged seal nothing is known.
+        # A damaged seal proves nothing.
         seal = theirs / "tessera.seal"
         seal.write_bytes(seal.read_bytes()[:-1])
         page = self.open(theirs, code=1)

@@ -358,7 +358,7 @@ class PageData {
     std::set<uint32_t> files;
     PageJson boxes = PageJson::array();
     for (const PlacedBox& place : places_[t]) {
-      if (files.size() < kMaxBoxesOfTensor) files.insert(place.file);
+      files.insert(place.file);
       if (boxes.size() == shown) continue;
       boxes.push_back({{"file", place.file},
                        {"at", place.offset_bytes},
@@ -366,7 +366,8 @@ class PageData {
                        {"offset", place.box.global_offset},
                        {"shape", place.box.shape}});
     }
-    entry["files"] = files;
+    // The boxes name them.
+    entry["file_count"] = files.size();
     entry["boxes"] = std::move(boxes);
     if (shown == places_[t].size()) return;
     entry["boxes_left_out"] = places_[t].size() - shown;
@@ -379,6 +380,8 @@ class PageData {
     PageJson json = {{"messages", messages}, {"short", messages[0]}};
     if (data == nullptr) return json;
     json["elements"] = data->different_elements;
+    // Integers have no distances.
+    if (data->different_elements > 0 && data->max_abs == 0) return json;
     json["max"] = PageNumber(data->max_abs);
     json["norm"] = PageNumber(std::sqrt(data->squares));
     json["rms"] = PageNumber(std::sqrt(data->squares / static_cast<double>(elements)));
@@ -398,15 +401,19 @@ class PageData {
 };
 
 // Digests in the manifests say nothing about the contents of a tensor that is damaged.
-void AddDamagedTensors(const Manifest& manifest, const CheckpointSurvey& survey,
-                       Differences& differences) {
-  std::set<std::string> known;
+void AddDamagedTensors(const Manifest& manifest, const Manifest& other,
+                       const CheckpointSurvey& survey, Differences& differences) {
+  std::set<std::string> known, there;
+  for (const LogicalTensor& tensor : other.tensors()) there.insert(tensor.name());
   for (const TensorDifference& difference : differences.tensors) known.insert(difference.tensor);
   for (int t = 0; t < manifest.tensors_size(); ++t) {
     const std::string& name = manifest.tensors(t).name();
     if (!survey.tensors[t].damaged || known.contains(name)) continue;
-    --(differences.data.contains(name) ? differences.equal_by_contents
-                                       : differences.equal_by_digest);
+    // Optimizer state that another framework's checkpoint lacks counts neither way.
+    if (there.contains(name)) {
+      --(differences.data.contains(name) ? differences.equal_by_contents
+                                         : differences.equal_by_digest);
+    }
     differences.tensors.push_back({name, "damaged in the first"});
   }
 }
@@ -481,7 +488,7 @@ int WriteInspectPage(const NamedCheckpoint& named, const std::string& head,
     auto compared = Diff(named, *other, {.distances = true, .threads = options.threads});
     if (!compared.ok()) return fail(compared.status());
     differences = *std::move(compared);
-    AddDamagedTensors(named.opened->manifest(), *survey, *differences);
+    AddDamagedTensors(named.opened->manifest(), other->opened->manifest(), *survey, *differences);
   }
   const std::string page =
       FillPage(kInspectPage, PageData(named, *survey)
