@@ -103,7 +103,7 @@ class ReportPageTest(unittest.TestCase):
         self.assertIn("dp2_tp2, 5 steps lost, 2.50 s computed again, down for 60.0 s",
                       page.text(".events"))
         self.assertRegex(page.text("#overview"),
-                         r"resumes\s+1, 5 steps lost, 2.50 s computed again, down for 60.0 s\n")
+                         r"resumes\s+1: 5 steps lost, 2.50 s computed again, down for 60.0 s\n")
         self.assertEqual(page.count("svg.times rect"), 4 * STEPS)
         for text in ("60.0 %", "all-reduce", "3 MiB", "rank 3", "124 M", "ab" * 32, "33" * 32):
             self.assertIn(text, page.text())
