@@ -118,6 +118,8 @@ void CompareMetadata(const Manifest& a, const Manifest& b, Differences& differen
                       [](const OptimizerParameter& p) { return p.parameter(); });
   }
   differences.metadata = CompareMessages(state_a, state_b);
+  // The entries of a map come in another order each time.
+  std::ranges::sort(differences.metadata);
   CompareConfigs("model", a.model().text(), b.model().text(), differences.metadata);
   CompareSettings(a.trainer(), b.trainer(), differences);
   if (TopologyText(a.topology()) != TopologyText(b.topology())) {

@@ -1,7 +1,9 @@
 // ckpt diff on real directories.
 
+#include <algorithm>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -30,6 +32,16 @@ TEST_F(CkptTest, DiffOfSettingsIsOneLineAField) {
                           HasSubstr("1 metadata difference"), Not(HasSubstr("clip_grad"))));
   EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/older"}), kExitOk) << out_;
   EXPECT_THAT(out_, HasSubstr("only the first checkpoint records them"));
+}
+
+TEST_F(CkptTest, DiffPrintsTheSameEachTime) {
+  MustSave("a", 3, 1);
+  for (const char* name : {"h", "b", "g", "a", "f", "c", "e", "d"}) extra_[name] = "value";
+  MustSave("b", 4, 1);
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b", "--json"}), kExitDifferent);
+  const auto metadata = Json()["metadata"].get<std::vector<std::string>>();
+  EXPECT_GT(metadata.size(), 8);
+  EXPECT_TRUE(std::ranges::is_sorted(metadata)) << out_;
 }
 
 TEST_F(CkptTest, DiffOfEqualStateUnderOtherShardings) {
