@@ -210,12 +210,17 @@ int64_t ReadMetrics(const fs::path& path, const RunDataLimits& limits, bool& fou
           ? 1
           : (static_cast<int64_t>(size) + limits.metrics_bytes - 1) / limits.metrics_bytes;
   int64_t steps = 0;
+  std::string last;  // the last line of a step, if it was not read
   const auto skip = [&](std::string_view line) {
-    return line.find("\"kind\":\"step\"") != line.npos && steps++ % every != 0;
+    if (line.find("\"kind\":\"step\"") == line.npos) return false;
+    const bool skips = steps++ % every != 0;
+    last = skips ? line : std::string_view();
+    return skips;
   };
   found |= ForEachRecord(
       path, every > 1 ? std::function<bool(std::string_view)>(skip) : nullptr,
       [&](const Json& record) { return AddMetrics(record, reading); }, reading.notes);
+  if (const Json record = ParseJson(last); record.is_object()) AddMetrics(record, reading);
   KeepLast(reading.steps);
   KeepLast(reading.evaluations);
   return every;

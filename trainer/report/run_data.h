@@ -22,7 +22,7 @@ struct RunDataLimits {
   int64_t text_bytes = 20000;  // of one text
   int64_t settings_bytes = int64_t{1} << 20;
   // If metrics.jsonl is longer, every second, third, ... line of a step is read, and stands for its
-  // neighbours.
+  // neighbours; the last one is read, too.
   int64_t metrics_bytes = int64_t{64} << 20;
 };
 
