@@ -118,6 +118,26 @@ TEST_F(AuditBisectTest, ARunThatSavesEveryStepNamesTheStep) {
                   "15 differs");
 }
 
+TEST_F(AuditBisectTest, AStateBetweenTheStepsOfTheIntervalIsComparedToo) {
+  const Words flags = Joined(kExact, {"--save-interval=4", "--non-persistent-save-interval=0"});
+  MustTrain("run", 6, flags);
+  MustTrain("run", 16, flags);
+  ExpectProven({"--bisect"}, "steps 5 to 6 follow from step 4");
+  ExpectProven({"--bisect"}, "all 16 steps from the beginning to step 16 follow, and so do 5 ");
+  fs::remove_all(StepDir("run", 6));
+  std::istringstream saves(ReadFile(RunDir("run") / "saves.jsonl"));
+  for (std::string line; std::getline(saves, line);) {
+    nlohmann::json record = nlohmann::json::parse(line);
+    if (record["step"] != 6) continue;
+    record["state"] = std::string(64, '0');
+    record["save"] = SaveDigest(6, record["ledger"].get<std::string>(), std::string(64, '0'));
+    Edit("saves.jsonl", line, record.dump());
+  }
+  ExpectNotProven({"--bisect"},
+                  "between step 4, whose state follows, and step 6, whose state does not; no line "
+                  "up to step 6 differs");
+}
+
 TEST_F(AuditBisectTest, TokensThatHaveChanged) {
   MustTrain("run", 16, kExact);
   {
@@ -222,6 +242,8 @@ TEST_F(AuditBisectTest, TheBeginningMayBeElsewhereOrGone) {
   MustTrain("before", 4, kExact);
   MustTrain("run", 10, Joined(kExact, {"--load=" + Checkpoints("before").string()}));
   ExpectProven({"--bisect"}, "all 6 steps from the beginning to step 10 follow");
+  ExpectRefused({"--steps=3-6"}, "steps 3-6: metrics.jsonl has no ledger of [3]");
+  ExpectRefused({"--steps=2-3"}, "steps 2-3: metrics.jsonl has no ledger of [2]");
   fs::remove_all(RunDir("before"));
   ExpectProven({"--bisect"}, "all 4 steps from step 6 to step 10 follow");
   fs::remove_all(Checkpoints("run"));

@@ -71,6 +71,9 @@ TEST_F(AuditCommandTest, AnEditedNumberIsFound) {
        "\"skipped\":false,\"consumed_samples\":41");
   ExpectNotProven({"--steps=1"},
                   "step 5: its line in metrics.jsonl is not the one that its digest");
+  // Bytes that are no UTF-8.
+  Edit("metrics.jsonl", "\"step\":4", "\"st\xe5p\":4");
+  ExpectNotProven({"--steps=1"}, (RunDir("run") / "metrics.jsonl").string() + ": line 4");
 }
 
 TEST_F(AuditCommandTest, AFlippedBitOfASavedWeightIsFound) {

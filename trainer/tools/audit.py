@@ -237,6 +237,7 @@ class Bisection:
         self.last = max(run.steps)
         self.good = self.base = self.find_base(begins[-1])
         self.bad = None
+        self.compared = {self.base}  # saved steps whose states follow, and the base
         self.line = None
         self.other_data = ""
         self.replays = self.executed = 0
@@ -276,6 +277,13 @@ class Bisection:
                 self.halve(targets, pathlib.Path(scratch))
                 targets = [step for step in targets
                            if self.good < step and (self.bad is None or step < self.bad[0])]
+                if not targets and self.bad is None:
+                    # Replays pass over a state that was saved between the steps of the interval,
+                    # on a signal for example. One that ends there compares it.
+                    targets = [step for step in sorted(self.run.saves)
+                               if self.base < step <= self.last and step not in self.compared][:1]
+                    self.good = max(step for step in self.compared
+                                    if not targets or step < targets[0])
         print(self.cost(), flush=True)
         if self.bad is not None:
             raise NotProven(self.verdict() + self.other_data)
@@ -310,6 +318,8 @@ class Bisection:
         first = min([*again.other, *([again.line[0]] if again.line else [])], default=None)
         follow = [step for step in again.same if first is None or step < first]
         if first is None:
+            if middle in self.run.saves and middle not in again.same:
+                raise Refused(f"step {middle}: the replay did not save its state")
             follow.append(middle)
             self.origins.setdefault(middle, []).append(f"{folder}/checkpoints/step-{middle:08}")
             print(f"steps {start + 1} to {middle} follow from {self.name(start)}", flush=True)
@@ -325,6 +335,7 @@ class Bisection:
         if after_line:
             raise NotProven(f"step {self.line[0]}: {self.line[1]}, though the state of step "
                             f"{after_line[0]} follows: it is the record that does not")
+        self.compared.update(follow)
         self.good = max([self.good, *follow])
         kept = self.origins[max(step for step in self.origins if step <= self.good)]
         for other in scratch.iterdir():
@@ -372,14 +383,14 @@ def parse_ranges(text):
     return ranges
 
 
-def choose_ranges(options, last):
+def choose_ranges(options, begin, last):
     if "steps" in options:
         return parse_ranges(options["steps"])
     count, seed = options["random"], options.get("seed", "0")
     if not count.isdigit() or int(count) == 0 or not seed.isdigit():
         raise Refused("--random and --seed are numbers, the former not 0")
     chosen = random.Random(int(seed))
-    firsts = [chosen.randint(1, last) for _ in range(int(count))]
+    firsts = [chosen.randint(begin, last) for _ in range(int(count))]
     return [(first, min(first + LENGTH_OF_RANDOM_RANGES - 1, last)) for first in firsts]
 
 
@@ -404,11 +415,11 @@ def audit(words):
     if "bisect" in options:
         Bisection(run, flags, begins).search()
         return
-    for first, last in choose_ranges(options, max(run.steps)):
+    for first, last in choose_ranges(options, run.origin + 1, max(run.steps)):
         start = -1
         while start < 0 or start in run.checkpoints and not run.check_checkpoint(start):
             start = max((step for step in run.checkpoints if step < first), default=run.origin)
-        missing = [step for step in range(start + 1, last + 1)
+        missing = [step for step in range(min(start + 1, first), last + 1)
                    if "ledger" not in run.steps.get(step, {})]
         if first < 1 or first > last or missing:
             raise Refused(f"steps {first}-{last}: metrics.jsonl has no ledger of "

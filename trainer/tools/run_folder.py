@@ -59,12 +59,10 @@ def read_records(path, kind):
     """The records of a kind by step. An incomplete last line is that of a process that died."""
     records = {}
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes()
     except OSError as error:
         raise Refused(f"cannot read {path}: {error.strerror}") from error
-    for number, line in enumerate(text.splitlines(keepends=True), 1):
-        if not line.endswith("\n"):
-            break
+    for number, line in enumerate(text.split(b"\n")[:-1], 1):
         try:
             record = json.loads(line)
             if record["kind"] == kind:
@@ -188,7 +186,7 @@ class Run:
         for step, record in sorted(self.steps.items()):
             if last != step - 1 and step - 1 in self.saves:
                 # The run has gone on here from a checkpoint of another folder.
-                previous, last = self.saves[step - 1]["ledger"], step - 1
+                previous, last = self.saves[step - 1].get("ledger", ""), step - 1
             if "ledger" not in record:
                 previous, last = "", step
                 continue
