@@ -55,7 +55,8 @@ and a difference that is less than half a unit of the last digit printed does no
   --svg=FILE                   one plot of all runs and their differences from A
 
 Exit codes: 0 the runs are equal; 1 two differ, or one has steps that the other lacks; 2 they could
-not be compared: wrong usage, records that cannot be read, or no step in common.
+not be compared: wrong usage, records that cannot be read, no step in common, or nothing of what is
+judged in both.
 )";
 
 constexpr int kDiffer = 1;

@@ -174,6 +174,17 @@ TEST_F(CompareRunsTest, MarkdownHasARowPerRun) {
   WriteRun("e", 1, 20, 0);
   EXPECT_THAT(Compare("--markdown " + Path("a") + " " + Path("e")).out,
               HasSubstr("**differs**, lacks steps 21 to 30 |\n"));
+  WriteRun("f", 1, 30, 0);
+  for (const char* run : {"a", "f"}) {
+    std::ofstream file(root_ / run / "metrics.jsonl", std::ios::app);
+    file << R"({"kind":"eval","step":10,"eval_loss":1})"
+         << "\n";
+    if (*run == 'a')
+      file << R"({"kind":"eval","step":20,"eval_loss":1})"
+           << "\n";
+  }
+  EXPECT_THAT(Compare("--markdown " + Path("a") + " " + Path("f")).out,
+              HasSubstr("**differs**, lacks evaluations 20 |\n"));
   EXPECT_EQ(Compare("--markdown --json " + Path("a") + " " + Path("b")).exit_code, 2);
 }
 
@@ -189,6 +200,10 @@ TEST_F(CompareRunsTest, LogsOfOtherTrainersAreComparedWithRuns) {
   EXPECT_EQ(Compare(both + " --step-offset=-1").exit_code, 1);
   EXPECT_EQ(Compare(both + " --exact").exit_code, 1);
   EXPECT_EQ(Compare(both + " --judge=loss,lr --tolerance-fp32=1e-7 --absolute").exit_code, 0);
+  // What is judged is in one of them only.
+  const Result nothing = Compare(both + " --judge=eval_loss");
+  EXPECT_EQ(nothing.exit_code, 2) << nothing.out;
+  EXPECT_THAT(nothing.out, HasSubstr("they have no common record of a loss, or of what"));
   std::ofstream(root_ / "log") << "step 10/30 | loss nan | lr 1.00e-03\n";
   EXPECT_EQ(Compare(both + " --last-step=10").exit_code, 1);
   EXPECT_EQ(Compare(Path("log") + " " + Path("log")).exit_code, 0);

@@ -45,7 +45,8 @@ class Comparer {
     // Numbers that are printed alike must be printed the same. Of others, one may be what the other
     // is rounded to; the factor is for the subtraction's own rounding.
     const double rounding = rounding_a == rounding_b ? 0 : (rounding_a + rounding_b) * (1 + 1e-6);
-    if (!permitted && !rule_.exact && distance <= rounding + Scaled(a, b)) {
+    if (!permitted && !rule_.exact && rounding > 0 && std::isfinite(distance) &&
+        distance <= rounding + Scaled(a, b)) {
       permitted = true;
       ++quantity.within_rounding;
     }
@@ -185,9 +186,13 @@ bool RunComparison::equal() const {
 }
 
 bool RunComparison::comparable() const {
-  return std::any_of(quantities.begin(), quantities.end(), [](const ComparedQuantity& quantity) {
-    return quantity.compared > 0 && quantity.name.ends_with("loss");
-  });
+  const auto any = [this](const auto& matters) {
+    return std::any_of(quantities.begin(), quantities.end(), [&](const ComparedQuantity& quantity) {
+      return quantity.compared > 0 && matters(quantity);
+    });
+  };
+  return any([](const ComparedQuantity& quantity) { return quantity.name.ends_with("loss"); }) &&
+         any([](const ComparedQuantity& quantity) { return quantity.judged; });
 }
 
 const ComparedQuantity* RunComparison::first_difference() const {

@@ -61,7 +61,7 @@ struct RunComparison {
   std::vector<int64_t> only_a_evaluations, only_b_evaluations;
 
   bool equal() const;
-  // Whether the runs have the loss of a step or an evaluation in common.
+  // Whether the runs have the loss of a step or an evaluation in common, and a judged quantity.
   bool comparable() const;
   // The judged quantity that differs at the earliest step; null if no judged quantity differs.
   const ComparedQuantity* first_difference() const;

@@ -162,12 +162,22 @@ std::string RoundingText(const RunComparison& comparison) {
                       absl::StrJoin(counts, ", "), "\n");
 }
 
+const char* WhyNotComparable(const RunComparison& comparison) {
+  const auto is_compared = [](const ComparedQuantity& quantity) { return quantity.compared > 0; };
+  return std::any_of(comparison.quantities.begin(), comparison.quantities.end(), is_compared)
+             ? "no common record of a loss, or of what is judged"
+             : "no step in common";
+}
+
 std::string ResultText(const RunComparison& comparison) {
   const std::string rule =
       comparison.exact ? "every bit is compared"
                        : absl::StrFormat("%stolerance %.0e", comparison.absolute ? "absolute " : "",
                                          comparison.tolerance);
-  if (!comparison.comparable()) return "the runs cannot be compared: they have no step in common\n";
+  if (!comparison.comparable()) {
+    return absl::StrCat("the runs cannot be compared: they have ", WhyNotComparable(comparison),
+                        "\n");
+  }
   if (comparison.equal()) {
     return comparison.exact ? "the runs are equal, bit for bit\n"
                             : absl::StrCat("the runs are equal (", rule, ")\n");
@@ -294,7 +304,9 @@ std::string MarkdownLosses(const RunRecords& run, int64_t last_step) {
 }
 
 std::string MarkdownVerdict(const RunComparison& comparison) {
-  if (!comparison.comparable()) return "**not comparable**: no step in common";
+  if (!comparison.comparable()) {
+    return absl::StrCat("**not comparable**: ", WhyNotComparable(comparison));
+  }
   const std::string rule = comparison.exact
                                ? "bit for bit"
                                : absl::StrFormat("within %.0e%s", comparison.tolerance,
@@ -302,9 +314,15 @@ std::string MarkdownVerdict(const RunComparison& comparison) {
   if (comparison.equal()) return absl::StrCat("equal, ", rule);
   const ComparedQuantity* first = comparison.first_difference();
   if (first != nullptr) return absl::StrCat("**differs** in `", first->name, "`, not ", rule);
-  const std::string lacks = StepRanges(comparison.only_a), has = StepRanges(comparison.only_b);
-  return absl::StrCat("**differs**", lacks.empty() ? "" : ", lacks steps ", lacks,
-                      has.empty() ? "" : ", has steps ", has, has.empty() ? "" : " more");
+  std::string text = "**differs**";
+  const auto add = [&text](const char* what, const std::vector<int64_t>& steps, const char* more) {
+    if (!steps.empty()) absl::StrAppend(&text, what, StepRanges(steps), more);
+  };
+  add(", lacks steps ", comparison.only_a, "");
+  add(", has steps ", comparison.only_b, " more");
+  add(", lacks evaluations ", comparison.only_a_evaluations, "");
+  add(", has evaluations ", comparison.only_b_evaluations, " more");
+  return text;
 }
 
 std::string MarkdownRow(const RunRecords& baseline, const RunRecords& run,

@@ -59,6 +59,23 @@ TEST(ComparisonTest, EachJudgedNumberMustAgree) {
   }
 }
 
+TEST(ComparisonTest, ALossThatIsNotFiniteIsADifference) {
+  for (const double loss : {NAN, INFINITY, -INFINITY}) {
+    RunRecords run = Records(1, 10);
+    run.steps[4].loss = loss;
+    EXPECT_TRUE(CompareRuns(run, run, {}).equal());
+    for (const bool absolute : {false, true}) {
+      const RunComparison comparison = CompareRuns(Records(1, 10), run, {.absolute = absolute});
+      EXPECT_FALSE(comparison.equal()) << loss;
+      EXPECT_EQ(Quantity(comparison, "loss").first_step, 4) << loss;
+      EXPECT_EQ(Quantity(comparison, "loss").within_rounding, 0) << loss;
+    }
+    // A log of fewer digits.
+    for (int step = 1; step <= 10; ++step) run.roundings[step] = {5e-5, 5e-5, 5e-5, kNotRecorded};
+    EXPECT_FALSE(CompareRuns(Records(1, 10), run, {}).equal()) << loss;
+  }
+}
+
 TEST(ComparisonTest, DefaultTolerancesDependOnThePrecision) {
   RunRecords a = Records(1, 10), b = Records(1, 10);
   b.steps[5].loss *= 1 + 5e-6;
