@@ -11,10 +11,11 @@
 // process. A thread that works for another one binds what BoundTrace() returned there.
 //
 // Threads: a recorder is thread-safe; the other classes are for the thread that constructs them.
-// Ownership: whoever binds a recorder, or records an operation of its own, holds a reference.
-// Cost: of TimeSpent, two readings of the clock. Of a span on a thread without a recorder, the test
-// of a thread's pointer; with one that is not active, of a flag, too; neither allocates. Of a span
-// that is recorded, below a microsecond and about 150 bytes until the timeline is written.
+// Ownership: a thread that is bound to a recorder, and an operation that is being recorded, hold a
+// reference to it.
+// Cost: TimeSpent reads the clock twice. A span on a thread without a recorder tests a pointer of
+// the thread; if the recorder is not active, it also tests a flag; neither allocates. A span that
+// is recorded takes about a microsecond, and about 150 bytes until the timeline is written.
 
 #include <array>
 #include <atomic>

@@ -15,8 +15,8 @@ namespace tessera::ckpt {
 
 struct DiffOptions {
   bool data = false;  // compares every element, and not the digests in the manifests
-  // Compares the elements of tensors whose digests differ, to say by how much. A tensor that is
-  // damaged counts as one that differs, and Diff() goes on.
+  // Compares the elements of tensors whose digests differ, to say by how much. A damaged tensor
+  // counts as different and does not end the comparison.
   bool distances = false;
   int threads = 4;
 };

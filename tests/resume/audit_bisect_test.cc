@@ -174,7 +174,7 @@ TEST_F(AuditBisectTest, CheckpointsThatHaveChanged) {
   ExpectProven({"--bisect"}, "all 8 steps from the beginning to step 8 follow");
   FlipWeight(4);
   ExpectNotProven({"--bisect"}, "step 4: its checkpoint does not hold the state that");
-  // A run that goes on from it records it as it is.
+  // A run that resumes from the edited checkpoint records the edited state.
   for (const int step : {6, 8}) fs::remove_all(StepDir("run", step));
   const std::string saves = ReadFile(RunDir("run") / "saves.jsonl");
   MustTrain("run", 12, flags);

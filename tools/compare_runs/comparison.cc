@@ -42,8 +42,9 @@ class Comparer {
       quantity.largest_absolute_step = step;
     }
     bool permitted = rule_.exact ? same : difference <= rule_.tolerance;
-    // Numbers that are printed alike must be printed the same. Of others, one may be what the other
-    // is rounded to; the factor is for the subtraction's own rounding.
+    // With the same number of printed digits, both must print the same number. With different
+    // precision, one may be the other after rounding; the factor covers the rounding of the
+    // subtraction itself.
     const double rounding = rounding_a == rounding_b ? 0 : (rounding_a + rounding_b) * (1 + 1e-6);
     if (!permitted && !rule_.exact && rounding > 0 && std::isfinite(distance) &&
         distance <= rounding + Scaled(a, b)) {

@@ -152,7 +152,7 @@ TEST(ComparisonTest, PrintedDigitsAreTolerated) {
   RunRecords other = log;
   other.steps[3].grad_norm += 1e-4;
   EXPECT_FALSE(CompareRuns(exact, other, options).equal());
-  // Numbers that are printed alike must be printed the same.
+  // With the same number of printed digits, both must print the same number.
   EXPECT_TRUE(CompareRuns(log, log, options).equal());
   EXPECT_FALSE(CompareRuns(log, other, options).equal());
   other = log;

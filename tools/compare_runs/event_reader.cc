@@ -19,7 +19,7 @@ namespace {
 using tensorboard::Event;
 
 constexpr size_t kChunkBytes = size_t{1} << 18;
-// A larger record, which is a graph or a video, is passed over.
+// A larger record is skipped: it holds a graph or a video.
 constexpr uint64_t kMaxRecordBytes = uint64_t{1} << 26;
 constexpr size_t kMaxTags = 1000;
 

@@ -87,9 +87,9 @@ class LogReader {
   int64_t repeated_ = 0, first_repeated_ = 0;
 };
 
-// Reads event files of TensorBoard, in the order in which it reads them: by name. Of the scalars it
-// takes those whose tags are known, or tell, to be a training loss, a gradient norm, a learning
-// rate, tokens/s or the loss of an evaluation.
+// Reads TensorBoard's event files in TensorBoard's order: by name. It takes the scalars whose tags
+// are known, or say, to be a training loss, a gradient norm, a learning rate, tokens/s or the loss
+// of an evaluation.
 class EventReader {
  public:
   explicit EventReader(RunRecords& run) : run_(run) {}

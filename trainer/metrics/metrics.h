@@ -72,7 +72,7 @@ struct EvalMetrics {
   bool best = false;
 };
 
-// What a process that died had computed after the checkpoint that the run goes on from.
+// The work that a resume lost: steps after its checkpoint which a process that died had computed.
 struct ResumeMetrics {
   int64_t step = 0;
   int64_t lost_steps = 0;

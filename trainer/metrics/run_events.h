@@ -28,10 +28,10 @@ struct RunEvent {
 // "topology":"dp2_tp2","text":"...", ...}. Nothing in the file is ever changed or dropped: a resume
 // adds to it. NAME, and the further fields:
 //   start, resume  parameters, predicted_step_seconds, ranks: [{"rank", "weights", "gradients",
-//                  "optimizer", "activations"}] in bytes. Of a resume also "checkpoint" and
-//                  "saved_topology" and, where this folder has records of it, what the former
-//                  process had done in vain: lost_steps, lost_seconds; down_seconds from its last
-//                  record until now.
+//                  "optimizer", "activations"}] in bytes. A resume adds "checkpoint" and
+//                  "saved_topology" and, if this folder has records of the former process,
+//                  lost_steps and lost_seconds, the work that was lost, and down_seconds, the time
+//                  from its last record until now.
 //   saved          seconds, bytes, directory
 //   not_saved, damaged (a checkpoint that was skipped), signal, stop_file, exit_duration
 //   sample         prompt

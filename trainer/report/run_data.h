@@ -40,7 +40,7 @@ struct RunDataLimits {
 //                without a number are left out
 //   eval         {"step": [...], "loss": [...]}
 //   time         the seconds of up to a hundred stretches of steps, by what they were spent for:
-//                {"first": [...], "last": [...], "compute": [...], ...}; {} where no step says so
+//                {"first": [...], "last": [...], "compute": [...], ...}; {} without such records
 //   wire         [{"axis", "operation", "bytes"}]: bytes that all ranks sent in a mean step
 //   events       [{"event", "step", "time", "text", ...}] in the order of the file
 //   latest       what the latest events say: "topology", "parameters", "predicted_step_seconds",

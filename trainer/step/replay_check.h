@@ -20,7 +20,7 @@
 //      ranks together, with gradients in memory of their own. So every rank is checked, and checks,
 //      at the same time, which takes as long as a single repetition.
 //   3. All ranks get one digest of each pass from each rank of the world. If all are equal, the
-//      step goes on. What a rank does from here on follows from these digests, which all have.
+//      step continues. From here on all ranks decide by these same digests, so they stay together.
 //   4. Otherwise there are further repetitions: by the original, by the repeater, and, with three
 //      replicas, by a third (JudgeRepetitions). A replica whose result varies is at fault; else
 //      the majority is right. Two replicas that each repeat their own result cannot be told apart.

@@ -50,7 +50,7 @@ TEST(JudgeRepetitionsTest, WhoVariesOrIsOutvotedIsWrong) {
       {{1}, {9}, {1}, {1}, {}, false, true},   //
       {{9}, {1}, {8}, {1}, {1}, true, false},  // varies
       {{1}, {9}, {1}, {8}, {1}, false, true},  //
-      {{9}, {1}, {9}, {1}, {}, true, true},    // nobody decides
+      {{9}, {1}, {9}, {1}, {}, true, true},    // undecided
       {{9}, {1}, {9}, {1}, {1}, true, false},  // outvoted
       {{1}, {9}, {1}, {9}, {1}, false, true},  //
       {{9}, {1}, {9}, {1}, {8}, true, true},   // three results

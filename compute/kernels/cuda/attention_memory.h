@@ -3,8 +3,9 @@
 
 // The shared memory of attention's kernels, which decides where they can run.
 //
-// A block of four warps owns 64 positions of one head, 16 a warp, and passes over the other side
-// (keys, or queries) in tiles of 32. Heads are padded with zeros in shared memory to 32, 64 or 128.
+// A block of four warps owns 64 positions of one head, 16 per warp, and iterates over the other
+// side (keys, or queries) in tiles of 32. Heads are padded with zeros in shared memory to 32, 64 or
+// 128.
 
 #include <cstdint>
 
