@@ -2,12 +2,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -17,16 +23,65 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/include/open_storage.h"
 #include "checkpoint/include/storage.h"
+#include "checkpoint/storage/read_only_storage.h"
 #include "convert/core/models.h"
 #include "convert/core/read_digests.h"
 #include "convert/core/state_names.h"
 #include "convert/formats.h"
 #include "convert/local_folder.h"
 #include "convert/open_foreign.h"
-#include "convert/unpublished_folder.h"
 
 namespace tessera::ckpt::convert {
 namespace {
+
+class FileInMemory final : public ReadableFile {
+ public:
+  FileInMemory(std::string name, std::string contents)
+      : name_(std::move(name)), contents_(std::move(contents)) {}
+
+  absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
+    if (offset_bytes > contents_.size() || out.size() > contents_.size() - offset_bytes) {
+      return absl::DataLossError(absl::StrCat(name_, ": ", out.size(), " bytes at offset ",
+                                              offset_bytes, " of a file of ", contents_.size()));
+    }
+    if (!out.empty()) std::memcpy(out.data(), contents_.data() + offset_bytes, out.size());
+    return absl::OkStatus();
+  }
+  uint64_t size_bytes() const override { return contents_.size(); }
+
+ private:
+  const std::string name_, contents_;
+};
+
+// A folder as its readers will find it once its last files have been published: read-only. Files
+// that are not in the storage yet are in memory.
+class UnpublishedFolder final : public ReadOnlyStorage {
+ public:
+  // `files`: contents by name, directly inside the root of `base`, whose other files are shown.
+  UnpublishedFolder(std::shared_ptr<Storage> base, std::map<std::string, std::string> files)
+      : ReadOnlyStorage("this view is read-only"),
+        base_(std::move(base)),
+        files_(std::move(files)) {}
+
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override {
+    const auto file = files_.find(std::string(path));
+    if (file == files_.end()) return base_->Open(path);
+    return std::make_unique<FileInMemory>(Describe(path), file->second);
+  }
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override {
+    TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, base_->List(path));
+    if (!path.empty()) return names;
+    for (const auto& [name, contents] : files_) names.push_back(name);
+    std::ranges::sort(names);
+    names.erase(std::unique(names.begin(), names.end()), names.end());
+    return names;
+  }
+  std::string Describe(std::string_view path) const override { return base_->Describe(path); }
+
+ private:
+  const std::shared_ptr<Storage> base_;
+  const std::map<std::string, std::string> files_;
+};
 
 // Keeps two writers to one place of an object store apart.
 std::string UnfinishedName(const std::string& file) {
