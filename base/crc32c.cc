@@ -1,3 +1,6 @@
+// Also for processors with VPCLMULQDQ, for which Highway compiles on demand.
+#define HWY_WANT_AVX3_DL
+
 #include "base/crc32c.h"
 
 #include <array>
@@ -22,32 +25,9 @@
 namespace tessera {
 namespace {
 
-// Polynomials, reflected: bit 31 is x^0.
-constexpr uint32_t kCastagnoli = 0x82F63B78;
-constexpr uint32_t kZip = 0xEDB88320;
-
-// a * b modulo the polynomial, both reflected.
-template <uint32_t kPolynomial>
-constexpr uint32_t MultiplyModP(uint32_t a, uint32_t b) {
-  uint32_t product = 0;
-  for (uint32_t bit = uint32_t{1} << 31; bit != 0; bit >>= 1) {
-    if (a & bit) product ^= b;
-    b = (b & 1) ? (b >> 1) ^ kPolynomial : b >> 1;
-  }
-  return product;
-}
-
-// x^(8 * bytes) modulo the polynomial: multiplying a checksum by it appends that many zero bytes.
-template <uint32_t kPolynomial>
-constexpr uint32_t ZerosOperator(uint64_t bytes) {
-  uint32_t result = uint32_t{1} << 31;       // 1
-  uint32_t power = uint32_t{1} << (31 - 8);  // x^8
-  for (; bytes != 0; bytes >>= 1) {
-    if (bytes & 1) result = MultiplyModP<kPolynomial>(power, result);
-    power = MultiplyModP<kPolynomial>(power, power);
-  }
-  return result;
-}
+using internal::kCastagnoli;
+using internal::kZip;
+using internal::ZerosOperator;
 
 // Slicing-by-8 (Kounavis and Berry, 2005): table[k][b] is the checksum state of byte b followed by
 // k zero bytes.
@@ -104,12 +84,18 @@ namespace tessera::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+#if HWY_TARGET <= HWY_AVX3_DL
+constexpr hn::ScalableTag<uint64_t> kWords;  // VPCLMULQDQ
+#else
 // Processors multiply 16 bytes at a time; Highway makes wider products of those.
 constexpr hn::FixedTag<uint64_t, 2> kWords;
+#endif
 using Words = hn::Vec<decltype(kWords)>;
-constexpr size_t kVectorBytes = 16;
+constexpr size_t kLanes = hn::MaxLanes(kWords);
+constexpr size_t kVectorBytes = sizeof(uint64_t) * kLanes;
 constexpr size_t kPrefetchBytes = 4096;
-constexpr size_t kStepBytes = 4 * kVectorBytes;  // a cache line; four chains hide the latency
+constexpr size_t kCacheLineBytes = 64;
+constexpr size_t kStepBytes = 4 * kVectorBytes;  // four chains hide the latency
 
 // The factor that moves a word by so many bytes. Products of reflected polynomials are one bit too
 // low, hence the shift.
@@ -135,13 +121,17 @@ HWY_INLINE Words LoadVector(const std::byte* from) {
 template <uint32_t kPolynomial>
 uint32_t Advance(uint32_t state, const std::byte* at, size_t size) {
   if (size < kStepBytes) return AdvanceByTables<kPolynomial>(state, at, size);
-  Words a = hn::Xor(LoadVector(at), hn::InsertLane(hn::Zero(kWords), 0, uint64_t{state}));
+  const uint64_t first[kLanes] = {state};
+  Words a = hn::Xor(LoadVector(at), hn::LoadU(kWords, first));
   Words b = LoadVector(at + kVectorBytes);
   Words c = LoadVector(at + 2 * kVectorBytes);
   Words d = LoadVector(at + 3 * kVectorBytes);
   for (at += kStepBytes, size -= kStepBytes; size >= kStepBytes;
        at += kStepBytes, size -= kStepBytes) {
-    hwy::Prefetch(at + kPrefetchBytes);
+    HWY_UNROLL()
+    for (size_t line = 0; line < kStepBytes; line += kCacheLineBytes) {
+      hwy::Prefetch(at + kPrefetchBytes + line);
+    }
     a = hn::Xor(Move<kPolynomial, kStepBytes>(a), LoadVector(at));
     b = hn::Xor(Move<kPolynomial, kStepBytes>(b), LoadVector(at + kVectorBytes));
     c = hn::Xor(Move<kPolynomial, kStepBytes>(c), LoadVector(at + 2 * kVectorBytes));

@@ -1,3 +1,6 @@
+// The instruction sets of crc32c.cc.
+#define HWY_WANT_AVX3_DL
+
 #include "base/crc32c.h"
 
 #include <gtest/gtest.h>

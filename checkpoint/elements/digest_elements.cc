@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/crc32c.h"
 #include "checkpoint/elements/strided.h"
 
 namespace tessera::ckpt {
@@ -60,6 +61,15 @@ LogicalDigest DigestRuns(const BoxRuns& global, int64_t first, int64_t last, con
     }
   });
   return digest;
+}
+
+LogicalDigest CheckRuns(const BoxRuns& global, int64_t first, int64_t last, const std::byte* data,
+                        int64_t element_bytes, uint32_t& crc32c) {
+  if (const std::optional<int64_t> at = global.Contiguous(first, last)) {
+    return CheckRun(*at, data, last - first, element_bytes, crc32c);
+  }
+  crc32c = ExtendCrc32c(crc32c, {data, static_cast<size_t>((last - first) * element_bytes)});
+  return DigestRuns(global, first, last, data, element_bytes);
 }
 
 LogicalDigest CopyAndDigestRuns(const BoxRuns& global, int64_t first, int64_t last,

@@ -24,6 +24,10 @@ LogicalDigest DigestBox(const Shape& global_shape, const Box& box, const std::by
 LogicalDigest DigestRuns(const BoxRuns& global, int64_t first, int64_t last, const std::byte* data,
                          int64_t element_bytes);
 
+// The same digest; also extends the checksum `crc32c` by the elements' bytes at `data`.
+LogicalDigest CheckRuns(const BoxRuns& global, int64_t first, int64_t last, const std::byte* data,
+                        int64_t element_bytes, uint32_t& crc32c);
+
 // The same digest, while copying the elements from `data` to `to`.
 LogicalDigest CopyAndDigestRuns(const BoxRuns& global, int64_t first, int64_t last,
                                 const std::byte* data, std::byte* to, int64_t element_bytes);

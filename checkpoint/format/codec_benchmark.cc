@@ -37,6 +37,19 @@ void BM_Digest(benchmark::State& state) {
 }
 BENCHMARK(BM_Digest)->ArgName("element_bytes")->RangeMultiplier(2)->Range(1, 8);
 
+void BM_Check(benchmark::State& state) {
+  const std::vector<std::byte> data = Data();
+  const auto element_bytes = static_cast<size_t>(state.range(0));
+  uint32_t crc32c = 0;
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(
+        CheckRun(5, data.data(), data.size() / element_bytes, element_bytes, crc32c));
+  }
+  benchmark::DoNotOptimize(crc32c);
+  state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(data.size()));
+}
+BENCHMARK(BM_Check)->ArgName("element_bytes")->RangeMultiplier(2)->Range(1, 8);
+
 }  // namespace
 }  // namespace tessera::ckpt
 

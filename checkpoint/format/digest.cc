@@ -1,10 +1,13 @@
-// The digest's loop over contiguous elements, for every instruction set.
+// The loops of the digest over contiguous elements, for every instruction set.
 
 #include "checkpoint/format/digest.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
+
+#include "base/crc32c.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "checkpoint/format/digest.cc"
@@ -90,10 +93,10 @@ HWY_INLINE void StreamLine(const std::byte* from, std::byte* to) {
   }
 }
 
-// Digests `count` elements from `at`; with kCopy they are also copied past the cache to `to`, which
-// is aligned to a line.
-template <typename Word, bool kCopy>
-LogicalDigest DigestWords(uint64_t first_index, const std::byte* at, std::byte* to, size_t count) {
+// Digests `count` elements from `at`, and calls on_line(line, its address) for each line of them.
+template <typename Word, typename OnLine>
+HWY_INLINE LogicalDigest DigestWords(uint64_t first_index, const std::byte* at, size_t count,
+                                     OnLine&& on_line) {
   constexpr size_t kLineElements = kLineBytes / sizeof(Word);
   const size_t lanes = hn::Lanes(kWords);
   const Mixer mixer;
@@ -103,8 +106,7 @@ LogicalDigest DigestWords(uint64_t first_index, const std::byte* at, std::byte* 
   Sums sums = {hn::Zero(kWords), hn::Zero(kWords)};
   const size_t lines = count / kLineElements;
   for (size_t line = 0; line < lines; ++line, at += kLineBytes) {
-    hwy::Prefetch(at + kDigestPrefetchBytes);
-    if constexpr (kCopy) StreamLine(at, to + line * kLineBytes);
+    on_line(line, at);
     HWY_UNROLL()
     for (size_t i = 0; i < kLineElements; i += lanes) {
       mixer.Add(index_terms, LoadWidened<Word>(at + i * sizeof(Word)), sums);
@@ -112,10 +114,6 @@ LogicalDigest DigestWords(uint64_t first_index, const std::byte* at, std::byte* 
     }
   }
   size_t rest = count - lines * kLineElements;
-  if constexpr (kCopy) {
-    std::memcpy(to + lines * kLineBytes, at, rest * sizeof(Word));
-    hwy::FlushStream();
-  }
   for (; rest >= lanes; rest -= lanes, at += lanes * sizeof(Word)) {
     mixer.Add(index_terms, LoadWidened<Word>(at), sums);
     index_terms = hn::Add(index_terms, step);
@@ -126,29 +124,129 @@ LogicalDigest DigestWords(uint64_t first_index, const std::byte* at, std::byte* 
   return digest;
 }
 
-template <bool kCopy>
-LogicalDigest DigestElements(uint64_t first_index, const std::byte* data, std::byte* to,
-                             size_t count, size_t element_bytes) {
+template <typename Word>
+LogicalDigest DigestOnly(uint64_t first_index, const std::byte* data, size_t count) {
+  return DigestWords<Word>(first_index, data, count, [](size_t, const std::byte* line) {
+    hwy::Prefetch(line + kDigestPrefetchBytes);
+  });
+}
+
+// `to` is aligned to a line.
+template <typename Word>
+LogicalDigest CopyWords(uint64_t first_index, const std::byte* data, std::byte* to, size_t count) {
+  const LogicalDigest digest =
+      DigestWords<Word>(first_index, data, count, [to](size_t line, const std::byte* from) {
+        hwy::Prefetch(from + kDigestPrefetchBytes);
+        StreamLine(from, to + line * kLineBytes);
+      });
+  const size_t size_bytes = count * sizeof(Word);
+  const size_t copied_bytes = size_bytes / kLineBytes * kLineBytes;
+  std::memcpy(to + copied_bytes, data + copied_bytes, size_bytes - copied_bytes);
+  hwy::FlushStream();
+  return digest;
+}
+
+// Elements that are digested and checksummed together: the second use finds them in the first-level
+// cache.
+constexpr size_t kStripBytes = 8192;
+
+#if HWY_TARGET <= HWY_SSE4 && HWY_ARCH_X86_64
+
+// The checksum's state (the complement of a checksum) after kStripBytes / 2 zero bytes. The
+// instruction multiplies 8 bytes by x^32; products of reflected polynomials are one bit too low.
+HWY_INLINE uint32_t MoveOverHalf(uint32_t state) {
+  using tessera::internal::kCastagnoli;
+  constexpr uint64_t kFactor = tessera::internal::MultiplyModP<kCastagnoli>(
+      tessera::internal::ZerosOperator<kCastagnoli>(kStripBytes / 2 - 5), uint32_t{1} << (31 - 7));
+  const hn::FixedTag<uint64_t, 2> two;
+  const auto product = hn::CLMulLower(hn::Set(two, uint64_t{state}), hn::Set(two, kFactor));
+  return static_cast<uint32_t>(_mm_crc32_u64(0, hn::GetLane(product)));
+}
+
+HWY_INLINE uint64_t AddWord(uint64_t state, const std::byte* from) {
+  uint64_t word;
+  std::memcpy(&word, from, sizeof(word));
+  return _mm_crc32_u64(state, word);
+}
+
+// The instruction runs beside the vector units. It has a latency of three cycles, in which the
+// digest of as many bytes takes longer: two chains suffice, one for each half of a strip.
+template <typename Word>
+LogicalDigest CheckStrip(uint64_t first_index, const std::byte* data, uint32_t& crc32c) {
+  constexpr size_t kHalf = kStripBytes / 2;
+  uint64_t front = ~crc32c, back = 0;
+  const LogicalDigest digest = DigestWords<Word>(
+      first_index, data, kStripBytes / sizeof(Word), [&](size_t line, const std::byte* from) {
+        hwy::Prefetch(from + kStripBytes);
+        const std::byte* const at = data + line * (kLineBytes / 2);
+        HWY_UNROLL()
+        for (size_t i = 0; i < kLineBytes / 2; i += sizeof(uint64_t)) {
+          front = AddWord(front, at + i);
+          back = AddWord(back, at + kHalf + i);
+        }
+      });
+  crc32c = ~(MoveOverHalf(static_cast<uint32_t>(front)) ^ static_cast<uint32_t>(back));
+  return digest;
+}
+
+#else
+
+template <typename Word>
+LogicalDigest CheckStrip(uint64_t first_index, const std::byte* data, uint32_t& crc32c) {
+  crc32c = ExtendCrc32c(crc32c, {data, kStripBytes});
+  return DigestOnly<Word>(first_index, data, kStripBytes / sizeof(Word));
+}
+
+#endif
+
+template <typename Word>
+LogicalDigest CheckWords(uint64_t first_index, const std::byte* at, size_t count,
+                         uint32_t& crc32c) {
+  constexpr size_t kStripElements = kStripBytes / sizeof(Word);
+  LogicalDigest digest;
+  for (; count >= kStripElements; count -= kStripElements, at += kStripBytes) {
+    digest += CheckStrip<Word>(first_index, at, crc32c);
+    first_index += kStripElements;
+  }
+  crc32c = ExtendCrc32c(crc32c, {at, count * sizeof(Word)});
+  digest += DigestOnly<Word>(first_index, at, count);
+  return digest;
+}
+
+// Calls fn(Word()) with the unsigned type of that size.
+template <typename Function>
+HWY_INLINE LogicalDigest WithWord(size_t element_bytes, Function&& fn) {
   switch (element_bytes) {
     case 1:
-      return DigestWords<uint8_t, kCopy>(first_index, data, to, count);
+      return fn(uint8_t());
     case 2:
-      return DigestWords<uint16_t, kCopy>(first_index, data, to, count);
+      return fn(uint16_t());
     case 4:
-      return DigestWords<uint32_t, kCopy>(first_index, data, to, count);
+      return fn(uint32_t());
     default:
-      return DigestWords<uint64_t, kCopy>(first_index, data, to, count);
+      return fn(uint64_t());
   }
 }
 
 LogicalDigest Digest(uint64_t first_index, const std::byte* data, size_t count,
                      size_t element_bytes) {
-  return DigestElements<false>(first_index, data, nullptr, count, element_bytes);
+  return WithWord(element_bytes, [&]<typename Word>(Word) {
+    return DigestOnly<Word>(first_index, data, count);
+  });
 }
 
 LogicalDigest CopyAndDigest(uint64_t first_index, const std::byte* data, std::byte* to,
                             size_t count, size_t element_bytes) {
-  return DigestElements<true>(first_index, data, to, count, element_bytes);
+  return WithWord(element_bytes, [&]<typename Word>(Word) {
+    return CopyWords<Word>(first_index, data, to, count);
+  });
+}
+
+LogicalDigest Check(uint64_t first_index, const std::byte* data, size_t count, size_t element_bytes,
+                    uint32_t& crc32c) {
+  return WithWord(element_bytes, [&]<typename Word>(Word) {
+    return CheckWords<Word>(first_index, data, count, crc32c);
+  });
 }
 
 }  // namespace tessera::ckpt::internal::HWY_NAMESPACE
@@ -160,6 +258,7 @@ namespace internal {
 namespace {
 HWY_EXPORT(Digest);
 HWY_EXPORT(CopyAndDigest);
+HWY_EXPORT(Check);
 }  // namespace
 }  // namespace internal
 
@@ -168,6 +267,13 @@ LogicalDigest DigestRun(uint64_t first_index, const void* data, size_t count,
   using namespace internal;  // NOLINT(google-build-using-namespace): the macro names its table
   return TESSERA_DISPATCH(Digest)(first_index, static_cast<const std::byte*>(data), count,
                                   element_bytes);
+}
+
+LogicalDigest CheckRun(uint64_t first_index, const void* data, size_t count, size_t element_bytes,
+                       uint32_t& crc32c) {
+  using namespace internal;  // NOLINT(google-build-using-namespace): the macro names its table
+  return TESSERA_DISPATCH(Check)(first_index, static_cast<const std::byte*>(data), count,
+                                 element_bytes, crc32c);
 }
 
 LogicalDigest CopyAndDigestRun(uint64_t first_index, const void* data, void* to, size_t count,

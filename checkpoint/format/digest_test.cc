@@ -65,6 +65,33 @@ TEST(Digest, EveryInstructionSetAgreesWithTheFormula) {
   });
 }
 
+TEST(Digest, WithTheChecksumOnEveryInstructionSet) {
+  std::mt19937_64 random(TestSeed());
+  const std::vector<std::byte> bytes = RandomBytes(40 << 10, random);
+  ForEachTarget([&](const char* target) {
+    for (const size_t element_bytes : {1, 2, 4, 8}) {
+      for (int i = 0; i < 30; ++i) {
+        const uint64_t first = random();
+        const std::byte* const data = bytes.data() + random() % 100;  // any alignment
+        const size_t count = random() % ((39 << 10) / element_bytes);
+        const uint32_t before = static_cast<uint32_t>(random());
+        uint32_t crc32c = before;
+        ASSERT_EQ(CheckRun(first, data, count, element_bytes, crc32c),
+                  Oracle(first, data, count, element_bytes))
+            << target << " " << element_bytes << " bytes, " << count << " from " << first;
+        uint32_t expected = ~before;
+        for (size_t b = 0; b < count * element_bytes; ++b) {
+          expected ^= static_cast<uint32_t>(data[b]);
+          for (int bit = 0; bit < 8; ++bit) {
+            expected = (expected & 1) ? (expected >> 1) ^ 0x82F63B78 : expected >> 1;
+          }
+        }
+        ASSERT_EQ(crc32c, ~expected) << target << " " << element_bytes << " bytes, " << count;
+      }
+    }
+  });
+}
+
 TEST(Digest, OnTheWayOfACopyIsTheSame) {
   std::mt19937_64 random(TestSeed());
   const std::vector<std::byte> bytes = RandomBytes(16 << 10, random);
