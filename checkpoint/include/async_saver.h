@@ -37,8 +37,12 @@ struct AsyncSaveOptions {
   // available memory, which processes on one machine share. Where the copy does not fit, the save
   // proceeds in pieces: each is written before more is copied, and a caller that waits for memory
   // to be copied waits for the disk. SaveReport::note then gives the sizes that are needed,
-  // available and configured. Little of the memory is ever touched where the disk takes the state
-  // before a caller waits for it.
+  // available and configured.
+  //
+  // Little of the memory is ever touched where the disk takes the state before a caller waits for
+  // it: tensors whose memory is contiguous and aligned for the storage
+  // (Storage::InPlaceAlignmentBytes()) are written from where they are, and copied only if a caller
+  // waits for them before that has begun.
   SaveOptions save = {.staging_bytes = std::numeric_limits<uint64_t>::max()};
 
   // What Start() does while another save is in flight.
@@ -50,9 +54,9 @@ struct AsyncSaveOptions {
 
   // Limits on what the background takes from the program.
   //
-  // How many of the save.io_threads copy at the same time while no caller waits. With two, the
-  // copies still advance when one of them has taken the processor that a thread of the program
-  // waits for.
+  // How many of the save.io_threads copy, or checksum what they write in place, at the same time
+  // while no caller waits. With two, the copies still advance when one of them has taken the
+  // processor that a thread of the program waits for.
   int copy_threads = 2;
   int nice = 5;                   // added to the niceness of the background's threads
   bool idle_io_priority = false;  // lowest disk priority, if its scheduler has priorities
@@ -101,11 +105,11 @@ class AsyncSaver {
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  // Plans a save of this state and prefaults the memory for its copy, in the background, so that
-  // the first save finds both: the first touch of so much memory can take seconds, and is left to
-  // idle processors. Call it when training begins. Reads no element of the state. Best effort:
-  // whatever fails here is repeated, or fails, in the save, and neither a save nor Finish() waits
-  // for the memory.
+  // Plans a save of this state and prefaults the memory for what it copies in any case, in the
+  // background, so that the first save finds both: the first touch of so much memory can take
+  // seconds, and is left to idle processors. Call it when training begins. Reads no element of the
+  // state. Best effort: whatever fails here is repeated, or fails, in the save, and neither a save
+  // nor Finish() waits for the memory.
   void Prepare(const StateDict& state);
 
   // Begins a save. From here on the memory that `state` describes must not change until
@@ -121,8 +125,9 @@ class AsyncSaver {
   void Refuse(int64_t step, const absl::Status& error);
 
   // Returns once bytes [data, data + size_bytes) may be overwritten or freed: the save in flight
-  // has copied the part that it needs, does not need them, or is over. The calling thread helps to
-  // copy. Returns immediately without a save in flight.
+  // has copied or written the part that it needs, does not need them, or is over. The calling
+  // thread helps to copy; for a part that is being written from where it is, it waits for the disk:
+  // a few pieces of 4 MiB. Returns immediately without a save in flight.
   void WaitUntilCopied(const void* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 

@@ -170,6 +170,11 @@ class Storage {
   // The size of write, at multiples of itself, that costs the least; 0: all sizes cost the same.
   virtual uint64_t PreferredWriteBytes() const { return 0; }
 
+  // For memory that a program waits to overwrite: with an address at a multiple of this (a power of
+  // two, at most kIoAlignmentBytes), and with offset and length as for direct I/O, WriteAt() copies
+  // nothing and takes as long as a disk of this machine. 0: it copies, or may wait for others.
+  virtual uint64_t InPlaceAlignmentBytes() { return 0; }
+
   // The same place in the file system of this machine, for what this interface does not offer:
   // locks and checks of permissions. Nullopt in storages outside the file system.
   virtual std::optional<std::string> LocalPath(std::string_view path) const;

@@ -7,25 +7,27 @@
 
 namespace tessera::ckpt {
 
-// Which of `count` pieces is copied next: those that are waited for, then in the order of the
-// files. Not thread-safe.
+// Which of `count` pieces is next: those that are waited for, and then the others in the order of
+// the files. Not thread-safe.
 class CopyOrder {
  public:
   void set_count(size_t count) { count_ = count; }
   // The piece is waited for.
   void Want(size_t piece) { wanted_.push_back(piece); }
 
-  // nullopt where none is pending. A piece that was not pending once never is again.
+  // The next piece that is waited for; nullopt where none is pending. A piece that was not pending
+  // once never is again.
+  template <typename IsPending>
+  std::optional<size_t> Wanted(const IsPending& is_pending) {
+    while (!wanted_.empty() && !is_pending(wanted_.front())) wanted_.pop_front();
+    return wanted_.empty() ? std::nullopt : std::optional(wanted_.front());
+  }
+
+  // The next piece in the order of the files; the same holds.
   template <typename IsPending>
   std::optional<size_t> Next(const IsPending& is_pending) {
-    while (!wanted_.empty()) {
-      const size_t wanted = wanted_.front();
-      wanted_.pop_front();
-      if (is_pending(wanted)) return wanted;
-    }
     while (next_ < count_ && !is_pending(next_)) ++next_;
-    if (next_ == count_) return std::nullopt;
-    return next_;
+    return next_ == count_ ? std::nullopt : std::optional(next_);
   }
 
  private:

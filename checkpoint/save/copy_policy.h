@@ -8,7 +8,7 @@ namespace tessera::ckpt {
 // What the threads of a save are at.
 struct CopyLoad {
   int waiters = 0;          // threads that wait for the copy
-  int copying = 0;          // pieces that are being copied
+  int copying = 0;          // pieces that are being copied, or read in place
   int writing = 0;          // pieces that are being written
   bool has_copied = false;  // pieces wait to be written
   bool has_present = false;
@@ -26,16 +26,22 @@ class CopyPolicy {
       : io_threads_(options.io_threads), copy_ahead_threads_(options.copy_ahead_threads) {}
 
   bool MayCopy(const CopyLoad& load) const {
-    const bool all = copy_ahead_threads_ == 0 || load.waiters > 0;
-    return (load.has_present || MayTouch(load)) &&
-           load.copying < (all ? io_threads_ : copy_ahead_threads_);
+    return (load.has_present || MayTouch(load)) && MayRead(load);
   }
+
+  // Whether a thread may write one more piece from where it is. Before it does, it reads it, which
+  // takes as much from the program's threads as copying.
+  bool MayWriteInPlace(const CopyLoad& load) const { return MayRead(load); }
 
   // Whether a piece is checksummed and digested while it is copied and in the cache, instead of
   // before it is written.
   static bool ChecksWhileCopying(const CopyLoad& load) { return load.waiters == 0; }
 
  private:
+  bool MayRead(const CopyLoad& load) const {
+    const bool all = copy_ahead_threads_ == 0 || load.waiters > 0;
+    return load.copying < (all ? io_threads_ : copy_ahead_threads_);
+  }
   bool MayTouch(const CopyLoad& load) const {
     const bool disk_is_busy = !load.has_copied || load.writing >= (io_threads_ + 1) / 2;
     return load.waiters > 0 && load.has_untouched && disk_is_busy;

@@ -3,16 +3,26 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <utility>
 
+#include "base/checked_math.h"
+#include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/elements/strided.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "layout/dtype.h"
 
 namespace tessera::ckpt {
+namespace {
+
+// Fewer bytes cost less to copy than a write of their own does.
+constexpr uint64_t kLeastInPlaceBytes = uint64_t{64} << 10;
+
+}  // namespace
 
 FileContents::Source FileContents::MakeSource(const WriteItem& item, const StateDict& state,
                                               size_t digest_slot) {
@@ -67,13 +77,30 @@ void FileContents::Copy(uint64_t begin, uint64_t end, std::byte* out) const {
   });
 }
 
-void FileContents::Digest(uint64_t begin, uint64_t end, const std::byte* bytes,
-                          std::vector<LogicalDigest>& digests) const {
+const std::byte* FileContents::InMemory(const Source& source, int64_t first, int64_t last) {
+  const std::optional<int64_t> at = source.memory.Contiguous(first, last);
+  return at ? source.data + *at * static_cast<int64_t>(source.element_bytes) : nullptr;
+}
+
+uint32_t FileContents::Check(uint64_t begin, uint64_t end, const std::byte* bytes,
+                             std::vector<LogicalDigest>& digests, uint32_t crc) const {
+  if (begin < header_.size()) {
+    const uint64_t size = std::min<uint64_t>(end, header_.size()) - begin;
+    crc = ExtendCrc32c(crc, std::as_bytes(std::span(header_).subspan(begin, size)));
+  }
+  std::vector<std::byte> copy;
   ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
     const int64_t size = source.element_bytes;
-    const std::byte* const from = bytes + (source.begin + first * size - begin);
-    digests[source.digest_slot] += DigestRuns(source.global, first, last, from, size);
+    const std::byte* from = bytes != nullptr ? bytes + (source.begin + first * size - begin)
+                                             : InMemory(source, first, last);
+    if (from == nullptr) {
+      copy.resize((last - first) * size);
+      CopySource(source, first, last, copy.data());
+      from = copy.data();
+    }
+    digests[source.digest_slot] += CheckRuns(source.global, first, last, from, size, crc);
   });
+  return crc;
 }
 
 void FileContents::CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
@@ -86,8 +113,7 @@ void FileContents::CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
     std::byte* const to = out + (source.begin + first * size - begin);
     const size_t size_bytes = (last - first) * size;
     LogicalDigest& digest = digests[source.digest_slot];
-    if (const auto at = source.memory.Contiguous(first, last)) {
-      const std::byte* const from = source.data + *at * size;
+    if (const std::byte* const from = InMemory(source, first, last)) {
       digest += CopyAndDigestRuns(source.global, first, last, from, to, size);
       fn({from, size_bytes});
     } else {
@@ -96,6 +122,37 @@ void FileContents::CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
       fn({to, size_bytes});
     }
   });
+}
+
+std::vector<FileContents::Segment> FileContents::Segments(uint64_t begin, uint64_t end,
+                                                          uint64_t alignment) const {
+  std::vector<Segment> runs;  // contiguous in memory, as tensors in one buffer can be
+  ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
+    const std::byte* const data = InMemory(source, first, last);
+    if (data == nullptr || alignment == 0) return;
+    const Segment run = {source.begin + first * source.element_bytes,
+                         source.begin + last * source.element_bytes, data};
+    if (!runs.empty() && runs.back().end == run.begin &&
+        runs.back().in_place + (run.begin - runs.back().begin) == data) {
+      runs.back().end = run.end;
+    } else {
+      runs.push_back(run);
+    }
+  });
+  std::vector<Segment> segments;
+  uint64_t at = begin;
+  for (const Segment& run : runs) {
+    const uint64_t first = RoundUp(run.begin, kIoAlignmentBytes);
+    const uint64_t last = run.end / kIoAlignmentBytes * kIoAlignmentBytes;
+    if (last < first + kLeastInPlaceBytes) continue;
+    const std::byte* const data = run.in_place + (first - run.begin);
+    if (reinterpret_cast<uintptr_t>(data) % alignment != 0) continue;
+    if (at < first) segments.push_back({at, first, nullptr});
+    segments.push_back({first, last, data});
+    at = last;
+  }
+  if (at < end) segments.push_back({at, end, nullptr});
+  return segments;
 }
 
 void FileContents::ForEachMemory(

@@ -37,15 +37,27 @@ class FileContents {
   // multiples of 8 never do.
   void Copy(uint64_t begin, uint64_t end, std::byte* out) const;
 
-  // Adds the digests of the tensors' elements in bytes [begin, end), whose contents are at `bytes`.
-  void Digest(uint64_t begin, uint64_t end, const std::byte* bytes,
-              std::vector<LogicalDigest>& digests) const;
+  // Adds the digests of the tensors' elements in bytes [begin, end), and returns the checksum `crc`
+  // extended by these bytes. They are at `bytes` or, where that is null, still in the state; the
+  // memory is read once.
+  uint32_t Check(uint64_t begin, uint64_t end, const std::byte* bytes,
+                 std::vector<LogicalDigest>& digests, uint32_t crc) const;
 
-  // Both in a single pass. fn(bytes) then receives the range again, in order and in parts of any
+  // Copies and digests in a single pass. fn(bytes) then receives the range again, in order and in parts of any
   // length, still in the cache if the range fits; the memory at `out` may not be.
   void CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
                      std::vector<LogicalDigest>& digests,
                      const std::function<void(std::span<const std::byte>)>& fn) const;
+
+  // A range of the file.
+  struct Segment {
+    uint64_t begin;
+    uint64_t end;
+    const std::byte* in_place;  // its bytes in the state; null: they have to be put together
+  };
+  // Bytes [begin, end) in segments: those in place are whole blocks, many enough to be worth a
+  // write of their own, whose memory is a multiple of `alignment`; 0: none is.
+  std::vector<Segment> Segments(uint64_t begin, uint64_t end, uint64_t alignment) const;
 
   // Calls fn(first, last) for ranges of memory that contain everything that Copy() reads for the
   // same bytes.
@@ -63,6 +75,8 @@ class FileContents {
     BoxRuns memory;  // file <-> the shard's memory
     BoxRuns global;  // file <-> row-major indices of the logical tensor
   };
+  // The place in memory of elements that are contiguous there; null if they are not.
+  static const std::byte* InMemory(const Source& source, int64_t first, int64_t last);
   static Source MakeSource(const WriteItem& item, const StateDict& state, size_t digest_slot);
   void CopyHeader(uint64_t begin, uint64_t end, std::byte* out) const;
   static void CopySource(const Source& source, int64_t first, int64_t last, std::byte* to);

@@ -21,6 +21,19 @@ namespace {
 // of every element size, as are all chunk sizes, so that no element crosses a boundary.
 constexpr uint64_t kBlockBytes = 128 << 10;
 
+// A piece with more bytes than these that are not in place is copied as a whole.
+constexpr uint64_t kMaxBetweenBytes = 256 << 10;
+
+bool IsInPlace(const std::vector<FileContents::Segment>& segments) {
+  uint64_t between = 0;
+  bool any = false;
+  for (const FileContents::Segment& segment : segments) {
+    if (segment.in_place != nullptr) any = true;
+    if (segment.in_place == nullptr) between += segment.end - segment.begin;
+  }
+  return any && between <= kMaxBetweenBytes;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<DataWriter>> DataWriter::Make(
@@ -52,7 +65,10 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
       file.contents.ForEachMemory(begin, end, [&](const std::byte* first, const std::byte* last) {
         memory.push_back({first, last, piece_count_});
       });
-      pieces_.push_back({&file, begin, end});
+      const bool in_place =
+          IsInPlace(file.contents.Segments(begin, end, options_.in_place_alignment));
+      if (!in_place) staged_bytes_ += layout.stride_bytes;
+      pieces_.push_back({&file, begin, end, in_place});
       ++piece_count_;
       ++file.pieces_left;
     }
@@ -61,7 +77,8 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
   for (const File& file : files_) total_bytes += file.contents.size_bytes();
   progress_.emplace(options_.progress, total_bytes);
   memory_ = MemoryIndex(std::move(memory));
-  order_.set_count(piece_count_);
+  to_stage_.set_count(piece_count_);
+  in_place_.set_count(piece_count_);
   pieces_to_copy_ = pieces_left_ = piece_count_;
   released_ = piece_count_ == 0;
   if (piece_count_ > 0) CutBuffers(layout.stride_bytes);
@@ -87,15 +104,16 @@ void DataWriter::WaitUntilAllCopied() {
   WaitForPieces(all);
 }
 
-// A finished save copies nothing more, but copies in progress have to complete.
+// A finished save reads nothing more, but what is in progress has to complete.
 bool DataWriter::IsReleased(size_t piece) const {
-  return pieces_[piece].state == PieceState::kCopied || (Over() && IsPending(piece));
+  return pieces_[piece].state == PieceState::kReleased || (Over() && IsPending(piece));
 }
 
 void DataWriter::WaitForPieces(const std::vector<size_t>& pieces) {
   const MutexLock lock(&mutex_);
   for (const size_t piece : pieces) {
-    if (IsPending(piece)) order_.Want(piece);
+    if (IsPending(piece)) to_stage_.Want(piece);
+    pieces_[piece].wanted = true;
   }
   ++waiters_;
   changed_.NotifyAll();
@@ -120,13 +138,14 @@ std::optional<std::chrono::steady_clock::time_point> DataWriter::copied_at() con
 
 absl::StatusOr<WriteReport> DataWriter::Run() {
   const size_t workers = std::min<size_t>(options_.io_threads, piece_count_);
-  digests_.assign(workers, Digests(slots_.size()));
+  workers_.resize(workers);
+  for (Worker& worker : workers_) worker.digests.resize(slots_.size());
   std::vector<std::thread> others =
       StartThreads(static_cast<int>(workers) - 1, [this, trace = BoundTrace()](int other) {
         const TraceThread traced(trace, "save writers");
-        Work(digests_[other + 1]);
+        Work(workers_[other + 1]);
       });
-  if (workers > 0) Work(digests_[0]);
+  if (workers > 0) Work(workers_[0]);
   for (std::thread& thread : others) thread.join();
 
   const MutexLock lock(&mutex_);
@@ -155,46 +174,74 @@ CopyLoad DataWriter::Load() const {
           .has_untouched = buffers_.has_untouched()};
 }
 
-// Copies while permitted, otherwise writes.
-void DataWriter::Work(Digests& digests) {
+// Copies while permitted, otherwise writes: what is waited for from where it is, as it need not be
+// copied then, before what was copied.
+void DataWriter::Work(Worker& worker) {
   const double processor_start = ThreadProcessorSeconds();
   const MutexLock lock(&mutex_);
   while (!Over()) {
     const CopyLoad load = Load();
-    const std::optional<size_t> next = policy_.MayCopy(load) ? NextToCopy() : std::nullopt;
-    if (next) {
-      CopyPiece(*next, CopyPolicy::ChecksWhileCopying(load) ? &digests : nullptr);
+    const std::optional<size_t> copy = policy_.MayCopy(load) ? NextToCopy() : std::nullopt;
+    const std::optional<size_t> in_place =
+        !copy && policy_.MayWriteInPlace(load) ? NextInPlace(load) : std::nullopt;
+    absl::Status written;
+    if (copy) {
+      CopyPiece(*copy, CopyPolicy::ChecksWhileCopying(load) ? &worker.digests : nullptr);
+    } else if (in_place && (waiters_ > 0 || copied_.empty())) {
+      written = WriteInPlace(*in_place, worker);
     } else if (!copied_.empty()) {
       Piece& piece = pieces_[copied_.front()];
       copied_.pop_front();
-      const absl::Status written = WritePiece(piece, digests);
-      if (error_.ok()) error_ = written;
-      changed_.NotifyAll();
+      written = WritePiece(piece, worker.digests);
     } else {
       changed_.Wait(&mutex_);
+      continue;
     }
+    if (error_.ok()) error_ = written;
+    changed_.NotifyAll();
   }
   processor_seconds_ += ThreadProcessorSeconds() - processor_start;
 }
 
 std::optional<size_t> DataWriter::NextToCopy() {
   const Piece* const pieces = pieces_.data();
-  return order_.Next([&](size_t i) { return pieces[i].state == PieceState::kPending; });
+  const auto is_pending = [&](size_t i) { return pieces[i].state == PieceState::kPending; };
+  const std::optional<size_t> wanted = to_stage_.Wanted(is_pending);
+  if (wanted) return wanted;
+  return to_stage_.Next([&](size_t i) { return is_pending(i) && !pieces[i].in_place; });
 }
 
-// Preconditions: the piece is pending; there is a buffer.
+// A piece that is waited for is left to those who copy it while they have memory.
+std::optional<size_t> DataWriter::NextInPlace(const CopyLoad& load) {
+  const Piece* const pieces = pieces_.data();
+  const auto is_pending = [&](size_t i) {
+    return pieces[i].state == PieceState::kPending && pieces[i].in_place;
+  };
+  if (!load.has_present && !load.has_untouched) {
+    const std::optional<size_t> wanted =
+        to_stage_.Wanted([&](size_t i) { return pieces[i].state == PieceState::kPending; });
+    if (wanted && is_pending(*wanted)) return wanted;
+  }
+  return in_place_.Next([&](size_t i) { return is_pending(i) && !pieces[i].wanted; });
+}
+
+// Preconditions: no other thread has begun with the piece; there is a buffer.
 void DataWriter::CopyPiece(size_t index, Digests* digests) {
   Piece& piece = pieces_[index];
-  piece.state = PieceState::kCopying;
+  piece.state = PieceState::kBusy;
   piece.buffer = buffers_.Take();
   ++copying_;
   mutex_.unlock();
   CopyBytes(piece, digests);
   mutex_.lock();
-  piece.checked = digests != nullptr;
-  piece.state = PieceState::kCopied;
+  if (digests != nullptr) piece.checked = true;
   copied_.push_back(index);
   --copying_;
+  Release(piece);
+}
+
+void DataWriter::Release(Piece& piece) {
+  piece.state = PieceState::kReleased;
   if (--pieces_to_copy_ == 0) {
     copied_at_ = std::chrono::steady_clock::now();
     released_.store(true, std::memory_order_release);
@@ -221,22 +268,60 @@ void DataWriter::CopyBytes(const Piece& piece, Digests* digests) const {
   }
 }
 
-absl::Status DataWriter::WritePiece(Piece& piece, Digests& digests) {
+void DataWriter::CheckBytes(const Piece& piece, const std::byte* bytes, Digests& digests) const {
+  const TraceSpan span("save", "check");
   File& file = *piece.file;
+  for (uint64_t begin = piece.begin, end; begin < piece.end; begin = end) {
+    uint32_t& crc = file.crcs[begin / options_.chunk_bytes];
+    end = std::min(piece.end, (begin / options_.chunk_bytes + 1) * options_.chunk_bytes);
+    const std::byte* const from = bytes == nullptr ? nullptr : bytes + (begin - piece.begin);
+    crc = file.contents.Check(begin, end, from, digests, crc);
+  }
+}
+
+absl::Status DataWriter::WritePiece(Piece& piece, Digests& digests) {
   ++writing_;
   mutex_.unlock();
-  if (!piece.checked) {
-    const TraceSpan span("save", "check");
-    file.contents.Digest(piece.begin, piece.end, piece.buffer, digests);
-    ExtendChecksums(file, piece.begin, {piece.buffer, piece.end - piece.begin});
-  }
-  const absl::Status written = InPhase(kWriting, WriteToFile(piece));
+  if (!piece.checked) CheckBytes(piece, piece.buffer, digests);
+  const absl::Status written = InPhase(kWriting, WriteStaged(piece));
   if (written.ok()) progress_->Add(piece.end - piece.begin);
   mutex_.lock();
   --writing_;
   buffers_.Return(std::exchange(piece.buffer, nullptr));
-  changed_.NotifyAll();
   TESSERA_RETURN_IF_ERROR(written);
+  return FinishPiece(piece);
+}
+
+// Where a caller has begun to wait for the piece while it was being checked, the rest is a copy,
+// which takes less than a write, if there is memory for it.
+absl::Status DataWriter::WriteInPlace(size_t index, Worker& worker) {
+  Piece& piece = pieces_[index];
+  piece.state = PieceState::kBusy;
+  ++copying_;
+  mutex_.unlock();
+  CheckBytes(piece, nullptr, worker.digests);
+  mutex_.lock();
+  piece.checked = true;
+  --copying_;
+  if (piece.wanted && buffers_.has_any()) {
+    CopyPiece(index, nullptr);
+    return absl::OkStatus();
+  }
+  ++writing_;
+  changed_.NotifyAll();  // another thread may check
+  mutex_.unlock();
+  const absl::Status written = InPhase(kWriting, WriteSegments(piece, worker.between));
+  if (written.ok()) progress_->Add(piece.end - piece.begin);
+  mutex_.lock();
+  --writing_;
+  Release(piece);
+  TESSERA_RETURN_IF_ERROR(written);
+  return FinishPiece(piece);
+}
+
+absl::Status DataWriter::FinishPiece(Piece& piece) {
+  File& file = *piece.file;
+  changed_.NotifyAll();
   if (--file.pieces_left == 0) {
     mutex_.unlock();
     const absl::Status synced = SyncFile(file);
@@ -247,18 +332,42 @@ absl::Status DataWriter::WritePiece(Piece& piece, Digests& digests) {
   return absl::OkStatus();
 }
 
-absl::Status DataWriter::WriteToFile(const Piece& piece) {
-  TraceSpan span("save", "write");
-  span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
-  File& file = *piece.file;
+absl::Status DataWriter::CreateFile(File& file) {
   std::call_once(file.created, [&] {
     auto created =
         storage_.Create(JoinPath(directory_, file.contents.path()), file.contents.size_bytes());
     file.create_status = created.status();
     if (created.ok()) file.file = *std::move(created);
   });
-  TESSERA_RETURN_IF_ERROR(file.create_status);
-  return file.file->WriteAt(piece.begin, {piece.buffer, piece.end - piece.begin});
+  return file.create_status;
+}
+
+absl::Status DataWriter::WriteStaged(const Piece& piece) {
+  TraceSpan span("save", "write");
+  span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
+  TESSERA_RETURN_IF_ERROR(CreateFile(*piece.file));
+  return piece.file->file->WriteAt(piece.begin, {piece.buffer, piece.end - piece.begin});
+}
+
+absl::Status DataWriter::WriteSegments(const Piece& piece, AlignedBuffer& between) {
+  TraceSpan span("save", "write in place");
+  span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
+  TESSERA_RETURN_IF_ERROR(CreateFile(*piece.file));
+  const FileContents& contents = piece.file->contents;
+  for (const FileContents::Segment& segment :
+       contents.Segments(piece.begin, piece.end, options_.in_place_alignment)) {
+    const std::byte* bytes = segment.in_place;
+    if (bytes == nullptr) {
+      if (between.size_bytes() == 0) {
+        TESSERA_ASSIGN_OR_RETURN(between, AlignedBuffer::Allocate(kMaxBetweenBytes));
+      }
+      contents.Copy(segment.begin, segment.end, between.data());
+      bytes = between.data();
+    }
+    TESSERA_RETURN_IF_ERROR(
+        piece.file->file->WriteAt(segment.begin, {bytes, segment.end - segment.begin}));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status DataWriter::SyncFile(const File& file) {
@@ -290,7 +399,7 @@ WriteReport DataWriter::Report() const {
   }
   for (const auto& [tensor, slot] : slots_) {
     LogicalDigest digest;
-    for (const Digests& digests : digests_) digest += digests[slot];
+    for (const Worker& worker : workers_) digest += worker.digests[slot];
     TensorReport& tensor_report = *report.add_tensors();
     tensor_report.set_manifest_tensor(tensor);
     tensor_report.mutable_digest()->set_lo(digest.lo);

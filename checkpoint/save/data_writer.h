@@ -28,6 +28,7 @@
 #include "checkpoint/save/memory_index.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/save/staging.h"
+#include "checkpoint/storage/aligned_buffer.h"
 
 namespace tessera::ckpt {
 
@@ -36,6 +37,11 @@ namespace tessera::ckpt {
 // The files are cut into pieces. Each is copied from the state into staging memory, checksummed and
 // digested, and written. When a thread copies and when it writes is CopyPolicy's decision; which
 // piece comes next, CopyOrder's.
+//
+// A piece whose bytes lie in memory as in the file, but for a few, is not copied where the storage
+// writes from any memory (DataWriterOptions::in_place_alignment): a thread checksums and digests it
+// in a single pass and writes it from where it is. Whoever waits for the memory before that has
+// begun copies the piece; afterwards, the wait ends when the piece is written.
 //
 // Run() works with threads of its own, with fewer where the system gives no more; a thread that is
 // about to change the state calls WaitUntilCopied() first. Both may outlive the arguments of
@@ -51,13 +57,16 @@ class DataWriter {
   // names phase and file. After it returns, neither the state nor the pool is used.
   absl::StatusOr<WriteReport> Run();
 
-  // Returns once Run() no longer reads bytes [data, data + size_bytes), because it has copied them
-  // or has returned. The calling thread helps to copy. Thread-safe; may be called before and after
+  // Returns once Run() no longer reads bytes [data, data + size_bytes), because it has copied or
+  // written them or has returned. The calling thread helps to copy. Thread-safe; may be called before and after
   // Run(), too.
   void WaitUntilCopied(const std::byte* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 
-  // The time at which the last piece was copied, if it was.
+  // How much staging memory the pieces take that are not written from where they are.
+  uint64_t staged_bytes() const { return staged_bytes_; }
+
+  // The time at which the last piece was copied, or written in place, if it was.
   std::optional<std::chrono::steady_clock::time_point> copied_at() const;
 
   // Processor time of the threads that Run() started. Valid once Run() has returned.
@@ -67,7 +76,8 @@ class DataWriter {
   }
 
  private:
-  enum class PieceState : uint8_t { kPending, kCopying, kCopied };
+  // kBusy: being copied, or being written in place. kReleased: its memory is no longer read.
+  enum class PieceState : uint8_t { kPending, kBusy, kReleased };
 
   // A data file, and how much of it has been written.
   struct File {
@@ -83,12 +93,20 @@ class DataWriter {
     File* file;
     uint64_t begin;
     uint64_t end;
+    bool in_place;  // may be written from where it is
     PieceState state = PieceState::kPending;
+    bool wanted = false;   // a caller waits, or has waited, for it
     bool checked = false;  // crcs and digests are computed
     std::byte* buffer = nullptr;
   };
 
   using Digests = std::vector<LogicalDigest>;
+
+  // What a thread of Run() has for itself.
+  struct Worker {
+    Digests digests;
+    AlignedBuffer between;  // the bytes between what is in place
+  };
 
   DataWriter(Storage& storage, std::string_view directory, const DataWriterOptions& options,
              StagingPool& pool)
@@ -103,7 +121,7 @@ class DataWriter {
   void CutBuffers(uint64_t stride_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WaitForPieces(const std::vector<size_t>& pieces);
 
-  void Work(Digests& digests);
+  void Work(Worker& worker);
   CopyLoad Load() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return !error_.ok() || pieces_left_ == 0;
@@ -113,11 +131,19 @@ class DataWriter {
   }
   bool IsReleased(size_t piece) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<size_t> NextToCopy() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Both release the mutex meanwhile.
+  std::optional<size_t> NextInPlace(const CopyLoad& load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // These release the mutex meanwhile.
   void CopyPiece(size_t index, Digests* digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WritePiece(Piece& piece, Digests& digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WriteInPlace(size_t index, Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status FinishPiece(Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Release(Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CopyBytes(const Piece& piece, Digests* digests) const;
-  absl::Status WriteToFile(const Piece& piece);
+  // `bytes`: the piece's; null: they are still in the state.
+  void CheckBytes(const Piece& piece, const std::byte* bytes, Digests& digests) const;
+  absl::Status CreateFile(File& file);
+  absl::Status WriteStaged(const Piece& piece);
+  absl::Status WriteSegments(const Piece& piece, AlignedBuffer& between);
   static absl::Status SyncFile(const File& file);
   void ExtendChecksums(File& file, uint64_t offset, std::span<const std::byte> bytes) const;
   WriteReport Report() const;
@@ -130,14 +156,16 @@ class DataWriter {
   DigestSlots slots_;
   std::deque<File> files_;
   MemoryIndex memory_;
-  std::vector<Digests> digests_;  // one per thread of Run()
+  std::vector<Worker> workers_;
+  uint64_t staged_bytes_ = 0;
   size_t piece_count_ = 0;
   std::optional<ByteProgress> progress_;  // of writing, once the pieces are known
 
   mutable Mutex mutex_;
   CondVar changed_;  // any guarded member
   std::vector<Piece> pieces_ ABSL_GUARDED_BY(mutex_);
-  CopyOrder order_ ABSL_GUARDED_BY(mutex_);
+  CopyOrder to_stage_ ABSL_GUARDED_BY(mutex_);
+  CopyOrder in_place_ ABSL_GUARDED_BY(mutex_);  // without those that are waited for
   std::deque<size_t> copied_ ABSL_GUARDED_BY(mutex_);  // to be written
   StagingBuffers buffers_ ABSL_GUARDED_BY(mutex_);
   int waiters_ ABSL_GUARDED_BY(mutex_) = 0;

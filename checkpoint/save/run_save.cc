@@ -117,7 +117,8 @@ DataWriterOptions WriterOptions(const SaveContext& context) {
           context.copy_ahead_threads,
           context.options.staging_bytes,
           context.storage.PreferredWriteBytes(),
-          context.options.progress};
+          context.options.progress,
+          context.storage.InPlaceAlignmentBytes()};
 }
 
 // Steps 1 and 2.
@@ -236,14 +237,19 @@ absl::Status RefuseSave(const SaveContext& context, int64_t step, const absl::St
 }
 
 absl::Status PlanAhead(const SaveContext& context, const StateDict& state) {
+  const absl::StatusOr<RankState> local = Describe(Manifest(), state, context.options);
   TESSERA_ASSIGN_OR_RETURN(
       const SaveTask task,
-      Plan(context, Describe(Manifest(), state, context.options), kNoStep,
+      Plan(context, local, kNoStep,
            [](const Manifest& planned, bool is_new) -> absl::StatusOr<SaveTarget> {
              if (is_new) TESSERA_RETURN_IF_ERROR(Coordinator::CheckPlan(planned));
              return SaveTarget();
            }));
-  return context.staging.Reserve(NeededStaging(task.plan, WriterOptions(context)));
+  TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<DataWriter> writer,
+                           DataWriter::Make(context.storage, task.directory, state, *local,
+                                            task.plan, WriterOptions(context), context.staging));
+  context.staging.set_prefault_bytes(writer->staged_bytes());
+  return absl::OkStatus();
 }
 
 }  // namespace tessera::ckpt

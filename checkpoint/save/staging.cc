@@ -82,8 +82,9 @@ absl::Status StagingPool::Allocate(uint64_t bytes, uint64_t least_bytes) {
 }
 
 bool StagingPool::Prefault() {
-  const size_t left_bytes = buffer_.size_bytes() - present_bytes_;
-  if (left_bytes == 0) return false;
+  const uint64_t wanted_bytes = std::min<uint64_t>(buffer_.size_bytes(), prefault_bytes_);
+  if (present_bytes_ >= wanted_bytes) return false;
+  const size_t left_bytes = wanted_bytes - present_bytes_;
   const size_t next_bytes = std::min(left_bytes, kPrefaultBytes);
   buffer_.Prefault(present_bytes_, next_bytes);
   present_bytes_ += next_bytes;

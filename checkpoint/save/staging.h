@@ -38,6 +38,8 @@ class StagingPool {
   // Prefaults some more of the reserved memory, in the order of addresses. Returns false once
   // nothing is left to do.
   bool Prefault();
+  // Prefault() leaves the memory behind so many bytes alone, since nothing may ever need it.
+  void set_prefault_bytes(uint64_t bytes) { prefault_bytes_ = bytes; }
 
   // How much of memory(), from its beginning on, was touched: the first touch of the rest costs
   // more than filling it.
@@ -58,6 +60,7 @@ class StagingPool {
   AlignedBuffer buffer_;
   size_t usable_bytes_ = 0;
   size_t present_bytes_ = 0;
+  uint64_t prefault_bytes_ = UINT64_MAX;
   std::string note_;
 };
 
@@ -98,6 +101,7 @@ struct DataWriterOptions {
   uint64_t staging_bytes;    // at most, or one chunk
   uint64_t write_bytes = 0;  // of a piece where there is room, see Storage::PreferredWriteBytes()
   std::function<void(uint64_t, uint64_t)> progress = nullptr;  // see SaveOptions
+  uint64_t in_place_alignment = 0;  // see Storage::InPlaceAlignmentBytes()
 };
 
 // How the pieces of a rank's data files lie in staging memory.

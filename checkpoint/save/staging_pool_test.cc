@@ -41,6 +41,15 @@ TEST(StagingPoolTest, IsMadePresentInSteps) {
   EXPECT_FALSE(pool.Prefault());
 }
 
+TEST(StagingPoolTest, IsMadePresentAsFarAsItIsNeeded) {
+  StagingPool pool([] { return uint64_t{1} << 30; });
+  ASSERT_TRUE(pool.Reserve({uint64_t{10} << 20, UINT64_MAX, kPage}).ok());
+  pool.set_prefault_bytes(uint64_t{5} << 20);
+  EXPECT_TRUE(pool.Prefault());
+  EXPECT_FALSE(pool.Prefault());
+  EXPECT_EQ(pool.present_bytes(), uint64_t{5} << 20);
+}
+
 TEST(StagingPoolTest, WhatOthersTouchedIsPresentToo) {
   StagingPool pool([] { return uint64_t{1} << 30; });
   ASSERT_TRUE(pool.Reserve({uint64_t{10} << 20, UINT64_MAX, kPage}).ok());

@@ -29,10 +29,13 @@ TEST(CopyOrderTest, WantedPiecesComeFirst) {
   order.Want(1);
   order.Want(3);
   std::vector<size_t> copied;
-  while (const std::optional<size_t> next = order.Next(is_pending)) {
-    copied.push_back(*next);
+  while (!pending.empty()) {
+    const std::optional<size_t> wanted = order.Wanted(is_pending);
+    const std::optional<size_t> next = wanted ? wanted : order.Next(is_pending);
+    copied.push_back(next.value());
     pending.erase(*next);
   }
+  EXPECT_FALSE(order.Wanted(is_pending) || order.Next(is_pending));
   EXPECT_THAT(copied, ElementsAre(3, 1, 0, 2, 4));
 }
 

@@ -66,6 +66,7 @@ class ForwardingStorage : public Storage {
   }
   void Abandon() override { base_.Abandon(); }
   uint64_t PreferredWriteBytes() const override { return base_.PreferredWriteBytes(); }
+  uint64_t InPlaceAlignmentBytes() override { return base_.InPlaceAlignmentBytes(); }
   std::optional<std::string> LocalPath(std::string_view path) const override {
     return base_.LocalPath(path);
   }

@@ -1,6 +1,10 @@
 #include "checkpoint/storage/posix_io.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -46,7 +50,9 @@ constexpr uint64_t kMask = kIoAlignmentBytes - 1;
 
 uint64_t RoundDown(uint64_t value) { return value & ~kMask; }
 uint64_t RoundUp(uint64_t value) { return (value + kMask) & ~kMask; }
-bool IsAligned(const void* p) { return (reinterpret_cast<uintptr_t>(p) & kMask) == 0; }
+bool IsAligned(const void* p, uint64_t alignment = kIoAlignmentBytes) {
+  return (reinterpret_cast<uintptr_t>(p) & (alignment - 1)) == 0;
+}
 
 // Rounding the range to whole blocks must not overflow off_t either.
 bool FitsOffset(uint64_t offset_bytes, uint64_t size_bytes) {
@@ -68,6 +74,20 @@ absl::Status ReadErrnoStatus(int error, std::string_view operation, std::string_
   // cable, a network file system or a dying node has it, too, for bytes that are not lost.
   const bool is_lost = error == EBADMSG || error == EUCLEAN || error == ENODATA;
   return is_lost ? absl::DataLossError(status.message()) : status;
+}
+
+uint64_t DirectMemoryAlignment(int fd) {
+  // Of Linux 6.1; the system's header may be older.
+  constexpr unsigned kDirectAlignment = 0x2000;
+  constexpr size_t kMemoryAlignmentAt = 0x98;
+  struct statx info = {};
+  if (statx(fd, "", AT_EMPTY_PATH, kDirectAlignment, &info) != 0) return kIoAlignmentBytes;
+  if ((info.stx_mask & kDirectAlignment) == 0) return kIoAlignmentBytes;
+  uint32_t alignment;
+  std::memcpy(&alignment, reinterpret_cast<const char*>(&info) + kMemoryAlignmentAt,
+              sizeof(alignment));
+  return std::has_single_bit(alignment) && alignment <= kIoAlignmentBytes ? alignment
+                                                                           : kIoAlignmentBytes;
 }
 
 int ScopedFd::Close() {
@@ -113,6 +133,7 @@ DualFile::DualFile(ScopedFd buffered, ScopedFd direct, size_t direct_min_bytes, 
     : buffered_(std::move(buffered)),
       direct_(std::move(direct)),
       direct_min_bytes_(std::max(direct_min_bytes, kIoAlignmentBytes)),
+      memory_alignment_(direct_.valid() ? DirectMemoryAlignment(direct_.get()) : kIoAlignmentBytes),
       bounce_(bounce),
       calls_(calls),
       direct_usable_(direct_.valid()) {}
@@ -129,8 +150,8 @@ int DualFile::WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) {
   const std::span<const std::byte> blocks = data.subspan(head_bytes, blocks_end - blocks_begin);
   int error = WriteBuffered(offset_bytes, data.first(head_bytes));
   if (error == 0) {
-    error = IsAligned(blocks.data()) ? WriteDirect(blocks_begin, blocks)
-                                     : WriteBounced(blocks_begin, blocks);
+    error = IsAligned(blocks.data(), memory_alignment_) ? WriteDirect(blocks_begin, blocks)
+                                                        : WriteBounced(blocks_begin, blocks);
   }
   if (error == 0) error = WriteBuffered(blocks_end, data.subspan(head_bytes + blocks.size()));
   return error;

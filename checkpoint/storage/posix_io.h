@@ -29,6 +29,10 @@ absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view
 // Unavailable.
 absl::Status ReadErrnoStatus(int error, std::string_view operation, std::string_view where);
 
+// The alignment that memory needs for direct I/O with the file: what the file system says, and
+// kIoAlignmentBytes where it does not say.
+uint64_t DirectMemoryAlignment(int fd);
+
 // Owns a file descriptor.
 class ScopedFd {
  public:
@@ -131,6 +135,7 @@ class DualFile {
   ScopedFd buffered_;
   ScopedFd direct_;
   const size_t direct_min_bytes_;
+  const uint64_t memory_alignment_;  // of what is written directly
   BouncePool* const bounce_;
   const IoCalls calls_;
   // Some file systems accept the flag, but refuse the transfer.

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <limits>
+#include <mutex>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -119,6 +120,7 @@ class PosixStorage final : public Storage {
   absl::Status DeleteTree(std::string_view path) override;
   bool IsLink(std::string_view path) override;
   absl::StatusOr<uint64_t> FreeBytes() override;
+  uint64_t InPlaceAlignmentBytes() override;
   std::optional<std::string> LocalPath(std::string_view path) const override {
     return Describe(path);
   }
@@ -140,6 +142,8 @@ class PosixStorage final : public Storage {
   const ScopedFd root_fd_;
   const PosixStorageOptions options_;
   BouncePool bounce_;
+  std::once_flag probed_;
+  uint64_t in_place_alignment_bytes_ = 0;  // once it is probed
 };
 
 std::string PosixStorage::Describe(std::string_view path) const {
@@ -259,6 +263,18 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> PosixStorage::Open(std::string_vie
   return std::make_unique<PosixReadableFile>(Describe(path), std::move(fd), std::move(direct),
                                              options_.direct_min_bytes, &bounce_,
                                              static_cast<uint64_t>(info.st_size));
+}
+
+// A file without a name tells: not every file system has direct I/O, and each asks for another
+// alignment.
+uint64_t PosixStorage::InPlaceAlignmentBytes() {
+  std::call_once(probed_, [&] {
+    if (!options_.direct_io) return;
+    const ScopedFd fd(
+        openat(root_fd_.get(), ".", O_TMPFILE | O_WRONLY | O_DIRECT | O_CLOEXEC, 0600));
+    if (fd.valid()) in_place_alignment_bytes_ = internal::DirectMemoryAlignment(fd.get());
+  });
+  return in_place_alignment_bytes_;
 }
 
 absl::Status PosixStorage::Rename(std::string_view from_view, std::string_view to_view) {

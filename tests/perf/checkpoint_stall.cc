@@ -1,7 +1,7 @@
 // The cost of a checkpoint for training: compares a step without a save with steps while the
 // training state of a third of GPT-2 124M is saved, by a blocking call and in the background. The
-// training is real: bf16, on all processors, 256 tokens per step; its update waits, piece by
-// piece, until the memory that it overwrites has been copied. Prints
+// training is real: bf16, or fp32 with --fp32, on all processors, 256 tokens per step; its update
+// waits, piece by piece, until the memory that it overwrites has been copied or written. Prints
 //   figure stall.first <value> ratio
 //       training time lost to a save: the time that the training thread stood still, and by how
 //       much steps became longer until the save was over, against a step before and one after it
@@ -11,12 +11,15 @@
 //       what lost time can hardly fall below where training keeps all processors busy: the time for
 //       which the save's own threads computed, shared by as many processors
 // over the time of a save that waits, for the first save of a saver, and as stall.later,
-// stall.blocked.later and stall.processors.later for the others, medians over the rounds. What
-// Prepare() adds is printed apart.
+// stall.blocked.later and stall.processors.later for the others, medians over the rounds, and
+//   figure save.memory_mib <value> MiB
+//       by how much the saves of a saver raise the largest resident memory of training
+// What Prepare() adds is printed apart.
 
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -45,6 +48,7 @@ ABSL_FLAG(int, rounds, 4, "how often everything is measured");
 ABSL_FLAG(int, saves, 3, "in the background, in each round");
 ABSL_FLAG(int, steps_before, 2,
           "before Prepare(), and from it to the first save in the background");
+ABSL_FLAG(bool, fp32, false, "trains in fp32, without master weights, instead of bf16");
 ABSL_FLAG(int, layers, 4, "of GPT-2's twelve, with as much of its vocabulary");
 ABSL_FLAG(int, threads, 0, "that train; 0: one for each processor");
 ABSL_FLAG(int, copy_threads, tessera::ckpt::AsyncSaveOptions().copy_threads,
@@ -59,14 +63,14 @@ namespace {
 // Short steps, next to which the duration of a save stands out.
 constexpr int64_t kSequence = 256;
 
-// The model in bf16: its state, and steps that wait for a saver where necessary.
+// The model: its state, and steps that wait for a saver where necessary.
 class Training {
  public:
   static absl::StatusOr<std::unique_ptr<Training>> Create(int threads) {
     std::unique_ptr<Training> training(new Training);
     TESSERA_ASSIGN_OR_RETURN(training->run_, Gpt2Run::Create({.layers = absl::GetFlag(FLAGS_layers),
                                                               .threads = threads,
-                                                              .bf16 = true,
+                                                              .bf16 = !absl::GetFlag(FLAGS_fp32),
                                                               .sequence = kSequence},
                                                              nullptr));
     training->state_ = training->run_->State();
@@ -111,6 +115,7 @@ struct Measured {
   std::vector<double> steps;  // seconds, while nothing is saved
   std::vector<double> saves;  // of blocking saves
   std::vector<BackgroundSave> background;
+  double memory_bytes = 0;  // of the saves in the background
 };
 
 double Mean(const std::vector<double>& values) {
@@ -128,6 +133,9 @@ double Deviation(const std::vector<double>& values) {
 absl::Status Delete(ckpt::Storage& storage, const ckpt::SaveReport& report) {
   return storage.DeleteTree(report.directory);
 }
+
+// The largest resident memory counts anew from here.
+void ForgetPeak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 double PlainStep(Training& training, ckpt::AsyncSaver* saver, Measured& measured) {
   measured.steps.push_back(training.Step(saver));
@@ -206,12 +214,16 @@ absl::StatusOr<Measured> MeasureRound(Training& training, ckpt::Storage& storage
     TESSERA_RETURN_IF_ERROR(SaveAndWait(training, storage, plan_cache, measured));
   }
   ckpt::AsyncSaver saver(storage, AsyncOptions());
+  ForgetPeak();
+  PlainStep(training, nullptr, measured);
+  const double training_bytes = PeakResidentBytes();
   MeasurePrepare(training, saver, measured);
   double before = PlainStep(training, &saver, measured);
   for (int i = 1; i <= absl::GetFlag(FLAGS_saves); ++i) {
     TESSERA_RETURN_IF_ERROR(SaveWhileTraining(training, saver, storage, i, before, measured));
     before = measured.steps.back();
   }
+  measured.memory_bytes = PeakResidentBytes() - training_bytes;
   return measured;
 }
 
@@ -241,7 +253,7 @@ absl::Status Measure(const std::string& directory) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Training> training, Training::Create(threads));
   std::printf("state: %.1f MB; %d threads train\n", training->bytes() / 1e6, threads);
   Figures lost, blocked, processors;
-  std::vector<double> steps;
+  std::vector<double> steps, memory;
   TESSERA_RETURN_IF_ERROR(ForEachRound(absl::GetFlag(FLAGS_rounds), [&](int) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Measured measured, MeasureRound(*training, **storage));
     const double save = Median(measured.saves);
@@ -251,6 +263,7 @@ absl::Status Measure(const std::string& directory) {
       blocked.Add(i == 0, background.blocked / save);
       processors.Add(i == 0, background.processor_seconds / threads / save);
     }
+    memory.push_back(measured.memory_bytes / (1 << 20));
     steps.insert(steps.end(), measured.steps.begin(), measured.steps.end());
     return absl::OkStatus();
   }));
@@ -259,6 +272,7 @@ absl::Status Measure(const std::string& directory) {
   lost.Print("");
   blocked.Print("blocked.");
   processors.Print("processors.");
+  PrintFigure("save.memory_mib", Median(memory), "MiB");
   return absl::OkStatus();
 }
 

@@ -85,6 +85,8 @@ class FaultInjectingStorage final : public ForwardingStorage {
 
   // Replaces the result of PreferredWriteBytes(), which is the base's otherwise.
   void SetPreferredWriteBytes(uint64_t bytes) { preferred_write_bytes_ = bytes; }
+  // The same for InPlaceAlignmentBytes(). ClearFaults() does not take it back.
+  void SetInPlaceAlignmentBytes(uint64_t bytes) { in_place_alignment_bytes_ = bytes; }
 
   // Flips the bits of `mask` in the byte at `offset_bytes` of `path`, whenever it is read.
   void CorruptReads(const std::string& path, uint64_t offset_bytes, std::byte mask);
@@ -120,6 +122,9 @@ class FaultInjectingStorage final : public ForwardingStorage {
   absl::Status DeleteTree(std::string_view path) override;
   absl::StatusOr<uint64_t> FreeBytes() override;
   uint64_t PreferredWriteBytes() const override { return preferred_write_bytes_; }
+  uint64_t InPlaceAlignmentBytes() override {
+    return in_place_alignment_bytes_.value_or(base().InPlaceAlignmentBytes());
+  }
 
  private:
   class Writer;
@@ -148,6 +153,7 @@ class FaultInjectingStorage final : public ForwardingStorage {
   };
 
   std::atomic<uint64_t> preferred_write_bytes_;  // without a lock: `matches` may wait for a caller
+  std::optional<uint64_t> in_place_alignment_bytes_;
   mutable Mutex mutex_;
   std::vector<Operation> operations_ ABSL_GUARDED_BY(mutex_);
   std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);

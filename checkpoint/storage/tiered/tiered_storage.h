@@ -62,6 +62,7 @@ class TieredStorage final : public ForwardingStorage {
                            const std::vector<std::string>& names) override;
   absl::Status DeleteTree(std::string_view path) override;
   uint64_t PreferredWriteBytes() const override { return staging_->PreferredWriteBytes(); }
+  uint64_t InPlaceAlignmentBytes() override { return staging_->InPlaceAlignmentBytes(); }
 
  private:
   absl::Status ForgetBelow(const std::string& directory, std::string_view kept);

@@ -1,0 +1,257 @@
+// Saves that write the state from where it is: what they copy, and when it may be overwritten.
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <latch>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/test_seed.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/include/async_saver.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/run_save.h"
+#include "checkpoint/storage/forwarding_storage.h"
+#include "checkpoint/storage/testing/memory_storage.h"
+#include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using OnWrite = std::function<absl::Status(std::span<const std::byte>)>;
+
+// Writes from any memory, and calls a function before each write.
+class WatchedStorage final : public ForwardingStorage {
+ public:
+  WatchedStorage(Storage& base, OnWrite on_write)
+      : ForwardingStorage(base), on_write_(std::move(on_write)) {}
+
+  uint64_t InPlaceAlignmentBytes() override { return alignment_bytes; }
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
+                                                       uint64_t size_hint_bytes) override {
+    auto file = base().Create(path, size_hint_bytes);
+    if (!file.ok()) return file.status();
+    return std::make_unique<File>(*std::move(file), on_write_);
+  }
+
+  uint64_t alignment_bytes = 1;
+
+ private:
+  class File final : public WritableFile {
+   public:
+    File(std::unique_ptr<WritableFile> base, const OnWrite& on_write)
+        : base_(std::move(base)), on_write_(on_write) {}
+    absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override {
+      const absl::Status status = on_write_(data);
+      return status.ok() ? base_->WriteAt(offset_bytes, data) : status;
+    }
+    absl::Status Sync() override { return base_->Sync(); }
+    absl::Status Close() override { return base_->Close(); }
+
+   private:
+    const std::unique_ptr<WritableFile> base_;
+    const OnWrite& on_write_;
+  };
+
+  const OnWrite on_write_;
+};
+
+class InPlaceSaveTest : public testing::Test {
+ protected:
+  InPlaceSaveTest() {
+    std::mt19937_64 random(TestSeed());
+    for (int t = 0; t < 3; ++t) {
+      tensors_.push_back(RandomTensor(absl::StrCat("t", t), TensorRole::kWeight, DType::kF32,
+                                      {1030, 1024}, random));
+      state_.Add(tensors_.back(), {WholeBox(tensors_.back().shape)}, true);
+    }
+    options_.save.io_threads = 1;
+  }
+
+  std::span<std::byte> Memory(int tensor) const {
+    return {static_cast<std::byte*>(state_.dict.tensors[tensor].shards[0].data),
+            tensors_[tensor].bytes.size()};
+  }
+  // The tensor in whose memory the bytes are; -1: none, so that they are a copy.
+  int TensorOf(std::span<const std::byte> bytes) const {
+    for (int t = 0; t < 3; ++t) {
+      const auto* const begin = Memory(t).data();
+      if (bytes.data() >= begin && bytes.data() < begin + Memory(t).size()) return t;
+    }
+    return -1;
+  }
+  static void Overwrite(AsyncSaver& saver, std::span<std::byte> memory) {
+    saver.WaitUntilCopied(memory.data(), memory.size());
+    std::memset(memory.data(), 0xEE, memory.size());
+  }
+
+  void ExpectSaved() {
+    const auto verified =
+        VerifyCheckpoint(storage_, StepDirectoryName(1), {.digests = true, .io_threads = 1});
+    ASSERT_TRUE(verified.ok()) << verified.status();
+    EXPECT_TRUE(verified->damage.empty()) << verified->damage[0].message;
+    LocalState state;
+    for (const WholeTensor& tensor : tensors_) state.Add(tensor, {WholeBox(tensor.shape)}, false);
+    ASSERT_TRUE(LoadCheckpoint(storage_, StepDirectoryName(1), state.dict).ok());
+    for (size_t t = 0; t < tensors_.size(); ++t) {
+      EXPECT_TRUE(LocalState::Holds(state.dict.tensors[t].shards[0], tensors_[t])) << t;
+    }
+  }
+
+  MemoryStorage storage_;
+  std::vector<WholeTensor> tensors_;
+  LocalState state_;
+  AsyncSaveOptions options_;
+};
+
+TEST_F(InPlaceSaveTest, CopiesOnlyWhatIsNotWholeBlocks) {
+  for (const bool waits : {false, true}) {
+    std::atomic<uint64_t> in_place = 0, copied = 0;
+    WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
+      (TensorOf(bytes) >= 0 ? in_place : copied) += bytes.size();
+      return absl::OkStatus();
+    });
+    if (waits) {
+      ASSERT_TRUE(CheckpointFolder(watched).Save(1, state_.dict).ok());
+    } else {
+      AsyncSaver saver(watched, options_);
+      saver.Start(1, state_.dict);
+      ASSERT_TRUE(saver.Finish()[0].report.ok());
+    }
+    EXPECT_GT(in_place, 3 * Memory(0).size() - (64 << 10)) << waits;
+    EXPECT_LT(copied, 64 << 10) << waits;
+    ExpectSaved();
+    ASSERT_TRUE(storage_.DeleteTree(StepDirectoryName(1)).ok());
+  }
+}
+
+TEST_F(InPlaceSaveTest, AnUpdateWaitsForTheWriteOfItsMemory) {
+  std::latch arrived(1), gate(1);
+  std::once_flag first;
+  std::atomic<int> in_flight = -1;
+  WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
+    if (TensorOf(bytes) < 0) return absl::OkStatus();
+    std::call_once(first, [&] {
+      in_flight = TensorOf(bytes);
+      arrived.count_down();
+      gate.wait();
+    });
+    return absl::OkStatus();
+  });
+  AsyncSaver saver(watched, options_);
+  saver.Start(1, state_.dict);
+  arrived.wait();
+  std::atomic<bool> overwritten = false;
+  std::thread update([&] {
+    Overwrite(saver, Memory(in_flight).first(4096));
+    overwritten = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(overwritten) << "the memory is being written";
+  gate.count_down();
+  update.join();
+  ASSERT_TRUE(saver.Finish()[0].report.ok());
+  ExpectSaved();
+}
+
+TEST_F(InPlaceSaveTest, WhatIsNotBeingWrittenIsCopiedForAnUpdate) {
+  std::latch arrived(1), gate(1);
+  std::once_flag first;
+  WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
+    if (TensorOf(bytes) < 0) return absl::OkStatus();
+    std::call_once(first, [&] {
+      arrived.count_down();
+      gate.wait();
+    });
+    return absl::OkStatus();
+  });
+  AsyncSaver saver(watched, options_);
+  saver.Start(1, state_.dict);
+  arrived.wait();
+  Overwrite(saver, Memory(2).last(4 << 20));  // returns, although the disk stands still
+  EXPECT_FALSE(saver.Poll().has_value());
+  gate.count_down();
+  ASSERT_TRUE(saver.Finish()[0].report.ok());
+  ExpectSaved();
+}
+
+TEST_F(InPlaceSaveTest, AFailedWriteReleasesTheMemoryAndFailsTheSave) {
+  WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
+    return TensorOf(bytes) == 1 ? absl::UnavailableError("injected") : absl::OkStatus();
+  });
+  AsyncSaver saver(watched, options_);
+  saver.Start(1, state_.dict);
+  for (SaveOutcome& outcome : saver.Finish()) {
+    EXPECT_THAT(std::string(outcome.report.status().message()),
+                AllOf(HasSubstr("writing"), HasSubstr("injected")));
+  }
+  for (int t = 0; t < 3; ++t) Overwrite(saver, Memory(t));
+}
+
+// An update that races with the save, through memory that does not suffice for a copy of all.
+TEST_F(InPlaceSaveTest, RacesWithAnUpdate) {
+  for (const uint64_t staging_bytes : {uint64_t{4} << 20, UINT64_MAX}) {
+    for (const uint64_t alignment_bytes : {1, 16, 4096}) {
+      for (int i = 0; i < 3; ++i) {
+        SCOPED_TRACE(absl::StrCat(staging_bytes, " bytes, alignment ", alignment_bytes));
+        LocalState state;
+        for (const WholeTensor& tensor : tensors_) {
+          state.Add(tensor, {WholeBox(tensor.shape)}, true);
+        }
+        WatchedStorage watched(storage_, [](auto) { return absl::OkStatus(); });
+        watched.alignment_bytes = alignment_bytes;
+        options_.save.io_threads = 1 + i;
+        options_.save.staging_bytes = staging_bytes;
+        AsyncSaver saver(watched, options_);
+        saver.Start(1, state.dict);
+        for (const int t : {2, 0, 1}) {
+          const ShardedTensor& tensor = state.dict.tensors[t];
+          auto* const data = static_cast<std::byte*>(tensor.shards[0].data);
+          const size_t size = tensors_[t].bytes.size();
+          for (size_t at = 0; at < size; at += 1 << 20) {
+            Overwrite(saver, {data + at, std::min<size_t>(1 << 20, size - at)});
+          }
+        }
+        const std::vector<SaveOutcome> outcomes = saver.Finish();
+        ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
+        ExpectSaved();
+        ASSERT_TRUE(storage_.DeleteTree(StepDirectoryName(1)).ok());
+      }
+    }
+  }
+}
+
+TEST_F(InPlaceSaveTest, NoMemoryIsPreparedForWhatIsNotCopied) {
+  WatchedStorage watched(storage_, [](auto) { return absl::OkStatus(); });
+  SingleProcessGroup group;
+  for (const bool in_place : {true, false}) {
+    watched.alignment_bytes = in_place ? 1 : 0;
+    PlanCache plan_cache;
+    StagingPool staging;
+    const SaveContext context = {watched,       "",         nullptr, group, options_.save,
+                                 /*ahead=*/2, plan_cache, staging};
+    ASSERT_TRUE(PlanAhead(context, state_.dict).ok());
+    while (staging.Prefault()) {
+    }
+    EXPECT_EQ(staging.present_bytes() == 0, in_place);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
