@@ -230,9 +230,8 @@ HWY_INLINE LogicalDigest WithWord(size_t element_bytes, Function&& fn) {
 
 LogicalDigest Digest(uint64_t first_index, const std::byte* data, size_t count,
                      size_t element_bytes) {
-  return WithWord(element_bytes, [&]<typename Word>(Word) {
-    return DigestOnly<Word>(first_index, data, count);
-  });
+  return WithWord(element_bytes,
+                  [&]<typename Word>(Word) { return DigestOnly<Word>(first_index, data, count); });
 }
 
 LogicalDigest CopyAndDigest(uint64_t first_index, const std::byte* data, std::byte* to,

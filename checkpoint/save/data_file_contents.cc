@@ -142,7 +142,9 @@ std::vector<FileContents::Segment> FileContents::Segments(uint64_t begin, uint64
   std::vector<Segment> segments;
   uint64_t at = begin;
   for (const Segment& run : runs) {
-    const uint64_t first = RoundUp(run.begin, kIoAlignmentBytes);
+    // What is put together before the run takes so much of it that it is worth a write, too.
+    const uint64_t least = run.begin > at ? at + kLeastInPlaceBytes : at;
+    const uint64_t first = RoundUp(std::max(run.begin, least), kIoAlignmentBytes);
     const uint64_t last = run.end / kIoAlignmentBytes * kIoAlignmentBytes;
     if (last < first + kLeastInPlaceBytes) continue;
     const std::byte* const data = run.in_place + (first - run.begin);
@@ -150,6 +152,12 @@ std::vector<FileContents::Segment> FileContents::Segments(uint64_t begin, uint64
     if (at < first) segments.push_back({at, first, nullptr});
     segments.push_back({first, last, data});
     at = last;
+  }
+  if (at < end && !segments.empty() && end - at < kLeastInPlaceBytes) {
+    Segment& before = segments.back();
+    at -= std::min(before.end - before.begin, kLeastInPlaceBytes);
+    before.end = at;
+    if (before.begin == before.end) segments.pop_back();
   }
   if (at < end) segments.push_back({at, end, nullptr});
   return segments;

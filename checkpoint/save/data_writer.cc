@@ -22,7 +22,7 @@ namespace {
 constexpr uint64_t kBlockBytes = 128 << 10;
 
 // A piece with more bytes than these that are not in place is copied as a whole.
-constexpr uint64_t kMaxBetweenBytes = 256 << 10;
+constexpr uint64_t kMaxBetweenBytes = 1 << 20;
 
 bool IsInPlace(const std::vector<FileContents::Segment>& segments) {
   uint64_t between = 0;

@@ -58,8 +58,8 @@ class DataWriter {
   absl::StatusOr<WriteReport> Run();
 
   // Returns once Run() no longer reads bytes [data, data + size_bytes), because it has copied or
-  // written them or has returned. The calling thread helps to copy. Thread-safe; may be called before and after
-  // Run(), too.
+  // written them or has returned. The calling thread helps to copy. Thread-safe; may be called
+  // before and after Run(), too.
   void WaitUntilCopied(const std::byte* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 
@@ -165,7 +165,7 @@ class DataWriter {
   CondVar changed_;  // any guarded member
   std::vector<Piece> pieces_ ABSL_GUARDED_BY(mutex_);
   CopyOrder to_stage_ ABSL_GUARDED_BY(mutex_);
-  CopyOrder in_place_ ABSL_GUARDED_BY(mutex_);  // without those that are waited for
+  CopyOrder in_place_ ABSL_GUARDED_BY(mutex_);         // without those that are waited for
   std::deque<size_t> copied_ ABSL_GUARDED_BY(mutex_);  // to be written
   StagingBuffers buffers_ ABSL_GUARDED_BY(mutex_);
   int waiters_ ABSL_GUARDED_BY(mutex_) = 0;

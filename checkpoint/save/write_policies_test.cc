@@ -75,6 +75,15 @@ TEST(CopyPolicyTest, AllThreadsCopyWhatIsWaitedFor) {
   EXPECT_FALSE(CopyPolicy::ChecksWhileCopying({.waiters = 1}));
 }
 
+// What is written from where it is needs no memory, but as much of the processors.
+TEST(CopyPolicyTest, WritesInPlaceWithAsManyThreadsAsCopy) {
+  const CopyPolicy policy({.chunk_bytes = 1, .io_threads = 4, .copy_ahead_threads = 2});
+  EXPECT_TRUE(policy.MayWriteInPlace({.copying = 1}));
+  EXPECT_FALSE(policy.MayWriteInPlace({.copying = 2}));
+  EXPECT_TRUE(policy.MayWriteInPlace({.waiters = 1, .copying = 3}));
+  EXPECT_FALSE(policy.MayWriteInPlace({.waiters = 1, .copying = 4}));
+}
+
 TEST(CopyPolicyTest, WithoutCopyingAheadEveryThreadCopiesAndWrites) {
   const CopyPolicy policy({.chunk_bytes = 1, .io_threads = 4, .copy_ahead_threads = 0});
   EXPECT_TRUE(policy.MayCopy({.copying = 3, .has_present = true}));

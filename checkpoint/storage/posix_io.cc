@@ -77,7 +77,7 @@ absl::Status ReadErrnoStatus(int error, std::string_view operation, std::string_
 }
 
 uint64_t DirectMemoryAlignment(int fd) {
-  // Of Linux 6.1; the system's header may be older.
+  // From linux/stat.h of Linux 6.1, than which the system's header may be older.
   constexpr unsigned kDirectAlignment = 0x2000;
   constexpr size_t kMemoryAlignmentAt = 0x98;
   struct statx info = {};
@@ -87,7 +87,7 @@ uint64_t DirectMemoryAlignment(int fd) {
   std::memcpy(&alignment, reinterpret_cast<const char*>(&info) + kMemoryAlignmentAt,
               sizeof(alignment));
   return std::has_single_bit(alignment) && alignment <= kIoAlignmentBytes ? alignment
-                                                                           : kIoAlignmentBytes;
+                                                                          : kIoAlignmentBytes;
 }
 
 int ScopedFd::Close() {

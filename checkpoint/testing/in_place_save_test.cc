@@ -43,6 +43,7 @@ class WatchedStorage final : public ForwardingStorage {
       : ForwardingStorage(base), on_write_(std::move(on_write)) {}
 
   uint64_t InPlaceAlignmentBytes() override { return alignment_bytes; }
+  uint64_t PreferredWriteBytes() const override { return 1 << 20; }
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override {
     auto file = base().Create(path, size_hint_bytes);
@@ -78,7 +79,7 @@ class InPlaceSaveTest : public testing::Test {
     std::mt19937_64 random(TestSeed());
     for (int t = 0; t < 3; ++t) {
       tensors_.push_back(RandomTensor(absl::StrCat("t", t), TensorRole::kWeight, DType::kF32,
-                                      {1030, 1024}, random));
+                                      {260, 1024}, random));
       state_.Add(tensors_.back(), {WholeBox(tensors_.back().shape)}, true);
     }
     options_.save.io_threads = 1;
@@ -120,7 +121,7 @@ class InPlaceSaveTest : public testing::Test {
   AsyncSaveOptions options_;
 };
 
-TEST_F(InPlaceSaveTest, CopiesOnlyWhatIsNotWholeBlocks) {
+TEST_F(InPlaceSaveTest, CopiesOnlyWhatIsBetweenWholeBlocks) {
   for (const bool waits : {false, true}) {
     std::atomic<uint64_t> in_place = 0, copied = 0;
     WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
@@ -134,8 +135,9 @@ TEST_F(InPlaceSaveTest, CopiesOnlyWhatIsNotWholeBlocks) {
       saver.Start(1, state_.dict);
       ASSERT_TRUE(saver.Finish()[0].report.ok());
     }
-    EXPECT_GT(in_place, 3 * Memory(0).size() - (64 << 10)) << waits;
-    EXPECT_LT(copied, 64 << 10) << waits;
+    // The header, and what lies between the blocks of two tensors, or behind the last.
+    EXPECT_GT(in_place, 3 * Memory(0).size() - (5 * 64 << 10)) << waits;
+    EXPECT_LT(copied, 5 * 64 << 10) << waits;
     ExpectSaved();
     ASSERT_TRUE(storage_.DeleteTree(StepDirectoryName(1)).ok());
   }
@@ -184,7 +186,7 @@ TEST_F(InPlaceSaveTest, WhatIsNotBeingWrittenIsCopiedForAnUpdate) {
   AsyncSaver saver(watched, options_);
   saver.Start(1, state_.dict);
   arrived.wait();
-  Overwrite(saver, Memory(2).last(4 << 20));  // returns, although the disk stands still
+  Overwrite(saver, Memory(2).last(512 << 10));  // returns, although the disk stands still
   EXPECT_FALSE(saver.Poll().has_value());
   gate.count_down();
   ASSERT_TRUE(saver.Finish()[0].report.ok());
@@ -206,7 +208,7 @@ TEST_F(InPlaceSaveTest, AFailedWriteReleasesTheMemoryAndFailsTheSave) {
 
 // An update that races with the save, through memory that does not suffice for a copy of all.
 TEST_F(InPlaceSaveTest, RacesWithAnUpdate) {
-  for (const uint64_t staging_bytes : {uint64_t{4} << 20, UINT64_MAX}) {
+  for (const uint64_t staging_bytes : {uint64_t{1} << 20, UINT64_MAX}) {
     for (const uint64_t alignment_bytes : {1, 16, 4096}) {
       for (int i = 0; i < 3; ++i) {
         SCOPED_TRACE(absl::StrCat(staging_bytes, " bytes, alignment ", alignment_bytes));
@@ -224,8 +226,8 @@ TEST_F(InPlaceSaveTest, RacesWithAnUpdate) {
           const ShardedTensor& tensor = state.dict.tensors[t];
           auto* const data = static_cast<std::byte*>(tensor.shards[0].data);
           const size_t size = tensors_[t].bytes.size();
-          for (size_t at = 0; at < size; at += 1 << 20) {
-            Overwrite(saver, {data + at, std::min<size_t>(1 << 20, size - at)});
+          for (size_t at = 0; at < size; at += 256 << 10) {
+            Overwrite(saver, {data + at, std::min<size_t>(256 << 10, size - at)});
           }
         }
         const std::vector<SaveOutcome> outcomes = saver.Finish();
@@ -244,7 +246,7 @@ TEST_F(InPlaceSaveTest, NoMemoryIsPreparedForWhatIsNotCopied) {
     watched.alignment_bytes = in_place ? 1 : 0;
     PlanCache plan_cache;
     StagingPool staging;
-    const SaveContext context = {watched,       "",         nullptr, group, options_.save,
+    const SaveContext context = {watched,     "",         nullptr, group, options_.save,
                                  /*ahead=*/2, plan_cache, staging};
     ASSERT_TRUE(PlanAhead(context, state_.dict).ok());
     while (staging.Prefault()) {

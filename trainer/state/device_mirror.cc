@@ -18,6 +18,7 @@ absl::StatusOr<std::unique_ptr<DeviceMirror>> DeviceMirror::Create(
   std::unique_ptr<DeviceMirror> mirror(
       new DeviceMirror(compute, std::move(copy), std::move(ready), options));
   for (const TensorView& buffer : buffers) TESSERA_RETURN_IF_ERROR(mirror->Add(buffer));
+  mirror->OrderPieces();
   if (options.bytes_per_second > 0) {
     TESSERA_ASSIGN_OR_RETURN(mirror->pacer_,
                              StartThread([state = mirror.get()] { state->Pace(); }));
@@ -48,11 +49,23 @@ absl::Status DeviceMirror::Add(const TensorView& buffer) {
     pieces_.push_back({.device = buffer.as<char>() + begin,
                        .host = static_cast<char*>(host.data()) + begin,
                        .bytes = std::min(options_.piece_bytes, buffer.bytes() - begin),
+                       .at = static_cast<double>(begin) / static_cast<double>(buffer.bytes()),
                        .copied = std::move(copied)});
   }
   ranges_.push_back(
       {.device = buffer.as<char>(), .bytes = buffer.bytes(), .host = std::move(host)});
   return absl::OkStatus();
+}
+
+void DeviceMirror::OrderPieces() {
+  const MutexLock lock(&mutex_);
+  std::vector<Piece*> order;
+  for (Piece& piece : pieces_) order.push_back(&piece);
+  std::ranges::stable_sort(order, {}, &Piece::at);
+  std::vector<Piece> pieces;
+  pieces.reserve(order.size());
+  for (Piece* piece : order) pieces.push_back(std::move(*piece));
+  pieces_.swap(pieces);
 }
 
 TensorView DeviceMirror::OnHost(const TensorView& memory) const {

@@ -28,9 +28,11 @@ struct DeviceMirrorOptions {
 // The state of one rank that lies in the memory of a device, once more in pinned host memory, where
 // checkpoints are written from and loaded to.
 //
-// Copies run in pieces on a stream of their own. A download holds the state as the compute stream
-// has left it at StartDownload(): what is queued there afterwards may read the state, and call
-// BeforeOverwrite() before it changes it. The host never waits for that.
+// Copies run in pieces on a stream of their own: those of all buffers side by side, since an update
+// changes the same part of weights, master weights and moments at once, and waits for the pieces up
+// to there. A download holds the state as the compute stream has left it at StartDownload(): what
+// is queued there afterwards may read the state, and call BeforeOverwrite() before it changes it.
+// The host never waits for that.
 //
 // Threads: BeforeOverwrite() next to one thread that calls the rest.
 class DeviceMirror {
@@ -67,6 +69,7 @@ class DeviceMirror {
     char* device;
     char* host;
     int64_t bytes;
+    double at;  // where it begins, as a part of its buffer
     Event copied;
     bool queued = true;  // in the download in progress
   };
@@ -79,6 +82,7 @@ class DeviceMirror {
       : compute_(compute), copy_(std::move(copy)), ready_(std::move(ready)), options_(options) {}
 
   absl::Status Add(const TensorView& buffer);
+  void OrderPieces() ABSL_LOCKS_EXCLUDED(mutex_);
   void QueuePiece(Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void QueueAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Queues pieces at the speed of the options.

@@ -94,6 +94,29 @@ TEST_F(DeviceMirrorTest, WhatIsQueuedAfterBeforeOverwriteComesAfterTheDownload) 
   }
 }
 
+// Work runs as late as it may: what is copied when the compute stream has ended is what it has
+// waited for.
+TEST_F(DeviceMirrorTest, AnUpdateWaitsForTheSamePartOfAllBuffers) {
+  Open({.seed = 0}, {});
+  const TensorView first = state().Slice(0, 0, kElements / 2);
+  const TensorView second = state().Slice(0, kElements / 2, kElements);
+  const std::vector<TensorView> buffers = {first, second};
+  mirror_ = DeviceMirror::Create(*compute_, buffers, {.piece_bytes = 400}).value();
+  Set(1);
+  mirror_->StartDownload();
+  for (const TensorView& buffer : buffers) mirror_->BeforeOverwrite(buffer.Slice(0, 0, 100));
+  ASSERT_EQ(compute_->Synchronize(), absl::OkStatus());
+  for (const TensorView& buffer : buffers) {
+    const auto* const host = mirror_->OnHost(buffer).as<float>();
+    EXPECT_EQ(host[0], 1);
+    EXPECT_EQ(host[99], 1);
+    EXPECT_EQ(host[100], 0);
+    EXPECT_EQ(host[kElements / 2 - 1], 0);
+  }
+  ASSERT_EQ(mirror_->FinishDownload(), absl::OkStatus());
+  EXPECT_EQ(mirror_->OnHost(first).as<float>()[kElements / 2 - 1], 1);
+}
+
 TEST_F(DeviceMirrorTest, AnUploadComesAfterWhatUsesTheOldState) {
   for (uint64_t seed = 0; seed < 10; ++seed) {
     TearDown();
