@@ -30,6 +30,7 @@ struct FakeKernel {
   bool refuse_direct = false;   // EINVAL, as some file systems do
   int64_t fail_at_offset = -1;  // ENOSPC for writes, EIO for reads that touch it
   int calls = 0, direct_calls = 0, misaligned_calls = 0;
+  const void* direct_data = nullptr;  // of the last direct call
 };
 FakeKernel kernel;
 
@@ -41,7 +42,9 @@ int Enter(int fd, const void* data, size_t* size, off_t offset, int failure) {
     ++kernel.direct_calls;
     if (kernel.refuse_direct) return EINVAL;
     const auto address = reinterpret_cast<uintptr_t>(data);
-    if (((address | *size | offset) & (kIoAlignmentBytes - 1)) != 0) {
+    kernel.direct_data = data;
+    if (((*size | offset) & (kIoAlignmentBytes - 1)) != 0 ||
+        address % DirectMemoryAlignment(fd) != 0) {
       ++kernel.misaligned_calls;
       return EINVAL;
     }
@@ -114,6 +117,19 @@ TEST_F(DualFileTest, DirectTransfersAreAlwaysAligned) {
   EXPECT_LT(kernel.direct_calls, kernel.calls);
   EXPECT_EQ(kernel.misaligned_calls, 0);
   EXPECT_TRUE(file_.direct());
+}
+
+// Memory need not be aligned as the file is: what the file system takes is not copied.
+TEST_F(DualFileTest, MemoryIsWrittenFromWhereItIsIfTheFileSystemPermits) {
+  const uint64_t alignment = DirectMemoryAlignment(kernel.direct_fd);
+  ASSERT_EQ(kIoAlignmentBytes % alignment, 0);
+  const auto data = memory_.span().subspan(alignment, 65'536);
+  ASSERT_EQ(file_.WriteAt(4096, data), 0);
+  EXPECT_EQ(kernel.direct_data, data.data());
+  EXPECT_EQ(kernel.misaligned_calls, 0);
+  ASSERT_EQ(file_.WriteAt(4096, memory_.span().subspan(1, 65'536)), 0);
+  EXPECT_NE(kernel.direct_data, memory_.data() + 1);
+  EXPECT_EQ(kernel.misaligned_calls, 0);
 }
 
 TEST_F(DualFileTest, AnAlignedTransferIsOneCall) {

@@ -251,7 +251,8 @@ TEST_F(InPlaceSaveTest, NoMemoryIsPreparedForWhatIsNotCopied) {
     ASSERT_TRUE(PlanAhead(context, state_.dict).ok());
     while (staging.Prefault()) {
     }
-    EXPECT_EQ(staging.present_bytes() == 0, in_place);
+    // The last piece is too small to be written in place.
+    EXPECT_EQ(staging.present_bytes() <= 1 << 20, in_place);
   }
 }
 
