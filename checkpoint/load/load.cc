@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -124,10 +125,22 @@ absl::StatusOr<Manifest> ShareManifest(Storage& storage, std::string_view checkp
   return manifest;
 }
 
+// By file, the ranks that can read it; empty: all of them.
+std::vector<RankList> FindOpeners(Storage& storage, std::string_view checkpoint_dir,
+                                  const Manifest& manifest) {
+  const auto* const spread = dynamic_cast<const SpreadFiles*>(&storage);
+  std::vector<RankList> openers;
+  for (int f = 0; spread != nullptr && f < manifest.files_size(); ++f) {
+    openers.push_back(spread->RanksWith(JoinPath(checkpoint_dir, manifest.files(f).path())));
+  }
+  return openers;
+}
+
 // Assigns reads: sends what this rank needs, or its error, to rank 0 and returns its part of the
 // answer.
 absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Status& ready,
-                                       const LoadPlan* plan, ProcessGroup& group,
+                                       const LoadPlan* plan, std::span<const RankList> openers,
+                                       ProcessGroup& group,
                                        const LoadOptions& options) {
   absl::StatusOr<std::string> needs = std::string();
   if (!ready.ok()) {
@@ -138,7 +151,7 @@ absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Sta
   TESSERA_ASSIGN_OR_RETURN(const std::string reply, AgreeEach(
                                                         group, needs,
                                                         [&](const std::vector<std::string>& all) {
-                                                          return ShareReads(manifest, all);
+                                                          return ShareReads(manifest, all, openers);
                                                         },
                                                         options.deadline));
   ReadShare share;
@@ -146,12 +159,25 @@ absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Sta
   return share;
 }
 
-absl::Status ReadTogether(const Manifest& manifest, const Scanner& scanner, const Placer& placer,
+// Opens the files of which this rank reads parts for others alone.
+absl::Status OpenForOthers(const ReadShare& share, int rank, Scanner& scanner) {
+  std::set<uint32_t> files;
+  for (const ReadSegment& segment : share.segments()) {
+    const bool reads = std::ranges::find(segment.reader(), static_cast<uint32_t>(rank)) !=
+                       segment.reader().end();
+    if (reads && scanner.file(segment.file_index()) == nullptr) files.insert(segment.file_index());
+  }
+  return scanner.Open(std::vector<uint32_t>(files.begin(), files.end()));
+}
+
+absl::Status ReadTogether(const Manifest& manifest, Scanner& scanner, const Placer& placer,
                           const ReadShare& share, ProcessGroup& group, const LoadOptions& options,
                           LoadReport& report) {
+  absl::Status ready = OpenForOthers(share, group.rank(), scanner);
   const absl::StatusOr<std::unique_ptr<SharedReader>> shared = SharedReader::Create(
       manifest, scanner, placer, share, group.rank(), options.io_threads, options.staging_bytes);
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, shared.status(), options.deadline));
+  ready.Update(shared.status());
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, ready, options.deadline));
   TESSERA_RETURN_IF_ERROR(
       AgreeOnStatus(group, (*shared)->Run(group, options.deadline), options.deadline));
   report.bytes_read = (*shared)->counters().bytes_read;
@@ -177,7 +203,9 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
   // Without a part of its own it is the manifest that asks for what cannot be read.
   TESSERA_ASSIGN_OR_RETURN(const ReadShare share,
                            ShareReading(manifest, WithDamagedParts(placer.status(), {}),
-                                        placer.ok() ? &*plan : nullptr, group, options));
+                                        placer.ok() ? &*plan : nullptr,
+                                        FindOpeners(storage, checkpoint_dir, manifest), group,
+                                        options));
   report.bytes_needed = plan->bytes;
   if (share.any_shared()) {
     return ReadTogether(manifest, scanner, *placer, share, group, options, report);

@@ -63,7 +63,9 @@ void Placer::PlaceTarget(const Target& target, int64_t first, int64_t last,
 }
 
 void Placer::Place(const FilePiece& piece, const std::byte* data) const {
-  ForEachStored(targets_.at(piece.file_index), piece.begin, piece.end,
+  const auto targets = targets_.find(piece.file_index);
+  if (targets == targets_.end()) return;  // read for other ranks alone
+  ForEachStored(targets->second, piece.begin, piece.end,
                 [&](const Target& target, int64_t first, int64_t last) {
                   PlaceTarget(target, first, last, [&](const BoxRuns::Run& run, int64_t) {
                     return data +

@@ -43,8 +43,12 @@ struct SharedNeed {
 
 class ReadAssigner {
  public:
-  ReadAssigner(const Manifest& manifest, size_t ranks)
-      : manifest_(manifest), load_(ranks), answers_(ranks), sets_sent_(ranks) {
+  ReadAssigner(const Manifest& manifest, size_t ranks, std::span<const RankList> openers)
+      : manifest_(manifest),
+        openers_(openers),
+        load_(ranks),
+        answers_(ranks),
+        sets_sent_(ranks) {
     regions_.emplace_back();
   }
 
@@ -57,6 +61,10 @@ class ReadAssigner {
     staging_bytes_ = std::min(staging_bytes_, needs.staging_bytes());
     for (const FileNeeds& file : needs.files()) {
       if (file.file_index() >= static_cast<uint32_t>(manifest_.files_size())) return bad();
+      if (!openers_.empty() && openers_[file.file_index()].empty()) {
+        return absl::InternalError(
+            absl::StrCat("no rank can read ", manifest_.files(file.file_index()).path()));
+      }
       const auto add = [&](const auto& range, uint32_t region) {
         for (int i = 0; i + 1 < range.size(); i += 2) {
           if (range[i] >= range[i + 1]) return false;
@@ -78,7 +86,7 @@ class ReadAssigner {
     for (const auto& [rank, segment] : private_) Send(rank, segment);
     for (const Shared& shared : shared_) {
       const std::string bytes = AsField(shared.segment);
-      for (const uint32_t rank : rank_sets_[shared.all_receivers]) {
+      for (const uint32_t rank : Union(rank_sets_[shared.all_receivers], shared.readers)) {
         for (const Receivers& receivers : shared.segment.receivers()) {
           SendRankSet(rank, receivers.rank_set());
         }
@@ -95,6 +103,7 @@ class ReadAssigner {
   struct Shared {
     ReadSegment segment;
     uint32_t all_receivers;  // the set of all receivers
+    RankList readers = {};   // those that read some of it and receive nothing; ascending
   };
 
   uint32_t InternRegion(const ShardRegion& region) {
@@ -167,7 +176,7 @@ class ReadAssigner {
     segment.set_begin(begin);
     segment.set_end(end);
     segment.set_piece_bytes(PieceBytes(file));
-    if (all_receivers.size() == 1) {
+    if (all_receivers.size() == 1 && CanOpen(file, all_receivers[0])) {
       AddPrivate(all_receivers[0], segment);
       return;
     }
@@ -185,7 +194,19 @@ class ReadAssigner {
       if (region != kEverything) *receivers.mutable_region() = regions_[region];
       receivers.set_rank_set(InternSet(std::move(rest)));
     }
-    shared_.push_back({std::move(segment), InternSet(std::move(all_receivers))});
+    shared_.push_back({std::move(segment), InternSet(std::move(all_receivers)), {}});
+  }
+
+  bool CanOpen(uint32_t file, uint32_t rank) const {
+    return openers_.empty() || std::ranges::binary_search(openers_[file], rank);
+  }
+
+  // The ranks that may read what this set receives: its members, as far as they can, else others.
+  uint32_t ReadersFor(uint32_t file, uint32_t receivers) {
+    if (openers_.empty()) return receivers;
+    RankList able;
+    std::ranges::set_intersection(rank_sets_[receivers], openers_[file], std::back_inserter(able));
+    return InternSet(able.empty() ? openers_[file] : std::move(able));
   }
 
   void AddPrivate(uint32_t rank, const ReadSegment& segment) {
@@ -222,9 +243,11 @@ class ReadAssigner {
     for (const auto& [begin, file, s] : pieces) {
       ReadSegment& segment = shared_[s].segment;
       const uint64_t bytes = std::min(segment.piece_bytes(), segment.end() - begin);
-      const uint32_t set = shared_[s].all_receivers;
+      const uint32_t set = ReadersFor(file, shared_[s].all_receivers);
       LeastLoaded& queue = queues.try_emplace(set, rank_sets_[set], load_).first->second;
-      segment.add_reader(queue.Take(bytes, load_));
+      const uint32_t reader = queue.Take(bytes, load_);
+      segment.add_reader(reader);
+      if (!openers_.empty()) shared_[s].readers = Union(shared_[s].readers, {reader});
     }
   }
 
@@ -246,6 +269,7 @@ class ReadAssigner {
   }
 
   const Manifest& manifest_;
+  const std::span<const RankList> openers_;
   uint64_t staging_bytes_ = std::numeric_limits<uint64_t>::max();
   std::map<uint32_t, std::vector<Need>> needs_;  // by file
   std::vector<ShardRegion> regions_;
@@ -263,8 +287,9 @@ class ReadAssigner {
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> ShareReads(const Manifest& manifest,
-                                                    std::span<const std::string> needs) {
-  ReadAssigner assigner(manifest, needs.size());
+                                                    std::span<const std::string> needs,
+                                                    std::span<const RankList> openers) {
+  ReadAssigner assigner(manifest, needs.size(), openers);
   for (uint32_t rank = 0; rank < needs.size(); ++rank) {
     TESSERA_RETURN_IF_ERROR(assigner.AddRank(rank, needs[rank]));
   }

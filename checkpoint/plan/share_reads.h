@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -11,6 +12,19 @@
 #include "checkpoint/plan/plan.pb.h"
 
 namespace tessera::ckpt {
+
+using RankList = std::vector<uint32_t>;
+
+// What a Storage derives from, too, whose files not every rank of a load can read, though every
+// rank can open them and sees their sizes. A load reads each file on ranks that can, which send the
+// others what they want.
+class SpreadFiles {
+ public:
+  virtual ~SpreadFiles() = default;
+
+  // The ranks of the loading group that can read a file, ascending. Used on rank 0.
+  virtual RankList RanksWith(std::string_view path) const = 0;
+};
 
 // Assigns reads to ranks: serialized ReadNeeds by rank -> serialized ReadShares by rank. Every byte
 // that any rank needs is read by exactly one of the ranks that need it, and by no other.
@@ -21,10 +35,15 @@ namespace tessera::ckpt {
 // Pieces are assigned in the order in which ranks process them, by (begin, file), each to the one
 // of its ranks with the fewest bytes to read so far.
 //
-// Errors: Internal for needs that cannot be parsed or do not fit the manifest. Cost: n log n in the
+// `openers`: by file, ascending, the ranks that can read it; empty: all ranks can read all files.
+// What no rank that needs it can read is read by one that can, for the others.
+//
+// Errors: Internal for needs that cannot be parsed or do not fit the manifest, and for a needed file
+// that no rank can read. Cost: n log n in the
 // distinct ranges, plus the pieces once.
 absl::StatusOr<std::vector<std::string>> ShareReads(const Manifest& manifest,
-                                                    std::span<const std::string> needs);
+                                                    std::span<const std::string> needs,
+                                                    std::span<const RankList> openers = {});
 
 }  // namespace tessera::ckpt
 

@@ -190,5 +190,34 @@ TEST(ShareReadsTest, EveryChunkIsReadOnceAndReachesWhoeverNeedsIt) {
   }
 }
 
+TEST(ShareReadsTest, WhatARankCannotReadIsReadByOneThatCan) {
+  // Rank 0 needs both files and rank 1 the second one; rank 2 alone can read the first one, and
+  // ranks 1 and 2 the second one.
+  std::vector<ReadNeeds> needs = {WithStaging(4), WithStaging(4), WithStaging(4)};
+  Need(needs[0], 0, {{0, 10}}, 0);
+  Need(needs[0], 1, {{0, 10}}, 0);
+  Need(needs[1], 1, {{0, 20}}, 0);
+  std::vector<std::string> bytes;
+  for (const ReadNeeds& need : needs) bytes.push_back(need.SerializeAsString());
+  const std::vector<RankList> openers = {{2}, {1, 2}};
+  const auto answers = ShareReads(Files(2), bytes, openers);
+  ASSERT_TRUE(answers.ok()) << answers.status();
+  std::vector<ReadShare> shares(3);
+  for (int r = 0; r < 3; ++r) ASSERT_TRUE(shares[r].ParseFromString((*answers)[r]));
+  const auto readers = [&](int rank, uint32_t file) {
+    std::set<uint32_t> all;
+    for (const ReadSegment& segment : shares[rank].segments()) {
+      if (segment.file_index() == file) all.insert(segment.reader().begin(), segment.reader().end());
+    }
+    return all;
+  };
+  EXPECT_EQ(readers(0, 0), std::set<uint32_t>{2});
+  EXPECT_EQ(readers(2, 0), std::set<uint32_t>{2});
+  EXPECT_EQ(readers(0, 1), std::set<uint32_t>{1});  // of those that need it, the one that can
+  EXPECT_TRUE(shares[0].any_shared());
+  // A file that nobody can read is not for anybody.
+  EXPECT_FALSE(ShareReads(Files(2), bytes, std::vector<RankList>{{}, {1}}).ok());
+}
+
 }  // namespace
 }  // namespace tessera::ckpt

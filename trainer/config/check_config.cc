@@ -153,6 +153,16 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
                   {{"async_upload_tmp_folder", !checkpoint.async_upload_tmp_folder().empty()}});
     if (!status.ok()) return status;
   }
+  if (!checkpoint.replicate_to_peers()) {
+    const absl::Status status =
+        CheckIdle("replicate_to_peers",
+                  {{"replicate_interval", checkpoint.replicate_interval() > 0},
+                   {"replicate_folder", !checkpoint.replicate_folder().empty()},
+                   {"replicate_ranks_per_node", checkpoint.replicate_ranks_per_node() > 0}});
+    if (!status.ok()) return status;
+  } else if (checkpoint.replicate_interval() == 0) {
+    return Wrong("replicate_interval=0: replicate_to_peers needs at least 1");
+  }
   if (!checkpoint.async_save()) {
     const absl::Status status = CheckIdle(
         "async_save",
@@ -175,6 +185,7 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
          {"max_minutes_without_checkpoint", checkpoint.max_minutes_without_checkpoint() > 0},
          {"async_upload", checkpoint.async_upload()},
          {"async_save", checkpoint.async_save()},
+         {"replicate_to_peers", checkpoint.replicate_to_peers()},
          {"no_save_optim", checkpoint.no_save_optim()},
          {"no_save_rng", checkpoint.no_save_rng()},
          {"max_checkpoint_keep", checkpoint.max_checkpoint_keep() > 0},

@@ -20,6 +20,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/directory/damage.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/manager/resume.h"
@@ -272,15 +273,43 @@ absl::StatusOr<std::shared_ptr<ckpt::Storage>> OpenOwn(const CheckpointConfig& c
   return storage;
 }
 
-// Uses the latest checkpoint in `save`, or that of ckpt_step. Returns false, with nothing called,
-// if `save` has none.
+// Uses a replica. Returns false, with a note, if it is damaged. `stored_step`: of the checkpoint in
+// whose place it is used; nullopt: there is none.
+absl::StatusOr<bool> UseReplica(const SavedRun& replica, std::optional<int64_t> stored_step,
+                                const RankGroup& group, const NoteSink& notes,
+                                const UseSavedRun& use) {
+  const int64_t step = replica.checkpoint.step();
+  const absl::Status used = use(replica);
+  if (!used.ok() && !ckpt::FindDamagedParts(used).has_value()) return used;
+  if (group.ranks.rank() != 0) return used.ok();
+  if (used.ok()) {
+    notes(absl::StrCat("resumes from ", replica.Describe(), "; the store has ",
+                       stored_step.has_value()
+                           ? absl::StrCat("step ", *stored_step, ": ", step - *stored_step)
+                           : absl::StrCat("no checkpoint: ", step),
+                       " steps kept"));
+  } else {
+    notes(absl::StrCat("WARNING: ", replica.Describe(), " is not used: ", used.message()));
+  }
+  return used.ok();
+}
+
+// Uses the latest checkpoint in `save`, or that of ckpt_step, or the replica. Returns false, with
+// nothing called, if there is none.
 absl::StatusOr<bool> ResumeOwn(const TrainConfig& settings, const RankGroup& group,
                                ckpt::FolderLock* lock, const NoteSink& notes,
-                               const UseSavedRun& use) {
+                               const UseSavedRun& use, std::optional<SavedRun> replica) {
   const CheckpointConfig& config = settings.checkpoint();
+  const bool had_replica = replica.has_value();
   const bool loads_other = !LoadsItsOwn(config) && !config.load().empty();
   TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<ckpt::Storage> storage, OpenOwn(config, group));
   const ckpt::LoadOnThisRank load = [&](const ckpt::Checkpoint& checkpoint) -> absl::Status {
+    if (replica.has_value() && replica->checkpoint.step() >= checkpoint.step()) {
+      TESSERA_ASSIGN_OR_RETURN(const bool used,
+                               UseReplica(*replica, checkpoint.step(), group, notes, use));
+      if (used) return absl::OkStatus();
+      replica.reset();
+    }
     if (loads_other && group.ranks.rank() == 0) {
       notes(absl::StrCat("resuming from ", config.save(), ", where this run has saved, and not ",
                          "from load=", config.load()));
@@ -290,7 +319,7 @@ absl::StatusOr<bool> ResumeOwn(const TrainConfig& settings, const RankGroup& gro
   ckpt::ResumeOptions options = {
       .quarantine = Saves(settings),
       .step_name = "ckpt_step",
-      .ignore_no_valid = config.resume_ignore_no_valid_checkpoint(),
+      .ignore_no_valid = config.resume_ignore_no_valid_checkpoint() || replica.has_value(),
       .ignore_no_valid_hint = absl::StrCat("--resume-ignore-no-valid-checkpoint begins ",
                                            loads_other ? "from load" : "at step 0"),
       .no_folder = absl::StrCat("save: no folder ", config.save()),
@@ -303,7 +332,14 @@ absl::StatusOr<bool> ResumeOwn(const TrainConfig& settings, const RankGroup& gro
     notes(absl::StrCat("WARNING: ", ckpt::Describe(*storage, skipped)));
   }
   NoteAbandoned(config, resumed.abandoned, notes);
-  return resumed.checkpoint.has_value();
+  if (resumed.checkpoint.has_value() || !had_replica) return resumed.checkpoint.has_value();
+  if (replica.has_value()) {
+    TESSERA_ASSIGN_OR_RETURN(const bool used,
+                             UseReplica(*replica, std::nullopt, group, notes, use));
+    if (used) return true;
+  }
+  // Whether a run may begin anew was not asked for its sake.
+  return ResumeOwn(settings, group, lock, notes, use, std::nullopt);
 }
 
 // Rank 0's message to the others about the checkpoint that it has found.
@@ -413,12 +449,17 @@ bool Saves(const TrainConfig& config) {
          config.training().train_iters() > 0;
 }
 
+bool ResumesLatest(const CheckpointConfig& config) {
+  return ResumesItsOwn(config) && !ChoosesOwnStep(config);
+}
+
 absl::Status ContinueFromSaved(const TrainConfig& config, const RankGroup& group,
-                               ckpt::FolderLock* lock, const NoteSink& notes,
-                               const UseSavedRun& use) {
+                               ckpt::FolderLock* lock, const NoteSink& notes, const UseSavedRun& use,
+                               std::optional<SavedRun> replica) {
   const CheckpointConfig& checkpoint = config.checkpoint();
   if (ResumesItsOwn(checkpoint)) {
-    TESSERA_ASSIGN_OR_RETURN(const bool resumed, ResumeOwn(config, group, lock, notes, use));
+    TESSERA_ASSIGN_OR_RETURN(const bool resumed,
+                             ResumeOwn(config, group, lock, notes, use, std::move(replica)));
     if (resumed) return absl::OkStatus();
     if (LoadsItsOwn(checkpoint)) {
       if (!checkpoint.exit_on_missing_checkpoint() && !checkpoint.has_ckpt_step()) {

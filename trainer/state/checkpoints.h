@@ -41,6 +41,8 @@ struct SavedRun {
   std::optional<int64_t> older_step = {};  // of the checkpoint before it in the same folder
   // The run's own, from the folder `save`, rather than what it starts from.
   bool is_own = false;
+  // A replica of the run's own state in the memory of its machines, which is in no folder.
+  bool in_memory = false;
   // Where another framework's checkpoint is, and its format, which the storage presents; empty:
   // none. What its files do not tell is absent from the manifest.
   std::string foreign_name = {};
@@ -86,9 +88,15 @@ using UseSavedRun = std::function<absl::Status(std::optional<SavedRun>)>;
 // manifest. Rank 0 looks and reads, and sends the others what it found.
 //
 // `lock`: of `save`, on rank 0 of a run that saves; null otherwise.
+//
+// `replica` (see ResumesLatest()) is used instead of a checkpoint of its step or an earlier one in
+// `save`; where it is damaged, the run continues as without it.
 absl::Status ContinueFromSaved(const TrainConfig& config, const RankGroup& group,
-                               ckpt::FolderLock* lock, const NoteSink& notes,
-                               const UseSavedRun& use);
+                               ckpt::FolderLock* lock, const NoteSink& notes, const UseSavedRun& use,
+                               std::optional<SavedRun> replica = std::nullopt);
+
+// Whether the run continues from the newest of its own states, so that a replica may be it.
+bool ResumesLatest(const CheckpointConfig& config);
 
 // That checkpoint, where nothing is to be tried beyond reading its manifest.
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,

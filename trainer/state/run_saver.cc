@@ -119,43 +119,88 @@ ckpt::StateDict RunSaver::State() const {
   return state;
 }
 
-absl::Status RunSaver::Save(ckpt::Manifest run, ckpt::SaveKind kind) {
-  const TimeSpent spent(TimeUse::kSaving);
-  ckpt::SaveRequest request = {.step = run.trainer().step(),
-                               .rolling = kind == ckpt::SaveKind::kRolling};
+ckpt::SaveRequest RunSaver::RequestOf(ckpt::Manifest run) const {
+  ckpt::SaveRequest request = {.step = run.trainer().step()};
   if (optimizer_names_.has_value()) *run.mutable_optimizer() = *optimizer_names_;
   request.metadata = ckpt::ToMetadata(std::move(run));
+  return request;
+}
+
+absl::Status RunSaver::Save(ckpt::Manifest run, ckpt::SaveKind kind) {
+  const TimeSpent spent(TimeUse::kSaving);
+  ckpt::SaveRequest request = RequestOf(std::move(run));
+  request.rolling = kind == ckpt::SaveKind::kRolling;
   if (mirror() == nullptr) return manager_->Save(request, State());
   TESSERA_RETURN_IF_ERROR(StartMirror());
   if (config_.checkpoint().async_save()) {
-    mirrored_ = std::move(request);
+    mirrored_ = {.request = std::move(request), .saves = true};
     return absl::OkStatus();
   }
   TESSERA_RETURN_IF_ERROR(mirror()->FinishDownload());
   return manager_->Save(request, State());
 }
 
+absl::Status RunSaver::Replicate(ckpt::Manifest run) {
+  const TimeSpent spent(TimeUse::kSaving);
+  ckpt::SaveRequest request = RequestOf(std::move(run));
+  if (mirror() == nullptr) {
+    hooks_.replicas->replicas().Start(std::move(request), State());
+    return absl::OkStatus();
+  }
+  if (mirrored_.has_value() && mirrored_->request.step == request.step) {
+    mirrored_->replicates = true;
+    return absl::OkStatus();
+  }
+  TESSERA_RETURN_IF_ERROR(StartMirror());
+  mirrored_ = {.request = std::move(request), .replicates = true};
+  return absl::OkStatus();
+}
+
 absl::Status RunSaver::StartMirror() {
   if (mirrored_.has_value()) StartMirrored();
   manager_->WaitUntilAllCopied();
+  if (hooks_.replicas != nullptr) hooks_.replicas->replicas().WaitUntilAllCopied();
   mirror()->StartDownload();
   return absl::OkStatus();
 }
 
 void RunSaver::StartMirrored() {
-  const ckpt::SaveRequest request = *std::exchange(mirrored_, std::nullopt);
-  if (const absl::Status copied = mirror()->FinishDownload(); !copied.ok()) {
-    manager_->Refuse(request.step, copied);
-    return;
+  const Mirrored mirrored = *std::exchange(mirrored_, std::nullopt);
+  const absl::Status copied = mirror()->FinishDownload();
+  if (mirrored.saves) {
+    if (copied.ok()) {
+      // In the background: errors are outcomes.
+      manager_->Save(mirrored.request, State()).IgnoreError();
+    } else {
+      manager_->Refuse(mirrored.request.step, copied);
+    }
   }
-  // In the background: errors are outcomes.
-  manager_->Save(request, State()).IgnoreError();
+  if (!mirrored.replicates) return;
+  if (copied.ok()) {
+    hooks_.replicas->replicas().Start(mirrored.request, State());
+  } else {
+    hooks_.replicas->replicas().Refuse(mirrored.request.step, copied);
+  }
 }
 
 void RunSaver::BeforeOverwrite(const TensorView& memory) {
   const TimeSpent spent(TimeUse::kSaving);
   if (mirror() != nullptr) return mirror()->BeforeOverwrite(memory);
   manager_->WaitUntilCopied(memory.data(), static_cast<uint64_t>(memory.bytes()));
+  if (hooks_.replicas == nullptr) return;
+  hooks_.replicas->replicas().WaitUntilCopied(memory.data(), static_cast<uint64_t>(memory.bytes()));
+}
+
+std::vector<ckpt::SaveOutcome> RunSaver::PollReplicas() {
+  if (hooks_.replicas == nullptr) return {};
+  return hooks_.replicas->replicas().Poll();
+}
+
+std::vector<ckpt::SaveOutcome> RunSaver::FinishReplicas() {
+  const TimeSpent spent(TimeUse::kSaving);
+  if (hooks_.replicas == nullptr) return {};
+  if (mirrored_.has_value()) StartMirrored();
+  return hooks_.replicas->replicas().Finish();
 }
 
 std::vector<ckpt::SaveOutcome> RunSaver::Poll() {

@@ -21,6 +21,7 @@
 #include "compute/tensor/tensor.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/checkpoints.h"
+#include "trainer/state/run_replicas.h"
 #include "trainer/state/state_dict.h"
 
 namespace tessera {
@@ -39,6 +40,8 @@ struct RunSaverHooks {
   // The manifest that the run continues from: what other frameworks call its parameters is saved
   // again. Null: none. Used by Create() only.
   const ckpt::Manifest* loaded = nullptr;
+  // What Replicate() needs; null without replicate_to_peers. It has begun.
+  std::shared_ptr<RunReplicas> replicas;
 };
 
 // The saves of one run into its folder, by a CheckpointManager: synchronous or, with async_save,
@@ -67,8 +70,14 @@ class RunSaver {
   // over, see async_save_skip); errors are outcomes. Precondition: kind is not kNone.
   absl::Status Save(ckpt::Manifest run, ckpt::SaveKind kind);
 
+  // Keeps the state in the memory of this machine and of the next one, too, in the background.
+  // Precondition: with replicate_to_peers.
+  absl::Status Replicate(ckpt::Manifest run);
+
   // Whether a save has been started that was not over at the last Poll().
-  bool save_in_flight() const { return mirrored_.has_value() || manager_->save_in_flight(); }
+  bool save_in_flight() const {
+    return (mirrored_.has_value() && mirrored_->saves) || manager_->save_in_flight();
+  }
 
   // Returns once `memory` may be changed: on a device, by what is queued from now on.
   void BeforeOverwrite(const TensorView& memory);
@@ -78,14 +87,18 @@ class RunSaver {
   // Waits for saves in flight.
   std::vector<ckpt::SaveOutcome> Finish();
 
+  // The same for replicas. Cancelled: skipped, because the one before was in flight.
+  std::vector<ckpt::SaveOutcome> PollReplicas();
+  std::vector<ckpt::SaveOutcome> FinishReplicas();
+
   // The manifest of a checkpoint that this run has saved, by the directory that its report names.
   absl::StatusOr<ckpt::Manifest> Saved(const std::string& directory) const;
 
   // For a process that is about to end with an error: its saves wait for nobody any more.
   void Abandon() { manager_->Abandon(); }
 
-  // With async_upload: deletes the copies nearby, which no restart will need, and their folder. No
-  // save may be in flight.
+  // Deletes copies nearby and replicas, which no restart will need, and their folders. No save may
+  // be in flight. Collective.
   absl::Status ForgetNearbyCopies();
 
  private:
@@ -98,6 +111,7 @@ class RunSaver {
   DeviceMirror* mirror() const { return chunks_.front().mirror; }
   // Where the state is on a device: begins to copy it, once no save reads the mirror any more.
   absl::Status StartMirror();
+  ckpt::SaveRequest RequestOf(ckpt::Manifest run) const;
   // The save in the background whose state has been mirrored begins. An error of the copies becomes
   // its outcome, on every rank.
   void StartMirrored();
@@ -109,7 +123,13 @@ class RunSaver {
   std::optional<ckpt::OptimizerState> optimizer_names_;  // set if the optimizer is saved
   std::shared_ptr<ckpt::Storage> storage_;
   ckpt::TieredStorage* upload_ = nullptr;      // the same, with async_upload
-  std::optional<ckpt::SaveRequest> mirrored_;  // waits for the mirror
+  // What waits for the mirror.
+  struct Mirrored {
+    ckpt::SaveRequest request;
+    bool saves = false;
+    bool replicates = false;
+  };
+  std::optional<Mirrored> mirrored_;
 
   // Destroyed in reverse order: the manager's thread uses the members before it.
   std::unique_ptr<Communicator> background_communicator_;

@@ -29,6 +29,35 @@ std::string Endpoint(const CheckpointConfig& config) {
   return "";
 }
 
+// A folder in `parent`, or in memory, of this user and this `save`.
+std::string OwnFolder(const CheckpointConfig& config, const std::string& parent,
+                      const std::string& suffix) {
+  const std::optional<std::string> path = ckpt::LocalPathOfName(config.save());
+  const std::string job = path.has_value() ? std::filesystem::absolute(*path).string()
+                                           : absl::StrCat(Endpoint(config), config.save());
+  return absl::StrFormat("%s/tessera-%d-%08x%s", parent.empty() ? "/dev/shm" : parent, geteuid(),
+                         Crc32c(job), suffix);
+}
+
+// InvalidArgument where a folder for copies in memory, which a setting names or not, is, contains
+// or lies in one of the run's.
+absl::Status CheckApart(const TrainConfig& config, const char* setting, const std::string& given,
+                        const std::string& own) {
+  const std::string& folder = given.empty() ? own : given;
+  for (const auto& [name, value] :
+       {std::pair("save", config.checkpoint().save()), std::pair("load", config.checkpoint().load()),
+        std::pair("run_dir", config.output().run_dir())}) {
+    const std::optional<std::string> path = ckpt::LocalPathOfName(value);
+    if (value.empty() || !path.has_value()) continue;
+    TESSERA_ASSIGN_OR_RETURN(const bool overlap, ckpt::FoldersOverlap(folder, *path));
+    if (!overlap) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(setting, "=", folder, " and ", name, "=", value,
+                     ": one of them is, or contains, the other; name a folder of its own"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenSaveStorage(const CheckpointConfig& config,
@@ -47,31 +76,27 @@ ckpt::TieredStorage* AsUploadStorage(ckpt::Storage& storage) {
 }
 
 std::string NearbyFolder(const CheckpointConfig& config) {
-  const std::optional<std::string> path = ckpt::LocalPathOfName(config.save());
-  const std::string job = path.has_value() ? std::filesystem::absolute(*path).string()
-                                           : absl::StrCat(Endpoint(config), config.save());
-  const std::string& folder = config.async_upload_tmp_folder();
-  return absl::StrFormat("%s/tessera-%d-%08x_tmp_ckpt", folder.empty() ? "/dev/shm" : folder,
-                         geteuid(), Crc32c(job));
+  return OwnFolder(config, config.async_upload_tmp_folder(), "_tmp_ckpt");
+}
+
+std::string ReplicaFolder(const CheckpointConfig& config, int rank) {
+  std::string suffix = "_replicas";
+  if (config.replicate_ranks_per_node() > 0) {
+    absl::StrAppend(&suffix, "-node", rank / config.replicate_ranks_per_node());
+  }
+  return OwnFolder(config, config.replicate_folder(), suffix);
 }
 
 absl::Status CheckNearbyFolder(const TrainConfig& config) {
   const CheckpointConfig& checkpoint = config.checkpoint();
-  if (!checkpoint.async_upload()) return absl::OkStatus();
-  const std::string& given = checkpoint.async_upload_tmp_folder();
-  const std::string folder = given.empty() ? NearbyFolder(checkpoint) : given;
-  for (const auto& [name, value] :
-       {std::pair("save", checkpoint.save()), std::pair("load", checkpoint.load()),
-        std::pair("run_dir", config.output().run_dir())}) {
-    const std::optional<std::string> path = ckpt::LocalPathOfName(value);
-    if (value.empty() || !path.has_value()) continue;
-    TESSERA_ASSIGN_OR_RETURN(const bool overlap, ckpt::FoldersOverlap(folder, *path));
-    if (!overlap) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("async_upload_tmp_folder=", folder, " and ", name, "=", value,
-                     ": one of them is, or contains, the other; name a folder of its own"));
+  if (checkpoint.async_upload()) {
+    TESSERA_RETURN_IF_ERROR(CheckApart(config, "async_upload_tmp_folder",
+                                       checkpoint.async_upload_tmp_folder(),
+                                       NearbyFolder(checkpoint)));
   }
-  return absl::OkStatus();
+  if (!checkpoint.replicate_to_peers()) return absl::OkStatus();
+  return CheckApart(config, "replicate_folder", checkpoint.replicate_folder(),
+                    ReplicaFolder(checkpoint, 0));
 }
 
 absl::StatusOr<std::string> CheckNearbyCopies(const CheckpointConfig& config,

@@ -27,8 +27,12 @@ ckpt::TieredStorage* AsUploadStorage(ckpt::Storage& storage);
 // one each.
 std::string NearbyFolder(const CheckpointConfig& config);
 
+// The same in replicate_folder, or in memory, for replicas: of the machine or, with
+// replicate_ranks_per_node, of the ranks that count as one.
+std::string ReplicaFolder(const CheckpointConfig& config, int rank);
+
 // InvalidArgument where async_upload_tmp_folder, or NearbyFolder(), is, contains or lies in `save`,
-// `load` or run_dir.
+// `load` or run_dir; likewise replicate_folder, or ReplicaFolder().
 absl::Status CheckNearbyFolder(const TrainConfig& config);
 
 // Before a load from a storage of OpenSaveStorage(): deletes copies that are not what the

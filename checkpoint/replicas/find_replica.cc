@@ -1,0 +1,359 @@
+#include "checkpoint/replicas/find_replica.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "base/units.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/manager/saved_checkpoints.h"
+#include "checkpoint/plan/share_reads.h"
+#include "checkpoint/replicas/replicas.pb.h"
+#include "checkpoint/scan/scan.h"
+#include "checkpoint/storage/read_only_storage.h"
+
+// Rank 0 asks, and all ranks answer, until it has found a replica or has none left:
+// 1. every host lists what it has of the accepted replicas;
+// 2. newest first: some rank that has the manifest of one sends it to rank 0, which sees whether
+//    every file is on some host in its full size;
+// 3. the ranks of each host share its files, read them and verify their checksums; a damaged copy
+//    does not count;
+// 4. all take it where an intact copy of every file is left.
+
+namespace tessera::ckpt {
+namespace {
+
+std::string StepOf(const std::string& directory) {
+  return directory.substr(directory.rfind('/') + 1);
+}
+
+// A file on other hosts.
+class FileElsewhere final : public ReadableFile {
+ public:
+  FileElsewhere(std::string name, uint64_t size_bytes)
+      : name_(std::move(name)), size_bytes_(size_bytes) {}
+  absl::Status ReadAt(uint64_t, std::span<std::byte>) const override {
+    return absl::UnavailableError(absl::StrCat(name_, " is in the memory of other hosts"));
+  }
+  uint64_t size_bytes() const override { return size_bytes_; }
+
+ private:
+  const std::string name_;
+  const uint64_t size_bytes_;
+};
+
+// One replica, as it is on all hosts.
+class HeldStorage final : public ReadOnlyStorage, public SpreadFiles {
+ public:
+  struct Held {
+    uint64_t size_bytes = 0;
+    RankList ranks;  // ascending
+    bool here = false;
+  };
+
+  HeldStorage(std::shared_ptr<Storage> folder, std::map<std::string, Held> files, std::string where)
+      : ReadOnlyStorage("replicas are read only"),
+        folder_(std::move(folder)),
+        files_(std::move(files)),
+        where_(std::move(where)) {}
+
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override {
+    const auto held = files_.find(std::string(path));
+    if (held == files_.end() || held->second.here) return folder_->Open(path);
+    return std::make_unique<FileElsewhere>(Describe(path), held->second.size_bytes);
+  }
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override {
+    return folder_->List(path);
+  }
+  std::string Describe(std::string_view path) const override {
+    return absl::StrCat(StepOf(std::string(path)), " in the memory of ", where_);
+  }
+  RankList RanksWith(std::string_view path) const override {
+    const auto held = files_.find(std::string(path));
+    return held == files_.end() ? RankList() : held->second.ranks;
+  }
+
+ private:
+  const std::shared_ptr<Storage> folder_;
+  const std::map<std::string, Held> files_;  // by path
+  const std::string where_;
+};
+
+class Finder {
+ public:
+  Finder(const std::shared_ptr<Storage>& folder, const Hosts& hosts, ProcessGroup& group,
+         absl::Duration deadline)
+      : folder_(folder), hosts_(hosts), group_(group), deadline_(deadline) {}
+
+  absl::StatusOr<LocatedReplica> Lead(const absl::StatusOr<AcceptedReplicas>& accepted) {
+    if (!accepted.ok()) {
+      FindRequest failed;
+      failed.set_kind(FindRequest::FAIL);
+      failed.set_code(static_cast<uint32_t>(accepted.status().code()));
+      failed.set_text(std::string(accepted.status().message()));
+      return Conclude(failed);
+    }
+    FindRequest list;
+    list.set_kind(FindRequest::LIST);
+    list.set_current_run(accepted->run);
+    list.set_base_directory(accepted->base_directory);
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> lists, Ask(list));
+    std::map<std::pair<int64_t, std::string>, std::vector<Offer>> by_step;
+    for (size_t rank = 0; rank < lists.size(); ++rank) {
+      HeldReplicas held;
+      if (!held.ParseFromString(lists[rank])) return absl::InternalError("a bad list of replicas");
+      for (HeldReplica& replica : *held.mutable_replicas()) {
+        const int64_t step = ParseStepDirectoryName(StepOf(replica.directory())).value_or(-1);
+        by_step[{step, replica.directory()}].push_back(
+            {static_cast<uint32_t>(rank), std::move(replica)});
+      }
+    }
+    for (auto at = by_step.rbegin(); at != by_step.rend(); ++at) {
+      TESSERA_ASSIGN_OR_RETURN(const std::optional<FindRequest> take,
+                               Examine(at->first.second, at->second));
+      if (take.has_value()) return Conclude(*take);
+    }
+    FindRequest none;
+    none.set_kind(FindRequest::NONE);
+    none.set_text(JoinFirst(notes_, "; "));
+    return Conclude(none);
+  }
+
+  absl::StatusOr<LocatedReplica> Follow() {
+    while (true) {
+      TESSERA_ASSIGN_OR_RETURN(const std::string bytes, group_.Broadcast("", deadline_));
+      FindRequest request;
+      if (!request.ParseFromString(bytes)) return absl::InternalError("a bad request");
+      if (request.kind() >= FindRequest::TAKE) return Finish(request);
+      TESSERA_RETURN_IF_ERROR(group_.Gather(Answer(request), deadline_).status());
+    }
+  }
+
+ private:
+  // What the first rank of a host has of one replica.
+  struct Offer {
+    uint32_t rank;
+    HeldReplica replica;
+  };
+
+  absl::StatusOr<std::vector<std::string>> Ask(const FindRequest& request) {
+    TESSERA_RETURN_IF_ERROR(group_.Broadcast(request.SerializeAsString(), deadline_).status());
+    return group_.Gather(Answer(request), deadline_);
+  }
+
+  absl::StatusOr<LocatedReplica> Conclude(const FindRequest& request) {
+    TESSERA_RETURN_IF_ERROR(group_.Broadcast(request.SerializeAsString(), deadline_).status());
+    return Finish(request);
+  }
+
+  // On rank 0: the request to take this replica, or nullopt with a note.
+  absl::StatusOr<std::optional<FindRequest>> Examine(const std::string& directory,
+                                                     const std::vector<Offer>& offers) {
+    const auto reject = [&](const std::string& why) {
+      notes_.push_back(absl::StrCat(StepOf(directory), " is lost: ", why));
+      return std::optional<FindRequest>();
+    };
+    TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> bytes,
+                             FetchManifest(directory, offers));
+    // As a death in the middle leaves them everywhere, or the loss of all hosts that were done.
+    if (!bytes.has_value()) return reject("it was never complete, or no host has its manifest");
+    TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, DecodeManifest(*bytes));
+    if (!IsHealthy(manifest)) return reject("the run had diverged");
+
+    FindRequest request;
+    request.set_kind(FindRequest::VERIFY);
+    request.set_directory(directory);
+    request.set_manifest(*bytes);
+    for (const DataFile& file : manifest.files()) {
+      FileHosts& holders = *request.add_holders();
+      for (const Offer& offer : offers) {
+        for (const HeldFile& held : offer.replica.files()) {
+          if (held.name() != file.path() || held.size_bytes() != file.size_bytes()) continue;
+          holders.add_host(static_cast<uint32_t>(hosts_.of(static_cast<int>(offer.rank))));
+        }
+      }
+    }
+    if (const std::string lost = Lost(manifest, request); !lost.empty()) return reject(lost);
+
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> reports, Ask(request));
+    std::vector<std::string> damaged;
+    for (size_t rank = 0; rank < reports.size(); ++rank) {
+      DamagedFiles files;
+      if (!files.ParseFromString(reports[rank])) return absl::InternalError("a bad report");
+      const int host = hosts_.of(static_cast<int>(rank));
+      for (const uint32_t index : files.file_index()) {
+        auto& list = *request.mutable_holders(static_cast<int>(index))->mutable_host();
+        list.erase(std::remove(list.begin(), list.end(), static_cast<uint32_t>(host)), list.end());
+        damaged.push_back(absl::StrCat(manifest.files(static_cast<int>(index)).path(), " on ",
+                                       hosts_.name(host)));
+      }
+    }
+    if (!damaged.empty()) {
+      notes_.push_back(absl::StrCat(StepOf(directory), ": damaged copies are not used: ",
+                                    JoinFirst(damaged, ", ")));
+    }
+    if (const std::string lost = Lost(manifest, request); !lost.empty()) return reject(lost);
+    request.set_kind(FindRequest::TAKE);
+    request.set_text(JoinFirst(notes_, "; "));
+    return std::optional(std::move(request));
+  }
+
+  absl::StatusOr<std::optional<std::string>> FetchManifest(const std::string& directory,
+                                                           const std::vector<Offer>& offers) {
+    for (const Offer& offer : offers) {
+      if (!offer.replica.has_manifest()) continue;
+      FindRequest request;
+      request.set_kind(FindRequest::MANIFEST);
+      request.set_directory(directory);
+      request.set_rank(offer.rank);
+      TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> answers, Ask(request));
+      const absl::StatusOr<Manifest> manifest = DecodeManifest(answers[offer.rank]);
+      if (manifest.ok() && StepDirectoryName(manifest->trainer().step()) == StepOf(directory)) {
+        return std::move(answers[offer.rank]);
+      }
+    }
+    return std::nullopt;
+  }
+
+  // What no host has; empty if there is nothing.
+  static std::string Lost(const Manifest& manifest, const FindRequest& request) {
+    std::vector<std::string> names;
+    uint64_t bytes = 0;
+    for (int f = 0; f < manifest.files_size(); ++f) {
+      if (request.holders(f).host_size() > 0) continue;
+      names.push_back(manifest.files(f).path());
+      bytes += manifest.files(f).size_bytes();
+    }
+    if (names.empty()) return "";
+    return absl::StrCat("no host has an intact copy of ", JoinFirst(names, ", "), " (",
+                        HumanBytes(bytes), ", ", names.size(), " of ", manifest.files_size(),
+                        " files)");
+  }
+
+  std::string Answer(const FindRequest& request) {
+    switch (request.kind()) {
+      case FindRequest::LIST:
+        return hosts_.is_first(group_.rank()) ? List(request) : "";
+      case FindRequest::MANIFEST:
+        if (static_cast<int>(request.rank()) != group_.rank()) return "";
+        return ReadAll(*folder_, JoinPath(request.directory(), kManifestFileName),
+                       kMaxManifestBytes)
+            .value_or("");
+      default:
+        return Verify(request);
+    }
+  }
+
+  std::string List(const FindRequest& request) const {
+    HeldReplicas held;
+    if (!request.current_run().empty()) {
+      const absl::StatusOr<std::vector<std::string>> steps = folder_->List(request.current_run());
+      for (const std::string& step : steps.ok() ? *steps : std::vector<std::string>()) {
+        if (step.ends_with('/')) {
+          Add(JoinPath(request.current_run(), step.substr(0, step.size() - 1)), held);
+        }
+      }
+    }
+    if (!request.base_directory().empty()) Add(request.base_directory(), held);
+    return held.SerializeAsString();
+  }
+
+  // What cannot be read is not there.
+  void Add(const std::string& directory, HeldReplicas& held) const {
+    const absl::StatusOr<std::vector<std::string>> names = folder_->List(directory);
+    if (!names.ok() || !ParseStepDirectoryName(StepOf(directory)).has_value()) return;
+    HeldReplica& replica = *held.add_replicas();
+    replica.set_directory(directory);
+    for (const std::string& name : *names) {
+      if (name == kManifestFileName) replica.set_has_manifest(true);
+      const absl::StatusOr<std::unique_ptr<ReadableFile>> file =
+          folder_->Open(JoinPath(directory, name));
+      if (!file.ok()) continue;
+      HeldFile& entry = *replica.add_files();
+      entry.set_name(name);
+      entry.set_size_bytes((*file)->size_bytes());
+    }
+  }
+
+  // The files of this rank's host that this rank verifies, of which it returns the damaged ones.
+  std::string Verify(const FindRequest& request) const {
+    const int host = hosts_.of(group_.rank());
+    const size_t ranks = hosts_.ranks(host).size();
+    std::vector<uint32_t> files;
+    size_t held = 0;
+    for (int f = 0; f < request.holders_size(); ++f) {
+      const auto& on = request.holders(f).host();
+      if (std::ranges::find(on, static_cast<uint32_t>(host)) == on.end()) continue;
+      if (held++ % ranks == static_cast<size_t>(hosts_.index_on_host(group_.rank()))) {
+        files.push_back(static_cast<uint32_t>(f));
+      }
+    }
+    DamagedFiles damaged;
+    const absl::StatusOr<Manifest> manifest = DecodeManifest(request.manifest());
+    for (const uint32_t file : files) {
+      bool intact = manifest.ok();
+      if (intact) {
+        Scanner scanner(*folder_, request.directory(), *manifest, {});
+        intact = scanner.Open(std::vector<uint32_t>{file}).ok() &&
+                 scanner
+                     .Run(scanner.WholeFiles(), [](int, const FilePiece&,
+                                                   const std::byte*) { return absl::OkStatus(); })
+                     .ok();
+      }
+      if (!intact) damaged.add_file_index(file);
+    }
+    return damaged.SerializeAsString();
+  }
+
+  absl::StatusOr<LocatedReplica> Finish(const FindRequest& request) const {
+    if (request.kind() == FindRequest::FAIL) {
+      return absl::Status(static_cast<absl::StatusCode>(request.code()), request.text());
+    }
+    LocatedReplica found = {.note = request.text()};
+    if (request.kind() == FindRequest::NONE) return found;
+    TESSERA_ASSIGN_OR_RETURN(Manifest manifest, DecodeManifest(request.manifest()));
+    std::map<std::string, HeldStorage::Held> files;
+    std::set<uint32_t> all_hosts;
+    for (int f = 0; f < manifest.files_size(); ++f) {
+      HeldStorage::Held& held = files[JoinPath(request.directory(), manifest.files(f).path())];
+      held.size_bytes = manifest.files(f).size_bytes();
+      for (const uint32_t host : request.holders(f).host()) {
+        const std::vector<uint32_t>& ranks = hosts_.ranks(static_cast<int>(host));
+        held.ranks.insert(held.ranks.end(), ranks.begin(), ranks.end());
+        held.here |= static_cast<int>(host) == hosts_.of(group_.rank());
+        all_hosts.insert(host);
+      }
+      std::ranges::sort(held.ranks);
+    }
+    found.checkpoint.emplace(
+        std::make_shared<HeldStorage>(
+            folder_, std::move(files),
+            hosts_.Names(std::vector<uint32_t>(all_hosts.begin(), all_hosts.end()))),
+        request.directory(), std::move(manifest));
+    return found;
+  }
+
+  const std::shared_ptr<Storage>& folder_;
+  const Hosts& hosts_;
+  ProcessGroup& group_;
+  const absl::Duration deadline_;
+  std::vector<std::string> notes_;  // on rank 0
+};
+
+}  // namespace
+
+absl::StatusOr<LocatedReplica> FindReplica(const absl::StatusOr<AcceptedReplicas>& accepted,
+                                           const std::shared_ptr<Storage>& folder,
+                                           const Hosts& hosts, ProcessGroup& group,
+                                           absl::Duration deadline) {
+  Finder finder(folder, hosts, group, deadline);
+  return group.rank() == 0 ? finder.Lead(accepted) : finder.Follow();
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,37 @@
+#ifndef TESSERA_CHECKPOINT_REPLICAS_FIND_REPLICA_H_
+#define TESSERA_CHECKPOINT_REPLICAS_FIND_REPLICA_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/process_group.h"
+#include "checkpoint/replicas/hosts.h"
+
+namespace tessera::ckpt {
+
+// Which replicas belong to the present of a job: all of one incarnation, and the one that it has
+// resumed from.
+struct AcceptedReplicas {
+  std::string run;             // the incarnation's name; empty: none
+  std::string base_directory;  // of the one replica; empty: none
+};
+
+struct LocatedReplica {
+  std::optional<Checkpoint> checkpoint;
+  std::string note;
+};
+
+// The newest accepted replica of whose every file some host's `folder` has an intact copy.
+// Collective; the same on all ranks. `accepted` is rank 0's, whose error all ranks return.
+absl::StatusOr<LocatedReplica> FindReplica(const absl::StatusOr<AcceptedReplicas>& accepted,
+                                           const std::shared_ptr<Storage>& folder,
+                                           const Hosts& hosts, ProcessGroup& group,
+                                           absl::Duration deadline);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_REPLICAS_FIND_REPLICA_H_

@@ -1,0 +1,102 @@
+#include "checkpoint/replicas/hosts.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "checkpoint/collective/agree.h"
+#include "checkpoint/replicas/replicas.pb.h"
+
+namespace tessera::ckpt {
+namespace {
+
+std::string SystemName() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
+}
+
+// Containers of one machine have a boot in common, but no folder: a mounted tmpfs has a device
+// number of its own.
+absl::StatusOr<RankPlace> PlaceOf(const Storage& folder, const std::string& name) {
+  const std::string path = folder.LocalPath("").value_or("");
+  struct stat found = {};
+  if (stat(path.c_str(), &found) != 0) {
+    return absl::UnavailableError(absl::StrCat("cannot look at ", path));
+  }
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  if (!std::getline(file, boot)) boot = SystemName();
+  RankPlace place;
+  place.set_volume_id(absl::StrCat(boot, " ", found.st_dev));
+  place.set_folder_id(absl::StrCat(place.volume_id(), " ", found.st_ino));
+  place.set_host(name.empty() ? SystemName() : name);
+  return place;
+}
+
+}  // namespace
+
+absl::StatusOr<Hosts> Hosts::Find(ProcessGroup& group, const Storage& folder,
+                                  const std::string& name, absl::Duration deadline) {
+  absl::StatusOr<std::string> mine = std::string();
+  if (const absl::StatusOr<RankPlace> place = PlaceOf(folder, name); place.ok()) {
+    mine = place->SerializeAsString();
+  } else {
+    mine = place.status();
+  }
+  const Combine join = [](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
+    HostPlaces places;
+    for (const std::string& bytes : all) {
+      if (!places.add_ranks()->ParseFromString(bytes)) return absl::InternalError("a bad place");
+    }
+    return places.SerializeAsString();
+  };
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(group, mine, join, deadline));
+  HostPlaces places;
+  if (!places.ParseFromString(bytes) || places.ranks_size() != group.size()) {
+    return absl::InternalError("rank 0's message about the hosts does not parse");
+  }
+  Hosts hosts;
+  std::map<std::string, int> by_folder;
+  for (const RankPlace& place : places.ranks()) {
+    const auto [at, is_new] = by_folder.try_emplace(place.folder_id(), hosts.count());
+    if (is_new) {
+      hosts.ranks_.emplace_back();
+      hosts.names_.push_back(place.host());
+      hosts.volumes_.push_back(place.volume_id());
+    }
+    hosts.ranks_[at->second].push_back(static_cast<uint32_t>(hosts.host_of_.size()));
+    hosts.host_of_.push_back(at->second);
+  }
+  return hosts;
+}
+
+int Hosts::index_on_host(int rank) const {
+  const std::vector<uint32_t>& ranks = ranks_[of(rank)];
+  return static_cast<int>(std::ranges::find(ranks, static_cast<uint32_t>(rank)) - ranks.begin());
+}
+
+std::optional<int> Hosts::peer(int rank) const {
+  if (count() < 2) return std::nullopt;
+  const std::vector<uint32_t>& next = ranks_[(of(rank) + 1) % count()];
+  return static_cast<int>(next[index_on_host(rank) % next.size()]);
+}
+
+std::string Hosts::Names(const std::vector<uint32_t>& hosts) const {
+  std::vector<std::string> names;
+  for (const uint32_t host : hosts) names.push_back(names_[host]);
+  return JoinFirst(names, ", ");
+}
+
+std::string Hosts::Describe() const {
+  return absl::StrCat(count(), count() == 1 ? " host (" : " hosts (", JoinFirst(names_, ", "), ")",
+                      count() == 1 ? ": no copies" : "");
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,49 @@
+#ifndef TESSERA_CHECKPOINT_REPLICAS_HOSTS_H_
+#define TESSERA_CHECKPOINT_REPLICAS_HOSTS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/include/process_group.h"
+#include "checkpoint/include/storage.h"
+
+namespace tessera::ckpt {
+
+// Which ranks share a folder of replicas, and which hosts follow each other: in the order of their
+// first ranks.
+class Hosts {
+ public:
+  Hosts() = default;
+  // Collective. `name`: of this host, for messages.
+  static absl::StatusOr<Hosts> Find(ProcessGroup& group, const Storage& folder,
+                                    const std::string& name, absl::Duration deadline);
+
+  int count() const { return static_cast<int>(ranks_.size()); }
+  int of(int rank) const { return host_of_[rank]; }
+  const std::vector<uint32_t>& ranks(int host) const { return ranks_[host]; }
+  const std::string& name(int host) const { return names_[host]; }
+  // Hosts whose folders are in one file system have the same volume.
+  const std::string& volume(int host) const { return volumes_[host]; }
+
+  bool is_first(int rank) const { return ranks_[of(rank)].front() == static_cast<uint32_t>(rank); }
+  int index_on_host(int rank) const;
+  // The rank of the next host that keeps copies of what `rank` writes; nullopt with one host.
+  std::optional<int> peer(int rank) const;
+
+  std::string Names(const std::vector<uint32_t>& hosts) const;
+  std::string Describe() const;
+
+ private:
+  std::vector<int> host_of_;                  // by rank
+  std::vector<std::vector<uint32_t>> ranks_;  // by host
+  std::vector<std::string> names_;
+  std::vector<std::string> volumes_;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_REPLICAS_HOSTS_H_

@@ -1,0 +1,286 @@
+#include "checkpoint/replicas/peer_replicas.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "base/crc32c.h"
+#include "base/memory.h"
+#include "base/status_macros.h"
+#include "base/steady_time.h"
+#include "base/units.h"
+#include "checkpoint/collective/agree.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/plan/rank_states.h"
+#include "checkpoint/plan/save_plan.h"
+#include "checkpoint/replicas/find_replica.h"
+#include "checkpoint/replicas/replica_storage.h"
+#include "checkpoint/replicas/replicas.pb.h"
+#include "checkpoint/save/save_hooks.h"
+#include "checkpoint/storage/posix_storage.h"
+
+namespace tessera::ckpt {
+namespace {
+
+// In the store: the name of the present incarnation and the directory of the replica that it has
+// resumed from, or "-", with their checksum. One line, which is not replaced atomically: of a torn
+// one nothing is accepted.
+constexpr char kRecord[] = ".replicas";
+constexpr uint64_t kMaxRecordBytes = 1024;
+
+// Manifest, directories, and pages that files fill in part.
+constexpr uint64_t kSlackBytes = uint64_t{1} << 20;
+
+std::string EncodeRecord(const AcceptedReplicas& accepted) {
+  const std::string line = absl::StrCat(
+      accepted.run, " ", accepted.base_directory.empty() ? "-" : accepted.base_directory);
+  return absl::StrFormat("%s %08x\n", line, Crc32c(line));
+}
+
+AcceptedReplicas DecodeRecord(const std::string& bytes) {
+  const std::vector<std::string> words = absl::StrSplit(bytes, ' ');
+  AcceptedReplicas accepted;
+  if (words.size() != 3) return accepted;
+  accepted = {.run = words[0], .base_directory = words[1] == "-" ? "" : words[1]};
+  return EncodeRecord(accepted) == bytes ? accepted : AcceptedReplicas();
+}
+
+absl::StatusOr<AcceptedReplicas> ReadRecord(Storage* store) {
+  if (store == nullptr) return absl::InvalidArgumentError("replicas need the store on rank 0");
+  const absl::StatusOr<std::string> bytes = ReadAll(*store, kRecord, kMaxRecordBytes);
+  if (absl::IsNotFound(bytes.status())) return AcceptedReplicas();
+  TESSERA_RETURN_IF_ERROR(bytes.status());
+  return DecodeRecord(*bytes);
+}
+
+std::string NewName() {
+  std::random_device random;
+  return absl::StrFormat("%08x%08x", random(), random());
+}
+
+absl::StatusOr<std::unique_ptr<Storage>> OpenFolder(const std::string& path) {
+  return OpenPosixStorage(path, {.create_root = true, .private_to = geteuid()});
+}
+
+// Bytes of all files below a directory that is kept while the next replica is written.
+uint64_t BytesIn(Storage& folder, const std::string& directory) {
+  uint64_t bytes = 0;
+  const absl::StatusOr<std::vector<std::string>> names = folder.List(directory);
+  for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
+    const auto file = folder.Open(JoinPath(directory, name));
+    if (file.ok()) bytes += (*file)->size_bytes();
+  }
+  return bytes;
+}
+
+// The state of a host's ranks, and of those whose copies it keeps.
+std::vector<uint64_t> BytesByHost(const SavePlan& plan, const Hosts& hosts) {
+  std::vector<uint64_t> bytes(hosts.count(), kSlackBytes);
+  for (int rank = 0; rank < static_cast<int>(plan.ranks.size()); ++rank) {
+    const std::optional<int> peer = hosts.peer(rank);
+    for (const FilePlan& file : plan.ranks[rank].files()) {
+      bytes[hosts.of(rank)] += file.size_bytes();
+      if (peer.has_value()) bytes[hosts.of(*peer)] += file.size_bytes();
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+
+PeerReplicas::PeerReplicas(const PeerReplicaOptions& options)
+    : options_(options), group_(options.group != nullptr ? *options.group : alone_) {}
+
+PeerReplicas::~PeerReplicas() = default;
+
+absl::StatusOr<std::unique_ptr<PeerReplicas>> PeerReplicas::Open(
+    const PeerReplicaOptions& options) {
+  std::unique_ptr<PeerReplicas> replicas(new PeerReplicas(options));
+  ProcessGroup& group = replicas->group_;
+  absl::StatusOr<std::unique_ptr<Storage>> folder = OpenFolder(options.folder);
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, folder.status(), options.deadline));
+  replicas->folder_ = *std::move(folder);
+  TESSERA_ASSIGN_OR_RETURN(
+      replicas->hosts_, Hosts::Find(group, *replicas->folder_, options.host, options.deadline));
+  absl::Status locked;
+  if (replicas->hosts_.is_first(group.rank())) {
+    absl::StatusOr<std::unique_ptr<Storage>> to_lock = OpenFolder(options.folder);
+    absl::StatusOr<std::unique_ptr<FolderLock>> lock = to_lock.status();
+    if (to_lock.ok()) lock = FolderLock::Acquire(*std::move(to_lock), {.wait = options.lock_wait});
+    locked = lock.status();
+    if (lock.ok()) replicas->lock_ = *std::move(lock);
+  }
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, locked, options.deadline));
+  return replicas;
+}
+
+absl::StatusOr<FoundReplica> PeerReplicas::FindLatest() {
+  absl::StatusOr<AcceptedReplicas> accepted = AcceptedReplicas();
+  if (group_.rank() == 0) accepted = ReadRecord(options_.store);
+  TESSERA_ASSIGN_OR_RETURN(LocatedReplica located,
+                           FindReplica(accepted, folder_, hosts_, group_, options_.deadline));
+  found_ = located.checkpoint.has_value() ? located.checkpoint->directory() : "";
+  return FoundReplica{.checkpoint = std::move(located.checkpoint), .note = std::move(located.note)};
+}
+
+absl::Status PeerReplicas::Begin(const StateDict& state, AsyncSaveOptions background,
+                                 bool resumed) {
+  if (!resumed) found_.clear();
+  storage_ = std::make_unique<ReplicaStorage>(*folder_, hosts_.is_first(group_.rank()));
+  TESSERA_RETURN_IF_ERROR(WriteRecord());
+  TESSERA_RETURN_IF_ERROR(
+      AgreeOnStatus(group_, storage_->Keep(found_), options_.deadline));
+  TESSERA_RETURN_IF_ERROR(CheckRoom(state));
+  background_group_ = background.save.group != nullptr ? background.save.group : &alone_;
+  background_deadline_ = background.save.deadline;
+  saver_ = std::make_unique<AsyncSaver>(
+      *storage_, background,
+      SaveHooks{.choose_root = [this](const PlannedSave&) { return run_; },
+                .on_committed =
+                    [this](SaveReport& report) {
+                      const absl::Duration start = SteadyNow();
+                      absl::Status spread = Spread(report.directory);
+                      report.seconds += absl::ToDoubleSeconds(SteadyNow() - start);
+                      const std::optional<int64_t> step = ParseStepDirectoryName(
+                          report.directory.substr(report.directory.rfind('/') + 1));
+                      if (spread.ok() || !step.has_value()) return;
+                      const MutexLock lock(&mutex_);
+                      spread_[*step] = std::move(spread);
+                    }});
+  saver_->Prepare(state);
+  return absl::OkStatus();
+}
+
+absl::Status PeerReplicas::WriteRecord() {
+  absl::StatusOr<std::string> name = std::string();
+  if (group_.rank() == 0) {
+    name = NewName();
+    const auto write = [&]() -> absl::Status {
+      if (options_.store == nullptr) return ReadRecord(nullptr).status();
+      TESSERA_RETURN_IF_ERROR(
+          WriteAll(*options_.store, kRecord, EncodeRecord({*name, found_})));
+      return options_.store->SyncDirectory("");
+    };
+    if (absl::Status written = write(); !written.ok()) name = std::move(written);
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      run_, Agree(
+                group_, name,
+                [](const std::vector<std::string>& names) -> absl::StatusOr<std::string> {
+                  return names[0];
+                },
+                options_.deadline));
+  return absl::OkStatus();
+}
+
+// Rank 0 plans, as the first save will, and compares.
+absl::Status PeerReplicas::CheckRoom(const StateDict& state) {
+  const auto report = [&]() -> absl::StatusOr<std::string> {
+    TESSERA_RETURN_IF_ERROR(CheckStateDict(state));
+    RoomReport room;
+    room.set_state(DescribeState(state).SerializeAsString());
+    if (hosts_.is_first(group_.rank())) {
+      TESSERA_ASSIGN_OR_RETURN(const uint64_t free, folder_->FreeBytes());
+      room.set_free_bytes(std::min(free, AvailableMemoryBytes()) + BytesIn(*folder_, found_));
+    }
+    return room.SerializeAsString();
+  };
+  const Combine compare =
+      [&](const std::vector<std::string>& reports) -> absl::StatusOr<std::string> {
+    std::vector<std::string> states;
+    std::map<std::string, uint64_t> free, needed;
+    for (size_t rank = 0; rank < reports.size(); ++rank) {
+      RoomReport room;
+      if (!room.ParseFromString(reports[rank])) return absl::InternalError("a bad report");
+      states.push_back(room.state());
+      // Hosts of one file system, as simulated ones are, have the same room; what each keeps of a
+      // present replica is in it only once.
+      uint64_t& there = free[hosts_.volume(hosts_.of(static_cast<int>(rank)))];
+      there = std::max(there, room.free_bytes());
+    }
+    TESSERA_ASSIGN_OR_RETURN(const SavePlan plan, PlanSave(states, {}));
+    const std::vector<uint64_t> bytes = BytesByHost(plan, hosts_);
+    for (int host = 0; host < hosts_.count(); ++host) {
+      uint64_t& all = needed[hosts_.volume(host)];
+      all += 2 * bytes[host];
+      const uint64_t there = free[hosts_.volume(host)];
+      if (all <= there) continue;
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "replicas need ", HumanBytes(all), " in the memory of host ", hosts_.name(host), " (two of ",
+          HumanBytes(all / 2), ", the state of its ranks and of the host before), which has ",
+          HumanBytes(there), " left for ", options_.folder));
+    }
+    return std::string();
+  };
+  return Agree(group_, report(), compare, options_.deadline).status();
+}
+
+absl::Status PeerReplicas::Spread(const std::string& directory) {
+  return storage_->Spread(directory, hosts_, *background_group_, background_deadline_);
+}
+
+void PeerReplicas::Start(SaveRequest request, const StateDict& state) {
+  saver_->Start(request, state);
+}
+
+void PeerReplicas::Refuse(int64_t step, const absl::Status& error) { saver_->Refuse(step, error); }
+
+void PeerReplicas::WaitUntilCopied(const void* data, uint64_t size_bytes) {
+  if (saver_ != nullptr) saver_->WaitUntilCopied(data, size_bytes);
+}
+
+void PeerReplicas::WaitUntilAllCopied() {
+  if (saver_ != nullptr) saver_->WaitUntilAllCopied();
+}
+
+std::vector<SaveOutcome> PeerReplicas::Poll() {
+  std::vector<SaveOutcome> outcomes;
+  while (saver_ != nullptr) {
+    std::optional<SaveOutcome> outcome = saver_->Poll();
+    if (!outcome.has_value()) break;
+    outcomes.push_back(*std::move(outcome));
+  }
+  return Judge(std::move(outcomes));
+}
+
+std::vector<SaveOutcome> PeerReplicas::Finish() {
+  return saver_ == nullptr ? std::vector<SaveOutcome>() : Judge(saver_->Finish());
+}
+
+std::vector<SaveOutcome> PeerReplicas::Judge(std::vector<SaveOutcome> outcomes) {
+  const MutexLock lock(&mutex_);
+  for (SaveOutcome& outcome : outcomes) {
+    const auto spread = spread_.find(outcome.step);
+    if (spread != spread_.end()) outcome.report = spread->second;
+  }
+  return outcomes;
+}
+
+absl::Status PeerReplicas::Remove() {
+  absl::Status status;
+  if (lock_ != nullptr) {
+    status = ReplicaStorage(*folder_, /*cleans=*/true).Keep("");
+    const std::string path = folder_->LocalPath("").value_or("");
+    lock_ = nullptr;
+    folder_->Delete(FolderLock::kFileName).IgnoreError();
+    rmdir(path.c_str());  // stays where somebody has put something else there
+  }
+  if (group_.rank() == 0 && options_.store != nullptr) status.Update(Disown(*options_.store));
+  return AgreeOnStatus(group_, status, options_.deadline);
+}
+
+absl::Status PeerReplicas::Disown(Storage& store) {
+  const absl::Status deleted = store.Delete(kRecord);
+  if (absl::IsNotFound(deleted)) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(deleted);
+  return store.SyncDirectory("");
+}
+
+}  // namespace tessera::ckpt

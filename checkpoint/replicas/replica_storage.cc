@@ -1,0 +1,318 @@
+#include "checkpoint/replicas/replica_storage.h"
+
+#include <algorithm>
+#include <deque>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "checkpoint/collective/agree.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/replicas/replicas.pb.h"
+#include "checkpoint/storage/aligned_buffer.h"
+#include "checkpoint/storage/checks.h"
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr uint64_t kBlockBytes = uint64_t{4} << 20;
+
+// The blocks of one rank's files, in the order in which they are sent.
+class Blocks {
+ public:
+  explicit Blocks(const RankFiles& files) : files_(files) {}
+
+  struct Block {
+    const HeldFile* file = nullptr;
+    uint64_t begin = 0;
+    uint64_t size = 0;
+    bool ends_file() const { return begin + size == file->size_bytes(); }
+  };
+
+  // Null: there are no more.
+  const Block* Next() {
+    if (block_.file != nullptr && !block_.ends_file()) {
+      block_.begin += block_.size;
+    } else {
+      // Messages are never empty.
+      while (next_ < files_.files_size() && files_.files(next_).size_bytes() == 0) ++next_;
+      if (next_ == files_.files_size()) return nullptr;
+      block_ = {.file = &files_.files(next_++)};
+    }
+    block_.size = std::min(kBlockBytes, block_.file->size_bytes() - block_.begin);
+    return &block_;
+  }
+
+ private:
+  const RankFiles& files_;
+  int next_ = 0;
+  Block block_;
+};
+
+// Sends this rank's files. After an error of the folder, messages of the same sizes follow, so that
+// no rank waits in vain.
+class Sender {
+ public:
+  Sender(Storage& folder, const std::string& directory, const RankFiles& files, int peer)
+      : folder_(folder), directory_(directory), blocks_(files), peer_(peer) {}
+
+  absl::Status Allocate() {
+    TESSERA_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Allocate(kBlockBytes));
+    return absl::OkStatus();
+  }
+
+  // Returns null at the end.
+  std::unique_ptr<PendingMessage> SendNext(ProcessGroup& group) {
+    const Blocks::Block* const block = blocks_.Next();
+    if (block == nullptr) return nullptr;
+    const std::span<std::byte> data = buffer_.span().first(block->size);
+    if (status_.ok()) status_ = Read(*block, data);
+    return group.StartSend(data, peer_);
+  }
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  absl::Status Read(const Blocks::Block& block, std::span<std::byte> data) {
+    if (block.begin == 0) {
+      TESSERA_ASSIGN_OR_RETURN(file_, folder_.Open(JoinPath(directory_, block.file->name())));
+    }
+    return file_->ReadAt(block.begin, data);
+  }
+
+  Storage& folder_;
+  const std::string& directory_;
+  Blocks blocks_;
+  const int peer_;
+  AlignedBuffer buffer_;
+  std::unique_ptr<ReadableFile> file_;
+  absl::Status status_;
+};
+
+// Receives the files of one rank, and writes them.
+class Receiver {
+ public:
+  Receiver(Storage& folder, const std::string& directory, const RankFiles& files, int source)
+      : folder_(folder), directory_(directory), blocks_(files), source_(source) {}
+
+  absl::Status Allocate() {
+    TESSERA_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Allocate(kBlockBytes));
+    return absl::OkStatus();
+  }
+
+  // Returns false at the end.
+  bool ReceiveNext(ProcessGroup& group) {
+    block_ = blocks_.Next();
+    if (block_ == nullptr) return false;
+    pending_ = group.StartReceive(buffer_.span().first(block_->size), source_);
+    return true;
+  }
+
+  // An error of the group.
+  absl::Status Take(absl::Duration deadline) {
+    if (block_ == nullptr) return absl::OkStatus();
+    TESSERA_RETURN_IF_ERROR(std::exchange(pending_, nullptr)->Wait(deadline));
+    if (status_.ok()) status_ = Write(*block_, buffer_.span().first(block_->size));
+    return absl::OkStatus();
+  }
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  absl::Status Write(const Blocks::Block& block, std::span<const std::byte> data) {
+    if (block.begin == 0) {
+      TESSERA_ASSIGN_OR_RETURN(file_, folder_.Create(JoinPath(directory_, block.file->name()),
+                                                     block.file->size_bytes()));
+    }
+    TESSERA_RETURN_IF_ERROR(file_->WriteAt(block.begin, data));
+    if (!block.ends_file()) return absl::OkStatus();
+    TESSERA_RETURN_IF_ERROR(file_->Sync());
+    return file_->Close();
+  }
+
+  Storage& folder_;
+  const std::string& directory_;
+  Blocks blocks_;
+  const int source_;
+  AlignedBuffer buffer_;
+  const Blocks::Block* block_ = nullptr;
+  std::unique_ptr<PendingMessage> pending_;
+  std::unique_ptr<WritableFile> file_;
+  absl::Status status_;
+};
+
+// Every rank sends one block and receives one from each of its sources, writes them, and goes on
+// to the next: what a rank waits for was begun before its own wait.
+absl::Status ExchangeFiles(Storage& folder, const std::string& directory, const SpreadPlan& plan,
+                           const Hosts& hosts, ProcessGroup& group, absl::Duration deadline) {
+  std::deque<Receiver> receivers;
+  std::optional<Sender> sender;
+  absl::Status ready;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const std::optional<int> peer = hosts.peer(rank);
+    if (peer == group.rank()) {
+      ready.Update(
+          receivers.emplace_back(folder, directory, plan.ranks(rank), rank).Allocate());
+    }
+    if (peer.has_value() && rank == group.rank()) {
+      ready.Update(sender.emplace(folder, directory, plan.ranks(rank), *peer).Allocate());
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, ready, deadline));
+  bool more = true;
+  while (more) {
+    more = false;
+    for (Receiver& receiver : receivers) more |= receiver.ReceiveNext(group);
+    const std::unique_ptr<PendingMessage> sent =
+        sender.has_value() ? sender->SendNext(group) : nullptr;
+    more |= sent != nullptr;
+    for (Receiver& receiver : receivers) TESSERA_RETURN_IF_ERROR(receiver.Take(deadline));
+    if (sent != nullptr) TESSERA_RETURN_IF_ERROR(sent->Wait(deadline));
+  }
+  absl::Status status = sender.has_value() ? sender->status() : absl::OkStatus();
+  for (const Receiver& receiver : receivers) status.Update(receiver.status());
+  return AgreeOnStatus(group, status, deadline);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WritableFile>> ReplicaStorage::Create(std::string_view path,
+                                                                     uint64_t size_hint_bytes) {
+  const auto [directory, name] = SplitPath(path);
+  bool is_first = false;
+  {
+    const MutexLock lock(&mutex_);
+    if (directory_ != directory) {
+      directory_ = directory;
+      written_.clear();
+      committed_.clear();
+      is_first = true;
+    }
+    written_.emplace(name);
+  }
+  if (is_first) {
+    // What a replica that failed has left would take the room of this one.
+    TESSERA_RETURN_IF_ERROR(DeleteOthers(std::string(directory)));
+    TESSERA_RETURN_IF_ERROR(base().MakeDirectory(directory));
+  }
+  return base().Create(path, size_hint_bytes);
+}
+
+absl::Status ReplicaStorage::Publish(std::string_view path, std::string_view contents,
+                                     const std::function<absl::Status()>& ready) {
+  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, DecodeManifest(contents));
+  {
+    const MutexLock lock(&mutex_);
+    committed_.clear();
+    for (const DataFile& file : manifest.files()) committed_.insert(file.path());
+  }
+  return base().Publish(path, contents, ready);
+}
+
+absl::StatusOr<std::vector<std::string>> ReplicaStorage::List(std::string_view path) {
+  absl::StatusOr<std::vector<std::string>> names = base().List(path);
+  const MutexLock lock(&mutex_);
+  if (!names.ok() || path != directory_) return names;
+  std::set<std::string> all(names->begin(), names->end());
+  for (const std::string& name : committed_) {
+    if (!written_.contains(name)) all.insert(name);
+  }
+  return std::vector<std::string>(all.begin(), all.end());
+}
+
+absl::Status ReplicaStorage::Keep(std::string directory) {
+  {
+    const MutexLock lock(&mutex_);
+    kept_ = std::move(directory);
+  }
+  return DeleteOthers("");
+}
+
+absl::Status ReplicaStorage::DeleteOthers(const std::string& also_kept) {
+  if (!cleans_) return absl::OkStatus();
+  std::vector<std::string> kept = {also_kept};
+  {
+    const MutexLock lock(&mutex_);
+    kept.push_back(kept_);
+  }
+  const auto is_kept = [&](const std::string& path) {
+    return std::ranges::any_of(kept, [&](const std::string& directory) {
+      return directory == path || directory.starts_with(path + "/");
+    });
+  };
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> runs, base().List(""));
+  for (const std::string& run : runs) {
+    if (!run.ends_with('/')) continue;
+    const std::string folder = run.substr(0, run.size() - 1);
+    if (!is_kept(folder)) {
+      TESSERA_RETURN_IF_ERROR(base().DeleteTree(folder));
+      continue;
+    }
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> steps, base().List(folder));
+    for (const std::string& step : steps) {
+      if (!step.ends_with('/')) continue;
+      const std::string directory = JoinPath(folder, step.substr(0, step.size() - 1));
+      if (!is_kept(directory)) TESSERA_RETURN_IF_ERROR(base().DeleteTree(directory));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReplicaStorage::Spread(const std::string& directory, const Hosts& hosts,
+                                    ProcessGroup& group, absl::Duration deadline) {
+  RankFiles mine;
+  {
+    const MutexLock lock(&mutex_);
+    if (directory_ == directory) {
+      for (const std::string& name : written_) mine.add_files()->set_name(name);
+    }
+    committed_.clear();
+  }
+  absl::Status status;
+  for (HeldFile& held : *mine.mutable_files()) {
+    const absl::StatusOr<std::unique_ptr<ReadableFile>> file =
+        base().Open(JoinPath(directory, held.name()));
+    status.Update(file.status());
+    if (file.ok()) held.set_size_bytes((*file)->size_bytes());
+  }
+  const std::string manifest_path = JoinPath(directory, kManifestFileName);
+  const Combine describe = [&](const std::vector<std::string>& ranks)
+      -> absl::StatusOr<std::string> {
+    SpreadPlan plan;
+    TESSERA_ASSIGN_OR_RETURN(*plan.mutable_manifest(),
+                             ReadAll(base(), manifest_path, kMaxManifestBytes));
+    std::set<std::string> written;
+    for (const std::string& bytes : ranks) {
+      RankFiles& files = *plan.add_ranks();
+      if (!files.ParseFromString(bytes)) return absl::InternalError("a bad list of files");
+      for (const HeldFile& file : files.files()) written.insert(file.name());
+    }
+    TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, DecodeManifest(plan.manifest()));
+    for (const DataFile& file : manifest.files()) {
+      if (written.contains(file.path())) continue;
+      return absl::AbortedError(absl::StrCat(file.path(), " was not written by any rank"));
+    }
+    return plan.SerializeAsString();
+  };
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::string bytes,
+      Agree(group, status.ok() ? absl::StatusOr<std::string>(mine.SerializeAsString()) : status,
+            describe, deadline));
+  SpreadPlan plan;
+  if (!plan.ParseFromString(bytes) || plan.ranks_size() != group.size()) {
+    return absl::InternalError("rank 0's list of files does not parse");
+  }
+  TESSERA_RETURN_IF_ERROR(ExchangeFiles(base(), directory, plan, hosts, group, deadline));
+  if (cleans_ && group.rank() != 0) {
+    status = base().MakeDirectory(directory);
+    if (status.ok()) status = base().Publish(manifest_path, plan.manifest(), nullptr);
+  }
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, status, deadline));
+  // Every host has all of it: the one before is not needed any more.
+  return AgreeOnStatus(group, Keep(directory), deadline);
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,61 @@
+#ifndef TESSERA_CHECKPOINT_REPLICAS_REPLICA_STORAGE_H_
+#define TESSERA_CHECKPOINT_REPLICAS_REPLICA_STORAGE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "checkpoint/include/process_group.h"
+#include "checkpoint/replicas/hosts.h"
+#include "checkpoint/storage/forwarding_storage.h"
+
+namespace tessera::ckpt {
+
+// The folder of one host as a save sees it that spreads its files over all hosts: each rank finds
+// its own, and rank 0, when it commits, those of the manifest, too, of which Spread() then makes
+// sure.
+class ReplicaStorage final : public ForwardingStorage {
+ public:
+  // `cleans`: this rank deletes for its host.
+  ReplicaStorage(Storage& folder, bool cleans) : ForwardingStorage(folder), cleans_(cleans) {}
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
+                                                       uint64_t size_hint_bytes) override;
+  absl::Status Publish(std::string_view path, std::string_view contents,
+                       const std::function<absl::Status()>& ready) override;
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
+  // The room of one host says nothing about a checkpoint on all of them; see CheckRoom().
+  absl::StatusOr<uint64_t> FreeBytes() override { return Storage::FreeBytes(); }
+
+  // The replica (its directory) that stays when another one begins. Empty: none.
+  absl::Status Keep(std::string directory);
+
+  // Sends what this rank has written of a committed replica to its peer, receives what others send
+  // to this one, and writes the manifest. Afterwards, the replica is the one that is kept.
+  // Collective; the same status on all ranks.
+  absl::Status Spread(const std::string& directory, const Hosts& hosts, ProcessGroup& group,
+                      absl::Duration deadline);
+
+ private:
+  absl::Status DeleteOthers(const std::string& also_kept);
+
+  const bool cleans_;
+  Mutex mutex_;
+  std::string kept_ ABSL_GUARDED_BY(mutex_);
+  std::string directory_ ABSL_GUARDED_BY(mutex_);  // being written
+  std::set<std::string> written_ ABSL_GUARDED_BY(mutex_);  // names of files there, by this rank
+  std::set<std::string> committed_ ABSL_GUARDED_BY(mutex_);  // likewise, by all ranks
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_REPLICAS_REPLICA_STORAGE_H_

@@ -1,0 +1,107 @@
+#include "trainer/state/run_replicas.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "checkpoint/collective/agree.h"
+#include "checkpoint/include/checkpoint.h"
+#include "trainer/state/communicator_group.h"
+#include "trainer/state/save_storage.h"
+
+namespace tessera {
+namespace {
+
+// A missing rank is detected by the training's own messages long before.
+constexpr absl::Duration kReplicaDeadline = absl::Hours(24);
+
+std::string HostName(const CheckpointConfig& config, int rank) {
+  const int64_t per_node = config.replicate_ranks_per_node();
+  return per_node > 0 ? absl::StrCat("node", rank / per_node) : std::string();
+}
+
+// Names the setting in an error.
+absl::Status InReplicas(const absl::Status& status, const char* hint = "") {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("replicate_to_peers: ", status.message(), hint));
+}
+
+}  // namespace
+
+RunReplicas::RunReplicas(const TrainConfig& config, Communicator* world, const RankGroup& group)
+    : config_(config),
+      world_(world),
+      ranks_(MakeProcessGroup(world)),
+      deadline_(group.deadline) {}
+
+absl::StatusOr<std::shared_ptr<RunReplicas>> RunReplicas::Open(const TrainConfig& config,
+                                                               Communicator* world,
+                                                               const RankGroup& group) {
+  if (!Saves(config)) return nullptr;
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  std::shared_ptr<RunReplicas> run(new RunReplicas(config, world, group));
+  absl::Status ready;
+  if (group.ranks.rank() == 0) {
+    absl::StatusOr<std::unique_ptr<ckpt::Storage>> store =
+        ckpt::OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
+    ready = store.status();
+    if (store.ok()) run->store_ = *std::move(store);
+    if (ready.ok() && !checkpoint.replicate_to_peers()) {
+      ready = ckpt::PeerReplicas::Disown(*run->store_);
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, ready, group.deadline));
+  if (!checkpoint.replicate_to_peers()) return nullptr;
+  const int rank = group.ranks.rank();
+  absl::StatusOr<std::unique_ptr<ckpt::PeerReplicas>> replicas =
+      ckpt::PeerReplicas::Open({.folder = ReplicaFolder(checkpoint, rank),
+                                .host = HostName(checkpoint, rank),
+                                .store = run->store_.get(),
+                                .group = run->ranks_.get(),
+                                .deadline = group.deadline});
+  TESSERA_RETURN_IF_ERROR(InReplicas(replicas.status()));
+  run->replicas_ = *std::move(replicas);
+  return run;
+}
+
+absl::StatusOr<std::optional<SavedRun>> RunReplicas::Find(const NoteSink& notes) {
+  if (!ResumesLatest(config_.checkpoint())) return std::nullopt;
+  absl::StatusOr<ckpt::FoundReplica> found = replicas_->FindLatest();
+  TESSERA_RETURN_IF_ERROR(InReplicas(found.status()));
+  if (!found->note.empty() && ranks_->rank() == 0) {
+    notes(absl::StrCat("replicas: ", found->note,
+                       found->checkpoint.has_value() ? "" : "; going on from the store"));
+  }
+  if (!found->checkpoint.has_value()) return std::nullopt;
+  return SavedRun{.checkpoint = *std::move(found->checkpoint), .is_own = true, .in_memory = true};
+}
+
+absl::Status RunReplicas::Begin(const ckpt::StateDict& state, bool resumed,
+                                std::function<absl::Status()> before_commit,
+                                const NoteSink& notes) {
+  if (world_ != nullptr) {
+    TESSERA_ASSIGN_OR_RETURN(background_communicator_,
+                             world_->Split(/*color=*/0, world_->rank(), "replicas"));
+  }
+  background_group_ = MakeProcessGroup(background_communicator_.get());
+  ckpt::AsyncSaveOptions background;
+  background.save.group = background_group_.get();
+  background.save.deadline = kReplicaDeadline;
+  background.save.before_commit = std::move(before_commit);
+  // The folder takes what is written as fast as a copy would.
+  background.save.staging_bytes = ckpt::SaveOptions().staging_bytes;
+  background.when_busy = ckpt::AsyncSaveOptions::WhenBusy::kSkip;
+  TESSERA_RETURN_IF_ERROR(
+      InReplicas(replicas_->Begin(state, background, resumed),
+                 "; --replicate-folder names another place, --replicate-to-peers=false does "
+                 "without"));
+  if (ranks_->rank() == 0) {
+    notes(absl::StrCat("replicas every ", config_.checkpoint().replicate_interval(),
+                       " steps in the memory of ", replicas_->DescribeHosts(), ", in ",
+                       ReplicaFolder(config_.checkpoint(), 0)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera
