@@ -111,11 +111,13 @@ absl::StatusOr<std::unique_ptr<PeerReplicas>> PeerReplicas::Open(
       replicas->hosts_, Hosts::Find(group, *replicas->folder_, options.host, options.deadline));
   absl::Status locked;
   if (replicas->hosts_.is_first(group.rank())) {
-    absl::StatusOr<std::unique_ptr<Storage>> to_lock = OpenFolder(options.folder);
-    absl::StatusOr<std::unique_ptr<FolderLock>> lock = to_lock.status();
-    if (to_lock.ok()) lock = FolderLock::Acquire(*std::move(to_lock), {.wait = options.lock_wait});
-    locked = lock.status();
-    if (lock.ok()) replicas->lock_ = *std::move(lock);
+    const auto lock = [&]() -> absl::StatusOr<std::unique_ptr<FolderLock>> {
+      TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> to_lock, OpenFolder(options.folder));
+      return FolderLock::Acquire(std::move(to_lock), {.wait = options.lock_wait});
+    };
+    absl::StatusOr<std::unique_ptr<FolderLock>> held = lock();
+    locked = held.status();
+    if (held.ok()) replicas->lock_ = *std::move(held);
   }
   TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, locked, options.deadline));
   return replicas;

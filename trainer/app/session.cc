@@ -24,6 +24,7 @@
 #include "trainer/config/load_content.h"
 #include "trainer/state/ledger.h"
 #include "trainer/state/load_tensors.h"
+#include "trainer/state/run_replicas.h"
 #include "trainer/state/save_storage.h"
 #include "trainer/state/saved_settings.h"
 
@@ -291,7 +292,8 @@ absl::Status OpenFiles(Session& session, bool from_own, const Notes& notes) {
 // records of the steps that led to a checkpoint are durable before it is, unless they cannot be
 // written, which ends the run after a save (TrainLoop).
 absl::Status OpenSaver(Session& session, const std::optional<SavedRun>& saved,
-                       int64_t spare_memory) {
+                       int64_t spare_memory, const std::shared_ptr<RunReplicas>& replicas,
+                       const Notes& notes) {
   if (!session.trains || !Saves(session.config)) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(
       session.saver,
@@ -309,10 +311,22 @@ absl::Status OpenSaver(Session& session, const std::optional<SavedRun>& saved,
                  if (session.metrics != nullptr) session.metrics->Sync().IgnoreError();
                  return absl::OkStatus();
                },
-           .resumed_directory =
-               saved.has_value() && saved->is_own ? saved->checkpoint.directory() : std::string(),
-           .loaded = saved.has_value() ? &saved->manifest() : nullptr}));
-  if (session.config.checkpoint().async_save()) {
+           .resumed_directory = saved.has_value() && saved->is_own && !saved->in_memory
+                                    ? saved->checkpoint.directory()
+                                    : std::string(),
+           .loaded = saved.has_value() ? &saved->manifest() : nullptr,
+           .replicas = replicas}));
+  if (replicas != nullptr) {
+    TESSERA_RETURN_IF_ERROR(
+        session.saver->BeginReplicas(saved.has_value() && saved->in_memory,
+                                     [&session] {
+                                       return session.save_folder == nullptr
+                                                  ? absl::OkStatus()
+                                                  : session.save_folder->Check();
+                                     },
+                                     notes));
+  }
+  if (session.config.checkpoint().async_save() || replicas != nullptr) {
     session.trainer->set_before_overwrite([saver = session.saver.get()](const TensorView& memory) {
       saver->BeforeOverwrite(memory);
     });
@@ -386,7 +400,8 @@ void AbortDevices(RankDevice& device, Communicator* world, const absl::Status& s
 
 // The session continues from `saved`. An error of damage is the same on every rank.
 absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& host,
-                      Communicator* world, const Notes& notes, Session* session) {
+                      Communicator* world, const std::shared_ptr<RunReplicas>& replicas,
+                      const Notes& notes, Session* session) {
   const TrainConfig& config = session->config;
   TESSERA_ASSIGN_OR_RETURN(session->mesh,
                            Mesh::Create(ConfigTopology(config), world, session->device->world()));
@@ -397,6 +412,7 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& hos
   session->resumed = saved.has_value() && LoadContentOf(config.checkpoint()).scheduler;
   if (session->resumed) {
     session->resumed_from = saved->Describe();
+    session->resumed_in_memory = saved->in_memory;
     session->saved_topology = SavedTopology(saved->manifest());
   }
   if (session->resumed && !session->progress.ledger.empty()) {
@@ -415,7 +431,7 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& hos
     if (!nearby.empty()) notes(nearby);
   }
   TESSERA_RETURN_IF_ERROR(FillWeights(saved, *session, notes));
-  TESSERA_RETURN_IF_ERROR(OpenSaver(*session, saved, spare_memory));
+  TESSERA_RETURN_IF_ERROR(OpenSaver(*session, saved, spare_memory, replicas, notes));
   if (session->saver == nullptr) session->mirror = nullptr;
   return absl::OkStatus();
 }
@@ -429,20 +445,26 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevic
   TESSERA_RETURN_IF_ERROR(CheckNearbyFolder(config));
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::FolderLock> lock,
                            LockSaveFolder(config, group, notes));
+  TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<RunReplicas> replicas,
+                           RunReplicas::Open(config, world, group));
+  std::optional<SavedRun> replica;
+  if (replicas != nullptr) {
+    TESSERA_ASSIGN_OR_RETURN(replica, replicas->Find(notes));
+  }
   std::unique_ptr<Session> session;
   const auto build = [&](std::optional<SavedRun> saved) {
     session = std::make_unique<Session>();
     session->config = SettingsFor(config, saved);
     session->ranks = MakeProcessGroup(world);
     session->device = device;
-    absl::Status built = Continue(saved, host, world, notes, session.get());
+    absl::Status built = Continue(saved, host, world, replicas, notes, session.get());
     if (built.ok()) return built;
     // All ranks return from damage together, perhaps to another checkpoint.
     if (!ckpt::FindDamagedParts(built).has_value()) AbortDevices(*device, world, built);
     session = nullptr;
     return built;
   };
-  TESSERA_RETURN_IF_ERROR(ContinueFromSaved(config, group, lock.get(), notes, build));
+  TESSERA_RETURN_IF_ERROR(ContinueFromSaved(config, group, lock.get(), notes, build, std::move(replica)));
   session->save_folder = std::move(lock);
   return session;
 }

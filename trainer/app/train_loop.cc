@@ -189,7 +189,10 @@ absl::Status TrainLoop::Train() {
     TESSERA_ASSIGN_OR_RETURN(StepMetrics metrics, TrainStep());
     rates_->Measure(Seconds(start), &metrics);
     TESSERA_RETURN_IF_ERROR(Report(metrics));
-    if (session_.saver != nullptr) ReportSaves(session_.saver->Poll());
+    if (session_.saver != nullptr) {
+      ReportSaves(session_.saver->Poll());
+      ReportReplicas(session_.saver->PollReplicas());
+    }
     if (session_.valid_data.has_value() && AtInterval(config_.training().eval_interval())) {
       TESSERA_RETURN_IF_ERROR(Evaluate());
     }
@@ -207,7 +210,10 @@ absl::Status TrainLoop::Train() {
     if (!ends || leader_.folder_is_taken) TESSERA_RETURN_IF_ERROR(CheckSaves());
     // The last save is not skipped because an earlier one is still being written.
     if (ends && session_.saver != nullptr) ReportSaves(session_.saver->Finish());
-    if (decision.save != ckpt::SaveKind::kNone) TESSERA_RETURN_IF_ERROR(Save(decision.save));
+    const bool replicates = IsToReplicate(decision);
+    if (decision.save != ckpt::SaveKind::kNone || replicates) {
+      TESSERA_RETURN_IF_ERROR(Keep(decision.save, replicates));
+    }
     if (ends) break;
   }
   return absl::OkStatus();
@@ -226,7 +232,17 @@ ckpt::SaveDecision TrainLoop::Decide() {
        .records_fail = leader_.records_fail,
        .stop_file = leader_.stop_file,
        .save_in_flight = leader_.save_in_flight,
-       .healthy = updated_ && IsSaneLoss(progress.last_loss, config_.model().vocab_size())});
+       .healthy = IsHealthy()});
+}
+
+bool TrainLoop::IsHealthy() const {
+  return updated_ && IsSaneLoss(session_.progress.last_loss, config_.model().vocab_size());
+}
+
+bool TrainLoop::IsToReplicate(const ckpt::SaveDecision& decision) const {
+  return session_.saver != nullptr && config_.checkpoint().replicate_to_peers() &&
+         decision.end == ckpt::EndReason::kNone && IsHealthy() &&
+         AtInterval(config_.checkpoint().replicate_interval());
 }
 
 void TrainLoop::SayEnd(ckpt::EndReason reason) {
@@ -362,7 +378,7 @@ absl::Status TrainLoop::Export(const ForeignWeights& weights) {
   return absl::OkStatus();
 }
 
-absl::Status TrainLoop::Save(ckpt::SaveKind kind) {
+absl::Status TrainLoop::Keep(ckpt::SaveKind kind, bool replicates) {
   const TimeSpent spent(TimeUse::kSaving);
   const TraceSpan span("save", "begin of a save");
   const Progress& progress = session_.progress;
@@ -376,9 +392,38 @@ absl::Status TrainLoop::Save(ckpt::SaveKind kind) {
       *run.mutable_trainer()->mutable_health(),
       MeasureHealth(session_.state(), session_.mesh->world(), progress.last_loss,
                     config_.model().vocab_size(), validation_loss));
-  TESSERA_RETURN_IF_ERROR(session_.saver->Save(std::move(run), kind));
-  ReportSaves(session_.saver->Poll());
+  if (kind != ckpt::SaveKind::kNone) {
+    TESSERA_RETURN_IF_ERROR(session_.saver->Save(run, kind));
+    ReportSaves(session_.saver->Poll());
+  }
+  if (replicates) TESSERA_RETURN_IF_ERROR(session_.saver->Replicate(std::move(run)));
   return absl::OkStatus();
+}
+
+// One sentence for each change from success to failure or back: replicas are frequent.
+void TrainLoop::ReportReplicas(const std::vector<ckpt::SaveOutcome>& outcomes) {
+  for (const ckpt::SaveOutcome& outcome : outcomes) {
+    const absl::Status& status = outcome.report.status();
+    if (status.ok()) {
+      AddScalars(outcome.step, {{"replica/seconds", outcome.report->seconds}});
+    }
+    if (std::exchange(last_replica_, status.code()) == status.code()) continue;
+    if (status.ok()) {
+      Happened("replicated", outcome.step,
+               absl::StrFormat("step %d is in memory: %s, twice, in %.2f s; so are later ones",
+                               outcome.step, HumanBytes(outcome.report->bytes_written),
+                               outcome.report->seconds));
+    } else if (absl::IsCancelled(status)) {
+      Happened("not_replicated", outcome.step,
+               absl::StrFormat("step %d is not replicated: the replica before is still being "
+                               "written; a larger --replicate-interval costs less",
+                               outcome.step));
+    } else {
+      Happened("not_replicated", outcome.step,
+               absl::StrFormat("step %d is not replicated: %s", outcome.step,
+                               std::string(status.message())));
+    }
+  }
 }
 
 void TrainLoop::ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes) {
@@ -447,6 +492,7 @@ void TrainLoop::RememberStopFile() const {
 absl::Status TrainLoop::FinishSaves() {
   if (session_.saver == nullptr) return absl::OkStatus();
   ReportSaves(session_.saver->Finish());
+  ReportReplicas(session_.saver->FinishReplicas());
   return failed_saves_.last();
 }
 

@@ -64,7 +64,12 @@ class TrainLoop {
   // Once after each step.
   ckpt::SaveDecision Decide();
   void SayEnd(ckpt::EndReason reason);
-  absl::Status Save(ckpt::SaveKind kind);
+  // Whether the state is kept in memory after this step.
+  bool IsToReplicate(const ckpt::SaveDecision& decision) const;
+  // Saves and replicates, as decided.
+  absl::Status Keep(ckpt::SaveKind kind, bool replicates);
+  void ReportReplicas(const std::vector<ckpt::SaveOutcome>& outcomes);
+  bool IsHealthy() const;
   // Reports finished saves. An asynchronous save that failed is a message, not an error: training
   // can continue, as far as CheckSaves() allows.
   void ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes);
@@ -101,6 +106,7 @@ class TrainLoop {
   bool updated_ = true;                        // by the last step
   std::optional<EvalMetrics> evaluation_;      // the last one
   ckpt::FailedSaves failed_saves_;
+  absl::StatusCode last_replica_ = absl::StatusCode::kUnknown;  // its outcome; unknown: none yet
   int stopped_by_ = 0;
   bool stopped_by_file_ = false;
 };

@@ -28,12 +28,13 @@ struct RunEvent {
 // "topology":"dp2_tp2","text":"...", ...}. Nothing in the file is ever changed or dropped: a resume
 // adds to it. NAME, and the further fields:
 //   start, resume  parameters, predicted_step_seconds, ranks: [{"rank", "weights", "gradients",
-//                  "optimizer", "activations"}] in bytes. A resume adds "checkpoint" and
-//                  "saved_topology" and, if this folder has records of the former process,
+//                  "optimizer", "activations"}] in bytes. A resume adds "checkpoint",
+//                  "saved_topology" and, for a replica, "tier": "memory" and, if this folder has records of the former process,
 //                  lost_steps and lost_seconds, the work that was lost, and down_seconds, the time
 //                  from its last record until now.
 //   saved          seconds, bytes, directory
-//   not_saved, damaged (a checkpoint that was skipped), signal, stop_file, exit_duration
+//   not_saved, damaged (a checkpoint that was skipped), signal, stop_file, exit_duration,
+//   replicated (the first, and the first after a failure), not_replicated (likewise)
 //   sample         prompt
 //   end, diverged, failed: the last one of a process that was not killed and had begun to train
 //

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -40,7 +41,7 @@ struct RunSaverHooks {
   // The manifest that the run continues from: what other frameworks call its parameters is saved
   // again. Null: none. Used by Create() only.
   const ckpt::Manifest* loaded = nullptr;
-  // What Replicate() needs; null without replicate_to_peers. It has begun.
+  // Null without replicate_to_peers.
   std::shared_ptr<RunReplicas> replicas;
 };
 
@@ -70,8 +71,14 @@ class RunSaver {
   // over, see async_save_skip); errors are outcomes. Precondition: kind is not kNone.
   absl::Status Save(ckpt::Manifest run, ckpt::SaveKind kind);
 
+  // With replicate_to_peers: before Replicate(). See RunReplicas::Begin().
+  absl::Status BeginReplicas(bool resumed, std::function<absl::Status()> before_commit,
+                             const NoteSink& notes) {
+    return hooks_.replicas->Begin(State(), resumed, std::move(before_commit), notes);
+  }
+
   // Keeps the state in the memory of this machine and of the next one, too, in the background.
-  // Precondition: with replicate_to_peers.
+  // Precondition: BeginReplicas().
   absl::Status Replicate(ckpt::Manifest run);
 
   // Whether a save has been started that was not over at the last Poll().
