@@ -18,6 +18,7 @@
 //
 //   async_saver.h           saves in the background
 //   checkpoint_manager.h    when a job saves, what it keeps, where it resumes
+//   peer_replicas.h         the newest state in the memory of two hosts
 //   process_group.h         the ranks of a job, over the program's own communication
 //   thread_process_group.h  the same, where ranks are threads of one process
 //   storage.h               a place for checkpoints, for programs that bring their own

@@ -140,8 +140,7 @@ std::vector<RankList> FindOpeners(Storage& storage, std::string_view checkpoint_
 // answer.
 absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Status& ready,
                                        const LoadPlan* plan, std::span<const RankList> openers,
-                                       ProcessGroup& group,
-                                       const LoadOptions& options) {
+                                       ProcessGroup& group, const LoadOptions& options) {
   absl::StatusOr<std::string> needs = std::string();
   if (!ready.ok()) {
     needs = ready;
@@ -163,8 +162,8 @@ absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Sta
 absl::Status OpenForOthers(const ReadShare& share, int rank, Scanner& scanner) {
   std::set<uint32_t> files;
   for (const ReadSegment& segment : share.segments()) {
-    const bool reads = std::ranges::find(segment.reader(), static_cast<uint32_t>(rank)) !=
-                       segment.reader().end();
+    const bool reads =
+        std::ranges::find(segment.reader(), static_cast<uint32_t>(rank)) != segment.reader().end();
     if (reads && scanner.file(segment.file_index()) == nullptr) files.insert(segment.file_index());
   }
   return scanner.Open(std::vector<uint32_t>(files.begin(), files.end()));
@@ -201,11 +200,10 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
       opened.ok() ? Placer::Create(manifest, *plan, comparison.destinations, options.progress)
                   : opened;
   // Without a part of its own it is the manifest that asks for what cannot be read.
-  TESSERA_ASSIGN_OR_RETURN(const ReadShare share,
-                           ShareReading(manifest, WithDamagedParts(placer.status(), {}),
-                                        placer.ok() ? &*plan : nullptr,
-                                        FindOpeners(storage, checkpoint_dir, manifest), group,
-                                        options));
+  TESSERA_ASSIGN_OR_RETURN(
+      const ReadShare share,
+      ShareReading(manifest, WithDamagedParts(placer.status(), {}), placer.ok() ? &*plan : nullptr,
+                   FindOpeners(storage, checkpoint_dir, manifest), group, options));
   report.bytes_needed = plan->bytes;
   if (share.any_shared()) {
     return ReadTogether(manifest, scanner, *placer, share, group, options, report);

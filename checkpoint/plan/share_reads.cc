@@ -44,11 +44,7 @@ struct SharedNeed {
 class ReadAssigner {
  public:
   ReadAssigner(const Manifest& manifest, size_t ranks, std::span<const RankList> openers)
-      : manifest_(manifest),
-        openers_(openers),
-        load_(ranks),
-        answers_(ranks),
-        sets_sent_(ranks) {
+      : manifest_(manifest), openers_(openers), load_(ranks), answers_(ranks), sets_sent_(ranks) {
     regions_.emplace_back();
   }
 

@@ -39,8 +39,7 @@ class SpreadFiles {
 // What no rank that needs it can read is read by one that can, for the others.
 //
 // Errors: Internal for needs that cannot be parsed or do not fit the manifest, and for a needed file
-// that no rank can read. Cost: n log n in the
-// distinct ranges, plus the pieces once.
+// that no rank can read. Cost: n log n in the distinct ranges, plus the pieces once.
 absl::StatusOr<std::vector<std::string>> ShareReads(const Manifest& manifest,
                                                     std::span<const std::string> needs,
                                                     std::span<const RankList> openers = {});

@@ -207,7 +207,8 @@ TEST(ShareReadsTest, WhatARankCannotReadIsReadByOneThatCan) {
   const auto readers = [&](int rank, uint32_t file) {
     std::set<uint32_t> all;
     for (const ReadSegment& segment : shares[rank].segments()) {
-      if (segment.file_index() == file) all.insert(segment.reader().begin(), segment.reader().end());
+      if (segment.file_index() == file)
+        all.insert(segment.reader().begin(), segment.reader().end());
     }
     return all;
   };

@@ -195,8 +195,8 @@ class Finder {
       }
     }
     if (!damaged.empty()) {
-      notes_.push_back(absl::StrCat(StepOf(directory), ": damaged copies are not used: ",
-                                    JoinFirst(damaged, ", ")));
+      notes_.push_back(absl::StrCat(StepOf(directory),
+                                    ": damaged copies are not used: ", JoinFirst(damaged, ", ")));
     }
     if (const std::string lost = Lost(manifest, request); !lost.empty()) return reject(lost);
     request.set_kind(FindRequest::TAKE);
@@ -302,8 +302,8 @@ class Finder {
         Scanner scanner(*folder_, request.directory(), *manifest, {});
         intact = scanner.Open(std::vector<uint32_t>{file}).ok() &&
                  scanner
-                     .Run(scanner.WholeFiles(), [](int, const FilePiece&,
-                                                   const std::byte*) { return absl::OkStatus(); })
+                     .Run(scanner.WholeFiles(),
+                          [](int, const FilePiece&, const std::byte*) { return absl::OkStatus(); })
                      .ok();
       }
       if (!intact) damaged.add_file_index(file);

@@ -1,26 +1,33 @@
-#include "checkpoint/replicas/peer_replicas.h"
+#include "checkpoint/include/peer_replicas.h"
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <random>
+#include <utility>
 
-#include "absl/strings/numbers.h"
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/crc32c.h"
 #include "base/memory.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/units.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/include/process_group.h"
+#include "checkpoint/include/storage.h"
+#include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/replicas/find_replica.h"
+#include "checkpoint/replicas/hosts.h"
 #include "checkpoint/replicas/replica_storage.h"
 #include "checkpoint/replicas/replicas.pb.h"
 #include "checkpoint/save/save_hooks.h"
@@ -95,35 +102,65 @@ std::vector<uint64_t> BytesByHost(const SavePlan& plan, const Hosts& hosts) {
 
 }  // namespace
 
-PeerReplicas::PeerReplicas(const PeerReplicaOptions& options)
-    : options_(options), group_(options.group != nullptr ? *options.group : alone_) {}
+class PeerReplicas::Impl {
+ public:
+  explicit Impl(const PeerReplicaOptions& options)
+      : options_(options), group_(options.group != nullptr ? *options.group : alone_) {}
 
-PeerReplicas::~PeerReplicas() = default;
+  absl::Status Open();
+  absl::StatusOr<FoundReplica> FindLatest();
+  absl::Status Begin(const StateDict& state, AsyncSaveOptions background, bool resumed);
+  std::vector<SaveOutcome> Poll();
+  std::vector<SaveOutcome> Finish();
+  absl::Status Remove();
 
-absl::StatusOr<std::unique_ptr<PeerReplicas>> PeerReplicas::Open(
-    const PeerReplicaOptions& options) {
-  std::unique_ptr<PeerReplicas> replicas(new PeerReplicas(options));
-  ProcessGroup& group = replicas->group_;
-  absl::StatusOr<std::unique_ptr<Storage>> folder = OpenFolder(options.folder);
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, folder.status(), options.deadline));
-  replicas->folder_ = *std::move(folder);
-  TESSERA_ASSIGN_OR_RETURN(
-      replicas->hosts_, Hosts::Find(group, *replicas->folder_, options.host, options.deadline));
+  AsyncSaver* saver() { return saver_.get(); }
+  const Hosts& hosts() const { return hosts_; }
+
+ private:
+  absl::Status CheckRoom(const StateDict& state);
+  absl::Status WriteRecord();
+  void AfterCommit(SaveReport& report);
+  std::vector<SaveOutcome> Judge(std::vector<SaveOutcome> outcomes);
+
+  const PeerReplicaOptions options_;
+  SingleProcessGroup alone_;
+  ProcessGroup& group_;
+  Hosts hosts_;
+  std::shared_ptr<Storage> folder_;
+  std::unique_ptr<FolderLock> lock_;  // on the first rank of each host
+  std::string found_;                 // the directory of what FindLatest() has returned
+  std::string run_;                   // this incarnation's name, and its folder's
+
+  // Used by the saver's thread after Begin().
+  std::unique_ptr<ReplicaStorage> storage_;
+  ProcessGroup* background_group_ = nullptr;
+  absl::Duration background_deadline_;
+  Mutex mutex_;
+  std::map<int64_t, absl::Status> spread_ ABSL_GUARDED_BY(mutex_);  // by step; OK is left out
+
+  std::unique_ptr<AsyncSaver> saver_;  // its thread uses the members before it
+};
+
+absl::Status PeerReplicas::Impl::Open() {
+  absl::StatusOr<std::unique_ptr<Storage>> folder = OpenFolder(options_.folder);
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group_, folder.status(), options_.deadline));
+  folder_ = *std::move(folder);
+  TESSERA_ASSIGN_OR_RETURN(hosts_, Hosts::Find(group_, *folder_, options_.host, options_.deadline));
   absl::Status locked;
-  if (replicas->hosts_.is_first(group.rank())) {
+  if (hosts_.is_first(group_.rank())) {
     const auto lock = [&]() -> absl::StatusOr<std::unique_ptr<FolderLock>> {
-      TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> to_lock, OpenFolder(options.folder));
-      return FolderLock::Acquire(std::move(to_lock), {.wait = options.lock_wait});
+      TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> to_lock, OpenFolder(options_.folder));
+      return FolderLock::Acquire(std::move(to_lock), {.wait = options_.lock_wait});
     };
     absl::StatusOr<std::unique_ptr<FolderLock>> held = lock();
     locked = held.status();
-    if (held.ok()) replicas->lock_ = *std::move(held);
+    if (held.ok()) lock_ = *std::move(held);
   }
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, locked, options.deadline));
-  return replicas;
+  return AgreeOnStatus(group_, locked, options_.deadline);
 }
 
-absl::StatusOr<FoundReplica> PeerReplicas::FindLatest() {
+absl::StatusOr<FoundReplica> PeerReplicas::Impl::FindLatest() {
   absl::StatusOr<AcceptedReplicas> accepted = AcceptedReplicas();
   if (group_.rank() == 0) accepted = ReadRecord(options_.store);
   TESSERA_ASSIGN_OR_RETURN(LocatedReplica located,
@@ -132,42 +169,30 @@ absl::StatusOr<FoundReplica> PeerReplicas::FindLatest() {
   return FoundReplica{.checkpoint = std::move(located.checkpoint), .note = std::move(located.note)};
 }
 
-absl::Status PeerReplicas::Begin(const StateDict& state, AsyncSaveOptions background,
-                                 bool resumed) {
+absl::Status PeerReplicas::Impl::Begin(const StateDict& state, AsyncSaveOptions background,
+                                       bool resumed) {
   if (!resumed) found_.clear();
   storage_ = std::make_unique<ReplicaStorage>(*folder_, hosts_.is_first(group_.rank()));
   TESSERA_RETURN_IF_ERROR(WriteRecord());
-  TESSERA_RETURN_IF_ERROR(
-      AgreeOnStatus(group_, storage_->Keep(found_), options_.deadline));
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group_, storage_->Keep(found_), options_.deadline));
   TESSERA_RETURN_IF_ERROR(CheckRoom(state));
   background_group_ = background.save.group != nullptr ? background.save.group : &alone_;
   background_deadline_ = background.save.deadline;
   saver_ = std::make_unique<AsyncSaver>(
       *storage_, background,
       SaveHooks{.choose_root = [this](const PlannedSave&) { return run_; },
-                .on_committed =
-                    [this](SaveReport& report) {
-                      const absl::Duration start = SteadyNow();
-                      absl::Status spread = Spread(report.directory);
-                      report.seconds += absl::ToDoubleSeconds(SteadyNow() - start);
-                      const std::optional<int64_t> step = ParseStepDirectoryName(
-                          report.directory.substr(report.directory.rfind('/') + 1));
-                      if (spread.ok() || !step.has_value()) return;
-                      const MutexLock lock(&mutex_);
-                      spread_[*step] = std::move(spread);
-                    }});
+                .on_committed = [this](SaveReport& report) { AfterCommit(report); }});
   saver_->Prepare(state);
   return absl::OkStatus();
 }
 
-absl::Status PeerReplicas::WriteRecord() {
+absl::Status PeerReplicas::Impl::WriteRecord() {
   absl::StatusOr<std::string> name = std::string();
   if (group_.rank() == 0) {
     name = NewName();
     const auto write = [&]() -> absl::Status {
       if (options_.store == nullptr) return ReadRecord(nullptr).status();
-      TESSERA_RETURN_IF_ERROR(
-          WriteAll(*options_.store, kRecord, EncodeRecord({*name, found_})));
+      TESSERA_RETURN_IF_ERROR(WriteAll(*options_.store, kRecord, EncodeRecord({*name, found_})));
       return options_.store->SyncDirectory("");
     };
     if (absl::Status written = write(); !written.ok()) name = std::move(written);
@@ -183,7 +208,7 @@ absl::Status PeerReplicas::WriteRecord() {
 }
 
 // Rank 0 plans, as the first save will, and compares.
-absl::Status PeerReplicas::CheckRoom(const StateDict& state) {
+absl::Status PeerReplicas::Impl::CheckRoom(const StateDict& state) {
   const auto report = [&]() -> absl::StatusOr<std::string> {
     TESSERA_RETURN_IF_ERROR(CheckStateDict(state));
     RoomReport room;
@@ -214,35 +239,30 @@ absl::Status PeerReplicas::CheckRoom(const StateDict& state) {
       all += 2 * bytes[host];
       const uint64_t there = free[hosts_.volume(host)];
       if (all <= there) continue;
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "replicas need ", HumanBytes(all), " in the memory of host ", hosts_.name(host), " (two of ",
-          HumanBytes(all / 2), ", the state of its ranks and of the host before), which has ",
-          HumanBytes(there), " left for ", options_.folder));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("replicas need ", HumanBytes(all), " in the memory of host ",
+                       hosts_.name(host), " (two of ", HumanBytes(all / 2),
+                       ", the state of its ranks and of the host before), which has ",
+                       HumanBytes(there), " left for ", options_.folder));
     }
     return std::string();
   };
   return Agree(group_, report(), compare, options_.deadline).status();
 }
 
-absl::Status PeerReplicas::Spread(const std::string& directory) {
-  return storage_->Spread(directory, hosts_, *background_group_, background_deadline_);
+void PeerReplicas::Impl::AfterCommit(SaveReport& report) {
+  const absl::Duration start = SteadyNow();
+  absl::Status spread =
+      storage_->Spread(report.directory, hosts_, *background_group_, background_deadline_);
+  report.seconds += absl::ToDoubleSeconds(SteadyNow() - start);
+  const std::optional<int64_t> step =
+      ParseStepDirectoryName(report.directory.substr(report.directory.rfind('/') + 1));
+  if (spread.ok() || !step.has_value()) return;
+  const MutexLock lock(&mutex_);
+  spread_[*step] = std::move(spread);
 }
 
-void PeerReplicas::Start(SaveRequest request, const StateDict& state) {
-  saver_->Start(request, state);
-}
-
-void PeerReplicas::Refuse(int64_t step, const absl::Status& error) { saver_->Refuse(step, error); }
-
-void PeerReplicas::WaitUntilCopied(const void* data, uint64_t size_bytes) {
-  if (saver_ != nullptr) saver_->WaitUntilCopied(data, size_bytes);
-}
-
-void PeerReplicas::WaitUntilAllCopied() {
-  if (saver_ != nullptr) saver_->WaitUntilAllCopied();
-}
-
-std::vector<SaveOutcome> PeerReplicas::Poll() {
+std::vector<SaveOutcome> PeerReplicas::Impl::Poll() {
   std::vector<SaveOutcome> outcomes;
   while (saver_ != nullptr) {
     std::optional<SaveOutcome> outcome = saver_->Poll();
@@ -252,11 +272,11 @@ std::vector<SaveOutcome> PeerReplicas::Poll() {
   return Judge(std::move(outcomes));
 }
 
-std::vector<SaveOutcome> PeerReplicas::Finish() {
+std::vector<SaveOutcome> PeerReplicas::Impl::Finish() {
   return saver_ == nullptr ? std::vector<SaveOutcome>() : Judge(saver_->Finish());
 }
 
-std::vector<SaveOutcome> PeerReplicas::Judge(std::vector<SaveOutcome> outcomes) {
+std::vector<SaveOutcome> PeerReplicas::Impl::Judge(std::vector<SaveOutcome> outcomes) {
   const MutexLock lock(&mutex_);
   for (SaveOutcome& outcome : outcomes) {
     const auto spread = spread_.find(outcome.step);
@@ -265,7 +285,7 @@ std::vector<SaveOutcome> PeerReplicas::Judge(std::vector<SaveOutcome> outcomes) 
   return outcomes;
 }
 
-absl::Status PeerReplicas::Remove() {
+absl::Status PeerReplicas::Impl::Remove() {
   absl::Status status;
   if (lock_ != nullptr) {
     status = ReplicaStorage(*folder_, /*cleans=*/true).Keep("");
@@ -277,6 +297,48 @@ absl::Status PeerReplicas::Remove() {
   if (group_.rank() == 0 && options_.store != nullptr) status.Update(Disown(*options_.store));
   return AgreeOnStatus(group_, status, options_.deadline);
 }
+
+PeerReplicas::PeerReplicas(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+PeerReplicas::~PeerReplicas() = default;
+
+absl::StatusOr<std::unique_ptr<PeerReplicas>> PeerReplicas::Open(
+    const PeerReplicaOptions& options) {
+  auto impl = std::make_unique<Impl>(options);
+  TESSERA_RETURN_IF_ERROR(impl->Open());
+  return std::unique_ptr<PeerReplicas>(new PeerReplicas(std::move(impl)));
+}
+
+absl::StatusOr<FoundReplica> PeerReplicas::FindLatest() { return impl_->FindLatest(); }
+
+absl::Status PeerReplicas::Begin(const StateDict& state, AsyncSaveOptions background,
+                                 bool resumed) {
+  return impl_->Begin(state, std::move(background), resumed);
+}
+
+void PeerReplicas::Start(const SaveRequest& request, const StateDict& state) {
+  impl_->saver()->Start(request, state);
+}
+
+void PeerReplicas::Refuse(int64_t step, const absl::Status& error) {
+  impl_->saver()->Refuse(step, error);
+}
+
+void PeerReplicas::WaitUntilCopied(const void* data, uint64_t size_bytes) {
+  if (impl_->saver() != nullptr) impl_->saver()->WaitUntilCopied(data, size_bytes);
+}
+
+void PeerReplicas::WaitUntilAllCopied() {
+  if (impl_->saver() != nullptr) impl_->saver()->WaitUntilAllCopied();
+}
+
+std::vector<SaveOutcome> PeerReplicas::Poll() { return impl_->Poll(); }
+
+std::vector<SaveOutcome> PeerReplicas::Finish() { return impl_->Finish(); }
+
+absl::Status PeerReplicas::Remove() { return impl_->Remove(); }
+
+std::string PeerReplicas::DescribeHosts() const { return impl_->hosts().Describe(); }
 
 absl::Status PeerReplicas::Disown(Storage& store) {
   const absl::Status deleted = store.Delete(kRecord);

@@ -1,4 +1,4 @@
-#include "checkpoint/replicas/peer_replicas.h"
+#include "checkpoint/include/peer_replicas.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -105,8 +105,8 @@ class PeerReplicasTest : public ::testing::Test {
     }
   }
 
-  // A job on these hosts that finds a replica, and loads it; returns its step and the note. -1:
-  // there is none.
+  // A job on these hosts that finds a replica, and loads it; returns its step and the note; -1
+  // without a replica.
   struct Restart {
     int64_t step = -1;
     std::string note, where;
@@ -184,7 +184,8 @@ TEST_F(PeerReplicasTest, TwoLostNeighboursCostTheReplicaAndItIsSaid) {
   fs::remove_all(Host(2));
   const Restart restart = RestartOn({0, 1, 2});
   EXPECT_EQ(restart.step, -1);
-  EXPECT_THAT(restart.note, HasSubstr("step-00000010 is lost: no host has an intact copy of model-"));
+  EXPECT_THAT(restart.note,
+              HasSubstr("step-00000010 is lost: no host has an intact copy of model-"));
 }
 
 TEST_F(PeerReplicasTest, ADamagedCopyIsNotUsed) {
@@ -295,9 +296,8 @@ TEST_F(PeerReplicasTest, AnotherJobInTheSameFolderIsRefused) {
       ASSERT_TRUE(rank.group.Broadcast("", absl::Seconds(30)).ok());
       return;
     }
-    const auto other = PeerReplicas::Open({.folder = Host(1).string(),
-                                           .store = &store_,
-                                           .lock_wait = absl::ZeroDuration()});
+    const auto other = PeerReplicas::Open(
+        {.folder = Host(1).string(), .store = &store_, .lock_wait = absl::ZeroDuration()});
     EXPECT_EQ(other.status().code(), absl::StatusCode::kFailedPrecondition) << other.status();
     ASSERT_TRUE(rank.group.Broadcast("", absl::Seconds(30)).ok());
   });

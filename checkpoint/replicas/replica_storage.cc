@@ -154,8 +154,7 @@ absl::Status ExchangeFiles(Storage& folder, const std::string& directory, const 
   for (int rank = 0; rank < group.size(); ++rank) {
     const std::optional<int> peer = hosts.peer(rank);
     if (peer == group.rank()) {
-      ready.Update(
-          receivers.emplace_back(folder, directory, plan.ranks(rank), rank).Allocate());
+      ready.Update(receivers.emplace_back(folder, directory, plan.ranks(rank), rank).Allocate());
     }
     if (peer.has_value() && rank == group.rank()) {
       ready.Update(sender.emplace(folder, directory, plan.ranks(rank), *peer).Allocate());
@@ -279,8 +278,8 @@ absl::Status ReplicaStorage::Spread(const std::string& directory, const Hosts& h
     if (file.ok()) held.set_size_bytes((*file)->size_bytes());
   }
   const std::string manifest_path = JoinPath(directory, kManifestFileName);
-  const Combine describe = [&](const std::vector<std::string>& ranks)
-      -> absl::StatusOr<std::string> {
+  const Combine describe =
+      [&](const std::vector<std::string>& ranks) -> absl::StatusOr<std::string> {
     SpreadPlan plan;
     TESSERA_ASSIGN_OR_RETURN(*plan.mutable_manifest(),
                              ReadAll(base(), manifest_path, kMaxManifestBytes));

@@ -51,8 +51,8 @@ class ReplicaStorage final : public ForwardingStorage {
   const bool cleans_;
   Mutex mutex_;
   std::string kept_ ABSL_GUARDED_BY(mutex_);
-  std::string directory_ ABSL_GUARDED_BY(mutex_);  // being written
-  std::set<std::string> written_ ABSL_GUARDED_BY(mutex_);  // names of files there, by this rank
+  std::string directory_ ABSL_GUARDED_BY(mutex_);            // being written
+  std::set<std::string> written_ ABSL_GUARDED_BY(mutex_);    // names of files there, by this rank
   std::set<std::string> committed_ ABSL_GUARDED_BY(mutex_);  // likewise, by all ranks
 };
 

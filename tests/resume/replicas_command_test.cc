@@ -39,10 +39,9 @@ class ReplicasCommandTest : public CommandTest {
   // Trains on four machines until a rank is killed, some steps later than the first replica.
   void TrainUntilARankIsKilled() {
     fs::create_directories(Memory());
-    const Process job(
-        Launcher(Replicating({"--data-parallel-size=2", "--zero-stage=2",
-                              "--tensor-model-parallel-size=2"})),
-        root_);
+    const Process job(Launcher(Replicating({"--data-parallel-size=2", "--zero-stage=2",
+                                            "--tensor-model-parallel-size=2"})),
+                      root_);
     ASSERT_TRUE(job.WaitUntil([&] { return RecordCount("run") >= 10; })) << job.Wait().err;
     ASSERT_EQ(kill(FindRank(2), SIGKILL), 0);
     const Result killed = job.Wait();
@@ -62,8 +61,8 @@ TEST_F(ReplicasCommandTest, ALostMachineCostsFewStepsOnAnotherTopology) {
   MustTrain("calm", kSteps, Flags({}));
   TrainUntilARankIsKilled();
   LoseMemoryOf("-node1");
-  const Result result = Run(Launcher(
-      Replicating({"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
+  const Result result =
+      Run(Launcher(Replicating({"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr(" in the memory of node0, node2, node3; the store has no "
                                     "checkpoint: "));
@@ -71,7 +70,8 @@ TEST_F(ReplicasCommandTest, ALostMachineCostsFewStepsOnAnotherTopology) {
   int resumes = 0;
   const std::string events = ReadFile(RunDir("run") / "events.jsonl");
   for (size_t at = 0; at < events.size(); at = events.find('\n', at) + 1) {
-    const nlohmann::json event = nlohmann::json::parse(events.substr(at, events.find('\n', at) - at));
+    const nlohmann::json event =
+        nlohmann::json::parse(events.substr(at, events.find('\n', at) - at));
     if (event["event"] != "resume") continue;
     ++resumes;
     EXPECT_EQ(event["tier"], "memory");
@@ -86,8 +86,8 @@ TEST_F(ReplicasCommandTest, TwoLostNeighboursAreSaidAndTheStoreCounts) {
   TrainUntilARankIsKilled();
   LoseMemoryOf("-node1");
   LoseMemoryOf("-node2");
-  const Result result = Run(Launcher(
-      Replicating({"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
+  const Result result =
+      Run(Launcher(Replicating({"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr(" is lost: no host has an intact copy of "));
   EXPECT_THAT(result.out, HasSubstr("; going on from the store"));
@@ -99,8 +99,8 @@ TEST_F(ReplicasCommandTest, ARunThatDoesNotReplicateGivesUpWhatIsInMemory) {
   TrainUntilARankIsKilled();
   MustTrain("run", 4, Flags({}));
   fs::remove_all(Checkpoints("run") / "step-00000004");
-  const Result result = Run(Launcher(
-      Replicating({"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
+  const Result result =
+      Run(Launcher(Replicating({"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, Not(HasSubstr(" in the memory of node0, node1")));
   EXPECT_THAT(result.out, HasSubstr("begins at step 0"));

@@ -291,40 +291,37 @@ absl::Status OpenFiles(Session& session, bool from_own, const Notes& notes) {
 // overwrites. Their copies use only memory that neither training nor another rank will need. The
 // records of the steps that led to a checkpoint are durable before it is, unless they cannot be
 // written, which ends the run after a save (TrainLoop).
-absl::Status OpenSaver(Session& session, const std::optional<SavedRun>& saved,
-                       int64_t spare_memory, const std::shared_ptr<RunReplicas>& replicas,
-                       const Notes& notes) {
+absl::Status OpenSaver(Session& session, const std::optional<SavedRun>& saved, int64_t spare_memory,
+                       const std::shared_ptr<RunReplicas>& replicas, const Notes& notes) {
   if (!session.trains || !Saves(session.config)) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(
       session.saver,
-      RunSaver::Create(
-          session.config, session.state(), session.group(), session.mesh->world(),
-          {.available_memory_bytes =
-               [spare_memory] {
-                 return static_cast<uint64_t>(std::min(spare_memory, AvailableHostMemory()));
-               },
-           .before_commit =
-               [&session] {
-                 if (session.save_folder != nullptr) {
-                   TESSERA_RETURN_IF_ERROR(session.save_folder->Confirm());
-                 }
-                 if (session.metrics != nullptr) session.metrics->Sync().IgnoreError();
-                 return absl::OkStatus();
-               },
-           .resumed_directory = saved.has_value() && saved->is_own && !saved->in_memory
-                                    ? saved->checkpoint.directory()
-                                    : std::string(),
-           .loaded = saved.has_value() ? &saved->manifest() : nullptr,
-           .replicas = replicas}));
+      RunSaver::Create(session.config, session.state(), session.group(), session.mesh->world(),
+                       {.available_memory_bytes =
+                            [spare_memory] {
+                              return static_cast<uint64_t>(
+                                  std::min(spare_memory, AvailableHostMemory()));
+                            },
+                        .before_commit =
+                            [&session] {
+                              if (session.save_folder != nullptr) {
+                                TESSERA_RETURN_IF_ERROR(session.save_folder->Confirm());
+                              }
+                              if (session.metrics != nullptr) session.metrics->Sync().IgnoreError();
+                              return absl::OkStatus();
+                            },
+                        .resumed_directory = saved.has_value() && saved->is_own && !saved->in_memory
+                                                 ? saved->checkpoint.directory()
+                                                 : std::string(),
+                        .loaded = saved.has_value() ? &saved->manifest() : nullptr,
+                        .replicas = replicas}));
   if (replicas != nullptr) {
-    TESSERA_RETURN_IF_ERROR(
-        session.saver->BeginReplicas(saved.has_value() && saved->in_memory,
-                                     [&session] {
-                                       return session.save_folder == nullptr
-                                                  ? absl::OkStatus()
-                                                  : session.save_folder->Check();
-                                     },
-                                     notes));
+    TESSERA_RETURN_IF_ERROR(session.saver->BeginReplicas(
+        saved.has_value() && saved->in_memory,
+        [&session] {
+          return session.save_folder == nullptr ? absl::OkStatus() : session.save_folder->Check();
+        },
+        notes));
   }
   if (session.config.checkpoint().async_save() || replicas != nullptr) {
     session.trainer->set_before_overwrite([saver = session.saver.get()](const TensorView& memory) {
@@ -464,7 +461,8 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevic
     session = nullptr;
     return built;
   };
-  TESSERA_RETURN_IF_ERROR(ContinueFromSaved(config, group, lock.get(), notes, build, std::move(replica)));
+  TESSERA_RETURN_IF_ERROR(
+      ContinueFromSaved(config, group, lock.get(), notes, build, std::move(replica)));
   session->save_folder = std::move(lock);
   return session;
 }

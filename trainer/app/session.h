@@ -65,11 +65,11 @@ struct Session {
   std::unique_ptr<RunEvents> events;
   // Null without saves. A save in flight uses the members before it.
   std::unique_ptr<RunSaver> saver;
-  bool resumed = false;         // the progress came from a checkpoint
-  std::string resumed_from;     // its name; empty otherwise
+  bool resumed = false;            // the progress came from a checkpoint
+  std::string resumed_from;        // its name; empty otherwise
   bool resumed_in_memory = false;  // from a replica
-  std::string saved_topology;   // the one that it was saved under; empty where it does not say
-  bool resumed_healthy = true;  // and that one's state is good, as far as it is known
+  std::string saved_topology;      // the one that it was saved under; empty where it does not say
+  bool resumed_healthy = true;     // and that one's state is good, as far as it is known
 
   Backend& backend() const { return device->backend(); }
   // The fingerprint of this rank's numerics; all ranks have the same one in EXACT numerics.

@@ -225,14 +225,13 @@ ckpt::SaveDecision TrainLoop::Decide() {
     if (!note.empty()) progress_line_.Message(note);
   }
   const Progress& progress = session_.progress;
-  return schedule_.AfterStep(
-      {.step = progress.step,
-       .elapsed = leader_.elapsed,
-       .stop_signal = stopped_by_,
-       .records_fail = leader_.records_fail,
-       .stop_file = leader_.stop_file,
-       .save_in_flight = leader_.save_in_flight,
-       .healthy = IsHealthy()});
+  return schedule_.AfterStep({.step = progress.step,
+                              .elapsed = leader_.elapsed,
+                              .stop_signal = stopped_by_,
+                              .records_fail = leader_.records_fail,
+                              .stop_file = leader_.stop_file,
+                              .save_in_flight = leader_.save_in_flight,
+                              .healthy = IsHealthy()});
 }
 
 bool TrainLoop::IsHealthy() const {

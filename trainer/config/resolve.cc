@@ -89,9 +89,9 @@ void FillDependentDefaults(TrainConfig* config) {
     checkpoint.set_non_persistent_save_interval(checkpoint.save_interval() / 2);
   }
   if (!checkpoint.has_replicate_interval()) {
-    checkpoint.set_replicate_interval(
-        checkpoint.replicate_to_peers() ? std::max<int64_t>(checkpoint.save_interval() / 10, 1)
-                                        : 0);
+    checkpoint.set_replicate_interval(checkpoint.replicate_to_peers()
+                                          ? std::max<int64_t>(checkpoint.save_interval() / 10, 1)
+                                          : 0);
   }
   OptimizerConfig& optimizer = *config->mutable_optimizer();
   if (!optimizer.has_lr_decay_iters()) optimizer.set_lr_decay_iters(training.train_iters());

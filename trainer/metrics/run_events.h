@@ -29,7 +29,8 @@ struct RunEvent {
 // adds to it. NAME, and the further fields:
 //   start, resume  parameters, predicted_step_seconds, ranks: [{"rank", "weights", "gradients",
 //                  "optimizer", "activations"}] in bytes. A resume adds "checkpoint",
-//                  "saved_topology" and, for a replica, "tier": "memory" and, if this folder has records of the former process,
+//                  "saved_topology" and, for a replica, "tier": "memory" and, if this folder has
+//                  records of the former process,
 //                  lost_steps and lost_seconds, the work that was lost, and down_seconds, the time
 //                  from its last record until now.
 //   saved          seconds, bytes, directory

@@ -273,8 +273,8 @@ absl::StatusOr<std::shared_ptr<ckpt::Storage>> OpenOwn(const CheckpointConfig& c
   return storage;
 }
 
-// Uses a replica. Returns false, with a note, if it is damaged. `stored_step`: of the checkpoint in
-// whose place it is used; nullopt: there is none.
+// Uses a replica. Returns false, with a note, if it is damaged. `stored_step` belongs to the
+// checkpoint of the store that it replaces; nullopt without one.
 absl::StatusOr<bool> UseReplica(const SavedRun& replica, std::optional<int64_t> stored_step,
                                 const RankGroup& group, const NoteSink& notes,
                                 const UseSavedRun& use) {
@@ -295,7 +295,7 @@ absl::StatusOr<bool> UseReplica(const SavedRun& replica, std::optional<int64_t> 
 }
 
 // Uses the latest checkpoint in `save`, or that of ckpt_step, or the replica. Returns false, with
-// nothing called, if there is none.
+// nothing called, if `save` has none and no replica is given.
 absl::StatusOr<bool> ResumeOwn(const TrainConfig& settings, const RankGroup& group,
                                ckpt::FolderLock* lock, const NoteSink& notes,
                                const UseSavedRun& use, std::optional<SavedRun> replica) {
@@ -454,8 +454,8 @@ bool ResumesLatest(const CheckpointConfig& config) {
 }
 
 absl::Status ContinueFromSaved(const TrainConfig& config, const RankGroup& group,
-                               ckpt::FolderLock* lock, const NoteSink& notes, const UseSavedRun& use,
-                               std::optional<SavedRun> replica) {
+                               ckpt::FolderLock* lock, const NoteSink& notes,
+                               const UseSavedRun& use, std::optional<SavedRun> replica) {
   const CheckpointConfig& checkpoint = config.checkpoint();
   if (ResumesItsOwn(checkpoint)) {
     TESSERA_ASSIGN_OR_RETURN(const bool resumed,

@@ -92,7 +92,8 @@ using UseSavedRun = std::function<absl::Status(std::optional<SavedRun>)>;
 // `replica` (see ResumesLatest()) is used instead of a checkpoint of its step or an earlier one in
 // `save`; where it is damaged, the run continues as without it.
 absl::Status ContinueFromSaved(const TrainConfig& config, const RankGroup& group,
-                               ckpt::FolderLock* lock, const NoteSink& notes, const UseSavedRun& use,
+                               ckpt::FolderLock* lock, const NoteSink& notes,
+                               const UseSavedRun& use,
                                std::optional<SavedRun> replica = std::nullopt);
 
 // Whether the run continues from the newest of its own states, so that a replica may be it.

@@ -3,8 +3,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/include/checkpoint.h"
 #include "trainer/state/communicator_group.h"
@@ -30,10 +32,7 @@ absl::Status InReplicas(const absl::Status& status, const char* hint = "") {
 }  // namespace
 
 RunReplicas::RunReplicas(const TrainConfig& config, Communicator* world, const RankGroup& group)
-    : config_(config),
-      world_(world),
-      ranks_(MakeProcessGroup(world)),
-      deadline_(group.deadline) {}
+    : config_(config), world_(world), ranks_(MakeProcessGroup(world)), deadline_(group.deadline) {}
 
 absl::StatusOr<std::shared_ptr<RunReplicas>> RunReplicas::Open(const TrainConfig& config,
                                                                Communicator* world,
@@ -67,6 +66,7 @@ absl::StatusOr<std::shared_ptr<RunReplicas>> RunReplicas::Open(const TrainConfig
 
 absl::StatusOr<std::optional<SavedRun>> RunReplicas::Find(const NoteSink& notes) {
   if (!ResumesLatest(config_.checkpoint())) return std::nullopt;
+  const absl::Duration start = SteadyNow();
   absl::StatusOr<ckpt::FoundReplica> found = replicas_->FindLatest();
   TESSERA_RETURN_IF_ERROR(InReplicas(found.status()));
   if (!found->note.empty() && ranks_->rank() == 0) {
@@ -74,6 +74,12 @@ absl::StatusOr<std::optional<SavedRun>> RunReplicas::Find(const NoteSink& notes)
                        found->checkpoint.has_value() ? "" : "; going on from the store"));
   }
   if (!found->checkpoint.has_value()) return std::nullopt;
+  if (ranks_->rank() == 0) {
+    const ckpt::Checkpoint& replica = *found->checkpoint;
+    notes(absl::StrFormat("replicas: %s: complete and intact, found in %.2f s",
+                          replica.storage().Describe(replica.directory()),
+                          absl::ToDoubleSeconds(SteadyNow() - start)));
+  }
   return SavedRun{.checkpoint = *std::move(found->checkpoint), .is_own = true, .in_memory = true};
 }
 

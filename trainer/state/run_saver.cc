@@ -145,7 +145,7 @@ absl::Status RunSaver::Replicate(ckpt::Manifest run) {
   const TimeSpent spent(TimeUse::kSaving);
   ckpt::SaveRequest request = RequestOf(std::move(run));
   if (mirror() == nullptr) {
-    hooks_.replicas->replicas().Start(std::move(request), State());
+    hooks_.replicas->replicas().Start(request, State());
     return absl::OkStatus();
   }
   if (mirrored_.has_value() && mirrored_->request.step == request.step) {

@@ -129,7 +129,7 @@ class RunSaver {
   const RunSaverHooks hooks_;
   std::optional<ckpt::OptimizerState> optimizer_names_;  // set if the optimizer is saved
   std::shared_ptr<ckpt::Storage> storage_;
-  ckpt::TieredStorage* upload_ = nullptr;      // the same, with async_upload
+  ckpt::TieredStorage* upload_ = nullptr;  // the same, with async_upload
   // What waits for the mirror.
   struct Mirrored {
     ckpt::SaveRequest request;

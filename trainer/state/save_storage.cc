@@ -44,9 +44,9 @@ std::string OwnFolder(const CheckpointConfig& config, const std::string& parent,
 absl::Status CheckApart(const TrainConfig& config, const char* setting, const std::string& given,
                         const std::string& own) {
   const std::string& folder = given.empty() ? own : given;
-  for (const auto& [name, value] :
-       {std::pair("save", config.checkpoint().save()), std::pair("load", config.checkpoint().load()),
-        std::pair("run_dir", config.output().run_dir())}) {
+  for (const auto& [name, value] : {std::pair("save", config.checkpoint().save()),
+                                    std::pair("load", config.checkpoint().load()),
+                                    std::pair("run_dir", config.output().run_dir())}) {
     const std::optional<std::string> path = ckpt::LocalPathOfName(value);
     if (value.empty() || !path.has_value()) continue;
     TESSERA_ASSIGN_OR_RETURN(const bool overlap, ckpt::FoldersOverlap(folder, *path));

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_REPLICAS_PEER_REPLICAS_H_
-#define TESSERA_CHECKPOINT_REPLICAS_PEER_REPLICAS_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_PEER_REPLICAS_H_
+#define TESSERA_CHECKPOINT_INCLUDE_PEER_REPLICAS_H_
 
 // Replicas: the newest state of a job in the memory of its hosts, each part on two of them, so that
 // a job that has lost processes, or a host, restarts without reading its store.
@@ -22,30 +22,23 @@
 //   (*replicas)->Finish();
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/mutex.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/process_group.h"
 #include "checkpoint/include/save_options.h"
 #include "checkpoint/include/state_dict.h"
-#include "checkpoint/include/storage.h"
-#include "checkpoint/manager/folder_lock.h"
-#include "checkpoint/replicas/hosts.h"
 
 namespace tessera::ckpt {
 
-class ReplicaStorage;  // checkpoint/replicas/replica_storage.h
+class ProcessGroup;  // process_group.h
+class Storage;       // storage.h
 
 struct PeerReplicaOptions {
   // A folder in memory (in /dev/shm, or another tmpfs) that outlives the processes; the job's own
@@ -65,8 +58,8 @@ struct PeerReplicaOptions {
 };
 
 struct FoundReplica {
-  // On every rank, with a storage that reads on the ranks whose hosts have the bytes; any of them
-  // may load it, all together. nullopt: there is none.
+  // On every rank; nullopt without any. To be loaded by all ranks together: its storage reads on
+  // the ranks whose hosts have the bytes.
   std::optional<Checkpoint> checkpoint;
   // What was found, or lost and where it had been, in a sentence for the user. May be empty.
   std::string note;
@@ -76,7 +69,7 @@ struct FoundReplica {
 // of each host's folder. Every rank writes its part there, in the background (AsyncSaver), and then
 // sends it to a rank of the next host, which keeps the copy; the last host's next is the first. Once
 // every host has its parts, its copies and the manifest, the replica before is deleted: a complete
-// one exists at any time, and two at most. It is no permanent checkpoint, and never becomes one.
+// one exists at any time, and two at most. Nothing becomes a permanent checkpoint by this.
 //
 // After a restart, any number of ranks on any hosts offer what their folders have. The newest
 // replica is taken of whose every file some host has an intact copy: each file's checksums are
@@ -119,7 +112,7 @@ class PeerReplicas {
   absl::Status Begin(const StateDict& state, AsyncSaveOptions background, bool resumed);
 
   // See AsyncSaver. An outcome is OK once the replica is complete on all hosts.
-  void Start(SaveRequest request, const StateDict& state);
+  void Start(const SaveRequest& request, const StateDict& state);
   void Refuse(int64_t step, const absl::Status& error);
   void WaitUntilCopied(const void* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
@@ -134,34 +127,14 @@ class PeerReplicas {
   static absl::Status Disown(Storage& store);
 
   // "2 hosts (a, b)"; "1 host (a): no copies".
-  std::string DescribeHosts() const { return hosts_.Describe(); }
+  std::string DescribeHosts() const;
 
  private:
-  explicit PeerReplicas(const PeerReplicaOptions& options);
-  absl::Status CheckRoom(const StateDict& state);
-  absl::Status WriteRecord();
-  absl::Status Spread(const std::string& directory);
-  std::vector<SaveOutcome> Judge(std::vector<SaveOutcome> outcomes);
-
-  const PeerReplicaOptions options_;
-  SingleProcessGroup alone_;
-  ProcessGroup& group_;
-  Hosts hosts_;
-  std::shared_ptr<Storage> folder_;
-  std::unique_ptr<FolderLock> lock_;  // on the first rank of each host
-  std::string found_;                 // the directory of what FindLatest() has returned
-  std::string run_;                   // this incarnation's name, and its folder's
-
-  // Used by the saver's thread after Begin().
-  std::unique_ptr<ReplicaStorage> storage_;
-  ProcessGroup* background_group_ = nullptr;
-  absl::Duration background_deadline_;
-  Mutex mutex_;
-  std::map<int64_t, absl::Status> spread_ ABSL_GUARDED_BY(mutex_);  // by step; OK is left out
-
-  std::unique_ptr<AsyncSaver> saver_;  // its thread uses the members before it
+  class Impl;
+  explicit PeerReplicas(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_REPLICAS_PEER_REPLICAS_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_PEER_REPLICAS_H_
