@@ -43,7 +43,7 @@ class Storage;       // storage.h
 struct PeerReplicaOptions {
   // A folder in memory (in /dev/shm, or another tmpfs) that outlives the processes; the job's own
   // on each host. Created with access for this user alone. Ranks that see the same folder are on
-  // one host. Its parent must exist.
+  // one host.
   std::string folder;
   // The host's name in messages. Empty: the system's.
   std::string host;
@@ -67,9 +67,9 @@ struct FoundReplica {
 
 // A replica is a checkpoint: the same plan, files, manifest, checksums and digests, in a directory
 // of each host's folder. Every rank writes its part there, in the background (AsyncSaver), and then
-// sends it to a rank of the next host, which keeps the copy; the last host's next is the first. Once
-// every host has its parts, its copies and the manifest, the replica before is deleted: a complete
-// one exists at any time, and two at most. Nothing becomes a permanent checkpoint by this.
+// sends it to a rank of the next host, which keeps the copy; after the last host comes the first.
+// Once every host has its parts, its copies and the manifest, the replica before is deleted: a
+// complete one exists at any time, and two at most. Nothing becomes a permanent checkpoint by this.
 //
 // After a restart, any number of ranks on any hosts offer what their folders have. The newest
 // replica is taken of whose every file some host has an intact copy: each file's checksums are

@@ -38,8 +38,8 @@ class SpreadFiles {
 // `openers`: by file, ascending, the ranks that can read it; empty: all ranks can read all files.
 // What no rank that needs it can read is read by one that can, for the others.
 //
-// Errors: Internal for needs that cannot be parsed or do not fit the manifest, and for a needed file
-// that no rank can read. Cost: n log n in the distinct ranges, plus the pieces once.
+// Errors: Internal for needs that cannot be parsed or do not fit the manifest, and for a file that
+// is needed and that no rank can read. Cost: n log n in the distinct ranges, plus the pieces once.
 absl::StatusOr<std::vector<std::string>> ShareReads(const Manifest& manifest,
                                                     std::span<const std::string> needs,
                                                     std::span<const RankList> openers = {});

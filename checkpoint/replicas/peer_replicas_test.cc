@@ -282,6 +282,59 @@ TEST_F(PeerReplicasTest, TheOneResumedFromIsKeptUntilTheNextIsComplete) {
   EXPECT_EQ(RestartOn({0, 1}).step, -1);
 }
 
+// Flips a bit of every large message that is sent.
+class NoisyGroup final : public ProcessGroup {
+ public:
+  explicit NoisyGroup(ProcessGroup& base) : base_(base) {}
+  int rank() const override { return base_.rank(); }
+  int size() const override { return base_.size(); }
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration deadline) override {
+    return base_.Gather(mine, deadline);
+  }
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration deadline) override {
+    return base_.Broadcast(from_rank_0, deadline);
+  }
+  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
+                                            int destination) override {
+    if (data.size() < 100000) return base_.StartSend(data, destination);
+    sent_.assign(data.begin(), data.end());
+    sent_.back() ^= std::byte{1};
+    return base_.StartSend(sent_, destination);
+  }
+  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
+    return base_.StartReceive(data, source);
+  }
+
+ private:
+  ProcessGroup& base_;
+  std::vector<std::byte> sent_;
+};
+
+TEST_F(PeerReplicasTest, ACopyThatWasDamagedOnItsWayLeavesTheReplicaBefore) {
+  Job({0, 1}, [](Rank rank) { Replicate(rank, {10}); });
+  Job({0, 1}, [](Rank rank) {
+    ASSERT_TRUE(rank.replicas.FindLatest()->checkpoint.has_value());
+    NoisyGroup noisy(rank.background);
+    State state(rank.group);
+    state.Fill(20);
+    AsyncSaveOptions background;
+    background.save.group = &noisy;
+    ASSERT_TRUE(rank.replicas.Begin(state.dict(), background, /*resumed=*/true).ok());
+    rank.replicas.Start({.step = 20}, state.dict());
+    const std::vector<SaveOutcome> outcomes = rank.replicas.Finish();
+    ASSERT_EQ(outcomes.size(), 1);
+    EXPECT_EQ(outcomes[0].report.status().code(), absl::StatusCode::kDataLoss)
+        << outcomes[0].report.status();
+  });
+  EXPECT_EQ(Replicas(0).size(), 2);
+  // Of the newer one, there are the parts that every rank wrote.
+  EXPECT_EQ(RestartOn({0, 1}).step, 20);
+  fs::remove_all(Host(1));
+  EXPECT_EQ(RestartOn({0, 1}).step, 10);
+}
+
 TEST_F(PeerReplicasTest, OneHostKeepsWhatItsProcessesLose) {
   Job({0, 0}, [](Rank rank) {
     EXPECT_EQ(rank.replicas.DescribeHosts(), "1 host (host0): no copies");

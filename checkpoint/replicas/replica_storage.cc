@@ -12,6 +12,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/replicas/replicas.pb.h"
+#include "checkpoint/scan/scan.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/checks.h"
 
@@ -176,27 +177,50 @@ absl::Status ExchangeFiles(Storage& folder, const std::string& directory, const 
   return AgreeOnStatus(group, status, deadline);
 }
 
+// Reads back what was received, and compares it with the manifest's checksums: the replica before
+// is deleted only when the copies are good.
+absl::Status VerifyCopies(Storage& folder, const std::string& directory, const SpreadPlan& plan,
+                          const Hosts& hosts, int rank) {
+  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, DecodeManifest(plan.manifest()));
+  std::set<std::string> received;
+  for (int source = 0; source < plan.ranks_size(); ++source) {
+    if (hosts.peer(source) != rank) continue;
+    for (const HeldFile& file : plan.ranks(source).files()) received.insert(file.name());
+  }
+  Scanner scanner(folder, directory, manifest, {.io_threads = 1});
+  std::vector<uint32_t> files;
+  for (int f = 0; f < manifest.files_size(); ++f) {
+    if (received.contains(manifest.files(f).path())) files.push_back(static_cast<uint32_t>(f));
+  }
+  TESSERA_RETURN_IF_ERROR(scanner.Open(files));
+  return scanner.Run(scanner.WholeFiles(),
+                     [](int, const FilePiece&, const std::byte*) { return absl::OkStatus(); });
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<WritableFile>> ReplicaStorage::Create(std::string_view path,
                                                                      uint64_t size_hint_bytes) {
   const auto [directory, name] = SplitPath(path);
+  // Several threads create the files of one replica.
+  const MutexLock beginning(&begin_mutex_);
   bool is_first = false;
   {
     const MutexLock lock(&mutex_);
-    if (directory_ != directory) {
-      directory_ = directory;
-      written_.clear();
-      committed_.clear();
-      is_first = true;
-    }
-    written_.emplace(name);
+    is_first = directory_ != directory;
   }
   if (is_first) {
     // What a replica that failed has left would take the room of this one.
     TESSERA_RETURN_IF_ERROR(DeleteOthers(std::string(directory)));
     TESSERA_RETURN_IF_ERROR(base().MakeDirectory(directory));
   }
+  const MutexLock lock(&mutex_);
+  if (is_first) {
+    directory_ = directory;
+    written_.clear();
+    committed_.clear();
+  }
+  written_.emplace(name);
   return base().Create(path, size_hint_bytes);
 }
 
@@ -305,7 +329,8 @@ absl::Status ReplicaStorage::Spread(const std::string& directory, const Hosts& h
     return absl::InternalError("rank 0's list of files does not parse");
   }
   TESSERA_RETURN_IF_ERROR(ExchangeFiles(base(), directory, plan, hosts, group, deadline));
-  if (cleans_ && group.rank() != 0) {
+  status = VerifyCopies(base(), directory, plan, hosts, group.rank());
+  if (status.ok() && cleans_ && group.rank() != 0) {
     status = base().MakeDirectory(directory);
     if (status.ok()) status = base().Publish(manifest_path, plan.manifest(), nullptr);
   }

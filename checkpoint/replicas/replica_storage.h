@@ -49,6 +49,7 @@ class ReplicaStorage final : public ForwardingStorage {
   absl::Status DeleteOthers(const std::string& also_kept);
 
   const bool cleans_;
+  Mutex begin_mutex_;  // taken before mutex_
   Mutex mutex_;
   std::string kept_ ABSL_GUARDED_BY(mutex_);
   std::string directory_ ABSL_GUARDED_BY(mutex_);            // being written

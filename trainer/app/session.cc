@@ -464,6 +464,10 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevic
   TESSERA_RETURN_IF_ERROR(
       ContinueFromSaved(config, group, lock.get(), notes, build, std::move(replica)));
   session->save_folder = std::move(lock);
+  // A run that has nothing left to train needs no restart.
+  if (replicas != nullptr && session->saver == nullptr) {
+    TESSERA_RETURN_IF_ERROR(replicas->replicas().Remove());
+  }
   return session;
 }
 
