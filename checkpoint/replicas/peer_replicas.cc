@@ -20,6 +20,7 @@
 #include "base/steady_time.h"
 #include "base/units.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/collective/watched_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/storage.h"
@@ -134,7 +135,7 @@ class PeerReplicas::Impl {
 
   // Used by the saver's thread after Begin().
   std::unique_ptr<ReplicaStorage> storage_;
-  ProcessGroup* background_group_ = nullptr;
+  std::optional<WatchedGroup> background_group_;
   absl::Duration background_deadline_;
   Mutex mutex_;
   std::map<int64_t, absl::Status> spread_ ABSL_GUARDED_BY(mutex_);  // by step; OK is left out
@@ -176,7 +177,8 @@ absl::Status PeerReplicas::Impl::Begin(const StateDict& state, AsyncSaveOptions 
   TESSERA_RETURN_IF_ERROR(WriteRecord());
   TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group_, storage_->Keep(found_), options_.deadline));
   TESSERA_RETURN_IF_ERROR(CheckRoom(state));
-  background_group_ = background.save.group != nullptr ? background.save.group : &alone_;
+  background_group_.emplace(background.save.group != nullptr ? *background.save.group : alone_);
+  background.save.group = &*background_group_;
   background_deadline_ = background.save.deadline;
   saver_ = std::make_unique<AsyncSaver>(
       *storage_, background,

@@ -151,7 +151,7 @@ class PeerReplicasTest : public ::testing::Test {
              fs::copy_options::recursive);
   }
 
-  TemporaryDirectory root_;
+  TemporaryDirectory root_{fs::exists("/dev/shm") ? "/dev/shm" : ::testing::TempDir()};
   MemoryStorage store_;
 };
 

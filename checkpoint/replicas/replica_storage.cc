@@ -129,9 +129,7 @@ class Receiver {
                                                      block.file->size_bytes()));
     }
     TESSERA_RETURN_IF_ERROR(file_->WriteAt(block.begin, data));
-    if (!block.ends_file()) return absl::OkStatus();
-    TESSERA_RETURN_IF_ERROR(file_->Sync());
-    return file_->Close();
+    return block.ends_file() ? file_->Close() : absl::OkStatus();
   }
 
   Storage& folder_;

@@ -3,6 +3,7 @@
 
 #include <signal.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -22,6 +23,17 @@ constexpr int kSteps = 60;
 
 class ReplicasCommandTest : public CommandTest {
  protected:
+  void SetUp() override {
+    CommandTest::SetUp();
+    std::string memory = "/dev/shm/replicas_test_XXXXXX";
+    ASSERT_NE(mkdtemp(memory.data()), nullptr);
+    memory_ = memory;
+  }
+  void TearDown() override {
+    fs::remove_all(memory_);
+    CommandTest::TearDown();
+  }
+
   // The store has nothing before the last step.
   Words Flags(const Words& topology) const {
     return Joined({"--numerics=exact", "--exact-tp-shards=2", "--save-interval=1000",
@@ -32,13 +44,11 @@ class ReplicasCommandTest : public CommandTest {
     return Saving("run", kSteps,
                   Joined(Flags(topology), {"--replicate-to-peers", "--replicate-interval=2",
                                            "--replicate-ranks-per-node=1",
-                                           "--replicate-folder=" + Memory().string()}));
+                                           "--replicate-folder=" + memory_.string()}));
   }
-  fs::path Memory() const { return root_ / "memory"; }
 
   // Trains on four machines until a rank is killed, some steps later than the first replica.
   void TrainUntilARankIsKilled() {
-    fs::create_directories(Memory());
     const Process job(Launcher(Replicating({"--data-parallel-size=2", "--zero-stage=2",
                                             "--tensor-model-parallel-size=2"})),
                       root_);
@@ -51,10 +61,12 @@ class ReplicasCommandTest : public CommandTest {
     ASSERT_TRUE(Steps("run").empty());
   }
   void LoseMemoryOf(const std::string& node) {
-    for (const auto& entry : fs::directory_iterator(Memory())) {
+    for (const auto& entry : fs::directory_iterator(memory_)) {
       if (entry.path().string().ends_with(node)) fs::remove_all(entry.path());
     }
   }
+
+  fs::path memory_;
 };
 
 TEST_F(ReplicasCommandTest, ALostMachineCostsFewStepsOnAnotherTopology) {
@@ -79,7 +91,7 @@ TEST_F(ReplicasCommandTest, ALostMachineCostsFewStepsOnAnotherTopology) {
   }
   EXPECT_EQ(resumes, 1) << events;
   // What no restart will need is gone.
-  EXPECT_TRUE(fs::is_empty(Memory()));
+  EXPECT_TRUE(fs::is_empty(memory_));
 }
 
 TEST_F(ReplicasCommandTest, TwoLostNeighboursAreSaidAndTheStoreCounts) {
