@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int kSteps = 60;
+constexpr int kSteps = 80;
 
 class ReplicasCommandTest : public CommandTest {
  protected:
@@ -52,7 +52,9 @@ class ReplicasCommandTest : public CommandTest {
     const Process job(Launcher(Replicating({"--data-parallel-size=2", "--zero-stage=2",
                                             "--tensor-model-parallel-size=2"})),
                       root_);
-    ASSERT_TRUE(job.WaitUntil([&] { return RecordCount("run") >= 10; })) << job.Wait().err;
+    ASSERT_TRUE(job.WaitUntil([&] {
+      return ReadFile(RunDir("run") / "events.jsonl").find("\"replicated\"") != std::string::npos;
+    })) << job.Wait().err;
     ASSERT_EQ(kill(FindRank(2), SIGKILL), 0);
     const Result killed = job.Wait();
     ASSERT_NE(killed.exit_code, 0);
