@@ -329,7 +329,7 @@ TEST_F(PeerReplicasTest, ACopyThatWasDamagedOnItsWayLeavesTheReplicaBefore) {
         << outcomes[0].report.status();
   });
   EXPECT_EQ(Replicas(0).size(), 2);
-  // Of the newer one, there are the parts that every rank wrote.
+  // What every rank wrote itself is still a complete replica, without copies.
   EXPECT_EQ(RestartOn({0, 1}).step, 20);
   fs::remove_all(Host(1));
   EXPECT_EQ(RestartOn({0, 1}).step, 10);

@@ -10,8 +10,11 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
@@ -27,6 +30,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class CheckpointsTest : public ::testing::Test {
@@ -404,6 +408,67 @@ TEST(NearbyFolderTest, BucketsOfOneNameInTwoStoresHaveOneEach) {
   EXPECT_EQ(NearbyFolder(local), folder);
   unsetenv("AWS_ENDPOINT_URL_S3");
   unsetenv("AWS_ENDPOINT_URL");
+}
+
+// What a run continues from that has a replica of step 120, and checkpoints of these steps.
+class ReplicaTest : public CheckpointsTest {
+ protected:
+  struct Outcome {
+    absl::Status status;
+    std::vector<std::string> tried;  // "120 in memory", "100"
+  };
+  Outcome Continue(const std::vector<int64_t>& steps, bool is_damaged = false) {
+    std::vector<float> memory(8);
+    ckpt::ShardedTensor tensor = {.name = "weight", .global_shape = {8}};
+    tensor.shards = {ckpt::Shard::Of(memory, {.global_offset = {0}, .shape = {8}})};
+    const auto save = [&](const std::string& folder, int64_t step) {
+      fs::remove_all(folder + absl::StrFormat("/step-%08d", step));
+      const auto opened = ckpt::CheckpointFolder::Open(folder, {.create_root = true});
+      EXPECT_TRUE(opened.ok()) << opened.status();
+      EXPECT_TRUE(opened->Save(step, {{tensor}}).ok());
+      return *opened->At(step);
+    };
+    CheckpointConfig config;
+    config.set_save(folder_ + "/save");
+    for (const int64_t step : steps) save(config.save(), step);
+    SavedRun replica = {
+        .checkpoint = save(folder_ + "/memory", 120), .is_own = true, .in_memory = true};
+    Outcome outcome;
+    outcome.status = ContinueFromSaved(
+        Of(config), group_, /*lock=*/nullptr, Sink(),
+        [&](const std::optional<SavedRun>& saved) {
+          outcome.tried.push_back(!saved.has_value()
+                                      ? "nothing"
+                                      : absl::StrFormat("%d%s", saved->checkpoint.step(),
+                                                        saved->in_memory ? " in memory" : ""));
+          if (!saved.has_value() || !saved->in_memory || !is_damaged) return absl::OkStatus();
+          return ckpt::WithDamagedParts(absl::DataLossError("a bad byte"), {{.file = "model"}});
+        },
+        std::move(replica));
+    return outcome;
+  }
+};
+
+TEST_F(ReplicaTest, TheNewerOneCountsAndADamagedReplicaDoesNot) {
+  EXPECT_THAT(Continue({80, 100}).tried, ElementsAre("120 in memory"));
+  EXPECT_THAT(notes_, HasSubstr("the store has step 100: 20 steps kept"));
+  EXPECT_THAT(Continue({80, 100}, /*is_damaged=*/true).tried, ElementsAre("120 in memory", "100"));
+  EXPECT_THAT(notes_, HasSubstr("is not used: a bad byte"));
+  EXPECT_THAT(Continue({120}).tried, ElementsAre("120 in memory"));
+  EXPECT_THAT(Continue({140}).tried, ElementsAre("140"));
+}
+
+TEST_F(ReplicaTest, ItCountsWhereTheStoreHasNothingThatIsValid) {
+  EXPECT_THAT(Continue({}).tried, ElementsAre("120 in memory"));
+  EXPECT_THAT(notes_, HasSubstr("the store has no checkpoint: 120 steps kept"));
+  EXPECT_THAT(Continue({}, /*is_damaged=*/true).tried, ElementsAre("120 in memory", "nothing"));
+  WriteStep("save/step-00000130");
+  EXPECT_THAT(Continue({}).tried, ElementsAre("120 in memory"));
+  fs::remove_all(folder_ + "/save");
+  WriteStep("save/step-00000130");
+  const Outcome none = Continue({}, /*is_damaged=*/true);
+  EXPECT_THAT(none.tried, ElementsAre("120 in memory"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(none.status)) << none.status;
 }
 
 }  // namespace
