@@ -409,7 +409,7 @@ void TrainLoop::ReportReplicas(const std::vector<ckpt::SaveOutcome>& outcomes) {
     if (std::exchange(last_replica_, status.code()) == status.code()) continue;
     if (status.ok()) {
       Happened("replicated", outcome.step,
-               absl::StrFormat("step %d is in memory: %s, twice, in %.2f s; so are later ones",
+               absl::StrFormat("step %d is in memory: %s in %.2f s; so are later ones",
                                outcome.step, HumanBytes(outcome.report->bytes_written),
                                outcome.report->seconds));
     } else if (absl::IsCancelled(status)) {
