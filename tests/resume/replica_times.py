@@ -19,7 +19,6 @@ import statistics
 import subprocess
 import time
 
-import experiment
 import runs
 
 STEPS = 40
@@ -32,7 +31,11 @@ class ReplicaTimes(runs.Runs):
         self.prepare("training { micro_batch_size: 1 global_batch_size: 4 seq_length: 64 }\n"
                      "optimizer { lr: 1e-3 lr_warmup_iters: 2 }\n")
         self.tokens = self.dir("tokens.bin")
-        experiment.write_tokens(self.tokens, 2048, 50000)
+        tokens = [(i * i + i // 7) % 2000 for i in range(50000)]
+        with open(self.tokens, "wb") as file:  # llm.c's format
+            for word in [20240520, 1, len(tokens)] + [0] * 253:
+                file.write(word.to_bytes(4, "little"))
+            file.write(b"".join(token.to_bytes(2, "little") for token in tokens))
         self.memory = os.path.join(self.options.memory, "replica_times")
         shutil.rmtree(self.memory, ignore_errors=True)
         os.makedirs(self.memory)
