@@ -408,10 +408,10 @@ void TrainLoop::ReportReplicas(const std::vector<ckpt::SaveOutcome>& outcomes) {
     }
     if (std::exchange(last_replica_, status.code()) == status.code()) continue;
     if (status.ok()) {
-      Happened("replicated", outcome.step,
-               absl::StrFormat("step %d is in memory: %s in %.2f s; so are later ones",
-                               outcome.step, HumanBytes(outcome.report->bytes_written),
-                               outcome.report->seconds));
+      Happened(
+          "replicated", outcome.step,
+          absl::StrFormat("step %d is in memory: %s in %.2f s; so are later ones", outcome.step,
+                          HumanBytes(outcome.report->bytes_written), outcome.report->seconds));
     } else if (absl::IsCancelled(status)) {
       Happened("not_replicated", outcome.step,
                absl::StrFormat("step %d is not replicated: the replica before is still being "
