@@ -12,6 +12,7 @@ those from the start to the first step; and the seconds of a step without replic
 import glob
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -88,7 +89,10 @@ class ReplicaTimes(runs.Runs):
                               stderr=subprocess.DEVNULL, start_new_session=True) as job:
             while max(self.steps(name), default=0) < 33:
                 time.sleep(0.005)
-            os.killpg(job.pid, signal.SIGKILL)
+            # The launcher last: ranks that outlive it save once more.
+            for pid in reversed(descendants(job.pid)):
+                os.kill(pid, signal.SIGKILL)
+            job.kill()
         time.sleep(2)
 
     def steps(self, name):
@@ -122,6 +126,13 @@ class ReplicaTimes(runs.Runs):
         return [f"| {names.get(i, f'every {i} steps')} | {statistics.median(times):.3f} | "
                 f"{statistics.median(replica[i]) if i in replica else '-'} |"
                 for i, times in seconds.items()]
+
+
+def descendants(pid):
+    """The processes that `pid` has started, and those that they have, parents first."""
+    children = [int(child) for path in glob.glob(f"/proc/{pid}/task/*/children")
+                for child in pathlib.Path(path).read_text(encoding="utf-8").split()]
+    return children + [below for child in children for below in descendants(child)]
 
 
 def main():
