@@ -281,8 +281,8 @@ std::vector<SaveOutcome> PeerReplicas::Impl::Finish() {
 std::vector<SaveOutcome> PeerReplicas::Impl::Judge(std::vector<SaveOutcome> outcomes) {
   const MutexLock lock(&mutex_);
   for (SaveOutcome& outcome : outcomes) {
-    const auto spread = spread_.find(outcome.step);
-    if (spread != spread_.end()) outcome.report = spread->second;
+    auto spread = spread_.extract(outcome.step);
+    if (!spread.empty()) outcome.report = std::move(spread.mapped());
   }
   return outcomes;
 }
