@@ -92,7 +92,7 @@ struct FoundReplica {
 class PeerReplicas {
  public:
   // Opens the folders and locks them until this is destroyed. FailedPrecondition, on every rank,
-  // while another process replicates there; PermissionDenied where a folder is somebody else's.
+  // while another process replicates there; PermissionDenied where a folder is another user's.
   static absl::StatusOr<std::unique_ptr<PeerReplicas>> Open(const PeerReplicaOptions& options);
 
   // Waits for a replica in flight.
@@ -111,7 +111,8 @@ class PeerReplicas {
   // is needed and what is there; those of the state, the store, the folders and the group.
   absl::Status Begin(const StateDict& state, AsyncSaveOptions background, bool resumed);
 
-  // See AsyncSaver. An outcome is OK once the replica is complete on all hosts.
+  // See AsyncSaver. Start() and Refuse() need Begin() to have succeeded. An outcome is OK once the
+  // replica is complete on all hosts.
   void Start(const SaveRequest& request, const StateDict& state);
   void Refuse(int64_t step, const absl::Status& error);
   void WaitUntilCopied(const void* data, uint64_t size_bytes);

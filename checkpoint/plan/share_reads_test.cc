@@ -216,7 +216,7 @@ TEST(ShareReadsTest, WhatARankCannotReadIsReadByOneThatCan) {
   EXPECT_EQ(readers(2, 0), std::set<uint32_t>{2});
   EXPECT_EQ(readers(0, 1), std::set<uint32_t>{1});  // of those that need it, the one that can
   EXPECT_TRUE(shares[0].any_shared());
-  // A file that nobody can read is not for anybody.
+  // A file that no rank can read.
   EXPECT_FALSE(ShareReads(Files(2), bytes, std::vector<RankList>{{}, {1}}).ok());
 }
 

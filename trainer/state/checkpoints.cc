@@ -338,7 +338,7 @@ absl::StatusOr<bool> ResumeOwn(const TrainConfig& settings, const RankGroup& gro
                              UseReplica(*replica, std::nullopt, group, notes, use));
     if (used) return true;
   }
-  // Whether a run may begin anew was not asked for its sake.
+  // Only the replica permitted a folder without a valid checkpoint: now the settings decide.
   return ResumeOwn(settings, group, lock, notes, use, std::nullopt);
 }
 

@@ -130,7 +130,7 @@ class RunSaver {
   std::optional<ckpt::OptimizerState> optimizer_names_;  // set if the optimizer is saved
   std::shared_ptr<ckpt::Storage> storage_;
   ckpt::TieredStorage* upload_ = nullptr;  // the same, with async_upload
-  // What waits for the mirror.
+  // A save, a replica, or both, that begin once the mirror has the state.
   struct Mirrored {
     ckpt::SaveRequest request;
     bool saves = false;
