@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <utility>
 #include <vector>
@@ -118,6 +119,13 @@ class Finder {
       TESSERA_ASSIGN_OR_RETURN(const std::optional<FindRequest> take,
                                Examine(at->first.second, at->second));
       if (take.has_value()) return Conclude(*take);
+    }
+    if (by_step.empty() && !accepted->run.empty()) {
+      std::vector<uint32_t> all(hosts_.count());
+      std::iota(all.begin(), all.end(), 0);
+      notes_.push_back(absl::StrCat("none of this job's in the memory of ", hosts_.Names(all),
+                                    ": it made none, or they are on other hosts, in another "
+                                    "folder, or gone with a host's restart"));
     }
     FindRequest none;
     none.set_kind(FindRequest::NONE);
