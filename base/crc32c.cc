@@ -184,6 +184,12 @@ uint32_t ExtendZipCrc32(uint32_t crc, std::span<const std::byte> data) {
   return ~TESSERA_DISPATCH(AdvanceZip)(~crc, data.data(), data.size());
 }
 
+uint32_t CombineCrc32c(uint32_t crc_a, uint32_t crc_b, uint64_t b_bytes) {
+  return internal::MultiplyModP<internal::kCastagnoli>(
+             internal::ZerosOperator<internal::kCastagnoli>(b_bytes), crc_a) ^
+         crc_b;
+}
+
 uint32_t Crc32c(std::span<const std::byte> data) { return ExtendCrc32c(0, data); }
 
 uint32_t Crc32c(std::string_view data) {

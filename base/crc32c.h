@@ -18,8 +18,11 @@ uint32_t Crc32c(std::string_view data);
 // Checksum of A followed by `data`, given `crc`, the checksum of A. The checksum of no bytes is 0.
 uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> data);
 
-// The same for the CRC-32 of zip, gzip and PNG: reflected polynomial 0xEDB88320, initial value and
-// final xor as above, as fast.
+// Checksum of A followed by B, given those of both and B's size.
+uint32_t CombineCrc32c(uint32_t crc_a, uint32_t crc_b, uint64_t b_bytes);
+
+// ExtendCrc32c() for the CRC-32 of zip, gzip and PNG: reflected polynomial 0xEDB88320, initial
+// value and final xor as above, as fast.
 uint32_t ExtendZipCrc32(uint32_t crc, std::span<const std::byte> data);
 
 namespace internal {

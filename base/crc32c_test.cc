@@ -54,6 +54,15 @@ TEST(Crc32c, VectorsOfRfc3720) {
   EXPECT_EQ(Crc32c(""), 0u);
 }
 
+TEST(Crc32c, CombinesThatOfTwoParts) {
+  std::mt19937_64 random(kSeed);
+  const std::vector<std::byte> bytes = RandomBytes(5000, random);
+  for (const size_t a_bytes : {0, 1, 7, 4096, 4999, 5000}) {
+    const std::span a = std::span(bytes).first(a_bytes), b = std::span(bytes).subspan(a_bytes);
+    EXPECT_EQ(CombineCrc32c(Crc32c(a), Crc32c(b), b.size()), Crc32c(bytes)) << a_bytes;
+  }
+}
+
 TEST(Crc32c, ZipsCheckValue) {
   const std::string digits = "123456789";
   const auto bytes = std::as_bytes(std::span(digits));

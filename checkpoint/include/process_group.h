@@ -55,8 +55,8 @@ class ProcessGroup {
 
   // A message from one rank to another; never to itself, never empty. Both sides know its size
   // beforehand. Several may be in flight at once; those of one pair arrive in the order in which
-  // they were started. A send may wait for its receive, but need not. The transfer must not outlive
-  // the group.
+  // they were started, and are waited for in that order. A send may wait for its receive, but need
+  // not. The transfer must not outlive the group.
   virtual std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
                                                     int destination) = 0;
   virtual std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) = 0;

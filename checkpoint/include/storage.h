@@ -23,6 +23,29 @@ namespace tessera::ckpt {
 // go between the disk and the caller's buffer without a copy.
 inline constexpr size_t kIoAlignmentBytes = 4096;
 
+// A read or a write that was started, and that the caller's memory must outlive. The destructor
+// waits for its end, too, so that the memory is the caller's again however it goes on.
+class PendingIo {
+ public:
+  virtual ~PendingIo() = default;
+
+  // Waits for the end and returns what the call that does not return before would have returned. To
+  // be called at most once, before the file is closed or destroyed, by the thread that started it.
+  virtual absl::Status Wait() = 0;
+};
+
+// What is known of data that is written: the CRC-32C of each `chunk_bytes` of it, from its
+// beginning on; the last chunk may be shorter. Empty: nothing.
+struct ChunkChecksums {
+  uint64_t chunk_bytes = 0;
+  std::span<const uint32_t> crc32c = {};
+
+  // What is known of the data without its first bytes.
+  ChunkChecksums From(uint64_t offset_bytes) const;
+  // The CRC-32C of whole chunks; nullopt where the range is of other parts, or nothing is known.
+  std::optional<uint32_t> OfRange(uint64_t offset_bytes, uint64_t size_bytes) const;
+};
+
 // A file being written. Writes may come from several threads, at any offset, in any order, as long
 // as no two of them overlap; parts never written read as zeros, and the file ends where the last
 // byte was written. Nothing is durable before Sync() has returned OK. Close() must be called and
@@ -34,6 +57,20 @@ class WritableFile {
   // Writes all of `data`, or returns an error, after which the range's contents are unspecified.
   // Errors: ResourceExhausted when the disk is full, FailedPrecondition after Close().
   virtual absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) = 0;
+
+  // WriteAt() of data with known checksums. A storage that sends checksums with the data, which
+  // whoever keeps it compares, sends these: they protect it from where they were computed on.
+  virtual absl::Status WriteCheckedAt(uint64_t offset_bytes, std::span<const std::byte> data,
+                                      const ChunkChecksums& /*checksums*/) {
+    return WriteAt(offset_bytes, data);
+  }
+
+  // Starts WriteCheckedAt() and goes on where the storage can: one thread then keeps several writes
+  // in flight. Wait() does the rest, by default everything. Neither `data` nor `checksums`, which
+  // may be empty, may change before.
+  virtual std::unique_ptr<PendingIo> StartWriteAt(uint64_t offset_bytes,
+                                                  std::span<const std::byte> data,
+                                                  const ChunkChecksums& checksums);
 
   // Makes contents and length durable, but not the name: see Storage::SyncDirectory(). Covers the
   // writes that returned before the call. An error is final: the file must be written again.
@@ -58,6 +95,11 @@ class ReadableFile {
   virtual absl::Status ReadOriginalAt(uint64_t offset_bytes, std::span<std::byte> out) const {
     return ReadAt(offset_bytes, out);
   }
+
+  // Starts ReadAt(), or, if `original`, ReadOriginalAt(), and goes on where the storage can: one
+  // thread then keeps several reads in flight. Wait() does the rest, by default everything.
+  virtual std::unique_ptr<PendingIo> StartReadAt(uint64_t offset_bytes, std::span<std::byte> out,
+                                                 bool original) const;
 
   // The size at the time of Open().
   virtual uint64_t size_bytes() const = 0;

@@ -19,6 +19,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/load/compare.h"
+#include "checkpoint/load/host_memory.h"
 #include "checkpoint/load/load_messages.pb.h"
 #include "checkpoint/load/placer.h"
 #include "checkpoint/load/shared_reader.h"
@@ -34,7 +35,7 @@
 // 2. every rank compares it with its state; all mismatches of all ranks end the load here;
 // 3. every rank plans its reads and opens its files; a missing or truncated file ends the load
 //    here. Rank 0 assigns the reads to ranks and, where ranks read for each other, they agree once
-//    more that all of them have allocated their buffers;
+//    more that all of them have allocated their buffers, and which of those others can map;
 // 4. every rank reads, checks and places. Only now does memory change;
 // 5. on request, every rank reports the digests of its boxes, and rank 0 compares them with the
 //    saved ones.
@@ -176,7 +177,17 @@ absl::Status ReadTogether(const Manifest& manifest, Scanner& scanner, const Plac
   const absl::StatusOr<std::unique_ptr<SharedReader>> shared = SharedReader::Create(
       manifest, scanner, placer, share, group.rank(), options.io_threads, options.staging_bytes);
   ready.Update(shared.status());
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, ready, options.deadline));
+  absl::StatusOr<std::string> offer = std::string();
+  if (ready.ok()) {
+    offer = (*shared)->OfferMemory();
+  } else {
+    offer = ready;
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::string offers,
+                           AgreeEach(group, offer, OffersByHost, options.deadline));
+  TESSERA_ASSIGN_OR_RETURN(const std::string mappers, AgreeEach(group, (*shared)->MapMemory(offers),
+                                                                WhoMapped, options.deadline));
+  TESSERA_RETURN_IF_ERROR((*shared)->UseMemory(mappers));
   TESSERA_RETURN_IF_ERROR(
       AgreeOnStatus(group, (*shared)->Run(group, options.deadline), options.deadline));
   report.bytes_read = (*shared)->counters().bytes_read;

@@ -1,6 +1,8 @@
 #include "checkpoint/load/shared_reader.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <deque>
 #include <optional>
 #include <thread>
@@ -54,12 +56,6 @@ absl::Status SharedReader::Schedule(const Manifest& manifest, const ReadShare& s
   for (const RankSet& set : share.rank_sets()) {
     rank_sets_[set.id()].assign(set.rank().begin(), set.rank().end());
   }
-  struct SharedPiece {
-    FilePiece piece;
-    uint32_t reader;
-    const std::vector<ReceiverGroup>* groups;
-  };
-  std::vector<SharedPiece> pieces;
   for (const ReadSegment& segment : share.segments()) {
     std::vector<ReceiverGroup>* groups = nullptr;
     if (segment.reader_size() > 0) {
@@ -74,16 +70,22 @@ absl::Status SharedReader::Schedule(const Manifest& manifest, const ReadShare& s
         largest_private_ = std::max(largest_private_, piece.size());
         private_.push_back(piece);
       } else if (next < segment.reader_size()) {
-        pieces.push_back({piece, segment.reader(next), groups});
+        shared_.push_back({piece, segment.reader(next), groups});
       } else {
         return absl::InternalError("a piece without a reader");
       }
     }
   }
-  std::ranges::sort(pieces, {}, [](const SharedPiece& p) {
+  std::ranges::sort(shared_, {}, [](const SharedPiece& p) {
     return std::tuple(p.piece.begin, p.piece.file_index);
   });
-  for (const SharedPiece& p : pieces) AddShared(p.piece, p.reader, *p.groups);
+  for (const SharedPiece& shared : shared_) {
+    if (shared.reader != rank_) continue;
+    own_.push_back({shared.piece, shared.groups, {}});
+    largest_own_ = std::max(largest_own_, shared.piece.size());
+    for (const ReceiverGroup& group : *shared.groups) packs_ |= group.packed != nullptr;
+  }
+  ScheduleShared();
   return absl::OkStatus();
 }
 
@@ -102,16 +104,43 @@ absl::Status SharedReader::AddGroups(const Manifest& manifest, const ReadSegment
   return absl::OkStatus();
 }
 
-void SharedReader::AddShared(const FilePiece& piece, uint32_t reader,
-                             const std::vector<ReceiverGroup>& groups) {
+void SharedReader::ScheduleShared() {
+  steps_.clear();
+  incoming_.clear();
+  size_t next_own = 0;
+  for (const SharedPiece& shared : shared_) AddShared(shared, next_own);
+}
+
+uint64_t SharedReader::BytesFor(uint32_t rank, const SharedPiece& shared) {
+  uint64_t bytes = 0;
+  for (const ReceiverGroup& group : *shared.groups) {
+    if (!std::ranges::binary_search(*group.ranks, rank)) continue;
+    bytes += group.packed != nullptr ? group.packed->BytesIn(shared.piece) : shared.piece.size();
+  }
+  return bytes;
+}
+
+void SharedReader::AddShared(const SharedPiece& shared, size_t& next_own) {
+  const FilePiece& piece = shared.piece;
+  const uint32_t reader = shared.reader;
   if (reader == rank_) {
-    steps_.push_back({true, own_.size()});
-    own_.push_back({piece, &groups});
-    largest_own_ = std::max(largest_own_, piece.size());
-    for (const ReceiverGroup& group : groups) packs_ |= group.packed != nullptr;
+    OwnPiece& own = own_[next_own];
+    steps_.push_back({true, next_own++});
+    own.first_answer = incoming_.size();
+    for (const uint32_t rank : mappers_) {
+      const uint64_t bytes = BytesFor(rank, shared);
+      if (bytes == 0) continue;
+      own.told.push_back({rank, bytes});
+      incoming_.push_back({piece, rank, nullptr, 0, false, Carries::kAnswer});
+    }
     return;
   }
-  for (const ReceiverGroup& group : groups) {
+  if (mapped_.contains(reader)) {
+    const uint64_t bytes = BytesFor(rank_, shared);
+    if (bytes > 0) AddIncoming({piece, reader, nullptr, bytes, true, Carries::kPlace});
+    return;
+  }
+  for (const ReceiverGroup& group : *shared.groups) {
     if (!std::ranges::binary_search(*group.ranks, rank_)) continue;
     if (group.packed != nullptr) {
       const uint64_t bytes = group.packed->BytesIn(piece);
@@ -127,7 +156,9 @@ void SharedReader::AddShared(const FilePiece& piece, uint32_t reader,
 void SharedReader::AddIncoming(const Incoming& message) {
   steps_.push_back({false, incoming_.size()});
   incoming_.push_back(message);
-  largest_incoming_ = std::max(largest_incoming_, message.bytes);
+  if (message.carries == Carries::kContents) {
+    largest_incoming_ = std::max(largest_incoming_, message.bytes);
+  }
 }
 
 absl::Status SharedReader::AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>& to) {
@@ -138,9 +169,9 @@ absl::Status SharedReader::AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>&
 }
 
 // Some buffers are for the exchange: messages arrive while the previous one is placed; one is for
-// packing. The rest is for reading: each worker has one for pieces that only this rank needs, and
-// two for pieces that others wait for, so that neither a slow read nor a slow rank delays all
-// others at once.
+// packing. The rest is for reading: up to two per worker for pieces that others wait for, and as
+// many for pieces that only this rank needs, so that neither a slow read nor a slow rank delays all
+// others at once, and a worker reads one piece while it places another.
 absl::Status SharedReader::MakeBuffers(int io_threads, uint64_t staging_bytes) {
   const uint64_t receive_bytes = largest_incoming_ + kCopyRoomBytes;
   const uint64_t pack_bytes = packs_ ? largest_own_ + kReadRoomBytes : 0;
@@ -152,12 +183,14 @@ absl::Status SharedReader::MakeBuffers(int io_threads, uint64_t staging_bytes) {
   const size_t receive = rest(kReceives) >= 3 ? kReceives : 1;
   const uint64_t pieces = rest(receive);
   workers_ = static_cast<int>(std::clamp<uint64_t>(pieces / 2, 1, std::max(io_threads, 1)));
-  const uint64_t alone = private_.empty() ? 0 : workers_;
-  const uint64_t left = std::max<uint64_t>(pieces - std::min(pieces, alone), 2);
-  const size_t own = std::min<size_t>(own_.size(), std::min<uint64_t>(left, 2 * workers_));
-  for (size_t i = 0; i < own; ++i) {
-    TESSERA_RETURN_IF_ERROR(AddBuffer(largest_own_ + kReadRoomBytes, own_buffers_));
-  }
+  const uint64_t two_each = kPiecesPerWorker * workers_;
+  const uint64_t least_alone = private_.empty() ? 0 : workers_;
+  const uint64_t left = std::max<uint64_t>(pieces - std::min(pieces, least_alone), 2);
+  const size_t own = std::min<size_t>(own_.size(), std::min<uint64_t>(left, two_each));
+  const uint64_t more_alone = std::clamp(pieces - std::min<uint64_t>(pieces, own), least_alone,
+                                         std::max(two_each, least_alone));
+  const size_t alone = std::min<uint64_t>(private_.size(), more_alone);
+  TESSERA_RETURN_IF_ERROR(MakeOwnBuffers(own));
   for (size_t i = 0; i < std::min<size_t>(incoming_.size(), receive); ++i) {
     TESSERA_RETURN_IF_ERROR(AddBuffer(receive_bytes, receive_buffers_));
   }
@@ -168,11 +201,57 @@ absl::Status SharedReader::MakeBuffers(int io_threads, uint64_t staging_bytes) {
   return absl::OkStatus();
 }
 
+absl::Status SharedReader::MakeOwnBuffers(size_t count) {
+  const uint64_t stride = RoundUp<uint64_t>(largest_own_, kIoAlignmentBytes) + kReadRoomBytes;
+  if (count == 0) return absl::OkStatus();
+  absl::StatusOr<HostMemory> shared = HostMemory::Create(count * stride);
+  if (shared.ok()) {
+    host_memory_ = *std::move(shared);
+    buffer_bytes_ += host_memory_->size_bytes();
+  } else {
+    TESSERA_RETURN_IF_ERROR(AddBuffer(count * stride, own_memory_));
+  }
+  std::byte* const begin = host_memory_.has_value() ? host_memory_->data() : own_memory_[0].data();
+  for (size_t i = 0; i < count; ++i) own_buffers_.push_back(begin + i * stride);
+  return absl::OkStatus();
+}
+
+std::string SharedReader::OfferMemory() const {
+  return HostMemory::OfferOf(host_memory_).SerializeAsString();
+}
+
+absl::StatusOr<std::string> SharedReader::MapMemory(const std::string& offers) {
+  MemoryOffers parsed;
+  if (!parsed.ParseFromString(offers)) return absl::InternalError("rank 0 sent bad offers");
+  RankSet owners;
+  for (const MemoryOffer& offer : parsed.offers()) {
+    const bool reads_for_this = std::ranges::any_of(shared_, [&](const SharedPiece& shared) {
+      return shared.reader == offer.rank() && BytesFor(rank_, shared) > 0;
+    });
+    if (!reads_for_this) continue;
+    absl::StatusOr<HostMemory> memory = HostMemory::Map(offer);
+    if (!memory.ok()) continue;
+    mapped_.emplace(offer.rank(), *std::move(memory));
+    owners.add_rank(offer.rank());
+  }
+  return owners.SerializeAsString();
+}
+
+absl::Status SharedReader::UseMemory(const std::string& mappers) {
+  RankSet parsed;
+  if (!parsed.ParseFromString(mappers)) return absl::InternalError("rank 0 sent a bad set");
+  mappers_.assign(parsed.rank().begin(), parsed.rank().end());
+  ScheduleShared();
+  return absl::OkStatus();
+}
+
 // One run: the reading threads and the caller's thread, which exchanges messages.
 class SharedReader::Session {
  public:
   Session(SharedReader& reader, ProcessGroup& group, absl::Duration deadline)
-      : r_(reader), group_(group), deadline_(deadline), done_(reader.own_.size()) {}
+      : r_(reader), group_(group), deadline_(deadline), done_(reader.own_.size()) {
+    for (AlignedBuffer& buffer : reader.private_buffers_) free_private_.push_back(buffer.data());
+  }
 
   absl::Status Run() {
     std::vector<std::thread> threads = StartThreads(r_.workers_, [this](int w) { Work(w); });
@@ -187,7 +266,8 @@ class SharedReader::Session {
     if (alone_) Work(0);
     for (std::thread& thread : threads) thread.join();
     sends_.clear();
-    posted_.clear();
+    answers_.clear();
+    pending_.clear();
     const MutexLock lock(&mutex_);
     TESSERA_RETURN_IF_ERROR(error_);
     return exchanged;
@@ -195,39 +275,74 @@ class SharedReader::Session {
 
  private:
   enum class Done : uint8_t { kNot, kGood, kFailed };
+  using Small = std::array<std::byte, kMarkBytes + sizeof(uint64_t)>;
   struct Task {
     bool own;
     size_t index;
+    std::byte* buffer;
+    std::unique_ptr<PendingIo> read = nullptr;  // null: is not read, after another error
   };
 
   // Pieces that others wait for come first; pieces that only this rank needs are read while no
-  // buffer for a shared one is free.
-  std::optional<Task> NextTask() {
+  // buffer for a shared one is free. Nullopt: nothing is left, or, unless `may_wait`, has a buffer.
+  std::optional<Task> NextTask(bool may_wait) {
     MutexLock lock(&mutex_);
     while (true) {
       if (stop_) return std::nullopt;
       const bool own_left = next_own_ < r_.own_.size();
-      if (own_left && next_own_ < released_ + r_.own_buffers_.size())
-        return Task{true, next_own_++};
-      if (error_.ok() && next_private_ < r_.private_.size()) return Task{false, next_private_++};
-      if (!own_left) return std::nullopt;
+      if (own_left && next_own_ < released_ + r_.own_buffers_.size()) {
+        const size_t index = next_own_++;
+        return Task{true, index, OwnBuffer(index)};
+      }
+      const bool private_left = error_.ok() && next_private_ < r_.private_.size();
+      if (private_left && !free_private_.empty()) {
+        std::byte* const buffer = free_private_.back();
+        free_private_.pop_back();
+        return Task{false, next_private_++, buffer};
+      }
+      if (!may_wait || (!own_left && !private_left)) return std::nullopt;
       changed_.Wait(&mutex_);
     }
   }
 
   void Work(int worker) {
-    while (const std::optional<Task> task = NextTask()) DoTask(worker, *task);
+    std::optional<Task> now = StartNext(/*may_wait=*/true);
+    while (now.has_value()) {
+      const absl::Status read = Await(*now);
+      std::optional<Task> then = StartNext(/*may_wait=*/false);
+      Finish(worker, *now, read);
+      now = then.has_value() ? std::move(then) : StartNext(/*may_wait=*/true);
+    }
   }
 
-  void DoTask(int worker, const Task& task) {
-    const FilePiece& piece = task.own ? r_.own_[task.index].piece : r_.private_[task.index];
-    std::byte* const buffer = task.own ? OwnBuffer(task.index) : r_.private_buffers_[worker].data();
+  const FilePiece& PieceOf(const Task& task) const {
+    return task.own ? r_.own_[task.index].piece : r_.private_[task.index];
+  }
+
+  std::optional<Task> StartNext(bool may_wait) {
+    std::optional<Task> task = NextTask(may_wait);
+    if (task.has_value() && !HasFailed()) {
+      task->read = r_.scanner_.StartPiece(PieceOf(*task), task->buffer);
+    }
+    return task;
+  }
+
+  static absl::Status Await(Task& task) {
+    const std::unique_ptr<PendingIo> read = std::move(task.read);
+    return read != nullptr ? read->Wait() : absl::CancelledError("after another error");
+  }
+
+  void Finish(int worker, const Task& task, const absl::Status& read) {
+    const FilePiece& piece = PieceOf(task);
     absl::Status status =
-        HasFailed() ? absl::CancelledError("after another error")
-                    : r_.scanner_.ReadPiece(piece, buffer, worker, r_.placer_.AsCallback());
+        r_.scanner_.FinishPiece(read, piece, task.buffer, worker, r_.placer_.AsCallback());
     const MutexLock lock(&mutex_);
     if (status.ok()) r_.counters_.bytes_read += piece.size();
-    if (task.own) done_[task.index] = status.ok() ? Done::kGood : Done::kFailed;
+    if (task.own) {
+      done_[task.index] = status.ok() ? Done::kGood : Done::kFailed;
+    } else {
+      free_private_.push_back(task.buffer);
+    }
     if (error_.ok()) error_ = std::move(status);
     changed_.NotifyAll();
   }
@@ -238,37 +353,62 @@ class SharedReader::Session {
   }
 
   std::byte* OwnBuffer(size_t index) {
-    return r_.own_buffers_[index % r_.own_buffers_.size()].data() + kReadRoomBytes;
+    return r_.own_buffers_[index % r_.own_buffers_.size()] + kReadRoomBytes;
   }
 
   absl::Status Exchange() {
+    small_.resize(r_.incoming_.size());
+    pending_.resize(r_.incoming_.size());
     for (const Step& step : r_.steps_) {
-      TESSERA_RETURN_IF_ERROR(PostReceives());
-      TESSERA_RETURN_IF_ERROR(step.own ? SendPiece(step.index) : ReceivePiece(step.index));
+      const OwnPiece* const own = step.own ? &r_.own_[step.index] : nullptr;
+      PostReceives(own != nullptr ? own->first_answer + own->told.size() : step.index + 1);
+      TESSERA_RETURN_IF_ERROR(own != nullptr ? SendPiece(step.index) : ReceivePiece(step.index));
     }
+    TESSERA_RETURN_IF_ERROR(AwaitAnswers(r_.own_.size()));
+    while (!answers_.empty()) TESSERA_RETURN_IF_ERROR(FinishAnswer());
     return FinishSends();
   }
 
-  absl::Status PostReceives() {
-    while (posted_.size() < r_.receive_buffers_.size() && next_posted_ < r_.incoming_.size()) {
+  // Posts what is received up to the end of a step, and ahead of that.
+  void PostReceives(size_t end) {
+    constexpr size_t kAhead = 16;
+    const size_t last = std::min(end + kAhead, r_.incoming_.size());
+    for (; next_posted_ < last; ++next_posted_) {
       const Incoming& message = r_.incoming_[next_posted_];
-      std::byte* const to = ReceiveBuffer(next_posted_++);
-      const uint64_t mark_bytes = message.marked ? kMarkBytes : 0;
-      posted_.push_back(group_.StartReceive({to - mark_bytes, message.bytes + mark_bytes},
-                                            static_cast<int>(message.source)));
+      std::span<std::byte> to = small_[next_posted_];
+      if (message.carries == Carries::kAnswer) to = to.first(kMarkBytes);
+      if (message.carries == Carries::kContents) {
+        if (contents_posted_ == contents_placed_ + r_.receive_buffers_.size()) return;
+        const uint64_t mark_bytes = message.marked ? kMarkBytes : 0;
+        to = {ReceiveBuffer(contents_posted_++) - mark_bytes, message.bytes + mark_bytes};
+      }
+      pending_[next_posted_] = group_.StartReceive(to, static_cast<int>(message.source));
     }
-    return absl::OkStatus();
   }
 
   std::byte* ReceiveBuffer(size_t index) {
     return r_.receive_buffers_[index % r_.receive_buffers_.size()].data() + kCopyRoomBytes;
   }
 
+  // The messages of one rank are awaited in their order, answers earlier than needed: a group may
+  // match them when they are awaited.
+  absl::Status Await(size_t incoming) {
+    while (next_awaited_ < next_posted_ && pending_[next_awaited_] == nullptr) ++next_awaited_;
+    for (size_t i = next_awaited_; i <= incoming; ++i) {
+      if (pending_[i] == nullptr || r_.incoming_[i].source != r_.incoming_[incoming].source) {
+        continue;
+      }
+      const std::unique_ptr<PendingMessage> message = std::move(pending_[i]);
+      TESSERA_RETURN_IF_ERROR(message->Wait(deadline_));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status ReceivePiece(size_t index) {
     const Incoming& message = r_.incoming_[index];
-    TESSERA_RETURN_IF_ERROR(posted_.front()->Wait(deadline_));
-    posted_.pop_front();
-    const std::byte* const data = ReceiveBuffer(index);
+    TESSERA_RETURN_IF_ERROR(Await(index));
+    if (message.carries == Carries::kPlace) return PlaceMapped(message, small_[index]);
+    const std::byte* const data = ReceiveBuffer(contents_placed_++);
     if (message.marked) incoming_good_ = data[-static_cast<ptrdiff_t>(kMarkBytes)] == kGood;
     if (!incoming_good_) return absl::OkStatus();  // the sender reports the reason
     if (message.region == nullptr) {
@@ -280,14 +420,60 @@ class SharedReader::Session {
     return absl::OkStatus();
   }
 
+  absl::Status PlaceMapped(const Incoming& message, const Small& told) {
+    const HostMemory& memory = r_.mapped_.at(message.source);
+    uint64_t offset = 0;
+    std::memcpy(&offset, told.data() + kMarkBytes, sizeof(offset));
+    if (offset > memory.size_bytes() || message.piece.size() > memory.size_bytes() - offset) {
+      return absl::InternalError("a piece outside of its reader's memory");
+    }
+    if (told[0] == kGood) {
+      r_.placer_.Place(message.piece, memory.data() + offset);
+      r_.counters_.bytes_received += message.bytes;
+    }
+    constexpr size_t kAnswersInFlight = 16;
+    if (answers_.size() == kAnswersInFlight) TESSERA_RETURN_IF_ERROR(FinishAnswer());
+    answers_.push_back(group_.StartSend({&kGood, kMarkBytes}, static_cast<int>(message.source)));
+    return absl::OkStatus();
+  }
+
+  absl::Status FinishAnswer() {
+    const std::unique_ptr<PendingMessage> answer = std::move(answers_.front());
+    answers_.pop_front();
+    return answer->Wait(deadline_);
+  }
+
+  // Waits until own pieces below `end` are placed wherever they were told of.
+  absl::Status AwaitAnswers(size_t end) {
+    for (; placed_ < end; ++placed_) {
+      const OwnPiece& own = r_.own_[placed_];
+      for (size_t i = 0; i < own.told.size(); ++i) {
+        TESSERA_RETURN_IF_ERROR(Await(own.first_answer + i));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status SendPiece(size_t index) {
     // Earlier messages have been received long ago, or are about to be: ranks process the pieces in
-    // one order.
+    // one order. Half of the buffers may hold pieces that are being placed elsewhere.
     TESSERA_RETURN_IF_ERROR(FinishSends());
+    const size_t elsewhere = std::max<size_t>(r_.own_buffers_.size() / 2, 1) - 1;
+    TESSERA_RETURN_IF_ERROR(
+        AwaitAnswers(r_.mappers_.empty() ? index : index - std::min(index, elsewhere)));
     const bool good = WaitForOwn(index);
     const OwnPiece& own = r_.own_[index];
     std::byte* const data = OwnBuffer(index);
     data[-static_cast<ptrdiff_t>(kMarkBytes)] = good ? kGood : kFailed;
+    if (!own.told.empty()) {
+      const uint64_t offset = data - r_.host_memory_->data();
+      told_[0] = good ? kGood : kFailed;
+      std::memcpy(told_.data() + kMarkBytes, &offset, sizeof(offset));
+    }
+    for (const auto& [rank, bytes] : own.told) {
+      sends_.push_back(group_.StartSend(told_, static_cast<int>(rank)));
+      r_.counters_.bytes_sent += bytes;
+    }
     for (const ReceiverGroup& group : *own.groups) {
       if (group.packed != nullptr) {
         TESSERA_RETURN_IF_ERROR(SendPacked(group, own.piece, data, good));
@@ -301,11 +487,11 @@ class SharedReader::Session {
     return absl::OkStatus();
   }
 
-  // Returns whether the piece was read successfully. The buffers of this piece and of later ones
-  // are free before.
+  // Returns whether the piece was read successfully. The buffers of pieces that are placed wherever
+  // they are wanted are free before.
   bool WaitForOwn(size_t index) {
     MutexLock lock(&mutex_);
-    released_ = index;
+    released_ = placed_;
     changed_.NotifyAll();
     while (done_[index] == Done::kNot) {
       if (!alone_) {
@@ -313,7 +499,10 @@ class SharedReader::Session {
         continue;
       }
       lock.Unlock();
-      if (const std::optional<Task> task = NextTask()) DoTask(0, *task);
+      if (std::optional<Task> task = StartNext(/*may_wait=*/true)) {
+        const absl::Status read = Await(*task);
+        Finish(0, *task, read);
+      }
       lock.Lock();
     }
     return done_[index] == Done::kGood;
@@ -322,9 +511,10 @@ class SharedReader::Session {
   absl::Status SendPacked(const ReceiverGroup& group, const FilePiece& piece, const std::byte* data,
                           bool good) {
     const uint64_t bytes = group.packed->BytesIn(piece);
-    if (bytes == 0 || (group.ranks->size() == 1 && (*group.ranks)[0] == r_.rank_)) {
-      return absl::OkStatus();
-    }
+    const auto needs_no_message = [&](uint32_t rank) {
+      return rank == r_.rank_ || r_.IsMapper(rank);
+    };
+    if (bytes == 0 || std::ranges::all_of(*group.ranks, needs_no_message)) return absl::OkStatus();
     if (pack_used_ + kCopyRoomBytes + bytes > r_.pack_buffer_[0].size_bytes()) {
       TESSERA_RETURN_IF_ERROR(FinishSends());
     }
@@ -339,7 +529,7 @@ class SharedReader::Session {
   void Send(const ReceiverGroup& group, const std::byte* data, uint64_t bytes, bool marked) {
     const uint64_t mark_bytes = marked ? kMarkBytes : 0;
     for (const uint32_t rank : *group.ranks) {
-      if (rank == r_.rank_) continue;
+      if (rank == r_.rank_ || r_.IsMapper(rank)) continue;
       sends_.push_back(
           group_.StartSend({data - mark_bytes, bytes + mark_bytes}, static_cast<int>(rank)));
       r_.counters_.bytes_sent += bytes;
@@ -362,6 +552,7 @@ class SharedReader::Session {
   std::vector<Done> done_ ABSL_GUARDED_BY(mutex_);  // by own piece
   size_t next_own_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t next_private_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::byte*> free_private_ ABSL_GUARDED_BY(mutex_);
   size_t released_ ABSL_GUARDED_BY(mutex_) = 0;  // own pieces whose buffers are free again
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
@@ -369,8 +560,14 @@ class SharedReader::Session {
   // Used by the exchanging thread only.
   bool alone_ = false;  // there is no reading thread: this one reads, too
   std::vector<std::unique_ptr<PendingMessage>> sends_;
-  std::deque<std::unique_ptr<PendingMessage>> posted_;
+  Small told_ = {};
+  std::deque<std::unique_ptr<PendingMessage>> answers_;   // that this rank sends
+  std::vector<Small> small_;                              // by incoming message
+  std::vector<std::unique_ptr<PendingMessage>> pending_;  // by incoming message, where posted
   size_t next_posted_ = 0;
+  size_t next_awaited_ = 0;  // all before it have arrived
+  size_t contents_posted_ = 0, contents_placed_ = 0;
+  size_t placed_ = 0;           // own pieces that are placed wherever they are wanted
   bool incoming_good_ = false;  // the piece being received
   uint64_t pack_used_ = 0;
 };

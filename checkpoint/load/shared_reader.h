@@ -11,14 +11,24 @@
 // sent everything before it, reads without waiting for other ranks, and so comes to send it; its
 // receiver has received everything before it, and so comes to receive it.
 //
+// Ranks of one host leave what they have read where it is: the others map that memory, are told of
+// each piece in it, place it from there, and say when they have, so that its buffer is free again.
+// To other hosts, and where memory cannot be mapped, the contents themselves are sent.
+//
+// This cannot deadlock, either: what a rank says at a piece is awaited at later pieces only.
+//
 // A piece is sent in several messages, each small enough to be still in the receiver's cache when
 // it is placed. The first of them begins with a mark. A rank that cannot read a piece sets the
 // mark, sends messages of the same sizes, and continues to take part: no rank waits in vain, and
 // the agreement that follows reports the error to all ranks.
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,6 +36,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/process_group.h"
+#include "checkpoint/load/host_memory.h"
 #include "checkpoint/load/placer.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/scan/scan.h"
@@ -47,6 +58,13 @@ class SharedReader {
       const Manifest& manifest, const Scanner& scanner, const Placer& placer,
       const ReadShare& share, int rank, int io_threads, uint64_t staging_bytes);
 
+  // Arranges with the ranks of the same host whose memory is mapped by whom: the serialized
+  // MemoryOffer of this rank, for OffersByHost(); the RankSet of the owners of what it could map of
+  // the answer, for WhoMapped(); and that answer. Before Run(), by all ranks.
+  std::string OfferMemory() const;
+  absl::StatusOr<std::string> MapMemory(const std::string& offers);
+  absl::Status UseMemory(const std::string& mappers);
+
   // Collective over the group, and called once. Errors: failed reads of this rank; those of the
   // group.
   absl::Status Run(ProcessGroup& group, absl::Duration deadline);
@@ -67,6 +85,13 @@ class SharedReader {
   struct OwnPiece {
     FilePiece piece;
     const std::vector<ReceiverGroup>* groups;
+    std::vector<std::pair<uint32_t, uint64_t>> told;  // ranks that place it, and their bytes of it
+    size_t first_answer = 0;                          // of theirs, among the incoming ones
+  };
+  enum class Carries : uint8_t {
+    kContents,  // of a piece, or of a part of it
+    kPlace,     // the mark, and where in its reader's memory the piece is
+    kAnswer,    // nothing: the piece was placed
   };
   struct Incoming {
     FilePiece piece;  // the piece that the message is part of
@@ -74,6 +99,13 @@ class SharedReader {
     const ShardRegion* region;  // null: the whole piece
     uint64_t bytes;             // without the mark
     bool marked;
+    Carries carries = Carries::kContents;
+  };
+  // A piece that several ranks need.
+  struct SharedPiece {
+    FilePiece piece;
+    uint32_t reader;
+    const std::vector<ReceiverGroup>* groups;
   };
   // A step in the processing of all pieces: a piece that this rank reads, or a message from
   // another.
@@ -87,9 +119,15 @@ class SharedReader {
   absl::Status Schedule(const Manifest& manifest, const ReadShare& share);
   absl::Status AddGroups(const Manifest& manifest, const ReadSegment& segment,
                          std::vector<ReceiverGroup>& groups) const;
-  void AddShared(const FilePiece& piece, uint32_t reader, const std::vector<ReceiverGroup>& groups);
+  // The steps and messages of all shared pieces, as far as memory is mapped by now.
+  void ScheduleShared();
+  void AddShared(const SharedPiece& shared, size_t& next_own);
+  // What a rank receives of a piece.
+  static uint64_t BytesFor(uint32_t rank, const SharedPiece& shared);
+  bool IsMapper(uint32_t rank) const { return std::ranges::binary_search(mappers_, rank); }
   void AddIncoming(const Incoming& message);
   absl::Status MakeBuffers(int io_threads, uint64_t staging_bytes);
+  absl::Status MakeOwnBuffers(size_t count);
   absl::Status AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>& to);
 
   const Scanner& scanner_;
@@ -98,15 +136,22 @@ class SharedReader {
   std::map<uint32_t, std::vector<uint32_t>> rank_sets_;
   std::vector<std::unique_ptr<std::vector<ReceiverGroup>>> groups_;  // per shared segment
   std::vector<FilePiece> private_;
-  std::vector<OwnPiece> own_;       // in order
-  std::vector<Incoming> incoming_;  // in order
+  std::vector<SharedPiece> shared_;  // in order
+  std::vector<OwnPiece> own_;        // in order
+  std::vector<Incoming> incoming_;   // in order
   std::vector<Step> steps_;
   uint64_t largest_private_ = 0, largest_own_ = 0, largest_incoming_ = 0;  // bytes
   bool packs_ = false;
 
   int workers_ = 1;
-  std::vector<AlignedBuffer> private_buffers_;  // per worker
-  std::vector<AlignedBuffer> own_buffers_;      // own piece i is in buffer i modulo their number
+  std::vector<AlignedBuffer> private_buffers_;  // of whichever worker takes them
+  // Own piece i is in buffer i modulo their number, after kReadRoomBytes. Where other processes can
+  // map them, they are parts of one memory.
+  std::vector<std::byte*> own_buffers_;
+  std::optional<HostMemory> host_memory_;
+  std::vector<AlignedBuffer> own_memory_;
+  std::map<uint32_t, HostMemory> mapped_;  // by the rank that reads into it
+  std::vector<uint32_t> mappers_;          // ranks that have mapped host_memory_, ascending
   std::vector<AlignedBuffer> receive_buffers_;
   std::vector<AlignedBuffer> pack_buffer_;  // one or none
   uint64_t buffer_bytes_ = 0;

@@ -24,6 +24,8 @@ constexpr uint64_t kBlockBytes = 128 << 10;
 // A piece with more bytes than these that are not in place is copied as a whole.
 constexpr uint64_t kMaxBetweenBytes = 1 << 20;
 
+constexpr size_t kWritesPerThread = 1;  // in flight
+
 bool IsInPlace(const std::vector<FileContents::Segment>& segments) {
   uint64_t between = 0;
   bool any = false;
@@ -181,26 +183,39 @@ void DataWriter::Work(Worker& worker) {
   const MutexLock lock(&mutex_);
   while (!Over()) {
     const CopyLoad load = Load();
-    const std::optional<size_t> copy = policy_.MayCopy(load) ? NextToCopy() : std::nullopt;
+    const bool must_finish = MustFinish(worker);
+    const std::optional<size_t> copy =
+        !must_finish && policy_.MayCopy(load) ? NextToCopy() : std::nullopt;
     const std::optional<size_t> in_place =
-        !copy && policy_.MayWriteInPlace(load) ? NextInPlace(load) : std::nullopt;
-    absl::Status written;
+        !must_finish && !copy && policy_.MayWriteInPlace(load) ? NextInPlace(load) : std::nullopt;
+    absl::Status status;
     if (copy) {
       CopyPiece(*copy, CopyPolicy::ChecksWhileCopying(load) ? &worker.digests : nullptr);
     } else if (in_place && (waiters_ > 0 || copied_.empty())) {
-      written = WriteInPlace(*in_place, worker);
-    } else if (!copied_.empty()) {
+      status = StartInPlace(*in_place, worker);
+    } else if (!must_finish && !copied_.empty()) {
       Piece& piece = pieces_[copied_.front()];
       copied_.pop_front();
-      written = WritePiece(piece, worker.digests);
+      status = StartStaged(piece, worker);
+    } else if (!worker.writes.empty()) {
+      status = FinishFirst(worker);
     } else {
       changed_.Wait(&mutex_);
       continue;
     }
-    if (error_.ok()) error_ = written;
+    if (error_.ok()) error_ = status;
     changed_.NotifyAll();
   }
+  // After an error: the disk still reads memory that others wait for.
+  while (!worker.writes.empty()) FinishFirst(worker).IgnoreError();
   processor_seconds_ += ThreadProcessorSeconds() - processor_start;
+}
+
+bool DataWriter::MustFinish(const Worker& worker) const {
+  if (worker.writes.size() >= kWritesPerThread) return true;
+  return std::ranges::any_of(worker.writes, [](const Write& write) {
+    return write.piece->wanted && write.piece->state == PieceState::kBusy;
+  });
 }
 
 std::optional<size_t> DataWriter::NextToCopy() {
@@ -279,22 +294,19 @@ void DataWriter::CheckBytes(const Piece& piece, const std::byte* bytes, Digests&
   }
 }
 
-absl::Status DataWriter::WritePiece(Piece& piece, Digests& digests) {
+absl::Status DataWriter::StartStaged(Piece& piece, Worker& worker) {
   ++writing_;
+  Write& write = worker.writes.emplace_back(Write{&piece, {}});
   mutex_.unlock();
-  if (!piece.checked) CheckBytes(piece, piece.buffer, digests);
-  const absl::Status written = InPhase(kWriting, WriteStaged(piece));
-  if (written.ok()) progress_->Add(piece.end - piece.begin);
+  if (!piece.checked) CheckBytes(piece, piece.buffer, worker.digests);
+  const absl::Status started = InPhase(kWriting, WriteStaged(write));
   mutex_.lock();
-  --writing_;
-  buffers_.Return(std::exchange(piece.buffer, nullptr));
-  TESSERA_RETURN_IF_ERROR(written);
-  return FinishPiece(piece);
+  return started;
 }
 
 // Where a caller has begun to wait for the piece while it was being checked, the rest is a copy,
 // which takes less than a write, if there is memory for it.
-absl::Status DataWriter::WriteInPlace(size_t index, Worker& worker) {
+absl::Status DataWriter::StartInPlace(size_t index, Worker& worker) {
   Piece& piece = pieces_[index];
   piece.state = PieceState::kBusy;
   ++copying_;
@@ -308,21 +320,37 @@ absl::Status DataWriter::WriteInPlace(size_t index, Worker& worker) {
     return absl::OkStatus();
   }
   ++writing_;
+  Write& write = worker.writes.emplace_back(Write{&piece, {}});
   changed_.NotifyAll();  // another thread may check
   mutex_.unlock();
-  const absl::Status written = InPhase(kWriting, WriteSegments(piece, worker.between));
+  const absl::Status started = InPhase(kWriting, WriteSegments(write, worker.between));
+  mutex_.lock();
+  return started;
+}
+
+absl::Status DataWriter::FinishFirst(Worker& worker) {
+  Write write = std::move(worker.writes.front());
+  worker.writes.pop_front();
+  Piece& piece = *write.piece;
+  File& file = *piece.file;
+  mutex_.unlock();
+  absl::Status written;
+  {
+    TraceSpan span("save", piece.buffer == nullptr ? "write in place" : "write");
+    span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
+    for (const std::unique_ptr<PendingIo>& part : write.parts) written.Update(part->Wait());
+  }
   if (written.ok()) progress_->Add(piece.end - piece.begin);
   mutex_.lock();
   --writing_;
-  Release(piece);
-  TESSERA_RETURN_IF_ERROR(written);
-  return FinishPiece(piece);
-}
-
-absl::Status DataWriter::FinishPiece(Piece& piece) {
-  File& file = *piece.file;
+  if (piece.buffer != nullptr) {
+    buffers_.Return(std::exchange(piece.buffer, nullptr));
+  } else {
+    Release(piece);
+  }
   changed_.NotifyAll();
-  if (--file.pieces_left == 0) {
+  TESSERA_RETURN_IF_ERROR(InPhase(kWriting, written));
+  if (--file.pieces_left == 0 && error_.ok()) {
     mutex_.unlock();
     const absl::Status synced = SyncFile(file);
     mutex_.lock();
@@ -342,30 +370,35 @@ absl::Status DataWriter::CreateFile(File& file) {
   return file.create_status;
 }
 
-absl::Status DataWriter::WriteStaged(const Piece& piece) {
-  TraceSpan span("save", "write");
-  span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
+absl::Status DataWriter::WriteStaged(Write& write) {
+  const Piece& piece = *write.piece;
   TESSERA_RETURN_IF_ERROR(CreateFile(*piece.file));
-  return piece.file->file->WriteAt(piece.begin, {piece.buffer, piece.end - piece.begin});
+  const std::span crcs = std::span(piece.file->crcs).subspan(piece.begin / options_.chunk_bytes);
+  write.parts.push_back(piece.file->file->StartWriteAt(
+      piece.begin, {piece.buffer, piece.end - piece.begin}, {options_.chunk_bytes, crcs}));
+  return absl::OkStatus();
 }
 
-absl::Status DataWriter::WriteSegments(const Piece& piece, AlignedBuffer& between) {
-  TraceSpan span("save", "write in place");
-  span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
+// What is in place is written while the bytes between are put together.
+absl::Status DataWriter::WriteSegments(Write& write, AlignedBuffer& between) {
+  const Piece& piece = *write.piece;
   TESSERA_RETURN_IF_ERROR(CreateFile(*piece.file));
   const FileContents& contents = piece.file->contents;
-  for (const FileContents::Segment& segment :
-       contents.Segments(piece.begin, piece.end, options_.in_place_alignment)) {
-    const std::byte* bytes = segment.in_place;
-    if (bytes == nullptr) {
-      if (between.size_bytes() == 0) {
-        TESSERA_ASSIGN_OR_RETURN(between, AlignedBuffer::Allocate(kMaxBetweenBytes));
-      }
-      contents.Copy(segment.begin, segment.end, between.data());
-      bytes = between.data();
+  const std::vector<FileContents::Segment> segments =
+      contents.Segments(piece.begin, piece.end, options_.in_place_alignment);
+  for (const FileContents::Segment& segment : segments) {
+    if (segment.in_place == nullptr) continue;
+    write.parts.push_back(piece.file->file->StartWriteAt(
+        segment.begin, {segment.in_place, segment.end - segment.begin}, {}));
+  }
+  for (const FileContents::Segment& segment : segments) {
+    if (segment.in_place != nullptr) continue;
+    if (between.size_bytes() == 0) {
+      TESSERA_ASSIGN_OR_RETURN(between, AlignedBuffer::Allocate(kMaxBetweenBytes));
     }
+    contents.Copy(segment.begin, segment.end, between.data());
     TESSERA_RETURN_IF_ERROR(
-        piece.file->file->WriteAt(segment.begin, {bytes, segment.end - segment.begin}));
+        piece.file->file->WriteAt(segment.begin, {between.data(), segment.end - segment.begin}));
   }
   return absl::OkStatus();
 }

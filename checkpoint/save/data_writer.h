@@ -102,10 +102,17 @@ class DataWriter {
 
   using Digests = std::vector<LogicalDigest>;
 
+  // Writes of a piece in flight: meanwhile the thread copies or checks another one.
+  struct Write {
+    Piece* piece;
+    std::vector<std::unique_ptr<PendingIo>> parts;
+  };
+
   // What a thread of Run() has for itself.
   struct Worker {
     Digests digests;
     AlignedBuffer between;  // the bytes between what is in place
+    std::deque<Write> writes;
   };
 
   DataWriter(Storage& storage, std::string_view directory, const DataWriterOptions& options,
@@ -134,16 +141,18 @@ class DataWriter {
   std::optional<size_t> NextInPlace(const CopyLoad& load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // These release the mutex meanwhile.
   void CopyPiece(size_t index, Digests* digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status WritePiece(Piece& piece, Digests& digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status WriteInPlace(size_t index, Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status FinishPiece(Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the thread has to end its first write before it begins anything else.
+  bool MustFinish(const Worker& worker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status StartStaged(Piece& piece, Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status StartInPlace(size_t index, Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status FinishFirst(Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Release(Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CopyBytes(const Piece& piece, Digests* digests) const;
   // `bytes`: the piece's; null: they are still in the state.
   void CheckBytes(const Piece& piece, const std::byte* bytes, Digests& digests) const;
   absl::Status CreateFile(File& file);
-  absl::Status WriteStaged(const Piece& piece);
-  absl::Status WriteSegments(const Piece& piece, AlignedBuffer& between);
+  absl::Status WriteStaged(Write& write);
+  absl::Status WriteSegments(Write& write, AlignedBuffer& between);
   static absl::Status SyncFile(const File& file);
   void ExtendChecksums(File& file, uint64_t offset, std::span<const std::byte> bytes) const;
   WriteReport Report() const;

@@ -169,25 +169,71 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
     }
   }
   workers = static_cast<int>(std::min<size_t>(workers, pieces.size()));
+  const uint64_t affordable = options_.staging_bytes / std::max<uint64_t>(workers * largest, 1);
+  const size_t each = std::clamp<uint64_t>(affordable, 1, kPiecesPerWorker);
   ScanBuffers own;
   ScanBuffers& buffers = kept != nullptr ? *kept : own;
-  buffers.resize(std::max<size_t>(buffers.size(), workers));
-  for (int w = 0; w < workers; ++w) {
-    if (buffers[w].size_bytes() >= largest) continue;
-    TESSERA_ASSIGN_OR_RETURN(buffers[w], AlignedBuffer::Allocate(largest));
+  buffers.resize(std::max<size_t>(buffers.size(), workers * each));
+  std::vector<std::byte*> free;
+  for (size_t b = 0; b < workers * each; ++b) {
+    if (buffers[b].size_bytes() < largest) {
+      TESSERA_ASSIGN_OR_RETURN(buffers[b], AlignedBuffer::Allocate(largest));
+    }
+    free.push_back(buffers[b].data());
   }
-  return RunTasks(workers, pieces.size(), [&](int worker, size_t i) {
-    return ReadPiece(pieces[i], buffers[worker].data(), worker, function);
-  });
+
+  struct Started {
+    size_t index;
+    std::byte* buffer;
+    std::unique_ptr<PendingIo> read;
+  };
+  Mutex mutex;
+  size_t next = 0, failed = pieces.size();  // the first piece that failed
+  absl::Status error;
+  const auto start = [&]() -> std::optional<Started> {
+    Started started;
+    {
+      const MutexLock lock(&mutex);
+      if (failed < pieces.size() || next == pieces.size()) return std::nullopt;
+      started = {next++, free.back(), nullptr};  // the last that was used: it is in the cache
+      free.pop_back();
+    }
+    started.read = StartPiece(pieces[started.index], started.buffer);
+    return started;
+  };
+  const auto work = [&](int worker, size_t) {
+    std::optional<Started> now = start();
+    while (now.has_value()) {
+      const absl::Status read = now->read->Wait();
+      now->read.reset();
+      std::optional<Started> then = each > 1 ? start() : std::nullopt;
+      absl::Status finished = FinishPiece(read, pieces[now->index], now->buffer, worker, function);
+      {
+        const MutexLock lock(&mutex);
+        free.push_back(now->buffer);
+        if (!finished.ok() && now->index < failed) {
+          failed = now->index;
+          error = std::move(finished);
+        }
+      }
+      now = then.has_value() ? std::move(then) : start();
+    }
+    return absl::OkStatus();
+  };
+  TESSERA_RETURN_IF_ERROR(RunTasks(workers, workers, work));
+  return error;
 }
 
-absl::Status Scanner::ReadPiece(const FilePiece& piece, std::byte* buffer, int worker,
-                                const ChunkFunction& function) const {
+std::unique_ptr<PendingIo> Scanner::StartPiece(const FilePiece& piece, std::byte* buffer) const {
+  return files_.at(piece.file_index)
+      .file->StartReadAt(piece.begin, {buffer, piece.size()}, options_.read_original);
+}
+
+absl::Status Scanner::FinishPiece(const absl::Status& read, const FilePiece& piece,
+                                  std::byte* buffer, int worker,
+                                  const ChunkFunction& function) const {
   const DataFile& description = manifest_.files(static_cast<int>(piece.file_index));
-  const ReadableFile& file = *files_.at(piece.file_index).file;
   const std::span bytes(buffer, piece.size());
-  const absl::Status read = options_.read_original ? file.ReadOriginalAt(piece.begin, bytes)
-                                                   : file.ReadAt(piece.begin, bytes);
   if (!read.ok()) {
     if (options_.on_damage == nullptr || !IsDamage(read)) {
       return WithDamagedParts(read, {{description.path(), piece.begin, piece.end}});

@@ -66,12 +66,16 @@ struct ScanOptions {
 using ChunkFunction =
     std::function<absl::Status(int worker, const FilePiece& chunk, const std::byte* data)>;
 
+// How many pieces a thread has: one in flight, one that has arrived.
+inline constexpr size_t kPiecesPerWorker = 2;
+
 // Buffers that one scan leaves to the next, since filling new memory costs more than reading into
 // it. Not for two scans at a time.
 using ScanBuffers = std::vector<AlignedBuffer>;
 
 // Reads data files of one checkpoint: every requested byte once, in pieces of 4 MiB or one chunk,
-// past the page cache, as many at a time as there are threads.
+// past the page cache. Each thread has one read in flight, also while it checks and hands over the
+// piece before: as many as there are threads keep the disk busy, and few buffers stay in the cache.
 //
 // A chunk whose checksum is wrong is read twice more from the storage's own bytes: what was damaged
 // in a copy of a staging tier, or on its way, is intact then. A chunk that stays damaged is not
@@ -106,9 +110,11 @@ class Scanner {
   absl::Status Run(std::span<const FilePiece> ranges, const ChunkFunction& function,
                    ScanBuffers* kept = nullptr) const;
 
-  // Reads one piece into `buffer`, checks it and calls the function for its chunks.
-  absl::Status ReadPiece(const FilePiece& piece, std::byte* buffer, int worker,
-                         const ChunkFunction& function) const;
+  // Starts to read a piece into `buffer`. With the result, FinishPiece() checks the piece and calls
+  // the function for its chunks.
+  std::unique_ptr<PendingIo> StartPiece(const FilePiece& piece, std::byte* buffer) const;
+  absl::Status FinishPiece(const absl::Status& read, const FilePiece& piece, std::byte* buffer,
+                           int worker, const ChunkFunction& function) const;
 
   // Adds damage of a file: reports it if fewer than a hundred places of the file were reported.
   // `describe` is called only then. Precondition: on_damage is set.

@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <memory>
+#include <span>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -12,6 +16,7 @@
 #include "checkpoint/directory/damage.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/storage/forwarding_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "gmock/gmock.h"
@@ -123,6 +128,86 @@ TEST_F(ScanTest, ReportedDamageDoesNotEndTheScan) {
   EXPECT_EQ(damage[1].offset_bytes, 130);
   EXPECT_EQ(seen.substr(700), std::string(300, '?'));
   EXPECT_EQ(seen.substr(600, 100), all_.substr(600, 100));
+}
+
+// Counts the reads that were started and not ended, and looks whether their memory is still there.
+class StartedReads final : public ForwardingStorage {
+ public:
+  using ForwardingStorage::ForwardingStorage;
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override {
+    absl::StatusOr<std::unique_ptr<ReadableFile>> file = base().Open(path);
+    if (!file.ok()) return file.status();
+    return std::make_unique<File>(*std::move(file), *this);
+  }
+  size_t now() const { return now_; }
+
+ private:
+  struct Read final : PendingIo {
+    Read(StartedReads& counts, const ReadableFile& file, uint64_t at, std::span<std::byte> out)
+        : counts(counts), file(file), at(at), out(out) {}
+    ~Read() override {
+      out[0] = std::byte(1);
+      --counts.now_;
+    }
+    absl::Status Wait() override { return file.ReadAt(at, out); }
+    StartedReads& counts;
+    const ReadableFile& file;
+    const uint64_t at;
+    const std::span<std::byte> out;
+  };
+  struct File final : ReadableFile {
+    File(std::unique_ptr<ReadableFile> base, StartedReads& counts)
+        : base(std::move(base)), counts(counts) {}
+    absl::Status ReadAt(uint64_t at, std::span<std::byte> out) const override {
+      return base->ReadAt(at, out);
+    }
+    std::unique_ptr<PendingIo> StartReadAt(uint64_t at, std::span<std::byte> out,
+                                           bool original) const override {
+      EXPECT_TRUE(original);
+      ++counts.now_;
+      return std::make_unique<Read>(counts, *base, at, out);
+    }
+    uint64_t size_bytes() const override { return base->size_bytes(); }
+    const std::unique_ptr<ReadableFile> base;
+    StartedReads& counts;
+  };
+
+  std::atomic<size_t> now_ = 0;
+};
+
+TEST_F(ScanTest, EachThreadHasItsNextReadInFlightAsFarAsMemoryGoes) {
+  for (const auto& [threads, staging_bytes, next] : std::vector<std::tuple<int, uint64_t, size_t>>{
+           {1, 1 << 20, 1}, {1, kChunkBytes, 0}, {3, 1 << 20, 3}, {3, 3 * kChunkBytes, 2}}) {
+    StartedReads reads(faulty_);
+    Scanner scanner(reads, "c", manifest_,
+                    {.io_threads = threads, .staging_bytes = staging_bytes, .read_original = true});
+    ASSERT_TRUE(scanner.OpenAll().ok());
+    std::vector<FilePiece> chunks;
+    for (uint64_t at = 0; at < 600; at += kChunkBytes) {
+      chunks.push_back({0, at, std::min<uint64_t>(600, at + kChunkBytes)});
+    }
+    const auto take = [&, threads = threads, next = next](int, const FilePiece& chunk,
+                                                          const std::byte*) {
+      EXPECT_LE(reads.now(), next);
+      if (threads == 1) EXPECT_EQ(reads.now(), chunk.end < 600 ? next : 0);
+      return absl::OkStatus();
+    };
+    ASSERT_TRUE(scanner.Run(chunks, take).ok());
+    EXPECT_EQ(reads.now(), 0);
+    // After an error nothing is in flight, either.
+    const auto refuse = [](int, const FilePiece&, const std::byte*) {
+      return absl::AbortedError("enough");
+    };
+    EXPECT_TRUE(absl::IsAborted(scanner.Run(chunks, refuse)));
+    EXPECT_EQ(reads.now(), 0);
+  }
+}
+
+TEST_F(ScanTest, TheErrorIsThatOfTheFirstPieceThatFailed) {
+  for (const uint64_t at : {600 - 1, 300, 100}) faulty_.CorruptReads("c/file-0", at, std::byte{4});
+  std::string seen;
+  const absl::Status damaged = Scan({.io_threads = 3, .staging_bytes = 3 * kChunkBytes}, seen);
+  EXPECT_THAT(std::string(damaged.message()), HasSubstr("[64, 128)"));
 }
 
 TEST_F(ScanTest, AnErrorOfTheCallbackEndsTheScan) {

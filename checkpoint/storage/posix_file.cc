@@ -20,17 +20,42 @@ absl::Status ClosedStatus(std::string_view operation, const std::string& name) {
 }  // namespace
 
 PosixWritableFile::PosixWritableFile(std::string name, ScopedFd buffered, ScopedFd direct,
-                                     size_t direct_min_bytes, BouncePool* bounce,
+                                     const DualFileOptions& options, BouncePool* bounce,
                                      uint64_t reserved_bytes)
     : name_(std::move(name)),
-      file_(std::move(buffered), std::move(direct), direct_min_bytes, bounce),
+      file_(std::move(buffered), std::move(direct), options, bounce),
       reserved_bytes_(reserved_bytes) {}
 
-absl::Status PosixWritableFile::WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) {
+class PosixWritableFile::Write final : public PendingIo {
+ public:
+  Write(PosixWritableFile& file, uint64_t offset_bytes, std::span<const std::byte> data)
+      : file_(file),
+        offset_bytes_(offset_bytes),
+        data_(data),
+        started_(file.file_.StartWrite(offset_bytes, data)) {}
+  absl::Status Wait() override { return file_.FinishWriteAt(started_.get(), offset_bytes_, data_); }
+
+ private:
+  PosixWritableFile& file_;
+  const uint64_t offset_bytes_;
+  const std::span<const std::byte> data_;
+  const std::unique_ptr<RingTransfer> started_;
+};
+
+std::unique_ptr<PendingIo> PosixWritableFile::StartWriteAt(uint64_t offset_bytes,
+                                                           std::span<const std::byte> data,
+                                                           const ChunkChecksums& checksums) {
+  ReaderMutexLock lock(&mutex_);
+  if (closed_) return WritableFile::StartWriteAt(offset_bytes, data, checksums);
+  return std::make_unique<Write>(*this, offset_bytes, data);
+}
+
+absl::Status PosixWritableFile::FinishWriteAt(RingTransfer* started, uint64_t offset_bytes,
+                                              std::span<const std::byte> data) {
   ReaderMutexLock lock(&mutex_);
   if (closed_) return ClosedStatus("WriteAt", name_);
   if (data.empty()) return absl::OkStatus();
-  if (const int error = file_.WriteAt(offset_bytes, data); error != 0) {
+  if (const int error = file_.FinishWrite(started, offset_bytes, data); error != 0) {
     const absl::Status status = ErrnoStatus(error, "WriteAt", name_);
     return absl::Status(status.code(), absl::StrCat(status.message(), " (", data.size(),
                                                     " bytes at offset ", offset_bytes, ")"));
@@ -79,19 +104,41 @@ absl::Status PosixWritableFile::Close() {
 }
 
 PosixReadableFile::PosixReadableFile(std::string name, ScopedFd buffered, ScopedFd direct,
-                                     size_t direct_min_bytes, BouncePool* bounce,
+                                     const DualFileOptions& options, BouncePool* bounce,
                                      uint64_t size_bytes)
     : name_(std::move(name)),
-      file_(std::move(buffered), std::move(direct), direct_min_bytes, bounce),
+      file_(std::move(buffered), std::move(direct), options, bounce),
       size_bytes_(size_bytes) {}
 
-absl::Status PosixReadableFile::ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const {
+class PosixReadableFile::Read final : public PendingIo {
+ public:
+  Read(const PosixReadableFile& file, uint64_t offset_bytes, std::span<std::byte> out)
+      : file_(file), offset_bytes_(offset_bytes), out_(out) {
+    if (file.Holds(offset_bytes, out.size())) started_ = file.file_.StartRead(offset_bytes, out);
+  }
+  absl::Status Wait() override { return file_.FinishReadAt(started_.get(), offset_bytes_, out_); }
+
+ private:
+  const PosixReadableFile& file_;
+  const uint64_t offset_bytes_;
+  const std::span<std::byte> out_;
+  std::unique_ptr<RingTransfer> started_;
+};
+
+std::unique_ptr<PendingIo> PosixReadableFile::StartReadAt(uint64_t offset_bytes,
+                                                          std::span<std::byte> out,
+                                                          bool /*original*/) const {
+  return std::make_unique<Read>(*this, offset_bytes, out);
+}
+
+absl::Status PosixReadableFile::FinishReadAt(RingTransfer* started, uint64_t offset_bytes,
+                                             std::span<std::byte> out) const {
   if (out.empty() && offset_bytes <= size_bytes_) return absl::OkStatus();
-  if (offset_bytes > size_bytes_ || out.size() > size_bytes_ - offset_bytes) {
+  if (!Holds(offset_bytes, out.size())) {
     return ShortReadStatus(name_, offset_bytes, out.size(), size_bytes_);
   }
   size_t read_bytes = 0;
-  if (const int error = file_.ReadAt(offset_bytes, out, &read_bytes); error != 0) {
+  if (const int error = file_.FinishRead(started, offset_bytes, out, &read_bytes); error != 0) {
     const absl::Status status = ReadErrnoStatus(error, "ReadAt", name_);
     return absl::Status(status.code(), absl::StrCat(status.message(), " (", out.size(),
                                                     " bytes at offset ", offset_bytes, ")"));

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -21,14 +22,22 @@ class PosixWritableFile final : public WritableFile {
  public:
   // `name` is used in messages; the descriptors are as in DualFile. `reserved_bytes`: the length
   // to which the file was extended ahead of its contents; what the writes do not use is truncated.
-  PosixWritableFile(std::string name, ScopedFd buffered, ScopedFd direct, size_t direct_min_bytes,
-                    BouncePool* bounce, uint64_t reserved_bytes);
+  PosixWritableFile(std::string name, ScopedFd buffered, ScopedFd direct,
+                    const DualFileOptions& options, BouncePool* bounce, uint64_t reserved_bytes);
 
-  absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override;
+  absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override {
+    return FinishWriteAt(nullptr, offset_bytes, data);
+  }
+  std::unique_ptr<PendingIo> StartWriteAt(uint64_t offset_bytes, std::span<const std::byte> data,
+                                          const ChunkChecksums& checksums) override;
   absl::Status Sync() override;
   absl::Status Close() override;
 
  private:
+  class Write;
+  // `started`: see DualFile.
+  absl::Status FinishWriteAt(RingTransfer* started, uint64_t offset_bytes,
+                             std::span<const std::byte> data);
   absl::Status CutReservation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string name_;
@@ -44,13 +53,24 @@ class PosixWritableFile final : public WritableFile {
 
 class PosixReadableFile final : public ReadableFile {
  public:
-  PosixReadableFile(std::string name, ScopedFd buffered, ScopedFd direct, size_t direct_min_bytes,
-                    BouncePool* bounce, uint64_t size_bytes);
+  PosixReadableFile(std::string name, ScopedFd buffered, ScopedFd direct,
+                    const DualFileOptions& options, BouncePool* bounce, uint64_t size_bytes);
 
-  absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override;
+  absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
+    return FinishReadAt(nullptr, offset_bytes, out);
+  }
+  std::unique_ptr<PendingIo> StartReadAt(uint64_t offset_bytes, std::span<std::byte> out,
+                                         bool original) const override;
   uint64_t size_bytes() const override { return size_bytes_; }
 
  private:
+  class Read;
+  bool Holds(uint64_t offset_bytes, size_t size) const {
+    return offset_bytes <= size_bytes_ && size <= size_bytes_ - offset_bytes;
+  }
+  absl::Status FinishReadAt(RingTransfer* started, uint64_t offset_bytes,
+                            std::span<std::byte> out) const;
+
   const std::string name_;
   DualFile file_;
   const uint64_t size_bytes_;

@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -50,9 +49,6 @@ constexpr uint64_t kMask = kIoAlignmentBytes - 1;
 
 uint64_t RoundDown(uint64_t value) { return value & ~kMask; }
 uint64_t RoundUp(uint64_t value) { return (value + kMask) & ~kMask; }
-bool IsAligned(const void* p, uint64_t alignment = kIoAlignmentBytes) {
-  return (reinterpret_cast<uintptr_t>(p) & (alignment - 1)) == 0;
-}
 
 // Rounding the range to whole blocks must not overflow off_t either.
 bool FitsOffset(uint64_t offset_bytes, uint64_t size_bytes) {
@@ -74,20 +70,6 @@ absl::Status ReadErrnoStatus(int error, std::string_view operation, std::string_
   // cable, a network file system or a dying node has it, too, for bytes that are not lost.
   const bool is_lost = error == EBADMSG || error == EUCLEAN || error == ENODATA;
   return is_lost ? absl::DataLossError(status.message()) : status;
-}
-
-uint64_t DirectMemoryAlignment(int fd) {
-  // From linux/stat.h of Linux 6.1, than which the system's header may be older.
-  constexpr unsigned kDirectAlignment = 0x2000;
-  constexpr size_t kMemoryAlignmentAt = 0x98;
-  struct statx info = {};
-  if (statx(fd, "", AT_EMPTY_PATH, kDirectAlignment, &info) != 0) return kIoAlignmentBytes;
-  if ((info.stx_mask & kDirectAlignment) == 0) return kIoAlignmentBytes;
-  uint32_t alignment;
-  std::memcpy(&alignment, reinterpret_cast<const char*>(&info) + kMemoryAlignmentAt,
-              sizeof(alignment));
-  return std::has_single_bit(alignment) && alignment <= kIoAlignmentBytes ? alignment
-                                                                          : kIoAlignmentBytes;
 }
 
 int ScopedFd::Close() {
@@ -128,32 +110,82 @@ absl::StatusOr<BouncePool::Lease> BouncePool::Acquire() {
   return Lease(this, *std::move(buffer));
 }
 
-DualFile::DualFile(ScopedFd buffered, ScopedFd direct, size_t direct_min_bytes, BouncePool* bounce,
-                   IoCalls calls)
+size_t DirectMemoryAlignment(int direct_fd) {
+#ifdef STATX_DIOALIGN
+  struct statx info = {};
+  if (statx(direct_fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
+      (info.stx_mask & STATX_DIOALIGN) != 0 && info.stx_dio_mem_align > 0 &&
+      kIoAlignmentBytes % info.stx_dio_mem_align == 0) {
+    return info.stx_dio_mem_align;
+  }
+#endif
+  return kIoAlignmentBytes;
+}
+
+DualFile::DualFile(ScopedFd buffered, ScopedFd direct, const DualFileOptions& options,
+                   BouncePool* bounce, IoCalls calls)
     : buffered_(std::move(buffered)),
       direct_(std::move(direct)),
-      direct_min_bytes_(std::max(direct_min_bytes, kIoAlignmentBytes)),
-      memory_alignment_(direct_.valid() ? DirectMemoryAlignment(direct_.get()) : kIoAlignmentBytes),
+      options_(options),
       bounce_(bounce),
       calls_(calls),
       direct_usable_(direct_.valid()) {}
 
-int DualFile::WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) {
+DualFile::Blocks DualFile::BlocksOf(uint64_t offset_bytes, size_t size_bytes) const {
+  if (!direct() || size_bytes < std::max(options_.direct_min_bytes, kIoAlignmentBytes)) return {};
+  const uint64_t begin = RoundUp(offset_bytes), end = RoundDown(offset_bytes + size_bytes);
+  if (begin >= end) return {};
+  return {begin - offset_bytes, end - offset_bytes};
+}
+
+std::unique_ptr<RingTransfer> DualFile::Start(bool write, uint64_t offset_bytes,
+                                              std::span<const std::byte> memory) const {
+  if (!options_.io_uring || !FitsOffset(offset_bytes, memory.size())) return nullptr;
+  const Blocks blocks = BlocksOf(offset_bytes, memory.size());
+  if (blocks.size() == 0 || !IsAligned(memory.data() + blocks.begin)) return nullptr;
+  return RingTransfer::Start(write, direct_.get(), offset_bytes + blocks.begin,
+                             memory.subspan(blocks.begin, blocks.size()));
+}
+
+std::unique_ptr<RingTransfer> DualFile::StartWrite(uint64_t offset_bytes,
+                                                   std::span<const std::byte> data) const {
+  return Start(/*write=*/true, offset_bytes, data);
+}
+
+std::unique_ptr<RingTransfer> DualFile::StartRead(uint64_t offset_bytes,
+                                                  std::span<std::byte> out) const {
+  return Start(/*write=*/false, offset_bytes, out);
+}
+
+int DualFile::Finish(RingTransfer* started, uint64_t offset_bytes, size_t size_bytes,
+                     size_t* done_bytes) const {
+  *done_bytes = 0;
+  if (started == nullptr) return 0;
+  const int result =
+      calls_.ring_result(size_bytes, static_cast<off_t>(offset_bytes), started->Wait());
+  // A short transfer is continued at a block, where it can be direct again.
+  if (result >= 0) *done_bytes = RoundDown(result);
+  const bool was_refused = result == -EINTR || result == -EAGAIN || result == -EINVAL ||
+                           result == -EOPNOTSUPP || result == -ECANCELED;
+  return result >= 0 || was_refused ? 0 : -result;
+}
+
+int DualFile::FinishWrite(RingTransfer* started, uint64_t offset_bytes,
+                          std::span<const std::byte> data) {
   if (!FitsOffset(offset_bytes, data.size())) return EFBIG;
-  const uint64_t end_bytes = offset_bytes + data.size();
-  const uint64_t blocks_begin = RoundUp(offset_bytes);
-  const uint64_t blocks_end = RoundDown(end_bytes);
-  if (!direct() || data.size() < direct_min_bytes_ || blocks_begin >= blocks_end) {
-    return WriteBuffered(offset_bytes, data);
-  }
-  const size_t head_bytes = blocks_begin - offset_bytes;
-  const std::span<const std::byte> blocks = data.subspan(head_bytes, blocks_end - blocks_begin);
-  int error = WriteBuffered(offset_bytes, data.first(head_bytes));
+  const Blocks blocks = BlocksOf(offset_bytes, data.size());
+  size_t done_bytes = 0;
+  int error = Finish(started, offset_bytes + blocks.begin, blocks.size(), &done_bytes);
+  if (error != 0) return error;
+  if (blocks.size() == 0) return WriteBuffered(offset_bytes, data);
+  error = WriteBuffered(offset_bytes, data.first(blocks.begin));
   if (error == 0) {
-    error = IsAligned(blocks.data(), memory_alignment_) ? WriteDirect(blocks_begin, blocks)
-                                                        : WriteBounced(blocks_begin, blocks);
+    const std::span<const std::byte> rest =
+        data.subspan(blocks.begin + done_bytes, blocks.size() - done_bytes);
+    const uint64_t at = offset_bytes + blocks.begin + done_bytes;
+    error = IsAligned(rest.data()) ? WriteDirect(at, rest) : WriteBounced(at, rest);
   }
-  if (error == 0) error = WriteBuffered(blocks_end, data.subspan(head_bytes + blocks.size()));
+  if (error == 0) error = WriteBuffered(offset_bytes + blocks.end, data.subspan(blocks.end));
   return error;
 }
 
@@ -202,27 +234,27 @@ int DualFile::WriteBounced(uint64_t offset_bytes, std::span<const std::byte> dat
   return 0;
 }
 
-int DualFile::ReadAt(uint64_t offset_bytes, std::span<std::byte> out, size_t* read_bytes) const {
+int DualFile::FinishRead(RingTransfer* started, uint64_t offset_bytes, std::span<std::byte> out,
+                         size_t* read_bytes) const {
   *read_bytes = 0;
   if (!FitsOffset(offset_bytes, out.size())) return EFBIG;
-  const uint64_t end_bytes = offset_bytes + out.size();
-  const uint64_t blocks_begin = RoundUp(offset_bytes);
-  const uint64_t blocks_end = RoundDown(end_bytes);
-  if (!direct() || out.size() < direct_min_bytes_ || blocks_begin >= blocks_end) {
-    return ReadFrom(fd(), offset_bytes, out, read_bytes);
-  }
-  const size_t head_bytes = blocks_begin - offset_bytes;
-  if (!IsAligned(out.data() + head_bytes)) return ReadBounced(offset_bytes, out, read_bytes);
+  const Blocks blocks = BlocksOf(offset_bytes, out.size());
+  size_t done_bytes = 0;
+  int error = Finish(started, offset_bytes + blocks.begin, blocks.size(), &done_bytes);
+  if (error != 0) return error;
+  if (blocks.size() == 0) return ReadFrom(fd(), offset_bytes, out, read_bytes);
+  if (!IsAligned(out.data() + blocks.begin)) return ReadBounced(offset_bytes, out, read_bytes);
 
   // Each part continues only if the one before was filled: a short one means the file's end.
-  const size_t blocks_bytes = blocks_end - blocks_begin;
-  int error = ReadFrom(fd(), offset_bytes, out.first(head_bytes), read_bytes);
-  if (error != 0 || *read_bytes < head_bytes) return error;
+  error = ReadFrom(fd(), offset_bytes, out.first(blocks.begin), read_bytes);
+  if (error != 0 || *read_bytes < blocks.begin) return error;
+  *read_bytes += done_bytes;
   size_t part_bytes = 0;
-  error = ReadDirect(blocks_begin, out.subspan(head_bytes, blocks_bytes), &part_bytes);
+  error = ReadDirect(offset_bytes + *read_bytes, out.subspan(*read_bytes, blocks.end - *read_bytes),
+                     &part_bytes);
   *read_bytes += part_bytes;
-  if (error != 0 || part_bytes < blocks_bytes) return error;
-  error = ReadFrom(fd(), blocks_end, out.subspan(head_bytes + blocks_bytes), &part_bytes);
+  if (error != 0 || *read_bytes < blocks.end) return error;
+  error = ReadFrom(fd(), offset_bytes + blocks.end, out.subspan(blocks.end), &part_bytes);
   *read_bytes += part_bytes;
   return error;
 }

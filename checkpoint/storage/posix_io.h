@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -18,7 +19,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
+#include "checkpoint/include/storage.h"
 #include "checkpoint/storage/aligned_buffer.h"
+#include "checkpoint/storage/transfer_ring.h"
 
 namespace tessera::ckpt::internal {
 
@@ -28,10 +31,6 @@ absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view
 // The same for reading, where bytes that are known to be lost are DataLoss; EIO, which may pass, is
 // Unavailable.
 absl::Status ReadErrnoStatus(int error, std::string_view operation, std::string_view where);
-
-// The alignment that memory needs for direct I/O with the file: what the file system says, and
-// kIoAlignmentBytes where it does not say.
-uint64_t DirectMemoryAlignment(int fd);
 
 // Owns a file descriptor.
 class ScopedFd {
@@ -92,11 +91,28 @@ class BouncePool {
 struct IoCalls {
   ssize_t (*pread)(int fd, void* data, size_t size, off_t offset) = ::pread;
   ssize_t (*pwrite)(int fd, const void* data, size_t size, off_t offset) = ::pwrite;
+  // What a transfer through io_uring ended with: the bytes transferred, or a negative errno.
+  int (*ring_result)(size_t size, off_t offset, int result) = [](size_t, off_t, int result) {
+    return result;
+  };
 };
 
 // Applies to files that are opened afterwards; for tests.
 void SetIoCalls(const IoCalls& calls);
 const IoCalls& CurrentIoCalls();
+
+struct DualFileOptions {
+  // Smaller transfers always go through the cache.
+  size_t direct_min_bytes = size_t{64} << 10;
+  // Memory at multiples of this is transferred directly without a copy.
+  size_t memory_alignment_bytes = kIoAlignmentBytes;
+  // Starts transfers through io_uring, where there is one.
+  bool io_uring = true;
+};
+
+// What the file system asks for of the memory of direct transfers; kIoAlignmentBytes where it does
+// not say.
+size_t DirectMemoryAlignment(int direct_fd);
 
 // One file, opened once through the page cache and, where the file system allows it, once past it
 // (O_DIRECT). A large transfer is split at multiples of kIoAlignmentBytes: whole blocks are
@@ -108,23 +124,54 @@ const IoCalls& CurrentIoCalls();
 // Thread-safe for ranges that do not overlap.
 class DualFile {
  public:
-  // `direct` may be invalid. Transfers under `direct_min_bytes` always go through the cache.
-  DualFile(ScopedFd buffered, ScopedFd direct, size_t direct_min_bytes, BouncePool* bounce,
+  // `direct` may be invalid.
+  DualFile(ScopedFd buffered, ScopedFd direct, const DualFileOptions& options, BouncePool* bounce,
            IoCalls calls = CurrentIoCalls());
 
   int fd() const { return buffered_.get(); }
   bool direct() const { return direct_usable_.load(std::memory_order_relaxed); }
 
   // Writes everything or returns an errno.
-  int WriteAt(uint64_t offset_bytes, std::span<const std::byte> data);
+  int WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) {
+    return FinishWrite(nullptr, offset_bytes, data);
+  }
 
   // Reads until `out` is full or the file ends, and sets `*read_bytes`. Returns 0 or an errno.
-  int ReadAt(uint64_t offset_bytes, std::span<std::byte> out, size_t* read_bytes) const;
+  int ReadAt(uint64_t offset_bytes, std::span<std::byte> out, size_t* read_bytes) const {
+    return FinishRead(nullptr, offset_bytes, out, read_bytes);
+  }
+
+  // Start the direct part of such a transfer. Null where it has none, or cannot be started.
+  std::unique_ptr<RingTransfer> StartWrite(uint64_t offset_bytes,
+                                           std::span<const std::byte> data) const;
+  std::unique_ptr<RingTransfer> StartRead(uint64_t offset_bytes, std::span<std::byte> out) const;
+
+  // WriteAt() and ReadAt(), of which the direct part was started (null: was not). Whatever the ring
+  // left undone is done as they do it.
+  int FinishWrite(RingTransfer* started, uint64_t offset_bytes, std::span<const std::byte> data);
+  int FinishRead(RingTransfer* started, uint64_t offset_bytes, std::span<std::byte> out,
+                 size_t* read_bytes) const;
 
   // Closes both. Returns the first errno, or 0.
   int Close();
 
  private:
+  // The whole blocks of a range, as offsets from its begin; empty where nothing is transferred
+  // directly.
+  struct Blocks {
+    size_t begin = 0;
+    size_t end = 0;
+    size_t size() const { return end - begin; }
+  };
+  Blocks BlocksOf(uint64_t offset_bytes, size_t size_bytes) const;
+  bool IsAligned(const std::byte* memory) const {
+    return reinterpret_cast<uintptr_t>(memory) % options_.memory_alignment_bytes == 0;
+  }
+  std::unique_ptr<RingTransfer> Start(bool write, uint64_t offset_bytes,
+                                      std::span<const std::byte> memory) const;
+  // Waits. Returns an errno, or 0 and the bytes that need no other call.
+  int Finish(RingTransfer* started, uint64_t offset_bytes, size_t size_bytes,
+             size_t* done_bytes) const;
   int WriteBuffered(uint64_t offset_bytes, std::span<const std::byte> data);
   int WriteDirect(uint64_t offset_bytes, std::span<const std::byte> data);
   int WriteBounced(uint64_t offset_bytes, std::span<const std::byte> data);
@@ -134,8 +181,7 @@ class DualFile {
 
   ScopedFd buffered_;
   ScopedFd direct_;
-  const size_t direct_min_bytes_;
-  const uint64_t memory_alignment_;  // of what is written directly
+  const DualFileOptions options_;
   BouncePool* const bounce_;
   const IoCalls calls_;
   // Some file systems accept the flag, but refuse the transfer.

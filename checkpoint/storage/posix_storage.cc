@@ -137,6 +137,11 @@ class PosixStorage final : public Storage {
   ScopedFd OpenParent(const std::string& path) const;
   absl::Status DeletionStatus(int error, std::string_view operation, const std::string& path) const;
   absl::Status Reserve(int fd, const std::string& path, uint64_t size_bytes);
+  internal::DualFileOptions FileOptions(const ScopedFd& direct) const {
+    return {options_.direct_min_bytes,
+            direct.valid() ? internal::DirectMemoryAlignment(direct.get()) : kIoAlignmentBytes,
+            options_.io_uring};
+  }
 
   const std::string root_;
   const ScopedFd root_fd_;
@@ -238,8 +243,9 @@ absl::StatusOr<std::unique_ptr<WritableFile>> PosixStorage::Create(std::string_v
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "Create", Describe(path));
   ScopedFd direct = OpenDirect(path, O_WRONLY, fd.get());
+  const internal::DualFileOptions file_options = FileOptions(direct);
   return std::make_unique<PosixWritableFile>(Describe(path), std::move(fd), std::move(direct),
-                                             options_.direct_min_bytes, &bounce_,
+                                             file_options, &bounce_,
                                              static_cast<uint64_t>(info.st_size));
 }
 
@@ -260,8 +266,9 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> PosixStorage::Open(std::string_vie
   ScopedFd direct = OpenDirect(path, O_RDONLY, fd.get());
   // With direct I/O only single blocks go through the cache: reading ahead would be wasted.
   if (direct.valid()) posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
+  const internal::DualFileOptions file_options = FileOptions(direct);
   return std::make_unique<PosixReadableFile>(Describe(path), std::move(fd), std::move(direct),
-                                             options_.direct_min_bytes, &bounce_,
+                                             file_options, &bounce_,
                                              static_cast<uint64_t>(info.st_size));
 }
 

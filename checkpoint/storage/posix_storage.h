@@ -27,9 +27,13 @@ struct PosixStorageOptions {
   bool direct_io = true;
   // Smaller transfers go through the page cache.
   size_t direct_min_bytes = size_t{64} << 10;
-  // Transfers whose memory and file offset are not both aligned to kIoAlignmentBytes are copied
-  // through buffers of this size, of which there are at most max_bounce_buffers. 4 MiB at any
-  // offset touch one block more.
+  // Transfers that are started are in flight through io_uring: each thread that starts some has a
+  // ring of its own. Without it, and where the kernel or a filter of system calls refuses it, they
+  // are done by whoever waits for them. TESSERA_IO_URING=0 in the environment forbids it, too.
+  bool io_uring = true;
+  // What is transferred through the caller's memory only where that has the address that the file
+  // system asks for at a multiple of kIoAlignmentBytes in the file; the rest is copied through
+  // buffers of this size, at most max_bounce_buffers. 4 MiB at any offset touch one block more.
   size_t bounce_buffer_bytes = (size_t{4} << 20) + kIoAlignmentBytes;
   int max_bounce_buffers = 8;
 };

@@ -1,13 +1,68 @@
 #include "checkpoint/include/storage.h"
 
+#include <algorithm>
 #include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/crc32c.h"
 #include "checkpoint/storage/checks.h"
 
 namespace tessera::ckpt {
+namespace {
+
+// What a storage that starts nothing gives to wait for.
+template <typename Do>
+class NotStarted final : public PendingIo {
+ public:
+  explicit NotStarted(Do act) : act_(std::move(act)) {}
+  absl::Status Wait() override { return act_(); }
+
+ private:
+  const Do act_;
+};
+
+template <typename Do>
+std::unique_ptr<PendingIo> WaitToDo(Do act) {
+  return std::make_unique<NotStarted<Do>>(std::move(act));
+}
+
+}  // namespace
+
+std::unique_ptr<PendingIo> WritableFile::StartWriteAt(uint64_t offset_bytes,
+                                                      std::span<const std::byte> data,
+                                                      const ChunkChecksums& checksums) {
+  return WaitToDo([this, offset_bytes, data, checksums] {
+    return WriteCheckedAt(offset_bytes, data, checksums);
+  });
+}
+
+std::unique_ptr<PendingIo> ReadableFile::StartReadAt(uint64_t offset_bytes,
+                                                     std::span<std::byte> out,
+                                                     bool original) const {
+  return WaitToDo([this, offset_bytes, out, original] {
+    return original ? ReadOriginalAt(offset_bytes, out) : ReadAt(offset_bytes, out);
+  });
+}
+
+ChunkChecksums ChunkChecksums::From(uint64_t offset_bytes) const {
+  if (chunk_bytes == 0 || offset_bytes % chunk_bytes != 0) return {};
+  return {chunk_bytes,
+          crc32c.subspan(std::min<uint64_t>(offset_bytes / chunk_bytes, crc32c.size()))};
+}
+
+std::optional<uint32_t> ChunkChecksums::OfRange(uint64_t offset_bytes, uint64_t size_bytes) const {
+  if (chunk_bytes == 0 || offset_bytes % chunk_bytes != 0 || size_bytes % chunk_bytes != 0 ||
+      (offset_bytes + size_bytes) / chunk_bytes > crc32c.size()) {
+    return std::nullopt;
+  }
+  uint32_t crc = 0;
+  for (const uint32_t next : crc32c.subspan(offset_bytes / chunk_bytes, size_bytes / chunk_bytes)) {
+    crc = CombineCrc32c(crc, next, chunk_bytes);
+  }
+  return crc;
+}
 
 absl::Status Storage::Publish(std::string_view path, std::string_view contents,
                               const std::function<absl::Status()>& ready) {

@@ -5,13 +5,17 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/test_seed.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
@@ -19,7 +23,10 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/thread_process_group.h"
+#include "checkpoint/load/host_memory.h"
 #include "checkpoint/load/load.h"
+#include "checkpoint/load/load_messages.pb.h"
+#include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
@@ -33,9 +40,59 @@ constexpr uint32_t kChunkBytes = 256;
 // For pieces that are sent in several messages.
 constexpr uint32_t kLargeChunkBytes = 1 << 20;
 
-class SharedLoadTest : public testing::Test {
+// What ranks send each other, and how long they think before.
+struct Traffic {
+  std::atomic<uint64_t> sent_bytes = 0;
+  absl::Duration delay;
+};
+
+class WatchedGroup final : public ProcessGroup {
+ public:
+  WatchedGroup(ProcessGroup& base, Traffic& traffic) : base_(base), traffic_(traffic) {}
+  int rank() const override { return base_.rank(); }
+  int size() const override { return base_.size(); }
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration deadline) override {
+    return base_.Gather(mine, deadline);
+  }
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration deadline) override {
+    return base_.Broadcast(from_rank_0, deadline);
+  }
+  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
+                                            int destination) override {
+    traffic_.sent_bytes += data.size();
+    return base_.StartSend(data, destination);
+  }
+  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
+    return std::make_unique<Message>(base_.StartReceive(data, source), *this, source);
+  }
+
+ private:
+  struct Message final : PendingMessage {
+    Message(std::unique_ptr<PendingMessage> base, WatchedGroup& group, int source)
+        : base(std::move(base)), group(group), source(source), number(group.started_[source]++) {}
+    absl::Status Wait(absl::Duration deadline) override {
+      EXPECT_EQ(group.awaited_[source]++, number) << "from rank " << source;
+      const absl::Status status = base->Wait(deadline);
+      if (group.rank() == 1) absl::SleepFor(group.traffic_.delay);
+      return status;
+    }
+    const std::unique_ptr<PendingMessage> base;
+    WatchedGroup& group;
+    const int source, number;
+  };
+
+  ProcessGroup& base_;
+  Traffic& traffic_;
+  std::map<int, int> started_, awaited_;  // receives, by source: a group may match them late
+};
+
+// With, and without, memory that the ranks of a host share.
+class SharedLoadTest : public testing::TestWithParam<bool> {
  protected:
-  SharedLoadTest() : faulty_(storage_) {}
+  SharedLoadTest() : faulty_(storage_) { AllowHostMemory(GetParam()); }
+  ~SharedLoadTest() override { AllowHostMemory(true); }
 
   // Saved by two ranks, each with half of the rows of each tensor.
   void SaveTensors(std::vector<WholeTensor> tensors, uint32_t chunk_bytes = kChunkBytes) {
@@ -78,7 +135,9 @@ class SharedLoadTest : public testing::Test {
         outcome.states.back()->Add(tensor, boxes_of(r, tensor), false);
       }
     }
-    RunRanks(ranks, [&](ProcessGroup& group) {
+    traffic_.sent_bytes = 0;
+    RunRanks(ranks, [&](ProcessGroup& base) {
+      WatchedGroup group(base, traffic_);
       outcome.reports[group.rank()] = LoadCheckpoint(
           faulty_, directory_, outcome.states[group.rank()]->dict, On(group, options));
     });
@@ -156,6 +215,7 @@ class SharedLoadTest : public testing::Test {
 
   MemoryStorage storage_;
   FaultInjectingStorage faulty_;
+  Traffic traffic_;
   std::vector<WholeTensor> tensors_;
   std::string directory_;
 };
@@ -166,7 +226,7 @@ std::vector<WholeTensor> TwoTensors() {
           RandomTensor("m", TensorRole::kOptimizerState, DType::kF32, {64, 96}, random)};
 }
 
-TEST_F(SharedLoadTest, ReplicasReadAnEqualPartEach) {
+TEST_P(SharedLoadTest, ReplicasReadAnEqualPartEach) {
   SaveTensors(TwoTensors());
   LoadOptions options;
   options.staging_bytes = 16 * kChunkBytes;
@@ -184,7 +244,7 @@ TEST_F(SharedLoadTest, ReplicasReadAnEqualPartEach) {
   EXPECT_EQ(outcome.Sum(&LoadReport::bytes_sent), outcome.Sum(&LoadReport::bytes_received));
 }
 
-TEST_F(SharedLoadTest, ColumnsTravelWithoutTheOthers) {
+TEST_P(SharedLoadTest, ColumnsTravelWithoutTheOthers) {
   // Tensor parallel 4 over the columns: every rank needs a quarter of every row, and every chunk.
   SaveTensors(TwoTensors());
   const Outcome outcome = LoadOn(4, [](int rank, const WholeTensor&) {
@@ -199,7 +259,91 @@ TEST_F(SharedLoadTest, ColumnsTravelWithoutTheOthers) {
   EXPECT_GE(outcome.Sum(&LoadReport::bytes_received), wanted / 2);
 }
 
-TEST_F(SharedLoadTest, NothingIsExchangedWhereNothingIsShared) {
+TEST_P(SharedLoadTest, RanksOfOneHostTakeContentsFromWhereTheyWereRead) {
+  SaveTensors(TwoTensors());
+  const Outcome outcome =
+      LoadOn(3, [](int, const WholeTensor& t) { return std::vector{WholeBox(t.shape)}; });
+  ExpectAllHeld(outcome);
+  const uint64_t received = outcome.Sum(&LoadReport::bytes_received);
+  EXPECT_GE(received, 2 * 64 * 96 * 4);
+  if (GetParam()) {
+    EXPECT_LT(traffic_.sent_bytes, received / 4);
+  } else {
+    EXPECT_GE(traffic_.sent_bytes, received);
+  }
+}
+
+// Its buffers are not used again before.
+TEST_P(SharedLoadTest, AReaderWaitsForASlowRankToPlaceThePieces) {
+  SaveTensors(TwoTensors());
+  traffic_.delay = absl::Milliseconds(1);
+  LoadOptions options;
+  options.io_threads = 2;
+  for (const uint64_t staging : {1, 16 << 10, 64 << 10}) {
+    options.staging_bytes = staging;
+    ExpectAllHeld(LoadOn(
+        2, [](int, const WholeTensor& t) { return std::vector{WholeBox(t.shape)}; }, options));
+  }
+}
+
+TEST(HostMemoryTest, IsSeenThroughItsOfferAlone) {
+  const absl::StatusOr<HostMemory> memory = HostMemory::Create(5 << 20);
+  if (!memory.ok()) GTEST_SKIP() << memory.status() << " (needs: shared huge pages)";
+  absl::StatusOr<HostMemory> owned = HostMemory::Create(10'000);
+  ASSERT_TRUE(owned.ok()) << owned.status();
+  const std::optional<HostMemory> small = *std::move(owned);
+  const MemoryOffer offer = HostMemory::OfferOf(small);
+  const absl::StatusOr<HostMemory> mapped = HostMemory::Map(offer);
+  ASSERT_TRUE(mapped.ok()) << mapped.status();
+  small->data()[9'999] = std::byte(7);
+  EXPECT_EQ(mapped->data()[9'999], std::byte(7));
+  MemoryOffer other = offer;
+  other.set_mark(std::string(HostMemory::kMarkBytes, 'x'));
+  EXPECT_TRUE(absl::IsUnavailable(HostMemory::Map(other).status()));
+  other = offer;
+  other.set_size_bytes(offer.size_bytes() * 2);
+  EXPECT_TRUE(absl::IsUnavailable(HostMemory::Map(other).status()));
+  for (const int descriptor : {0, 100'000}) {
+    other = offer;
+    other.set_fd(descriptor);
+    EXPECT_TRUE(absl::IsUnavailable(HostMemory::Map(other).status())) << descriptor;
+  }
+  other = offer;
+  other.set_process(1);
+  EXPECT_TRUE(absl::IsUnavailable(HostMemory::Map(other).status()));
+  EXPECT_TRUE(absl::IsUnavailable(HostMemory::Map(HostMemory::OfferOf(std::nullopt)).status()));
+}
+
+TEST(HostMemoryTest, OffersReachTheRanksOfTheSameHostAndMapsTheirOwners) {
+  const auto offer = [](const std::string& host, uint64_t bytes) {
+    MemoryOffer offer;
+    offer.set_host(host);
+    offer.set_size_bytes(bytes);
+    return offer.SerializeAsString();
+  };
+  const auto answers = OffersByHost({offer("a", 1), offer("b", 2), offer("a", 3), offer("a", 0)});
+  ASSERT_TRUE(answers.ok()) << answers.status();
+  std::vector<std::vector<uint32_t>> seen;
+  for (const std::string& answer : *answers) {
+    MemoryOffers offers;
+    ASSERT_TRUE(offers.ParseFromString(answer));
+    seen.emplace_back();
+    for (const MemoryOffer& one : offers.offers()) seen.back().push_back(one.rank());
+  }
+  EXPECT_EQ(seen, (std::vector<std::vector<uint32_t>>{{2}, {}, {0}, {0, 2}}));
+  RankSet owners;
+  owners.add_rank(2);
+  const auto mappers = WhoMapped({owners.SerializeAsString(), "", owners.SerializeAsString()});
+  ASSERT_TRUE(mappers.ok()) << mappers.status();
+  RankSet of_two;
+  ASSERT_TRUE(of_two.ParseFromString((*mappers)[2]));
+  EXPECT_EQ(of_two.rank_size(), 2);
+  EXPECT_EQ((*mappers)[0], "");
+  owners.add_rank(3);
+  EXPECT_FALSE(WhoMapped({owners.SerializeAsString()}).ok());
+}
+
+TEST_P(SharedLoadTest, NothingIsExchangedWhereNothingIsShared) {
   SaveTensors(TwoTensors());
   const Outcome outcome = LoadOn(2, [](int rank, const WholeTensor&) {
     return std::vector{Box{{32 * rank, 0}, {32, 96}}};
@@ -211,7 +355,7 @@ TEST_F(SharedLoadTest, NothingIsExchangedWhereNothingIsShared) {
   }
 }
 
-TEST_F(SharedLoadTest, BuffersAreBounded) {
+TEST_P(SharedLoadTest, BuffersAreBounded) {
   SaveTensors(TwoTensors());
   for (const uint64_t staging : {uint64_t{1}, uint64_t{64} << 10, uint64_t{256} << 10}) {
     LoadOptions options;
@@ -232,7 +376,7 @@ TEST_F(SharedLoadTest, BuffersAreBounded) {
   }
 }
 
-TEST_F(SharedLoadTest, OneRanksDamageIsEverybodysError) {
+TEST_P(SharedLoadTest, OneRanksDamageIsEverybodysError) {
   SaveTensors(TwoTensors());
   const Manifest manifest = *ReadManifest(storage_, directory_);
   const std::string path = absl::StrCat(directory_, "/", manifest.files(0).path());
@@ -248,7 +392,7 @@ TEST_F(SharedLoadTest, OneRanksDamageIsEverybodysError) {
   }
 }
 
-TEST_F(SharedLoadTest, AReadThatFailsAnywhereHangsNobody) {
+TEST_P(SharedLoadTest, AReadThatFailsAnywhereHangsNobody) {
   SaveTensors(TwoTensors());
   const auto wanted = [](int rank, const WholeTensor& t) {
     return rank < 2 ? std::vector{WholeBox(t.shape)} : std::vector{Box{{0, 24 * rank}, {64, 24}}};
@@ -274,7 +418,7 @@ TEST_F(SharedLoadTest, AReadThatFailsAnywhereHangsNobody) {
   }
 }
 
-TEST_F(SharedLoadTest, PiecesOfManyMessages) {
+TEST_P(SharedLoadTest, PiecesOfManyMessages) {
   std::mt19937_64 random(5);
   SaveTensors({RandomTensor("w", TensorRole::kWeight, DType::kF32, {1101, 1000}, random),
                RandomTensor("b", TensorRole::kWeight, DType::kBF16, {77}, random)},
@@ -299,7 +443,7 @@ TEST_F(SharedLoadTest, PiecesOfManyMessages) {
   }
 }
 
-TEST_F(SharedLoadTest, RandomWishesOfRandomRanks) {
+TEST_P(SharedLoadTest, RandomWishesOfRandomRanks) {
   const uint64_t seed = TestSeed();
   std::mt19937_64 random(seed);
   for (int round = 0; round < 40; ++round) {
@@ -349,6 +493,8 @@ TEST_F(SharedLoadTest, RandomWishesOfRandomRanks) {
     if (HasFailure()) return;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Memory, SharedLoadTest, testing::Bool());
 
 }  // namespace
 }  // namespace tessera::ckpt

@@ -6,6 +6,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "zlib.h"
 
@@ -13,11 +14,6 @@ namespace tessera::ckpt::convert {
 namespace {
 
 constexpr uint64_t kCheckBlockBytes = uint64_t{1} << 20;
-
-uint32_t Crc32(uint32_t crc32, std::span<const std::byte> bytes) {
-  return static_cast<uint32_t>(
-      crc32_z(crc32, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
-}
 
 absl::Status DamagedRecord(const StoredRecord& record, uint32_t found) {
   return absl::DataLossError(
@@ -108,8 +104,9 @@ class RecordState {
 
 absl::Status CheckRecord(const ReadableFile& file, const StoredRecord& record) {
   uint32_t found = 0;
-  TESSERA_RETURN_IF_ERROR(ReadRecord(
-      file, record, [&](std::span<const std::byte> bytes) { found = Crc32(found, bytes); }));
+  TESSERA_RETURN_IF_ERROR(ReadRecord(file, record, [&](std::span<const std::byte> bytes) {
+    found = ExtendZipCrc32(found, bytes);
+  }));
   return found == record.crc32 ? absl::OkStatus() : DamagedRecord(record, found);
 }
 
@@ -157,12 +154,12 @@ class CheckedStorage::FileRecords {
       if (own.begin >= own.end) continue;
       for (const ByteRange& missing : state.Missing(own)) {
         lock.Unlock();
-        const uint32_t crc32 = Crc32(0, part(missing));
+        const uint32_t crc32 = ExtendZipCrc32(0, part(missing));
         lock.Lock();
         // Another thread may have read some of it meanwhile.
         for (const ByteRange& range : state.Missing(missing)) {
           const bool is_all = range.begin == missing.begin && range.end == missing.end;
-          state.Add(range, is_all ? crc32 : Crc32(0, part(range)));
+          state.Add(range, is_all ? crc32 : ExtendZipCrc32(0, part(range)));
         }
       }
       TESSERA_RETURN_IF_ERROR(state.status());

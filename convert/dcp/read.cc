@@ -12,11 +12,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "base/threads.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
 #include "convert/core/record_checks.h"
@@ -34,17 +37,20 @@ namespace {
 using pickle::Extent;
 
 constexpr uint64_t kSafetensorsLengthBytes = 8;
+// Threads that read headers of chunks, each of which is a few small reads of a disk.
+constexpr int kThreads = 8;
 
 std::string PathIn(std::string_view folder, std::string_view file) {
   return folder.empty() ? std::string(file) : std::string(folder).append("/").append(file);
 }
 
-// The files of the folder, each opened once.
+// The files of the folder, each opened once. Thread-safe.
 class OpenFiles {
  public:
   OpenFiles(Storage& storage, std::string_view folder) : storage_(storage), folder_(folder) {}
 
   absl::StatusOr<const ReadableFile*> Open(const std::string& file) {
+    const MutexLock lock(&mutex_);
     std::unique_ptr<ReadableFile>& open = files_[file];
     if (open == nullptr) {
       TESSERA_ASSIGN_OR_RETURN(open, storage_.Open(PathIn(folder_, file)));
@@ -62,7 +68,8 @@ class OpenFiles {
  private:
   Storage& storage_;
   const std::string folder_;
-  std::map<std::string, std::unique_ptr<ReadableFile>> files_;
+  Mutex mutex_;
+  std::map<std::string, std::unique_ptr<ReadableFile>> files_ ABSL_GUARDED_BY(mutex_);
 };
 
 absl::StatusOr<std::string> ReadPart(const ReadableFile& file, Extent part) {
@@ -335,6 +342,12 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
   const std::set<std::string> optimizers = OptimizerPrefixes(*metadata);
   TESSERA_ASSIGN_OR_RETURN(const auto roles, ReadRoles(files, *metadata));
   TESSERA_ASSIGN_OR_RETURN(const auto names, ReadNames(files, *metadata));
+  struct Chunk {
+    const DcpTensor* tensor;
+    size_t index;        // of its chunks
+    StoredPiece* piece;  // to be filled; it stays where it is when its tensor moves
+  };
+  std::vector<Chunk> chunks;
   for (const DcpTensor& tensor : metadata->tensors) {
     const auto name = names.find(tensor.name);
     const bool is_hidden = name != names.end() && name->second.empty();
@@ -344,18 +357,24 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
     if (IsOptimizerState(tensor.name, optimizers)) added.role = TensorRole::kOptimizerState;
     if (const auto role = roles.find(tensor.name); role != roles.end()) added.role = role->second;
     added.shape = tensor.shape;
-    for (const DcpChunk& chunk : tensor.chunks) {
-      absl::StatusOr<StoredPiece> piece = ReadChunk(files, tensor, chunk);
-      if (!piece.ok()) {
-        return absl::Status(piece.status().code(),
-                            absl::StrCat(storage.Describe(PathIn(folder, chunk.blob.file)),
-                                         ": tensor ", absl::CHexEscape(tensor.name),
-                                         ToString(chunk.box), ": ", piece.status().message()));
-      }
-      added.pieces.push_back(*std::move(piece));
-    }
+    added.pieces.resize(tensor.chunks.size());
+    for (size_t c = 0; c < tensor.chunks.size(); ++c)
+      chunks.push_back({&tensor, c, &added.pieces[c]});
     checkpoint.tensors.push_back(std::move(added));
   }
+  TESSERA_RETURN_IF_ERROR(RunTasks(kThreads, chunks.size(), [&](int, size_t i) {
+    const auto& [tensor, index, piece] = chunks[i];
+    const DcpChunk& chunk = tensor->chunks[index];
+    absl::StatusOr<StoredPiece> read = ReadChunk(files, *tensor, chunk);
+    if (read.ok()) {
+      *piece = *std::move(read);
+      return absl::OkStatus();
+    }
+    return absl::Status(read.status().code(),
+                        absl::StrCat(storage.Describe(PathIn(folder, chunk.blob.file)), ": tensor ",
+                                     absl::CHexEscape(tensor->name), ToString(chunk.box), ": ",
+                                     read.status().message()));
+  }));
   FindAliases(checkpoint.tensors);
   TESSERA_RETURN_IF_ERROR(AddNotes(files, *metadata, !names.empty(), checkpoint));
   return checkpoint;

@@ -3,6 +3,8 @@
 // round measures all of it, so that a disk that changes its mind changes both sides of a ratio.
 // Prints
 //   figure save.disk_ratio <value> ratio     and likewise load.disk_ratio, verify.disk_ratio
+//   figure save.same_depth_ratio <value> ratio, likewise: over a disk with as many transfers, of as
+//                                         many bytes, in flight, and not over its best shape
 //   figure save.naive_ratio <value> ratio    and load.naive_ratio
 // and the rates behind them. Medians over the rounds.
 //
@@ -111,10 +113,12 @@ absl::Status Measure(const std::string& directory) {
   TESSERA_ASSIGN_OR_RETURN(RawDiskFile raw, RawDiskFile::Create(directory, state.bytes));
   const NaiveFile naive(directory + "/naive", state.run->Buffers());
   const int io_threads = absl::GetFlag(FLAGS_io_threads);
-  Pairs save, load, verify, naive_save, naive_load;
+  const RawDiskShape same = {.block_bytes = size_t{4} << 20, .threads = io_threads};
+  Pairs save, load, verify, naive_save, naive_load, same_save, same_load, same_verify;
   TESSERA_RETURN_IF_ERROR(ForEachRound(absl::GetFlag(FLAGS_rounds), [&](int round) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const double raw_write, raw.WriteOnce(shapes.write));
     TESSERA_ASSIGN_OR_RETURN(const double naive_write, naive.Save());
+    TESSERA_ASSIGN_OR_RETURN(const double same_write, raw.WriteOnce(same));
     const double begin = ProcessorSeconds();
     TESSERA_ASSIGN_OR_RETURN(const ckpt::SaveReport saved,
                              folder.Save(round + 1, state.dict, {.io_threads = io_threads}));
@@ -122,6 +126,7 @@ absl::Status Measure(const std::string& directory) {
     TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint checkpoint, folder.At(round + 1));
     TESSERA_ASSIGN_OR_RETURN(const double raw_read, raw.ReadOnce(shapes.read));
     TESSERA_ASSIGN_OR_RETURN(const double naive_read, naive.Load());
+    TESSERA_ASSIGN_OR_RETURN(const double same_read, raw.ReadOnce(same));
     TESSERA_ASSIGN_OR_RETURN(const ckpt::LoadReport loaded,
                              checkpoint.Load(state.dict, {.io_threads = io_threads}));
     TESSERA_ASSIGN_OR_RETURN(const ckpt::VerifyReport verified,
@@ -129,6 +134,9 @@ absl::Status Measure(const std::string& directory) {
     if (!verified.damage.empty()) return absl::DataLossError(verified.damage[0].message);
     save.Add(saved.bytes_written / saved.seconds, raw_write);
     load.Add(loaded.bytes_read / loaded.seconds, raw_read);
+    same_save.Add(saved.bytes_written / saved.seconds, same_write);
+    same_load.Add(loaded.bytes_read / loaded.seconds, same_read);
+    same_verify.Add(verified.bytes_read / verified.seconds, same_read);
     naive_save.Add(saved.bytes_written / saved.seconds, naive_write);
     naive_load.Add(loaded.bytes_read / loaded.seconds, naive_read);
     verify.Add(verified.bytes_read / verified.seconds, raw_read);
@@ -138,6 +146,9 @@ absl::Status Measure(const std::string& directory) {
   save.PrintRates("save", "disk_ratio", "raw disk");
   load.PrintRates("load", "disk_ratio", "raw disk");
   verify.PrintRates("verify", "disk_ratio", "raw disk");
+  PrintFigure("save.same_depth_ratio", same_save.Ratio());
+  PrintFigure("load.same_depth_ratio", same_load.Ratio());
+  PrintFigure("verify.same_depth_ratio", same_verify.Ratio());
   PrintNaive("save", naive_save);
   PrintNaive("load", naive_load);
   return absl::OkStatus();

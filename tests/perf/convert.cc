@@ -52,9 +52,11 @@ constexpr char kLlama[] =
     "num_attention_heads: 16 num_query_groups: 4 vocab_size: 32000 "
     "max_position_embeddings: 2048 untie_embeddings_and_output_weights: true";
 
-uint64_t BytesIn(const std::string& folder) {
+// Some formats are one file.
+uint64_t BytesIn(const std::string& path) {
+  if (fs::is_regular_file(path)) return fs::file_size(path);
   uint64_t bytes = 0;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+  for (const auto& entry : fs::recursive_directory_iterator(path)) {
     if (entry.is_regular_file()) bytes += entry.file_size();
   }
   return bytes;
@@ -127,14 +129,18 @@ class Measurement {
     const std::string foreign = In(llama ? "hf" : "llmc");
     const std::string from = name == "tessera" ? foreign : In(llama ? "source_llama" : "source");
     const std::string to = In("converted");
+    const double processors = ProcessorSeconds();
     TESSERA_ASSIGN_OR_RETURN(const double seconds, ConvertSeconds(from, to, name));
+    const double busy = ProcessorSeconds() - processors;
     const uint64_t bytes = BytesIn(to);
     fs::remove_all(to);
     const double once = static_cast<double>(bytes) * (1 / raw_read + 1 / raw_write);
     const double raw_seconds = once + static_cast<double>(bytes) / raw_read;
-    std::printf("%s: %.0f MB written in %.2f s; raw disk: reading %.0f MB/s, writing %.0f MB/s\n",
-                format.c_str(), static_cast<double>(bytes) / 1e6, seconds, raw_read / 1e6,
-                raw_write / 1e6);
+    std::printf(
+        "%s: %.0f MB written in %.2f s, %.2f s of processors; raw disk: reading %.0f MB/s, writing "
+        "%.0f MB/s\n",
+        format.c_str(), static_cast<double>(bytes) / 1e6, seconds, busy, raw_read / 1e6,
+        raw_write / 1e6);
     std::fflush(stdout);
     ratios_[format].push_back(raw_seconds / seconds);
     ratios_without_proof_[format].push_back(once / seconds);

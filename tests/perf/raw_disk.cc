@@ -120,6 +120,7 @@ absl::StatusOr<RawDiskShapes> FindRawDiskShapes(const std::string& directory, ui
   for (const RawDiskShape& shape : {RawDiskShape{size_t{1} << 20, 4},
                                     {size_t{4} << 20, 2},
                                     {size_t{4} << 20, 4},
+                                    {size_t{4} << 20, 8},
                                     {size_t{16} << 20, 1},
                                     {size_t{16} << 20, 2}}) {
     const absl::StatusOr<double> write = file->WriteOnce(shape);

@@ -148,11 +148,11 @@ class Pair {
     return sum;
   }
 
-  // As many threads as the load uses or fewer, whichever read fastest.
+  // As many at a time as the load has in flight or fewer, whichever read fastest.
   absl::Status ChooseRawThreads() {
     double best = 0;
     int best_threads = 0;
-    for (int threads = absl::GetFlag(FLAGS_io_threads); threads >= 1; threads /= 2) {
+    for (int threads = 2 * absl::GetFlag(FLAGS_io_threads); threads >= 1; threads /= 2) {
       raw_shape_.threads = threads;
       TESSERA_ASSIGN_OR_RETURN(const double rate, RawRead());
       if (rate > best) {

@@ -2,8 +2,10 @@
 // two moments) in an object store on this machine, against libcurl alone that sends and fetches as
 // many bytes, in objects of the size of a part, over as many connections. The store is the tests'
 // own, in this process, and checks nothing. Each round measures all of it. Prints
-//   figure s3.save.ratio <value> ratio       and likewise s3.load.ratio
-// and the rates behind them. Medians over the rounds.
+//   figure s3.save.ratio <value> ratio             and likewise s3.load.ratio
+//   figure s3.save.processor_ratio <value> ratio   in bytes per second of processors, which other
+//                                                  load on the machine changes less
+// and the rates behind them. Medians over the rounds. The store's work is part of both sides.
 
 #include <curl/curl.h>
 
@@ -23,20 +25,22 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/storage/s3/http.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/harness.h"
 
 ABSL_FLAG(int, rounds, 5, "how often everything is measured");
-ABSL_FLAG(int, io_threads, 4, "of the checkpoint engine; connections of libcurl alone");
+ABSL_FLAG(int, io_threads, 4, "of the checkpoint engine, each with two connections");
+ABSL_FLAG(int, connections, 8, "of libcurl alone");
 
 namespace tessera {
 namespace {
 
 constexpr size_t kObjectBytes = size_t{8} << 20;
 using CurlLong = long;  // NOLINT(google-runtime-int): what libcurl takes and gives
-constexpr CurlLong kBufferBytes = 512 << 10;
+constexpr auto kBufferBytes = static_cast<CurlLong>(ckpt::s3::kHttpBufferBytes);
 
 // One connection that moves one object at a time.
 class Connection {
@@ -104,15 +108,29 @@ class Connection {
   std::span<char> to_;
 };
 
-// Moves `memory` object by object over several connections. Returns the bytes per second, 0 where
-// anything failed.
-double RawRate(const std::string& url, std::span<char> memory, bool put) {
+// Bytes per second, of time and of processors.
+struct Rates {
+  double of_time = 0, of_processors = 0;
+};
+
+class Stopwatch {
+ public:
+  Rates Stop(uint64_t bytes) const {
+    return {bytes / (Now() - start_), bytes / (ProcessorSeconds() - processors_)};
+  }
+
+ private:
+  const double start_ = Now(), processors_ = ProcessorSeconds();
+};
+
+// Moves `memory` object by object over several connections. 0 where anything failed.
+Rates RawRates(const std::string& url, std::span<char> memory, bool put) {
   std::atomic<size_t> next = 0;
   std::atomic<bool> failed = false;
   const size_t objects = (memory.size() + kObjectBytes - 1) / kObjectBytes;
-  const double start = Now();
+  const Stopwatch watch;
   std::vector<std::thread> threads;
-  for (int t = 0; t < absl::GetFlag(FLAGS_io_threads); ++t) {
+  for (int t = 0; t < absl::GetFlag(FLAGS_connections); ++t) {
     threads.emplace_back([&] {
       Connection connection(url);
       for (size_t i = next++; i < objects; i = next++) {
@@ -123,7 +141,7 @@ double RawRate(const std::string& url, std::span<char> memory, bool put) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  return failed ? 0 : memory.size() / (Now() - start);
+  return failed ? Rates() : watch.Stop(memory.size());
 }
 
 absl::Status Measure() {
@@ -137,22 +155,32 @@ absl::Status Measure() {
   const ckpt::CheckpointFolder folder(*storage);
   const int io_threads = absl::GetFlag(FLAGS_io_threads);
   const std::string raw_url = absl::StrCat(server.endpoint(), "/bucket/raw/");
-  Pairs save, load;
+  Pairs save, load, save_processors, load_processors;
   TESSERA_RETURN_IF_ERROR(ForEachRound(absl::GetFlag(FLAGS_rounds), [&](int round) -> absl::Status {
-    const double raw_put = RawRate(raw_url, memory, /*put=*/true);
+    const Rates raw_put = RawRates(raw_url, memory, /*put=*/true);
+    const Stopwatch saving;
     TESSERA_ASSIGN_OR_RETURN(const ckpt::SaveReport saved,
                              folder.Save(round + 1, state.dict, {.io_threads = io_threads}));
+    const Rates put = saving.Stop(saved.bytes_written);
     TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint checkpoint, folder.At(round + 1));
-    const double raw_get = RawRate(raw_url, memory, /*put=*/false);
+    const Rates raw_get = RawRates(raw_url, memory, /*put=*/false);
+    const Stopwatch loading;
     TESSERA_ASSIGN_OR_RETURN(const ckpt::LoadReport loaded,
                              checkpoint.Load(state.dict, {.io_threads = io_threads}));
-    if (raw_put == 0 || raw_get == 0) return absl::InternalError("libcurl alone failed");
-    save.Add(saved.bytes_written / saved.seconds, raw_put);
-    load.Add(loaded.bytes_read / loaded.seconds, raw_get);
+    const Rates get = loading.Stop(loaded.bytes_read);
+    if (raw_put.of_time == 0 || raw_get.of_time == 0) {
+      return absl::InternalError("libcurl alone failed");
+    }
+    save.Add(put.of_time, raw_put.of_time);
+    load.Add(get.of_time, raw_get.of_time);
+    save_processors.Add(put.of_processors, raw_put.of_processors);
+    load_processors.Add(get.of_processors, raw_get.of_processors);
     return storage->DeleteTree(saved.directory);
   }));
   save.PrintRates("s3.save", "ratio", "libcurl alone");
   load.PrintRates("s3.load", "ratio", "libcurl alone");
+  PrintFigure("s3.save.processor_ratio", save_processors.Ratio());
+  PrintFigure("s3.load.processor_ratio", load_processors.Ratio());
   return absl::OkStatus();
 }
 

@@ -2,13 +2,16 @@
 // topology; memory while loading.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -123,23 +126,43 @@ TEST_F(BytesTest, ACheckpointIsHardlyLargerThanTheState) {
             << largest << " (" << worst << ")\n";
 }
 
-// Resident memory of this process, in bytes: now, or its maximum since ResetPeak().
-int64_t ResidentBytes(const std::string& field) {
-  std::ifstream status("/proc/self/status");
+// Memory of this process in bytes. What several mappings share counts once: ranks, threads here,
+// map each other's buffers.
+int64_t MemoryInUse() {
+  std::ifstream rollup("/proc/self/smaps_rollup");
   std::string name;
-  for (int64_t kib = 0; status >> name;) {
-    if (name == field && status >> kib) return kib * 1024;
+  for (int64_t kib = 0; rollup >> name;) {
+    if (name == "Pss:" && rollup >> kib) return kib * 1024;
   }
   return -1;
 }
-bool ResetPeak() {
-  return static_cast<bool>(std::ofstream("/proc/self/clear_refs") << "5" << std::flush);
-}
+
+// The most memory that this process had at any moment since it was made, looked at all the time.
+class PeakMemory {
+ public:
+  ~PeakMemory() { Stop(); }
+  int64_t Stop() {
+    stopped_ = true;
+    if (thread_.joinable()) thread_.join();
+    return peak_;
+  }
+
+ private:
+  void Look() {
+    do {
+      peak_ = std::max(peak_, MemoryInUse());
+    } while (!stopped_);
+  }
+
+  std::atomic<bool> stopped_ = false;
+  int64_t peak_ = 0;
+  std::thread thread_{[this] { Look(); }};
+};
 
 // The memory that loading took beyond what the ranks, threads of this process, had before.
 absl::StatusOr<int64_t> MemoryOfLoad(const TrainConfig& config, const std::string& folder,
                                      uint64_t staging_bytes) {
-  int64_t bytes = -1;
+  int64_t before = -1, bytes = -1;
   ThreadWorld world(ConfigTopology(config).world_size());
   TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> training,
@@ -155,16 +178,17 @@ absl::StatusOr<int64_t> MemoryOfLoad(const TrainConfig& config, const std::strin
     TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint checkpoint, opened.At(0));
     const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&rank);
     TESSERA_RETURN_IF_ERROR(rank.Barrier());
+    std::optional<PeakMemory> peak;
     if (rank.rank() == 0) {
-      if (!ResetPeak()) return absl::InternalError("/proc/self/clear_refs: cannot be written");
-      bytes = -ResidentBytes("VmRSS:");
+      before = MemoryInUse();
+      peak.emplace();
     }
     TESSERA_RETURN_IF_ERROR(rank.Barrier());
     TESSERA_RETURN_IF_ERROR(
         checkpoint.Load(state, {.group = &*group, .io_threads = 2, .staging_bytes = staging_bytes})
             .status());
     TESSERA_RETURN_IF_ERROR(rank.Barrier());
-    if (rank.rank() == 0) bytes += ResidentBytes("VmHWM:");
+    if (rank.rank() == 0) bytes = peak->Stop() - before;
     return absl::OkStatus();
   }));
   return bytes;

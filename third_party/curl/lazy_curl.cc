@@ -57,11 +57,6 @@ void curl_easy_reset(CURL* handle) {
   if (function != nullptr) function(handle);
 }
 
-CURLcode curl_easy_perform(CURL* handle) {
-  TESSERA_CURL(curl_easy_perform);
-  return function == nullptr ? CURLE_FAILED_INIT : function(handle);
-}
-
 // Each argument that libcurl takes there has the size of a pointer.
 CURLcode curl_easy_setopt(CURL* handle, CURLoption option, ...) {  // NOLINT(cert-dcl50-cpp)
   TESSERA_CURL(curl_easy_setopt);
@@ -85,6 +80,43 @@ const char* curl_easy_strerror(CURLcode code) {
   TESSERA_CURL(curl_easy_strerror);
   return function == nullptr ? "libcurl.so.4, which object stores need, is not on this machine"
                              : function(code);
+}
+
+CURLM* curl_multi_init(void) {
+  TESSERA_CURL(curl_multi_init);
+  return function == nullptr ? NoHandle() : function();
+}
+
+CURLMcode curl_multi_cleanup(CURLM* multi) {
+  TESSERA_CURL(curl_multi_cleanup);
+  return function == nullptr ? CURLM_OK : function(multi);
+}
+
+CURLMcode curl_multi_add_handle(CURLM* multi, CURL* handle) {
+  TESSERA_CURL(curl_multi_add_handle);
+  return function == nullptr ? CURLM_INTERNAL_ERROR : function(multi, handle);
+}
+
+CURLMcode curl_multi_remove_handle(CURLM* multi, CURL* handle) {
+  TESSERA_CURL(curl_multi_remove_handle);
+  return function == nullptr ? CURLM_OK : function(multi, handle);
+}
+
+CURLMcode curl_multi_perform(CURLM* multi, int* running) {
+  TESSERA_CURL(curl_multi_perform);
+  return function == nullptr ? CURLM_INTERNAL_ERROR : function(multi, running);
+}
+
+CURLMsg* curl_multi_info_read(CURLM* multi, int* queued) {
+  TESSERA_CURL(curl_multi_info_read);
+  return function == nullptr ? nullptr : function(multi, queued);
+}
+
+CURLMcode curl_multi_poll(CURLM* multi, curl_waitfd* extra, unsigned extra_count, int timeout_ms,
+                          int* ready) {
+  TESSERA_CURL(curl_multi_poll);
+  return function == nullptr ? CURLM_INTERNAL_ERROR
+                             : function(multi, extra, extra_count, timeout_ms, ready);
 }
 
 curl_slist* curl_slist_append(curl_slist* list, const char* text) {

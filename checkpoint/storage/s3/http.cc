@@ -7,17 +7,20 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <mutex>
 #include <new>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/steady_time.h"
 
 namespace tessera::ckpt::s3 {
 namespace {
@@ -26,8 +29,9 @@ using CurlLong = long;  // NOLINT(google-runtime-int): what libcurl takes and gi
 
 // Bodies that do not go to a sink: listings, errors and copies of them.
 constexpr size_t kMaxBodyBytes = size_t{64} << 20;
-// Between the socket and the caller's memory; libcurl's largest for receiving.
-constexpr CurlLong kBufferBytes = 512 << 10;
+constexpr auto kBufferBytes = static_cast<CurlLong>(kHttpBufferBytes);
+// CheckAbandoned() is called at least as often.
+constexpr absl::Duration kLongestPoll = absl::Seconds(1);
 
 // Where Linux systems have the certificates of authorities.
 constexpr const char* kFiles[] = {
@@ -44,9 +48,12 @@ constexpr const char* kDirectories[] = {"/etc/ssl/certs", "/etc/pki/tls/certs"};
 // The state of one transfer, for libcurl's callbacks.
 struct Transfer {
   CURL* handle;
-  const HttpRequest& request;
+  size_t id;
+  HttpRequest request;
   HttpResponse& response;
   size_t sent_bytes = 0;
+  curl_slist* headers = nullptr;
+  char reason[CURL_ERROR_SIZE] = "";
 
   // As seen by CheckAbandoned().
   curl_off_t moved_bytes = -1;
@@ -212,6 +219,23 @@ curl_slist* HeaderList(const HttpRequest& request) {
   return list;
 }
 
+// What became of a transfer.
+absl::Status OutcomeOf(const Transfer& transfer, CURLcode code) {
+  if (code == CURLE_OK) return absl::OkStatus();
+  std::string message = transfer.reason[0] != '\0' ? transfer.reason : curl_easy_strerror(code);
+  if (code == CURLE_SSL_CONNECT_ERROR && IsWronglySigned(message)) {
+    code = CURLE_PEER_FAILED_VERIFICATION;
+  }
+  if (code == CURLE_PEER_FAILED_VERIFICATION) {
+    message = CertificateSentence(transfer.request.url, message);
+  }
+  if (code == CURLE_SSL_CACERT_BADFILE) {
+    absl::StrAppend(&message, "; AWS_CA_BUNDLE names the file of the authorities to trust");
+  }
+  return IsTransient(code) ? absl::UnavailableError(message)
+                           : absl::FailedPreconditionError(message);
+}
+
 class CurlClient final : public HttpClient {
  public:
   CurlClient();
@@ -220,15 +244,19 @@ class CurlClient final : public HttpClient {
   ~CurlClient() override;
 
   absl::Status Perform(const HttpRequest& request, HttpResponse& response) override;
+  std::unique_ptr<HttpBatch> NewBatch() override;
 
  private:
-  CURL* TakeHandle();
-  void ReturnHandle(CURL* handle);
-  void SetAuthorities(CURL* handle) const;
+  class Batch;
+  // What a batch needs, and keeps for the next one.
+  struct Handles {
+    CURLM* multi = nullptr;  // with its connections
+    std::vector<CURL*> idle = {};
+  };
 
   const CertificateAuthorities authorities_ = FindCertificateAuthorities();
   Mutex mutex_;
-  std::vector<CURL*> idle_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Handles> idle_ ABSL_GUARDED_BY(mutex_);
 };
 
 CurlClient::CurlClient() {
@@ -237,70 +265,154 @@ CurlClient::CurlClient() {
 }
 
 CurlClient::~CurlClient() {
-  for (CURL* handle : idle_) curl_easy_cleanup(handle);
+  for (const Handles& handles : idle_) {
+    for (CURL* handle : handles.idle) curl_easy_cleanup(handle);
+    curl_multi_cleanup(handles.multi);
+  }
 }
 
-CURL* CurlClient::TakeHandle() {
-  {
-    const MutexLock lock(&mutex_);
-    if (!idle_.empty()) {
-      CURL* const handle = idle_.back();
-      idle_.pop_back();
-      return handle;
+class CurlClient::Batch final : public HttpBatch {
+ public:
+  explicit Batch(CurlClient& client) : client_(client) {
+    {
+      const MutexLock lock(&client_.mutex_);
+      if (!client_.idle_.empty()) {
+        handles_ = std::move(client_.idle_.back());
+        client_.idle_.pop_back();
+        return;
+      }
+    }
+    handles_.multi = curl_multi_init();
+  }
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+
+  ~Batch() override {
+    while (!transfers_.empty()) Remove(transfers_.begin());
+    if (handles_.multi == nullptr) return;
+    const MutexLock lock(&client_.mutex_);
+    client_.idle_.push_back(std::move(handles_));
+  }
+
+  void Start(size_t id, HttpRequest request, HttpResponse& response) override {
+    response = HttpResponse();
+    CURL* const handle = TakeHandle();
+    if (handle == nullptr) {
+      finished_.push_back({id, absl::ResourceExhaustedError("no memory for a connection")});
+      return;
+    }
+    std::unique_ptr<Transfer>& kept = transfers_[handle];
+    kept.reset(new Transfer{handle, id, std::move(request), response});
+    Transfer& transfer = *kept;
+    curl_easy_setopt(handle, CURLOPT_ERRORBUFFER, transfer.reason);
+    curl_easy_setopt(handle, CURLOPT_URL, transfer.request.url.c_str());
+    curl_easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L);
+    curl_easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(handle, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
+    if (!transfer.request.use_proxy) curl_easy_setopt(handle, CURLOPT_PROXY, "");
+    SetAuthorities(handle);
+    SetMethod(handle, transfer);
+    SetCallbacks(handle, transfer);
+    SetLimits(handle, transfer.request);
+    transfer.headers = HeaderList(transfer.request);
+    curl_easy_setopt(handle, CURLOPT_HTTPHEADER, transfer.headers);
+    if (curl_multi_add_handle(handles_.multi, handle) == CURLM_OK) return Move();
+    finished_.push_back({id, OutcomeOf(transfer, CURLE_FAILED_INIT)});
+    Remove(transfers_.find(handle));
+  }
+
+  std::optional<Finished> Wait(absl::Duration timeout) override {
+    const absl::Duration until = SteadyNow() + timeout;
+    while (finished_.empty() && !transfers_.empty()) {
+      Move();
+      const absl::Duration left = until - SteadyNow();
+      if (!finished_.empty() || left <= absl::ZeroDuration()) break;
+      curl_multi_poll(handles_.multi, nullptr, 0,
+                      static_cast<int>(absl::ToInt64Milliseconds(std::min(left, kLongestPoll))) + 1,
+                      nullptr);
+    }
+    if (finished_.empty()) return std::nullopt;
+    Finished first = std::move(finished_.front());
+    finished_.pop_front();
+    return first;
+  }
+
+ private:
+  using Transfers = std::map<CURL*, std::unique_ptr<Transfer>>;
+
+  CURL* TakeHandle() {
+    if (handles_.multi == nullptr) return nullptr;
+    if (handles_.idle.empty()) return curl_easy_init();
+    CURL* const handle = handles_.idle.back();
+    handles_.idle.pop_back();
+    return handle;
+  }
+
+  // Moves what can be moved without waiting.
+  void Move() {
+    int running = 0, queued = 0;
+    curl_multi_perform(handles_.multi, &running);
+    while (const CURLMsg* message = curl_multi_info_read(handles_.multi, &queued)) {
+      if (message->msg != CURLMSG_DONE) continue;
+      const auto at = transfers_.find(message->easy_handle);
+      const CURLcode code = message->data.result;
+      CurlLong status = 0;
+      curl_easy_getinfo(at->first, CURLINFO_RESPONSE_CODE, &status);
+      at->second->response.status = static_cast<int>(status);
+      finished_.push_back({at->second->id, OutcomeOf(*at->second, code)});
+      Remove(at);
     }
   }
-  return curl_easy_init();
-}
 
-void CurlClient::ReturnHandle(CURL* handle) {
-  curl_easy_reset(handle);  // connections stay
-  const MutexLock lock(&mutex_);
-  idle_.push_back(handle);
-}
+  // A transfer that is not finished takes its connection with it; others leave theirs.
+  void Remove(Transfers::iterator at) {
+    curl_multi_remove_handle(handles_.multi, at->first);
+    curl_easy_reset(at->first);
+    handles_.idle.push_back(at->first);
+    curl_slist_free_all(at->second->headers);
+    transfers_.erase(at);
+  }
 
-void CurlClient::SetAuthorities(CURL* handle) const {
-  const auto& [file, directory] = authorities_;
-  if (file.empty() && directory.empty()) return;
-  curl_easy_setopt(handle, CURLOPT_CAINFO, file.empty() ? nullptr : file.c_str());
-  curl_easy_setopt(handle, CURLOPT_CAPATH, directory.empty() ? nullptr : directory.c_str());
-}
+  void SetAuthorities(CURL* handle) const {
+    const auto& [file, directory] = client_.authorities_;
+    if (file.empty() && directory.empty()) return;
+    curl_easy_setopt(handle, CURLOPT_CAINFO, file.empty() ? nullptr : file.c_str());
+    curl_easy_setopt(handle, CURLOPT_CAPATH, directory.empty() ? nullptr : directory.c_str());
+  }
+
+  CurlClient& client_;
+  Handles handles_;
+  Transfers transfers_;
+  std::deque<Finished> finished_;
+};
+
+std::unique_ptr<HttpBatch> CurlClient::NewBatch() { return std::make_unique<Batch>(*this); }
 
 absl::Status CurlClient::Perform(const HttpRequest& request, HttpResponse& response) {
-  response = HttpResponse();
-  CURL* const handle = TakeHandle();
-  if (handle == nullptr) return absl::ResourceExhaustedError("no memory for a connection");
-  Transfer transfer = {handle, request, response};
-  char reason[CURL_ERROR_SIZE] = "";
-  curl_easy_setopt(handle, CURLOPT_ERRORBUFFER, reason);
-  curl_easy_setopt(handle, CURLOPT_URL, request.url.c_str());
-  curl_easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L);
-  curl_easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
-  curl_easy_setopt(handle, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
-  if (!request.use_proxy) curl_easy_setopt(handle, CURLOPT_PROXY, "");
-  SetAuthorities(handle);
-  SetMethod(handle, transfer);
-  SetCallbacks(handle, transfer);
-  SetLimits(handle, request);
-  curl_slist* const headers = HeaderList(request);
-  curl_easy_setopt(handle, CURLOPT_HTTPHEADER, headers);
-  CURLcode code = curl_easy_perform(handle);
-  CurlLong status = 0;
-  curl_easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
-  response.status = static_cast<int>(status);
-  curl_slist_free_all(headers);
-  ReturnHandle(handle);
-  if (code == CURLE_OK) return absl::OkStatus();
-  std::string message = reason[0] != '\0' ? reason : curl_easy_strerror(code);
-  if (code == CURLE_SSL_CONNECT_ERROR && IsWronglySigned(message)) {
-    code = CURLE_PEER_FAILED_VERIFICATION;
-  }
-  if (code == CURLE_PEER_FAILED_VERIFICATION) message = CertificateSentence(request.url, message);
-  if (code == CURLE_SSL_CACERT_BADFILE) {
-    absl::StrAppend(&message, "; AWS_CA_BUNDLE names the file of the authorities to trust");
-  }
-  return IsTransient(code) ? absl::UnavailableError(message)
-                           : absl::FailedPreconditionError(message);
+  Batch batch(*this);
+  batch.Start(0, request, response);
+  return batch.Wait(absl::InfiniteDuration())->status;
 }
+
+// Sends at once what it is to start.
+class OneAfterAnother final : public HttpBatch {
+ public:
+  explicit OneAfterAnother(HttpClient& client) : client_(client) {}
+
+  void Start(size_t id, HttpRequest request, HttpResponse& response) override {
+    finished_.push_back({id, client_.Perform(request, response)});
+  }
+  std::optional<Finished> Wait(absl::Duration /*timeout*/) override {
+    if (finished_.empty()) return std::nullopt;
+    Finished first = std::move(finished_.front());
+    finished_.pop_front();
+    return first;
+  }
+
+ private:
+  HttpClient& client_;
+  std::deque<Finished> finished_;
+};
 
 // "" where it is not set.
 std::string Variable(const char* name) {
@@ -326,6 +438,10 @@ CertificateAuthorities FindCertificateAuthorities(const std::string& root) {
     if (access((root + path).c_str(), R_OK) == 0) return {.file = "", .directory = root + path};
   }
   return {};
+}
+
+std::unique_ptr<HttpBatch> HttpClient::NewBatch() {
+  return std::make_unique<OneAfterAnother>(*this);
 }
 
 std::unique_ptr<HttpClient> MakeHttpClient() { return std::make_unique<CurlClient>(); }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -42,6 +43,26 @@ struct HttpResponse {
   uint64_t sink_bytes = 0;  // received into the sink; also where the transfer failed later
 };
 
+// Requests of one thread that are on their way together. The thread moves the bytes of all of them
+// while it is in Start() and Wait(); in between, as much as the system's buffers hold. Not
+// thread-safe. The client must outlive it.
+class HttpBatch {
+ public:
+  // Ends requests that are not finished; their memory is not used any more.
+  virtual ~HttpBatch() = default;
+
+  // Begins to send a request, and returns. Body, sink and response must stay until it is finished.
+  virtual void Start(size_t id, HttpRequest request, HttpResponse& response) = 0;
+
+  struct Finished {
+    size_t id;
+    absl::Status status;  // see HttpClient::Perform()
+  };
+  // Waits until some request is finished, each of which is returned once. Nullopt where none is
+  // before the time has passed, and where none is on its way.
+  virtual std::optional<Finished> Wait(absl::Duration timeout) = 0;
+};
+
 // Sends requests. Thread-safe.
 class HttpClient {
  public:
@@ -51,11 +72,18 @@ class HttpClient {
   // Unavailable for failures that may pass (no connection, a reset, a body shorter than announced,
   // a time-out); FailedPrecondition for those that will not (certificates, unusable URLs).
   virtual absl::Status Perform(const HttpRequest& request, HttpResponse& response) = 0;
+
+  // By default, Start() of a batch is Perform().
+  virtual std::unique_ptr<HttpBatch> NewBatch();
 };
 
-// Over libcurl, with connections that are kept open and reused: each call has a connection of its
-// own while it runs.
+// Over libcurl, with connections that are kept open and reused: each request has a connection of
+// its own while it runs, which takes up to twice kHttpBufferBytes of memory. Bodies are sent from,
+// and received into, the caller's memory, by way of these buffers alone.
 std::unique_ptr<HttpClient> MakeHttpClient();
+
+// Between a socket and the caller's memory, in each direction: within the second-level cache.
+inline constexpr size_t kHttpBufferBytes = size_t{256} << 10;
 
 // Where certificates of authorities are. Empty: nowhere.
 struct CertificateAuthorities {

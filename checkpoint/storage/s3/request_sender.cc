@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <random>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -18,6 +20,7 @@ namespace tessera::ckpt::s3 {
 namespace {
 
 constexpr absl::Duration kRenewalMargin = absl::Minutes(5);
+constexpr absl::Duration kLongestWait = absl::Seconds(1);
 // Requests that differ more from the store's clock are refused.
 constexpr absl::Duration kMaxClockSkew = absl::Minutes(15);
 
@@ -238,17 +241,15 @@ void RequestSender::Abandon() {
   changed_.NotifyAll();
 }
 
-bool RequestSender::Pause(absl::Duration pause) {
+void RequestSender::Pause(absl::Duration pause) {
   const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(pause);
   const MutexLock lock(&mutex_);
   bool in_time = true;
   while (in_time && !abandoned_) in_time = changed_.WaitUntil(&mutex_, until);
-  return !abandoned_;
 }
 
-absl::Status RequestSender::SendOnce(const Request& request, const Credentials& credentials,
-                                     absl::Duration deadline, HttpResponse& response) {
-  ++request_count_;
+HttpRequest RequestSender::Sign(const Request& request, const Credentials& credentials,
+                                absl::Duration deadline) const {
   const std::string date = AmzDate(absl::Now());
   SignedParts parts = {request.method, PathOf(request.key), request.query, request.headers, ""};
   const bool hashed = request.sign_body || request.body.empty();
@@ -275,46 +276,121 @@ absl::Status RequestSender::SendOnce(const Request& request, const Credentials& 
   http.headers.erase("host");  // libcurl's own
   http.headers["authorization"] =
       AuthorizationHeader(parts, credentials, options_.region, date, options_.dialect);
-  return http_->Perform(http, response);
+  return http;
 }
 
-absl::StatusOr<HttpResponse> RequestSender::Send(Request request, const Restart& restart) {
-  const absl::Duration start = SteadyNow(), deadline = start + options_.deadline;
-  absl::Duration backoff = options_.min_backoff;
-  std::string answer;  // the last one; the last attempt may have had no time for any
-  bool renewed = false;
-  for (int attempts = 1;; ++attempts) {
-    HttpResponse response;
-    const Credentials credentials = CurrentCredentials();
-    absl::Status status = SendOnce(request, credentials, deadline, response);
-    if (status.ok()) {
-      if (IsSuccess(response)) return response;
-      status = ToStatus(response, options_, request, credentials.access_key_id);
-      if (IsRefused(request.method, response) && options_.read_credentials != nullptr && !renewed &&
-          !abandoned_) {
-        renewed = true;
-        const absl::Status read = RenewCredentials(credentials);
-        if (read.ok()) continue;
-        return absl::Status(status.code(), absl::StrCat(status.message(),
-                                                        "; the credentials cannot be read again: ",
-                                                        read.message()));
-      }
-      if (IsTaken(request, response)) return status;
-      if (!MayPass(response) && !WasDelayed(response)) return status;
-      answer = std::string(status.message());
-    } else if (!absl::IsUnavailable(status)) {
-      return absl::Status(status.code(), absl::StrCat(options_.endpoint, ": ", status.message()));
-    }
-    const absl::Duration pause = backoff * (0.5 + 0.5 * (RandomNumber() >> 11) * 0x1p-53);
-    if (SteadyNow() + pause >= deadline || !Pause(pause)) {
-      return absl::UnavailableError(absl::StrCat(
-          options_.endpoint, ": ", answer.empty() ? std::string(status.message()) : answer, " (",
-          attempts, " attempts in ",
-          absl::FormatDuration(absl::Trunc(SteadyNow() - start, absl::Milliseconds(1))), ")"));
-    }
-    backoff = std::min(backoff * 2, options_.max_backoff);
-    if (restart != nullptr) TESSERA_RETURN_IF_ERROR(restart(response, request));
+struct RequestSender::Attempts {
+  Sending& sending;
+  absl::Duration start, deadline;
+  absl::Duration backoff;   // the limit of the next pause
+  absl::Duration due = {};  // when the next one begins
+  enum { kPausing, kOnItsWay, kOver } state = kPausing;
+  int count = 0;
+  bool renewed = false;     // the credentials, once
+  bool repeats = false;     // the next one follows an answer that may pass
+  Credentials credentials;  // of the last one
+  HttpResponse response;    // likewise
+  // The last of each; the last attempt may have had no time for an answer.
+  std::string answer, failure;
+
+  void End(absl::StatusOr<HttpResponse> result) {
+    sending.response = std::move(result);
+    state = kOver;
   }
+};
+
+void RequestSender::Start(Attempts& attempts, HttpBatch& batch, size_t id) {
+  Sending& sending = attempts.sending;
+  if (attempts.count == 0 && sending.prepare != nullptr) sending.prepare(sending.request);
+  if (std::exchange(attempts.repeats, false) && sending.restart != nullptr) {
+    const absl::Status restarted = sending.restart(attempts.response, sending.request);
+    if (!restarted.ok()) return attempts.End(restarted);
+  }
+  ++attempts.count;
+  ++request_count_;
+  attempts.state = Attempts::kOnItsWay;
+  attempts.credentials = CurrentCredentials();
+  batch.Start(id, Sign(sending.request, attempts.credentials, attempts.deadline),
+              attempts.response);
+}
+
+void RequestSender::Judge(Attempts& attempts, absl::Status status) {
+  const Request& request = attempts.sending.request;
+  const HttpResponse& response = attempts.response;
+  if (status.ok()) {
+    if (IsSuccess(response)) return attempts.End(std::move(attempts.response));
+    status = ToStatus(response, options_, request, attempts.credentials.access_key_id);
+    if (IsRefused(request.method, response) && options_.read_credentials != nullptr &&
+        !attempts.renewed && !abandoned_) {
+      attempts.renewed = true;
+      const absl::Status read = RenewCredentials(attempts.credentials);
+      if (read.ok()) {
+        attempts.state = Attempts::kPausing;  // until now
+        return;
+      }
+      return attempts.End(absl::Status(
+          status.code(), absl::StrCat(status.message(),
+                                      "; the credentials cannot be read again: ", read.message())));
+    }
+    if (IsTaken(request, response) || (!MayPass(response) && !WasDelayed(response))) {
+      return attempts.End(status);
+    }
+    attempts.answer = std::string(status.message());
+  } else if (!absl::IsUnavailable(status)) {
+    return attempts.End(
+        absl::Status(status.code(), absl::StrCat(options_.endpoint, ": ", status.message())));
+  }
+  const absl::Duration pause = attempts.backoff * (0.5 + 0.5 * (RandomNumber() >> 11) * 0x1p-53);
+  attempts.due = SteadyNow() + pause;
+  attempts.failure = std::string(status.message());
+  attempts.backoff = std::min(attempts.backoff * 2, options_.max_backoff);
+  attempts.state = Attempts::kPausing;
+  attempts.repeats = true;
+}
+
+void RequestSender::SendAll(std::span<Sending> all) {
+  const absl::Duration start = SteadyNow();
+  std::vector<Attempts> attempts;
+  for (Sending& sending : all) {
+    attempts.push_back({.sending = sending,
+                        .start = start,
+                        .deadline = start + options_.deadline,
+                        .backoff = options_.min_backoff});
+  }
+  const std::unique_ptr<HttpBatch> batch = http_->NewBatch();
+  while (true) {
+    absl::Duration next = absl::InfiniteDuration();  // when an attempt begins
+    bool on_their_way = false;
+    for (size_t i = 0; i < attempts.size(); ++i) {
+      Attempts& one = attempts[i];
+      if (one.state == Attempts::kPausing && one.repeats &&
+          (abandoned_ || one.due >= one.deadline)) {
+        one.End(absl::UnavailableError(absl::StrCat(
+            options_.endpoint, ": ", one.answer.empty() ? one.failure : one.answer, " (", one.count,
+            " attempts in ",
+            absl::FormatDuration(absl::Trunc(SteadyNow() - start, absl::Milliseconds(1))), ")")));
+      }
+      if (one.state == Attempts::kPausing && one.due <= SteadyNow()) Start(one, *batch, i);
+      if (one.state == Attempts::kPausing) next = std::min(next, one.due);
+      on_their_way |= one.state == Attempts::kOnItsWay;
+    }
+    const absl::Duration pause = next - SteadyNow();
+    if (on_their_way) {
+      // Looks at abandoned_ now and then.
+      const auto finished = batch->Wait(std::min(pause, kLongestWait));
+      if (finished.has_value()) Judge(attempts[finished->id], finished->status);
+    } else if (next < absl::InfiniteDuration()) {
+      Pause(pause);
+    } else {
+      return;
+    }
+  }
+}
+
+absl::StatusOr<HttpResponse> RequestSender::Send(Request request, Restart restart) {
+  Sending one = {.request = std::move(request), .restart = std::move(restart)};
+  SendAll({&one, 1});
+  return std::move(one.response);
 }
 
 }  // namespace tessera::ckpt::s3

@@ -79,7 +79,20 @@ class RequestSender {
   // before each repetition with the previous answer; it adapts the request, or ends the call with
   // an error.
   using Restart = std::function<absl::Status(const HttpResponse&, Request&)>;
-  absl::StatusOr<HttpResponse> Send(Request request, const Restart& restart = nullptr);
+  absl::StatusOr<HttpResponse> Send(Request request, Restart restart = nullptr);
+
+  // One of several requests.
+  struct Sending {
+    Request request;
+    Restart restart = nullptr;
+    // Completes the request before it is sent first, while those before it are on their way. May
+    // be null.
+    std::function<void(Request&)> prepare = nullptr;
+    absl::StatusOr<HttpResponse> response = absl::UnknownError("not sent");  // the result
+  };
+  // Send() of several requests, each over a connection of its own. They are sent together by the
+  // calling thread, which returns when the last one has its answer.
+  void SendAll(std::span<Sending> all);
 
   // See Storage::Abandon().
   void Abandon();
@@ -88,17 +101,23 @@ class RequestSender {
   int64_t request_count() const { return request_count_; }
 
  private:
-  // One attempt, until SteadyNow() is `deadline`.
-  absl::Status SendOnce(const Request& request, const Credentials& credentials,
-                        absl::Duration deadline, HttpResponse& response);
+  struct Attempts;  // to send one request
+
+  // The request as it is sent, for an attempt until SteadyNow() is `deadline`.
+  HttpRequest Sign(const Request& request, const Credentials& credentials,
+                   absl::Duration deadline) const;
+  // Begins an attempt, unless its `restart` ends them.
+  void Start(Attempts& attempts, HttpBatch& batch, size_t id);
+  // Judges how an attempt ended: that was the last one, or the next one has a time.
+  void Judge(Attempts& attempts, absl::Status status);
   // Returns the credentials for the next attempt; reads them again if they are about to expire.
   Credentials CurrentCredentials();
   // Reads the credentials again, or waits for another thread that does, unless they already differ
   // from `refused`.
   absl::Status RenewCredentials(const Credentials& refused);
   void ReadCredentials() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns false if Abandon() was called.
-  bool Pause(absl::Duration pause);
+  // Returns earlier once Abandon() was called.
+  void Pause(absl::Duration pause);
   std::string PathOf(const std::string& key) const;
 
   const ClientOptions options_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <numeric>
 #include <random>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -23,6 +25,8 @@ using Restart = RequestSender::Restart;
 
 constexpr size_t kMaxDeletedAtOnce = 1000;
 constexpr int kMaxDamagedTransfers = 4;
+// Ranges of one object begin and end at multiples of it, so that no page has two.
+constexpr uint64_t kRangeUnit = uint64_t{64} << 10;
 
 // Unlike any other, in this process or elsewhere.
 std::string NewWriter() {
@@ -44,8 +48,7 @@ std::string RangeHeader(uint64_t offset, uint64_t size) {
 
 }  // namespace
 
-std::string ChecksumHeader(std::span<const std::byte> data) {
-  const uint32_t crc = Crc32c(data);
+std::string ChecksumHeader(uint32_t crc) {
   const char bytes[] = {static_cast<char>(crc >> 24), static_cast<char>(crc >> 16),
                         static_cast<char>(crc >> 8), static_cast<char>(crc)};
   return absl::Base64Escape(std::string(bytes, sizeof(bytes)));
@@ -55,9 +58,11 @@ std::string S3Client::WriterHeader() const {
   return std::string(dialect().headers) + "meta-tessera-writer";
 }
 
-std::string S3Client::Checksum(std::span<const std::byte> body) const {
+std::string S3Client::Checksum(std::span<const std::byte> body,
+                               std::optional<uint32_t> crc32c) const {
   if (dialect().checksum.name == "content-md5") return ContentMd5(body);
-  return std::string(dialect().checksum.value) + ChecksumHeader(body);
+  return std::string(dialect().checksum.value) +
+         ChecksumHeader(crc32c.has_value() ? *crc32c : Crc32c(body));
 }
 
 std::pair<std::string, std::string> S3Client::IfVersion(const std::string& etag) const {
@@ -79,47 +84,65 @@ absl::StatusOr<S3Client::ObjectInfo> S3Client::Head(const std::string& key) {
 
 absl::Status S3Client::Get(const std::string& key, const std::string& etag, uint64_t offset_bytes,
                            std::span<std::byte> out) {
-  if (out.empty()) return absl::OkStatus();
-  std::string wrong_range;
-  for (int attempt = 0; attempt < kMaxDamagedTransfers; ++attempt) {
-    TESSERA_ASSIGN_OR_RETURN(wrong_range, GetOnce(key, etag, offset_bytes, out));
-    if (wrong_range.empty()) return absl::OkStatus();
+  const uint64_t count = std::clamp<uint64_t>(out.size() / kMinRangeBytes, 1, kMaxRanges);
+  const uint64_t range_bytes = RoundUp(CeilDivide(out.size(), count), kRangeUnit);
+  std::vector<Range> ranges;
+  for (uint64_t at = 0; at < out.size(); at += range_bytes) {
+    ranges.push_back(
+        {offset_bytes + at, out.subspan(at, std::min<uint64_t>(range_bytes, out.size() - at))});
   }
-  return absl::UnavailableError(wrong_range);
+  std::string wrong_range;
+  for (int attempt = 0; attempt < kMaxDamagedTransfers && !ranges.empty(); ++attempt) {
+    TESSERA_ASSIGN_OR_RETURN(wrong_range, GetOnce(key, etag, ranges));
+  }
+  return ranges.empty() ? absl::OkStatus() : absl::UnavailableError(wrong_range);
 }
 
 absl::StatusOr<std::string> S3Client::GetOnce(const std::string& key, const std::string& etag,
-                                              uint64_t offset_bytes, std::span<std::byte> out) {
-  uint64_t received = 0;  // by attempts that broke
-  Request request = {.method = "GET", .key = key, .sink = out};
-  request.headers["range"] = RangeHeader(offset_bytes, out.size());
-  if (!etag.empty()) request.headers.insert(IfVersion(etag));
-  const Restart go_on = [&](const HttpResponse& broken, Request& next) {
-    // The last byte is fetched again if need be: an empty range cannot be asked for.
-    received += std::min<uint64_t>(broken.sink_bytes, out.size() - received - 1);
-    next.sink = out.subspan(received);
-    next.headers["range"] = RangeHeader(offset_bytes + received, next.sink.size());
-    return absl::OkStatus();
-  };
-  const absl::StatusOr<HttpResponse> response = sender_.Send(request, go_on);
-  if (absl::IsAlreadyExists(response.status())) {
-    return absl::UnavailableError("the object was replaced while it was read");
+                                              std::vector<Range>& ranges) {
+  std::vector<RequestSender::Sending> all;
+  for (Range& range : ranges) {
+    range.received_bytes = 0;
+    Request request = {.method = "GET", .key = key, .sink = range.out};
+    request.headers["range"] = RangeHeader(range.offset_bytes, range.out.size());
+    if (!etag.empty()) request.headers.insert(IfVersion(etag));
+    const Restart go_on = [&range](const HttpResponse& broken, Request& next) {
+      // The last byte is fetched again if need be: an empty range cannot be asked for.
+      uint64_t& received = range.received_bytes;
+      received += std::min<uint64_t>(broken.sink_bytes, range.out.size() - received - 1);
+      next.sink = range.out.subspan(received);
+      next.headers["range"] = RangeHeader(range.offset_bytes + received, next.sink.size());
+      return absl::OkStatus();
+    };
+    all.push_back({.request = std::move(request), .restart = go_on});
   }
-  if (absl::IsOutOfRange(response.status())) {
-    return absl::DataLossError(response.status().message());
+  sender_.SendAll(all);
+  std::string wrong_range;
+  std::vector<Range> wrong;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const absl::StatusOr<HttpResponse>& response = all[i].response;
+    if (absl::IsAlreadyExists(response.status())) {
+      return absl::UnavailableError("the object was replaced while it was read");
+    }
+    if (absl::IsOutOfRange(response.status())) {
+      return absl::DataLossError(response.status().message());
+    }
+    TESSERA_RETURN_IF_ERROR(response.status());
+    const auto& [offset, out, received] = ranges[i];
+    const std::string found = Header(*response, "content-range");
+    const std::string expected =
+        absl::StrCat("bytes ", offset + received, "-", offset + out.size() - 1, "/");
+    if (response->status == 206 && found.starts_with(expected) &&
+        received + response->sink_bytes == out.size()) {
+      continue;
+    }
+    wrong.push_back(ranges[i]);
+    wrong_range = absl::StrCat("asked for ", expected.substr(0, expected.size() - 1),
+                               ", the store sent ", response->status, " \"",
+                               absl::CHexEscape(found), "\" with ", response->sink_bytes, " bytes");
   }
-  TESSERA_RETURN_IF_ERROR(response.status());
-  const std::string range = Header(*response, "content-range");
-  const std::string expected =
-      absl::StrCat("bytes ", offset_bytes + received, "-", offset_bytes + out.size() - 1, "/");
-  if (response->status != 206 || !range.starts_with(expected) ||
-      received + response->sink_bytes != out.size()) {
-    return std::string(absl::StrCat("asked for ", expected.substr(0, expected.size() - 1),
-                                    ", the store sent ", response->status, " \"",
-                                    absl::CHexEscape(range), "\" with ", response->sink_bytes,
-                                    " bytes"));
-  }
-  return std::string();
+  ranges = std::move(wrong);
+  return wrong_range;
 }
 
 absl::StatusOr<bool> S3Client::Holds(const std::string& key, const ObjectInfo& info,
@@ -234,23 +257,42 @@ absl::StatusOr<S3Client::Upload> S3Client::CreateUpload(const std::string& key) 
   return upload;
 }
 
-absl::StatusOr<UploadedPart> S3Client::UploadPart(const Upload& upload, int number,
-                                                  std::span<const std::byte> body) {
+absl::StatusOr<std::vector<UploadedPart>> S3Client::UploadParts(const Upload& upload,
+                                                                std::span<const PartBody> parts) {
   const std::string checksum_name(dialect().checksum.name);
-  UploadedPart part = {
-      .number = number, .etag = "", .checksum = Checksum(body), .size_bytes = body.size()};
-  for (int again = 0; again < kMaxDamagedTransfers; ++again) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const HttpResponse response,
-        sender_.Send({.method = "PUT",
-                      .key = upload.key,
-                      .query = {{"partNumber", absl::StrCat(number)}, {"uploadId", upload.id}},
-                      .headers = {{checksum_name, part.checksum}},
-                      .body = body}));
-    const std::string stored = Header(response, checksum_name);
-    part.etag = Header(response, "etag");
-    if (stored.empty() || absl::StrContains(stored, part.checksum)) return part;
+  std::vector<UploadedPart> uploaded(parts.size());
+  std::vector<size_t> left(parts.size());
+  std::iota(left.begin(), left.end(), 0);
+  for (int again = 0; again < kMaxDamagedTransfers && !left.empty(); ++again) {
+    std::vector<RequestSender::Sending> all;
+    for (const size_t i : left) {
+      const auto prepare = [&, i](Request& request) {
+        UploadedPart& part = uploaded[i];
+        if (part.checksum.empty()) part.checksum = Checksum(parts[i].bytes, parts[i].crc32c);
+        request.headers = {{checksum_name, part.checksum}};
+      };
+      all.push_back({.request = {.method = "PUT",
+                                 .key = upload.key,
+                                 .query = {{"partNumber", absl::StrCat(parts[i].number)},
+                                           {"uploadId", upload.id}},
+                                 .body = parts[i].bytes},
+                     .prepare = prepare});
+    }
+    sender_.SendAll(all);
+    std::vector<size_t> damaged;
+    for (size_t n = 0; n < left.size(); ++n) {
+      TESSERA_RETURN_IF_ERROR(all[n].response.status());
+      const HttpResponse& response = *all[n].response;
+      UploadedPart& part = uploaded[left[n]];
+      part.number = parts[left[n]].number;
+      part.size_bytes = parts[left[n]].bytes.size();
+      part.etag = Header(response, "etag");
+      const std::string stored = Header(response, checksum_name);
+      if (!stored.empty() && !absl::StrContains(stored, part.checksum)) damaged.push_back(left[n]);
+    }
+    left = std::move(damaged);
   }
+  if (left.empty()) return uploaded;
   return absl::UnavailableError("the store keeps other bytes than were sent to it");
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,6 +18,10 @@
 #include "checkpoint/storage/s3/xml.h"
 
 namespace tessera::ckpt::s3 {
+
+// See S3Client::Get(): a store answers each connection at its own rate.
+inline constexpr uint64_t kMinRangeBytes = uint64_t{2} << 20;
+inline constexpr uint64_t kMaxRanges = 4;
 
 // Objects and uploads of one bucket.
 //
@@ -44,8 +49,10 @@ class S3Client {
   absl::StatusOr<ObjectInfo> Head(const std::string& key);
 
   // Fills `out` with bytes of the object that has this etag; Unavailable where it has another one
-  // by now, DataLoss where it is too short. A transfer that breaks is continued where it broke; an
-  // answer with other bytes than those that were asked for is asked for again a few times.
+  // by now, DataLoss where it is too short. Long ones are fetched in up to kMaxRanges ranges of
+  // kMinRangeBytes and more, over as many connections. A transfer that breaks is continued where it
+  // broke; an answer with other bytes than those that were asked for is asked for again a few
+  // times.
   absl::Status Get(const std::string& key, const std::string& etag, uint64_t offset_bytes,
                    std::span<std::byte> out);
 
@@ -85,8 +92,15 @@ class S3Client {
         false;  // the request was repeated: an earlier one may have succeeded, too
   };
   absl::StatusOr<Upload> CreateUpload(const std::string& key);
-  absl::StatusOr<UploadedPart> UploadPart(const Upload& upload, int number,
-                                          std::span<const std::byte> body);
+  struct PartBody {
+    int number = 0;
+    std::span<const std::byte> bytes;
+    std::optional<uint32_t> crc32c = std::nullopt;  // where it is known
+  };
+  // Sends parts over a connection each, from the caller's memory; the checksum of one is computed
+  // while those before it are on their way. Returns when all of them are there, or an error.
+  absl::StatusOr<std::vector<UploadedPart>> UploadParts(const Upload& upload,
+                                                        std::span<const PartBody> parts);
   absl::Status CompleteUpload(const Upload& upload, const std::vector<UploadedPart>& parts);
   // Aborts other uploads of the same key where there may be twins. Best effort.
   void AbortTwins(const Upload& upload);
@@ -107,16 +121,23 @@ class S3Client {
   int64_t request_count() const { return sender_.request_count(); }
 
  private:
-  // Returns a sentence about an answer with another range; empty where it is the right one.
+  struct Range {
+    uint64_t offset_bytes = 0;
+    std::span<std::byte> out;
+    uint64_t received_bytes = 0;  // by attempts that broke
+  };
+  // Fetches ranges, and removes those that are there. Returns a sentence about an answer with
+  // another range; empty where all are right.
   absl::StatusOr<std::string> GetOnce(const std::string& key, const std::string& etag,
-                                      uint64_t offset_bytes, std::span<std::byte> out);
+                                      std::vector<Range>& ranges);
   // Whether the object, of which Head() has just returned `info`, consists of these parts.
   absl::StatusOr<bool> HoldsParts(const std::string& key, const ObjectInfo& info,
                                   const std::vector<UploadedPart>& parts);
   const Dialect& dialect() const { return options().dialect; }
   std::string WriterHeader() const;
-  // The value of the header that protects a body.
-  std::string Checksum(std::span<const std::byte> body) const;
+  // The value of the header that protects a body, whose CRC-32C may be known.
+  std::string Checksum(std::span<const std::byte> body,
+                       std::optional<uint32_t> crc32c = std::nullopt) const;
   // The condition that the object has this etag.
   std::pair<std::string, std::string> IfVersion(const std::string& etag) const;
   // See PutIf(); without `conditions`, an object is replaced whatever it is.
@@ -129,7 +150,7 @@ class S3Client {
 };
 
 // The value of x-amz-checksum-crc32c.
-std::string ChecksumHeader(std::span<const std::byte> data);
+std::string ChecksumHeader(uint32_t crc32c);
 
 }  // namespace tessera::ckpt::s3
 

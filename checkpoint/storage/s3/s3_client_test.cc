@@ -1,5 +1,6 @@
 #include "checkpoint/storage/s3/s3_client.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -29,6 +30,14 @@ std::string Pattern(size_t size) {
   return text;
 }
 
+absl::StatusOr<UploadedPart> UploadPart(S3Client& client, const S3Client::Upload& upload,
+                                        int number, std::span<const std::byte> bytes) {
+  const S3Client::PartBody body = {.number = number, .bytes = bytes};
+  const auto parts = client.UploadParts(upload, {&body, 1});
+  if (!parts.ok()) return parts.status();
+  return parts->front();
+}
+
 class S3ClientTest : public testing::Test {
  protected:
   void Fail(Fault fault) { server_.AddFault(std::move(fault)); }
@@ -40,9 +49,89 @@ class S3ClientTest : public testing::Test {
     return read.ok() ? out : read.ToString();
   }
 
+  // Whether so many requests that contain `text` arrive in time.
+  bool Arrives(const std::string& text, int count = 1) {
+    for (int i = 0; i < 1000; ++i) {
+      const std::vector<std::string> requests = server_.requests();
+      if (std::ranges::count_if(requests, [&](const std::string& request) {
+            return request.find(text) != std::string::npos;
+          }) >= count) {
+        return true;
+      }
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    return false;
+  }
+
   S3Server server_;
   S3Client client_{server_.ForClient()};
 };
+
+TEST_F(S3ClientTest, PartsAreOnTheirWayTogether) {
+  const size_t size = 5 << 20;
+  const std::string contents = Pattern(2 * size);
+  const S3Client::PartBody bodies[] = {{1, Bytes(contents).first(size)},
+                                       {2, Bytes(contents).subspan(size)}};
+  const auto upload = [&](const std::string& key, int requests) {
+    const auto begun = client_.CreateUpload(key);
+    ASSERT_TRUE(begun.ok()) << begun.status();
+    const int64_t before = client_.request_count();
+    const auto parts = client_.UploadParts(*begun, bodies);
+    ASSERT_TRUE(parts.ok()) << parts.status();
+    EXPECT_EQ(client_.request_count() - before, requests);
+    ASSERT_TRUE(client_.CompleteUpload(*begun, *parts).ok());
+    EXPECT_TRUE(server_.contents(key) == contents);
+  };
+  bool together = false, again = false;
+  Fail({.query = "partNumber", .meanwhile = [&] { together = Arrives("a?partNumber", 2); }});
+  upload("a", 2);
+  EXPECT_TRUE(together) << "a part waits for the one before";
+  // The other part is answered only once the refused one has arrived again.
+  Fail({.status = 503, .code = "SlowDown", .query = "partNumber"});
+  Fail({.query = "partNumber", .meanwhile = [&] { again = Arrives("b?partNumber", 3); }});
+  upload("b", 3);
+  EXPECT_TRUE(again) << "a part is not repeated before the others are there";
+}
+
+TEST_F(S3ClientTest, ALongReadIsOfRangesOnTheirWayTogether) {
+  const std::string contents = Pattern(kMaxRanges * kMinRangeBytes + 12345);
+  server_.PutObject("key", contents);
+  std::string out(contents.size() - 7, '\0');
+  const auto get = [&](int requests) {
+    out.assign(out.size(), '\0');
+    const int64_t before = client_.request_count();
+    const absl::Status read = client_.Get("key", "", 7, Bytes(out));
+    EXPECT_TRUE(read.ok()) << read;
+    EXPECT_TRUE(contents.compare(7, contents.npos, out) == 0);
+    EXPECT_EQ(client_.request_count() - before, requests);
+  };
+  bool together = false;
+  Fail({.method = "GET", .meanwhile = [&] { together = Arrives("GET key", kMaxRanges); }});
+  get(kMaxRanges);
+  EXPECT_TRUE(together);
+  // Each is continued where it broke, and asked for again where it was another one.
+  Fail({.kind = FaultKind::kTear, .method = "GET", .skip = 1, .times = 2});
+  get(kMaxRanges + 2);
+  Fail({.kind = FaultKind::kShortenRange, .method = "GET", .skip = 2});
+  get(kMaxRanges + 1);
+  Fail({.status = 404, .code = "NoSuchKey", .method = "GET", .skip = 3});
+  EXPECT_EQ(client_.Get("key", "", 7, Bytes(out)).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(S3ClientTest, ABatchEndsWhatIsNotFinished) {
+  server_.PutObject("key", "contents");
+  Fail({.kind = FaultKind::kStall, .method = "GET"});
+  const std::shared_ptr<HttpClient> http = MakeHttpClient();
+  HttpResponse response;
+  {
+    const std::unique_ptr<HttpBatch> batch = http->NewBatch();
+    EXPECT_FALSE(batch->Wait(absl::InfiniteDuration()).has_value()) << "none is on its way";
+    batch->Start(7, {.method = "GET", .url = server_.endpoint() + "/bucket/key"}, response);
+    EXPECT_FALSE(batch->Wait(absl::Milliseconds(50)).has_value()) << "none is finished";
+  }
+  EXPECT_TRUE(
+      http->Perform({.method = "GET", .url = server_.endpoint() + "/bucket/key"}, response).ok());
+}
 
 TEST_F(S3ClientTest, ObjectsComeBack) {
   const std::string contents = Pattern(100'000);
@@ -84,7 +173,7 @@ TEST_F(S3ClientTest, FailuresThatPassAreRepeated) {
     EXPECT_EQ(ReadBack("key"), contents);
     auto upload = client_.CreateUpload("parts");
     ASSERT_TRUE(upload.ok()) << upload.status();
-    const auto part = client_.UploadPart(*upload, 1, Bytes(contents));
+    const auto part = UploadPart(client_, *upload, 1, Bytes(contents));
     ASSERT_TRUE(part.ok()) << part.status();
     ASSERT_TRUE(client_.CompleteUpload(*upload, {*part}).ok());
     EXPECT_EQ(ReadBack("parts"), contents);
@@ -348,7 +437,7 @@ TEST_F(S3ClientTest, WhatIsAbandonedWaitsForNothing) {
 TEST_F(S3ClientTest, ACompletedUploadIsRecognised) {
   const auto upload = client_.CreateUpload("key");
   ASSERT_TRUE(upload.ok()) << upload.status();
-  const auto part = client_.UploadPart(*upload, 1, Bytes("contents"));
+  const auto part = UploadPart(client_, *upload, 1, Bytes("contents"));
   ASSERT_TRUE(part.ok()) << part.status();
   Fail({.kind = FaultKind::kLoseAnswer, .method = "POST"});
   EXPECT_TRUE(client_.CompleteUpload(*upload, {*part}).ok());
@@ -365,8 +454,8 @@ TEST(S3ClientMetadataTest, ACompletedUploadIsRecognisedByItsPartsInAStoreWithout
   S3Client client(server.ForClient());
   const auto upload = client.CreateUpload("key");
   ASSERT_TRUE(upload.ok()) << upload.status();
-  const auto first = client.UploadPart(*upload, 1, Bytes("con"));
-  const auto last = client.UploadPart(*upload, 2, Bytes("tents"));
+  const auto first = UploadPart(client, *upload, 1, Bytes("con"));
+  const auto last = UploadPart(client, *upload, 2, Bytes("tents"));
   ASSERT_TRUE(first.ok() && last.ok());
   server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "POST"});
   const absl::Status completed = client.CompleteUpload(*upload, {*first, *last});
@@ -398,7 +487,7 @@ TEST_F(S3ClientTest, BytesThatAreStoredDamagedAreSentAgain) {
   EXPECT_EQ(server_.contents("key"), "contents");
   const auto upload = client_.CreateUpload("parts");
   Fail({.kind = FaultKind::kDamageStored, .method = "PUT"});
-  const auto part = client_.UploadPart(*upload, 1, Bytes("part"));
+  const auto part = UploadPart(client_, *upload, 1, Bytes("part"));
   ASSERT_TRUE(part.ok()) << part.status();
   ASSERT_TRUE(client_.CompleteUpload(*upload, {*part}).ok());
   EXPECT_EQ(server_.contents("parts"), "part");

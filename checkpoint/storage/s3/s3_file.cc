@@ -136,6 +136,11 @@ absl::Status S3WritableFile::CheckRange(uint64_t offset_bytes, uint64_t size_byt
 }
 
 absl::Status S3WritableFile::WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) {
+  return WriteCheckedAt(offset_bytes, data, {});
+}
+
+absl::Status S3WritableFile::WriteCheckedAt(uint64_t offset_bytes, std::span<const std::byte> data,
+                                            const ChunkChecksums& checksums) {
   {
     const MutexLock lock(&mutex_);
     TESSERA_RETURN_IF_ERROR(CheckOpen("WriteAt"));
@@ -147,32 +152,53 @@ absl::Status S3WritableFile::WriteAt(uint64_t offset_bytes, std::span<const std:
     }
     size_bytes_ = std::max(size_bytes_, offset_bytes + data.size());
   }
+  const auto fail = [this](const absl::Status& status) {
+    const MutexLock lock(&mutex_);
+    if (error_.ok()) error_ = status;
+    return InOperation("WriteAt", name_, status);
+  };
+  ChunkChecksums rest = checksums;  // of `data`
   while (!data.empty()) {
     const uint64_t index = offset_bytes / part_bytes_, begin = offset_bytes % part_bytes_;
-    const size_t size = std::min<uint64_t>(data.size(), part_bytes_ - begin);
-    const absl::Status status = WritePart(index, begin, data.first(size));
-    if (!status.ok()) {
-      const MutexLock lock(&mutex_);
-      if (error_.ok()) error_ = status;
-      return InOperation("WriteAt", name_, status);
+    uint64_t size = 0;
+    if (begin == 0) {
+      const absl::StatusOr<uint64_t> parts = WriteWholeParts(index, data, rest);
+      if (!parts.ok()) return fail(parts.status());
+      size = *parts * part_bytes_;
+    }
+    if (size == 0) {
+      size = std::min<uint64_t>(data.size(), part_bytes_ - begin);
+      const absl::Status status = WritePart(index, begin, data.first(size));
+      if (!status.ok()) return fail(status);
     }
     offset_bytes += size;
     data = data.subspan(size);
+    rest = rest.From(size);
   }
   return absl::OkStatus();
 }
 
+absl::StatusOr<uint64_t> S3WritableFile::WriteWholeParts(uint64_t index,
+                                                         std::span<const std::byte> data,
+                                                         const ChunkChecksums& checksums) {
+  std::vector<S3Client::PartBody> bodies;
+  {
+    const MutexLock lock(&mutex_);
+    while (bodies.size() < kPartsAtOnce && (bodies.size() + 1) * part_bytes_ <= data.size()) {
+      const uint64_t at = bodies.size() * part_bytes_, next = index + bodies.size();
+      if (parts_.contains(next)) break;
+      parts_[next].uploaded = true;
+      bodies.push_back({.number = static_cast<int>(next) + 1,
+                        .bytes = data.subspan(at, part_bytes_),
+                        .crc32c = checksums.OfRange(at, part_bytes_)});
+    }
+  }
+  if (!bodies.empty()) TESSERA_RETURN_IF_ERROR(Upload(bodies));
+  return bodies.size();
+}
+
 absl::Status S3WritableFile::WritePart(uint64_t index, uint64_t begin,
                                        std::span<const std::byte> data) {
-  if (data.size() == part_bytes_) {
-    bool is_new = false;
-    {
-      const MutexLock lock(&mutex_);
-      is_new = !parts_.contains(index);
-      if (is_new) parts_[index].uploaded = true;
-    }
-    if (is_new) return Upload(index, data);
-  }
   TESSERA_ASSIGN_OR_RETURN(const bool complete, AddToPart(index, begin, data));
   return complete ? UploadBuffered(index, part_bytes_) : absl::OkStatus();
 }
@@ -228,7 +254,7 @@ absl::Status S3WritableFile::SendPart(uint64_t index, uint64_t size_bytes, const
 
 absl::Status S3WritableFile::UploadBuffered(uint64_t index, uint64_t size_bytes) {
   return SendPart(index, size_bytes,
-                  [&](std::span<const std::byte> bytes) { return Upload(index, bytes); });
+                  [&](std::span<const std::byte> bytes) { return UploadOne(index, bytes); });
 }
 
 absl::StatusOr<S3Client::Upload> S3WritableFile::StartedUpload() {
@@ -243,13 +269,18 @@ absl::StatusOr<S3Client::Upload> S3WritableFile::StartedUpload() {
   return *upload_;
 }
 
-absl::Status S3WritableFile::Upload(uint64_t index, std::span<const std::byte> data) {
+absl::Status S3WritableFile::Upload(std::span<const S3Client::PartBody> bodies) {
   TESSERA_ASSIGN_OR_RETURN(const S3Client::Upload upload, StartedUpload());
-  TESSERA_ASSIGN_OR_RETURN(UploadedPart part,
-                           client_.UploadPart(upload, static_cast<int>(index) + 1, data));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<UploadedPart> parts,
+                           client_.UploadParts(upload, bodies));
   const MutexLock lock(&mutex_);
-  uploaded_.push_back(std::move(part));
+  uploaded_.insert(uploaded_.end(), parts.begin(), parts.end());
   return absl::OkStatus();
+}
+
+absl::Status S3WritableFile::UploadOne(uint64_t index, std::span<const std::byte> data) {
+  const S3Client::PartBody body = {.number = static_cast<int>(index) + 1, .bytes = data};
+  return Upload({&body, 1});
 }
 
 absl::Status S3WritableFile::Sync() {
@@ -320,7 +351,7 @@ absl::Status S3WritableFile::UploadRest(uint64_t size_bytes) {
     }
     const absl::Status status =
         written ? UploadBuffered(index, part_bytes)
-                : Upload(index, std::vector<std::byte>(part_bytes, std::byte{0}));
+                : UploadOne(index, std::vector<std::byte>(part_bytes, std::byte{0}));
     TESSERA_RETURN_IF_ERROR(status);
   }
   return absl::OkStatus();

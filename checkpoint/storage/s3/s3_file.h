@@ -27,6 +27,9 @@ inline constexpr uint64_t kMinPartBytes = uint64_t{5} << 20;
 inline constexpr uint64_t kMaxParts = 10'000;
 inline constexpr uint64_t kMaxObjectBytes = uint64_t{5} << 40;
 
+// More threads than a few, each with so many parts on their way, make no store faster.
+inline constexpr uint64_t kPartsAtOnce = 4;
+
 // Returns the smallest size that is at least `part_bytes` and cuts `size_hint_bytes` into at most
 // kMaxParts parts.
 uint64_t ChoosePartBytes(uint64_t part_bytes, uint64_t size_hint_bytes);
@@ -64,11 +67,12 @@ class PartMemory {
 
 // An object being written.
 //
-// The file is cut into parts of one size. A write that covers a whole part uploads it from the
-// caller's memory, in the caller's thread; the rest is copied into memory of the part, which is
-// uploaded by the write that completes it. Sync() uploads what is left, with zeros where nothing
-// was written, and makes the object: with one request if no part was uploaded before. After that
-// the contents cannot change: FailedPrecondition.
+// The file is cut into parts of one size. A write that covers whole parts uploads them from the
+// caller's memory, in the caller's thread, up to kPartsAtOnce of them over a connection each; the
+// rest is copied into memory of the part, which is uploaded by the write that completes it. Sync()
+// uploads what is left, with zeros where nothing was written, and makes the object: with one
+// request if no part was uploaded before. After that the contents cannot change:
+// FailedPrecondition.
 class S3WritableFile final : public WritableFile {
  public:
   S3WritableFile(std::string name, std::string key, uint64_t part_bytes, S3Client& client,
@@ -77,6 +81,8 @@ class S3WritableFile final : public WritableFile {
   ~S3WritableFile() override;
 
   absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override;
+  absl::Status WriteCheckedAt(uint64_t offset_bytes, std::span<const std::byte> data,
+                              const ChunkChecksums& checksums) override;
   absl::Status Sync() override;
   absl::Status Close() override;
 
@@ -91,6 +97,10 @@ class S3WritableFile final : public WritableFile {
 
   absl::Status CheckOpen(const char* operation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRange(uint64_t offset_bytes, uint64_t size_bytes) const;
+  // Uploads as many whole parts, to which nothing was written before, as the data begins with;
+  // returns how many.
+  absl::StatusOr<uint64_t> WriteWholeParts(uint64_t index, std::span<const std::byte> data,
+                                           const ChunkChecksums& checksums);
   absl::Status WritePart(uint64_t index, uint64_t begin, std::span<const std::byte> data);
   // Copies into the part's memory. True: the part is now complete and marked as uploaded.
   absl::StatusOr<bool> AddToPart(uint64_t index, uint64_t begin, std::span<const std::byte> data);
@@ -99,7 +109,8 @@ class S3WritableFile final : public WritableFile {
   using SendBytes = std::function<absl::Status(std::span<const std::byte>)>;
   absl::Status SendPart(uint64_t index, uint64_t size_bytes, const SendBytes& send);
   absl::Status UploadBuffered(uint64_t index, uint64_t size_bytes);
-  absl::Status Upload(uint64_t index, std::span<const std::byte> data);
+  absl::Status Upload(std::span<const S3Client::PartBody> bodies);
+  absl::Status UploadOne(uint64_t index, std::span<const std::byte> data);
   absl::StatusOr<S3Client::Upload> StartedUpload();
   absl::Status MakeObject();
   absl::Status UploadRest(uint64_t size_bytes);

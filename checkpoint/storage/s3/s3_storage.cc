@@ -23,7 +23,8 @@ namespace {
 using s3::InOperation;
 using s3::S3Client;
 
-constexpr char kNoObject[] = "";  // see S3Client::PutIf()
+constexpr uint64_t kPreferredParts = 2;  // in one write
+constexpr char kNoObject[] = "";         // see S3Client::PutIf()
 // Renaming reads and writes the contents; it is for manifests.
 constexpr uint64_t kMaxRenamedBytes = uint64_t{256} << 20;
 
@@ -59,9 +60,9 @@ class S3Storage final : public Storage {
   absl::Status DeleteFiles(std::string_view directory,
                            const std::vector<std::string>& names) override;
   absl::Status DeleteTree(std::string_view path) override;
-  // A whole part is sent from the caller's memory.
+  // Whole parts are sent from the caller's memory, each over a connection of its own.
   uint64_t PreferredWriteBytes() const override {
-    return s3::ChoosePartBytes(options_.part_bytes, 0);
+    return kPreferredParts * s3::ChoosePartBytes(options_.part_bytes, 0);
   }
   std::string Describe(std::string_view path) const override;
   absl::StatusOr<Version> ReadVersion(std::string_view path, uint64_t max_bytes) override;

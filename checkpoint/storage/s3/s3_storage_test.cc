@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/crc32c.h"
 #include "base/text.h"
 #include "base/threads.h"
 #include "checkpoint/storage/s3/s3_file.h"
@@ -209,6 +210,38 @@ TEST_F(S3StorageTest, MemoryForIncompletePartsIsBounded) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   file->reset();
   ASSERT_TRUE(WriteAll(*storage_, "file", piece + piece).ok()) << "what it held is free again";
+}
+
+// The store refuses bytes that are not those of the checksum, from whoever computed it.
+TEST_F(S3StorageTest, AKnownChecksumGoesWithThePart) {
+  const uint64_t part = s3::kMinPartBytes;
+  const std::string contents = Pattern(2 * part);
+  const auto crcs_of = [&](uint64_t chunk_bytes) {
+    std::vector<uint32_t> crcs;
+    for (uint64_t at = 0; at < contents.size(); at += chunk_bytes) {
+      crcs.push_back(Crc32c(std::string_view(contents).substr(at, chunk_bytes)));
+    }
+    return crcs;
+  };
+  const auto write = [&](uint64_t chunk_bytes, const std::vector<uint32_t>& crcs) {
+    S3StorageOptions options = {.client = server_.ForClient(), .part_bytes = part};
+    options.client.deadline = absl::Milliseconds(300);
+    const auto storage = *OpenS3Storage(options);
+    const auto file = *storage->Create("file", contents.size());
+    const absl::Status written = file->WriteCheckedAt(0, AsBytes(contents), {chunk_bytes, crcs});
+    return written.ok() ? file->Close() : written;
+  };
+  for (const uint64_t chunk : {part, part / 5, uint64_t{1} << 20}) {
+    std::vector<uint32_t> crcs = crcs_of(chunk);
+    EXPECT_TRUE(write(chunk, crcs).ok());
+    EXPECT_EQ(server_.contents("file"), contents);
+    crcs[crcs.size() / 2] ^= 1;  // of the second part
+    EXPECT_TRUE(absl::IsUnavailable(write(chunk, crcs))) << chunk;
+  }
+  // They say nothing of parts that begin or end within a chunk, or are not covered.
+  EXPECT_TRUE(write(3 << 20, {1, 2, 3, 4}).ok());
+  EXPECT_TRUE(write(1 << 20, {}).ok());
+  EXPECT_EQ(server_.contents("file"), contents);
 }
 
 TEST_F(S3StorageTest, WritesOfThePreferredSizeNeedNoMemoryForParts) {

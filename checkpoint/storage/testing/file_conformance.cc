@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <random>
 #include <span>
 #include <string>
@@ -48,6 +49,44 @@ TEST_P(StorageConformance, WrittenBytesComeBack) {
     const std::string contents = Pattern(size, size);
     Put("file", contents);
     ExpectSameBytes(Get("file"), contents, std::to_string(size));
+  }
+}
+
+TEST_P(StorageConformance, StartedTransfersAreLikeThoseThatAreWaitedFor) {
+  constexpr size_t kPiece = 100'000;
+  for (const size_t shift : {size_t{0}, size_t{1}}) {
+    const std::string contents = Pattern(5 * kPiece + shift, shift);
+    auto file = storage_->Create("file", contents.size());
+    ASSERT_TRUE(file.ok()) << file.status();
+    const std::span<const std::byte> data = Bytes(std::string_view(contents));
+    std::vector<std::unique_ptr<PendingIo>> writes;
+    for (size_t at = 0; at < data.size(); at += kPiece) {
+      writes.push_back(
+          (*file)->StartWriteAt(at, data.subspan(at, std::min(kPiece, data.size() - at)), {}));
+    }
+    std::ranges::reverse(writes);
+    for (const auto& write : writes) EXPECT_TRUE(write->Wait().ok());
+    ASSERT_TRUE((*file)->Sync().ok());
+    ASSERT_TRUE((*file)->Close().ok());
+
+    const auto reader = storage_->Open("file");
+    ASSERT_TRUE(reader.ok()) << reader.status();
+    AlignedBuffer out = *AlignedBuffer::Allocate(contents.size() + 1);
+    std::vector<std::unique_ptr<PendingIo>> reads;
+    for (size_t at = 0; at < data.size(); at += kPiece) {
+      reads.push_back((*reader)->StartReadAt(
+          at, out.span().subspan(at, std::min(kPiece, data.size() - at)), (at / kPiece) % 2 == 1));
+    }
+    // Not waited for: its memory is the caller's again all the same.
+    std::string dropped(contents.size(), '\0');
+    (*reader)->StartReadAt(0, Bytes(dropped), /*original=*/false);
+    std::ranges::reverse(reads);
+    for (const auto& read : reads) EXPECT_TRUE(read->Wait().ok());
+    ExpectSameBytes({reinterpret_cast<char*>(out.data()), contents.size()}, contents, "started");
+    const absl::Status beyond = (*reader)->StartReadAt(1, out.span(), false)->Wait();
+    EXPECT_EQ(beyond.code(), absl::StatusCode::kDataLoss) << beyond;
+    EXPECT_EQ((*file)->StartWriteAt(0, data, {})->Wait().code(),
+              absl::StatusCode::kFailedPrecondition);
   }
 }
 

@@ -63,10 +63,13 @@ std::vector<StorageFixture> Fixtures() {
   eager.direct_min_bytes = 1;
   eager.bounce_buffer_bytes = kIoAlignmentBytes;
   eager.max_bounce_buffers = 1;
+  PosixStorageOptions without_ring = eager;
+  without_ring.io_uring = false;
   std::vector<StorageFixture> fixtures = {
       Posix("Posix", disk),
       Posix("PosixBuffered", disk, buffered),
       Posix("PosixEagerlyDirect", disk, eager),
+      Posix("PosixWithoutRing", disk, without_ring),
       {"Memory", [] { return std::make_shared<MemoryStorage>(); }},
       FaultFree<MemoryStorage>("FaultInjecting"),
   };

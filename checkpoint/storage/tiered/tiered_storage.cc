@@ -19,18 +19,20 @@
 namespace tessera::ckpt {
 namespace {
 
-constexpr uint64_t kUploadBlockBytes = 8 << 20;
+constexpr uint64_t kMinUploadBlockBytes = 8 << 20;
 
 // A file that is written to the staging tier. Sync() uploads what was written since the last one.
 class StagedFile final : public WritableFile {
  public:
   StagedFile(Storage& staging, std::string_view path, std::string name,
-             std::unique_ptr<WritableFile> file, std::unique_ptr<WritableFile> remote)
+             std::unique_ptr<WritableFile> file, std::unique_ptr<WritableFile> remote,
+             uint64_t upload_block_bytes)
       : staging_(staging),
         path_(path),
         name_(std::move(name)),
         file_(std::move(file)),
-        remote_(std::move(remote)) {}
+        remote_(std::move(remote)),
+        upload_block_bytes_(upload_block_bytes) {}
 
   absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override {
     TESSERA_RETURN_IF_ERROR(Staged(file_->WriteAt(offset_bytes, data)));
@@ -63,7 +65,7 @@ class StagedFile final : public WritableFile {
     }
     if (written.empty()) return absl::OkStatus();
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> source, staging_.Open(path_));
-    TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(kUploadBlockBytes));
+    TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(upload_block_bytes_));
     auto range = written.begin();
     while (range != written.end()) {
       // Neighbours are uploaded in large blocks, whatever the size of the writes was.
@@ -99,6 +101,7 @@ class StagedFile final : public WritableFile {
   const std::string name_;  // for messages
   const std::unique_ptr<WritableFile> file_;
   const std::unique_ptr<WritableFile> remote_;
+  const uint64_t upload_block_bytes_;
   Mutex mutex_;
   Ranges ends_ ABSL_GUARDED_BY(mutex_);  // of writes that are not yet uploaded
 };
@@ -135,8 +138,9 @@ absl::StatusOr<std::unique_ptr<WritableFile>> TieredStorage::Create(std::string_
   if (!staging_->MakeDirectory(SplitPath(path).first).ok()) return remote;
   absl::StatusOr<std::unique_ptr<WritableFile>> file = staging_->Create(path, size_hint_bytes);
   if (!file.ok()) return remote;
-  return std::make_unique<StagedFile>(*staging_, path, Describe(path), *std::move(file),
-                                      std::move(remote));
+  return std::make_unique<StagedFile>(
+      *staging_, path, Describe(path), *std::move(file), std::move(remote),
+      std::max(remote_->PreferredWriteBytes(), kMinUploadBlockBytes));
 }
 
 absl::StatusOr<std::unique_ptr<ReadableFile>> TieredStorage::Open(std::string_view path) {

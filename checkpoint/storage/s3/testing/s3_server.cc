@@ -16,6 +16,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/crc32c.h"
 #include "checkpoint/storage/s3/testing/vendor_rules.h"
 
 namespace tessera::ckpt::s3 {
@@ -347,7 +348,7 @@ HttpReply S3Server::PutPart(const HttpMessage& request) {
   if (number < 1 || number > 10'000) return ErrorReply(400, "InvalidArgument");
   Object part = MakeObject({request.body});
   if (options_.verify && options_.vendor == Vendor::kAmazon) {
-    part.checksum = ChecksumHeader(std::as_bytes(std::span<const char>(*request.body)));
+    part.checksum = ChecksumHeader(Crc32c(*request.body));
   }
   upload->second.parts[number] = part;
   HttpReply reply;

@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/crc32c.h"
 #include "checkpoint/storage/s3/testing/signature_check.h"
 
 namespace tessera::ckpt::s3 {
@@ -51,9 +52,7 @@ std::string Md5Of(const std::string& bytes) {
   return absl::Base64Escape(std::string(reinterpret_cast<const char*>(digest), size));
 }
 
-std::string CrcOf(const std::string& bytes) {
-  return ChecksumHeader(std::as_bytes(std::span<const char>(bytes)));
-}
+std::string CrcOf(const std::string& bytes) { return ChecksumHeader(Crc32c(bytes)); }
 
 }  // namespace
 

@@ -1,0 +1,167 @@
+#include "checkpoint/load/host_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
+#include "base/memory.h"
+#include "checkpoint/include/storage.h"
+#include "checkpoint/plan/plan.pb.h"
+#include "checkpoint/storage/posix_io.h"
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr char kMemoryName[] = "tessera-load";
+
+std::atomic<bool> is_allowed = true;
+
+// The same for all processes of one running kernel.
+std::string HostName() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, id);
+  return id;
+}
+
+// Maps a file where huge pages can be mapped as such.
+std::byte* MapFile(int fd, uint64_t size_bytes, int protection) {
+  void* const place = MapOnHugePages(size_bytes);
+  if (place == MAP_FAILED) return nullptr;
+  if (mmap(place, size_bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    munmap(place, size_bytes);
+    return nullptr;
+  }
+  return static_cast<std::byte*>(place);
+}
+
+bool PutOnHugePages(std::byte* data, uint64_t size_bytes) {
+#ifndef MADV_COLLAPSE
+  constexpr int MADV_COLLAPSE = 25;
+#endif
+  // Only pages of which a part is there are made huge.
+  for (uint64_t at = 0; at < size_bytes; at += kHugePageBytes) data[at] = std::byte(1);
+  return madvise(data, size_bytes, MADV_COLLAPSE) == 0;
+}
+
+absl::Status NoMemory() {
+  return absl::UnimplementedError("this system has no memory that processes share in huge pages");
+}
+
+}  // namespace
+
+void AllowHostMemory(bool allowed) { is_allowed = allowed; }
+
+absl::StatusOr<HostMemory> HostMemory::Create(uint64_t size_bytes) {
+  if (!is_allowed || size_bytes < kMarkBytes || size_bytes > SIZE_MAX / 2) return NoMemory();
+  HostMemory memory;
+  // Rounding up must not add much.
+  const bool is_large = size_bytes >= 4 * kHugePageBytes;
+  size_bytes = RoundUp<uint64_t>(size_bytes, is_large ? kHugePageBytes : kIoAlignmentBytes);
+  memory.fd_ = memfd_create(kMemoryName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (memory.fd_ < 0 || ftruncate(memory.fd_, static_cast<off_t>(size_bytes)) != 0 ||
+      fcntl(memory.fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+    return NoMemory();
+  }
+  memory.data_ = MapFile(memory.fd_, size_bytes, PROT_READ | PROT_WRITE);
+  if (memory.data_ == nullptr) return NoMemory();
+  memory.size_bytes_ = size_bytes;
+  if (is_large && !PutOnHugePages(memory.data_, size_bytes)) return NoMemory();
+  if (getrandom(memory.data_, kMarkBytes, 0) != kMarkBytes) return NoMemory();
+  return memory;
+}
+
+absl::StatusOr<HostMemory> HostMemory::Map(const MemoryOffer& offer) {
+  const absl::Status unseen = absl::UnavailableError("the memory is not to be seen from here");
+  if (offer.mark().size() != kMarkBytes || offer.size_bytes() < kMarkBytes) return unseen;
+  // The process with this number may be another one here: nothing but such memory is opened.
+  const std::string path = absl::StrCat("/proc/", offer.process(), "/fd/", offer.fd());
+  std::array<char, 64> target{};
+  const ssize_t length = readlink(path.c_str(), target.data(), target.size());
+  const std::string expected = absl::StrCat("/memfd:", kMemoryName);
+  if (length < 0 || !std::string_view(target.data(), length).starts_with(expected)) return unseen;
+  const internal::ScopedFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat info;
+  if (!fd.valid() || fstat(fd.get(), &info) != 0 ||
+      static_cast<uint64_t>(info.st_size) != offer.size_bytes() ||
+      (fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0) {
+    return unseen;
+  }
+  HostMemory memory;
+  memory.data_ = MapFile(fd.get(), offer.size_bytes(), PROT_READ);
+  if (memory.data_ == nullptr) return unseen;
+  memory.size_bytes_ = offer.size_bytes();
+  if (std::memcmp(memory.data_, offer.mark().data(), kMarkBytes) != 0) return unseen;
+  return memory;
+}
+
+HostMemory& HostMemory::operator=(HostMemory&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_bytes_, other.size_bytes_);
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+HostMemory::~HostMemory() {
+  if (data_ != nullptr) munmap(data_, size_bytes_);
+  if (fd_ >= 0) close(fd_);
+}
+
+MemoryOffer HostMemory::OfferOf(const std::optional<HostMemory>& memory) {
+  MemoryOffer offer;
+  offer.set_host(HostName());
+  if (!memory.has_value()) return offer;
+  offer.set_process(getpid());
+  offer.set_fd(memory->fd_);
+  offer.set_size_bytes(memory->size_bytes_);
+  offer.set_mark(memory->data_, kMarkBytes);
+  return offer;
+}
+
+absl::StatusOr<std::vector<std::string>> OffersByHost(const std::vector<std::string>& offers) {
+  std::vector<MemoryOffer> parsed(offers.size());
+  std::map<std::string, std::vector<uint32_t>> hosts;
+  for (uint32_t r = 0; r < offers.size(); ++r) {
+    if (!parsed[r].ParseFromString(offers[r])) return absl::InternalError("a bad offer of memory");
+    parsed[r].set_rank(r);
+    hosts[parsed[r].host()].push_back(r);
+  }
+  std::vector<std::string> answers(offers.size());
+  for (uint32_t r = 0; r < offers.size(); ++r) {
+    MemoryOffers answer;
+    for (const uint32_t other : hosts[parsed[r].host()]) {
+      if (other != r && parsed[other].size_bytes() > 0) *answer.add_offers() = parsed[other];
+    }
+    answers[r] = answer.SerializeAsString();
+  }
+  return answers;
+}
+
+absl::StatusOr<std::vector<std::string>> WhoMapped(const std::vector<std::string>& mapped) {
+  std::vector<RankSet> mappers(mapped.size());
+  for (uint32_t r = 0; r < mapped.size(); ++r) {
+    RankSet ranks;
+    if (!ranks.ParseFromString(mapped[r])) return absl::InternalError("a bad set of ranks");
+    for (const uint32_t owner : ranks.rank()) {
+      if (owner >= mappers.size()) return absl::InternalError("memory of a rank that is none");
+      mappers[owner].add_rank(r);
+    }
+  }
+  std::vector<std::string> answers;
+  for (const RankSet& set : mappers) answers.push_back(set.SerializeAsString());
+  return answers;
+}
+
+}  // namespace tessera::ckpt
