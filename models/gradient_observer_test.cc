@@ -99,7 +99,9 @@ class GradientObserverTest : public ::testing::TestWithParam<Case> {
     return model;
   }
 
-  absl::Status Backward(Model& model, GradientObserver* observer) {
+  absl::Status Backward(Model& model, GradientObserver* observer, bool follows = false) {
+    MicroBatch batch = batch_.batch;
+    if (follows) batch.backward_follows = {0.1, /*accumulate=*/false, observer};
     const ChunkLayers stage = GetParam().stage.value_or(AllLayers(2));
     const auto activations = model.NewActivations(2, 5, ActivationUse::kTraining);
     Tensor input, output, d_input, d_output;
@@ -110,10 +112,41 @@ class GradientObserverTest : public ::testing::TestWithParam<Case> {
     };
     if (!stage.has_embedding) input = boundary(0.5), d_input = boundary(0);
     if (!stage.has_head) output = boundary(0), d_output = boundary(0.5);
-    auto loss = model.Forward(batch_.batch, *activations, input, output);
+    auto loss = model.Forward(batch, *activations, input, output);
     if (!loss.ok()) return loss.status();
-    return model.Backward(batch_.batch, *activations, 0.1, /*accumulate=*/false, d_output, d_input,
+    if (const auto* const lending = dynamic_cast<LendingObserver*>(observer)) {
+      EXPECT_EQ(lending->prepared().back(), follows && stage.has_head ? 1 : 0)
+          << "the head's gradients, after the forward pass";
+    }
+    return model.Backward(batch, *activations, 0.1, /*accumulate=*/false, d_output, d_input,
                           observer);
+  }
+
+  // That every element was prepared and ready once, in reverse order, with the expected gradients.
+  static void Compare(const Model& expected, const LendingObserver& observer) {
+    const ParameterSet& parameters = expected.parameters();
+    const std::vector<int> once(parameters.gradient_elements(), 1);
+    EXPECT_EQ(observer.prepared(), once);
+    EXPECT_EQ(observer.ready(), once);
+    int64_t begin = parameters.gradient_elements();
+    for (const auto& range : observer.ready_ranges()) {
+      EXPECT_EQ(range.second, begin);
+      begin = range.first;
+    }
+    EXPECT_GE(observer.ready_ranges().size(), 2u);  // layers are announced one by one
+
+    const auto check = [&](int64_t offset, const TensorView& wanted, const std::string& what) {
+      const TensorView found =
+          observer.result().view().Slice(0, offset, offset + wanted.elements());
+      ExpectBitwiseEqual(found.Reshape(wanted.shape()), wanted, what);
+    };
+    for (const Parameter* parameter : expected.parameters().parameters()) {
+      EXPECT_EQ(parameter->flat_offset % 256, 0) << parameter->key;
+      check(parameter->flat_offset, parameter->grad, parameter->key);
+      if (!parameter->has_second_grad) continue;
+      EXPECT_GE(parameter->second_grad_offset, parameters.flat_elements());
+      check(parameter->second_grad_offset, parameter->second_grad, parameter->key + "/second");
+    }
   }
 
   const std::unique_ptr<Backend> backend_;
@@ -125,32 +158,14 @@ TEST_P(GradientObserverTest, EveryElementIsPreparedAndReadyOnceInReverseOrder) {
   const auto expected = Make(/*with_gradients=*/true);
   ASSERT_TRUE(Backward(*expected, nullptr).ok());
 
-  const auto model = Make(/*with_gradients=*/false);
-  ParameterSet& parameters = model->parameters();
-  EXPECT_EQ(parameters.gradient_elements(), expected->parameters().gradient_elements());
-  LendingObserver observer(parameters, *backend_);
-  const absl::Status status = Backward(*model, &observer);
-  ASSERT_TRUE(status.ok()) << status;
-  const std::vector<int> once(parameters.gradient_elements(), 1);
-  EXPECT_EQ(observer.prepared(), once);
-  EXPECT_EQ(observer.ready(), once);
-  int64_t begin = parameters.gradient_elements();
-  for (const auto& range : observer.ready_ranges()) {
-    EXPECT_EQ(range.second, begin);
-    begin = range.first;
-  }
-  EXPECT_GE(observer.ready_ranges().size(), 2u);  // layers are announced one by one
-
-  const auto check = [&](int64_t offset, const TensorView& wanted, const std::string& what) {
-    const TensorView found = observer.result().view().Slice(0, offset, offset + wanted.elements());
-    ExpectBitwiseEqual(found.Reshape(wanted.shape()), wanted, what);
-  };
-  for (const Parameter* parameter : expected->parameters().parameters()) {
-    EXPECT_EQ(parameter->flat_offset % 256, 0) << parameter->key;
-    check(parameter->flat_offset, parameter->grad, parameter->key);
-    if (!parameter->has_second_grad) continue;
-    EXPECT_GE(parameter->second_grad_offset, parameters.flat_elements());
-    check(parameter->second_grad_offset, parameter->second_grad, parameter->key + "/second");
+  for (const bool follows : {false, true}) {
+    const auto model = Make(/*with_gradients=*/false);
+    ParameterSet& parameters = model->parameters();
+    EXPECT_EQ(parameters.gradient_elements(), expected->parameters().gradient_elements());
+    LendingObserver observer(parameters, *backend_);
+    const absl::Status status = Backward(*model, &observer, follows);
+    ASSERT_TRUE(status.ok()) << status;
+    Compare(*expected, observer);
   }
 }
 

@@ -375,18 +375,26 @@ void Check(const CrossEntropyBackward& op, bool strict) {
   check.Statistic(op.combined, 3 * RowsOf(op.logits));
 }
 
+void Check(const CrossEntropyGradient& op, bool strict) {
+  Check(CrossEntropyStats{op.logits, op.valid, op.targets, 0, op.stats}, strict);
+  Check(CrossEntropyLoss{op.stats, op.targets, op.combined, op.losses}, strict);
+}
+
 void Check(const SumOfSquares& op, bool strict) {
   Checks("SumOfSquares", strict).Contiguous({&op.x});
 }
 
 void Check(const Sum& op, bool strict) { Checks("Sum", strict).Contiguous({&op.x}); }
 
-void Check(const SumOfSquaresByBlock& op, bool strict) {
-  const Checks check("SumOfSquaresByBlock", strict);
-  check.Contiguous({&op.x});
+void Check(const SumsOfSquares& op, bool strict) {
+  const Checks check("SumsOfSquares", strict);
   CHECK_GE(op.block, 1);
-  check.That(static_cast<int64_t>(op.sums.size()) == (op.x.elements() + op.block - 1) / op.block,
-             op.x, "has another number of blocks than there are sums");
+  CHECK_EQ(op.parts.size(), op.sums.size());
+  for (const TensorView& part : op.parts) {
+    if (part.empty()) continue;
+    check.Contiguous({&part});
+    check.SameDType(op.parts[0], {&part});
+  }
 }
 
 void Check(const AdamW& op, bool strict) {
@@ -411,6 +419,12 @@ void Check(const AdamWAll& op, bool strict) {
 void Backend::Run(const ops::MatMulGelu& op) {
   MatMul({op.a, op.b, op.pre, /*accumulate=*/false, op.bias});
   GeluForward({op.pre, op.act});
+}
+
+void Backend::Run(const ops::CrossEntropyGradient& op) {
+  CrossEntropyStats({op.logits, op.valid, op.targets, 0, op.stats.Reshape({op.stats.dim(1), 3})});
+  CrossEntropyLoss({op.stats, op.targets, op.combined, op.losses});
+  CrossEntropyBackward({op.combined, op.targets, op.valid, 0, op.grad_scale, op.logits});
 }
 
 void Backend::Run(const ops::MatMulGeluBackward& op) {

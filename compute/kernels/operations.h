@@ -300,6 +300,15 @@ struct CrossEntropyBackward {
   TensorView logits;
 };
 
+// All three steps for a vocabulary of one shard: stats [1,R,3].
+struct CrossEntropyGradient {
+  TensorView logits;
+  int64_t valid = 0;
+  TensorView targets;
+  double grad_scale = 1;
+  TensorView stats, combined, losses;
+};
+
 // --- reductions and the optimizer ----------------------------------------------------------------
 
 // The sum (of squares) of a contiguous tensor in fp64: fixed blocks, then a binary tree over them.
@@ -310,10 +319,13 @@ struct Sum {
   TensorView x;
 };
 
-// sums[i] = sum of squares, in fp64, of the elements [i * block, min((i + 1) * block, n)) of
-// contiguous x: a function of these elements and their number alone. One sum per block.
-struct SumOfSquaresByBlock {
-  TensorView x;
+// sums[i] = the sum of squares of parts[i], in fp64; 0 for an empty one. Blocks of `block` elements
+// of a part are summed first, each to a function of its elements and their number alone, then its
+// blocks in the tree T(0, n) of communicator.h's ReduceOp. So a subtree of a part's tree, given as
+// a part of its own, has the sum that it has there. Parts are contiguous and of one dtype. One wait
+// for all of them.
+struct SumsOfSquares {
+  std::span<const TensorView> parts;
   int64_t block = 1;
   std::span<double> sums;
 };
@@ -369,7 +381,7 @@ struct AdamWAll {
   V(void, CrossEntropyBackward)    \
   V(double, SumOfSquares)          \
   V(double, Sum)                   \
-  V(void, SumOfSquaresByBlock)     \
+  V(void, SumsOfSquares)           \
   V(void, AdamW)
 
 #define TESSERA_PRIMITIVE_OPERATIONS(V) \
@@ -382,6 +394,7 @@ struct AdamWAll {
   V(void, MatMulGeluBackward)          \
   V(void, AddLayerNormForward)         \
   V(void, AddRmsNormForward)           \
+  V(void, CrossEntropyGradient)        \
   V(void, AdamWAll)
 
 #define TESSERA_OPERATIONS(V)     \

@@ -61,6 +61,7 @@ absl::StatusOr<std::unique_ptr<GradientNorm>> GradientNorm::Create(Backend& back
   TESSERA_ASSIGN_OR_RETURN(Runs runs, norm->MakeRuns());
   TESSERA_ASSIGN_OR_RETURN(const std::vector<Runs> owners, ExchangeRuns(runs, groups.data));
   TESSERA_RETURN_IF_ERROR(norm->PlanOwners(owners, groups.data));
+  norm->PlanTrees();
   if (norm->data_ == nullptr) {
     Runs same = runs;
     TESSERA_ASSIGN_OR_RETURN(norm->replicas_, PlanExchange(groups.data, &same));
@@ -158,6 +159,21 @@ absl::Status GradientNorm::PlanOwners(const std::vector<Runs>& ranks, Communicat
   return absl::OkStatus();
 }
 
+void GradientNorm::PlanTrees() {
+  for (const GradientPart& part : parts_) {
+    if (data_ == nullptr) {
+      trees_.push_back(part.grad);
+      continue;
+    }
+    const int64_t begin = part.begin / kGradientBlock;
+    const int64_t elements = part.grad.empty() ? 0 : part.grad.elements();
+    for (const Subtree& tree : SubtreesOf(begin, begin + Blocks(elements), Blocks(part.elements))) {
+      trees_.push_back(part.grad.Slice(0, (tree.begin - begin) * kGradientBlock,
+                                       std::min((tree.end - begin) * kGradientBlock, elements)));
+    }
+  }
+}
+
 absl::StatusOr<GradientNorm::Exchange> GradientNorm::PlanExchange(Communicator* group, Runs* runs) {
   Exchange exchange;
   if (group == nullptr) return exchange;
@@ -191,17 +207,8 @@ absl::StatusOr<GradientNorm::Exchange> GradientNorm::PlanExchange(Communicator* 
 }
 
 absl::StatusOr<std::vector<double>> GradientNorm::ParameterSums() {
-  std::vector<double> sums, blocks;
-  for (const GradientPart& part : parts_) {
-    const int64_t elements = part.grad.empty() ? 0 : part.grad.elements();
-    blocks.resize(Blocks(elements));
-    if (elements > 0) backend_.SumOfSquaresByBlock({part.grad, kGradientBlock, blocks});
-    if (data_ == nullptr) {
-      sums.push_back(TreeSum(blocks));
-    } else {
-      AppendSubtreeSums(blocks, part.begin / kGradientBlock, Blocks(part.elements), &sums);
-    }
-  }
+  std::vector<double> sums(trees_.size());
+  backend_.SumsOfSquares({trees_, kGradientBlock, sums});
   // This rank's own work may have failed, which must not look like a divergence. The call costs
   // nothing: the sums were waited for.
   TESSERA_RETURN_IF_ERROR(backend_.Synchronize());

@@ -86,6 +86,7 @@ class GradientNorm {
   absl::StatusOr<Runs> MakeRuns();
   static absl::StatusOr<std::vector<Runs>> ExchangeRuns(const Runs& mine, Communicator* group);
   absl::Status PlanOwners(const std::vector<Runs>& ranks, Communicator* group);
+  void PlanTrees();
   // Replaces this rank's runs by those of the whole group.
   static absl::StatusOr<Exchange> PlanExchange(Communicator* group, Runs* runs);
   // Sums of squares, by part.
@@ -100,6 +101,7 @@ class GradientNorm {
 
   Backend& backend_;
   std::vector<GradientPart> parts_;         // by key
+  std::vector<TensorView> trees_;           // whose sums of squares this rank contributes
   Communicator* data_ = nullptr;            // null: every rank owns everything
   Exchange replicas_;                       // the data ranks, where that is so
   std::vector<int64_t> data_counts_;        // subtree sums by data rank

@@ -70,18 +70,16 @@ double TreeSum(std::span<const double> leaves) {
 }
 
 int64_t SubtreeCount(int64_t begin, int64_t end, int64_t n) {
-  int64_t count = 0;
-  ForEachSubtree(0, n, begin, end, [&](int64_t, int64_t) { ++count; });
-  return count;
+  return static_cast<int64_t>(SubtreesOf(begin, end, n).size());
 }
 
-void AppendSubtreeSums(std::span<const double> leaves, int64_t begin, int64_t n,
-                       std::vector<double>* sums) {
-  const int64_t end = begin + static_cast<int64_t>(leaves.size());
+std::vector<Subtree> SubtreesOf(int64_t begin, int64_t end, int64_t n) {
   CHECK(0 <= begin && end <= n) << "leaves [" << begin << ", " << end << ") of " << n;
+  std::vector<Subtree> subtrees;
   ForEachSubtree(0, n, begin, end, [&](int64_t node_begin, int64_t node_end) {
-    sums->push_back(Sum(leaves.data() + (node_begin - begin), node_end - node_begin));
+    subtrees.push_back({node_begin, node_end});
   });
+  return subtrees;
 }
 
 double CombineSubtrees(std::span<const int64_t> ends, std::span<const double> sums) {

@@ -19,13 +19,15 @@ double TreeSum(std::span<const double> leaves);
 // Number of largest subtrees of T(0, n) inside the run [begin, end). 0 <= begin <= end <= n.
 int64_t SubtreeCount(int64_t begin, int64_t end, int64_t n);
 
-// Their sums, appended to `sums` from left to right. `leaves`: those of the run that starts at
-// `begin`.
-void AppendSubtreeSums(std::span<const double> leaves, int64_t begin, int64_t n,
-                       std::vector<double>* sums);
+// They themselves, from left to right. The sum of [a, b) is T(0, b - a) over its leaves.
+struct Subtree {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+std::vector<Subtree> SubtreesOf(int64_t begin, int64_t end, int64_t n);
 
-// T(0, n) from the results of AppendSubtreeSums for the runs [ends[i - 1], ends[i]) (the first
-// starts at 0, the last ends at n; runs may be empty), concatenated.
+// T(0, n) from the sums of SubtreesOf the runs [ends[i - 1], ends[i]) (the first starts at 0, the
+// last ends at n; runs may be empty), concatenated.
 double CombineSubtrees(std::span<const int64_t> ends, std::span<const double> sums);
 
 }  // namespace tessera

@@ -54,7 +54,9 @@ TEST(TreeSumTest, OwnersOfRunsGetTheBitsOfOneOwner) {
     int64_t begin = 0;
     for (const int64_t end : ends) {
       const size_t before = sums.size();
-      AppendSubtreeSums(std::span(leaves).subspan(begin, end - begin), begin, n, &sums);
+      for (const Subtree& tree : SubtreesOf(begin, end, n)) {
+        sums.push_back(TreeSum(std::span(leaves).subspan(tree.begin, tree.end - tree.begin)));
+      }
       const auto count = static_cast<int64_t>(sums.size() - before);
       EXPECT_EQ(count, SubtreeCount(begin, end, n));
       EXPECT_LE(static_cast<double>(count), 1 + 2 * std::log2(static_cast<double>(n) + 1));

@@ -155,7 +155,25 @@ absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& ac
   }
   if (batch.targets.empty()) return 0.0;
   const TraceSpan span("operation", "head and loss forward");
-  return parts_.head->Forward(pass, Flat(batch.targets), buffers.head);
+  if (!FusesHead(pass, batch, buffers)) {
+    return parts_.head->Forward(pass, Flat(batch.targets), buffers.head);
+  }
+  const BackwardCall& call = *batch.backward_follows;
+  TESSERA_RETURN_IF_ERROR(PrepareHead(call.observer));
+  return parts_.head->ForwardFused(pass, Flat(batch.targets), buffers.head, call.loss_scale,
+                                   call.accumulate);
+}
+
+bool Decoder::FusesHead(const Pass& pass, const MicroBatch& batch, const Buffers& buffers) const {
+  return batch.backward_follows.has_value() && buffers.use != ActivationUse::kForwardOnly &&
+         parts_.head->Fuses(pass);
+}
+
+absl::Status Decoder::PrepareHead(GradientObserver* observer) const {
+  // To the end of the gradient space: the second gradients belong to the head.
+  TESSERA_RETURN_IF_ERROR(
+      Prepare(observer, parts_.layout.boundaries.back(), parts_.parameters->gradient_elements()));
+  return Prepare(observer, 0, parts_.layout.shared_table_end);
 }
 
 absl::Status Decoder::Backward(const MicroBatch& batch, Activations& activations, double loss_scale,
@@ -184,14 +202,19 @@ absl::Status Decoder::BackwardHead(const Pass& pass, const MicroBatch& batch,
                                    const Buffers& buffers, double loss_scale, bool accumulate,
                                    const TensorView& d, GradientObserver* observer) const {
   const TraceSpan span("operation", "head and loss backward");
-  // To the end of the gradient space: the second gradients belong to the head.
-  const int64_t begin = parts_.layout.boundaries.back(),
-                end = parts_.parameters->gradient_elements();
-  TESSERA_RETURN_IF_ERROR(Prepare(observer, begin, end));
-  TESSERA_RETURN_IF_ERROR(Prepare(observer, 0, parts_.layout.shared_table_end));
-  TESSERA_RETURN_IF_ERROR(parts_.head->Backward(pass, buffers.inputs.back(), Flat(batch.targets),
-                                                buffers.head, loss_scale, accumulate, d));
-  return Ready(observer, begin, end);
+  const TensorView& x = buffers.inputs.back();
+  if (FusesHead(pass, batch, buffers)) {
+    const BackwardCall& call = *batch.backward_follows;
+    CHECK(call.loss_scale == loss_scale && call.accumulate == accumulate &&
+          call.observer == observer)
+        << "another backward pass than the forward pass was promised";
+    TESSERA_RETURN_IF_ERROR(parts_.head->BackwardFused(pass, x, buffers.head, accumulate, d));
+  } else {
+    TESSERA_RETURN_IF_ERROR(PrepareHead(observer));
+    TESSERA_RETURN_IF_ERROR(parts_.head->Backward(pass, x, Flat(batch.targets), buffers.head,
+                                                  loss_scale, accumulate, d));
+  }
+  return Ready(observer, parts_.layout.boundaries.back(), parts_.parameters->gradient_elements());
 }
 
 absl::Status Decoder::BackwardBlock(const Pass& pass, size_t i, const Buffers& buffers,

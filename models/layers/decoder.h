@@ -74,6 +74,8 @@ class Decoder final : public Model {
   NormPlace InputNorm(const Buffers& buffers, size_t i) const;
   Pass MakePass(const MicroBatch& batch) const;
   Pass MakePass(int64_t batch, int64_t sequence) const;
+  // Both before the head writes its gradients.
+  absl::Status PrepareHead(GradientObserver* observer) const;
   absl::Status BackwardHead(const Pass& pass, const MicroBatch& batch, const Buffers& buffers,
                             double loss_scale, bool accumulate, const TensorView& d,
                             GradientObserver* observer) const;
@@ -82,6 +84,7 @@ class Decoder final : public Model {
   absl::Status BackwardEmbedding(const Pass& pass, const MicroBatch& batch, const Buffers& buffers,
                                  bool accumulate, const TensorView& d,
                                  GradientObserver* observer) const;
+  bool FusesHead(const Pass& pass, const MicroBatch& batch, const Buffers& buffers) const;
   DType dtype() const { return parts_.parameters->values().view().dtype(); }
 
   DecoderParts parts_;

@@ -100,18 +100,73 @@ absl::Status LmHead::Backward(const Pass& pass, const TensorView& x, const Tenso
   for (int64_t i = last; i >= 0; --i) {
     const Chunk chunk = RowChunk(i, rows, height);
     const TensorView normed = Rows(buffers.normed, chunk);
-    std::vector<MatMulOperands> products;
+    std::vector<TensorView> logits;
     for (size_t v = 0; v < shards_.size(); ++v) {
       const VocabularyShard& shard = shards_[v];
-      const TensorView logits = FirstRows(buffers.logits[v], chunk);
-      if (i != last) Project(pass, shard, normed, logits);
+      logits.push_back(FirstRows(buffers.logits[v], chunk));
+      if (i != last) Project(pass, shard, normed, logits[v]);
       backend.CrossEntropyBackward({Rows(buffers.combined, chunk), Rows(targets, chunk),
-                                    shard.valid, shard.first_id, loss_scale, logits});
-      backend.MatMul({logits.Transpose(0, 1), normed, Gradient(shard), accumulate || i != last});
-      products.push_back({logits, shard.table->value});
+                                    shard.valid, shard.first_id, loss_scale, logits[v]});
     }
-    AddLocalShards(pass, products, Rows(partial, chunk));
+    PropagateLogits(pass, normed, logits, accumulate || i != last, Rows(partial, chunk));
   }
+  return BackwardFused(pass, x, buffers, accumulate, d);
+}
+
+void LmHead::PropagateLogits(const Pass& pass, const TensorView& normed,
+                             const std::vector<TensorView>& d_logits, bool accumulate,
+                             const TensorView& d_normed) const {
+  std::vector<MatMulOperands> products;
+  for (size_t v = 0; v < shards_.size(); ++v) {
+    pass.backend.MatMul({d_logits[v].Transpose(0, 1), normed, Gradient(shards_[v]), accumulate});
+    products.push_back({d_logits[v], shards_[v].table->value});
+  }
+  AddLocalShards(pass, products, d_normed);
+}
+
+bool LmHead::Fuses(const Pass& pass) const { return pass.tensor_parallel.size() == 1; }
+
+double LmHead::ForwardFused(const Pass& pass, const TensorView& targets, const Buffers& buffers,
+                            double loss_scale, bool accumulate) const {
+  Backend& backend = pass.backend;
+  const int64_t rows = pass.rows(), height = buffers.logits[0].dim(0);
+  const int64_t last = ChunkCount(rows, height) - 1;
+  const TensorView partial = PartialSumPlace(pass, buffers.sum, buffers.d_normed);
+  for (int64_t i = last; i >= 0; --i) {
+    const Chunk chunk = RowChunk(i, rows, height);
+    const TensorView normed = Rows(buffers.normed, chunk), own_targets = Rows(targets, chunk);
+    const TensorView combined = Rows(buffers.combined, chunk);
+    const TensorView losses = Rows(buffers.losses, chunk);
+    // Those of one chunk, at the beginning of the memory.
+    const TensorView stats(buffers.stats.data(), buffers.stats.dtype(),
+                           {pass.shards(), chunk.end - chunk.begin, 3});
+    std::vector<TensorView> logits;
+    for (size_t v = 0; v < shards_.size(); ++v) {
+      logits.push_back(FirstRows(buffers.logits[v], chunk));
+      Project(pass, shards_[v], normed, logits[v]);
+    }
+    if (shards_.size() == 1) {
+      backend.CrossEntropyGradient(
+          {logits[0], shards_[0].valid, own_targets, loss_scale, stats, combined, losses});
+    } else {
+      for (size_t v = 0; v < shards_.size(); ++v) {
+        backend.CrossEntropyStats({logits[v], shards_[v].valid, own_targets, shards_[v].first_id,
+                                   ShardPart(stats, static_cast<int64_t>(v))});
+      }
+      backend.CrossEntropyLoss({stats, own_targets, combined, losses});
+      for (size_t v = 0; v < shards_.size(); ++v) {
+        backend.CrossEntropyBackward(
+            {combined, own_targets, shards_[v].valid, shards_[v].first_id, loss_scale, logits[v]});
+      }
+    }
+    PropagateLogits(pass, normed, logits, accumulate || i != last, Rows(partial, chunk));
+  }
+  return backend.Sum({buffers.losses});
+}
+
+absl::Status LmHead::BackwardFused(const Pass& pass, const TensorView& x, const Buffers& buffers,
+                                   bool accumulate, const TensorView& d) const {
+  const TensorView partial = PartialSumPlace(pass, buffers.sum, buffers.d_normed);
   TESSERA_RETURN_IF_ERROR(
       FinishShardSum(pass, partial, /*bias=*/{}, buffers.d_normed, "gradient of the head's input"));
   buffers.norms.Backward(pass, *norm_, 0, buffers.d_normed, x, buffers.norm_stats, d,

@@ -20,10 +20,10 @@
 namespace tessera {
 
 // Final norm, projection to the vocabulary and cross-entropy. Logits have the compute dtype, losses
-// are fp32; a rank computes only the logits of its shards of the vocabulary. They are computed in
-// chunks of rows: if one chunk holds all rows (the usual case), it is kept for the backward pass,
-// which turns it into its gradient in place; otherwise the backward pass recomputes every chunk
-// except the last.
+// are fp32; a rank computes only the logits of its shards of the vocabulary, in chunks of rows.
+// Where the whole vocabulary is on this rank, and the backward pass follows at once, the forward
+// pass turns each chunk into its gradient, in place. Otherwise the last chunk, often the only one,
+// is kept for the backward pass, which recomputes the others.
 class LmHead {
  public:
   struct Buffers {
@@ -62,6 +62,14 @@ class LmHead {
   absl::Status Backward(const Pass& pass, const TensorView& x, const TensorView& targets,
                         const Buffers& buffers, double loss_scale, bool accumulate,
                         const TensorView& d) const;
+
+  // Whether ForwardFused() and BackwardFused() may take the places of the two, with the same
+  // results: the gradient of the vocabulary is then written by the first.
+  bool Fuses(const Pass& pass) const;
+  double ForwardFused(const Pass& pass, const TensorView& targets, const Buffers& buffers,
+                      double loss_scale, bool accumulate) const;
+  absl::Status BackwardFused(const Pass& pass, const TensorView& x, const Buffers& buffers,
+                             bool accumulate, const TensorView& d) const;
   // logits [B,V] fp32 of the last row of each sequence of x [r,C].
   absl::Status LastLogits(const Pass& pass, const TensorView& x, const Buffers& buffers,
                           const TensorView& logits) const;
@@ -72,6 +80,11 @@ class LmHead {
   // Logits of `normed` [n,C] in one shard.
   void Project(const Pass& pass, const VocabularyShard& shard, const TensorView& normed,
                const TensorView& logits) const;
+  // Adds what the gradients of the logits of some rows of `normed` contribute to the vocabulary's
+  // gradient, and computes that of these rows.
+  void PropagateLogits(const Pass& pass, const TensorView& normed,
+                       const std::vector<TensorView>& d_logits, bool accumulate,
+                       const TensorView& d_normed) const;
   absl::Status LastRows(const Pass& pass, const TensorView& x, const TensorView& last) const;
 
   std::unique_ptr<Norm> norm_;

@@ -20,8 +20,10 @@ struct Result {
   Tensor d_table;
 };
 
-// Forward and backward with logits of at most `logits_rows` rows at once.
-Result RunHead(int64_t logits_rows, int shards, const TensorView& x, const TensorView& targets) {
+// Forward and backward with logits of at most `logits_rows` rows at once; with `fuses`, the forward
+// pass computes the gradients of logits.
+Result RunHead(int64_t logits_rows, int shards, const TensorView& x, const TensorView& targets,
+               bool fuses = false) {
   const auto backend = MakeReferenceBackend();
   const TensorParallel tensor_parallel(nullptr, shards, false);
   ParameterSet set;
@@ -46,6 +48,12 @@ Result RunHead(int64_t logits_rows, int shards, const TensorView& x, const Tenso
   result.d = Tensor(DType::kF64, {10, kChannels});
   for (const bool accumulate : {false, true}) {
     EXPECT_TRUE(NormForward(pass, x, head.InputNorm(buffers)).ok());
+    if (fuses) {
+      EXPECT_TRUE(head.Fuses(pass));
+      result.loss = head.ForwardFused(pass, targets, buffers, 0.5, accumulate);
+      EXPECT_TRUE(head.BackwardFused(pass, x, buffers, accumulate, result.d).ok());
+      continue;
+    }
     result.loss = head.Forward(pass, targets, buffers).value();
     EXPECT_TRUE(head.Backward(pass, x, targets, buffers, 0.5, accumulate, result.d).ok());
   }
@@ -71,6 +79,11 @@ TEST(LmHeadTest, ChunksOfAnyHeightAndShardsGiveTheSameLossAndGradients) {
       testing::ExpectClose(chunked.d, whole.d, {.of_maximum = 1e-12});
       testing::ExpectClose(chunked.d_norm, whole.d_norm, {.of_maximum = 1e-12});
       testing::ExpectClose(chunked.d_table, whole.d_table, {.of_maximum = 1e-12});
+      const Result fused = RunHead(rows, shards, x, targets, /*fuses=*/true);
+      EXPECT_EQ(fused.loss, chunked.loss);
+      testing::ExpectBitwiseEqual(fused.d, chunked.d);
+      testing::ExpectBitwiseEqual(fused.d_norm, chunked.d_norm);
+      testing::ExpectBitwiseEqual(fused.d_table, chunked.d_table);
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -13,6 +14,13 @@
 
 namespace tessera {
 
+// How Backward() will be called.
+struct BackwardCall {
+  double loss_scale = 1;
+  bool accumulate = false;
+  GradientObserver* observer = nullptr;  // null for none
+};
+
 // One micro-batch of token ids.
 struct MicroBatch {
   TensorView ids;      // int32 [B,T]
@@ -22,6 +30,10 @@ struct MicroBatch {
   int64_t step = 0;
   int64_t first_sample = 0;
   bool training = false;  // dropout on
+  // Promises that Backward() of this micro-batch, in this way, is the next call of the model after
+  // Forward(), which may then compute the gradients of the head. The results are the same. Both
+  // calls have the same promise.
+  std::optional<BackwardCall> backward_follows = {};
 };
 
 // The activations of one micro-batch that the forward pass saves for the backward pass. A pipeline

@@ -214,9 +214,9 @@ class KernelBenchmark {
       backend_.AdamW({options, grad, rounded ? master.view() : TensorView(), m, v, param});
     });
     PrintBandwidth("sum_of_squares", shape, elements * 4, [&] { backend_.SumOfSquares({grad}); });
-    std::vector<double> sums(count / 256);
     PrintBandwidth("sum_of_squares_by_block", shape, elements * 4, [&] {
-      backend_.SumOfSquaresByBlock({grad, 256, sums});
+      double sum = 0;
+      backend_.SumsOfSquares({{&grad.view(), 1}, 256, {&sum, 1}});
     });
   }
 

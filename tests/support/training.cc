@@ -244,7 +244,8 @@ absl::Status TrainingRank::OpenSaver(Communicator& world) {
   TESSERA_ASSIGN_OR_RETURN(saver_, RunSaver::Create(config_, state(), group(), &world));
   if (!config_.checkpoint().async_save()) return absl::OkStatus();
   trainer_->set_before_overwrite(
-      [saver = saver_.get()](const TensorView& memory) { saver->BeforeOverwrite(memory); });
+      [saver = saver_.get()](const TensorView& memory) { saver->BeforeOverwrite(memory); },
+      [saver = saver_.get()] { return saver->reads_state(); });
   return absl::OkStatus();
 }
 

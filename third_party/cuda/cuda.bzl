@@ -39,7 +39,7 @@ def _cuda_objects_impl(ctx):
         arguments.add_all(["-ccbin", "g++", "-std=c++20", "-O3", "-Xptxas=-v"])
         arguments.add_all(["-Xcompiler", "-fPIC,-Wall,-Wextra"])
         arguments.add_all(["-Werror", "all-warnings", "-I."])
-        arguments.add_all(_ARCHITECTURES)
+        arguments.add_all(_ARCHITECTURES + ["--no-compress"])  # tests read the machine code
         for context in contexts:
             arguments.add_all(context.includes, before_each = "-isystem")
             arguments.add_all(context.system_includes, before_each = "-isystem")

@@ -75,7 +75,7 @@ def _is_ours():
 
 def _with(header, rule, name, copts, deps, precompiled = True, **others):
     # The compiler refuses a header that was compiled without it.
-    differs = "-fsanitize=address" in copts
+    differs = any([option.startswith("-fsanitize=") for option in copts])
     if _is_ours() and precompiled and not differs:
         copts = ["-include-pch", "$(BINDIR)/third_party/pch/%s.pch" % header] + copts
         deps = deps + ["//third_party/pch:%s_headers" % header]

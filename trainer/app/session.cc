@@ -324,9 +324,9 @@ absl::Status OpenSaver(Session& session, const std::optional<SavedRun>& saved, i
         notes));
   }
   if (session.config.checkpoint().async_save() || replicas != nullptr) {
-    session.trainer->set_before_overwrite([saver = session.saver.get()](const TensorView& memory) {
-      saver->BeforeOverwrite(memory);
-    });
+    session.trainer->set_before_overwrite(
+        [saver = session.saver.get()](const TensorView& memory) { saver->BeforeOverwrite(memory); },
+        [saver = session.saver.get()] { return saver->reads_state(); });
   }
   return absl::OkStatus();
 }

@@ -6,11 +6,17 @@
 #include <filesystem>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <string>
 
+#include "compute/kernels/backend.h"
+#include "compute/kernels/cpu/cpu_backend.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "layout/dtype.h"
 #include "layout/topology.h"
+#include "models/layers/model.h"
 #include "models/model_config.h"
+#include "models/registry.h"
 #include "trainer/config/config.h"
 
 namespace tessera {
@@ -115,6 +121,25 @@ TEST(ConfigsTest, OnAGpuTheRunIsTheSame) {
     }
     EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(*config, *wanted)) << gpu;
   }
+}
+
+// Activations grow no faster than the tokens: one sequence of 32768 fits a GPU of 80 GB, beside
+// 22 GB of weights, gradients and optimizer state; longer ones do if activations are recomputed.
+TEST(ConfigsTest, LongContextsOfLlama3FitOneGpu) {
+  const absl::StatusOr<TrainConfig> config = Resolved("llama3_1b_gpu.textproto");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const std::unique_ptr<Backend> backend = MakeCpuBackend(1);
+  const absl::StatusOr<std::unique_ptr<Model>> model = MakeModel(
+      config->model(), {.compute_dtype = DType::kBF16, .with_gradients = false}, *backend);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto bytes = [&](int64_t tokens, ActivationUse use) {
+    return (*model)->NewActivations(1, tokens, use)->bytes();
+  };
+  for (const ActivationUse use : {ActivationUse::kTraining, ActivationUse::kTrainingRecompute}) {
+    EXPECT_LE(bytes(32768, use), 4 * bytes(8192, use));
+  }
+  EXPECT_LE(bytes(32768, ActivationUse::kTraining), int64_t{40'000'000'000});
+  EXPECT_LE(bytes(32768, ActivationUse::kTrainingRecompute), int64_t{7'000'000'000});
 }
 
 TEST(ConfigsTest, NoneIsForgotten) {

@@ -86,6 +86,12 @@ class RunSaver {
     return (mirrored_.has_value() && mirrored_->saves) || manager_->save_in_flight();
   }
 
+  // Whether a save or a replica may still read the state, so that BeforeOverwrite() is needed.
+  bool reads_state() const {
+    if (mirror() != nullptr) return mirrored_.has_value();
+    return hooks_.replicas != nullptr || save_in_flight();
+  }
+
   // Returns once `memory` may be changed: on a device, by what is queued from now on.
   void BeforeOverwrite(const TensorView& memory);
 

@@ -45,6 +45,7 @@ class ModelChunk {
   bool has_optimizer() const { return optimizer_ != nullptr; }
   AdamW& optimizer() const { return *optimizer_; }
   BatchSlot& slot(int64_t i) { return slots_[i]; }
+  int64_t slots() const { return static_cast<int64_t>(slots_.size()); }
 
   // Only the first layers use token ids, and only the last ones use targets.
   bool reads_data() const { return layers_.has_embedding || layers_.has_head; }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -33,19 +34,26 @@ absl::Status FillSlot(Backend& backend, const BatchSlot& slot, const Fill& fill)
 }  // namespace
 
 MicroBatch TrainingStage::Batch(const PipelinePass& pass) {
-  const BatchSlot& slot = chunks_[pass.chunk].slot(pass.slot);
+  ModelChunk& chunk = chunks_[pass.chunk];
+  const BatchSlot& slot = chunk.slot(pass.slot);
+  std::optional<BackwardCall> follows;
+  if (BackwardFollows(pass)) {
+    follows = {step_.loss_scale, chunk.reducer().accumulate(), &chunk.reducer()};
+  }
   return {.ids = slot.ids,
           .targets = slot.targets,
           .step = step_.step,
           .first_sample = GlobalMicroBatch(step_.split, step_.data_rank, LocalMicroBatch(pass)) *
                           step_.micro_batch_size,
-          .training = true};
+          .training = true,
+          .backward_follows = follows};
 }
 
 absl::StatusOr<double> TrainingStage::Forward(const PipelinePass& pass, TensorView input,
                                               TensorView output) {
   ModelChunk& chunk = chunks_[pass.chunk];
   const BatchSlot& slot = chunk.slot(pass.slot);
+  if (BackwardFollows(pass)) chunk.reducer().StartMicroBatch(pass.micro_batch);
   const MicroBatch batch = Batch(pass);
   if (chunk.reads_data()) {
     const auto fill = [&](std::span<int32_t> ids, std::span<int32_t> targets) {
@@ -68,7 +76,7 @@ absl::Status TrainingStage::Backward(const PipelinePass& pass, TensorView d_outp
     return Backward(pass, d_output, d_input, /*accumulate=*/false, scratch);
   }
   GradientReducer& reducer = chunk.reducer();
-  reducer.StartMicroBatch(pass.micro_batch);
+  if (!BackwardFollows(pass)) reducer.StartMicroBatch(pass.micro_batch);
   return Backward(pass, d_output, d_input, reducer.accumulate(), reducer);
 }
 

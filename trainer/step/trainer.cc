@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -145,7 +146,10 @@ class Trainer::Impl {
   absl::StatusOr<EvaluationResult> Evaluate(const BatchLoader& data, int64_t samples);
   absl::StatusOr<std::vector<float>> NextLogits(std::span<const int32_t> context);
 
-  void set_before_overwrite(BeforeOverwrite before) { before_overwrite_ = std::move(before); }
+  void set_before_overwrite(BeforeOverwrite before, std::function<bool()> needed) {
+    before_overwrite_ = std::move(before);
+    overwrite_is_watched_ = std::move(needed);
+  }
   std::vector<ModelChunk>& chunks() { return chunks_; }
   const TrainConfig& config() const { return config_; }
   // The memory that repeating a micro-batch takes besides.
@@ -190,6 +194,7 @@ class Trainer::Impl {
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<GradientNorm> norm_;
   BeforeOverwrite before_overwrite_;
+  std::function<bool()> overwrite_is_watched_;  // null: always
   bool warned_of_divergence_ = false;
   bool replicas_compute_alike_ = true;
 };
@@ -341,6 +346,8 @@ absl::Status Trainer::Impl::CompareReplicas(int64_t completed_steps) {
   const int64_t interval = config_.parallel().check_weight_hash_across_dp_replicas_interval();
   if (interval == 0 || completed_steps % interval != 0) return absl::OkStatus();
   const TraceSpan span("operation", "comparison of replicas");
+  // An operation that has failed on one rank is not a divergence.
+  TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
   std::vector<ReplicatedTensor> all, unsharded, tied;
   for (const ModelChunk& chunk : chunks_) {
     for (const Parameter* parameter : chunk.parameters().parameters()) {
@@ -363,12 +370,13 @@ absl::StatusOr<bool> Trainer::Impl::Update(double grad_norm, double learning_rat
   const double scale = ClipCoefficient(grad_norm, config_.optimizer().clip_grad());
   bool updated = true;
   const TraceSpan span("operation", "optimizer");
+  const bool watched = overwrite_is_watched_ == nullptr || overwrite_is_watched_();
+  const BeforeOverwrite before = watched ? before_overwrite_ : nullptr;
   for (ModelChunk& chunk : chunks_) {
-    updated = chunk.optimizer().Step(learning_rate, grad_norm, scale, before_overwrite_);
+    updated = chunk.optimizer().Step(learning_rate, grad_norm, scale, before);
     if (!updated) continue;
     const TraceSpan gather("operation", "gathering of weights");
-    TESSERA_RETURN_IF_ERROR(
-        chunk.reducer().GatherValues(chunk.parameters().values(), before_overwrite_));
+    TESSERA_RETURN_IF_ERROR(chunk.reducer().GatherValues(chunk.parameters().values(), before));
   }
   return updated;
 }
@@ -462,8 +470,8 @@ absl::StatusOr<StepResult> Trainer::Step(const BatchLoader& data, const StepPosi
   return impl_->Step(data, position);
 }
 
-void Trainer::set_before_overwrite(BeforeOverwrite before) {
-  impl_->set_before_overwrite(std::move(before));
+void Trainer::set_before_overwrite(BeforeOverwrite before, std::function<bool()> needed) {
+  impl_->set_before_overwrite(std::move(before), std::move(needed));
 }
 
 absl::StatusOr<EvaluationResult> Trainer::Evaluate(const BatchLoader& data, int64_t samples) {

@@ -2,6 +2,7 @@
 #define TESSERA_TRAINER_STEP_TRAINER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -87,8 +88,10 @@ class Trainer {
   absl::StatusOr<StepResult> Step(const BatchLoader& data, const StepPosition& position);
 
   // Registers a callback for memory of chunks(), called right before an update overwrites it, so
-  // that the callee can wait for pending reads of it. Null removes it.
-  void set_before_overwrite(BeforeOverwrite before);
+  // that the callee can wait for pending reads of it. Null removes it. `needed`, asked once an
+  // update, tells whether there may be such reads; without them the update is made at once, not in
+  // pieces. Null: always.
+  void set_before_overwrite(BeforeOverwrite before, std::function<bool()> needed = nullptr);
 
   // Mean loss over the first `samples` sequences of `data` (or all, if there are fewer; whole
   // micro-batches), without dropout: the same sequences every time.

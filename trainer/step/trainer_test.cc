@@ -416,6 +416,10 @@ TEST_F(TrainerTest, AnUpdateAnnouncesEveryByteBeforeItChanges) {
                          [&watched](const TensorView& memory) { watched.Announce(memory); });
                      TESSERA_RETURN_IF_ERROR(trainer.Step(data, {}).status());
                      watched.ExpectAllThatChangedWasAnnounced();
+                     // While nothing reads the state, nothing is announced.
+                     trainer.set_before_overwrite([](const TensorView&) { FAIL() << "announced"; },
+                                                  [] { return false; });
+                     TESSERA_RETURN_IF_ERROR(trainer.Step(data, {.step = 1}).status());
                      trainer.set_before_overwrite(nullptr);
                      return absl::OkStatus();
                    });

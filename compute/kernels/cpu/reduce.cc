@@ -112,6 +112,14 @@ namespace {
 
 constexpr int64_t kBlock = 65536;
 
+// T(0, n) of at least one number, which it overwrites.
+double SumInTree(std::span<double> sums) {
+  for (size_t step = 1; step < sums.size(); step *= 2) {
+    for (size_t i = 0; i + step < sums.size(); i += 2 * step) sums[i] += sums[i + step];
+  }
+  return sums[0];
+}
+
 }  // namespace
 
 double CpuBackend::BlockedSum(TensorView x, bool squares) {
@@ -125,25 +133,32 @@ double CpuBackend::BlockedSum(TensorView x, bool squares) {
       sums[begin / kBlock] = sum_block(x.as<T>() + begin, end - begin);
     });
   });
-  for (size_t step = 1; step < sums.size(); step *= 2) {
-    for (size_t i = 0; i + step < sums.size(); i += 2 * step) sums[i] += sums[i + step];
-  }
-  return sums[0];
+  return SumInTree(sums);
 }
 
-void CpuBackend::Run(const ops::SumOfSquaresByBlock& op) {
-  const int64_t count = op.x.elements();
-  WithType(op.x.dtype(), [&]<typename T>(T) {
-    const auto sum_block = TESSERA_CHOOSE(SumBlock<true, T>);
-    const int64_t blocks_per_task = std::max<int64_t>(1, kBlock / op.block);
-    ForRanges(pool_, static_cast<int64_t>(op.sums.size()), blocks_per_task,
-              [&](int64_t first, int64_t last, int) {
-                for (int64_t i = first; i < last; ++i) {
-                  const int64_t begin = i * op.block;
-                  op.sums[i] = sum_block(op.x.as<T>() + begin, std::min(op.block, count - begin));
-                }
-              });
-  });
+void CpuBackend::Run(const ops::SumsOfSquares& op) {
+  std::vector<double> blocks;
+  for (size_t p = 0; p < op.parts.size(); ++p) {
+    const TensorView& x = op.parts[p];
+    const int64_t count = x.empty() ? 0 : x.elements();
+    blocks.resize((count + op.block - 1) / op.block);
+    if (count == 0) {
+      op.sums[p] = 0;
+      continue;
+    }
+    WithType(x.dtype(), [&]<typename T>(T) {
+      const auto sum_block = TESSERA_CHOOSE(SumBlock<true, T>);
+      const int64_t blocks_per_task = std::max<int64_t>(1, kBlock / op.block);
+      ForRanges(pool_, static_cast<int64_t>(blocks.size()), blocks_per_task,
+                [&](int64_t first, int64_t last, int) {
+                  for (int64_t i = first; i < last; ++i) {
+                    const int64_t begin = i * op.block;
+                    blocks[i] = sum_block(x.as<T>() + begin, std::min(op.block, count - begin));
+                  }
+                });
+    });
+    op.sums[p] = SumInTree(blocks);
+  }
 }
 
 double CpuBackend::Run(const ops::SumOfSquares& op) { return BlockedSum(op.x, true); }

@@ -68,8 +68,7 @@ void DeviceKernels::Run(const ops::GeluForward& op) {
   const Operation here("GeluForward", op.x, op.out);
   WithType(op.x.dtype(), [&]<typename T>(T) {
     const GeluForwardBody<T> body = {AsRows<T>(op.x), AsRows<T>(op.out)};
-    LaunchForEach(stream(), body.x.rows, body.x.columns,
-                  AllowsPacks(body.x) && AllowsPacks(body.out), body);
+    LaunchForEach(stream(), body.x.rows, body.x.columns, body, body.x, body.out);
   });
 }
 
@@ -77,8 +76,7 @@ void DeviceKernels::Run(const ops::GeluBackward& op) {
   const Operation here("GeluBackward", op.d_out, op.x, op.d_x);
   WithType(op.x.dtype(), [&]<typename T>(T) {
     const GeluBackwardBody<T> body = {AsRows<T>(op.d_out), AsRows<T>(op.x), AsRows<T>(op.d_x)};
-    LaunchForEach(stream(), body.x.rows, body.x.columns,
-                  AllowsPacks(body.d_out) && AllowsPacks(body.x) && AllowsPacks(body.d_x), body);
+    LaunchForEach(stream(), body.x.rows, body.x.columns, body, body.d_out, body.x, body.d_x);
   });
 }
 
@@ -129,8 +127,7 @@ void DeviceKernels::Run(const ops::SwiGluForward& op) {
   const Operation here("SwiGluForward", op.gate_up, op.out);
   WithType(op.out.dtype(), [&]<typename T>(T) {
     const SwiGluForwardBody<T> body = {AsRows<T>(op.gate_up), AsRows<T>(op.out)};
-    LaunchForEach(stream(), body.out.rows, body.out.columns,
-                  AllowsPacks(body.gate_up) && AllowsPacks(body.out), body);
+    LaunchForEach(stream(), body.out.rows, body.out.columns, body, body.gate_up, body.out);
   });
 }
 
@@ -139,9 +136,8 @@ void DeviceKernels::Run(const ops::SwiGluBackward& op) {
   WithType(op.d_out.dtype(), [&]<typename T>(T) {
     const SwiGluBackwardBody<T> body = {AsRows<T>(op.d_out), AsRows<T>(op.gate_up),
                                         AsRows<T>(op.d_gate_up)};
-    LaunchForEach(
-        stream(), body.d_out.rows, body.d_out.columns,
-        AllowsPacks(body.d_out) && AllowsPacks(body.gate_up) && AllowsPacks(body.d_gate_up), body);
+    LaunchForEach(stream(), body.d_out.rows, body.d_out.columns, body, body.d_out, body.gate_up,
+                  body.d_gate_up);
   });
 }
 
@@ -151,12 +147,13 @@ template <typename T>
 struct DropoutBody {
   Rows<T> x;
   DropoutKey key;
+  simt::Divisor samples;  // by the rows of one
   int64_t first_sample, rows_per_sample, row_offset, global_columns, column_offset;
 
   template <int kCount>
   TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
     const int64_t global_row = row_offset + row;
-    const int64_t sample = global_row / rows_per_sample;
+    const int64_t sample = samples.Quotient(static_cast<uint32_t>(global_row));
     const int64_t first =
         (global_row - sample * rows_per_sample) * global_columns + column_offset + column;
     DropoutFactors factors(key, first_sample + sample);
@@ -178,12 +175,16 @@ void DeviceKernels::Run(const ops::ApplyDropout& op) {
   const Operation here("ApplyDropout", op.x);
   if (op.dropout.probability == 0) return;
   WithType(op.x.dtype(), [&]<typename T>(T) {
-    const DropoutBody<T> body = {
-        AsRows<T>(op.x),         MakeDropoutKey(op.dropout.stream, op.dropout.probability),
-        op.dropout.first_sample, op.dropout.rows_per_sample,
-        op.dropout.row_offset,   op.dropout.global_columns,
-        op.dropout.column_offset};
-    LaunchForEach(stream(), body.x.rows, body.x.columns, AllowsPacks(body.x), body);
+    const Rows<T> rows = AsRows<T>(op.x);
+    const DropoutBody<T> body = {rows,
+                                 MakeDropoutKey(op.dropout.stream, op.dropout.probability),
+                                 simt::Divisor(op.dropout.rows_per_sample),
+                                 op.dropout.first_sample,
+                                 op.dropout.rows_per_sample,
+                                 op.dropout.row_offset,
+                                 op.dropout.global_columns,
+                                 op.dropout.column_offset};
+    LaunchForEach(stream(), rows.rows, rows.columns, body, rows);
   });
 }
 

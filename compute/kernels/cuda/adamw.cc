@@ -56,6 +56,7 @@ struct AdamWBody {
 constexpr int kMaxParts = 48;
 // Elements of a block, of one part.
 constexpr int64_t kBlockElements = 4096;
+constexpr int kAdamWPack = kPackOf<float>;
 
 struct Part {
   const float* grad;
@@ -94,7 +95,7 @@ TESSERA_KERNEL void UpdateParts(AdamWCoefficients coefficients, Parts parts) {
   const int64_t behind = begin + kBlockElements, count = parts.at[which].count;
   const int64_t end = behind < count ? behind : count;
   if (parts.at[which].packs) {
-    UpdateBlock<kPackElements>(body, begin, end);
+    UpdateBlock<kAdamWPack>(body, begin, end);
   } else {
     UpdateBlock<1>(body, begin, end);
   }
@@ -102,8 +103,9 @@ TESSERA_KERNEL void UpdateParts(AdamWCoefficients coefficients, Parts parts) {
 
 template <typename T>
 bool UsesPacks(const AdamWBody<T>& body, int64_t count) {
-  return count % kPackElements == 0 && AllowsPacks(body.grad) && AllowsPacks(body.master) &&
-         AllowsPacks(body.m) && AllowsPacks(body.v) && AllowsPacks(body.param);
+  return count % kAdamWPack == 0 && AllowsPacks<kAdamWPack>(body.grad) &&
+         AllowsPacks<kAdamWPack>(body.master) && AllowsPacks<kAdamWPack>(body.m) &&
+         AllowsPacks<kAdamWPack>(body.v) && AllowsPacks<kAdamWPack>(body.param);
 }
 
 template <typename T>

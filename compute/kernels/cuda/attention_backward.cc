@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <numbers>
 
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/attention_tiles.h"
@@ -23,145 +24,163 @@
 namespace tessera::cuda {
 namespace {
 
-// deltas[b,h,t], one warp a row.
-template <typename T>
-TESSERA_KERNEL void AttentionDeltas(AttentionShape shape, Heads<T> d_out, Heads<T> out,
-                                    float* deltas) {
-  const int64_t row = WarpRow();
-  if (row >= shape.batch * shape.heads * shape.sequence) return;
-  const int64_t t = row % shape.sequence, head = row / shape.sequence % shape.heads;
-  const int64_t batch = row / shape.sequence / shape.heads;
-  const T* const a = d_out.Row(batch, t, head);
-  const T* const b = out.Row(batch, t, head);
-  float sum = 0;
-  for (int d = simt::Lane(); d < shape.head_size; d += simt::kWarpSize) {
-    sum = fmaf(simt::ToFloat(a[d]), simt::ToFloat(b[d]), sum);
+// [B, H, T, 2]: log_sum_exp[t] log2(e), and delta[t]. T is rounded up to blocks; a query beyond T
+// has infinity and 0, which make its P and dS 0.
+struct QueryStatistics {
+  float* data;
+
+  TESSERA_DEVICE float* Of(const AttentionShape& shape, int batch, int head, int t) const {
+    const int64_t row = int64_t{batch} * shape.heads + head;
+    return data + (row * shape.blocks() * kOwnRows + t) * 2;
   }
-  sum = simt::WarpSum(sum);
-  if (simt::Lane() == 0) deltas[row] = sum;
+};
+
+// One warp a query.
+template <typename T>
+TESSERA_KERNEL void AttentionStatistics(AttentionShape shape, Heads<T> d_out, Heads<T> out,
+                                        const float* log_sum_exp, QueryStatistics to) {
+  const int t = WarpRow(), head = simt::BlockY(), batch = simt::BlockZ();
+  float sum = 0, lse = INFINITY;
+  if (t < shape.sequence) {
+    const T* const a = d_out.Row(batch, t, head);
+    const T* const b = out.Row(batch, t, head);
+    for (int d = simt::Lane(); d < shape.head_size; d += simt::kWarpSize) {
+      sum = fmaf(simt::ToFloat(a[d]), simt::ToFloat(b[d]), sum);
+    }
+    lse = log_sum_exp[(int64_t{batch} * shape.heads + head) * shape.sequence + t];
+  }
+  const float pair[2] = {lse * std::numbers::log2e_v<float>, simt::WarpSum(sum)};
+  if (simt::Lane() == 0) simt::StorePack(pair, to.Of(shape, batch, head, t));
 }
 
-// The probability of (query t, key s) from its product of q and k; 0 where the query does not see
-// the key.
-TESSERA_DEVICE float Probability(const AttentionShape& shape, int64_t t, int64_t s, float product,
-                                 float log_sum_exp) {
-  return s <= t && t < shape.sequence ? expf(fmaf(product, shape.scale, -log_sum_exp)) : 0.0f;
-}
-
-template <int kHead, typename T>
-TESSERA_KERNEL void AttentionBackwardQueries(AttentionShape shape, Heads<T> d_out, Heads<T> q,
-                                             Heads<T> k, Heads<T> v, const float* log_sum_exp,
-                                             const float* deltas, Heads<T> d_q) {
-  const int64_t head = simt::BlockY(), batch = simt::BlockZ(), kv_head = shape.KeyHead(head);
-  const int64_t block_query = simt::BlockX() * kOwnRows;
-  const int own = simt::WarpIndex() * kTileRows;
+template <typename Kind, typename T>
+TESSERA_KERNEL void TESSERA_BOUNDS(kAttentionThreads, Kind::kBlocks)
+    AttentionBackwardQueries(AttentionShape shape, Heads<T> d_out, Heads<T> q, Heads<T> k,
+                             Heads<T> v, QueryStatistics statistics, Heads<T> d_q) {
+  const int head = simt::BlockY(), batch = simt::BlockZ(), kv_head = shape.KeyHead(head);
+  const int block_query = (shape.blocks() - 1 - simt::BlockX()) * kOwnRows;
+  const int own = simt::WarpIndex() * kTileRows, first_query = block_query + own;
   simt::SharedMemory memory;
-  const HeadTile<kHead, T> queries = TakeTile<kHead, T>(memory, kOwnRows);
-  const HeadTile<kHead, T> gradients = TakeTile<kHead, T>(memory, kOwnRows);
-  const HeadTile<kHead, T> keys = TakeTile<kHead, T>(memory, kOtherRows);
-  const HeadTile<kHead, T> values = TakeTile<kHead, T>(memory, kOtherRows);
-  const SharedMatrix<T> d_scores = TakeScores<T>(memory);
-  queries.Load(q, shape, batch, head, block_query);
-  gradients.Load(d_out, shape, batch, head, block_query);
-  float lse[2], delta[2];
+  const BlockTiles<Kind> tiles(memory);
+  const typename Kind::Own queries = tiles.TakeOwn(0), gradients = tiles.TakeOwn(1);
+  const auto load = [&](int tile, int stage) {
+    LoadTile(k, shape, batch, kv_head, tile * Kind::kRows, tiles.Get(stage, 0));
+    LoadTile(v, shape, batch, kv_head, tile * Kind::kRows, tiles.Get(stage, 1));
+  };
+  LoadTile(q, shape, batch, head, block_query, queries);
+  LoadTile(d_out, shape, batch, head, block_query, gradients);
+  load(0, 0);
+  float of_rows[2][2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const int64_t t = block_query + own + TileRow(2 * row);
-    const int64_t at = (batch * shape.heads + head) * shape.sequence + t;
-    lse[row] = t < shape.sequence ? log_sum_exp[at] : 0.0f;
-    delta[row] = t < shape.sequence ? deltas[at] : 0.0f;
+    simt::LoadPack(statistics.Of(shape, batch, head, first_query + TileRow(2 * row)), of_rows[row]);
   }
+  simt::WaitForCopies();
+  simt::SyncThreads();
+  const typename Kind::OwnRows query_rows(queries, own), gradient_rows(gradients, own);
 
   DropoutFactors factors(shape.key, shape.first_sample + batch);
-  float sums[kHead / kTileColumns][4] = {};
-  const int64_t behind = block_query + kOwnRows;
-  const int64_t key_end = behind < shape.sequence ? behind : shape.sequence;
-  for (int64_t first_key = 0; first_key < key_end; first_key += kOtherRows) {
-    simt::SyncThreads();
-    keys.Load(k, shape, batch, kv_head, first_key);
-    values.Load(v, shape, batch, kv_head, first_key);
-    simt::SyncThreads();
-    float scores[kScoreTiles][4] = {}, products[kScoreTiles][4] = {};
-    WarpMultiply(queries.OverHead(own), keys.OverHead(), kHead, scores);
-    WarpMultiply(gradients.OverHead(own), values.OverHead(), kHead, products);
+  typename Kind::Sums sums = {};
+  const int key_end = simt::Min(block_query + kOwnRows, shape.sequence);
+  ForTiles<Kind::kStages>(simt::BlocksOf(key_end, Kind::kRows), load, [&](int tile, int stage) {
+    const int first_key = tile * Kind::kRows;
+    typename Kind::Scores scores = {}, products = {};
+    MultiplyByRows(query_rows, tiles.Get(stage, 0), scores);
+    MultiplyByRows(gradient_rows, tiles.Get(stage, 1), products);
+    HideUnseen</*kRowsAreQueries=*/true>(first_query - first_key, scores);
 #pragma unroll
-    for (int n = 0; n < kScoreTiles; ++n) {
+    for (int n = 0; n < Kind::kScoreTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int64_t t = block_query + own + TileRow(i);
-        const int64_t s = first_key + n * kTileColumns + TileColumn(i);
         float a = products[n][i];
-        if (shape.dropout) a *= factors.Of(shape.DropoutIndex(head, t) + static_cast<uint64_t>(s));
-        scores[n][i] = Probability(shape, t, s, scores[n][i], lse[i / 2]) * (a - delta[i / 2]);
+        if constexpr (Kind::kDropout) {
+          const uint64_t row = shape.DropoutIndex(head, first_query + TileRow(i));
+          a *= factors.Of(row + (first_key + n * kTileColumns + TileColumn(i)));
+        }
+        const float p = simt::Exp2(fmaf(scores[n][i], shape.scale_log2, -of_rows[i / 2][0]));
+        scores[n][i] = p * (a - of_rows[i / 2][1]);
       }
     }
-    StoreScores(scores, d_scores);
-    simt::SyncWarp();
-    WarpMultiply(d_scores, keys.OverRows(), kOtherRows, sums);
-  }
-  StoreHeadRows<kHead>(sums, {shape.scale, shape.scale}, shape, batch, head, block_query + own,
-                       d_q);
+    MultiplyByColumns(scores, tiles.Get(stage, 0), sums);
+  });
+  StoreHeadRows(sums, {shape.scale, shape.scale}, shape, batch, head, first_query, d_q);
 }
 
 // Rows are keys, columns queries. Sums over the query heads of a key head, in their order.
-template <int kHead, typename T>
-TESSERA_KERNEL void AttentionBackwardKeys(AttentionShape shape, Heads<T> d_out, Heads<T> q,
-                                          Heads<T> k, Heads<T> v, const float* log_sum_exp,
-                                          const float* deltas, Heads<T> d_k, Heads<T> d_v) {
-  const int64_t kv_head = simt::BlockY(), batch = simt::BlockZ();
-  const int64_t block_key = simt::BlockX() * kOwnRows;
-  const int own = simt::WarpIndex() * kTileRows;
+template <typename Kind, typename T>
+TESSERA_KERNEL void TESSERA_BOUNDS(kAttentionThreads, Kind::kBlocks)
+    AttentionBackwardKeys(AttentionShape shape, Heads<T> d_out, Heads<T> q, Heads<T> k, Heads<T> v,
+                          QueryStatistics statistics, Heads<T> d_k, Heads<T> d_v) {
+  constexpr int kStatistics = 2 * Kind::kRows;
+  const int kv_head = simt::BlockY(), batch = simt::BlockZ();
+  const int block_key = simt::BlockX() * kOwnRows;
+  const int own = simt::WarpIndex() * kTileRows, first_key = block_key + own;
   simt::SharedMemory memory;
-  const HeadTile<kHead, T> keys = TakeTile<kHead, T>(memory, kOwnRows);
-  const HeadTile<kHead, T> values = TakeTile<kHead, T>(memory, kOwnRows);
-  const HeadTile<kHead, T> queries = TakeTile<kHead, T>(memory, kOtherRows);
-  const HeadTile<kHead, T> gradients = TakeTile<kHead, T>(memory, kOtherRows);
-  const SharedMatrix<T> weights = TakeScores<T>(memory);
-  const SharedMatrix<T> d_scores = TakeScores<T>(memory);
-  keys.Load(k, shape, batch, kv_head, block_key);
-  values.Load(v, shape, batch, kv_head, block_key);
+  const BlockTiles<Kind> tiles(memory);
+  const typename Kind::Own keys = tiles.TakeOwn(0), values = tiles.TakeOwn(1);
+  const simt::SharedArray<float> all_staged = memory.Take<float>(Kind::kStages * kStatistics);
+  const int group = shape.heads / shape.kv_heads;
+  // Queries before the block see none of its keys. Tiles of a head follow those of the one before.
+  const int tiles_of_head = simt::BlocksOf(shape.sequence - block_key, Kind::kRows);
+  int head = kv_head * group, first_query = block_key;
+  const auto go_on = [&](int* of_head, int* query) {
+    *query += Kind::kRows;
+    if (*query < shape.sequence) return;
+    *query = block_key;
+    ++*of_head;
+  };
+  const auto load_at = [&](int of_head, int query, int stage) {
+    LoadTile(q, shape, batch, of_head, query, tiles.Get(stage, 0));
+    LoadTile(d_out, shape, batch, of_head, query, tiles.Get(stage, 1));
+    if (const int i = simt::ThreadIndex() * 4; i < kStatistics) {
+      all_staged.CopyPackAsync(stage * kStatistics + i,
+                               statistics.Of(shape, batch, of_head, query) + i, true);
+    }
+  };
+  // With two stages, while the tile before is computed.
+  const auto load = [&](int /*tile*/, int stage) {
+    int of_head = head, query = first_query;
+    if constexpr (Kind::kStages == 2) go_on(&of_head, &query);
+    load_at(of_head, query, stage);
+  };
+  LoadTile(k, shape, batch, kv_head, block_key, keys);
+  LoadTile(v, shape, batch, kv_head, block_key, values);
+  load_at(head, first_query, 0);
+  simt::WaitForCopies();
+  simt::SyncThreads();
+  const typename Kind::OwnRows key_rows(keys, own), value_rows(values, own);
 
   DropoutFactors factors(shape.key, shape.first_sample + batch);
-  float d_key_sums[kHead / kTileColumns][4] = {}, d_value_sums[kHead / kTileColumns][4] = {};
-  const int64_t group = shape.heads / shape.kv_heads;
-  for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    const int64_t row = (batch * shape.heads + head) * shape.sequence;
-    // Queries before the block see none of its keys.
-    for (int64_t first = block_key; first < shape.sequence; first += kOtherRows) {
-      simt::SyncThreads();
-      queries.Load(q, shape, batch, head, first);
-      gradients.Load(d_out, shape, batch, head, first);
-      simt::SyncThreads();
-      float scores[kScoreTiles][4] = {}, products[kScoreTiles][4] = {};
-      WarpMultiply(keys.OverHead(own), queries.OverHead(), kHead, scores);
-      WarpMultiply(values.OverHead(own), gradients.OverHead(), kHead, products);
+  typename Kind::Sums d_key_sums = {}, d_value_sums = {};
+  ForTiles<Kind::kStages>(group * tiles_of_head, load, [&](int /*tile*/, int stage) {
+    typename Kind::Scores scores = {}, products = {};
+    MultiplyByRows(key_rows, tiles.Get(stage, 0), scores);
+    HideUnseen</*kRowsAreQueries=*/false>(first_query - first_key, scores);
+    MultiplyByRows(value_rows, tiles.Get(stage, 1), products);
+    const simt::SharedArray<float> staged = all_staged.Slice(stage * kStatistics, kStatistics);
 #pragma unroll
-      for (int n = 0; n < kScoreTiles; ++n) {
+    for (int n = 0; n < Kind::kScoreTiles; ++n) {
+      float of_columns[4];  // two of each
+      staged.GetPack((n * kTileColumns + TileColumn(0)) * 2, of_columns);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int64_t s = block_key + own + TileRow(i);
-          const int64_t t = first + n * kTileColumns + TileColumn(i);
-          const bool inside = t < shape.sequence;
-          const float p =
-              Probability(shape, t, s, scores[n][i], inside ? log_sum_exp[row + t] : 0.0f);
-          float factor = 1.0f;
-          if (shape.dropout) {
-            factor = factors.Of(shape.DropoutIndex(head, t) + static_cast<uint64_t>(s));
-          }
-          scores[n][i] = p * factor;
-          products[n][i] = p * (products[n][i] * factor - (inside ? deltas[row + t] : 0.0f));
+      for (int i = 0; i < 4; ++i) {
+        const float p = simt::Exp2(fmaf(scores[n][i], shape.scale_log2, -of_columns[i % 2 * 2]));
+        float factor = 1.0f;
+        if constexpr (Kind::kDropout) {
+          const uint64_t row =
+              shape.DropoutIndex(head, first_query + n * kTileColumns + TileColumn(i));
+          factor = factors.Of(row + (first_key + TileRow(i)));
         }
+        scores[n][i] = p * factor;
+        products[n][i] = p * (products[n][i] * factor - of_columns[i % 2 * 2 + 1]);
       }
-      StoreScores(scores, weights);
-      StoreScores(products, d_scores);
-      simt::SyncWarp();
-      WarpMultiply(weights, gradients.OverRows(), kOtherRows, d_value_sums);
-      WarpMultiply(d_scores, queries.OverRows(), kOtherRows, d_key_sums);
     }
-  }
-  StoreHeadRows<kHead>(d_key_sums, {shape.scale, shape.scale}, shape, batch, kv_head,
-                       block_key + own, d_k);
-  StoreHeadRows<kHead>(d_value_sums, {1.0f, 1.0f}, shape, batch, kv_head, block_key + own, d_v);
+    MultiplyByColumns(scores, tiles.Get(stage, 1), d_value_sums);
+    MultiplyByColumns(products, tiles.Get(stage, 0), d_key_sums);
+    go_on(&head, &first_query);
+  });
+  StoreHeadRows(d_key_sums, {shape.scale, shape.scale}, shape, batch, kv_head, first_key, d_k);
+  StoreHeadRows(d_value_sums, {1.0f, 1.0f}, shape, batch, kv_head, first_key, d_v);
 }
 
 }  // namespace
@@ -169,26 +188,25 @@ TESSERA_KERNEL void AttentionBackwardKeys(AttentionShape shape, Heads<T> d_out, 
 void DeviceKernels::Run(const ops::AttentionBackward& op) {
   const Operation here("AttentionBackward", op.d_out, op.q, op.k, op.v);
   const AttentionShape shape = MakeAttentionShape(op.options, op.q, op.k);
-  const int64_t rows = shape.batch * shape.heads * shape.sequence;
-  float* const deltas = static_cast<float*>(Scratch(rows * static_cast<int64_t>(sizeof(float))));
-  if (deltas == nullptr) return;
+  const int64_t blocks = shape.blocks(), heads = shape.heads, batch = shape.batch;
+  const QueryStatistics statistics = {
+      static_cast<float*>(Scratch(batch * heads * blocks * kOwnRows * 2 * sizeof(float)))};
+  if (statistics.data == nullptr) return;
   WithType(op.q.dtype(), [&]<typename T>(T) {
-    simt::Launch<AttentionDeltas<T>>(WarpRowGrid(rows), kWarpRowThreads, 0, stream(), shape,
-                                     AsHeads<T>(op.d_out), AsHeads<T>(op.out), deltas);
-    WithHeadSize(shape.head_size, [&]<int kHead>(HeadSize<kHead>) {
-      constexpr int64_t kElement = sizeof(T);
-      const int64_t blocks = simt::BlocksOf(shape.sequence, kOwnRows);
-      const float* const lse = op.log_sum_exp.as<float>();
-      simt::Launch<AttentionBackwardQueries<kHead, T>>(
-          {blocks, shape.heads, shape.batch}, kAttentionThreads,
-          BackwardQueriesElements(kHead) * kElement, stream(), shape, AsHeads<T>(op.d_out),
-          AsHeads<T>(op.q), AsHeads<T>(op.k), AsHeads<T>(op.v), lse,
-          static_cast<const float*>(deltas), AsHeads<T>(op.d_q));
-      simt::Launch<AttentionBackwardKeys<kHead, T>>(
-          {blocks, shape.kv_heads, shape.batch}, kAttentionThreads,
-          BackwardKeysElements(kHead) * kElement, stream(), shape, AsHeads<T>(op.d_out),
-          AsHeads<T>(op.q), AsHeads<T>(op.k), AsHeads<T>(op.v), lse,
-          static_cast<const float*>(deltas), AsHeads<T>(op.d_k), AsHeads<T>(op.d_v));
+    const Heads<T> d_out = AsHeads<T>(op.d_out), q = AsHeads<T>(op.q), k = AsHeads<T>(op.k),
+                   v = AsHeads<T>(op.v);
+    simt::Launch<AttentionStatistics<T>>(
+        {blocks * kOwnRows / kWarpRowsPerBlock, heads, batch}, kWarpRowThreads, 0, stream(), shape,
+        d_out, AsHeads<T>(op.out), op.log_sum_exp.as<const float>(), statistics);
+    WithAttentionKind<AttentionPass::kBackwardQueries, T>(shape, [&]<typename Kind>() {
+      simt::Launch<AttentionBackwardQueries<Kind, T>>({blocks, heads, batch}, kAttentionThreads,
+                                                      Kind::kSharedBytes, stream(), shape, d_out, q,
+                                                      k, v, statistics, AsHeads<T>(op.d_q));
+    });
+    WithAttentionKind<AttentionPass::kBackwardKeys, T>(shape, [&]<typename Kind>() {
+      simt::Launch<AttentionBackwardKeys<Kind, T>>(
+          {blocks, shape.kv_heads, batch}, kAttentionThreads, Kind::kSharedBytes, stream(), shape,
+          d_out, q, k, v, statistics, AsHeads<T>(op.d_k), AsHeads<T>(op.d_v));
     });
   });
 }

@@ -20,120 +20,119 @@ namespace tessera::cuda {
 namespace {
 
 // The two rows of a tile that a lane has elements of: their running maximum, and this lane's part
-// of the sum of exp(score - maximum).
+// of the sum of exp(score - maximum). Maxima are of scores before scaling.
 struct RowState {
   float max[2];
   float sum[2];
 };
 
-// The largest value of a row, over the four lanes that share it.
-TESSERA_DEVICE float RowMax(float value) {
+// Combines the values of a row's four lanes.
+template <typename Combine>
+TESSERA_DEVICE float OverRow(float value, Combine combine) {
   for (int distance = 1; distance < 4; distance *= 2) {
-    value = fmaxf(value, simt::ShuffleXor(simt::kAllLanes, value, distance));
-  }
-  return value;
-}
-
-TESSERA_DEVICE float RowSum(float value) {
-  for (int distance = 1; distance < 4; distance *= 2) {
-    value += simt::ShuffleXor(simt::kAllLanes, value, distance);
+    value = combine(value, simt::ShuffleXor(simt::kAllLanes, value, distance));
   }
   return value;
 }
 
 // Scores become exp(score - maximum); `corrections` is what earlier sums are multiplied by.
-TESSERA_DEVICE void UpdateSoftmax(const AttentionShape& shape, int64_t first_query,
-                                  int64_t first_key, float (&scores)[kScoreTiles][4],
-                                  RowState& state, float (&corrections)[2]) {
+template <int kTiles>
+TESSERA_DEVICE void UpdateSoftmax(float scale_log2, float (&scores)[kTiles][4], RowState& state,
+                                  float (&corrections)[2]) {
   float max[2] = {state.max[0], state.max[1]};
 #pragma unroll
-  for (int n = 0; n < kScoreTiles; ++n) {
+  for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int64_t key = first_key + n * kTileColumns + TileColumn(i);
-      const bool seen = key <= first_query + TileRow(i) && key < shape.sequence;
-      scores[n][i] = seen ? scores[n][i] * shape.scale : -INFINITY;
-      max[i / 2] = fmaxf(max[i / 2], scores[n][i]);
-    }
+    for (int i = 0; i < 4; ++i) max[i / 2] = fmaxf(max[i / 2], scores[n][i]);
   }
+  float scaled[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    max[row] = RowMax(max[row]);  // finite: every row sees key 0, in the first tile
-    corrections[row] = expf(state.max[row] - max[row]);
+    // Finite: every row sees key 0, in the first tile.
+    max[row] = OverRow(max[row], [](float a, float b) { return fmaxf(a, b); });
+    corrections[row] = simt::Exp2((state.max[row] - max[row]) * scale_log2);
+    scaled[row] = max[row] * scale_log2;
     state.max[row] = max[row];
     state.sum[row] *= corrections[row];
   }
 #pragma unroll
-  for (int n = 0; n < kScoreTiles; ++n) {
+  for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      scores[n][i] = expf(scores[n][i] - max[i / 2]);
+      scores[n][i] = simt::Exp2(fmaf(scores[n][i], scale_log2, -scaled[i / 2]));
       state.sum[i / 2] += scores[n][i];
     }
   }
 }
 
-TESSERA_DEVICE void DropScores(const AttentionShape& shape, int64_t batch, int64_t head,
-                               int64_t first_query, int64_t first_key,
-                               float (&scores)[kScoreTiles][4]) {
+template <int kTiles>
+TESSERA_DEVICE void DropScores(const AttentionShape& shape, int batch, int head, int first_query,
+                               int first_key, float (&scores)[kTiles][4]) {
   DropoutFactors factors(shape.key, shape.first_sample + batch);
-  for (int n = 0; n < kScoreTiles; ++n) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int64_t key = first_key + n * kTileColumns + TileColumn(i);
       const uint64_t row = shape.DropoutIndex(head, first_query + TileRow(i));
-      scores[n][i] *= factors.Of(row + static_cast<uint64_t>(key));
+      scores[n][i] *= factors.Of(row + (first_key + n * kTileColumns + TileColumn(i)));
     }
   }
 }
 
-// One block for each 64 queries, head and sample.
-template <int kHead, typename T>
-TESSERA_KERNEL void AttentionForwardTiles(AttentionShape shape, Heads<T> q, Heads<T> k, Heads<T> v,
-                                          Heads<T> out, float* log_sum_exp) {
-  const int64_t head = simt::BlockY(), batch = simt::BlockZ(), kv_head = shape.KeyHead(head);
-  const int64_t block_query = simt::BlockX() * kOwnRows;
-  const int64_t first_query = block_query + simt::WarpIndex() * kTileRows;
+// One block for each 64 queries, head and sample; the last ones, which see the most keys, first.
+template <typename Kind, typename T>
+TESSERA_KERNEL void TESSERA_BOUNDS(kAttentionThreads, Kind::kBlocks)
+    AttentionForwardTiles(AttentionShape shape, Heads<T> q, Heads<T> k, Heads<T> v, Heads<T> out,
+                          float* log_sum_exp) {
+  const int head = simt::BlockY(), batch = simt::BlockZ(), kv_head = shape.KeyHead(head);
+  const int block_query = (shape.blocks() - 1 - simt::BlockX()) * kOwnRows;
+  const int own = simt::WarpIndex() * kTileRows, first_query = block_query + own;
   simt::SharedMemory memory;
-  const HeadTile<kHead, T> queries = TakeTile<kHead, T>(memory, kOwnRows);
-  const HeadTile<kHead, T> keys = TakeTile<kHead, T>(memory, kOtherRows);
-  const HeadTile<kHead, T> values = TakeTile<kHead, T>(memory, kOtherRows);
-  const SharedMatrix<T> weights = TakeScores<T>(memory);
-  queries.Load(q, shape, batch, head, block_query);
+  const BlockTiles<Kind> tiles(memory);
+  const typename Kind::Own queries = tiles.TakeOwn(0);
+  const auto load = [&](int tile, int stage) {
+    LoadTile(k, shape, batch, kv_head, tile * Kind::kRows, tiles.Get(stage, 0));
+    LoadTile(v, shape, batch, kv_head, tile * Kind::kRows, tiles.Get(stage, 1));
+  };
+  LoadTile(q, shape, batch, head, block_query, queries);
+  load(0, 0);
+  simt::WaitForCopies();
+  simt::SyncThreads();
+  const typename Kind::OwnRows query_rows(queries, own);
 
-  float sums[kHead / kTileColumns][4] = {};
+  typename Kind::Sums sums = {};
   RowState state = {{-INFINITY, -INFINITY}, {0, 0}};
-  const int64_t behind = block_query + kOwnRows;
-  const int64_t key_end = behind < shape.sequence ? behind : shape.sequence;
-  for (int64_t first_key = 0; first_key < key_end; first_key += kOtherRows) {
-    simt::SyncThreads();
-    keys.Load(k, shape, batch, kv_head, first_key);
-    values.Load(v, shape, batch, kv_head, first_key);
-    simt::SyncThreads();
-    float scores[kScoreTiles][4] = {}, corrections[2];
-    WarpMultiply(queries.OverHead(simt::WarpIndex() * kTileRows), keys.OverHead(), kHead, scores);
-    UpdateSoftmax(shape, first_query, first_key, scores, state, corrections);
-    if (shape.dropout) DropScores(shape, batch, head, first_query, first_key, scores);
-    StoreScores(scores, weights);
+  const int key_end = simt::Min(block_query + kOwnRows, shape.sequence);
+  ForTiles<Kind::kStages>(simt::BlocksOf(key_end, Kind::kRows), load, [&](int tile, int stage) {
+    const int first_key = tile * Kind::kRows;
+    typename Kind::Scores scores = {};
+    float corrections[2];
+    MultiplyByRows(query_rows, tiles.Get(stage, 0), scores);
+    HideUnseen</*kRowsAreQueries=*/true>(first_query - first_key, scores);
+    UpdateSoftmax(shape.scale_log2, scores, state, corrections);
+    if constexpr (Kind::kDropout) {
+      DropScores(shape, batch, head, first_query, first_key, scores);
+    }
 #pragma unroll
-    for (int n = 0; n < kHead / kTileColumns; ++n) {
+    for (int n = 0; n < Kind::kHeadTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[n][i] *= corrections[i / 2];
     }
-    simt::SyncWarp();
-    WarpMultiply(weights, values.OverRows(), kOtherRows, sums);
-  }
+    MultiplyByColumns(scores, tiles.Get(stage, 1), sums);
+  });
 
   float factors[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float sum = RowSum(state.sum[row]);
+    const float sum = OverRow(state.sum[row], [](float a, float b) { return a + b; });
     factors[row] = 1.0f / sum;
-    const int64_t t = first_query + TileRow(2 * row);
+    const int t = first_query + TileRow(2 * row);
     if (simt::Lane() % 4 == 0 && t < shape.sequence) {
-      log_sum_exp[(batch * shape.heads + head) * shape.sequence + t] = state.max[row] + logf(sum);
+      log_sum_exp[(int64_t{batch} * shape.heads + head) * shape.sequence + t] =
+          fmaf(state.max[row], shape.scale, logf(sum));
     }
   }
-  StoreHeadRows<kHead>(sums, factors, shape, batch, head, first_query, out);
+  StoreHeadRows(sums, factors, shape, batch, head, first_query, out);
 }
 
 }  // namespace
@@ -142,12 +141,11 @@ void DeviceKernels::Run(const ops::AttentionForward& op) {
   const Operation here("AttentionForward", op.q, op.k, op.v, op.out);
   const AttentionShape shape = MakeAttentionShape(op.options, op.q, op.k);
   WithType(op.q.dtype(), [&]<typename T>(T) {
-    WithHeadSize(shape.head_size, [&]<int kHead>(HeadSize<kHead>) {
-      const int64_t shared_bytes = ForwardElements(kHead) * static_cast<int64_t>(sizeof(T));
-      const simt::Grid grid = {simt::BlocksOf(shape.sequence, kOwnRows), shape.heads, shape.batch};
-      simt::Launch<AttentionForwardTiles<kHead, T>>(
-          grid, kAttentionThreads, shared_bytes, stream(), shape, AsHeads<T>(op.q),
-          AsHeads<T>(op.k), AsHeads<T>(op.v), AsHeads<T>(op.out), op.log_sum_exp.as<float>());
+    WithAttentionKind<AttentionPass::kForward, T>(shape, [&]<typename Kind>() {
+      simt::Launch<AttentionForwardTiles<Kind, T>>(
+          {shape.blocks(), shape.heads, shape.batch}, kAttentionThreads, Kind::kSharedBytes,
+          stream(), shape, AsHeads<T>(op.q), AsHeads<T>(op.k), AsHeads<T>(op.v), AsHeads<T>(op.out),
+          op.log_sum_exp.as<float>());
     });
   });
 }

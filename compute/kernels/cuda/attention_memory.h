@@ -3,10 +3,11 @@
 
 // The shared memory of attention's kernels, which decides where they can run.
 //
-// A block of four warps owns 64 positions of one head, 16 per warp, and iterates over the other
-// side (keys, or queries) in tiles of 32. Heads are padded with zeros in shared memory to 32, 64 or
-// 128.
+// A block of four warps owns 64 positions of one head, 16 per warp, and iterates over tiles of the
+// other side (keys, or queries). bf16 has two stages of them: one is copied while the other is
+// multiplied. Heads are padded with zeros in shared memory to 32, 64 or 128.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "layout/dtype.h"
@@ -15,35 +16,53 @@ namespace tessera::cuda {
 
 inline constexpr int kAttentionThreads = 128;
 inline constexpr int kOwnRows = 64;
-inline constexpr int kOtherRows = 32;
 inline constexpr int kMaxHeadSize = 128;
-// Rows in shared memory are 16 or 32 bytes longer, so that a warp's reads spread over the banks.
-inline constexpr int kRowPadding = 8;
-inline constexpr int kScoreStride = kOtherRows + kRowPadding;
 
-constexpr int64_t HeadTileElements(int64_t padded_head, int64_t rows) {
-  return rows * (padded_head + kRowPadding);
-}
-inline constexpr int64_t kScoreElements = int64_t{kOwnRows} * kScoreStride;
+enum class AttentionPass { kForward, kBackwardQueries, kBackwardKeys };
 
-// Elements of q's dtype in the shared memory of a block: of the forward kernel, and of the two
-// backward ones.
-constexpr int64_t ForwardElements(int64_t padded_head) {
-  return HeadTileElements(padded_head, kOwnRows) + 2 * HeadTileElements(padded_head, kOtherRows) +
-         kScoreElements;
-}
-constexpr int64_t BackwardQueriesElements(int64_t padded_head) {
-  return 2 * HeadTileElements(padded_head, kOwnRows) +
-         2 * HeadTileElements(padded_head, kOtherRows) + kScoreElements;
-}
-constexpr int64_t BackwardKeysElements(int64_t padded_head) {
-  return BackwardQueriesElements(padded_head) + kScoreElements;
+// Stages of the other side's tiles, and the rows of each tile.
+constexpr int AttentionStages(int64_t element_size) { return element_size == 2 ? 2 : 1; }
+constexpr int AttentionTileRows(AttentionPass pass, int64_t padded_head, int64_t element_size) {
+  const bool forward = pass == AttentionPass::kForward, large = padded_head == kMaxHeadSize;
+  if (element_size == 4) return large && !forward ? 16 : 32;
+  return forward || (pass == AttentionPass::kBackwardQueries && !large) ? 64 : 32;
 }
 
-// The most that a block of any of attention's kernels takes, in bytes, for heads of this size.
+// Whether the block's own rows, which bf16 holds in registers, come through the second stage.
+constexpr bool OwnRowsAreStaged(AttentionPass pass, int64_t padded_head, int64_t element_size) {
+  return element_size == 2 && AttentionTileRows(pass, padded_head, element_size) == kOwnRows;
+}
+
+// The shared memory of a block: its own rows of q (forward), q and d_out, or k and v; the stages,
+// two tensors each; backward by keys, the two statistics of each query of a stage. Rows are 16
+// bytes longer, so that a warp's reads spread over the banks.
+constexpr int64_t AttentionBytes(AttentionPass pass, int64_t padded_head, int64_t element_size) {
+  const int64_t own = OwnRowsAreStaged(pass, padded_head, element_size) ? 0
+                      : pass == AttentionPass::kForward                 ? kOwnRows
+                                                                        : 2 * kOwnRows;
+  const int64_t others =
+      AttentionStages(element_size) * AttentionTileRows(pass, padded_head, element_size);
+  return (own + 2 * others) * (padded_head * element_size + 16) +
+         (pass == AttentionPass::kBackwardKeys ? others * 8 : 0);
+}
+
+// The blocks for which a multiprocessor has registers, and an H100 the memory. fp32 is not limited.
+constexpr int AttentionBlocks(AttentionPass pass, int64_t padded_head, int64_t element_size,
+                              bool dropout) {
+  if (element_size == 4) return 1;
+  const bool large = padded_head == kMaxHeadSize && pass != AttentionPass::kBackwardQueries;
+  return dropout || large ? 2 : 3;
+}
+
+// The most that a block of any of attention's kernels takes, for heads of this size.
 constexpr int64_t AttentionSharedBytes(DType dtype, int64_t head_size, bool backward) {
   const int64_t padded = head_size <= 32 ? 32 : head_size <= 64 ? 64 : kMaxHeadSize;
-  return (backward ? BackwardKeysElements(padded) : ForwardElements(padded)) * ElementSize(dtype);
+  const auto bytes = [&](AttentionPass pass) {
+    return AttentionBytes(pass, padded, ElementSize(dtype));
+  };
+  return backward
+             ? std::max(bytes(AttentionPass::kBackwardQueries), bytes(AttentionPass::kBackwardKeys))
+             : bytes(AttentionPass::kForward);
 }
 
 }  // namespace tessera::cuda

@@ -6,7 +6,10 @@
 
 #include <glog/logging.h>
 
+#include <cmath>
 #include <cstdint>
+#include <limits>
+#include <numbers>
 
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/attention_memory.h"
@@ -18,7 +21,6 @@
 namespace tessera::cuda {
 
 static_assert(kOwnRows == kAttentionThreads / simt::kWarpSize * kTileRows);
-inline constexpr int kScoreTiles = kOtherRows / kTileColumns;
 
 // A tensor [B, T, heads, D], dense in D.
 template <typename T>
@@ -45,110 +47,158 @@ Heads<T> AsHeads(const TensorView& x) {
 }
 
 struct AttentionShape {
-  int64_t batch, sequence, heads, kv_heads, first_sample, first_head;
-  int head_size;
-  float scale;
-  bool dropout;
+  int batch, sequence, heads, kv_heads, head_size;  // positions have 32 bits, elements 64
+  float scale, scale_log2;                          // of scores, for exp() and for exp2()
+  int64_t first_sample, first_head;
   DropoutKey key;
 
-  TESSERA_DEVICE int64_t KeyHead(int64_t head) const { return head / (heads / kv_heads); }
+  TESSERA_DEVICE int KeyHead(int head) const { return head / (heads / kv_heads); }
   // The index of (query t, key 0) in the stream of the sample.
-  TESSERA_DEVICE uint64_t DropoutIndex(int64_t head, int64_t t) const {
+  TESSERA_DEVICE uint64_t DropoutIndex(int head, int t) const {
     return static_cast<uint64_t>(((first_head + head) * sequence + t) * sequence);
   }
+  TESSERA_HOST_DEVICE int64_t blocks() const { return simt::BlocksOf(sequence, kOwnRows); }
 };
 
 inline AttentionShape MakeAttentionShape(const AttentionOptions& options, const TensorView& q,
                                          const TensorView& k) {
-  return {.batch = q.dim(0),
-          .sequence = q.dim(1),
-          .heads = q.dim(2),
-          .kv_heads = k.dim(2),
-          .first_sample = options.first_sample,
-          .first_head = options.first_head,
+  // The last tile may begin up to a block behind the last position.
+  CHECK_LE(q.dim(1), std::numeric_limits<int>::max() - 2 * kOwnRows) << "too many positions";
+  CHECK_GT(options.scale, 0);
+  return {.batch = static_cast<int>(q.dim(0)),
+          .sequence = static_cast<int>(q.dim(1)),
+          .heads = static_cast<int>(q.dim(2)),
+          .kv_heads = static_cast<int>(k.dim(2)),
           .head_size = static_cast<int>(q.dim(3)),
           .scale = static_cast<float>(options.scale),
-          .dropout = options.dropout_probability != 0,
+          .scale_log2 = static_cast<float>(options.scale * std::numbers::log2e),
+          .first_sample = options.first_sample,
+          .first_head = options.first_head,
           .key = MakeDropoutKey(options.dropout_stream, options.dropout_probability)};
 }
 
-// `rows` rows of a head, from position `first` on, in shared memory; zeros beyond T and D.
-template <int kHead, typename T>
-struct HeadTile {
-  static constexpr int kStride = kHead + kRowPadding;
-
-  simt::SharedArray<T> elements;
-  int rows;
-
-  // All threads of the block take part.
-  TESSERA_DEVICE void Load(const Heads<T>& from, const AttentionShape& shape, int64_t batch,
-                           int64_t head, int64_t first) const {
-    if (from.packs) return LoadPacks(from, shape, batch, head, first);
-    for (int i = simt::ThreadIndex(); i < rows * kHead; i += kAttentionThreads) {
-      const int row = i / kHead, d = i % kHead;
-      const bool inside = first + row < shape.sequence && d < shape.head_size;
-      elements.Set(row * kStride + d,
-                   inside ? from.Row(batch, first + row, head)[d] : simt::FromFloat<T>(0.0f));
-    }
-  }
-  TESSERA_DEVICE void LoadPacks(const Heads<T>& from, const AttentionShape& shape, int64_t batch,
-                                int64_t head, int64_t first) const {
-    constexpr int kPack = simt::SharedArray<T>::kPack, kPacks = kHead / kPack;
-    constexpr int kRowsAtOnce = kAttentionThreads / kPacks;
-    const int d = simt::ThreadIndex() % kPacks * kPack;
-    const T* const start = from.Row(batch, first, head) + d;
-#pragma unroll 2  // more would spill registers
-    for (int row = simt::ThreadIndex() / kPacks; row < rows; row += kRowsAtOnce) {
-      if (first + row < shape.sequence && d < shape.head_size) {
-        elements.SetPack(row * kStride + d, start + row * from.sequence_stride);
-      } else {
-        elements.ClearPack(row * kStride + d);
-      }
-    }
-  }
-  // Rows from `first` on, with D as the inner dim of a product.
-  TESSERA_DEVICE SharedMatrix<T> OverHead(int first = 0) const {
-    return {elements.Slice(first * kStride, (rows - first) * kStride), kStride, 1};
-  }
-  // The transpose: positions as the inner dim.
-  TESSERA_DEVICE SharedMatrix<T> OverRows() const { return {elements, 1, kStride}; }
+// What a kernel is compiled for.
+template <AttentionPass kPassOfKernel, int kHeadSize, bool kDropoutIsOn, typename T>
+struct AttentionKind {
+  static constexpr AttentionPass kPass = kPassOfKernel;
+  static constexpr int kHead = kHeadSize;  // padded
+  static constexpr bool kDropout = kDropoutIsOn;
+  static constexpr int kStages = AttentionStages(sizeof(T));
+  static constexpr int kRows = AttentionTileRows(kPass, kHead, sizeof(T));
+  static constexpr int kScoreTiles = kRows / kTileColumns, kHeadTiles = kHead / kTileColumns;
+  static constexpr int64_t kSharedBytes = AttentionBytes(kPass, kHead, sizeof(T));
+  static constexpr int kBlocks = AttentionBlocks(kPass, kHead, sizeof(T), kDropout);
+  // Whether the block's own rows stay in registers.
+  static constexpr bool kResident = kPass == AttentionPass::kForward || kHead < kMaxHeadSize;
+  static constexpr bool kStaged = OwnRowsAreStaged(kPass, kHead, sizeof(T));
+  using Element = T;
+  using Own = SharedTile<kOwnRows, kHead, T>;
+  using OwnRows = LeftRows<kHead, T, kResident>;
+  using Other = SharedTile<kRows, kHead, T>;
+  using Scores = float[kScoreTiles][4];
+  using Sums = float[kHeadTiles][4];
 };
 
-template <int kHead, typename T>
-TESSERA_DEVICE HeadTile<kHead, T> TakeTile(simt::SharedMemory& memory, int rows) {
-  return {memory.Take<T>(rows * HeadTile<kHead, T>::kStride), rows};
+// The tiles of the other side, two tensors in each stage, and the block's own.
+template <typename Kind>
+class BlockTiles {
+ public:
+  TESSERA_DEVICE explicit BlockTiles(simt::SharedMemory& memory)
+      : memory_(memory),
+        others_(memory.Take<Element>(2 * Kind::kStages * Kind::Other::kElements)) {}
+  TESSERA_DEVICE typename Kind::Other Get(int stage, int tensor) const {
+    constexpr int kElements = Kind::Other::kElements;
+    return {others_.Slice((2 * stage + tensor) * kElements, kElements)};
+  }
+  // Tensors 0 and 1, in order.
+  TESSERA_DEVICE typename Kind::Own TakeOwn(int tensor) const {
+    if constexpr (Kind::kStaged) {
+      return Get(1, tensor);
+    } else {
+      return {memory_.Take<Element>(Kind::Own::kElements)};
+    }
+  }
+
+ private:
+  using Element = typename Kind::Element;
+
+  simt::SharedMemory& memory_;
+  const simt::SharedArray<Element> others_;
+};
+
+// Calls compute(tile, stage) for each of the tiles, of which the first is being copied, and load()
+// for the others: with two stages, while the tile before is computed.
+template <int kStages, typename Load, typename Compute>
+TESSERA_DEVICE void ForTiles(int tiles, Load load, Compute compute) {
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile) {
+    simt::WaitForCopies();
+    simt::SyncThreads();
+    if (kStages == 2 && tile + 1 < tiles) load(tile + 1, (tile + 1) % 2);
+    compute(tile, tile % kStages);
+    if (kStages == 1 && tile + 1 < tiles) {
+      simt::SyncThreads();
+      load(tile + 1, 0);
+    }
+  }
 }
 
-// What the calling warp's rows have for each of the 32 others: [16, 32].
-template <typename T>
-TESSERA_DEVICE SharedMatrix<T> TakeScores(simt::SharedMemory& memory) {
-  constexpr int kElements = kTileRows * kScoreStride;
-  const simt::SharedArray<T> all = memory.Take<T>(kOwnRows * kScoreStride);
-  return {all.Slice(simt::WarpIndex() * kElements, kElements), kScoreStride, 1};
+// Begins to copy rows from position `first` on of a head, with zeros beyond T and D. All threads of
+// the block take part.
+template <int kRows, int kHead, typename T>
+TESSERA_DEVICE void LoadTile(const Heads<T>& from, const AttentionShape& shape, int batch, int head,
+                             int first, const SharedTile<kRows, kHead, T>& to) {
+  constexpr int kPack = simt::SharedArray<T>::kPack;
+  if (!from.packs) {
+#pragma unroll 1
+    for (int i = simt::ThreadIndex(); i < kRows * kHead; i += kAttentionThreads) {
+      const int row = i / kHead, d = i % kHead;
+      const bool inside = first + row < shape.sequence && d < shape.head_size;
+      to.elements.Set(row * to.kStride + d,
+                      inside ? from.Row(batch, first + row, head)[d] : simt::FromFloat<T>(0.0f));
+    }
+    return;
+  }
+  constexpr int kRowsAtOnce = kAttentionThreads * kPack / kHead;
+  static_assert(kRows % kRowsAtOnce == 0);
+  const int d = simt::ThreadIndex() % (kHead / kPack) * kPack;
+  const int row = simt::ThreadIndex() / (kHead / kPack);
+  const int rows_left = d < shape.head_size ? shape.sequence - first : 0;
+  const T* source = from.Row(batch, first + row, head) + d;
+#pragma unroll
+  for (int i = 0; i < kRows; i += kRowsAtOnce, source += kRowsAtOnce * from.sequence_stride) {
+    to.elements.CopyPackAsync((row + i) * to.kStride + d, source, row + i < rows_left);
+  }
 }
 
-template <typename T>
-TESSERA_DEVICE void StoreScores(const float (&scores)[kScoreTiles][4], const SharedMatrix<T>& to) {
-  for (int n = 0; n < kScoreTiles; ++n) {
+// Scores of keys that their query does not see become -infinity. Where rows are queries, `distance`
+// is how far the first row is behind the first column; where columns are, how far the first column
+// is. Tiles that are seen whole are left alone.
+template <bool kRowsAreQueries, int kTiles>
+TESSERA_DEVICE void HideUnseen(int distance, float (&scores)[kTiles][4]) {
+  if (distance >= (kRowsAreQueries ? kTiles * kTileColumns : kTileRows) - 1) return;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
     for (int i = 0; i < 4; ++i) {
-      to.elements.Set(TileRow(i) * to.stride + n * kTileColumns + TileColumn(i),
-                      simt::FromFloat<T>(scores[n][i]));
+      const int behind = TileRow(i) - (n * kTileColumns + TileColumn(i));
+      if (distance + (kRowsAreQueries ? behind : -behind) < 0) scores[n][i] = -INFINITY;
     }
   }
 }
 
 // Writes the warp's 16 rows, times a factor for each half of the tile's rows.
-template <int kHead, typename T>
-TESSERA_DEVICE void StoreHeadRows(const float (&sums)[kHead / kTileColumns][4],
-                                  const float (&factors)[2], const AttentionShape& shape,
-                                  int64_t batch, int64_t head, int64_t first, const Heads<T>& to) {
+template <int kTiles, typename T>
+TESSERA_DEVICE void StoreHeadRows(const float (&sums)[kTiles][4], const float (&factors)[2],
+                                  const AttentionShape& shape, int batch, int head, int first,
+                                  const Heads<T>& to) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int64_t t = first + TileRow(2 * half);
+    const int t = first + TileRow(2 * half);
     if (t >= shape.sequence) continue;
     T* const row = to.Row(batch, t, head);
 #pragma unroll
-    for (int n = 0; n < kHead / kTileColumns; ++n) {
+    for (int n = 0; n < kTiles; ++n) {
       const int d = n * kTileColumns + TileColumn(2 * half);
       const float pair[2] = {sums[n][2 * half] * factors[half],
                              sums[n][2 * half + 1] * factors[half]};
@@ -164,16 +214,21 @@ TESSERA_DEVICE void StoreHeadRows(const float (&sums)[kHead / kTileColumns][4],
   }
 }
 
-template <int kHead>
-struct HeadSize {};
-
-// Calls body(HeadSize<kHead>()) with the least kHead that holds the head.
-template <typename Body>
-void WithHeadSize(int head_size, Body body) {
-  if (head_size <= 32) return body(HeadSize<32>());
-  if (head_size <= 64) return body(HeadSize<64>());
-  CHECK_LE(head_size, kMaxHeadSize) << "heads are too large";
-  body(HeadSize<128>());
+// Calls body.operator()<Kind>() with the least padded head that holds the head.
+template <AttentionPass kPass, typename T, typename Body>
+void WithAttentionKind(const AttentionShape& shape, Body body) {
+  CHECK_LE(shape.head_size, kMaxHeadSize) << "heads are too large";
+  const auto with_dropout = [&]<bool kDropout>() {
+    if (shape.head_size <= 32) {
+      body.template operator()<AttentionKind<kPass, 32, kDropout, T>>();
+    } else if (shape.head_size <= 64) {
+      body.template operator()<AttentionKind<kPass, 64, kDropout, T>>();
+    } else {
+      body.template operator()<AttentionKind<kPass, kMaxHeadSize, kDropout, T>>();
+    }
+  };
+  shape.key.threshold != 0 ? with_dropout.template operator()<true>()
+                           : with_dropout.template operator()<false>();
 }
 
 }  // namespace tessera::cuda

@@ -2,7 +2,7 @@
 #define TESSERA_COMPUTE_KERNELS_CUDA_COLUMN_SUMS_H_
 
 // Sums over the rows of a matrix, by column: the gradients of weights and biases. Runs of rows are
-// summed first, each by one thread a column, then the runs, in order.
+// summed first, by whichever kernel reads the rows, then the runs, both in a fixed order.
 
 #include <cstdint>
 
@@ -15,18 +15,27 @@ inline constexpr int kColumnThreads = 128;
 // The division of rows into runs: a function of their number.
 class RowRuns {
  public:
-  explicit RowRuns(int64_t rows) : rows_(rows) {}
-
-  // At least 16, so that partial sums are few compared with rows; at most 256 runs.
-  TESSERA_HOST_DEVICE int64_t rows_per_run() const {
-    const int64_t rows = (rows_ + 255) / 256;
-    return rows < 16 ? 16 : rows;
+  explicit RowRuns(int64_t rows) : rows_(rows) {
+    // At least 16, so that partial sums are few compared with rows; at most 1024 runs, which fill a
+    // device.
+    per_run_ = simt::BlocksOf(rows, 1024);
+    if (per_run_ < 16) per_run_ = 16;
   }
-  TESSERA_HOST_DEVICE int64_t runs() const { return simt::BlocksOf(rows_, rows_per_run()); }
-  TESSERA_HOST_DEVICE int64_t rows() const { return rows_; }
+
+  TESSERA_HOST_DEVICE int64_t runs() const { return simt::BlocksOf(rows_, per_run_); }
+  TESSERA_HOST_DEVICE int64_t Begin(int64_t run) const { return run * per_run_; }
+  TESSERA_HOST_DEVICE int64_t End(int64_t run) const {
+    const int64_t end = (run + 1) * per_run_;
+    return end < rows_ ? end : rows_;
+  }
+  // The size of the partial sums of all runs in so many columns.
+  int64_t PartialBytes(int64_t columns) const {
+    return runs() * columns * static_cast<int64_t>(sizeof(float));
+  }
 
  private:
   int64_t rows_;
+  int64_t per_run_;
 };
 
 template <int kQuantities>
@@ -34,54 +43,41 @@ struct SumOutputs {
   float* sums[kQuantities];
 };
 
-// partials[run, quantity, column]. Body: Add(row, column, sums) adds the terms of one element.
-template <int kQuantities, typename Body>
-TESSERA_KERNEL void SumRuns(Body body, RowRuns runs, int64_t columns, float* partials) {
-  const int64_t column = simt::BlockX() * simt::ThreadCount() + simt::ThreadIndex();
-  if (column >= columns) return;
-  const int64_t run = simt::BlockY();
-  const int64_t begin = run * runs.rows_per_run();
-  const int64_t behind = begin + runs.rows_per_run();
-  const int64_t end = behind < runs.rows() ? behind : runs.rows();
-  float sums[kQuantities] = {};
-  for (int64_t row = begin; row < end; ++row) body.Add(row, column, sums);
-  for (int q = 0; q < kQuantities; ++q) {
-    partials[(run * kQuantities + q) * columns + column] = sums[q];
-  }
-}
+inline constexpr int kAddWarps = 16;
+inline constexpr int kAddThreads = kAddWarps * simt::kWarpSize;
 
-// outputs[quantity][column] = the sum of the runs (+ itself when accumulate).
+// outputs[quantity][column] = the sum of partials[run, quantity, column] over the runs (+ itself
+// when accumulate). Each warp adds every 16th run, in order; then the warps are added, in order.
 template <int kQuantities>
 TESSERA_KERNEL void AddRuns(const float* partials, int64_t runs, int64_t columns, bool accumulate,
                             SumOutputs<kQuantities> outputs) {
-  const int64_t column = simt::BlockX() * simt::ThreadCount() + simt::ThreadIndex();
-  if (column >= columns) return;
-  const int q = static_cast<int>(simt::BlockY());
+  const int64_t column = simt::BlockX() * simt::kWarpSize + simt::Lane();
+  const int64_t quantity = simt::BlockY();
   float total = 0;
-  for (int64_t run = 0; run < runs; ++run) {
-    total += partials[(run * kQuantities + q) * columns + column];
+  if (column < columns) {
+    for (int64_t run = simt::WarpIndex(); run < runs; run += kAddWarps) {
+      total += partials[(run * kQuantities + quantity) * columns + column];
+    }
   }
-  float* const out = outputs.sums[q] + column;
+  simt::SharedMemory memory;
+  const simt::SharedArray<float> totals = memory.Take<float>(kAddThreads);
+  totals.Set(simt::ThreadIndex(), total);
+  simt::SyncThreads();
+  if (simt::WarpIndex() != 0 || column >= columns) return;
+  for (int i = simt::Lane() + simt::kWarpSize; i < kAddThreads; i += simt::kWarpSize) {
+    total += totals.Get(i);
+  }
+  float* const out = (quantity == 0 ? outputs.sums[0] : outputs.sums[kQuantities - 1]) + column;
   *out = accumulate ? *out + total : total;
 }
 
 template <int kQuantities>
-int64_t ColumnSumsScratchBytes(int64_t rows, int64_t columns) {
-  return RowRuns(rows).runs() * kQuantities * columns * static_cast<int64_t>(sizeof(float));
-}
-
-// `partials`: scratch memory of ColumnSumsScratchBytes().
-template <int kQuantities, typename Body>
-void LaunchColumnSums(simt::Stream stream, Body body, int64_t rows, int64_t columns,
-                      bool accumulate, void* partials, const SumOutputs<kQuantities>& outputs) {
-  const RowRuns runs(rows);
-  const int64_t blocks = simt::BlocksOf(columns, kColumnThreads);
-  float* const sums = static_cast<float*>(partials);
-  simt::Launch<SumRuns<kQuantities, Body>>({blocks, runs.runs()}, kColumnThreads, 0, stream, body,
-                                           runs, columns, sums);
-  simt::Launch<AddRuns<kQuantities>>({blocks, kQuantities}, kColumnThreads, 0, stream,
-                                     static_cast<const float*>(sums), runs.runs(), columns,
-                                     accumulate, outputs);
+void LaunchAddRuns(simt::Stream stream, const float* partials, const RowRuns& runs, int64_t columns,
+                   bool accumulate, const SumOutputs<kQuantities>& outputs) {
+  static_assert(kQuantities <= 2);
+  simt::Launch<AddRuns<kQuantities>>({simt::BlocksOf(columns, simt::kWarpSize), kQuantities},
+                                     kAddThreads, kAddThreads * sizeof(float), stream, partials,
+                                     runs.runs(), columns, accumulate, outputs);
 }
 
 }  // namespace tessera::cuda

@@ -24,6 +24,8 @@ class DeviceKernels : public Backend {
   void Run(const ops::AddRmsNormForward& op) override;
   // One launch for up to 48 parts.
   void Run(const ops::AdamWAll& op) override;
+  // One launch for all three steps.
+  void Run(const ops::CrossEntropyGradient& op) override;
 
   explicit DeviceKernels(simt::Stream stream) : stream_(stream) {}
 
@@ -39,8 +41,9 @@ class DeviceKernels : public Backend {
 
  private:
   simt::Stream stream() const { return stream_; }
-  double BlockedSum(TensorView x, bool squares);
-  void LaunchBlockSums(TensorView x, int64_t block, bool squares, std::span<double> sums);
+  // sums[i]: of the elements of tensors[i], or of their squares. Waits for them.
+  void SumAll(std::span<const TensorView> tensors, int64_t block, bool squares,
+              std::span<double> sums);
 
   simt::Stream stream_;
 };

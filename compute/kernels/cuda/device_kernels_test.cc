@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -106,11 +107,60 @@ TEST_P(DeviceKernelsTest, EmptyOperands) {
   device_->CrossEntropyStats({none, 8, ids, 0, stats.view().Reshape({0, 3})});
   device_->CrossEntropyLoss({stats, ids, combined, statistic});
   device_->CrossEntropyBackward({combined, ids, 8, 0, 1, none});
+  device_->CrossEntropyGradient({none, 8, ids, 1, stats, combined, statistic});
   device_->SumRows({none, sums, /*accumulate=*/true});
   EXPECT_EQ(At(sums, {7}), 1);
   device_->SumRows({none, sums, /*accumulate=*/false});
   EXPECT_EQ(At(sums, {7}), 0);
   EXPECT_EQ(device_->SumOfSquares({none}), 0);
+}
+
+// The suites of every backend find races on global memory, because all kernels report what they
+// access (simt.h).
+TEST_P(DeviceKernelsTest, KernelsReportTheirAccesses) {
+  const Tensor x = random_.Normal(dtype(), {4, 32}), out(dtype(), {4, 32});
+  simt::TakeCounters();
+  device_->GeluForward({x, out});
+  EXPECT_GE(simt::TakeCounters().global_accesses, 2 * 4 * 32 * ElementSize(dtype()) / 16);
+}
+
+// As many launches as fit the tensors into their arguments, whatever these are.
+TEST_P(DeviceKernelsTest, AFewLaunchesSumManyTensors) {
+  const Tensor x = random_.Normal(dtype(), {130, 200});
+  std::vector<TensorView> parts;
+  for (int64_t i = 0; i < 130; ++i) {
+    parts.push_back(x.view().Slice(0, i, i + 1).Reshape({200}).Slice(0, 0, 200 - i));
+  }
+  std::vector<double> sums(130);
+  simt::TakeCounters();
+  device_->SumsOfSquares({parts, 64, sums});
+  EXPECT_EQ(simt::TakeCounters().launches, 2 * 2);
+  for (int64_t i = 0; i < 130; i += 43) {
+    double sum = 0;
+    device_->SumsOfSquares({{&parts[i], 1}, 64, {&sum, 1}});
+    EXPECT_EQ(sums[i], sum) << i;
+  }
+}
+
+// Columns of a norm whose accumulators do not fit into shared memory: the bits of those that do.
+TEST_P(DeviceKernelsTest, WideNorms) {
+  const int64_t columns = 24600;
+  const Tensor x = random_.Normal(dtype(), {2, columns}),
+               d_out = random_.Normal(dtype(), {2, columns});
+  const Tensor weight = random_.Normal(dtype(), {columns}), rstd(DType::kF32, {2});
+  const Tensor d_x(dtype(), {2, columns}), d_weight(DType::kF32, {columns}),
+      out(dtype(), {2, columns});
+  const Tensor expected_x(dtype(), {2, columns}), expected(DType::kF32, {columns});
+  for (Backend* backend : {device_.get(), cpu_.get()}) {
+    const bool device = backend == device_.get();
+    backend->RmsNormForward({x, weight, 1e-5, out, rstd});
+    backend->RmsNormBackward({d_out, x, weight, rstd, device ? d_x : expected_x, false,
+                              device ? d_weight : expected, false});
+  }
+  ASSERT_EQ(device_->Synchronize(), absl::OkStatus());
+  const double bound = dtype() == DType::kBF16 ? 0x1p-7 : 0x1p-18;
+  ExpectClose(d_x, expected_x, {.relative = bound, .of_maximum = bound});
+  ExpectClose(d_weight, expected, {.relative = bound, .of_maximum = bound});
 }
 
 TEST_P(DeviceKernelsTest, OneLaunchUpdatesManyParts) {
@@ -167,6 +217,54 @@ TEST_P(DeviceKernelsTest, AttentionBeyond32Bits) {
     run(apart, log_sum_exp);
     ExpectBitwiseEqual(log_sum_exp, expected);
     for (size_t i = 4; i < 8; ++i) ExpectBitwiseEqual(apart[i], operands[i]);
+  }
+}
+
+// The last query sees all keys, and its dropout mask is at elements beyond 2^32; only some blocks
+// are run, backward for the shorter sequence.
+TEST_P(DeviceKernelsTest, AttentionOverLongContexts) {
+  constexpr int64_t kHeadSize = 8, kFirstHead = 100;
+  const bool backward = dtype() == DType::kF32;
+  const int64_t sequence = backward ? 8192 : 32768, last = sequence - 1;
+  const Shape shape = {1, sequence, 1, kHeadSize};
+  const AttentionOptions options = {
+      .scale = 0.4,
+      .dropout_probability = 0.25,
+      .dropout_stream = {.seed = 3, .use = RandomUse::kDropout, .stream = 17},
+      .first_head = kFirstHead};
+  const Tensor q = random_.Normal(dtype(), shape), k = random_.Normal(dtype(), shape);
+  const Tensor v = random_.Normal(dtype(), shape), d_out = random_.Normal(dtype(), shape);
+  const Tensor out(dtype(), shape), log_sum_exp(DType::kF32, {1, 1, sequence});
+  const Tensor d_q(dtype(), shape), d_k(dtype(), shape), d_v(dtype(), shape);
+  const std::unique_ptr<Backend> some = MakeSimulatedBackend({.sampled_blocks = 2});
+  some->AttentionForward({options, q, k, v, out, log_sum_exp});
+  if (backward) {
+    some->AttentionBackward({options, d_out, q, k, v, out, log_sum_exp, d_q, d_k, d_v});
+  }
+  ASSERT_EQ(some->Synchronize(), absl::OkStatus());
+
+  const auto dot = [&](const Tensor& a, int64_t t, const Tensor& b, int64_t s) {
+    double sum = 0;
+    for (int64_t d = 0; d < kHeadSize; ++d) sum += At(a, {0, t, 0, d}) * At(b, {0, s, 0, d});
+    return sum;
+  };
+  const RandomStream mask = {3, RandomUse::kDropout, MixCoordinates(17, 0)};
+  const double delta = dot(d_out, last, out, last);
+  double sum = 0, sums[kHeadSize] = {}, d_q_sums[kHeadSize] = {};
+  for (int64_t s = 0; s < sequence; ++s) {
+    const double p = std::exp(0.4 * dot(q, last, k, s));
+    const double kept = RandomUniform(mask, (kFirstHead * sequence + last) * sequence + s) >= 0.25;
+    const double d_score = p * (kept / 0.75 * dot(d_out, last, v, s) - delta);
+    sum += p;
+    for (int64_t d = 0; d < kHeadSize; ++d) {
+      sums[d] += p * kept / 0.75 * At(v, {0, s, 0, d});
+      d_q_sums[d] += 0.4 * d_score * At(k, {0, s, 0, d});
+    }
+  }
+  EXPECT_NEAR(At(log_sum_exp, {0, 0, last}), std::log(sum), 1e-5);
+  for (int64_t d = 0; d < kHeadSize; ++d) {
+    EXPECT_NEAR(At(out, {0, last, 0, d}), sums[d] / sum, backward ? 1e-6 : 4e-4);
+    if (backward) EXPECT_NEAR(At(d_q, {0, last, 0, d}), d_q_sums[d] / sum, 1e-6);
   }
 }
 

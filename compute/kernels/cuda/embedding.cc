@@ -173,7 +173,7 @@ TESSERA_KERNEL void AddLists(RowLists lists, Rows<T> d_out, Rows<float> d_table)
 template <typename T>
 struct AddPositionsBody {
   Rows<T> table;
-  int64_t sequence;
+  simt::Divisor sequence;
   Rows<T> x;
 
   template <int kCount>
@@ -181,13 +181,15 @@ struct AddPositionsBody {
     T* const at = x.data + row * x.stride + column;
     float values[kCount], positions[kCount];
     simt::LoadPack(at, values);
-    simt::LoadPack(table.data + row % sequence * table.stride + column, positions);
+    simt::LoadPack(table.data +
+                       int64_t{sequence.Remainder(static_cast<uint32_t>(row))} * table.stride +
+                       column,
+                   positions);
     for (int i = 0; i < kCount; ++i) values[i] += positions[i];
     simt::StorePack(values, at);
   }
 };
 
-// One thread an element of the table.
 template <typename T>
 struct AddPositionsBackwardBody {
   Rows<T> d_x;
@@ -197,22 +199,27 @@ struct AddPositionsBackwardBody {
 
   template <int kCount>
   TESSERA_DEVICE void Run(int64_t t, int64_t column) const {
-    float total = 0;
+    float totals[kCount] = {}, values[kCount] = {};
     // Positions beyond the sequence have no gradient.
     for (int64_t row = t; t < sequence && row < d_x.rows; row += sequence) {
-      total += simt::ToFloat(d_x.data[row * d_x.stride + column]);
+      simt::LoadPack(d_x.data + row * d_x.stride + column, values);
+      for (int i = 0; i < kCount; ++i) totals[i] += values[i];
     }
     float* const to = d_table.data + t * d_table.stride + column;
-    *to = accumulate ? *to + total : total;
+    if (accumulate) {
+      simt::LoadPack(to, values);
+      for (int i = 0; i < kCount; ++i) totals[i] = values[i] + totals[i];
+    }
+    simt::StorePack(totals, to);
   }
 };
 
 // Fills all arrays of the lists.
 void LaunchLists(simt::Stream stream, const RowLists& lists) {
-  LaunchForEach(stream, 1, lists.id_count, /*packs=*/false, ZeroBody{lists.counts});
-  LaunchForEach(stream, 1, lists.rows, /*packs=*/false, CountBody{lists});
+  LaunchForEach(stream, 1, lists.id_count, ZeroBody{lists.counts});
+  LaunchForEach(stream, 1, lists.rows, CountBody{lists});
   simt::Launch<ScanCounts>({1}, kScanThreads, simt::kWarpSize * sizeof(int32_t), stream, lists);
-  LaunchForEach(stream, 1, lists.rows, /*packs=*/false, PlaceBody{lists});
+  LaunchForEach(stream, 1, lists.rows, PlaceBody{lists});
   simt::Launch<SortLists>({lists.id_count}, kSortThreads, simt::kWarpSize * sizeof(int32_t), stream,
                           lists);
 }
@@ -224,8 +231,7 @@ void DeviceKernels::Run(const ops::EmbeddingForward& op) {
   WithType(op.out.dtype(), [&]<typename T>(T) {
     const EmbeddingForwardBody<T> body = {AsRows<T>(op.table), op.ids.as<int32_t>(), op.first_id,
                                           AsRows<T>(op.out)};
-    LaunchForEach(stream(), body.out.rows, body.out.columns,
-                  AllowsPacks(body.table) && AllowsPacks(body.out), body);
+    LaunchForEach(stream(), body.out.rows, body.out.columns, body, body.table, body.out);
   });
 }
 
@@ -255,9 +261,9 @@ void DeviceKernels::Run(const ops::EmbeddingBackward& op) {
 void DeviceKernels::Run(const ops::AddPositions& op) {
   const Operation here("AddPositions", op.table, op.x);
   WithType(op.x.dtype(), [&]<typename T>(T) {
-    const AddPositionsBody<T> body = {AsRows<T>(op.table), op.sequence, AsRows<T>(op.x)};
-    LaunchForEach(stream(), body.x.rows, body.x.columns,
-                  AllowsPacks(body.table) && AllowsPacks(body.x), body);
+    const Rows<T> x = AsRows<T>(op.x);
+    const AddPositionsBody<T> body = {AsRows<T>(op.table), simt::Divisor(op.sequence), x};
+    LaunchForEach(stream(), x.rows, x.columns, body, body.table, x);
   });
 }
 
@@ -266,7 +272,7 @@ void DeviceKernels::Run(const ops::AddPositionsBackward& op) {
   WithType(op.d_x.dtype(), [&]<typename T>(T) {
     const AddPositionsBackwardBody<T> body = {AsRows<T>(op.d_x), op.sequence,
                                               AsRows<float>(op.d_table), op.accumulate};
-    LaunchForEach(stream(), body.d_table.rows, body.d_table.columns, /*packs=*/false, body);
+    LaunchForEach(stream(), body.d_table.rows, body.d_table.columns, body, body.d_x, body.d_table);
   });
 }
 
@@ -279,13 +285,14 @@ struct RopeBody {
   Rows<float> cos, sin;
   float sign;
   T* x;
-  int64_t sequence, heads, half;
-  int64_t batch_stride, sequence_stride, head_stride;
+  simt::Divisor heads, sequence;
+  int64_t half, batch_stride, sequence_stride, head_stride;
 
   template <int kCount>
   TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
-    const int64_t token = row / heads, head = row - token * heads;
-    const int64_t batch = token / sequence, t = token - batch * sequence;
+    const uint32_t index = static_cast<uint32_t>(row), token = heads.Quotient(index);
+    const int64_t head = heads.Remainder(index);
+    const int64_t batch = sequence.Quotient(token), t = sequence.Remainder(token);
     T* const low = x + batch * batch_stride + t * sequence_stride + head * head_stride + column;
     float x1[kCount], x2[kCount], c[kCount], s[kCount];
     simt::LoadPack(low, x1);
@@ -307,15 +314,21 @@ struct RopeBody {
 void DeviceKernels::Run(const ops::Rope& op) {
   const Operation here("Rope", op.cos, op.sin, op.x);
   const int64_t sequence = op.x.dim(1), heads = op.x.dim(2), half = op.x.dim(3) / 2;
+  const int64_t rows = op.x.dim(0) * sequence * heads;
   const Rows<float> cosines = AsRows<float>(op.cos), sines = AsRows<float>(op.sin);
   WithType(op.x.dtype(), [&]<typename T>(T) {
-    const RopeBody<T> body = {cosines,       sines,          op.inverse ? -1.0f : 1.0f,
-                              op.x.as<T>(),  sequence,       heads,
-                              half,          op.x.stride(0), op.x.stride(1),
+    const RopeBody<T> body = {cosines,
+                              sines,
+                              op.inverse ? -1.0f : 1.0f,
+                              op.x.as<T>(),
+                              simt::Divisor(heads),
+                              simt::Divisor(sequence),
+                              half,
+                              op.x.stride(0),
+                              op.x.stride(1),
                               op.x.stride(2)};
-    bool packs = AllowsPacks(cosines) && AllowsPacks(sines) && AllowsPacks(body.x);
-    for (int d = 0; d < 3; ++d) packs = packs && op.x.stride(d) % kPackElements == 0;
-    LaunchForEach(stream(), op.x.dim(0) * sequence * heads, half, packs, body);
+    const auto by = [&](int d) { return Rows<T>{body.x, 1, half, op.x.stride(d)}; };
+    LaunchForEach(stream(), rows, half, body, cosines, sines, by(0), by(1), by(2));
   });
 }
 

@@ -26,7 +26,6 @@ namespace {
 namespace context = boost::context::detail;
 
 constexpr size_t kGuardBytes = 4096;
-constexpr size_t kStackBytes = 256 * 1024;  // frames are several times larger under a sanitizer
 
 #ifdef TESSERA_FIBER_ASAN
 void StartSwitch(void** fake_stack, const void* bottom, size_t bytes) {

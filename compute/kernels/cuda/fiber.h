@@ -25,6 +25,9 @@ class Fiber {
   // Continues after Yield(). Returns as Start() does.
   void Resume();
   bool running() const { return running_; }  // started, and not returned
+  bool HasOnStack(const void* address) const {
+    return static_cast<size_t>(static_cast<const char*>(address) - stack_) < kStackBytes;
+  }
   // Abandons the run in progress.
   void Reset();
 
@@ -32,6 +35,8 @@ class Fiber {
   void Yield();
 
  private:
+  static constexpr size_t kStackBytes = 256 * 1024;  // frames grow several times under a sanitizer
+
   static void Enter(boost::context::detail::transfer_t transfer);
   void SwitchIn();
   void SwitchOut();

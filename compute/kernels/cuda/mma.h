@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "compute/kernels/cuda/simt.h"
 #include "compute/tensor/bfloat16.h"
@@ -16,49 +17,48 @@ namespace tessera::cuda {
 
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileColumns = 8;
-inline constexpr int kTileInner = 16;  // inner dims are multiples of this
+inline constexpr int kTileInner = 16;
 
 TESSERA_DEVICE int TileRow(int i) { return simt::Lane() / 4 + i / 2 * 8; }
 TESSERA_DEVICE int TileColumn(int i) { return simt::Lane() % 4 * 2 + i % 2; }
 
-// A matrix in shared memory: element (i, k), k the inner dim, is at i * stride + k * inner_stride.
-// Where inner_stride is 1, stride is even.
-template <typename T>
-struct SharedMatrix {
-  simt::SharedArray<T> elements;
-  int stride;
-  int inner_stride;
-
-  TESSERA_DEVICE T Get(int i, int k) const { return elements.Get(i * stride + k * inner_stride); }
-};
-
-// Elements (i, k) and (i, k + 1), k even, the first in the low half.
-TESSERA_DEVICE uint32_t GetInnerPair(const SharedMatrix<BFloat16>& matrix, int i, int k) {
-  if (matrix.inner_stride == 1) return matrix.elements.GetPair(i * matrix.stride + k);
-  const uint32_t low = matrix.Get(i, k).bits, high = matrix.Get(i, k + 1).bits;
-  return high << 16 | low;
-}
-
-// What a lane holds of one product of 16 x 16 by 16 x 8.
-struct MmaOperands {
-  uint32_t a[4];  // rows L/4 and L/4 + 8 at inner 2(L%4), then the same at inner 2(L%4) + 8
-  uint32_t b[2];  // column L/4 at inner 2(L%4) and 2(L%4) + 8
-  float sums[4];
-};
-
 #ifdef __CUDACC__
 
-TESSERA_DEVICE void MmaSync(MmaOperands& x) {
+// sums += a b, of 16 x 16 by 16 x 8. A lane holds, in pairs of adjacent inner indices, of `a` rows
+// L/4 and L/4 + 8 at inner 2(L%4), then both at inner 2(L%4) + 8; of `b` column L/4 at the same.
+TESSERA_DEVICE void Mma(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&sums)[4]) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(x.sums[0]), "+f"(x.sums[1]), "+f"(x.sums[2]), "+f"(x.sums[3])
-      : "r"(x.a[0]), "r"(x.a[1]), "r"(x.a[2]), "r"(x.a[3]), "r"(x.b[0]), "r"(x.b[1]));
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four matrices of 8 x 8. Lane L names, by its first element, row L%8 of matrix L/8, and gets of
+// matrix j, in to[j], elements 2(L%4) and the next of row L/4; of the transpose, if kTransposed.
+template <bool kTransposed>
+TESSERA_DEVICE void LoadMatrices(const simt::SharedArray<BFloat16>& from, int at,
+                                 uint32_t (&to)[4]) {
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from.Address(at)));
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from.Address(at)));
+  }
 }
 
 #else
 
 namespace internal {
+
+// What a lane gives to a product.
+struct MmaOperands {
+  uint32_t a[4], b[2];
+  float sums[4];
+};
 
 inline float Half(uint32_t pair, int k) {
   BFloat16 value;
@@ -79,64 +79,192 @@ inline void MultiplyLanes(const void* const inputs[simt::kWarpSize],
     }
   }
   for (int lane = 0; lane < simt::kWarpSize; ++lane) {
-    MmaOperands& x = *static_cast<MmaOperands*>(outputs[lane]);
+    float* const sums = static_cast<float*>(outputs[lane]);
     for (int i = 0; i < 4; ++i) {
       const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-      for (int k = 0; k < kTileInner; ++k) x.sums[i] += a[row][k] * b[k][column];
+      for (int k = 0; k < kTileInner; ++k) sums[i] += a[row][k] * b[k][column];
+    }
+  }
+}
+
+// Each lane's input is the address of its row.
+template <bool kTransposed>
+void DistributeMatrices(const void* const inputs[simt::kWarpSize],
+                        void* const outputs[simt::kWarpSize]) {
+  const auto element = [&](int matrix, int row, int column) -> uint32_t {
+    return static_cast<const BFloat16*>(inputs[matrix * 8 + row])[column].bits;
+  };
+  for (int lane = 0; lane < simt::kWarpSize; ++lane) {
+    const int row = lane / 4, column = lane % 4 * 2;
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t low = kTransposed ? element(j, column, row) : element(j, row, column);
+      const uint32_t high = kTransposed ? element(j, column + 1, row) : element(j, row, column + 1);
+      static_cast<uint32_t*>(outputs[lane])[j] = high << 16 | low;
     }
   }
 }
 
 }  // namespace internal
 
-// The twin of the instruction.
-inline void MmaSync(MmaOperands& x) {
-  const MmaOperands input = x;
-  simt::internal::MeetLanes("a product", simt::kAllLanes, &input, &x, internal::MultiplyLanes,
-                            simt::Site::Here());
+// The twins of the instructions.
+inline void Mma(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&sums)[4],
+                simt::Site site = simt::Site::Here()) {
+  internal::MmaOperands x = {.b = {b0, b1}};
+  std::memcpy(x.a, a, sizeof(a));
+  simt::internal::MeetLanes("a product", simt::kAllLanes, &x, sums, internal::MultiplyLanes, site);
+}
+
+template <bool kTransposed>
+void LoadMatrices(const simt::SharedArray<BFloat16>& from, int at, uint32_t (&to)[4],
+                  simt::Site site = simt::Site::Here()) {
+  simt::internal::MeetLanes("a load of matrices", simt::kAllLanes, from.PackForWarp(at), to,
+                            internal::DistributeMatrices<kTransposed>, site);
 }
 
 #endif
 
-// sums[n] += a[16, inner] b[inner, columns 8n to 8n + 8], where the rows of `b` are its columns:
-// element (n, k). All lanes of the warp take part.
-template <int kTiles>
-TESSERA_DEVICE void WarpMultiply(const SharedMatrix<BFloat16>& a, const SharedMatrix<BFloat16>& b,
-                                 int inner, float (&sums)[kTiles][4]) {
-  const int group = simt::Lane() / 4, pair = simt::Lane() % 4 * 2;
-  for (int k = 0; k < inner; k += kTileInner) {
-    MmaOperands x;
+// kRows rows of kColumns elements in shared memory. Rows are 16 bytes longer, so that eight of them
+// lie in different banks.
+template <int kRows, int kColumns, typename T>
+struct SharedTile {
+  static constexpr int kStride = kColumns + simt::SharedArray<T>::kPack;
+  static constexpr int kElements = kRows * kStride;
+
+  simt::SharedArray<T> elements;
+};
+
+// 16 rows of a tile, from row `first` on, on the left of products. With kResident, bf16 stays in
+// registers.
+template <int kColumns, typename T, bool kResident>
+class LeftRows {  // fp32
+ public:
+  template <int kRows>
+  TESSERA_DEVICE LeftRows(const SharedTile<kRows, kColumns, T>& tile, int first)
+      : elements_(tile.elements), at_((first + TileRow(0)) * tile.kStride), stride_(tile.kStride) {}
+  // Element k of row TileRow(2 * half).
+  TESSERA_DEVICE float Get(int half, int k) const {
+    return elements_.Get(at_ + half * 8 * stride_ + k);
+  }
+
+ private:
+  simt::SharedArray<T> elements_;
+  int at_, stride_;
+};
+
+template <int kColumns, bool kResident>
+class LeftRows<kColumns, BFloat16, kResident> {
+ public:
+  template <int kRows>
+  TESSERA_DEVICE LeftRows(const SharedTile<kRows, kColumns, BFloat16>& tile, int first)
+      : elements_(tile.elements),
+        at_((first + simt::Lane() % 16) * tile.kStride + simt::Lane() / 16 * 8) {
+    if constexpr (kResident) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x.a[i] = GetInnerPair(a, group + i % 2 * 8, k + pair + i / 2 * 8);
+      for (int k = 0; k < kColumns / kTileInner; ++k) Load(k, fragments_[k]);
+    }
+  }
+  // The operand of inner indices [16k, 16k + 16).
+  TESSERA_DEVICE void Get(int k, uint32_t (&a)[4]) const {
+    if constexpr (kResident) {
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
+      for (int i = 0; i < 4; ++i) a[i] = fragments_[k][i];
+    } else {
+      Load(k, a);
+    }
+  }
+
+ private:
+  TESSERA_DEVICE void Load(int k, uint32_t (&a)[4]) const {
+    LoadMatrices<false>(elements_, at_ + k * kTileInner, a);
+  }
+
+  simt::SharedArray<BFloat16> elements_;
+  int at_;
+  uint32_t fragments_[kResident ? kColumns / kTileInner : 1][4];
+};
+
+// sums[16, kRows] += left[16, kColumns] right[kRows, kColumns]^T. All lanes take part.
+template <int kRows, int kColumns, bool kResident>
+TESSERA_DEVICE void MultiplyByRows(const LeftRows<kColumns, BFloat16, kResident>& left,
+                                   const SharedTile<kRows, kColumns, BFloat16>& right,
+                                   float (&sums)[kRows / kTileColumns][4]) {
+  const int lane = simt::Lane();
+  const int at = (lane % 8 + lane / 16 * 8) * right.kStride + lane / 8 % 2 * 8;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        x.b[i] = GetInnerPair(b, n * kTileColumns + group, k + pair + i * 8);
-      }
+  for (int k = 0; k < kColumns / kTileInner; ++k) {
+    uint32_t a[4], b[4];
+    left.Get(k, a);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x.sums[i] = sums[n][i];
-      MmaSync(x);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[n][i] = x.sums[i];
+    for (int n = 0; n < kRows / 16; ++n) {
+      LoadMatrices<false>(right.elements, at + n * 16 * right.kStride + k * kTileInner, b);
+      Mma(a, b[0], b[1], sums[2 * n]);
+      Mma(a, b[2], b[3], sums[2 * n + 1]);
     }
   }
 }
 
-template <int kTiles>
-TESSERA_DEVICE void WarpMultiply(const SharedMatrix<float>& a, const SharedMatrix<float>& b,
-                                 int inner, float (&sums)[kTiles][4]) {
-#pragma unroll 1  // more would spill registers
-  for (int k = 0; k < inner; ++k) {
-    const float upper = a.Get(TileRow(0), k), lower = a.Get(TileRow(2), k);
+// sums[16, kColumns] += left[16, kRows] right[kRows, kColumns], where `left` is in tiles of
+// accumulators, which are operands of the next product as they are.
+template <int kRows, int kColumns>
+TESSERA_DEVICE void MultiplyByColumns(const float (&left)[kRows / kTileColumns][4],
+                                      const SharedTile<kRows, kColumns, BFloat16>& right,
+                                      float (&sums)[kColumns / kTileColumns][4]) {
+  const int at = simt::Lane() % 16 * right.kStride + simt::Lane() / 16 * 8;
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      const float left = b.Get(n * kTileColumns + TileColumn(0), k);
-      const float right = b.Get(n * kTileColumns + TileColumn(1), k);
-      sums[n][0] = fmaf(upper, left, sums[n][0]);
-      sums[n][1] = fmaf(upper, right, sums[n][1]);
-      sums[n][2] = fmaf(lower, left, sums[n][2]);
-      sums[n][3] = fmaf(lower, right, sums[n][3]);
+  for (int k = 0; k < kRows / kTileInner; ++k) {
+    uint32_t a[4], b[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float(&tile)[4] = left[2 * k + i / 2];
+      a[i] = simt::BFloat16Pair(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns / 16; ++n) {
+      LoadMatrices<true>(right.elements, at + k * kTileInner * right.kStride + n * 16, b);
+      Mma(a, b[0], b[1], sums[2 * n]);
+      Mma(a, b[2], b[3], sums[2 * n + 1]);
+    }
+  }
+}
+
+template <int kRows, int kColumns, bool kResident>
+TESSERA_DEVICE void MultiplyByRows(const LeftRows<kColumns, float, kResident>& left,
+                                   const SharedTile<kRows, kColumns, float>& right,
+                                   float (&sums)[kRows / kTileColumns][4]) {
+#pragma unroll 1  // more would spill registers
+  for (int k = 0; k < kColumns; ++k) {
+    const float rows[2] = {left.Get(0, k), left.Get(1, k)};
+#pragma unroll
+    for (int n = 0; n < kRows / kTileColumns; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int column = n * kTileColumns + TileColumn(i);
+        sums[n][i] = fmaf(rows[i / 2], right.elements.Get(column * right.kStride + k), sums[n][i]);
+      }
+    }
+  }
+}
+
+// The lanes of a row pass its elements to each other.
+template <int kRows, int kColumns>
+TESSERA_DEVICE void MultiplyByColumns(const float (&left)[kRows / kTileColumns][4],
+                                      const SharedTile<kRows, kColumns, float>& right,
+                                      float (&sums)[kColumns / kTileColumns][4]) {
+#pragma unroll
+  for (int k = 0; k < kRows; k += 2) {
+    const float(&own)[4] = left[k / kTileColumns];
+    const simt::Pack<float, 4> theirs =
+        simt::ShuffleFrom(simt::kAllLanes, simt::Pack<float, 4>{own[0], own[1], own[2], own[3]},
+                          simt::Lane() / 4 * 4 + k % kTileColumns / 2);
+#pragma unroll
+    for (int n = 0; n < kColumns / kTileColumns; ++n) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int column = n * kTileColumns + TileColumn(i % 4);
+        const float weight = theirs.elements[i % 4 / 2 * 2 + i / 4];
+        const float value = right.elements.Get((k + i / 4) * right.kStride + column);
+        sums[n][i % 4] = fmaf(weight, value, sums[n][i % 4]);
+      }
     }
   }
 }

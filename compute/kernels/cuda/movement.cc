@@ -21,6 +21,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kMaxRank = 6;
+constexpr int64_t kMaxElements = int64_t{1} << 31;
 
 // Round to nearest even in one step: double to fp32 by rounding to odd (truncation, with what was
 // lost recorded in the last bit), which leaves the second rounding right.
@@ -46,12 +47,28 @@ TESSERA_HOST_DEVICE To ConvertElement(From value) {
   }
 }
 
-// Two operands of one shape with any strides.
+// Two operands of one shape with any strides. With more than one dim, at most kMaxElements.
 struct Strided {
   int rank = 0;
   int64_t extents[kMaxRank];
-  int64_t from_strides[kMaxRank];
-  int64_t to_strides[kMaxRank];
+  int64_t from_strides[kMaxRank] = {};
+  int64_t to_strides[kMaxRank] = {};
+  simt::Divisor by_extent[kMaxRank];
+
+  // The places of element `index`, counted with the last dim fastest.
+  TESSERA_DEVICE void Find(int64_t index, int64_t* from_offset, int64_t* to_offset) const {
+    *from_offset = *to_offset = 0;
+    uint32_t left = static_cast<uint32_t>(index);  // but for rank 1, whose index may be larger
+    for (int d = rank - 1; d > 0; --d) {
+      const int64_t at = by_extent[d].Remainder(left);
+      *from_offset += at * from_strides[d];
+      *to_offset += at * to_strides[d];
+      left = by_extent[d].Quotient(left);
+    }
+    const int64_t at = rank > 1 ? left : index;
+    *from_offset += at * from_strides[0];
+    *to_offset += at * to_strides[0];
+  }
 };
 
 // Dims of one element are left out; a dim that continues the one before it is merged with it.
@@ -73,7 +90,20 @@ Strided Merge(const TensorView& from, const TensorView& to) {
     merged.to_strides[merged.rank] = to.stride(d);
     ++merged.rank;
   }
+  for (int d = 1; d < merged.rank; ++d) merged.by_extent[d] = simt::Divisor(merged.extents[d]);
   return merged;
+}
+
+// Calls run(dim, begin, end) for the halves of a tensor with too many elements for such `dims`;
+// false for other tensors.
+template <typename Run>
+bool InHalves(const TensorView& x, const Strided& dims, const Run& run) {
+  if (dims.rank <= 1 || x.elements() <= kMaxElements) return false;
+  int d = 0;
+  while (x.dim(d) == 1) ++d;
+  run(d, 0, x.dim(d) / 2);
+  run(d, x.dim(d) / 2, x.dim(d));
+  return true;
 }
 
 template <typename From, typename To>
@@ -84,13 +114,8 @@ struct CopyStridedBody {
 
   template <int kCount>
   TESSERA_DEVICE void Run(int64_t /*row*/, int64_t index) const {
-    int64_t from_offset = 0, to_offset = 0;
-    for (int d = dims.rank - 1; d >= 0; --d) {
-      const int64_t outer = index / dims.extents[d], at = index - outer * dims.extents[d];
-      from_offset += at * dims.from_strides[d];
-      to_offset += at * dims.to_strides[d];
-      index = outer;
-    }
+    int64_t from_offset, to_offset;
+    dims.Find(index, &from_offset, &to_offset);
     to[to_offset] = ConvertElement<From, To>(from[from_offset]);
   }
 };
@@ -102,9 +127,13 @@ struct CopyRowsBody {
 
   template <int kCount>
   TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
-    float values[kCount];
-    simt::LoadPack(from.data + row * from.stride + column, values);
-    simt::StorePack(values, to.data + row * to.stride + column);
+    const auto& source =
+        *reinterpret_cast<const simt::Pack<From, kCount>*>(from.data + row * from.stride + column);
+    simt::Pack<To, kCount> pack;
+    for (int i = 0; i < kCount; ++i) {
+      pack.elements[i] = ConvertElement<From, To>(source.elements[i]);
+    }
+    *reinterpret_cast<simt::Pack<To, kCount>*>(to.data + row * to.stride + column) = pack;
   }
 };
 
@@ -130,15 +159,14 @@ void WithAnyType(DType dtype, Body&& body) {
 }
 
 template <typename From, typename To>
-void LaunchCopy(simt::Stream stream, TensorView from, TensorView to) {
-  const Strided dims = Merge(from, to);
+void LaunchCopy(simt::Stream stream, TensorView from, TensorView to, const Strided& dims) {
   if constexpr (sizeof(From) <= 4 && sizeof(To) <= 4 && !std::is_same_v<From, int32_t>) {
     const CopyRowsBody<From, To> rows = AsRowsBody(dims, from.as<From>(), to.as<To>());
-    if (rows.from.rows > 0 && AllowsPacks(rows.from) && AllowsPacks(rows.to)) {
-      return LaunchForEach(stream, rows.from.rows, rows.from.columns, /*packs=*/true, rows);
+    if (rows.from.rows > 0) {
+      return LaunchForEach(stream, rows.from.rows, rows.from.columns, rows, rows.from, rows.to);
     }
   }
-  LaunchForEach(stream, 1, from.elements(), /*packs=*/false,
+  LaunchForEach(stream, 1, from.elements(),
                 CopyStridedBody<From, To>{from.as<From>(), to.as<To>(), dims});
 }
 
@@ -150,12 +178,8 @@ struct FillBody {
 
   template <int kCount>
   TESSERA_DEVICE void Run(int64_t /*row*/, int64_t index) const {
-    int64_t offset = 0;
-    for (int d = dims.rank - 1; d >= 0; --d) {
-      const int64_t outer = index / dims.extents[d];
-      offset += (index - outer * dims.extents[d]) * dims.to_strides[d];
-      index = outer;
-    }
+    int64_t offset, same;
+    dims.Find(index, &offset, &same);
     x[offset] = value;
   }
 };
@@ -201,20 +225,31 @@ Rows<T> AsOneRow(const TensorView& x) {
 
 void DeviceKernels::Run(const ops::Fill& op) {
   const Operation here("Fill", op.x);
+  const Strided dims = Merge(op.x, op.x);
+  if (InHalves(op.x, dims, [&](int d, int64_t begin, int64_t end) {
+        Fill({op.x.Slice(d, begin, end), op.value});
+      })) {
+    return;
+  }
   WithAnyType(op.x.dtype(), [&]<typename T>(T) {
-    LaunchForEach(
-        stream(), 1, op.x.elements(), /*packs=*/false,
-        FillBody<T>{op.x.as<T>(), ConvertElement<double, T>(op.value), Merge(op.x, op.x)});
+    LaunchForEach(stream(), 1, op.x.elements(),
+                  FillBody<T>{op.x.as<T>(), ConvertElement<double, T>(op.value), dims});
   });
 }
 
 void DeviceKernels::Run(const ops::Copy& op) {
   const Operation here("Copy", op.from, op.to);
   if (op.from.elements() == 0) return;
+  const Strided dims = Merge(op.from, op.to);
+  if (InHalves(op.from, dims, [&](int d, int64_t begin, int64_t end) {
+        Copy({op.from.Slice(d, begin, end), op.to.Slice(d, begin, end)});
+      })) {
+    return;
+  }
   WithAnyType(op.from.dtype(), [&]<typename From>(From) {
     WithAnyType(op.to.dtype(), [&]<typename To>(To) {
       if constexpr (std::is_same_v<From, int32_t> == std::is_same_v<To, int32_t>) {
-        LaunchCopy<From, To>(stream(), op.from, op.to);
+        LaunchCopy<From, To>(stream(), op.from, op.to, dims);
       } else {
         LOG(FATAL) << "no copy op.from " << DTypeName(op.from.dtype()) << " op.to "
                    << DTypeName(op.to.dtype());
@@ -230,8 +265,7 @@ void DeviceKernels::Run(const ops::Add& op) {
       WithType(op.out.dtype(), [&]<typename Out>(Out) {
         const AddBody<A, B, Out> body = {AsOneRow<A>(op.a), AsOneRow<B>(op.b),
                                          AsOneRow<Out>(op.out)};
-        LaunchForEach(stream(), 1, op.a.elements(),
-                      AllowsPacks(body.a) && AllowsPacks(body.b) && AllowsPacks(body.out), body);
+        LaunchForEach(stream(), 1, op.a.elements(), body, body.a, body.b, body.out);
       });
     });
   });
@@ -241,7 +275,7 @@ void DeviceKernels::Run(const ops::Scale& op) {
   const Operation here("Scale", op.x);
   WithType(op.x.dtype(), [&]<typename T>(T) {
     const ScaleBody<T> body = {AsOneRow<T>(op.x), static_cast<float>(op.factor)};
-    LaunchForEach(stream(), 1, op.x.elements(), AllowsPacks(body.x), body);
+    LaunchForEach(stream(), 1, op.x.elements(), body, body.x);
   });
 }
 
@@ -268,8 +302,7 @@ template <typename X, typename T, typename Out>
 void LaunchAddBias(simt::Stream stream, const TensorView& x, const TensorView& bias,
                    const TensorView& out) {
   const AddBiasBody<X, T, Out> body = {AsRows<X>(x), bias.as<T>(), AsRows<Out>(out)};
-  LaunchForEach(stream, body.x.rows, body.x.columns,
-                AllowsPacks(body.x) && AllowsPacks(body.bias) && AllowsPacks(body.out), body);
+  LaunchForEach(stream, body.x.rows, body.x.columns, body, body.x, body.bias, body.out);
 }
 
 }  // namespace
@@ -293,26 +326,42 @@ void DeviceKernels::Run(const ops::AddBias& op) {
 
 namespace {
 
-template <typename T>
-struct SumRowsBody {
-  Rows<T> x;
-
-  TESSERA_DEVICE void Add(int64_t row, int64_t column, float (&sums)[1]) const {
-    sums[0] += simt::ToFloat(x.data[row * x.stride + column]);
+// The sums of a run of rows, one thread for kCount columns.
+template <int kCount, typename T>
+TESSERA_KERNEL void SumRuns(Rows<T> x, RowRuns runs, float* partials) {
+  const int64_t column = (simt::BlockX() * kColumnThreads + simt::ThreadIndex()) * kCount;
+  if (column >= x.columns) return;
+  const int64_t run = simt::BlockY(), end = runs.End(run);
+  float sums[kCount] = {}, values[kCount];
+  for (int64_t row = runs.Begin(run); row < end; ++row) {
+    simt::LoadPack(x.data + row * x.stride + column, values);
+    for (int i = 0; i < kCount; ++i) sums[i] += values[i];
   }
-};
+  simt::StorePack(sums, partials + run * x.columns + column);
+}
+
+template <int kCount, typename T>
+void LaunchSumRuns(simt::Stream stream, const Rows<T>& x, const RowRuns& runs, float* partials) {
+  simt::Launch<SumRuns<kCount, T>>(
+      {simt::BlocksOf(x.columns / kCount, kColumnThreads), runs.runs()}, kColumnThreads, 0, stream,
+      x, runs, partials);
+}
 
 }  // namespace
 
 void DeviceKernels::Run(const ops::SumRows& op) {
   const Operation here("SumRows", op.x, op.out);
   WithType(op.x.dtype(), [&]<typename T>(T) {
-    const SumRowsBody<T> body = {AsRows<T>(op.x)};
-    const int64_t rows = body.x.rows, columns = body.x.columns;
-    void* const partials = Scratch(ColumnSumsScratchBytes<1>(rows, columns));
+    const Rows<T> x = AsRows<T>(op.x);
+    const RowRuns runs(x.rows);
+    float* const partials = static_cast<float*>(Scratch(runs.PartialBytes(x.columns)));
     if (partials == nullptr) return;
-    LaunchColumnSums<1>(stream(), body, rows, columns, op.accumulate, partials,
-                        {{op.out.as<float>()}});
+    if (AllowsPacks<kPackOf<T>>(x)) {
+      LaunchSumRuns<kPackOf<T>>(stream(), x, runs, partials);
+    } else {
+      LaunchSumRuns<1>(stream(), x, runs, partials);
+    }
+    LaunchAddRuns<1>(stream(), partials, runs, x.columns, op.accumulate, {{op.out.as<float>()}});
   });
 }
 

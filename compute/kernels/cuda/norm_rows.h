@@ -22,33 +22,33 @@ inline simt::Grid WarpRowGrid(int64_t rows) { return {simt::BlocksOf(rows, kWarp
 // The row of the calling thread's warp; the last block may have warps beyond the last row.
 TESSERA_DEVICE int64_t WarpRow() { return simt::BlockX() * kWarpRowsPerBlock + simt::WarpIndex(); }
 
-// Calls body(column, left) for the runs of kPackElements columns that belong to this lane, where
-// `left` columns, perhaps fewer than a run has, are left of the row.
-template <typename Body>
+// Calls body(column, left) for the runs of kCount columns that belong to this lane, where `left`
+// columns, perhaps fewer than a run has, are left of the row.
+template <int kCount, typename Body>
 TESSERA_DEVICE void ForLaneRuns(int64_t columns, Body body) {
-  constexpr int64_t kStep = simt::kWarpSize * kPackElements;
-  for (int64_t column = simt::Lane() * kPackElements; column < columns; column += kStep) {
+  constexpr int64_t kStep = simt::kWarpSize * kCount;
+  for (int64_t column = simt::Lane() * kCount; column < columns; column += kStep) {
     body(column, columns - column);
   }
 }
 
 // Loads a run, with zeros for columns beyond the row. Whether it is loaded as a pack changes no
 // result: lanes have the same columns.
-template <bool kPacks, typename T>
-TESSERA_DEVICE void LoadRun(const T* from, int64_t left, float (&to)[kPackElements]) {
+template <bool kPacks, int kCount, typename T>
+TESSERA_DEVICE void LoadRun(const T* from, int64_t left, float (&to)[kCount]) {
   if constexpr (kPacks) {
     simt::LoadPack(from, to);
   } else {
-    for (int i = 0; i < kPackElements; ++i) to[i] = i < left ? simt::ToFloat(from[i]) : 0.0f;
+    for (int i = 0; i < kCount; ++i) to[i] = i < left ? simt::ToFloat(from[i]) : 0.0f;
   }
 }
 
-template <bool kPacks, typename T>
-TESSERA_DEVICE void StoreRun(const float (&from)[kPackElements], int64_t left, T* to) {
+template <bool kPacks, int kCount, typename T>
+TESSERA_DEVICE void StoreRun(const float (&from)[kCount], int64_t left, T* to) {
   if constexpr (kPacks) {
     simt::StorePack(from, to);
   } else {
-    for (int i = 0; i < kPackElements; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       if (i < left) to[i] = simt::FromFloat<T>(from[i]);
     }
   }
@@ -64,13 +64,13 @@ struct NormInput {
   // stored.
   template <bool kPacks>
   TESSERA_DEVICE void First(int64_t row, int64_t column, int64_t left,
-                            float (&to)[kPackElements]) const {
+                            float (&to)[kPackOf<T>]) const {
     T* const at = x.data + row * x.stride + column;
     if constexpr (kAdds) {
-      float addends[kPackElements];
+      float addends[kPackOf<T>];
       LoadRun<kPacks>(a.data + row * a.stride + column, left, to);
       LoadRun<kPacks>(b.data + row * b.stride + column, left, addends);
-      for (int i = 0; i < kPackElements; ++i) {
+      for (int i = 0; i < kPackOf<T>; ++i) {
         to[i] = simt::ToFloat(simt::FromFloat<T>(to[i] + addends[i]));
       }
       StoreRun<kPacks>(to, left, at);
@@ -92,7 +92,9 @@ NormInput<true, T> NormInputOf(const TensorView& a, const TensorView& b, const T
 
 template <bool kAdds, typename T>
 bool AllowsPacks(const NormInput<kAdds, T>& input) {
-  return AllowsPacks(input.x) && (!kAdds || (AllowsPacks(input.a) && AllowsPacks(input.b)));
+  constexpr int kPack = kPackOf<T>;
+  return AllowsPacks<kPack>(input.x) &&
+         (!kAdds || (AllowsPacks<kPack>(input.a) && AllowsPacks<kPack>(input.b)));
 }
 
 // Calls body(std::true_type()) or body(std::false_type()).

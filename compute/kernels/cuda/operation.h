@@ -6,6 +6,7 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -40,6 +41,20 @@ struct Rows {
   int64_t stride = 0;
 };
 
+// The type of the elements of a Rows or of a vector.
+template <typename Operand>
+struct ElementOfOperand;
+template <typename T>
+struct ElementOfOperand<Rows<T>> {
+  using Type = T;
+};
+template <typename T>
+struct ElementOfOperand<T*> {
+  using Type = T;
+};
+template <typename Operand>
+using ElementOf = typename ElementOfOperand<Operand>::Type;
+
 // Treats all dims but the last as rows: a strided matrix, or a contiguous tensor of any rank.
 template <typename T>
 Rows<T> AsRows(const TensorView& x) {
@@ -54,45 +69,64 @@ Rows<T> AsRows(const TensorView& x) {
   return {x.as<T>(), columns == 0 ? 0 : x.elements() / columns, columns, columns};
 }
 
-// Elements that a thread loads at once where all operands allow it.
-inline constexpr int kPackElements = 4;
+// Elements that a thread loads at once where all operands allow it: 16 bytes of them; of several
+// types, of the smallest.
+template <typename... T>
+inline constexpr int kPackOf = 16 / static_cast<int>(std::min({sizeof(T)...}));
 
-// Whether every row of the operand can be read in packs.
-template <typename T>
-bool AllowsPacks(const Rows<T>& x) {
-  constexpr uintptr_t kPackBytes = kPackElements * sizeof(T);
-  return x.columns % kPackElements == 0 && x.stride % kPackElements == 0 &&
-         reinterpret_cast<uintptr_t>(x.data) % kPackBytes == 0;
+// Whether the vector, or every row of the operand, can be read in packs of kCount elements.
+template <int kCount, typename T>
+bool AllowsPacks(const T* vector) {
+  return reinterpret_cast<uintptr_t>(vector) % simt::kPackAlignment<T, kCount> == 0;
 }
 
-template <typename T>
-bool AllowsPacks(const T* vector) {
-  return reinterpret_cast<uintptr_t>(vector) % (kPackElements * sizeof(T)) == 0;
+template <int kCount, typename T>
+bool AllowsPacks(const Rows<T>& x) {
+  return x.columns % kCount == 0 && x.stride % kCount == 0 && AllowsPacks<kCount>(x.data);
 }
 
 inline constexpr int kElementwiseThreads = 256;
+inline constexpr int64_t kMaxRuns = int64_t{1} << 30;  // of one launch
 
-// One thread per kCount adjacent elements of a row.
+// One thread per kCount adjacent elements of a row, from a row and a run of kCount on.
 template <int kCount, typename Body>
-TESSERA_KERNEL void ForEach(Body body, int64_t rows, int64_t packs_per_row) {
-  const int64_t i = simt::BlockX() * simt::ThreadCount() + simt::ThreadIndex();
-  if (i >= rows * packs_per_row) return;
-  const int64_t row = i / packs_per_row;
-  body.template Run<kCount>(row, (i - row * packs_per_row) * kCount);
+TESSERA_KERNEL void ForEach(Body body, int64_t first_row, int64_t first_run, uint32_t runs,
+                            simt::Divisor per_row) {
+  const uint32_t i =
+      static_cast<uint32_t>(simt::BlockX()) * kElementwiseThreads + simt::ThreadIndex();
+  if (i >= runs) return;
+  const uint32_t row = per_row.Quotient(i);
+  body.template Run<kCount>(first_row + row, (first_run + (i - row * per_row.divisor())) * kCount);
 }
 
-// Calls body.Run<kCount>(row, column) for every run of kCount columns of a matrix, with kCount =
-// kPackElements when `packs`, or else 1. A result must not depend on kCount.
-template <typename Body>
-void LaunchForEach(simt::Stream stream, int64_t rows, int64_t columns, bool packs, Body body) {
-  const int64_t packs_per_row = packs ? columns / kPackElements : columns;
-  const simt::Grid grid = {simt::BlocksOf(rows * packs_per_row, kElementwiseThreads)};
-  if (packs) {
-    simt::Launch<ForEach<kPackElements, Body>>(grid, kElementwiseThreads, 0, stream, body, rows,
-                                               packs_per_row);
-  } else {
-    simt::Launch<ForEach<1, Body>>(grid, kElementwiseThreads, 0, stream, body, rows, packs_per_row);
+template <int kCount, typename Body>
+void LaunchRuns(simt::Stream stream, int64_t rows, int64_t columns, const Body& body) {
+  const int64_t per_row = columns / kCount;
+  const int64_t width = std::clamp<int64_t>(per_row, 1, kMaxRuns), height = kMaxRuns / width;
+  for (int64_t row = 0; row < rows; row += height) {
+    for (int64_t run = 0; run < per_row; run += width) {
+      const int64_t own_width = std::min(width, per_row - run);
+      const int64_t runs = own_width * std::min(height, rows - row);
+      simt::Launch<ForEach<kCount, Body>>({simt::BlocksOf(runs, kElementwiseThreads)},
+                                          kElementwiseThreads, 0, stream, body, row, run,
+                                          static_cast<uint32_t>(runs), simt::Divisor(own_width));
+    }
   }
+}
+
+// Calls body.Run<kCount>(row, column) for every run of kCount columns of a matrix, with the kCount
+// of packs where all `operands`, Rows and vectors, allow them, or else 1; without operands 1. A
+// result must not depend on kCount.
+template <typename Body, typename... Operands>
+void LaunchForEach(simt::Stream stream, int64_t rows, int64_t columns, const Body& body,
+                   const Operands&... operands) {
+  if constexpr (sizeof...(operands) > 0) {
+    constexpr int kPack = kPackOf<ElementOf<Operands>...>;
+    if ((AllowsPacks<kPack>(operands) && ...)) {
+      return LaunchRuns<kPack>(stream, rows, columns, body);
+    }
+  }
+  LaunchRuns<1>(stream, rows, columns, body);
 }
 
 // An operation of Backend, named with the shapes of its first operands by errors of the launches

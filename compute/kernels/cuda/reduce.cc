@@ -1,14 +1,14 @@
-// Sums over a tensor in fp64: one warp a block of a fixed size, then a binary tree over the blocks.
+// Sums over tensors in fp64: blocks of a fixed size, then the binary tree over the blocks.
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "compute/kernels/cuda/device_kernels.h"
-#include "compute/kernels/cuda/norm_rows.h"
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/simt.h"
 #include "compute/tensor/tensor.h"
@@ -16,65 +16,145 @@
 namespace tessera::cuda {
 namespace {
 
+// The size of a block in Sum and SumOfSquares.
 constexpr int64_t kBlock = 4096;
+// Blocks that one block of a grid adds: a power of two, so that they are a subtree.
+constexpr int64_t kGroupBlocks = 32;
+constexpr int kSumThreads = 256;
+// The largest number of tensors of one launch: as many as fit into its arguments.
+constexpr int kMaxSummed = 128;
+
+struct Summed {
+  const void* data;
+  int64_t count;
+  int64_t first_group;  // of all tensors of the launch
+};
+
+struct SummedList {
+  Summed at[kMaxSummed];
+  int count = 0;
+  int64_t groups = 0;
+
+  // The last tensor that does not begin behind the group.
+  TESSERA_DEVICE int Find(int64_t group) const {
+    int which = 0;
+    for (int step = kMaxSummed / 2; step > 0; step /= 2) {
+      if (which + step < count && at[which + step].first_group <= group) which += step;
+    }
+    return which;
+  }
+};
+
+struct GlobalSums {
+  double* data;
+  TESSERA_DEVICE double Get(int64_t i) const { return data[i]; }
+  TESSERA_DEVICE void Set(int64_t i, double value) const { data[i] = value; }
+};
+
+// sums[0] = T(0, count), by all threads of a block, which have met since the sums were written;
+// thread 0 may read it at once. Other sums are overwritten.
+template <typename Sums>
+TESSERA_DEVICE void AddInTree(const Sums& sums, int64_t count) {
+  for (int64_t step = 1; step < count; step *= 2) {
+    for (int64_t i = 2 * step * simt::ThreadIndex(); i + step < count;
+         i += 2 * step * simt::ThreadCount()) {
+      const int at = static_cast<int>(i), other = static_cast<int>(i + step);
+      sums.Set(at, sums.Get(at) + sums.Get(other));
+    }
+    simt::SyncThreads();
+  }
+}
 
 // The order of a block's sum depends on its length alone: lane i has elements i, i + 32, ...
 template <typename T>
-TESSERA_KERNEL void SumBlocks(const T* x, int64_t count, int64_t block, bool squares,
-                              double* sums) {
-  const int64_t index = WarpRow();
-  const int64_t begin = index * block;
-  if (begin >= count) return;
-  const int64_t end = count - begin < block ? count : begin + block;
+TESSERA_DEVICE double SumBlock(const T* x, int64_t count, bool squares) {
   double sum = 0;
-  for (int64_t i = begin + simt::Lane(); i < end; i += simt::kWarpSize) {
+  for (int64_t i = simt::Lane(); i < count; i += simt::kWarpSize) {
     const double value = static_cast<double>(simt::ToFloat(x[i]));
     sum += squares ? value * value : value;
   }
-  sum = simt::WarpSum(sum);
-  if (simt::Lane() == 0) sums[index] = sum;
+  return simt::WarpSum(sum);
+}
+
+// groups[BlockX()] = the sum of a group of blocks, each of which a warp adds.
+template <typename T>
+TESSERA_KERNEL void SumGroups(SummedList list, int64_t block, bool squares, double* groups) {
+  const int which = list.Find(simt::BlockX());
+  const T* const data = static_cast<const T*>(list.at[which].data);
+  const int64_t first = (simt::BlockX() - list.at[which].first_group) * kGroupBlocks;
+  const int64_t count = list.at[which].count, left = simt::BlocksOf(count, block) - first;
+  const int blocks = static_cast<int>(left < kGroupBlocks ? left : kGroupBlocks);
+  simt::SharedMemory memory;
+  const simt::SharedArray<double> sums = memory.Take<double>(kGroupBlocks);
+  for (int i = simt::WarpIndex(); i < blocks; i += kSumThreads / simt::kWarpSize) {
+    const int64_t begin = (first + i) * block;
+    const double sum =
+        SumBlock(data + begin, count - begin < block ? count - begin : block, squares);
+    if (simt::Lane() == 0) sums.Set(i, sum);
+  }
+  simt::SyncThreads();
+  AddInTree(sums, blocks);
+  if (simt::ThreadIndex() == 0) groups[simt::BlockX()] = sums.Get(0);
+}
+
+// One block a tensor.
+TESSERA_KERNEL void AddGroups(SummedList list, double* groups, double* sums) {
+  const int which = static_cast<int>(simt::BlockX());
+  const int64_t first = list.at[which].first_group;
+  const int64_t end = which + 1 < list.count ? list.at[which + 1].first_group : list.groups;
+  const GlobalSums own = {groups + first};
+  AddInTree(own, end - first);
+  if (simt::ThreadIndex() == 0) sums[which] = end == first ? 0.0 : own.Get(0);
 }
 
 }  // namespace
 
-void DeviceKernels::LaunchBlockSums(TensorView x, int64_t block, bool squares,
-                                    std::span<double> sums) {
-  const int64_t count = x.elements();
-  if (sums.empty()) return;
+// Two launches for up to kMaxSummed tensors, then one copy of all sums.
+void DeviceKernels::SumAll(std::span<const TensorView> tensors, int64_t block, bool squares,
+                           std::span<double> sums) {
+  std::vector<SummedList> lists(simt::BlocksOf(static_cast<int64_t>(tensors.size()), kMaxSummed));
+  int64_t most_groups = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    SummedList& list = lists[i / kMaxSummed];
+    const int64_t count = tensors[i].empty() ? 0 : tensors[i].elements();
+    list.at[list.count++] = {tensors[i].data(), count, list.groups};
+    list.groups += simt::BlocksOf(count, block * kGroupBlocks);
+    most_groups = std::max(most_groups, list.groups);
+  }
   const int64_t bytes = static_cast<int64_t>(sums.size_bytes());
-  double* const on_device = static_cast<double*>(Scratch(bytes));
-  if (on_device == nullptr) return;
-  WithType(x.dtype(), [&]<typename T>(T) {
-    simt::Launch<SumBlocks<T>>(WarpRowGrid(static_cast<int64_t>(sums.size())), kWarpRowThreads, 0,
-                               stream(), static_cast<const T*>(x.as<T>()), count, block, squares,
-                               on_device);
-  });
+  double* const on_device =
+      static_cast<double*>(Scratch(bytes + most_groups * static_cast<int64_t>(sizeof(double))));
+  if (on_device == nullptr || bytes == 0) return;
+  double *const groups = on_device + sums.size(), *next = on_device;
+  for (const SummedList& list : lists) {
+    WithType(tensors.front().dtype(), [&]<typename T>(T) {
+      simt::Launch<SumGroups<T>>({list.groups}, kSumThreads, kGroupBlocks * sizeof(double),
+                                 stream(), list, block, squares, groups);
+    });
+    simt::Launch<AddGroups>({list.count}, kSumThreads, 0, stream(), list, groups, next);
+    next += list.count;
+  }
   CopyToHost(on_device, bytes, sums.data());
 }
 
-double DeviceKernels::BlockedSum(TensorView x, bool squares) {
-  std::vector<double> sums(static_cast<size_t>(simt::BlocksOf(x.elements(), kBlock)));
-  if (sums.empty()) return 0;
-  LaunchBlockSums(x, kBlock, squares, sums);
-  for (size_t step = 1; step < sums.size(); step *= 2) {
-    for (size_t i = 0; i + step < sums.size(); i += 2 * step) sums[i] += sums[i + step];
-  }
-  return sums[0];
-}
-
-void DeviceKernels::Run(const ops::SumOfSquaresByBlock& op) {
-  const Operation here("SumOfSquaresByBlock", op.x);
-  LaunchBlockSums(op.x, op.block, /*squares=*/true, op.sums);
+void DeviceKernels::Run(const ops::SumsOfSquares& op) {
+  if (op.parts.empty()) return;
+  const Operation here("SumsOfSquares", op.parts.front());
+  SumAll(op.parts, op.block, /*squares=*/true, op.sums);
 }
 
 double DeviceKernels::Run(const ops::SumOfSquares& op) {
   const Operation here("SumOfSquares", op.x);
-  return BlockedSum(op.x, /*squares=*/true);
+  double sum = 0;
+  SumAll({&op.x, 1}, kBlock, /*squares=*/true, {&sum, 1});
+  return sum;
 }
 
 double DeviceKernels::Run(const ops::Sum& op) {
   const Operation here("Sum", op.x);
-  return BlockedSum(op.x, /*squares=*/false);
+  double sum = 0;
+  SumAll({&op.x, 1}, kBlock, /*squares=*/false, {&sum, 1});
+  return sum;
 }
 
 }  // namespace tessera::cuda

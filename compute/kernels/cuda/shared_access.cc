@@ -1,6 +1,7 @@
 #include "compute/kernels/cuda/shared_access.h"
 
 #include <cstdint>
+#include <cstring>
 
 #include "compute/kernels/cuda/simt_common.h"
 
@@ -16,6 +17,7 @@ void SharedAccess::Reset(int64_t bytes, int threads) {
   cells_.assign((bytes + kCellBytes - 1) / kCellBytes, Cell());
   block_epoch_ = 1;
   warp_epochs_.assign((threads + kWarpSize - 1) / kWarpSize, 1);
+  copies_.assign(threads, {});
 }
 
 // Whether an access of `other` in these epochs comes before one of `thread` now.
@@ -60,18 +62,36 @@ const char* SharedAccess::CheckWrite(Cell& cell, int thread) const {
                      !Ordered(thread, cell.reader, cell.read_epoch, cell.read_warp_epoch))) {
     return "writes what another thread read with no barrier in between";
   }
-  cell.writer = thread;
-  cell.write_epoch = block_epoch_;
-  cell.write_warp_epoch = warp_epochs_[warp];
   return nullptr;
 }
 
-const char* SharedAccess::Check(int thread, int64_t begin, int64_t bytes, bool write) {
+void SharedAccess::SetWritten(Cell& cell, int thread, bool copying) const {
+  cell.writer = thread;
+  cell.write_epoch = block_epoch_;
+  cell.write_warp_epoch = warp_epochs_[thread / kWarpSize];
+  cell.copying = copying;
+}
+
+const char* SharedAccess::Check(int thread, int64_t begin, int64_t bytes, Use use) {
   for (int64_t i = begin / kCellBytes; i < (begin + bytes) / kCellBytes; ++i) {
-    const char* const error = write ? CheckWrite(cells_[i], thread) : CheckRead(cells_[i], thread);
+    Cell& cell = cells_[i];
+    if (cell.copying) return "uses what is being copied, with no wait in between";
+    const bool reads = use == Use::kRead || use == Use::kReadByWarp;
+    const char* error = reads ? CheckRead(cell, thread) : CheckWrite(cell, thread);
+    if (use == Use::kReadByWarp && error == nullptr) error = CheckRead(cell, thread ^ 1);
     if (error != nullptr) return error;
+    if (!reads) SetWritten(cell, thread, use == Use::kCopy);
   }
   return nullptr;
+}
+
+void SharedAccess::FinishCopies(int thread) {
+  for (const Copy& copy : copies_[thread]) {
+    copy.from == nullptr ? std::memset(copy.to, 0, 16) : std::memcpy(copy.to, copy.from, 16);
+    const int64_t first = (copy.to - memory_.data()) / kCellBytes;
+    for (int64_t i = 0; i < 16 / kCellBytes; ++i) SetWritten(cells_[first + i], thread, false);
+  }
+  copies_[thread].clear();
 }
 
 }  // namespace tessera::simt

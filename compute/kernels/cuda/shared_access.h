@@ -9,17 +9,24 @@ namespace tessera::simt {
 // The shared memory of one simulated block, and who touched it since which barrier.
 //
 // A race is an access by one thread to what another wrote, or a write to what another read, with no
-// barrier of the block, or of the warp that both belong to, in between.
+// barrier of the block, or of the warp that both belong to, in between. What a thread copies
+// asynchronously nobody may touch until it has waited, and is then as if the thread had written it.
 class SharedAccess {
  public:
   // A new block: memory is all ones, which is NaN in every floating type.
   void Reset(int64_t bytes, int threads);
+  // What a thread does to memory; kReadByWarp: any lane of its warp may be the reader.
+  enum class Use { kRead, kReadByWarp, kWrite, kCopy };
   void SyncBlock() { ++block_epoch_; }
   void SyncWarp(int warp) { ++warp_epochs_[warp]; }
 
   // Records an access. Returns what is wrong with it, or null. Precondition: `begin` and `bytes`
   // are even, and within bounds.
-  const char* Check(int thread, int64_t begin, int64_t bytes, bool write);
+  const char* Check(int thread, int64_t begin, int64_t bytes, Use use);
+  // After a Check for kCopy: the thread's FinishCopies() copies 16 bytes, zeros if `from` is null.
+  void CopyPack(int thread, char* to, const void* from) { copies_[thread].push_back({to, from}); }
+  void FinishCopies(int thread);
+  bool IsCopying(int thread) const { return !copies_[thread].empty(); }
 
   char* data() { return memory_.data(); }
   int64_t bytes() const { return static_cast<int64_t>(memory_.size()); }
@@ -33,6 +40,7 @@ class SharedAccess {
     uint32_t read_warp_epoch = 0;
     int32_t writer = 0;
     int32_t reader = 0;          // the last one
+    bool copying = false;        // by the writer
     bool warp_readers = false;   // others of the reader's warp, too, since the warp's barrier
     bool block_readers = false;  // readers of several warps, since the block's barrier
   };
@@ -40,11 +48,18 @@ class SharedAccess {
   bool Ordered(int thread, int other, uint32_t block_epoch, uint32_t warp_epoch) const;
   const char* CheckRead(Cell& cell, int thread) const;
   const char* CheckWrite(Cell& cell, int thread) const;
+  void SetWritten(Cell& cell, int thread, bool copying) const;
+
+  struct Copy {
+    char* to;
+    const void* from;
+  };
 
   std::vector<char> memory_;
   std::vector<Cell> cells_;
   uint32_t block_epoch_ = 1;
   std::vector<uint32_t> warp_epochs_;
+  std::vector<std::vector<Copy>> copies_;  // of each thread
 };
 
 }  // namespace tessera::simt

@@ -6,7 +6,8 @@
 // same source runs, and is checked, on a machine without a GPU.
 //
 // A kernel is a function `TESSERA_KERNEL void Name(arguments)`; functions that it calls are marked
-// TESSERA_DEVICE. It is started by
+// TESSERA_DEVICE. Before its name, TESSERA_BOUNDS(threads, blocks) limits its registers so that
+// `blocks` of `threads` fit on a multiprocessor. It is started by
 //
 //   Launch<Name>(grid, threads, shared_bytes, stream, arguments...);
 //
@@ -25,19 +26,26 @@
 //   ShuffleFrom(lanes, value, source)       likewise; `source` must be one of `lanes`
 //   AtomicAdd(address, value)               integers only: float atomics are not deterministic
 //   SharedMemory::Take<T>(count)            the next array of the block's shared memory
+//   WaitForCopies()                         of the thread: CopyPackAsync() into shared memory
+//   Exp2(x)                                 by the instruction of that name
 //   LoadPack<N>(address, to)                N adjacent elements as floats; the address is aligned
-//   StorePack<N>(from, address)             to their size together
+//   StorePack<N>(from, address)             to their size together, at most to 16 bytes
+//   BFloat16Pair(first, second)             two bf16 numbers as one word; a NaN is 0x7fff, as in
+//                                           StorePack() and FromFloat<BFloat16>()
 //
 // All of shared memory is dynamic: a kernel takes its arrays, in order, from one SharedMemory.
-// SharedArray<T> is read by Get(i) and written by Set(i, value), or 16 bytes at once by SetPack().
+// SharedArray<T> is read by Get(i) and written by Set(i, value); 16 bytes at once are read by
+// GetPack() and copied from global memory, while the thread goes on, by CopyPackAsync().
 //
 // The simulated device reports, with kernel, block and thread: a thread that leaves, or waits
 // elsewhere, while others wait at SyncThreads(); lanes that disagree on a shuffle or name lanes
 // that are not there; shared memory that is read before it is written in this block, used beyond
-// its bounds, or touched by two threads, one of them writing, without a barrier in between;
+// its bounds, touched while it is being copied, before a wait, or touched by two threads, one of
+// them writing, without a barrier in between; threads that leave before their copies have arrived;
 // launches beyond the device's limits; packs that are not aligned. Shared memory starts out as NaN.
 // Blocks, and the threads of a block, run in a random order that a seed repeats. AddressSanitizer
-// finds accesses outside global memory.
+// finds accesses outside global memory. In sources that are compiled with -fsanitize=thread, which
+// all kernels are, races between blocks on global memory are found, too (global_access.h).
 
 #ifdef __CUDACC__
 #include "compute/kernels/cuda/simt_device.h"
@@ -53,6 +61,31 @@ namespace tessera::simt {
 TESSERA_HOST_DEVICE constexpr int64_t BlocksOf(int64_t count, int64_t size) {
   return (count + size - 1) / size;
 }
+
+// Divides numbers from 0 to 2^31 by a constant in three instructions (Granlund and Montgomery,
+// "Division by invariant integers using multiplication", 1994); a division of 64 bits takes twenty
+// times as many. Precondition: it is positive and below 2^31.
+class Divisor {
+ public:
+  explicit Divisor(int64_t divisor = 1) : divisor_(static_cast<uint32_t>(divisor)) {
+    while (int64_t{1} << shift_ < divisor) ++shift_;
+    const uint64_t excess = (uint64_t{1} << shift_) - divisor_;
+    multiplier_ = static_cast<uint32_t>((excess << 32) / divisor_ + 1);
+  }
+
+  TESSERA_DEVICE uint32_t Quotient(uint32_t n) const {
+    return (static_cast<uint32_t>(uint64_t{n} * multiplier_ >> 32) + n) >> shift_;
+  }
+  TESSERA_DEVICE uint32_t Remainder(uint32_t n) const { return n - Quotient(n) * divisor_; }
+  TESSERA_DEVICE uint32_t divisor() const { return divisor_; }
+
+ private:
+  uint32_t divisor_;
+  uint32_t multiplier_;
+  int shift_ = 0;
+};
+
+TESSERA_HOST_DEVICE constexpr int Min(int a, int b) { return a < b ? a : b; }
 
 TESSERA_DEVICE int Lane() { return ThreadIndex() % kWarpSize; }
 TESSERA_DEVICE int WarpIndex() { return ThreadIndex() / kWarpSize; }

@@ -27,9 +27,13 @@ constexpr bool IsWithinLimits(const Grid& grid) {
          grid.z < kEndYZ;
 }
 
-// N elements that one instruction loads or stores.
+// The alignment of adjacent elements that as few instructions as possible load or store; one takes
+// at most 16 bytes.
 template <typename T, int kCount>
-struct alignas(sizeof(T) * kCount) Pack {
+inline constexpr int kPackAlignment = sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16;
+
+template <typename T, int kCount>
+struct alignas(kPackAlignment<T, kCount>) Pack {
   T elements[kCount];
 };
 

@@ -8,11 +8,13 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "compute/kernels/cuda/simt_common.h"
 #include "compute/tensor/bfloat16.h"
 
 #define TESSERA_KERNEL __global__
+#define TESSERA_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #define TESSERA_DEVICE __device__ __forceinline__
 #define TESSERA_HOST_DEVICE __host__ __device__ __forceinline__
 
@@ -38,6 +40,13 @@ TESSERA_DEVICE T ShuffleFrom(uint32_t lanes, T value, int source) {
   return __shfl_sync(lanes, value, source);
 }
 
+template <typename T, int kCount>
+TESSERA_DEVICE Pack<T, kCount> ShuffleFrom(uint32_t lanes, Pack<T, kCount> pack, int source) {
+#pragma unroll
+  for (T& element : pack.elements) element = __shfl_sync(lanes, element, source);
+  return pack;
+}
+
 TESSERA_DEVICE int32_t AtomicAdd(int32_t* address, int32_t value) {
   return atomicAdd(address, value);
 }
@@ -52,24 +61,26 @@ class SharedArray {
   TESSERA_DEVICE SharedArray Slice(int begin, int /*count*/) const {
     return SharedArray(data_ + begin);
   }
-  // Elements i to i + kPack, i a multiple of it, become those at `from`, which is aligned to 16
-  // bytes, or zeros.
+  // Elements i to i + kPack, i a multiple of it.
   static constexpr int kPack = 16 / sizeof(T);
-  TESSERA_DEVICE void SetPack(int i, const T* from) const {
-    *reinterpret_cast<uint4*>(data_ + i) = *reinterpret_cast<const uint4*>(from);
+  TESSERA_DEVICE void GetPack(int i, T (&to)[kPack]) const {
+    *reinterpret_cast<Pack<T, kPack>*>(to) = *reinterpret_cast<const Pack<T, kPack>*>(data_ + i);
   }
-  TESSERA_DEVICE void ClearPack(int i) const {
-    *reinterpret_cast<uint4*>(data_ + i) = make_uint4(0, 0, 0, 0);
+  // They become those at `from`, which is aligned to 16 bytes, or zeros, by WaitForCopies().
+  TESSERA_DEVICE void CopyPackAsync(int i, const T* from, bool copies) const {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(Address(i)), "l"(from),
+                 "r"(copies ? 16 : 0)
+                 : "memory");
   }
-  // Elements i and i + 1, i even, as one word; T has two bytes.
-  TESSERA_DEVICE uint32_t GetPair(int i) const {
-    static_assert(sizeof(T) == 2);
-    return *reinterpret_cast<const uint32_t*>(data_ + i);
+  TESSERA_DEVICE uint32_t Address(int i) const {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(data_ + i));
   }
 
  private:
   T* data_;
 };
+
+TESSERA_DEVICE void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 extern __shared__ uint4 shared_memory_of_the_block[];
 
@@ -91,9 +102,27 @@ TESSERA_DEVICE float ToFloat(float value) { return value; }
 TESSERA_DEVICE float ToFloat(BFloat16 value) {
   return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
 }
+// Two bf16 numbers as one word, the first one in its lower half.
+TESSERA_DEVICE uint32_t BFloat16Pair(float first, float second) {
+  uint32_t word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  return word;
+}
+// To 2^-22, relatively; what would be subnormal is 0.
+TESSERA_DEVICE float Exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 template <typename T>
 TESSERA_DEVICE T FromFloat(float value) {
-  return T(value);
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    BFloat16 rounded;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded.bits) : "f"(value));
+    return rounded;
+  } else {
+    return T(value);
+  }
 }
 
 template <int kCount, typename T>
@@ -105,10 +134,19 @@ TESSERA_DEVICE void LoadPack(const T* from, float (&to)[kCount]) {
 
 template <int kCount, typename T>
 TESSERA_DEVICE void StorePack(const float (&from)[kCount], T* to) {
-  Pack<T, kCount> pack;
+  if constexpr (std::is_same_v<T, BFloat16> && kCount % 2 == 0) {
+    Pack<uint32_t, kCount / 2> pack;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) pack.elements[i] = FromFloat<T>(from[i]);
-  *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
+    for (int i = 0; i < kCount / 2; ++i) {
+      pack.elements[i] = BFloat16Pair(from[2 * i], from[2 * i + 1]);
+    }
+    *reinterpret_cast<Pack<uint32_t, kCount / 2>*>(to) = pack;
+  } else {
+    Pack<T, kCount> pack;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) pack.elements[i] = FromFloat<T>(from[i]);
+    *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
+  }
 }
 
 // Keeps the first error of the calling thread's launches since its last TakeLaunchError().

@@ -10,12 +10,14 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "compute/kernels/cuda/fiber.h"
+#include "compute/kernels/cuda/global_access.h"
 #include "compute/kernels/cuda/shared_access.h"
 #include "compute/kernels/cuda/simt_common.h"
 
@@ -72,6 +74,7 @@ class Simulator {
   void Meet(const char* kind, uint32_t lanes, const void* input, void* output, Exchange exchange,
             Site site);
   SharedAccess& shared() { return shared_; }
+  void AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind);
 
  private:
   bool WithinLimits(Grid grid, int threads, int64_t shared_bytes);
@@ -101,6 +104,9 @@ class Simulator {
   int at_barrier_ = 0;
   int first_at_barrier_ = 0;
   SharedAccess shared_;
+  int64_t block_index_ = 0;
+  GlobalAccess global_;
+  const Fiber* watched_ = nullptr;  // whose accesses are checked
 
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_fibers_;
@@ -153,6 +159,7 @@ void Simulator::Run(std::string_view pretty_name, Grid grid, int threads, int64_
   grid_ = grid;
   if (WithinLimits(grid, threads, shared_bytes) && grid.x > 0 && grid.y > 0 && grid.z > 0) {
     ++counters_.launches;
+    global_.Reset();
     RunBlocks(threads, shared_bytes, thread_body);
   }
   if (!error_.empty()) error_ += scope;
@@ -162,6 +169,7 @@ void Simulator::RunBlocks(int threads, int64_t shared_bytes,
                           const std::function<void()>& thread_body) {
   for (const int64_t block : BlockOrder(grid_.x * grid_.y * grid_.z)) {
     position.block = {block % grid_.x, block / grid_.x % grid_.y, block / grid_.x / grid_.y};
+    block_index_ = block;
     RunBlock(threads, shared_bytes, thread_body);
     if (!error_.empty()) return;
   }
@@ -213,11 +221,15 @@ void Simulator::RunThread(int index, const std::function<void()>& thread_body) {
   thread.state = State::kReady;
   if (start) {
     thread.fiber = TakeFiber();
+    watched_ = thread.fiber;
     thread.fiber->Start(thread_body);
   } else {
+    watched_ = thread.fiber;
     thread.fiber->Resume();
   }
+  watched_ = nullptr;
   if (thread.fiber->running()) return;
+  if (shared_.IsCopying(index)) SetError("returns and has not waited for its copies");
   thread.state = State::kDone;
   ++finished_;
   idle_fibers_.push_back(thread.fiber);
@@ -329,7 +341,10 @@ void Simulator::Meet(const char* kind, uint32_t lanes, const void* input, void* 
     outputs[lane] = other.output;
   }
   if (complete) {
+    // Reads and writes what is on the stacks of other threads.
+    const Fiber* const watched = std::exchange(watched_, nullptr);
     exchange(inputs, outputs);
+    watched_ = watched;
     for (int lane = 0; lane < kWarpSize; ++lane) {
       if ((lanes >> lane & 1) != 0) MakeReady(first + lane);
     }
@@ -337,7 +352,24 @@ void Simulator::Meet(const char* kind, uint32_t lanes, const void* input, void* 
   Wait();
 }
 
+void Simulator::AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind) {
+  if (watched_ == nullptr || watched_->HasOnStack(address)) return;
+  const char* const at = static_cast<const char*>(address);
+  if (at >= shared_.data() && at < shared_.data() + shared_.bytes()) return;
+  ++counters_.global_accesses;
+  std::string error;
+  if (global_.Check(block_index_, address, bytes, kind, &error)) return;
+  std::ostringstream text;
+  text << error << " (" << bytes << " bytes of global memory at 0x" << std::hex
+       << reinterpret_cast<uintptr_t>(address) << ")";
+  SetError(text.str());
+}
+
 }  // namespace
+
+void AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind) {
+  ThisSimulator().AccessGlobal(address, bytes, kind);
+}
 
 void SetError(const std::string& what) { ThisSimulator().SetError(what); }
 
@@ -348,9 +380,9 @@ void MeetLanes(const char* kind, uint32_t lanes, const void* input, void* output
   ThisSimulator().Meet(kind, lanes, input, output, exchange, site);
 }
 
-char* AccessShared(int64_t begin_byte, int64_t bytes, bool write) {
+char* AccessShared(int64_t begin_byte, int64_t bytes, Use use) {
   SharedAccess& shared = ThisSimulator().shared();
-  const char* const error = shared.Check(position.thread, begin_byte, bytes, write);
+  const char* const error = shared.Check(position.thread, begin_byte, bytes, use);
   if (error != nullptr) {
     SetError(std::string(error) + " (bytes " + std::to_string(begin_byte) + " to " +
              std::to_string(begin_byte + bytes) + " of shared memory)");
@@ -360,6 +392,11 @@ char* AccessShared(int64_t begin_byte, int64_t bytes, bool write) {
 }
 
 int64_t SharedBytes() { return ThisSimulator().shared().bytes(); }
+
+void CopyAsync(char* to, const void* from) {
+  if (from != nullptr) AccessGlobal(from, 16, GlobalAccess::Kind::kRead);
+  ThisSimulator().shared().CopyPack(position.thread, to, from);
+}
 
 void CheckAlignment(const void* address, int64_t alignment) {
   if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(alignment) != 0) {
@@ -391,6 +428,13 @@ void SetSimulatorOptions(const SimulatorOptions& options) {
 std::string TakeLaunchError() { return internal::ThisSimulator().TakeError(); }
 
 Counters TakeCounters() { return internal::ThisSimulator().TakeCounters(); }
+
+int32_t AtomicAdd(int32_t* address, int32_t value) {
+  internal::AccessGlobal(address, sizeof(int32_t), GlobalAccess::Kind::kAtomic);
+  return std::exchange(*address, *address + value);
+}
+
+void WaitForCopies() { internal::ThisSimulator().shared().FinishCopies(internal::position.thread); }
 
 void SyncThreads(Site site) { internal::ThisSimulator().Barrier(site); }
 

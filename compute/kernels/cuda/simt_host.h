@@ -4,16 +4,21 @@
 // simt.h on a simulated device: each thread of a block is a fiber of the calling thread, one block
 // after the other. Included by simt.h; tests include it for SimulatorOptions and Counters.
 
+#include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
+#include "compute/kernels/cuda/shared_access.h"
 #include "compute/kernels/cuda/simt_common.h"
 #include "compute/tensor/bfloat16.h"
 
 #define TESSERA_KERNEL
+#define TESSERA_BOUNDS(threads, blocks)
 #define TESSERA_DEVICE inline
 #define TESSERA_HOST_DEVICE inline
 
@@ -51,6 +56,7 @@ struct Counters {
   int64_t blocks = 0;
   int64_t threads = 0;
   int64_t barriers = 0;
+  int64_t global_accesses = 0;  // of sources that report them
 };
 Counters TakeCounters();
 
@@ -74,6 +80,7 @@ struct Position {
 namespace internal {
 
 extern thread_local Position position;
+using Use = SharedAccess::Use;
 
 // Makes `what` the error of the running thread, unless its launch has one already.
 void SetError(const std::string& what);
@@ -89,7 +96,9 @@ void MeetLanes(const char* kind, uint32_t lanes, const void* input, void* output
                Site site);
 
 // Checks an access of the running thread to shared memory, and returns its address.
-char* AccessShared(int64_t begin_byte, int64_t bytes, bool write);
+char* AccessShared(int64_t begin_byte, int64_t bytes, Use use);
+// After an access for a copy of a pack: zeros, if `from` is null.
+void CopyAsync(char* to, const void* from);
 int64_t SharedBytes();
 void CheckAlignment(const void* address, int64_t alignment);
 
@@ -104,6 +113,7 @@ inline int64_t BlockX() { return internal::position.block.x; }
 inline int64_t BlockY() { return internal::position.block.y; }
 inline int64_t BlockZ() { return internal::position.block.z; }
 
+void WaitForCopies();
 void SyncThreads(Site site = Site::Here());
 void SyncWarp(Site site = Site::Here());
 
@@ -139,11 +149,7 @@ T ShuffleXor(uint32_t lanes, T value, int distance, Site site = Site::Here()) {
   return ShuffleFrom(lanes, value, (ThreadIndex() % kWarpSize) ^ distance, site);
 }
 
-inline int32_t AtomicAdd(int32_t* address, int32_t value) {
-  const int32_t before = *address;
-  *address += value;
-  return before;
-}
+int32_t AtomicAdd(int32_t* address, int32_t value);
 
 template <typename T>
 class SharedArray {
@@ -152,30 +158,26 @@ class SharedArray {
 
   T Get(int i) const {
     T value;
-    std::memcpy(&value, Access(i, 1, /*write=*/false), sizeof(T));
+    std::memcpy(&value, Access(i, 1, internal::Use::kRead), sizeof(T));
     return value;
   }
-  void Set(int i, T value) const { std::memcpy(Access(i, 1, /*write=*/true), &value, sizeof(T)); }
+  void Set(int i, T value) const {
+    std::memcpy(Access(i, 1, internal::Use::kWrite), &value, sizeof(T));
+  }
   SharedArray Slice(int begin, int count) const {
     if (begin < 0 || count < 0 || begin + count > count_) OutOfBounds(begin + count);
     return SharedArray(begin_byte_ + begin * Bytes(1), count);
   }
   static constexpr int kPack = 16 / sizeof(T);
-  void SetPack(int i, const T* from) const {
+  void GetPack(int i, T (&to)[kPack]) const {
+    std::memcpy(to, AccessPack(i, internal::Use::kRead), 16);
+  }
+  void CopyPackAsync(int i, const T* from, bool copies) const {
     internal::CheckAlignment(from, 16);
-    std::memcpy(AccessPack(i), from, 16);
+    internal::CopyAsync(AccessPack(i, internal::Use::kCopy), copies ? from : nullptr);
   }
-  void ClearPack(int i) const { std::memset(AccessPack(i), 0, 16); }
-  uint32_t GetPair(int i) const {
-    static_assert(sizeof(T) == 2);
-    if ((begin_byte_ + Bytes(i)) % 4 != 0) {
-      internal::SetError("a pair in shared memory is not aligned");
-      internal::EndThread();
-    }
-    uint32_t word;
-    std::memcpy(&word, Access(i, 2, /*write=*/false), sizeof(word));
-    return word;
-  }
+  // A pack that every lane of the warp may read.
+  const char* PackForWarp(int i) const { return AccessPack(i, internal::Use::kReadByWarp); }
 
  private:
   static int64_t Bytes(int64_t count) { return count * static_cast<int64_t>(sizeof(T)); }
@@ -184,17 +186,17 @@ class SharedArray {
                        std::to_string(count_) + " in shared memory");
     internal::EndThread();
   }
-  char* Access(int i, int count, bool write) const {
+  char* Access(int i, int count, internal::Use use) const {
     if (i < 0 || i + count > count_) OutOfBounds(i);
-    return internal::AccessShared(begin_byte_ + Bytes(i), Bytes(count), write);
+    return internal::AccessShared(begin_byte_ + Bytes(i), Bytes(count), use);
   }
 
-  char* AccessPack(int i) const {
+  char* AccessPack(int i, internal::Use use) const {
     if ((begin_byte_ + Bytes(i)) % 16 != 0) {
       internal::SetError("a pack in shared memory is not aligned");
       internal::EndThread();
     }
-    return Access(i, kPack, /*write=*/true);
+    return Access(i, kPack, use);
   }
 
   int64_t begin_byte_;
@@ -223,20 +225,29 @@ class SharedMemory {
 
 inline float ToFloat(float value) { return value; }
 inline float ToFloat(BFloat16 value) { return static_cast<float>(value); }
+inline float Exp2(float x) { return std::exp2(x); }
 template <typename T>
 T FromFloat(float value) {
-  return static_cast<T>(value);
+  const T rounded = static_cast<T>(value);
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (value != value) return std::bit_cast<BFloat16>(uint16_t{0x7fff});  // as the device has it
+  }
+  return rounded;
+}
+inline uint32_t BFloat16Pair(float first, float second) {
+  return FromFloat<BFloat16>(first).bits | static_cast<uint32_t>(FromFloat<BFloat16>(second).bits)
+                                               << 16;
 }
 
 template <int kCount, typename T>
 void LoadPack(const T* from, float (&to)[kCount]) {
-  internal::CheckAlignment(from, kCount * static_cast<int64_t>(sizeof(T)));
+  internal::CheckAlignment(from, kPackAlignment<T, kCount>);
   for (int i = 0; i < kCount; ++i) to[i] = ToFloat(from[i]);
 }
 
 template <int kCount, typename T>
 void StorePack(const float (&from)[kCount], T* to) {
-  internal::CheckAlignment(to, kCount * static_cast<int64_t>(sizeof(T)));
+  internal::CheckAlignment(to, kPackAlignment<T, kCount>);
   for (int i = 0; i < kCount; ++i) to[i] = FromFloat<T>(from[i]);
 }
 

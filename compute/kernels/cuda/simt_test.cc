@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -102,6 +103,24 @@ TEST_F(SimtTest, MissingBarrierIsFound) {
     EXPECT_THAT(error, HasSubstr(barriers == 0 ? "shared memory" : "with no barrier in between"));
     EXPECT_THAT(error, HasSubstr("TreeSum: block "));
     EXPECT_THAT(error, HasSubstr(" of (2,1,1), thread "));
+  }
+}
+
+TEST_F(SimtTest, DivisorDivides) {
+  constexpr int64_t kEnd = int64_t{1} << 31;
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 100000; ++i) {
+    const int64_t chosen =
+        std::min<int64_t>(1 + static_cast<int64_t>(random() >> (33 + i % 31)), kEnd - 1);
+    const int64_t d = i < 1000 ? i + 1 : i < 1031 ? int64_t{1} << (i - 1000) : chosen;
+    const Divisor divisor(d);
+    const int64_t multiple = static_cast<int64_t>(random() % kEnd) / d * d;
+    for (const int64_t n : {int64_t{0}, multiple, multiple + d - 1, kEnd - 1,
+                            static_cast<int64_t>(random() % kEnd)}) {
+      if (n >= kEnd) continue;
+      ASSERT_EQ(divisor.Quotient(static_cast<uint32_t>(n)), n / d) << n << " / " << d;
+      ASSERT_EQ(divisor.Remainder(static_cast<uint32_t>(n)), n % d) << n << " % " << d;
+    }
   }
 }
 
@@ -233,6 +252,44 @@ TEST_F(SimtTest, PacksMustBeAligned) {
   EXPECT_EQ(to[3], 7);
   EXPECT_THAT((ErrorOf<LoadsPack>(0, from + 2, to)), HasSubstr("not aligned"));
   EXPECT_THAT((ErrorOf<LoadsPack>(0, from, to + 2)), HasSubstr("not aligned"));
+}
+
+// Each thread copies a pack, and reads its neighbour's, twice from the same place.
+enum class Fault { kNone, kNoWait, kNoBarrier, kNoBarrierBefore, kNoWaitAtTheEnd, kTouches };
+TESSERA_KERNEL void CopiesPacks(const float* from, float* to, Fault fault) {
+  SharedMemory memory;
+  const SharedArray<float> packs = memory.Take<float>(4 * ThreadCount());
+  const int mine = 4 * ThreadIndex(), next = 4 * (ThreadIndex() ^ 1);
+  for (int round = 0; round < 2; ++round) {
+    packs.CopyPackAsync(mine, from + mine, round == 0 || mine % 8 == 0);
+    if (fault == Fault::kTouches) packs.Set(mine, 1);
+    if (fault != Fault::kNoWait) WaitForCopies();
+    if (fault != Fault::kNoBarrier) SyncThreads();
+    float pack[4];
+    packs.GetPack(next, pack);
+    for (int i = 0; i < 4; ++i) to[round * 4 * kThreads + next + i] = pack[i];
+    if (fault != Fault::kNoBarrierBefore) SyncThreads();
+  }
+  if (fault == Fault::kNoWaitAtTheEnd) packs.CopyPackAsync(mine, from + mine, true);
+}
+
+TEST_F(SimtTest, CopiesArriveWhenTheyAreWaitedFor) {
+  alignas(16) float from[4 * kThreads + 4], to[8 * kThreads];
+  for (int i = 0; i < 4 * kThreads; ++i) from[i] = static_cast<float>(i);
+  constexpr int64_t kBytes = 16 * kThreads;
+  Launch<CopiesPacks>({2}, kThreads, kBytes, nullptr, from, to, Fault::kNone);
+  EXPECT_EQ(TakeLaunchError(), "");
+  for (int i = 0; i < 4 * kThreads; ++i) {
+    EXPECT_EQ(to[i], from[i]);
+    EXPECT_EQ(to[4 * kThreads + i], i / 4 % 2 == 0 ? from[i] : 0);
+  }
+  const auto error = [&](Fault fault) { return ErrorOf<CopiesPacks>(kBytes, from, to, fault); };
+  EXPECT_THAT(error(Fault::kNoWait), HasSubstr("uses what is being copied, with no wait"));
+  EXPECT_THAT(error(Fault::kTouches), HasSubstr("uses what is being copied, with no wait"));
+  EXPECT_THAT(error(Fault::kNoBarrier), HasSubstr("shared memory"));
+  EXPECT_THAT(error(Fault::kNoBarrierBefore), HasSubstr("in between"));
+  EXPECT_THAT(error(Fault::kNoWaitAtTheEnd), HasSubstr("has not waited for its copies"));
+  EXPECT_THAT(ErrorOf<CopiesPacks>(kBytes, from + 1, to, Fault::kNone), HasSubstr("not aligned"));
 }
 
 TESSERA_KERNEL void NotesOrder(int32_t* next, int32_t* order) {

@@ -1,12 +1,17 @@
-"""No kernel of ours spills registers or uses local memory, on any architecture.
+"""Every kernel keeps within its budget (budgets.txt) on every architecture, and none spills
+registers or uses local memory.
 
-spill_test.py REPORT...: what ptxas -v said of each source, as nvcc wrote it.
+spill_test.py FILE...: for each source, what ptxas -v said (.ptxas) and the object (.o), as nvcc
+wrote them.
 """
 
+import fnmatch
 import pathlib
 import re
 import sys
 import unittest
+
+import machine_code
 
 # Kernels with an array that is indexed by numbers that only the run knows: a part of their mangled
 # names, and the bytes of stack that it takes. Neither is hot: they read a few partial results.
@@ -16,25 +21,54 @@ ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(sm_\w+)'")
 PROPERTIES = re.compile(
     r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
 )
+USED = re.compile(r"Used (\d+) registers(?:.* (\d+) bytes smem)?")
 ARCHITECTURES = {"sm_80", "sm_90a"}
 
 
 def entries(report):
-    """(kernel, architecture, stack, stores, loads) of each compiled kernel."""
+    """(kernel, architecture, stack, stores, loads, registers, shared) of each compiled kernel."""
     kernel = None
     for line in report.splitlines():
         if match := ENTRY.search(line):
             kernel = match.groups()
-        elif (match := PROPERTIES.search(line)) and kernel:
-            yield (*kernel, *map(int, match.groups()))
+        elif match := PROPERTIES.search(line):
+            properties = tuple(map(int, match.groups()))
+        elif (match := USED.search(line)) and kernel:
+            yield (*kernel, *properties, int(match[1]), int(match[2] or 0))
             kernel = None
+
+
+def budgets(text):
+    """[(pattern, {what: limit})]"""
+    lines = [line.split(None, 3) for line in text.splitlines() if line and line[0] != "#"]
+    return [
+        (
+            pattern,
+            {
+                "registers": int(registers),
+                "bytes of static shared memory": int(shared),
+                "instructions for a product": float(instructions),
+            },
+        )
+        for registers, shared, instructions, pattern in lines
+    ]
+
+
+def excess(table, kernel, architecture, used):
+    """One sentence for each limit of its budget that a kernel exceeds."""
+    limits = next(limits for pattern, limits in table if fnmatch.fnmatchcase(kernel, pattern))
+    return [
+        f"{kernel} on {architecture} takes {used[what]:.6g} {what}, of {limit:.6g}"
+        for what, limit in limits.items()
+        if used.get(what, 0) > limit
+    ]
 
 
 class SpillTest(unittest.TestCase):
     def test_no_kernel_spills(self):
         wrong = []
         for path in REPORTS:
-            for kernel, architecture, stack, stores, loads in entries(path.read_text()):
+            for kernel, architecture, stack, stores, loads, *_ in entries(path.read_text()):
                 allowed = max((v for k, v in ALLOWED_STACK.items() if k in kernel), default=0)
                 if stores or loads or stack > allowed:
                     wrong.append(
@@ -42,6 +76,35 @@ class SpillTest(unittest.TestCase):
                         f"spill stores, {loads} bytes of spill loads"
                     )
         self.assertEqual(wrong, [])
+
+    def test_every_kernel_keeps_within_its_budget(self):
+        table = budgets(pathlib.Path(__file__).with_name("budgets.txt").read_text())
+        used = {}
+        for path in REPORTS:
+            found = list(entries(path.read_text()))
+            names = machine_code.short_names(sorted({kernel for kernel, *_ in found}))
+            for kernel, architecture, _, _, _, registers, shared in found:
+                used[names[kernel], architecture] = {
+                    "registers": registers,
+                    "bytes of static shared memory": shared,
+                }
+        with_products = set()
+        for path in OBJECTS:
+            for kernel in machine_code.kernels(path.read_bytes()):
+                if kernel.loop:
+                    architecture = "sm_90a" if kernel.architecture == "sm_90" else "sm_80"
+                    with_products.add((kernel.name, architecture))
+                    used[kernel.name, architecture]["instructions for a product"] = (
+                        len(kernel.loop) / kernel.products()
+                    )
+        wrong = [text for key, value in used.items() for text in excess(table, *key, value)]
+        self.assertEqual(wrong, [], "\n" + "\n".join(wrong))
+        for pattern, limits in table:
+            kept = {a for kernel, a in used if fnmatch.fnmatchcase(kernel, pattern)}
+            self.assertEqual(kept, ARCHITECTURES, f"no kernel is named {pattern}")
+            if limits["instructions for a product"] > 0:
+                fits = {a for kernel, a in with_products if fnmatch.fnmatchcase(kernel, pattern)}
+                self.assertEqual(fits, ARCHITECTURES, f"{pattern}: no loop with products")
 
     def test_every_architecture_is_there(self):
         found = {path.name: set() for path in REPORTS}
@@ -61,12 +124,39 @@ class EntriesTest(unittest.TestCase):
         report = """ptxas info    : Compiling entry function '_Z1kPf' for 'sm_80'
 ptxas info    : Function properties for _Z1kPf
     16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads
-ptxas info    : Used 255 registers, 400 bytes cmem[0]
+ptxas info    : Used 255 registers, used 1 barriers, 64 bytes smem, 400 bytes cmem[0]
 """
-        self.assertEqual(list(entries(report)), [("_Z1kPf", "sm_80", 16, 8, 4)])
+        self.assertEqual(list(entries(report)), [("_Z1kPf", "sm_80", 16, 8, 4, 255, 64)])
+
+    def test_an_excess_is_found(self):
+        table = budgets("# registers\n  168  0  8.5  A*<64>\n  128  16  0  *\n")
+        used = {"registers": 169, "instructions for a product": 8.6}
+        self.assertEqual(
+            excess(table, "Ab<64>", "sm_80", used),
+            [
+                "Ab<64> on sm_80 takes 169 registers, of 168",
+                "Ab<64> on sm_80 takes 8.6 instructions for a product, of 8.5",
+            ],
+        )
+        self.assertEqual(excess(table, "B", "sm_80", {"registers": 128}), [])
+
+    def test_loops_are_found(self):
+        """Branches as ptxas encodes them."""
+        other, product = 0x7210, 0x23C
+        back = {"sm_80": (-12 & 2**30 - 1) << 34, "sm_90": (2**30 - 1) << 34 | 0xF4 << 16}
+        for architecture, distance in back.items():
+            words = [other, product, other, distance | 0x0947, product]
+            loop = machine_code.product_loop(words, architecture)
+            self.assertEqual(loop, [word & 0xFFF for word in words[1:4]])
+            self.assertEqual(machine_code.product_loop(words[2:], architecture), [])
+        self.assertEqual(machine_code.branch_target(0x990, 0xFFFFFE3000008947, "sm_80"), 0x7D0)
+        self.assertEqual(machine_code.branch_target(0xB10, 0xFFFFFFFC00888947, "sm_90"), 0x940)
+        self.assertEqual(machine_code.branch_target(0x2A0, 0x00000004003C8947, "sm_90"), 0x7A0)
 
 
 if __name__ == "__main__":
-    REPORTS = [pathlib.Path(name) for name in sys.argv[1:]]
+    FILES = [pathlib.Path(name) for name in sys.argv[1:]]
+    REPORTS = [path for path in FILES if path.suffix == ".ptxas"]
+    OBJECTS = [path for path in FILES if path.suffix == ".o"]
     del sys.argv[1:]
     unittest.main()

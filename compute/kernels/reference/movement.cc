@@ -73,13 +73,20 @@ double ReferenceBackend::Run(const ops::SumOfSquares& op) {
   return sum;
 }
 
-// sums[b] = sum of x[i]^2 over i of block b
-void ReferenceBackend::Run(const ops::SumOfSquaresByBlock& op) {
-  const Array values(op.x);
-  const int64_t count = static_cast<int64_t>(values.values().size());
-  std::fill(op.sums.begin(), op.sums.end(), 0.0);
-  for (int64_t i = 0; i < count; ++i)
-    op.sums[i / op.block] += values.values()[i] * values.values()[i];
+// sums[p] = T(0, n) of the sums of x[i]^2 over the blocks of part p
+void ReferenceBackend::Run(const ops::SumsOfSquares& op) {
+  for (size_t p = 0; p < op.parts.size(); ++p) {
+    const int64_t count = op.parts[p].empty() ? 0 : op.parts[p].elements();
+    std::vector<double> blocks((count + op.block - 1) / op.block);
+    if (count > 0) {
+      const Array x(op.parts[p]);
+      for (int64_t i = 0; i < count; ++i) blocks[i / op.block] += x.values()[i] * x.values()[i];
+    }
+    for (size_t step = 1; step < blocks.size(); step *= 2) {
+      for (size_t i = 0; i + step < blocks.size(); i += 2 * step) blocks[i] += blocks[i + step];
+    }
+    op.sums[p] = blocks.empty() ? 0 : blocks[0];
+  }
 }
 
 // sum_i x[i]

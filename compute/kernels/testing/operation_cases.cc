@@ -375,22 +375,35 @@ void Table::Loss() {
           {x["stats"].Reshape({1, rows, 3}), x["targets"], x["combined"], x["losses"]});
       backend.CrossEntropyBackward({x["combined"], x["targets"], valid, 0, 1, x["logits"]});
     };
+    ByRow("CrossEntropyGradient", shape)
+        .In("targets", random_.Ids({shape[0]}, -1000, shape[1]), kRows)
+        .Out("stats", Normal32({shape[0], 3}), kRows)
+        .Out("combined", Normal32({shape[0], 3}), kRows)
+        .Out("losses", Normal32({shape[0]}), kRows)
+        .Out("logits", Normal(shape, 0, deviation))
+        .run = [valid](Backend& backend, const CaseViews& x, int64_t) {
+      const int64_t rows = x["targets"].dim(0);
+      backend.CrossEntropyGradient({x["logits"], valid, x["targets"], 1,
+                                    x["stats"].Reshape({1, rows, 3}), x["combined"], x["losses"]});
+    };
   }
 }
 
 // Sums are tensors here, which are written by the host.
 void Table::Reductions() {
   for (const int64_t count : {1, 31, 65536, 65537, 200003}) {
-    const int64_t block = 257, blocks = (count + block - 1) / block;
+    // The whole, nothing, an odd part, and a single block.
+    const int64_t block = 257;
     Case("Sum, SumOfSquares", {count})
         .In("x", Normal({count}, 0.25))
         .Out("sums", Tensor(DType::kF64, {2}), kSum, 100)
-        .Out("by block", Tensor(DType::kF64, {blocks}), kSum)
+        .Out("of parts", Tensor(DType::kF64, {4}), kSum, 100)
         .run = [=](Backend& backend, const CaseViews& x, int64_t) {
       x["sums"].as<double>()[0] = backend.Sum({x["x"]});
       x["sums"].as<double>()[1] = backend.SumOfSquares({x["x"]});
-      backend.SumOfSquaresByBlock(
-          {x["x"], block, {x["by block"].as<double>(), static_cast<size_t>(blocks)}});
+      const TensorView parts[] = {x["x"], TensorView(), x["x"].Slice(0, count / 3, count),
+                                  x["x"].Slice(0, 0, std::min(count, block))};
+      backend.SumsOfSquares({parts, block, {x["of parts"].as<double>(), 4}});
     };
   }
 }

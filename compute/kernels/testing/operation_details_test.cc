@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -100,18 +101,70 @@ TEST_P(OperationDetailsTest, SumsOfSquaresOfABlockDependOnItAlone) {
   const int64_t count = 100003, block = 256, blocks = (count + block - 1) / block;
   const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
   const Tensor x = random_.Normal(dtype(), {count});
-  std::vector<double> whole(blocks);
-  backend->SumOfSquaresByBlock({x, block, whole});
+  const auto sums_by_block = [&](const TensorView& of) {
+    std::vector<TensorView> parts;
+    for (int64_t begin = 0; begin < of.elements(); begin += block) {
+      parts.push_back(of.Slice(0, begin, std::min(of.elements(), begin + block)));
+    }
+    std::vector<double> sums(parts.size());
+    backend->SumsOfSquares({parts, block, sums});
+    return sums;
+  };
+  const std::vector<double> whole = sums_by_block(x.view());
+  // The tree over the blocks, by its definition.
+  const std::function<double(int64_t, int64_t)> tree = [&](int64_t begin, int64_t end) {
+    if (end == begin + 1) return whole[begin];
+    const int64_t middle =
+        begin + static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(end - begin - 1)));
+    return tree(begin, middle) + tree(middle, end);
+  };
+  std::vector<TensorView> parts;
+  std::vector<double> expected;
+  for (const int64_t end :
+       {int64_t{1}, int64_t{2}, int64_t{31}, int64_t{65}, int64_t{300}, blocks}) {
+    parts.push_back(x.view().Slice(0, 0, std::min(count, end * block)));
+    expected.push_back(tree(0, end));
+  }
+  std::vector<double> sums(parts.size());
+  backend->SumsOfSquares({parts, block, sums});
+  EXPECT_EQ(sums, expected);
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 1}, {1, blocks}, {77, 300}}) {
     for (int64_t shift : {0, 1, 16}) {
       const TensorView from = x.view().Slice(0, begin * block, std::min(count, end * block));
       const Tensor room(dtype(), {from.elements() + shift});
       const TensorView part = room.view().Slice(0, shift, shift + from.elements());
       backend->Copy({from, part});
-      std::vector<double> sums(end - begin);
-      backend->SumOfSquaresByBlock({part, block, sums});
-      EXPECT_EQ(sums, std::vector<double>(whole.begin() + begin, whole.begin() + end));
+      EXPECT_EQ(sums_by_block(part),
+                std::vector<double>(whole.begin() + begin, whole.begin() + end));
     }
+  }
+}
+
+// At once, the bits of the three steps.
+TEST_P(OperationDetailsTest, LossAndGradientAreTheThreeSteps) {
+  const int64_t rows = 5;
+  const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
+  const Tensor targets = random_.Ids({rows}, -2, 700);
+  for (const int64_t columns : {704, 703}) {
+    const Tensor logits = random_.Normal(dtype(), {rows, columns}, 0, 3);
+    const Tensor together = Cloned(logits);
+    std::vector<Tensor> results;
+    for (const bool at_once : {false, true}) {
+      const Tensor& x = at_once ? together : logits;
+      const Tensor stats(DType::kF32, {1, rows, 3}), combined(DType::kF32, {rows, 3});
+      const Tensor losses(DType::kF32, {rows});
+      if (at_once) {
+        backend->CrossEntropyGradient({x, 700, targets, 0.25, stats, combined, losses});
+      } else {
+        backend->CrossEntropyStats({x, 700, targets, 0, stats.view().Reshape({rows, 3})});
+        backend->CrossEntropyLoss({stats, targets, combined, losses});
+        backend->CrossEntropyBackward({combined, targets, 700, 0, 0.25, x});
+      }
+      for (const Tensor* result : {&x, &combined, &losses}) {
+        results.push_back(Cloned(*result));
+      }
+    }
+    for (int i = 0; i < 3; ++i) ExpectBitwiseEqual(results[i], results[i + 3]);
   }
 }
 

@@ -192,18 +192,25 @@ class TypicalCases {
 
   void Loss(const Shape& shape) {
     const int64_t rows = shape[0], valid = shape[1] - 2;
-    Case("CrossEntropy", shape)
-        .In("targets", random_.Ids({rows}, 0, valid))
-        .Out("logits", Normal(shape, 0, 4))
-        .Out("stats", Normal32({1, rows, 3}))
-        .Out("combined", Normal32({rows, 3}))
-        .Out("losses", Normal32({rows}))
-        .run = [rows, valid](Backend& backend, const CaseViews& x, int64_t) {
-      const TensorView& logits = x["logits"];
-      backend.CrossEntropyStats({logits, valid, x["targets"], 0, x["stats"].Reshape({rows, 3})});
-      backend.CrossEntropyLoss({x["stats"], x["targets"], x["combined"], x["losses"]});
-      backend.CrossEntropyBackward({x["combined"], x["targets"], valid, 0, 0.125, logits});
-    };
+    for (const bool at_once : {false, true}) {
+      Case(at_once ? "CrossEntropyGradient" : "CrossEntropy", shape)
+          .In("targets", random_.Ids({rows}, 0, valid))
+          .Out("logits", Normal(shape, 0, 4))
+          .Out("stats", Normal32({1, rows, 3}))
+          .Out("combined", Normal32({rows, 3}))
+          .Out("losses", Normal32({rows}))
+          .run = [=](Backend& backend, const CaseViews& x, int64_t) {
+        const TensorView &logits = x["logits"], &targets = x["targets"], &stats = x["stats"];
+        const TensorView &combined = x["combined"], &losses = x["losses"];
+        if (at_once) {
+          backend.CrossEntropyGradient({logits, valid, targets, 0.125, stats, combined, losses});
+          return;
+        }
+        backend.CrossEntropyStats({logits, valid, targets, 0, stats.Reshape({rows, 3})});
+        backend.CrossEntropyLoss({stats, targets, combined, losses});
+        backend.CrossEntropyBackward({combined, targets, valid, 0, 0.125, logits});
+      };
+    }
   }
 
   void Optimizer(const Shape& count) {

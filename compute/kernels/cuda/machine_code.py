@@ -1,0 +1,91 @@
+"""Kernels in object files that nvcc wrote with --no-compress: their instructions and their loops.
+
+Instructions of sm_70 and later have 16 bytes, of which the lowest 12 bits are the opcode.
+"""
+
+import dataclasses
+import re
+import struct
+import subprocess
+
+BRANCH, PRODUCT, LOAD_MATRICES = 0x947, 0x23C, 0x83B  # BRA, HMMA, LDSM
+
+
+@dataclasses.dataclass
+class Kernel:
+    name: str  # "AttentionForwardTiles<AttentionKind<(AttentionPass)0, 64, false, BFloat16>, ...>"
+    architecture: str  # "sm_80"
+    opcodes: list
+    loop: list  # opcodes of the loop with the most products, the shortest one; [] without products
+
+    def products(self):
+        return self.loop.count(PRODUCT)
+
+
+def short_names(mangled):
+    """Names of kernels without namespaces and parameters, by their mangled names."""
+    demangled = subprocess.run(
+        ["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    names = {}
+    for symbol, name in zip(mangled, demangled, strict=True):
+        name = re.sub(r"\(anonymous namespace\)::|_GLOBAL__N__\w+::|\b\w+::|^void ", "", name)
+        match = re.match(r"(.*?>)\(|([^(<]*)", name)
+        names[symbol] = match[1] or match[2]
+    return names
+
+
+def branch_target(address, word, architecture):
+    """Where the branch at an address goes."""
+    distance = word >> 34
+    distance -= (distance & 1 << 29) << 1
+    if architecture >= "sm_90":
+        distance = distance << 8 | word >> 16 & 0xFF
+    return address + 16 + 4 * distance
+
+
+def product_loop(words, architecture):
+    opcodes = [word & 0xFFF for word in words]
+    best = []
+    for i, word in enumerate(words):
+        if opcodes[i] != BRANCH:
+            continue
+        target = branch_target(16 * i, word, architecture)
+        body = opcodes[target // 16 : i + 1] if 0 <= target <= 16 * i else []
+        count, most = body.count(PRODUCT), best.count(PRODUCT)
+        if count > most or (count == most > 0 and len(body) < len(best)):
+            best = body
+    return best
+
+
+def sections(elf):
+    """(name, contents) of the sections of a 64-bit ELF file."""
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + i * size) for i in range(count)]
+    names = headers[names_index][4]
+    for name, _, _, _, offset, length in headers:
+        begin = names + name
+        yield elf[begin : elf.index(b"\0", begin)].decode(), elf[offset : offset + length]
+
+
+def kernels(contents):
+    """The kernels of every architecture in the bytes of an object file."""
+    found = []
+    for match in re.finditer(rb"\x7fELF\x02\x01", contents):
+        elf = contents[match.start() :]
+        if struct.unpack_from("<H", elf, 18) != (190,):  # EM_CUDA
+            continue
+        (flags,) = struct.unpack_from("<I", elf, 48)
+        number = flags >> 8 & 0xFF if elf[8] >= 8 else flags & 0xFF
+        for name, code in sections(elf):
+            if name.startswith(".text."):
+                words = [word for word, _ in struct.iter_unpack("<QQ", code)]
+                architecture = f"sm_{number}"
+                loop = product_loop(words, architecture)
+                opcodes = [word & 0xFFF for word in words]
+                found.append(Kernel(name[6:], architecture, opcodes, loop))
+    names = short_names(sorted({kernel.name for kernel in found}))
+    for kernel in found:
+        kernel.name = names[kernel.name]
+    return found

@@ -1,0 +1,191 @@
+"""A model of a micro-batch on a GPU, kernel by kernel.
+
+roofline.py OBJECT...: objects of kernels, as nvcc wrote them.
+
+Instructions and products of attention are counted in the loops of the compiled kernels; bytes and
+the products of cuBLASLt follow from shapes. A kernel takes as long as the scarcest of what it
+needs: issue slots, tensor cores or one of the memories, at the shares of their rates that `Gpu`
+assumes. Launches, and what is outside of attention's loops, take nothing. Prints tables for
+docs/gpus.md.
+"""
+
+import dataclasses
+import pathlib
+import re
+import sys
+
+import machine_code
+
+BF16, FP32 = 2, 4
+WARPS, OWN_ROWS = 4, 64  # of a block of attention
+PRODUCT_FLOPS = 2 * 16 * 8 * 16
+
+
+@dataclasses.dataclass
+class Gpu:
+    architecture: str
+    multiprocessors: int
+    clock: float  # Hz
+    flops: float  # dense bf16
+    bandwidth: float  # bytes/s
+    mma_share: float  # of `flops`, that mma.sync reaches
+    product_share: float  # of `flops`, that cuBLASLt reaches
+    issue_share: float = 0.7  # of four instructions a cycle and multiprocessor
+    bandwidth_share: float = 0.85
+
+
+GPUS = {
+    "H200": Gpu("sm_90", 132, 1.83e9, 989e12, 4.8e12, 0.55, 0.72),
+    "A100": Gpu("sm_80", 108, 1.41e9, 312e12, 2.04e12, 0.80, 0.80),
+}
+
+
+@dataclasses.dataclass
+class Shape:
+    layers: int
+    channels: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    hidden: int
+    vocabulary: int
+    sequence: int
+    batch: int
+    micro_batches: int  # of a step
+    gated: bool  # Llama's MLP and positions
+
+    def tokens(self):
+        return self.batch * self.sequence
+
+    def layer_weights(self):
+        kv = self.kv_heads * self.head_size
+        mlp = (3 if self.gated else 2) * self.channels * self.hidden
+        return 2 * self.channels * (self.channels + kv) + mlp
+
+
+MODELS = {
+    "GPT-2 124M": Shape(12, 768, 12, 12, 64, 3072, 50304, 1024, 64, 8, False),
+    "GPT-2 1558M": Shape(48, 1600, 25, 25, 64, 6400, 50304, 1024, 16, 32, False),
+    "Llama-3 1B": Shape(16, 2048, 32, 8, 64, 8192, 128256, 2048, 8, 32, True),
+}
+
+
+@dataclasses.dataclass
+class Work:
+    """Of all launches of a kernel for one micro-batch."""
+
+    name: str
+    instructions: dict = dataclasses.field(default_factory=dict)  # of warps, by architecture
+    mma: int = 0
+    matrices: int = 0  # that warps load from shared memory, four at a time
+    bytes: float = 0
+    flops: float = 0  # by cuBLASLt
+
+    def seconds(self, gpu):
+        slots = 4 * gpu.multiprocessors * gpu.clock * gpu.issue_share
+        return max(
+            self.instructions.get(gpu.architecture, 0) / slots,
+            self.mma * PRODUCT_FLOPS / (gpu.flops * gpu.mma_share),
+            self.matrices * 4 / (gpu.multiprocessors * gpu.clock * gpu.bandwidth_share),
+            self.flops / (gpu.flops * gpu.product_share),
+            self.bytes / (gpu.bandwidth * gpu.bandwidth_share),
+        )
+
+
+# Products of a loop for each 8 x 16 of scores, by the pass.
+ATTENTION = {0: ("attention", 2), 1: ("attention's d_q", 3), 2: ("attention's d_k, d_v", 4)}
+KIND = re.compile(r"AttentionKind<\(AttentionPass\)(\d), (\d+), false, BFloat16>")
+
+
+def attention_loops(objects):
+    """{(pass, padded head): {architecture: (instructions, products, loads) of the loop}}"""
+    loops = {}
+    for path in objects:
+        for kernel in machine_code.kernels(path.read_bytes()):
+            if kernel.loop and (match := KIND.search(kernel.name)):
+                counts = loops.setdefault((int(match[1]), int(match[2])), {})
+                loads = kernel.loop.count(machine_code.LOAD_MATRICES)
+                counts[kernel.architecture] = len(kernel.loop), kernel.products(), loads
+    return loops
+
+
+def attention(loops, number, shape):
+    name, products = ATTENTION[number]
+    head = next(size for size in (32, 64, 128) if shape.head_size <= size)
+    blocks = -(-shape.sequence // OWN_ROWS)
+    work = Work(name)
+    warps = WARPS * shape.layers * shape.batch * shape.heads
+    for architecture, (instructions, mma, loads) in loops[number, head].items():
+        rows = mma * 128 // (head * products)  # of a tile of the other side
+        # Of all blocks: block i of queries sees keys up to its own end, and the reverse.
+        tiles = sum(-(-(i + 1) * OWN_ROWS // rows) for i in range(blocks))
+        work.instructions[architecture] = warps * tiles * instructions
+        work.mma, work.matrices = warps * tiles * mma, warps * tiles * loads
+    tensors = {0: (2, 2), 1: (3, 2), 2: (2, 4)}[number]  # of query heads, of key heads
+    elements = tensors[0] * shape.heads + tensors[1] * shape.kv_heads
+    work.bytes = BF16 * elements * shape.head_size * shape.tokens() * shape.layers
+    return work
+
+
+def works(loops, shape):
+    tokens, c, f = shape.tokens(), shape.channels, shape.hidden
+    rows = BF16 * tokens * shape.layers  # bytes of one element a token in each layer
+    kv = shape.kv_heads * shape.head_size
+    weights = shape.layers * shape.layer_weights()
+    head = shape.vocabulary * c
+    yield Work("products of layers", flops=6 * tokens * weights, bytes=2 * FP32 * weights)
+    yield Work("products of the head", flops=6 * tokens * head, bytes=2 * FP32 * head)
+    for number in ATTENTION:
+        yield attention(loops, number, shape)
+    yield Work("norms, with residuals", bytes=rows * 16 * c)
+    if shape.gated:
+        yield Work("SwiGLU", bytes=rows * 8 * f)
+        yield Work("RoPE", bytes=rows * 4 * (c + kv))
+    else:
+        yield Work("GELU's inputs", bytes=rows * 2 * f)
+        yield Work("sums for biases", bytes=rows * (5 * c + f))
+    yield Work("cross-entropy", bytes=BF16 * tokens * 3 * shape.vocabulary)
+    yield Work("embedding", bytes=BF16 * tokens * 6 * c)
+    step = (weights + head) * (7 * FP32 + BF16)
+    yield Work(f"AdamW, a {shape.micro_batches}th of a step", bytes=step / shape.micro_batches)
+
+
+def table(title, loops, shape):
+    columns = "1e9 instructions | 1e9 mma | TFLOP | GB | " + " | ".join(f"{g} ms" for g in GPUS)
+    lines = [
+        f"{title}, {shape.batch}x{shape.sequence}:",
+        "",
+        f"| kernel | {columns} |",
+        "| --- " * (5 + len(GPUS)) + "|",
+    ]
+    sums = dict.fromkeys(GPUS, 0.0)
+
+    def figure(x):
+        return f"{x:.2f}" if x else ""
+
+    for work in works(loops, shape):
+        milliseconds = {name: 1e3 * work.seconds(gpu) for name, gpu in GPUS.items()}
+        for name, value in milliseconds.items():
+            sums[name] += value
+        cells = [
+            work.name,
+            figure(work.instructions.get("sm_90", 0) / 1e9),
+            figure(work.mma / 1e9),
+            figure(work.flops / 1e12),
+            figure(work.bytes / 1e9),
+            *(f"{value:.1f}" for value in milliseconds.values()),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    rates = [f"{shape.tokens() / sums[name]:.0f}" for name in GPUS]
+    lines.append("| all | | | | | " + " | ".join(f"{sums[name]:.1f}" for name in GPUS) + " |")
+    lines.append("| thousands of tokens a second | | | | | " + " | ".join(rates) + " |")
+    return "\n".join(lines)
+
+
+def main():
+    loops = attention_loops([pathlib.Path(name) for name in sys.argv[1:]])
+    print("\n\n".join(table(title, loops, shape) for title, shape in MODELS.items()))
+
+
+if __name__ == "__main__":
+    main()
