@@ -9,13 +9,18 @@
 
 namespace tessera {
 
+// The contract of our own loops on processors (cpu/vector-inl.h); its number changes with every
+// change of a bit.
+inline constexpr char kAnyInstructionSet[] = "any (contract 1)";
+
 // What the bits of a process's results depend on besides operands and shapes. Two processes with
 // equal fingerprints compute the same bits, as far as a few fixed examples can show.
 struct NumericsFingerprint {
-  std::string instruction_set;  // of our own loops: "avx512"
-  std::string library;          // of matrix products: "oneDNN 2.6.3 avx512_core"
-  uint64_t products_hash = 0;   // of the results of fixed matrix products
-  uint64_t loops_hash = 0;      // of the results of our own loops on fixed operands
+  // What our own loops use: kAnyInstructionSet, the same bits on every processor; or a GPU's.
+  std::string instruction_set;
+  std::string library;         // of matrix products: "oneDNN 2.6.3 avx512_core", "contract 1"
+  uint64_t products_hash = 0;  // of the results of fixed matrix products
+  uint64_t loops_hash = 0;     // of the results of our own loops on fixed operands
 
   bool operator==(const NumericsFingerprint&) const = default;
 };

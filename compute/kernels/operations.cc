@@ -65,6 +65,11 @@ class Checks {
     SameDType(matrix, {&x});
     Contiguous({&x});
   }
+  // Rows of `units` equal runs.
+  void Units(const TensorView& x, int64_t units) const {
+    That(units > 0 && (units & (units - 1)) == 0 && RowsOf(x) % units == 0, x,
+         "does not consist of that many units");
+  }
   // Matrices of one size and dtype, dense in their columns.
   void Matrices(const TensorView& x, Views others) const {
     Dense(x);
@@ -100,10 +105,13 @@ class Checks {
     Contiguous({&bias});
   }
   // Operands [B,T,heads,D] of attention, dense in D.
-  void Heads(const TensorView& q, Views queries, const TensorView& k, Views keys) const {
+  // May there be more keys than queries?
+  enum class Keys { kAsQueries, kEarlierToo };
+  void Heads(const TensorView& q, Views queries, const TensorView& k, Views keys,
+             Keys which = Keys::kAsQueries) const {
     That(q.rank() == 4 && k.rank() == 4, q, "is not [B,T,H,D]");
-    That(k.dim(0) == q.dim(0) && k.dim(1) == q.dim(1) && k.dim(3) == q.dim(3), k,
-         "does not fit the queries");
+    const bool fits = which == Keys::kAsQueries ? k.dim(1) == q.dim(1) : k.dim(1) >= q.dim(1);
+    That(k.dim(0) == q.dim(0) && fits && k.dim(3) == q.dim(3), k, "does not fit the queries");
     That(k.dim(2) > 0 && q.dim(2) % k.dim(2) == 0, k, "has no whole group of query heads each");
     SameShape(q, queries);
     SameShape(k, keys);
@@ -211,6 +219,7 @@ void Check(const EmbeddingBackward& op, bool strict) {
   check.That(ColumnsOf(op.d_out) == ColumnsOf(op.d_table), op.d_out,
              "has other columns than the table");
   check.Ids(op.ids, RowsOf(op.d_out));
+  check.Units(op.d_out, op.units);
 }
 
 void Check(const AddPositions& op, bool strict) {
@@ -230,6 +239,7 @@ void Check(const AddPositionsBackward& op, bool strict) {
              op.d_table, "does not have every position");
   check.That(op.sequence > 0 && RowsOf(op.d_x) % op.sequence == 0, op.d_x,
              "is not of whole sequences");
+  check.Units(op.d_x, op.units);
 }
 
 void Check(const LayerNormForward& op, bool strict) {
@@ -337,7 +347,9 @@ void Check(const Rope& op, bool strict) {
 
 void Check(const AttentionForward& op, bool strict) {
   const Checks check("AttentionForward", strict);
-  check.Heads(op.q, {&op.out}, op.k, {&op.v});
+  check.Heads(op.q, {&op.out}, op.k, {&op.v}, Checks::Keys::kEarlierToo);
+  check.That(op.options.dropout_probability == 0 || op.k.dim(1) == op.q.dim(1), op.k,
+             "has no dropout for earlier tokens");
   check.Statistic(op.log_sum_exp, op.q.dim(0) * op.q.dim(1) * op.q.dim(2));
   CHECK_GT(op.options.scale, 0);
 }

@@ -152,11 +152,16 @@ struct EmbeddingForward {
   TensorView out;
 };
 
-// d_table[V,C] (fp32) += sums of d_out rows by id, rows of one id added in row order.
+// Sums over rows in canonical units: the rows are `units` equal runs, a power of two. What each of
+// them contributes is added in row order, and the units' sums in the tree T(0, units) that
+// communicator.h's ReduceOp describes.
+
+// d_table[V,C] (fp32) += sums of d_out rows by id, rows of one id added in row order, in units.
 struct EmbeddingBackward {
   TensorView d_out, ids;
   int64_t first_id = 0;
   TensorView d_table;
+  int64_t units = 1;
 };
 
 // x[R,C] += table[r % sequence, :]  (learned positions), in place.
@@ -166,13 +171,14 @@ struct AddPositions {
   TensorView x;
 };
 
-// d_table[T,C] (fp32) = sums of d_x over the batch (+ d_table when accumulate). Rows of the table
-// past the sequence get a gradient of zero.
+// d_table[T,C] (fp32) = sums of d_x over the batch, in units (+ d_table when accumulate). Rows of
+// the table past the sequence get a gradient of zero.
 struct AddPositionsBackward {
   TensorView d_x;
   int64_t sequence = 0;
   TensorView d_table;
   bool accumulate = false;
+  int64_t units = 1;
 };
 
 // --- norms ---------------------------------------------------------------------------------------
@@ -257,7 +263,8 @@ struct Rope {
   TensorView x;
 };
 
-// out[B,T,H,D]; log_sum_exp[B,H,T] (fp32) is written for the backward pass.
+// out[B,T,H,D]; log_sum_exp[B,H,T] (fp32) is written for the backward pass. On the CPU k and v may
+// have more tokens than q, whose rows are then the last ones (no dropout).
 struct AttentionForward {
   AttentionOptions options;
   TensorView q, k, v, out, log_sum_exp;

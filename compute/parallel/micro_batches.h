@@ -12,6 +12,12 @@ constexpr bool IsPowerOfTwo(int64_t n) {
   return n > 0 && std::has_single_bit(static_cast<uint64_t>(n));
 }
 
+// EXACT numerics add samples in canonical units: as many samples as the largest odd divisor of the
+// micro-batch size. Micro-batch sizes with one unit (1, 2, 4, ...) give the same sums.
+constexpr int64_t CanonicalUnit(int64_t micro_batch_size) {
+  return micro_batch_size / (micro_batch_size & -micro_batch_size);
+}
+
 // The micro-batches of a global step that a data-parallel rank computes.
 struct MicroBatchSplit {
   int zero_stage = 0;

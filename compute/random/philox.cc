@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <numbers>
 
+#include "compute/random/fixed_math.h"
+
 namespace tessera {
 namespace {
 
@@ -17,8 +19,7 @@ uint64_t SplitMix(uint64_t x) {
 }
 
 // Two normals from two words. Half a unit is added so that the logarithm is finite; with all 32
-// bits of the radius the tails reach 6.7 sigma. Computed in double: rounding to float then hides
-// the differences between math libraries, except for rare ties.
+// bits of the radius the tails reach 6.7 sigma. Computed in double.
 struct NormalPair {
   float cosine;
   float sine;
@@ -26,10 +27,10 @@ struct NormalPair {
 
 NormalPair BoxMuller(uint32_t radius_word, uint32_t angle_word) {
   constexpr double kUnit = 0x1p-32;
-  const double radius = std::sqrt(-2.0 * std::log((radius_word + 0.5) * kUnit));
+  const double radius = std::sqrt(-2.0 * FixedLog((radius_word + 0.5) * kUnit));
   const double angle = 2.0 * std::numbers::pi * kUnit * angle_word;
-  return {static_cast<float>(radius * std::cos(angle)),
-          static_cast<float>(radius * std::sin(angle))};
+  return {static_cast<float>(radius * FixedCos(angle)),
+          static_cast<float>(radius * FixedSin(angle))};
 }
 
 std::array<float, 4> NormalBlock(const RandomStream& stream, uint64_t block) {

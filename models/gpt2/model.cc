@@ -64,6 +64,7 @@ std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& 
   parts.parameters->Allocate(options.compute_dtype, backend.device(), options.with_gradients);
   parts.hidden_size = config.hidden_size();
   parts.tensor_parallel = *options.tensor_parallel;
+  parts.sums_by_unit = options.sums_by_unit;
   parts.layout = p.layout;
   if (stage.has_embedding) {
     parts.embedding.emplace(p.table, p.position_embedding,

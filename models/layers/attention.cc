@@ -24,15 +24,25 @@ AttentionOptions Attention::Options(const Pass& pass) const {
 
 void Attention::Rotate(const Pass& pass, const Heads& heads, bool inverse) const {
   if (rope_ == nullptr) return;
-  const TensorView cos = rope_->cos(pass.sequence), sin = rope_->sin(pass.sequence);
+  const int64_t begin = pass.first_position, end = begin + pass.sequence;
+  const TensorView cos = rope_->cos(begin, end), sin = rope_->sin(begin, end);
   pass.backend.Rope({cos, sin, inverse, heads.q});
   pass.backend.Rope({cos, sin, inverse, heads.k});
 }
 
-void Attention::Forward(const Pass& pass, const TensorView& qkv, const TensorView& out,
-                        const TensorView& log_sum_exp) const {
-  const Heads heads = Split(pass, qkv);
+void Attention::Forward(const Pass& pass, const TensorView& qkv, const TensorView& cache,
+                        const TensorView& out, const TensorView& log_sum_exp) const {
+  Heads heads = Split(pass, qkv);
   Rotate(pass, heads, /*inverse=*/false);
+  if (!cache.empty()) {
+    const int64_t begin = pass.first_position, end = begin + pass.sequence;
+    const int64_t k = shape_.key_value_heads;
+    const TensorView keys = cache.Slice(2, 0, k), values = cache.Slice(2, k, 2 * k);
+    pass.backend.Copy({heads.k, keys.Slice(1, begin, end)});
+    pass.backend.Copy({heads.v, values.Slice(1, begin, end)});
+    heads.k = keys.Slice(1, 0, end);
+    heads.v = values.Slice(1, 0, end);
+  }
   pass.backend.AttentionForward(
       {Options(pass), heads.q, heads.k, heads.v,
        out.Reshape({pass.batch, pass.sequence, shape_.heads, shape_.head_size}), log_sum_exp});

@@ -26,8 +26,9 @@ class Attention {
       : shape_(shape), dropout_(dropout), rope_(std::move(rope)) {}
 
   // q and k are rotated in place, as Backward expects them. out [R,HD], log_sum_exp [B,H,T].
-  void Forward(const Pass& pass, const TensorView& qkv, const TensorView& out,
-               const TensorView& log_sum_exp) const;
+  // `cache`: of one shard in a KeyValueCache, or empty.
+  void Forward(const Pass& pass, const TensorView& qkv, const TensorView& cache,
+               const TensorView& out, const TensorView& log_sum_exp) const;
   // d_qkv [R,(H+2K)D] is overwritten.
   void Backward(const Pass& pass, const TensorView& d_out, const TensorView& qkv,
                 const TensorView& out, const TensorView& log_sum_exp,

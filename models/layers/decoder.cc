@@ -5,6 +5,7 @@
 
 #include "base/status_macros.h"
 #include "base/trace.h"
+#include "compute/parallel/micro_batches.h"
 #include "compute/tensor/memory.h"
 #include "glog/logging.h"
 
@@ -51,7 +52,8 @@ Pass Decoder::MakePass(int64_t batch, int64_t sequence) const {
   return {.backend = backend_,
           .tensor_parallel = parts_.tensor_parallel,
           .batch = batch,
-          .sequence = sequence};
+          .sequence = sequence,
+          .units = parts_.sums_by_unit ? batch / CanonicalUnit(batch) : 1};
 }
 
 Pass Decoder::MakePass(const MicroBatch& batch) const {
@@ -59,6 +61,7 @@ Pass Decoder::MakePass(const MicroBatch& batch) const {
   pass.step = batch.step;
   pass.first_sample = batch.first_sample;
   pass.training = batch.training;
+  if (batch.cache != nullptr) pass.first_position = batch.cache->tokens;
   return pass;
 }
 
@@ -130,6 +133,9 @@ absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& ac
   const Pass pass = MakePass(batch);
   CHECK(pass.batch == buffers.batch && pass.sequence == buffers.sequence)
       << "activations of another shape";
+  KeyValueCache* const cache = batch.cache;
+  CHECK(cache == nullptr ||
+        (pass.batch == 1 && !pass.training && cache->tokens + pass.sequence <= cache->capacity));
   CHECK(input.empty() == parts_.embedding.has_value());
   CHECK(output.empty() == parts_.head.has_value());
   if (parts_.embedding.has_value()) {
@@ -145,10 +151,11 @@ absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& ac
   for (size_t i = 0; i < parts_.blocks.size(); ++i) {
     TraceSpan span("operation", "layer forward");
     span.Add("layer_of_chunk", static_cast<int64_t>(i));
-    TESSERA_RETURN_IF_ERROR(parts_.blocks[i].Forward(pass, buffers.inputs[i], buffers.saved[i],
-                                                     buffers.scratch, buffers.inputs[i + 1],
-                                                     InputNorm(buffers, i + 1)));
+    TESSERA_RETURN_IF_ERROR(parts_.blocks[i].Forward(
+        pass, buffers.inputs[i], buffers.saved[i], buffers.scratch, buffers.inputs[i + 1],
+        InputNorm(buffers, i + 1), cache == nullptr ? nullptr : &cache->blocks[i]));
   }
+  if (cache != nullptr) cache->tokens += pass.sequence;
   if (!parts_.head.has_value()) {
     backend_.Copy({buffers.inputs.back(), output});
     return 0.0;
@@ -252,6 +259,16 @@ absl::Status Decoder::LastLogits(const MicroBatch& batch, Activations& activatio
   const auto& buffers = static_cast<const Buffers&>(activations);
   CHECK(parts_.head.has_value());
   return parts_.head->LastLogits(MakePass(batch), buffers.inputs.back(), buffers.head, logits);
+}
+
+KeyValueCache Decoder::NewCache(int64_t tokens) {
+  if (parts_.rope != nullptr) parts_.rope->Prepare(tokens, backend_);
+  MemoryScope scope(MemoryCategory::kActivations);
+  KeyValueCache cache{.capacity = tokens, .blocks = {}};
+  for (const TransformerBlock& block : parts_.blocks) {
+    cache.blocks.push_back(block.NewCache(tokens, dtype(), backend_.device()));
+  }
+  return cache;
 }
 
 double Decoder::FlopsPerToken(int64_t sequence) const {

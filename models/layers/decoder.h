@@ -24,6 +24,7 @@ struct DecoderParts {
   std::unique_ptr<ParameterSet> parameters;
   int64_t hidden_size = 0;  // C
   TensorParallel tensor_parallel;
+  bool sums_by_unit = false;
   std::optional<Embedding> embedding;    // first stage
   std::vector<TransformerBlock> blocks;  // of this stage
   std::optional<LmHead> head;            // last stage
@@ -64,6 +65,7 @@ class Decoder final : public Model {
                         GradientObserver* observer) override;
   absl::Status LastLogits(const MicroBatch& batch, Activations& activations,
                           TensorView logits) override;
+  KeyValueCache NewCache(int64_t tokens) override;
   double FlopsPerToken(int64_t sequence) const override;
 
  private:

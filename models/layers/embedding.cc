@@ -44,7 +44,8 @@ void Embedding::AddPositions(const Pass& pass, const TensorView& x) const {
     const int64_t whole = first == 0 ? (rows - row) / sequence * sequence : 0;
     const int64_t count = whole > 0 ? whole : std::min(sequence - first, rows - row);
     const int64_t positions = std::min(count, sequence);
-    pass.backend.AddPositions({positions_->value.Slice(0, first, first + positions), positions,
+    const int64_t begin = pass.first_position + first;
+    pass.backend.AddPositions({positions_->value.Slice(0, begin, begin + positions), positions,
                                x.Slice(0, row, row + count)});
     row += count;
   }
@@ -63,7 +64,7 @@ absl::Status Embedding::Backward(const Pass& pass, const TensorView& ids, const 
   }
   for (const VocabularyShard& shard : shards_) {
     if (!table_has_gradient) backend.Fill({shard.table->grad, 0});
-    backend.EmbeddingBackward({all, ids, shard.first_id, shard.table->grad});
+    backend.EmbeddingBackward({all, ids, shard.first_id, shard.table->grad, pass.units});
   }
   if (positions_ != nullptr) BackwardPositions(pass, all, accumulate);
   return absl::OkStatus();
@@ -72,7 +73,7 @@ absl::Status Embedding::Backward(const Pass& pass, const TensorView& ids, const 
 void Embedding::BackwardPositions(const Pass& pass, const TensorView& d_x, bool accumulate) const {
   const TensorView& d_positions = positions_->grad;
   pass.backend.AddPositionsBackward(
-      {d_x, pass.sequence, d_positions.Slice(0, 0, pass.sequence), accumulate});
+      {d_x, pass.sequence, d_positions.Slice(0, 0, pass.sequence), accumulate, pass.units});
   // Positions beyond this micro-batch's sequence have no gradient; it must be set to zero here.
   if (!accumulate && pass.sequence < d_positions.dim(0)) {
     pass.backend.Fill({d_positions.Slice(0, pass.sequence, d_positions.dim(0)), 0});

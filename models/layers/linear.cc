@@ -36,14 +36,14 @@ void Linear::BackwardInput(Backend& backend, const TensorView& d_y, const Tensor
   backend.MatMul({product.a, product.b, d_x, /*accumulate=*/false});
 }
 
-void Linear::BackwardWeight(Backend& backend, const TensorView& x, const TensorView& d_y,
-                            bool accumulate) const {
+void Linear::BackwardWeight(const Pass& pass, const TensorView& x, const TensorView& d_y,
+                            const TensorView& sums, bool accumulate) const {
   if (layout_ == WeightLayout::kInOut) {
-    backend.MatMul({x.Transpose(0, 1), d_y, weight_->grad, accumulate});
+    MultiplyOverRows(pass, x, d_y, weight_->grad, accumulate);
   } else {
-    backend.MatMul({d_y.Transpose(0, 1), x, weight_->grad, accumulate});
+    MultiplyOverRows(pass, d_y, x, weight_->grad, accumulate);
   }
-  if (bias_ != nullptr) backend.SumRows({d_y, bias_->grad, accumulate});
+  if (bias_ != nullptr) SumRows(pass, d_y, sums, bias_->grad, accumulate);
 }
 
 }  // namespace tessera

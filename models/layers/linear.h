@@ -3,6 +3,7 @@
 
 #include "compute/kernels/backend.h"
 #include "models/layers/parameter.h"
+#include "models/layers/unit_sum.h"
 
 namespace tessera {
 
@@ -29,9 +30,10 @@ class Linear {
   // d_pre[R,in]: the same where x is the GELU of pre[R,in].
   void BackwardInputGelu(Backend& backend, const TensorView& d_y, const TensorView& pre,
                          const TensorView& d_pre) const;
-  // Gradients of weight and bias: accumulated, or overwritten when `accumulate` is false.
-  void BackwardWeight(Backend& backend, const TensorView& x, const TensorView& d_y,
-                      bool accumulate) const;
+  // Gradients of weight and bias: accumulated, or overwritten when `accumulate` is false. `sums`:
+  // UnitSums() for the outputs.
+  void BackwardWeight(const Pass& pass, const TensorView& x, const TensorView& d_y,
+                      const TensorView& sums, bool accumulate) const;
 
   // The products without the bias, as terms of a sum over shards.
   MatMulOperands ForwardTerm(const TensorView& x) const;

@@ -38,6 +38,9 @@ class LmHead {
     TensorView last;                 // [B,C]: the last row of each sequence
     TensorView last_logits;          // [S,B,Vs] fp32; not needed for one shard
     NormGradients norms;
+    int64_t chunk_rows = 0;  // n at most: whole units, or a part of one
+    // [levels,Vs,C] by shard: see GroupSum(). Where a chunk does not have all units.
+    std::vector<TensorView> group_sums;
   };
 
   // This rank's virtual shards, of a vocabulary of `vocab_size` tokens. For weights with a second
@@ -80,11 +83,16 @@ class LmHead {
   // Logits of `normed` [n,C] in one shard.
   void Project(const Pass& pass, const VocabularyShard& shard, const TensorView& normed,
                const TensorView& logits) const;
-  // Adds what the gradients of the logits of some rows of `normed` contribute to the vocabulary's
-  // gradient, and computes that of these rows.
-  void PropagateLogits(const Pass& pass, const TensorView& normed,
-                       const std::vector<TensorView>& d_logits, bool accumulate,
-                       const TensorView& d_normed) const;
+  struct Chunk;
+  // All chunks, in order.
+  static std::vector<Chunk> Chunks(const Pass& pass, const Buffers& buffers);
+  // Adds what the gradients of the logits of chunk i contribute to the vocabulary's gradient, and
+  // computes that of the chunk's rows. From the last chunk on.
+  void PropagateLogits(const Pass& pass, const Buffers& buffers, const std::vector<Chunk>& chunks,
+                       size_t i, bool accumulate) const;
+  // The sums of groups of chunks that are not yet added to one another: one for each bit that is
+  // set in the number of groups so far, that of the most groups in the table's gradient.
+  TensorView GroupSum(const Buffers& buffers, size_t shard, int open) const;
   absl::Status LastRows(const Pass& pass, const TensorView& x, const TensorView& last) const;
 
   std::unique_ptr<Norm> norm_;

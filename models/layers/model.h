@@ -5,11 +5,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compute/kernels/backend.h"
 #include "compute/parallel/gradient_buckets.h"
+#include "compute/tensor/tensor.h"
 #include "models/layers/parameter.h"
 
 namespace tessera {
@@ -19,6 +21,17 @@ struct BackwardCall {
   double loss_scale = 1;
   bool accumulate = false;
   GradientObserver* observer = nullptr;  // null for none
+};
+
+// The keys and values of the tokens of one sequence, for the layers of a stage, so that tokens that
+// follow are computed alone. Made by Model::NewCache(), filled by the forward passes of batches
+// that have it.
+struct KeyValueCache {
+  int64_t tokens = 0;    // so far
+  int64_t capacity = 0;  // at most
+  // [1,capacity,2K,D], first the keys of K heads, rotated, then the values; by virtual shard of
+  // this rank, by block.
+  std::vector<std::vector<Tensor>> blocks;
 };
 
 // One micro-batch of token ids.
@@ -34,6 +47,8 @@ struct MicroBatch {
   // Forward(), which may then compute the gradients of the head. The results are the same. Both
   // calls have the same promise.
   std::optional<BackwardCall> backward_follows = {};
+  // The earlier tokens of one sequence, which `ids` continue; null: `ids` begin one. Forward only.
+  KeyValueCache* cache = nullptr;
 };
 
 // The activations of one micro-batch that the forward pass saves for the backward pass. A pipeline
@@ -87,6 +102,10 @@ class Model {
   // sequence, after Forward without targets, on every tensor-parallel rank. For sampling.
   virtual absl::Status LastLogits(const MicroBatch& batch, Activations& activations,
                                   TensorView logits) = 0;
+
+  // Memory for sequences of up to `tokens`. A forward pass with it has the logits and losses of one
+  // over the whole sequence, bit for bit in EXACT numerics. On the CPU only.
+  virtual KeyValueCache NewCache(int64_t tokens) = 0;
 
   // Floating-point operations of forward and backward per token at this sequence length, for the
   // WHOLE model, whichever part of it this rank holds: 6 per weight in a matrix product, plus the

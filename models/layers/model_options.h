@@ -23,6 +23,8 @@ struct ModelOptions {
   // Where one stage uses a tied table at both ends: keeps the head's tied-embedding gradient
   // separate (Parameter::second_grad).
   bool separate_tied_gradients = false;
+  // Sums over rows by canonical unit (Pass). A backward pass then overwrites the gradients.
+  bool sums_by_unit = false;
 };
 
 }  // namespace tessera

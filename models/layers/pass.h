@@ -14,6 +14,11 @@ namespace tessera {
 //
 // R = batch * sequence rows, batch-major. Between tensor-parallel regions a rank has r of them, in
 // one run: all, or, with sequence parallelism, R / ranks.
+//
+// EXACT numerics add over rows (gradients of parameters, the loss) by canonical unit, so that a sum
+// does not depend on how samples are divided into micro-batches: each unit's terms on their own,
+// and then the units in the tree T(0, units) (communicator.h's ReduceOp). Of 2^k u samples, u odd,
+// a unit has u: the tree over micro-batches continues the one over the units of each.
 struct Pass {
   Backend& backend;
   const TensorParallel& tensor_parallel = kNoTensorParallel;
@@ -21,13 +26,16 @@ struct Pass {
   int64_t sequence = 0;
   int64_t step = 0;
   int64_t first_sample = 0;
-  bool training = false;  // dropout on
+  bool training = false;       // dropout on
+  int64_t units = 1;           // of the micro-batch; 1 in FAST numerics
+  int64_t first_position = 0;  // of each sequence's first row; others than 0 in decoding alone
 
   int64_t rows() const { return batch * sequence; }
   int shards() const { return tensor_parallel.shards(); }
+  int64_t unit_rows() const { return rows() / units; }
   // Rows that are not divisible (a sampled text of any length) are not split.
   bool splits_rows() const {
-    return tensor_parallel.sequence_parallel() && rows() % tensor_parallel.shards() == 0;
+    return tensor_parallel.sequence_parallel() && unit_rows() % tensor_parallel.shards() == 0;
   }
   int64_t own_rows() const { return splits_rows() ? rows() / tensor_parallel.size() : rows(); }
   int64_t first_own_row() const { return splits_rows() ? own_rows() * tensor_parallel.rank() : 0; }

@@ -1,8 +1,12 @@
 #include "models/layers/rope.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numbers>
+
+#include "compute/random/fixed_math.h"
+
+// No multiplication is contracted with an addition, whatever processor this is compiled for.
+#pragma STDC FP_CONTRACT OFF
 
 namespace tessera {
 namespace {
@@ -23,7 +27,7 @@ double Scaled(double frequency, const RopeScaling& scaling) {
 Rope::Rope(int64_t head_size, double base, const RopeScaling& scaling) {
   for (int64_t i = 0; i < head_size / 2; ++i) {
     frequencies_.push_back(Scaled(
-        std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_size)), scaling));
+        FixedPow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_size)), scaling));
   }
 }
 
@@ -34,8 +38,8 @@ void Rope::Prepare(int64_t sequence, Backend& backend) {
   for (int64_t t = 0; t < sequence; ++t) {
     for (int64_t i = 0; i < half; ++i) {
       const double angle = static_cast<double>(t) * frequencies_[i];
-      cos.push_back(static_cast<float>(std::cos(angle)));
-      sin.push_back(static_cast<float>(std::sin(angle)));
+      cos.push_back(static_cast<float>(FixedCos(angle)));
+      sin.push_back(static_cast<float>(FixedSin(angle)));
     }
   }
   cos_ = Tensor(DType::kF32, {sequence, half}, backend.device());

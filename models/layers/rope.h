@@ -30,9 +30,9 @@ class Rope {
   // Computes the tables for sequences up to this length, in the backend's memory. Must not be
   // called during a pass.
   void Prepare(int64_t sequence, Backend& backend);
-  // [T, D/2] fp32. Precondition: prepared for `sequence`.
-  TensorView cos(int64_t sequence) const { return cos_.view().Slice(0, 0, sequence); }
-  TensorView sin(int64_t sequence) const { return sin_.view().Slice(0, 0, sequence); }
+  // [end - begin, D/2] fp32, of the positions [begin, end). Precondition: prepared for `end`.
+  TensorView cos(int64_t begin, int64_t end) const { return cos_.view().Slice(0, begin, end); }
+  TensorView sin(int64_t begin, int64_t end) const { return sin_.view().Slice(0, begin, end); }
 
  private:
   std::vector<double> frequencies_;  // [D/2]

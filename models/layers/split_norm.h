@@ -4,8 +4,8 @@
 // Norms between tensor-parallel regions, over a rank's own rows.
 //
 // The gradient of a norm's weights is a sum over rows, which sequence parallelism splits. To make
-// its bits independent of the split, it is always computed over S blocks of rows (fewer if there
-// are fewer rows), which are added in the tree T(0, S).
+// its bits independent of the split, it is always computed over S blocks of the rows of a canonical
+// unit (fewer if it has fewer rows), which are added in the tree over all blocks of all units.
 //
 // Legend: R rows, r of them on this rank, C channels, W weight vectors of a norm (1 or 2).
 
@@ -37,7 +37,7 @@ absl::Status AddNormForward(const Pass& pass, const TensorView& a, const TensorV
 class NormGradients {
  public:
   NormGradients() = default;
-  // For `count` norms like this one. Empty for one shard.
+  // For `count` norms like this one. Empty for one block.
   NormGradients(Arena& arena, const Pass& pass, DType dtype, const Norm& norm, int count);
 
   // Backward of norm number `index` over this rank's rows.

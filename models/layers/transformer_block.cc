@@ -1,7 +1,10 @@
 #include "models/layers/transformer_block.h"
 
+#include <algorithm>
+
 #include "base/status_macros.h"
 #include "models/layers/shard_sum.h"
+#include "models/layers/unit_sum.h"
 
 namespace tessera {
 namespace {
@@ -32,6 +35,12 @@ TransformerBlock::SavedActivations TransformerBlock::LayOutSaved(Arena& arena, c
   return saved;
 }
 
+// The longest bias, or as long.
+int64_t TransformerBlock::WidestSum() const {
+  return std::max({parts_.attention_norm->channels(), parts_.mlp.front().up.out_features(),
+                   parts_.attention.front().qkv.out_features()});
+}
+
 TransformerBlock::Scratch TransformerBlock::LayOutScratch(Arena& arena, const Pass& pass,
                                                           DType dtype, bool backward) const {
   const int64_t rows = pass.rows();
@@ -46,6 +55,7 @@ TransformerBlock::Scratch TransformerBlock::LayOutScratch(Arena& arena, const Pa
   if (!backward) return scratch;
   scratch.d_branch = arena.Take(dtype, hidden);
   scratch.norms = NormGradients(arena, pass, dtype, *parts_.attention_norm, kNorms);
+  scratch.unit_sums = UnitSums(arena, pass, dtype, WidestSum());
   mark = arena.Mark();
   scratch.d_attention_out =
       arena.Take(dtype, {rows, parts_.attention.front().projection.in_features()});
@@ -66,8 +76,9 @@ TransformerBlock::Scratch TransformerBlock::LayOutScratch(Arena& arena, const Pa
 
 absl::Status TransformerBlock::Forward(const Pass& pass, const TensorView& x,
                                        const SavedActivations& saved, const Scratch& scratch,
-                                       const TensorView& y, const NormPlace& next) const {
-  TESSERA_RETURN_IF_ERROR(ForwardSaved(pass, x, saved, scratch));
+                                       const TensorView& y, const NormPlace& next,
+                                       const std::vector<Tensor>* cache) const {
+  TESSERA_RETURN_IF_ERROR(ForwardSaved(pass, x, saved, scratch, cache));
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
     products.push_back(parts_.mlp[i].down.ForwardTerm(saved.mlp[i].act));
@@ -75,23 +86,33 @@ absl::Status TransformerBlock::Forward(const Pass& pass, const TensorView& x,
   return AddResidual(pass, parts_.mlp_residual, products, saved.mid, scratch.sum, y, next);
 }
 
+std::vector<Tensor> TransformerBlock::NewCache(int64_t tokens, DType dtype, Device device) const {
+  std::vector<Tensor> cache;
+  for (const AttentionShard& shard : parts_.attention) {
+    const AttentionShape& shape = shard.attention.shape();
+    cache.emplace_back(dtype, Shape{1, tokens, 2 * shape.key_value_heads, shape.head_size}, device);
+  }
+  return cache;
+}
+
 absl::Status TransformerBlock::Recompute(const Pass& pass, const TensorView& x,
                                          const SavedActivations& saved,
                                          const Scratch& scratch) const {
   TESSERA_RETURN_IF_ERROR(NormForward(pass, x, InputNorm(saved, scratch)));
-  return ForwardSaved(pass, x, saved, scratch);
+  return ForwardSaved(pass, x, saved, scratch, /*cache=*/nullptr);
 }
 
 // All of `saved`, given the norm of x.
 absl::Status TransformerBlock::ForwardSaved(const Pass& pass, const TensorView& x,
-                                            const SavedActivations& saved,
-                                            const Scratch& scratch) const {
+                                            const SavedActivations& saved, const Scratch& scratch,
+                                            const std::vector<Tensor>* cache) const {
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const AttentionShard& shard = parts_.attention[i];
     const AttentionShard::SavedActivations& own = saved.attention[i];
     shard.qkv.Forward(pass.backend, scratch.normed, own.qkv);
-    shard.attention.Forward(pass, own.qkv, own.out, own.log_sum_exp);
+    shard.attention.Forward(pass, own.qkv, cache == nullptr ? TensorView() : (*cache)[i].view(),
+                            own.out, own.log_sum_exp);
     products.push_back(shard.projection.ForwardTerm(own.out));
   }
   TESSERA_RETURN_IF_ERROR(AddResidual(pass, parts_.attention_residual, products, x, scratch.sum,
@@ -118,11 +139,9 @@ absl::Status TransformerBlock::AddResidual(const Pass& pass, const ResidualAdd& 
 
 // The gradient [R,C] of the sum over shards, given that of the block's output, d [r,C]: d itself,
 // or a copy in `buffer` [R,C] with dropped elements zeroed and with the rows of other ranks.
-absl::StatusOr<TensorView> TransformerBlock::BackwardResidual(const Pass& pass,
-                                                              const ResidualAdd& add,
-                                                              const TensorView& d,
-                                                              const TensorView& buffer,
-                                                              bool accumulate) const {
+absl::StatusOr<TensorView> TransformerBlock::BackwardResidual(
+    const Pass& pass, const ResidualAdd& add, const TensorView& d, const TensorView& buffer,
+    const TensorView& sums, bool accumulate) const {
   TensorView d_sum = d;
   if (add.dropout.active(pass) || pass.splits_rows()) {
     pass.backend.Copy({d, pass.OwnRows(buffer)});
@@ -130,7 +149,7 @@ absl::StatusOr<TensorView> TransformerBlock::BackwardResidual(const Pass& pass,
     TESSERA_RETURN_IF_ERROR(pass.GatherRows(buffer, "gradient of a branch"));
     d_sum = buffer;
   }
-  if (add.bias != nullptr) pass.backend.SumRows({d_sum, add.bias->grad, accumulate});
+  if (add.bias != nullptr) SumRows(pass, d_sum, sums, add.bias->grad, accumulate);
   return d_sum;
 }
 
@@ -162,11 +181,12 @@ absl::Status TransformerBlock::BackwardMlp(const Pass& pass, const SavedActivati
                                            const Scratch& scratch, bool accumulate,
                                            const TensorView& d) const {
   Backend& backend = pass.backend;
-  TESSERA_ASSIGN_OR_RETURN(const TensorView d_sum, BackwardResidual(pass, parts_.mlp_residual, d,
-                                                                    scratch.d_branch, accumulate));
+  TESSERA_ASSIGN_OR_RETURN(const TensorView d_sum,
+                           BackwardResidual(pass, parts_.mlp_residual, d, scratch.d_branch,
+                                            scratch.unit_sums, accumulate));
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
     const Linear& down = parts_.mlp[i].down;
-    down.BackwardWeight(backend, saved.mlp[i].act, d_sum, accumulate);
+    down.BackwardWeight(pass, saved.mlp[i].act, d_sum, scratch.unit_sums, accumulate);
     BackwardActivated(parts_.activation, backend, down, d_sum, saved.mlp[i].up, scratch.d_act[i],
                       scratch.d_up[i]);
   }
@@ -174,7 +194,7 @@ absl::Status TransformerBlock::BackwardMlp(const Pass& pass, const SavedActivati
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
     const Linear& up = parts_.mlp[i].up;
-    up.BackwardWeight(backend, scratch.normed, scratch.d_up[i], accumulate);
+    up.BackwardWeight(pass, scratch.normed, scratch.d_up[i], scratch.unit_sums, accumulate);
     products.push_back(up.BackwardInputTerm(scratch.d_up[i]));
   }
   return BackwardNorm(pass, kMlpNorm, products, saved.mid, saved.mlp_norm_stats, scratch,
@@ -186,13 +206,13 @@ absl::Status TransformerBlock::BackwardAttention(const Pass& pass, const TensorV
                                                  const Scratch& scratch, bool accumulate,
                                                  const TensorView& d) const {
   Backend& backend = pass.backend;
-  TESSERA_ASSIGN_OR_RETURN(
-      const TensorView d_sum,
-      BackwardResidual(pass, parts_.attention_residual, d, scratch.d_branch, accumulate));
+  TESSERA_ASSIGN_OR_RETURN(const TensorView d_sum,
+                           BackwardResidual(pass, parts_.attention_residual, d, scratch.d_branch,
+                                            scratch.unit_sums, accumulate));
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const AttentionShard& shard = parts_.attention[i];
     const AttentionShard::SavedActivations& own = saved.attention[i];
-    shard.projection.BackwardWeight(backend, own.out, d_sum, accumulate);
+    shard.projection.BackwardWeight(pass, own.out, d_sum, scratch.unit_sums, accumulate);
     shard.projection.BackwardInput(backend, d_sum, scratch.d_attention_out);
     shard.attention.Backward(pass, scratch.d_attention_out, own.qkv, own.out, own.log_sum_exp,
                              scratch.d_qkv[i]);
@@ -201,7 +221,7 @@ absl::Status TransformerBlock::BackwardAttention(const Pass& pass, const TensorV
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const Linear& qkv = parts_.attention[i].qkv;
-    qkv.BackwardWeight(backend, scratch.normed, scratch.d_qkv[i], accumulate);
+    qkv.BackwardWeight(pass, scratch.normed, scratch.d_qkv[i], scratch.unit_sums, accumulate);
     products.push_back(qkv.BackwardInputTerm(scratch.d_qkv[i]));
   }
   return BackwardNorm(pass, kAttentionNorm, products, x, saved.attention_norm_stats, scratch,

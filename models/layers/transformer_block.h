@@ -88,6 +88,7 @@ class TransformerBlock {
     std::vector<TensorView> d_act;  // [R,F], by shard; shared where d_up is not in its place
     std::vector<TensorView> d_up;   // [R,U], by shard
     NormGradients norms;            // for both norms
+    TensorView unit_sums;           // see UnitSums()
   };
 
   explicit TransformerBlock(TransformerBlockParts parts) : parts_(std::move(parts)) {}
@@ -102,9 +103,13 @@ class TransformerBlock {
   }
   // x, y [r,C], distinct. Precondition: InputNorm() has been computed. If `next` has a norm, that
   // the next layer begins with, computes it of y in the same pass over memory as y; its memory may
-  // be this block's scratch.
+  // be this block's scratch. `cache`: NewCache(), of the tokens before x, to which those of x are
+  // added; null for none.
   absl::Status Forward(const Pass& pass, const TensorView& x, const SavedActivations& saved,
-                       const Scratch& scratch, const TensorView& y, const NormPlace& next) const;
+                       const Scratch& scratch, const TensorView& y, const NormPlace& next,
+                       const std::vector<Tensor>* cache) const;
+  // See KeyValueCache.
+  std::vector<Tensor> NewCache(int64_t tokens, DType dtype, Device device) const;
   // Recomputes `saved` from x: InputNorm() and Forward without its last step, whose result Backward
   // does not read.
   absl::Status Recompute(const Pass& pass, const TensorView& x, const SavedActivations& saved,
@@ -117,15 +122,16 @@ class TransformerBlock {
   NormPlace MlpNorm(const SavedActivations& saved, const Scratch& scratch) const {
     return {parts_.mlp_norm.get(), scratch.normed, saved.mlp_norm_stats};
   }
+  int64_t WidestSum() const;
   absl::Status ForwardSaved(const Pass& pass, const TensorView& x, const SavedActivations& saved,
-                            const Scratch& scratch) const;
+                            const Scratch& scratch, const std::vector<Tensor>* cache) const;
   absl::Status AddResidual(const Pass& pass, const ResidualAdd& add,
                            std::span<const MatMulOperands> products, const TensorView& residual,
                            const TensorView& sum, const TensorView& out,
                            const NormPlace& next) const;
   absl::StatusOr<TensorView> BackwardResidual(const Pass& pass, const ResidualAdd& add,
                                               const TensorView& d, const TensorView& buffer,
-                                              bool accumulate) const;
+                                              const TensorView& sums, bool accumulate) const;
   absl::Status BackwardMlp(const Pass& pass, const SavedActivations& saved, const Scratch& scratch,
                            bool accumulate, const TensorView& d) const;
   absl::Status BackwardAttention(const Pass& pass, const TensorView& x,

@@ -54,6 +54,7 @@ class RankRun {
     options.compute_dtype = run.dtype;
     options.tensor_parallel = &tensor_parallel_;
     options.separate_tied_gradients = run.separate_tied_gradients;
+    options.sums_by_unit = run.sums_by_unit;
     for (const std::optional<ChunkLayers>& stage : run.stages) {
       options.stage = stage;
       stages_.push_back(MakeTestModel(run.config, options, *backend_));

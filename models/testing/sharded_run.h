@@ -38,6 +38,7 @@ struct ShardedRun {
   int64_t sequence = 8;
   int micro_batches = 1;
   bool separate_tied_gradients = false;
+  bool sums_by_unit = false;
   std::vector<std::optional<ChunkLayers>> stages = {std::nullopt};  // run one after the other
 };
 

@@ -195,7 +195,7 @@ class FaultyBackend final : public Backend {
   }
 
   const Where where_;
-  const std::unique_ptr<Backend> cpu_ = MakeCpuBackend(1);
+  const std::unique_ptr<Backend> cpu_ = MakeCpuBackend(1, /*exact=*/true);
   Backend& backend_ = *cpu_;
   int64_t calls_ = 0, first_ = kAlways, end_ = kAlways;
   bool varies_ = false, fails_ = false, has_failed_ = false;

@@ -8,11 +8,15 @@
 #include <cstdint>
 #include <cstdlib>
 #include <dnnl.hpp>
+#include <iterator>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/cpu_level.h"
+#include "compute/kernels/cpu/gemm/gemm.h"
 #include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
@@ -29,6 +33,7 @@ using dnnl::memory;
 struct Product {
   int64_t m, n, k;
   bool packed;  // weights in oneDNN's preferred layout; otherwise as for y = x W^T
+  bool a_transposed = false, b_transposed = true;
 
   double operations() const { return 2.0 * static_cast<double>(m * n * k); }
 };
@@ -40,10 +45,14 @@ class Runner {
       : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {
     const memory::data_type type =
         dtype == DType::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
-    const memory::desc a({product.m, product.k}, type, memory::format_tag::ab);
+    const auto plain = memory::format_tag::ab, transposed = memory::format_tag::ba;
+    const memory::desc a({product.m, product.k}, type, product.a_transposed ? transposed : plain);
     const memory::desc b({product.k, product.n}, type,
-                         product.packed ? memory::format_tag::any : memory::format_tag::ba);
-    const memory::desc c({product.m, product.n}, type, memory::format_tag::ab);
+                         product.packed         ? memory::format_tag::any
+                         : product.b_transposed ? transposed
+                                                : plain);
+    const memory::desc c({product.m, product.n},
+                         product.a_transposed ? memory::data_type::f32 : type, plain);
     const dnnl::matmul::primitive_desc primitive(dnnl::matmul::desc(a, b, c), engine_);
     matmul_ = dnnl::matmul(primitive);
     for (const auto& [index, desc] : {std::pair(DNNL_ARG_SRC, primitive.src_desc()),
@@ -104,21 +113,29 @@ double RateOfProductsSideBySide(const Product& product, int threads,
   return total;
 }
 
-// OpenBLAS as a separately loaded library, with kernels of the allowed level. The level is set when
-// it is loaded, so it is not linked.
-class OpenBlas {
+// OpenBLAS or BLIS as a separately loaded library, OpenBLAS with kernels of the allowed level. The
+// level is set when it is loaded, so it is not linked.
+class Blas {
  public:
-  static const OpenBlas& Get() {
-    static const OpenBlas library;
+  static const Blas& Open() {
+    static const Blas library("/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.so.0");
+    CHECK(library.has()) << dlerror();
+    return library;
+  }
+  static const Blas& Blis() {
+    static const Blas library("libblis.so.4");
     return library;
   }
 
-  // y = x W^T with the shape of Product.
+  bool has() const { return sgemm_ != nullptr; }
+
   void Multiply(const Product& product, const float* a, const float* b, float* c) const {
     constexpr int kRowMajor = 101, kPlain = 111, kTransposed = 112;
     const int m = static_cast<int>(product.m), n = static_cast<int>(product.n);
     const int k = static_cast<int>(product.k);
-    sgemm_(kRowMajor, kPlain, kTransposed, m, n, k, 1.0f, a, k, b, k, 0.0f, c, n);
+    sgemm_(kRowMajor, product.a_transposed ? kTransposed : kPlain,
+           product.b_transposed ? kTransposed : kPlain, m, n, k, 1.0f, a,
+           product.a_transposed ? m : k, b, product.b_transposed ? k : n, 0.0f, c, n);
   }
 
  private:
@@ -126,7 +143,7 @@ class OpenBlas {
                          float alpha, const float* a, int lda, const float* b, int ldb, float beta,
                          float* c, int ldc);
 
-  OpenBlas() {
+  explicit Blas(const char* file) {
     const CpuLevel level = EffectiveCpuLevel();
     setenv("OPENBLAS_CORETYPE",
            level == CpuLevel::kAvx512 ? "SkylakeX"
@@ -134,31 +151,93 @@ class OpenBlas {
                                       : "Nehalem",
            1);
     setenv("OPENBLAS_NUM_THREADS", "1", 1);  // per caller
-    constexpr char kFile[] = "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.so.0";
-    void* const library = dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
-    CHECK(library != nullptr) << dlerror();
-    sgemm_ = reinterpret_cast<Sgemm>(dlsym(library, "cblas_sgemm"));
-    CHECK(sgemm_ != nullptr) << dlerror();
+    setenv("BLIS_NUM_THREADS", "1", 1);
+    void* const library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) sgemm_ = reinterpret_cast<Sgemm>(dlsym(library, "cblas_sgemm"));
   }
 
-  Sgemm sgemm_;
+  Sgemm sgemm_ = nullptr;
 };
 
-// An OpenBLAS product with its own operands.
-class OpenBlasRunner {
+// A product of such a library with its own operands.
+class BlasRunner {
  public:
-  explicit OpenBlasRunner(const Product& product)
+  explicit BlasRunner(const Product& product, const Blas& library = Blas::Open())
       : product_(product),
+        library_(library),
         a_(product.m * product.k, 0.01f),
         b_(product.n * product.k, 0.01f),
         c_(product.m * product.n) {}
 
-  void Run() { OpenBlas::Get().Multiply(product_, a_.data(), b_.data(), c_.data()); }
+  void Run() { library_.Multiply(product_, a_.data(), b_.data(), c_.data()); }
 
  private:
   const Product product_;
+  const Blas& library_;
   std::vector<float> a_, b_, c_;
 };
+
+// Our product with its own operands.
+class OwnRunner {
+ public:
+  OwnRunner(const Product& product, DType dtype)
+      : gemm_({.m = product.m,
+               .n = product.n,
+               .k = product.k,
+               .lda = product.a_transposed ? product.m : product.k,
+               .ldb = product.b_transposed ? product.k : product.n,
+               .ldc = product.n,
+               .a_transposed = product.a_transposed,
+               .b_transposed = product.b_transposed,
+               .input = dtype,
+               .output = product.a_transposed ? DType::kF32 : dtype},
+              /*fused=*/true),
+        a_(dtype, {product.m, product.k}),
+        b_(dtype, {product.k, product.n}),
+        c_(DType::kF32, {product.m, product.n}),
+        scratch_(DType::kF32, {gemm_.scratch_bytes() / 4}) {
+    for (const Tensor* x : {&a_, &b_}) {
+      char* const bytes = x->view().as<char>();
+      std::fill(bytes, bytes + x->view().elements() * ElementSize(dtype), 0x3c);
+    }
+  }
+
+  void Run() {
+    gemm_.Run(a_.view().as<char>(), b_.view().as<char>(), c_.view().as<char>(), nullptr,
+              scratch_.view().as<char>());
+  }
+
+ private:
+  const ChainGemm gemm_;
+  const Tensor a_, b_, c_, scratch_;
+};
+
+// The best opponent's time over ours, one thread each, by turns.
+double GemmRatio(const Product& product, DType dtype) {
+  const bool bf16 = dtype == DType::kBF16 && DnnlHasBf16();
+  OwnRunner own(product, dtype);
+  Runner dnnl(product, bf16 ? dtype : DType::kF32);
+  std::vector<BlasRunner> others;
+  if (!bf16) others.emplace_back(product);
+  if (!bf16 && Blas::Blis().has()) others.emplace_back(product, Blas::Blis());
+  const int times = std::clamp(static_cast<int>(1e9 / product.operations()), 1, 100);
+  std::vector<std::vector<double>> seconds(2 + others.size());
+  const auto measure = [&](int side, auto& runner) {
+    const double start = ProcessorSeconds();
+    for (int i = 0; i < times; ++i) runner.Run();
+    seconds[side].push_back(ProcessorSeconds() - start);
+  };
+  for (int round = 0; round < 6; ++round) {
+    measure(0, own);
+    measure(1, dnnl);
+    for (size_t i = 0; i < others.size(); ++i) measure(static_cast<int>(2 + i), others[i]);
+  }
+  double best = Median({seconds[1].begin() + 1, seconds[1].end()});  // the first round warms up
+  for (size_t i = 2; i < seconds.size(); ++i) {
+    best = std::min(best, Median({seconds[i].begin() + 1, seconds[i].end()}));
+  }
+  return best / Median({seconds[0].begin() + 1, seconds[0].end()});
+}
 
 // Each thread traverses its part of two arrays; returns the bytes per second of the median pass.
 template <typename Pass>
@@ -193,10 +272,36 @@ double BestGemmRate(DType dtype, int threads) {
   for (const Product& product : std::vector<Product>{
            {512, 768, 768, false}, {1024, 1024, 1024, false}, {2048, 2048, 1024, false}}) {
     best = std::max(best, RateOfProductsSideBySide(product, threads, [](const Product& shape) {
-                      return OpenBlasRunner(shape);
+                      return BlasRunner(shape);
                     }));
   }
   return best;
+}
+
+void PrintGemmRatios(DType dtype) {
+  LimitDnnlIsa();
+  omp_set_num_threads(1);
+  const std::string prefix = absl::StrCat("gemm.", dtype == DType::kF32 ? "fp32" : "bf16", ".");
+  double sum = 0;
+  const auto print = [&](const std::string& shape, const Product& product) {
+    const double ratio = GemmRatio(product, dtype);
+    PrintFigure(absl::StrCat(prefix, shape, ".ratio"), ratio);
+    sum += ratio;
+  };
+  for (const int64_t n : {1024, 4096}) print(absl::StrCat("cube", n), {n, n, n, false});
+  constexpr int64_t kC = 768, kLayers[][2] = {
+                                  {kC, 3 * kC}, {kC, kC}, {kC, 4 * kC}, {4 * kC, kC}, {kC, 50304}};
+  for (const int64_t rows : {256, 1024}) {
+    sum = 0;
+    for (const auto& [in, out] : kLayers) {
+      const std::string shape = absl::StrCat(rows, "x", in, "x", out);
+      print("forward." + shape, {rows, out, in, false});
+      print("dx." + shape, {rows, in, out, false, false, false});
+      print("dw." + shape, {out, in, rows, false, true, false});
+    }
+    PrintFigure(absl::StrCat(prefix, rows == 256 ? "step_4x64" : "step_1x1024", ".ratio"),
+                sum / static_cast<double>(3 * std::size(kLayers)));
+  }
 }
 
 double BestMemoryRate(int threads) {

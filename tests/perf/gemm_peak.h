@@ -21,6 +21,13 @@ inline int AllProcessors() {
 // bf16 instructions, the limit is fp32's. Takes some seconds.
 double BestGemmRate(DType dtype, int threads = AllProcessors());
 
+// Prints gemm.<dtype>.<shape>.ratio: the time of the best of oneDNN, OpenBLAS and, where it is
+// installed, BLIS over that of our own product (compute/kernels/cpu/gemm), on one thread, by
+// processor time, at the instruction set that TESSERA_CPU allows; and the means over the products
+// of a GPT-2 124M step, gemm.<dtype>.step_4x64.ratio and step_1x1024. Where the libraries have no
+// bf16 products, fp32's are what bf16's are compared with.
+void PrintGemmRatios(DType dtype);
+
 // Bytes per second (read and written) of `threads` threads that traverse arrays far larger than the
 // caches: the better of a sum (reads) and an update in place (reads and writes). Uses 1 GiB of
 // memory and about a second.

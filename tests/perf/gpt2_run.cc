@@ -75,7 +75,7 @@ absl::StatusOr<std::unique_ptr<Gpt2Run>> Gpt2Run::Create(const Gpt2RunOptions& o
       run->data_, TokenDataset::Open(tokens, options.sequence, Vocabulary(options.layers)));
   std::filesystem::remove(tokens);  // it stays open
   run->loader_ = std::make_unique<BatchLoader>(run->data_.get(), 1);
-  run->backend_ = MakeCpuBackend(options.threads);
+  run->backend_ = MakeCpuBackend(options.threads, options.exact_tp_shards > 0);
   run->global_batch_ = config.training().global_batch_size();
   TESSERA_ASSIGN_OR_RETURN(run->mesh_, Mesh::Create(ConfigTopology(config), world));
   TESSERA_ASSIGN_OR_RETURN(run->trainer_,

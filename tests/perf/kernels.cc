@@ -1,6 +1,7 @@
 // The rates of the operations of a GPT-2 124M step, as shares of what this machine can do
 // (gemm_peak.h), measured in the same run. Prints lines `figure <name> <value> <unit>`.
 //
+//   gemm.<dtype>.<shape>.ratio                    our products: of libraries' (gemm_peak.h)
 //   kernel.<op>.<dtype>.<shape>.peak_ratio        matrix products and attention: of the best oneDNN
 //   rate kernel.<op>.<dtype>.<shape>.bandwidth_ratio   the rest: bytes that the operation must
 //   move, of the memory's rate
@@ -13,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
@@ -21,6 +24,9 @@
 #include "layout/dtype.h"
 #include "tests/perf/gemm_peak.h"
 #include "tests/perf/harness.h"
+
+ABSL_FLAG(bool, gemm_ratios, true, "Compare our products with those of libraries.");
+ABSL_FLAG(bool, operations, true, "Measure the operations of a step.");
 
 namespace tessera {
 namespace {
@@ -237,6 +243,8 @@ int Main() {
     PrintFigure(absl::StrCat("machine.gemm_peak.", dtype == kF32 ? "fp32" : "bf16"), peak * 1e-9,
                 "GFLOP/s");
     if (peak == 0) continue;
+    if (absl::GetFlag(FLAGS_gemm_ratios)) PrintGemmRatios(dtype);
+    if (!absl::GetFlag(FLAGS_operations)) continue;
     KernelBenchmark(*backend, dtype, peak, bandwidth).Run();
   }
   return 0;
@@ -245,4 +253,7 @@ int Main() {
 }  // namespace
 }  // namespace tessera
 
-int main() { return tessera::Main(); }
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  return tessera::Main();
+}

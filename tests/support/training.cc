@@ -163,7 +163,8 @@ absl::StatusOr<std::unique_ptr<TrainingRank>> TrainingRank::Create(const TrainCo
   TESSERA_ASSIGN_OR_RETURN(rank->mesh_, Mesh::Create(ConfigTopology(config), &world, device.world));
   rank->group_ = MakeProcessGroup(&world);
   if (device.backend == nullptr) {
-    rank->cpu_ = MakeCpuBackend(static_cast<int>(config.training().threads()));
+    rank->cpu_ = MakeCpuBackend(static_cast<int>(config.training().threads()),
+                                config.parallel().numerics() == Numerics::EXACT);
   }
   Backend& backend = device.backend == nullptr ? *rank->cpu_ : *device.backend;
   TESSERA_ASSIGN_OR_RETURN(rank->dataset_, TokenDataset::Open(config.data().train_data_path(),

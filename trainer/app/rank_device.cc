@@ -36,8 +36,9 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(const TrainConfig& 
   if (config.training().device() == ComputeDevice::CUDA) {
     TESSERA_RETURN_IF_ERROR(device->OpenGpu(host, world, devices));
   } else {
-    device->cpu_ = MakeCpuBackend(ThreadCount(config, host));
-    device->numerics_ = CpuNumericsFingerprint();
+    const bool exact = config.parallel().numerics() == Numerics::EXACT;
+    device->cpu_ = MakeCpuBackend(ThreadCount(config, host), exact);
+    device->numerics_ = CpuNumericsFingerprint(exact);
   }
   return device;
 }

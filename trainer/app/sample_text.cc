@@ -1,12 +1,12 @@
 #include "trainer/app/sample_text.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "base/status_macros.h"
+#include "compute/random/fixed_math.h"
 
 namespace tessera {
 
@@ -24,7 +24,7 @@ int32_t ChooseToken(std::span<const float> logits, double temperature, int64_t t
   std::vector<double> cumulative;
   double sum = 0;
   for (const int32_t id : ids) {
-    sum += std::exp((logits[id] - logits[ids[0]]) / temperature);
+    sum += FixedExp((logits[id] - logits[ids[0]]) / temperature);
     cumulative.push_back(sum);
   }
   const auto chosen = std::upper_bound(cumulative.begin(), cumulative.end(), uniform * sum);

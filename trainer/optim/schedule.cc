@@ -3,16 +3,21 @@
 #include <cmath>
 #include <numbers>
 
+#include "compute/random/fixed_math.h"
+
+// No multiplication is contracted with an addition, whatever processor this is compiled for.
+#pragma STDC FP_CONTRACT OFF
+
 namespace tessera {
 namespace {
 
-double CosineFall(double ratio) { return 0.5 * (std::cos(std::numbers::pi * ratio) + 1.0); }
+double CosineFall(double ratio) { return 0.5 * (FixedCos(std::numbers::pi * ratio) + 1.0); }
 
 // The remaining part of lr - min_lr when `ratio` of WSD's decay is over.
 double WsdFall(LrWsdDecayStyle::Value style, double ratio) {
   switch (style) {
     case LrWsdDecayStyle::EXPONENTIAL:
-      return 2.0 * std::pow(0.5, ratio) - 1.0;
+      return 2.0 * FixedExp2(-ratio) - 1.0;
     case LrWsdDecayStyle::LINEAR:
       return 1.0 - ratio;
     case LrWsdDecayStyle::COSINE:

@@ -73,15 +73,16 @@ TEST(LedgerTest, OnlySettingsOfTheComputationCount) {
        {"parallel { data_parallel_size: 2 zero_stage: 1 tensor_model_parallel_size: 2 }",
         "training { threads: 2 exit_interval: 7 eval_iters: 3 train_iters: 200 }",
         "checkpoint { save: 'y' save_interval: 3 async_save: true }", "output { run_dir: 'x' }",
-        "data { train_data_path: 'elsewhere' }"}) {
+        "data { train_data_path: 'elsewhere' }", "training { micro_batch_size: 1 }"}) {
     EXPECT_EQ(SettingsOfRun(more), same) << more;
   }
   for (const std::string more :
        {"parallel { exact_tp_shards: 4 }", "parallel { numerics: FAST exact_tp_shards: 1 }",
-        "training { micro_batch_size: 1 }", "training { bf16: true }", "optimizer { lr: 1e-5 }",
-        "model { hidden_dropout: 0.5 }"}) {
+        "training { bf16: true }", "optimizer { lr: 1e-5 }", "model { hidden_dropout: 0.5 }"}) {
     EXPECT_NE(SettingsOfRun(more), same) << more;
   }
+  EXPECT_NE(SettingsOfRun("training { micro_batch_size: 6 global_batch_size: 24 }"),
+            SettingsOfRun("training { global_batch_size: 24 }"));
   EXPECT_NE(SettingsOfRun("", 2), same);
   EXPECT_NE(SettingsOfRun("", 1, 2), same);
   // The seed of the run counts, which a resume takes from the checkpoint.

@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/version.h"
+#include "compute/parallel/micro_batches.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
 #include "layout/topology.h"
@@ -165,6 +166,16 @@ std::string SavedTopology(const ckpt::Manifest& manifest) {
   return manifest.has_topology() ? ToString(ckpt::FromProto(manifest.topology())) : "";
 }
 
+namespace {
+
+// Whether micro-batches of a saved size have units of so many samples.
+bool HasUnit(const std::string& micro_batch_size, int64_t unit) {
+  int64_t size = 0;
+  return absl::SimpleAtoi(micro_batch_size, &size) && size > 0 && CanonicalUnit(size) == unit;
+}
+
+}  // namespace
+
 std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const TrainConfig& config,
                                          const NumericsFingerprint& numerics) {
   std::vector<std::string> sentences;
@@ -177,7 +188,7 @@ std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const T
                                      ": the bits of later losses differ from the saved run's"));
   } else if (const auto micro_batch = extra.find(kMicroBatch);
              config.parallel().numerics() == Numerics::EXACT && micro_batch != extra.end() &&
-             micro_batch->second != absl::StrCat(config.training().micro_batch_size())) {
+             !HasUnit(micro_batch->second, CanonicalUnit(config.training().micro_batch_size()))) {
     sentences.push_back(absl::StrCat("saved with micro_batch_size ", micro_batch->second,
                                      ", going on with ", config.training().micro_batch_size(),
                                      ": the bits of later losses differ from the saved run's"));

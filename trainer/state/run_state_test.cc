@@ -93,8 +93,10 @@ TEST(RunStateTest, WhatChangesTheBitsIsSaid) {
   ckpt::Manifest manifest = DescribeRun(config, ModelConfig(), {}, {}, numerics);
   EXPECT_TRUE(DescribeChanges(manifest, config, numerics).empty());
   config.mutable_training()->set_micro_batch_size(4);
+  EXPECT_TRUE(DescribeChanges(manifest, config, numerics).empty());
+  config.mutable_training()->set_micro_batch_size(6);
   EXPECT_EQ(DescribeChanges(manifest, config, numerics),
-            std::vector<std::string>{"saved with micro_batch_size 2, going on with 4: the bits of "
+            std::vector<std::string>{"saved with micro_batch_size 2, going on with 6: the bits of "
                                      "later losses differ from the saved run's"});
   config.mutable_parallel()->set_data_parallel_size(2);
   config.mutable_parallel()->set_numerics(Numerics::FAST);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/flag_options.pb.h"
+#include "compute/parallel/micro_batches.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/message.h"
@@ -132,6 +133,8 @@ std::string DeterminingSettings(const TrainConfig& config, uint64_t seed) {
   settings.mutable_parallel()->set_numerics(config.parallel().numerics());
   if (config.parallel().numerics() == Numerics::EXACT) {
     settings.mutable_parallel()->set_exact_tp_shards(config.parallel().exact_tp_shards());
+    settings.mutable_training()->set_micro_batch_size(
+        CanonicalUnit(config.training().micro_batch_size()));
   }
   std::string text;
   google::protobuf::TextFormat::PrintToString(settings, &text);

@@ -32,7 +32,8 @@ absl::StatusOr<ModelChunk> ModelChunk::Create(const TrainConfig& config, uint64_
                              .seed = dropout_seed,
                              .stage = layers,
                              .tensor_parallel = &tensor_parallel,
-                             .separate_tied_gradients = Exact(config)};
+                             .separate_tied_gradients = Exact(config),
+                             .sums_by_unit = Exact(config)};
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
                            MakeModel(config.model(), options, backend));
   return ModelChunk(config, mesh, layers, std::move(model), backend);

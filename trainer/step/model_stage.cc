@@ -130,10 +130,11 @@ absl::StatusOr<double> SamplingStage::Forward(const PipelinePass& pass, TensorVi
   ModelChunk& chunk = chunks_[pass.chunk];
   AllocationScope allocations;
   const BatchSlot slot(chunk.model(), chunk.backend().device(), 1,
-                       static_cast<int64_t>(context_.size()), ActivationUse::kForwardOnly);
+                       static_cast<int64_t>(tokens_.size()), ActivationUse::kForwardOnly);
   TESSERA_RETURN_IF_ERROR(allocations.End());
-  chunk.backend().Upload(context_.data(), slot.ids);
-  const MicroBatch batch{.ids = slot.ids};
+  chunk.backend().Upload(tokens_.data(), slot.ids);
+  const MicroBatch batch{.ids = slot.ids,
+                         .cache = caches_.empty() ? nullptr : &caches_[pass.chunk]};
   TESSERA_RETURN_IF_ERROR(chunk.model().Forward(batch, *slot.activations, input, output).status());
   if (!chunk.has_head()) return 0.0;
   TESSERA_RETURN_IF_ERROR(chunk.model().LastLogits(batch, *slot.activations, logits_));

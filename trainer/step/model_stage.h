@@ -91,10 +91,11 @@ class EvaluationStage final : public PipelineStage {
 // Logits of the token after one context, on the last stage.
 class SamplingStage final : public PipelineStage {
  public:
-  // `logits` [1,V]: fp32.
-  SamplingStage(std::vector<ModelChunk>& chunks, std::span<const int32_t> context,
-                const TensorView& logits)
-      : chunks_(chunks), context_(context), logits_(logits) {}
+  // `tokens`: those of the context that are not in `caches`, one for each chunk, which they are
+  // added to; without caches, the whole context. `logits` [1,V]: fp32.
+  SamplingStage(std::vector<ModelChunk>& chunks, std::vector<KeyValueCache>& caches,
+                std::span<const int32_t> tokens, const TensorView& logits)
+      : chunks_(chunks), caches_(caches), tokens_(tokens), logits_(logits) {}
 
   absl::StatusOr<double> Forward(const PipelinePass& pass, TensorView input,
                                  TensorView output) override;
@@ -102,7 +103,8 @@ class SamplingStage final : public PipelineStage {
 
  private:
   std::vector<ModelChunk>& chunks_;
-  const std::span<const int32_t> context_;
+  std::vector<KeyValueCache>& caches_;
+  const std::span<const int32_t> tokens_;
   const TensorView logits_;
 };
 

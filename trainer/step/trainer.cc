@@ -180,6 +180,7 @@ class Trainer::Impl {
   // `step`: of the pass that has been traced.
   absl::Status CheckReplay(const ReplayTurn& turn, const TrainingStage::Step& step);
   absl::StatusOr<bool> Update(double grad_norm, double learning_rate);
+  std::span<const int32_t> NewTokens(std::span<const int32_t> context);
   // Compares weights after a step.
   absl::Status CompareReplicas(int64_t completed_steps);
   OnDivergence DivergenceAt(int64_t completed_steps);
@@ -195,6 +196,9 @@ class Trainer::Impl {
   std::unique_ptr<GradientNorm> norm_;
   BeforeOverwrite before_overwrite_;
   std::function<bool()> overwrite_is_watched_;  // null: always
+  // The last context that was sampled from, by chunk; none on GPUs, and after a step.
+  std::vector<KeyValueCache> caches_;
+  std::vector<int32_t> cached_;  // the tokens in them
   bool warned_of_divergence_ = false;
   bool replicas_compute_alike_ = true;
 };
@@ -202,6 +206,7 @@ class Trainer::Impl {
 absl::StatusOr<StepResult> Trainer::Impl::Step(const BatchLoader& data,
                                                const StepPosition& position) {
   CHECK(options_.trains);
+  caches_.clear();
   const int64_t tokens = GlobalTokens();
   PassTrace trace(mesh_, backend_);
   TrainingStage::Step step = StageOf(data, position);
@@ -404,12 +409,35 @@ absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data
   return EvaluationResult{loss_sum / static_cast<double>(tokens), tokens};
 }
 
+// What the caches do not have of `context`; they have it after the next pass. A context that does
+// not continue the last one is computed anew.
+std::span<const int32_t> Trainer::Impl::NewTokens(std::span<const int32_t> context) {
+  if (backend_.device().type != DeviceType::kCpu) return context;
+  const bool fits = !caches_.empty() && std::ssize(context) <= caches_.front().capacity;
+  if (!fits) {
+    caches_.clear();
+    for (const ModelChunk& chunk : chunks_) {
+      caches_.push_back(chunk.model().NewCache(2 * std::ssize(context)));
+    }
+  }
+  const bool continues = fits && cached_.size() < context.size() &&
+                         std::equal(cached_.begin(), cached_.end(), context.begin());
+  if (!continues) {
+    cached_.clear();
+    for (KeyValueCache& cache : caches_) cache.tokens = 0;
+  }
+  const std::span<const int32_t> rest = context.subspan(cached_.size());
+  cached_.insert(cached_.end(), rest.begin(), rest.end());
+  return rest;
+}
+
 absl::StatusOr<std::vector<float>> Trainer::Impl::NextLogits(std::span<const int32_t> context) {
-  const int64_t length = static_cast<int64_t>(context.size());
+  const std::span<const int32_t> tokens = NewTokens(context);
+  const int64_t length = static_cast<int64_t>(tokens.size());
   AllocationScope allocations;
   const Tensor logits(DType::kF32, {1, config_.model().vocab_size()}, backend_.device());
   TESSERA_RETURN_IF_ERROR(allocations.End());
-  SamplingStage stage(chunks_, context, logits);
+  SamplingStage stage(chunks_, caches_, tokens, logits);
   TESSERA_RETURN_IF_ERROR(
       pipeline_->Forward(stage, 1, chunks_.front().model().BoundaryRows(1, length)).status());
   std::vector<float> values(logits.view().elements());

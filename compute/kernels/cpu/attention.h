@@ -5,7 +5,12 @@
 // heads, D head size, Q rows of one query block.
 //
 // A block of Q query rows of one head sees the keys [0, end), where `end` is the end of the block:
-// only the lower triangle is computed, and at most Q / 2 scores of a row are wasted.
+// only the lower triangle is computed, and at most Q / 2 scores of a row are wasted. What a row
+// does not see counts as zero and is behind what it sees: with products that are chains over
+// ascending keys a row's result depends on its own keys alone, not on the other rows.
+//
+// The queries may be the last ones of the sequence only: those of new tokens, where the keys and
+// values of the earlier ones are kept.
 //
 // Every operand of a product is first copied so that its rows are contiguous: oneDNN then runs bf16
 // products at twice the rate, and fp32 ones a tenth faster.
@@ -20,7 +25,8 @@
 namespace tessera {
 
 struct AttentionShape {
-  int64_t batch, sequence, heads, kv_heads, head_size;
+  int64_t batch, sequence, heads, kv_heads, head_size;  // sequence: of the queries
+  int64_t keys;
 
   int64_t group() const { return heads / kv_heads; }
   int64_t block_rows() const {
@@ -32,10 +38,13 @@ struct AttentionShape {
   int64_t begin(int64_t block) const { return block * block_rows(); }
   int64_t end(int64_t block) const { return std::min(sequence, (block + 1) * block_rows()); }
   int64_t rows(int64_t block) const { return end(block) - begin(block); }
+  // Where the first query stands in the sequence of the keys.
+  int64_t first_position() const { return keys - sequence; }
+  int64_t end_key(int64_t block) const { return first_position() + end(block); }
 };
 
 inline AttentionShape AttentionShapeOf(const TensorView& q, const TensorView& k) {
-  return {q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3)};
+  return {q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3), k.dim(1)};
 }
 
 // The first element of token t of head h in sequence b of a [B,T,H,D] view.

@@ -72,7 +72,7 @@ TESSERA_INLINE RowSum ExponentiateRow(const float* scores, int64_t visible, int6
   return {max, ReduceSum(sum_lanes)};
 }
 
-// The rows [begin, end) of scores, [end - begin, end]: row t sees the keys [0, t].
+// The rows [begin, end) of scores, [end - begin, end], by positions: row t sees the keys [0, t].
 template <typename T>
 void SoftmaxRows(const float* scores, int64_t begin, int64_t end, float factor, T* p,
                  float* log_sum_exp, float* inverse_sums) {
@@ -114,11 +114,11 @@ struct Scratch {
   Scratch(char* memory, const AttentionShape& shape, bool drop) {
     Carver carver(memory);
     const int64_t rows = shape.block_rows();
-    k = carver.Take<T>(shape.sequence * shape.head_size);
-    v = carver.Take<T>(shape.sequence * shape.head_size);
+    k = carver.Take<T>(shape.keys * shape.head_size);
+    v = carver.Take<T>(shape.keys * shape.head_size);
     q = carver.Take<T>(rows * shape.head_size);
     out = carver.Take<float>(rows * shape.head_size);
-    scores = carver.Take<float>(rows * shape.sequence);
+    scores = carver.Take<float>(rows * shape.keys);
     inverse_sums = carver.Take<float>(rows);
     factors = carver.Take<float>(drop ? shape.sequence : 0);
     bytes = carver.bytes();
@@ -142,7 +142,7 @@ void CpuBackend::Run(const ops::AttentionForward& op) {
   const int64_t head_size = shape.head_size;
   std::vector<Products> products(shape.blocks());
   for (int64_t block = 0; block < shape.blocks(); ++block) {
-    const int64_t rows = shape.rows(block), end = shape.end(block);
+    const int64_t rows = shape.rows(block), end = shape.end_key(block);
     products[block] = {&gemms_.Get({.m = rows,
                                     .n = end,
                                     .k = head_size,
@@ -177,8 +177,8 @@ void CpuBackend::Run(const ops::AttentionForward& op) {
       const int64_t b = task / parts / shape.heads, h = task / parts % shape.heads;
       const int64_t last_block = shape.blocks() - 1 - task % parts;
       const Scratch<T> scratch(workspace_.OfThread<char>(thread, scratch_bytes), shape, drop);
-      PackHead<T>(op.k, b, 0, shape.end(last_block), h / shape.group(), scratch.k);
-      PackHead<T>(op.v, b, 0, shape.end(last_block), h / shape.group(), scratch.v);
+      PackHead<T>(op.k, b, 0, shape.end_key(last_block), h / shape.group(), scratch.k);
+      PackHead<T>(op.v, b, 0, shape.end_key(last_block), h / shape.group(), scratch.v);
       float* row_sums = op.log_sum_exp.as<float>() + (b * shape.heads + h) * shape.sequence;
       const DropoutMask mask(op.options.dropout_stream, op.options.first_sample + b,
                              op.options.dropout_probability);
@@ -187,8 +187,8 @@ void CpuBackend::Run(const ops::AttentionForward& op) {
         PackHead<T>(op.q, b, begin, end, h, scratch.q);
         products[block].scores->Run(thread, scratch.q, scratch.k, scratch.scores);
         T* const probabilities = reinterpret_cast<T*>(scratch.scores);
-        softmax_rows(scratch.scores, begin, end, factor, probabilities, row_sums + begin,
-                     scratch.inverse_sums);
+        softmax_rows(scratch.scores, shape.first_position() + begin, shape.end_key(block), factor,
+                     probabilities, row_sums + begin, scratch.inverse_sums);
         for (int64_t t = begin; drop && t < end; ++t) {
           const int64_t first = ((op.options.first_head + h) * shape.sequence + t) * shape.sequence;
           mask.Factors(static_cast<uint64_t>(first), t + 1, scratch.factors);

@@ -15,14 +15,18 @@ namespace tessera {
 //
 // Threads: one backend belongs to one calling thread; several backends may run concurrently.
 // Memory: scratch memory for the largest operation so far is kept (MemoryCategory::kWorkspace).
-std::unique_ptr<Backend> MakeCpuBackend(int threads);
+// exact: matrix products have the bits of the contract of gemm/gemm.h on every processor.
+std::unique_ptr<Backend> MakeCpuBackend(int threads, bool exact = false);
 
-// The numerics of MakeCpuBackend()'s backends in this process: instruction sets in effect, the
-// library of matrix products, and the results of both for fixed operands. The products have shapes
-// that use the packed and blocked code paths, long sums among them: how these are split depends on
+// The numerics of such backends in this process: the contract of the loops, the library of matrix
+// products, and the results of both for fixed operands. The products have shapes that use the
+// packed and blocked code paths, long sums among them: how a library splits these depends on
 // instruction set, caches and version. Computed on the first call, on the calling thread.
 // Thread-safe.
-const NumericsFingerprint& CpuNumericsFingerprint();
+//
+// Those of exact backends name the contract of products instead of the library, and are the same on
+// every processor.
+const NumericsFingerprint& CpuNumericsFingerprint(bool exact = false);
 
 }  // namespace tessera
 

@@ -17,7 +17,8 @@ namespace tessera {
 
 class CpuBackend final : public Backend {
  public:
-  explicit CpuBackend(int threads) : pool_(threads), workspace_(threads), gemms_(threads) {}
+  CpuBackend(int threads, bool exact)
+      : pool_(threads), workspace_(threads), gemms_(threads, exact) {}
 
   Device device() const override { return {DeviceType::kCpu, 0}; }
 

@@ -27,7 +27,8 @@ void ConvertRange(const From* from, int64_t count, To* to) {
            [&](int64_t i, auto load, auto store) HWY_ATTR { store(load(from + i), to + i); });
 }
 
-// Dense rows of D elements, each multiplied by `factor` and, if given, by a factor per row.
+// Dense rows of D elements, each multiplied by `factor` and, if given, by a factor per row. Zeros
+// become positive: the sign of a sum of nothing depends on what it was not summed of.
 template <typename T>
 void StoreHeadRows(const float* from, const float* row_factors, float factor, int64_t rows,
                    int64_t head_size, T* to, int64_t to_stride) {
@@ -36,7 +37,7 @@ void StoreHeadRows(const float* from, const float* row_factors, float factor, in
     const float* source = from + row * head_size;
     T* target = to + row * to_stride;
     ForLanes(head_size, [&](int64_t i, auto load, auto store)
-                            HWY_ATTR { store(load(source + i) * times, target + i); });
+                            HWY_ATTR { store(load(source + i) * times + 0.0f, target + i); });
   }
 }
 

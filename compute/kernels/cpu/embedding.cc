@@ -5,8 +5,10 @@
 #include <glog/logging.h>
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "base/dispatch.h"
 #include "compute/kernels/cpu/cpu_backend_impl.h"
@@ -33,13 +35,70 @@ void AddByIds(const T* d_out, int64_t d_out_stride, int64_t rows, const int32_t*
   }
 }
 
-// sum = the rows of a column strip, `stride` apart, in order (+ sum when accumulate).
+// A sum over units (operations.h), of which some may contribute nothing: sums of zero, which change
+// no other sum.
+class UnitTree {
+ public:
+  // Units in ascending order.
+  TESSERA_INLINE void Add(int64_t unit, F32x16 sum) {
+    // The lowest node that holds two neighbours is the smaller, the fewer bits they differ in.
+    while (depth_ >= 2 &&
+           LowerNode(units_[depth_ - 2] ^ units_[depth_ - 1], units_[depth_ - 1] ^ unit)) {
+      Merge();
+    }
+    sums_[depth_] = sum;
+    units_[depth_++] = unit;
+  }
+  // At least one unit has been added.
+  TESSERA_INLINE F32x16 Finish() {
+    while (depth_ >= 2) Merge();
+    return sums_[0];
+  }
+
+ private:
+  static bool LowerNode(int64_t a, int64_t b) { return a < b && a < (a ^ b); }
+  TESSERA_INLINE void Merge() {
+    --depth_;
+    sums_[depth_ - 1] += sums_[depth_];
+  }
+
+  static constexpr int kMostLevels = 32;  // of ascending numbers of 32 bits
+  F32x16 sums_[kMostLevels];
+  int64_t units_[kMostLevels];
+  int depth_ = 0;
+};
+
+// sum += the `rows` of d_out, `count` of them in ascending order, in units.
 template <typename T>
-void SumEvery(const T* first, int64_t rows, int64_t stride, int64_t columns, bool accumulate,
-              float* sum) {
+void AddRowsInUnits(const T* d_out, int64_t stride, const int32_t* rows, int64_t count,
+                    int64_t rows_per_unit, int64_t columns, float* sum) {
   ForLanes(columns, [&](int64_t i, auto load, auto store) HWY_ATTR {
-    F32x16 total = {};
-    for (int64_t row = 0; row < rows; ++row) total += load(first + row * stride + i);
+    UnitTree tree;
+    for (int64_t r = 0; r < count;) {
+      const int64_t unit = rows[r] / rows_per_unit, end = (unit + 1) * rows_per_unit;
+      F32x16 of_unit = {};
+      for (; r < count && rows[r] < end; ++r) of_unit += load(d_out + rows[r] * stride + i);
+      tree.Add(unit, of_unit);
+    }
+    store(load(sum + i) + tree.Finish(), sum + i);
+  });
+}
+
+// sum = the rows of a column strip, `stride` apart, in units (+ sum when accumulate).
+template <typename T>
+void SumEvery(const T* first, int64_t rows, int64_t units, int64_t stride, int64_t columns,
+              bool accumulate, float* sum) {
+  ForLanes(columns, [&](int64_t i, auto load, auto store) HWY_ATTR {
+    UnitTree tree;
+    for (int64_t unit = 0; unit < units; ++unit) {
+      F32x16 of_unit = {};
+      const int64_t end = (unit + 1) * rows / units;
+      for (int64_t row = unit * rows / units; row < end; ++row) {
+        of_unit += load(first + row * stride + i);
+      }
+      tree.Add(unit, of_unit);
+    }
+    const F32x16 total = tree.Finish();
     store(accumulate ? load(sum + i) + total : total, sum + i);
   });
 }
@@ -74,6 +133,34 @@ namespace {
 
 constexpr int64_t kRowsPerBlock = 16;
 
+// Rows are sorted by id first.
+template <typename T>
+void AddInUnits(ThreadPool& pool, const Rows<T>& from, const ops::EmbeddingBackward& op,
+                const Rows<float>& to) {
+  const int32_t* const ids = op.ids.as<int32_t>();
+  std::vector<int32_t> rows;
+  for (int64_t row = 0; row < from.rows; ++row) {
+    const int64_t local = ids[row] - op.first_id;
+    if (0 <= local && local < to.rows) rows.push_back(static_cast<int32_t>(row));
+  }
+  std::ranges::sort(
+      rows, [&](int32_t a, int32_t b) { return ids[a] != ids[b] ? ids[a] < ids[b] : a < b; });
+  std::vector<int64_t> starts;  // of the rows of each id that occurs
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (i == 0 || ids[rows[i]] != ids[rows[i - 1]]) starts.push_back(static_cast<int64_t>(i));
+  }
+  const auto distinct = static_cast<int64_t>(starts.size());
+  starts.push_back(static_cast<int64_t>(rows.size()));
+  const auto add_rows = TESSERA_CHOOSE(AddRowsInUnits<T>);
+  ForRanges(pool, distinct, kRowsPerBlock, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int32_t* const first = rows.data() + starts[i];
+      add_rows(from.data, from.stride, first, starts[i + 1] - starts[i], from.rows / op.units,
+               to.columns, to.row(ids[*first] - op.first_id));
+    }
+  });
+}
+
 }  // namespace
 
 void CpuBackend::Run(const ops::EmbeddingForward& op) {
@@ -97,6 +184,10 @@ void CpuBackend::Run(const ops::EmbeddingBackward& op) {
   WithType(op.d_out.dtype(), [&]<typename T>(T) {
     const Rows<T> from = AsRows<T>(op.d_out);
     const Rows<float> to = AsRows<float>(op.d_table);
+    if (op.units > 1) {
+      AddInUnits(pool_, from, op, to);
+      return;
+    }
     const auto add_by_ids = TESSERA_CHOOSE(AddByIds<T>);
     // Strips of columns: each thread processes the rows of one id in their order.
     ForRanges(pool_, to.columns, kStripColumns, [&](int64_t begin, int64_t end, int) {
@@ -124,7 +215,7 @@ void CpuBackend::Run(const ops::AddPositionsBackward& op) {
     const Rows<float> to = AsRows<float>(op.d_table);
     const auto sum_every = TESSERA_CHOOSE(SumEvery<T>);
     ForSegments(pool_, op.sequence, to.columns, [&](int64_t t, int64_t begin, int64_t end, int) {
-      sum_every(from.row(t) + begin, from.rows / op.sequence, op.sequence * from.stride,
+      sum_every(from.row(t) + begin, from.rows / op.sequence, op.units, op.sequence * from.stride,
                 end - begin, op.accumulate, to.row(t) + begin);
     });
     if (op.accumulate) return;

@@ -1,36 +1,12 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CPU_GEMM_H_
 #define TESSERA_COMPUTE_KERNELS_CPU_GEMM_H_
 
-#include <compare>
-#include <cstdint>
-
-#include "layout/dtype.h"
+#include "compute/kernels/cpu/gemm/gemm.h"
 
 namespace tessera {
 
-// Everything but the operands that determines one canonical product: c[m,n] = a[m,k] b[k,n] (+
-// bias[n]) (+ c). a, b row-major with a leading dimension, or, transposed, column-major with one. c
-// row-major.
-struct GemmShape {
-  int64_t m = 0;
-  int64_t n = 0;
-  int64_t k = 0;
-  int64_t lda = 0;
-  int64_t ldb = 0;
-  int64_t ldc = 0;
-  bool a_transposed = false;
-  bool b_transposed = false;
-  bool b_packed = false;  // bf16, in the layout of matmul_pack.h
-  DType input = DType::kF32;
-  DType output = DType::kF32;
-  bool accumulate = false;
-  bool bias = false;  // in the input's dtype
-
-  auto operator<=>(const GemmShape&) const = default;  // NOLINT(modernize-use-nullptr)
-};
-
-// One matrix product of a library, ready to run on any thread of the pool. Its result depends on
-// its shape and operands alone, not on their addresses or on the thread.
+// One matrix product, ours or a library's, ready to run on any thread of the pool. Its result
+// depends on its shape and operands alone, not on their addresses or on the thread.
 //
 // Signals: some of oneDNN's generated products (fp32 "gemm:jit", for inner dimensions above 252, or
 // 84 with AVX-512) let the stack pointer point into a buffer on the heap while they run. A signal

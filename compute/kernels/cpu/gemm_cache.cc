@@ -6,6 +6,7 @@
 
 #include "base/cpu_level.h"
 #include "compute/kernels/cpu/gemm.h"
+#include "compute/kernels/cpu/gemm/gemm.h"
 #include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/kernels/cpu/workspace.h"
 #include "layout/dtype.h"
@@ -14,6 +15,22 @@ namespace tessera {
 namespace {
 
 bool UsesOpenBlas() { return EffectiveCpuLevel() < CpuLevel::kAvx512; }
+
+class OwnGemm final : public Gemm {
+ public:
+  OwnGemm(const GemmShape& shape, bool fused, Workspace& scratch)
+      : product_(shape, fused), scratch_(scratch) {
+    scratch.ReservePerThread(product_.scratch_bytes());
+  }
+
+  void Run(int thread, const void* a, const void* b, void* c, const void* bias) const override {
+    product_.Run(a, b, c, bias, scratch_.OfThread<char>(thread, product_.scratch_bytes()));
+  }
+
+ private:
+  const ChainGemm product_;
+  Workspace& scratch_;
+};
 
 }  // namespace
 
@@ -25,10 +42,11 @@ struct GemmCache::Threads {
   DnnlGemms dnnl;
 };
 
-GemmCache::GemmCache(int threads)
+GemmCache::GemmCache(int threads, bool exact)
     : threads_(std::make_unique<Threads>(threads)),
+      exact_(exact),
       has_bf16_(DnnlHasBf16()),
-      has_packed_(has_bf16_ && threads_->dnnl.HasPackedKernels()),
+      has_packed_(!exact && has_bf16_ && threads_->dnnl.HasPackedKernels()),
       has_openblas_(UsesOpenBlas()) {}
 
 GemmCache::~GemmCache() = default;
@@ -40,6 +58,7 @@ const Gemm& GemmCache::Get(const GemmShape& shape) {
 }
 
 std::unique_ptr<Gemm> GemmCache::Make(const GemmShape& shape) {
+  if (exact_) return std::make_unique<OwnGemm>(shape, /*fused=*/true, threads_->scratch);
   if (shape.input == DType::kBF16 && !has_bf16_) {
     return MakeWidenedGemm(
         shape, [this](const GemmShape& wide) -> const Gemm& { return Get(wide); },

@@ -25,7 +25,7 @@ struct TileCost {
   double rows = 0, columns = 0;
 };
 
-// - OpenBLAS's kernels: a tile's rows and columns are packed for it alone.
+// - Ours and OpenBLAS's kernels: a tile's rows and columns are packed for it alone.
 // - oneDNN's were fitted to its rates on GPT-2's shapes (Granite Rapids). In fp32 twice the rows or
 //   columns win 3 to 8 %. Where a is transposed rows cost little, but the transposition is done
 //   again for each tile of columns: 768 of them are 7 % faster than 384. A long sum's operands are
@@ -33,6 +33,7 @@ struct TileCost {
 //   fast enough for every cost to show; where it is widened, it costs what fp32 does.
 TileCost TileCostOf(int64_t k, bool a_transposed, DType dtype, const GemmCache& gemms) {
   constexpr int64_t kLong = 8192;
+  if (gemms.exact()) return {25, 20};
   if (dtype == DType::kBF16 && gemms.has_bf16()) return {60, 120};
   if (gemms.has_openblas()) return {15, 15};
   if (k >= kLong) return {24, 48};

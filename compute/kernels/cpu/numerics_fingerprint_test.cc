@@ -20,7 +20,7 @@ namespace {
 
 // The fingerprint of a process with that environment, which must be set before oneDNN is first
 // used: runs this program again, as IsComputedOnce, and reads what it prints.
-NumericsFingerprint Of(const std::string& environment) {
+NumericsFingerprint Of(const std::string& environment, bool exact = false) {
   std::array<char, 4096> self = {};
   EXPECT_GT(readlink("/proc/self/exe", self.data(), self.size() - 1), 0);
   const std::string command = environment + " " + self.data() + " --gtest_filter=*IsComputedOnce";
@@ -30,8 +30,10 @@ NumericsFingerprint Of(const std::string& environment) {
   while (std::fgets(line.data(), line.size(), pipe) != nullptr) {
     std::array<char, 256> level = {}, library = {};
     uint64_t products = 0, loops = 0;
-    if (std::sscanf(line.data(), "fingerprint|%255[^|]|%255[^|]|%" SCNx64 "|%" SCNx64, level.data(),
-                    library.data(), &products, &loops) == 4) {
+    int of_exact = 0;
+    if (std::sscanf(line.data(), "fingerprint|%d|%255[^|]|%255[^|]|%" SCNx64 "|%" SCNx64, &of_exact,
+                    level.data(), library.data(), &products, &loops) == 5 &&
+        of_exact == static_cast<int>(exact)) {
       fingerprint = {level.data(), library.data(), products, loops};
     }
   }
@@ -41,12 +43,28 @@ NumericsFingerprint Of(const std::string& environment) {
 }
 
 TEST(CpuNumericsFingerprintTest, IsComputedOnce) {
-  const NumericsFingerprint& own = CpuNumericsFingerprint();
-  EXPECT_EQ(&own, &CpuNumericsFingerprint());
-  EXPECT_NE(own.products_hash, 0u);
-  EXPECT_NE(own.loops_hash, 0u);
-  std::printf("fingerprint|%s|%s|%lx|%lx\n", own.instruction_set.c_str(), own.library.c_str(),
-              own.products_hash, own.loops_hash);
+  for (const bool exact : {false, true}) {
+    const NumericsFingerprint& own = CpuNumericsFingerprint(exact);
+    EXPECT_EQ(&own, &CpuNumericsFingerprint(exact));
+    EXPECT_NE(own.products_hash, 0u);
+    EXPECT_NE(own.loops_hash, 0u);
+    std::printf("fingerprint|%d|%s|%s|%lx|%lx\n", static_cast<int>(exact),
+                own.instruction_set.c_str(), own.library.c_str(), own.products_hash,
+                own.loops_hash);
+  }
+}
+
+// Ranks on unlike processors train together: with and without multiply-adds and bf16 products,
+// whatever this machine has, and with another limit of the library's.
+TEST(CpuNumericsFingerprintTest, OfExactNumericsIsTheSameOnEveryProcessor) {
+  const NumericsFingerprint& own = CpuNumericsFingerprint(/*exact=*/true);
+  EXPECT_EQ(own.library, "contract 1");
+  EXPECT_EQ(own.instruction_set, kAnyInstructionSet);
+  for (const char* environment : {"TESSERA_CPU=sse4", "TESSERA_CPU=avx2", "TESSERA_CPU=avx512",
+                                  "DNNL_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=3"}) {
+    EXPECT_EQ(Of(environment, /*exact=*/true), own) << environment;
+  }
+  EXPECT_NE(own, CpuNumericsFingerprint());
 }
 
 TEST(CpuNumericsFingerprintTest, IsTheSameInEveryProcessOfAMachine) {
@@ -54,9 +72,13 @@ TEST(CpuNumericsFingerprintTest, IsTheSameInEveryProcessOfAMachine) {
   EXPECT_EQ(Of("OMP_NUM_THREADS=7"), CpuNumericsFingerprint());
 }
 
-TEST(CpuNumericsFingerprintTest, NamesTheInstructionSet) {
-  EXPECT_EQ(CpuNumericsFingerprint().instruction_set, CpuLevelName(EffectiveCpuLevel()));
-  EXPECT_EQ(Of("TESSERA_CPU=sse4").instruction_set, "sse4");
+TEST(CpuNumericsFingerprintTest, OurOwnLoopsAreTheSameForEveryInstructionSet) {
+  EXPECT_EQ(CpuNumericsFingerprint().instruction_set, kAnyInstructionSet);
+  for (const char* level : {"sse4", "avx2", "avx512"}) {
+    const NumericsFingerprint limited = Of(std::string("TESSERA_CPU=") + level);
+    EXPECT_EQ(limited.instruction_set, kAnyInstructionSet);
+    EXPECT_EQ(limited.loops_hash, CpuNumericsFingerprint().loops_hash) << level;
+  }
 }
 
 // SSE4 has no fused multiply-add: every product is rounded twice as often.

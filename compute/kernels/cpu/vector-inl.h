@@ -2,10 +2,11 @@
 // two with AVX2, four with SSE. The end of an array uses the same vector code as its middle
 // (LoadPart, StorePart), so that an element's result does not depend on its position in a buffer.
 //
-// The same bits on every target from AVX2 on: all have sixteen lanes, reductions have one tree,
-// multiply-adds are written out, and the compiler contracts none by itself (KERNEL_COPTS). This
+// The same bits on every target: all have sixteen lanes, reductions have one tree, multiply-adds
+// are written out and rounded once, and the compiler contracts none by itself (KERNEL_COPTS). This
 // file must not use the processor's approximations (rcp14) or roundings with semantics of their own
-// (cvtneps flushes subnormals). Targets without fused multiply-adds round twice instead.
+// (cvtneps flushes subnormals). Targets without fused multiply-adds (SSE4) compose them of fp64
+// operations, which takes several times as long.
 //
 // This file is compiled once for each target, after hwy/foreach_target.h. Lambdas that use it need
 // HWY_ATTR: the target's attribute applies to functions only.
@@ -84,17 +85,57 @@ TESSERA_INLINE F32x16 operator/(F32x16 a, F32x16 b) {
 }
 TESSERA_INLINE F32x16& operator+=(F32x16& a, F32x16 b) { return a = a + b; }
 
-// a * b + c, rounded once where the target has fused multiply-adds.
+#if HWY_NATIVE_FMA
+TESSERA_INLINE FloatRegister FusedMulAdd(FloatRegister a, FloatRegister b, FloatRegister c) {
+  return hn::MulAdd(a, b, c);
+}
+#else
+using HalfFloatTag = hn::Half<FloatTag>;
+using HalfFloats = hn::Vec<HalfFloatTag>;
+
+// A product of fp32 numbers is exact in fp64. The sum is rounded to odd there, so that rounding it
+// again to fp32 is as if it had been exact (Boldo and Melquiond, 2008).
+TESSERA_INLINE HalfFloats FusedMulAddHalf(HalfFloats a, HalfFloats b, HalfFloats c) {
+  const hn::Rebind<double, HalfFloatTag> wide;
+  const hn::RebindToUnsigned<decltype(wide)> words;
+  const auto product = hn::Mul(hn::PromoteTo(wide, a), hn::PromoteTo(wide, b));
+  const auto addend = hn::PromoteTo(wide, c);
+  const auto sum = hn::Add(product, addend), from_addend = hn::Sub(sum, product);
+  const auto lost =
+      hn::Add(hn::Sub(product, hn::Sub(sum, from_addend)), hn::Sub(addend, from_addend));
+  const auto bits = hn::BitCast(words, sum), one = hn::Set(words, 1);
+  const auto opposite = hn::ShiftRight<63>(hn::Xor(bits, hn::BitCast(words, lost)));
+  const auto is_even = hn::Sub(hn::And(bits, one), one);  // all bits, or none
+  const auto is_inexact = hn::BitCast(
+      words,
+      hn::VecFromMask(wide, hn::Or(hn::Gt(lost, hn::Zero(wide)), hn::Lt(lost, hn::Zero(wide)))));
+  const auto step =
+      hn::And(hn::Sub(one, hn::Add(opposite, opposite)), hn::And(is_even, is_inexact));
+  return hn::DemoteTo(HalfFloatTag(), hn::BitCast(wide, hn::Add(bits, step)));
+}
+
+TESSERA_INLINE FloatRegister FusedMulAdd(FloatRegister a, FloatRegister b, FloatRegister c) {
+  const HalfFloatTag half;
+  return hn::Combine(
+      FloatTag(),
+      FusedMulAddHalf(hn::UpperHalf(half, a), hn::UpperHalf(half, b), hn::UpperHalf(half, c)),
+      FusedMulAddHalf(hn::LowerHalf(half, a), hn::LowerHalf(half, b), hn::LowerHalf(half, c)));
+}
+#endif
+
+// a * b + c, rounded once.
 TESSERA_INLINE F32x16 MulAdd(F32x16 a, F32x16 b, F32x16 c) {
-  return Map([](auto x, auto y, auto z) HWY_ATTR { return hn::MulAdd(x, y, z); }, a, b, c);
+  return Map([](auto x, auto y, auto z) HWY_ATTR { return FusedMulAdd(x, y, z); }, a, b, c);
 }
 // a * b - c
 TESSERA_INLINE F32x16 MulSub(F32x16 a, F32x16 b, F32x16 c) {
-  return Map([](auto x, auto y, auto z) HWY_ATTR { return hn::MulSub(x, y, z); }, a, b, c);
+  return Map([](auto x, auto y, auto z) HWY_ATTR { return FusedMulAdd(x, y, hn::Neg(z)); }, a, b,
+             c);
 }
 // c - a * b
 TESSERA_INLINE F32x16 NegMulAdd(F32x16 a, F32x16 b, F32x16 c) {
-  return Map([](auto x, auto y, auto z) HWY_ATTR { return hn::NegMulAdd(x, y, z); }, a, b, c);
+  return Map([](auto x, auto y, auto z) HWY_ATTR { return FusedMulAdd(hn::Neg(x), y, z); }, a, b,
+             c);
 }
 
 // Correctly rounded.
@@ -300,15 +341,9 @@ TESSERA_INLINE F32x16 PowerOf2(F32x16 shifted, F32x16 r) {
 TESSERA_INLINE F32x16 ExpInRange(F32x16 x) {
   const F32x16 shifted = MulAdd(x, kLog2E, kRoundingShift);
   const F32x16 n = shifted - kRoundingShift;
-#if HWY_NATIVE_FMA
   constexpr float kLog2ELow = 1.92596303e-8f;  // log2(e) - kLog2E
   // x * kLog2E - n is exact.
   return PowerOf2(shifted, MulAdd(x, kLog2ELow, MulSub(x, kLog2E, n)));
-#else
-  constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
-  // n * kLn2High is exact.
-  return PowerOf2(shifted, (x - n * kLn2High - n * kLn2Low) * kLog2E);
-#endif
 }
 
 // e^x, within 1.5 ulp; below -87.3 the result is 0, from 88.4 on infinity; NaN is preserved.

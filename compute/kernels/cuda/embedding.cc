@@ -26,6 +26,7 @@ namespace {
 constexpr int kScanThreads = 1024;
 constexpr int kSortThreads = 64;
 constexpr int kStripThreads = 128;
+constexpr int kMostUnitLevels = 32;
 
 template <typename T>
 struct EmbeddingForwardBody {
@@ -156,6 +157,56 @@ TESSERA_KERNEL void SortLists(RowLists lists) {
   }
 }
 
+// A sum over units (operations.h), of which some may contribute nothing.
+class UnitTree {
+ public:
+  // Units in ascending order.
+  TESSERA_DEVICE void Add(int64_t number, float sum) {
+    const auto unit = static_cast<int32_t>(number);
+    // The lowest node that holds two neighbours is the smaller, the fewer bits they differ in.
+    while (depth_ >= 2 &&
+           LowerNode(units_[depth_ - 2] ^ units_[depth_ - 1], units_[depth_ - 1] ^ unit)) {
+      Merge();
+    }
+    sums_[depth_] = sum;
+    units_[depth_++] = unit;
+  }
+  TESSERA_DEVICE float Finish() {
+    while (depth_ >= 2) Merge();
+    return depth_ == 0 ? 0.0f : sums_[0];
+  }
+
+ private:
+  TESSERA_DEVICE static bool LowerNode(int32_t a, int32_t b) { return a < b && a < (a ^ b); }
+  TESSERA_DEVICE void Merge() {
+    --depth_;
+    sums_[depth_ - 1] += sums_[depth_];
+  }
+
+  float sums_[kMostUnitLevels];
+  int32_t units_[kMostUnitLevels];
+  int depth_ = 0;
+};
+
+template <typename T>
+TESSERA_KERNEL void AddListsInUnits(RowLists lists, Rows<T> d_out, int64_t rows_per_unit,
+                                    Rows<float> d_table) {
+  const int64_t id = simt::BlockX();
+  const int64_t column = simt::BlockY() * simt::ThreadCount() + simt::ThreadIndex();
+  const int32_t begin = lists.starts[id], end = lists.starts[id + 1];
+  if (begin == end || column >= d_table.columns) return;
+  UnitTree tree;
+  for (int32_t i = begin; i < end;) {
+    const int64_t unit = lists.sorted[i] / rows_per_unit;
+    float sum = 0;
+    for (; i < end && lists.sorted[i] / rows_per_unit == unit; ++i) {
+      sum += simt::ToFloat(d_out.data[lists.sorted[i] * d_out.stride + column]);
+    }
+    tree.Add(unit, sum);
+  }
+  d_table.data[id * d_table.stride + column] += tree.Finish();
+}
+
 template <typename T>
 TESSERA_KERNEL void AddLists(RowLists lists, Rows<T> d_out, Rows<float> d_table) {
   const int64_t id = simt::BlockX();
@@ -214,6 +265,27 @@ struct AddPositionsBackwardBody {
   }
 };
 
+template <typename T>
+struct AddPositionsInUnitsBody {
+  AddPositionsBackwardBody<T> rows;
+  int64_t rows_per_unit;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t t, int64_t column) const {
+    UnitTree tree;
+    for (int64_t first = 0; t < rows.sequence && first < rows.d_x.rows; first += rows_per_unit) {
+      float sum = 0;
+      for (int64_t row = first + t; row < first + rows_per_unit; row += rows.sequence) {
+        sum += simt::ToFloat(rows.d_x.data[row * rows.d_x.stride + column]);
+      }
+      tree.Add(first / rows_per_unit, sum);
+    }
+    const float total = tree.Finish();
+    float* const to = rows.d_table.data + t * rows.d_table.stride + column;
+    *to = rows.accumulate ? *to + total : total;
+  }
+};
+
 // Fills all arrays of the lists.
 void LaunchLists(simt::Stream stream, const RowLists& lists) {
   LaunchForEach(stream, 1, lists.id_count, ZeroBody{lists.counts});
@@ -253,6 +325,12 @@ void DeviceKernels::Run(const ops::EmbeddingBackward& op) {
                             .unsorted = memory + 2 * to.rows + 1,
                             .sorted = memory + 2 * to.rows + 1 + from.rows};
     LaunchLists(stream(), lists);
+    if (op.units > 1) {
+      simt::Launch<AddListsInUnits<T>>({to.rows, simt::BlocksOf(to.columns, kStripThreads)},
+                                       kStripThreads, 0, stream(), lists, from,
+                                       from.rows / op.units, to);
+      return;
+    }
     simt::Launch<AddLists<T>>({to.rows, simt::BlocksOf(to.columns, kStripThreads)}, kStripThreads,
                               0, stream(), lists, from, to);
   });
@@ -272,7 +350,13 @@ void DeviceKernels::Run(const ops::AddPositionsBackward& op) {
   WithType(op.d_x.dtype(), [&]<typename T>(T) {
     const AddPositionsBackwardBody<T> body = {AsRows<T>(op.d_x), op.sequence,
                                               AsRows<float>(op.d_table), op.accumulate};
-    LaunchForEach(stream(), body.d_table.rows, body.d_table.columns, body, body.d_x, body.d_table);
+    const Rows<float>& to = body.d_table;
+    if (op.units == 1) {
+      LaunchForEach(stream(), to.rows, to.columns, body, body.d_x, to);
+    } else {
+      LaunchForEach(stream(), to.rows, to.columns,
+                    AddPositionsInUnitsBody<T>{body, body.d_x.rows / op.units});
+    }
   });
 }
 

@@ -24,6 +24,8 @@ struct Heads {
 
   int64_t batch() const { return q.dim(0); }
   int64_t sequence() const { return q.dim(1); }
+  // The number of keys that query t sees.
+  int64_t Seen(int64_t t) const { return k.dim(1) - q.dim(1) + t + 1; }
   int64_t heads() const { return q.dim(2); }
   int64_t size() const { return q.dim(3); }
   int64_t KeyHead(int64_t h) const { return h / (heads() / k.dim(2)); }
@@ -82,12 +84,12 @@ void ReferenceBackend::Run(const ops::AttentionForward& op) {
     for (int64_t h = 0; h < in.heads(); ++h) {
       for (int64_t t = 0; t < in.sequence(); ++t) {
         std::vector<double> scores;
-        for (int64_t s = 0; s <= t; ++s) scores.push_back(in.Score(b, h, t, s));
+        for (int64_t s = 0; s < in.Seen(t); ++s) scores.push_back(in.Score(b, h, t, s));
         const double maximum = *std::max_element(scores.begin(), scores.end());
         double sum = 0;
         for (double score : scores) sum += std::exp(score - maximum);
         lse(b, h, t) = maximum + std::log(sum);
-        for (int64_t s = 0; s <= t; ++s) {
+        for (int64_t s = 0; s < in.Seen(t); ++s) {
           const double weight = std::exp(scores[s] - lse(b, h, t)) * in.DropoutFactor(b, h, t, s);
           for (int64_t d = 0; d < in.size(); ++d) {
             output(b, t, h, d) += weight * in.v(b, s, in.KeyHead(h), d);

@@ -54,6 +54,39 @@ TEST_P(OperationDetailsTest, CopiesAnyStridesBetweenAnyDTypes) {
   ExpectBitwiseEqual(copy, ids);
 }
 
+// Sums over canonical units are the sums of each, added in the tree.
+TEST_P(OperationDetailsTest, SumsInUnitsAreTheirTree) {
+  constexpr int64_t kUnits = 8, kSequence = 6, kRows = 2 * kUnits * kSequence, kColumns = 37;
+  const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
+  const Tensor d = random_.Normal(dtype(), {kRows, kColumns});
+  const Tensor ids = random_.Ids({kRows}, 0, 30);
+  const Tensor tables(DType::kF32, {kUnits, 20, kColumns}), table(DType::kF32, {20, kColumns});
+  const Tensor positions(DType::kF32, {kUnits, kSequence, kColumns}),
+      position(DType::kF32, {kSequence, kColumns});
+  backend->Fill({tables, 0});
+  backend->Fill({table, 0});
+  const auto unit = [](const TensorView& x, int64_t i) {
+    return x.Slice(0, i, i + 1).Reshape({x.dim(1), x.dim(2)});
+  };
+  for (int64_t i = 0; i < kUnits; ++i) {
+    const int64_t begin = i * kRows / kUnits, end = (i + 1) * kRows / kUnits;
+    const TensorView rows = d.view().Slice(0, begin, end);
+    backend->EmbeddingBackward({rows, ids.view().Slice(0, begin, end), 5, unit(tables, i)});
+    backend->AddPositionsBackward({rows, kSequence, unit(positions, i), false});
+  }
+  for (const Tensor* all : {&tables, &positions}) {
+    for (int64_t step = 1; step < kUnits; step *= 2) {
+      for (int64_t i = 0; i < kUnits; i += 2 * step) {
+        backend->Add({unit(*all, i), unit(*all, i + step), unit(*all, i)});
+      }
+    }
+  }
+  backend->EmbeddingBackward({d, ids, 5, table, kUnits});
+  backend->AddPositionsBackward({d, kSequence, position, false, kUnits});
+  ExpectBitwiseEqual(table, unit(tables, 0), "table");
+  ExpectBitwiseEqual(position, unit(positions, 0), "positions");
+}
+
 TEST_P(OperationDetailsTest, RoundsToNearestEvenAndKeepsNaN) {
   const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
   const Tensor x(DType::kF32, {1 << 16}), narrow(DType::kBF16, {1 << 16});

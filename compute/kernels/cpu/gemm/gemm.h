@@ -1,0 +1,107 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CPU_GEMM_GEMM_H_
+#define TESSERA_COMPUTE_KERNELS_CPU_GEMM_GEMM_H_
+
+// Matrix products whose bits follow from their operands alone.
+//
+// THE CONTRACT, version kGemmContract. Every element of c is computed apart from all others, by the
+// following operations in this order, whatever the shape of the product, its blocks, the layout of
+// its operands, the number of threads and the processor:
+//
+//   fp32:  s = 0, or c where the product accumulates;
+//          for k = 0, 1, 2, ...:  s = fma(a[k], b[k], s).
+//
+//   bf16:  s as above, in fp32; k in blocks of 32, the last filled up with zeros. For each block:
+//          even = odd = 0;
+//          for k = 0, 2, ..., 30 of the block:  even = fma(a[k],   b[k],   even)
+//                                               odd  = fma(a[k+1], b[k+1], odd);
+//          s = s + (even + odd).
+//
+// Then, with a bias, s = s + bias; and s is c, rounded where c is bf16. All numbers are fp32, and
+// each operation is rounded once, to the nearest, ties to even. In fp32 subnormals are numbers like
+// all others. In bf16 they are zeros wherever an operation reads or produces one. (NaN is NaN, of
+// unspecified payload.)
+//
+// The order for bf16 is the one of AMX: TDPBF16PS computes one block. VDPBF16PS (AVX-512) computes
+// two multiply-adds of a chain, with the same rounding and flushing, from operands whose pairs are
+// packed as (0, 2), (4, 6), ...; every other processor computes them one by one from widened
+// numbers. Where a product has no multiply-add at all in hardware (SSE4), it is composed of fp64
+// operations if the product is `fused`, which costs many times the time; otherwise it is a
+// multiplication and an addition, and the bits are not those of the contract.
+//
+// So a product may be cut along m and n, and along k where the cut is a multiple of 32 (fp32:
+// anywhere): the sum of the parts, each of which accumulates to the one before in fp32, is the
+// product. A row of c does not depend on what the other rows are.
+//
+// How it is made: packed panels and register tiles, as in BLIS (see gemm.cc); kernels.h has what is
+// compiled for each instruction set.
+
+#include <compare>
+#include <cstdint>
+
+#include "compute/kernels/cpu/gemm/kernels.h"
+#include "layout/dtype.h"
+
+namespace tessera {
+
+// Changes with every change of a bit.
+inline constexpr int kGemmContract = 1;
+
+// Everything but the operands that determines one product: c[m,n] = a[m,k] b[k,n] (+ c) (+
+// bias[n]). a, b row-major with a leading dimension, or, transposed, column-major with one. c
+// row-major.
+struct GemmShape {
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  int64_t lda = 0;
+  int64_t ldb = 0;
+  int64_t ldc = 0;
+  bool a_transposed = false;
+  bool b_transposed = false;
+  bool b_packed = false;  // oneDNN's products only: bf16, in the layout of matmul_pack.h
+  DType input = DType::kF32;
+  DType output = DType::kF32;  // fp32, or bf16 as the input
+  bool accumulate = false;
+  bool bias = false;  // in the input's dtype
+
+  auto operator<=>(const GemmShape&) const = default;  // NOLINT(modernize-use-nullptr)
+};
+
+// A product, ready to run on any thread. Keeps no operand: one may run on several threads at once.
+class ChainGemm {
+ public:
+  // fused: see the contract; false only to be faster on a processor without multiply-adds.
+  ChainGemm(const GemmShape& shape, bool fused);
+
+  // The size of the scratch memory that a call of Run() uses.
+  int64_t scratch_bytes() const { return scratch_words_ * static_cast<int64_t>(sizeof(float)); }
+
+  // Runs on the calling thread alone. No element outside the operands is read or written. `scratch`
+  // begins on a cache line.
+  void Run(const void* a, const void* b, void* c, const void* bias, void* scratch) const;
+
+ private:
+  struct Buffers;
+  struct Part;
+
+  void RunParts(const void* a, const void* b, void* c, const void* bias, void* scratch) const;
+  void PackRows(const void* a, const Part& part, uint32_t* packed) const;
+  void PackColumns(const void* b, const Part& part, int64_t column, int64_t columns,
+                   uint32_t* packed) const;
+  void MultiplyTile(const Part& part, int64_t row, int64_t rows, int64_t column, const uint32_t* a,
+                    const uint32_t* b, void* c, const void* bias, const Buffers& buffers) const;
+  int64_t Steps(int64_t depth) const;
+  int64_t FirstRow(int64_t panel) const { return panel * shape_.m / row_panels_; }
+
+  const GemmShape shape_;
+  const gemm::Kernels& kernels_;
+  int64_t depth_ = 0;        // of a part of k
+  int64_t columns_ = 0;      // of b that are packed at once
+  int64_t row_panels_ = 0;   // near-equal
+  bool sums_apart_ = false;  // c is bf16 and k has several parts: sums are kept in scratch
+  int64_t scratch_words_ = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_KERNELS_CPU_GEMM_GEMM_H_

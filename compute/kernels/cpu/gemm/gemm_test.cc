@@ -1,0 +1,244 @@
+// Every bit of products, for every instruction set that the processor has, compared with the
+// contract in scalar code; operands end where memory does.
+
+#include "compute/kernels/cpu/gemm/gemm.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <xmmintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "base/for_each_target.h"
+#include "compute/tensor/bfloat16.h"
+#include "layout/dtype.h"
+
+namespace tessera {
+namespace {
+
+// Zero for subnormals, as in the contract for bf16.
+float Flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+
+// fma() with subnormals flushed. A number that is only rounded to the least normal one is not.
+float FlushedFma(float a, float b, float c) {
+  return Flushed(std::fma(Flushed(a), Flushed(b), Flushed(c)));
+}
+
+// An array between pages without access, at the end of its memory or at its beginning.
+template <typename T>
+class Guarded {
+ public:
+  Guarded(int64_t count, bool at_end) : count_(count) {
+    const int64_t bytes = count * sizeof(T);
+    room_ = (bytes + kPage - 1) / kPage * kPage;
+    memory_ = static_cast<char*>(mmap(nullptr, room_ + 2 * kPage, PROT_READ | PROT_WRITE,
+                                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    mprotect(memory_, kPage, PROT_NONE);
+    mprotect(memory_ + kPage + room_, kPage, PROT_NONE);
+    data_ = reinterpret_cast<T*>(memory_ + kPage + (at_end ? room_ - bytes : 0));
+  }
+  ~Guarded() { munmap(memory_, room_ + 2 * kPage); }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+
+  T* data() const { return data_; }
+  T& operator[](int64_t i) const { return data_[i]; }
+  int64_t size() const { return count_; }
+
+ private:
+  static constexpr int64_t kPage = 4096;
+  int64_t count_, room_ = 0;
+  char* memory_ = nullptr;
+  T* data_ = nullptr;
+};
+
+class ChainGemmTest : public ::testing::Test {
+ protected:
+  // Normal numbers of all sizes, and, `tiny`, those whose products are subnormal.
+  float Number(bool tiny) {
+    const float x = std::uniform_real_distribution<float>(-1, 1)(random_);
+    return tiny ? std::ldexp(x, static_cast<int>(random_() % 60) - 90) : x;
+  }
+
+  template <typename T>
+  void Fill(const Guarded<T>& x, bool tiny) {
+    for (int64_t i = 0; i < x.size(); ++i) x[i] = T(Number(tiny));
+  }
+
+  // The number of wrong elements of one product, over all instruction sets. `variant`: its flags, a
+  // bit each.
+  template <typename In, typename Out>
+  int64_t Wrong(int64_t m, int64_t n, int64_t k, int variant, bool tiny) {
+    GemmShape shape = {.m = m, .n = n, .k = k};
+    shape.input = sizeof(In) == 4 ? DType::kF32 : DType::kBF16;
+    shape.output = sizeof(Out) == 4 ? DType::kF32 : DType::kBF16;
+    shape.a_transposed = variant & 1;
+    shape.b_transposed = variant & 2;
+    shape.bias = variant & 4;
+    shape.accumulate = variant & 8;
+    const int64_t apart = variant & 16 ? 3 : 0;  // of rows
+    shape.lda = (shape.a_transposed ? m : k) + apart;
+    shape.ldb = (shape.b_transposed ? k : n) + apart;
+    shape.ldc = n + apart;
+    const bool at_end = random_() % 2 == 0;
+    const Guarded<In> a((shape.a_transposed ? k : m) * shape.lda - apart, at_end);
+    const Guarded<In> b((shape.b_transposed ? n : k) * shape.ldb - apart, at_end);
+    const Guarded<In> bias(n, at_end);
+    const Guarded<Out> c(m * shape.ldc - apart, at_end);
+    Fill(a, tiny), Fill(b, tiny), Fill(bias, tiny), Fill(c, tiny);
+    const std::vector<Out> before(c.data(), c.data() + c.size());
+
+    std::vector<Out> expected = before;
+    for (int64_t i = 0; i < c.size(); ++i) {
+      const int64_t row = i / shape.ldc, column = i % shape.ldc;
+      if (column < n) {
+        const auto at_a = [&](int64_t j) {
+          return j >= k ? 0
+                        : float(a[shape.a_transposed ? j * shape.lda + row : row * shape.lda + j]);
+        };
+        const auto at_b = [&](int64_t j) {
+          return j >= k
+                     ? 0
+                     : float(
+                           b[shape.b_transposed ? column * shape.ldb + j : j * shape.ldb + column]);
+        };
+        float sum = shape.accumulate ? float(before[i]) : 0;
+        if (sizeof(In) == 4) {
+          for (int64_t j = 0; j < k; ++j) sum = std::fma(at_a(j), at_b(j), sum);
+          if (shape.bias) sum += float(bias[column]);
+        } else {
+          for (int64_t j = 0; j < k; j += 32) {
+            float even = 0, odd = 0;
+            for (int64_t i = j; i < j + 32; i += 2) {
+              even = FlushedFma(at_a(i), at_b(i), even);
+              odd = FlushedFma(at_a(i + 1), at_b(i + 1), odd);
+            }
+            sum = Flushed(Flushed(sum) + Flushed(even + odd));
+          }
+          if (shape.bias) sum = Flushed(sum + Flushed(float(bias[column])));
+        }
+        expected[i] = Out(sum);
+      }
+    }
+
+    int64_t wrong = 0;
+    ForEachTarget([&](const char*) {
+      const ChainGemm gemm(shape, /*fused=*/true);
+      scratch_.resize(gemm.scratch_bytes() / 64 + 2);
+      std::copy(before.begin(), before.end(), c.data());
+      const unsigned mode = _mm_getcsr() & ~0x3fu;  // without what operations set
+      gemm.Run(a.data(), b.data(), c.data(), shape.bias ? bias.data() : nullptr, scratch_.data());
+      EXPECT_EQ(_mm_getcsr() & ~0x3fu, mode) << "the processor's mode is as before";
+      for (int64_t i = 0; i < c.size(); ++i) {
+        wrong += std::memcmp(&expected[i], &c[i], sizeof(Out)) != 0 ? 1 : 0;
+      }
+    });
+    return wrong;
+  }
+
+  void ExpectContract(int64_t m, int64_t n, int64_t k, int variant, bool tiny) {
+    SCOPED_TRACE(::testing::Message() << m << "x" << n << "x" << k << " variant " << variant
+                                      << (tiny ? ", tiny numbers" : ""));
+    EXPECT_EQ((Wrong<float, float>(m, n, k, variant, tiny)), 0) << "fp32";
+    EXPECT_EQ((Wrong<BFloat16, float>(m, n, k, variant, tiny)), 0) << "bf16 into fp32";
+    EXPECT_EQ((Wrong<BFloat16, BFloat16>(m, n, k, variant, tiny)), 0) << "bf16";
+  }
+
+  std::mt19937_64 random_{1};
+  struct alignas(64) Line {
+    char bytes[64];
+  };
+  std::vector<Line> scratch_;
+};
+
+// Every extent up to 70 in each place, with the others at random.
+TEST_F(ChainGemmTest, HasTheBitsOfTheContractInSmallShapes) {
+  for (int64_t extent = 1; extent <= 70 && !HasFailure(); ++extent) {
+    const auto other = [&] { return 1 + static_cast<int64_t>(random_() % 70); };
+    const int variant = static_cast<int>(random_() % 32);
+    ExpectContract(extent, other(), other(), variant, extent % 4 == 0);
+    ExpectContract(other(), extent, other(), variant ^ 3, extent % 4 == 1);
+    ExpectContract(other(), other(), extent, variant ^ 9, extent % 4 == 2);
+  }
+}
+
+// Several parts of k and blocks of columns.
+TEST_F(ChainGemmTest, HasTheBitsOfTheContractInLargeShapes) {
+  for (int variant = 0; variant < 32 && !HasFailure(); ++variant) {
+    const int64_t few = 1 + static_cast<int64_t>(random_() % 30);
+    const int64_t many = 300 + static_cast<int64_t>(random_() % 900);
+    ExpectContract(few, few, many, variant, variant % 3 == 0);
+    ExpectContract(few, many, 40, variant, false);
+  }
+}
+
+// `bazel run //compute/kernels/cpu/gemm:tests -- --gtest_also_run_disabled_tests
+// --gtest_filter=*AllShapes`
+TEST_F(ChainGemmTest, DISABLED_HasTheBitsOfTheContractInAllShapes) {
+  for (int64_t m = 1; m <= 70; ++m) {
+    for (int64_t n = 1; n <= 70 && !HasFailure(); ++n) {
+      for (int64_t k = 1; k <= 70; ++k) {
+        ExpectContract(m, n, k, static_cast<int>(random_() % 32), k % 5 == 0);
+      }
+    }
+  }
+}
+
+// The error of a chain of n terms grows as sqrt(n), and by no more than n units in the last place.
+TEST_F(ChainGemmTest, ErrorsGrowAsThoseOfAChain) {
+  for (const int64_t k : {64, 1024, 16384}) {
+    std::vector<float> a(k), b(k * 16), c(16);
+    for (float& x : a) x = std::abs(Number(false));
+    for (float& x : b) x = std::abs(Number(false));
+    const ChainGemm gemm({.m = 1, .n = 16, .k = k, .lda = k, .ldb = 16, .ldc = 16}, true);
+    scratch_.resize(gemm.scratch_bytes() / 64 + 2);
+    gemm.Run(a.data(), b.data(), c.data(), nullptr, scratch_.data());
+    for (int64_t column = 0; column < 16; ++column) {
+      double sum = 0;
+      for (int64_t i = 0; i < k; ++i) sum += double{a[i]} * double{b[i * 16 + column]};
+      const double error = std::abs(c[column] - sum) / sum * std::ldexp(1.0, 24);
+      EXPECT_LE(error, 4 * std::sqrt(static_cast<double>(k))) << k;
+    }
+  }
+}
+
+// A product that is cut along k, each part added to the one before, is the product.
+TEST_F(ChainGemmTest, GoesOnWhereItWasLeft) {
+  const int64_t m = 20, n = 50, k = 160;
+  for (const DType input : {DType::kF32, DType::kBF16}) {
+    const int64_t size = ElementSize(input);
+    std::vector<float> operands(k * (m + n));
+    for (float& x : operands) x = Number(false);
+    std::vector<BFloat16> halves;
+    for (float x : operands) halves.push_back(BFloat16(x));
+    const char* const a = input == DType::kF32 ? reinterpret_cast<char*>(operands.data())
+                                               : reinterpret_cast<char*>(halves.data());
+    const char* const b = a + k * m * size;
+    const auto run = [&](int64_t first, int64_t depth, float* c) {
+      const ChainGemm gemm({.m = m,
+                            .n = n,
+                            .k = depth,
+                            .lda = m,
+                            .ldb = n,
+                            .ldc = n,
+                            .a_transposed = true,
+                            .input = input,
+                            .accumulate = first > 0},
+                           true);
+      scratch_.resize(gemm.scratch_bytes() / 64 + 2);
+      gemm.Run(a + first * m * size, b + first * n * size, c, nullptr, scratch_.data());
+    };
+    std::vector<float> whole(m * n), parts(m * n);
+    run(0, k, whole.data());
+    for (int64_t first = 0; first < k; first += 32) run(first, 32, parts.data());
+    EXPECT_EQ(std::memcmp(whole.data(), parts.data(), whole.size() * 4), 0) << DTypeName(input);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
