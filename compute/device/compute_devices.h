@@ -21,8 +21,9 @@ class ComputeDevices {
   // A name of each GPU that this process sees, the same in all processes that see it. At least one.
   virtual absl::StatusOr<std::vector<std::string>> Find() = 0;
 
-  // Opens GPU `index` of these, which becomes the current device of the calling thread.
-  virtual absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index) = 0;
+  // Opens GPU `index` of these, which becomes the current device of the calling thread. Products of
+  // fp32 operands have the bits of processors in EXACT numerics with `exact_products`.
+  virtual absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index, bool exact_products) = 0;
 
   // What the bits of its results depend on.
   virtual NumericsFingerprint Numerics(TrainingDevice& device) = 0;

@@ -70,8 +70,10 @@ class CudaDevices final : public ComputeDevices {
     }
     return names;
   }
-  absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index) override {
-    return OpenCudaDevice(index, options_);
+  absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index, bool exact_products) override {
+    CudaDeviceOptions options = options_;
+    options.exact_products = exact_products;
+    return OpenCudaDevice(index, options);
   }
   NumericsFingerprint Numerics(TrainingDevice& device) override {
     const FixedResults results = ComputeFixedResults(*device.backend);
@@ -114,7 +116,8 @@ absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index,
       cuda::MakeCublasLtProducts(
           std::move(cublaslt), *opened->compute,
           {.allow_tf32 = options.allow_tf32, .gelu_epilogues = CudaComputeMajor(index) >= 9}));
-  opened->backend = cuda::MakeDeviceBackend(opened->device, *opened->compute, std::move(products));
+  opened->backend = cuda::MakeDeviceBackend(opened->device, *opened->compute, std::move(products),
+                                            options.exact_products);
   opened->reducer = MakeKernelReducer();
   return opened;
 }

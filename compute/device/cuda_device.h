@@ -12,6 +12,8 @@ namespace tessera {
 struct CudaDeviceOptions {
   // Products of fp32 operands are computed in TF32.
   bool allow_tf32 = false;
+  // They are a kernel of ours (kernels/cuda/device_backend.h).
+  bool exact_products = false;
 };
 
 // GPUs that this process sees. 0 in a program that was built without CUDA.

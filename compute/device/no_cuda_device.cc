@@ -23,7 +23,8 @@ absl::Status BuiltWithoutCuda() {
 class NoCudaDevices final : public ComputeDevices {
  public:
   absl::StatusOr<std::vector<std::string>> Find() override { return BuiltWithoutCuda(); }
-  absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int /*index*/) override {
+  absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int /*index*/,
+                                                       bool /*exact_products*/) override {
     return BuiltWithoutCuda();
   }
   NumericsFingerprint Numerics(TrainingDevice& /*device*/) override { return {}; }

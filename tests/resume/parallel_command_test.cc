@@ -346,10 +346,28 @@ TEST_F(ParallelCommandTest, SettingsWithoutDataGetSome) {
   EXPECT_THAT(first.err, HasSubstr("preparing the text"));
   EXPECT_THAT(first.out, HasSubstr("step 2/2"));
   const Result second = Run(command);
-  unsetenv("TESSERA_DATA_DIR");
   EXPECT_EQ(second.exit_code, 0) << second.err;
   EXPECT_THAT(second.err, Not(HasSubstr("preparing")));
   EXPECT_THAT(second.out, HasSubstr("\nThe"));
+
+  // Decoding has the same bits on another topology and another processor.
+  command = Joined({"/usr/bin/env", ""}, command);
+  command.insert(command.end(),
+                 {"--numerics=exact", "--exact-tp-shards=2", "--print-log-probabilities", "", ""});
+  std::string expected;
+  for (const auto& [environment, topology] :
+       {std::pair("TESSERA_CPU=avx2", "single"), std::pair("UNRELATED=1", "tp2")}) {
+    command[1] = environment;
+    command.back() = std::string("--topology=") + topology;
+    *(command.end() - 2) = "--run-dir=" + (root_ / topology).string();
+    const Result result = Run(command);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const std::string lines = result.out.substr(result.out.find("\nThe") + 1);
+    EXPECT_EQ(Count(lines, "\t-"), 5) << result.out;
+    if (expected.empty()) expected = lines;
+    EXPECT_EQ(lines, expected);
+  }
+  unsetenv("TESSERA_DATA_DIR");
 }
 
 // Ranks that hold parts of a model export the same file as one process, and start from it.

@@ -34,7 +34,7 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(const TrainConfig& 
                                                              ComputeDevices& devices) {
   std::unique_ptr<RankDevice> device(new RankDevice);
   if (config.training().device() == ComputeDevice::CUDA) {
-    TESSERA_RETURN_IF_ERROR(device->OpenGpu(host, world, devices));
+    TESSERA_RETURN_IF_ERROR(device->OpenGpu(config, host, world, devices));
   } else {
     const bool exact = config.parallel().numerics() == Numerics::EXACT;
     device->cpu_ = MakeCpuBackend(ThreadCount(config, host), exact);
@@ -43,11 +43,14 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(const TrainConfig& 
   return device;
 }
 
-absl::Status RankDevice::OpenGpu(const HostShare& host, Communicator* world,
-                                 ComputeDevices& devices) {
+absl::Status RankDevice::OpenGpu(const TrainConfig& config, const HostShare& host,
+                                 Communicator* world, ComputeDevices& devices) {
   TESSERA_ASSIGN_OR_RETURN(const int index, ChooseGpu(host, devices));
-  TESSERA_ASSIGN_OR_RETURN(gpu_, devices.Open(index));
+  TESSERA_ASSIGN_OR_RETURN(gpu_, devices.Open(index, config.training().exact_products()));
   numerics_ = devices.Numerics(*gpu_);
+  if (config.training().exact_products()) {
+    numerics_.library = CpuNumericsFingerprint(/*exact=*/true).library;
+  }
   if (world == nullptr || world->size() == 1) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(nccl_, devices.OpenNccl(*gpu_));
   TESSERA_ASSIGN_OR_RETURN(nccl_world_,

@@ -40,7 +40,8 @@ class RankDevice {
 
  private:
   RankDevice() = default;
-  absl::Status OpenGpu(const HostShare& host, Communicator* world, ComputeDevices& devices);
+  absl::Status OpenGpu(const TrainConfig& config, const HostShare& host, Communicator* world,
+                       ComputeDevices& devices);
 
   std::unique_ptr<Backend> cpu_;
   std::unique_ptr<TrainingDevice> gpu_;

@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "trainer/app/export_weights.h"
@@ -128,7 +130,7 @@ absl::Status Sample(const Session& session, ProgressLine& progress_line) {
   const RandomStream stream{.seed = session.progress.seed,
                             .use = RandomUse::kSampling,
                             .stream = static_cast<uint64_t>(session.progress.step)};
-  std::string sample;
+  std::string sample, lines;
   const auto emit = [&](std::string_view text) {
     if (!session.first_rank()) return;
     sample.append(text);
@@ -139,8 +141,17 @@ absl::Status Sample(const Session& session, ProgressLine& progress_line) {
   const absl::Status status = SampleText(
       [&session](std::span<const int32_t> context) { return session.trainer->NextLogits(context); },
       *session.tokenizer, session.config.sampling(), session.config.training().seq_length(), stream,
-      emit);
+      [&](const SampledToken& token) -> absl::Status {
+        emit(token.text);
+        if (!session.config.sampling().print_log_probabilities()) return absl::OkStatus();
+        TESSERA_ASSIGN_OR_RETURN(const float log_probability,
+                                 session.trainer->LogProbability(token.logits, token.id));
+        absl::StrAppendFormat(&lines, "%d\t%.9g\t%s\n", token.id, log_probability,
+                              absl::CEscape({token.text.data(), token.text.size()}));
+        return absl::OkStatus();
+      });
   emit("\n");
+  if (session.first_rank()) std::fputs(lines.c_str(), stdout);
   if (session.events != nullptr && status.ok()) {
     session.events->Add({.name = "sample",
                          .step = session.progress.step,

@@ -34,7 +34,7 @@ int32_t ChooseToken(std::span<const float> logits, double temperature, int64_t t
 absl::Status SampleText(const NextLogits& next_logits, const Tokenizer& tokenizer,
                         const SamplingConfig& config, int64_t max_context,
                         const RandomStream& stream,
-                        const std::function<void(std::string_view)>& emit) {
+                        const std::function<absl::Status(const SampledToken&)>& emit) {
   std::vector<int32_t> tokens{tokenizer.end_of_text()};
   if (!config.prompt().empty()) {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt,
@@ -50,7 +50,8 @@ absl::Status SampleText(const NextLogits& next_logits, const Tokenizer& tokenize
                                      RandomUniform(stream, static_cast<uint64_t>(i)));
     if (next == tokenizer.end_of_text()) break;
     tokens.push_back(next);
-    emit(tokenizer.TokenText(next));
+    const auto text = tokenizer.TokenText(next);
+    TESSERA_RETURN_IF_ERROR(emit({next, text, logits}));
   }
   return absl::OkStatus();
 }

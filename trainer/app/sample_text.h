@@ -24,14 +24,21 @@ int32_t ChooseToken(std::span<const float> logits, double temperature, int64_t t
 // Logits of the token after a context, for the whole vocabulary.
 using NextLogits = std::function<absl::StatusOr<std::vector<float>>(std::span<const int32_t>)>;
 
-// Continues config.prompt() by num_tokens_to_generate tokens and passes each token's text to `emit`
-// immediately; ends early at end of text. The model sees the last `max_context` tokens.
+// A token that was chosen by these logits. The views are valid while it is passed on.
+struct SampledToken {
+  int32_t id = 0;
+  std::string_view text;
+  std::span<const float> logits;
+};
+
+// Continues config.prompt() by num_tokens_to_generate tokens and passes each to `emit` immediately;
+// ends early at end of text. The model sees the last `max_context` tokens.
 // Deterministic in `stream`: ranks that get the same logits choose the same tokens. Errors: those
 // of the tokenizer and of `next_logits`.
 absl::Status SampleText(const NextLogits& next_logits, const Tokenizer& tokenizer,
                         const SamplingConfig& config, int64_t max_context,
                         const RandomStream& stream,
-                        const std::function<void(std::string_view)>& emit);
+                        const std::function<absl::Status(const SampledToken&)>& emit);
 
 }  // namespace tessera
 

@@ -88,6 +88,10 @@ absl::Status CheckTraining(const TrainConfig& config) {
         "async_save_copy_gb_per_second=", config.checkpoint().async_save_copy_gb_per_second(),
         " but device=cpu: it limits copies of a GPU's memory");
   }
+  if (training.exact_products() && (training.device() == ComputeDevice::CPU || training.bf16())) {
+    return Wrong("exact_products is set but ", training.bf16() ? "bf16=true" : "device=cpu",
+                 ": it is about products of fp32 numbers on GPUs");
+  }
   if (training.threads() > kMaxThreads) {
     return Wrong("threads=", training.threads(), ": must be at most ", kMaxThreads);
   }
@@ -266,6 +270,9 @@ absl::Status CheckSampling(const TrainConfig& config) {
   const SamplingConfig& sampling = config.sampling();
   if (!sampling.prompt().empty() && sampling.num_tokens_to_generate() == 0) {
     return Wrong("prompt is set but num_tokens_to_generate=0");
+  }
+  if (sampling.print_log_probabilities() && sampling.num_tokens_to_generate() == 0) {
+    return Wrong("print_log_probabilities is set but num_tokens_to_generate=0");
   }
   if (sampling.num_tokens_to_generate() > 0 && config.data().tokenizer_model().empty()) {
     return Wrong("num_tokens_to_generate=", sampling.num_tokens_to_generate(),

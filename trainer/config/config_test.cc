@@ -361,10 +361,16 @@ INSTANTIATE_TEST_SUITE_P(
     Sampling, ContradictionTest,
     testing::ValuesIn(std::vector<Contradiction>{
         {{"--prompt=Hello"}, "prompt is set but num_tokens_to_generate=0"},
+        {{"--print-log-probabilities"},
+         "print_log_probabilities is set but num_tokens_to_generate=0"},
         {{"--num-tokens-to-generate=8"},
          "num_tokens_to_generate=8 but tokenizer_model is not set: without it no text can be "
          "printed"},
         {{"--top-k=257"}, "top_k=257 is more than vocab_size=256"},
+        {{"--exact-products"},
+         "exact_products is set but device=cpu: it is about products of fp32 numbers on GPUs"},
+        {{"--exact-products", "--device=cuda", "--bf16"},
+         "exact_products is set but bf16=true: it is about products of fp32 numbers on GPUs"},
         {{"--temperature=-1"}, "temperature=-1: must be a finite number that is not negative"},
     }));
 

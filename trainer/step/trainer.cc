@@ -18,6 +18,7 @@
 #include "compute/parallel/tree_sum.h"
 #include "compute/tensor/memory.h"
 #include "glog/logging.h"
+#include "models/config/padded_vocab_size.h"
 #include "models/layers/parameter.h"
 #include "trainer/optim/schedule.h"
 #include "trainer/step/model_chunk.h"
@@ -145,6 +146,7 @@ class Trainer::Impl {
   absl::StatusOr<StepResult> Step(const BatchLoader& data, const StepPosition& position);
   absl::StatusOr<EvaluationResult> Evaluate(const BatchLoader& data, int64_t samples);
   absl::StatusOr<std::vector<float>> NextLogits(std::span<const int32_t> context);
+  absl::StatusOr<float> LogProbability(std::span<const float> logits, int32_t token);
 
   void set_before_overwrite(BeforeOverwrite before, std::function<bool()> needed) {
     before_overwrite_ = std::move(before);
@@ -450,6 +452,34 @@ absl::StatusOr<std::vector<float>> Trainer::Impl::NextLogits(std::span<const int
   return values;
 }
 
+// As the head does: the logits of virtual shards in the compute dtype, then their statistics.
+absl::StatusOr<float> Trainer::Impl::LogProbability(std::span<const float> logits, int32_t token) {
+  const int64_t vocabulary = std::ssize(logits), shards = tensor_parallel_.shards();
+  const int64_t rows = PaddedVocabSize(config_.model(), shards) / shards;
+  AllocationScope allocations;
+  const Device device = backend_.device();
+  const Tensor all(DType::kF32, {1, vocabulary}, device), target(DType::kI32, {1}, device);
+  const Tensor shard(chunks_.front().parameters().values().view().dtype(), {1, rows}, device);
+  const Tensor stats(DType::kF32, {shards, 1, 3}, device), combined(DType::kF32, {1, 3}, device);
+  const Tensor loss(DType::kF32, {1}, device);
+  TESSERA_RETURN_IF_ERROR(allocations.End());
+  backend_.Upload(logits.data(), all);
+  backend_.Upload(&token, target);
+  for (int64_t v = 0; v < shards; ++v) {
+    const int64_t begin = std::min(v * rows, vocabulary), end = std::min(begin + rows, vocabulary);
+    if (begin < end) {
+      backend_.Copy({all.view().Slice(1, begin, end), shard.view().Slice(1, 0, end - begin)});
+    }
+    backend_.CrossEntropyStats(
+        {shard, end - begin, target, v * rows, stats.view().Slice(0, v, v + 1).Reshape({1, 3})});
+  }
+  backend_.CrossEntropyLoss({stats, target, combined, loss});
+  float result = 0;
+  backend_.Download(loss, &result);
+  TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
+  return -result;
+}
+
 Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
   for (ModelChunk& chunk : impl_->chunks()) {
     chunks_.push_back({&chunk.parameters(), chunk.has_optimizer() ? &chunk.optimizer() : nullptr});
@@ -504,6 +534,10 @@ void Trainer::set_before_overwrite(BeforeOverwrite before, std::function<bool()>
 
 absl::StatusOr<EvaluationResult> Trainer::Evaluate(const BatchLoader& data, int64_t samples) {
   return impl_->Evaluate(data, samples);
+}
+
+absl::StatusOr<float> Trainer::LogProbability(std::span<const float> logits, int32_t token) {
+  return impl_->LogProbability(logits, token);
 }
 
 absl::StatusOr<std::vector<float>> Trainer::NextLogits(std::span<const int32_t> context) {

@@ -99,6 +99,9 @@ class Trainer {
 
   // Logits [vocab_size] of the token after `context`.
   absl::StatusOr<std::vector<float>> NextLogits(std::span<const int32_t> context);
+  // The logarithm of the probability of `token` after a context that has these logits. In EXACT
+  // numerics it has the bits of the loss of that token in a pass over the whole text.
+  absl::StatusOr<float> LogProbability(std::span<const float> logits, int32_t token);
 
   // Floating-point operations of the whole model per token of training.
   double FlopsPerToken() const;

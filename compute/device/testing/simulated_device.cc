@@ -28,7 +28,8 @@ T OrDie(absl::StatusOr<T> value) {
 
 }  // namespace
 
-std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index, const FakeDeviceOptions& options) {
+std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index, const FakeDeviceOptions& options,
+                                                     bool exact_products) {
   constexpr int64_t kSmall = 1 << 16;
   auto opened = std::make_unique<SimulatedDevice>();
   opened->device = {DeviceType::kCuda, index};
@@ -43,7 +44,8 @@ std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index, const FakeDevice
   opened->backend =
       cuda::MakeDeviceBackend(opened->device, *opened->compute,
                               OrDie(cuda::MakeCublasLtProducts(opened->cublaslt, *opened->compute,
-                                                               {.workspace_bytes = kSmall})));
+                                                               {.workspace_bytes = kSmall})),
+                              exact_products);
   opened->reducer = MakeKernelReducer();
   return opened;
 }

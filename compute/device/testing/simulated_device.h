@@ -19,7 +19,8 @@ struct SimulatedDevice : TrainingDevice {
 // `index` is this device's alone in the process: ranks that are threads take theirs. Launches are
 // checked, and errors end up in the context: Backend::Synchronize() reports them.
 std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index,
-                                                     const FakeDeviceOptions& options = {});
+                                                     const FakeDeviceOptions& options = {},
+                                                     bool exact_products = false);
 
 }  // namespace tessera
 

@@ -37,8 +37,10 @@ absl::StatusOr<std::vector<std::string>> SimulatedDevices::Find() {
   return names;
 }
 
-absl::StatusOr<std::unique_ptr<TrainingDevice>> SimulatedDevices::Open(int index) {
-  std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(index, DeviceOptions(index));
+absl::StatusOr<std::unique_ptr<TrainingDevice>> SimulatedDevices::Open(int index,
+                                                                       bool exact_products) {
+  std::unique_ptr<SimulatedDevice> device =
+      OpenSimulatedDevice(index, DeviceOptions(index), exact_products);
   device->type = options_.type ? options_.type(index) : "simulated GPU";
   device->products = "fake cuBLASLt";
   return device;

@@ -33,7 +33,7 @@ class SimulatedDevices final : public ComputeDevices {
   explicit SimulatedDevices(const SimulatedDevicesOptions& options);
 
   absl::StatusOr<std::vector<std::string>> Find() override;
-  absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index) override;
+  absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index, bool exact_products) override;
   NumericsFingerprint Numerics(TrainingDevice& device) override;
   absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(TrainingDevice& device) override;
 

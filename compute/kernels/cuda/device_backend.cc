@@ -67,12 +67,14 @@ struct KernelStreamHolder {
 
 class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
  public:
-  DeviceBackend(Device device, Stream& compute, std::unique_ptr<Products> products)
+  DeviceBackend(Device device, Stream& compute, std::unique_ptr<Products> products,
+                bool exact_products)
       : KernelStreamHolder(compute),
         DeviceKernels(kernels.get()),
         device_(device),
         compute_(compute),
-        products_(std::move(products)) {}
+        products_(std::move(products)),
+        exact_products_(exact_products) {}
 
   Device device() const override { return device_; }
   absl::Status Synchronize() override {
@@ -122,10 +124,14 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   bool FusesGelu(GeluUse use, const TensorView& a, const TensorView& b, const TensorView& bias,
                  const TensorView& aux, const TensorView& c);
   void ReduceSums(std::span<const TensorView> sums, const TensorView& c);
+  bool IsExact(const TensorView& operand) const {
+    return exact_products_ && operand.dtype() == DType::kF32;
+  }
 
   const Device device_;
   Stream& compute_;
   const std::unique_ptr<Products> products_;
+  const bool exact_products_;
   std::optional<DeviceBuffer> scratch_;
   std::optional<DeviceBuffer> aligned_;  // copies of operands
   std::optional<DeviceBuffer> sums_;     // of MatMulTree()
@@ -207,6 +213,7 @@ void DeviceBackend::WithAligned(std::span<Operand> operands, const Product& prod
 
 void DeviceBackend::Run(const ops::MatMul& op) {
   if (op.c.elements() == 0) return;
+  if (IsExact(op.a) && op.a.dim(1) > 0) return RunInChains(op);
   bool product_adds_bias = !op.bias.empty() && op.a.dim(1) > 0 && op.bias.dtype() == op.c.dtype();
   if (op.a.dim(1) == 0) {
     if (!op.accumulate) Fill({op.c, 0});
@@ -259,9 +266,10 @@ void DeviceBackend::Run(const ops::MatMulGeluBackward& op) {
 }
 
 // T(0, n) adds adjacent products first. The second one of each pair is added to the first by the
-// product itself.
+// product itself, unless it would continue the first one's chains.
 void DeviceBackend::Run(const ops::MatMulTree& op) {
-  const int64_t pairs = (static_cast<int64_t>(op.products.size()) + 1) / 2;
+  const size_t together = IsExact(op.products[0].a) ? 1 : 2;
+  const auto pairs = static_cast<int64_t>((op.products.size() + together - 1) / together);
   std::vector<TensorView> sums = {op.c};
   if (pairs > 1) {
     const int64_t bytes = RoundedUp(op.c.bytes());
@@ -276,7 +284,8 @@ void DeviceBackend::Run(const ops::MatMulTree& op) {
     }
   }
   for (size_t i = 0; i < op.products.size(); ++i) {
-    MatMul({op.products[i].a, op.products[i].b, sums[i / 2], /*accumulate=*/i % 2 != 0});
+    MatMul({op.products[i].a, op.products[i].b, sums[i / together],
+            /*accumulate=*/i % together != 0});
   }
   if (pairs > 1) ReduceSums(sums, op.c);
 }
@@ -292,8 +301,9 @@ void DeviceBackend::ReduceSums(std::span<const TensorView> sums, const TensorVie
 }  // namespace
 
 std::unique_ptr<Backend> MakeDeviceBackend(Device device, Stream& compute,
-                                           std::unique_ptr<Products> products) {
-  return std::make_unique<DeviceBackend>(device, compute, std::move(products));
+                                           std::unique_ptr<Products> products,
+                                           bool exact_products) {
+  return std::make_unique<DeviceBackend>(device, compute, std::move(products), exact_products);
 }
 
 }  // namespace tessera::cuda

@@ -22,9 +22,13 @@ namespace tessera::cuda {
 // Memory: scratch memory grows to what the largest operation needs, and stays. An operation for
 // which too little memory is left does nothing, and Synchronize() reports it as such an error.
 //
+// exact_products: those of fp32 operands are a kernel of ours, with the bits of the contract of
+// cpu/gemm/gemm.h, and not `products`.
+//
 // `compute` must outlive the backend; `products` works on the same stream. Not thread-safe.
 std::unique_ptr<Backend> MakeDeviceBackend(Device device, Stream& compute,
-                                           std::unique_ptr<Products> products);
+                                           std::unique_ptr<Products> products,
+                                           bool exact_products = false);
 
 }  // namespace tessera::cuda
 

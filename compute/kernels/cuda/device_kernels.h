@@ -36,6 +36,8 @@ class DeviceKernels : public Backend {
   // Copies device memory to the host, after all that is queued, and waits for it.
   virtual void CopyToHost(const void* from, int64_t bytes, void* to) = 0;
 
+  // In fp32: a product with the bits of processors in EXACT numerics.
+  void RunInChains(const ops::MatMul& op);
   // x[R,C] += bias[C], by row; each fp32 or bf16.
   void AddBiasTo(const TensorView& bias, const TensorView& x);
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +13,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "base/cpu_level.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/cuda/simt_host.h"
@@ -41,9 +41,7 @@ class DeviceKernelsTest : public ::testing::TestWithParam<DType> {
   std::unique_ptr<Backend> cpu_ = MakeCpuBackend(1);
 };
 
-// Sums in the order of rows, dropout masks, and the optimizer are the same on CPU and GPU. Only
-// where the CPU's loops have no fused multiply-add, which SSE4 lacks, does the optimizer round more
-// often.
+// Sums in the order of rows, dropout masks, and the optimizer are the same on CPU and GPU.
 TEST_P(DeviceKernelsTest, SameBitsAsTheCpu) {
   const int64_t rows = 70, columns = 133, ids = 9;
   const Tensor d_out = random_.Normal(dtype(), {rows, columns}), id = random_.Ids({rows}, 0, 12);
@@ -80,16 +78,7 @@ TEST_P(DeviceKernelsTest, SameBitsAsTheCpu) {
   }
   ASSERT_EQ(device_->Synchronize(), absl::OkStatus());
   const char* const names[] = {"d_table", "dropout", "master", "m", "v", "param"};
-  const bool fused = EffectiveCpuLevel() != CpuLevel::kSse4;
-  for (int i = 0; i < 6; ++i) {
-    if (i < 2 || fused) {
-      ExpectBitwiseEqual(results[0][i], results[1][i], names[i]);
-    } else {
-      const bool bf16 = results[0][i].view().dtype() == DType::kBF16;
-      ExpectClose(results[0][i], results[1][i],
-                  {.relative = bf16 ? 0x1p-7 : 0x1p-21, .of_maximum = 0x1p-22}, names[i]);
-    }
-  }
+  for (int i = 0; i < 6; ++i) ExpectBitwiseEqual(results[0][i], results[1][i], names[i]);
 }
 
 TEST_P(DeviceKernelsTest, EmptyOperands) {
@@ -296,6 +285,33 @@ TEST_P(DeviceKernelsTest, IndicesBeyond32Bits) {
 
 INSTANTIATE_TEST_SUITE_P(DTypes, DeviceKernelsTest, ::testing::Values(DType::kF32, DType::kBF16),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
+
+TEST(ExactProductsTest, HaveTheBitsOfProcessors) {
+  const auto device = MakeSimulatedBackend({}, /*exact_products=*/true);
+  const auto cpu = MakeCpuBackend(1, /*exact=*/true);
+  testing::RandomTensors random(3);
+  for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{
+           {1, 1, 1}, {1, 65, 3}, {67, 5, 16}, {64, 64, 33}, {70, 130, 100}, {3, 2, 700}}) {
+    const Tensor a[] = {random.Normal(DType::kF32, {m, k}), random.Normal(DType::kF32, {k, m})};
+    const Tensor b[] = {random.Normal(DType::kF32, {k, n}), random.Normal(DType::kF32, {n, k})};
+    const Tensor bias = random.Normal(DType::kF32, {n}), c = random.Normal(DType::kF32, {m, n});
+    for (int i = 0; i < 16; ++i) {
+      const TensorView left = i % 2 == 0 ? a[0].view() : a[1].view().Transpose(0, 1);
+      const TensorView right = i / 2 % 2 == 0 ? b[0].view() : b[1].view().Transpose(0, 1);
+      const TensorView added = i / 4 % 2 == 0 ? bias.view() : TensorView();
+      const Tensor expected = testing::Cloned(c), actual = testing::Cloned(c);
+      cpu->MatMul({left, right, expected, /*accumulate=*/i / 8 == 0, added});
+      device->MatMul({left, right, actual, /*accumulate=*/i / 8 == 0, added});
+      testing::ExpectBitwiseEqual(actual, expected);
+    }
+    std::vector<MatMulOperands> products;
+    for (int i = 0; i < 5; ++i) products.push_back({a[0], b[0]});
+    const Tensor expected(DType::kF32, {m, n}), actual(DType::kF32, {m, n});
+    cpu->MatMulTree({products, expected});
+    device->MatMulTree({products, actual});
+    testing::ExpectBitwiseEqual(actual, expected);
+  }
+}
 
 }  // namespace
 }  // namespace tessera::cuda

@@ -61,11 +61,12 @@ class ProductsOfOwnDevice final : public Products {
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeSimulatedBackend(const simt::SimulatorOptions& options) {
+std::unique_ptr<Backend> MakeSimulatedBackend(const simt::SimulatorOptions& options,
+                                              bool exact_products) {
   simt::SetSimulatorOptions(options);
   auto products = std::make_unique<ProductsOfOwnDevice>();
   Stream& compute = products->compute();
-  return MakeDeviceBackend({DeviceType::kCpu, 0}, compute, std::move(products));
+  return MakeDeviceBackend({DeviceType::kCpu, 0}, compute, std::move(products), exact_products);
 }
 
 }  // namespace tessera::cuda

@@ -9,8 +9,10 @@
 namespace tessera::cuda {
 
 // DeviceBackend on a simulated device of its own, over host memory: any host tensor is an operand.
-// Every operation runs before its call returns. Matrix products are a fake cuBLASLt's.
-std::unique_ptr<Backend> MakeSimulatedBackend(const simt::SimulatorOptions& options = {});
+// Every operation runs before its call returns. Matrix products are a fake cuBLASLt's, unless
+// they are `exact_products` (device_backend.h).
+std::unique_ptr<Backend> MakeSimulatedBackend(const simt::SimulatorOptions& options = {},
+                                              bool exact_products = false);
 
 }  // namespace tessera::cuda
 
