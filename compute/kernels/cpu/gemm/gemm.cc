@@ -1,8 +1,10 @@
-// For each part of k all rows of a are packed, in panels of the height of a register tile. Then one
-// block of columns of b after the other is packed, in panels of a register tile's width, and
-// multiplied by all rows: a panel of a stays in the first-level cache while the block of b passes,
-// which stays in the second-level cache. What the parts of k leave in c, or in scratch where c is
-// not fp32, is where the next part goes on.
+// Columns of b are taken a few thousand at a time, and for them one part of k after the other. For
+// each, a block of rows of a is packed, in panels of the height of a register tile, and stays in
+// the second-level cache. Then panels of columns, of a tile's width, are multiplied by all of its
+// panels of rows. The first block of rows packs each panel of columns right before its use; its
+// tiles fetch the memory of the next panel meanwhile, so that packing costs little even where
+// there are few rows. What the parts of k leave in c, or in scratch where c is not fp32, is where
+// the next part goes on.
 
 #include "compute/kernels/cpu/gemm/gemm.h"
 
@@ -13,6 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "compute/kernels/cpu/gemm/kernels.h"
 #include "compute/tensor/bfloat16.h"
@@ -25,8 +28,11 @@ using gemm::kBlock;
 using gemm::kMostRows;
 using gemm::kSlack;
 
-constexpr int64_t kLine = 16;  // words of a cache line
-constexpr int64_t kMostColumns = 32;
+constexpr int64_t kWordBytes = 4, kLine = 16, kLineBytes = 64;  // a cache's lines: words, bytes
+constexpr int64_t kMostColumns = 32;                            // of a tile
+// Of a part of k: with more, a panel of columns would leave the caches before its next use; with
+// fewer, sums would be moved more often. Columns that are packed at once lie in the last cache.
+constexpr int64_t kMostSteps = 384, kMostPackedColumns = 4096;
 
 int64_t RoundUp(int64_t x, int64_t quantum) { return (x + quantum - 1) / quantum * quantum; }
 
@@ -36,20 +42,21 @@ int64_t PartOf(int64_t extent, int64_t most, int64_t quantum) {
   return RoundUp((extent + parts - 1) / parts, quantum);
 }
 
-struct Caches {
-  int64_t first, second;  // bytes of a core's
-};
+// Where the cache lines of a matrix lie; then the first one again, `room` times.
+std::vector<int64_t> LinesOf(int64_t rows, int64_t bytes, int64_t leading, int64_t room) {
+  std::vector<int64_t> lines;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < bytes; i += kLineBytes) lines.push_back(row * leading + i);
+  }
+  lines.resize(lines.size() + room);
+  return lines;
+}
 
-const Caches& CachesHere() {
-  static const Caches caches = [] {
-    // Where the system does not say, small ones.
-    const auto size = [](int name, int64_t least, int64_t most) {
-      return std::clamp<int64_t>(sysconf(name), least, most);
-    };
-    return Caches{size(_SC_LEVEL1_DCACHE_SIZE, 32 << 10, 128 << 10),
-                  size(_SC_LEVEL2_CACHE_SIZE, 256 << 10, 2 << 20)};
-  }();
-  return caches;
+int64_t SecondLevelCache() {
+  // Where the system does not say, a small one.
+  static const int64_t bytes =
+      std::clamp<int64_t>(sysconf(_SC_LEVEL2_CACHE_SIZE), 256 << 10, 2 << 20);
+  return bytes;
 }
 
 // Subnormals are zeros while it lives.
@@ -69,152 +76,203 @@ class FlushSubnormals {
 
 }  // namespace
 
-// A part of k.
-struct ChainGemm::Part {
-  int64_t first = 0, depth = 0;
-  bool is_first = false, is_last = false;
-};
-
-struct ChainGemm::Buffers {
-  float* sums;  // [m, n] if sums are apart
+struct ChainGemm::Call {
+  const void* a;
+  const void* b;
+  void* c;
+  const void* bias;
+  uint32_t* rows;     // packed
+  uint32_t* columns;  // packed
+  float* sums;        // [m, columns] if sums are apart
   float* tile;
 };
 
-ChainGemm::ChainGemm(const GemmShape& shape, bool fused)
-    : shape_(shape), kernels_(gemm::KernelsFor(shape.input, fused)) {
+// A part of k for some columns.
+struct ChainGemm::Part {
+  int64_t column, columns;
+  int64_t k, depth;
+  bool is_first, is_last;
+};
+
+ChainGemm::ChainGemm(const GemmShape& shape, bool exact)
+    : shape_(shape), kernels_(gemm::KernelsFor(shape.input, exact)) {
   CHECK(!shape.b_packed && shape.m > 0 && shape.n > 0 && shape.k > 0);
-  const bool blocks = shape.input == DType::kBF16;
-  const int64_t step_bytes = 4, quantum = blocks ? kBlock : 8;
-  // A panel of a takes half of the first-level cache, a block of b half of the second-level one.
-  const int64_t most_steps =
-      std::clamp<int64_t>(CachesHere().first / 2 / (kernels_.rows * step_bytes), 128, 512);
-  const int64_t most_depth = most_steps * kernels_.k_per_step / quantum * quantum;
-  depth_ = std::min(shape.k, PartOf(shape.k, most_depth, quantum));
+  // A block of rows takes half of the second-level cache; a panel of columns passes through it.
+  const int64_t quantum = std::max<int64_t>(kernels_.block, 8);
+  depth_ = std::min(shape.k, PartOf(shape.k, kMostSteps * kernels_.k_per_step, quantum));
   const int64_t steps = Steps(depth_);
-  const int64_t most_columns = std::max(kernels_.columns, CachesHere().second / 2 / (steps * 4) /
-                                                              kernels_.columns * kernels_.columns);
-  columns_ = PartOf(shape.n, most_columns, kernels_.columns);
   row_panels_ = (shape.m + kernels_.rows - 1) / kernels_.rows;
+  row_panel_words_ = kernels_.rows * steps + kSlack;
+  const int64_t most_panels =
+      std::max<int64_t>(1, SecondLevelCache() / 2 / (row_panel_words_ * kWordBytes));
+  panels_of_block_ = PartOf(row_panels_, most_panels, 1);
+  keeps_columns_ = panels_of_block_ < row_panels_;
   sums_apart_ = shape.output != DType::kF32 && depth_ < shape.k;
-  scratch_words_ = RoundUp(shape.m * steps + kSlack, kLine) +
-                   RoundUp(RoundUp(columns_, kernels_.columns) * steps + kSlack, kLine) +
-                   (sums_apart_ ? RoundUp(shape.m * shape.n, kLine) : 0) + kMostRows * kMostColumns;
+  columns_ = std::min(shape.n, PartOf(shape.n, kMostPackedColumns, kernels_.columns));
+  row_words_ = RoundUp(panels_of_block_ * row_panel_words_, kLine);
+  const int64_t kept = keeps_columns_ ? RoundUp(columns_, kernels_.columns) : kernels_.columns;
+  column_words_ = RoundUp(kept * steps + kSlack, kLine);
+  sum_words_ = sums_apart_ ? RoundUp(shape.m * columns_, kLine) : 0;
+  scratch_words_ = row_words_ + column_words_ + sum_words_ + kMostRows * kMostColumns;
+
+  const int64_t size = ElementSize(shape.input);
+  const int64_t lines = shape.b_transposed ? kernels_.columns : depth_;
+  const int64_t dense = shape.b_transposed ? depth_ : kernels_.columns;
+  no_lines_.resize(steps / gemm::kStepsOfAhead);
+  source_lines_ = LinesOf(lines, dense * size, shape.ldb * size, no_lines_.size());
+  packed_lines_ = LinesOf(1, kernels_.columns * steps * 4, 0, no_lines_.size());
 }
 
 int64_t ChainGemm::Steps(int64_t depth) const {
-  return shape_.input == DType::kF32 ? depth : RoundUp(depth, kBlock) / kernels_.k_per_step;
+  return RoundUp(depth, kernels_.block) / kernels_.k_per_step;
 }
 
 void ChainGemm::Run(const void* a, const void* b, void* c, const void* bias, void* scratch) const {
   const FlushSubnormals flush(shape_.input == DType::kBF16);
-  RunParts(a, b, c, bias, scratch);
+  Call call = {.a = a, .b = b, .c = c, .bias = bias};
+  call.rows = static_cast<uint32_t*>(scratch);
+  call.columns = call.rows + row_words_;
+  call.sums = reinterpret_cast<float*>(call.columns + column_words_);
+  call.tile = call.sums + sum_words_;
+  for (int64_t column = 0; column < shape_.n; column += columns_) {
+    for (int64_t k = 0; k < shape_.k; k += depth_) {
+      RunPart(call, {.column = column,
+                     .columns = std::min(columns_, shape_.n - column),
+                     .k = k,
+                     .depth = std::min(depth_, shape_.k - k),
+                     .is_first = k == 0,
+                     .is_last = k + depth_ >= shape_.k});
+    }
+  }
 }
 
-void ChainGemm::RunParts(const void* a, const void* b, void* c, const void* bias,
-                         void* scratch) const {
-  uint32_t* const packed_a = static_cast<uint32_t*>(scratch);
-  uint32_t* const packed_b = packed_a + RoundUp(shape_.m * Steps(depth_) + kSlack, kLine);
-  float* const after = reinterpret_cast<float*>(
-      packed_b + RoundUp(RoundUp(columns_, kernels_.columns) * Steps(depth_) + kSlack, kLine));
-  const Buffers buffers = {.sums = after + kMostRows * kMostColumns, .tile = after};
-  for (int64_t k = 0; k < shape_.k; k += depth_) {
-    const Part part = {k, std::min(depth_, shape_.k - k), k == 0, k + depth_ >= shape_.k};
-    const int64_t steps = Steps(part.depth);
-    PackRows(a, part, packed_a);
-    for (int64_t first = 0; first < shape_.n; first += columns_) {
-      const int64_t columns = std::min(columns_, shape_.n - first);
-      PackColumns(b, part, first, columns, packed_b);
-      for (int64_t panel = 0; panel < row_panels_; ++panel) {
-        const int64_t row = FirstRow(panel), rows = FirstRow(panel + 1) - row;
-        for (int64_t column = 0; column < columns; column += kernels_.columns) {
-          MultiplyTile(part, row, rows, first + column, packed_a + row * steps,
-                       packed_b + column * steps, c, bias, buffers);
-        }
+void ChainGemm::RunPart(const Call& call, const Part& part) const {
+  const int64_t steps = Steps(part.depth), panel_words = kernels_.columns * steps;
+  for (int64_t first = 0; first < row_panels_; first += panels_of_block_) {
+    const int64_t end = std::min(first + panels_of_block_, row_panels_);
+    PackRows(call, part, first, end);
+    for (int64_t column = 0; column < part.columns; column += kernels_.columns) {
+      const int64_t width = WidthOf(part, column);
+      uint32_t* const packed = call.columns + (keeps_columns_ ? column * steps : 0);
+      if (first == 0) {
+        kernels_.pack(Columns(call, part, column), part.depth, width, packed);
+      }
+      // What the next columns need is fetched meanwhile, a part by each tile.
+      const int64_t next = column + kernels_.columns;
+      const void* ahead = nullptr;
+      if (next < part.columns) {
+        ahead = first == 0 ? Columns(call, part, next).first : packed + panel_words;
+      }
+      const std::vector<int64_t>& lines = first == 0 ? source_lines_ : packed_lines_;
+      const int64_t lines_of_tile = steps / gemm::kStepsOfAhead;
+      const int64_t most_fetched = static_cast<int64_t>(lines.size()) - lines_of_tile;
+      for (int64_t panel = first; panel < end; ++panel) {
+        const int64_t fetched = std::min((panel - first) * lines_of_tile, most_fetched);
+        gemm::Tile tile = {
+            .steps = steps,
+            .a = call.rows + (panel - first) * row_panel_words_,
+            .b = packed,
+            .ahead = ahead == nullptr ? packed : ahead,
+            .ahead_offsets = ahead == nullptr ? no_lines_.data() : lines.data() + fetched};
+        MultiplyTile(call, part, panel, column, tile);
       }
     }
   }
 }
 
-void ChainGemm::PackRows(const void* a, const Part& part, uint32_t* packed) const {
-  const int64_t size = ElementSize(shape_.input);
-  const int64_t steps = Steps(part.depth);
-  for (int64_t panel = 0; panel < row_panels_; ++panel) {
-    const int64_t row = FirstRow(panel), rows = FirstRow(panel + 1) - row;
-    const int64_t at =
-        shape_.a_transposed ? part.first * shape_.lda + row : row * shape_.lda + part.first;
-    kernels_.pack({.first = static_cast<const char*>(a) + at * size,
-                   .leading = shape_.lda,
-                   .k_dense = !shape_.a_transposed,
-                   .width = rows,
-                   .available = shape_.m - row},
-                  part.depth, rows, packed + row * steps);
+// Where rows lie side by side, a few k of all panels, whose memory is one piece, come before the
+// next few.
+void ChainGemm::PackRows(const Call& call, const Part& part, int64_t first, int64_t end) const {
+  const int64_t most = shape_.a_transposed ? 2 * gemm::kBlock : part.depth;
+  for (int64_t k = 0; k < part.depth; k += most) {
+    Part few = part;
+    few.k += k;
+    for (int64_t panel = first; panel < end; ++panel) {
+      const gemm::Source rows = Rows(call, few, panel);
+      kernels_.pack(rows, std::min(most, part.depth - k), rows.width,
+                    call.rows + (panel - first) * row_panel_words_ + Steps(k) * rows.width);
+    }
   }
 }
 
-void ChainGemm::PackColumns(const void* b, const Part& part, int64_t column, int64_t columns,
-                            uint32_t* packed) const {
-  const int64_t size = ElementSize(shape_.input);
-  const int64_t steps = Steps(part.depth), half = kernels_.columns / 2;
-  for (int64_t i = 0; i < columns; i += kernels_.columns) {
-    const int64_t first = column + i, width = std::min(kernels_.columns, columns - i);
-    const int64_t at =
-        shape_.b_transposed ? first * shape_.ldb + part.first : part.first * shape_.ldb + first;
-    kernels_.pack({.first = static_cast<const char*>(b) + at * size,
-                   .leading = shape_.ldb,
-                   .k_dense = shape_.b_transposed,
-                   .width = width,
-                   .available = shape_.n - first},
-                  part.depth, width <= half ? half : kernels_.columns, packed + i * steps);
-  }
+int64_t ChainGemm::WidthOf(const Part& part, int64_t column) const {
+  const int64_t half = kernels_.columns / 2;
+  return part.columns - column <= half ? half : kernels_.columns;
 }
 
-void ChainGemm::MultiplyTile(const Part& part, int64_t row, int64_t rows, int64_t column,
-                             const uint32_t* a, const uint32_t* b, void* c, const void* bias,
-                             const Buffers& buffers) const {
-  const int64_t columns = std::min(kernels_.columns, shape_.n - column);
-  const int64_t wide = columns > kernels_.columns / 2 ? 1 : 0;
-  const int64_t width = wide == 1 ? kernels_.columns : kernels_.columns / 2;
-  const gemm::MultiplyFunction multiply = kernels_.multiply[rows - 1][wide];
+gemm::Source ChainGemm::Rows(const Call& call, const Part& part, int64_t panel) const {
+  const int64_t row = FirstRow(panel);
+  const int64_t at = shape_.a_transposed ? part.k * shape_.lda + row : row * shape_.lda + part.k;
+  return {.first = static_cast<const char*>(call.a) + at * ElementSize(shape_.input),
+          .leading = shape_.lda,
+          .k_dense = !shape_.a_transposed,
+          .width = FirstRow(panel + 1) - row,
+          .available = shape_.m - row};
+}
+
+gemm::Source ChainGemm::Columns(const Call& call, const Part& part, int64_t column) const {
+  const int64_t first = part.column + column;
+  const int64_t at =
+      shape_.b_transposed ? first * shape_.ldb + part.k : part.k * shape_.ldb + first;
+  return {.first = static_cast<const char*>(call.b) + at * ElementSize(shape_.input),
+          .leading = shape_.ldb,
+          .k_dense = shape_.b_transposed,
+          .width = std::min(kernels_.columns, part.columns - column),
+          .available = shape_.n - first};
+}
+
+void ChainGemm::MultiplyTile(const Call& call, const Part& part, int64_t panel, int64_t column,
+                             gemm::Tile& tile) const {
+  const int64_t row = FirstRow(panel), rows = FirstRow(panel + 1) - row;
+  const int64_t columns = std::min(kernels_.columns, part.columns - column);
+  const int64_t width = WidthOf(part, column);
+  const gemm::MultiplyFunction multiply =
+      kernels_.multiply[rows - 1][width == kernels_.columns ? 1 : 0];
   const bool fp32 = shape_.output == DType::kF32;
-  void* const result =
-      static_cast<char*>(c) + (row * shape_.ldc + column) * ElementSize(shape_.output);
+  void* const result = static_cast<char*>(call.c) +
+                       (row * shape_.ldc + part.column + column) * ElementSize(shape_.output);
   // Where the chains of this part are left, and those of the one before were.
-  float* const sums = sums_apart_ ? buffers.sums + row * shape_.n + column
+  float* const sums = sums_apart_ ? call.sums + row * columns_ + column
                       : fp32      ? static_cast<float*>(result)
                                   : nullptr;
-  const int64_t stride = sums_apart_ ? shape_.n : shape_.ldc;
+  const int64_t stride = sums_apart_ ? columns_ : shape_.ldc;
   const bool from_c = part.is_first && shape_.accumulate;
-  const bool finish = part.is_last && (bias != nullptr || !fp32);
-  if (columns == width && !finish && !(from_c && !fp32)) {
-    for (int64_t i = 0; i < rows; ++i) {  // where the next tile begins
-      __builtin_prefetch(sums + i * stride + width, 1);
-      __builtin_prefetch(sums + i * stride + width + kLine, 1);
+  const bool continues = !part.is_first || from_c;
+  const bool finish = part.is_last && (call.bias != nullptr || !fp32);
+  const bool whole = columns == width && sums != nullptr;
+  if (whole) {
+    for (int64_t i = rows; i < 2 * rows; ++i) {  // the next tile
+      __builtin_prefetch(sums + i * stride, 1);
+      __builtin_prefetch(sums + i * stride + kLine, 1);
     }
-    return multiply(part.depth, a, b, part.is_first && !from_c ? nullptr : sums, stride, sums,
-                    stride);
   }
-  float* const tile = buffers.tile;
-  if (from_c && !fp32) {
-    const auto* const from = static_cast<const BFloat16*>(result);
+  // Through memory of a panel's width where c's is less, or has another type.
+  float* const through = call.tile;
+  tile.from = sums, tile.from_stride = stride;
+  tile.to = sums, tile.to_stride = stride;
+  if (continues && (!whole || (from_c && !fp32))) {
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < columns; ++j) {
-        tile[i * width + j] = static_cast<float>(from[i * shape_.ldc + j]);
+        through[i * width + j] =
+            from_c && !fp32 ? float(static_cast<const BFloat16*>(result)[i * shape_.ldc + j])
+                            : sums[i * stride + j];
       }
     }
-  } else if (from_c || !part.is_first) {
+    tile.from = through, tile.from_stride = width;
+  }
+  if (!continues) tile.from = nullptr;
+  if (!whole || finish) tile.to = through, tile.to_stride = width;
+  multiply(tile);
+  if (finish) {
+    const char* const added = static_cast<const char*>(call.bias);
+    kernels_.finish[fp32 ? 0 : 1](
+        through, width, rows, columns,
+        added == nullptr ? nullptr : added + (part.column + column) * ElementSize(shape_.input),
+        result, shape_.ldc);
+  } else if (!whole) {
     for (int64_t i = 0; i < rows; ++i) {
-      std::memcpy(tile + i * width, sums + i * stride, columns * sizeof(float));
+      std::memcpy(sums + i * stride, through + i * width, columns * sizeof(float));
     }
-  }
-  multiply(part.depth, a, b, part.is_first && !from_c ? nullptr : tile, width, tile, width);
-  if (part.is_last) {
-    const char* const added = static_cast<const char*>(bias);
-    return gemm::FinishTile(tile, width, rows, columns, shape_.input,
-                            added == nullptr ? nullptr : added + column * ElementSize(shape_.input),
-                            shape_.output, result, shape_.ldc);
-  }
-  for (int64_t i = 0; i < rows; ++i) {
-    std::memcpy(sums + i * stride, tile + i * width, columns * sizeof(float));
   }
 }
 

@@ -37,6 +37,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <vector>
 
 #include "compute/kernels/cpu/gemm/kernels.h"
 #include "layout/dtype.h"
@@ -70,8 +71,10 @@ struct GemmShape {
 // A product, ready to run on any thread. Keeps no operand: one may run on several threads at once.
 class ChainGemm {
  public:
-  // fused: see the contract; false only to be faster on a processor without multiply-adds.
-  ChainGemm(const GemmShape& shape, bool fused);
+  // exact: by the contract. Otherwise the order is the processor's fastest: fp32 by the contract but
+  // on processors without multiply-adds, bf16 in one chain. It is a function of the shape's inputs
+  // still: blocks, layouts and threads do not change a bit.
+  ChainGemm(const GemmShape& shape, bool exact);
 
   // The size of the scratch memory that a call of Run() uses.
   int64_t scratch_bytes() const { return scratch_words_ * static_cast<int64_t>(sizeof(float)); }
@@ -81,25 +84,31 @@ class ChainGemm {
   void Run(const void* a, const void* b, void* c, const void* bias, void* scratch) const;
 
  private:
-  struct Buffers;
+  struct Call;
   struct Part;
 
-  void RunParts(const void* a, const void* b, void* c, const void* bias, void* scratch) const;
-  void PackRows(const void* a, const Part& part, uint32_t* packed) const;
-  void PackColumns(const void* b, const Part& part, int64_t column, int64_t columns,
-                   uint32_t* packed) const;
-  void MultiplyTile(const Part& part, int64_t row, int64_t rows, int64_t column, const uint32_t* a,
-                    const uint32_t* b, void* c, const void* bias, const Buffers& buffers) const;
+  void RunPart(const Call& call, const Part& part) const;
+  gemm::Source Rows(const Call& call, const Part& part, int64_t panel) const;
+  gemm::Source Columns(const Call& call, const Part& part, int64_t column) const;
+  void PackRows(const Call& call, const Part& part, int64_t first, int64_t end) const;
+  int64_t WidthOf(const Part& part, int64_t column) const;
+  void MultiplyTile(const Call& call, const Part& part, int64_t panel, int64_t column,
+                    gemm::Tile& tile) const;
   int64_t Steps(int64_t depth) const;
   int64_t FirstRow(int64_t panel) const { return panel * shape_.m / row_panels_; }
 
   const GemmShape shape_;
   const gemm::Kernels& kernels_;
-  int64_t depth_ = 0;        // of a part of k
-  int64_t columns_ = 0;      // of b that are packed at once
-  int64_t row_panels_ = 0;   // near-equal
-  bool sums_apart_ = false;  // c is bf16 and k has several parts: sums are kept in scratch
+  int64_t depth_ = 0;            // of a part of k
+  int64_t columns_ = 0;          // of b that are packed at once
+  int64_t row_panels_ = 0;       // near-equal
+  int64_t panels_of_block_ = 0;  // of rows that are packed at once
+  bool keeps_columns_ = false;   // several blocks of rows use them
+  bool sums_apart_ = false;      // c is bf16 and k has several parts: sums are kept in scratch
+  int64_t row_panel_words_ = 0, row_words_ = 0, column_words_ = 0, sum_words_ = 0;  // of scratch
   int64_t scratch_words_ = 0;
+  // Cache lines of a panel of b before it is packed and after, relative to its beginning.
+  std::vector<int64_t> source_lines_, packed_lines_, no_lines_;
 };
 
 }  // namespace tessera

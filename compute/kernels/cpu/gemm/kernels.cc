@@ -3,11 +3,12 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compute/kernels/cpu/gemm/kernels.cc"
 #include <cpuid.h>
-#include <glog/logging.h>
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "base/cpu_level.h"
@@ -101,56 +102,75 @@ TESSERA_INLINE void Grow(const uint32_t* a, const uint32_t* b,
   });
 }
 
+TESSERA_INLINE void FetchAhead(const gemm::Tile& tile, const int64_t*& ahead) {
+  __builtin_prefetch(static_cast<const char*>(tile.ahead) + *ahead++, 0, 2);
+}
+
 // How far ahead of its use a panel of b is fetched from the second-level cache, in steps.
 constexpr int kAhead = 8;
 
 // One chain over all steps for each element.
 template <typename Step, int kRows, int kVectors>
-void MultiplyFp32(int64_t depth, const uint32_t* a, const uint32_t* b, const float* from,
-                  int64_t from_stride, float* to, int64_t to_stride) {
+void MultiplyChains(const gemm::Tile& tile) {
   constexpr int64_t kWidth = kVectors * kVectorLanes;
+  const uint32_t* a = tile.a;
+  const uint32_t* b = tile.b;
+  const int64_t* ahead = tile.ahead_offsets;
   FloatRegister chains[kRows][kVectors];
   ForRegisters<kRows, kVectors>([&](int row, int v) HWY_ATTR {
-    __builtin_prefetch(to + row * to_stride + v * kVectorLanes, 1);
-    chains[row][v] = from == nullptr ? hn::Zero(FloatTag())
-                                     : LoadFloats(from + row * from_stride + v * kVectorLanes);
+    chains[row][v] = tile.from == nullptr
+                         ? hn::Zero(FloatTag())
+                         : LoadFloats(tile.from + row * tile.from_stride + v * kVectorLanes);
   });
-#pragma unroll 2
-  for (int64_t step = 0; step < depth; ++step, a += kRows, b += kWidth) {
-    __builtin_prefetch(b + kAhead * kWidth);
-    __builtin_prefetch(b + kAhead * kWidth + kWidth / 2);
-    Grow<Step>(a, b, chains);
+  int64_t steps = tile.steps;
+  for (; steps >= gemm::kStepsOfAhead; steps -= gemm::kStepsOfAhead) {
+    FetchAhead(tile, ahead);
+#pragma unroll
+    for (int i = 0; i < gemm::kStepsOfAhead; ++i, a += kRows, b += kWidth) {
+      for (int64_t line = 0; line < kWidth; line += 16) {
+        __builtin_prefetch(b + kAhead * kWidth + line);
+      }
+      Grow<Step>(a, b, chains);
+    }
   }
+  for (; steps > 0; --steps, a += kRows, b += kWidth) Grow<Step>(a, b, chains);
   ForRegisters<kRows, kVectors>([&](int row, int v) HWY_ATTR {
-    hn::StoreU(chains[row][v], FloatTag(), to + row * to_stride + v * kVectorLanes);
+    hn::StoreU(chains[row][v], FloatTag(), tile.to + row * tile.to_stride + v * kVectorLanes);
   });
 }
 
 // Block by block the chains of the even k and those of the odd ones, side by side; then their sums
 // are added.
 template <typename Step, int kRows, int kVectors>
-void MultiplyBf16(int64_t depth, const uint32_t* a, const uint32_t* b, const float* from,
-                  int64_t from_stride, float* to, int64_t to_stride) {
+void MultiplyBlocks(const gemm::Tile& tile) {
   constexpr int64_t kSteps = Step::kStepsOfBlock / 2, kWidth = kVectors * kVectorLanes;
+  const uint32_t* a = tile.a;
+  const uint32_t* b = tile.b;
+  const int64_t* ahead = tile.ahead_offsets;
   alignas(64) float memory[kRows * kWidth];
   // The compiler does not see which memory this is: it would keep it in registers, which are full.
   float* sums = memory;
   asm("" : "+r"(sums) : : "memory");
   ForRegisters<kRows, kVectors>([&](int row, int v) HWY_ATTR {
-    hn::Store(from == nullptr ? hn::Zero(FloatTag())
-                              : LoadFloats(from + row * from_stride + v * kVectorLanes),
+    hn::Store(tile.from == nullptr
+                  ? hn::Zero(FloatTag())
+                  : LoadFloats(tile.from + row * tile.from_stride + v * kVectorLanes),
               FloatTag(), sums + row * kWidth + v * kVectorLanes);
   });
-  for (int64_t k = 0; k < depth; k += gemm::kBlock) {
+  for (int64_t block = tile.steps / Step::kStepsOfBlock; block > 0; --block) {
     // A zero that the compiler does not see: it would set the arrays in memory, and leave them.
     float zero = 0;
     asm("" : "+x"(zero));
     FloatRegister even[kRows][kVectors], odd[kRows][kVectors];
     ForRegisters<kRows, kVectors>(
         [&](int row, int v) HWY_ATTR { even[row][v] = odd[row][v] = hn::Set(FloatTag(), zero); });
-    for (int64_t step = 0; step < kSteps; ++step, a += kRows, b += kWidth) {
-      __builtin_prefetch(b + 2 * kSteps * kWidth);
-      __builtin_prefetch(b + 3 * kSteps * kWidth);
+#pragma unroll 4
+    for (int step = 0; step < kSteps; ++step, a += kRows, b += kWidth) {
+      if (step % 2 == 0) FetchAhead(tile, ahead);
+      for (int64_t line = 0; line < kWidth; line += 16) {
+        __builtin_prefetch(b + 2 * kSteps * kWidth + line);
+        __builtin_prefetch(b + 3 * kSteps * kWidth + line);
+      }
       Grow<Step>(a, b, even);
       Grow<Step>(a + kSteps * kRows, b + kSteps * kWidth, odd);
     }
@@ -163,52 +183,99 @@ void MultiplyBf16(int64_t depth, const uint32_t* a, const uint32_t* b, const flo
   }
   ForRegisters<kRows, kVectors>([&](int row, int v) HWY_ATTR {
     hn::StoreU(LoadFloats(sums + row * kWidth + v * kVectorLanes), FloatTag(),
-               to + row * to_stride + v * kVectorLanes);
+               tile.to + row * tile.to_stride + v * kVectorLanes);
   });
 }
 
-template <typename Step, int... kRow>
-constexpr gemm::Kernels Fp32Kernels(std::integer_sequence<int, kRow...>) {
-  return {kTileRows,
-          kTileVectors * kVectorLanes,
-          1,
-          PackFp32,
-          {{MultiplyFp32<Step, kRow + 1, 1>, MultiplyFp32<Step, kRow + 1, 2>}...}};
+TESSERA_INLINE FloatRegister LoadNumbers(const float* from) { return LoadFloats(from); }
+TESSERA_INLINE FloatRegister LoadNumbers(const BFloat16* from) {
+  const auto bits = hn::PromoteTo(WordTag(), hn::LoadU(HalfTag(), &from->bits));
+  return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(bits));
 }
 
-template <typename Step, int... kRow>
-constexpr gemm::Kernels Bf16Kernels(gemm::PackFunction pack, std::integer_sequence<int, kRow...>) {
-  return {kTileRows / 2,
-          kTileVectors * kVectorLanes,
-          gemm::kBlock / Step::kStepsOfBlock,
-          pack,
-          {{MultiplyBf16<Step, kRow + 1, 1>, MultiplyBf16<Step, kRow + 1, 2>}...}};
-}
-
-const gemm::Kernels& Choose(DType input, bool fused, bool has_bf16) {
-  constexpr auto kRows = std::make_integer_sequence<int, kTileRows>();
-  constexpr auto kHalf = std::make_integer_sequence<int, kTileRows / 2>();  // of two chains each
-  static constexpr gemm::Kernels kFp32[] = {Fp32Kernels<Fast>(kRows), Fp32Kernels<Fused>(kRows)};
-  if (input == DType::kF32) return kFp32[fused ? 1 : 0];
-#if HWY_TARGET <= HWY_AVX3
-  static constexpr gemm::Kernels kPairs = Bf16Kernels<Pairs>(PackPairs, kHalf);
-  if (has_bf16) return kPairs;
-#else
-  static_cast<void>(has_bf16);
-#endif
-  static constexpr gemm::Kernels kWidened[] = {Bf16Kernels<Fast>(PackWidened, kHalf),
-                                               Bf16Kernels<Fused>(PackWidened, kHalf)};
-  return kWidened[fused ? 1 : 0];
+TESSERA_INLINE void StoreNumbers(FloatRegister x, float* to) { hn::StoreU(x, FloatTag(), to); }
+// As BFloat16(float).
+TESSERA_INLINE void StoreNumbers(FloatRegister x, BFloat16* to) {
+  const hn::RebindToSigned<FloatTag> words;
+  const auto word = hn::BitCast(WordTag(), x);
+  const auto high = hn::ShiftRight<16>(word);
+  const auto odd = hn::And(high, hn::Set(WordTag(), 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(word, hn::Set(WordTag(), 0x7fff)), odd));
+  const auto is_nan = hn::RebindMask(WordTag(), hn::IsNaN(x));
+  const auto nan = hn::Or(high, hn::Set(WordTag(), 0x40));
+  const auto half =
+      hn::DemoteTo(HalfTag(), hn::BitCast(words, hn::IfThenElse(is_nan, nan, rounded)));
+  hn::StoreU(half, HalfTag(), &to->bits);
 }
 
 template <typename In, typename Out>
-void Finish(const float* tile, int64_t tile_stride, int64_t rows, int64_t columns, const In* bias,
-            Out* to, int64_t to_stride) {
-  for (int64_t row = 0; row < rows; ++row, tile += tile_stride, to += to_stride) {
-    for (int64_t i = 0; i < columns; ++i) {
-      to[i] = Out(bias == nullptr ? tile[i] : tile[i] + static_cast<float>(bias[i]));
+void Finish(const float* tile, int64_t tile_stride, int64_t rows, int64_t columns, const void* bias,
+            void* to, int64_t to_stride) {
+  constexpr int64_t kLanes = kVectorLanes;
+  for (int64_t i = 0; i < columns; i += kLanes) {
+    const int64_t count = std::min(kLanes, columns - i);
+    In addend[kLanes] = {};
+    if (bias != nullptr) std::memcpy(addend, static_cast<const In*>(bias) + i, count * sizeof(In));
+    const FloatRegister added = LoadNumbers(addend);
+    Out* out = static_cast<Out*>(to) + i;
+    for (int64_t row = 0; row < rows; ++row, out += to_stride) {
+      FloatRegister x = LoadFloats(tile + row * tile_stride + i);
+      if (bias != nullptr) x = hn::Add(x, added);
+      if (count == kLanes) {
+        StoreNumbers(x, out);
+      } else {
+        Out last[kLanes];
+        StoreNumbers(x, last);
+        std::memcpy(out, last, count * sizeof(Out));
+      }
     }
   }
+}
+
+template <typename Step, int... kRow>
+constexpr gemm::Kernels Chains(int64_t k_per_step, gemm::PackFunction pack,
+                               gemm::FinishFunction finish, gemm::FinishFunction round,
+                               std::integer_sequence<int, kRow...>) {
+  return {kTileRows,
+          kTileVectors * kVectorLanes,
+          k_per_step,
+          k_per_step,
+          pack,
+          {finish, round},
+          {{MultiplyChains<Step, kRow + 1, 1>, MultiplyChains<Step, kRow + 1, 2>}...}};
+}
+
+template <typename Step, int... kRow>
+constexpr gemm::Kernels Blocks(gemm::PackFunction pack, std::integer_sequence<int, kRow...>) {
+  return {kTileRows / 2,
+          kTileVectors * kVectorLanes,
+          gemm::kBlock,
+          gemm::kBlock / Step::kStepsOfBlock,
+          pack,
+          {Finish<BFloat16, float>, Finish<BFloat16, BFloat16>},
+          {{MultiplyBlocks<Step, kRow + 1, 1>, MultiplyBlocks<Step, kRow + 1, 2>}...}};
+}
+
+const gemm::Kernels& Choose(DType input, bool exact, bool has_bf16) {
+  constexpr auto kRows = std::make_integer_sequence<int, kTileRows>();
+  constexpr auto kHalf = std::make_integer_sequence<int, kTileRows / 2>();  // of two chains each
+  static constexpr gemm::Kernels kFp32[] = {
+      Chains<Fast>(1, PackWords<float>, Finish<float, float>, nullptr, kRows),
+      Chains<Fused>(1, PackWords<float>, Finish<float, float>, nullptr, kRows)};
+  if (input == DType::kF32) return kFp32[exact ? 1 : 0];
+#if HWY_TARGET <= HWY_AVX3
+  static constexpr gemm::Kernels kPairs[] = {
+      Chains<Pairs>(2, PackWords<BFloat16>, Finish<BFloat16, float>, Finish<BFloat16, BFloat16>,
+                    kRows),
+      Blocks<Pairs>(PackPairBlocks, kHalf)};
+  if (has_bf16) return kPairs[exact ? 1 : 0];
+#else
+  static_cast<void>(has_bf16);
+#endif
+  static constexpr gemm::Kernels kWidened[] = {
+      Chains<Fast>(1, PackWidened, Finish<BFloat16, float>, Finish<BFloat16, BFloat16>, kRows),
+      Blocks<Fused>(PackWidenedBlocks, kHalf)};
+  return kWidened[exact ? 1 : 0];
 }
 
 }  // namespace
@@ -228,26 +295,9 @@ bool HasBf16() {
 
 }  // namespace
 
-const Kernels& KernelsFor(DType input, bool fused) {
+const Kernels& KernelsFor(DType input, bool exact) {
   static const bool has_bf16 = HasBf16();
-  return TESSERA_CHOOSE(Choose)(input, fused, has_bf16);
-}
-
-void FinishTile(const float* tile, int64_t tile_stride, int64_t rows, int64_t columns, DType input,
-                const void* bias, DType output, void* to, int64_t to_stride) {
-  const auto with = [&]<typename In, typename Out>(In, Out) {
-    TESSERA_CHOOSE(Finish<In, Out>)
-    (tile, tile_stride, rows, columns, static_cast<const In*>(bias), static_cast<Out*>(to),
-     to_stride);
-  };
-  if (input == DType::kF32) {
-    CHECK(output == DType::kF32);
-    with(float{}, float{});
-  } else if (output == DType::kF32) {
-    with(BFloat16{}, float{});
-  } else {
-    with(BFloat16{}, BFloat16{});
-  }
+  return TESSERA_CHOOSE(Choose)(input, exact, has_bf16);
 }
 
 }  // namespace tessera::gemm

@@ -16,7 +16,7 @@
 
 namespace tessera::gemm {
 
-// bf16 products are cut into blocks of so many indices of k (see gemm.h).
+// Exact bf16 products are cut into blocks of so many indices of k (see gemm.h).
 inline constexpr int64_t kBlock = 32;
 
 // A matrix as the packing sees it: `width` counts rows of a or columns of b.
@@ -33,28 +33,42 @@ struct Source {
 using PackFunction = void (*)(const Source& source, int64_t depth, int64_t stride, uint32_t* to);
 inline constexpr int64_t kSlack = 16;
 
-// to[rows, columns] = from, or zeros without it, continued over `depth` (of bf16: a multiple of
-// kBlock). Full width: the tile has as many columns as the panel of b.
-using MultiplyFunction = void (*)(int64_t depth, const uint32_t* a, const uint32_t* b,
-                                  const float* from, int64_t from_stride, float* to,
-                                  int64_t to_stride);
+// to[rows, columns] = from, or zeros without it, continued over the steps of two panels.
+struct Tile {
+  int64_t steps;
+  const uint32_t* a;
+  const uint32_t* b;
+  const float* from;  // or null
+  int64_t from_stride;
+  float* to;
+  int64_t to_stride;
+  // Memory that is needed soon: for each kStepsOfAhead steps a line, at an offset in bytes, is
+  // fetched into the second-level cache.
+  const void* ahead;
+  const int64_t* ahead_offsets;
+};
+using MultiplyFunction = void (*)(const Tile& tile);
+inline constexpr int64_t kStepsOfAhead = 4;
+
+// to[rows, columns] (+ bias) of the output's dtype, from a tile of fp32 of a panel's width. bias: of the input's dtype, or null.
+using FinishFunction = void (*)(const float* tile, int64_t tile_stride, int64_t rows,
+                                int64_t columns, const void* bias, void* to, int64_t to_stride);
 
 inline constexpr int kMostRows = 14;
 
 struct Kernels {
-  int64_t rows, columns;  // of the largest micro-tile
+  int64_t rows, columns;  // of the largest tile
+  int64_t block;          // k is filled up to a multiple of it
   int64_t k_per_step;     // 1, or 2 for pairs
   PackFunction pack;
+  FinishFunction finish[2];  // into fp32, into bf16
   // By rows - 1, and by the width of b's panel: half or all of `columns`.
   MultiplyFunction multiply[kMostRows][2];
 };
 
-// fused: multiply-adds round once even where the processor must compute that in several steps.
-const Kernels& KernelsFor(DType input, bool fused);
-
-// to[rows, columns] (+ bias) of the output's dtype, from a tile of fp32. bias: of `input`, or null.
-void FinishTile(const float* tile, int64_t tile_stride, int64_t rows, int64_t columns, DType input,
-                const void* bias, DType output, void* to, int64_t to_stride);
+// exact: by the contract. Otherwise bf16 has one chain in fp32, and a multiply-add rounds as often
+// as the processor's instructions for it do.
+const Kernels& KernelsFor(DType input, bool exact);
 
 }  // namespace tessera::gemm
 

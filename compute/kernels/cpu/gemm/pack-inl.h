@@ -34,21 +34,27 @@ using FloatRegister = hn::Vec<FloatTag>;
 using WordRegister = hn::Vec<WordTag>;
 constexpr int kRegisterLanes = HWY_LANES(float) < 16 ? HWY_LANES(float) : 16;
 
-// All data is moved in words: one fp32 number, or two neighbours along k in bf16. A square has as
-// many words of as many rows as a register has lanes; a group is what is packed at once: of bf16 a
-// block of k.
-constexpr int kSquare = kRegisterLanes;
-constexpr int kGroup = 16;
+// All data is moved in words: one fp32 number, or two neighbours along k in bf16. A group has as
+// many words of as many rows as are packed at once; where registers suffice, a row's cache line: the
+// lines of many rows may compete for a place in the cache.
+constexpr int kRows = kRegisterLanes;
+constexpr int kGroup = kRegisterLanes == 16 ? 16 : 8;
 
 TESSERA_INLINE WordRegister LoadWords(const void* from) {
   return hn::LoadU(WordTag(), static_cast<const uint32_t*>(from));
 }
 
-// The first `count` bytes, then zeros.
-TESSERA_INLINE WordRegister LoadBytes(const void* from, int64_t count) {
-  uint32_t words[kSquare] = {};
-  std::memcpy(words, from, count);
-  return LoadWords(words);
+// The 128-bit blocks at `from`, `from` + stride, ..., side by side.
+template <typename Tag>
+TESSERA_INLINE hn::Vec<Tag> LoadBlocks(Tag tag, const char* from, int64_t stride) {
+  if constexpr (hn::MaxLanes(tag) == 4) {
+    return hn::LoadU(tag, reinterpret_cast<const uint32_t*>(from));
+  } else {
+    constexpr hn::FixedTag<uint32_t, hn::MaxLanes(tag) / 2> half;
+    constexpr int64_t kBlocks = hn::MaxLanes(half) / 4;
+    return hn::Combine(tag, LoadBlocks(half, from + kBlocks * stride, stride),
+                       LoadBlocks(half, from, stride));
+  }
 }
 
 // In each 128-bit block of four registers: word j of register i becomes word i of register j.
@@ -68,33 +74,6 @@ TESSERA_INLINE void TransposeInBlocks(WordRegister* rows) {
   rows[3] = hn::BitCast(WordTag(), hn::InterleaveUpper(pairs, high01, high23));
 }
 
-// Exchanges the upper half of `low` with the lower half of `high`.
-[[maybe_unused]] TESSERA_INLINE void ExchangeHalves(WordRegister& low, WordRegister& high) {
-  const WordRegister lower = hn::ConcatLowerLower(WordTag(), high, low);
-  high = hn::ConcatUpperUpper(WordTag(), high, low);
-  low = lower;
-}
-
-// Exchanges the odd 128-bit blocks of `low` with the even ones of `high`.
-[[maybe_unused]] TESSERA_INLINE void ExchangeBlocks(WordRegister& low, WordRegister& high) {
-  const WordRegister even = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(high), low);
-  high = hn::OddEvenBlocks(high, hn::SwapAdjacentBlocks(low));
-  low = even;
-}
-
-TESSERA_INLINE void Transpose(WordRegister* rows) {
-  static_assert(kSquare == 4 || kSquare == 8 || kSquare == 16);
-  if constexpr (kSquare > 4) {
-    for (int i = 0; i < kSquare / 2; ++i) ExchangeHalves(rows[i], rows[i + kSquare / 2]);
-  }
-  if constexpr (kSquare == 16) {
-    for (int i = 0; i < 16; ++i) {
-      if (i % 8 < 4) ExchangeBlocks(rows[i], rows[i + 4]);
-    }
-  }
-  for (int i = 0; i < kSquare; i += 4) TransposeInBlocks(rows + i);
-}
-
 // Reads words of a source: lanes are rows.
 template <typename T>
 class Reader {
@@ -107,41 +86,39 @@ class Reader {
   // words[i]: the i-th word after k of the rows from `row` on. Zeros after the end of k, anything
   // in lanes without a row.
   TESSERA_INLINE void Group(int64_t k, int64_t row, WordRegister* words) const {
-    for (int i = 0; i < kGroup; i += kSquare) {
-      const int64_t first = k + i * kPerWord;
-      if (source_.k_dense) {
-        DenseSquare(first, row, words + i);
-      } else {
-        for (int j = 0; j < kSquare; ++j) words[i + j] = SideBySide(first + j * kPerWord, row);
-      }
-    }
+    if (source_.k_dense) return Transposed(k, row, words);
+    for (int i = 0; i < kGroup; ++i) words[i] = SideBySide(k + i * kPerWord, row);
   }
 
  private:
+  static constexpr int64_t kDepth = kGroup * kPerWord;  // of a group
+
   TESSERA_INLINE const T* At(int64_t slow, int64_t fast) const {
     return static_cast<const T*>(source_.first) + slow * source_.leading + fast;
   }
 
-  TESSERA_INLINE void DenseSquare(int64_t k, int64_t row, WordRegister* words) const {
-    const int64_t rest = std::min<int64_t>(kSquare * kPerWord, depth_ - k);
-    if (rest <= 0) {
-      for (int i = 0; i < kSquare; ++i) words[i] = hn::Zero(WordTag());
-      return;
-    }
-    const int64_t last = source_.width - 1 - row;
-    if (rest == kSquare * kPerWord && last >= kSquare - 1) {
-      const T* from = At(row, k);
-      for (int i = 0; i < kSquare; ++i, from += source_.leading) {
-        __builtin_prefetch(from + kFar * kPerWord);
-        words[i] = LoadWords(from);
-      }
+  TESSERA_INLINE void Transposed(int64_t k, int64_t row, WordRegister* words) const {
+    const T* from = At(row, k);
+    int64_t leading = source_.leading;
+    T part[kRows * kDepth];
+    if (const int64_t rows = source_.available - row, depth = depth_ - k;
+        rows >= kRows && depth >= kDepth) {
+      for (int i = 0; i < kRows; ++i) __builtin_prefetch(At(row + i, k + kFar * kPerWord));
     } else {
-      for (int i = 0; i < kSquare; ++i) {
-        const T* const from = At(row + std::min<int64_t>(i, last), k);
-        words[i] = LoadBytes(from, rest * static_cast<int64_t>(sizeof(T)));
+      std::memset(static_cast<void*>(part), 0, sizeof(part));
+      for (int64_t i = 0; i < std::min<int64_t>(kRows, rows); ++i) {
+        std::memcpy(part + i * kDepth, At(row + i, k),
+                    std::clamp<int64_t>(depth, 0, kDepth) * sizeof(T));
+      }
+      from = part, leading = kDepth;
+    }
+    for (int i = 0; i < 4; ++i, from += leading) {
+      for (int j = 0; j < kGroup; j += 4) {
+        words[i + j] = LoadBlocks(WordTag(), reinterpret_cast<const char*>(from + j * kPerWord),
+                                  4 * leading * static_cast<int64_t>(sizeof(T)));
       }
     }
-    Transpose(words);
+    for (int j = 0; j < kGroup; j += 4) TransposeInBlocks(words + j);
   }
 
   TESSERA_INLINE WordRegister SideBySide(int64_t k, int64_t row) const {
@@ -157,15 +134,16 @@ class Reader {
 
   // Bits of the rows at k.
   TESSERA_INLINE WordRegister Row(int64_t k, int64_t row) const {
-    const T* const from = At(k, row);
-    const int64_t rest = std::min<int64_t>(kSquare, source_.available - row);
+    const T* from = At(k, row);
+    T part[kRows] = {};
+    if (const int64_t rows = source_.available - row; rows < kRows) {
+      std::memcpy(part, from, rows * sizeof(T));
+      from = part;
+    }
     if constexpr (kPerWord == 1) {
-      return rest == kSquare ? LoadWords(from) : LoadBytes(from, rest * 4);
+      return LoadWords(from);
     } else {
-      uint16_t part[kSquare] = {};
-      if (rest < kSquare) std::memcpy(part, from, rest * 2);
-      const uint16_t* const bits = rest < kSquare ? part : &from->bits;
-      return hn::PromoteTo(WordTag(), hn::LoadU(HalfTag(), bits));
+      return hn::PromoteTo(WordTag(), hn::LoadU(HalfTag(), &from->bits));
     }
   }
 
@@ -181,58 +159,88 @@ TESSERA_INLINE void StoreStep(WordRegister x, int64_t step, int64_t stride, uint
   hn::StoreU(x, WordTag(), to + step * stride);
 }
 
-// Steps in ascending order, since each may overwrite the beginning of the next.
-void PackFp32(const gemm::Source& source, int64_t depth, int64_t stride, uint32_t* to) {
-  const Reader<float> reader(source, depth);
-  for (int64_t k = 0; k < depth; k += kGroup) {
-    for (int64_t row = 0; row < source.width; row += kSquare) {
-      WordRegister words[kGroup];
-      reader.Group(k, row, words);
-      const int64_t steps = std::min<int64_t>(kGroup, depth - k);
-      for (int i = 0; i < kGroup; ++i) {
-        if (i < steps) StoreStep(words[i], k + i, stride, to + row);
+// Steps are stored in ascending order, since each may overwrite the beginning of the next.
+
+// Calls store(step, word, row) for all words in that order.
+template <typename T, typename Store>
+TESSERA_INLINE void ForWords(const gemm::Source& source, int64_t depth, Store store) {
+  const Reader<T> reader(source, depth);
+  const int64_t all = (depth + Reader<T>::kPerWord - 1) / Reader<T>::kPerWord;
+  // Memory is read in the order in which it lies.
+  const int64_t part = source.k_dense ? all : kGroup;
+  for (int64_t first = 0; first < all; first += part) {
+    for (int64_t row = 0; row < source.width; row += kRows) {
+      for (int64_t i = first; i < std::min(all, first + part); i += kGroup) {
+        WordRegister words[kGroup];
+        reader.Group(i * Reader<T>::kPerWord, row, words);
+        for (int64_t j = 0; j < kGroup; ++j) {
+          if (i + j < all) store(i + j, words[j], row);
+        }
       }
     }
   }
 }
 
-// The even k of a block, then the odd ones, as fp32.
+template <typename T>
+void PackWords(const gemm::Source& source, int64_t depth, int64_t stride, uint32_t* to) {
+  ForWords<T>(source, depth, [&](int64_t i, WordRegister word, int64_t row) HWY_ATTR {
+    StoreStep(word, i, stride, to + row);
+  });
+}
+
+// As fp32.
 void PackWidened(const gemm::Source& source, int64_t depth, int64_t stride, uint32_t* to) {
-  const Reader<BFloat16> reader(source, depth);
   const WordRegister high = hn::Set(WordTag(), 0xffff0000u);
-  for (int64_t k = 0; k < depth; k += gemm::kBlock, to += gemm::kBlock * stride) {
-    for (int64_t row = 0; row < source.width; row += kSquare) {
-      WordRegister words[kGroup];
-      reader.Group(k, row, words);
-      for (int i = 0; i < kGroup; ++i) {
-        StoreStep(hn::ShiftLeft<16>(words[i]), i, stride, to + row);
-      }
-      for (int i = 0; i < kGroup; ++i) {
-        StoreStep(hn::And(words[i], high), kGroup + i, stride, to + row);
-      }
+  ForWords<BFloat16>(source, depth, [&](int64_t i, WordRegister word, int64_t row) HWY_ATTR {
+    StoreStep(hn::ShiftLeft<16>(word), 2 * i, stride, to + row);
+    if (2 * i + 1 < depth) StoreStep(hn::And(word, high), 2 * i + 1, stride, to + row);
+  });
+}
+
+// Calls store(words, row, to) for all words of each block, of which kSteps are made.
+template <int64_t kSteps, typename Store>
+TESSERA_INLINE void ForBlocks(const gemm::Source& source, int64_t depth, int64_t stride,
+                              uint32_t* to, Store store) {
+  const Reader<BFloat16> reader(source, depth);
+  for (int64_t k = 0; k < depth; k += gemm::kBlock, to += kSteps * stride) {
+    for (int64_t row = 0; row < source.width; row += kRows) {
+      WordRegister words[gemm::kBlock / 2];
+      for (int i = 0; i < gemm::kBlock / 2; i += kGroup) reader.Group(k + 2 * i, row, words + i);
+      store(words, to + row);
     }
   }
+}
+
+// As fp32: in each block the even k, then the odd ones.
+void PackWidenedBlocks(const gemm::Source& source, int64_t depth, int64_t stride, uint32_t* to) {
+  const WordRegister high = hn::Set(WordTag(), 0xffff0000u);
+  constexpr int kHalf = gemm::kBlock / 2;
+  ForBlocks<gemm::kBlock>(source, depth, stride, to,
+                          [&](const WordRegister* words, uint32_t* block) HWY_ATTR {
+                            for (int i = 0; i < kHalf; ++i)
+                              StoreStep(hn::ShiftLeft<16>(words[i]), i, stride, block);
+                            for (int i = 0; i < kHalf; ++i)
+                              StoreStep(hn::And(words[i], high), kHalf + i, stride, block);
+                          });
 }
 
 // The same order, in pairs: the first of a pair is the upper half, which VDPBF16PS takes first.
-[[maybe_unused]] void PackPairs(const gemm::Source& source, int64_t depth, int64_t stride,
-                                uint32_t* to) {
-  const Reader<BFloat16> reader(source, depth);
+[[maybe_unused]] void PackPairBlocks(const gemm::Source& source, int64_t depth, int64_t stride,
+                                     uint32_t* to) {
   const WordRegister high = hn::Set(WordTag(), 0xffff0000u), low = hn::Set(WordTag(), 0xffffu);
-  for (int64_t k = 0; k < depth; k += gemm::kBlock, to += gemm::kBlock / 2 * stride) {
-    for (int64_t row = 0; row < source.width; row += kSquare) {
-      WordRegister words[kGroup];
-      reader.Group(k, row, words);
-      for (int i = 0; i < kGroup; i += 2) {
-        const WordRegister even = hn::Or(hn::ShiftLeft<16>(words[i]), hn::And(words[i + 1], low));
-        StoreStep(even, i / 2, stride, to + row);
-      }
-      for (int i = 0; i < kGroup; i += 2) {
-        const WordRegister odd = hn::Or(hn::And(words[i], high), hn::ShiftRight<16>(words[i + 1]));
-        StoreStep(odd, kGroup / 2 + i / 2, stride, to + row);
-      }
-    }
-  }
+  constexpr int kHalf = gemm::kBlock / 2;
+  ForBlocks<kHalf>(
+      source, depth, stride, to, [&](const WordRegister* words, uint32_t* block) HWY_ATTR {
+        for (int i = 0; i < kHalf; i += 2) {
+          const WordRegister even = hn::Or(hn::ShiftLeft<16>(words[i]), hn::And(words[i + 1], low));
+          StoreStep(even, i / 2, stride, block);
+        }
+        for (int i = 0; i < kHalf; i += 2) {
+          const WordRegister odd =
+              hn::Or(hn::And(words[i], high), hn::ShiftRight<16>(words[i + 1]));
+          StoreStep(odd, (kHalf + i) / 2, stride, block);
+        }
+      });
 }
 
 }  // namespace
