@@ -13,7 +13,7 @@
 namespace tessera {
 
 std::unique_ptr<Backend> MakeCpuBackend(int threads, bool exact) {
-  return std::make_unique<CpuBackend>(threads, exact);
+  return std::make_unique<CpuBackend>(threads, exact ? GemmKind::kExact : GemmKind::kFast);
 }
 
 namespace {

@@ -8,10 +8,10 @@
 
 namespace tessera {
 
-// The operations on this machine's processors, for fp32 and bf16: oneDNN or OpenBLAS's kernels for
-// matrix products (gemm_cache.h), vector loops for the rest. Results do not depend on `threads`,
-// which includes the caller's thread. Where the processor has no bf16 instructions, products are
-// computed in fp32 and rounded once.
+// The operations on this machine's processors, for fp32 and bf16: products of gemm/ or
+// oneDNN's (gemm_cache.h), vector loops for the rest. Results do not depend on `threads`, which
+// includes the caller's thread. Where the processor has no bf16 instructions, products are computed
+// in fp32 and rounded once.
 //
 // Threads: one backend belongs to one calling thread; several backends may run concurrently.
 // Memory: scratch memory for the largest operation so far is kept (MemoryCategory::kWorkspace).

@@ -17,8 +17,8 @@ namespace tessera {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(int threads, bool exact)
-      : pool_(threads), workspace_(threads), gemms_(threads, exact) {}
+  CpuBackend(int threads, GemmKind products)
+      : pool_(threads), workspace_(threads), gemms_(threads, products) {}
 
   Device device() const override { return {DeviceType::kCpu, 0}; }
 

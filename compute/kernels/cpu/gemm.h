@@ -13,12 +13,11 @@ namespace tessera {
 // handler that the kernel starts on that stack overwrites memory below the buffer: numbers, or the
 // heap's own records. ONEDNN_VERBOSE=1 names the products of that kind: with AVX-512 the tiles of
 // nearly all linear layers, which are transposed or part of a wider c ("brg" products, such as
-// those of attention, keep their stack). OpenBLAS's kernels never do this. The trainer therefore
-// blocks asynchronous signals on all compute threads (trainer/app/signals.h). A program that
-// runs products without that must do the same, or install its handlers with SA_ONSTACK and give
-// every compute thread a sigaltstack(). A profiler inside the process that unblocks its signals or
-// directs them at compute threads still corrupts memory; one outside the process (perf, gdb) does
-// not.
+// those of attention, keep their stack). Ours never do this. The trainer therefore blocks
+// asynchronous signals on all compute threads (trainer/app/signals.h). A program that runs products
+// without that must do the same, or install its handlers with SA_ONSTACK and give every compute
+// thread a sigaltstack(). A profiler inside the process that unblocks its signals or directs them
+// at compute threads still corrupts memory; one outside the process (perf, gdb) does not.
 class Gemm {
  public:
   virtual ~Gemm() = default;

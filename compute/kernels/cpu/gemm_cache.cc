@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/cpu_level.h"
 #include "compute/kernels/cpu/gemm.h"
 #include "compute/kernels/cpu/gemm/gemm.h"
@@ -14,12 +15,12 @@
 namespace tessera {
 namespace {
 
-bool UsesOpenBlas() { return EffectiveCpuLevel() < CpuLevel::kAvx512; }
+bool UsesDnnl() { return EffectiveCpuLevel() == CpuLevel::kAvx512; }
 
 class OwnGemm final : public Gemm {
  public:
-  OwnGemm(const GemmShape& shape, bool fused, Workspace& scratch)
-      : product_(shape, fused), scratch_(scratch) {
+  OwnGemm(const GemmShape& shape, bool exact, Workspace& scratch)
+      : product_(shape, exact), scratch_(scratch) {
     scratch.ReservePerThread(product_.scratch_bytes());
   }
 
@@ -35,43 +36,30 @@ class OwnGemm final : public Gemm {
 }  // namespace
 
 struct GemmCache::Threads {
-  explicit Threads(int count) : scratch(count), widened(count), dnnl(count, scratch) {}
+  explicit Threads(int count) : scratch(count), dnnl(count, scratch) {}
 
-  Workspace scratch;  // for a library's product
-  Workspace widened;  // for a product that calls another one
+  Workspace scratch;
   DnnlGemms dnnl;
 };
 
-GemmCache::GemmCache(int threads, bool exact)
+GemmCache::GemmCache(int threads, GemmKind kind)
     : threads_(std::make_unique<Threads>(threads)),
-      exact_(exact),
-      has_bf16_(DnnlHasBf16()),
-      has_packed_(!exact && has_bf16_ && threads_->dnnl.HasPackedKernels()),
-      has_openblas_(UsesOpenBlas()) {}
+      exact_(kind == GemmKind::kExact),
+      dnnl_fp32_(kind == GemmKind::kFast && UsesDnnl()),
+      dnnl_bf16_(kind == GemmKind::kFast && DnnlHasBf16()),
+      has_packed_(dnnl_bf16_ && threads_->dnnl.HasPackedKernels()) {}
 
 GemmCache::~GemmCache() = default;
 
 const Gemm& GemmCache::Get(const GemmShape& shape) {
   std::unique_ptr<Gemm>& gemm = gemms_[shape];
-  if (gemm == nullptr) gemm = Make(shape);
+  if (gemm == nullptr && uses_dnnl(shape.input)) gemm = threads_->dnnl.Make(shape);
+  if (gemm == nullptr) gemm = std::make_unique<OwnGemm>(shape, exact_, threads_->scratch);
   return *gemm;
 }
 
-std::unique_ptr<Gemm> GemmCache::Make(const GemmShape& shape) {
-  if (exact_) return std::make_unique<OwnGemm>(shape, /*fused=*/true, threads_->scratch);
-  if (shape.input == DType::kBF16 && !has_bf16_) {
-    return MakeWidenedGemm(
-        shape, [this](const GemmShape& wide) -> const Gemm& { return Get(wide); },
-        threads_->widened);
-  }
-  if (shape.input == DType::kF32 && has_openblas_) {
-    return MakeOpenBlasGemm(shape, EffectiveCpuLevel(), threads_->scratch);
-  }
-  return threads_->dnnl.Make(shape);
-}
-
 std::string GemmLibrary() {
-  return UsesOpenBlas() ? OpenBlasDescription(EffectiveCpuLevel()) : DnnlDescription();
+  return UsesDnnl() ? DnnlDescription() : absl::StrCat("own ", kGemmContract);
 }
 
 }  // namespace tessera

@@ -23,19 +23,20 @@ MatrixLayout LayoutOf(const TensorView& x) {
   return {x.stride(1), true};
 }
 
-double TileBalance(int64_t m, int64_t n, TileShape tile) {
+double TileBalance(int64_t m, int64_t n, TileShape tile, int threads) {
   struct ThreadCount {
     int64_t threads;
     double weight;
   };
   constexpr ThreadCount kCounts[] = {{2, 0.75}, {4, 0.15}, {8, 0.06}, {16, 0.04}};
   const int64_t tiles = CeilDivide(m, tile.rows) * CeilDivide(n, tile.columns);
+  const auto balance_of = [&](int64_t count) {
+    return static_cast<double>(m * n) /
+           static_cast<double>(CeilDivide(tiles, count) * count * tile.rows * tile.columns);
+  };
+  if (threads > 0) return balance_of(threads);
   double balance = 0;
-  for (const ThreadCount& count : kCounts) {
-    const int64_t rounds = CeilDivide(tiles, count.threads);
-    balance += count.weight * static_cast<double>(m * n) /
-               static_cast<double>(rounds * count.threads * tile.rows * tile.columns);
-  }
+  for (const ThreadCount& count : kCounts) balance += count.weight * balance_of(count.threads);
   return balance;
 }
 

@@ -12,8 +12,9 @@
 
 namespace tessera {
 
-// c[m,n] = a[m,k] b[k,n] (+ bias[n]) (+ c), c in tiles. How it is cut is a pure function of shapes,
-// dtypes and layouts, never of the thread count. Or, with several terms, c (fp32) = the sum of
+// c[m,n] = a[m,k] b[k,n] (+ bias[n]) (+ c), c in tiles. How oneDNN's products are cut is a pure
+// function of shapes, dtypes and layouts, never of the thread count, since it changes bits; that of
+// ours changes none. Or, with several terms, c (fp32) = the sum of
 // their products in a tree, cut as one of them is, so that every term has the bits that it has
 // alone.
 struct Product {
@@ -51,9 +52,9 @@ inline int64_t PartExtent(int64_t extent, int64_t most, int64_t quantum) {
   return CeilDivide(CeilDivide(extent, parts), quantum) * quantum;
 }
 
-// The share of the threads' time in which they have a tile of c[m,n], over the thread counts of the
-// machines that this runs on.
-double TileBalance(int64_t m, int64_t n, TileShape tile);
+// The share of the threads' time in which they have a tile of c[m,n]: of so many threads, or of 0:
+// over the thread counts of the machines that this runs on.
+double TileBalance(int64_t m, int64_t n, TileShape tile, int threads = 0);
 
 // The product in tiles of c, of any shape and dtype.
 void TiledMatMul(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms);

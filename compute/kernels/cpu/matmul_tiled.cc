@@ -25,31 +25,32 @@ struct TileCost {
   double rows = 0, columns = 0;
 };
 
-// - Ours and OpenBLAS's kernels: a tile's rows and columns are packed for it alone.
+// - Ours: a tile's rows and columns are packed for it alone.
 // - oneDNN's were fitted to its rates on GPT-2's shapes (Granite Rapids). In fp32 twice the rows or
 //   columns win 3 to 8 %. Where a is transposed rows cost little, but the transposition is done
 //   again for each tile of columns: 768 of them are 7 % faster than 384. A long sum's operands are
 //   held by no cache: a tile's rows of a and columns of b then come from memory. bf16 on AMX is
-//   fast enough for every cost to show; where it is widened, it costs what fp32 does.
+//   fast enough for every cost to show.
 TileCost TileCostOf(int64_t k, bool a_transposed, DType dtype, const GemmCache& gemms) {
   constexpr int64_t kLong = 8192;
-  if (gemms.exact()) return {25, 20};
-  if (dtype == DType::kBF16 && gemms.has_bf16()) return {60, 120};
-  if (gemms.has_openblas()) return {15, 15};
+  if (!gemms.uses_dnnl(dtype)) return {15, 15};
+  if (dtype == DType::kBF16) return {60, 120};
   if (k >= kLong) return {24, 48};
   return a_transposed ? TileCost{4, 48} : TileCost{12, 24};
 }
 
-TileShape ChooseTile(int64_t m, int64_t n, TileCost cost) {
+// threads: for whose number the tiles are, or 0 where they must not depend on it.
+TileShape ChooseTile(int64_t m, int64_t n, TileCost cost, int threads) {
   TileShape best;
   double best_score = 0;
   for (int64_t most_rows : {64, 128, 256, 512}) {
-    for (int64_t most_columns : {64, 128, 192, 256, 384, 512, 768}) {
+    for (int64_t most_columns : {64, 128, 192, 256, 384, 512, 768, 1152, 1536}) {
+      if (threads == 0 && most_columns > 768) continue;
       const TileShape tile = {PartExtent(m, most_rows, 32), PartExtent(n, most_columns, 64)};
       const double rows = static_cast<double>(tile.rows);
       const double columns = static_cast<double>(tile.columns);
-      const double score =
-          rows / (rows + cost.rows) * columns / (columns + cost.columns) * TileBalance(m, n, tile);
+      const double score = rows / (rows + cost.rows) * columns / (columns + cost.columns) *
+                           TileBalance(m, n, tile, threads);
       if (score <= best_score) continue;
       best_score = score;
       best = tile;
@@ -70,8 +71,8 @@ class TiledProduct {
         b_(LayoutOf(product.b())),
         m_(product.m()),
         n_(product.n()),
-        tile_(
-            ChooseTile(m_, n_, TileCostOf(product.k(), a_.transposed, product.a().dtype(), gemms))),
+        tile_(ChooseTile(m_, n_, TileCostOf(product.k(), a_.transposed, product.a().dtype(), gemms),
+                         gemms.uses_dnnl(product.a().dtype()) ? 0 : pool.threads())),
         row_tiles_(CeilDivide(m_, tile_.rows)),
         column_tiles_(CeilDivide(n_, tile_.columns)),
         c_stride_(m_ == 1 ? n_ : product.c.stride(0)),

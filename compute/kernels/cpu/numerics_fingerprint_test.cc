@@ -100,11 +100,11 @@ TEST(CpuNumericsFingerprintTest, SeesTheBitsOfALimitedLibrary) {
 TEST(NumericsDifferencesTest, NamesWhatDiffers) {
   const NumericsFingerprint a = {"avx512", "oneDNN 2.6.3 avx512_core", 1, 2};
   EXPECT_EQ(NumericsDifferences(a, a, "here"), std::vector<std::string>());
-  EXPECT_EQ(NumericsDifferences(a, {"avx2", "OpenBLAS 0.3.21 Haswell", 3, 4}, "here"),
-            (std::vector<std::string>{
-                "instruction set avx512, here avx2",
-                "matrix products by oneDNN 2.6.3 avx512_core, here OpenBLAS 0.3.21 Haswell",
-                "other bits of matrix products", "other bits of the remaining operations"}));
+  EXPECT_EQ(NumericsDifferences(a, {"avx2", "own 1", 3, 4}, "here"),
+            (std::vector<std::string>{"instruction set avx512, here avx2",
+                                      "matrix products by oneDNN 2.6.3 avx512_core, here own 1",
+                                      "other bits of matrix products",
+                                      "other bits of the remaining operations"}));
 }
 
 }  // namespace

@@ -1,13 +1,16 @@
-// 1, 2, 3 and 5 threads, and every instruction set: the same bits.
+// 1, 2, 3 and 5 threads, and every instruction set: the same bits. Products of our own, close ones.
 
 #include <hwy/highway.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/cpu_level.h"
-#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/kernels/cpu/cpu_backend_impl.h"
+#include "compute/kernels/cpu/gemm_cache.h"
+#include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/kernels/testing/kernel_test.h"
 
 namespace tessera {
@@ -16,18 +19,21 @@ std::vector<BackendVariant> VariantsUnderTest() {
   hwy::SetSupportedTargetsForTest(0);
   ApplyCpuLevelLimit();  // before the list of targets, which must not have those beyond it
   std::vector<BackendVariant> variants;
-  for (int threads : {1, 2, 3, 5}) {
-    variants.push_back({std::to_string(threads) + " threads", true, [threads] {
-                          hwy::SetSupportedTargetsForTest(0);
-                          return MakeCpuBackend(threads);
-                        }});
-  }
-  for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    variants.push_back({hwy::TargetName(target), true, [target] {
+  const auto add = [&](const std::string& name, bool same, int64_t target, int threads,
+                       GemmKind products) {
+    variants.push_back({name, same, [=]() -> std::unique_ptr<Backend> {
                           hwy::SetSupportedTargetsForTest(target);
-                          return MakeCpuBackend(1);
+                          return std::make_unique<CpuBackend>(threads, products);
                         }});
+  };
+  for (int threads : {1, 2, 3, 5}) {
+    add(std::to_string(threads) + " threads", true, 0, threads, GemmKind::kFast);
   }
+  // Our fast products have other bits without fused multiply-adds.
+  for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    add(hwy::TargetName(target), target <= HWY_AVX2 || DnnlHasBf16(), target, 1, GemmKind::kFast);
+  }
+  add("own products", false, 0, 3, GemmKind::kOwn);
   return variants;
 }
 

@@ -102,6 +102,9 @@ ChainGemm::ChainGemm(const GemmShape& shape, bool exact)
   depth_ = std::min(shape.k, PartOf(shape.k, kMostSteps * kernels_.k_per_step, quantum));
   const int64_t steps = Steps(depth_);
   row_panels_ = (shape.m + kernels_.rows - 1) / kernels_.rows;
+  for (int64_t panel = 0; panel <= row_panels_; ++panel) {
+    first_rows_.push_back(panel * shape.m / row_panels_);
+  }
   row_panel_words_ = kernels_.rows * steps + kSlack;
   const int64_t most_panels =
       std::max<int64_t>(1, SecondLevelCache() / 2 / (row_panel_words_ * kWordBytes));
@@ -201,12 +204,12 @@ int64_t ChainGemm::WidthOf(const Part& part, int64_t column) const {
 }
 
 gemm::Source ChainGemm::Rows(const Call& call, const Part& part, int64_t panel) const {
-  const int64_t row = FirstRow(panel);
+  const int64_t row = first_rows_[panel];
   const int64_t at = shape_.a_transposed ? part.k * shape_.lda + row : row * shape_.lda + part.k;
   return {.first = static_cast<const char*>(call.a) + at * ElementSize(shape_.input),
           .leading = shape_.lda,
           .k_dense = !shape_.a_transposed,
-          .width = FirstRow(panel + 1) - row,
+          .width = first_rows_[panel + 1] - row,
           .available = shape_.m - row};
 }
 
@@ -223,7 +226,7 @@ gemm::Source ChainGemm::Columns(const Call& call, const Part& part, int64_t colu
 
 void ChainGemm::MultiplyTile(const Call& call, const Part& part, int64_t panel, int64_t column,
                              gemm::Tile& tile) const {
-  const int64_t row = FirstRow(panel), rows = FirstRow(panel + 1) - row;
+  const int64_t row = first_rows_[panel], rows = first_rows_[panel + 1] - row;
   const int64_t columns = std::min(kernels_.columns, part.columns - column);
   const int64_t width = WidthOf(part, column);
   const gemm::MultiplyFunction multiply =

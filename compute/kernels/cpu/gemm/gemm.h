@@ -25,7 +25,7 @@
 // two multiply-adds of a chain, with the same rounding and flushing, from operands whose pairs are
 // packed as (0, 2), (4, 6), ...; every other processor computes them one by one from widened
 // numbers. Where a product has no multiply-add at all in hardware (SSE4), it is composed of fp64
-// operations if the product is `fused`, which costs many times the time; otherwise it is a
+// operations if the product is `exact`, which costs many times the time; otherwise it is a
 // multiplication and an addition, and the bits are not those of the contract.
 //
 // So a product may be cut along m and n, and along k where the cut is a multiple of 32 (fp32:
@@ -71,9 +71,9 @@ struct GemmShape {
 // A product, ready to run on any thread. Keeps no operand: one may run on several threads at once.
 class ChainGemm {
  public:
-  // exact: by the contract. Otherwise the order is the processor's fastest: fp32 by the contract but
-  // on processors without multiply-adds, bf16 in one chain. It is a function of the shape's inputs
-  // still: blocks, layouts and threads do not change a bit.
+  // exact: by the contract. Otherwise in the processor's fastest order: fp32 by the contract but on
+  // processors without multiply-adds, bf16 in one chain. Blocks, layouts and threads do not change
+  // a bit of that either.
   ChainGemm(const GemmShape& shape, bool exact);
 
   // The size of the scratch memory that a call of Run() uses.
@@ -95,16 +95,16 @@ class ChainGemm {
   void MultiplyTile(const Call& call, const Part& part, int64_t panel, int64_t column,
                     gemm::Tile& tile) const;
   int64_t Steps(int64_t depth) const;
-  int64_t FirstRow(int64_t panel) const { return panel * shape_.m / row_panels_; }
 
   const GemmShape shape_;
   const gemm::Kernels& kernels_;
-  int64_t depth_ = 0;            // of a part of k
-  int64_t columns_ = 0;          // of b that are packed at once
-  int64_t row_panels_ = 0;       // near-equal
-  int64_t panels_of_block_ = 0;  // of rows that are packed at once
-  bool keeps_columns_ = false;   // several blocks of rows use them
-  bool sums_apart_ = false;      // c is bf16 and k has several parts: sums are kept in scratch
+  int64_t depth_ = 0;    // of a part of k
+  int64_t columns_ = 0;  // of b that are packed at once
+  int64_t row_panels_ = 0;
+  std::vector<int64_t> first_rows_;  // of near-equal panels, and the end
+  int64_t panels_of_block_ = 0;      // of rows that are packed at once
+  bool keeps_columns_ = false;       // several blocks of rows use them
+  bool sums_apart_ = false;          // c is bf16 and k has several parts: sums are kept in scratch
   int64_t row_panel_words_ = 0, row_words_ = 0, column_words_ = 0, sum_words_ = 0;  // of scratch
   int64_t scratch_words_ = 0;
   // Cache lines of a panel of b before it is packed and after, relative to its beginning.

@@ -44,7 +44,7 @@ TESSERA_INLINE FloatRegister LoadFloats(const void* from) {
 
 // The steps by which chains grow: acc = a b + acc, for a word of a and a register of b.
 struct Fast {
-  static constexpr int64_t kStepsOfBlock = gemm::kBlock;
+  [[maybe_unused]] static constexpr int64_t kStepsOfBlock = gemm::kBlock;
   static TESSERA_INLINE FloatRegister Step(const uint32_t* a, FloatRegister b, FloatRegister acc) {
     return hn::MulAdd(hn::Set(FloatTag(), *reinterpret_cast<const float*>(a)), b, acc);
   }

@@ -50,7 +50,8 @@ struct Tile {
 using MultiplyFunction = void (*)(const Tile& tile);
 inline constexpr int64_t kStepsOfAhead = 4;
 
-// to[rows, columns] (+ bias) of the output's dtype, from a tile of fp32 of a panel's width. bias: of the input's dtype, or null.
+// to[rows, columns] (+ bias) of the output's dtype, from a tile of fp32 of a panel's width. bias:
+// of the input's dtype, or null.
 using FinishFunction = void (*)(const float* tile, int64_t tile_stride, int64_t rows,
                                 int64_t columns, const void* bias, void* to, int64_t to_stride);
 

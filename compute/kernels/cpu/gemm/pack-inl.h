@@ -35,8 +35,8 @@ using WordRegister = hn::Vec<WordTag>;
 constexpr int kRegisterLanes = HWY_LANES(float) < 16 ? HWY_LANES(float) : 16;
 
 // All data is moved in words: one fp32 number, or two neighbours along k in bf16. A group has as
-// many words of as many rows as are packed at once; where registers suffice, a row's cache line: the
-// lines of many rows may compete for a place in the cache.
+// many words of as many rows as are packed at once; where registers suffice, a row's cache line:
+// the lines of many rows may compete for a place in the cache.
 constexpr int kRows = kRegisterLanes;
 constexpr int kGroup = kRegisterLanes == 16 ? 16 : 8;
 
