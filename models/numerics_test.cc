@@ -91,7 +91,7 @@ TEST_P(NumericsTest, AgreesWithTheReference) {
   }
 }
 
-TEST_P(NumericsTest, RecomputationThreadsAndRepetitionChangeNoBit) {
+TEST_P(NumericsTest, RecomputationKeptNormsThreadsAndRepetitionChangeNoBit) {
   const auto one = MakeCpuBackend(1);
   const auto two = MakeCpuBackend(2);
   const auto model = Make(config_, GetParam().dtype, *two);
@@ -105,8 +105,10 @@ TEST_P(NumericsTest, RecomputationThreadsAndRepetitionChangeNoBit) {
     return ForwardBackward(m, batch_.batch, use, 0.02, /*accumulate=*/true);
   };
   const double loss = run(*model, ActivationUse::kTraining);
-  EXPECT_EQ(run(*other, ActivationUse::kTrainingRecompute), loss);
-  ExpectBitwiseEqual(other->parameters().grads(), model->parameters().grads(), "gradients");
+  for (const auto use : {ActivationUse::kTrainingWithNorms, ActivationUse::kTrainingRecompute}) {
+    EXPECT_EQ(run(*other, use), loss);
+    ExpectBitwiseEqual(other->parameters().grads(), model->parameters().grads(), "gradients");
+  }
 }
 
 // As in a pipeline: the stages together are the model.
@@ -163,6 +165,10 @@ TEST_P(NumericsTest, ActivationsOfEveryUse) {
       model->NewActivations(kBatch, kSequence, ActivationUse::kTrainingRecompute);
   const auto forward = model->NewActivations(kBatch, kSequence, ActivationUse::kForwardOnly);
   EXPECT_LT(recompute->bytes(), training->bytes());
+  // Two norms in each of two layers.
+  const int64_t norms = 4 * kBatch * kSequence * 64 * ElementSize(GetParam().dtype);
+  EXPECT_EQ(model->ActivationBytes(kBatch, kSequence, ActivationUse::kTrainingWithNorms),
+            training->bytes() + norms);
   EXPECT_LT(forward->bytes(), recompute->bytes());
   const double loss = model->Forward(batch_.batch, *training, {}, {}).value();
   EXPECT_EQ(model->Forward(batch_.batch, *forward, {}, {}).value(), loss);

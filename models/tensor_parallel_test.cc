@@ -52,7 +52,9 @@ class TensorParallelModelTest : public ::testing::TestWithParam<Family> {
 std::string Describe(const ShardedRun& run) {
   return std::string(DTypeName(run.dtype)) + ", " + std::to_string(run.shards) + " shards, tp" +
          std::to_string(run.ranks) + (run.sequence_parallel ? "_sp" : "") +
-         (run.use == ActivationUse::kTrainingRecompute ? ", recompute" : "");
+         (run.use == ActivationUse::kTrainingRecompute   ? ", recompute"
+          : run.use == ActivationUse::kTrainingWithNorms ? ", norms kept"
+                                                         : "");
 }
 
 void ExpectNear(const ShardedResult& actual, const ShardedResult& expected, double tolerance) {
@@ -104,7 +106,8 @@ TEST_P(TensorParallelModelTest, NoBitDependsOnTheRanks) {
       const ShardedResult expected = RunSharded(run);
       for (int ranks = 1; ranks <= shards; ranks *= 2) {
         for (const bool sequence_parallel : {false, true}) {
-          for (const auto use : {ActivationUse::kTraining, ActivationUse::kTrainingRecompute}) {
+          for (const auto use : {ActivationUse::kTraining, ActivationUse::kTrainingWithNorms,
+                                 ActivationUse::kTrainingRecompute}) {
             run.ranks = ranks;
             run.sequence_parallel = sequence_parallel;
             run.use = use;

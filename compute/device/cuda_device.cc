@@ -1,6 +1,5 @@
 #include "compute/device/cuda_device.h"
 
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -37,24 +36,13 @@ namespace {
 // The kernels' machine code is for 8.0 and later.
 constexpr int kLeastMajor = 8;
 
-// cuBLASLt chooses algorithms by the number of multiprocessors, which differs between GPUs of one
-// name and between the parts of one.
 absl::Status Describe(int index, TrainingDevice* opened) {
   TESSERA_ASSIGN_OR_RETURN(const CudaDeviceInfo info, DescribeCudaDevice(index));
-  opened->type = absl::StrCat(info.name, ", sm_", info.major, info.minor, ", ",
-                              info.multiprocessors, " multiprocessors");
+  opened->type = TypeOf(info);
   opened->shared_bytes_of_block = info.shared_bytes_of_block;
   if (info.major >= kLeastMajor) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("GPU ", index, " (", opened->type, ") is too old: sm_80 or later is needed"));
-}
-
-// NVIDIA_TF32_OVERRIDE changes what the libraries compute, whatever the program asks for.
-std::string Tf32(const CudaDeviceOptions& options) {
-  const char* const forced = std::getenv("NVIDIA_TF32_OVERRIDE");
-  return absl::StrCat(
-      options.allow_tf32 ? " in TF32" : "",
-      forced == nullptr ? "" : " with NVIDIA_TF32_OVERRIDE=", forced == nullptr ? "" : forced);
 }
 
 class CudaDevices final : public ComputeDevices {
@@ -96,8 +84,6 @@ std::unique_ptr<ComputeDevices> MakeCudaDevices(const CudaDeviceOptions& options
   return std::make_unique<CudaDevices>(options);
 }
 
-absl::Status SelectCudaDevice(int index) { return UseCudaDevice(index); }
-
 absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index,
                                                                const CudaDeviceOptions& options) {
   auto opened = std::make_unique<TrainingDevice>();
@@ -110,7 +96,7 @@ absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index,
   opened->tensors = std::make_unique<DeviceTensors>(opened->device, *opened->compute);
   TESSERA_ASSIGN_OR_RETURN(opened->copies, HostCopies::Create(*opened->compute));
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<CublasLtApi> cublaslt, OpenCublasLt(CublasLtPlaces()));
-  opened->products = absl::StrCat("cuBLASLt ", cublaslt->GetVersion(), Tf32(options));
+  opened->products = DescribeCublasLt(cublaslt->GetVersion(), options.allow_tf32);
   TESSERA_ASSIGN_OR_RETURN(
       std::unique_ptr<cuda::Products> products,
       cuda::MakeCublasLtProducts(

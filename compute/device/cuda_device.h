@@ -20,15 +20,12 @@ struct CudaDeviceOptions {
 int CudaDeviceCount();
 
 // Opens GPU `index`, which becomes the current device of the calling thread, and cuBLASLt. Other
-// threads call SelectCudaDevice() before they use what was made from it.
+// threads Select() it by the context's runtime before they use what was made from it.
 //
 // Errors: FailedPrecondition in a program that was built without CUDA, and for a GPU that it was
 // not built for; NotFound where there is no such GPU, or no cuBLASLt.
 absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(
     int index, const CudaDeviceOptions& options = {});
-
-// Makes GPU `index` the current device of the calling thread.
-absl::Status SelectCudaDevice(int index);
 
 // The GPUs that this process sees, for a run.
 std::unique_ptr<ComputeDevices> MakeCudaDevices(const CudaDeviceOptions& options = {});

@@ -12,7 +12,6 @@ TEST(CudaDeviceTest, ADeviceThatIsNotThereIsRefused) {
   if (CudaDeviceCount() == 0 && absl::IsFailedPrecondition(status)) {
     EXPECT_EQ(status.message(),
               "this program was built without CUDA: build it with --config=cuda to train on GPUs");
-    EXPECT_EQ(SelectCudaDevice(0), status);
   } else {
     EXPECT_TRUE(absl::IsNotFound(status)) << status;
   }

@@ -37,8 +37,6 @@ class NoCudaDevices final : public ComputeDevices {
 
 int CudaDeviceCount() { return 0; }
 
-absl::Status SelectCudaDevice(int /*index*/) { return BuiltWithoutCuda(); }
-
 absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(
     int /*index*/, const CudaDeviceOptions& /*options*/) {
   return BuiltWithoutCuda();

@@ -115,7 +115,16 @@ class CudaRuntime final : public DeviceRuntime {
   absl::StatusOr<MemoryInfo> Memory() override {
     size_t free_bytes = 0, total_bytes = 0;
     TESSERA_RETURN_IF_ERROR(ToStatus(cudaMemGetInfo(&free_bytes, &total_bytes)));
-    return MemoryInfo{static_cast<int64_t>(free_bytes), static_cast<int64_t>(total_bytes)};
+    // What was given back stays in the pool, for the next allocations.
+    cudaMemPool_t pool = nullptr;
+    uint64_t reserved = 0, used = 0;
+    TESSERA_RETURN_IF_ERROR(ToStatus(cudaDeviceGetDefaultMemPool(&pool, device_)));
+    TESSERA_RETURN_IF_ERROR(
+        ToStatus(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved)));
+    TESSERA_RETURN_IF_ERROR(
+        ToStatus(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used)));
+    return MemoryInfo{static_cast<int64_t>(free_bytes + reserved - used),
+                      static_cast<int64_t>(total_bytes)};
   }
 
  private:
@@ -157,6 +166,11 @@ absl::StatusOr<CudaDeviceInfo> DescribeCudaDevice(int device) {
       .multiprocessors = properties.multiProcessorCount,
       .shared_bytes_of_block = static_cast<int64_t>(properties.sharedMemPerBlockOptin),
       .uuid = std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes))};
+}
+
+std::string TypeOf(const CudaDeviceInfo& info) {
+  return absl::StrCat(info.name, ", sm_", info.major, info.minor, ", ", info.multiprocessors,
+                      " multiprocessors");
 }
 
 absl::Status UseCudaDevice(int device) { return ToStatus(cudaSetDevice(device)); }

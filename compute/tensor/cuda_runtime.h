@@ -25,6 +25,9 @@ struct CudaDeviceInfo {
   std::string uuid;  // the same in every process, and of a part of a GPU (MIG) its own
 };
 absl::StatusOr<CudaDeviceInfo> DescribeCudaDevice(int device);
+// "NVIDIA H200, sm_90, 132 multiprocessors". cuBLASLt chooses algorithms by the number of
+// multiprocessors, which differs between GPUs of one name and between the parts of one.
+std::string TypeOf(const CudaDeviceInfo& info);
 
 // Makes a GPU the current device of the calling thread.
 absl::Status UseCudaDevice(int device);

@@ -21,6 +21,11 @@ TEST(CudaRuntimeTest, NoSuchDevice) {
   EXPECT_STREQ(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32");
 }
 
+TEST(CudaRuntimeTest, TheTypeOfAGpuTellsItsParts) {
+  EXPECT_EQ(TypeOf({.name = "NVIDIA H200", .major = 9, .minor = 0, .multiprocessors = 132}),
+            "NVIDIA H200, sm_90, 132 multiprocessors");
+}
+
 TEST(CudaRuntimeTest, CopiesThroughTheDevice) {
   absl::StatusOr<std::unique_ptr<DeviceRuntime>> runtime = MakeCudaRuntime(0);
   if (absl::IsNotFound(runtime.status())) GTEST_SKIP() << runtime.status() << " (needs: gpu)";

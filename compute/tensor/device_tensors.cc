@@ -3,20 +3,50 @@
 #include <glog/logging.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "compute/tensor/device.h"
+#include "compute/tensor/device_runtime.h"
 #include "compute/tensor/memory.h"
 #include "compute/tensor/tensor.h"
 
 namespace tessera {
+namespace {
+
+struct DeviceContexts {
+  Mutex mutex;
+  std::map<int, DeviceContext*> by_device ABSL_GUARDED_BY(mutex);
+};
+
+DeviceContexts& Contexts() {
+  static DeviceContexts& contexts = *new DeviceContexts;
+  return contexts;
+}
+
+}  // namespace
+
+DeviceRuntime::MemoryInfo DeviceMemory(Device device) {
+  DeviceContexts& contexts = Contexts();
+  const MutexLock lock(&contexts.mutex);
+  return contexts.by_device.at(device.index)
+      ->runtime()
+      .Memory()
+      .value_or(DeviceRuntime::MemoryInfo());
+}
 
 DeviceTensors::DeviceTensors(Device device, Stream& stream) : device_(device) {
   CHECK(device.type == DeviceType::kCuda);
+  {
+    const MutexLock lock(&Contexts().mutex);
+    Contexts().by_device[device.index] = &stream.context();
+  }
   SetDeviceMemory(device.index, [&stream](int64_t bytes) -> absl::StatusOr<std::shared_ptr<void>> {
     TESSERA_ASSIGN_OR_RETURN(
         DeviceBuffer buffer,
@@ -28,6 +58,10 @@ DeviceTensors::DeviceTensors(Device device, Stream& stream) : device_(device) {
   });
 }
 
-DeviceTensors::~DeviceTensors() { SetDeviceMemory(device_.index, nullptr); }
+DeviceTensors::~DeviceTensors() {
+  SetDeviceMemory(device_.index, nullptr);
+  const MutexLock lock(&Contexts().mutex);
+  Contexts().by_device.erase(device_.index);
+}
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 #define TESSERA_COMPUTE_TENSOR_DEVICE_TENSORS_H_
 
 #include "compute/tensor/device.h"
+#include "compute/tensor/device_runtime.h"
 #include "compute/tensor/tensor.h"
 
 namespace tessera {
@@ -20,6 +21,9 @@ class DeviceTensors {
  private:
   const Device device_;
 };
+
+// The memory of a GPU that has DeviceTensors; nothing if the driver does not say.
+DeviceRuntime::MemoryInfo DeviceMemory(Device device);
 
 }  // namespace tessera
 

@@ -83,8 +83,9 @@ Decoder::Buffers Decoder::LayOut(const Pass& pass, ActivationUse use, Arena& are
     buffers.inputs.push_back(i < inputs ? arena.Take(dtype(), shape) : buffers.inputs[i - 2]);
   }
   for (int64_t i = 0; i < blocks; ++i) {
-    const bool own = i == 0 || use == ActivationUse::kTraining;
-    buffers.saved.push_back(own ? parts_.blocks[i].LayOutSaved(arena, pass, dtype())
+    const bool keeps_norms = use == ActivationUse::kTrainingWithNorms;
+    const bool own = i == 0 || use == ActivationUse::kTraining || keeps_norms;
+    buffers.saved.push_back(own ? parts_.blocks[i].LayOutSaved(arena, pass, dtype(), keeps_norms)
                                 : buffers.saved.front());
   }
   if (backward && parts_.embedding.has_value()) buffers.d = arena.Take(dtype(), shape);
@@ -104,18 +105,21 @@ Decoder::Buffers Decoder::LayOut(const Pass& pass, ActivationUse use, Arena& are
   return buffers;
 }
 
+int64_t Decoder::ActivationBytes(int64_t batch, int64_t sequence, ActivationUse use) const {
+  Arena measure;
+  LayOut(MakePass(batch, sequence), use, measure);
+  return measure.high_water_bytes();
+}
+
 std::unique_ptr<Activations> Decoder::NewActivations(int64_t batch, int64_t sequence,
                                                      ActivationUse use) {
   CHECK(batch > 0 && sequence > 0) << batch << " x " << sequence;
   if (parts_.rope != nullptr) parts_.rope->Prepare(sequence, backend_);
-  const Pass pass = MakePass(batch, sequence);
-  Arena measure;
-  LayOut(pass, use, measure);
   MemoryScope scope(MemoryCategory::kActivations);
-  Tensor memory(DType::kF32, {measure.high_water_bytes() / static_cast<int64_t>(sizeof(float))},
-                backend_.device());
+  const int64_t bytes = ActivationBytes(batch, sequence, use);
+  Tensor memory(DType::kF32, {bytes / static_cast<int64_t>(sizeof(float))}, backend_.device());
   Arena place(memory.view().data());
-  auto buffers = std::make_unique<Buffers>(LayOut(pass, use, place));
+  auto buffers = std::make_unique<Buffers>(LayOut(MakePass(batch, sequence), use, place));
   buffers->memory = std::move(memory);
   return buffers;
 }

@@ -57,6 +57,7 @@ class Decoder final : public Model {
   const ParameterSet& parameters() const override { return *parts_.parameters; }
   std::unique_ptr<Activations> NewActivations(int64_t batch, int64_t sequence,
                                               ActivationUse use) override;
+  int64_t ActivationBytes(int64_t batch, int64_t sequence, ActivationUse use) const override;
   int64_t BoundaryRows(int64_t batch, int64_t sequence) const override;
   absl::StatusOr<double> Forward(const MicroBatch& batch, Activations& activations,
                                  TensorView input, TensorView output) override;

@@ -59,7 +59,10 @@ class Activations {
   virtual int64_t bytes() const = 0;
 };
 
-enum class ActivationUse { kTraining, kTrainingRecompute, kForwardOnly };
+// kTrainingWithNorms: kTraining, and the backward pass reads the outputs of norms, too, instead of
+// computing them again: the same bits. kTrainingRecompute: it computes all but the inputs of layers
+// again.
+enum class ActivationUse { kTraining, kTrainingWithNorms, kTrainingRecompute, kForwardOnly };
 
 // The layers of one pipeline stage, or this rank's shards of them, with explicit forward and
 // backward.
@@ -78,6 +81,9 @@ class Model {
   // pairs of that shape.
   virtual std::unique_ptr<Activations> NewActivations(int64_t batch, int64_t sequence,
                                                       ActivationUse use) = 0;
+
+  // The size of NewActivations().
+  virtual int64_t ActivationBytes(int64_t batch, int64_t sequence, ActivationUse use) const = 0;
 
   // Rows of the activations that this rank sends to the next stage: R = batch * sequence, or, where
   // sequence parallelism splits them, R / size of the tensor axis. Micro-batches whose R is not

@@ -14,10 +14,14 @@ enum NormIndex { kAttentionNorm, kMlpNorm, kNorms };
 }  // namespace
 
 TransformerBlock::SavedActivations TransformerBlock::LayOutSaved(Arena& arena, const Pass& pass,
-                                                                 DType dtype) const {
+                                                                 DType dtype, bool norms) const {
   const int64_t rows = pass.rows(), own_rows = pass.own_rows();
   const DType stats = SumDType(dtype);
   SavedActivations saved;
+  if (norms) {
+    saved.attention_normed = arena.Take(dtype, {rows, parts_.attention_norm->channels()});
+    saved.mlp_normed = arena.Take(dtype, {rows, parts_.mlp_norm->channels()});
+  }
   saved.attention_norm_stats = arena.Take(stats, {parts_.attention_norm->statistics(), own_rows});
   for (const AttentionShard& shard : parts_.attention) {
     saved.attention.push_back(
@@ -110,7 +114,7 @@ absl::Status TransformerBlock::ForwardSaved(const Pass& pass, const TensorView& 
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const AttentionShard& shard = parts_.attention[i];
     const AttentionShard::SavedActivations& own = saved.attention[i];
-    shard.qkv.Forward(pass.backend, scratch.normed, own.qkv);
+    shard.qkv.Forward(pass.backend, InputNorm(saved, scratch).out, own.qkv);
     shard.attention.Forward(pass, own.qkv, cache == nullptr ? TensorView() : (*cache)[i].view(),
                             own.out, own.log_sum_exp);
     products.push_back(shard.projection.ForwardTerm(own.out));
@@ -118,7 +122,7 @@ absl::Status TransformerBlock::ForwardSaved(const Pass& pass, const TensorView& 
   TESSERA_RETURN_IF_ERROR(AddResidual(pass, parts_.attention_residual, products, x, scratch.sum,
                                       saved.mid, MlpNorm(saved, scratch)));
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
-    ForwardActivated(parts_.activation, pass.backend, parts_.mlp[i].up, scratch.normed,
+    ForwardActivated(parts_.activation, pass.backend, parts_.mlp[i].up, MlpNorm(saved, scratch).out,
                      saved.mlp[i].up, saved.mlp[i].act);
   }
   return absl::OkStatus();
@@ -190,11 +194,12 @@ absl::Status TransformerBlock::BackwardMlp(const Pass& pass, const SavedActivati
     BackwardActivated(parts_.activation, backend, down, d_sum, saved.mlp[i].up, scratch.d_act[i],
                       scratch.d_up[i]);
   }
-  TESSERA_RETURN_IF_ERROR(NormForward(pass, saved.mid, MlpNorm(saved, scratch)));
+  const NormPlace norm = MlpNorm(saved, scratch);
+  if (saved.mlp_normed.empty()) TESSERA_RETURN_IF_ERROR(NormForward(pass, saved.mid, norm));
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
     const Linear& up = parts_.mlp[i].up;
-    up.BackwardWeight(pass, scratch.normed, scratch.d_up[i], scratch.unit_sums, accumulate);
+    up.BackwardWeight(pass, norm.out, scratch.d_up[i], scratch.unit_sums, accumulate);
     products.push_back(up.BackwardInputTerm(scratch.d_up[i]));
   }
   return BackwardNorm(pass, kMlpNorm, products, saved.mid, saved.mlp_norm_stats, scratch,
@@ -217,11 +222,12 @@ absl::Status TransformerBlock::BackwardAttention(const Pass& pass, const TensorV
     shard.attention.Backward(pass, scratch.d_attention_out, own.qkv, own.out, own.log_sum_exp,
                              scratch.d_qkv[i]);
   }
-  TESSERA_RETURN_IF_ERROR(NormForward(pass, x, InputNorm(saved, scratch)));
+  const NormPlace norm = InputNorm(saved, scratch);
+  if (saved.attention_normed.empty()) TESSERA_RETURN_IF_ERROR(NormForward(pass, x, norm));
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const Linear& qkv = parts_.attention[i].qkv;
-    qkv.BackwardWeight(pass, scratch.normed, scratch.d_qkv[i], scratch.unit_sums, accumulate);
+    qkv.BackwardWeight(pass, norm.out, scratch.d_qkv[i], scratch.unit_sums, accumulate);
     products.push_back(qkv.BackwardInputTerm(scratch.d_qkv[i]));
   }
   return BackwardNorm(pass, kAttentionNorm, products, x, saved.attention_norm_stats, scratch,

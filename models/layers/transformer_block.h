@@ -71,14 +71,16 @@ class TransformerBlock {
   // The activations that the backward pass reads, besides the block's input.
   struct SavedActivations {
     TensorView attention_norm_stats;  // [1|2, r]
+    TensorView attention_normed;      // [R,C]; empty: the backward pass computes it again
     std::vector<AttentionShard::SavedActivations> attention;
     TensorView mid;             // [r,C]
     TensorView mlp_norm_stats;  // [1|2, r]
+    TensorView mlp_normed;      // [R,C]; likewise
     std::vector<MlpShard::SavedActivations> mlp;
   };
   // Temporary memory of one Forward or one Backward.
   struct Scratch {
-    TensorView normed;    // [R,C]
+    TensorView normed;    // [R,C], where it is not saved
     TensorView sum;       // [R,C] in SumDType, where NeedsSumScratch; in the place of `normed`,
                           // which is dead by then
     TensorView d_branch;  // [R,C]: gradient of a branch's end, then of its beginning
@@ -93,13 +95,16 @@ class TransformerBlock {
 
   explicit TransformerBlock(TransformerBlockParts parts) : parts_(std::move(parts)) {}
 
-  SavedActivations LayOutSaved(Arena& arena, const Pass& pass, DType dtype) const;
+  // `norms`: the outputs of norms are among them.
+  SavedActivations LayOutSaved(Arena& arena, const Pass& pass, DType dtype, bool norms) const;
   // `backward`: false omits what only Backward uses.
   Scratch LayOutScratch(Arena& arena, const Pass& pass, DType dtype, bool backward) const;
 
   // Where Forward() expects the norm of its input x.
   NormPlace InputNorm(const SavedActivations& saved, const Scratch& scratch) const {
-    return {parts_.attention_norm.get(), scratch.normed, saved.attention_norm_stats};
+    return {parts_.attention_norm.get(),
+            saved.attention_normed.empty() ? scratch.normed : saved.attention_normed,
+            saved.attention_norm_stats};
   }
   // x, y [r,C], distinct. Precondition: InputNorm() has been computed. If `next` has a norm, that
   // the next layer begins with, computes it of y in the same pass over memory as y; its memory may
@@ -120,7 +125,8 @@ class TransformerBlock {
 
  private:
   NormPlace MlpNorm(const SavedActivations& saved, const Scratch& scratch) const {
-    return {parts_.mlp_norm.get(), scratch.normed, saved.mlp_norm_stats};
+    return {parts_.mlp_norm.get(), saved.mlp_normed.empty() ? scratch.normed : saved.mlp_normed,
+            saved.mlp_norm_stats};
   }
   int64_t WidestSum() const;
   absl::Status ForwardSaved(const Pass& pass, const TensorView& x, const SavedActivations& saved,

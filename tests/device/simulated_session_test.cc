@@ -67,12 +67,14 @@ using Digests = std::map<std::string, std::pair<uint64_t, uint64_t>>;
 
 absl::Status Train(Session& session) { return testing::TrainSession(session); }
 
+ckpt::Manifest Described(const Session& session) {
+  return DescribeRun(session.config, session.config.model(), session.progress,
+                     session.data_identity(), session.numerics());
+}
+
 // Writes what was loaded as a checkpoint of its own.
 absl::Status SaveAgain(Session& session) {
-  TESSERA_RETURN_IF_ERROR(
-      session.saver->Save(DescribeRun(session.config, session.config.model(), session.progress,
-                                      session.data_identity(), session.numerics()),
-                          ckpt::SaveKind::kPermanent));
+  TESSERA_RETURN_IF_ERROR(session.saver->Save(Described(session), ckpt::SaveKind::kPermanent));
   for (const ckpt::SaveOutcome& outcome : session.saver->Finish()) {
     TESSERA_RETURN_IF_ERROR(outcome.report.status());
   }
@@ -113,7 +115,19 @@ class SimulatedSessionTest : public ::testing::Test {
     config->mutable_checkpoint()->set_async_save(true);
     return *config;
   }
-  // The same, beginning with the checkpoint of a step of another run.
+  // A run of two GPUs, each on a machine of its own, whose store has nothing before the last step.
+  TrainConfig Replicating(const std::string& name, bool async_save) const {
+    TrainConfig config = Config(name, "dp2_zero2", /*on_gpus=*/true);
+    CheckpointConfig& checkpoint = *config.mutable_checkpoint();
+    checkpoint.set_save_interval(1000);
+    checkpoint.set_async_save(async_save);
+    checkpoint.set_replicate_to_peers(true);
+    checkpoint.set_replicate_interval(1);
+    checkpoint.set_replicate_ranks_per_node(1);
+    checkpoint.set_replicate_folder(root_ / (name + "_memory"));
+    return config;
+  }
+  // The same as Config(), beginning with the checkpoint of a step of another run.
   TrainConfig After(const std::string& other, int64_t step, TrainConfig config) const {
     config.mutable_checkpoint()->set_load(Checkpoints(other));
     config.mutable_checkpoint()->set_ckpt_step(step);
@@ -416,36 +430,114 @@ TEST_F(SimulatedSessionTest, AGpuThatRunsOutOfMemoryEndsTheRunOnAllRanks) {
   }
 }
 
-// A copy that fails on one rank is the end of the save on all of them, which does not wait for it,
-// and the next save works.
+// A copy that fails on one rank is the end of the save, or of the replica, on all of them, which
+// does not wait for it, and the next one works.
 TEST_F(SimulatedSessionTest, ACopyThatFailsOnOneRankEndsTheSaveOnAll) {
-  TrainConfig config = Config("run", "dp2", true);
-  Mutex mutex;
-  std::map<int, std::vector<absl::Status>> outcomes;
-  const auto body = [&](Session& session) -> absl::Status {
-    const int rank = session.mesh->rank();
-    for (const bool fails : {true, false}) {
-      session.progress.step += 1;
-      TESSERA_RETURN_IF_ERROR(
-          session.saver->Save(DescribeRun(session.config, session.config.model(), session.progress,
-                                          session.data_identity(), session.numerics()),
-                              ckpt::SaveKind::kPermanent));
-      if (fails && rank == 1) {
-        session.device->gpu()->context->KeepError("a copy", absl::InternalError("has failed"));
+  for (const bool replicates : {false, true}) {
+    const TrainConfig config =
+        replicates ? Replicating("replicating", true) : Config("run", "dp2", true);
+    Mutex mutex;
+    std::map<int, std::vector<absl::Status>> outcomes;
+    const auto body = [&](Session& session) -> absl::Status {
+      const int rank = session.mesh->rank();
+      for (const bool fails : {true, false}) {
+        session.progress.step += 1;
+        TESSERA_RETURN_IF_ERROR(
+            replicates ? session.saver->Replicate(Described(session))
+                       : session.saver->Save(Described(session), ckpt::SaveKind::kPermanent));
+        if (fails && rank == 1) {
+          session.device->gpu()->context->KeepError("a copy", absl::InternalError("has failed"));
+        }
+        for (const ckpt::SaveOutcome& outcome :
+             replicates ? session.saver->FinishReplicas() : session.saver->Finish()) {
+          const MutexLock lock(&mutex);
+          outcomes[rank].push_back(outcome.report.status());
+        }
       }
-      for (const ckpt::SaveOutcome& outcome : session.saver->Finish()) {
-        const MutexLock lock(&mutex);
-        outcomes[rank].push_back(outcome.report.status());
-      }
+      return absl::OkStatus();
+    };
+    ASSERT_EQ(Run(config, body).status(), absl::OkStatus());
+    for (const int rank : {0, 1}) {
+      ASSERT_EQ(outcomes[rank].size(), 2) << rank;
+      EXPECT_THAT(std::string(outcomes[rank][0].message()), HasSubstr("a copy: has failed"))
+          << rank;
+      EXPECT_EQ(outcomes[rank][1], absl::OkStatus()) << rank;
     }
-    return absl::OkStatus();
-  };
-  ASSERT_EQ(Run(config, body).status(), absl::OkStatus());
-  for (const int rank : {0, 1}) {
-    ASSERT_EQ(outcomes[rank].size(), 2) << rank;
-    EXPECT_THAT(std::string(outcomes[rank][0].message()), HasSubstr("a copy: has failed")) << rank;
-    EXPECT_EQ(outcomes[rank][1], absl::OkStatus()) << rank;
   }
+}
+
+// Replicas hold the state that their step has left on the GPUs, though the next one overwrites it
+// at once: a run goes on from them with the same bits.
+TEST_F(SimulatedSessionTest, ReplicasAreTakenOfTheStateOnGpus) {
+  ASSERT_EQ(Run(Config("calm", "dp2_zero2", true), Train).status(), absl::OkStatus());
+  Losses expected = LossesOf("calm");
+  for (int64_t step = 1; step <= kSavedStep; ++step) expected.erase(step);
+  for (const bool async_save : {false, true}) {
+    const std::string name = absl::StrCat("replicating", async_save);
+    const TrainConfig config = Replicating(name, async_save);
+    const auto body = [](Session& session) -> absl::Status {
+      Progress& progress = session.progress;
+      while (true) {
+        TESSERA_RETURN_IF_ERROR(
+            session.trainer
+                ->Step(*session.train_data->loader, {progress.step, progress.consumed_samples})
+                .status());
+        if (progress.step == kSavedStep) break;  // a step that is lost
+        // Nothing is skipped because of the one before.
+        for (const ckpt::SaveOutcome& outcome : session.saver->FinishReplicas()) {
+          TESSERA_RETURN_IF_ERROR(outcome.report.status());
+        }
+        progress.step += 1;
+        progress.updates += 1;
+        progress.consumed_samples += session.config.training().global_batch_size();
+        TESSERA_RETURN_IF_ERROR(session.saver->Replicate(Described(session)));
+      }
+      const std::vector<ckpt::SaveOutcome> last = session.saver->FinishReplicas();
+      EXPECT_EQ(last.size(), 1);
+      return last.empty() ? absl::OkStatus() : last.back().report.status();
+    };
+    ASSERT_EQ(Run(config, body).status(), absl::OkStatus());
+    const absl::StatusOr<std::string> notes = Run(config, Train, /*seed=*/5);
+    ASSERT_TRUE(notes.ok()) << notes.status();
+    EXPECT_THAT(*notes, HasSubstr(": complete and intact, found in "));
+    EXPECT_EQ(LossesOf(name), expected);
+    EXPECT_EQ(DigestsOf(name, kLastStep), DigestsOf("calm", kLastStep));
+  }
+}
+
+// Where one GPU has no memory for them, both compute the outputs of norms again, because they
+// exchange them: the same bits.
+TEST_F(SimulatedSessionTest, OutputsOfNormsAreKeptWhereMemoryAllows) {
+  struct Memory {
+    int64_t activations = 0, used = 0;
+  };
+  const auto run = [&](const std::string& name, int64_t memory_of_one) {
+    std::map<int, Memory> memory;
+    Mutex mutex;
+    SimulatedDevices devices({.count = 2, .memory_bytes = [=](int index) {
+                                return index == 1 ? memory_of_one : int64_t{1} << 30;
+                              }});
+    const auto body = [&](Session& session) -> absl::Status {
+      TESSERA_ASSIGN_OR_RETURN(const auto left, session.device->gpu()->context->runtime().Memory());
+      {
+        const MutexLock lock(&mutex);
+        memory[session.mesh->rank()] = {session.trainer->memory().activations,
+                                        left.total_bytes - left.free_bytes};
+      }
+      return Train(session);
+    };
+    EXPECT_EQ(Run(Config(name, "tp2_sp", true), devices, body).status(), absl::OkStatus());
+    return memory;
+  };
+  const auto kept = run("kept", int64_t{1} << 30);
+  // An eighth of the memory is left beside all that the run has allocated, but not beside more.
+  const auto again = run("again", kept.at(1).used * 8 / 7 - 1000);
+  for (const int rank : {0, 1}) {
+    const int64_t norms = 2 * 2 * 8 * 16 * int64_t{sizeof(float)};
+    EXPECT_EQ(kept.at(rank).activations - again.at(rank).activations, norms);
+  }
+  EXPECT_EQ(LossesOf("kept"), LossesOf("again"));
+  EXPECT_EQ(DigestsOf("kept", kLastStep), DigestsOf("again", kLastStep));
 }
 
 }  // namespace

@@ -1,8 +1,13 @@
 #include "trainer/step/model_chunk.h"
 
+#include <cstdint>
+#include <span>
 #include <utility>
 
 #include "base/status_macros.h"
+#include "compute/comm/communicator.h"
+#include "compute/tensor/device_runtime.h"
+#include "compute/tensor/device_tensors.h"
 #include "compute/tensor/memory.h"
 #include "layout/topology.h"
 #include "models/model_config.h"
@@ -43,14 +48,37 @@ absl::Status ModelChunk::PrepareTraining(int64_t micro_batches, int64_t slots) {
   MakeReducer(micro_batches);
   MakeOptimizer();
   const TrainingConfig& training = config_->training();
+  TESSERA_ASSIGN_OR_RETURN(const ActivationUse use, ChooseActivationUse(slots));
   AllocationScope allocations;
   for (int64_t i = 0; i < slots; ++i) {
     slots_.emplace_back(*model_, backend_->device(), training.micro_batch_size(),
-                        training.seq_length(),
-                        training.recompute_activations() ? ActivationUse::kTrainingRecompute
-                                                         : ActivationUse::kTraining);
+                        training.seq_length(), use);
   }
   return allocations.End();
+}
+
+// Outputs of norms are kept where they leave room for the activations of an evaluation and an
+// eighth of the memory: workspaces, NCCL's buffers, pieces of gradients. Where they are not, the
+// tensor axis exchanges them again, so that its ranks must agree. With several chunks on a stage,
+// the later ones have not been allocated yet.
+absl::StatusOr<ActivationUse> ModelChunk::ChooseActivationUse(int64_t slots) const {
+  const TrainingConfig& training = config_->training();
+  if (training.recompute_activations()) return ActivationUse::kTrainingRecompute;
+  if (backend_->device().type == DeviceType::kCpu || mesh_->topology().virtual_pipeline > 1) {
+    return ActivationUse::kTraining;
+  }
+  const auto bytes = [&](ActivationUse use) {
+    return model_->ActivationBytes(training.micro_batch_size(), training.seq_length(), use);
+  };
+  const DeviceRuntime::MemoryInfo memory = DeviceMemory(backend_->device());
+  int64_t exceeds = slots * bytes(ActivationUse::kTrainingWithNorms) +
+                        bytes(ActivationUse::kForwardOnly) + memory.total_bytes / 8 >
+                    memory.free_bytes;
+  if (Communicator* const tensor = mesh_->host().tensor; tensor != nullptr) {
+    TESSERA_RETURN_IF_ERROR(tensor->AllReduce(std::span(&exceeds, 1), ReduceOp::kMax,
+                                              {.what = "memory for outputs of norms"}));
+  }
+  return exceeds != 0 ? ActivationUse::kTraining : ActivationUse::kTrainingWithNorms;
 }
 
 GradientLayout ModelChunk::Layout() const {

@@ -35,7 +35,8 @@ class ModelChunk {
                                            int chunk, Backend& backend);
 
   // Allocates gradients, optimizer state and `slots` sets of activations, for `micro_batches` per
-  // step. ResourceExhausted where a GPU has no memory left for activations.
+  // step; on a GPU with the outputs of norms, if all ranks of the tensor axis have memory for them.
+  // ResourceExhausted where a GPU has no memory left for activations. Collective on that axis.
   absl::Status PrepareTraining(int64_t micro_batches, int64_t slots);
 
   Model& model() const { return *model_; }
@@ -63,6 +64,7 @@ class ModelChunk {
         model_(std::move(model)),
         backend_(&backend) {}
 
+  absl::StatusOr<ActivationUse> ChooseActivationUse(int64_t slots) const;
   GradientLayout Layout() const;
   void MakeReducer(int64_t micro_batches);
   void MakeOptimizer();

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <span>
 #include <string>
@@ -153,6 +154,13 @@ std::vector<std::string> CublasLtPlaces() {
   return LibraryPlaces({.variable = "TESSERA_CUBLASLT",
                         .files = {"libcublasLt.so.13", "libcublasLt.so.12"},
                         .package_folders = {"nvidia/cu13/lib", "nvidia/cublas/lib"}});
+}
+
+std::string DescribeCublasLt(size_t version, bool allow_tf32) {
+  const char* const forced = std::getenv("NVIDIA_TF32_OVERRIDE");
+  return absl::StrCat(
+      "cuBLASLt ", version, allow_tf32 ? " in TF32" : "",
+      forced == nullptr ? "" : " with NVIDIA_TF32_OVERRIDE=", forced == nullptr ? "" : forced);
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CUDA_CUBLASLT_LIBRARY_H_
 #define TESSERA_COMPUTE_KERNELS_CUDA_CUBLASLT_LIBRARY_H_
 
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
@@ -21,6 +22,10 @@ absl::StatusOr<std::unique_ptr<CublasLtApi>> OpenCublasLt(std::span<const std::s
 // $TESSERA_CUBLASLT alone where it is set. Else the usual places (LibraryPlaces()), with
 // libcublasLt.so.13 before libcublasLt.so.12.
 std::vector<std::string> CublasLtPlaces();
+
+// The library as a part of a numerics fingerprint: its version, and whether products of fp32
+// operands are computed in TF32, which NVIDIA_TF32_OVERRIDE changes whatever the program asks for.
+std::string DescribeCublasLt(size_t version, bool allow_tf32);
 
 }  // namespace tessera
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,14 @@ TEST(CublasLtLibraryTest, TheNewerVersionComesFirst) {
   const std::vector<std::string> places = CublasLtPlaces();
   ASSERT_GE(places.size(), 4u);
   EXPECT_EQ(places[0], "libcublasLt.so.13");
+}
+
+TEST(CublasLtLibraryTest, TheFingerprintHasWhatForcesTf32) {
+  ASSERT_EQ(unsetenv("NVIDIA_TF32_OVERRIDE"), 0);
+  EXPECT_EQ(DescribeCublasLt(130100, false), "cuBLASLt 130100");
+  ASSERT_EQ(setenv("NVIDIA_TF32_OVERRIDE", "0", 1), 0);
+  EXPECT_EQ(DescribeCublasLt(130100, true), "cuBLASLt 130100 in TF32 with NVIDIA_TF32_OVERRIDE=0");
+  ASSERT_EQ(unsetenv("NVIDIA_TF32_OVERRIDE"), 0);
 }
 
 }  // namespace

@@ -81,6 +81,16 @@ TEST_P(DeviceKernelsTest, SameBitsAsTheCpu) {
   for (int i = 0; i < 6; ++i) ExpectBitwiseEqual(results[0][i], results[1][i], names[i]);
 }
 
+// One token in all rows: a few passes over them, not a comparison of all pairs.
+TEST_P(DeviceKernelsTest, ARepeatedTokenIsSortedInOnePass) {
+  constexpr int64_t kRows = 1000;
+  const Tensor d_out = random_.Normal(dtype(), {kRows, 1}), id = random_.Ids({kRows}, 1, 2);
+  const Tensor table(DType::kF32, {2, 1});
+  simt::TakeCounters();
+  device_->EmbeddingBackward({d_out, id, 0, table});
+  EXPECT_LT(simt::TakeCounters().global_accesses, 300 * kRows);
+}
+
 TEST_P(DeviceKernelsTest, EmptyOperands) {
   const Tensor none(dtype(), {0, 8}), statistic(DType::kF32, {0}), sums(DType::kF32, {8});
   const Tensor weight(dtype(), {8}), ids(DType::kI32, {0}), table(DType::kF32, {4, 8});

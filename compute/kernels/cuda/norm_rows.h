@@ -22,16 +22,6 @@ inline simt::Grid WarpRowGrid(int64_t rows) { return {simt::BlocksOf(rows, kWarp
 // The row of the calling thread's warp; the last block may have warps beyond the last row.
 TESSERA_DEVICE int64_t WarpRow() { return simt::BlockX() * kWarpRowsPerBlock + simt::WarpIndex(); }
 
-// Calls body(column, left) for the runs of kCount columns that belong to this lane, where `left`
-// columns, perhaps fewer than a run has, are left of the row.
-template <int kCount, typename Body>
-TESSERA_DEVICE void ForLaneRuns(int64_t columns, Body body) {
-  constexpr int64_t kStep = simt::kWarpSize * kCount;
-  for (int64_t column = simt::Lane() * kCount; column < columns; column += kStep) {
-    body(column, columns - column);
-  }
-}
-
 // Loads a run, with zeros for columns beyond the row. Whether it is loaded as a pack changes no
 // result: lanes have the same columns.
 template <bool kPacks, int kCount, typename T>

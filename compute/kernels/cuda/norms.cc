@@ -16,65 +16,103 @@
 
 namespace tessera::cuda {
 
-// y = (x - mean) * rstd * weight + bias, by row. R rows, C columns.
-// With g = d_y * weight and n = (x - mean) * rstd:  d_x = rstd * (g - mean(g) - n * mean(g * n)),
-// d_weight = sum over rows of d_y * n, d_bias = sum over rows of d_y.
+// LayerNorm: y = (x - mean) * rstd * weight + bias, by row, with rstd = 1 / sqrt(mean((x - mean)^2)
+// + epsilon). With g = d_y * weight and n = (x - mean) * rstd:  d_x = rstd * (g - mean(g) - n *
+// mean(g * n)), d_weight = sum over rows of d_y * n, d_bias = sum over rows of d_y.
+//
+// RMSNorm: the same with means of zero and no bias, not centered.
 namespace {
 
-template <bool kPacks, bool kAdds, typename T>
-TESSERA_KERNEL void LayerNormForwardRows(NormInput<kAdds, T> input, const T* weight, const T* bias,
-                                         float epsilon, Rows<T> out, float* means, float* rstds) {
-  const int64_t row = WarpRow();
-  const Rows<T> x = input.x;
-  if (row >= x.rows) return;
-  const T* const from = x.data + row * x.stride;
-  float sum = 0;
-  ForLaneRuns<kPackOf<T>>(x.columns, [&](int64_t column, int64_t left) {
-    float values[kPackOf<T>];
-    input.template First<kPacks>(row, column, left, values);
-    for (const float value : values) sum += value;
-  });
-  const float mean = simt::WarpSum(sum) / static_cast<float>(x.columns);
-  float squares = 0;
-  ForLaneRuns<kPackOf<T>>(x.columns, [&](int64_t column, int64_t left) {
-    float values[kPackOf<T>];
-    LoadRun<kPacks>(from + column, left, values);
-    for (int i = 0; i < kPackOf<T>; ++i) {
-      const float centered = i < left ? values[i] - mean : 0.0f;
-      squares = fmaf(centered, centered, squares);
+template <typename T>
+struct NormOutput {
+  const T* weight;
+  const T* bias = nullptr;  // as `means`, where rows are centered
+  float epsilon;
+  Rows<T> out;
+  float* means = nullptr;
+  float* rstds;
+};
+
+// Runs of a row that each lane holds in registers, which suffice for 2048 columns of bf16: memory
+// is read once. What is beyond is read again by each of the passes.
+inline constexpr int kHeldRuns = 8;
+
+template <bool kCenters, bool kPacks, bool kAdds, typename T>
+TESSERA_KERNEL void NormForwardRows(NormInput<kAdds, T> input, NormOutput<T> op) {
+  constexpr int kPack = kPackOf<T>, kStep = simt::kWarpSize * kPack;
+  const int64_t row = WarpRow(), columns = input.x.columns;
+  if (row >= input.x.rows) return;
+  float held[kHeldRuns][kPack];
+  const auto for_runs = [&]<bool kFirst>(std::bool_constant<kFirst>, auto body) {
+    const auto one = [&](int64_t column, bool is_held, float(&values)[kPack]) {
+      const int64_t left = columns - column;
+      if (left <= 0) return;
+      if constexpr (kFirst) {
+        input.template First<kPacks>(row, column, left, values);
+      } else if (!is_held) {
+        LoadRun<kPacks>(input.x.data + row * input.x.stride + column, left, values);
+      }
+      body(column, left, values);
+    };
+#pragma unroll
+    for (int i = 0; i < kHeldRuns; ++i) one(i * kStep + simt::Lane() * kPack, true, held[i]);
+    for (int64_t i = kHeldRuns; i * kStep < columns; ++i) {
+      float values[kPack];
+      one(i * kStep + simt::Lane() * kPack, false, values);
     }
-  });
-  const float variance = simt::WarpSum(squares) / static_cast<float>(x.columns);
-  const float rstd = 1.0f / sqrtf(variance + epsilon);
-  ForLaneRuns<kPackOf<T>>(x.columns, [&](int64_t column, int64_t left) {
-    float values[kPackOf<T>], scales[kPackOf<T>], shifts[kPackOf<T>];
-    LoadRun<kPacks>(from + column, left, values);
-    LoadRun<kPacks>(weight + column, left, scales);
-    LoadRun<kPacks>(bias + column, left, shifts);
-    for (int i = 0; i < kPackOf<T>; ++i) {
-      values[i] = fmaf((values[i] - mean) * rstd, scales[i], shifts[i]);
-    }
-    StoreRun<kPacks>(values, left, out.data + row * out.stride + column);
-  });
-  if (simt::Lane() == 0) {
-    means[row] = mean;
-    rstds[row] = rstd;
+  };
+  float mean = 0, squares = 0;
+  if constexpr (kCenters) {
+    float sum = 0;
+    for_runs(std::true_type(), [&](int64_t /*column*/, int64_t /*left*/, const auto& values) {
+      for (const float value : values) sum += value;
+    });
+    mean = simt::WarpSum(sum) / static_cast<float>(columns);
   }
+  for_runs(std::bool_constant<!kCenters>(),
+           [&](int64_t /*column*/, int64_t left, const auto& values) {
+             for (int i = 0; i < kPack; ++i) {
+               const float centered = i < left ? values[i] - mean : 0.0f;
+               squares = fmaf(centered, centered, squares);
+             }
+           });
+  const float variance = simt::WarpSum(squares) / static_cast<float>(columns);
+  const float rstd = 1.0f / sqrtf(variance + op.epsilon);
+  for_runs(std::false_type(), [&](int64_t column, int64_t left, auto& values) {
+    float scales[kPack];
+    [[maybe_unused]] float shifts[kPack];
+    LoadRun<kPacks>(op.weight + column, left, scales);
+    if constexpr (kCenters) LoadRun<kPacks>(op.bias + column, left, shifts);
+    for (int i = 0; i < kPack; ++i) {
+      if constexpr (kCenters) {
+        values[i] = fmaf((values[i] - mean) * rstd, scales[i], shifts[i]);
+      } else {
+        values[i] *= rstd * scales[i];
+      }
+    }
+    StoreRun<kPacks>(values, left, op.out.data + row * op.out.stride + column);
+  });
+  if (simt::Lane() != 0) return;
+  if constexpr (kCenters) op.means[row] = mean;
+  op.rstds[row] = rstd;
 }
 
-template <bool kAdds, typename T>
-void LaunchLayerNormForward(simt::Stream stream, const NormInput<kAdds, T>& input,
-                            const TensorView& weight, const TensorView& bias, double epsilon,
-                            const TensorView& out, const TensorView& mean, const TensorView& rstd) {
-  const Rows<T> from = input.x, to = AsRows<T>(out);
-  const T *const scale = weight.as<T>(), *const shift = bias.as<T>();
+template <bool kCenters, bool kAdds, typename T, typename Op>
+void LaunchNormForward(simt::Stream stream, const NormInput<kAdds, T>& input, const Op& op) {
   constexpr int kPack = kPackOf<T>;
-  const bool packs = AllowsPacks(input) && AllowsPacks<kPack>(to) && AllowsPacks<kPack>(scale) &&
-                     AllowsPacks<kPack>(shift);
+  NormOutput<T> to = {.weight = op.weight.template as<T>(),
+                      .epsilon = static_cast<float>(op.epsilon),
+                      .out = AsRows<T>(op.out),
+                      .rstds = op.rstd.template as<float>()};
+  if constexpr (kCenters) {
+    to.bias = op.bias.template as<T>();
+    to.means = op.mean.template as<float>();
+  }
+  const bool packs = AllowsPacks(input) && AllowsPacks<kPack>(to.out) &&
+                     AllowsPacks<kPack>(to.weight) && AllowsPacks<kPack>(to.bias);
   WithPacks(packs, [&]<bool kPacks>(std::bool_constant<kPacks>) {
-    simt::Launch<LayerNormForwardRows<kPacks, kAdds, T>>(
-        WarpRowGrid(from.rows), kWarpRowThreads, 0, stream, input, scale, shift,
-        static_cast<float>(epsilon), to, mean.as<float>(), rstd.as<float>());
+    simt::Launch<NormForwardRows<kCenters, kPacks, kAdds, T>>(
+        WarpRowGrid(input.x.rows), kWarpRowThreads, 0, stream, input, to);
   });
 }
 
@@ -82,84 +120,31 @@ void LaunchLayerNormForward(simt::Stream stream, const NormInput<kAdds, T>& inpu
 
 void DeviceKernels::Run(const ops::LayerNormForward& op) {
   const Operation here("LayerNormForward", op.x, op.weight, op.bias, op.out);
-  WithType(op.x.dtype(), [&]<typename T>(T) {
-    LaunchLayerNormForward(stream(), NormInputOf<T>(op.x), op.weight, op.bias, op.epsilon, op.out,
-                           op.mean, op.rstd);
-  });
+  WithType(op.x.dtype(),
+           [&]<typename T>(T) { LaunchNormForward<true>(stream(), NormInputOf<T>(op.x), op); });
 }
 
 void DeviceKernels::Run(const ops::AddLayerNormForward& op) {
   const Operation here("AddLayerNormForward", op.a, op.b, op.weight, op.out);
   WithType(op.sum.dtype(), [&]<typename T>(T) {
-    LaunchLayerNormForward(stream(), NormInputOf<T>(op.a, op.b, op.sum), op.weight, op.bias,
-                           op.epsilon, op.out, op.mean, op.rstd);
+    LaunchNormForward<true>(stream(), NormInputOf<T>(op.a, op.b, op.sum), op);
   });
 }
-
-// y = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + epsilon), by row. R rows, C columns.
-// With g = d_y * weight and n = x * rstd:  d_x = rstd * (g - n * mean(g * n)), d_weight = sum over
-// rows of d_y * n.
-namespace {
-
-template <bool kPacks, bool kAdds, typename T>
-TESSERA_KERNEL void RmsNormForwardRows(NormInput<kAdds, T> input, const T* weight, float epsilon,
-                                       Rows<T> out, float* rstds) {
-  const int64_t row = WarpRow();
-  const Rows<T> x = input.x;
-  if (row >= x.rows) return;
-  const T* const from = x.data + row * x.stride;
-  float squares = 0;
-  ForLaneRuns<kPackOf<T>>(x.columns, [&](int64_t column, int64_t left) {
-    float values[kPackOf<T>];
-    input.template First<kPacks>(row, column, left, values);
-    for (const float value : values) squares = fmaf(value, value, squares);
-  });
-  const float mean = simt::WarpSum(squares) / static_cast<float>(x.columns);
-  const float rstd = 1.0f / sqrtf(mean + epsilon);
-  ForLaneRuns<kPackOf<T>>(x.columns, [&](int64_t column, int64_t left) {
-    float values[kPackOf<T>], scales[kPackOf<T>];
-    LoadRun<kPacks>(from + column, left, values);
-    LoadRun<kPacks>(weight + column, left, scales);
-    for (int i = 0; i < kPackOf<T>; ++i) values[i] *= rstd * scales[i];
-    StoreRun<kPacks>(values, left, out.data + row * out.stride + column);
-  });
-  if (simt::Lane() == 0) rstds[row] = rstd;
-}
-
-template <bool kAdds, typename T>
-void LaunchRmsNormForward(simt::Stream stream, const NormInput<kAdds, T>& input,
-                          const TensorView& weight, double epsilon, const TensorView& out,
-                          const TensorView& rstd) {
-  const Rows<T> from = input.x, to = AsRows<T>(out);
-  const T* const scale = weight.as<T>();
-  constexpr int kPack = kPackOf<T>;
-  const bool packs = AllowsPacks(input) && AllowsPacks<kPack>(to) && AllowsPacks<kPack>(scale);
-  WithPacks(packs, [&]<bool kPacks>(std::bool_constant<kPacks>) {
-    simt::Launch<RmsNormForwardRows<kPacks, kAdds, T>>(
-        WarpRowGrid(from.rows), kWarpRowThreads, 0, stream, input, scale,
-        static_cast<float>(epsilon), to, rstd.as<float>());
-  });
-}
-
-}  // namespace
 
 void DeviceKernels::Run(const ops::RmsNormForward& op) {
   const Operation here("RmsNormForward", op.x, op.weight, op.out, op.rstd);
-  WithType(op.x.dtype(), [&]<typename T>(T) {
-    LaunchRmsNormForward(stream(), NormInputOf<T>(op.x), op.weight, op.epsilon, op.out, op.rstd);
-  });
+  WithType(op.x.dtype(),
+           [&]<typename T>(T) { LaunchNormForward<false>(stream(), NormInputOf<T>(op.x), op); });
 }
 
 void DeviceKernels::Run(const ops::AddRmsNormForward& op) {
   const Operation here("AddRmsNormForward", op.a, op.b, op.weight, op.out);
   WithType(op.sum.dtype(), [&]<typename T>(T) {
-    LaunchRmsNormForward(stream(), NormInputOf<T>(op.a, op.b, op.sum), op.weight, op.epsilon,
-                         op.out, op.rstd);
+    LaunchNormForward<false>(stream(), NormInputOf<T>(op.a, op.b, op.sum), op);
   });
 }
 
-// Both backward passes, in one pass over memory: of RMSNorm as of LayerNorm, but with means of zero
-// and no bias.
+// Both backward passes, in one pass over memory.
 namespace {
 
 template <typename T>

@@ -29,6 +29,10 @@ bool SharedAccess::Ordered(int thread, int other, uint32_t block_epoch, uint32_t
 
 const char* SharedAccess::CheckRead(Cell& cell, int thread) const {
   if (cell.write_epoch == 0) return "reads shared memory that nothing has written";
+  // Whatever it adds is known: most reads are such.
+  if (cell.block_readers && cell.read_epoch == block_epoch_ && cell.write_epoch != block_epoch_) {
+    return nullptr;
+  }
   if (!Ordered(thread, cell.writer, cell.write_epoch, cell.write_warp_epoch)) {
     return "reads what another thread wrote with no barrier in between";
   }

@@ -54,6 +54,9 @@ std::string ToString(const Grid& grid) {
 }
 
 // Runs the blocks of this thread's launches.
+class Simulator;
+thread_local Simulator* running = nullptr;  // while a thread of a block runs
+
 class Simulator {
  public:
   void SetOptions(const SimulatorOptions& options) {
@@ -107,6 +110,15 @@ class Simulator {
   int64_t block_index_ = 0;
   GlobalAccess global_;
   const Fiber* watched_ = nullptr;  // whose accesses are checked
+  std::string race_;
+  // The lanes of each warp that wait for all of it, at the place of the first, while no lane of it
+  // has returned or waits for some: what most meetings are.
+  struct Warp {
+    int at_whole_meeting = 0;
+    int first = 0;
+    bool ordinary = true;
+  };
+  std::vector<Warp> warps_;
 
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_fibers_;
@@ -181,6 +193,7 @@ void Simulator::RunBlock(int threads, int64_t shared_bytes,
   counters_.threads += threads;
   position.threads = threads;
   threads_.assign(threads, Thread());
+  warps_.assign(threads / kWarpSize, Warp());
   shared_.Reset(shared_bytes, threads);
   finished_ = 0;
   at_barrier_ = 0;
@@ -219,6 +232,7 @@ void Simulator::RunThread(int index, const std::function<void()>& thread_body) {
   position.thread = index;
   const bool start = thread.state == State::kNotStarted;
   thread.state = State::kReady;
+  running = this;
   if (start) {
     thread.fiber = TakeFiber();
     watched_ = thread.fiber;
@@ -228,9 +242,11 @@ void Simulator::RunThread(int index, const std::function<void()>& thread_body) {
     thread.fiber->Resume();
   }
   watched_ = nullptr;
+  running = nullptr;
   if (thread.fiber->running()) return;
   if (shared_.IsCopying(index)) SetError("returns and has not waited for its copies");
   thread.state = State::kDone;
+  warps_[index / kWarpSize].ordinary = false;
   ++finished_;
   idle_fibers_.push_back(thread.fiber);
 }
@@ -315,6 +331,14 @@ void Simulator::Meet(const char* kind, uint32_t lanes, const void* input, void* 
   }
   Thread& self = threads_[index];
   self = {State::kAtMeeting, self.fiber, site, kind, lanes, input, output};
+  Warp& warp = warps_[index / kWarpSize];
+  warp.ordinary = warp.ordinary && lanes == kAllLanes;
+  if (warp.ordinary) {
+    if (warp.at_whole_meeting++ == 0) warp.first = index;
+    const bool same = threads_[warp.first].site == site;
+    if (same && warp.at_whole_meeting < kWarpSize) return Wait();
+    warp.at_whole_meeting = 0;
+  }
   const void* inputs[kWarpSize] = {};
   void* outputs[kWarpSize] = {};
   bool complete = true;
@@ -357,10 +381,9 @@ void Simulator::AccessGlobal(const void* address, int64_t bytes, GlobalAccess::K
   const char* const at = static_cast<const char*>(address);
   if (at >= shared_.data() && at < shared_.data() + shared_.bytes()) return;
   ++counters_.global_accesses;
-  std::string error;
-  if (global_.Check(block_index_, address, bytes, kind, &error)) return;
+  if (global_.Check(block_index_, address, bytes, kind, &race_)) return;
   std::ostringstream text;
-  text << error << " (" << bytes << " bytes of global memory at 0x" << std::hex
+  text << std::exchange(race_, "") << " (" << bytes << " bytes of global memory at 0x" << std::hex
        << reinterpret_cast<uintptr_t>(address) << ")";
   SetError(text.str());
 }
@@ -368,7 +391,7 @@ void Simulator::AccessGlobal(const void* address, int64_t bytes, GlobalAccess::K
 }  // namespace
 
 void AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind) {
-  ThisSimulator().AccessGlobal(address, bytes, kind);
+  if (running != nullptr) running->AccessGlobal(address, bytes, kind);
 }
 
 void SetError(const std::string& what) { ThisSimulator().SetError(what); }
@@ -381,7 +404,7 @@ void MeetLanes(const char* kind, uint32_t lanes, const void* input, void* output
 }
 
 char* AccessShared(int64_t begin_byte, int64_t bytes, Use use) {
-  SharedAccess& shared = ThisSimulator().shared();
+  SharedAccess& shared = running->shared();
   const char* const error = shared.Check(position.thread, begin_byte, bytes, use);
   if (error != nullptr) {
     SetError(std::string(error) + " (bytes " + std::to_string(begin_byte) + " to " +
@@ -395,7 +418,7 @@ int64_t SharedBytes() { return ThisSimulator().shared().bytes(); }
 
 void CopyAsync(char* to, const void* from) {
   if (from != nullptr) AccessGlobal(from, 16, GlobalAccess::Kind::kRead);
-  ThisSimulator().shared().CopyPack(position.thread, to, from);
+  running->shared().CopyPack(position.thread, to, from);
 }
 
 void CheckAlignment(const void* address, int64_t alignment) {
