@@ -55,9 +55,13 @@ struct AsyncSaveOptions {
   // Limits on what the background takes from the program.
   //
   // How many of the save.io_threads copy, or checksum what they write in place, at the same time
-  // while no caller waits. With two, the copies still advance when one of them has taken the
-  // processor that a thread of the program waits for.
+  // while no caller has waited; the latter as far as the program leaves the processors to them, and
+  // the rest of it when a caller waits for the memory. With two, the copies still advance when one
+  // of them has taken the processor that a thread of the program waits for.
   int copy_threads = 2;
+  // How much memory Prepare() prefaults for tensors that are written from where they are. An update
+  // that comes before the disk has taken them has so much of them copied while it waits.
+  uint64_t copy_ahead_bytes = uint64_t{64} << 20;
   int nice = 5;                   // added to the niceness of the background's threads
   bool idle_io_priority = false;  // lowest disk priority, if its scheduler has priorities
 

@@ -44,8 +44,9 @@ class AsyncSaver::Background {
         on_committed_(hooks.on_committed),
         group_(options.save.group != nullptr ? *options.save.group : alone_),
         staging_(options.available_memory_bytes),
-        context_{storage,      hooks.root,           hooks.choose_root, group_,
-                 options.save, options.copy_threads, plan_cache_,       staging_} {
+        context_{storage,     hooks.root,   hooks.choose_root,
+                 group_,      options.save, options.copy_threads,
+                 plan_cache_, staging_,     options.copy_ahead_bytes} {
     TryToStartThread();
   }
 

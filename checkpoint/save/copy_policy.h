@@ -7,10 +7,12 @@ namespace tessera::ckpt {
 
 // What the threads of a save are at.
 struct CopyLoad {
-  int waiters = 0;          // threads that wait for the copy
-  int copying = 0;          // pieces that are being copied, or read in place
-  int writing = 0;          // pieces that are being written
-  bool has_copied = false;  // pieces wait to be written
+  int waiters = 0;           // threads that wait for the copy
+  int copying = 0;           // pieces that are being copied or checked
+  int writing = 0;           // pieces that are being written
+  bool has_copied = false;   // pieces wait to be written
+  bool had_waiters = false;  // an update has begun, which will come to the rest, too
+  bool rests = false;        // the program needed the processors a short while ago
   bool has_present = false;
   bool has_untouched = false;  // buffers, see StagingBuffers
 };
@@ -29,9 +31,16 @@ class CopyPolicy {
     return (load.has_present || MayTouch(load)) && MayRead(load);
   }
 
-  // Whether a thread may write one more piece from where it is. Before it does, it reads it, which
-  // takes as much from the program's threads as copying.
-  bool MayWriteInPlace(const CopyLoad& load) const { return MayRead(load); }
+  // Whether a thread may check one more piece that is written from where it is, which takes as much
+  // from the program's threads as copying, but need not be done before the memory is waited for.
+  bool MayCheck(const CopyLoad& load) const {
+    if (load.had_waiters) return load.copying < io_threads_;
+    return !load.rests && MayRead(load);
+  }
+  // Whether what is checked too early takes the processors from somebody.
+  bool YieldsProcessors(const CopyLoad& load) const {
+    return copy_ahead_threads_ > 0 && !load.had_waiters;
+  }
 
   // Whether a piece is checksummed and digested while it is copied and in the cache, instead of
   // before it is written.

@@ -26,6 +26,13 @@ constexpr uint64_t kMaxBetweenBytes = 1 << 20;
 
 constexpr size_t kWritesPerThread = 1;  // in flight
 
+// So many pieces are copied or checked by a thread whose write is in flight before it waits for
+// that, while an update waits; otherwise one.
+constexpr int kReadsPerWrite = 4;
+
+// Ratio of idle time to the time of checks while the program wants the processors.
+constexpr int kRestRatio = 20;
+
 bool IsInPlace(const std::vector<FileContents::Segment>& segments) {
   uint64_t between = 0;
   bool any = false;
@@ -57,6 +64,7 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
   const StagingLayout layout = LayOutStaging(
       plan, options_, memory_bytes < needed.wanted_bytes ? memory_bytes : options_.staging_bytes);
   std::vector<MemoryIndex::Range> memory;
+  uint64_t in_place_bytes = 0;
   for (const FilePlan& file_plan : plan.files()) {
     File& file = files_.emplace_back();
     TESSERA_ASSIGN_OR_RETURN(file.contents, FileContents::Make(state, local, file_plan, slots_));
@@ -69,19 +77,21 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
       });
       const bool in_place =
           IsInPlace(file.contents.Segments(begin, end, options_.in_place_alignment));
-      if (!in_place) staged_bytes_ += layout.stride_bytes;
+      (in_place ? in_place_bytes : staged_bytes_) += layout.stride_bytes;
       pieces_.push_back({&file, begin, end, in_place});
       ++piece_count_;
       ++file.pieces_left;
     }
   }
+  staged_bytes_ += std::min(in_place_bytes, options_.ahead_bytes);
   uint64_t total_bytes = 0;
   for (const File& file : files_) total_bytes += file.contents.size_bytes();
   progress_.emplace(options_.progress, total_bytes);
   memory_ = MemoryIndex(std::move(memory));
   to_stage_.set_count(piece_count_);
   in_place_.set_count(piece_count_);
-  pieces_to_copy_ = pieces_left_ = piece_count_;
+  ahead_.set_count(piece_count_);
+  pieces_to_copy_ = pieces_left_ = unchecked_ = piece_count_;
   released_ = piece_count_ == 0;
   if (piece_count_ > 0) CutBuffers(layout.stride_bytes);
   return absl::OkStatus();
@@ -90,6 +100,7 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
 void DataWriter::CutBuffers(uint64_t stride_bytes) {
   // Two per thread keep the disk busy, however much was prefaulted before.
   const uint64_t least = 2 * static_cast<uint64_t>(options_.io_threads);
+  ahead_left_ = pool_.present_bytes() / stride_bytes;
   buffers_ = StagingBuffers(pool_.memory(), stride_bytes,
                             std::max(pool_.present_bytes() / stride_bytes, least));
 }
@@ -108,7 +119,7 @@ void DataWriter::WaitUntilAllCopied() {
 
 // A finished save reads nothing more, but what is in progress has to complete.
 bool DataWriter::IsReleased(size_t piece) const {
-  return pieces_[piece].state == PieceState::kReleased || (Over() && IsPending(piece));
+  return pieces_[piece].state == PieceState::kReleased || (Over() && pieces_[piece].readers == 0);
 }
 
 void DataWriter::WaitForPieces(const std::vector<size_t>& pieces) {
@@ -116,8 +127,16 @@ void DataWriter::WaitForPieces(const std::vector<size_t>& pieces) {
   for (const size_t piece : pieces) {
     if (IsPending(piece)) to_stage_.Want(piece);
     pieces_[piece].wanted = true;
+    if (piece + 1 < piece_count_) ahead_.Want(piece + 1);
+  }
+  // As a rule the caller comes to the neighbours next.
+  for (const size_t next : {1, 0}) {
+    for (const size_t piece : pieces) {
+      if (piece + next < piece_count_) to_check_.push_front(piece + next);
+    }
   }
   ++waiters_;
+  had_waiters_ = true;
   changed_.NotifyAll();
   size_t released = 0, started = 0;  // so many of the pieces, from the first on
   while (true) {
@@ -126,6 +145,12 @@ void DataWriter::WaitForPieces(const std::vector<size_t>& pieces) {
     while (started < pieces.size() && !IsPending(pieces[started])) ++started;
     if (started < pieces.size() && buffers_.has_any() && !Over()) {
       CopyPiece(pieces[started], nullptr);
+    } else if (const std::optional<size_t> wanted = NextToCheck(/*wanted=*/true)) {
+      CheckAsWaiter(*wanted);
+    } else if (const std::optional<size_t> ahead = NextAhead()) {
+      CopyAhead(*ahead);
+    } else if (const std::optional<size_t> check = NextToCheck(/*wanted=*/false)) {
+      CheckAsWaiter(*check);
     } else {
       changed_.Wait(&mutex_);
     }
@@ -172,33 +197,51 @@ CopyLoad DataWriter::Load() const {
           .copying = copying_,
           .writing = writing_,
           .has_copied = !copied_.empty(),
+          .had_waiters = had_waiters_,
+          .rests = std::chrono::steady_clock::now() < rests_until_,
           .has_present = buffers_.has_present(),
           .has_untouched = buffers_.has_untouched()};
 }
 
 // Copies while permitted, otherwise writes: what is waited for from where it is, as it need not be
-// copied then, before what was copied.
+// copied then, before what was copied. What is written from where it is is checked meanwhile, and
+// what an update will come to is copied: few pieces for each write, as a storage may write only
+// while a thread waits for it.
 void DataWriter::Work(Worker& worker) {
   const double processor_start = ThreadProcessorSeconds();
   const MutexLock lock(&mutex_);
   while (!Over()) {
     const CopyLoad load = Load();
     const bool must_finish = MustFinish(worker);
+    const bool may_write = !must_finish && worker.writes.size() < kWritesPerThread;
     const std::optional<size_t> copy =
-        !must_finish && policy_.MayCopy(load) ? NextToCopy() : std::nullopt;
-    const std::optional<size_t> in_place =
-        !must_finish && !copy && policy_.MayWriteInPlace(load) ? NextInPlace(load) : std::nullopt;
+        may_write && policy_.MayCopy(load) ? NextToCopy() : std::nullopt;
+    const std::optional<size_t> in_place = may_write && !copy ? NextInPlace(load) : std::nullopt;
+    const bool may_read = !must_finish && (worker.writes.empty() ||
+                                           worker.has_read < (waiters_ > 0 ? kReadsPerWrite : 1));
     absl::Status status;
     if (copy) {
       CopyPiece(*copy, CopyPolicy::ChecksWhileCopying(load) ? &worker.digests : nullptr);
     } else if (in_place && (waiters_ > 0 || copied_.empty())) {
       status = StartInPlace(*in_place, worker);
-    } else if (!must_finish && !copied_.empty()) {
+    } else if (may_write && !copied_.empty()) {
       Piece& piece = pieces_[copied_.front()];
       copied_.pop_front();
       status = StartStaged(piece, worker);
+    } else if (const std::optional<size_t> ahead =
+                   may_read && waiters_ > 0 ? NextAhead() : std::nullopt) {
+      ++worker.has_read;
+      CopyAhead(*ahead);
+    } else if (const std::optional<size_t> check = may_read && policy_.MayCheck(load)
+                                                       ? NextToCheck(/*wanted=*/false)
+                                                       : std::nullopt) {
+      ++worker.has_read;
+      CheckAsWorker(*check, worker);
     } else if (!worker.writes.empty()) {
       status = FinishFirst(worker);
+    } else if (load.rests) {
+      changed_.WaitUntil(&mutex_, rests_until_);
+      continue;
     } else {
       changed_.Wait(&mutex_);
       continue;
@@ -212,7 +255,6 @@ void DataWriter::Work(Worker& worker) {
 }
 
 bool DataWriter::MustFinish(const Worker& worker) const {
-  if (worker.writes.size() >= kWritesPerThread) return true;
   return std::ranges::any_of(worker.writes, [](const Write& write) {
     return write.piece->wanted && write.piece->state == PieceState::kBusy;
   });
@@ -240,22 +282,94 @@ std::optional<size_t> DataWriter::NextInPlace(const CopyLoad& load) {
   return in_place_.Next([&](size_t i) { return is_pending(i) && !pieces[i].wanted; });
 }
 
-// Preconditions: no other thread has begun with the piece; there is a buffer.
+std::optional<size_t> DataWriter::NextAhead() {
+  if (ahead_left_ == 0 || !buffers_.has_present() || Over()) return std::nullopt;
+  const Piece* const pieces = pieces_.data();
+  const auto is_pending = [&](size_t i) {
+    return pieces[i].state == PieceState::kPending && pieces[i].in_place;
+  };
+  const std::optional<size_t> soon = ahead_.Wanted(is_pending);
+  return soon ? soon : ahead_.Next(is_pending);
+}
+
+std::optional<size_t> DataWriter::NextToCheck(bool wanted) {
+  while (!to_check_.empty() && !NeedsCheck(pieces_[to_check_.front()])) to_check_.pop_front();
+  if (to_check_.empty() || Over() || (wanted && !pieces_[to_check_.front()].wanted)) {
+    return std::nullopt;
+  }
+  return to_check_.front();
+}
+
+// Preconditions: the piece is pending; there is a buffer.
 void DataWriter::CopyPiece(size_t index, Digests* digests) {
   Piece& piece = pieces_[index];
   piece.state = PieceState::kBusy;
+  piece.staged = true;
   piece.buffer = buffers_.Take();
   ++copying_;
+  ++piece.readers;
   mutex_.unlock();
   CopyBytes(piece, digests);
   mutex_.lock();
-  if (digests != nullptr) piece.checked = true;
+  if (digests != nullptr) SetChecked(piece);
   copied_.push_back(index);
   --copying_;
-  Release(piece);
+  --piece.readers;
+  TryToRelease(piece);
 }
 
-void DataWriter::Release(Piece& piece) {
+// Precondition: NeedsCheck().
+void DataWriter::CheckInPlace(size_t index, Digests& digests) {
+  Piece& piece = pieces_[index];
+  piece.check = CheckState::kChecking;
+  ++copying_;
+  ++piece.readers;
+  mutex_.unlock();
+  CheckBytes(piece, nullptr, digests);
+  mutex_.lock();
+  --copying_;
+  --piece.readers;
+  SetChecked(piece);
+  TryToRelease(piece);
+}
+
+// Checks ahead of time only where the program leaves the processors to it: otherwise this thread
+// takes longer than it computes, and rests.
+void DataWriter::CheckAsWorker(size_t index, Worker& worker) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  const double processor_start = ThreadProcessorSeconds();
+  CheckInPlace(index, worker.digests);
+  const std::chrono::duration<double> used(ThreadProcessorSeconds() - processor_start);
+  worker.check_seconds += used.count();
+  const Clock::time_point end = Clock::now();
+  if (end - start <= 1.5 * used || !policy_.YieldsProcessors(Load())) return;
+  rests_until_ = end + std::chrono::duration_cast<Clock::duration>(
+                           std::chrono::duration<double>(kRestRatio * worker.check_seconds));
+  worker.check_seconds = 0;
+}
+
+void DataWriter::CheckAsWaiter(size_t index) {
+  if (idle_digests_.empty()) {
+    idle_digests_.push_back(&waiter_digests_.emplace_back(Digests(slots_.size())));
+  }
+  Digests* const digests = idle_digests_.back();
+  idle_digests_.pop_back();
+  const double processor_start = ThreadProcessorSeconds();
+  CheckInPlace(index, *digests);
+  processor_seconds_ += ThreadProcessorSeconds() - processor_start;
+  idle_digests_.push_back(digests);
+}
+
+void DataWriter::SetChecked(Piece& piece) {
+  piece.check = CheckState::kChecked;
+  --unchecked_;
+  changed_.NotifyAll();
+}
+
+void DataWriter::TryToRelease(Piece& piece) {
+  const bool done = piece.staged || (piece.written && piece.check == CheckState::kChecked);
+  if (!done) return;
   piece.state = PieceState::kReleased;
   if (--pieces_to_copy_ == 0) {
     copied_at_ = std::chrono::steady_clock::now();
@@ -297,30 +411,22 @@ void DataWriter::CheckBytes(const Piece& piece, const std::byte* bytes, Digests&
 absl::Status DataWriter::StartStaged(Piece& piece, Worker& worker) {
   ++writing_;
   Write& write = worker.writes.emplace_back(Write{&piece, {}});
+  const bool checks = piece.check == CheckState::kUnchecked;
   mutex_.unlock();
-  if (!piece.checked) CheckBytes(piece, piece.buffer, worker.digests);
+  if (checks) CheckBytes(piece, piece.buffer, worker.digests);
   const absl::Status started = InPhase(kWriting, WriteStaged(write));
   mutex_.lock();
+  if (checks) SetChecked(piece);
   return started;
 }
 
-// Where a caller has begun to wait for the piece while it was being checked, the rest is a copy,
-// which takes less than a write, if there is memory for it.
 absl::Status DataWriter::StartInPlace(size_t index, Worker& worker) {
   Piece& piece = pieces_[index];
   piece.state = PieceState::kBusy;
-  ++copying_;
-  mutex_.unlock();
-  CheckBytes(piece, nullptr, worker.digests);
-  mutex_.lock();
-  piece.checked = true;
-  --copying_;
-  if (piece.wanted && buffers_.has_any()) {
-    CopyPiece(index, nullptr);
-    return absl::OkStatus();
-  }
   ++writing_;
+  ++piece.readers;
   Write& write = worker.writes.emplace_back(Write{&piece, {}});
+  to_check_.push_back(index);
   changed_.NotifyAll();  // another thread may check
   mutex_.unlock();
   const absl::Status started = InPhase(kWriting, WriteSegments(write, worker.between));
@@ -331,22 +437,25 @@ absl::Status DataWriter::StartInPlace(size_t index, Worker& worker) {
 absl::Status DataWriter::FinishFirst(Worker& worker) {
   Write write = std::move(worker.writes.front());
   worker.writes.pop_front();
+  worker.has_read = 0;
   Piece& piece = *write.piece;
   File& file = *piece.file;
   mutex_.unlock();
   absl::Status written;
   {
-    TraceSpan span("save", piece.buffer == nullptr ? "write in place" : "write");
+    TraceSpan span("save", piece.staged ? "write" : "write in place");
     span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
     for (const std::unique_ptr<PendingIo>& part : write.parts) written.Update(part->Wait());
   }
   if (written.ok()) progress_->Add(piece.end - piece.begin);
   mutex_.lock();
   --writing_;
-  if (piece.buffer != nullptr) {
+  piece.written = written.ok();
+  if (piece.staged) {
     buffers_.Return(std::exchange(piece.buffer, nullptr));
   } else {
-    Release(piece);
+    --piece.readers;
+    TryToRelease(piece);
   }
   changed_.NotifyAll();
   TESSERA_RETURN_IF_ERROR(InPhase(kWriting, written));
@@ -433,6 +542,7 @@ WriteReport DataWriter::Report() const {
   for (const auto& [tensor, slot] : slots_) {
     LogicalDigest digest;
     for (const Worker& worker : workers_) digest += worker.digests[slot];
+    for (const Digests& digests : waiter_digests_) digest += digests[slot];
     TensorReport& tensor_report = *report.add_tensors();
     tensor_report.set_manifest_tensor(tensor);
     tensor_report.mutable_digest()->set_lo(digest.lo);

@@ -39,9 +39,12 @@ namespace tessera::ckpt {
 // piece comes next, CopyOrder's.
 //
 // A piece whose bytes lie in memory as in the file, but for a few, is not copied where the storage
-// writes from any memory (DataWriterOptions::in_place_alignment): a thread checksums and digests it
-// in a single pass and writes it from where it is. Whoever waits for the memory before that has
-// begun copies the piece; afterwards, the wait ends when the piece is written.
+// writes from any memory (DataWriterOptions::in_place_alignment): it is written from where it is,
+// and checksummed and digested in a single pass, independently of the write: when the processors
+// have nothing else to do, or at the latest when somebody waits for the memory, whose update then
+// finds it in the cache. Whoever waits
+// before the write has begun copies the piece; afterwards, the wait ends when the piece is written
+// and checked, which the waiting thread does where nobody else has begun.
 //
 // Run() works with threads of its own, with fewer where the system gives no more; a thread that is
 // about to change the state calls WaitUntilCopied() first. Both may outlive the arguments of
@@ -58,26 +61,30 @@ class DataWriter {
   absl::StatusOr<WriteReport> Run();
 
   // Returns once Run() no longer reads bytes [data, data + size_bytes), because it has copied or
-  // written them or has returned. The calling thread helps to copy. Thread-safe; may be called
-  // before and after Run(), too.
+  // written them or has returned. The calling thread helps to copy and to check. Thread-safe; may
+  // be called before and after Run(), too.
   void WaitUntilCopied(const std::byte* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 
-  // How much staging memory the pieces take that are not written from where they are.
+  // How much staging memory the pieces take that are not written from where they are, and what may
+  // be copied ahead of an update.
   uint64_t staged_bytes() const { return staged_bytes_; }
 
   // The time at which the last piece was copied, or written in place, if it was.
   std::optional<std::chrono::steady_clock::time_point> copied_at() const;
 
-  // Processor time of the threads that Run() started. Valid once Run() has returned.
+  // Processor time of the threads that Run() started, and of the checks by those that waited. Valid
+  // once Run() has returned.
   double processor_seconds() const {
     const MutexLock lock(&mutex_);
     return processor_seconds_;
   }
 
  private:
-  // kBusy: being copied, or being written in place. kReleased: its memory is no longer read.
+  // kBusy: being copied, or written in place and checked. kReleased: its memory is no longer read.
   enum class PieceState : uint8_t { kPending, kBusy, kReleased };
+  // Whether its checksums and digests are computed.
+  enum class CheckState : uint8_t { kUnchecked, kChecking, kChecked };
 
   // A data file, and how much of it has been written.
   struct File {
@@ -95,8 +102,11 @@ class DataWriter {
     uint64_t end;
     bool in_place;  // may be written from where it is
     PieceState state = PieceState::kPending;
-    bool wanted = false;   // a caller waits, or has waited, for it
-    bool checked = false;  // crcs and digests are computed
+    CheckState check = CheckState::kUnchecked;
+    bool wanted = false;  // a caller waits, or has waited, for it
+    bool staged = false;  // copied, or being copied
+    bool written = false;
+    int readers = 0;  // of its memory: threads, and the disk
     std::byte* buffer = nullptr;
   };
 
@@ -113,6 +123,8 @@ class DataWriter {
     Digests digests;
     AlignedBuffer between;  // the bytes between what is in place
     std::deque<Write> writes;
+    int has_read = 0;          // so many pieces, since it has ended a write
+    double check_seconds = 0;  // of the processor, since it has rested
   };
 
   DataWriter(Storage& storage, std::string_view directory, const DataWriterOptions& options,
@@ -131,7 +143,7 @@ class DataWriter {
   void Work(Worker& worker);
   CopyLoad Load() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !error_.ok() || pieces_left_ == 0;
+    return !error_.ok() || (pieces_left_ == 0 && unchecked_ == 0);
   }
   bool IsPending(size_t piece) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return pieces_[piece].state == PieceState::kPending;
@@ -139,14 +151,32 @@ class DataWriter {
   bool IsReleased(size_t piece) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<size_t> NextToCopy() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<size_t> NextInPlace(const CopyLoad& load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<size_t> NextToCheck(bool wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What an update that waits will come to next, if there is memory for it that was touched before:
+  // the first touch takes longer than a fast disk does.
+  std::optional<size_t> NextAhead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CopyAhead(size_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    --ahead_left_;
+    CopyPiece(index, nullptr);
+  }
+  // Whether the piece is written, or being written, from where it is, and nobody has checked it.
+  static bool NeedsCheck(const Piece& piece) {
+    return piece.state == PieceState::kBusy && !piece.staged &&
+           piece.check == CheckState::kUnchecked;
+  }
   // These release the mutex meanwhile.
   void CopyPiece(size_t index, Digests* digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether the thread has to end its first write before it begins anything else.
+  void CheckInPlace(size_t index, Digests& digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CheckAsWorker(size_t index, Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CheckAsWaiter(size_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetChecked(Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the thread has to end its first write before it begins anything else: it is waited for.
   bool MustFinish(const Worker& worker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status StartStaged(Piece& piece, Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status StartInPlace(size_t index, Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FinishFirst(Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Release(Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // If the piece is copied, or written and checked.
+  void TryToRelease(Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CopyBytes(const Piece& piece, Digests* digests) const;
   // `bytes`: the piece's; null: they are still in the state.
   void CheckBytes(const Piece& piece, const std::byte* bytes, Digests& digests) const;
@@ -155,7 +185,7 @@ class DataWriter {
   absl::Status WriteSegments(Write& write, AlignedBuffer& between);
   static absl::Status SyncFile(const File& file);
   void ExtendChecksums(File& file, uint64_t offset, std::span<const std::byte> bytes) const;
-  WriteReport Report() const;
+  WriteReport Report() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Storage& storage_;
   const std::string directory_;
@@ -174,14 +204,22 @@ class DataWriter {
   CondVar changed_;  // any guarded member
   std::vector<Piece> pieces_ ABSL_GUARDED_BY(mutex_);
   CopyOrder to_stage_ ABSL_GUARDED_BY(mutex_);
-  CopyOrder in_place_ ABSL_GUARDED_BY(mutex_);         // without those that are waited for
-  std::deque<size_t> copied_ ABSL_GUARDED_BY(mutex_);  // to be written
+  CopyOrder in_place_ ABSL_GUARDED_BY(mutex_);           // without those that are waited for
+  CopyOrder ahead_ ABSL_GUARDED_BY(mutex_);              // in place
+  size_t ahead_left_ ABSL_GUARDED_BY(mutex_) = 0;        // so many pieces may be copied ahead
+  std::deque<size_t> to_check_ ABSL_GUARDED_BY(mutex_);  // in place; what is waited for comes first
+  std::deque<size_t> copied_ ABSL_GUARDED_BY(mutex_);    // to be written
   StagingBuffers buffers_ ABSL_GUARDED_BY(mutex_);
   int waiters_ ABSL_GUARDED_BY(mutex_) = 0;
-  int copying_ ABSL_GUARDED_BY(mutex_) = 0;  // pieces, by Run()'s threads and by waiters
+  bool had_waiters_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<Digests> waiter_digests_ ABSL_GUARDED_BY(mutex_);  // at most one for each waiter
+  std::vector<Digests*> idle_digests_ ABSL_GUARDED_BY(mutex_);
+  std::chrono::steady_clock::time_point rests_until_ ABSL_GUARDED_BY(mutex_);
+  int copying_ ABSL_GUARDED_BY(mutex_) = 0;  // or checking: pieces, by Run()'s threads and waiters
   int writing_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t pieces_to_copy_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t pieces_left_ ABSL_GUARDED_BY(mutex_) = 0;  // not yet written
+  size_t unchecked_ ABSL_GUARDED_BY(mutex_) = 0;    // pieces
   double processor_seconds_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   std::optional<std::chrono::steady_clock::time_point> copied_at_ ABSL_GUARDED_BY(mutex_);

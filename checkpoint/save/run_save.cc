@@ -118,7 +118,8 @@ DataWriterOptions WriterOptions(const SaveContext& context) {
           context.options.staging_bytes,
           context.storage.PreferredWriteBytes(),
           context.options.progress,
-          context.storage.InPlaceAlignmentBytes()};
+          context.storage.InPlaceAlignmentBytes(),
+          context.copy_ahead_bytes};
 }
 
 // Steps 1 and 2.

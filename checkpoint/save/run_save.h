@@ -28,6 +28,7 @@ struct SaveContext {
   int copy_ahead_threads;  // see DataWriterOptions
   PlanCache& plan_cache;
   StagingPool& staging;
+  uint64_t copy_ahead_bytes = 0;  // see DataWriterOptions::ahead_bytes
 };
 
 // What a save of this step begins with: the manifest without tensors and files.

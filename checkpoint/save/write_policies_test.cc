@@ -76,12 +76,19 @@ TEST(CopyPolicyTest, AllThreadsCopyWhatIsWaitedFor) {
 }
 
 // What is written from where it is needs no memory, but as much of the processors.
-TEST(CopyPolicyTest, WritesInPlaceWithAsManyThreadsAsCopy) {
+TEST(CopyPolicyTest, ChecksWithAsManyThreadsAsCopyWhileTheProcessorsAreIdle) {
   const CopyPolicy policy({.chunk_bytes = 1, .io_threads = 4, .copy_ahead_threads = 2});
-  EXPECT_TRUE(policy.MayWriteInPlace({.copying = 1}));
-  EXPECT_FALSE(policy.MayWriteInPlace({.copying = 2}));
-  EXPECT_TRUE(policy.MayWriteInPlace({.waiters = 1, .copying = 3}));
-  EXPECT_FALSE(policy.MayWriteInPlace({.waiters = 1, .copying = 4}));
+  EXPECT_TRUE(policy.MayCheck({.copying = 1}));
+  EXPECT_FALSE(policy.MayCheck({.copying = 2}));
+  EXPECT_FALSE(policy.MayCheck({.rests = true}));
+  EXPECT_TRUE(policy.YieldsProcessors({}));
+}
+
+TEST(CopyPolicyTest, ChecksEverythingOnceAnUpdateHasBegun) {
+  const CopyPolicy policy({.chunk_bytes = 1, .io_threads = 4, .copy_ahead_threads = 2});
+  EXPECT_TRUE(policy.MayCheck({.copying = 3, .had_waiters = true, .rests = true}));
+  EXPECT_FALSE(policy.MayCheck({.copying = 4, .had_waiters = true}));
+  EXPECT_FALSE(policy.YieldsProcessors({.had_waiters = true}));
 }
 
 TEST(CopyPolicyTest, WithoutCopyingAheadEveryThreadCopiesAndWrites) {

@@ -1,7 +1,12 @@
 // Saves that write the state from where it is: what they copy, and when it may be overwritten.
 
+#include <sys/mman.h>
+#include <time.h>
+
 #include <atomic>
 #include <chrono>
+#include <csignal>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <latch>
@@ -71,6 +76,55 @@ class WatchedStorage final : public ForwardingStorage {
   };
 
   const OnWrite on_write_;
+};
+
+// Stops the first thread that reads a page, until Open().
+class ReadTrap {
+ public:
+  explicit ReadTrap(std::span<std::byte> memory)
+      : page_(reinterpret_cast<std::byte*>(
+            (reinterpret_cast<uintptr_t>(memory.data() + memory.size() / 2)) & ~(kPageBytes - 1))) {
+    armed_ = this;
+    struct sigaction action = {};
+    action.sa_sigaction = Stop;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, &before_);
+    mprotect(page_, kPageBytes, PROT_NONE);
+  }
+  ~ReadTrap() {
+    Open();
+    sigaction(SIGSEGV, &before_, nullptr);
+  }
+  // Returns false where none comes.
+  bool AwaitReader() const {
+    for (int i = 0; i < 10'000 && !arrived_; ++i) Sleep();
+    return arrived_;
+  }
+  void Open() { open_ = true; }
+
+ private:
+  static constexpr uintptr_t kPageBytes = 4096;
+
+  static void Sleep() {
+    const timespec time = {.tv_sec = 0, .tv_nsec = 1'000'000};
+    nanosleep(&time, nullptr);
+  }
+  static void Stop(int signal, siginfo_t* info, void*) {
+    ReadTrap* const trap = armed_;
+    const auto* const at = static_cast<std::byte*>(info->si_addr);
+    if (at < trap->page_ || at >= trap->page_ + kPageBytes) {
+      sigaction(signal, &trap->before_, nullptr);
+      return;
+    }
+    mprotect(trap->page_, kPageBytes, PROT_READ | PROT_WRITE);
+    trap->arrived_ = true;
+    while (!trap->open_) Sleep();
+  }
+
+  static inline std::atomic<ReadTrap*> armed_ = nullptr;
+  std::byte* const page_;
+  struct sigaction before_ = {};
+  std::atomic<bool> arrived_ = false, open_ = false;
 };
 
 class InPlaceSaveTest : public testing::Test {
@@ -172,6 +226,107 @@ TEST_F(InPlaceSaveTest, AnUpdateWaitsForTheWriteOfItsMemory) {
   ExpectSaved();
 }
 
+// One thread of the save stands still in its first check and the other one in its last write: what
+// is written before is checked by whoever waits for it.
+TEST_F(InPlaceSaveTest, WhatIsWrittenIsCheckedBeforeItIsOverwritten) {
+  options_.save.io_threads = 2;
+  options_.copy_threads = 1;
+  std::latch arrived(1), gate(1);
+  std::once_flag first;
+  WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
+    if (TensorOf(bytes) != 2) return absl::OkStatus();
+    std::call_once(first, [&] {
+      arrived.count_down();
+      gate.wait();
+    });
+    return absl::OkStatus();
+  });
+  AsyncSaver saver(watched, options_);
+  ReadTrap trap(Memory(0));
+  saver.Start(1, state_.dict);
+  ASSERT_TRUE(trap.AwaitReader());
+  arrived.wait();
+  Overwrite(saver, Memory(1).first(512 << 10));
+  gate.count_down();
+  std::atomic<bool> overwritten = false;
+  std::thread update([&] {
+    Overwrite(saver, Memory(0));
+    overwritten = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(overwritten) << "the memory is being checked";
+  trap.Open();
+  update.join();
+  ASSERT_TRUE(saver.Finish()[0].report.ok());
+  ExpectSaved();
+}
+
+// Two updates want the same memory, which is written: the second waits for the check of the first.
+TEST_F(InPlaceSaveTest, AnUpdateWaitsForTheCheckOfItsMemory) {
+  options_.save.io_threads = 2;
+  options_.copy_threads = 1;
+  std::atomic<uint64_t> written = 0;
+  WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
+    if (TensorOf(bytes) == 2) written += bytes.size();
+    return absl::OkStatus();
+  });
+  std::atomic<int> overwritten = 0;
+  std::vector<std::thread> updates;
+  {
+    AsyncSaver saver(watched, options_);
+    auto first = std::make_unique<ReadTrap>(Memory(0));
+    saver.Start(1, state_.dict);
+    ASSERT_TRUE(first->AwaitReader());
+    while (written < Memory(2).size() / 2) std::this_thread::yield();
+    ReadTrap second(Memory(1));
+    for (int i = 0; i < 2; ++i) {
+      updates.emplace_back([&] {
+        saver.WaitUntilCopied(Memory(1).data(), Memory(1).size());
+        if (overwritten++ == 0) std::memset(Memory(1).data(), 0xEE, Memory(1).size());
+      });
+    }
+    EXPECT_TRUE(second.AwaitReader());
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_EQ(overwritten, 0) << "the memory is being checked";
+    second.Open();
+    first->Open();
+    for (std::thread& update : updates) update.join();
+    ASSERT_TRUE(saver.Finish()[0].report.ok());
+  }
+  ExpectSaved();
+}
+
+// While an update waits for the disk, what it will come to next is copied.
+TEST_F(InPlaceSaveTest, AnUpdateThatWaitsHasMoreCopied) {
+  std::latch arrived(1), gate(1);
+  std::once_flag first;
+  std::atomic<uint64_t> copied = 0;
+  std::atomic<bool> stops = false;
+  WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
+    if (TensorOf(bytes) < 0) copied += bytes.size();
+    if (TensorOf(bytes) != 0 || !stops) return absl::OkStatus();
+    std::call_once(first, [&] {
+      arrived.count_down();
+      gate.wait();
+    });
+    return absl::OkStatus();
+  });
+  AsyncSaver saver(watched, options_);
+  saver.Start(0, state_.dict);  // has touched memory for the next one
+  ASSERT_TRUE(saver.Finish()[0].report.ok());
+  copied = 0;
+  stops = true;
+  saver.Start(1, state_.dict);
+  arrived.wait();
+  std::thread update([&] { Overwrite(saver, Memory(0).first(4096)); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  gate.count_down();
+  update.join();
+  ASSERT_TRUE(saver.Finish()[0].report.ok());
+  EXPECT_GE(copied, 1 << 20);
+  ExpectSaved();
+}
+
 TEST_F(InPlaceSaveTest, WhatIsNotBeingWrittenIsCopiedForAnUpdate) {
   std::latch arrived(1), gate(1);
   std::once_flag first;
@@ -204,6 +359,35 @@ TEST_F(InPlaceSaveTest, AFailedWriteReleasesTheMemoryAndFailsTheSave) {
                 AllOf(HasSubstr("writing"), HasSubstr("injected")));
   }
   for (int t = 0; t < 3; ++t) Overwrite(saver, Memory(t));
+}
+
+TEST_F(InPlaceSaveTest, AFailedSaveIsWaitedForWhileItsOtherWritesAreInFlight) {
+  options_.save.io_threads = 2;
+  std::latch arrived(1), gate(1);
+  WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
+    if (TensorOf(bytes) == 0) {
+      arrived.count_down();
+      gate.wait();
+    } else if (TensorOf(bytes) > 0) {
+      arrived.wait();
+      return absl::UnavailableError("injected");
+    }
+    return absl::OkStatus();
+  });
+  AsyncSaver saver(watched, options_);
+  saver.Start(1, state_.dict);
+  arrived.wait();
+  Overwrite(saver, Memory(2));  // returns: the save has failed
+  std::atomic<bool> overwritten = false;
+  std::thread update([&] {
+    Overwrite(saver, Memory(0).first(4096));
+    overwritten = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(overwritten) << "the memory is being written";
+  gate.count_down();
+  update.join();
+  EXPECT_FALSE(saver.Finish()[0].report.ok());
 }
 
 // An update that races with the save, through memory that does not suffice for a copy of all.
