@@ -1,15 +1,15 @@
 #ifndef TESSERA_COMPUTE_KERNELS_BACKEND_H_
 #define TESSERA_COMPUTE_KERNELS_BACKEND_H_
 
-// The operations of operations.h, on one device. Implementations: cpu/ (oneDNN and vector loops,
-// fp32 and bf16), reference/ (naive loops in fp64 over any dtype: the oracle of every test, and the
-// engine of gradient checks), cuda/ (GPUs).
+// The operations of operations.h, on one device. Implementations: cpu/ (matrix products
+// and vector loops, fp32 and bf16), reference/ (naive loops in fp64 over any dtype: the oracle of
+// every test, and the engine of gradient checks), cuda/ (GPUs).
 //
 // Rules that every implementation keeps:
 // - Results are a pure function of the operands and their shapes (and, for a matrix product, its
-//   strides), never of the thread count, of addresses or of time. Work is divided into blocks by
-//   shape alone, each block is computed by one thread, and sums over blocks are taken in a fixed
-//   order.
+//   strides), never of the thread count, of addresses or of time. Each block of the work
+//   is computed by one thread, and sums over blocks are taken in a fixed order; where blocks begin
+//   depends on shapes alone, or changes no bit.
 // - Operations that compute row by row, sample by sample, head by head or element by element
 //   (activations, dropout, attention, AdamW, and norms and losses except for the gradients of
 //   weights) give the same result for each unit whatever other units are passed in the same call.
