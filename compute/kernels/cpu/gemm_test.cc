@@ -135,7 +135,9 @@ void ForEachShape(const Extents& e, DType input, DType output,
 }
 
 TEST_P(GemmTest, MatchesFp64) {
-  if (GetParam() == DType::kBF16 && !DnnlHasBf16()) GTEST_SKIP() << "none (needs: bf16)";
+  if (GetParam() == DType::kBF16 && !DnnlHasBf16()) {
+    GTEST_SKIP() << "there are no such products (needs: avx512_bf16)";
+  }
   for (const Extents& e : kExtents) {
     ForEachShape(e, GetParam(), DType::kF32, [&](const GemmShape& shape) {
       const auto check = [&](const auto& product, double error) {

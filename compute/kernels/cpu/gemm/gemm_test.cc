@@ -196,18 +196,6 @@ TEST_F(ChainGemmTest, WithoutAContractMissNoElement) {
   }
 }
 
-// `bazel run //compute/kernels/cpu/gemm:tests -- --gtest_also_run_disabled_tests
-// --gtest_filter=*AllShapes`
-TEST_F(ChainGemmTest, DISABLED_HasTheBitsOfTheContractInAllShapes) {
-  for (int64_t m = 1; m <= 70; ++m) {
-    for (int64_t n = 1; n <= 70 && !HasFailure(); ++n) {
-      for (int64_t k = 1; k <= 70; ++k) {
-        ExpectContract(m, n, k, static_cast<int>(random_() % 32), k % 5 == 0);
-      }
-    }
-  }
-}
-
 // The error of a chain of n terms grows as sqrt(n), and by no more than n units in the last place.
 TEST_F(ChainGemmTest, ErrorsGrowAsThoseOfAChain) {
   for (const int64_t k : {64, 1024, 16384}) {
