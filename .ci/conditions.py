@@ -74,9 +74,10 @@ def processor_flags():
 
 
 def processor(level, *flags):
-    """Has the flags, and the run may use instructions of that level."""
+    """Has the flags, and the run may use instructions of that level; None: those of any."""
     def has(settings):
-        held = settings.level in LEVELS and LEVELS.index(settings.level) < LEVELS.index(level)
+        held = settings.level in LEVELS and (
+            level is None or LEVELS.index(settings.level) < LEVELS.index(level))
         return not held and processor_flags().issuperset(flags)
     return has
 
@@ -98,8 +99,8 @@ CONDITIONS = {
     "uninstrumented": uninstrumented,  # by no sanitizer
     "avx2": processor("avx2", "avx2", "fma"),
     "avx512": processor("avx512", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
-    "avx512_bf16": processor("avx512", "avx512_bf16"),
-    "amx": processor("avx512", "amx_tile", "amx_bf16"),
+    "avx512_bf16": processor(None, "avx512_bf16"),
+    "amx": processor(None, "amx_tile", "amx_bf16"),
 }
 
 
