@@ -6,6 +6,8 @@ skip is accepted.
 A condition is looked for here by itself, never taken from the test that was skipped.
 """
 
+import ctypes
+import errno
 import os
 import shutil
 import subprocess
@@ -61,6 +63,27 @@ def has_ipv6(_settings):
         return False
 
 
+def has_io_uring(_settings):
+    """The call, with a bad address, is refused for that address alone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    io_uring_setup = 425
+    return libc.syscall(io_uring_setup, 1, None) < 0 and ctypes.get_errno() == errno.EFAULT
+
+
+def has_direct_io(_settings):
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            os.close(os.open(os.path.join(folder, "f"), os.O_RDWR | os.O_CREAT | os.O_DIRECT))
+        except OSError:
+            return False
+        return True
+
+
+def has_shared_huge_pages(_settings):
+    version = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2]))
+    return version >= (6, 1) and os.path.exists("/sys/kernel/mm/transparent_hugepage")
+
+
 def uninstrumented(settings):
     return not settings.instrumented
 
@@ -96,6 +119,9 @@ CONDITIONS = {
     "network_namespaces": has_network_namespaces,  # likewise; and the program `ip`
     "time_namespaces": has_time_namespaces,  # likewise
     "ipv6": has_ipv6,
+    "io_uring": has_io_uring,
+    "direct_io": has_direct_io,
+    "shared_huge_pages": has_shared_huge_pages,  # MADV_COLLAPSE of memory that processes share
     "uninstrumented": uninstrumented,  # by no sanitizer
     "avx2": processor("avx2", "avx2", "fma"),
     "avx512": processor("avx512", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),

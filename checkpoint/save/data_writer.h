@@ -40,11 +40,10 @@ namespace tessera::ckpt {
 //
 // A piece whose bytes lie in memory as in the file, but for a few, is not copied where the storage
 // writes from any memory (DataWriterOptions::in_place_alignment): it is written from where it is,
-// and checksummed and digested in a single pass, independently of the write: when the processors
-// have nothing else to do, or at the latest when somebody waits for the memory, whose update then
-// finds it in the cache. Whoever waits
-// before the write has begun copies the piece; afterwards, the wait ends when the piece is written
-// and checked, which the waiting thread does where nobody else has begun.
+// and checksummed and digested in a single pass. That pass does not wait for the write. It comes
+// when the processors are idle, or else when an update waits for the memory, which is then in the
+// cache. A thread that waits before the write has begun copies the piece. Afterwards its wait ends
+// when the piece is written and checked; it checks the piece itself if no other thread does.
 //
 // Run() works with threads of its own, with fewer where the system gives no more; a thread that is
 // about to change the state calls WaitUntilCopied() first. Both may outlive the arguments of

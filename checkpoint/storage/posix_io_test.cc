@@ -339,7 +339,7 @@ TEST(DirectMemoryAlignmentTest, DividesTheBlockAndIsTheBlockForOtherThings) {
   EXPECT_EQ(DirectMemoryAlignment(-1), kIoAlignmentBytes);
   TemporaryDirectory directory;
   const ScopedFd fd(open((directory.path() + "/f").c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600));
-  if (!fd.valid()) GTEST_SKIP() << "no direct I/O here (needs: O_DIRECT)";
+  if (!fd.valid()) GTEST_SKIP() << "no direct I/O here (needs: direct_io)";
   EXPECT_EQ(kIoAlignmentBytes % DirectMemoryAlignment(fd.get()), 0);
 }
 

@@ -287,8 +287,8 @@ TEST_P(SharedLoadTest, AReaderWaitsForASlowRankToPlaceThePieces) {
 }
 
 TEST(HostMemoryTest, IsSeenThroughItsOfferAlone) {
-  const absl::StatusOr<HostMemory> memory = HostMemory::Create(5 << 20);
-  if (!memory.ok()) GTEST_SKIP() << memory.status() << " (needs: shared huge pages)";
+  const absl::StatusOr<HostMemory> memory = HostMemory::Create(9 << 20);
+  if (!memory.ok()) GTEST_SKIP() << memory.status() << " (needs: shared_huge_pages)";
   absl::StatusOr<HostMemory> owned = HostMemory::Create(10'000);
   ASSERT_TRUE(owned.ok()) << owned.status();
   const std::optional<HostMemory> small = *std::move(owned);

@@ -81,7 +81,7 @@ TEST_P(DeviceKernelsTest, SameBitsAsTheCpu) {
   for (int i = 0; i < 6; ++i) ExpectBitwiseEqual(results[0][i], results[1][i], names[i]);
 }
 
-// One token in all rows: a few passes over them, not a comparison of all pairs.
+// Every row has the same token: sorting takes a few passes, and does not compare all pairs.
 TEST_P(DeviceKernelsTest, ARepeatedTokenIsSortedInOnePass) {
   constexpr int64_t kRows = 1000;
   const Tensor d_out = random_.Normal(dtype(), {kRows, 1}), id = random_.Ids({kRows}, 1, 2);

@@ -30,8 +30,9 @@ using gemm::kSlack;
 
 constexpr int64_t kWordBytes = 4, kLine = 16, kLineBytes = 64;  // a cache's lines: words, bytes
 constexpr int64_t kMostColumns = 32;                            // of a tile
-// Of a part of k: with more, a panel of columns would leave the caches before its next use; with
-// fewer, sums would be moved more often. Columns that are packed at once lie in the last cache.
+// k is cut into parts of so many steps. With more, a panel of columns would leave the caches before
+// its next use; with fewer, sums would be moved more often. Columns that are packed at once lie in
+// the last cache.
 constexpr int64_t kMostSteps = 384, kMostPackedColumns = 4096;
 
 int64_t RoundUp(int64_t x, int64_t quantum) { return (x + quantum - 1) / quantum * quantum; }
