@@ -1,7 +1,7 @@
 """Fuzz targets of parsers: libFuzzer's program, and a test that needs no libFuzzer."""
 
-def fuzz_target(name, srcs, deps, corpus, folders, dictionaries):
-    """A library NAME with the entry point, a test NAME_test over a corpus, and a program NAMEer.
+def fuzz_target(name, deps, dictionaries, corpus = None, folders = None):
+    """A library NAME of NAME.cc, a test NAME_test over a corpus, and a program NAMEer.
 
     Precondition: NAME ends in "fuzz". The program is run with
       ./bazelw run --config=fuzz //PACKAGE:NAMEer -- FOLDER
@@ -9,45 +9,34 @@ def fuzz_target(name, srcs, deps, corpus, folders, dictionaries):
     more memory than AllowedBytes() in memory_meter.h says.
 
     Args:
-      name: of the library.
-      srcs: define FuzzOneInput(), which aborts where it finds a fault.
-      deps: of the sources.
-      corpus: labels of the files to begin with.
-      folders: the folders that have them, relative to the workspace.
+      name: of the library. Its source defines FuzzOneInput(), which aborts where it finds a fault.
+      deps: of the source.
       dictionaries: files of testing/dictionaries, without their ending: the tokens of the formats.
+      corpus: labels of the files to begin with: those of the package's testdata/ by default.
+      folders: the folders that have them, relative to the workspace.
     """
     native.cc_library(
         name = name,
         testonly = True,
-        srcs = srcs,
+        srcs = [name + ".cc"],
         deps = deps,
         alwayslink = True,
     )
     native.filegroup(
         name = name + "_dictionaries",
-        srcs = [
-            "//convert/testing:dictionaries/%s.dict" % dictionary
-            for dictionary in dictionaries
-        ],
+        srcs = ["//convert/testing:dictionaries/%s.dict" % file for file in dictionaries],
     )
     native.cc_test(
         name = name + "_test",
         size = "small",
-        args = folders,
-        data = corpus,
-        deps = [
-            ":" + name,
-            "//convert/testing:fuzz_entry",
-            "//convert/testing:run_corpus_main",
-        ],
+        args = folders or [native.package_name() + "/testdata"],
+        data = corpus or native.glob(["testdata/**"]),
+        deps = [":" + name, "//convert/testing:fuzz_entry", "//convert/testing:run_corpus_main"],
     )
     native.cc_binary(
         name = name + "er",
         testonly = True,
         linkopts = ["-fsanitize=fuzzer"],
         tags = ["manual"],
-        deps = [
-            ":" + name,
-            "//convert/testing:fuzz_entry",
-        ],
+        deps = [":" + name, "//convert/testing:fuzz_entry"],
     )

@@ -38,7 +38,7 @@ NO_PATH = (
 ENDS = ("trainer/app", "tools", "tests", "python")
 
 # What the repository builds for use, apart from tests.
-RULES = ("cc_binary", "cc_folder", "cc_library", "cc_proto_library", "proto_library")
+RULES = ("cc_binary", "cc_folder", "cc_library", "cc_proto")
 # Rules for tests alone, and those that are not analysed without the CUDA toolkit.
 LEFT_OUT_RULES = ("testonly = True", "target_compatible_with = CUDA_ONLY")
 LEFT_OUT = "compute/kernels/cuda"  # nothing of it is analysed without the toolkit
@@ -107,7 +107,8 @@ def declared_rules():
                 left_out = any(words in body for words in LEFT_OUT_RULES)
                 if kind in RULES and not left_out:
                     named = name.group(1) if name else build.parent.name  # a folder's own library
-                    yield f"//{build.parent.as_posix()}:{named}"
+                    for end in ("_proto", "_cc_proto") if kind == "cc_proto" else ("",):
+                        yield f"//{build.parent.as_posix()}:{named}{end}"
 
 
 def lines_of_packages():

@@ -103,6 +103,11 @@ def cc_tests(deps, exclude = [], apart = [], special = {}, **others):
             **arguments
         )
 
+def cc_proto(name, deps = [], **others):
+    """NAME.proto as NAME_proto, and as C++, NAME_cc_proto."""
+    native.proto_library(name = name + "_proto", srcs = [name + ".proto"], deps = deps, **others)
+    native.cc_proto_library(name = name + "_cc_proto", deps = [":" + name + "_proto"], **others)
+
 def html_page(name, srcs, **others):
     """A page as a constant: NAME.h has it as kName, of the sources one after the other.
 
