@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdint>
 #include <fstream>
 #include <limits>

@@ -1,6 +1,5 @@
 // Gradients of whole models against finite differences, in fp64.
 
-#include <functional>
 #include <ostream>
 #include <string>
 

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <memory>
-#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -39,11 +38,9 @@ ModelConfig Tiny(const std::string& size, bool dropout) {
   return config;
 }
 
-std::unique_ptr<Model> Make(const ModelConfig& config, DType dtype, Backend& backend,
-                            const std::optional<ChunkLayers>& stage = {}) {
+std::unique_ptr<Model> Make(const ModelConfig& config, DType dtype, Backend& backend) {
   ModelOptions options;
   options.compute_dtype = dtype;
-  options.stage = stage;
   return MakeTestModel(config, options, backend);
 }
 
@@ -109,48 +106,6 @@ TEST_P(NumericsTest, RecomputationKeptNormsThreadsAndRepetitionChangeNoBit) {
     EXPECT_EQ(run(*other, use), loss);
     ExpectBitwiseEqual(other->parameters().grads(), model->parameters().grads(), "gradients");
   }
-}
-
-// As in a pipeline: the stages together are the model.
-TEST_P(NumericsTest, TwoStagesAreTheModel) {
-  const auto backend = MakeCpuBackend(2);
-  const auto whole = Make(config_, GetParam().dtype, *backend);
-  const auto first =
-      Make(config_, GetParam().dtype, *backend, ChunkLayers{.last = 1, .has_embedding = true});
-  const auto last = Make(config_, GetParam().dtype, *backend,
-                         ChunkLayers{.first = 1, .last = 2, .has_head = true});
-  for (Model* model : {whole.get(), first.get(), last.get()}) model->parameters().Initialize(3);
-
-  const double loss = ForwardBackward(*whole, batch_.batch, ActivationUse::kTraining, 0.02, false);
-  const Shape shape = {kBatch * kSequence, 64};
-  Tensor hidden(GetParam().dtype, shape), d_hidden(GetParam().dtype, shape);
-  const auto first_kept = first->NewActivations(kBatch, kSequence, ActivationUse::kTraining);
-  const auto last_kept = last->NewActivations(kBatch, kSequence, ActivationUse::kTraining);
-  ASSERT_TRUE(first->Forward(batch_.batch, *first_kept, {}, hidden).ok());
-  EXPECT_EQ(last->Forward(batch_.batch, *last_kept, hidden, {}).value(), loss);
-  ASSERT_TRUE(last->Backward(batch_.batch, *last_kept, 0.02, false, {}, d_hidden, nullptr).ok());
-  ASSERT_TRUE(first->Backward(batch_.batch, *first_kept, 0.02, false, d_hidden, {}, nullptr).ok());
-
-  for (const Model* stage : {first.get(), last.get()}) {
-    for (const Parameter* parameter : stage->parameters().parameters()) {
-      // The gradient of a tied embedding has one part on each stage.
-      if (!parameter->tied_name.empty()) continue;
-      for (const Parameter* wanted : whole->parameters().parameters()) {
-        if (wanted->pieces[0].name != parameter->pieces[0].name) continue;
-        ExpectBitwiseEqual(parameter->grad, wanted->grad, wanted->pieces[0].name);
-      }
-    }
-  }
-  const auto tied_gradient = [](const Model& model) {
-    for (const Parameter* parameter : model.parameters().parameters()) {
-      if (!parameter->tied_name.empty()) return parameter->grad;
-    }
-    return TensorView();
-  };
-  const TensorView sum = tied_gradient(*whole);
-  Tensor parts(DType::kF32, sum.shape());
-  backend->Add({tied_gradient(*first), tied_gradient(*last), parts});
-  ExpectClose(parts, sum, {.of_maximum = 1e-6}, "tied embedding");
 }
 
 // Evaluation returns the same loss as training without dropout, in less memory; recomputation needs

@@ -1,7 +1,6 @@
 #ifndef TESSERA_MODELS_REGISTRY_H_
 #define TESSERA_MODELS_REGISTRY_H_
 
-#include <cstdint>
 #include <memory>
 #include <vector>
 

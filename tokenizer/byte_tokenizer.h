@@ -2,7 +2,6 @@
 #define TESSERA_TOKENIZER_BYTE_TOKENIZER_H_
 
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <vector>
 

@@ -1,7 +1,6 @@
 // Folders of checkpoints, checkpoints, and saves in the background.
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/time/time.h"

@@ -1,7 +1,5 @@
 // A group of ranks that communicate by the program's callbacks.
 
-#include <cmath>
-
 #include "absl/time/time.h"
 #include "checkpoint/c/handles.h"
 

@@ -3,9 +3,7 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "checkpoint/format/manifest.pb.h"

@@ -2,7 +2,6 @@
 // checkpoints, and continues from the newest valid one.
 //   manager FOLDER LAST_STEP
 
-#include <cstdlib>
 #include <iostream>
 #include <vector>
 

@@ -12,17 +12,11 @@
 //   if (!resumed.ok()) ...end the job: nothing in the storage has changed...
 //   if (!resumed->checkpoint.has_value()) ...begin at step 0...
 
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manager_options.h"
 #include "checkpoint/include/process_group.h"

@@ -1,7 +1,6 @@
 #include "checkpoint/manager/save_schedule.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace tessera::ckpt {
 namespace {

@@ -7,7 +7,6 @@
 #include <limits>
 #include <map>
 #include <string>
-#include <vector>
 
 namespace tessera::ckpt {
 namespace {

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,6 +22,7 @@
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/testing/temporary_directory.h"
+#include "checkpoint/testing/test_state.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -37,10 +37,8 @@ class SavedCheckpointsTest : public ::testing::Test {
   // Saves `step` with that number in every element.
   void Save(int64_t step, const std::string& root = "", const Manifest& metadata = {}) {
     std::vector<float> elements(64, static_cast<float>(step));
-    ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
-    tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
     const auto saved = SaveNow(storage_, {.step = step, .metadata = ToMetadata(metadata)},
-                               {{tensor}}, {}, {.root = root});
+                               OneTensor(elements), {}, {.root = root});
     ASSERT_TRUE(saved.ok()) << saved.status();
   }
   void SaveRolling(int64_t step) {
@@ -140,37 +138,6 @@ TEST_F(SavedCheckpointsTest, NewestFirstAndPermanentBeforeRolling) {
   EXPECT_TRUE(ListForResume(empty)->empty());
 }
 
-TEST_F(SavedCheckpointsTest, EveryKindOfDamageIsSetAsideWithItsReason) {
-  const std::vector<std::pair<std::string, std::function<void()>>> kinds = {
-      {"truncated",
-       [&] {
-         Damage("step-00000100/manifest.pb", [](std::string& s) { s.resize(s.size() / 2); });
-       }},
-      {"empty", [&] { Damage("step-00000100/manifest.pb", [](std::string& s) { s.clear(); }); }},
-      {"flipped",
-       [&] { Damage("step-00000100/manifest.pb", [](std::string& s) { s[s.size() / 2] ^= 8; }); }},
-      {"missing file", [&] { ASSERT_TRUE(memory_.Delete(Data("step-00000100")).ok()); }},
-      {"short file", [&] { Damage(Data("step-00000100"), [](std::string& s) { s.pop_back(); }); }},
-      {"header", [&] { Damage(Data("step-00000100"), [](std::string& s) { s[10] ^= 1; }); }},
-  };
-  int number = 0;
-  for (const auto& [kind, damage] : kinds) {
-    SCOPED_TRACE(kind);
-    if (number == 0) Save(50);
-    Save(100);
-    damage();
-    EXPECT_EQ(Take(), 50);
-    ASSERT_EQ(set_aside_.size(), 1u);
-    EXPECT_EQ(set_aside_[0].directory, "step-00000100");
-    EXPECT_EQ(set_aside_[0].moved_to, ++number == 1
-                                          ? "step-00000100.damaged"
-                                          : absl::StrCat("step-00000100.damaged-", number));
-    EXPECT_THAT(std::string(set_aside_[0].reason.message()), HasSubstr("step-00000100"));
-    EXPECT_THAT(Names(""), ::testing::Contains(set_aside_[0].moved_to + "/"));
-    EXPECT_THAT(Steps(), ElementsAre(50));
-  }
-}
-
 TEST_F(SavedCheckpointsTest, WhereAllAreDamagedNothingIsLeft) {
   Save(50);
   SaveRolling(75);
@@ -206,17 +173,6 @@ TEST_F(ObjectStoreTest, AStorageThatCannotRenameDirectoriesRenamesTheManifest) {
                                                   "manifest.pb.fenced", HasSubstr("model-")));
 }
 
-TEST_F(SavedCheckpointsTest, LaterCheckpointsAreAbandonedNotDeleted) {
-  for (const int64_t step : {20, 40, 60}) Save(step);
-  SaveRolling(50);
-  const auto moved = AbandonLater(storage_, 40);
-  ASSERT_TRUE(moved.ok()) << moved.status();
-  EXPECT_THAT(*moved, ElementsAre("step-00000060.abandoned", "rolling-0/step-00000050.abandoned"));
-  EXPECT_EQ(Take(), 40);
-  Save(60);
-  EXPECT_THAT(*AbandonLater(storage_, 40), ElementsAre("step-00000060.abandoned-2"));
-}
-
 TEST_F(SavedCheckpointsTest, NoLaterCheckpointIsForgottenBecauseItCannotBeListed) {
   for (const int64_t step : {20, 40, 60}) Save(step);
   storage_.FailWhere(
@@ -225,6 +181,8 @@ TEST_F(SavedCheckpointsTest, NoLaterCheckpointIsForgottenBecauseItCannotBeListed
       },
       absl::UnavailableError("no answer"));
   EXPECT_TRUE(absl::IsUnavailable(AbandonLater(storage_, 20).status()));
+  EXPECT_THAT(*DescribeUnfinished(storage_, 60),
+              HasSubstr("step-00000040, which cannot be read ("));
   EXPECT_THAT(*AbandonLater(storage_, 40), ElementsAre("step-00000060.abandoned"));
 }
 
@@ -387,9 +345,7 @@ TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
     const absl::StatusOr<std::string> slot = EmptyRollingSlot(*storage);
     ASSERT_TRUE(slot.ok()) << slot.status();
     std::vector<float> elements(64, static_cast<float>(step));
-    ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
-    tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
-    const auto saved = SaveNow(*storage, {.step = step}, {{tensor}}, {}, {.root = *slot});
+    const auto saved = SaveNow(*storage, {.step = step}, OneTensor(elements), {}, {.root = *slot});
     ASSERT_TRUE(saved.ok()) << saved.status();
   };
   const auto move_away_and_link = [&](const std::string& path) {
@@ -425,9 +381,7 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
   const auto storage = *OpenPosixStorage(folder.path());
   const auto save = [&](int64_t step, const std::string& root) {
     std::vector<float> elements(64, static_cast<float>(step));
-    ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
-    tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
-    ASSERT_TRUE(SaveNow(*storage, {.step = step}, {{tensor}}, {}, {.root = root}).ok());
+    ASSERT_TRUE(SaveNow(*storage, {.step = step}, OneTensor(elements), {}, {.root = root}).ok());
   };
   const auto steps = [&] {
     std::vector<int64_t> found;

@@ -16,6 +16,7 @@
 #include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/testing/temporary_directory.h"
+#include "checkpoint/testing/test_state.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -286,32 +287,18 @@ TEST_F(PeerReplicasTest, TheOneResumedFromIsKeptUntilTheNextIsComplete) {
 }
 
 // Flips a bit of every large message that is sent.
-class NoisyGroup final : public ProcessGroup {
+class NoisyGroup final : public ForwardingGroup {
  public:
-  explicit NoisyGroup(ProcessGroup& base) : base_(base) {}
-  int rank() const override { return base_.rank(); }
-  int size() const override { return base_.size(); }
-  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
-                                                  absl::Duration deadline) override {
-    return base_.Gather(mine, deadline);
-  }
-  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
-                                        absl::Duration deadline) override {
-    return base_.Broadcast(from_rank_0, deadline);
-  }
+  using ForwardingGroup::ForwardingGroup;
   std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
                                             int destination) override {
-    if (data.size() < 100000) return base_.StartSend(data, destination);
+    if (data.size() < 100000) return ForwardingGroup::StartSend(data, destination);
     sent_.assign(data.begin(), data.end());
     sent_.back() ^= std::byte{1};
-    return base_.StartSend(sent_, destination);
-  }
-  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
-    return base_.StartReceive(data, source);
+    return ForwardingGroup::StartSend(sent_, destination);
   }
 
  private:
-  ProcessGroup& base_;
   std::vector<std::byte> sent_;
 };
 

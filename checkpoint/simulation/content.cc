@@ -1,7 +1,6 @@
 #include "checkpoint/simulation/content.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "absl/strings/numbers.h"

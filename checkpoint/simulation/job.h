@@ -2,7 +2,6 @@
 #define TESSERA_CHECKPOINT_SIMULATION_JOB_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>

@@ -1,6 +1,5 @@
 #include "checkpoint/simulation/script.h"
 
-#include <functional>
 #include <utility>
 
 #include "absl/status/status.h"

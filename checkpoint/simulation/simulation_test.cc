@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "checkpoint/simulation/run_case.h"
 #include "gtest/gtest.h"

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <functional>
 #include <latch>
-#include <memory>
 #include <random>
 #include <string>
 #include <thread>

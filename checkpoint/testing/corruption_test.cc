@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <random>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -88,30 +86,16 @@ class CorruptionTest : public testing::Test {
 };
 
 // Records the longest message that rank 0 broadcast.
-class SpyGroup final : public ProcessGroup {
+class SpyGroup final : public ForwardingGroup {
  public:
+  using ForwardingGroup::ForwardingGroup;
   uint64_t longest_bytes = 0;
 
-  int rank() const override { return 0; }
-  int size() const override { return 1; }
-  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
-                                                  absl::Duration deadline) override {
-    return base_.Gather(mine, deadline);
-  }
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
                                         absl::Duration deadline) override {
     longest_bytes = std::max<uint64_t>(longest_bytes, from_rank_0.size());
-    return base_.Broadcast(from_rank_0, deadline);
+    return ForwardingGroup::Broadcast(from_rank_0, deadline);
   }
-  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data, int to) override {
-    return base_.StartSend(data, to);
-  }
-  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int from) override {
-    return base_.StartReceive(data, from);
-  }
-
- private:
-  SingleProcessGroup base_;
 };
 
 // Number of bytes of manifest.pb that were read.
@@ -127,7 +111,8 @@ uint64_t ManifestBytesRead(const FaultInjectingStorage& storage) {
 TEST_F(CorruptionTest, NoMoreThanItsHeaderIsReadOfWhatIsNoManifest) {
   const std::string path = directory_ + "/" + std::string(kManifestFileName);
   ASSERT_TRUE(WriteAll(storage_, path, std::string(4 << 20, 'x')).ok());
-  SpyGroup group;
+  SingleProcessGroup alone;
+  SpyGroup group(alone);
   LocalState state = State(false);
   const absl::Status status =
       LoadCheckpoint(faulty_, directory_, state.dict, {.group = &group}).status();
@@ -147,7 +132,8 @@ TEST_F(CorruptionTest, AManifestMadeToTakeMuchMemoryIsRefusedBeforeItIsHandedOut
                     bytes.data() + 24);
   StoreLittleEndian(Crc32c(std::string_view(bytes).substr(0, 28)), bytes.data() + 28);
   ASSERT_TRUE(WriteAll(storage_, path, bytes).ok());
-  SpyGroup group;
+  SingleProcessGroup alone;
+  SpyGroup group(alone);
   LocalState state = State(false);
   const absl::Status status =
       LoadCheckpoint(faulty_, directory_, state.dict, {.group = &group}).status();

@@ -14,6 +14,7 @@
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/testing/temporary_directory.h"
+#include "checkpoint/testing/test_state.h"
 #include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -25,12 +26,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 void MustSave(Storage& storage, int64_t step) {
-  float value = 1;
-  ShardedTensor tensor = {
-      .name = "x", .role = TensorRole::kWeight, .dtype = DType::kF32, .global_shape = {1}};
-  tensor.shards = {{WholeBox({1}), &value, {}}};
-  SingleProcessGroup group;
-  const auto report = CheckpointFolder(storage).Save(step, {{tensor}}, {.group = &group});
+  std::vector<float> value = {1};
+  const auto report = CheckpointFolder(storage).Save(step, OneTensor(value));
   ASSERT_TRUE(report.ok()) << report.status();
 }
 

@@ -19,6 +19,7 @@
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/temporary_directory.h"
+#include "checkpoint/testing/test_state.h"
 #include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
 
@@ -33,9 +34,9 @@ constexpr int64_t kStep = 7;
 // Saves `value` in every element.
 absl::Status SaveValue(Storage& storage, float value, int64_t step = kStep) {
   std::vector<float> elements(kElements, value);
-  ShardedTensor tensor = {.name = "x", .global_shape = {kElements}};
-  tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {kElements}})};
-  return CheckpointFolder(storage).Save(step, {{tensor}}, {.checksum_chunk_bytes = 1024}).status();
+  return CheckpointFolder(storage)
+      .Save(step, OneTensor(elements), {.checksum_chunk_bytes = 1024})
+      .status();
 }
 
 // The value of the committed checkpoint, whose every byte and element is checked; -1: there is
@@ -47,7 +48,7 @@ float SavedValue(Storage& storage) {
   const auto verified = VerifyCheckpoint(storage, directory, {.digests = true});
   EXPECT_TRUE(verified.ok()) << verified.status();
   if (verified.ok()) EXPECT_TRUE(verified->damage.empty()) << verified->damage[0].message;
-  const auto elements = checkpoint->LoadTensor<float>("x");
+  const auto elements = checkpoint->LoadTensor<float>("weight");
   EXPECT_TRUE(elements.ok()) << elements.status();
   if (!elements.ok()) return -2;
   for (const float element : *elements) EXPECT_EQ(element, elements->front());

@@ -1,6 +1,5 @@
 // A system that permits few more threads, or none: everything works with the available ones.
 
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>

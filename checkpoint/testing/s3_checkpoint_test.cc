@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"

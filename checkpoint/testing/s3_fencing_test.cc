@@ -22,6 +22,7 @@
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
+#include "checkpoint/testing/test_state.h"
 #include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -55,13 +56,11 @@ class S3FencingTest : public ::testing::Test {
   absl::Status SaveStep(int64_t step, float value, bool rolling = false,
                         std::function<absl::Status()> before_commit = nullptr) {
     std::vector<float> elements(64, value);
-    ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
-    tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
     const auto storage = MustOpen();
     SaveOptions options;
     options.before_commit = std::move(before_commit);
     const auto slot = [&](const PlannedSave&) { return EmptyRollingSlot(*storage); };
-    return SaveNow(*storage, {.step = step}, {{tensor}}, options,
+    return SaveNow(*storage, {.step = step}, OneTensor(elements), options,
                    {.choose_root = rolling ? ChooseRoot(slot) : nullptr})
         .status();
   }
@@ -405,10 +404,8 @@ TEST_F(S3FencingTest, TombstonesGoAfterADay) {
 // Folders that releases before attempts had folders of their own have left.
 TEST_F(S3FencingTest, RollingCheckpointsOfEarlierReleasesAreFoundAndReplaced) {
   std::vector<float> elements(64, 5);
-  ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
-  tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
-  ASSERT_TRUE(SaveNow(*storage_, {.step = 5}, {{tensor}}, {}, {.root = "rolling-0"}).ok());
-  ASSERT_TRUE(SaveNow(*storage_, {.step = 6}, {{tensor}}, {}, {.root = "rolling-1"}).ok());
+  ASSERT_TRUE(SaveNow(*storage_, {.step = 5}, OneTensor(elements), {}, {.root = "rolling-0"}).ok());
+  ASSERT_TRUE(SaveNow(*storage_, {.step = 6}, OneTensor(elements), {}, {.root = "rolling-1"}).ok());
   EXPECT_THAT(Steps(), ElementsAre(6, 5));
   ASSERT_TRUE(SaveStep(7, 7, /*rolling=*/true).ok());
   EXPECT_THAT(Steps(), ElementsAre(7, 6));

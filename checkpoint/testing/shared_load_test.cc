@@ -10,7 +10,6 @@
 #include <set>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -46,26 +45,16 @@ struct Traffic {
   absl::Duration delay;
 };
 
-class WatchedGroup final : public ProcessGroup {
+class WatchedGroup final : public ForwardingGroup {
  public:
-  WatchedGroup(ProcessGroup& base, Traffic& traffic) : base_(base), traffic_(traffic) {}
-  int rank() const override { return base_.rank(); }
-  int size() const override { return base_.size(); }
-  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
-                                                  absl::Duration deadline) override {
-    return base_.Gather(mine, deadline);
-  }
-  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
-                                        absl::Duration deadline) override {
-    return base_.Broadcast(from_rank_0, deadline);
-  }
+  WatchedGroup(ProcessGroup& base, Traffic& traffic) : ForwardingGroup(base), traffic_(traffic) {}
   std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
                                             int destination) override {
     traffic_.sent_bytes += data.size();
-    return base_.StartSend(data, destination);
+    return ForwardingGroup::StartSend(data, destination);
   }
   std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
-    return std::make_unique<Message>(base_.StartReceive(data, source), *this, source);
+    return std::make_unique<Message>(ForwardingGroup::StartReceive(data, source), *this, source);
   }
 
  private:
@@ -83,7 +72,6 @@ class WatchedGroup final : public ProcessGroup {
     const int source, number;
   };
 
-  ProcessGroup& base_;
   Traffic& traffic_;
   std::map<int, int> started_, awaited_;  // receives, by source: a group may match them late
 };

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <memory>
 #include <numeric>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/tiered/tiered_storage.h"
+#include "checkpoint/testing/test_state.h"
 #include "checkpoint/verify/nearby_copies.h"
 #include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
@@ -35,16 +35,10 @@ class UploadTest : public testing::Test {
     std::iota(weight_.begin(), weight_.end(), 0.0f);
   }
 
-  StateDict State(std::vector<float>& memory) {
-    ShardedTensor tensor = {.name = "w", .global_shape = {kElements}};
-    tensor.shards = {Shard::Of(memory, {.global_offset = {0}, .shape = {kElements}})};
-    return {{tensor}};
-  }
-
   // Checks that a load succeeds with the saved contents.
   void ExpectLoads() {
     std::vector<float> loaded(kElements);
-    const auto report = LoadCheckpoint(*storage_, directory_, State(loaded));
+    const auto report = LoadCheckpoint(*storage_, directory_, OneTensor(loaded));
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(loaded, weight_);
   }
@@ -73,7 +67,7 @@ class UploadTest : public testing::Test {
 };
 
 TEST_F(UploadTest, ASaveIsWholeInTheRemoteStorage) {
-  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
   const auto verified = VerifyCheckpoint(remote_files_, directory_, {.digests = true});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->damage.empty());
@@ -81,7 +75,7 @@ TEST_F(UploadTest, ASaveIsWholeInTheRemoteStorage) {
 
 TEST_F(UploadTest, SoIsOneInTheBackground) {
   AsyncSaver saver(*storage_, {});
-  saver.Start(1, State(weight_));
+  saver.Start(1, OneTensor(weight_));
   for (const SaveOutcome& outcome : saver.Finish()) EXPECT_TRUE(outcome.report.ok());
   const auto verified = VerifyCheckpoint(remote_files_, directory_, {.digests = true});
   ASSERT_TRUE(verified.ok()) << verified.status();
@@ -89,7 +83,7 @@ TEST_F(UploadTest, SoIsOneInTheBackground) {
 }
 
 TEST_F(UploadTest, ARestartReadsWhatIsNearby) {
-  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
   const auto copies = DropDamagedCopies(*storage_, directory_);
   ASSERT_TRUE(copies.ok()) << copies.status();
   EXPECT_EQ(copies->dropped_files, 0);
@@ -99,7 +93,7 @@ TEST_F(UploadTest, ARestartReadsWhatIsNearby) {
 }
 
 TEST_F(UploadTest, ADamagedCopyIsDropped) {
-  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
   const std::string path = DataFile(nearby_files_);
   std::string contents = *ReadAll(nearby_files_, path, 1 << 20);
   contents[contents.size() / 2] ^= 1;
@@ -111,7 +105,7 @@ TEST_F(UploadTest, ADamagedCopyIsDropped) {
 }
 
 TEST_F(UploadTest, ALoadReadsTheOriginalOfADamagedCopy) {
-  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
   const std::string path = DataFile(nearby_files_);
   const size_t bytes = ReadAll(nearby_files_, path, 1 << 20)->size();
   ASSERT_TRUE(WriteAll(nearby_files_, path, std::string(bytes, '\0')).ok());
@@ -122,14 +116,14 @@ TEST_F(UploadTest, ALoadReadsTheOriginalOfADamagedCopy) {
 }
 
 TEST_F(UploadTest, ACopyOfAnotherLengthIsDropped) {
-  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
   ASSERT_TRUE(WriteAll(nearby_files_, DataFile(nearby_files_), "short").ok());
   EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->dropped_files, 1);
   ExpectLoads();
 }
 
 TEST_F(UploadTest, ARestartElsewhereReadsTheRemoteFiles) {
-  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
   ASSERT_TRUE(storage_->ForgetAllBut("").ok());
   EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->good_bytes, 0);
   ExpectLoads();
@@ -140,10 +134,10 @@ TEST_F(UploadTest, AFailedUploadCommitsNothing) {
   remote_->FailWhere(
       [](const Operation& operation) { return operation.kind == OperationKind::kWriteAt; },
       absl::UnavailableError("injected"));
-  EXPECT_FALSE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
+  EXPECT_FALSE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
   EXPECT_TRUE(CheckpointFolder(*storage_).List()->empty());
   remote_->ClearFaults();
-  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, State(weight_)).ok());
+  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
   EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->dropped_files, 0);
   ExpectLoads();
 }

@@ -35,34 +35,20 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Forwards everything, and calls a hook after every broadcast of rank 0: at the last one before the
+// Calls a hook after every broadcast of rank 0: at the last one before the
 // check, all ranks have loaded everything.
-class HookedGroup final : public ProcessGroup {
+class HookedGroup final : public ForwardingGroup {
  public:
   HookedGroup(ProcessGroup& base, std::function<void()> hook)
-      : base_(base), hook_(std::move(hook)) {}
-  int rank() const override { return base_.rank(); }
-  int size() const override { return base_.size(); }
-  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
-                                                  absl::Duration deadline) override {
-    return base_.Gather(mine, deadline);
-  }
+      : ForwardingGroup(base), hook_(std::move(hook)) {}
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
                                         absl::Duration deadline) override {
-    auto reply = base_.Broadcast(from_rank_0, deadline);
+    auto reply = ForwardingGroup::Broadcast(from_rank_0, deadline);
     hook_();
     return reply;
   }
-  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
-                                            int destination) override {
-    return base_.StartSend(data, destination);
-  }
-  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
-    return base_.StartReceive(data, source);
-  }
 
  private:
-  ProcessGroup& base_;
   const std::function<void()> hook_;
 };
 
@@ -157,26 +143,13 @@ class VerifyLoadedTest : public testing::Test {
   std::vector<WholeTensor> tensors_;
 };
 
-// Forwards everything, and flips bits of received messages.
-class FlippingGroup final : public ProcessGroup {
+// Flips bits of received messages.
+class FlippingGroup final : public ForwardingGroup {
  public:
-  FlippingGroup(ProcessGroup& base, std::string_view where) : base_(base), where_(where) {}
-  int rank() const override { return base_.rank(); }
-  int size() const override { return base_.size(); }
-  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
-                                                  absl::Duration deadline) override {
-    return base_.Gather(mine, deadline);
-  }
-  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
-                                        absl::Duration deadline) override {
-    return base_.Broadcast(from_rank_0, deadline);
-  }
-  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
-                                            int destination) override {
-    return base_.StartSend(data, destination);
-  }
+  FlippingGroup(ProcessGroup& base, std::string_view where)
+      : ForwardingGroup(base), where_(where) {}
   std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
-    return std::make_unique<Receive>(base_.StartReceive(data, source), data, where_);
+    return std::make_unique<Receive>(ForwardingGroup::StartReceive(data, source), data, where_);
   }
 
  private:
@@ -195,7 +168,6 @@ class FlippingGroup final : public ProcessGroup {
     const std::string_view where;
   };
 
-  ProcessGroup& base_;
   const std::string_view where_;
 };
 

@@ -1,7 +1,6 @@
 #include "compute/parallel/gradient_buckets.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "compute/comm/communicator.h"
 #include "glog/logging.h"

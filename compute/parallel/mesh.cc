@@ -1,8 +1,5 @@
 #include "compute/parallel/mesh.h"
 
-#include <string>
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 

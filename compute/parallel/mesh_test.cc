@@ -1,6 +1,5 @@
 #include "compute/parallel/mesh.h"
 
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>

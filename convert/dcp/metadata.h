@@ -4,9 +4,7 @@
 // The file .metadata of torch.distributed.checkpoint (DCP): a pickle of the names of a state dict,
 // and where each chunk of each tensor is stored.
 
-#include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"

@@ -3,7 +3,6 @@
 // convert FROM TO: both are folders; TO must not exist.
 
 #include <iostream>
-#include <memory>
 
 #include "checkpoint/include/checkpoint.h"
 #include "convert/open_foreign.h"

@@ -5,10 +5,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include "checkpoint/include/storage.h"
 #include "convert/gguf/gguf.h"

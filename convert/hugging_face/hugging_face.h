@@ -3,7 +3,6 @@
 
 // Folders in Hugging Face's format: config.json and safetensors files.
 
-#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>

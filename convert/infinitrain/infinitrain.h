@@ -1,8 +1,6 @@
 #ifndef TESSERA_CONVERT_INFINITRAIN_INFINITRAIN_H_
 #define TESSERA_CONVERT_INFINITRAIN_INFINITRAIN_H_
 
-#include <string_view>
-
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/storage.h"

@@ -1,8 +1,6 @@
 #ifndef TESSERA_CONVERT_INTERNEVO_INTERNEVO_H_
 #define TESSERA_CONVERT_INTERNEVO_INTERNEVO_H_
 
-#include <string_view>
-
 #include "absl/status/statusor.h"
 #include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"

@@ -1,7 +1,6 @@
 #include <array>
 #include <map>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

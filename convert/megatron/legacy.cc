@@ -1,12 +1,9 @@
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <span>
-#include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"

@@ -3,8 +3,6 @@
 
 // Checkpoints of Megatron-LM and megatron-core.
 
-#include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"

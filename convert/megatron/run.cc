@@ -7,8 +7,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/megatron/megatron.h"
 #include "convert/pickle/json.h"

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
-#include <vector>
 
 #include "convert/paddle/files.h"
 #include "convert/paddle/state_file.h"

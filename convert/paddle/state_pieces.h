@@ -1,9 +1,7 @@
 #ifndef TESSERA_CONVERT_PADDLE_STATE_PIECES_H_
 #define TESSERA_CONVERT_PADDLE_STATE_PIECES_H_
 
-#include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"

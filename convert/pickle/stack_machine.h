@@ -12,7 +12,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "base/text.h"
 #include "convert/pickle/nodes.h"
 #include "convert/pickle/value.h"

@@ -1,7 +1,6 @@
 // A fuzz target: any bytes are an archive whose tensors lie inside the file, with a name each, or
 // an error; and so is their zip directory behind a hole of a TiB.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

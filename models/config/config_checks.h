@@ -4,7 +4,6 @@
 // Shared by the two architectures' config.cc: defaults and checks of single fields.
 
 #include <cstdint>
-#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

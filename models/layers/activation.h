@@ -3,8 +3,6 @@
 
 // Legend: R rows, U columns before, F columns after.
 
-#include <cstdint>
-
 #include "compute/kernels/backend.h"
 #include "models/layers/linear.h"
 

@@ -1,8 +1,6 @@
 #include "models/llama3/sharding.h"
 
 #include <cmath>
-#include <string>
-#include <utility>
 
 #include "models/config/padded_vocab_size.h"
 #include "models/layers/declare.h"

@@ -10,7 +10,6 @@
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/compare.h"
 #include "compute/kernels/testing/random_tensors.h"
-#include "glog/logging.h"
 #include "gtest/gtest.h"
 #include "models/testing/test_model.h"
 

@@ -5,9 +5,7 @@
 // ranks, and assembles their results.
 
 #include <cstdint>
-#include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "compute/tensor/tensor.h"
 #include "models/config/config.pb.h"

@@ -2,7 +2,6 @@
 // same on every topology. FAST: the same up to rounding, and the same bits whenever the same
 // topology runs again.
 
-#include <cmath>
 #include <map>
 #include <ostream>
 #include <string>
@@ -116,27 +115,6 @@ INSTANTIATE_TEST_SUITE_P(
                                          Case{"dp2_zero2_tp2_pp2_vpp2_sp", 8},
                                          Case{"dp4_zero2_tp2_pp2", 8})),
     Name);
-
-// One process computes the same with any number of threads.
-TEST(ThreadsTest, TheirNumberChangesNothing) {
-  for (const Kind& kind : Kinds()) {
-    TrainConfig config = Config(kind, "single", /*exact=*/true, 8);
-    config.mutable_training()->set_threads(3);
-    const absl::StatusOr<TrainedRun> run = testing::TrainOnThreads(config);
-    ASSERT_TRUE(run.ok()) << run.status();
-    EXPECT_EQ(testing::FirstDifference(Baseline(kind, /*exact=*/true, 8), *run), "") << kind;
-  }
-}
-
-TEST(RecomputeTest, ChangesNothing) {
-  for (const Kind& kind : Kinds()) {
-    TrainConfig config = Config(kind, "tp2_pp2_sp", /*exact=*/true, 8);
-    config.mutable_training()->set_recompute_activations(true);
-    const absl::StatusOr<TrainedRun> run = testing::TrainOnThreads(config);
-    ASSERT_TRUE(run.ok()) << run.status();
-    EXPECT_EQ(testing::FirstDifference(Baseline(kind, /*exact=*/true, 8), *run), "") << kind;
-  }
-}
 
 }  // namespace
 }  // namespace tessera

@@ -10,7 +10,6 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"

@@ -2,7 +2,6 @@
 // committed; its output is never written again.
 
 #include <cstdio>
-#include <string>
 
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"

@@ -10,7 +10,6 @@
 #include <fstream>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "tokenizer/files/hugging_face_files.h"
 #include "tokenizer/files/load_tokenizer.h"

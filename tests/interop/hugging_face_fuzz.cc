@@ -9,7 +9,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/storage/testing/memory_storage.h"

@@ -215,6 +215,9 @@ TEST_P(LayoutsTest, ARunGoesOnFromItUnderEveryTopology) {
   EXPECT_EQ(saved->manifest().has_optimizer(), layout.step > 0);
   EXPECT_EQ(saved->manifest().trainer().data().consumed_samples(), layout.consumed);
   ExpectParallel(layout.parallel, saved->manifest().topology());
+  for (const ckpt::OptimizerParameter& parameter : saved->manifest().optimizer().parameters()) {
+    EXPECT_FALSE(parameter.foreign_names().empty()) << parameter.parameter();
+  }
   for (const bool bf16 : {layout.bf16, false}) {
     const auto expected = Reference(layout, saved->manifest().model().text(), bf16);
     ASSERT_TRUE(expected.ok()) << expected.status();

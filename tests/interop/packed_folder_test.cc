@@ -2,7 +2,6 @@
 
 #include "convert/testing/packed_folder.h"
 
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>

@@ -1,8 +1,6 @@
 // A file written by the safetensors Python package (safetensors_check.py --write), read by this
 // codec.
 
-#include <cstdint>
-#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <map>

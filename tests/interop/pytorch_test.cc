@@ -1,7 +1,6 @@
 // Loss, logits and gradients against Hugging Face's models, through llm.c's model files.
 
 #include <cstring>
-#include <memory>
 #include <ostream>
 #include <set>
 #include <sstream>

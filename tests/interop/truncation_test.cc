@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
 #include "convert/dcp/folder_layout.h"
 #include "convert/open_foreign.h"
 #include "convert/pickle/write.h"
@@ -112,89 +114,59 @@ std::string SettingsFile(const std::string& name, const std::map<std::string, in
 
 struct Hostile {
   std::string checkpoint, file;
-  std::map<std::string, int64_t> settings;  // of the fixture
-  std::vector<std::pair<std::string, int64_t>> changes;
+  std::string settings;  // of the fixture
+  std::string changes;   // each by itself
 };
 
-constexpr int64_t kMany = int64_t{1} << 40;
+// "name=value name=value".
+std::vector<std::pair<std::string, int64_t>> Numbers(const std::string& text) {
+  std::vector<std::pair<std::string, int64_t>> numbers;
+  for (const auto word : absl::StrSplit(text, ' ')) {
+    const std::pair<std::string, std::string> parts = absl::StrSplit(word, '=');
+    int64_t value = 0;
+    EXPECT_TRUE(absl::SimpleAtoi(parts.second, &value)) << word;
+    numbers.emplace_back(parts.first, value);
+  }
+  return numbers;
+}
 
 // Settings that do not fit the files are refused before anything of their size is allocated.
 TEST_F(TruncationTest, SettingsThatDoNotFitAreRefused) {
-  for (const Hostile& hostile : std::vector<Hostile>{{"megatron/gpt2_single",
-                                                      "common.pt",
-                                                      {{"num_layers", 2},
-                                                       {"hidden_size", 8},
-                                                       {"ffn_hidden_size", 32},
-                                                       {"num_attention_heads", 4},
-                                                       {"kv_channels", 2},
-                                                       {"max_position_embeddings", 13},
-                                                       {"vocab_size", 61},
-                                                       {"padded_vocab_size", 64}},
-                                                      {{"num_layers", 1'000'000'000},
-                                                       {"num_layers", 3},
-                                                       {"num_layers", 0},
-                                                       {"num_layers", -1},
-                                                       {"hidden_size", kMany},
-                                                       {"hidden_size", 0},
-                                                       {"hidden_size", 16},
-                                                       {"num_attention_heads", kMany},
-                                                       {"num_attention_heads", 0},
-                                                       {"num_attention_heads", 8},
-                                                       {"kv_channels", 4},
-                                                       {"ffn_hidden_size", INT64_MAX},
-                                                       {"vocab_size", 65},
-                                                       {"padded_vocab_size", INT64_MIN},
-                                                       {"vocab_size", kMany},
-                                                       {"max_position_embeddings", 14},
-                                                       {"num_experts", 8},
-                                                       {"qk_layernorm", 1},
-                                                       {"multi_latent_attention", 1}}},
-                                                     {"internevo/tp1",
-                                                      "model_config.pt",
-                                                      {{"num_layers", 4},
-                                                       {"hidden_size", 16},
-                                                       {"num_attention_heads", 4},
-                                                       {"vocab_size", 20},
-                                                       {"multiple_of", 4},
-                                                       {"num_kv_attention_heads", 2},
-                                                       {"mlp_ratio", 3},
-                                                       {"qk_interleaved", 0},
-                                                       {"max_position_embeddings", 24}},
-                                                      {{"num_layers", 1'000'000'000},
-                                                       {"num_layers", 5},
-                                                       {"num_layers", 3},
-                                                       {"num_layers", 0},
-                                                       {"num_layers", -1},
-                                                       {"hidden_size", kMany},
-                                                       {"hidden_size", 0},
-                                                       {"hidden_size", 32},
-                                                       {"num_attention_heads", kMany},
-                                                       {"num_attention_heads", 0},
-                                                       {"num_attention_heads", 8},
-                                                       {"num_kv_attention_heads", 4},
-                                                       {"mlp_ratio", INT64_MAX},
-                                                       {"mlp_ratio", -1},
-                                                       {"mlp_ratio", 2},
-                                                       {"multiple_of", 0},
-                                                       {"multiple_of", INT64_MAX},
-                                                       {"vocab_size", kMany},
-                                                       {"vocab_size", 21},
-                                                       {"num_experts", 8},
-                                                       {"norm_head", 1}}}}) {
+  for (const Hostile& hostile : std::vector<Hostile>{
+           {"megatron/gpt2_single", "common.pt",
+            "num_layers=2 hidden_size=8 ffn_hidden_size=32 num_attention_heads=4 kv_channels=2 "
+            "max_position_embeddings=13 vocab_size=61 padded_vocab_size=64",
+            "num_layers=1000000000 num_layers=3 num_layers=0 num_layers=-1 "
+            "hidden_size=1099511627776 hidden_size=0 hidden_size=16 "
+            "num_attention_heads=1099511627776 num_attention_heads=0 num_attention_heads=8 "
+            "kv_channels=4 ffn_hidden_size=9223372036854775807 vocab_size=65 "
+            "padded_vocab_size=-9223372036854775808 vocab_size=1099511627776 "
+            "max_position_embeddings=14 num_experts=8 qk_layernorm=1 multi_latent_attention=1"},
+           {"internevo/tp1", "model_config.pt",
+            "num_layers=4 hidden_size=16 num_attention_heads=4 vocab_size=20 multiple_of=4 "
+            "num_kv_attention_heads=2 mlp_ratio=3 qk_interleaved=0 max_position_embeddings=24",
+            "num_layers=1000000000 num_layers=5 num_layers=3 num_layers=0 num_layers=-1 "
+            "hidden_size=1099511627776 hidden_size=0 hidden_size=32 "
+            "num_attention_heads=1099511627776 num_attention_heads=0 num_attention_heads=8 "
+            "num_kv_attention_heads=4 mlp_ratio=9223372036854775807 mlp_ratio=-1 mlp_ratio=2 "
+            "multiple_of=0 multiple_of=9223372036854775807 vocab_size=1099511627776 "
+            "vocab_size=21 num_experts=8 norm_head=1"}}) {
+    const auto numbers = Numbers(hostile.settings);
+    const std::map<std::string, int64_t> fitting(numbers.begin(), numbers.end());
     const std::string copy = CopyOf(Fixture(hostile.checkpoint));
     const auto open = [&](const std::map<std::string, int64_t>& settings) {
       std::ofstream(copy + "/" + hostile.file, std::ios::binary | std::ios::trunc)
           << SettingsFile(hostile.file, settings);
       return ckpt::convert::OpenForeign(copy, {}).status();
     };
-    EXPECT_EQ(open(hostile.settings), absl::OkStatus());
-    for (const auto& [name, value] : hostile.changes) {
-      std::map<std::string, int64_t> settings = hostile.settings;
+    EXPECT_EQ(open(fitting), absl::OkStatus());
+    for (const auto& [name, value] : Numbers(hostile.changes)) {
+      std::map<std::string, int64_t> settings = fitting;
       settings[name] = value;
       EXPECT_FALSE(open(settings).ok()) << name << "=" << value;
     }
     if (hostile.file != "model_config.pt") continue;
-    std::map<std::string, int64_t> settings = hostile.settings;
+    std::map<std::string, int64_t> settings = fitting;
     settings.erase("qk_interleaved");
     EXPECT_THAT(std::string(open(settings).message()),
                 HasSubstr("neither qk_interleaved nor adapt_hf"));

@@ -4,7 +4,6 @@
 
 #include <unistd.h>
 
-#include <array>
 #include <cstdint>
 #include <fstream>
 #include <memory>
@@ -12,7 +11,6 @@
 #include <optional>
 #include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "absl/flags/flag.h"

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tests/support/logical_state.h"
 #include "trainer/config/config.pb.h"

@@ -2,7 +2,6 @@
 // master weights and moments to the last bit, and the progress of the run. Compared with a naively
 // gathered state, on both sides.
 
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <iostream>

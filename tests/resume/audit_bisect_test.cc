@@ -96,19 +96,9 @@ TEST_F(AuditBisectTest, ABitOfAWeightInMemory) {
                     HasSubstr("3 replays executed "), HasSubstr("between step 12, whose state")));
 }
 
-TEST_F(AuditBisectTest, TheLowestBitOfAWeightInMemory) {
-  Train(/*save_interval=*/4, [](const auto& state) { FlipBitOf(state.value, 0); });
-  ExpectBetween12And16("");
-}
-
 TEST_F(AuditBisectTest, ABitOfAMomentInMemoryShowsOneStepLater) {
   Train(/*save_interval=*/4, [](const auto& state) { FlipBitOf(state.exp_avg, 22); });
   ExpectBetween12And16("the first line that differs is that of step 16: ");
-}
-
-TEST_F(AuditBisectTest, ALowBitOfAMomentInMemory) {
-  Train(/*save_interval=*/4, [](const auto& state) { FlipBitOf(state.exp_avg_sq, 4); });
-  ExpectBetween12And16("");
 }
 
 TEST_F(AuditBisectTest, ARunThatSavesEveryStepNamesTheStep) {

@@ -7,8 +7,6 @@
 #include <set>
 #include <sstream>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
@@ -81,64 +79,6 @@ TEST_F(ContentCommandTest, OtherDataCanBeginWithWeightsOptimizerAndStep) {
   // From then on as any run.
   const Result resumed = MustTrain("run", 8, {Load("run"), "--seq-length=16"});
   EXPECT_EQ(Records("run").back()["consumed_samples"], 32);
-}
-
-TEST_F(ContentCommandTest, AnOptimizerWithoutItsStepKeepsItsMoments) {
-  MustTrain("base", 4);
-  const Result warm = MustTrain("warm", 2, {Load("base"), "--load-content=model,optimizer"});
-  EXPECT_THAT(warm.out, HasSubstr("weights and optimizer, starting at step 0"));
-  EXPECT_THAT(warm.out, HasSubstr("step 1/2 "));
-  const Result cold = MustTrain("cold", 2, {Load("base"), "--load-content=model"});
-  EXPECT_THAT(cold.out, HasSubstr("weights alone, starting at step 0"));
-  EXPECT_EQ(Losses("warm").at(1), Losses("cold").at(1)) << "the weights are the same";
-  EXPECT_NE(Losses("warm").at(2), Losses("cold").at(2)) << "the moments are not";
-  // A checkpoint may have more updates than steps without being damaged.
-  const Result resumed = MustTrain("warm", 4, {Load("warm")});
-  EXPECT_THAT(resumed.out, HasSubstr("step 3/4 "));
-}
-
-TEST_F(ContentCommandTest, ContentThatMakesNoStateIsRefused) {
-  MustTrain("base", 2);
-  const std::vector<std::pair<Words, std::string>> cases = {
-      {{"--load-content=optimizer", "--no-load-optim"}, "leave nothing to load"},
-      {{"--load-content=model,weights"}, "\"weights\" is none of model, optimizer"},
-      {{"--load-content=model", "--finetune"}, "exclude each other"},
-      {{"--load-content=model", "--use-checkpoint-opt-param-scheduler"},
-       "leaves the scheduler out"}};
-  for (const auto& [flags, said] : cases) {
-    const Result result = Train("other", 4, Joined(flags, {Load("base")}));
-    EXPECT_EQ(result.exit_code, 2) << flags[0];
-    EXPECT_THAT(result.err, HasSubstr(said));
-  }
-}
-
-TEST_F(ContentCommandTest, LoadCkptFolderIsTheSameInOneMessage) {
-  MustTrain("base", 4, {"--export-llmc=" + (root_ / "base.bin").string()});
-  const auto settings = [&](const std::string& folder) {
-    const std::filesystem::path path = root_ / "folder.textproto";
-    std::ofstream(path) << ReadFile(root_ / "run.textproto") << "checkpoint { load_ckpt_folder { "
-                        << folder << " } }\n";
-    return path.string();
-  };
-  const auto train = [&](const std::string& run, const std::string& folder) {
-    return Run(
-        Joined({Runfile("trainer/app/train"), "--config=" + settings(folder)}, Saving(run, 6)));
-  };
-  const std::string path = "path: \"" + Checkpoints("base").string() + "\"";
-  const Result all = train("all", path);
-  ASSERT_EQ(all.exit_code, 0) << all.err;
-  EXPECT_THAT(all.out, HasSubstr("step 5/6 "));
-  const Result some = train("some", path + " content: \"model\" content: \"scheduler\"");
-  ASSERT_EQ(some.exit_code, 0) << some.err;
-  EXPECT_THAT(some.out, HasSubstr("s: weights, reading the data from the beginning\n"));
-  const Result llmc =
-      train("llmc", "path: \"" + (root_ / "base.bin").string() + "\" ckpt_type: \"llmc\"");
-  ASSERT_EQ(llmc.exit_code, 0) << llmc.err;
-  EXPECT_THAT(llmc.out, HasSubstr("weights from "));
-  EXPECT_THAT(llmc.out, HasSubstr("step 1/6 "));
-  const Result other = train("other", path + " ckpt_type: \"other\"");
-  EXPECT_EQ(other.exit_code, 2);
-  EXPECT_THAT(other.err, HasSubstr("expected one of tessera, "));
 }
 
 TEST_F(ContentCommandTest, AnLlmcFileGivesTheSizesAndIsNeverIgnoredInSilence) {

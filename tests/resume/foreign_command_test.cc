@@ -131,37 +131,17 @@ const std::string kTitan =
 
 std::vector<Format> Formats() {
   const Words consumed = {"--consumed-samples=24"}, content = {kContent};
-  return {
-      // The universal checkpoint is DeepSpeed's own conversion of that of three ranks.
-      {"DeepSpeed",
-       "architecture: GPT2 num_layers: 2 hidden_size: 8 num_attention_heads: 2 "
-       "max_position_embeddings: 12 vocab_size: 29",
-       kInterop + "deepspeed/universal", kInterop + "deepspeed/zero2_bf16", 3, content},
-      // Weights, moments and step of DCP in Meta's names, and InfiniTrain's files, which also
-      // have the position in the data.
-      {"TorchtitanAndInfiniTrain",
-       kTitan,
-       kInterop + "state_dict/titan",
-       kInterop + "infinitrain/llama3/checkpoint_step_000003",
-       3,
-       {},
-       consumed},
-      {"PaddleNlp", "", kInterop + "paddle/testdata/dp",
-       kInterop + "paddle/testdata/mp2_pp2_sharding2_v2_meta", 3, consumed},
-      {"InternEvo",
-       "",
-       kInterop + "internevo/zo2",
-       kInterop + "internevo/tp2_pp2_zo2",
-       3,
-       {"--load-format=internevo"}},
-      {"MegatronGpt2", kMegatronSizes + "architecture: GPT2 ffn_hidden_size: 32",
-       kInterop + "megatron/gpt2_single", kInterop + "megatron/gpt2_tp2_pp2", 7, content},
-      {"MegatronLegacyGpt2", kMegatronSizes + "architecture: GPT2 ffn_hidden_size: 32",
-       kInterop + "megatron/gpt2_single", kInterop + "megatron/legacy_gpt2_tp2_pp2", 7, content},
-      {"MegatronLlama3", kMegatronLlama, kInterop + "megatron/llama3_untied_single",
-       kInterop + "megatron/llama3_untied_dp2_tp2_pp2", 7, content},
-      {"MegatronLegacyLlama3", kMegatronLlama, kInterop + "megatron/llama3_untied_single",
-       kInterop + "megatron/legacy_llama3_untied_dp2_tp2", 7, content}};
+  return {// Weights, moments and step of DCP in Meta's names, and InfiniTrain's files, which also
+          // have the position in the data.
+          {"TorchtitanAndInfiniTrain",
+           kTitan,
+           kInterop + "state_dict/titan",
+           kInterop + "infinitrain/llama3/checkpoint_step_000003",
+           3,
+           {},
+           consumed},
+          {"MegatronLlama3", kMegatronLlama, kInterop + "megatron/llama3_untied_single",
+           kInterop + "megatron/llama3_untied_dp2_tp2_pp2", 7, content}};
 }
 
 class FormatTest : public ForeignCommandTest, public ::testing::WithParamInterface<Format> {};

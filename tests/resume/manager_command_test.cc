@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -13,8 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/directory/read_lock.h"
-#include "checkpoint/include/checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -27,7 +24,6 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 #define SKIP_WITHOUT(disk) \
   if (!(disk).is_mounted()) GTEST_SKIP() << "mounting is not permitted here (needs: mount)"
@@ -99,27 +95,6 @@ TEST_F(ManagerCommandTest, SaveTopKKeepsTheBestByValidationLoss) {
   ASSERT_EQ(by_loss.size(), 8u);
   std::sort(by_loss.begin(), by_loss.end());
   EXPECT_EQ(Steps("run"), (std::set<int64_t>{by_loss[0].second, by_loss[1].second, 8}));
-}
-
-// On a disk on which a save does not end, the next one does not begin.
-TEST_F(ManagerCommandTest, SaveContinuouslyBeginsTheNextWhenTheLastIsDone) {
-  const fs::path gate = root_ / "gate";
-  setenv("LD_PRELOAD", Runfile("tests/resume/slow_disk.so").c_str(), 1);
-  setenv("SLOW_DISK_GATE", gate.c_str(), 1);
-  const Process process(Alone(Saving("slow", 60, {"--save-continuously", "--async-save"})), root_);
-  unsetenv("LD_PRELOAD");
-  unsetenv("SLOW_DISK_GATE");
-  EXPECT_TRUE(process.WaitUntil([&] { return RecordCount("slow") >= 10; }));
-  EXPECT_THAT(Steps("slow"), IsEmpty());
-  EXPECT_FALSE(fs::exists(StepDir("slow", 2)));
-  std::ofstream(gate) << "open";
-  const Result result = process.Wait();
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const std::set<int64_t> steps = Steps("slow");
-  EXPECT_TRUE(steps.contains(1));
-  EXPECT_TRUE(steps.contains(60));
-  EXPECT_GE(steps.size(), 3u);
-  for (int64_t step = 2; step <= 10; ++step) EXPECT_FALSE(steps.contains(step)) << step;
 }
 
 // The same command: without room it ends with one sentence, with room it continues.
@@ -241,37 +216,6 @@ TEST_F(ManagerCommandTest, AsyncUploadTmpFolderLosesNothingOfOthers) {
     EXPECT_THAT(refused.err, HasSubstr("name a folder of its own"));
   }
   EXPECT_THAT(Steps("run"), ElementsAre(2, 4));
-}
-
-// `ckpt verify` and the load of another run read like this.
-TEST_F(ManagerCommandTest, RetentionLeavesWhatAnotherProcessReads) {
-  const Words keep = {"--non-persistent-save-interval=0", "--max-checkpoint-keep=1"};
-  MustTrain("run", 2, keep);
-  const auto storage = ckpt::OpenStorage(Checkpoints("run").string());
-  ASSERT_TRUE(storage.ok());
-  {
-    const ckpt::ReadLock reader(**storage, "step-00000002");
-    MustTrain("run", 6, keep);
-    EXPECT_THAT(Steps("run"), ElementsAre(2, 6));
-  }
-  MustTrain("run", 8, keep);
-  EXPECT_THAT(Steps("run"), ElementsAre(8));
-}
-
-TEST_F(ManagerCommandTest, AutoResumeSkipsAllThatIsIncompleteAndSaysWhatItPassesOverOnce) {
-  const Words flags = {"--non-persistent-save-interval=0"};
-  MustTrain("run", 8, flags);
-  fs::remove(StepDir("run", 8) / "manifest.pb");
-  fs::remove(StepDir("run", 6) / "manifest.pb");
-  fs::remove(DataFile(StepDir("run", 4), "model-"));
-  const Result result = MustTrain("run", 10, flags);
-  EXPECT_THAT(result.out, HasSubstr("step-00000002 (step 2)"));
-  const size_t at = result.out.find("WARNING: skipped ");
-  ASSERT_NE(at, result.out.npos) << result.out;
-  const std::string warning = result.out.substr(at, result.out.find('\n', at) - at);
-  EXPECT_EQ(Count(warning, Checkpoints("run").string()), 1) << warning;
-  EXPECT_EQ(Count(warning, "model-"), 1) << warning;
-  EXPECT_THAT(warning, HasSubstr("; it is now called step-00000004.damaged"));
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include <regex>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "base/cpu_level.h"
 #include "gmock/gmock.h"
@@ -94,47 +93,6 @@ TEST_F(ParallelCommandTest, AnErrorEndsAllProcessesAndIsSaidOnce) {
   EXPECT_EQ(Lines(result.err), 1) << result.err;
 }
 
-// The bits of every recorded loss and gradient norm.
-std::vector<std::string> Bits(const std::vector<nlohmann::json>& records) {
-  std::vector<std::string> bits;
-  for (const nlohmann::json& record : records) {
-    bits.push_back(record["loss_bits"].get<std::string>() + record["ledger"].get<std::string>());
-  }
-  return bits;
-}
-
-TEST_F(ParallelCommandTest, RanksOnUnlikeProcessorsComputeTheSameBitsInExactNumerics) {
-  if (EffectiveCpuLevel() < CpuLevel::kAvx2) GTEST_SKIP() << "no other set (needs: avx2)";
-  const Words two = {"--data-parallel-size=2"}, exact = Joined(two, {"--numerics=exact"});
-  for (const std::string level : {"sse4", "avx2"}) {
-    const Words unlike = {"TESSERA_CPU=" + level};
-    const Result result = Run(MpirunWithUnlikeRanks(unlike, Saving(level, 4, exact)));
-    ASSERT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_THAT(result.out, Not(HasSubstr("not all ranks compute the same bits")));
-  }
-  ASSERT_EQ(Run(Mpirun(2, Saving("like", 4, exact))).exit_code, 0);
-  EXPECT_EQ(Records("like").size(), 4u);
-  EXPECT_EQ(Bits(Records("sse4")), Bits(Records("like")));
-  EXPECT_EQ(Bits(Records("avx2")), Bits(Records("like")));
-
-  const Result fast = Run(MpirunWithUnlikeRanks({"TESSERA_CPU=sse4"}, Saving("fast", 2, two)));
-  EXPECT_THAT(fast.out, HasSubstr("not all ranks compute the same bits: rank 1 differs"));
-}
-
-TEST_F(ParallelCommandTest, ARunMovesToAnotherProcessorInExactNumerics) {
-  if (EffectiveCpuLevel() < CpuLevel::kAvx2) GTEST_SKIP() << "no other set (needs: avx2)";
-  const Words exact = {"--numerics=exact"};
-  MustTrain("undisturbed", 6, exact);
-  MustTrain("run", 2, exact);
-  for (const auto& [level, steps] : {std::pair("sse4", 4), std::pair("avx2", 6)}) {
-    const Result result = Run(Joined({"/usr/bin/env", std::string("TESSERA_CPU=") + level},
-                                     Alone(Saving("run", steps, exact))));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_THAT(result.out, Not(HasSubstr("WARNING")));
-  }
-  EXPECT_EQ(Bits(Records("run")), Bits(Records("undisturbed")));
-}
-
 TEST_F(ParallelCommandTest, AResumeOnAnotherProcessorSaysSoInFastNumerics) {
   if (EffectiveCpuLevel() < CpuLevel::kAvx2) GTEST_SKIP() << "no other set (needs: avx2)";
   MustTrain("run", 2, {});
@@ -180,21 +138,6 @@ TEST_F(ParallelCommandTest, AHostFileSaysWhereTheProcessesGo) {
   EXPECT_THAT(result.out, HasSubstr("step 2/2"));
 }
 
-TEST_F(ParallelCommandTest, StopSignalsEndAllRanksAfterTheStep) {
-  // Slurm's --signal sends SIGUSR1 to every process of the job, where it stands for SIGINT.
-  for (const auto& [signal, meant] : {std::pair(SIGTERM, SIGTERM), std::pair(SIGUSR1, SIGINT)}) {
-    const std::string run = "run" + std::to_string(signal);
-    const Process process(Launcher(Saving(run, 1000000, kFour)), root_);
-    if (!HasSaved(process, run, 2)) return;
-    process.Kill(signal);
-    const Result result = process.Wait();
-    EXPECT_EQ(result.exit_code, 128 + meant) << result.err;
-    EXPECT_THAT(result.out, HasSubstr("stopped by signal " + std::to_string(meant)));
-    EXPECT_EQ(Lines(result.err), 1) << result.err;
-    EXPECT_GE(Losses(run).size(), 2u);
-  }
-}
-
 // mpirun accepts signals before it has ranks to forward them to, and ranks start at different
 // times.
 TEST_F(ParallelCommandTest, StopSignalsAreNotLostWhileRanksStart) {
@@ -236,44 +179,6 @@ TEST_F(ParallelCommandTest, DamageThatOneRankFindsIsNamedOnceAndSkippedByAll) {
   EXPECT_THAT(result.out, HasSubstr("step-00000003 (step 3)"));  // a rolling one
   EXPECT_TRUE(fs::exists(step.string() + ".damaged"));
   EXPECT_EQ(Losses("run").size(), 6u);
-}
-
-// A mount that is missing on one node, a container with another view. The folder is relative to
-// where a process is started, which differs between ranks.
-TEST_F(ParallelCommandTest, ARankThatSeesAnotherFolderEndsTheRunAndNothingIsRenamed) {
-  const std::filesystem::path here = root_ / "here", elsewhere = root_ / "elsewhere";
-  fs::create_directories(here);
-  fs::create_directories(elsewhere / "checkpoints");
-  const Words flags = {"--train-iters=6", "--run-dir=" + (root_ / "run").string(),
-                       "--save=checkpoints", "--save-interval=2", "--data-parallel-size=2"};
-  const auto in = [](const fs::path& folder, Words command) {
-    command.insert(command.begin() + 1, {"-C", folder.string()});
-    return command;
-  };
-  Result result = Run(in(here, Mpirun(2, flags)));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const auto contents = [&] {
-    std::map<std::string, std::string> files;
-    for (const auto& entry : fs::recursive_directory_iterator(here / "checkpoints")) {
-      files[entry.path()] = entry.is_regular_file() ? ReadFile(entry.path()) : "";
-    }
-    return files;
-  };
-  const auto before = contents();
-  result = Run(in(here, MpirunWithUnlikeRanks({"-C", elsewhere.string()}, flags)));
-  EXPECT_EQ(result.exit_code, 1) << result.out;
-  EXPECT_THAT(result.err, HasSubstr("step-00000006 reads well on rank 0, but could not be loaded "
-                                    "(rank 1: Open model-"));
-  EXPECT_THAT(result.err, HasSubstr("make sure that every rank sees the same files there"));
-  EXPECT_EQ(contents(), before);
-  result = Run(in(elsewhere, MpirunWithUnlikeRanks({"-C", here.string()}, flags)));
-  EXPECT_EQ(result.exit_code, 1) << result.out;
-  EXPECT_THAT(result.err, HasSubstr("rank 1 finds checkpoints/step-00000006, and rank 0 finds no "
-                                    "checkpoint"));
-  EXPECT_EQ(contents(), before);
-  result = Run(in(here, Mpirun(2, flags)));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("(step 6)"));
 }
 
 // The launcher is killed, as by the system when memory runs out. Its ranks end a moment later; a
@@ -368,34 +273,6 @@ TEST_F(ParallelCommandTest, SettingsWithoutDataGetSome) {
     EXPECT_EQ(lines, expected);
   }
   unsetenv("TESSERA_DATA_DIR");
-}
-
-// Ranks that hold parts of a model export the same file as one process, and start from it.
-TEST_F(ParallelCommandTest, WeightsGoOutAndComeInOnAnyTopology) {
-  const Words exact = {"--numerics=exact", "--exact-tp-shards=2", "--valid-data-path=" + Tokens(),
-                       "--eval-iters=2", "--eval-interval=2"};
-  const Words split = {"--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=2"};
-  for (const std::string precision : {"--bf16=false", "--bf16"}) {
-    // Trains from `from` (initial weights where it is empty); returns the file and what was
-    // printed.
-    const auto train = [&](Words flags, int steps, const std::string& from) {
-      const fs::path file = root_ / "model.bin";
-      fs::remove(file);
-      flags.insert(flags.end(), exact.begin(), exact.end());
-      flags.insert(flags.end(), {precision, "--train-iters=" + std::to_string(steps),
-                                 "--llmc-filepath=" + from, "--export-llmc=" + file.string()});
-      const Result result = Run(Launcher(flags));
-      EXPECT_EQ(result.exit_code, 0) << result.err;
-      EXPECT_THAT(result.out, HasSubstr("eval at step " + std::to_string(steps)));
-      return ReadFile(file);
-    };
-    const std::string first = train({}, 2, "");
-    ASSERT_GT(first.size(), 1024u);
-    EXPECT_TRUE(train(split, 2, "") == first);
-    const fs::path start = root_ / "start.bin";
-    std::ofstream(start, std::ios::binary) << first;
-    EXPECT_TRUE(train(split, 0, start.string()) == first);
-  }
 }
 
 // A hanging process is waited for as long as the setting allows, and named.

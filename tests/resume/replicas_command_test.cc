@@ -96,19 +96,6 @@ TEST_F(ReplicasCommandTest, ALostMachineCostsFewStepsOnAnotherTopology) {
   EXPECT_TRUE(fs::is_empty(memory_));
 }
 
-TEST_F(ReplicasCommandTest, TwoLostNeighboursAreSaidAndTheStoreCounts) {
-  TrainUntilARankIsKilled();
-  LoseMemoryOf("-node1");
-  LoseMemoryOf("-node2");
-  const Result result =
-      Run(Launcher(Replicating({"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr(" is lost: no host has an intact copy of "));
-  EXPECT_THAT(result.out, HasSubstr("; going on from the store"));
-  EXPECT_THAT(result.out, HasSubstr("begins at step 0"));
-  EXPECT_EQ(Losses("run").size(), kSteps);
-}
-
 TEST_F(ReplicasCommandTest, ARunThatDoesNotReplicateGivesUpWhatIsInMemory) {
   TrainUntilARankIsKilled();
   MustTrain("run", 4, Flags({}));

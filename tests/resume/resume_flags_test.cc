@@ -19,7 +19,6 @@
 #include "tests/support/logical_state.h"
 #include "tests/support/session_run.h"
 #include "trainer/config/config.h"
-#include "trainer/data/token_file.h"
 
 namespace tessera {
 namespace {
@@ -152,16 +151,6 @@ TEST_F(FlagsTest, CkptStepOfTheSameFolderLeavesTheLaterOnesAside) {
   EXPECT_TRUE(fs::exists(Checkpoints("base") / "step-00000008.abandoned" / "manifest.pb"));
   EXPECT_TRUE(fs::exists(StepDir("base", 12)));
   EXPECT_EQ(Losses("base").size(), 12u);
-}
-
-TEST_F(FlagsTest, AnotherModelIsRefusedNamingEveryDifference) {
-  const absl::Status refused =
-      Train(From("other-model",
-                 {"model { size: \"gpt2-tiny\" num_attention_heads: 1 norm_epsilon: 1e-6 }"}))
-          .status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("num_attention_heads"));
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("norm_epsilon"));
 }
 
 // Digests of a checkpoint's tensors by name, which identify their contents.
@@ -298,18 +287,6 @@ TEST_F(FlagsTest, VerifyLoadComparesDigests) {
   ASSERT_TRUE(notes.ok()) << notes.status();
   const size_t tensors = Digests(Checkpoints("base"), 8).size() - 1;  // a tied name is not a tensor
   EXPECT_THAT(*notes, HasSubstr(absl::StrCat("digests of ", tensors, " tensors verified")));
-}
-
-TEST_F(FlagsTest, OtherDataIsRefused) {
-  auto writer = TokenFileWriter::Create((root_ / "other.bin").string(), TokenFormat::kGpt2);
-  ASSERT_TRUE(writer.ok());
-  ASSERT_TRUE((*writer)->Append(std::vector<int32_t>(kTokens, 5)).ok());
-  ASSERT_TRUE((*writer)->Close().ok());
-  TrainConfig config = From("other-data");
-  config.mutable_data()->set_train_data_path((root_ / "other.bin").string());
-  const absl::Status refused = Train(config).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("fingerprint"));
 }
 
 }  // namespace

@@ -17,8 +17,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/file_calls.h"
-#include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/resume/resume_run.h"
@@ -134,108 +132,6 @@ INSTANTIATE_TEST_SUITE_P(
               "parallel { data_parallel_size: 2 zero_stage: 2 tensor_model_parallel_size: 2 "
               "pipeline_model_parallel_size: 2 numerics: EXACT exact_tp_shards: 4 }"}}),
     [](const auto& info) { return info.param.name; });
-
-// Asynchronous saves hold the same as those in the foreground, at every step, and resuming from
-// either is the same.
-TEST_F(TopologyTest, AsynchronousSavesAreTheSame) {
-  const std::map<std::string, std::vector<std::string>> kinds = {
-      {"gpt2", {kGpt2}},
-      {"llama3_bf16", {kLlama, "training { bf16: true }"}},
-      {"gpt2_bf16_dp2_zero2_pp2",
-       {kGpt2,
-        "training { bf16: true } parallel { data_parallel_size: 2 zero_stage: 2 "
-        "pipeline_model_parallel_size: 2 }"}},
-      {"llama3_zero1_little_memory",
-       {kLlama, "parallel { data_parallel_size: 2 zero_stage: 1 }",
-        "checkpoint { async_save_memory: 1000 }"}}};
-  for (const auto& [name, fragments] : kinds) {
-    SCOPED_TRACE(name);
-    const auto config = [&, fragments = fragments](const std::string& run, bool async) {
-      TrainConfig result = TopologyConfig(fragments, run);
-      result.mutable_checkpoint()->set_save_interval(2);
-      result.mutable_checkpoint()->set_async_save(async);
-      if (!async) result.mutable_checkpoint()->clear_async_save_memory();
-      return result;
-    };
-    const std::string foreground = "foreground-" + name, background = "background-" + name;
-    absl::Status trained = Train(config(foreground, false)).status();
-    ASSERT_TRUE(trained.ok()) << trained;
-    trained = Train(config(background, true)).status();
-    ASSERT_TRUE(trained.ok()) << trained;
-    EXPECT_EQ(Losses(background), Losses(foreground));
-    for (int64_t step = 2; step <= 8; step += 2) ExpectSameTensors(foreground, background, step);
-
-    const std::string resumed = "resumed-" + name;
-    LeaveAt(background, 4, resumed);
-    TrainConfig again = config(resumed, true);
-    again.mutable_checkpoint()->set_load(Checkpoints(resumed).string());
-    trained = Train(again).status();
-    ASSERT_TRUE(trained.ok()) << trained;
-    EXPECT_EQ(Losses(resumed), Losses(foreground));
-    ExpectSameTensors(foreground, resumed, 8);
-  }
-}
-
-// A checkpoint's description of the step, except for the location of its bytes and the topology
-// that saved it: digests depend on contents only, however they are sharded.
-std::string Contents(const fs::path& checkpoints, int64_t step) {
-  const auto folder = ckpt::CheckpointFolder::Open(checkpoints.string());
-  EXPECT_TRUE(folder.ok()) << folder.status();
-  if (!folder.ok()) return "";
-  const auto checkpoint = folder->At(step);
-  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-  if (!checkpoint.ok()) return "";
-  ckpt::Manifest manifest = checkpoint->manifest();
-  std::map<std::string, std::string> tensors;
-  for (ckpt::LogicalTensor& tensor : *manifest.mutable_tensors()) {
-    tensor.clear_shards();
-    tensors[tensor.name()] = tensor.ShortDebugString();
-  }
-  std::string text = manifest.trainer().data().ShortDebugString() + "\n" +
-                     manifest.optimizer().DebugString() + manifest.model().text();
-  for (const auto& [name, tensor] : tensors) text += tensor + "\n";
-  return text;
-}
-
-// In EXACT numerics a checkpoint's contents do not depend on the topology either, and a run may
-// continue on another one with the same bits.
-TEST_F(TopologyTest, ExactCheckpointsAreTheSameEverywhere) {
-  const std::string exact = "parallel { numerics: EXACT exact_tp_shards: 2 }";
-  const std::map<std::string, std::string> topologies = {
-      {"single", "parallel {}"},
-      {"dp4_zero2", "parallel { data_parallel_size: 4 zero_stage: 2 }"},
-      {"tp2", "parallel { tensor_model_parallel_size: 2 }"},
-      {"dp2_zero1_pp2_vpp2",
-       "parallel { data_parallel_size: 2 zero_stage: 1 pipeline_model_parallel_size: 2 "
-       "num_virtual_stages_per_pipeline_rank: 2 }"},
-      {"dp2_zero2_tp2_pp2",
-       "parallel { data_parallel_size: 2 zero_stage: 2 tensor_model_parallel_size: 2 "
-       "pipeline_model_parallel_size: 2 }"}};
-  for (const std::string precision : {"training { bf16: false }", "training { bf16: true }"}) {
-    SCOPED_TRACE(precision);
-    const std::string suffix = precision.find("true") == std::string::npos ? "" : "-bf16";
-    for (const auto& [name, fragment] : topologies) {
-      const TrainConfig config = TopologyConfig({kGpt2, exact, precision, fragment}, name + suffix);
-      const absl::Status trained = Train(config).status();
-      ASSERT_TRUE(trained.ok()) << name << ": " << trained;
-    }
-    const std::string expected = Contents(Checkpoints("single" + suffix), 8);
-    for (const auto& [name, fragment] : topologies) {
-      EXPECT_EQ(Contents(Checkpoints(name + suffix), 8), expected) << name;
-      EXPECT_EQ(Losses(name + suffix), Losses("single" + suffix));
-    }
-    const std::string moved = "moved" + suffix;
-    LeaveAt("dp4_zero2" + suffix, 4, moved);
-    TrainConfig config =
-        TopologyConfig({kGpt2, exact, precision, topologies.at("dp2_zero2_tp2_pp2")}, moved);
-    config.mutable_checkpoint()->set_load(Checkpoints(moved).string());
-    const absl::StatusOr<std::string> notes = Train(config);
-    ASSERT_TRUE(notes.ok()) << notes.status();
-    EXPECT_THAT(*notes, HasSubstr("resharded from dp4_zero2 to dp2_zero2_tp2_pp2"));
-    EXPECT_EQ(Contents(Checkpoints(moved), 8), expected);
-    EXPECT_EQ(Losses(moved), Losses("single" + suffix));
-  }
-}
 
 // Inspects the run that a metrics.jsonl belongs to whenever this file has been synced.
 class LogSyncs final : public FileCallInterceptor {

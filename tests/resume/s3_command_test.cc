@@ -11,9 +11,7 @@
 #include <map>
 #include <regex>
 #include <string>
-#include <vector>
 
-#include "checkpoint/storage/s3/testing/certificate.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -202,49 +200,6 @@ TEST_F(S3CommandTest, UploadsInTheBackgroundAreResumedFromOnAnotherMachine) {
   for (const auto& [step, loss] : later) EXPECT_EQ(loss, losses.at(step)) << "step " << step;
   EXPECT_THAT(server_.keys(), Contains("upload/step-00000020/manifest.pb"));
   EXPECT_EQ(server_.upload_count(), 0);
-}
-
-// Under their real names, which a proxy leads to a server of their rules.
-TEST_F(S3CommandTest, ARunSavesToTheStoresOfOthersAndResumes) {
-  struct {
-    std::string place, host;
-    ckpt::s3::S3ServerOptions rules;
-    bool has_lease;
-  } cases[] = {{"volc:vc://bucket.tos-cn-beijing.volces.com/run",
-                "bucket.tos-s3-cn-beijing.volces.com",
-                {.vendor = ckpt::s3::Vendor::kVolcano, .region = "cn-beijing"},
-                false},
-               {"oss2:ali://bucket.oss-cn-hangzhou.aliyuncs.com/run",
-                "bucket.oss-cn-hangzhou.aliyuncs.com",
-                {.vendor = ckpt::s3::Vendor::kAliyun, .region = "cn-hangzhou"},
-                false},
-               {"gs://bucket/run",
-                "storage.googleapis.com",
-                {.vendor = ckpt::s3::Vendor::kGoogle, .region = "auto"},
-                true}};
-  setenv("ACCESS_KEY", "TESTKEY", 1);
-  setenv("SECRET_ACCESS_KEY", "a/secret+key", 1);
-  for (auto& [place, host, rules, has_lease] : cases) {
-    SCOPED_TRACE(place);
-    const ckpt::s3::Certificate certificate({.names = "DNS:" + host});
-    certificate.Write(root_ / "ca.pem");
-    rules.certificate = &certificate;
-    const ckpt::s3::S3Server server(rules);
-    setenv("AWS_CA_BUNDLE", (root_ / "ca.pem").c_str(), 1);
-    setenv("https_proxy", server.endpoint().replace(0, 5, "http").c_str(), 1);
-    for (const std::string steps : {"10", "20"}) {
-      const Result result = Run(
-          Command(place, {"--train-iters=" + steps, "--save-interval=5", "--lr-decay-iters=20"}));
-      ASSERT_EQ(result.exit_code, 0) << result.err;
-      EXPECT_THAT(server.keys(), Contains("run/step-000000" + steps + "/manifest.pb"));
-      EXPECT_EQ(result.out.find("the store cannot lock " + place) == result.out.npos, has_lease)
-          << result.out;
-      EXPECT_FALSE(Printed(result.out).contains("5")) << result.out;
-    }
-  }
-  for (const char* name : {"ACCESS_KEY", "SECRET_ACCESS_KEY", "AWS_CA_BUNDLE", "https_proxy"}) {
-    unsetenv(name);
-  }
 }
 
 TEST_F(S3CommandTest, TwoJobsAtOneBucketAreNoticedAndADeadOneIsReplaced) {

@@ -4,9 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "tokenizer/bpe/alphabet.h"
 #include "tokenizer/sentencepiece/sentencepiece_tokenizer.h"

@@ -1,7 +1,6 @@
 #include "tools/ckpt/report.h"
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

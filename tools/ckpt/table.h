@@ -1,7 +1,6 @@
 #ifndef TESSERA_TOOLS_CKPT_TABLE_H_
 #define TESSERA_TOOLS_CKPT_TABLE_H_
 
-#include <cstddef>
 #include <string>
 #include <vector>
 

@@ -4,10 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "base/units.h"
 #include "checkpoint/include/checkpoint.h"
 #include "convert/operations/named_checkpoint.h"

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <iterator>
-#include <limits>
 #include <set>
 #include <span>
 #include <string>

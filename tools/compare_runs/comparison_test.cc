@@ -108,10 +108,6 @@ TEST(ComparisonTest, MissingStepsFail) {
   EXPECT_TRUE(CompareRuns(Records(1, 10), resumed, {.first_step = 6, .last_step = 10}).equal());
 }
 
-TEST(ComparisonTest, RunsWithoutACommonStepAreNotEqual) {
-  EXPECT_FALSE(CompareRuns(Records(1, 4), Records(1, 4), {.first_step = 5}).equal());
-}
-
 TEST(ComparisonTest, EvaluationsCountWhereBothRunsHaveSome) {
   RunRecords a = Records(1, 10), b = Records(1, 10);
   a.evaluation_losses = {{5, 2.0}, {10, 1.0}};

@@ -1,16 +1,13 @@
 #include "trainer/app/dry_run.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/include/open_storage.h"

@@ -1,8 +1,6 @@
 #ifndef TESSERA_TRAINER_APP_EXPORT_WEIGHTS_H_
 #define TESSERA_TRAINER_APP_EXPORT_WEIGHTS_H_
 
-#include <string>
-
 #include "absl/status/status.h"
 #include "trainer/app/session.h"
 #include "trainer/state/foreign_weights.h"

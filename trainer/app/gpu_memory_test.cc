@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"

@@ -3,8 +3,6 @@
 
 // How this process was started, before any message passing.
 
-#include <string>
-
 #include "absl/status/status.h"
 #include "layout/topology.h"
 

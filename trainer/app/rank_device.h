@@ -2,8 +2,6 @@
 #define TESSERA_TRAINER_APP_RANK_DEVICE_H_
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "compute/comm/communicator.h"

@@ -1,17 +1,13 @@
 #include "trainer/app/same_run.h"
 
-#include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"
-#include "compute/kernels/numerics_fingerprint.h"
 #include "gtest/gtest.h"
 #include "trainer/config/config.h"
-#include "trainer/data/content_hash.h"
 #include "trainer/state/communicator_group.h"
 
 namespace tessera {

@@ -1,24 +1,19 @@
 #include <pthread.h>
 #include <signal.h>
-#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <functional>
 #include <set>
 #include <thread>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "trainer/app/signals.h"
 
 namespace tessera {
 namespace {
-
-constexpr int kComputing = 3;
 
 // The exit code of a child process that runs `work`; 128 + the signal that ends it.
 int InAChild(const std::function<int()>& work) {
@@ -47,51 +42,6 @@ bool WaitUntil(const std::function<bool()>& condition) {
     std::this_thread::yield();
   }
   return true;
-}
-
-std::atomic<int> handled = 0, handled_while_computing = 0;
-thread_local bool computes = false;
-
-void Count(int) {
-  ++handled;
-  if (computes) ++handled_while_computing;
-}
-
-TEST(SignalThreadTest, HandlersMeetNoThreadThatComputes) {
-  const auto count_signals = [] {
-    if (!StartSignalThread().ok()) return 1;
-    computes = true;
-    for (const int signal : {SIGUSR1, SIGHUP, SIGALRM, SIGPROF, SIGCHLD, SIGWINCH, SIGRTMIN}) {
-      struct sigaction action = {};
-      action.sa_handler = Count;
-      action.sa_flags = SA_RESTART;
-      sigaction(signal, &action, nullptr);
-    }
-    std::atomic<bool> stop = false;
-    std::vector<std::thread> threads;
-    for (int i = 0; i < kComputing; ++i) {
-      threads.emplace_back([&stop] {
-        computes = true;
-        while (!stop) std::this_thread::yield();
-      });
-    }
-    // A profiler's timer, in addition to signals from other processes.
-    const itimerval often = {{0, 1000}, {0, 1000}};
-    setitimer(ITIMER_PROF, &often, nullptr);
-    bool all = true;
-    for (int i = 0; i < 100; ++i) {
-      for (const int signal : {SIGUSR1, SIGHUP, SIGALRM, SIGCHLD, SIGWINCH, SIGRTMIN}) {
-        const int before = handled;
-        kill(getpid(), signal);
-        all = all && WaitUntil([before] { return handled > before; });
-      }
-    }
-    stop = true;
-    for (std::thread& thread : threads) thread.join();
-    if (!all) return 2;
-    return handled_while_computing == 0 ? 0 : 3;
-  };
-  EXPECT_EQ(InAChild(count_signals), 0);
 }
 
 TEST(SignalThreadTest, WhatAThreadDoesItselfIsNotBlocked) {

@@ -4,7 +4,6 @@
 
 #include <csignal>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -1,7 +1,6 @@
 #include "trainer/data/default_corpus.h"
 
 #include "absl/strings/str_cat.h"
-#include "base/file_descriptor.h"
 
 namespace tessera {
 

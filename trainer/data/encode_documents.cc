@@ -4,7 +4,6 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 

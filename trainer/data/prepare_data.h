@@ -20,7 +20,6 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/dataset_summary.h"

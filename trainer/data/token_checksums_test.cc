@@ -9,7 +9,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "base/file_descriptor.h"
 #include "trainer/data/test_files.h"

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -206,19 +205,6 @@ TEST(MetricsWriterTest, RecordsSurviveALossOfPowerFromTheSyncOn) {
   const std::string root = testing::TempDir() + "/power_loss_sync", sync = "metrics.jsonl";
   EXPECT_EQ(RunWithPowerLoss(scenario, root, nullptr, nullptr), "");
   EXPECT_NE(RunWithPowerLoss(scenario, root, &sync, nullptr), "");
-}
-
-TEST(MetricsWriterTest, ADamagedLineIsDroppedWithANote) {
-  const std::string path = Path("damaged.jsonl");
-  WriteFile(path, "{\"kind\":\"step\",\"step\":1}\nhello\n{\"kind\":\"step\",\"step\":3}\n");
-  std::vector<std::string> notes;
-  const auto writer =
-      MetricsWriter::Open(path, 3, [&notes](const std::string& note) { notes.push_back(note); });
-  ASSERT_TRUE(writer.ok()) << writer.status();
-  EXPECT_EQ(notes, (std::vector<std::string>{
-                       path + ": line 2 is damaged and dropped: not a record of a step",
-                       path + ": there is no record of step 2; the training is not affected"}));
-  EXPECT_EQ(Steps(path), (std::vector<int64_t>{1, 3}));
 }
 
 TEST(MetricsWriterTest, WhatCannotBeOpenedIsNamed) {

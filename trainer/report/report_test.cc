@@ -1,12 +1,10 @@
 #include "trainer/report/report.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <memory>
 #include <string>
 #include <string_view>
 

@@ -1,15 +1,8 @@
 #include "trainer/state/checkpoints.h"
 
-#include <linux/capability.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -100,15 +93,6 @@ TEST_F(CheckpointsTest, ACheckpointIsNotTakenForAFolderWithoutAny) {
   EXPECT_THAT(std::string(save.message()), HasSubstr("save=" + config.save()));
 }
 
-TEST_F(CheckpointsTest, TwoRunsNeverSaveToOneFolder) {
-  CheckpointConfig config;
-  config.set_save(folder_ + "/new");
-  const auto first = Lock(config);
-  ASSERT_TRUE(first.ok()) << first.status();
-  const absl::Status second = Lock(config).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
-}
-
 TEST_F(CheckpointsTest, SavesThatWereNeverCompletedAreSaid) {
   CheckpointConfig config;
   config.set_load(folder_);
@@ -128,84 +112,6 @@ TEST_F(CheckpointsTest, SavesThatWereNeverCompletedAreSaid) {
   EXPECT_EQ(said(6), "");
   config.set_load(folder_ + "/none");
   EXPECT_EQ(said(-1), "");
-}
-
-// Runs `body` as a user without privileges; returns a description of the failure, or "".
-std::string WithoutPrivileges(const std::function<std::string()>& body) {
-  int fds[2];
-  if (pipe(fds) != 0) return "no pipe";
-  const pid_t child = fork();
-  if (child == 0) {
-    __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-    __user_cap_data_struct none[2] = {};
-    const std::string problem = syscall(SYS_capset, &header, none) == 0 ? body() : "capset";
-    _exit(write(fds[1], problem.data(), problem.size()) < 0 ? 1 : 0);
-  }
-  close(fds[1]);
-  std::string problem;
-  char buffer[4096];
-  for (ssize_t n; (n = read(fds[0], buffer, sizeof(buffer))) > 0;) problem.append(buffer, n);
-  close(fds[0]);
-  int status = 0;
-  waitpid(child, &status, 0);
-  return status == 0 ? problem : problem + " (the child died)";
-}
-
-TEST_F(CheckpointsTest, AnUnreadableOldStepIsSkippedAndSaid) {
-  CheckpointConfig config;
-  config.set_load(folder_);
-  config.set_save(folder_);
-  for (const char* name : {"step-00000002", "step-00000004"}) {
-    const auto folder = ckpt::CheckpointFolder::Open(folder_);
-    ASSERT_TRUE(folder.ok());
-    const auto saved = folder->Save(name[12] - '0', {});
-    ASSERT_TRUE(saved.ok()) << saved.status();
-  }
-  ASSERT_EQ(chmod((folder_ + "/step-00000002").c_str(), 0), 0);
-  EXPECT_EQ(WithoutPrivileges([&]() -> std::string {
-              const auto newest = Find(config);
-              if (!newest.ok()) return newest.status().ToString();
-              if ((*newest)->checkpoint.directory() != "step-00000004") {
-                return (*newest)->checkpoint.directory();
-              }
-              const auto said = DescribeSkipped(config.load(), 4, "");
-              if (!said.ok()) return said.status().ToString();
-              if (said->find("step-00000002, which cannot be read (") == said->npos) return *said;
-              const auto lock = Lock(config);
-              if (!lock.ok()) return lock.status().ToString();
-              const absl::Status same = CheckLaterSteps(Of(config), 4, /*from_own=*/true, group_);
-              if (!same.ok()) return same.ToString();
-              // It may hold a checkpoint of the future that this run would abandon.
-              const absl::Status earlier =
-                  CheckLaterSteps(Of(config), 1, /*from_own=*/true, group_);
-              if (!absl::IsFailedPrecondition(earlier)) return earlier.ToString();
-              // Where it is requested, or may be the only one, there is no fresh start.
-              CheckpointConfig old = config;
-              old.set_ckpt_step(2);
-              const auto wanted = Find(old).status();
-              if (!absl::IsPermissionDenied(wanted)) return wanted.ToString();
-              chmod((folder_ + "/step-00000004").c_str(), 0);
-              const auto none = Find(config).status();
-              return absl::IsPermissionDenied(none) ? "" : none.ToString();
-            }),
-            "");
-  for (const char* name : {"step-00000002", "step-00000004"}) {
-    chmod((folder_ + "/" + name).c_str(), 0777);
-  }
-}
-
-TEST_F(CheckpointsTest, AnOversizedManifestIsDamage) {
-  WriteStep("step-00000002");
-  WriteStep("step-00000004");
-  const std::string manifest = folder_ + "/step-00000004/manifest.pb";
-  ASSERT_EQ(truncate(manifest.c_str(), off_t{3} << 30), 0);
-  CheckpointConfig config;
-  config.set_load(folder_);
-  const absl::Status newest = Find(config).status();
-  EXPECT_TRUE(absl::IsDataLoss(newest)) << newest;
-  EXPECT_THAT(std::string(newest.message()), HasSubstr(manifest));
-  EXPECT_THAT(std::string(newest.message()), HasSubstr("offset"));
-  EXPECT_THAT(std::string(newest.message()), HasSubstr("--ckpt-step=2"));
 }
 
 TEST_F(CheckpointsTest, ADamagedManifestNamesTheStepBefore) {
@@ -252,20 +158,6 @@ class AutoResumeTest : public CheckpointsTest {
   bool own_ = false;
 };
 
-TEST_F(AutoResumeTest, TakesTheNewestIntactOneAndSetsTheOthersAside) {
-  EXPECT_EQ(Resumed(), 6);
-  EXPECT_EQ(notes_, "");
-  Damage("step-00000006");
-  Save(folder_ + "/rolling-0", 5);
-  EXPECT_EQ(Resumed(), 5);
-  EXPECT_THAT(notes_, HasSubstr("skipped " + folder_ + "/step-00000006: "));
-  EXPECT_THAT(notes_, HasSubstr("it is now called step-00000006.damaged"));
-  Damage("rolling-0/step-00000005");
-  EXPECT_EQ(Resumed(), 4);
-  EXPECT_TRUE(fs::exists(folder_ + "/rolling-0/step-00000005.damaged"));
-  EXPECT_TRUE(CheckLaterSteps(config_, 4, /*from_own=*/true, group_).ok());
-}
-
 TEST_F(AutoResumeTest, ARunThatDoesNotSaveMovesNothing) {
   Damage("step-00000006");
   for (const bool saves : {false, true}) {
@@ -294,98 +186,13 @@ TEST_F(AutoResumeTest, LoadIsForAFolderWithoutAny) {
   checkpoint.set_ckpt_step(8);
   EXPECT_EQ(Resumed(), 8);
   EXPECT_FALSE(own_);
-  EXPECT_TRUE(SettingsFor(config_, *FindSavedRun(config_, group_, Sink())).checkpoint().finetune());
-}
-
-TEST_F(AutoResumeTest, CkptStepGoesBackAndLosesNothing) {
-  Save(folder_ + "/rolling-1", 5);
-  config_.mutable_checkpoint()->set_ckpt_step(4);
-  EXPECT_TRUE(CheckLaterSteps(config_, 4, /*from_own=*/true, group_).ok());
-  EXPECT_EQ(Resumed(), 4);
-  EXPECT_TRUE(fs::exists(folder_ + "/step-00000006.abandoned"));
-  EXPECT_TRUE(fs::exists(folder_ + "/rolling-1/step-00000005.abandoned"));
-  EXPECT_THAT(notes_, HasSubstr("ckpt_step=4: later checkpoints"));
-  config_.mutable_checkpoint()->clear_ckpt_step();
-  EXPECT_EQ(Resumed(), 4);
-  config_.mutable_checkpoint()->set_ckpt_step(5);
-  const absl::Status gone = FindSavedRun(config_, group_, Sink()).status();
-  EXPECT_TRUE(absl::IsNotFound(gone)) << gone;
-  EXPECT_THAT(std::string(gone.message()), HasSubstr("there are steps 2, 4"));
-}
-
-TEST_F(AutoResumeTest, WithoutItNothingIsMixed) {
-  config_.mutable_checkpoint()->set_auto_resume(false);
-  EXPECT_EQ(Resumed(), -1);
-  const absl::Status refused = CheckLaterSteps(config_, 0, /*from_own=*/false, group_);
-  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("later steps (2, 4, 6)"));
-}
-
-// All that a run tries, newest first, until `use` returns OK.
-TEST_F(AutoResumeTest, OnlyDamageThatIsThereLeadsToAnotherCheckpoint) {
-  std::vector<std::string> tried;
-  absl::Status first;
-  const auto resume = [&] {
-    tried.clear();
-    return ContinueFromSaved(config_, group_, nullptr, Sink(), [&](std::optional<SavedRun> saved) {
-      tried.push_back(saved.has_value() ? saved->checkpoint.directory() : "(none)");
-      return tried.size() == 1 ? first : absl::OkStatus();
-    });
-  };
-  // Whether it is of a file that has nothing to do with checkpoints, or does not say where it is.
-  for (const absl::Status& error :
-       {absl::FailedPreconditionError("another model"), absl::NotFoundError("no tokens.bin"),
-        absl::DataLossError("checksum"), absl::UnavailableError("no reply")}) {
-    first = error;
-    EXPECT_EQ(resume(), error);
-    EXPECT_EQ(tried, std::vector<std::string>({"step-00000006"}));
-    EXPECT_TRUE(fs::exists(folder_ + "/step-00000006"));
-  }
-  // The manifest was fine when it was found, and is not when it is looked at again.
-  const auto damaged_meanwhile = [&](std::optional<SavedRun> saved) {
-    tried.push_back(saved->checkpoint.directory());
-    if (tried.size() > 1) return absl::OkStatus();
-    Damage("step-00000006");
-    return ckpt::WithDamagedParts(absl::DataLossError("checksum"), {{.file = "manifest.pb"}});
-  };
-  tried.clear();
-  ASSERT_TRUE(ContinueFromSaved(config_, group_, nullptr, Sink(), damaged_meanwhile).ok());
-  EXPECT_EQ(tried, std::vector<std::string>({"step-00000006", "step-00000004"}));
-  EXPECT_THAT(notes_, HasSubstr("it is now called step-00000006.damaged"));
-}
-
-TEST_F(AutoResumeTest, WhereNoneIsValidTheRunBeginsAnewOnlyIfToldTo) {
+  // It is not for a folder whose checkpoints are all damaged.
+  checkpoint.set_save(folder_);
   for (const char* step : {"step-00000002", "step-00000004", "step-00000006"}) Damage(step);
-  const auto expect_refused = [&] {
-    const absl::Status refused = FindSavedRun(config_, group_, Sink()).status();
-    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-    EXPECT_THAT(std::string(refused.message()),
-                HasSubstr("--resume-ignore-no-valid-checkpoint begins at step 0"));
-  };
-  expect_refused();
-  // Nor from what it was begun from.
-  config_.mutable_checkpoint()->set_load(folder_ + "/other");
-  Save(folder_ + "/other", 8);
   const absl::Status refused = FindSavedRun(config_, group_, Sink()).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-  config_.mutable_checkpoint()->clear_load();
-  EXPECT_EQ(notes_, "");
-  config_.mutable_checkpoint()->set_resume_ignore_no_valid_checkpoint(true);
-  EXPECT_EQ(Resumed(), -1);
-  EXPECT_THAT(notes_, HasSubstr("it is now called step-00000002.damaged"));
-  EXPECT_TRUE(CheckLaterSteps(config_, 0, /*from_own=*/false, group_).ok());
-  config_.mutable_checkpoint()->set_resume_ignore_no_valid_checkpoint(false);
-  expect_refused();
-}
-
-TEST(NearbyFolderTest, IsInSharedMemoryUnlessSet) {
-  CheckpointConfig config;
-  config.set_save("/runs/a");
-  const std::string name =
-      absl::StrFormat("tessera-%d-%08x_tmp_ckpt", geteuid(), Crc32c(std::string("/runs/a")));
-  EXPECT_EQ(NearbyFolder(config), "/dev/shm/" + name);
-  config.set_async_upload_tmp_folder("/scratch");
-  EXPECT_EQ(NearbyFolder(config), "/scratch/" + name);
+  checkpoint.set_save(folder_ + "/empty");
+  EXPECT_TRUE(SettingsFor(config_, *FindSavedRun(config_, group_, Sink())).checkpoint().finetune());
 }
 
 TEST(NearbyFolderTest, BucketsOfOneNameInTwoStoresHaveOneEach) {

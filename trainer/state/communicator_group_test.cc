@@ -1,6 +1,5 @@
 #include "trainer/state/communicator_group.h"
 
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>

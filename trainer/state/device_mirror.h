@@ -1,7 +1,6 @@
 #ifndef TESSERA_TRAINER_STATE_DEVICE_MIRROR_H_
 #define TESSERA_TRAINER_STATE_DEVICE_MIRROR_H_
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>

@@ -2,7 +2,6 @@
 #define TESSERA_TRAINER_STATE_PARAMETER_SHARDS_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "checkpoint/include/checkpoint.h"

@@ -1,11 +1,9 @@
 #ifndef TESSERA_TRAINER_STATE_RUN_REPLICAS_H_
 #define TESSERA_TRAINER_STATE_RUN_REPLICAS_H_
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

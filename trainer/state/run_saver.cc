@@ -1,7 +1,6 @@
 #include "trainer/state/run_saver.h"
 
 #include <cstdint>
-#include <functional>
 #include <utility>
 
 #include "absl/time/time.h"

@@ -5,7 +5,6 @@
 
 #include "absl/status/status.h"
 #include "checkpoint/include/manifest.h"
-#include "compute/kernels/numerics_fingerprint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "trainer/config/config.h"

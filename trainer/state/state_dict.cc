@@ -14,7 +14,6 @@
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "compute/tensor/tensor.h"
-#include "glog/logging.h"
 #include "layout/dtype.h"
 #include "layout/partition.h"
 #include "trainer/state/parameter_shards.h"

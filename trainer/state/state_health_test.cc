@@ -1,6 +1,5 @@
 #include "trainer/state/state_health.h"
 
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>

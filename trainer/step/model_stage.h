@@ -4,7 +4,6 @@
 // Pipeline stages that train, evaluate and sample with a model's chunks.
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 

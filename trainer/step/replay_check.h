@@ -44,7 +44,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compute/parallel/mesh.h"
 #include "trainer/step/pass_trace.h"

@@ -7,7 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compute/kernels/backend.h"
 #include "compute/parallel/mesh.h"

@@ -2,7 +2,6 @@
 #define TESSERA_COMPUTE_COMM_NCCL_NCCL_API_H_
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
 
 namespace tessera {

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <numeric>
 #include <optional>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

@@ -7,8 +7,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
-#include "compute/comm/nccl/nccl_api.h"
 
 namespace tessera {
 namespace {

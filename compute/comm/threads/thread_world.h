@@ -2,7 +2,6 @@
 #define TESSERA_COMPUTE_COMM_THREADS_THREAD_WORLD_H_
 
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
