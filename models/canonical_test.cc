@@ -16,7 +16,7 @@
 #include "compute/kernels/testing/compare.h"
 #include "compute/kernels/testing/random_tensors.h"
 #include "gtest/gtest.h"
-#include "models/layers/unit_sum.h"
+#include "models/layers/sums.h"
 #include "models/testing/sharded_run.h"
 #include "models/testing/test_model.h"
 

@@ -8,7 +8,7 @@
 #include "compute/kernels/reference/reference_backend.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
-#include "models/config/padded_vocab_size.h"
+#include "models/config/config_checks.h"
 #include "models/layers/model.h"
 #include "models/testing/profiling_backend.h"
 #include "models/testing/test_model.h"

@@ -18,7 +18,7 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/manager/resume_messages.pb.h"
-#include "checkpoint/manager/rolling.h"
+#include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/verify/verify.h"
 

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
+
+#include "absl/strings/str_format.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -78,6 +81,14 @@ std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
   }
   choose_permanent(/*newest_count=*/true);
   return chosen;
+}
+
+std::string MakeRollingAttempt() { return absl::StrFormat("%08x", std::random_device()()); }
+
+bool IsRollingAttempt(std::string_view name) {
+  return name.size() == 8 && std::ranges::all_of(name, [](char c) {
+           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+         });
 }
 
 }  // namespace tessera::ckpt

@@ -16,7 +16,7 @@
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/manager/rolling.h"
+#include "checkpoint/manager/retention.h"
 #include "checkpoint/verify/verify.h"
 
 namespace tessera::ckpt {

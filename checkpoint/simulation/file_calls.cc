@@ -19,9 +19,9 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/simulation/disk.h"
 #include "checkpoint/simulation/faults.h"
 #include "checkpoint/simulation/scheduler.h"
+#include "checkpoint/simulation/site.h"
 
 namespace tessera::simulation {
 namespace {

@@ -10,7 +10,6 @@
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/load/load.h"
-#include "checkpoint/manager/failed_saves.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/save_schedule.h"
@@ -18,8 +17,8 @@
 #include "checkpoint/manager/stop_file.h"
 #include "checkpoint/save/plan_cache.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/simulation/content.h"
 #include "checkpoint/simulation/faults.h"
+#include "checkpoint/simulation/model.h"
 #include "checkpoint/simulation/scheduler.h"
 
 namespace tessera::simulation {

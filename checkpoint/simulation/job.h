@@ -15,7 +15,7 @@
 #include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/save/save_hooks.h"
 #include "checkpoint/simulation/model.h"
-#include "checkpoint/simulation/script.h"
+#include "checkpoint/simulation/run_case.h"
 #include "checkpoint/simulation/site.h"
 
 namespace tessera::simulation {

@@ -9,12 +9,15 @@
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/simulation/faults.h"
+#include "checkpoint/simulation/scheduler.h"
 #include "checkpoint/simulation/world.h"
 
 namespace tessera::simulation {
@@ -147,6 +150,176 @@ Case Shrink(const Case& failing, const std::string& kind, int max_runs) {
     smaller = best.ToString() != before;
   }
   return best;
+}
+
+namespace {
+
+// Draws one number after the other.
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : seed_(seed) {}
+  int Below(int limit) { return static_cast<int>(Hash(seed_, 1000, ++drawn_) % limit); }
+  bool OneIn(int n) { return Below(n) == 0; }
+
+ private:
+  const uint64_t seed_;
+  uint64_t drawn_ = 0;
+};
+
+Phase DrawPhase(Dice& dice, bool object_store, bool is_first) {
+  Phase phase;
+  phase.ranks = dice.OneIn(2) ? 1 : 1 + dice.Below(3);
+  phase.steps = 1 + dice.Below(5);
+  phase.save_interval = 1 + dice.Below(2);
+  if (dice.OneIn(3)) phase.rolling_interval = 1 + dice.Below(2);
+  if (phase.rolling_interval > 0 && dice.OneIn(2)) phase.save_interval = 4;
+  phase.async = dice.OneIn(3);
+  phase.staging_tier = dice.OneIn(6);
+  phase.overlaps = !is_first && dice.OneIn(object_store ? 3 : 6);
+  phase.goes_back = !is_first && dice.OneIn(4) && !phase.overlaps;
+  phase.diverges = dice.OneIn(8);
+  if (phase.ranks > 1 && dice.OneIn(10)) phase.blind_rank = 1;
+  if (dice.OneIn(10)) phase.clock_offset_s = dice.Below(1200) - 600;
+  phase.user_deletes = !is_first && dice.OneIn(10) && !phase.overlaps;
+  phase.file_rots = !is_first && dice.OneIn(10);
+  return phase;
+}
+
+// By dice of their own, so that what the others draw does not depend on them.
+void DrawMore(Dice& dice, bool object_store, Phase& phase) {
+  phase.skips = dice.OneIn(2);
+  phase.stops = dice.OneIn(10);
+  phase.token_expires = dice.OneIn(5) && object_store;
+  phase.token_outage_s = dice.OneIn(2) ? 0 : dice.Below(1200);
+  phase.clock_jumps = dice.OneIn(8);
+  phase.is_tended = dice.OneIn(6);
+  if (phase.stops) phase.steps += 20;
+}
+
+// Most runs meet few kinds of faults, some of them often.
+void DrawRates(Dice& dice, Faults::Rates& rates) {
+  constexpr int kOften[kFaultKinds] = {0, 2000, 50, 200, 300, 300, 300, 100, 50, 50, 30};
+  if (dice.OneIn(8)) return;
+  for (int kind = 1; kind < kFaultKinds; ++kind) {
+    if (dice.OneIn(3)) rates[kind] = kOften[kind] * (dice.OneIn(4) ? 10 : 2);
+  }
+}
+
+// The switches of a phase, by the parts that name them.
+constexpr std::pair<const char*, bool Phase::*> kSwitches[] = {
+    {"async", &Phase::async},       {"staging", &Phase::staging_tier},
+    {"overlaps", &Phase::overlaps}, {"back", &Phase::goes_back},
+    {"diverges", &Phase::diverges}, {"deletes", &Phase::user_deletes},
+    {"rots", &Phase::file_rots},    {"skips", &Phase::skips},
+    {"stops", &Phase::stops},       {"token", &Phase::token_expires},
+    {"jumps", &Phase::clock_jumps}, {"tended", &Phase::is_tended},
+};
+
+void TakeOut(const std::string& part, Script& script) {
+  const std::vector<std::string> names = absl::StrSplit(part, '.');
+  size_t number = 0;
+  if (names.size() != 2 || !absl::SimpleAtoi(names[0].substr(1), &number)) return;
+  if (number >= script.phases.size()) return;
+  Phase& phase = script.phases[number];
+  const std::string& name = names[1];
+  if (name == "all") phase.steps = 0;
+  if (name == "ranks") phase.ranks = 1, phase.blind_rank = -1;
+  if (name == "blind") phase.blind_rank = -1;
+  if (name == "rolling") phase.rolling_interval = 0;
+  if (name == "clock") phase.clock_offset_s = 0;
+  for (const auto& [part_name, flag] : kSwitches) {
+    if (name == part_name) phase.*flag = false;
+  }
+}
+
+}  // namespace
+
+Script DrawScript(uint64_t seed) {
+  Dice dice(seed);
+  Script script;
+  script.object_store = dice.OneIn(2);
+  if (script.object_store) script.loses_metadata = dice.OneIn(6);
+  if (!script.object_store) script.renames_by_link = dice.OneIn(3);
+  if (!script.object_store && dice.OneIn(6)) script.capacity_bytes = 4000 + dice.Below(10'000);
+  if (!dice.OneIn(3)) script.retention.newest = 1 + dice.Below(3);
+  if (dice.OneIn(3)) script.retention.best = 1 + dice.Below(2);
+  const int phases = 1 + dice.Below(4);
+  for (int i = 0; i < phases; ++i) {
+    script.phases.push_back(DrawPhase(dice, script.object_store, i == 0));
+  }
+  DrawRates(dice, script.rates);
+  Dice more(~seed);
+  for (Phase& phase : script.phases) DrawMore(more, script.object_store, phase);
+  return script;
+}
+
+std::vector<std::string> PartsOf(const Script& script) {
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < script.phases.size(); ++i) parts.push_back(absl::StrCat("p", i, ".all"));
+  for (size_t i = 0; i < script.phases.size(); ++i) {
+    const Phase& phase = script.phases[i];
+    if (phase.steps == 0) continue;
+    const auto add = [&](const char* name) { parts.push_back(absl::StrCat("p", i, ".", name)); };
+    for (const auto& [name, flag] : kSwitches) {
+      if (phase.*flag) add(name);
+    }
+    if (phase.ranks > 1) add("ranks");
+    if (phase.blind_rank >= 0) add("blind");
+    if (phase.rolling_interval > 0) add("rolling");
+    if (phase.clock_offset_s != 0) add("clock");
+  }
+  return parts;
+}
+
+Script ScriptOf(const Case& what) {
+  Script script = DrawScript(what.seed);
+  for (const std::string& part : what.without) TakeOut(part, script);
+  return script;
+}
+
+std::string Describe(const Script& script) {
+  std::string text = absl::StrCat(
+      script.object_store ? "object store" : "file system",
+      script.loses_metadata ? " without metadata" : "", script.renames_by_link ? " by network" : "",
+      script.tight() ? absl::StrCat(" of ", script.capacity_bytes, " bytes") : "",
+      ", keeps newest ", script.retention.newest, " and best ", script.retention.best);
+  for (size_t i = 0; i < script.phases.size(); ++i) {
+    const Phase& phase = script.phases[i];
+    if (phase.steps == 0) continue;
+    absl::StrAppend(&text, "; p", i, ": ", phase.ranks, " ranks, ", phase.steps,
+                    " steps, saves at ", phase.save_interval, ", rolling ", phase.rolling_interval);
+  }
+  return text;
+}
+
+std::string Case::ToString() const {
+  std::string text = absl::StrCat(seed);
+  for (const std::string& part : without) absl::StrAppend(&text, " -", part);
+  if (!faults.has_value()) return text;
+  if (faults->empty()) absl::StrAppend(&text, " #");
+  for (const uint64_t number : *faults) absl::StrAppend(&text, " #", number);
+  return text;
+}
+
+absl::StatusOr<Case> ParseCase(const std::string& text) {
+  Case what;
+  const std::vector<std::string> words = absl::StrSplit(text, ' ', absl::SkipEmpty());
+  const auto bad = [&] { return absl::InvalidArgumentError(absl::StrCat("no case: ", text)); };
+  if (words.empty() || !absl::SimpleAtoi(words[0], &what.seed)) return bad();
+  for (size_t i = 1; i < words.size(); ++i) {
+    const std::string rest = words[i].substr(1);
+    if (words[i][0] == '-') {
+      what.without.insert(rest);
+    } else if (words[i][0] == '#') {
+      if (!what.faults.has_value()) what.faults.emplace();
+      uint64_t number = 0;
+      if (!rest.empty() && !absl::SimpleAtoi(rest, &number)) return bad();
+      if (!rest.empty()) what.faults->insert(number);
+    } else {
+      return bad();
+    }
+  }
+  return what;
 }
 
 }  // namespace tessera::simulation

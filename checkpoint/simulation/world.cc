@@ -9,10 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/simulation/content.h"
-#include "checkpoint/simulation/disk.h"
 #include "checkpoint/simulation/faults.h"
+#include "checkpoint/simulation/model.h"
 #include "checkpoint/simulation/scheduler.h"
+#include "checkpoint/simulation/site.h"
 #include "checkpoint/verify/verify.h"
 
 namespace tessera::simulation {

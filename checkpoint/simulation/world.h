@@ -11,7 +11,7 @@
 #include "checkpoint/include/storage.h"
 #include "checkpoint/simulation/job.h"
 #include "checkpoint/simulation/model.h"
-#include "checkpoint/simulation/script.h"
+#include "checkpoint/simulation/run_case.h"
 #include "checkpoint/simulation/site.h"
 
 namespace tessera::simulation {

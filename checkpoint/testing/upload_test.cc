@@ -15,7 +15,6 @@
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/tiered/tiered_storage.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/nearby_copies.h"
 #include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
 

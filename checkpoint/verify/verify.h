@@ -1,6 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_VERIFY_VERIFY_H_
 #define TESSERA_CHECKPOINT_VERIFY_VERIFY_H_
 
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/storage.h"
 #include "checkpoint/include/verify_options.h"
+#include "checkpoint/storage/tiered/tiered_storage.h"
 
 namespace tessera::ckpt {
 
@@ -29,6 +31,18 @@ absl::StatusOr<VerifyReport> VerifyFiles(Storage& storage, std::string_view chec
 // DataLoss or NotFound names what is damaged; other errors are the storage's. Memory: one chunk.
 absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
                          const Manifest& manifest, const std::vector<DamagedPart>& parts);
+
+struct NearbyCopies {
+  uint64_t good_bytes = 0;  // in files that a load reads from the staging tier
+  int64_t dropped_files = 0;
+};
+
+// Call before a load. Reads the copies of a committed checkpoint's data files in the staging tier,
+// and deletes those that are not, byte for byte by their checksums, what the remote manifest
+// describes. Files without such a copy are not read. Errors: those of the manifest, see
+// ReadManifest().
+absl::StatusOr<NearbyCopies> DropDamagedCopies(TieredStorage& storage,
+                                               std::string_view checkpoint_dir);
 
 }  // namespace tessera::ckpt
 

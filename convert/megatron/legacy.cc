@@ -16,7 +16,6 @@
 #include "convert/core/reading.h"
 #include "convert/megatron/megatron.h"
 #include "convert/megatron/rank_file.h"
-#include "convert/megatron/rank_order.h"
 #include "convert/megatron/readers.h"
 #include "convert/megatron/run.h"
 #include "convert/megatron/state_buffer.h"

@@ -1,5 +1,7 @@
 #include "models/config/config_checks.h"
 
+#include <numeric>
+
 namespace tessera {
 namespace {
 
@@ -61,6 +63,11 @@ absl::Status CheckCommonFields(const ModelConfig& config) {
     return status;
   }
   return CheckProbability("attention_dropout", config.attention_dropout());
+}
+
+int64_t PaddedVocabSize(const ModelConfig& config, int64_t shards) {
+  const int64_t multiple = std::lcm(config.make_vocab_size_divisible_by(), shards);
+  return (config.vocab_size() + multiple - 1) / multiple * multiple;
 }
 
 }  // namespace tessera

@@ -46,6 +46,10 @@ inline absl::Status NotForArchitecture(const char* field, const char* architectu
 // Checks the fields that both architectures have and that no default can replace.
 absl::Status CheckCommonFields(const ModelConfig& config);
 
+// Rows of the token embedding in memory, over all ranks: a multiple of make_vocab_size_divisible_by
+// and of the number of virtual tensor shards. Precondition: a resolved config.
+int64_t PaddedVocabSize(const ModelConfig& config, int64_t shards = 1);
+
 }  // namespace tessera
 
 #endif  // TESSERA_MODELS_CONFIG_CONFIG_CHECKS_H_

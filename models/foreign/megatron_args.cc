@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "models/config/padded_vocab_size.h"
+#include "models/config/config_checks.h"
 
 namespace tessera {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "models/gpt2/foreign.h"
-#include "models/gpt2/names.h"
+#include "models/gpt2/sharding.h"
 
 namespace tessera::gpt2 {
 namespace {

@@ -3,10 +3,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "models/config/padded_vocab_size.h"
+#include "models/config/config_checks.h"
 #include "models/gpt2/foreign.h"
 #include "models/gpt2/model.h"
-#include "models/gpt2/names.h"
+#include "models/gpt2/sharding.h"
 
 namespace tessera::gpt2 {
 namespace {

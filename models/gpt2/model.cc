@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "models/config/config_checks.h"
 #include "models/gpt2/foreign.h"
-#include "models/gpt2/names.h"
 #include "models/gpt2/sharding.h"
 #include "models/layers/decoder.h"
 

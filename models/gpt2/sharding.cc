@@ -3,8 +3,7 @@
 #include <cmath>
 #include <utility>
 
-#include "models/config/padded_vocab_size.h"
-#include "models/gpt2/names.h"
+#include "models/config/config_checks.h"
 #include "models/layers/declare.h"
 
 namespace tessera::gpt2 {

@@ -3,7 +3,7 @@
 
 #include "compute/kernels/backend.h"
 #include "models/layers/parameter.h"
-#include "models/layers/unit_sum.h"
+#include "models/layers/sums.h"
 
 namespace tessera {
 

@@ -5,8 +5,7 @@
 
 #include "base/status_macros.h"
 #include "compute/parallel/tree_sum.h"
-#include "models/layers/shard_sum.h"
-#include "models/layers/unit_sum.h"
+#include "models/layers/sums.h"
 
 namespace tessera {
 namespace {

@@ -12,10 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "models/layers/arena.h"
+#include "models/layers/embedding.h"
 #include "models/layers/norm.h"
 #include "models/layers/pass.h"
-#include "models/layers/split_norm.h"
-#include "models/layers/vocabulary.h"
 
 namespace tessera {
 

@@ -3,8 +3,7 @@
 #include <algorithm>
 
 #include "base/status_macros.h"
-#include "models/layers/shard_sum.h"
-#include "models/layers/unit_sum.h"
+#include "models/layers/sums.h"
 
 namespace tessera {
 namespace {

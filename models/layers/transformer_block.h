@@ -17,7 +17,6 @@
 #include "models/layers/linear.h"
 #include "models/layers/norm.h"
 #include "models/layers/pass.h"
-#include "models/layers/split_norm.h"
 
 namespace tessera {
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "models/llama3/foreign.h"
 #include "models/llama3/model.h"
-#include "models/llama3/names.h"
+#include "models/llama3/sharding.h"
 
 namespace tessera::llama3 {
 namespace {

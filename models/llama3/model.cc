@@ -6,7 +6,6 @@
 #include "models/config/config_checks.h"
 #include "models/layers/decoder.h"
 #include "models/llama3/foreign.h"
-#include "models/llama3/names.h"
 #include "models/llama3/sharding.h"
 
 namespace tessera::llama3 {

@@ -2,9 +2,8 @@
 
 #include <cmath>
 
-#include "models/config/padded_vocab_size.h"
+#include "models/config/config_checks.h"
 #include "models/layers/declare.h"
-#include "models/llama3/names.h"
 
 namespace tessera::llama3 {
 namespace {

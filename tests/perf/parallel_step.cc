@@ -22,7 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compute/comm/mpi/mpi_world.h"
-#include "compute/parallel/pipeline_schedule.h"
+#include "compute/parallel/pipeline.h"
 #include "layout/topology.h"
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/harness.h"

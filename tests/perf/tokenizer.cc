@@ -22,7 +22,7 @@
 #include "tests/perf/harness.h"
 #include "tokenizer/bpe/split_rules.h"
 #include "tokenizer/files/load_tokenizer.h"
-#include "trainer/data/default_corpus.h"
+#include "trainer/data/corpus.h"
 
 ABSL_FLAG(std::string, tokenizer, "tokenizer/testdata/gpt2", "File or folder.");
 ABSL_FLAG(bool, llama3, false, "Compare with Llama-3's rules.");

@@ -8,10 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "models/config/config_checks.h"
-#include "models/config/padded_vocab_size.h"
 #include "models/layers/declare.h"
 #include "models/layers/decoder.h"
-#include "models/layers/vocabulary.h"
+#include "models/layers/embedding.h"
 
 namespace tessera::testing {
 namespace {

@@ -18,7 +18,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "tokenizer/bpe/added_tokens.h"
 #include "tokenizer/bpe/alphabet.h"
 #include "tokenizer/bpe/bpe_tokenizer.h"
 #include "tokenizer/bpe/merges.h"

@@ -10,7 +10,6 @@
 #include "tokenizer/files/load_tokenizer.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/ckpt/commands.h"
-#include "tools/ckpt/progress_bar.h"
 #include "tools/ckpt/report.h"
 
 namespace tessera::ckpt {

@@ -26,7 +26,6 @@
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/inspect_html.h"
 #include "tools/ckpt/report.h"
-#include "tools/ckpt/table.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -29,7 +29,6 @@
 #include "convert/operations/survey.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/inspect_page.h"
-#include "tools/ckpt/progress_bar.h"
 #include "tools/ckpt/report.h"
 
 namespace tessera::ckpt {

@@ -16,7 +16,6 @@
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/report.h"
-#include "tools/ckpt/table.h"
 
 namespace tessera::ckpt {
 

@@ -1,9 +1,12 @@
 #include "tools/ckpt/report.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/units.h"
 
 namespace tessera::ckpt {
 
@@ -77,6 +80,55 @@ int Fail(const CommandOutput& output, const CommandOptions& options, std::string
   const absl::string_view message = status.message();
   return Fail(output, options.json, who, {message.data(), message.size()},
               absl::IsDataLoss(status) ? kExitDifferent : kExitUsage);
+}
+
+std::string Table::ToString() const {
+  std::vector<size_t> widths;
+  for (size_t c = 0; c < columns_.size(); ++c) {
+    size_t width = columns_[c].title.size();
+    for (const auto& row : rows_) width = std::max(width, row[c].size());
+    widths.push_back(width);
+  }
+  std::string text;
+  const auto append = [&](const auto& cell_of) {
+    std::string line;
+    for (size_t c = 0; c < columns_.size(); ++c) {
+      const std::string& cell = cell_of(c);
+      const std::string padding(widths[c] - cell.size(), ' ');
+      line += "  ";
+      line += columns_[c].align == Align::kRight ? padding + cell : cell + padding;
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  };
+  append([&](size_t c) -> const std::string& { return columns_[c].title; });
+  for (const auto& row : rows_) append([&](size_t c) -> const std::string& { return row[c]; });
+  return text;
+}
+
+namespace {
+
+constexpr int kBarWidth = 40;
+
+}  // namespace
+
+ProgressBar::~ProgressBar() {
+  if (drawn_) *stream_ << "\r\033[K" << std::flush;
+}
+
+void ProgressBar::Update(uint64_t done, uint64_t total) {
+  const Clock::time_point now = Clock::now();
+  if (stream_ == nullptr || (drawn_ && now - last_ < std::chrono::milliseconds(100))) return;
+  drawn_ = true;
+  last_ = now;
+  const double seconds = std::chrono::duration<double>(now - start_).count();
+  const double part = total == 0 ? 1 : static_cast<double>(done) / total;
+  const int filled = static_cast<int>(part * kBarWidth);
+  *stream_ << absl::StreamFormat("\r[%s%s] %3.0f%%  %s  %s left \033[K", std::string(filled, '#'),
+                                 std::string(kBarWidth - filled, ' '), part * 100,
+                                 HumanRate(done, seconds),
+                                 HumanSeconds(part > 0 ? seconds / part - seconds : -1))
+           << std::flush;
 }
 
 }  // namespace tessera::ckpt

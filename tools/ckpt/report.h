@@ -1,6 +1,8 @@
 #ifndef TESSERA_TOOLS_CKPT_REPORT_H_
 #define TESSERA_TOOLS_CKPT_REPORT_H_
 
+#include <chrono>
+#include <cstdint>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -35,6 +37,45 @@ int Fail(const CommandOutput& output, bool json, std::string_view who, std::stri
 // errors.
 int Fail(const CommandOutput& output, const CommandOptions& options, std::string_view who,
          const absl::Status& status);
+
+// Lines of text in columns as wide as their widest cell.
+class Table {
+ public:
+  enum class Align { kLeft, kRight };
+  struct Column {
+    std::string title;
+    Align align = Align::kLeft;
+  };
+
+  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+
+  // Precondition: one cell per column.
+  void AddRow(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+
+  // With a line of titles; every line is indented by two spaces and ends in a newline.
+  std::string ToString() const;
+
+ private:
+  std::vector<Column> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// One line that is redrawn at most ten times a second, and erased at the end.
+class ProgressBar {
+ public:
+  // `stream` may be null: nothing is shown.
+  explicit ProgressBar(std::ostream* stream) : stream_(stream), start_(Clock::now()) {}
+  ~ProgressBar();
+
+  void Update(uint64_t done, uint64_t total);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::ostream* const stream_;
+  const Clock::time_point start_;
+  Clock::time_point last_;
+  bool drawn_ = false;
+};
 
 }  // namespace tessera::ckpt
 

@@ -12,9 +12,7 @@
 #include "layout/topology.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
-#include "tools/ckpt/progress_bar.h"
 #include "tools/ckpt/report.h"
-#include "tools/ckpt/table.h"
 
 namespace tessera::ckpt {
 namespace {

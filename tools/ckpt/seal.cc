@@ -6,7 +6,6 @@
 #include "convert/operations/signature.h"
 #include "convert/sealing.h"
 #include "tools/ckpt/commands.h"
-#include "tools/ckpt/progress_bar.h"
 #include "tools/ckpt/report.h"
 
 namespace tessera::ckpt {

@@ -12,7 +12,6 @@
 #include "convert/operations/signature.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
-#include "tools/ckpt/progress_bar.h"
 #include "tools/ckpt/report.h"
 
 namespace tessera::ckpt {

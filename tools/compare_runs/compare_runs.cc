@@ -24,7 +24,7 @@
 #include "tools/compare_runs/comparison.h"
 #include "tools/compare_runs/comparison_report.h"
 #include "tools/compare_runs/run_records.h"
-#include "trainer/metrics/standard_streams.h"
+#include "trainer/metrics/progress.h"
 
 namespace tessera {
 namespace {

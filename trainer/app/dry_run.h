@@ -1,10 +1,15 @@
 #ifndef TESSERA_TRAINER_APP_DRY_RUN_H_
 #define TESSERA_TRAINER_APP_DRY_RUN_H_
 
+#include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "trainer/app/session.h"
 #include "trainer/config/config.pb.h"
+#include "trainer/metrics/metrics.h"
+#include "trainer/metrics/progress.h"
 
 namespace tessera {
 
@@ -22,6 +27,14 @@ namespace tessera {
 // valid one. Whether `save` can be written to is not tried.
 inline constexpr int kMaxDryRunRanks = 64;
 absl::StatusOr<std::string> DescribeDryRun(const TrainConfig& config);
+
+// 124439808 is "124,439,808".
+std::string Grouped(int64_t number);
+
+// Says what the run is, before its first step, and records it as an event: its size, the memory of
+// its processes, the least that a step can take, and where it begins. Collective.
+absl::Status AnnounceStart(const Session& session, const RateMeter::Options& rates,
+                           ProgressLine& progress_line);
 
 }  // namespace tessera
 

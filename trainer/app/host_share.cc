@@ -8,8 +8,19 @@
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "base/units.h"
+#include "compute/kernels/cuda/attention_memory.h"
+#include "compute/tensor/device_runtime.h"
+#include "layout/dtype.h"
+#include "layout/topology.h"
+#include "models/model_config.h"
+#include "trainer/config/config.h"
 
 namespace tessera {
 namespace {
@@ -110,6 +121,109 @@ absl::StatusOr<int64_t> HostShare::Sum(int64_t mine) const {
   int64_t sum = 0;
   for (const int rank : on_this_host_) sum += all[rank];
   return sum;
+}
+
+namespace {
+
+// ", for its 8 processes" where a machine runs several.
+std::string ForProcesses(const HostShare& host) {
+  return host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here");
+}
+
+}  // namespace
+
+int64_t SumOf(const Trainer::Memory& memory) {
+  return memory.weights + memory.gradients + memory.optimizer + memory.activations;
+}
+
+std::string Describe(const Trainer::Memory& memory) {
+  std::vector<std::string> parts;
+  const std::pair<const char*, int64_t> kinds[] = {{"weights", memory.weights},
+                                                   {"gradients", memory.gradients},
+                                                   {"optimizer", memory.optimizer},
+                                                   {"activations", memory.activations}};
+  for (const auto& [name, bytes] : kinds) {
+    if (bytes > 0) parts.push_back(absl::StrCat(name, " ", HumanBytes(bytes)));
+  }
+  return absl::StrJoin(parts, ", ");
+}
+
+StateBytes EstimateState(const TrainConfig& config, bool trains) {
+  const Topology topology = ConfigTopology(config);
+  const bool bf16 = config.training().bf16();
+  const int64_t here =
+      ParameterCount(config.model()) / (int64_t{topology.tensor} * topology.pipeline);
+  const int64_t gradient_owners = topology.zero_stage == 2 ? topology.data : 1;
+  const int64_t state_owners = topology.zero_stage >= 1 ? topology.data : 1;
+  StateBytes bytes{.weights = here * (bf16 ? 2 : 4)};
+  if (!trains) return bytes;
+  bytes.gradients = here * 4 / gradient_owners;
+  if (config.parallel().replay_check_interval() > 0) {
+    // ScratchGradients::MaxBytes(): a table of the vocabulary and a layer.
+    const ModelConfig& model = config.model();
+    const int64_t table = model.vocab_size() * model.hidden_size() / topology.tensor;
+    bytes.gradients += std::min(here, table + here * topology.pipeline / model.num_layers()) * 4;
+  }
+  bytes.optimizer = here * (bf16 ? 12 : 8) / state_owners;
+  return bytes;
+}
+
+absl::Status CheckModelFits(const TrainConfig& config, bool trains, int64_t available,
+                            const HostShare& host) {
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(EstimateState(config, trains).sum()));
+  if (needed <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("a model of ", ParameterCount(config.model()), " weights needs ",
+                   HumanBytes(needed), " of memory", trains ? " to train" : "", ForProcesses(host),
+                   ", of which ", HumanBytes(available), " are available"));
+}
+
+absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t available,
+                                    const HostShare& host) {
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(SumOf(mine)));
+  if (needed <= available) return (available - needed) / host.ranks();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the run needs ", HumanBytes(needed), " of memory", ForProcesses(host), ", of which ",
+      HumanBytes(available), " are available: ", Describe(mine),
+      host.ranks() == 1 ? "" : " in this process",
+      "; activations shrink with --micro-batch-size, --seq-length and --recompute-activations"));
+}
+
+absl::Status CheckModelFitsGpu(const TrainConfig& config, bool trains, TrainingDevice& gpu) {
+  const int64_t head_size = config.model().hidden_size() / config.model().num_attention_heads();
+  const int64_t shared = cuda::AttentionSharedBytes(
+      config.training().bf16() ? DType::kBF16 : DType::kF32, head_size, trains);
+  if (shared > gpu.shared_bytes_of_block) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "attention with heads of ", head_size, " in ", config.training().bf16() ? "bf16" : "fp32",
+        " needs ", shared, " bytes of shared memory in a block, of which this GPU (", gpu.type,
+        ") has ", gpu.shared_bytes_of_block,
+        config.training().bf16() ? "" : ": --bf16 needs half of it"));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const DeviceRuntime::MemoryInfo memory, gpu.context->runtime().Memory());
+  const StateBytes state = EstimateState(config, trains);
+  if (state.sum() <= memory.free_bytes) return absl::OkStatus();
+  std::string parts = absl::StrCat("weights ", HumanBytes(state.weights));
+  if (trains) {
+    absl::StrAppend(&parts, ", gradients ", HumanBytes(state.gradients), ", optimizer ",
+                    HumanBytes(state.optimizer));
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "a model of ", ParameterCount(config.model()), " weights needs ", HumanBytes(state.sum()),
+      " of GPU memory in this process", trains ? " to train" : "", " (", parts, "), of which ",
+      HumanBytes(memory.free_bytes), " are free: the GPU (", gpu.type, ") has ",
+      HumanBytes(memory.total_bytes),
+      "; more GPUs share a model with --tensor-model-parallel-size, "
+      "--pipeline-model-parallel-size and --zero-stage"));
+}
+
+absl::StatusOr<int64_t> SpareBesideStaging(int64_t staged, int64_t available,
+                                           const HostShare& host) {
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(staged));
+  if (needed <= available) return (available - needed) / host.ranks();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "checkpoints need ", HumanBytes(needed), " of pinned host memory for copies of GPU state",
+      ForProcesses(host), ", of which ", HumanBytes(available), " are available"));
 }
 
 }  // namespace tessera

@@ -6,8 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compute/comm/communicator.h"
+#include "compute/device/training_device.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/step/trainer.h"
 
 namespace tessera {
 
@@ -40,6 +44,45 @@ class HostShare {
   std::vector<int> on_this_host_;  // world ranks
   int threads_;
 };
+
+// What one rank holds of a model's state, before anything of it is allocated.
+struct StateBytes {
+  int64_t weights = 0;
+  int64_t gradients = 0;
+  int64_t optimizer = 0;  // moments; of bf16, master weights
+
+  int64_t sum() const { return weights + gradients + optimizer; }
+};
+StateBytes EstimateState(const TrainConfig& config, bool trains);
+
+int64_t SumOf(const Trainer::Memory& memory);
+// "weights 1.00 GiB, gradients ...": what there is of each kind.
+std::string Describe(const Trainer::Memory& memory);
+
+// Checks that a machine with `available` bytes left has room for its ranks. Allocated memory is not
+// taken before it is touched: without these checks a run would end somewhere in its first step.
+// Collective over the world of `host`. ResourceExhausted, with the sizes.
+
+// Checks weights and the memory that depends on them, before anything of that size is allocated.
+absl::Status CheckModelFits(const TrainConfig& config, bool trains, int64_t available,
+                            const HostShare& host);
+
+// Checks everything that has been allocated but hardly touched, `mine` being this rank's. Returns
+// each rank's part of the rest.
+absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t available,
+                                    const HostShare& host);
+
+// The same checks for ranks that compute on a GPU each. ResourceExhausted, with the sizes.
+
+// Checks the state of this rank against the memory that its GPU has left, and attention's kernels
+// against the shared memory of its multiprocessors, before any of it is allocated.
+absl::Status CheckModelFitsGpu(const TrainConfig& config, bool trains, TrainingDevice& gpu);
+
+// Checks that a machine with `available` bytes left has room for the pinned memory of all its
+// ranks, `staged` being this rank's. Returns each rank's part of the rest. Collective over the
+// world of `host`.
+absl::StatusOr<int64_t> SpareBesideStaging(int64_t staged, int64_t available,
+                                           const HostShare& host);
 
 }  // namespace tessera
 

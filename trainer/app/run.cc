@@ -19,7 +19,7 @@
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "trainer/app/export_weights.h"
-#include "trainer/app/rank_output.h"
+#include "trainer/app/launch.h"
 #include "trainer/app/sample_text.h"
 #include "trainer/app/session.h"
 #include "trainer/app/train_loop.h"

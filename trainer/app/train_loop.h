@@ -12,7 +12,6 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/include/async_saver.h"
-#include "checkpoint/manager/failed_saves.h"
 #include "checkpoint/manager/save_schedule.h"
 #include "checkpoint/manager/stop_file.h"
 #include "trainer/app/session.h"

@@ -28,7 +28,7 @@
 #include "trainer/app/run.h"
 #include "trainer/app/signals.h"
 #include "trainer/config/config.h"
-#include "trainer/metrics/standard_streams.h"
+#include "trainer/metrics/progress.h"
 #include "trainer/state/saved_model.h"
 
 namespace tessera {

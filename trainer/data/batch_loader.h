@@ -8,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "trainer/data/dataset.h"
-#include "trainer/data/sample_order.h"
 
 namespace tessera {
 
@@ -36,6 +35,37 @@ class BatchLoader {
  private:
   const TokenDataset* dataset_;
   SampleOrder order_;
+};
+
+// The order in which training reads its samples: one endless global sequence of epochs, each of
+// them its own permutation of all samples. A pure function of (seed, number of samples, position),
+// so that a position is a single number (consumed_samples) and any topology or batch size reads the
+// same sequence.
+//
+// The permutation is a Feistel network over the smallest even number of bits that holds the
+// samples. Its round functions are Philox keyed by (seed, epoch, round); values beyond the samples
+// follow their cycle until they fall inside (Black and Rogaway, "Ciphers with arbitrary finite
+// domains", CT-RSA 2002). Memory O(1); fewer than four steps expected, half a microsecond each.
+class SampleOrder {
+ public:
+  // Precondition: num_samples >= 1.
+  SampleOrder(uint64_t seed, int64_t num_samples);
+
+  int64_t num_samples() const { return num_samples_; }
+
+  // The epoch of global sample number `position` (0 or more), and its sample in the dataset.
+  int64_t EpochAt(int64_t position) const { return position / num_samples_; }
+  int64_t SampleAt(int64_t position) const;
+
+  // A bijection of [0, num_samples) for each epoch.
+  int64_t Permute(int64_t epoch, int64_t index) const;
+
+ private:
+  uint64_t Encrypt(int64_t epoch, uint64_t value) const;
+
+  uint64_t seed_;
+  int64_t num_samples_;
+  int half_bits_;
 };
 
 }  // namespace tessera

@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "compute/random/philox.h"
-#include "trainer/data/content_hash.h"
+#include "trainer/data/token_checksums.h"
 
 namespace tessera {
 namespace {
@@ -207,6 +207,18 @@ absl::Status ForEachChunk(const DocumentPart& part,
     at += ready.size();
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> DefaultCorpusPattern(const std::string& root) {
+  // Other packages contain a few .pod files too; only perl-doc has the tutorial on regular
+  // expressions.
+  const std::string witness = absl::StrCat(root, "/*/pod/perlretut.pod");
+  if (!Glob(witness).ok()) {
+    return absl::NotFoundError(absl::StrCat("the default corpus is not installed (nothing matches ",
+                                            witness,
+                                            "): apt-get install perl-doc, or give --input"));
+  }
+  return absl::StrCat(root, "/*/pod/*.pod");
 }
 
 }  // namespace tessera

@@ -82,6 +82,11 @@ absl::Status ForEachChunk(const DocumentPart& part,
                           const std::function<absl::Status(std::string_view chunk)>& visit,
                           const ChunkCut& cut = LastCut);
 
+// A shell pattern for the default training text: the Perl manual, some 9 MB of English in *.pod
+// files, from Debian's package perl-doc. NotFound, naming the package to install, when it is
+// missing. `root`: the folder of the Perl versions, for tests.
+absl::StatusOr<std::string> DefaultCorpusPattern(const std::string& root = "/usr/share/perl");
+
 }  // namespace tessera
 
 #endif  // TESSERA_TRAINER_DATA_CORPUS_H_

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/file_descriptor.h"
 #include "base/units.h"
-#include "trainer/data/content_hash.h"
 #include "trainer/data/token_checksums.h"
 
 namespace tessera {

@@ -18,7 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "trainer/data/content_hash.h"
+#include "trainer/data/token_checksums.h"
 #include "trainer/data/token_file.h"
 
 namespace tessera {

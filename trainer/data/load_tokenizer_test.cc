@@ -15,7 +15,7 @@
 #include "tokenizer/sentencepiece/sentencepiece_reference.h"
 #include "tokenizer/sentencepiece/sentencepiece_tokenizer.h"
 #include "tokenizer/sentencepiece/sentencepiece_training.h"
-#include "trainer/data/default_corpus.h"
+#include "trainer/data/corpus.h"
 #include "trainer/data/test_files.h"
 
 namespace tessera {

@@ -16,11 +16,14 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tokenizer/tokenizer.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/dataset_summary.h"
 #include "trainer/data/token_file.h"
@@ -75,6 +78,14 @@ absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
 // files of other programs, and for files that were changed on purpose. Returns the number of files.
 // Errors: NotFound naming the pattern; those of TokenFile::Open and of the file system.
 absl::StatusOr<int64_t> AddChecksums(const std::string& pattern, const PrepareProgress& progress);
+
+// Writes the tokens of each part, with `separator` before it, in order. Chunks of text are encoded
+// by `threads` threads; the tokens do not depend on their number. Calls `done` from the caller's
+// thread. Memory: some MiB for each thread. Errors: those of ForEachChunk, of the tokenizer and of
+// the writer.
+absl::Status EncodeDocuments(std::span<const DocumentPart> parts, const Tokenizer& tokenizer,
+                             std::span<const int32_t> separator, int threads, const BytesDone& done,
+                             TokenShardWriter& writer);
 
 }  // namespace tessera
 

@@ -17,7 +17,7 @@
 #include "base/invocation_dir.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/prepare_data.h"
-#include "trainer/metrics/standard_streams.h"
+#include "trainer/metrics/progress.h"
 
 ABSL_FLAG(std::vector<std::string>, input, {},
           "Text files, folders (searched recursively) or shell patterns, separated by commas. "

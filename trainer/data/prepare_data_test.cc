@@ -20,11 +20,9 @@
 #include "tokenizer/files/load_tokenizer.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/dataset_summary.h"
-#include "trainer/data/default_corpus.h"
 #include "trainer/data/test_files.h"
 #include "trainer/data/token_checksums.h"
 #include "trainer/data/token_file.h"
-#include "trainer/data/token_shards.h"
 
 namespace tessera {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 #include "base/replace_file.h"
-#include "trainer/data/content_hash.h"
+#include "compute/random/philox.h"
 
 namespace tessera {
 namespace {
@@ -197,6 +197,38 @@ TokenChecksums TokenChecksumBuilder::Finish(std::span<const std::byte> header) {
     checksums_.chunk_crc32c[0] = Crc32c(std::span<const std::byte>(first_chunk_));
   }
   return std::move(checksums_);
+}
+
+static_assert(std::endian::native == std::endian::little, "the hash is over little-endian words");
+
+void ContentHash::Add(uint64_t value) {
+  uint8_t bytes[sizeof(value)];
+  std::memcpy(bytes, &value, sizeof(value));
+  Add(bytes);
+}
+
+void ContentHash::Add(std::span<const uint8_t> bytes) {
+  total_bytes_ += bytes.size();
+  size_t i = 0;
+  while (i < bytes.size()) {
+    if (pending_bytes_ == 0 && bytes.size() - i >= 8) {
+      uint64_t word;
+      std::memcpy(&word, bytes.data() + i, 8);
+      hash_ = MixCoordinates(hash_, word);
+      i += 8;
+      continue;
+    }
+    pending_ |= uint64_t{bytes[i++]} << (8 * pending_bytes_);
+    if (++pending_bytes_ == 8) {
+      hash_ = MixCoordinates(hash_, pending_);
+      pending_ = 0;
+      pending_bytes_ = 0;
+    }
+  }
+}
+
+uint64_t ContentHash::Finish() {
+  return MixCoordinates(MixCoordinates(hash_, pending_), total_bytes_);
 }
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include "trainer/metrics/progress.h"
 
+#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -117,6 +118,18 @@ void ProgressLine::Finish() {
   std::fputs("\n", options_.out);
   std::fflush(options_.out);
   live_.clear();
+}
+
+bool OpenMissingStandardStreams() {
+  // open() returns the lowest free descriptor, so that all descriptors below the first one above
+  // stderr are open at the end.
+  int fd = 0;
+  do {
+    fd = ::open("/dev/null", O_RDWR);
+  } while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd < 0) return false;
+  ::close(fd);
+  return true;
 }
 
 }  // namespace tessera

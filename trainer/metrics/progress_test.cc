@@ -1,6 +1,9 @@
 #include "trainer/metrics/progress.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <limits>
@@ -10,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "gtest/gtest.h"
 
 namespace tessera {
 namespace {
@@ -164,5 +168,28 @@ TEST(ProgressLineTest, AFileIsNoTerminal) {
   std::fclose(file);
 }
 
+// Starts a process with the `closed` streams closed. Returns the descriptor of the first file that
+// it opens, and tests whether its stdout is writable. -1 on failure.
+int FirstFileWithout(const std::string& closed) {
+  const pid_t child = fork();
+  if (child == 0) {
+    for (const char stream : closed) close(stream - '0');
+    if (!OpenMissingStandardStreams() || write(STDOUT_FILENO, "", 1) != 1) _exit(255);
+    _exit(open("/dev/zero", O_RDONLY));
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) != 255 ? WEXITSTATUS(status) : -1;
+}
+
+TEST(StandardStreamsTest, AFileNeverTakesTheirPlace) {
+  const int usual = FirstFileWithout("");
+  ASSERT_GT(usual, STDERR_FILENO);
+  for (const char* closed : {"0", "1", "2", "01", "12", "02", "012"}) {
+    EXPECT_EQ(FirstFileWithout(closed), usual) << "closed: " << closed;
+  }
+}
+
 }  // namespace
+
 }  // namespace tessera

@@ -1,17 +1,33 @@
 #include "trainer/report/report.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
 #include <map>
+#include <numeric>
+#include <set>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/page/page.h"
+#include "base/parse_json.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
 #include "trainer/report/report_page.h"
-#include "trainer/report/run_data.h"
 
 namespace tessera {
 
@@ -36,6 +52,526 @@ absl::Status WriteReport(const std::string& run_dir) {
   if (absl::IsNotFound(page.status())) return absl::OkStatus();
   if (!page.ok()) return page.status();
   return ReplaceFile(absl::StrCat(run_dir, "/", kReportFile), *page);
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+constexpr size_t kMaxLineBytes = size_t{1} << 20;
+constexpr size_t kTimeStretches = 100;
+constexpr size_t kMaxRanks = 4096;
+
+// Fields of a step's record that become curves. Thinning keeps the extremes of the first ones.
+constexpr std::array<std::string_view, 9> kCurves = {
+    "loss",       "grad_norm",    "tokens_per_second", "memory_bytes",       "lr",
+    "peak_share", "step_seconds", "wire_bytes",        "pipeline_wait_share"};
+constexpr size_t kTellingCurves = 4;
+// What the seconds of a step were spent for.
+constexpr std::array<std::string_view, 4> kTimes = {"compute", "communication", "waiting",
+                                                    "saving"};
+
+struct Step {
+  int64_t step = 0;
+  bool skipped = false;  // nothing was updated
+  std::array<double, kCurves.size()> values;
+  std::array<double, kTimes.size()> seconds;
+};
+
+double Number(const Json& record, std::string_view name) {
+  const auto field = record.find(name);
+  return field != record.end() && field->is_number() ? field->get<double>() : kNone;
+}
+
+// Six digits are less than a pixel.
+Json Rounded(double value) {
+  if (!std::isfinite(value)) return Json();
+  double rounded = value;
+  return absl::SimpleAtod(absl::StrFormat("%.6g", value), &rounded) ? rounded : value;
+}
+
+// Cut at the end of a character; FillPage() replaces what is not UTF-8.
+std::string Text(const Json& record, const char* name, int64_t max_bytes) {
+  const auto field = record.find(name);
+  if (field == record.end() || !field->is_string()) return "";
+  std::string text = field->get<std::string>();
+  if (text.size() <= static_cast<size_t>(max_bytes)) return text;
+  size_t end = static_cast<size_t>(max_bytes);
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return text.substr(0, end) + "...";
+}
+
+std::string_view Kind(const Json& record) {
+  const auto kind = record.find("kind");
+  if (kind == record.end() || !kind->is_string()) return {};
+  return kind->get_ref<const std::string&>();
+}
+
+// Memory is one number, or one by rank or by kind.
+double Sum(const Json& value) {
+  if (value.is_number()) return value.get<double>();
+  if (!value.is_structured()) return kNone;
+  double sum = 0;
+  for (const Json& part : value) sum += part.is_number() ? part.get<double>() : 0;
+  return sum;
+}
+
+Step StepOf(int64_t number, const Json& record) {
+  Step step{.step = number};
+  const auto skipped = record.find("skipped");
+  step.skipped = skipped != record.end() && *skipped == true;
+  for (size_t i = 0; i < kCurves.size(); ++i) step.values[i] = Number(record, kCurves[i]);
+  if (const auto memory = record.find("memory_bytes"); memory != record.end()) {
+    step.values[3] = Sum(*memory);
+  }
+  static_assert(kCurves[3] == "memory_bytes");
+  const auto time = record.find("time");
+  const bool has_time = time != record.end() && time->is_object();
+  for (size_t i = 0; i < kTimes.size(); ++i) {
+    step.seconds[i] = has_time ? Number(*time, kTimes[i]) : kNone;
+  }
+  return step;
+}
+
+// Everything that is read of one run, before it is thinned.
+struct Reading {
+  std::vector<Step> steps;
+  std::vector<Step> evaluations;                               // their losses
+  std::map<std::pair<std::string, std::string>, double> wire;  // sums over `wire_steps`
+  int64_t wire_steps = 0;
+  Json ledger;
+  std::vector<std::string> notes;
+};
+
+// Calls `take` with each record of a file; what is not an object of a kind, or is refused by
+// `take`, is counted as damaged. `skip` (may be null) is asked before a line is parsed. Returns
+// false if there is no such file.
+bool ForEachRecord(const fs::path& path, const std::function<bool(std::string_view)>& skip,
+                   const std::function<bool(const Json&)>& take, std::vector<std::string>& notes) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return false;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    notes.push_back(absl::StrCat(path.filename().string(), " cannot be read"));
+    return true;
+  }
+  int64_t damaged = 0;
+  std::vector<char> buffer(kMaxLineBytes);
+  while (file.getline(buffer.data(), static_cast<std::streamsize>(buffer.size())) ||
+         file.gcount() > 0) {
+    const bool is_last = file.eof(), is_too_long = file.fail();
+    const std::string_view line(
+        buffer.data(), static_cast<size_t>(file.gcount()) - (is_last || is_too_long ? 0 : 1));
+    if (is_too_long) {
+      file.clear();
+      file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+    } else if (skip != nullptr && skip(line)) {
+      continue;
+    }
+    const Json record = is_too_long ? Json() : ParseJson(line);
+    const bool is_good = record.is_object() && !Kind(record).empty() && take(record);
+    // The last line of a killed process may be incomplete: nothing is damaged.
+    if (!is_good && !is_last) ++damaged;
+  }
+  if (file.bad()) {
+    notes.push_back(absl::StrCat(path.filename().string(), " cannot be read to its end"));
+  }
+  if (damaged > 0) {
+    notes.push_back(absl::StrCat(path.filename().string(), ": ", damaged,
+                                 damaged == 1 ? " damaged line is" : " damaged lines are",
+                                 " left out"));
+  }
+  return true;
+}
+
+void AddWire(const Json& record, Reading& reading) {
+  const auto wire = record.find("wire");
+  if (wire == record.end() || !wire->is_object()) return;
+  ++reading.wire_steps;
+  for (const auto& [axis, operations] : wire->items()) {
+    if (!operations.is_object()) continue;
+    for (const auto& [operation, bytes] : operations.items()) {
+      if (!bytes.is_number()) continue;
+      // A run has a handful of axes and operations; what else claims to be one is left out.
+      if (reading.wire.size() < 100) reading.wire[{axis, operation}] += bytes.get<double>();
+    }
+  }
+}
+
+bool AddMetrics(const Json& record, Reading& reading) {
+  const auto number = record.find("step");
+  if (number == record.end() || !number->is_number_integer()) return false;
+  const int64_t step = number->get<int64_t>();
+  if (Kind(record) == "eval") {
+    Step evaluation{.step = step};
+    evaluation.values.fill(kNone);
+    evaluation.values[0] = Number(record, "eval_loss");
+    reading.evaluations.push_back(evaluation);
+  } else if (Kind(record) == "step") {
+    reading.steps.push_back(StepOf(step, record));
+    AddWire(record, reading);
+    const std::string head = Text(record, "ledger", 200);
+    if (!head.empty()) reading.ledger = {{"step", step}, {"head", head}};
+  }
+  return true;
+}
+
+// Orders by step. If a step has two records, the later counts: later steps follow from it.
+void KeepLast(std::vector<Step>& steps) {
+  std::ranges::stable_sort(steps, {}, &Step::step);
+  std::vector<Step> kept;
+  for (const Step& step : steps) {
+    if (!kept.empty() && kept.back().step == step.step) kept.pop_back();
+    kept.push_back(step);
+  }
+  steps = std::move(kept);
+}
+
+// Returns which part of the steps was read: every line, every second, ...
+int64_t ReadMetrics(const fs::path& path, const RunDataLimits& limits, bool& found,
+                    Reading& reading) {
+  std::error_code error;
+  const auto size = fs::file_size(path, error);
+  const int64_t every =
+      error || size == 0
+          ? 1
+          : (static_cast<int64_t>(size) + limits.metrics_bytes - 1) / limits.metrics_bytes;
+  int64_t steps = 0;
+  std::string last;  // the last line of a step, if it was not read
+  const auto skip = [&](std::string_view line) {
+    if (line.find("\"kind\":\"step\"") == line.npos) return false;
+    const bool skips = steps++ % every != 0;
+    last = skips ? line : std::string_view();
+    return skips;
+  };
+  found |= ForEachRecord(
+      path, every > 1 ? std::function<bool(std::string_view)>(skip) : nullptr,
+      [&](const Json& record) { return AddMetrics(record, reading); }, reading.notes);
+  if (const Json record = ParseJson(last); record.is_object()) AddMetrics(record, reading);
+  KeepLast(reading.steps);
+  KeepLast(reading.evaluations);
+  return every;
+}
+
+// Indices of the steps that are drawn, ascending.
+std::vector<size_t> Thin(const std::vector<Step>& steps, int64_t max_points) {
+  std::set<size_t> chosen;
+  const size_t all = steps.size();
+  // Each stretch has up to three points of each telling curve.
+  const size_t stretches =
+      std::max<size_t>(1, static_cast<size_t>(max_points) / (3 * kTellingCurves));
+  for (size_t s = 0; s < stretches && all > static_cast<size_t>(max_points); ++s) {
+    const size_t begin = all * s / stretches, end = all * (s + 1) / stretches;
+    for (size_t curve = 0; curve < kTellingCurves && begin < end; ++curve) {
+      size_t least = all, most = all, missing = all;
+      for (size_t i = begin; i < end; ++i) {
+        const double value = steps[i].values[curve];
+        if (!std::isfinite(value)) {
+          missing = std::min(missing, i);
+          continue;
+        }
+        if (least == all || value < steps[least].values[curve]) least = i;
+        if (most == all || value > steps[most].values[curve]) most = i;
+      }
+      for (const size_t index : {least, most, missing}) {
+        if (index < all) chosen.insert(index);
+      }
+    }
+  }
+  if (all <= static_cast<size_t>(max_points)) {
+    for (size_t i = 0; i < all; ++i) chosen.insert(i);
+  } else {
+    chosen.insert(0);
+    chosen.insert(all - 1);
+  }
+  return {chosen.begin(), chosen.end()};
+}
+
+Json Columns(const std::vector<Step>& steps, const std::vector<size_t>& chosen) {
+  Json columns = {{"step", Json::array()}};
+  for (const size_t i : chosen) columns["step"].push_back(steps[i].step);
+  for (size_t curve = 0; curve < kCurves.size(); ++curve) {
+    Json column = Json::array();
+    bool any = false;
+    for (const size_t i : chosen) {
+      const double value = steps[i].values[curve];
+      any |= std::isfinite(value);
+      column.push_back(Rounded(value));
+    }
+    if (any) columns[kCurves[curve]] = std::move(column);
+  }
+  return columns;
+}
+
+// The finite values of a curve.
+std::vector<double> Values(const std::vector<Step>& steps, std::string_view curve) {
+  const size_t index = static_cast<size_t>(std::ranges::find(kCurves, curve) - kCurves.begin());
+  std::vector<double> values;
+  for (const Step& step : steps) {
+    if (std::isfinite(step.values[index])) values.push_back(step.values[index]);
+  }
+  return values;
+}
+
+Json Median(std::vector<double> values) {
+  if (values.empty()) return Json();
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  return Rounded(*middle);
+}
+
+// `every`: each step stands for so many.
+Json TimeStretches(const std::vector<Step>& steps, int64_t every) {
+  std::vector<const Step*> timed;
+  for (const Step& step : steps) {
+    if (std::ranges::any_of(step.seconds, [](double s) { return std::isfinite(s); })) {
+      timed.push_back(&step);
+    }
+  }
+  Json time = Json::object();
+  const size_t stretches = std::min(kTimeStretches, timed.size());
+  for (size_t s = 0; s < stretches; ++s) {
+    const size_t begin = timed.size() * s / stretches, end = timed.size() * (s + 1) / stretches;
+    time["first"].push_back(timed[begin]->step);
+    time["last"].push_back(timed[end - 1]->step);
+    for (size_t kind = 0; kind < kTimes.size(); ++kind) {
+      double sum = 0;
+      for (size_t i = begin; i < end; ++i) {
+        const double seconds = timed[i]->seconds[kind];
+        sum += std::isfinite(seconds) ? std::max(0.0, seconds) : 0;
+      }
+      time[kTimes[kind]].push_back(Rounded(sum * static_cast<double>(every)));
+    }
+  }
+  return time;
+}
+
+Json RanksOf(const Json& record) {
+  Json ranks = Json::array();
+  const auto field = record.find("ranks");
+  if (field == record.end() || !field->is_array()) return ranks;
+  for (const Json& rank : *field) {
+    if (!rank.is_object() || ranks.size() == kMaxRanks) continue;
+    Json bytes;
+    for (const char* kind : {"rank", "weights", "gradients", "optimizer", "activations"}) {
+      const double value = Number(rank, kind);
+      bytes[kind] = std::isfinite(value) ? value : 0;
+    }
+    ranks.push_back(std::move(bytes));
+  }
+  return ranks;
+}
+
+Json EventOf(const Json& record, const RunDataLimits& limits) {
+  Json event = {{"event", Text(record, "event", 100)}, {"step", Number(record, "step")}};
+  for (const char* name : {"time", "lost_steps", "lost_seconds", "down_seconds", "seconds", "bytes",
+                           "parameters", "predicted_step_seconds"}) {
+    const double value = Number(record, name);
+    if (std::isfinite(value)) event[name] = value;
+  }
+  for (const char* name : {"topology", "text", "prompt", "directory"}) {
+    const std::string text = Text(record, name, limits.text_bytes);
+    if (!text.empty()) event[name] = text;
+  }
+  // A checkpoint is in the run's folder, or where the settings say.
+  if (event.contains("directory")) {
+    event["directory"] = fs::path(event["directory"].get<std::string>()).filename().string();
+  }
+  return event;
+}
+
+// What the page says of all events, also of those that it has no room for.
+void SumUp(const Json& record, const Json& event, Json& run) {
+  Json& latest = run["latest"];
+  for (const char* name : {"topology", "parameters", "predicted_step_seconds"}) {
+    if (event.contains(name)) latest[name] = event[name];
+  }
+  if (Json ranks = RanksOf(record); !ranks.empty()) latest["ranks"] = std::move(ranks);
+  if (event["event"] != "resume") return;
+  Json& resumes = run["resumes"];
+  resumes["count"] = resumes.value("count", 0) + 1;
+  for (const char* name : {"lost_steps", "lost_seconds", "down_seconds"}) {
+    if (event.contains(name)) {
+      resumes[name] = resumes.value(name, 0.0) + std::max(0.0, event[name].get<double>());
+    }
+  }
+}
+
+// Keeps the first and the last ones of too many.
+void Shorten(Json& list, int64_t most, const char* what, std::vector<std::string>& notes) {
+  const auto size = static_cast<int64_t>(list.size());
+  if (size <= most) return;
+  notes.push_back(absl::StrCat(size - most, " of ", size, " ", what, " are left out"));
+  const int64_t first = most / 10;
+  list.erase(list.begin() + first, list.end() - (most - first));
+}
+
+void AddEvents(const fs::path& path, const RunDataLimits& limits, bool& found, Json& run,
+               std::vector<std::string>& notes) {
+  Json events = Json::array(), samples = Json::array();
+  run["latest"] = run["resumes"] = Json::object();
+  const auto take = [&](const Json& record) {
+    if (Kind(record) != "event" || Text(record, "event", 100).empty()) return false;
+    Json event = EventOf(record, limits);
+    if (event["event"] != "sample") {
+      SumUp(record, event, run);
+      events.push_back(std::move(event));
+    } else {
+      samples.push_back({{"step", event["step"]},
+                         {"prompt", event.value("prompt", "")},
+                         {"text", event.value("text", "")}});
+    }
+    return true;
+  };
+  found |= ForEachRecord(path, nullptr, take, notes);
+  Shorten(events, limits.events, "events", notes);
+  Shorten(samples, limits.samples, "text samples", notes);
+  run["events"] = std::move(events);
+  run["samples"] = std::move(samples);
+}
+
+void AddSaves(const fs::path& path, const RunDataLimits& limits, bool& found, Json& run,
+              std::vector<std::string>& notes) {
+  Json saves = Json::array();
+  std::set<std::pair<double, std::string>> known;
+  const auto take = [&](const Json& record) {
+    if (!std::isfinite(Number(record, "step"))) return false;
+    Json save = {{"step", Number(record, "step")}};
+    for (const char* name : {"ledger", "state", "save"}) save[name] = Text(record, name, 200);
+    // A resumed run says again what it has loaded.
+    const std::string digest = Text(record, "save", 200);
+    if (digest.empty() || known.insert({Number(record, "step"), digest}).second) {
+      saves.push_back(std::move(save));
+    }
+    return true;
+  };
+  found |= ForEachRecord(path, nullptr, take, notes);
+  Shorten(saves, limits.saves, "saves", notes);
+  run["saves"] = std::move(saves);
+}
+
+// The beginning of config.textproto.
+std::string Settings(const fs::path& path, int64_t max_bytes, bool& found) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return "";
+  found = true;
+  std::ifstream file(path, std::ios::binary);
+  std::string text(static_cast<size_t>(max_bytes), '\0');
+  file.read(text.data(), max_bytes);
+  text.resize(static_cast<size_t>(file.gcount()));
+  return text;
+}
+
+// The absolute path of a run's folder, without a slash at its end.
+fs::path PlaceOf(const std::string& run_dir) {
+  const fs::path path = fs::absolute(run_dir).lexically_normal();
+  return path.has_filename() ? path : path.parent_path();
+}
+
+// Where the run was when it wrote its settings; empty where they do not say.
+fs::path RecordedPlace(const std::string& settings) {
+  constexpr std::string_view kField = "\n  run_dir: \"";
+  const size_t at = settings.find(kField);
+  if (at == settings.npos) return {};
+  const size_t begin = at + kField.size();
+  const fs::path path = settings.substr(begin, settings.find_first_of("\"\n", begin) - begin);
+  return path.is_absolute() ? PlaceOf(path.string()) : fs::path();
+}
+
+// Where a folder is on its machine is not the reader's business: paths begin with its name.
+void HidePlace(const fs::path& place, Json& json) {
+  const std::string parent = place.parent_path().string() + "/";
+  if (parent.size() < 3 || !json.is_string()) return;
+  std::string text = json.get<std::string>();
+  for (size_t at = text.find(parent); at != text.npos; at = text.find(parent, at)) {
+    // The end of a longer path is another one.
+    const char before = at == 0 ? ' ' : text[at - 1];
+    if (absl::ascii_isalnum(static_cast<unsigned char>(before)) ||
+        std::string_view("/._-").find(before) != std::string_view::npos) {
+      at += parent.size();
+    } else {
+      text.erase(at, parent.size());
+    }
+  }
+  json = std::move(text);
+}
+
+void HidePlaces(const fs::path& place, Json& run) {
+  for (const fs::path& each : {place, RecordedPlace(run["settings"].get<std::string>())}) {
+    HidePlace(each, run["settings"]);
+    for (Json& event : run["events"]) {
+      if (event.contains("text")) HidePlace(each, event["text"]);
+    }
+  }
+}
+
+// Counts and times are estimates for all steps, made from those that were read.
+void AddTotals(const Reading& reading, int64_t every, Json& run) {
+  const std::vector<double> seconds = Values(reading.steps, "step_seconds");
+  const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  run["steps"] = reading.steps.size();
+  run["read_every"] = every;
+  run["skipped"] = every * std::ranges::count_if(reading.steps, &Step::skipped);
+  run["seconds"] = Rounded(sum * static_cast<double>(every));
+  run["mean_step_seconds"] = Rounded(sum / static_cast<double>(seconds.size()));
+  run["tokens_per_second"] = Median(Values(reading.steps, "tokens_per_second"));
+  run["time"] = TimeStretches(reading.steps, every);
+}
+
+}  // namespace
+
+absl::StatusOr<Json> ReadRunData(const std::string& run_dir, const RunDataLimits& limits) {
+  std::error_code error;
+  const fs::path folder = run_dir;
+  if (!fs::is_directory(folder, error)) {
+    return absl::NotFoundError(absl::StrCat(run_dir, ": there is no such folder"));
+  }
+  bool found = false;
+  Reading reading;
+  const fs::path place = PlaceOf(run_dir);
+  Json run = {{"name", place.filename().string()}};
+  run["settings"] = Settings(folder / "config.textproto", limits.settings_bytes, found);
+  const int64_t every = ReadMetrics(folder / "metrics.jsonl", limits, found, reading);
+  AddSaves(folder / "saves.jsonl", limits, found, run, reading.notes);
+  AddEvents(folder / "events.jsonl", limits, found, run, reading.notes);
+  if (!found) {
+    return absl::NotFoundError(absl::StrCat(
+        run_dir,
+        " has no records of a run: expected config.textproto, metrics.jsonl, saves.jsonl "
+        "or events.jsonl"));
+  }
+
+  const std::vector<size_t> chosen = Thin(reading.steps, limits.points);
+  if (every > 1) {
+    reading.notes.push_back(absl::StrCat("metrics.jsonl is long: one of ", every,
+                                         " recorded steps is read, and times and counts of steps "
+                                         "are multiplied by ",
+                                         every));
+  }
+  if (chosen.size() < reading.steps.size()) {
+    reading.notes.push_back(absl::StrCat("the curves show ", chosen.size(), " of ",
+                                         reading.steps.size(),
+                                         " steps: the ends, and the extremes between them"));
+  }
+  AddTotals(reading, every, run);
+  run["columns"] = Columns(reading.steps, chosen);
+  Json& evaluations = run["eval"] = {{"step", Json::array()}, {"loss", Json::array()}};
+  for (const size_t i : Thin(reading.evaluations, limits.points)) {
+    evaluations["step"].push_back(reading.evaluations[i].step);
+    evaluations["loss"].push_back(Rounded(reading.evaluations[i].values[0]));
+  }
+  run["wire"] = Json::array();
+  for (const auto& [part, bytes] : reading.wire) {
+    run["wire"].push_back({{"axis", part.first},
+                           {"operation", part.second},
+                           {"bytes", bytes / static_cast<double>(reading.wire_steps)}});
+  }
+  run["ledger"] = reading.ledger;
+  HidePlaces(place, run);
+  run["notes"] = reading.notes;
+  return run;
 }
 
 }  // namespace tessera

@@ -1,5 +1,3 @@
-#include "trainer/state/parameter_shards.h"
-
 #include <cstdint>
 #include <map>
 #include <string>
@@ -7,6 +5,7 @@
 
 #include "checkpoint/include/checkpoint.h"
 #include "gtest/gtest.h"
+#include "trainer/state/state_dict.h"
 
 namespace tessera {
 namespace {

@@ -12,7 +12,7 @@
 #include "compute/kernels/numerics_fingerprint.h"
 #include "models/config/config.pb.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/data/content_hash.h"
+#include "trainer/data/token_checksums.h"
 
 namespace tessera {
 

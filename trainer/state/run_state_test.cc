@@ -7,7 +7,7 @@
 #include "checkpoint/include/manifest.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "gtest/gtest.h"
-#include "trainer/data/content_hash.h"
+#include "trainer/data/token_checksums.h"
 
 namespace tessera {
 namespace {

@@ -13,7 +13,7 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/storage/tiered/staging_folder.h"
-#include "checkpoint/verify/nearby_copies.h"
+#include "checkpoint/verify/verify.h"
 
 namespace tessera {
 namespace {

@@ -1,6 +1,7 @@
 #ifndef TESSERA_TRAINER_STATE_STATE_DICT_H_
 #define TESSERA_TRAINER_STATE_STATE_DICT_H_
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -63,6 +64,20 @@ absl::StatusOr<ckpt::OptimizerState> OptimizerNames(StateChunks chunks,
 // Adds to each parameter what other frameworks call it according to a manifest, which may know it
 // by its second name.
 void KeepForeignNames(const ckpt::Manifest& manifest, ckpt::OptimizerState& names);
+
+// The boxes of one logical tensor within a range of a parameter's local buffer.
+struct LogicalShards {
+  const ParameterPiece* piece = nullptr;
+  std::vector<ckpt::Shard> shards;  // empty when the range misses the piece
+};
+
+// Converts elements [begin, end) of a parameter's flattened local buffer to boxes of logical
+// tensors: one entry per piece, in the order of `parameter.pieces`. Padding belongs to no piece and
+// is omitted. `origin` is the address of element 0 of the local buffer, or where it would be if
+// only a later range of it is stored (a ZeRO owner's master weights and moments);
+// `element_size_bytes` is the size of one element in the memory at `origin`.
+std::vector<LogicalShards> ShardsOfRange(const Parameter& parameter, int64_t begin, int64_t end,
+                                         void* origin, int64_t element_size_bytes);
 
 }  // namespace tessera
 

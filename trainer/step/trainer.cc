@@ -18,7 +18,7 @@
 #include "compute/parallel/tree_sum.h"
 #include "compute/tensor/memory.h"
 #include "glog/logging.h"
-#include "models/config/padded_vocab_size.h"
+#include "models/config/config_checks.h"
 #include "models/layers/parameter.h"
 #include "trainer/optim/schedule.h"
 #include "trainer/step/model_chunk.h"

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "base/invocation_dir.h"
 #include "base/replace_file.h"
-#include "trainer/metrics/standard_streams.h"
+#include "trainer/metrics/progress.h"
 #include "trainer/report/report.h"
 
 namespace tessera {
