@@ -13,26 +13,6 @@
 
 namespace tessera::simulation {
 
-struct Outcome {
-  uint64_t hash = 0;                  // of everything that happened
-  int64_t calls = 0;                  // to the storages
-  std::set<uint64_t> faults;          // that happened, by number
-  std::vector<std::string> findings;  // "kind: text"
-  std::vector<std::string> trace;     // where it was asked for
-
-  // The kind of the first; "": none.
-  std::string kind() const {
-    return findings.empty() ? "" : findings.front().substr(0, findings.front().find(':'));
-  }
-};
-
-// Runs a case in a process of its own, which works in a folder in memory. A process that crashes,
-// or does not end, is a finding.
-Outcome RunCase(const Case& what, bool with_trace = false);
-
-// A smaller case whose first finding is of the same kind; runs at most so many cases.
-Case Shrink(const Case& failing, const std::string& kind, int max_runs = 400);
-
 // One run of a job: it resumes, trains, saves, and ends or is ended.
 struct Phase {
   int ranks = 1;
@@ -85,6 +65,26 @@ std::string Describe(const Script& script);
 // Returns the parts that can be taken out of a case's script, larger ones first.
 std::vector<std::string> PartsOf(const Script& script);
 Script ScriptOf(const Case& what);
+
+struct Outcome {
+  uint64_t hash = 0;                  // of everything that happened
+  int64_t calls = 0;                  // to the storages
+  std::set<uint64_t> faults;          // that happened, by number
+  std::vector<std::string> findings;  // "kind: text"
+  std::vector<std::string> trace;     // where it was asked for
+
+  // The kind of the first; "": none.
+  std::string kind() const {
+    return findings.empty() ? "" : findings.front().substr(0, findings.front().find(':'));
+  }
+};
+
+// Runs a case in a process of its own, which works in a folder in memory. A process that crashes,
+// or does not end, is a finding.
+Outcome RunCase(const Case& what, bool with_trace = false);
+
+// A smaller case whose first finding is of the same kind; runs at most so many cases.
+Case Shrink(const Case& failing, const std::string& kind, int max_runs = 400);
 
 }  // namespace tessera::simulation
 

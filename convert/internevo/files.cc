@@ -19,7 +19,6 @@
 #include "convert/core/foreign_layout.h"
 #include "convert/core/rank_grid.h"
 #include "convert/internevo/internevo.h"
-#include "convert/pickle/json.h"
 #include "convert/pickle/value.h"
 #include "convert/torch/archive.h"
 #include "convert/torch/torch_file.h"

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
 #include "convert/megatron/megatron.h"
-#include "convert/pickle/json.h"
+#include "convert/pickle/value.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {

@@ -1,8 +1,11 @@
 #include "convert/pickle/value.h"
 
 #include <bit>
+#include <cmath>
 #include <span>
+#include <string>
 
+#include "base/text.h"
 #include "convert/pickle/nodes.h"
 
 namespace tessera::ckpt::pickle {
@@ -215,6 +218,17 @@ size_t Pickle::memory_bytes() const {
          nodes_->lists.capacity() * sizeof(List) +
          nodes_->list_elements.capacity() * sizeof(NodeId) +
          nodes_->objects.capacity() * sizeof(Object);
+}
+
+nlohmann::json ScalarToJson(const Value& value) {
+  if (const auto truth = value.AsBool()) return *truth;
+  if (const auto number = value.AsInt()) return *number;
+  if (const auto number = value.AsFloat()) {
+    return std::isfinite(*number) ? nlohmann::json(*number) : nlohmann::json();
+  }
+  const auto text = value.AsText();
+  if (text && text->size() > kMaxJsonTextBytes) return {};
+  return text && IsValidUtf8(*text) ? nlohmann::json(std::string(*text)) : nlohmann::json();
 }
 
 }  // namespace tessera::ckpt::pickle

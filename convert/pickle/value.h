@@ -12,6 +12,8 @@
 #include <string_view>
 #include <utility>
 
+#include "nlohmann/json.hpp"
+
 namespace tessera::ckpt::pickle {
 
 enum class Kind : uint8_t {
@@ -128,6 +130,13 @@ class Pickle {
  private:
   std::unique_ptr<const Nodes> nodes_;
 };
+
+// Settings of models are short; a pickle may refer to a long text any number of times.
+inline constexpr size_t kMaxJsonTextBytes = 200;
+
+// A truth value, number or UTF-8 text. Null for what has no form in JSON, for longer texts, and for
+// what contains values.
+nlohmann::json ScalarToJson(const Value& value);
 
 }  // namespace tessera::ckpt::pickle
 

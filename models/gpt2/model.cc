@@ -47,9 +47,9 @@ TransformerBlock MakeBlock(const ModelConfig& config, const ModelOptions& option
   return TransformerBlock(std::move(parts));
 }
 
-int64_t MatrixWeights(const ModelConfig& config) {
+int64_t LayerMatrixWeights(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
-  return config.num_layers() * (4 * c * c + 2 * c * f) + config.vocab_size() * c;
+  return 4 * c * c + 2 * c * f;
 }
 
 }  // namespace
@@ -78,7 +78,8 @@ std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& 
                                                    config.norm_epsilon()),
                        p.table, config.vocab_size());
   }
-  parts.matrix_weights = MatrixWeights(config);
+  parts.matrix_weights =
+      config.num_layers() * LayerMatrixWeights(config) + config.vocab_size() * config.hidden_size();
   parts.attention_columns = config.num_layers() * config.hidden_size();
   return std::make_unique<Decoder>(std::move(parts), backend);
 }
@@ -87,11 +88,6 @@ namespace {
 
 constexpr const ForeignFormat* kForeignFormats[] = {&kGgufFormat, &kInfiniTrainFormat,
                                                     &kMegatronFormat, &kPaddleFormat};
-
-int64_t LayerMatrixWeights(const ModelConfig& config) {
-  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
-  return 4 * c * c + 2 * c * f;
-}
 
 int64_t ParameterCount(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();

@@ -58,10 +58,10 @@ std::shared_ptr<Rope> MakeRope(const ModelConfig& config, bool scaled) {
                                 config.rotary_base(), scaling);
 }
 
-int64_t MatrixWeights(const ModelConfig& config) {
+int64_t LayerMatrixWeights(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
   const int64_t kv = c / config.num_attention_heads() * config.num_query_groups();
-  return config.num_layers() * (2 * c * c + 2 * c * kv + 3 * c * f) + config.vocab_size() * c;
+  return 2 * c * c + 2 * c * kv + 3 * c * f;
 }
 
 }  // namespace
@@ -91,7 +91,8 @@ std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& 
     parts.head.emplace(std::make_unique<RmsNorm>(*p.final_norm, config.norm_epsilon()), p.head,
                        config.vocab_size());
   }
-  parts.matrix_weights = MatrixWeights(config);
+  parts.matrix_weights =
+      config.num_layers() * LayerMatrixWeights(config) + config.vocab_size() * config.hidden_size();
   parts.attention_columns = config.num_layers() * config.hidden_size();
   return std::make_unique<Decoder>(std::move(parts), backend);
 }
@@ -101,12 +102,6 @@ namespace {
 constexpr const ForeignFormat* kForeignFormats[] = {
     &kGgufFormat,     &kInfiniTrainFormat, &kInternEvoFormat, &kInternEvoPairedFormat,
     &kMegatronFormat, &kMetaFormat,        &kPaddleFormat};
-
-int64_t LayerMatrixWeights(const ModelConfig& config) {
-  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
-  const int64_t kv = c / config.num_attention_heads() * config.num_query_groups();
-  return 2 * c * c + 2 * c * kv + 3 * c * f;
-}
 
 int64_t ParameterCount(const ModelConfig& config) {
   const int64_t c = config.hidden_size();

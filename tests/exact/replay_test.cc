@@ -4,14 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
 #include <memory>
 #include <random>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -19,7 +17,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
 #include "base/test_seed.h"
 #include "compute/comm/communicator.h"
@@ -326,46 +323,6 @@ TEST_F(ReplayFaultTest, AWrongForwardPassIsFoundWhereItIsFirstSeen) {
                  .where = Where::kForward}),
         ContainsRegex("differs in .*: silent corruption. At fault: rank 0 \\([^()]*\\) or rank 1 "
                       "\\([^()]*\\) \\(once: "));
-  }
-}
-
-TEST_F(ReplayFaultTest, OneOfThreeReplicasThatIsAlwaysWrongIsNamed) {
-  for (const auto& [topology, rank] :
-       std::vector<std::pair<std::string, int>>{{"dp3", 1}, {"dp4_zero2", 3}, {"dp3_tp2", 4}}) {
-    for (const bool varies : {false, true}) {
-      SCOPED_TRACE(absl::StrCat(topology, ", rank ", rank, varies ? " varies" : ""));
-      const std::string message = Accused({.topology = topology, .rank = rank, .varies = varies});
-      // As original, and as the one who repeats.
-      const std::string named = absl::StrCat("At fault: rank ", rank, " (");
-      const size_t first = message.find(named);
-      ASSERT_NE(first, message.npos) << message;
-      EXPECT_NE(message.find(named, first + 1), message.npos) << message;
-      EXPECT_THAT(message, Not(HasSubstr(" or rank ")));
-      EXPECT_THAT(message, HasSubstr(varies ? "its results vary" : "a third replica agrees"));
-    }
-  }
-}
-
-TEST_F(ReplayFaultTest, OfTwoReplicasThatDisagreeForEverBothAreNamed) {
-  for (const auto& [topology, rank, names] : std::vector<std::tuple<std::string, int, std::string>>{
-           {"dp2", 1, "rank 0 (x) or rank 1 (x)"},
-           {"dp2_tp2", 1, "rank 1 (x) or rank 3 (x)"},
-           {"dp2_pp2", 2, "rank 2 (x) or rank 3 (x)"}}) {
-    std::string message = Accused({.topology = topology, .rank = rank});
-    char host[256] = {};
-    gethostname(host, sizeof(host) - 1);
-    const std::string expected =
-        absl::StrReplaceAll(names, {{"(x)", absl::StrCat("(", host, ")")}});
-    EXPECT_THAT(message, HasSubstr(absl::StrCat("At fault: ", expected,
-                                                " (each repeats its own result, and there is no "
-                                                "third replica to decide)")));
-  }
-  for (const bool varies : {true, false}) {
-    // From the repetition on: the gradient that the step uses is right, and does not come again.
-    const std::string message = Accused(
-        {.topology = "dp2", .rank = 0, .first_pass = varies ? 0 : kRepetition, .varies = varies});
-    EXPECT_THAT(message, HasSubstr("At fault: rank 0 ("));
-    EXPECT_THAT(message, Not(HasSubstr(" or rank ")));
   }
 }
 

@@ -58,31 +58,6 @@ class S3CommandTest : public CommandTest {
   ckpt::s3::S3Server server_{{.region = "us-east-1"}};
 };
 
-TEST_F(S3CommandTest, ARunThatIsKilledWhileItCommitsGoesOn) {
-  const Result undisturbed = Run(Command("s3://bucket/undisturbed"));
-  ASSERT_EQ(undisturbed.exit_code, 0) << undisturbed.err;
-  const auto losses = Printed(undisturbed.out);
-  ASSERT_EQ(losses.size(), 20) << undisturbed.out;
-
-  const std::string manifest = "killed/step-00000015/manifest.pb";
-  server_.AddFault({.kind = ckpt::s3::FaultKind::kStall, .method = "PUT", .key_part = manifest});
-  const Process process(Command("s3://bucket/killed"), root_);
-  EXPECT_TRUE(process.WaitUntil([&] { return server_.fault_count() > 0; }));
-  process.Kill(SIGKILL);
-  ASSERT_EQ(process.Wait().exit_code, 128 + SIGKILL);
-  EXPECT_THAT(server_.keys(), Contains("killed/step-00000010/manifest.pb"));
-  EXPECT_THAT(server_.keys(), Not(Contains(manifest)));
-
-  const Result resumed = Run(Command("s3://bucket/killed"));
-  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
-  const auto later = Printed(resumed.out);
-  EXPECT_TRUE(later.contains("20")) << resumed.out;
-  EXPECT_FALSE(later.contains("10")) << "it goes on after the last checkpoint: " << resumed.out;
-  for (const auto& [step, loss] : later) EXPECT_EQ(loss, losses.at(step)) << "step " << step;
-  EXPECT_THAT(server_.keys(), Contains("killed/step-00000020/manifest.pb"));
-  EXPECT_EQ(server_.upload_count(), 0);
-}
-
 // The checkpoints that a replay begins with are where the run has saved them.
 TEST_F(S3CommandTest, AnAuditFindsTheCheckpoints) {
   const Result trained =
@@ -170,36 +145,42 @@ TEST_F(S3CommandTest, ARunThatFailsDoesNotWaitForItsStore) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
 }
 
-// The staging folder stays behind on the machine that is lost.
-TEST_F(S3CommandTest, UploadsInTheBackgroundAreResumedFromOnAnotherMachine) {
-  const auto command = [&](const std::string& machine) {
-    const std::string place = "boto3:s3://bucket." + server_.endpoint().substr(7) + "/upload";
-    return Command(place, {"--train-iters=20", "--save-interval=5", "--async-upload",
-                           "--async-upload-tmp-folder=" + (root_ / machine).string()});
-  };
+// A run is killed while the manifest of step 10 is on its way: it goes on after step 5. With uploads
+// in the background, the staging folder stays behind on the machine that is lost.
+TEST_F(S3CommandTest, ARunThatIsKilledWhileItCommitsGoesOnAlsoOnAnotherMachine) {
   const Result undisturbed = Run(Command("s3://bucket/undisturbed"));
   const auto losses = Printed(undisturbed.out);
   ASSERT_EQ(losses.size(), 20) << undisturbed.out << undisturbed.err;
-  // Training goes on while an upload waits.
-  const std::string manifest = "upload/step-00000010/manifest.pb";
-  server_.AddFault({.kind = ckpt::s3::FaultKind::kStall, .method = "PUT", .key_part = manifest});
-  const Process process(command("lost"), root_);
-  EXPECT_TRUE(process.WaitUntil([&] { return server_.fault_count() > 0; }));
-  process.Kill(SIGKILL);
-  const Result killed = process.Wait();
-  ASSERT_EQ(killed.exit_code, 128 + SIGKILL) << killed.err;
-  EXPECT_TRUE(std::filesystem::exists(root_ / "lost"));
-  EXPECT_THAT(server_.keys(), Contains("upload/step-00000005/manifest.pb"));
-  EXPECT_THAT(server_.keys(), Not(Contains(manifest)));
+  const std::string bucket = "boto3:s3://bucket." + server_.endpoint().substr(7);
+  for (const std::string run : {"killed", "upload"}) {
+    SCOPED_TRACE(run);
+    const auto command = [&](const std::string& machine) {
+      if (run == "killed") return Command("s3://bucket/" + run);
+      return Command(bucket + "/" + run,
+                     {"--train-iters=20", "--save-interval=5", "--async-upload",
+                      "--async-upload-tmp-folder=" + (root_ / machine).string()});
+    };
+    const std::string manifest = run + "/step-00000010/manifest.pb";
+    const int faults = server_.fault_count();
+    server_.AddFault({.kind = ckpt::s3::FaultKind::kStall, .method = "PUT", .key_part = manifest});
+    const Process process(command("lost"), root_);
+    EXPECT_TRUE(process.WaitUntil([&] { return server_.fault_count() > faults; }));
+    process.Kill(SIGKILL);
+    const Result killed = process.Wait();
+    ASSERT_EQ(killed.exit_code, 128 + SIGKILL) << killed.err;
+    EXPECT_EQ(std::filesystem::exists(root_ / "lost"), run == "upload");
+    EXPECT_THAT(server_.keys(), Contains(run + "/step-00000005/manifest.pb"));
+    EXPECT_THAT(server_.keys(), Not(Contains(manifest)));
 
-  const Result resumed = Run(command("new"));
-  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
-  const auto later = Printed(resumed.out);
-  EXPECT_TRUE(later.contains("20")) << resumed.out;
-  EXPECT_FALSE(later.contains("5")) << "it goes on after the last checkpoint: " << resumed.out;
-  for (const auto& [step, loss] : later) EXPECT_EQ(loss, losses.at(step)) << "step " << step;
-  EXPECT_THAT(server_.keys(), Contains("upload/step-00000020/manifest.pb"));
-  EXPECT_EQ(server_.upload_count(), 0);
+    const Result resumed = Run(command("new"));
+    ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+    const auto later = Printed(resumed.out);
+    EXPECT_TRUE(later.contains("20")) << resumed.out;
+    EXPECT_FALSE(later.contains("5")) << "it goes on after the last checkpoint: " << resumed.out;
+    for (const auto& [step, loss] : later) EXPECT_EQ(loss, losses.at(step)) << "step " << step;
+    EXPECT_THAT(server_.keys(), Contains(run + "/step-00000020/manifest.pb"));
+    EXPECT_EQ(server_.upload_count(), 0);
+  }
 }
 
 TEST_F(S3CommandTest, TwoJobsAtOneBucketAreNoticedAndADeadOneIsReplaced) {

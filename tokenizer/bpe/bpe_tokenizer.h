@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,6 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "tokenizer/bpe/added_tokens.h"
 #include "tokenizer/bpe/alphabet.h"
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/bpe/normalizers.h"
@@ -93,64 +93,6 @@ class BpeTokenizer : public Tokenizer {
   std::vector<std::string> texts_;
   absl::flat_hash_map<absl::string_view, int32_t> whole_pieces_;  // keys point into texts_
   std::vector<TokenizerFile> files_;
-};
-
-// A token that is found in the text itself, before pre-tokenisation.
-struct AddedToken {
-  std::string text;
-  int32_t id = 0;
-  // Only found where special tokens are asked for.
-  bool special = false;
-  // Found after the others, in what they leave, normalised as that is.
-  bool normalized = false;
-};
-
-// Finds strings in a text: at each position the longest one, in time proportional to the length of
-// the text and of the longest string.
-class StringFinder {
- public:
-  void Add(std::string_view text, int32_t value);
-  bool empty() const { return next_.empty(); }
-
-  struct Match {
-    size_t begin = 0;
-    size_t end = 0;
-    int32_t value = -1;  // -1: no match
-  };
-  // The first match at or after `from`.
-  Match Find(std::string_view text, size_t from) const;
-
- private:
-  absl::flat_hash_map<uint64_t, uint32_t> next_;  // (node, byte) -> node
-  std::vector<int32_t> values_ = {-1};            // of each node
-};
-
-class AddedTokens {
- public:
-  AddedTokens() = default;
-  // `normalizer`: of what is left when the tokens that are not normalized have been found.
-  // Precondition: no text is empty.
-  explicit AddedTokens(std::vector<AddedToken> tokens, TextNormalizer normalizer = {});
-
-  const std::vector<AddedToken>& tokens() const { return tokens_; }
-  // False where Split() would leave any text as it is.
-  bool MayMatch(bool special) const {
-    return normalizer_.active() || (special ? !tokens_.empty() : has_ordinary_);
-  }
-
-  // Calls `visit` for each added token of the text, with its id, and for what lies between, with
-  // id -1 and normalised, in order. Special tokens are only found if `special`.
-  using Visit = std::function<void(std::string_view text, int32_t id)>;
-  void Split(std::string_view text, bool special, const Visit& visit) const;
-
- private:
-  void SplitBy(const StringFinder& finder, std::string_view text, bool special,
-               const Visit& visit) const;
-
-  std::vector<AddedToken> tokens_;
-  TextNormalizer normalizer_;
-  StringFinder raw_, normalized_;  // values: indices of tokens_
-  bool has_ordinary_ = false;
 };
 
 }  // namespace tessera

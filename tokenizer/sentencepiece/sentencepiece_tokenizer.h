@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "tokenizer/bpe/bpe_tokenizer.h"
+#include "tokenizer/bpe/added_tokens.h"
 #include "tokenizer/sentencepiece/sentencepiece_model.h"
 #include "tokenizer/tokenizer.h"
 
