@@ -438,11 +438,6 @@ std::vector<PipelineShape> Shapes() {
   return shapes;
 }
 
-std::string Name(const PipelineShape& shape) {
-  return std::to_string(shape.ranks) + " ranks, " + std::to_string(shape.chunks) + " chunks, " +
-         std::to_string(shape.micro_batches) + " micro-batches";
-}
-
 // Simulates all ranks' schedules in time: an action starts when its rank is free, its input has
 // arrived, and it has a buffer for its output. A chunk has `buffers` buffers for sending in one
 // direction and as many for receiving, and a message leaves its sender's buffer when its receiver

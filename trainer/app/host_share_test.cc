@@ -98,8 +98,6 @@ TEST(SpareMemoryTest, RanksOfAMachineShareWhatAllOfThemLeave) {
   }
 }
 
-constexpr int64_t kMebibyte = 1 << 20;
-
 TEST(SpareBesideStagingTest, RanksOfAMachineShareWhatTheirCopiesLeave) {
   ThreadWorld world(3);
   const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
