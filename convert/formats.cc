@@ -10,8 +10,7 @@
 #include "base/status_macros.h"
 #include "convert/core/models.h"
 #include "convert/core/state_dict.h"
-#include "convert/dcp/read.h"
-#include "convert/dcp/write.h"
+#include "convert/dcp/dcp.h"
 #include "convert/deepspeed/deepspeed.h"
 #include "convert/gguf/gguf.h"
 #include "convert/hugging_face/hugging_face.h"
@@ -19,12 +18,10 @@
 #include "convert/internevo/internevo.h"
 #include "convert/llmc/llmc.h"
 #include "convert/megatron/megatron.h"
-#include "convert/meta_parts.h"
 #include "convert/paddle/files.h"
 #include "convert/paddle/paddle.h"
 #include "convert/torch/read.h"
 #include "convert/torch/write.h"
-#include "convert/trainer_files.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -3,12 +3,14 @@
 
 // The formats that are known: all that opening and writing a checkpoint of one depend on.
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/storage.h"
@@ -46,6 +48,44 @@ struct Format {
 
 // In the order in which they are tried.
 std::span<const Format> Formats();
+
+// Whether these are the files of tensor-parallel ranks as Meta names them: "consolidated.00.pth",
+// "consolidated.01.pth", ..., two or more.
+bool AreMetaParts(std::span<const std::string> files);
+
+// The model of params.json, of which each file, in the order of the ranks, has a part of every
+// tensor. Its shape says along which dim it is cut, into equal parts, or that it is a copy:
+// embedding tables are cut by rows since Llama 3 and by columns before.
+//
+// Errors: NotFound without params.json; DataLoss, naming file and tensor, for tensors that are no
+// such part, that only some files have, or that are missing or unknown; those of ReadTorch().
+absl::StatusOr<ForeignCheckpoint> ReadMetaParts(Storage& storage, std::string_view folder,
+                                                std::span<const std::string> files);
+
+// Adds what trainers of transformers, and accelerate, keep beside a model: tensors and values of
+// "optimizer.pt" or "optimizer.bin" below "optimizer.", of "scheduler.pt" or "scheduler.bin" below
+// "scheduler.", and values of trainer_state.json, a JSON object, below "trainer_state.". What is
+// not there is left out, as is what is damaged in files that are not `needed`, with a note. Errors:
+// DataLoss naming the file; those of the storage.
+absl::Status AddTrainerFiles(Storage& storage, std::string_view folder, bool needed,
+                             ForeignCheckpoint& checkpoint);
+
+// Sets the step of the trainer, and the consumed samples, from values whose names have one meaning:
+// those that a known program gives them, which another of its names tells. Numbers under names that
+// any script may use, such as "step", stay values only. A step that the optimizer has counted is
+// kept; a note says where the other differs.
+void TakeTrainerValues(ForeignCheckpoint& checkpoint);
+
+// A folder of a run, named by its step as another framework names it: checkpoint-500,
+// checkpoint_step_000500, global_step500, iter_0000500, step-500, step_500, 500.
+struct StepFolder {
+  int64_t step = 0;
+  std::string name;
+};
+
+// Those directly in the storage's root, the newest first; of one step by name. Errors: those of
+// Storage::List().
+absl::StatusOr<std::vector<StepFolder>> ListStepFolders(Storage& storage);
 
 }  // namespace tessera::ckpt::convert
 

@@ -1,5 +1,3 @@
-#include "convert/meta_parts.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -14,6 +12,7 @@
 #include "convert/core/known_model.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
+#include "convert/formats.h"
 #include "convert/torch/read.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
@@ -44,9 +43,9 @@ class PartsReader {
                              ReadMetaConfig(storage_, JoinPath(folder_, kConfig), parts_[0].tensors,
                                             static_cast<int64_t>(files_.size())));
     const auto count = static_cast<int64_t>(parts_[0].tensors.size());
-    absl::StatusOr<ForeignModel> model = ForeignModel::Read(kMeta, json, count, bytes);
-    if (!model.ok()) return At(storage_, JoinPath(folder_, kConfig), model.status());
-    return Join(*model);
+    TESSERA_ASSIGN_OR_RETURN(ForeignModel model, At(storage_, JoinPath(folder_, kConfig),
+                                                    ForeignModel::Read(kMeta, json, count, bytes)));
+    return Join(model);
   }
 
  private:

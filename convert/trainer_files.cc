@@ -1,5 +1,3 @@
-#include "convert/trainer_files.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -16,6 +14,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
 #include "convert/core/reading.h"
+#include "convert/formats.h"
 #include "convert/torch/read.h"
 #include "nlohmann/json.hpp"
 

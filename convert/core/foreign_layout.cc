@@ -275,6 +275,15 @@ absl::Status ForeignTensorSet::AddWhole(const ForeignParameter& parameter,
   return AddBox(parameter, share, kind, WholeBox(shape), place, strides);
 }
 
+absl::Status ForeignTensorSet::AddPieces(const ForeignParameter& parameter, const ForeignKind& kind,
+                                         const ForeignTensor& tensor) {
+  for (const StoredPiece& piece : tensor.pieces) {
+    TESSERA_RETURN_IF_ERROR(AddBox(parameter, {}, kind, piece.box,
+                                   {piece.file, piece.offset_bytes, tensor.dtype}, piece.strides));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ForeignTensorSet::CheckComplete() const {
   std::set<std::string> states = {""};
   for (const auto& [key, entry] : entries_) states.insert(entry.state);

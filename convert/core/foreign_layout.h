@@ -92,6 +92,18 @@ class ForeignTensorSet {
                         const ForeignKind& kind, const Shape& shape, const ForeignPlace& place,
                         const std::vector<int64_t>& strides);
 
+  // The same for a tensor of a file that was read, of whichever format.
+  template <typename Tensor>
+  absl::Status AddWhole(const ForeignParameter& parameter, const TensorParallelShare& share,
+                        const ForeignKind& kind, const std::string& file, const Tensor& tensor) {
+    return AddWhole(parameter, share, kind, tensor.shape, {file, tensor.offset_bytes, tensor.dtype},
+                    tensor.strides);
+  }
+
+  // The pieces of a tensor that is the parameter, whole.
+  absl::Status AddPieces(const ForeignParameter& parameter, const ForeignKind& kind,
+                         const ForeignTensor& tensor);
+
   // DataLoss, listing the parameters of which there is no weight, or, where there is any of a
   // state, none of that state.
   absl::Status CheckComplete() const;

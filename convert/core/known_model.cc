@@ -70,13 +70,6 @@ uint64_t StoredBytes(const ForeignCheckpoint& checkpoint) {
   return bytes;
 }
 
-absl::StatusOr<bool> Has(Storage& storage, std::string_view folder, std::string_view file) {
-  const auto open = storage.Open(JoinPath(folder, file));
-  if (absl::IsNotFound(open.status())) return false;
-  TESSERA_RETURN_IF_ERROR(open.status());
-  return true;
-}
-
 }  // namespace
 
 absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, const std::string& path,
@@ -95,8 +88,9 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::strin
                                                     std::string_view framework,
                                                     const ForeignCheckpoint& checkpoint) {
   const auto count = static_cast<int64_t>(checkpoint.tensors.size());
-  TESSERA_ASSIGN_OR_RETURN(const bool is_hugging_face, Has(storage, folder, kHuggingFaceConfig));
-  TESSERA_ASSIGN_OR_RETURN(const bool is_meta, Has(storage, folder, kMetaConfig));
+  TESSERA_ASSIGN_OR_RETURN(const bool is_hugging_face,
+                           Exists(storage, JoinPath(folder, kHuggingFaceConfig)));
+  TESSERA_ASSIGN_OR_RETURN(const bool is_meta, Exists(storage, JoinPath(folder, kMetaConfig)));
   KnownModel known;
   if (!is_hugging_face && is_meta) {
     TESSERA_ASSIGN_OR_RETURN(

@@ -1,22 +1,55 @@
 #include "convert/core/reading.h"
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <set>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "convert/core/foreign_layout.h"
 
 namespace tessera::ckpt::convert {
 
-absl::Status At(const Storage& storage, std::string_view path, const absl::Status& status) {
+absl::Status In(const absl::AlphaNum& what, const absl::Status& status) {
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(storage.Describe(path), ": ", status.message()));
+  return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
+}
+
+absl::Status At(const Storage& storage, std::string_view path, const absl::Status& status) {
+  return status.ok() ? status : In(storage.Describe(path), status);
 }
 
 absl::Status Damaged(const Storage& storage, std::string_view path, const absl::AlphaNum& problem) {
   return absl::DataLossError(absl::StrCat(storage.Describe(path), ": ", problem));
+}
+
+std::string Shown(std::string_view text) { return absl::CHexEscape(View(text.substr(0, 200))); }
+
+absl::StatusOr<bool> Exists(Storage& storage, std::string_view path) {
+  const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
+  if (absl::IsNotFound(file.status())) return false;
+  TESSERA_RETURN_IF_ERROR(file.status());
+  return true;
+}
+
+absl::StatusOr<std::string> ReadPart(const ReadableFile& file, uint64_t offset, uint64_t length) {
+  std::string bytes(length, '\0');
+  TESSERA_RETURN_IF_ERROR(file.ReadAt(offset, std::as_writable_bytes(std::span<char>(bytes))));
+  return bytes;
+}
+
+absl::StatusOr<SafetensorsHeader> ReadSafetensors(const ReadableFile& file, uint64_t offset,
+                                                  uint64_t length) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string first,
+                           ReadPart(file, offset, std::min<uint64_t>(length, sizeof(uint64_t))));
+  TESSERA_ASSIGN_OR_RETURN(const uint64_t header_bytes, SafetensorsHeaderBytes(first, length));
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, ReadPart(file, offset, header_bytes));
+  return ParseSafetensorsHeader(bytes, length);
 }
 
 void SetProgress(int64_t step, std::optional<int64_t> samples, Manifest& manifest) {
@@ -37,6 +70,22 @@ uint64_t FileBytes(Storage& storage, std::span<const ForeignTensor> tensors) {
     if (open.ok()) bytes += (*open)->size_bytes();
   }
   return bytes;
+}
+
+LayerName SplitLayer(std::string_view name) {
+  constexpr int64_t kMaxLayers = 1'000'000;  // that a number in a name can stand for
+  size_t begin = 0;
+  while (begin <= name.size()) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    int64_t layer = 0;
+    if (!part.empty() && absl::ascii_isdigit(static_cast<unsigned char>(part[0])) &&
+        absl::SimpleAtoi(View(part), &layer) && layer < kMaxLayers) {
+      return {std::string(name.substr(0, begin)), layer, std::string(name.substr(end))};
+    }
+    begin = end + 1;
+  }
+  return {.before = std::string(name)};
 }
 
 absl::StatusOr<ForeignModel> ForeignModel::Read(std::string_view framework,

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"
@@ -23,10 +24,35 @@ namespace tessera::ckpt::convert {
 
 inline constexpr uint64_t kMaxJsonBytes = uint64_t{64} << 20;
 
-// The status with the file's name before its message; OK stays OK.
+// The status with what it is about before its message; OK stays OK. A value stays as it is.
+absl::Status In(const absl::AlphaNum& what, const absl::Status& status);
+template <typename T>
+absl::StatusOr<T> In(const absl::AlphaNum& what, absl::StatusOr<T> result) {
+  if (result.ok()) return result;
+  return In(what, result.status());
+}
+// The same with the file's name.
 absl::Status At(const Storage& storage, std::string_view path, const absl::Status& status);
+template <typename T>
+absl::StatusOr<T> At(const Storage& storage, std::string_view path, absl::StatusOr<T> result) {
+  if (result.ok()) return result;
+  return At(storage, path, result.status());
+}
 // DataLoss that names the file.
 absl::Status Damaged(const Storage& storage, std::string_view path, const absl::AlphaNum& problem);
+
+// A text of a file, for messages: escaped, and cut where it is long.
+std::string Shown(std::string_view text);
+
+// Whether there is a file of this name.
+absl::StatusOr<bool> Exists(Storage& storage, std::string_view path);
+
+// Bytes of a file. Precondition: the caller has bounded their number.
+absl::StatusOr<std::string> ReadPart(const ReadableFile& file, uint64_t offset, uint64_t length);
+
+// The header of the safetensors file that is part of a file.
+absl::StatusOr<SafetensorsHeader> ReadSafetensors(const ReadableFile& file, uint64_t offset,
+                                                  uint64_t length);
 
 // Where a trainer is: its step and, where they are known and not negative, the samples it has
 // consumed. The best loss is unknown.
@@ -35,6 +61,15 @@ void SetProgress(int64_t step, std::optional<int64_t> samples, Manifest& manifes
 // The sizes of the files that have pieces of the tensors, as far as they can be opened. A limit for
 // the model's size, see CheckModelFits().
 uint64_t FileBytes(Storage& storage, std::span<const ForeignTensor> tensors);
+
+// A tensor's name with the number of its layer taken out: the first part that is a number.
+struct LayerName {
+  std::string before;  // "decoder.layers."
+  int64_t layer = -1;  // -1: the tensor is of no layer, and `before` is the whole name
+  std::string after;   // ".mlp.linear_fc1.weight"
+};
+
+LayerName SplitLayer(std::string_view name);
 
 // A model, and its parameters as a framework has them.
 class ForeignModel {

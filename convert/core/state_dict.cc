@@ -316,12 +316,7 @@ class Namer {
       return Damaged(tensor, absl::StrCat("expected ", ShapeToString(parameter.shape), ", found ",
                                           ShapeToString(tensor.shape)));
     }
-    for (const StoredPiece& piece : tensor.pieces) {
-      TESSERA_RETURN_IF_ERROR(set.AddBox(parameter, {}, kind, piece.box,
-                                         {piece.file, piece.offset_bytes, tensor.dtype},
-                                         piece.strides));
-    }
-    return absl::OkStatus();
+    return set.AddPieces(parameter, kind, tensor);
   }
 
   // Sorts out the tensors beside the model's weights. Those of another role are kept. Those in the

@@ -1,5 +1,3 @@
-#include "convert/dcp/folder_layout.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <memory>
@@ -8,8 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "convert/dcp/metadata.h"
 #include "convert/pickle/write.h"
-#include "convert/torch/archive_layout.h"
+#include "convert/torch/write.h"
 #include "convert/torch/zip.h"
 #include "layout/dtype.h"
 #include "zlib.h"

@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/storage/checks.h"
-#include "convert/pickle/budget.h"
+#include "convert/core/reading.h"
 #include "convert/pickle/read.h"
+#include "convert/pickle/value.h"
 #include "convert/torch/archive.h"
 #include "layout/box.h"
 
@@ -22,8 +22,6 @@ namespace {
 
 using pickle::Kind;
 using pickle::Value;
-
-std::string Shown(std::string_view text) { return absl::CHexEscape(View(text.substr(0, 200))); }
 
 absl::Status Malformed(std::string_view name, std::string_view what) {
   return absl::DataLossError(absl::StrCat(Shown(name), ": ", View(what)));
@@ -85,7 +83,7 @@ class MetadataReader {
 };
 
 // "name@[4,0]", for messages.
-std::string Shown(std::string_view name, const IndexKey& key) {
+std::string ShownIndex(std::string_view name, const IndexKey& key) {
   return absl::StrCat(Shown(name), key.has_offset ? "@" + ShapeToString(key.offset) : "");
 }
 
@@ -116,7 +114,7 @@ absl::Status MetadataReader::ReadStorageData() {
       return Malformed("storage_data", "no index");
     std::optional<std::vector<int64_t>> offset = DimsOf(Field(index, "offset"));
     IndexKey key = {NumberOf(name), offset.has_value(), std::move(offset).value_or(Shape())};
-    const std::string shown = Shown(*name.AsText(), key);
+    const std::string shown = ShownIndex(*name.AsText(), key);
     if (!stored_.emplace(std::move(key), Stored{info}).second) {
       return Malformed(shown, "stored twice");
     }
@@ -145,8 +143,9 @@ absl::StatusOr<DcpBlob> MetadataReader::ParseBlob(std::string_view name, const V
 
 absl::StatusOr<DcpBlob> MetadataReader::TakeBlob(std::string_view name, const IndexKey& key) {
   const auto found = stored_.find(key);
-  if (found == stored_.end()) return Malformed(Shown(name, key), "not stored in any file");
-  if (found->second.is_used) return Malformed(Shown(name, key), "part of the checkpoint twice");
+  if (found == stored_.end()) return Malformed(ShownIndex(name, key), "not stored in any file");
+  if (found->second.is_used)
+    return Malformed(ShownIndex(name, key), "part of the checkpoint twice");
   found->second.is_used = true;
   return ParseBlob(name, found->second.info);
 }

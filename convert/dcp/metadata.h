@@ -4,12 +4,15 @@
 // The file .metadata of torch.distributed.checkpoint (DCP): a pickle of the names of a state dict,
 // and where each chunk of each tensor is stored.
 
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/storage.h"
+#include "convert/core/output.h"
 #include "convert/pickle/value.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
@@ -51,6 +54,33 @@ struct DcpMetadata {
 // Memory is proportional to the file. Paths stay inside the folder. Errors: DataLoss with offset or
 // name; Unimplemented where chunks are transformed (compressed).
 absl::StatusOr<DcpMetadata> ReadDcpMetadata(const ReadableFile& file);
+
+// What a new folder of torch.distributed.checkpoint (DCP) holds, before any tensor is written.
+
+// The contents of .metadata: the inverse of ReadDcpMetadata().
+std::string DcpMetadataPickle(const DcpMetadata& metadata);
+
+// Files of data, which are archives of torch.save() one after the other, each with one chunk.
+class DcpDataFiles {
+ public:
+  // `max_file_bytes`: of one file, unless a single chunk is larger.
+  explicit DcpDataFiles(uint64_t max_file_bytes);
+  ~DcpDataFiles();
+
+  // A chunk of that shape, whose elements are all of the tensor's. Sets the tensor's place.
+  DcpBlob Add(const Shape& shape, OutputTensor tensor);
+  std::vector<OutputFile> Finish() &&;
+
+ private:
+  struct PlacedArchive;
+
+  const uint64_t max_file_bytes_;
+  std::vector<OutputFile> files_;
+  std::vector<std::vector<PlacedArchive>> archives_;  // of each file
+};
+
+// A file of torch.save() with an object whose one tensor, if it has any, shows `storage`.
+OutputFile TorchObjectFile(std::string name, std::string pickle, std::string_view storage = "");
 
 }  // namespace tessera::ckpt::convert
 

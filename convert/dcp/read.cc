@@ -1,4 +1,4 @@
-#include "convert/dcp/read.h"
+#include "convert/torch/read.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -20,15 +20,15 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/threads.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
+#include "convert/core/reading.h"
 #include "convert/core/record_checks.h"
+#include "convert/dcp/dcp.h"
 #include "convert/dcp/metadata.h"
-#include "convert/pickle/budget.h"
 #include "convert/pickle/value.h"
 #include "convert/torch/archive.h"
-#include "convert/torch/read.h"
-#include "convert/torch/torch_file.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
@@ -40,10 +40,6 @@ constexpr uint64_t kSafetensorsLengthBytes = 8;
 // Threads that read headers of chunks, each of which is a few small reads of a disk.
 constexpr int kThreads = 8;
 
-std::string PathIn(std::string_view folder, std::string_view file) {
-  return folder.empty() ? std::string(file) : std::string(folder).append("/").append(file);
-}
-
 // The files of the folder, each opened once. Thread-safe.
 class OpenFiles {
  public:
@@ -53,7 +49,7 @@ class OpenFiles {
     const MutexLock lock(&mutex_);
     std::unique_ptr<ReadableFile>& open = files_[file];
     if (open == nullptr) {
-      TESSERA_ASSIGN_OR_RETURN(open, storage_.Open(PathIn(folder_, file)));
+      TESSERA_ASSIGN_OR_RETURN(open, storage_.Open(JoinPath(folder_, file)));
     }
     return open.get();
   }
@@ -61,8 +57,8 @@ class OpenFiles {
   // The pickle of an object. Errors name its file.
   absl::StatusOr<TorchArchive> ReadObject(const DcpObject& object) {
     TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, Open(object.blob.file));
-    return InFile(storage_, PathIn(folder_, object.blob.file),
-                  ReadTorchArchive(*file, object.blob.part));
+    return At(storage_, JoinPath(folder_, object.blob.file),
+              ReadTorchArchive(*file, object.blob.part));
   }
 
  private:
@@ -71,12 +67,6 @@ class OpenFiles {
   Mutex mutex_;
   std::map<std::string, std::unique_ptr<ReadableFile>> files_ ABSL_GUARDED_BY(mutex_);
 };
-
-absl::StatusOr<std::string> ReadPart(const ReadableFile& file, Extent part) {
-  std::string bytes(part.length, '\0');
-  TESSERA_RETURN_IF_ERROR(file.ReadAt(part.offset, std::as_writable_bytes(std::span<char>(bytes))));
-  return bytes;
-}
 
 // Part of a file, the beginning and the end of which are read at once: what torch writes around the
 // elements of a tensor is there, in many small records.
@@ -88,9 +78,9 @@ class EndsInMemory final : public ChecksummedFile {
   static absl::StatusOr<EndsInMemory> Create(const ReadableFile& file, Extent part) {
     EndsInMemory ends(file, part);
     const uint64_t first = part.length <= 2 * kBytes ? part.length : kBytes;
-    TESSERA_ASSIGN_OR_RETURN(ends.first_, ReadPart(file, {part.offset, first}));
+    TESSERA_ASSIGN_OR_RETURN(ends.first_, ReadPart(file, part.offset, first));
     const uint64_t last = std::min(part.length - first, kBytes);
-    TESSERA_ASSIGN_OR_RETURN(ends.last_, ReadPart(file, {part.offset + part.length - last, last}));
+    TESSERA_ASSIGN_OR_RETURN(ends.last_, ReadPart(file, part.offset + part.length - last, last));
     return ends;
   }
 
@@ -134,16 +124,6 @@ absl::StatusOr<TorchTensor> ReadTorchChunk(const ReadableFile& whole, Extent par
   return ResolveTorchTensor(archive, root);
 }
 
-// The header of the safetensors file that is part of a file.
-absl::StatusOr<SafetensorsHeader> ReadHeader(const ReadableFile& file, Extent part) {
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::string first,
-      ReadPart(file, {part.offset, std::min(part.length, kSafetensorsLengthBytes)}));
-  TESSERA_ASSIGN_OR_RETURN(const uint64_t header_bytes, SafetensorsHeaderBytes(first, part.length));
-  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, ReadPart(file, {part.offset, header_bytes}));
-  return ParseSafetensorsHeader(bytes, part.length);
-}
-
 TorchTensor TensorOf(const SafetensorsEntry& entry, uint64_t offset_bytes) {
   return {.dtype = entry.dtype,
           .shape = entry.shape,
@@ -155,9 +135,10 @@ TorchTensor TensorOf(const SafetensorsEntry& entry, uint64_t offset_bytes) {
 // the place that the metadata names means nothing, and the key is the tensor's name.
 absl::StatusOr<TorchTensor> ReadSafetensorsChunk(const ReadableFile& file, Extent part,
                                                  const std::string& name) {
-  const absl::StatusOr<SafetensorsHeader> chunk = ReadHeader(file, part);
+  const absl::StatusOr<SafetensorsHeader> chunk = ReadSafetensors(file, part.offset, part.length);
   if (chunk.ok() && chunk->entries.size() == 1) return TensorOf(chunk->entries[0], part.offset);
-  TESSERA_ASSIGN_OR_RETURN(const SafetensorsHeader whole, ReadHeader(file, {0, file.size_bytes()}));
+  TESSERA_ASSIGN_OR_RETURN(const SafetensorsHeader whole,
+                           ReadSafetensors(file, 0, file.size_bytes()));
   for (const SafetensorsEntry& entry : whole.entries) {
     if (entry.key == name) return TensorOf(entry, 0);
   }
@@ -174,7 +155,7 @@ absl::StatusOr<bool> IsSafetensors(const ReadableFile& file, Extent part) {
   }
   const uint64_t length = kSafetensorsLengthBytes + 1;
   if (file.size_bytes() - part.offset < length) return false;
-  TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadPart(file, {part.offset, length}));
+  TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadPart(file, part.offset, length));
   return first.back() == '{' && !first.starts_with("PK");
 }
 
@@ -243,29 +224,14 @@ std::string NoteOf(const std::string& what, std::vector<std::string> names) {
   return absl::StrCat("Left out: ", what, ": ", JoinFirst(names, ", "), ".");
 }
 
-// Roles that are stated by an object of the checkpoint. None if it has none.
-absl::StatusOr<std::map<std::string, TensorRole>> ReadRoles(OpenFiles& files,
-                                                            const DcpMetadata& metadata) {
-  for (const DcpObject& object : metadata.objects) {
-    if (object.name != kTorchRolesKey) continue;
-    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, files.ReadObject(object));
-    return ReadTorchRoles(archive.contents.root());
-  }
-  return std::map<std::string, TensorRole>();
-}
-
-// Names that are stated by an object of the checkpoint. None if it has none.
-absl::StatusOr<std::map<std::string, std::string>> ReadNames(OpenFiles& files,
-                                                             const DcpMetadata& metadata) {
-  for (const DcpObject& object : metadata.objects) {
-    if (object.name != kTorchNamesKey) continue;
-    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, files.ReadObject(object));
-    std::set<std::string_view> keys;
-    for (const DcpTensor& tensor : metadata.tensors) keys.insert(tensor.name);
-    return ReadTorchNames(archive.contents.root(),
-                          [&](const std::string& key) { return keys.contains(key); });
-  }
-  return std::map<std::string, std::string>();
+// What `parse` makes of the checkpoint's object of that name; of nothing, if it has none.
+template <typename Parse>
+auto ReadStated(OpenFiles& files, const DcpMetadata& metadata, std::string_view name,
+                const Parse& parse) -> absl::StatusOr<decltype(parse(pickle::Value()))> {
+  const auto object = std::ranges::find(metadata.objects, name, &DcpObject::name);
+  if (object == metadata.objects.end()) return parse(pickle::Value());
+  TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, files.ReadObject(*object));
+  return parse(archive.contents.root());
 }
 
 // An option of a single parameter, "optim.param_groups.layers.0.weight.lr", of which there may be
@@ -321,34 +287,35 @@ absl::Status AddNotes(OpenFiles& files, const DcpMetadata& metadata, bool has_na
 }  // namespace
 
 absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder) {
-  const auto file = storage.Open(PathIn(folder, kDcpMetadataFile));
-  if (absl::IsNotFound(file.status())) return false;
-  if (!file.ok()) return file.status();
-  return true;
+  return Exists(storage, JoinPath(folder, kDcpMetadataFile));
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view folder) {
   OpenFiles files(storage, folder);
   TESSERA_ASSIGN_OR_RETURN(const ReadableFile* metadata_file, files.Open(kDcpMetadataFile));
-  const absl::StatusOr<DcpMetadata> metadata = ReadDcpMetadata(*metadata_file);
-  if (!metadata.ok()) {
-    return absl::Status(metadata.status().code(),
-                        absl::StrCat(storage.Describe(PathIn(folder, kDcpMetadataFile)), ": ",
-                                     metadata.status().message()));
-  }
+  TESSERA_ASSIGN_OR_RETURN(
+      const DcpMetadata metadata,
+      At(storage, JoinPath(folder, kDcpMetadataFile), ReadDcpMetadata(*metadata_file)));
   ForeignCheckpoint checkpoint;
   checkpoint.format = kDcp;
   checkpoint.description.mutable_producer()->set_program("torch.distributed.checkpoint");
-  const std::set<std::string> optimizers = OptimizerPrefixes(*metadata);
-  TESSERA_ASSIGN_OR_RETURN(const auto roles, ReadRoles(files, *metadata));
-  TESSERA_ASSIGN_OR_RETURN(const auto names, ReadNames(files, *metadata));
+  const std::set<std::string> optimizers = OptimizerPrefixes(metadata);
+  std::set<std::string_view> keys;
+  for (const DcpTensor& tensor : metadata.tensors) keys.insert(tensor.name);
+  TESSERA_ASSIGN_OR_RETURN(const auto roles,
+                           ReadStated(files, metadata, kTorchRolesKey, ReadTorchRoles));
+  const auto parse_names = [&](const pickle::Value& dict) {
+    return ReadTorchNames(dict, [&](const std::string& key) { return keys.contains(key); });
+  };
+  TESSERA_ASSIGN_OR_RETURN(const auto names,
+                           ReadStated(files, metadata, kTorchNamesKey, parse_names));
   struct Chunk {
     const DcpTensor* tensor;
     size_t index;        // of its chunks
     StoredPiece* piece;  // to be filled; it stays where it is when its tensor moves
   };
   std::vector<Chunk> chunks;
-  for (const DcpTensor& tensor : metadata->tensors) {
+  for (const DcpTensor& tensor : metadata.tensors) {
     const auto name = names.find(tensor.name);
     const bool is_hidden = name != names.end() && name->second.empty();
     if (tensor.dtype == DType::kUnspecified || is_hidden) continue;
@@ -362,22 +329,28 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
       chunks.push_back({&tensor, c, &added.pieces[c]});
     checkpoint.tensors.push_back(std::move(added));
   }
-  TESSERA_RETURN_IF_ERROR(RunTasks(kThreads, chunks.size(), [&](int, size_t i) {
+  TESSERA_RETURN_IF_ERROR(RunTasks(kThreads, chunks.size(), [&](int, size_t i) -> absl::Status {
     const auto& [tensor, index, piece] = chunks[i];
     const DcpChunk& chunk = tensor->chunks[index];
-    absl::StatusOr<StoredPiece> read = ReadChunk(files, *tensor, chunk);
-    if (read.ok()) {
-      *piece = *std::move(read);
-      return absl::OkStatus();
-    }
-    return absl::Status(read.status().code(),
-                        absl::StrCat(storage.Describe(PathIn(folder, chunk.blob.file)), ": tensor ",
-                                     absl::CHexEscape(tensor->name), ToString(chunk.box), ": ",
-                                     read.status().message()));
+    TESSERA_ASSIGN_OR_RETURN(
+        *piece, At(storage, JoinPath(folder, chunk.blob.file),
+                   In(absl::StrCat("tensor ", absl::CHexEscape(tensor->name), ToString(chunk.box)),
+                      ReadChunk(files, *tensor, chunk))));
+    return absl::OkStatus();
   }));
   FindAliases(checkpoint.tensors);
-  TESSERA_RETURN_IF_ERROR(AddNotes(files, *metadata, !names.empty(), checkpoint));
+  TESSERA_RETURN_IF_ERROR(AddNotes(files, metadata, !names.empty(), checkpoint));
   return checkpoint;
+}
+
+absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(Storage& storage, std::string_view folder,
+                                                          std::vector<std::string>* notes) {
+  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint stored, ReadDcp(storage, folder));
+  for (ForeignTensor& tensor : stored.tensors) {
+    for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
+  }
+  if (notes != nullptr) *notes = std::move(stored.notes);
+  return std::move(stored.tensors);
 }
 
 }  // namespace tessera::ckpt::convert

@@ -1,5 +1,3 @@
-#include "convert/dcp/read.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -20,6 +18,7 @@
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
+#include "convert/dcp/dcp.h"
 #include "convert/dcp/metadata.h"
 #include "convert/testing/memory_meter.h"
 #include "gmock/gmock.h"

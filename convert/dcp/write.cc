@@ -1,4 +1,4 @@
-#include "convert/dcp/write.h"
+#include "convert/pickle/write.h"
 
 #include <bit>
 #include <cstdint>
@@ -10,11 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "checkpoint/format/manifest.h"
-#include "convert/dcp/folder_layout.h"
+#include "convert/dcp/dcp.h"
 #include "convert/dcp/metadata.h"
-#include "convert/pickle/write.h"
 #include "convert/torch/archive.h"
-#include "convert/torch/archive_layout.h"
+#include "convert/torch/write.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {

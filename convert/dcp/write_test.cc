@@ -1,6 +1,6 @@
 // Checkpoints written in torch's formats, read back.
 
-#include "convert/dcp/write.h"
+#include "convert/torch/write.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -21,9 +21,8 @@
 #include "convert/core/foreign_storage.h"
 #include "convert/core/output.h"
 #include "convert/core/read_digests.h"
-#include "convert/dcp/read.h"
+#include "convert/dcp/dcp.h"
 #include "convert/torch/read.h"
-#include "convert/torch/write.h"
 #include "convert/torch/zip.h"
 #include "gtest/gtest.h"
 

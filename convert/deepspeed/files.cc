@@ -8,7 +8,6 @@
 #include <string_view>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -16,9 +15,8 @@
 #include "checkpoint/storage/checks.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
-#include "convert/pickle/budget.h"
 #include "convert/pickle/value.h"
-#include "convert/torch/torch_file.h"
+#include "convert/torch/archive.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
@@ -136,9 +134,8 @@ absl::StatusOr<std::optional<DeepSpeedFolder>> FindDeepSpeedFolder(Storage& stor
   for (const std::string_view latest : {"latest", "latest_universal"}) {
     if (std::ranges::find(names, latest) == names.end()) continue;
     const std::string path = std::string(latest);
-    const absl::StatusOr<std::string> text = ReadAll(storage, path, kMaxTagBytes);
-    if (!text.ok()) return text.status();
-    const std::string tag(absl::StripAsciiWhitespace(*text));
+    TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, path, kMaxTagBytes));
+    const std::string tag(absl::StripAsciiWhitespace(text));
     if (!CheckPath("Open", tag, /*root_allowed=*/false).ok()) continue;
     if (std::ranges::find(names, tag + "/") == names.end()) {
       if (!tag.starts_with("global_step")) continue;
@@ -158,23 +155,11 @@ namespace {
 
 using pickle::Value;
 
-std::string Shown(std::string_view name) {
-  return absl::CHexEscape(absl::string_view(name.data(), std::min<size_t>(name.size(), 200)));
-}
-
-absl::StatusOr<std::string> NameOf(const Value& key, pickle::Budget& budget) {
-  const std::string_view text = key.AsText().value_or("");
-  TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(TorchTensor) + text.size()));
-  const std::string name(text);
-  if (!name.empty() && IsValidUtf8(name)) return name;
-  return absl::DataLossError("a tensor whose name is empty or not valid UTF-8");
-}
-
 absl::StatusOr<NamedShapes> ReadShapes(const Value& dict, pickle::Budget& budget) {
   NamedShapes shapes;
   for (size_t i = 0; i < dict.entry_count(); ++i) {
     const auto [key, value] = dict.entry(i);
-    TESSERA_ASSIGN_OR_RETURN(std::string name, NameOf(key, budget));
+    TESSERA_ASSIGN_OR_RETURN(std::string name, ReadTorchName(key, budget));
     std::optional<std::vector<int64_t>> shape = TorchIntegers(value);
     if (!shape || shape->size() > kMaxRank || !CheckedByteCount(*shape, sizeof(double)).ok()) {
       return absl::DataLossError(
@@ -192,7 +177,7 @@ absl::StatusOr<NamedTensors> ReadTensors(const TorchArchive& archive, const Valu
   for (size_t i = 0; i < dict.entry_count(); ++i) {
     const auto [key, value] = dict.entry(i);
     if (!IsTorchTensor(value)) continue;
-    TESSERA_ASSIGN_OR_RETURN(const std::string name, NameOf(key, budget));
+    TESSERA_ASSIGN_OR_RETURN(const std::string name, ReadTorchName(key, budget));
     absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(archive, value);
     if (absl::IsUnimplemented(tensor.status())) continue;
     if (!tensor.ok()) {
@@ -211,8 +196,7 @@ absl::StatusOr<DeepSpeedModelStates> ReadStates(const TorchArchive& archive) {
   const Value groups = root.Find("param_shapes");
   for (size_t i = 0; i < groups.size(); ++i) {
     TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(NamedShapes)));
-    TESSERA_ASSIGN_OR_RETURN(NamedShapes shapes, ReadShapes(groups[i], budget));
-    states.groups.push_back(std::move(shapes));
+    TESSERA_ASSIGN_OR_RETURN(states.groups.emplace_back(), ReadShapes(groups[i], budget));
   }
   TESSERA_ASSIGN_OR_RETURN(states.frozen, ReadShapes(root.Find("frozen_param_shapes"), budget));
   TESSERA_ASSIGN_OR_RETURN(states.frozen_fragments,
@@ -220,8 +204,8 @@ absl::StatusOr<DeepSpeedModelStates> ReadStates(const TorchArchive& archive) {
   TESSERA_ASSIGN_OR_RETURN(states.module, ReadTensors(archive, root.Find("module"), budget));
   const Value shared = root.Find("shared_params");
   for (size_t i = 0; i < shared.entry_count(); ++i) {
-    TESSERA_ASSIGN_OR_RETURN(std::string second, NameOf(shared.entry(i).first, budget));
-    TESSERA_ASSIGN_OR_RETURN(std::string first, NameOf(shared.entry(i).second, budget));
+    TESSERA_ASSIGN_OR_RETURN(std::string second, ReadTorchName(shared.entry(i).first, budget));
+    TESSERA_ASSIGN_OR_RETURN(std::string first, ReadTorchName(shared.entry(i).second, budget));
     states.shared.emplace_back(std::move(second), std::move(first));
   }
   states.data_parallel_size = root.Find("dp_world_size").AsInt();
@@ -240,7 +224,7 @@ absl::StatusOr<DeepSpeedModelStates> ReadStates(const TorchArchive& archive) {
 absl::StatusOr<DeepSpeedModelStates> ReadDeepSpeedModelStates(Storage& storage,
                                                               const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, path));
-  return InFile(storage, path, ReadStates(archive));
+  return At(storage, path, ReadStates(archive));
 }
 
 namespace {
@@ -255,12 +239,7 @@ int64_t PartitionCount(const Value& count) {
 
 absl::Status AddVector(const TorchArchive& archive, const ForeignKind& kind, const Value& value,
                        ZeroGroup& group) {
-  if (!IsTorchTensor(value)) return absl::DataLossError("no tensor");
-  TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, ResolveTorchTensor(archive, value));
-  if (tensor.shape.size() != 1 || (tensor.strides[0] != 1 && tensor.shape[0] > 1)) {
-    return absl::DataLossError(
-        absl::StrCat("shape ", ShapeToString(tensor.shape), ", expected a contiguous vector"));
-  }
+  TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, ResolveTorchVector(archive, value));
   group.vectors.emplace_back(kind, std::move(tensor));
   return absl::OkStatus();
 }
@@ -274,8 +253,8 @@ absl::Status AddSlices(const Value& slices, pickle::Budget& budget, ZeroGroup& g
     const std::optional<int64_t> start = slice.state().Find("start").AsInt();
     const std::optional<int64_t> count = slice.state().Find("numel").AsInt();
     if (name.empty() || !start || !count) {
-      return absl::DataLossError(absl::StrCat("a malformed entry of param_slice_mappings: ",
-                                              absl::CHexEscape(name.substr(0, 200))));
+      return absl::DataLossError(
+          absl::StrCat("a malformed entry of param_slice_mappings: ", Shown(name)));
     }
     group.slices.push_back({name, *start, *count});
   }
@@ -321,9 +300,7 @@ absl::StatusOr<ZeroShard> ReadShard(const TorchArchive& archive) {
     absl::Status status = AddVector(archive, kForeignWeight, fp32[i], group);
     if (status.ok()) status = AddMoments(archive, base, i, group);
     if (status.ok() && !shard.cuts_parameters) status = AddSlices(slices[i], budget, group);
-    if (!status.ok()) {
-      return absl::Status(status.code(), absl::StrCat("group ", i, ": ", status.message()));
-    }
+    TESSERA_RETURN_IF_ERROR(In(absl::StrCat("group ", i), status));
   }
   return shard;
 }
@@ -332,7 +309,7 @@ absl::StatusOr<ZeroShard> ReadShard(const TorchArchive& archive) {
 
 absl::StatusOr<ZeroShard> ReadZeroShard(Storage& storage, const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, path));
-  return InFile(storage, path, ReadShard(archive));
+  return At(storage, path, ReadShard(archive));
 }
 
 }  // namespace tessera::ckpt::convert

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -20,7 +19,6 @@
 #include "convert/deepspeed/files.h"
 #include "convert/pickle/value.h"
 #include "convert/torch/archive.h"
-#include "convert/torch/torch_file.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 
@@ -93,9 +91,9 @@ class DeepSpeedReader {
 absl::StatusOr<Parameter*> DeepSpeedReader::Find(const std::string& name, const std::string& file) {
   const auto found = parameters_.find(name);
   if (found != parameters_.end()) return &found->second;
-  return Damaged(storage_, file,
-                 absl::StrCat("parameter ", absl::CHexEscape(name.substr(0, 200)), " is not in ",
-                              "param_shapes of the model's file"));
+  return Damaged(
+      storage_, file,
+      absl::StrCat("parameter ", Shown(name), " is not in ", "param_shapes of the model's file"));
 }
 
 // ---- Parameters and the model.
@@ -199,11 +197,11 @@ absl::Status DeepSpeedReader::MatchModel(const HuggingFaceDescription& descripti
 absl::Status DeepSpeedReader::ReadConfig() {
   TESSERA_ASSIGN_OR_RETURN(const std::string config,
                            ReadAll(storage_, folder_.config, kMaxJsonBytes));
-  absl::StatusOr<HuggingFaceDescription> description =
-      ReadHuggingFaceConfig(config, static_cast<int64_t>(shapes_.size()));
-  if (!description.ok()) return At(storage_, folder_.config, description.status());
-  model_ = description->model;
-  return MatchModel(*description);
+  TESSERA_ASSIGN_OR_RETURN(const HuggingFaceDescription description,
+                           At(storage_, folder_.config,
+                              ReadHuggingFaceConfig(config, static_cast<int64_t>(shapes_.size()))));
+  model_ = description.model;
+  return MatchModel(description);
 }
 
 absl::Status DeepSpeedReader::MakeModel() {
@@ -237,8 +235,7 @@ absl::Status DeepSpeedReader::MakeModel() {
 
 absl::Status DeepSpeedReader::AddTensor(const std::string& name, const ForeignKind& kind,
                                         const std::string& file, const TorchTensor& tensor) {
-  return set_->AddWhole(parameters_.at(name).foreign, {}, kind, tensor.shape,
-                        {file, tensor.offset_bytes, tensor.dtype}, tensor.strides);
+  return set_->AddWhole(parameters_.at(name).foreign, {}, kind, file, tensor);
 }
 
 // Rounded weights, and weights that are not trained.
@@ -377,9 +374,9 @@ absl::StatusOr<std::optional<TorchTensor>> DeepSpeedReader::ReadUniversalFile(
   const Value root = archive->contents.root();
   const Value value = root.Find("param").present() ? root.Find("param") : root;
   if (!IsTorchTensor(value)) return Damaged(storage_, path, "no tensor \"param\"");
-  absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(*archive, value);
-  TESSERA_RETURN_IF_ERROR(InFile(storage_, path, tensor).status());
-  return *std::move(tensor);
+  TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor,
+                           At(storage_, path, ResolveTorchTensor(*archive, value)));
+  return tensor;
 }
 
 absl::Status DeepSpeedReader::AddUniversal() {

@@ -15,6 +15,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/core/file_cursor.h"
+#include "convert/core/reading.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -157,19 +158,15 @@ class HeaderReader {
       return absl::DataLossError(absl::StrCat("key ", key, " occurs twice"));
     }
     TESSERA_ASSIGN_OR_RETURN(const auto type, cursor_.Number<ValueType>());
-    absl::StatusOr<GgufValue> value = ReadValue(type);
-    if (!value.ok()) {
-      return absl::Status(value.status().code(),
-                          absl::StrCat("key ", key, ": ", value.status().message()));
-    }
+    TESSERA_ASSIGN_OR_RETURN(GgufValue value, In(absl::StrCat("key ", key), ReadValue(type)));
     if (key == kAlignmentKey) {
-      const int64_t* const alignment = std::get_if<int64_t>(&*value);
+      const int64_t* const alignment = std::get_if<int64_t>(&value);
       if (alignment == nullptr || !std::has_single_bit(static_cast<uint64_t>(*alignment))) {
         return absl::DataLossError(absl::StrCat(kAlignmentKey, " is no power of two"));
       }
       alignment_ = static_cast<uint64_t>(*alignment);
     }
-    header_.metadata.emplace_back(std::move(key), *std::move(value));
+    header_.metadata.emplace_back(std::move(key), std::move(value));
     return absl::OkStatus();
   }
 

@@ -124,9 +124,8 @@ absl::StatusOr<std::string> FindGguf(Storage& storage, std::string_view file) {
                                                    JoinFirst(found, ", ")));
   }
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage.Open(found[0]));
-  std::string magic(kGgufMagic.size(), '\0');
-  if (open->size_bytes() < magic.size()) return std::string();
-  TESSERA_RETURN_IF_ERROR(open->ReadAt(0, std::as_writable_bytes(std::span(magic))));
+  if (open->size_bytes() < kGgufMagic.size()) return std::string();
+  TESSERA_ASSIGN_OR_RETURN(const std::string magic, ReadPart(*open, 0, kGgufMagic.size()));
   return magic == kGgufMagic ? found[0] : std::string();
 }
 
@@ -135,10 +134,10 @@ absl::StatusOr<ForeignCheckpoint> ReadGguf(Storage& storage, const std::string& 
   ForeignCheckpoint checkpoint = {.format = kGguf};
   checkpoint.description.mutable_producer()->set_program("llama.cpp");
   GgufHeader header;
-  absl::StatusOr<ForeignModel> model = ReadModel(*open, header, checkpoint);
-  if (!model.ok()) return At(storage, file, model.status());
-  ForeignTensorSet set(model->description());
-  TESSERA_RETURN_IF_ERROR(AddTensors(storage, file, header, *model, set));
+  TESSERA_ASSIGN_OR_RETURN(ForeignModel model,
+                           At(storage, file, ReadModel(*open, header, checkpoint)));
+  ForeignTensorSet set(model.description());
+  TESSERA_RETURN_IF_ERROR(AddTensors(storage, file, header, model, set));
   TESSERA_RETURN_IF_ERROR(std::move(set).MoveTo(kGguf, storage.Describe(file), checkpoint));
   return checkpoint;
 }

@@ -53,16 +53,9 @@ absl::Status ReadHeader(Storage& storage, const std::string& name, TensorsByName
     return Damaged(storage, kIndex, file.status().message());
   }
   TESSERA_RETURN_IF_ERROR(file.status());
-  const uint64_t size = (*file)->size_bytes();
-  std::string bytes(std::min<uint64_t>(size, sizeof(uint64_t)), '\0');
-  TESSERA_RETURN_IF_ERROR((*file)->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
-  const absl::StatusOr<uint64_t> header_bytes = SafetensorsHeaderBytes(bytes, size);
-  if (!header_bytes.ok()) return Damaged(storage, name, header_bytes.status().message());
-  bytes.resize(*header_bytes);
-  TESSERA_RETURN_IF_ERROR((*file)->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
-  absl::StatusOr<SafetensorsHeader> header = ParseSafetensorsHeader(bytes, size);
-  if (!header.ok()) return Damaged(storage, name, header.status().message());
-  for (SafetensorsEntry& entry : header->entries) {
+  TESSERA_ASSIGN_OR_RETURN(SafetensorsHeader header,
+                           At(storage, name, ReadSafetensors(**file, 0, (*file)->size_bytes())));
+  for (SafetensorsEntry& entry : header.entries) {
     ForeignTensor tensor = {.name = entry.key, .dtype = entry.dtype, .shape = entry.shape};
     tensor.pieces = {
         {WholeBox(entry.shape), name, entry.file_offset, ContiguousStrides(entry.shape)}};
@@ -197,14 +190,12 @@ absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage) {
   checkpoint.description.mutable_producer()->set_program("transformers");
   TESSERA_ASSIGN_OR_RETURN(const std::string config,
                            ReadAll(storage, std::string(kConfig), kMaxJsonBytes));
-  const absl::StatusOr<HuggingFaceDescription> description =
-      ReadHuggingFaceConfig(config, static_cast<int64_t>(tensors.size()));
-  if (!description.ok()) return At(storage, "", description.status());
-  *checkpoint.description.mutable_model() = description->model.config;
-  absl::StatusOr<std::vector<ForeignTensor>> found =
-      ModelReader(*description, std::move(tensors)).Read();
-  if (!found.ok()) return At(storage, "", found.status());
-  checkpoint.tensors = *std::move(found);
+  TESSERA_ASSIGN_OR_RETURN(
+      const HuggingFaceDescription description,
+      At(storage, "", ReadHuggingFaceConfig(config, static_cast<int64_t>(tensors.size()))));
+  *checkpoint.description.mutable_model() = description.model.config;
+  TESSERA_ASSIGN_OR_RETURN(checkpoint.tensors,
+                           At(storage, "", ModelReader(description, std::move(tensors)).Read()));
   return checkpoint;
 }
 

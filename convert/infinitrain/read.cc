@@ -46,8 +46,8 @@ absl::StatusOr<bool> IsShardedInfiniTrain(Storage& storage) {
   const auto open = storage.Open(kMetadataFile);
   if (absl::IsNotFound(open.status())) return false;
   TESSERA_RETURN_IF_ERROR(open.status());
-  std::string start(std::min<uint64_t>((*open)->size_bytes(), 256), '\0');
-  TESSERA_RETURN_IF_ERROR((*open)->ReadAt(0, std::as_writable_bytes(std::span<char>(start))));
+  TESSERA_ASSIGN_OR_RETURN(const std::string start,
+                           ReadPart(**open, 0, std::min<uint64_t>((*open)->size_bytes(), 256)));
   return absl::StrContains(start, "infinitrain_sharded");
 }
 
@@ -170,22 +170,19 @@ class Reader {
       const std::optional<int64_t> found = FindInfiniTrainNumber(texts_.front(), key);
       if (!found.has_value() || *found == size.get<int64_t>()) continue;
       return absl::FailedPreconditionError(
-          absl::StrCat(storage_.Describe(InFolder(kTrainerStateFile, ranks_.front())), ": ", key,
+          absl::StrCat(storage_.Describe(JoinPath(ranks_.front(), kTrainerStateFile)), ": ", key,
                        " is ", *found, ", but the model's is ", size.get<int64_t>()));
     }
     return absl::OkStatus();
   }
 
  private:
-  std::string InFolder(std::string_view file, const std::string& rank) const {
-    return JoinPath(rank, file);
-  }
-  std::string PathOf(std::string_view file) const { return InFolder(file, ranks_[rank_]); }
+  std::string PathOf(std::string_view file) const { return JoinPath(ranks_[rank_], file); }
 
   // The trainer's state as JSON; empty if the rank's folder does not have the file.
   absl::StatusOr<std::string> ReadTrainerState(const std::string& rank) const {
     absl::StatusOr<std::string> text =
-        ReadAll(storage_, InFolder(kTrainerStateFile, rank), kMaxTrainerStateBytes);
+        ReadAll(storage_, JoinPath(rank, kTrainerStateFile), kMaxTrainerStateBytes);
     if (absl::IsNotFound(text.status())) return std::string();
     return text;
   }
@@ -224,9 +221,9 @@ class Reader {
   absl::Status AddFile(std::string_view file, TensorRole role) {
     const std::string path = PathOf(file);
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
-    absl::StatusOr<std::vector<InfiniTrainTensor>> tensors = ReadInfiniTrainStateFile(*open);
-    if (!tensors.ok()) return At(storage_, path, tensors.status());
-    for (InfiniTrainTensor& tensor : *tensors) {
+    TESSERA_ASSIGN_OR_RETURN(std::vector<InfiniTrainTensor> tensors,
+                             At(storage_, path, ReadInfiniTrainStateFile(*open)));
+    for (InfiniTrainTensor& tensor : tensors) {
       if (role == TensorRole::kWeight) {
         TESSERA_RETURN_IF_ERROR(AddTensor(file, role, std::move(tensor)));
       } else if (tensor.name == "adam.t") {
@@ -313,9 +310,9 @@ class Reader {
     const std::string path(kMetadataFile);
     TESSERA_ASSIGN_OR_RETURN(const std::string text,
                              ReadAll(storage_, path, kMaxInfiniTrainMetadataBytes));
-    absl::StatusOr<std::vector<InfiniTrainShard>> shards = ParseInfiniTrainMetadata(text);
-    if (!shards.ok()) return At(storage_, path, shards.status());
-    return *std::move(shards);
+    TESSERA_ASSIGN_OR_RETURN(std::vector<InfiniTrainShard> shards,
+                             At(storage_, path, ParseInfiniTrainMetadata(text)));
+    return shards;
   }
 
   // The tensors of a file by name; each file is read once.
@@ -324,9 +321,9 @@ class Reader {
     const auto [at, is_new] = files_.try_emplace(path);
     if (is_new) {
       TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
-      absl::StatusOr<std::vector<InfiniTrainTensor>> tensors = ReadInfiniTrainStateFile(*open);
-      if (!tensors.ok()) return At(storage_, path, tensors.status());
-      for (InfiniTrainTensor& tensor : *tensors) {
+      TESSERA_ASSIGN_OR_RETURN(std::vector<InfiniTrainTensor> tensors,
+                               At(storage_, path, ReadInfiniTrainStateFile(*open)));
+      for (InfiniTrainTensor& tensor : tensors) {
         std::string name = tensor.name;
         at->second.emplace(std::move(name), std::move(tensor));
       }
@@ -418,7 +415,7 @@ class Reader {
     for (size_t rank = 1; rank < ranks_.size(); ++rank) {
       if (FindInfiniTrainNumber(texts_[rank], "global_step") == step) continue;
       return absl::DataLossError(
-          absl::StrCat(storage_.Describe(InFolder(kTrainerStateFile, ranks_[rank])),
+          absl::StrCat(storage_.Describe(JoinPath(ranks_[rank], kTrainerStateFile)),
                        ": global_step differs from ", "that of ", ranks_.front()));
     }
     if (step.has_value() && updates_.value_or(*step) != *step) {

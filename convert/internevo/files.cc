@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -21,7 +20,6 @@
 #include "convert/internevo/internevo.h"
 #include "convert/pickle/value.h"
 #include "convert/torch/archive.h"
-#include "convert/torch/torch_file.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
@@ -140,39 +138,16 @@ absl::StatusOr<InternEvoRankFiles> FindInternEvoRankFiles(std::span<const std::s
   return absl::DataLossError(absl::StrCat("missing: ", JoinFirst(missing, ", ")));
 }
 
-namespace {
-
-// The number that the text begins with, before a dot. Removes both.
-std::optional<int64_t> ConsumeNumber(std::string_view& text) {
-  const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
-  if (digits == 0 || digits > kMaxDigits || digits == text.size() || text[digits] != '.') {
-    return std::nullopt;
-  }
-  int64_t number = 0;
-  for (const char digit : text.substr(0, digits)) number = 10 * number + (digit - '0');
-  text.remove_prefix(digits + 1);
-  return number;
-}
-
-}  // namespace
-
 InternEvoLocalName ParseInternEvoName(std::string_view name) {
   constexpr std::string_view kWrapper = "model.";
-  InternEvoLocalName parsed;
-  parsed.chunk = ConsumeNumber(name).value_or(0);
-  if (name.starts_with(kWrapper)) name.remove_prefix(kWrapper.size());
-  const size_t dot = name.find('.');
-  if (dot != name.npos) {
-    std::string_view rest = name.substr(dot + 1);
-    if (const std::optional<int64_t> layer = ConsumeNumber(rest)) {
-      parsed.layer = *layer;
-      parsed.before = std::string(name.substr(0, dot + 1));
-      parsed.after = "." + std::string(rest);
-      return parsed;
-    }
+  int64_t chunk = 0;
+  const LayerName first = SplitLayer(name);
+  if (first.layer >= 0 && first.before.empty() && !first.after.empty()) {
+    chunk = first.layer;
+    name = std::string_view(first.after).substr(1);
   }
-  parsed.before = std::string(name);
-  return parsed;
+  if (name.starts_with(kWrapper)) name.remove_prefix(kWrapper.size());
+  return {SplitLayer(name), chunk};
 }
 
 void InternEvoLayers::Add(int64_t stage, const InternEvoLocalName& name) {
@@ -209,18 +184,6 @@ constexpr std::string_view kModelConfig = "model_config.pt";
 // The parameters of a model whose rotary embedding turns neighbouring rows.
 constexpr std::string_view kPairedRows = "internevo.qk_interleaved";
 
-nlohmann::json DictToJson(const Value& dict) {
-  nlohmann::json json = nlohmann::json::object();
-  for (size_t i = 0; i < dict.entry_count(); ++i) {
-    const auto [key, value] = dict.entry(i);
-    const auto name = key.AsText();
-    if (!name || !IsValidUtf8(*name)) continue;
-    nlohmann::json converted = pickle::ScalarToJson(value);
-    if (!converted.is_null()) json[std::string(*name)] = std::move(converted);
-  }
-  return json;
-}
-
 // Whether the rotary embedding turns neighbouring rows of a head. Releases before `qk_interleaved`
 // had `adapt_hf`, which means the opposite.
 absl::StatusOr<bool> HasPairedRows(const Value& config) {
@@ -235,7 +198,7 @@ absl::StatusOr<ForeignModel> MakeModel(const Value& config, int64_t tensor_count
                                        uint64_t file_bytes) {
   if (config.entry_count() == 0) return absl::DataLossError("no dict of the model's settings");
   TESSERA_ASSIGN_OR_RETURN(const bool paired, HasPairedRows(config));
-  return ForeignModel::Read(paired ? kPairedRows : kInternEvo, DictToJson(config).dump(),
+  return ForeignModel::Read(paired ? kPairedRows : kInternEvo, pickle::DictToJson(config).dump(),
                             tensor_count, file_bytes);
 }
 
@@ -261,7 +224,7 @@ absl::StatusOr<InternEvoParameters> InternEvoParameters::Read(Storage& storage,
   TESSERA_RETURN_IF_ERROR(archive.status());
   TESSERA_ASSIGN_OR_RETURN(
       ForeignModel model,
-      InFile(storage, path, MakeModel(archive->contents.root(), tensor_count, file_bytes)));
+      At(storage, path, MakeModel(archive->contents.root(), tensor_count, file_bytes)));
   return InternEvoParameters(std::move(model));
 }
 
@@ -271,7 +234,7 @@ absl::StatusOr<const ForeignParameter*> InternEvoParameters::Find(const std::str
   const std::vector<ForeignParameter*> candidates = model_.Named(name);
   if (candidates.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("tensor ", absl::CHexEscape(name.substr(0, 200)),
+        absl::StrCat("tensor ", Shown(name),
                      " belongs to no parameter of the model that model_config.pt describes"));
   }
   const ForeignParameter* found = nullptr;
@@ -441,9 +404,8 @@ absl::Status DescribeInternEvoRun(Storage& storage, ForeignCheckpoint& checkpoin
   }
   std::optional<int64_t> samples;
   if (sampler) {
-    const auto consumed = ConsumedSamples(sampler->contents.root(), *batches);
-    if (!consumed.ok()) return Damaged(storage, kSampler, consumed.status().message());
-    samples = *consumed;
+    TESSERA_ASSIGN_OR_RETURN(
+        samples, At(storage, kSampler, ConsumedSamples(sampler->contents.root(), *batches)));
   }
   SetProgress(*step, samples, manifest);
   if (!tokens || *tokens < 0) return absl::OkStatus();

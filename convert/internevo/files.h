@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -17,7 +18,10 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
+#include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
+#include "convert/pickle/value.h"
+#include "convert/torch/archive.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
@@ -50,11 +54,8 @@ absl::StatusOr<InternEvoRankFiles> FindInternEvoRankFiles(std::span<const std::s
 
 // A name in the file of a pipeline stage, which counts its layers from 0 on: "layers.1.ffn_norm";
 // where the stage has several chunks of layers: "1.model.layers.0.ffn_norm".
-struct InternEvoLocalName {
+struct InternEvoLocalName : LayerName {
   int64_t chunk = 0;
-  int64_t layer = -1;  // -1: the parameter is of no layer
-  std::string before;  // "layers." or, of no layer, all of the name
-  std::string after;   // ".ffn_norm"
 };
 
 InternEvoLocalName ParseInternEvoName(std::string_view name);
@@ -104,6 +105,40 @@ class InternEvoParameters {
 // length, and a note about them. What their absence leaves unknown stays so. Errors: DataLoss,
 // naming the file, where one contradicts another; those of the storage.
 absl::Status DescribeInternEvoRun(Storage& storage, ForeignCheckpoint& checkpoint);
+
+// A parameter as a plan names it: by its index in its group, whose parameters are in the order of
+// their sizes, the largest first.
+struct InternEvoPlannedParameter {
+  int64_t index = 0;
+  Shape shape;  // of what a tensor-parallel rank has
+  bool operator==(const InternEvoPlannedParameter&) const = default;
+};
+
+// Which parameters each ZeRO rank has, in the order of its flat state: by group, then by rank.
+using InternEvoPlan = std::vector<std::vector<std::vector<InternEvoPlannedParameter>>>;
+
+// What a rank has of a group of parameters.
+struct InternEvoGroup {
+  std::string name;  // "default", "fp32", ...
+  // Flat states; empty where the rank has none of its parameters. The fp32 weights are the first.
+  std::vector<std::pair<ForeignKind, TorchTensor>> vectors;
+};
+
+// A file of HybridZeroOptimizer.
+struct InternEvoZeroState {
+  std::vector<InternEvoGroup> groups;
+  std::optional<InternEvoPlan> plan;
+};
+
+// Errors, without the file's name: DataLoss; those of ResolveTorchTensor().
+absl::StatusOr<InternEvoPlan> ParseInternEvoPlan(const pickle::Pickle& contents,
+                                                 const pickle::Value& plan);
+absl::StatusOr<InternEvoZeroState> ParseInternEvoZeroState(const TorchArchive& archive);
+
+// The same for a file, and naming it. Errors also: those of ReadTorchFile().
+absl::StatusOr<InternEvoPlan> ReadInternEvoPlan(Storage& storage, const std::string& path);
+absl::StatusOr<InternEvoZeroState> ReadInternEvoZeroState(Storage& storage,
+                                                          const std::string& path);
 
 }  // namespace tessera::ckpt::convert
 

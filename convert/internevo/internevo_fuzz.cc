@@ -10,8 +10,6 @@
 
 #include "absl/strings/str_split.h"
 #include "convert/internevo/files.h"
-#include "convert/internevo/zero_state.h"
-#include "convert/pickle/budget.h"
 #include "convert/pickle/value.h"
 #include "convert/testing/string_file.h"
 #include "convert/torch/archive.h"

@@ -1,5 +1,3 @@
-#include "convert/dcp/read.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -17,11 +15,10 @@
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
+#include "convert/dcp/dcp.h"
 #include "convert/internevo/files.h"
 #include "convert/internevo/internevo.h"
-#include "convert/internevo/zero_state.h"
 #include "convert/torch/archive.h"
-#include "convert/torch/torch_file.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 
@@ -117,8 +114,7 @@ absl::Status RankFilesReader::ReadModelFile(const InternEvoRankFile& file) {
     if (!names.insert(tensor.name).second) {
       return Damaged(storage_, file.name, absl::StrCat("tensor ", tensor.name, " occurs twice"));
     }
-    absl::StatusOr<TorchTensor> resolved = ResolveTorchTensor(archive, value);
-    TESSERA_ASSIGN_OR_RETURN(tensor.tensor, InFile(storage_, path, std::move(resolved)));
+    TESSERA_ASSIGN_OR_RETURN(tensor.tensor, At(storage_, path, ResolveTorchTensor(archive, value)));
     rounded_ = rounded_ || tensor.tensor.dtype != DType::kF32;
     layers_.Add(file.pipeline, tensor.parsed);
     model.tensors.push_back(std::move(tensor));
@@ -132,17 +128,15 @@ absl::Status RankFilesReader::ReadModelFile(const InternEvoRankFile& file) {
 
 absl::Status RankFilesReader::AddWeights(ModelFile& model) {
   for (LocalTensor& tensor : model.tensors) {
-    const absl::StatusOr<std::string> name =
-        layers_.GlobalName(model.file->pipeline, tensor.parsed);
-    if (!name.ok()) return At(storage_, model.file->name, name.status());
-    const absl::StatusOr<const ForeignParameter*> parameter =
-        parameters_->Find(*name, tensor.tensor.shape, files_.parts);
-    if (!parameter.ok()) return At(storage_, model.file->name, parameter.status());
-    tensor.parameter = *parameter;
-    TESSERA_RETURN_IF_ERROR(
-        set_->AddWhole(*tensor.parameter, ShareOf(*model.file), kForeignWeight, tensor.tensor.shape,
-                       {model.file->name, tensor.tensor.offset_bytes, tensor.tensor.dtype},
-                       tensor.tensor.strides));
+    const std::string& file = model.file->name;
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::string name,
+        At(storage_, file, layers_.GlobalName(model.file->pipeline, tensor.parsed)));
+    TESSERA_ASSIGN_OR_RETURN(
+        tensor.parameter,
+        At(storage_, file, parameters_->Find(name, tensor.tensor.shape, files_.parts)));
+    TESSERA_RETURN_IF_ERROR(set_->AddWhole(*tensor.parameter, ShareOf(*model.file), kForeignWeight,
+                                           file, tensor.tensor));
   }
   return absl::OkStatus();
 }
@@ -310,45 +304,29 @@ Key ParseStateKey(const std::string& name, const ForeignKind& kind_of_fp32) {
   return {kind_of_fp32, name};
 }
 
-// Tensors of a folder, whose files are relative to the root.
-absl::StatusOr<std::vector<ForeignTensor>> ReadPart(Storage& storage, std::string_view part) {
-  const std::string path(part);
-  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint stored, ReadDcp(storage, path));
-  for (ForeignTensor& tensor : stored.tensors) {
-    for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(path, piece.file);
-  }
-  return std::move(stored.tensors);
-}
-
 absl::Status AddTensor(const ForeignTensor& tensor, const Key& key, InternEvoParameters& parameters,
                        ForeignTensorSet& set) {
   TESSERA_ASSIGN_OR_RETURN(const ForeignParameter* const parameter,
                            parameters.Find(key.parameter, tensor.shape, /*parts=*/1));
-  for (const StoredPiece& piece : tensor.pieces) {
-    TESSERA_RETURN_IF_ERROR(set.AddBox(*parameter, {}, key.kind, piece.box,
-                                       {piece.file, piece.offset_bytes, tensor.dtype},
-                                       piece.strides));
-  }
-  return absl::OkStatus();
+  return set.AddPieces(*parameter, key.kind, tensor);
 }
 
 // Whether there is a universal checkpoint: folders of DCP for model and optimizer.
 absl::StatusOr<bool> IsUniversal(Storage& storage) {
   // Other programs have a DCP folder "model", too.
-  const auto config = storage.Open("model_config.pt");
-  if (absl::IsNotFound(config.status())) return false;
-  TESSERA_RETURN_IF_ERROR(config.status());
+  TESSERA_ASSIGN_OR_RETURN(const bool has_config, Exists(storage, "model_config.pt"));
+  if (!has_config) return false;
   const absl::StatusOr<bool> found = IsDcp(storage, std::string(kModelFolder));
   return absl::IsNotFound(found.status()) ? absl::StatusOr<bool>(false) : found;
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadUniversal(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ForeignTensor> weights,
-                           ReadPart(storage, kModelFolder));
+                           ReadDcpTensors(storage, kModelFolder));
   std::vector<ForeignTensor> states;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   if (std::ranges::find(names, std::string(kOptimizerFolder) + "/") != names.end()) {
-    TESSERA_ASSIGN_OR_RETURN(states, ReadPart(storage, kOptimizerFolder));
+    TESSERA_ASSIGN_OR_RETURN(states, ReadDcpTensors(storage, kOptimizerFolder));
   }
   TESSERA_ASSIGN_OR_RETURN(InternEvoParameters parameters,
                            InternEvoParameters::Read(storage, static_cast<int64_t>(weights.size()),
@@ -382,9 +360,9 @@ absl::StatusOr<bool> IsInternEvo(Storage& storage) {
 absl::StatusOr<ForeignCheckpoint> ReadInternEvo(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   if (std::ranges::none_of(names, IsInternEvoModelName)) return ReadUniversal(storage);
-  absl::StatusOr<InternEvoRankFiles> files = FindInternEvoRankFiles(names);
-  if (!files.ok()) return At(storage, "", files.status());
-  return RankFilesReader(storage, *std::move(files)).Read();
+  TESSERA_ASSIGN_OR_RETURN(InternEvoRankFiles files,
+                           At(storage, "", FindInternEvoRankFiles(names)));
+  return RankFilesReader(storage, std::move(files)).Read();
 }
 
 }  // namespace tessera::ckpt::convert

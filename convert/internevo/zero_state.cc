@@ -1,17 +1,15 @@
-#include "convert/internevo/zero_state.h"
-
 #include <cstddef>
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "convert/pickle/budget.h"
-#include "convert/torch/torch_file.h"
+#include "convert/internevo/files.h"
+#include "convert/pickle/value.h"
+#include "convert/torch/archive.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -46,12 +44,7 @@ std::optional<InternEvoPlannedParameter> ParseId(std::string_view text) {
 absl::Status AddVector(const TorchArchive& archive, const ForeignKind& kind, const Value& value,
                        InternEvoGroup& group) {
   const std::string what = kind.state == kForeignMaster.state ? "flat_fp32_weights" : kind.state;
-  if (!IsTorchTensor(value)) return absl::DataLossError(absl::StrCat(what, ": no tensor"));
-  TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, ResolveTorchTensor(archive, value));
-  if (tensor.shape.size() != 1 || (tensor.strides[0] != 1 && tensor.shape[0] > 1)) {
-    return absl::DataLossError(absl::StrCat(what, ": shape ", ShapeToString(tensor.shape),
-                                            ", expected a contiguous vector"));
-  }
+  TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, In(what, ResolveTorchVector(archive, value)));
   if (!group.vectors.empty() && tensor.shape != group.vectors.front().second.shape) {
     return absl::DataLossError(absl::StrCat(what, ": ", tensor.shape[0],
                                             " elements, flat_fp32_weights has ",
@@ -94,9 +87,8 @@ absl::StatusOr<InternEvoPlan> ParseInternEvoPlan(const pickle::Pickle& contents,
         const std::string_view text = plan[g][r][i].AsText().value_or("");
         const std::optional<InternEvoPlannedParameter> id = ParseId(text);
         if (!id) {
-          return absl::DataLossError(absl::StrCat(
-              std::string(kPlanKey), ": \"", absl::CHexEscape(std::string(text.substr(0, 100))),
-              "\" is no index and shape of a parameter"));
+          return absl::DataLossError(absl::StrCat(std::string(kPlanKey), ": \"", Shown(text),
+                                                  "\" is no index and shape of a parameter"));
         }
         rank.push_back(*id);
       }
@@ -128,11 +120,9 @@ absl::StatusOr<InternEvoZeroState> ParseInternEvoZeroState(const TorchArchive& a
     group.name = std::string(name.AsText().value_or("default").substr(0, kMaxIdBytes));
     const Value flat = FindNumber(weights, static_cast<int64_t>(i));
     if (!flat.present()) continue;
-    const absl::Status status =
-        AddVectors(archive, flat, base.Find("state"), groups[i].Find("params"), group);
-    if (!status.ok()) {
-      return absl::Status(status.code(), absl::StrCat("group ", i, ": ", status.message()));
-    }
+    TESSERA_RETURN_IF_ERROR(
+        In(absl::StrCat("group ", i),
+           AddVectors(archive, flat, base.Find("state"), groups[i].Find("params"), group)));
   }
   const Value plan = root.Find(kPlanKey);
   if (plan.present()) {
@@ -143,13 +133,13 @@ absl::StatusOr<InternEvoZeroState> ParseInternEvoZeroState(const TorchArchive& a
 
 absl::StatusOr<InternEvoPlan> ReadInternEvoPlan(Storage& storage, const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, path));
-  return InFile(storage, path, ParseInternEvoPlan(archive.contents, archive.contents.root()));
+  return At(storage, path, ParseInternEvoPlan(archive.contents, archive.contents.root()));
 }
 
 absl::StatusOr<InternEvoZeroState> ReadInternEvoZeroState(Storage& storage,
                                                           const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, path));
-  return InFile(storage, path, ParseInternEvoZeroState(archive));
+  return At(storage, path, ParseInternEvoZeroState(archive));
 }
 
 }  // namespace tessera::ckpt::convert

@@ -1,10 +1,7 @@
-#include "convert/megatron/bucket_states.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <memory>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -12,8 +9,9 @@
 #include "checkpoint/directory/directory.h"
 #include "convert/dcp/metadata.h"
 #include "convert/megatron/rank_file.h"
-#include "convert/pickle/budget.h"
-#include "convert/torch/torch_file.h"
+#include "convert/megatron/state_buffer.h"
+#include "convert/pickle/value.h"
+#include "convert/torch/archive.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
@@ -84,7 +82,7 @@ absl::Status BucketStates::AddTensor(const ForeignTensor& tensor) {
   const std::optional<int64_t> buffer = NumberAfter(tensor.name, kBuffer);
   const std::optional<int64_t> bucket = NumberAfter(tensor.name, kBucket);
   const std::optional<ForeignKind> kind = KindOf(tensor.name);
-  const std::string shown = absl::CHexEscape(tensor.name.substr(0, 200));
+  const std::string shown = Shown(tensor.name);
   if (!group || !buffer || !bucket || !kind) {
     return absl::UnimplementedError(
         absl::StrCat("tensor ", shown, ": no state of AdamW in a bucket"));
@@ -150,19 +148,13 @@ absl::Status BucketStates::AddObjects(Storage& storage) {
     const bool is_sizes = object.name.find(kSizes) != object.name.npos;
     if (!group || (!is_gathered && !is_sizes)) continue;
     const std::string path = JoinPath(folder_, object.blob.file);
-    const std::string where = absl::StrCat(storage.Describe(path), ": object ",
-                                           absl::CHexEscape(object.name.substr(0, 200)));
+    const std::string where = absl::StrCat(storage.Describe(path), ": object ", Shown(object.name));
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage.Open(path));
     TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive,
-                             InFile(storage, path, ReadTorchArchive(*file, object.blob.part)));
+                             At(storage, path, ReadTorchArchive(*file, object.blob.part)));
     const pickle::Value value = OnlyPart(archive.contents.root());
-    absl::Status added;
-    if (is_sizes) {
-      added = AddSizes(*group, value, budget);
-    } else {
-      added = AddGathered(*group, archive, value, path, where);
-    }
-    if (!added.ok()) return absl::Status(added.code(), absl::StrCat(where, ": ", added.message()));
+    TESSERA_RETURN_IF_ERROR(In(where, is_sizes ? AddSizes(*group, value, budget)
+                                               : AddGathered(*group, archive, value, path, where)));
   }
   return absl::OkStatus();
 }

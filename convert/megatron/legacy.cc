@@ -16,7 +16,6 @@
 #include "convert/core/reading.h"
 #include "convert/megatron/megatron.h"
 #include "convert/megatron/rank_file.h"
-#include "convert/megatron/readers.h"
 #include "convert/megatron/run.h"
 #include "convert/megatron/state_buffer.h"
 #include "convert/torch/archive.h"
@@ -95,18 +94,16 @@ class LegacyReader {
 
 absl::StatusOr<TorchArchive> LegacyReader::ReadArchive(const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage_.Open(path));
-  absl::StatusOr<TorchArchive> archive = ReadTorchArchive(*file, {0, file->size_bytes()});
-  if (!archive.ok()) return At(storage_, path, archive.status());
   bytes_ += file->size_bytes();
-  return archive;
+  return At(storage_, path, ReadTorchArchive(*file, {0, file->size_bytes()}));
 }
 
 absl::StatusOr<MegatronRank> LegacyReader::ReadFile(const std::string& rank_folder) {
   const std::string path = PathOf(rank_folder, kMegatronRankFile);
   TESSERA_ASSIGN_OR_RETURN(TorchArchive archive, ReadArchive(path));
-  absl::StatusOr<std::vector<RankChunk>> chunks = ReadRankChunks(archive);
-  if (!chunks.ok()) return At(storage_, path, chunks.status());
-  return MegatronRank{rank_folder, path, std::move(archive), *std::move(chunks)};
+  TESSERA_ASSIGN_OR_RETURN(std::vector<RankChunk> chunks,
+                           At(storage_, path, ReadRankChunks(archive)));
+  return MegatronRank{rank_folder, path, std::move(archive), std::move(chunks)};
 }
 
 // That there is a folder for each rank of the grid, and no other.
@@ -249,10 +246,7 @@ absl::StatusOr<std::vector<RankParameter>> LegacyReader::AddChunk(const Megatron
                     "to no parameter of the model that its arguments describe")));
     }
     const TensorParallelShare share = {tensor_rank, tensor_ranks_};
-    const absl::Status status =
-        set_->AddWhole(*parameter, share, kForeignWeight, tensor.shape,
-                       {file.path, tensor.offset_bytes, tensor.dtype}, tensor.strides);
-    if (!status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(set_->AddWhole(*parameter, share, kForeignWeight, file.path, tensor));
     added.push_back({.parameter = parameter,
                      .share = share,
                      .elements = ElementCount(tensor.shape),
@@ -273,8 +267,7 @@ absl::Status LegacyReader::AddGroup(const MegatronRank& file, const MegatronGrou
   for (size_t i = 0; i < parameters.size(); ++i) {
     for (const auto& [kind, tensor] : group.parameters[i]) {
       TESSERA_RETURN_IF_ERROR(
-          set_->AddWhole(*parameters[i]->parameter, parameters[i]->share, kind, tensor.shape,
-                         {file.path, tensor.offset_bytes, tensor.dtype}, tensor.strides));
+          set_->AddWhole(*parameters[i]->parameter, parameters[i]->share, kind, file.path, tensor));
     }
   }
   return absl::OkStatus();
@@ -284,11 +277,10 @@ absl::Status LegacyReader::AddGroup(const MegatronRank& file, const MegatronGrou
 // chunks and modules.
 absl::Status LegacyReader::AddNumbered(const MegatronRank& file, const Value& optimizer,
                                        const std::vector<std::vector<RankParameter>>& chunks) {
-  const absl::StatusOr<std::vector<MegatronGroup>> groups =
-      ReadNumberedState(file.archive, optimizer);
-  if (!groups.ok()) return At(storage_, file.path, groups.status());
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<MegatronGroup> groups,
+                           At(storage_, file.path, ReadNumberedState(file.archive, optimizer)));
   std::set<bool> seen;
-  for (const MegatronGroup& group : *groups) {
+  for (const MegatronGroup& group : groups) {
     if (!seen.insert(group.has_weight_decay).second) {
       return At(
           storage_, file.path,
@@ -301,8 +293,7 @@ absl::Status LegacyReader::AddNumbered(const MegatronRank& file, const Value& op
         if ((own.parameter->shape.size() > 1) == group.has_weight_decay) parameters.push_back(&own);
       }
     }
-    const absl::Status added = AddGroup(file, group, parameters);
-    if (!added.ok()) return At(storage_, file.path, added);
+    TESSERA_RETURN_IF_ERROR(At(storage_, file.path, AddGroup(file, group, parameters)));
   }
   return absl::OkStatus();
 }
@@ -312,20 +303,19 @@ absl::Status LegacyReader::AddDistributed(const MegatronRank& file, size_t stage
   const std::string path = PathOf(file.folder, kDistributedFile);
   absl::StatusOr<TorchArchive> archive = ReadArchive(path);
   if (absl::IsNotFound(archive.status())) {
-    return Damaged(storage_, path,
-                   absl::StrCat("missing; it has the distributed optimizer's state"));
+    return Damaged(storage_, path, "missing; it has the distributed optimizer's state");
   }
   TESSERA_RETURN_IF_ERROR(archive.status());
-  const absl::StatusOr<std::vector<GatheredBuffer>> buffers =
-      ReadGatheredState(*archive, archive->contents.root());
-  if (!buffers.ok()) return At(storage_, path, buffers.status());
-  if (buffers->size() != chunks.size()) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<GatheredBuffer> buffers,
+      At(storage_, path, ReadGatheredState(*archive, archive->contents.root())));
+  if (buffers.size() != chunks.size()) {
     return Damaged(
         storage_, path,
-        (absl::StrCat(buffers->size(), " buffers for ", chunks.size(), " chunks of the model")));
+        (absl::StrCat(buffers.size(), " buffers for ", chunks.size(), " chunks of the model")));
   }
   for (size_t i = 0; i < chunks.size(); ++i) {
-    const StateBuffer buffer = BufferOf((*buffers)[i], path, storage_.Describe(path));
+    const StateBuffer buffer = BufferOf(buffers[i], path, storage_.Describe(path));
     const bool is_first = i == 0 && stage == 0;
     const auto begins = PlaceInBuffer(chunks[i], buffer, is_first ? run_->BucketElements() : 0);
     if (!begins) {
@@ -351,9 +341,8 @@ absl::Status LegacyReader::AddRank(size_t stage, size_t tensor_rank) {
                                    FolderOf(0, static_cast<int64_t>(stage)), " has ", layers)));
     }
     TESSERA_ASSIGN_OR_RETURN(
-        std::vector<RankParameter> own,
+        chunks.emplace_back(),
         AddChunk(file, file.chunks[i], first_layers_[stage][i], static_cast<int64_t>(tensor_rank)));
-    chunks.push_back(std::move(own));
   }
   const Value optimizer = file.archive.contents.root().Find("optimizer");
   if (!optimizer.present()) return absl::OkStatus();

@@ -9,12 +9,11 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/megatron/run.h"
-#include "convert/pickle/budget.h"
+#include "convert/pickle/value.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
@@ -24,10 +23,6 @@ using pickle::Value;
 
 constexpr std::string_view kExtraState = "_extra_state";
 constexpr size_t kMaxChunks = 1000;
-
-std::string Shown(std::string_view name) {
-  return absl::CHexEscape(absl::string_view(name.data(), std::min<size_t>(name.size(), 200)));
-}
 
 absl::StatusOr<RankChunk> ReadChunk(const TorchArchive& archive, const Value& model,
                                     pickle::Budget& budget) {
@@ -40,12 +35,7 @@ absl::StatusOr<RankChunk> ReadChunk(const TorchArchive& archive, const Value& mo
   std::set<int64_t> layers;
   for (size_t i = 0; i < model.entry_count(); ++i) {
     const auto [key, value] = model.entry(i);
-    const std::string_view text = key.AsText().value_or("");
-    TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(TorchTensor) + text.size()));
-    const std::string name(text);
-    if (name.empty() || !IsValidUtf8(name)) {
-      return absl::DataLossError("a tensor whose name is empty or not valid UTF-8");
-    }
+    TESSERA_ASSIGN_OR_RETURN(const std::string name, ReadTorchName(key, budget));
     if (name.ends_with(kExtraState)) {
       if (!value.is(pickle::Kind::kNone)) chunk.left_out.push_back(name);
       continue;
@@ -53,14 +43,11 @@ absl::StatusOr<RankChunk> ReadChunk(const TorchArchive& archive, const Value& mo
     if (!IsTorchTensor(value)) {
       return absl::DataLossError(absl::StrCat("tensor ", Shown(name), ": no tensor"));
     }
-    absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(archive, value);
-    if (!tensor.ok()) {
-      return absl::Status(tensor.status().code(),
-                          absl::StrCat("tensor ", Shown(name), ": ", tensor.status().message()));
-    }
+    TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, In(absl::StrCat("tensor ", Shown(name)),
+                                                    ResolveTorchTensor(archive, value)));
     const int64_t layer = SplitLayer(name).layer;
     if (layer >= 0) layers.insert(layer);
-    chunk.tensors.emplace_back(name, *std::move(tensor));
+    chunk.tensors.emplace_back(name, std::move(tensor));
   }
   if (!layers.empty() && *layers.rbegin() + 1 != static_cast<int64_t>(layers.size())) {
     return absl::DataLossError(absl::StrCat(
@@ -77,19 +64,15 @@ absl::StatusOr<std::vector<RankChunk>> ReadRankChunks(const TorchArchive& archiv
   pickle::Budget budget(archive.contents);
   std::vector<RankChunk> chunks;
   if (const Value model = root.Find("model"); model.present()) {
-    TESSERA_ASSIGN_OR_RETURN(RankChunk chunk, ReadChunk(archive, model, budget));
-    chunks.push_back(std::move(chunk));
+    TESSERA_ASSIGN_OR_RETURN(chunks.emplace_back(), ReadChunk(archive, model, budget));
     return chunks;
   }
   while (chunks.size() < kMaxChunks) {
     const std::string key = absl::StrCat("model", chunks.size());
     const Value model = root.Find(key);
     if (!model.present()) break;
-    absl::StatusOr<RankChunk> chunk = ReadChunk(archive, model, budget);
-    if (!chunk.ok()) {
-      return absl::Status(chunk.status().code(), absl::StrCat(key, ": ", chunk.status().message()));
-    }
-    chunks.push_back(*std::move(chunk));
+    TESSERA_ASSIGN_OR_RETURN(RankChunk chunk, In(key, ReadChunk(archive, model, budget)));
+    chunks.push_back(std::move(chunk));
   }
   if (chunks.empty()) return absl::DataLossError("neither \"model\" nor \"model0\"");
   return chunks;
@@ -97,17 +80,13 @@ absl::StatusOr<std::vector<RankChunk>> ReadRankChunks(const TorchArchive& archiv
 
 namespace {
 
-absl::Status In(const std::string& what, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
-}
-
 // An archive, and how much may be made of what several places of it share.
 struct Source {
   const TorchArchive& archive;
   pickle::Budget budget{archive.contents};
 };
 
-absl::Status AddVector(Source& source, const ForeignKind& kind, const Value& value,
+absl::Status AddTensor(Source& source, const ForeignKind& kind, const Value& value,
                        StateVectors& vectors) {
   if (!IsTorchTensor(value)) return absl::DataLossError("no tensor");
   TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, ResolveTorchTensor(source.archive, value));
@@ -127,20 +106,15 @@ absl::StatusOr<GatheredBuffer> ReadBuffer(Source& source, const Value& by_dtype)
   const std::pair<const char*, const ForeignKind&> kinds[] = {
       {"param", kForeignMaster}, {"exp_avg", kForeignExpAvg}, {"exp_avg_sq", kForeignExpAvgSq}};
   for (const auto& [key, kind] : kinds) {
-    const absl::Status added = AddVector(source, kind, stored.Find(key), buffer.vectors);
-    if (!added.ok()) return In(key, added);
-    const TorchTensor& tensor = buffer.vectors.back().second;
-    const bool is_contiguous =
-        tensor.shape.size() == 1 && (tensor.strides[0] == 1 || tensor.shape[0] <= 1);
-    if (!is_contiguous) {
-      return absl::DataLossError(absl::StrCat(key, ": shape ", ShapeToString(tensor.shape),
-                                              ", expected a contiguous vector"));
-    }
-    buffer.elements = buffer.vectors.front().second.shape[0];
+    TESSERA_RETURN_IF_ERROR(source.budget.Take(sizeof(TorchTensor) + 2 * sizeof(int64_t)));
+    TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor,
+                             In(key, ResolveTorchVector(source.archive, stored.Find(key))));
+    if (buffer.vectors.empty()) buffer.elements = tensor.shape[0];
     if (tensor.shape[0] != buffer.elements) {
       return absl::DataLossError(
           absl::StrCat(key, ": ", tensor.shape[0], " elements, param has ", buffer.elements));
     }
+    buffer.vectors.emplace_back(kind, std::move(tensor));
   }
   return buffer;
 }
@@ -154,8 +128,8 @@ absl::StatusOr<StateVectors> ReadMoments(Source& source, int64_t number,
   if (found == states.end()) return absl::DataLossError("no state");
   StateVectors vectors;
   for (const ForeignKind& kind : {kForeignExpAvg, kForeignExpAvgSq}) {
-    const absl::Status added = AddVector(source, kind, found->second.Find(kind.state), vectors);
-    if (!added.ok()) return In(kind.state, added);
+    TESSERA_RETURN_IF_ERROR(
+        In(kind.state, AddTensor(source, kind, found->second.Find(kind.state), vectors)));
   }
   return vectors;
 }
@@ -179,7 +153,7 @@ absl::StatusOr<MegatronGroup> ReadGroup(Source& source, const Value& group,
     absl::StatusOr<StateVectors> vectors = ReadMoments(source, number, states);
     absl::Status status = vectors.status();
     if (status.ok() && masters.present()) {
-      status = AddVector(source, kForeignMaster, masters[i], *vectors);
+      status = AddTensor(source, kForeignMaster, masters[i], *vectors);
     }
     if (!status.ok()) return In(absl::StrCat("parameter ", number), status);
     read.parameters.push_back(*std::move(vectors));
@@ -210,9 +184,8 @@ absl::StatusOr<std::vector<GatheredBuffer>> ReadGatheredState(const TorchArchive
     if (index != static_cast<int64_t>(buffers.size())) {
       return absl::DataLossError(absl::StrCat("buffer ", buffers.size(), " is missing"));
     }
-    absl::StatusOr<GatheredBuffer> buffer = ReadBuffer(source, value);
-    if (!buffer.ok()) return In(absl::StrCat("buffer ", index), buffer.status());
-    buffers.push_back(*std::move(buffer));
+    TESSERA_ASSIGN_OR_RETURN(buffers.emplace_back(),
+                             In(absl::StrCat("buffer ", index), ReadBuffer(source, value)));
   }
   return buffers;
 }
@@ -237,9 +210,9 @@ absl::StatusOr<std::vector<MegatronGroup>> ReadNumberedState(const TorchArchive&
   std::vector<MegatronGroup> read;
   for (size_t i = 0; i < groups.size(); ++i) {
     if (groups[i].Find("params").size() == 0) continue;
-    absl::StatusOr<MegatronGroup> group = ReadGroup(source, groups[i], states, masters[i]);
-    if (!group.ok()) return In(absl::StrCat("group ", i, " of the optimizer"), group.status());
-    read.push_back(*std::move(group));
+    TESSERA_ASSIGN_OR_RETURN(read.emplace_back(),
+                             In(absl::StrCat("group ", i, " of the optimizer"),
+                                ReadGroup(source, groups[i], states, masters[i])));
   }
   return read;
 }

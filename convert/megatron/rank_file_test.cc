@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "convert/dcp/folder_layout.h"
+#include "convert/dcp/metadata.h"
 #include "convert/pickle/write.h"
 #include "convert/testing/string_file.h"
 #include "convert/torch/archive.h"

@@ -9,8 +9,9 @@
 #include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
+#include "convert/core/reading.h"
 #include "convert/megatron/megatron.h"
-#include "convert/megatron/readers.h"
+#include "convert/megatron/run.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
@@ -29,9 +30,7 @@ absl::StatusOr<std::optional<std::string>> ReadSmall(Storage& storage, const std
   if (absl::IsNotFound(file.status())) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(file.status());
   if ((*file)->size_bytes() > max_bytes) return std::nullopt;
-  std::string bytes((*file)->size_bytes(), '\0');
-  TESSERA_RETURN_IF_ERROR((*file)->ReadAt(0, std::as_writable_bytes(std::span<char>(bytes))));
-  return bytes;
+  return ReadPart(**file, 0, (*file)->size_bytes());
 }
 
 // The folder of the iteration that a run's folder names; nullopt where it names none.
@@ -62,9 +61,10 @@ absl::StatusOr<std::optional<MegatronFolder>> FindOne(Storage& storage, const st
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
                              FindMegatronRanks(storage, path));
     if (ranks.empty()) return std::nullopt;
-    const auto first = storage.Open(JoinPath(JoinPath(path, ranks.front()), kMegatronRankFile));
-    if (absl::IsNotFound(first.status())) return std::nullopt;
-    TESSERA_RETURN_IF_ERROR(first.status());
+    TESSERA_ASSIGN_OR_RETURN(
+        const bool has_first,
+        Exists(storage, JoinPath(JoinPath(path, ranks.front()), kMegatronRankFile)));
+    if (!has_first) return std::nullopt;
     return MegatronFolder{.path = path, .is_legacy = true};
   }
   const nlohmann::json json = ParseJson(*text);

@@ -1,47 +1,15 @@
 #include "convert/megatron/run.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "base/text.h"
 #include "convert/megatron/megatron.h"
 #include "convert/pickle/value.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
 
-namespace {
-
-// Bounds how many layers a number in a name can stand for.
-constexpr int64_t kMaxLayers = 1'000'000;
-
-}  // namespace
-
-LayerName SplitLayer(std::string_view name) {
-  size_t begin = 0;
-  while (begin <= name.size()) {
-    const size_t end = std::min(name.find('.', begin), name.size());
-    const std::string_view part = name.substr(begin, end - begin);
-    int64_t layer = 0;
-    if (!part.empty() && absl::ascii_isdigit(static_cast<unsigned char>(part[0])) &&
-        absl::SimpleAtoi(View(part), &layer) && layer < kMaxLayers) {
-      return {std::string(name.substr(0, begin)), layer, std::string(name.substr(end))};
-    }
-    begin = end + 1;
-  }
-  return {.before = std::string(name)};
-}
-
-namespace {
-
-using pickle::Kind;
 using pickle::Value;
-
-}  // namespace
 
 MegatronRun::MegatronRun(const Value& state) : state_(state) {
   const Value args = state.Find("args");
@@ -50,17 +18,7 @@ MegatronRun::MegatronRun(const Value& state) : state_(state) {
   }
 }
 
-std::string MegatronRun::ArgumentsAsJson() const {
-  nlohmann::json json = nlohmann::json::object();
-  for (size_t i = 0; i < arguments_.entry_count(); ++i) {
-    const auto [key, value] = arguments_.entry(i);
-    const auto name = key.AsText();
-    if (!name || !IsValidUtf8(*name)) continue;
-    nlohmann::json converted = pickle::ScalarToJson(value);
-    if (!converted.is_null()) json[std::string(*name)] = std::move(converted);
-  }
-  return json.dump();
-}
+std::string MegatronRun::ArgumentsAsJson() const { return pickle::DictToJson(arguments_).dump(); }
 
 std::optional<int64_t> MegatronRun::Integer(std::string_view name) const {
   return arguments_.Find(name).AsInt();
@@ -107,10 +65,7 @@ absl::StatusOr<ForeignModel> ReadMegatronModel(const MegatronRun& run, const std
     return absl::InvalidArgumentError(
         absl::StrCat(where, ": no arguments of the run (\"args\"), which describe the model"));
   }
-  absl::StatusOr<ForeignModel> model =
-      ForeignModel::Read(kMegatron, run.ArgumentsAsJson(), tensor_count, file_bytes);
-  if (model.ok()) return model;
-  return absl::Status(model.status().code(), absl::StrCat(where, ": ", model.status().message()));
+  return In(where, ForeignModel::Read(kMegatron, run.ArgumentsAsJson(), tensor_count, file_bytes));
 }
 
 const ForeignParameter* FindMegatronParameter(ForeignModel& model, std::string_view name,

@@ -9,14 +9,11 @@
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
-#include "convert/dcp/read.h"
-#include "convert/megatron/bucket_states.h"
+#include "convert/dcp/dcp.h"
 #include "convert/megatron/megatron.h"
-#include "convert/megatron/readers.h"
 #include "convert/megatron/run.h"
 #include "convert/megatron/state_buffer.h"
 #include "convert/torch/archive.h"
-#include "convert/torch/torch_file.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 
@@ -66,10 +63,7 @@ class TorchDistReader {
         buckets_(folder_) {}
 
   absl::Status Add(const ForeignTensor& tensor) {
-    if (IsBucketState(tensor.name)) {
-      const absl::Status added = buckets_.AddTensor(tensor);
-      return added.ok() ? added : At(added);
-    }
+    if (IsBucketState(tensor.name)) return In(where_, buckets_.AddTensor(tensor));
     const std::optional<Key> key = ParseKey(tensor.name);
     if (!key) {
       return absl::UnimplementedError(absl::StrCat(
@@ -91,12 +85,7 @@ class TorchDistReader {
                                               ShapeToString(tensor.shape), ", expected ",
                                               ShapeToString(parameter->shape)));
     }
-    for (const StoredPiece& piece : tensor.pieces) {
-      TESSERA_RETURN_IF_ERROR(set_.AddBox(*parameter, {}, key->kind, piece.box,
-                                          {piece.file, piece.offset_bytes, tensor.dtype},
-                                          piece.strides));
-    }
-    return absl::OkStatus();
+    return set_.AddPieces(*parameter, key->kind, tensor);
   }
 
   // Adds what is stored by buffer, and sets model, optimizer and tensors.
@@ -107,10 +96,6 @@ class TorchDistReader {
   }
 
  private:
-  absl::Status At(const absl::Status& status) const {
-    return absl::Status(status.code(), absl::StrCat(where_, ": ", status.message()));
-  }
-
   // Adds a tensor of releases up to 0.14. It has an index for each dim of the parameter, which says
   // in which of its equal parts the elements are, and one for their place in that part, flattened.
   absl::Status AddFlattened(const ForeignTensor& tensor, const ForeignParameter& parameter,
@@ -164,8 +149,7 @@ class TorchDistReader {
     absl::Status first;
     for (const bool fused : {has_fused_norms, !has_fused_norms}) {
       ForeignTensorSet set = set_;
-      absl::Status status = buckets_.AddTo(run, ModuleOrder(model_, fused), set);
-      if (!status.ok()) status = At(status);
+      absl::Status status = In(where_, buckets_.AddTo(run, ModuleOrder(model_, fused), set));
       if (status.ok()) status = std::move(set).MoveTo(kMegatron, where_, checkpoint);
       if (status.ok()) status = CheckMasterWeights(storage, checkpoint.tensors);
       if (status.ok()) return status;
@@ -192,23 +176,17 @@ int64_t PieceCount(const std::vector<ForeignTensor>& tensors) {
 
 absl::StatusOr<ForeignCheckpoint> ReadMegatronTorchDist(Storage& storage,
                                                         const std::string& folder) {
-  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint stored, ReadDcp(storage, folder));
+  ForeignCheckpoint checkpoint = {.format = std::string(kMegatron)};
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ForeignTensor> stored,
+                           ReadDcpTensors(storage, folder, &checkpoint.notes));
   const std::string common = JoinPath(folder, kMegatronCommonFile);
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, common));
   const MegatronRun run(archive.contents.root());
-  for (ForeignTensor& tensor : stored.tensors) {
-    for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
-  }
-  TESSERA_ASSIGN_OR_RETURN(
-      ForeignModel model,
-      ReadMegatronModel(run, storage.Describe(common), PieceCount(stored.tensors),
-                        FileBytes(storage, stored.tensors)));
+  TESSERA_ASSIGN_OR_RETURN(ForeignModel model,
+                           ReadMegatronModel(run, storage.Describe(common), PieceCount(stored),
+                                             FileBytes(storage, stored)));
   TorchDistReader reader(storage.Describe(folder), folder, std::move(model));
-  for (const ForeignTensor& tensor : stored.tensors) {
-    TESSERA_RETURN_IF_ERROR(reader.Add(tensor));
-  }
-  ForeignCheckpoint checkpoint = {.format = std::string(kMegatron),
-                                  .notes = std::move(stored.notes)};
+  for (const ForeignTensor& tensor : stored) TESSERA_RETURN_IF_ERROR(reader.Add(tensor));
   run.Describe(checkpoint.description);
   TESSERA_RETURN_IF_ERROR(reader.Finish(storage, run, checkpoint));
   return checkpoint;

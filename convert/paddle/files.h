@@ -16,8 +16,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/storage.h"
+#include "convert/core/foreign_layout.h"
+#include "convert/pickle/numpy_array.h"
 #include "layout/box.h"
+#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 
@@ -95,6 +101,47 @@ std::optional<PaddleStateKey> ParsePaddleStateKey(std::string_view key);
 
 // The same of a key of master_weights, which is the tensor's name.
 PaddleStateKey ParsePaddleMasterKey(std::string_view key);
+
+// What paddle.save() wrote of a state dict: a pickle of numpy arrays.
+
+struct PaddleArray {
+  std::string key;          // in the dict
+  std::string tensor_name;  // of the tensor, which the optimizer's names begin with; may be empty
+  // BF16 where the array has the dtype uint16: Paddle has no tensors of that, and stores bfloat16
+  // so.
+  DType dtype = DType::kUnspecified;
+  Shape shape;
+  // One, or flat parts of an array beyond 1 GiB, in their order.
+  std::vector<pickle::NumpyArray> parts;
+};
+
+struct PaddleStateFile {
+  std::vector<PaddleArray> arrays;
+  std::vector<PaddleArray> master_weights;  // of the nested dict of that name
+  std::optional<int64_t> last_epoch;        // of LR_Scheduler: how often it was stepped
+};
+
+// Errors: DataLoss and Unimplemented, with the key, and those of ReadPickle().
+absl::StatusOr<PaddleStateFile> ReadPaddleStateFile(const ReadableFile& file);
+
+// What one sharding rank has of a state.
+struct PaddleStored {
+  const PaddleRankFile* file = nullptr;
+  const PaddleArray* array = nullptr;
+};
+
+// A parameter as the files of one tensor-parallel rank have it.
+struct PaddleTarget {
+  const ForeignParameter* parameter = nullptr;
+  TensorParallelShare share;
+  ForeignKind kind;
+  std::optional<Shape> local_shape;  // where the model's files or metadata tell it
+};
+
+// Adds a weight or a state, which `stored` has in the order of sharding ranks: whole, once or as
+// copies, or as flat slices. Errors: DataLoss and InvalidArgument naming the files.
+absl::Status AddPaddleState(const PaddleTarget& target, const std::vector<PaddleStored>& stored,
+                            Storage& storage, ForeignTensorSet& set);
 
 }  // namespace tessera::ckpt::convert
 

@@ -18,8 +18,6 @@
 #include "convert/core/reading.h"
 #include "convert/paddle/files.h"
 #include "convert/paddle/paddle.h"
-#include "convert/paddle/state_file.h"
-#include "convert/paddle/state_pieces.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
@@ -81,9 +79,7 @@ class PaddleReader {
   absl::StatusOr<ForeignCheckpoint> Read() {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage_.List(""));
     has_.insert(names.begin(), names.end());
-    const absl::StatusOr<PaddleRankFiles> files = FindPaddleRankFiles(names);
-    if (!files.ok()) return At(storage_, "", files.status());
-    files_ = *files;
+    TESSERA_ASSIGN_OR_RETURN(files_, At(storage_, "", FindPaddleRankFiles(names)));
     TESSERA_RETURN_IF_ERROR(ReadMeta());
     TESSERA_RETURN_IF_ERROR(ReadFiles(files_.models, models_));
     TESSERA_RETURN_IF_ERROR(ReadFiles(files_.optimizers, optimizers_));
@@ -108,10 +104,6 @@ class PaddleReader {
 
   static Ranks RanksOf(const PaddleRankFile& file) { return {file.tensor, file.pipeline}; }
 
-  absl::Status InFile(std::string_view file, const absl::Status& status) const {
-    return At(storage_, file, status);
-  }
-
   absl::Status ReadMeta() {
     if (!has_.contains(std::string(kModelMeta))) return absl::OkStatus();
     TESSERA_ASSIGN_OR_RETURN(const std::string text,
@@ -134,11 +126,11 @@ class PaddleReader {
     for (const PaddleRankFile& file : files) {
       TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(file.name));
       file_bytes_ += open->size_bytes();
-      absl::StatusOr<PaddleStateFile> contents = ReadPaddleStateFile(*open);
-      if (!contents.ok()) return At(storage_, file.name, contents.status());
+      TESSERA_ASSIGN_OR_RETURN(PaddleStateFile contents,
+                               At(storage_, file.name, ReadPaddleStateFile(*open)));
       tensor_count_ +=
-          static_cast<int64_t>(contents->arrays.size() + contents->master_weights.size());
-      opened.push_back({&file, *std::move(contents)});
+          static_cast<int64_t>(contents.arrays.size() + contents.master_weights.size());
+      opened.push_back({&file, std::move(contents)});
     }
     return absl::OkStatus();
   }
@@ -151,10 +143,9 @@ class PaddleReader {
     }
     TESSERA_ASSIGN_OR_RETURN(const std::string text,
                              ReadAll(storage_, std::string(kConfig), kMaxJsonBytes));
-    absl::StatusOr<ForeignModel> model =
-        ForeignModel::Read(kPaddle, text, tensor_count_, file_bytes_);
-    if (!model.ok()) return At(storage_, kConfig, model.status());
-    model_ = *std::move(model);
+    TESSERA_ASSIGN_OR_RETURN(
+        model_,
+        At(storage_, kConfig, ForeignModel::Read(kPaddle, text, tensor_count_, file_bytes_)));
     return absl::OkStatus();
   }
 

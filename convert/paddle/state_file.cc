@@ -1,16 +1,14 @@
-#include "convert/paddle/state_file.h"
-
 #include <map>
 #include <set>
 #include <string_view>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "convert/pickle/budget.h"
+#include "convert/core/reading.h"
+#include "convert/paddle/files.h"
 #include "convert/pickle/read.h"
 #include "convert/pickle/value.h"
 #include "layout/box.h"
@@ -25,12 +23,6 @@ constexpr std::string_view kTensorNames = "StructuredToParameterName@@";
 constexpr std::string_view kBigArrays = "UnpackBigParamInfor@@";
 constexpr std::string_view kMasterWeights = "master_weights";
 constexpr std::string_view kScheduler = "LR_Scheduler";
-
-std::string Shown(std::string_view text) { return absl::CHexEscape(View(text).substr(0, 200)); }
-
-absl::Status InEntry(std::string_view key, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(Shown(key), ": ", status.message()));
-}
 
 // A tensor is an array, or tuple((name, array)): Paddle registers its tensors so.
 struct TensorValue {
@@ -65,15 +57,15 @@ absl::Status AddArrays(const Value& dict, pickle::Budget& budget,
     }
     TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(PaddleArray) + name->size() + tensor->name.size()));
     if (!keys.insert(*name).second) {
-      return InEntry(*name, absl::DataLossError("the name occurs twice"));
+      return In(Shown(*name), absl::DataLossError("the name occurs twice"));
     }
-    absl::StatusOr<pickle::NumpyArray> array = pickle::ResolveNumpyArray(tensor->array);
-    if (!array.ok()) return InEntry(*name, array.status());
+    TESSERA_ASSIGN_OR_RETURN(pickle::NumpyArray array,
+                             In(Shown(*name), pickle::ResolveNumpyArray(tensor->array)));
     arrays.push_back({.key = std::string(*name),
                       .tensor_name = std::string(tensor->name),
-                      .dtype = StoredDType(array->dtype),
-                      .shape = array->shape,
-                      .parts = {*std::move(array)}});
+                      .dtype = StoredDType(array.dtype),
+                      .shape = array.shape,
+                      .parts = {std::move(array)}});
   }
   return absl::OkStatus();
 }
@@ -142,11 +134,11 @@ absl::Status JoinBigArrays(const Value& descriptions, std::vector<PaddleArray>& 
     const auto [key, description] = descriptions.entry(i);
     const std::string name(key.AsText().value_or(""));
     if (name.empty() || !IsValidUtf8(name) || by_key.contains(name)) {
-      return InEntry(name, absl::DataLossError("the name of a tensor in parts is wrong"));
+      return In(Shown(name), absl::DataLossError("the name of a tensor in parts is wrong"));
     }
-    absl::StatusOr<PaddleArray> joined = JoinParts(name, description, by_key);
-    if (!joined.ok()) return InEntry(name, joined.status());
-    all.push_back(*std::move(joined));
+    TESSERA_ASSIGN_OR_RETURN(PaddleArray joined,
+                             In(Shown(name), JoinParts(name, description, by_key)));
+    all.push_back(std::move(joined));
   }
   for (auto& [key, array] : by_key) all.push_back(std::move(array));
   arrays = std::move(all);

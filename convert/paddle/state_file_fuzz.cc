@@ -6,7 +6,6 @@
 #include <string>
 
 #include "convert/paddle/files.h"
-#include "convert/paddle/state_file.h"
 #include "convert/testing/string_file.h"
 #include "layout/box.h"
 #include "layout/dtype.h"

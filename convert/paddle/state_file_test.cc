@@ -1,13 +1,12 @@
 // State dicts in each form that paddle.save() has had: make_testdata.py writes them.
 
-#include "convert/paddle/state_file.h"
-
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <vector>
 
+#include "convert/paddle/files.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,10 +1,9 @@
-#include "convert/paddle/state_pieces.h"
-
 #include <algorithm>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "convert/paddle/files.h"
 #include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {

@@ -231,4 +231,16 @@ nlohmann::json ScalarToJson(const Value& value) {
   return text && IsValidUtf8(*text) ? nlohmann::json(std::string(*text)) : nlohmann::json();
 }
 
+nlohmann::json DictToJson(const Value& dict) {
+  nlohmann::json json = nlohmann::json::object();
+  for (size_t i = 0; i < dict.entry_count(); ++i) {
+    const auto [key, value] = dict.entry(i);
+    const auto name = key.AsText();
+    if (!name || !IsValidUtf8(*name)) continue;
+    nlohmann::json converted = ScalarToJson(value);
+    if (!converted.is_null()) json[std::string(*name)] = std::move(converted);
+  }
+  return json;
+}
+
 }  // namespace tessera::ckpt::pickle

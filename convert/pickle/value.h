@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::pickle {
@@ -137,6 +138,43 @@ inline constexpr size_t kMaxJsonTextBytes = 200;
 // A truth value, number or UTF-8 text. Null for what has no form in JSON, for longer texts, and for
 // what contains values.
 nlohmann::json ScalarToJson(const Value& value);
+
+// An object of the entries of a dict that have such a value, and UTF-8 texts as keys.
+nlohmann::json DictToJson(const Value& dict);
+
+// Bounds what is made of a pickle by its size in the file. Two bytes refer to an object or a text
+// that is there already, so that a small pickle can stand for any number of long names or lists:
+// whatever copies texts, or walks over objects, takes the bytes that it needs from a budget first.
+class Budget {
+ public:
+  explicit Budget(const Pickle& contents) : Budget(contents.size_bytes()) {}
+  // For several pickles whose places are listed in a file of this size.
+  explicit Budget(uint64_t input_bytes) : bytes_left_(kRatio * input_bytes + kAllowanceBytes) {}
+
+  void AddInput(uint64_t input_bytes) { bytes_left_ += kRatio * input_bytes; }
+
+  // False once nothing is left. An object that is only looked at costs kVisitBytes.
+  bool Has(uint64_t bytes) {
+    if (bytes > bytes_left_) return false;
+    bytes_left_ -= bytes;
+    return true;
+  }
+
+  // The same as an error.
+  absl::Status Take(uint64_t bytes) {
+    if (Has(bytes)) return absl::OkStatus();
+    return absl::DataLossError(
+        "objects and names that it refers to again and again stand for many times its size");
+  }
+
+  static constexpr uint64_t kVisitBytes = 8;
+  // A tensor takes three times its bytes in the file, and a second name of one ten times.
+  static constexpr uint64_t kRatio = 16;
+  static constexpr uint64_t kAllowanceBytes = uint64_t{256} << 10;
+
+ private:
+  uint64_t bytes_left_;
+};
 
 }  // namespace tessera::ckpt::pickle
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/format/dtype.h"
+#include "convert/core/reading.h"
 #include "convert/core/record_checks.h"
 #include "convert/pickle/numpy_array.h"
 #include "convert/pickle/read.h"
@@ -21,6 +23,7 @@
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
+
 namespace {
 
 using pickle::Extent;
@@ -54,11 +57,9 @@ bool LooksLikeTarForm(std::string_view first_bytes) {
 
 absl::Status Malformed(std::string_view what) { return absl::DataLossError(View(what)); }
 
-// Part of the file, at most `max_bytes` of it.
+// The beginning of a part of the file, at most `max_bytes` of it.
 absl::StatusOr<std::string> ReadSome(const ReadableFile& file, Extent part, uint64_t max_bytes) {
-  std::string bytes(std::min(part.length, max_bytes), '\0');
-  TESSERA_RETURN_IF_ERROR(file.ReadAt(part.offset, std::as_writable_bytes(std::span<char>(bytes))));
-  return bytes;
+  return ReadPart(file, part.offset, std::min(part.length, max_bytes));
 }
 
 // The class of a storage, "torch.FloatStorage", with what its elements are.
@@ -119,8 +120,8 @@ absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
                               .count = id[4].AsUint().value_or(UINT64_MAX),
                               .view = id[5]};
   if (storage.elements == nullptr) {
-    return absl::UnimplementedError(absl::StrCat(
-        "a storage of the class ", absl::CHexEscape(id[1].GlobalName().substr(0, 200))));
+    return absl::UnimplementedError(
+        absl::StrCat("a storage of the class ", Shown(id[1].GlobalName())));
   }
   if (storage.key.empty() || storage.count == UINT64_MAX) return Malformed("a malformed storage");
   return storage;
@@ -129,13 +130,12 @@ absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
 // The bytes that a storage of an archive shows, which lie within the file.
 absl::StatusOr<Extent> LocateStorage(const TorchArchive& archive, const StorageReference& storage) {
   const auto found = archive.storages.find(storage.key);
-  const auto shown = [&] { return absl::CHexEscape(storage.key.substr(0, 200)); };
   if (found == archive.storages.end()) {
-    return Malformed(absl::StrCat("the storage ", shown(), " is missing"));
+    return Malformed(absl::StrCat("the storage ", Shown(storage.key), " is missing"));
   }
   const Extent bytes = found->second;
   if (storage.count > bytes.length / storage.elements->element_bytes) {
-    return Malformed(absl::StrCat("the storage ", shown(), " has ", bytes.length,
+    return Malformed(absl::StrCat("the storage ", Shown(storage.key), " has ", bytes.length,
                                   " bytes, expected ", storage.count, " elements of ",
                                   storage.elements->element_bytes, " bytes"));
   }
@@ -144,7 +144,7 @@ absl::StatusOr<Extent> LocateStorage(const TorchArchive& archive, const StorageR
     offset = storage.view[1].AsUint().value_or(UINT64_MAX);
     count = storage.view[2].AsUint().value_or(UINT64_MAX);
     if (offset > storage.count || count > storage.count - offset) {
-      return Malformed(absl::StrCat("a view beyond the end of the storage ", shown()));
+      return Malformed(absl::StrCat("a view beyond the end of the storage ", Shown(storage.key)));
     }
   }
   return Extent{bytes.offset + offset * storage.elements->element_bytes,
@@ -264,15 +264,14 @@ absl::StatusOr<TorchArchive> ReadLegacy(const ReadableFile& file, Extent part) {
   absl::flat_hash_map<std::string, Extent> storages;
   for (size_t i = 0; i < keys.root().size(); ++i) {
     const std::string key(keys.root()[i].AsText().value_or(""));
-    const std::string shown = absl::CHexEscape(key.substr(0, 200));
+    const std::string shown = Shown(key);
     const auto element_bytes = element_sizes.find(key);
     if (element_bytes == element_sizes.end()) {
       return Malformed(absl::StrCat("the storage ", shown, " belongs to no tensor"));
     }
     constexpr uint64_t kCountBytes = 8;
     if (end - at < kCountBytes) return Malformed("the file ends before its storages do");
-    TESSERA_ASSIGN_OR_RETURN(const std::string count_bytes,
-                             ReadSome(file, {at, kCountBytes}, kCountBytes));
+    TESSERA_ASSIGN_OR_RETURN(const std::string count_bytes, ReadPart(file, at, kCountBytes));
     const auto count = LoadLittleEndian<uint64_t>(count_bytes.data());
     at += kCountBytes;
     if (count > (end - at) / element_bytes->second) {
@@ -378,8 +377,7 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   const bool with_dtype = call.function == "torch._utils._rebuild_tensor_v3";
   if (!with_dtype && call.function != "torch._utils._rebuild_tensor_v2" &&
       call.function != "torch._utils._rebuild_tensor") {
-    return absl::UnimplementedError(
-        absl::StrCat("a tensor of the kind ", absl::CHexEscape(call.function.substr(0, 200))));
+    return absl::UnimplementedError(absl::StrCat("a tensor of the kind ", Shown(call.function)));
   }
   const Value& arguments = call.arguments;
   if (arguments[with_dtype ? 7 : 6].entry_count() > 0) {
@@ -390,9 +388,8 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   TorchTensor tensor;
   tensor.dtype = with_dtype ? TorchDType(arguments[6]) : storage.elements->dtype;
   if (tensor.dtype == DType::kUnspecified) {
-    return absl::UnimplementedError(
-        absl::StrCat("a tensor of ", absl::CHexEscape(arguments[6].GlobalName().substr(0, 200)),
-                     " in a ", View(storage.elements->name)));
+    return absl::UnimplementedError(absl::StrCat("a tensor of ", Shown(arguments[6].GlobalName()),
+                                                 " in a ", View(storage.elements->name)));
   }
   std::optional<std::vector<int64_t>> shape = TorchIntegers(arguments[2]);
   std::optional<std::vector<int64_t>> strides = TorchIntegers(arguments[3]);
@@ -407,6 +404,21 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   const bool empty = ElementCount(tensor.shape) == 0;
   tensor.offset_bytes = bytes.offset + (empty ? 0 : *first * element_bytes);
   return tensor;
+}
+
+absl::StatusOr<TorchTensor> ResolveTorchVector(const TorchArchive& archive, const Value& value) {
+  if (!IsTorchTensor(value)) return Malformed("no tensor");
+  TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, ResolveTorchTensor(archive, value));
+  if (tensor.shape.size() == 1 && (tensor.strides[0] == 1 || tensor.shape[0] <= 1)) return tensor;
+  return Malformed(
+      absl::StrCat("shape ", ShapeToString(tensor.shape), ", expected a contiguous vector"));
+}
+
+absl::StatusOr<std::string> ReadTorchName(const Value& key, pickle::Budget& budget) {
+  const std::string_view text = key.AsText().value_or("");
+  TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(TorchTensor) + text.size()));
+  if (!text.empty() && IsValidUtf8(text)) return std::string(text);
+  return Malformed("a tensor whose name is empty or not valid UTF-8");
 }
 
 std::map<std::string, TensorRole> ReadTorchRoles(const Value& dict) {
@@ -454,6 +466,19 @@ absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent p
         "it again");
   }
   return Malformed("neither a zip archive nor torch's legacy form: not written by torch.save()");
+}
+
+absl::StatusOr<TorchArchive> ReadTorchFile(Storage& storage, const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage.Open(path));
+  return At(storage, path, ReadTorchArchive(*file, {0, file->size_bytes()}));
+}
+
+pickle::Value FindNumber(const pickle::Value& dict, int64_t key) {
+  for (size_t i = dict.entry_count(); i > 0; --i) {
+    const auto [name, value] = dict.entry(i - 1);
+    if (name.AsInt() == key) return value;
+  }
+  return {};
 }
 
 }  // namespace tessera::ckpt::convert

@@ -58,6 +58,14 @@ bool IsTorchTensor(const pickle::Value& value);
 absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive,
                                                const pickle::Value& value);
 
+// The same for a flat state: a contiguous vector. DataLoss for any other value, too.
+absl::StatusOr<TorchTensor> ResolveTorchVector(const TorchArchive& archive,
+                                               const pickle::Value& value);
+
+// The key of a tensor in a dict, for which the budget is asked first. DataLoss if it is empty or
+// not valid UTF-8.
+absl::StatusOr<std::string> ReadTorchName(const pickle::Value& key, pickle::Budget& budget);
+
 // The dtype that a global such as torch.float32 names; DType::kUnspecified for any other value.
 DType TorchDType(const pickle::Value& value);
 
@@ -82,6 +90,13 @@ inline constexpr char kTorchTrainerKey[] = "tessera.trainer";
 
 // The roles in a dict with the key kTorchRolesKey; entries that do not name a role are left out.
 std::map<std::string, TensorRole> ReadTorchRoles(const pickle::Value& dict);
+
+// Opens a file of torch.save() and reads its pickle. Errors: those of ReadTorchArchive(), naming
+// the file, and of the storage.
+absl::StatusOr<TorchArchive> ReadTorchFile(Storage& storage, const std::string& path);
+
+// The value of the entry whose key is this integer; absent if the dict has no such entry.
+pickle::Value FindNumber(const pickle::Value& dict, int64_t key);
 
 }  // namespace tessera::ckpt::convert
 

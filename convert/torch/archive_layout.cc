@@ -1,9 +1,8 @@
-#include "convert/torch/archive_layout.h"
-
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "convert/torch/write.h"
 #include "layout/dtype.h"
 #include "zlib.h"
 

@@ -16,7 +16,8 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "convert/pickle/budget.h"
+#include "checkpoint/directory/directory.h"
+#include "convert/core/reading.h"
 #include "convert/pickle/numpy_array.h"
 #include "convert/pickle/value.h"
 #include "convert/torch/archive.h"
@@ -36,10 +37,6 @@ constexpr uint64_t kKeyBytesOfVisit = 32;
 // and kinds.
 constexpr size_t kMaxNotedNames = 3;
 constexpr size_t kMaxNotes = 100;
-
-std::string Shown(std::string_view text) {
-  return absl::CHexEscape({text.data(), std::min<size_t>(text.size(), 200)});
-}
 
 // Collects the tensors of archives under dotted names.
 class Collector {
@@ -190,8 +187,7 @@ absl::Status Collector::WalkEntries(const Value& dict, TensorRole role, int dept
 absl::Status Collector::AddTensor(const Value& value, TensorRole role) {
   const std::string& name = path_;
   const auto in_tensor = [&](const absl::Status& status) {
-    return absl::Status(status.code(),
-                        absl::StrCat("tensor ", Shown(name), ": ", status.message()));
+    return In(absl::StrCat("tensor ", Shown(name)), status);
   };
   TESSERA_RETURN_IF_ERROR(budget_->Take(sizeof(ForeignTensor) + name.size()));
   if (name.empty() || !IsValidUtf8(name)) {
@@ -290,10 +286,6 @@ class ValueWalker {
   pickle::Budget& budget_;
 };
 
-std::string PathIn(std::string_view folder, std::string_view file) {
-  return folder.empty() ? std::string(file) : std::string(folder).append("/").append(file);
-}
-
 // Whether a trainer of transformers, or accelerate, gives this name to a file beside the model.
 bool IsBesideModel(const std::string& name) {
   const std::string stem = name.substr(0, name.rfind('.'));
@@ -317,13 +309,6 @@ bool AreParts(const std::vector<std::string>& files) {
     if (files[i].substr(0, stem) != files[0].substr(0, stem)) return false;
   }
   return true;
-}
-
-// Whether all files are named as Meta names the files of ranks: "consolidated.00.pth", ...
-bool AreRanks(const std::vector<std::string>& files) {
-  return std::ranges::all_of(files, [](const std::string& name) {
-    return name.starts_with("consolidated.") && name.ends_with(".pth");
-  });
 }
 
 absl::Status CheckRanks(const Storage& storage, std::string_view folder,
@@ -361,13 +346,16 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, std::s
   std::vector<std::string> found;
   for (std::string& name : names) {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open,
-                             storage.Open(PathIn(folder, name)));
+                             storage.Open(JoinPath(folder, name)));
     TESSERA_ASSIGN_OR_RETURN(const bool is_torch, IsTorchArchive(*open));
     if (is_torch) found.push_back(std::move(name));
   }
   if (!std::ranges::all_of(found, IsBesideModel)) std::erase_if(found, IsBesideModel);
   if (found.size() <= 1 || AreParts(found)) return found;
-  if (AreRanks(found)) {
+  // As Meta names the files of ranks.
+  if (std::ranges::all_of(found, [](const std::string& name) {
+        return name.starts_with("consolidated.") && name.ends_with(".pth");
+      })) {
     TESSERA_RETURN_IF_ERROR(CheckRanks(storage, folder, found));
     return found;
   }
@@ -385,14 +373,9 @@ absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::string_view f
   checkpoint.description.mutable_producer()->set_program("torch.save");
   Collector collector(checkpoint);
   for (const std::string& file : files) {
-    const std::string path = PathIn(folder, file);
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage.Open(path));
-    const absl::StatusOr<TorchArchive> archive = ReadTorchArchive(*open, {0, open->size_bytes()});
-    const absl::Status status = archive.ok() ? collector.AddFile(*archive, file) : archive.status();
-    if (!status.ok()) {
-      return absl::Status(status.code(),
-                          absl::StrCat(storage.Describe(path), ": ", status.message()));
-    }
+    const std::string path = JoinPath(folder, file);
+    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, path));
+    TESSERA_RETURN_IF_ERROR(At(storage, path, collector.AddFile(archive, file)));
   }
   collector.AddNotes();
   return checkpoint;

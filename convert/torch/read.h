@@ -9,7 +9,6 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "convert/pickle/budget.h"
 #include "convert/pickle/value.h"
 
 namespace tessera::ckpt::convert {

@@ -24,7 +24,7 @@
 #include "convert/testing/memory_meter.h"
 #include "convert/testing/string_file.h"
 #include "convert/torch/archive.h"
-#include "convert/torch/archive_layout.h"
+#include "convert/torch/write.h"
 #include "convert/torch/zip.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

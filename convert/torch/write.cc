@@ -17,7 +17,6 @@
 #include "checkpoint/format/manifest.h"
 #include "convert/pickle/write.h"
 #include "convert/torch/archive.h"
-#include "convert/torch/archive_layout.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {

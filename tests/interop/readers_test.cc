@@ -18,7 +18,7 @@
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/open_foreign.h"
-#include "convert/testing/zip_changes.h"
+#include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"

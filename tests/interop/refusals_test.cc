@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_replace.h"
 #include "convert/open_foreign.h"
-#include "convert/testing/zip_changes.h"
+#include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"

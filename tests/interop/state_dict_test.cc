@@ -20,7 +20,7 @@
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/open_foreign.h"
-#include "convert/testing/zip_changes.h"
+#include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "trainer/config/config.pb.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "convert/testing/zip_changes.h"
+#include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/interop/foreign_run.h"

@@ -28,10 +28,10 @@
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/output.h"
-#include "convert/dcp/read.h"
+#include "convert/dcp/dcp.h"
 #include "convert/pickle/read.h"
 #include "convert/pickle/write.h"
-#include "convert/torch/archive_layout.h"
+#include "convert/torch/write.h"
 #include "tests/perf/allocated_memory.h"
 #include "tests/perf/harness.h"
 

@@ -1,11 +1,16 @@
-#ifndef TESSERA_CONVERT_DCP_READ_H_
-#define TESSERA_CONVERT_DCP_READ_H_
+#ifndef TESSERA_CONVERT_DCP_DCP_H_
+#define TESSERA_CONVERT_DCP_DCP_H_
 
+#include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
+#include "convert/core/output.h"
+#include "convert/torch/write.h"
 
 namespace tessera::ckpt::convert {
 
@@ -25,6 +30,20 @@ absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder);
 // Unimplemented for compressed chunks; NotFound where a file is missing; those of the storage.
 absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view folder);
 
+// Its tensors alone, whose files are relative to the storage's root. `notes` may be null.
+absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(
+    Storage& storage, std::string_view folder, std::vector<std::string>* notes = nullptr);
+
+struct DcpOutputOptions {
+  TorchOutputOptions tensors;
+  // The most bytes that one file of data has, unless a single tensor is larger.
+  uint64_t max_file_bytes = 5'000'000'000;
+};
+
+// The files of a folder that torch.distributed.checkpoint loads: .metadata, and files of data in
+// which each tensor is one chunk. Tied tensors share their chunk.
+std::vector<OutputFile> PlanDcp(const Manifest& manifest, const DcpOutputOptions& options);
+
 }  // namespace tessera::ckpt::convert
 
-#endif  // TESSERA_CONVERT_DCP_READ_H_
+#endif  // TESSERA_CONVERT_DCP_DCP_H_

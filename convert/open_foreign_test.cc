@@ -1,10 +1,9 @@
-#include "convert/step_folders.h"
-
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/storage/testing/memory_storage.h"
+#include "convert/formats.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
