@@ -40,18 +40,6 @@ struct ForeignParameter {
   std::vector<std::string> other_names;  // of copies, such as a tied head
 };
 
-// A tensor in the body of a model file of llm.c: [rows, columns], row-major; a vector is one row.
-struct LlmcTensor {
-  std::string name;  // of the logical tensor
-  int64_t rows = 0;
-  int64_t columns = 0;
-  int64_t real_rows = 0;    // the rest is padding: zeros in the file, nothing in the logical tensor
-  bool transposed = false;  // the logical tensor is [columns, rows]
-  // If not 0: the rows of each head of this size are in the order of Meta's rotary embedding, which
-  // rotates pairs (2i, 2i+1), whereas the logical tensor has Hugging Face's pairs (i, i + D/2).
-  int64_t interleaved_head_size = 0;
-};
-
 // A parameter that is one logical tensor, whose shape is given. The dim is the parameter's.
 ForeignParameter SameTensor(std::string name, std::string logical_name, Shape shape,
                             int tensor_parallel_dim = -1);

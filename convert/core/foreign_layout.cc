@@ -174,6 +174,21 @@ std::vector<StoredPiece> BlockPieces(const ForeignBlock& block, const Box& box, 
   return pieces;
 }
 
+std::function<std::vector<StoredPiece>(int64_t, int64_t)> WholeParameterPieces(
+    const ForeignParameter& parameter, DType dtype) {
+  return [blocks = parameter.blocks, box = WholeBox(parameter.shape),
+          count = ElementCount(parameter.shape), dtype](int64_t begin, int64_t end) {
+    std::vector<StoredPiece> pieces;
+    for (const ForeignBlock& block : blocks) {
+      for (StoredPiece& piece :
+           BlockPieces(block, box, std::min(begin, count), std::min(end, count), dtype)) {
+        pieces.push_back(std::move(piece));
+      }
+    }
+    return pieces;
+  };
+}
+
 ForeignTensorSet::ForeignTensorSet(const ModelDescription& model) : model_(model) {
   for (size_t i = 0; i < model.parameters.size(); ++i) parameters_[model.parameters[i].name] = i;
 }

@@ -5,6 +5,7 @@
 // of logical tensors. Pure: nothing here reads a file.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -62,6 +63,10 @@ Box ForeignBox(const ForeignParameter& parameter, const ForeignBlock& block);
 // element `begin`.
 std::vector<StoredPiece> BlockPieces(const ForeignBlock& block, const Box& box, int64_t begin,
                                      int64_t end, DType dtype);
+
+// OutputTensor::pieces of a parameter that is written whole; what follows it is padding.
+std::function<std::vector<StoredPiece>(int64_t begin, int64_t end)> WholeParameterPieces(
+    const ForeignParameter& parameter, DType dtype);
 
 // Collects the tensors of a model: its weights under the logical names, states of its optimizer
 // under "<logical name>.<state>". Coverage, bounds of the files and copies are checked by

@@ -78,24 +78,13 @@ void AddVocabulary(GgufVocabulary vocabulary, GgufHeader& header) {
 // The tensor of a parameter as it follows in the file, with padding.
 OutputTensor Output(const ForeignParameter& parameter, const GgufTensor& tensor,
                     const LogicalParameter& logical) {
-  const int64_t count = ElementCount(tensor.shape);
   return {.name = logical.name,
           .source_name = logical.name,
           .dtype = tensor.dtype,
           .shape = logical.shape,
           .offset_bytes = tensor.offset_bytes,
           .elements = static_cast<int64_t>(PaddedGgufBytes(tensor)) / ElementSize(tensor.dtype),
-          .pieces = [blocks = parameter.blocks, box = WholeBox(tensor.shape), count,
-                     dtype = tensor.dtype](int64_t begin, int64_t end) {
-            std::vector<StoredPiece> pieces;
-            for (const ForeignBlock& block : blocks) {
-              for (StoredPiece& piece :
-                   BlockPieces(block, box, std::min(begin, count), std::min(end, count), dtype)) {
-                pieces.push_back(std::move(piece));
-              }
-            }
-            return pieces;
-          }};
+          .pieces = WholeParameterPieces(parameter, tensor.dtype)};
 }
 
 // A tensor that is computed from the configuration and not learned.

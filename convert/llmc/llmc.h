@@ -3,7 +3,6 @@
 
 // Model files and optimizer states of llm.c.
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -16,6 +15,7 @@
 #include "convert/core/models.h"
 #include "convert/core/output_file.h"
 #include "layout/dtype.h"
+#include "layout/foreign_parameter.h"
 
 namespace tessera::ckpt::convert {
 
@@ -29,8 +29,9 @@ inline constexpr int32_t kStateVersion = 1;
 struct LlmcDescription {
   ModelDescription model;
   DType dtype = DType::kUnspecified;
-  // In the file's order. ZeRO ranks of llm.c divide each of them.
-  std::vector<LlmcTensor> tensors;
+  // In the file's order, each with its own name there; one that is tied is a copy of the model's
+  // parameter. ZeRO ranks of llm.c divide each of them.
+  std::vector<ForeignParameter> tensors;
 };
 
 // The model in a file with this header, whose `element_bytes` this sets. DataLoss naming the file.
@@ -67,19 +68,6 @@ absl::StatusOr<ForeignCheckpoint> ReadLlmc(Storage& storage, const std::string& 
 // Errors as PlanHuggingFace(); InvalidArgument for moments that are not F32.
 absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,
                                                  const PlanOptions& options);
-
-// Where a matrix of a llm.c file is stored.
-struct LlmcPlace {
-  bool is_vector = false;    // the logical tensor has one dim
-  size_t element_bytes = 0;  // as stored
-  std::string file;
-};
-
-// Adds the pieces of a logical tensor that elements [begin, end) of its matrix in a llm.c file are,
-// where element `begin` is at byte `begin_bytes`. Padding is in no piece. Precondition: the range
-// lies inside the matrix.
-void AddLlmcPieces(const LlmcTensor& tensor, const LlmcPlace& place, int64_t begin, int64_t end,
-                   uint64_t begin_bytes, std::vector<StoredPiece>& pieces);
 
 }  // namespace tessera::ckpt::convert
 

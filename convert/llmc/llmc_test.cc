@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_storage.h"
+#include "convert/testing/packed_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -30,14 +30,7 @@ std::string WithField(std::string file, int field, int32_t value) {
   return file;
 }
 
-std::shared_ptr<Storage> StorageOf(const std::string& file) {
-  auto storage = std::make_shared<MemoryStorage>();
-  auto created = storage->Create(kFile, file.size());
-  EXPECT_TRUE(created.ok());
-  EXPECT_TRUE((*created)->WriteAt(0, std::as_bytes(std::span(file))).ok());
-  EXPECT_TRUE((*created)->Close().ok());
-  return storage;
-}
+std::shared_ptr<Storage> StorageOf(const std::string& file) { return FolderOf({{kFile, file}}); }
 
 absl::StatusOr<ForeignCheckpoint> Read(const std::string& file, const ModelProto* model = nullptr) {
   return ReadLlmc(*StorageOf(file), kFile, model);

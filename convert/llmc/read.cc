@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -12,8 +11,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
 #include "convert/llmc/llmc.h"
+#include "layout/box.h"
 #include "layout/dtype.h"
 #include "models/layers/architecture.h"
 #include "models/registry.h"
@@ -53,43 +54,19 @@ absl::StatusOr<LlmcFile> ReadHeader(Storage& storage, const std::string& path) {
   return opened;
 }
 
-using ParametersByName = std::map<std::string, const LogicalParameter*>;
-
-// A tensor of the model, or of the optimizer's state of that shape.
 class LlmcReader {
  public:
   LlmcReader(Storage& storage, LlmcDescription description)
-      : storage_(storage), description_(std::move(description)) {
-    for (const LogicalParameter& parameter : description_.model.parameters) {
-      parameters_[parameter.name] = &parameter;
-      if (!parameter.tied_name.empty()) tied_[parameter.tied_name] = &parameter;
-    }
-    for (const LlmcTensor& tensor : description_.tensors) {
-      elements_ += tensor.rows * tensor.columns;
+      : storage_(storage), description_(std::move(description)), set_(description_.model) {
+    for (const ForeignParameter& tensor : description_.tensors) {
+      elements_ += ElementCount(tensor.shape);
     }
   }
 
-  absl::StatusOr<std::vector<ForeignTensor>> ReadModel(const std::string& file) {
-    std::vector<ForeignTensor> tensors;
-    uint64_t offset = kLlmcHeaderBytes;
-    const size_t size = ElementSize(description_.dtype);
-    for (const LlmcTensor& tensor : description_.tensors) {
-      const int64_t count = tensor.rows * tensor.columns;
-      // Where the head is stored although it is tied, it is a copy of the embedding.
-      TESSERA_ASSIGN_OR_RETURN(const LogicalParameter* const parameter, Find(tensor.name));
-      ForeignTensor& target =
-          Target(*parameter, TensorRole::kWeight, "", description_.dtype, tensors);
-      AddLlmcPieces(tensor, {parameter->shape.size() == 1, size, file}, 0, count, offset,
-                    target.pieces);
-      offset += static_cast<uint64_t>(count) * size;
-    }
-    for (const auto& [name, parameter] : tied_) {
-      tensors.push_back({.name = name,
-                         .dtype = description_.dtype,
-                         .shape = parameter->shape,
-                         .alias_of = parameter->name});
-    }
-    return tensors;
+  absl::Status ReadModel(const std::string& file) {
+    ForeignPlace place = {
+        .file = file, .offset_bytes = kLlmcHeaderBytes, .dtype = description_.dtype};
+    return AddTensors(kForeignWeight, 0, 1, place);
   }
 
   // The optimizer's state in the files of all ranks; none where rank 0 has no file.
@@ -105,44 +82,40 @@ class LlmcReader {
       return Damaged(storage_, StateFile(step, 0),
                      absl::StrCat("header field 2: ", ranks, " ranks"));
     }
-    std::vector<ForeignTensor> states;
     for (int rank = 0; rank < ranks; ++rank) {
       const std::string file = StateFile(step, rank);
       TESSERA_ASSIGN_OR_RETURN(const LlmcFile opened, ReadHeader(storage_, file));
       TESSERA_RETURN_IF_ERROR(CheckState(file, opened.header, first->header, rank, step));
-      TESSERA_RETURN_IF_ERROR(ReadState(file, opened, states));
+      TESSERA_RETURN_IF_ERROR(ReadState(file, opened));
     }
-    Describe(first->header, checkpoint);
-    for (ForeignTensor& state : states) checkpoint.tensors.push_back(std::move(state));
+    checkpoint.description.mutable_topology()->set_data_parallel(static_cast<uint32_t>(ranks));
     return absl::OkStatus();
+  }
+
+  absl::Status MoveTo(ForeignCheckpoint& checkpoint) && {
+    return std::move(set_).MoveTo(kLlmc, storage_.Describe(""), checkpoint);
   }
 
  private:
   static std::string StateFile(int64_t step, int rank) {
     return absl::StrFormat("state_%08d_%05d.bin", step, rank);
   }
-  absl::StatusOr<const LogicalParameter*> Find(const std::string& name) const {
-    const auto parameter = parameters_.find(name);
-    if (parameter != parameters_.end()) return parameter->second;
-    const auto tied = tied_.find(name);
-    if (tied != tied_.end()) return tied->second;
-    return absl::InternalError(absl::StrCat("llm.c: the model has no parameter ", name));
-  }
 
-  // The tensor of a parameter, or of its state, in a list; new ones are added.
-  ForeignTensor& Target(const LogicalParameter& parameter, TensorRole role,
-                        const std::string& state, DType dtype,
-                        std::vector<ForeignTensor>& tensors) {
-    const std::string name = state.empty() ? parameter.name : parameter.name + "." + state;
-    const auto [at, is_new] = index_.emplace(name, tensors.size());
-    if (is_new) {
-      tensors.push_back({.name = name,
-                         .role = role,
-                         .dtype = dtype,
-                         .shape = parameter.shape,
-                         .partition = parameter.partition});
+  // An equal part of every tensor, from the place on, which then is where they end.
+  absl::Status AddTensors(const ForeignKind& kind, int64_t part, int64_t parts,
+                          ForeignPlace& place) {
+    for (const ForeignParameter& tensor : description_.tensors) {
+      const int64_t count = ElementCount(tensor.shape), each = count / parts;
+      if (count % parts != 0) {
+        return Damaged(storage_, place.file,
+                       absl::StrCat("tensor ", tensor.name, ": ", parts,
+                                    " ranks do not divide its ", count, " elements"));
+      }
+      TESSERA_RETURN_IF_ERROR(
+          set_.AddRange(tensor, {}, kind, part * each, (part + 1) * each, place));
+      place.offset_bytes += static_cast<uint64_t>(each) * ElementSize(place.dtype);
     }
-    return tensors[at->second];
+    return absl::OkStatus();
   }
 
   absl::Status CheckState(const std::string& file, const LlmcHeader& header,
@@ -166,8 +139,7 @@ class LlmcReader {
 
   // m, v and, where there are any, master weights, each for the whole model in the model file's
   // order. With ZeRO, of each tensor an equal part by rank.
-  absl::Status ReadState(const std::string& file, const LlmcFile& opened,
-                         std::vector<ForeignTensor>& states) {
+  absl::Status ReadState(const std::string& file, const LlmcFile& opened) {
     const int ranks = opened.header[2], rank = opened.header[3];
     const bool has_master = opened.header[4] != 0;
     const int64_t arrays = has_master ? 3 : 2;
@@ -186,53 +158,15 @@ class LlmcReader {
                                   opened.size_bytes));
     }
     const int part = parts == 1 ? 0 : rank;
-    uint64_t offset = kLlmcHeaderBytes;
-    for (const char* name : {"exp_avg", "exp_avg_sq", "master"}) {
-      const bool is_master = std::string_view(name) == "master";
-      if (is_master && !has_master) break;
-      for (const LlmcTensor& tensor : description_.tensors) {
-        const int64_t count = tensor.rows * tensor.columns;
-        if (count % parts != 0) {
-          return Damaged(storage_, file,
-                         absl::StrCat("tensor ", tensor.name, ": ", parts,
-                                      " ranks do not divide its ", count, " elements"));
-        }
-        TESSERA_ASSIGN_OR_RETURN(const LogicalParameter* const parameter, Find(tensor.name));
-        const TensorRole role = is_master ? TensorRole::kMasterWeight : TensorRole::kOptimizerState;
-        ForeignTensor& target = Target(*parameter, role, name, DType::kF32, states);
-        const int64_t each = count / parts;
-        AddLlmcPieces(tensor, {parameter->shape.size() == 1, sizeof(float), file}, part * each,
-                      (part + 1) * each, offset, target.pieces);
-        offset += static_cast<uint64_t>(each) * sizeof(float);
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  // The step, which counts Adam's updates, and the names of the optimizer's state.
-  void Describe(const LlmcHeader& header, ForeignCheckpoint& checkpoint) const {
-    Manifest& manifest = checkpoint.description;
-    manifest.mutable_topology()->set_data_parallel(static_cast<uint32_t>(header[2]));
-    OptimizerState& optimizer = *manifest.mutable_optimizer();
-    optimizer.set_algorithm("adamw");
-    optimizer.add_groups();
-    optimizer.add_groups();
-    const bool has_master = header[4] != 0;
-    for (const LogicalParameter& parameter : description_.model.parameters) {
-      OptimizerParameter& entry = *optimizer.add_parameters();
-      entry.set_parameter(parameter.name);
-      entry.set_group(parameter.weight_decay ? 0 : 1);
-      for (const char* state : {"exp_avg", "exp_avg_sq", "master"}) {
-        if (std::string_view(state) == "master" && !has_master) continue;
-        (*entry.mutable_states())[state] = absl::StrCat(parameter.name, ".", state);
-      }
-    }
+    ForeignPlace place = {.file = file, .offset_bytes = kLlmcHeaderBytes, .dtype = DType::kF32};
+    TESSERA_RETURN_IF_ERROR(AddTensors(kForeignExpAvg, part, parts, place));
+    TESSERA_RETURN_IF_ERROR(AddTensors(kForeignExpAvgSq, part, parts, place));
+    return has_master ? AddTensors(kForeignMaster, part, parts, place) : absl::OkStatus();
   }
 
   Storage& storage_;
   const LlmcDescription description_;
-  ParametersByName parameters_, tied_;
-  std::map<std::string, size_t> index_;  // of tensors, by name, in the list that has them
+  ForeignTensorSet set_;
   int64_t elements_ = 0;
 };
 
@@ -268,13 +202,13 @@ absl::StatusOr<ForeignCheckpoint> ReadLlmc(Storage& storage, const std::string& 
   TESSERA_ASSIGN_OR_RETURN(LlmcDescription description, ReadLlmcHeader(opened, model));
   ForeignCheckpoint checkpoint = {.format = std::string(kLlmc)};
   checkpoint.description.mutable_producer()->set_program("llm.c");
-  *checkpoint.description.mutable_model() = description.model.config;
   LlmcReader reader(storage, std::move(description));
-  TESSERA_ASSIGN_OR_RETURN(checkpoint.tensors, reader.ReadModel(model_file));
+  TESSERA_RETURN_IF_ERROR(reader.ReadModel(model_file));
   if (const std::optional<int64_t> step = StepOfModel(model_file)) {
     SetProgress(*step, std::nullopt, checkpoint.description);
     TESSERA_RETURN_IF_ERROR(reader.ReadStates(*step, checkpoint));
   }
+  TESSERA_RETURN_IF_ERROR(std::move(reader).MoveTo(checkpoint));
   return checkpoint;
 }
 

@@ -8,48 +8,38 @@
 #include "base/byte_order.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/dtype.h"
+#include "convert/core/foreign_layout.h"
 #include "convert/core/saved_weights.h"
 #include "convert/llmc/llmc.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 namespace {
 
 constexpr int kHeaderFields = 256;
 
-// The names of the model's parameters by those that a llm.c file has, and their shapes.
-std::map<std::string, const LogicalParameter*> ByName(const ModelDescription& model) {
-  std::map<std::string, const LogicalParameter*> parameters;
-  for (const LogicalParameter& parameter : model.parameters) {
-    parameters[parameter.name] = &parameter;
-    if (!parameter.tied_name.empty()) parameters[parameter.tied_name] = &parameter;
-  }
-  return parameters;
-}
-
 // The model's tensors, or one state of each, behind what a file has already.
 void AddTensors(const LlmcDescription& description, TensorRole role, const std::string& state,
                 DType dtype, OutputFile& file) {
-  const auto parameters = ByName(description.model);
-  const size_t size = ElementSize(dtype);
+  std::map<std::string, Shape> shapes;
+  for (const LogicalParameter& parameter : description.model.parameters) {
+    shapes[parameter.name] = parameter.shape;
+  }
   const auto named = [&](const std::string& name) {
     return state.empty() ? name : absl::StrCat(name, ".", state);
   };
-  for (const LlmcTensor& tensor : description.tensors) {
-    const LogicalParameter& parameter = *parameters.at(tensor.name);
-    const LlmcPlace place = {.is_vector = parameter.shape.size() == 1, .element_bytes = size};
+  for (const ForeignParameter& tensor : description.tensors) {
+    const std::string& parameter = tensor.blocks[0].name;
+    const int64_t elements = ElementCount(tensor.shape);
     file.tensors.push_back({.name = named(tensor.name),
-                            .source_name = named(parameter.name),
+                            .source_name = named(parameter),
                             .role = role,
                             .dtype = dtype,
-                            .shape = parameter.shape,
+                            .shape = shapes.at(parameter),
                             .offset_bytes = file.size_bytes,
-                            .elements = tensor.rows * tensor.columns,
-                            .pieces = [tensor, place](int64_t begin, int64_t end) {
-                              std::vector<StoredPiece> pieces;
-                              AddLlmcPieces(tensor, place, begin, end, 0, pieces);
-                              return pieces;
-                            }});
-    file.size_bytes += static_cast<uint64_t>(tensor.rows * tensor.columns) * size;
+                            .elements = elements,
+                            .pieces = WholeParameterPieces(tensor, dtype)});
+    file.size_bytes += static_cast<uint64_t>(elements) * ElementSize(dtype);
   }
 }
 

@@ -70,8 +70,9 @@ struct LlmcFormat {
   // The header for a resolved config, but for fields 0 and 1. InvalidArgument where the format
   // cannot represent the config.
   absl::StatusOr<LlmcHeader> (*make_header)(const ModelConfig& config) = nullptr;
-  // The tensors in the body of a file with this header, in its order.
-  std::vector<LlmcTensor> (*tensors)(const ModelConfig& config, const LlmcHeader& header) = nullptr;
+  // The tensors in the body of a file with this header, in its order, with the logical names.
+  std::vector<ForeignParameter> (*tensors)(const ModelConfig& config,
+                                           const LlmcHeader& header) = nullptr;
 };
 
 }  // namespace tessera

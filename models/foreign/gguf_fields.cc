@@ -22,29 +22,27 @@ bool IsGgufArchitecture(const JsonFields& fields, std::string_view name) {
 
 absl::Status ReadGgufSizes(const JsonFields& fields, std::string_view architecture,
                            ModelConfig& config) {
-  const auto integer = [&](const char* name) { return fields.Integer(Key(architecture, name)); };
   TESSERA_RETURN_IF_ERROR(fields.Require(Key(architecture, "expert_count"), 0));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t layers, integer("block_count"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t positions, integer("context_length"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t hidden, integer("embedding_length"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t ffn, integer("feed_forward_length"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t heads, integer("attention.head_count"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t vocabulary, fields.Integer(kGgufEmbedding));
+  const auto key = [&](const char* name) { return Key(architecture, name); };
+  TESSERA_RETURN_IF_ERROR(
+      ReadFields(fields,
+                 {{key("block_count"), &ModelConfig::set_num_layers},
+                  {key("context_length"), &ModelConfig::set_max_position_embeddings},
+                  {key("embedding_length"), &ModelConfig::set_hidden_size},
+                  {key("feed_forward_length"), &ModelConfig::set_ffn_hidden_size},
+                  {key("attention.head_count"), &ModelConfig::set_num_attention_heads},
+                  {kGgufEmbedding, &ModelConfig::set_vocab_size}},
+                 config));
+  const int64_t heads = config.num_attention_heads(), hidden = config.hidden_size();
   for (const char* name :
        {"attention.key_length", "attention.value_length", "rope.dimension_count"}) {
-    if (!fields.Has(Key(architecture, name))) continue;
-    TESSERA_ASSIGN_OR_RETURN(const int64_t size, integer(name));
+    if (!fields.Has(key(name))) continue;
+    TESSERA_ASSIGN_OR_RETURN(const int64_t size, fields.Integer(key(name)));
     if (CheckedMultiply(heads, size) == hidden) continue;
     return absl::InvalidArgumentError(absl::StrCat(
-        fields.source(), ": ", Key(architecture, name), " is ", size, ", but ", heads,
+        fields.source(), ": ", key(name), " is ", size, ", but ", heads,
         " heads share an embedding of ", hidden, ": other sizes of heads are not supported"));
   }
-  config.set_num_layers(layers);
-  config.set_max_position_embeddings(positions);
-  config.set_hidden_size(hidden);
-  config.set_ffn_hidden_size(ffn);
-  config.set_num_attention_heads(heads);
-  config.set_vocab_size(vocabulary);
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/parse_json.h"
+#include "base/status_macros.h"
 
 namespace tessera {
 namespace {
@@ -110,6 +111,23 @@ absl::Status JsonFields::Require(std::string_view name, const nlohmann::json& va
   return absl::InvalidArgumentError(absl::StrCat(source_, ": ", path_, std::string(name), " is ",
                                                  Shown(*found), ", only ", Shown(value),
                                                  " is supported"));
+}
+
+absl::Status ReadFields(const JsonFields& fields, std::initializer_list<ConfigField> wanted,
+                        ModelConfig& config) {
+  for (const auto& [name, set, absent] : wanted) {
+    if (const auto* const integer = std::get_if<0>(&set)) {
+      TESSERA_ASSIGN_OR_RETURN(
+          const int64_t value,
+          absent ? fields.Integer(name, static_cast<int64_t>(*absent)) : fields.Integer(name));
+      (config.**integer)(value);
+    } else {
+      TESSERA_ASSIGN_OR_RETURN(const double value,
+                               absent ? fields.Real(name, *absent) : fields.Real(name));
+      (config.*std::get<1>(set))(value);
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

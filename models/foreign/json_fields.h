@@ -2,12 +2,16 @@
 #define TESSERA_MODELS_FOREIGN_JSON_FIELDS_H_
 
 #include <cstdint>
+#include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "models/config/config.pb.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera {
@@ -51,6 +55,17 @@ class JsonFields {
   std::string source_;
   std::string path_;  // "" or "rope_scaling."
 };
+
+// A number of a configuration, and the field of the config that it is.
+struct ConfigField {
+  std::string_view name;
+  std::variant<void (ModelConfig::*)(int64_t), void (ModelConfig::*)(double)> set;
+  std::optional<double> absent = std::nullopt;  // where the configuration may lack it
+};
+
+// Sets these fields of the config. Errors: those of Integer() and Real().
+absl::Status ReadFields(const JsonFields& fields, std::initializer_list<ConfigField> wanted,
+                        ModelConfig& config);
 
 }  // namespace tessera
 

@@ -37,31 +37,30 @@ std::string MegatronPositionEmbedding(const JsonFields& args) {
 
 absl::Status ReadMegatronSizes(const JsonFields& args, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(RequireDenseDecoder(args));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t layers, args.Integer("num_layers"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t hidden, args.Integer("hidden_size"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t heads, args.Integer("num_attention_heads"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t ffn, args.Integer("ffn_hidden_size"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t positions, args.Integer("max_position_embeddings"));
+  TESSERA_RETURN_IF_ERROR(ReadFields(
+      args,
+      {{"num_layers", &ModelConfig::set_num_layers},
+       {"hidden_size", &ModelConfig::set_hidden_size},
+       {"num_attention_heads", &ModelConfig::set_num_attention_heads},
+       {"ffn_hidden_size", &ModelConfig::set_ffn_hidden_size},
+       {"max_position_embeddings", &ModelConfig::set_max_position_embeddings},
+       {"make_vocab_size_divisible_by", &ModelConfig::set_make_vocab_size_divisible_by, 128}},
+      config));
   TESSERA_ASSIGN_OR_RETURN(const int64_t padded, args.Integer("padded_vocab_size"));
   TESSERA_ASSIGN_OR_RETURN(const int64_t vocabulary, args.Integer("vocab_size", padded));
   TESSERA_ASSIGN_OR_RETURN(double epsilon, args.Real("layernorm_epsilon", 1e-5));
   TESSERA_ASSIGN_OR_RETURN(epsilon, args.Real("norm_epsilon", epsilon));
   TESSERA_ASSIGN_OR_RETURN(const bool untied,
                            args.Bool("untie_embeddings_and_output_weights", false));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t multiple,
-                           args.Integer("make_vocab_size_divisible_by", 128));
-  if (heads > 0) TESSERA_RETURN_IF_ERROR(args.Require("kv_channels", hidden / heads));
+  const int64_t heads = config.num_attention_heads();
+  if (heads > 0) {
+    TESSERA_RETURN_IF_ERROR(args.Require("kv_channels", config.hidden_size() / heads));
+  }
   if (vocabulary > padded) {
     return absl::InvalidArgumentError(absl::StrCat(args.source(), ": vocab_size is ", vocabulary,
                                                    ", above padded_vocab_size, ", padded));
   }
-  config.set_num_layers(layers);
-  config.set_hidden_size(hidden);
-  config.set_num_attention_heads(heads);
-  config.set_ffn_hidden_size(ffn);
-  config.set_max_position_embeddings(positions);
   config.set_vocab_size(vocabulary);
-  config.set_make_vocab_size_divisible_by(multiple);
   config.set_norm_epsilon(epsilon);
   config.set_untie_embeddings_and_output_weights(untied);
   return absl::OkStatus();

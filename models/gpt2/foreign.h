@@ -1,9 +1,27 @@
 #ifndef TESSERA_MODELS_GPT2_FOREIGN_H_
 #define TESSERA_MODELS_GPT2_FOREIGN_H_
 
+#include <string>
+#include <vector>
+
+#include "layout/box.h"
+#include "layout/foreign_parameter.h"
+#include "models/config/config.pb.h"
 #include "models/foreign/format.h"
 
 namespace tessera::gpt2 {
+
+// A logical tensor of every layer.
+struct LayerTensor {
+  const char* name;  // in the layer
+  Shape shape;
+};
+
+// In the order of the modules, each of which has a weight and a bias.
+std::vector<LayerTensor> LayerTensors(const ModelConfig& config);
+
+// The parameter of a framework that has matrices as [out, in].
+ForeignParameter OutByIn(std::string name, std::string logical_name, const Shape& logical_shape);
 
 // Linear weights are [in, out] there as here: transformers' Conv1D.
 extern const HuggingFaceFormat kHuggingFaceFormat;

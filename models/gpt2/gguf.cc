@@ -12,6 +12,9 @@ namespace tessera::gpt2 {
 namespace {
 
 constexpr char kName[] = "gpt2";
+// The modules of a layer, in the order of LayerTensors().
+constexpr const char* kModules[] = {"attn_norm", "attn_qkv", "attn_output",
+                                    "ffn_norm",  "ffn_up",   "ffn_down"};
 constexpr char kEpsilon[] = "gpt2.attention.layer_norm_epsilon";
 
 bool Describes(const JsonFields& fields) { return IsGgufArchitecture(fields, kName); }
@@ -28,30 +31,6 @@ void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json[kEpsilon] = config.norm_epsilon();
 }
 
-void AddLayer(const ModelConfig& config, int64_t layer, std::vector<ForeignParameter>& parameters) {
-  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
-  const std::string prefix = absl::StrCat("blk.", layer, ".");
-  const auto vector = [&](const char* name, const char* tensor, int64_t size) {
-    parameters.push_back(SameTensor(prefix + name, LayerName(layer, tensor), {size}));
-  };
-  // `rows` and `columns` describe the logical matrix.
-  const auto matrix = [&](const char* name, const char* tensor, int64_t rows, int64_t columns) {
-    parameters.push_back(TransposedMatrix(prefix + name, LayerName(layer, tensor), rows, columns));
-  };
-  vector("attn_norm.weight", kNorm1Weight, c);
-  vector("attn_norm.bias", kNorm1Bias, c);
-  matrix("attn_qkv.weight", kQkvWeight, c, 3 * c);
-  vector("attn_qkv.bias", kQkvBias, 3 * c);
-  matrix("attn_output.weight", kProjectionWeight, c, c);
-  vector("attn_output.bias", kProjectionBias, c);
-  vector("ffn_norm.weight", kNorm2Weight, c);
-  vector("ffn_norm.bias", kNorm2Bias, c);
-  matrix("ffn_up.weight", kUpWeight, c, f);
-  vector("ffn_up.bias", kUpBias, f);
-  matrix("ffn_down.weight", kDownWeight, f, c);
-  vector("ffn_down.bias", kDownBias, c);
-}
-
 std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
   const int64_t c = config.hidden_size();
   std::vector<ForeignParameter> parameters;
@@ -60,7 +39,12 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
   parameters.push_back(SameTensor("position_embd.weight", kPositionEmbedding,
                                   {config.max_position_embeddings(), c}));
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    AddLayer(config, layer, parameters);
+    const std::vector<LayerTensor> tensors = LayerTensors(config);
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      parameters.push_back(OutByIn(
+          absl::StrCat("blk.", layer, ".", kModules[i / 2], i % 2 == 0 ? ".weight" : ".bias"),
+          LayerName(layer, tensors[i].name), tensors[i].shape));
+    }
   }
   parameters.push_back(SameTensor("output_norm.weight", kFinalNormWeight, {c}));
   parameters.push_back(SameTensor("output_norm.bias", kFinalNormBias, {c}));

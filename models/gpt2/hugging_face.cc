@@ -13,21 +13,15 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(fields.Require("scale_attn_by_inverse_layer_idx", false));
   TESSERA_RETURN_IF_ERROR(fields.Require("add_cross_attention", false));
   TESSERA_RETURN_IF_ERROR(fields.Require("tie_word_embeddings", true));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t layers, fields.Integer("n_layer"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t hidden, fields.Integer("n_embd"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t heads, fields.Integer("n_head"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t positions, fields.Integer("n_positions"));
-  TESSERA_ASSIGN_OR_RETURN(const double epsilon, fields.Real("layer_norm_epsilon", 1e-5));
-  config.set_num_layers(layers);
-  config.set_hidden_size(hidden);
-  config.set_num_attention_heads(heads);
-  config.set_max_position_embeddings(positions);
-  config.set_norm_epsilon(epsilon);
-  if (fields.Has("n_inner")) {
-    TESSERA_ASSIGN_OR_RETURN(const int64_t inner, fields.Integer("n_inner"));
-    config.set_ffn_hidden_size(inner);
-  }
-  return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(ReadFields(fields,
+                                     {{"n_layer", &ModelConfig::set_num_layers},
+                                      {"n_embd", &ModelConfig::set_hidden_size},
+                                      {"n_head", &ModelConfig::set_num_attention_heads},
+                                      {"n_positions", &ModelConfig::set_max_position_embeddings},
+                                      {"layer_norm_epsilon", &ModelConfig::set_norm_epsilon, 1e-5}},
+                                     config));
+  if (!fields.Has("n_inner")) return absl::OkStatus();
+  return ReadFields(fields, {{"n_inner", &ModelConfig::set_ffn_hidden_size}}, config);
 }
 
 void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {

@@ -69,45 +69,23 @@ absl::StatusOr<LlmcHeader> MakeHeader(const ModelConfig& config) {
   return header;
 }
 
-std::vector<LlmcTensor> Tensors(const ModelConfig& config, const LlmcHeader& header) {
-  const int64_t c = config.hidden_size(), p = config.max_position_embeddings();
-  std::vector<LlmcTensor> tensors;
-  const auto table = [&](const char* name, int64_t rows, int64_t real_rows) {
-    tensors.push_back({.name = name, .rows = rows, .columns = c, .real_rows = real_rows});
+std::vector<ForeignParameter> Tensors(const ModelConfig& config, const LlmcHeader& header) {
+  const int64_t c = config.hidden_size();
+  const auto same = [](const char* name, Shape shape) {
+    return SameTensor(name, name, std::move(shape));
   };
-  const auto weight = [&](const char* name, int64_t out, int64_t in) {
+  std::vector<ForeignParameter> tensors;
+  tensors.push_back(same(kTokenEmbedding, {config.vocab_size(), c}));
+  tensors.back().shape[0] = header[kPaddedVocabulary];
+  tensors.push_back(same(kPositionEmbedding, {config.max_position_embeddings(), c}));
+  for (const auto& [tensor, shape] : LayerTensors(config)) {
     for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-      tensors.push_back({.name = LayerName(layer, name),
-                         .rows = out,
-                         .columns = in,
-                         .real_rows = out,
-                         .transposed = true});
+      const std::string name = LayerName(layer, tensor);
+      tensors.push_back(OutByIn(name, name, shape));
     }
-  };
-  const auto vector = [&](std::string name, int64_t size) {
-    tensors.push_back({.name = std::move(name), .rows = 1, .columns = size, .real_rows = 1});
-  };
-  const auto vectors = [&](const char* name, int64_t size) {
-    for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-      vector(LayerName(layer, name), size);
-    }
-  };
-  table(kTokenEmbedding, header[kPaddedVocabulary], config.vocab_size());
-  table(kPositionEmbedding, p, p);
-  vectors(kNorm1Weight, c);
-  vectors(kNorm1Bias, c);
-  weight(kQkvWeight, 3 * c, c);
-  vectors(kQkvBias, 3 * c);
-  weight(kProjectionWeight, c, c);
-  vectors(kProjectionBias, c);
-  vectors(kNorm2Weight, c);
-  vectors(kNorm2Bias, c);
-  weight(kUpWeight, 4 * c, c);
-  vectors(kUpBias, 4 * c);
-  weight(kDownWeight, c, 4 * c);
-  vectors(kDownBias, c);
-  vector(kFinalNormWeight, c);
-  vector(kFinalNormBias, c);
+  }
+  tensors.push_back(same(kFinalNormWeight, {c}));
+  tensors.push_back(same(kFinalNormBias, {c}));
   return tensors;
 }
 

@@ -21,18 +21,15 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(fields.Require("hidden_activation", "gelu"));
   TESSERA_RETURN_IF_ERROR(fields.Require("normalize_before", true));
   TESSERA_RETURN_IF_ERROR(fields.Require("scale_qk_coeff", 1.0));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t vocabulary, fields.Integer("vocab_size", 50304));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t layers, fields.Integer("num_hidden_layers", 12));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t hidden, fields.Integer("hidden_size", 768));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t heads, fields.Integer("num_attention_heads", 12));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t ffn, fields.Integer("intermediate_size", 3072));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t positions, fields.Integer("max_position_embeddings", 512));
-  config.set_vocab_size(vocabulary);
-  config.set_num_layers(layers);
-  config.set_hidden_size(hidden);
-  config.set_num_attention_heads(heads);
-  config.set_ffn_hidden_size(ffn);
-  config.set_max_position_embeddings(positions);
+  TESSERA_RETURN_IF_ERROR(
+      ReadFields(fields,
+                 {{"vocab_size", &ModelConfig::set_vocab_size, 50304},
+                  {"num_hidden_layers", &ModelConfig::set_num_layers, 12},
+                  {"hidden_size", &ModelConfig::set_hidden_size, 768},
+                  {"num_attention_heads", &ModelConfig::set_num_attention_heads, 12},
+                  {"intermediate_size", &ModelConfig::set_ffn_hidden_size, 3072},
+                  {"max_position_embeddings", &ModelConfig::set_max_position_embeddings, 512}},
+                 config));
   // All norms have this one, whatever layer_norm_eps says.
   config.set_norm_epsilon(1e-5);
   return absl::OkStatus();

@@ -36,6 +36,25 @@ void AddHeads(const ModelConfig& config, RotaryRows order, const std::string& lo
   }
 }
 
+ForeignParameter PairedTensor(const ModelConfig& config, int64_t layer, std::string_view tensor,
+                              std::string name) {
+  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
+  const int64_t heads = tensor == kQuery ? config.num_attention_heads() : config.num_query_groups();
+  const int64_t rows = c / config.num_attention_heads() * heads;
+  std::string logical_name = LayerName(layer, tensor);
+  if (tensor == kQuery || tensor == kKey) {
+    ForeignParameter parameter = {.name = std::move(name), .shape = {rows, c}};
+    AddHeads(config, RotaryRows::kPairs, logical_name, 0, heads, 0, parameter);
+    return parameter;
+  }
+  Shape shape = {f, c};  // of gate and up
+  if (tensor == kNorm1 || tensor == kNorm2) shape = {c};
+  if (tensor == kValue) shape = {rows, c};
+  if (tensor == kOut) shape = {c, c};
+  if (tensor == kDown) shape = {c, f};
+  return SameTensor(std::move(name), std::move(logical_name), std::move(shape));
+}
+
 ForeignParameter FusedQkv(const ModelConfig& config, std::string name, int64_t layer,
                           RotaryRows order, bool transposed) {
   const int64_t c = config.hidden_size(), groups = config.num_query_groups();

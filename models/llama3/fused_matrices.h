@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "layout/foreign_parameter.h"
 #include "models/config/config.pb.h"
@@ -21,6 +22,11 @@ enum class RotaryRows {
 // its row `foreign_row` on.
 void AddHeads(const ModelConfig& config, RotaryRows order, const std::string& logical_name,
               int64_t row, int64_t heads, int64_t foreign_row, ForeignParameter& parameter);
+
+// The parameter of a logical tensor of a layer in a framework that fuses none and has the rows of
+// queries and keys in pairs.
+ForeignParameter PairedTensor(const ModelConfig& config, int64_t layer, std::string_view tensor,
+                              std::string name);
 
 // The matrix of queries, keys and values of a layer that has, for each query group, its queries,
 // its key and its value, as rows or, in frameworks that transpose, as columns. Tensor parallelism

@@ -44,9 +44,9 @@ bool AreFactors(const std::vector<double>& found, const ModelConfig& config) {
 
 absl::Status ReadRope(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(fields.Require("llama.rope.scaling.type", "none"));
-  TESSERA_ASSIGN_OR_RETURN(const double base, fields.Real(kRotaryBase, 10000));
+  TESSERA_RETURN_IF_ERROR(
+      ReadFields(fields, {{kRotaryBase, &ModelConfig::set_rotary_base, 10000}}, config));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<double> factors, fields.Reals(kGgufRopeFactors));
-  config.set_rotary_base(base);
   config.set_use_rope_scaling(!factors.empty());
   if (factors.empty()) return absl::OkStatus();
   // The slowest pair of a head turns as many times slower as the factor says.
@@ -67,12 +67,12 @@ absl::Status ReadRope(const JsonFields& fields, ModelConfig& config) {
 
 absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(ReadGgufSizes(fields, kName, config));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t groups,
-                           fields.Integer(kGroups, config.num_attention_heads()));
-  TESSERA_ASSIGN_OR_RETURN(const double epsilon, fields.Real(kEpsilon));
+  TESSERA_RETURN_IF_ERROR(
+      ReadFields(fields,
+                 {{kGroups, &ModelConfig::set_num_query_groups, config.num_attention_heads()},
+                  {kEpsilon, &ModelConfig::set_norm_epsilon}},
+                 config));
   TESSERA_ASSIGN_OR_RETURN(const bool has_head, fields.Bool(kGgufHead, false));
-  config.set_num_query_groups(groups);
-  config.set_norm_epsilon(epsilon);
   config.set_untie_embeddings_and_output_weights(has_head);
   return ReadRope(fields, config);
 }
@@ -94,34 +94,20 @@ void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json[kGgufRopeFactors] = RopeFactors(config);
 }
 
-void AddLayer(const ModelConfig& config, int64_t layer, std::vector<ForeignParameter>& parameters) {
-  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
-  const int64_t d = c / config.num_attention_heads(), kv = config.num_query_groups() * d;
-  const std::string prefix = absl::StrCat("blk.", layer, ".");
-  const auto same = [&](const char* name, const char* tensor, Shape shape) {
-    parameters.push_back(SameTensor(prefix + name, LayerName(layer, tensor), std::move(shape)));
-  };
-  const auto rotary = [&](const char* name, const char* tensor, int64_t heads) {
-    parameters.push_back({.name = prefix + name, .shape = {heads * d, c}});
-    AddHeads(config, RotaryRows::kPairs, LayerName(layer, tensor), 0, heads, 0, parameters.back());
-  };
-  same("attn_norm.weight", kNorm1, {c});
-  rotary("attn_q.weight", kQuery, config.num_attention_heads());
-  rotary("attn_k.weight", kKey, config.num_query_groups());
-  same("attn_v.weight", kValue, {kv, c});
-  same("attn_output.weight", kOut, {c, c});
-  same("ffn_norm.weight", kNorm2, {c});
-  same("ffn_gate.weight", kGate, {f, c});
-  same("ffn_up.weight", kUp, {f, c});
-  same("ffn_down.weight", kDown, {c, f});
-}
+constexpr std::pair<const char*, const char*> kLayerTensors[] = {
+    {"attn_norm.weight", kNorm1}, {"attn_q.weight", kQuery},    {"attn_k.weight", kKey},
+    {"attn_v.weight", kValue},    {"attn_output.weight", kOut}, {"ffn_norm.weight", kNorm2},
+    {"ffn_gate.weight", kGate},   {"ffn_up.weight", kUp},       {"ffn_down.weight", kDown}};
 
 std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
   const Shape table = {config.vocab_size(), config.hidden_size()};
   std::vector<ForeignParameter> parameters;
   parameters.push_back(SameTensor(kGgufEmbedding, kTokenEmbedding, table));
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    AddLayer(config, layer, parameters);
+    for (const auto& [name, tensor] : kLayerTensors) {
+      parameters.push_back(
+          PairedTensor(config, layer, tensor, absl::StrCat("blk.", layer, ".", name)));
+    }
   }
   parameters.push_back(SameTensor("output_norm.weight", kFinalNorm, {config.hidden_size()}));
   if (config.untie_embeddings_and_output_weights()) {

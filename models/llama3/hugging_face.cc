@@ -64,22 +64,20 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(fields.Require("hidden_act", "silu"));
   TESSERA_RETURN_IF_ERROR(fields.Require("attention_bias", false));
   TESSERA_RETURN_IF_ERROR(fields.Require("mlp_bias", false));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t layers, fields.Integer("num_hidden_layers"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t hidden, fields.Integer("hidden_size"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t heads, fields.Integer("num_attention_heads"));
+  TESSERA_RETURN_IF_ERROR(
+      ReadFields(fields,
+                 {{"num_hidden_layers", &ModelConfig::set_num_layers},
+                  {"hidden_size", &ModelConfig::set_hidden_size},
+                  {"num_attention_heads", &ModelConfig::set_num_attention_heads},
+                  {"intermediate_size", &ModelConfig::set_ffn_hidden_size},
+                  {"max_position_embeddings", &ModelConfig::set_max_position_embeddings},
+                  {"rms_norm_eps", &ModelConfig::set_norm_epsilon, 1e-6}},
+                 config));
+  const int64_t heads = config.num_attention_heads();
   TESSERA_ASSIGN_OR_RETURN(const int64_t groups, fields.Integer("num_key_value_heads", heads));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t ffn, fields.Integer("intermediate_size"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t positions, fields.Integer("max_position_embeddings"));
-  TESSERA_ASSIGN_OR_RETURN(const double epsilon, fields.Real("rms_norm_eps", 1e-6));
   TESSERA_ASSIGN_OR_RETURN(const bool tied, fields.Bool("tie_word_embeddings", false));
-  TESSERA_RETURN_IF_ERROR(CheckHeadDim(fields, hidden, heads));
-  config.set_num_layers(layers);
-  config.set_hidden_size(hidden);
-  config.set_num_attention_heads(heads);
+  TESSERA_RETURN_IF_ERROR(CheckHeadDim(fields, config.hidden_size(), heads));
   config.set_num_query_groups(groups);
-  config.set_ffn_hidden_size(ffn);
-  config.set_max_position_embeddings(positions);
-  config.set_norm_epsilon(epsilon);
   config.set_untie_embeddings_and_output_weights(!tied);
   return ReadRope(fields, config);
 }

@@ -34,18 +34,17 @@ ForeignParameter Qkv(const ModelConfig& config, std::string name, int64_t layer)
 }
 
 void AddLayer(const ModelConfig& config, int64_t layer, std::vector<ForeignParameter>& parameters) {
-  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
   const std::string prefix = "transformer.h." + std::to_string(layer) + ".";
-  const auto same = [&](const char* name, const char* tensor, Shape shape) {
-    parameters.push_back(SameTensor(prefix + name, LayerName(layer, tensor), std::move(shape)));
+  const auto add = [&](const char* name, const char* tensor) {
+    parameters.push_back(PairedTensor(config, layer, tensor, prefix + name));
   };
-  same("ln_1.weight", kNorm1, {c});
+  add("ln_1.weight", kNorm1);
   parameters.push_back(Qkv(config, prefix + "attn.c_attn.weight", layer));
-  same("attn.c_proj.weight", kOut, {c, c});
-  same("ln_2.weight", kNorm2, {c});
-  same("mlp.c_fc.weight", kUp, {f, c});
-  same("mlp.c_fc2.weight", kGate, {f, c});
-  same("mlp.c_proj.weight", kDown, {c, f});
+  add("attn.c_proj.weight", kOut);
+  add("ln_2.weight", kNorm2);
+  add("mlp.c_fc.weight", kUp);
+  add("mlp.c_fc2.weight", kGate);
+  add("mlp.c_proj.weight", kDown);
 }
 
 std::vector<ForeignParameter> Parameters(const ModelConfig& config) {

@@ -50,25 +50,19 @@ absl::StatusOr<int64_t> FeedForwardSize(const JsonFields& fields, int64_t hidden
 // The dict has the arguments of the model's constructor; those that are absent have its defaults.
 absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(CheckSettings(fields));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t layers, fields.Integer("num_layers"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t hidden, fields.Integer("hidden_size"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t heads, fields.Integer("num_attention_heads"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t groups, fields.Integer("num_kv_attention_heads"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t vocabulary, fields.Integer("vocab_size"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t positions,
-                           fields.Integer("max_position_embeddings", 2048));
-  TESSERA_ASSIGN_OR_RETURN(const double epsilon, fields.Real("layer_norm_epsilon", 1e-5));
-  TESSERA_ASSIGN_OR_RETURN(const double base, fields.Real("rope_base", 10000));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t ffn, FeedForwardSize(fields, hidden));
-  config.set_num_layers(layers);
-  config.set_hidden_size(hidden);
-  config.set_num_attention_heads(heads);
-  config.set_num_query_groups(groups);
-  config.set_vocab_size(vocabulary);
+  TESSERA_RETURN_IF_ERROR(
+      ReadFields(fields,
+                 {{"num_layers", &ModelConfig::set_num_layers},
+                  {"hidden_size", &ModelConfig::set_hidden_size},
+                  {"num_attention_heads", &ModelConfig::set_num_attention_heads},
+                  {"num_kv_attention_heads", &ModelConfig::set_num_query_groups},
+                  {"vocab_size", &ModelConfig::set_vocab_size},
+                  {"max_position_embeddings", &ModelConfig::set_max_position_embeddings, 2048},
+                  {"layer_norm_epsilon", &ModelConfig::set_norm_epsilon, 1e-5},
+                  {"rope_base", &ModelConfig::set_rotary_base, 10000}},
+                 config));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t ffn, FeedForwardSize(fields, config.hidden_size()));
   config.set_ffn_hidden_size(ffn);
-  config.set_max_position_embeddings(positions);
-  config.set_norm_epsilon(epsilon);
-  config.set_rotary_base(base);
   config.set_use_rope_scaling(false);
   config.set_untie_embeddings_and_output_weights(true);
   return absl::OkStatus();

@@ -1,5 +1,6 @@
 #include <bit>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "models/llama3/foreign.h"
+#include "models/llama3/fused_matrices.h"
 #include "models/llama3/model.h"
 #include "models/llama3/sharding.h"
 
@@ -137,37 +139,23 @@ absl::StatusOr<LlmcHeader> MakeHeader(const ModelConfig& config) {
   return header;
 }
 
-std::vector<LlmcTensor> Tensors(const ModelConfig& config, const LlmcHeader&) {
-  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
-  const int64_t head_size = c / config.num_attention_heads();
-  const int64_t kv = head_size * config.num_query_groups();
-  std::vector<LlmcTensor> tensors;
-  const auto matrix = [&](std::string name, int64_t rows, int64_t columns, int64_t head_rows = 0) {
-    tensors.push_back({.name = std::move(name),
-                       .rows = rows,
-                       .columns = columns,
-                       .real_rows = rows,
-                       .interleaved_head_size = head_rows});
-  };
-  const auto layers = [&](const char* name, int64_t rows, int64_t columns) {
+std::vector<ForeignParameter> Tensors(const ModelConfig& config, const LlmcHeader&) {
+  const Shape table = {config.vocab_size(), config.hidden_size()};
+  std::vector<ForeignParameter> tensors;
+  // Those of one layer after those of the one before.
+  const auto layers = [&](std::initializer_list<const char*> names) {
     for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-      matrix(LayerName(layer, name), rows, columns);
+      for (const char* name : names) {
+        tensors.push_back(PairedTensor(config, layer, name, LayerName(layer, name)));
+      }
     }
   };
-  matrix(kTokenEmbedding, config.vocab_size(), c);
-  layers(kNorm1, 1, c);
-  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    matrix(LayerName(layer, kQuery), c, c, head_size);
-    matrix(LayerName(layer, kKey), kv, c, head_size);
-    matrix(LayerName(layer, kValue), kv, c);
-  }
-  layers(kOut, c, c);
-  layers(kNorm2, 1, c);
-  layers(kUp, f, c);
-  layers(kGate, f, c);
-  layers(kDown, c, f);
-  matrix(kFinalNorm, 1, c);
-  matrix(kHead, config.vocab_size(), c);
+  tensors.push_back(SameTensor(kTokenEmbedding, kTokenEmbedding, table));
+  layers({kNorm1});
+  layers({kQuery, kKey, kValue});
+  for (const char* name : {kOut, kNorm2, kUp, kGate, kDown}) layers({name});
+  tensors.push_back(SameTensor(kFinalNorm, kFinalNorm, {config.hidden_size()}));
+  tensors.push_back(SameTensor(kHead, kHead, table));
   return tensors;
 }
 

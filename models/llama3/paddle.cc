@@ -25,25 +25,20 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
     return absl::InvalidArgumentError(
         absl::StrCat(fields.source(), ": rope_scaling_type is not supported"));
   }
-  TESSERA_ASSIGN_OR_RETURN(const int64_t vocabulary, fields.Integer("vocab_size", 32000));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t layers, fields.Integer("num_hidden_layers", 32));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t hidden, fields.Integer("hidden_size", 4096));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t heads, fields.Integer("num_attention_heads", 32));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t groups, fields.Integer("num_key_value_heads", heads));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t ffn, fields.Integer("intermediate_size", 11008));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t positions,
-                           fields.Integer("max_position_embeddings", 2048));
-  TESSERA_ASSIGN_OR_RETURN(const double epsilon, fields.Real("rms_norm_eps", 1e-6));
-  TESSERA_ASSIGN_OR_RETURN(const double base, fields.Real("rope_theta", 10000));
-  config.set_vocab_size(vocabulary);
-  config.set_num_layers(layers);
-  config.set_hidden_size(hidden);
-  config.set_num_attention_heads(heads);
+  TESSERA_RETURN_IF_ERROR(
+      ReadFields(fields,
+                 {{"vocab_size", &ModelConfig::set_vocab_size, 32000},
+                  {"num_hidden_layers", &ModelConfig::set_num_layers, 32},
+                  {"hidden_size", &ModelConfig::set_hidden_size, 4096},
+                  {"num_attention_heads", &ModelConfig::set_num_attention_heads, 32},
+                  {"intermediate_size", &ModelConfig::set_ffn_hidden_size, 11008},
+                  {"max_position_embeddings", &ModelConfig::set_max_position_embeddings, 2048},
+                  {"rms_norm_eps", &ModelConfig::set_norm_epsilon, 1e-6},
+                  {"rope_theta", &ModelConfig::set_rotary_base, 10000}},
+                 config));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t groups,
+                           fields.Integer("num_key_value_heads", config.num_attention_heads()));
   config.set_num_query_groups(groups);
-  config.set_ffn_hidden_size(ffn);
-  config.set_max_position_embeddings(positions);
-  config.set_norm_epsilon(epsilon);
-  config.set_rotary_base(base);
   config.set_use_rope_scaling(false);
   config.set_untie_embeddings_and_output_weights(true);
   return absl::OkStatus();

@@ -24,6 +24,8 @@
 #include "convert/open_foreign.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "layout/box.h"
+#include "layout/foreign_parameter.h"
 #include "nlohmann/json.hpp"
 #include "tests/interop/foreign_run.h"
 #include "tests/support/command.h"
@@ -55,13 +57,31 @@ float ValueAt(int array, size_t tensor, int64_t element) {
 }
 
 // The tensors in the body of a model file of llm.c.
-std::vector<LlmcTensor> TensorsOf(const std::string& path) {
+std::vector<ForeignParameter> TensorsOf(const std::string& path) {
   LlmcFile file = {.path = path, .size_bytes = static_cast<int64_t>(fs::file_size(path))};
   const std::string header = ReadFile(path).substr(0, kLlmcHeaderBytes);
   std::memcpy(file.header.data(), header.data(), header.size());
   const auto description = ckpt::convert::ReadLlmcHeader(file, /*model=*/nullptr);
   EXPECT_TRUE(description.ok()) << description.status();
-  return description.ok() ? description->tensors : std::vector<LlmcTensor>();
+  return description.ok() ? description->tensors : std::vector<ForeignParameter>();
+}
+
+// Where elements of the logical tensor are in the body, in their order.
+std::vector<int64_t> LogicalOrder(const ForeignParameter& tensor) {
+  std::vector<int64_t> order(ElementCount(tensor.shape), -1);
+  for (const ForeignBlock& block : tensor.blocks) {
+    const int64_t width = block.shape.back();
+    const int64_t columns = block.transposed ? tensor.shape[0] : tensor.shape.back();
+    const int64_t step = block.foreign_step.empty() ? 1 : block.foreign_step[0];
+    for (int64_t i = 0; i < ElementCount(block.shape); ++i) {
+      int64_t row = i / width, column = i % width;
+      int64_t& at = order[(block.offset[0] + row) * columns + column];
+      if (block.transposed) std::swap(row, column);
+      at = (block.foreign_offset[0] + row * step) * tensor.shape.back() + column;
+    }
+  }
+  std::erase(order, -1);  // as many as there are of padding
+  return order;
 }
 
 class ConvertCommandTest : public testing::ForeignTest {
@@ -81,7 +101,7 @@ class ConvertCommandTest : public testing::ForeignTest {
         In(model + "-" + std::to_string(ranks) + (zero ? "-zero" : "-copies"));
     fs::create_directories(folder);
     fs::copy_file(Fixture(model + ".model.bin"), folder + "/model_00000007.bin");
-    const std::vector<LlmcTensor> tensors = TensorsOf(folder + "/model_00000007.bin");
+    const std::vector<ForeignParameter> tensors = TensorsOf(folder + "/model_00000007.bin");
     for (int rank = 0; rank < ranks; ++rank) {
       std::vector<int32_t> header(256);
       header[0] = 20240527, header[1] = 1, header[2] = ranks, header[3] = rank, header[4] = 1;
@@ -89,11 +109,10 @@ class ConvertCommandTest : public testing::ForeignTest {
       std::string bytes(reinterpret_cast<const char*>(header.data()), 1024);
       for (int array = 0; array < 3; ++array) {
         for (size_t t = 0; t < tensors.size(); ++t) {
-          const int64_t all = tensors[t].rows * tensors[t].columns, part = all / ranks;
+          const int64_t all = ElementCount(tensors[t].shape), part = all / ranks;
+          const auto real = std::ssize(LogicalOrder(tensors[t]));  // the rest is padding: zeros
           for (int64_t i = zero ? rank * part : 0; i < (zero ? (rank + 1) * part : all); ++i) {
-            // Padding is zero.
-            const bool real = i / tensors[t].columns < tensors[t].real_rows;
-            const float value = real ? ValueAt(array, t, i) : 0;
+            const float value = i < real ? ValueAt(array, t, i) : 0;
             bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
           }
         }
@@ -117,7 +136,7 @@ class ConvertCommandTest : public testing::ForeignTest {
     EXPECT_TRUE(output.ok()) << output.status();
     int64_t elements = 0;
     for (const auto& tensor : output->description.tensors) {
-      elements += tensor.rows * tensor.columns;
+      elements += ElementCount(tensor.shape);
     }
     const std::string path = In("model_" + std::to_string(vocab_size) + ".bin");
     WriteFile(path, output->header + std::string(elements * sizeof(float), '\0'));
@@ -137,23 +156,17 @@ TEST_F(ConvertCommandTest, OptimizerStatesOfLlmc) {
       const auto checkpoint = ckpt::Checkpoint::Open(**storage, "");
       ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
       EXPECT_EQ(checkpoint->step(), 7);
-      const std::vector<LlmcTensor> tensors = TensorsOf(folder + "/model_00000007.bin");
+      const std::vector<ForeignParameter> tensors = TensorsOf(folder + "/model_00000007.bin");
       for (size_t t = 0; t < tensors.size(); ++t) {
-        const LlmcTensor& tensor = tensors[t];
+        const std::vector<int64_t> order = LogicalOrder(tensors[t]);
         int array = 0;
         for (const char* state : {".exp_avg", ".exp_avg_sq", ".master"}) {
-          const auto found = checkpoint->LoadTensor<float>(tensor.name + state);
+          const auto found = checkpoint->LoadTensor<float>(tensors[t].name + state);
           ASSERT_TRUE(found.ok()) << found.status();
-          ASSERT_EQ(found->size(), tensor.real_rows * tensor.columns);
-          for (int64_t i = 0; i < tensor.real_rows * tensor.columns; ++i) {
-            int64_t row = i / tensor.columns, column = i % tensor.columns;
-            if (const int64_t size = tensor.interleaved_head_size; size > 0) {
-              const int64_t in_head = row % size;
-              row += in_head % 2 * (size / 2) + in_head / 2 - in_head;
-            }
-            const int64_t at =
-                tensor.transposed ? column * tensor.real_rows + row : row * tensor.columns + column;
-            ASSERT_EQ((*found)[at], ValueAt(array, t, i)) << tensor.name << state << " " << i;
+          ASSERT_EQ(found->size(), order.size());
+          for (size_t i = 0; i < order.size(); ++i) {
+            ASSERT_EQ((*found)[i], ValueAt(array, t, order[i]))
+                << tensors[t].name << state << " " << i;
           }
           ++array;
         }

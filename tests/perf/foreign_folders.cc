@@ -47,7 +47,7 @@ absl::Status WriteLlmcFolder(const std::string& folder, const std::string& model
   TESSERA_ASSIGN_OR_RETURN(const auto output, ckpt::convert::WriteLlmcHeader(config, DType::kF32));
   int64_t body_bytes = 0;
   for (const auto& tensor : output.description.tensors) {
-    body_bytes += tensor.rows * tensor.columns * static_cast<int64_t>(sizeof(float));
+    body_bytes += ElementCount(tensor.shape) * static_cast<int64_t>(sizeof(float));
   }
   TESSERA_RETURN_IF_ERROR(
       WriteFile(folder + "/model_00000007.bin", output.header, body_bytes, random_values));
