@@ -36,17 +36,6 @@ using pickle::Value;
 constexpr std::string_view kLegacyMagic =
     "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
 constexpr int64_t kLegacyVersion = 1001;
-constexpr std::pair<std::string_view, DType> kDTypes[] = {
-    {"torch.float64", DType::kF64},        {"torch.float32", DType::kF32},
-    {"torch.float16", DType::kF16},        {"torch.bfloat16", DType::kBF16},
-    {"torch.int64", DType::kI64},          {"torch.int32", DType::kI32},
-    {"torch.int16", DType::kI16},          {"torch.int8", DType::kI8},
-    {"torch.uint8", DType::kU8},           {"torch.bool", DType::kBool},
-    {"torch.uint16", DType::kU16},         {"torch.uint32", DType::kU32},
-    {"torch.uint64", DType::kU64},         {"torch.float8_e4m3fn", DType::kF8E4M3},
-    {"torch.float8_e5m2", DType::kF8E5M2},
-};
-
 constexpr uint64_t kFirstBytes = 262;  // up to the end of a tar archive's mark
 
 // Before version 0.1.10, torch.save() wrote a tar archive whose first member is "sys_info".
@@ -62,49 +51,19 @@ absl::StatusOr<std::string> ReadSome(const ReadableFile& file, Extent part, uint
   return ReadPart(file, part.offset, std::min(part.length, max_bytes));
 }
 
-// The class of a storage, "torch.FloatStorage", with what its elements are.
-struct TorchStorageClass {
-  std::string_view name;
-  DType dtype = DType::kUnspecified;  // if this version has none
-  uint64_t element_bytes = 0;
-};
-
-constexpr TorchStorageClass kStorageClasses[] = {
-    {"DoubleStorage", DType::kF64, 8},
-    {"FloatStorage", DType::kF32, 4},
-    {"HalfStorage", DType::kF16, 2},
-    {"BFloat16Storage", DType::kBF16, 2},
-    {"LongStorage", DType::kI64, 8},
-    {"IntStorage", DType::kI32, 4},
-    {"ShortStorage", DType::kI16, 2},
-    {"CharStorage", DType::kI8, 1},
-    {"ByteStorage", DType::kU8, 1},
-    {"BoolStorage", DType::kBool, 1},
-    {"UntypedStorage", DType::kUnspecified, 1},
-    {"ComplexFloatStorage", DType::kUnspecified, 8},
-    {"ComplexDoubleStorage", DType::kUnspecified, 16},
-    {"QUInt8Storage", DType::kUnspecified, 1},
-    {"QInt8Storage", DType::kUnspecified, 1},
-    {"QInt32Storage", DType::kUnspecified, 4},
-    {"QUInt4x2Storage", DType::kUnspecified, 1},
-    {"QUInt2x4Storage", DType::kUnspecified, 1},
-};
-
-// The class that a global names; null for an unknown one.
-const TorchStorageClass* FindTorchStorageClass(const pickle::Value& global) {
+// The type whose storages are of the class that a global names; null for an unknown one.
+const TorchType* FindStorageClass(const pickle::Value& global) {
   const std::string name = global.GlobalName();
   if (!name.starts_with("torch.")) return nullptr;
   const std::string_view last = std::string_view(name).substr(name.rfind('.') + 1);
-  for (const TorchStorageClass& known : kStorageClasses) {
-    if (known.name == last) return &known;
-  }
-  return nullptr;
+  const auto known = std::ranges::find(kTorchTypes, last, &TorchType::storage_class);
+  return last.empty() || known == std::end(kTorchTypes) ? nullptr : known;
 }
 
 // What a persistent id of torch says: ("storage", class, key, location, number of elements), and in
 // the legacy form a view: None or (key, offset, number of elements).
 struct StorageReference {
-  const TorchStorageClass* elements = nullptr;
+  const TorchType* elements = nullptr;
   std::string key;
   uint64_t count = 0;
   Value view;
@@ -115,7 +74,7 @@ absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
   if (!id.is(Kind::kTuple) || id.size() < 5 || !id[0].IsText("storage")) {
     return Malformed("a tensor without a storage");
   }
-  StorageReference storage = {.elements = FindTorchStorageClass(id[1]),
+  StorageReference storage = {.elements = FindStorageClass(id[1]),
                               .key = std::string(id[2].AsText().value_or("")),
                               .count = id[4].AsUint().value_or(UINT64_MAX),
                               .view = id[5]};
@@ -357,8 +316,9 @@ absl::Status CheckView(const TorchTensor& tensor, uint64_t first, uint64_t stora
 }  // namespace
 
 DType TorchDType(const Value& value) {
-  for (const auto& [name, dtype] : kDTypes) {
-    if (value.IsGlobal(name)) return dtype;
+  const std::string name = value.GlobalName();
+  for (const TorchType& type : kTorchTypes) {
+    if (name == absl::StrCat("torch.", type.name)) return type.dtype;
   }
   return DType::kUnspecified;
 }
@@ -389,7 +349,7 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   tensor.dtype = with_dtype ? TorchDType(arguments[6]) : storage.elements->dtype;
   if (tensor.dtype == DType::kUnspecified) {
     return absl::UnimplementedError(absl::StrCat("a tensor of ", Shown(arguments[6].GlobalName()),
-                                                 " in a ", View(storage.elements->name)));
+                                                 " in a ", View(storage.elements->storage_class)));
   }
   std::optional<std::vector<int64_t>> shape = TorchIntegers(arguments[2]);
   std::optional<std::vector<int64_t>> strides = TorchIntegers(arguments[3]);

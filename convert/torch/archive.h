@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -65,6 +66,40 @@ absl::StatusOr<TorchTensor> ResolveTorchVector(const TorchArchive& archive,
 // The key of a tensor in a dict, for which the budget is asked first. DataLoss if it is empty or
 // not valid UTF-8.
 absl::StatusOr<std::string> ReadTorchName(const pickle::Value& key, pickle::Budget& budget);
+
+// What torch calls a type of elements.
+struct TorchType {
+  DType dtype = DType::kUnspecified;  // if this version has none
+  uint64_t element_bytes = 0;
+  const char* name = "";                // of the torch.dtype; empty: only storages have it
+  std::string_view storage_class = "";  // empty: torch writes the bytes of an UntypedStorage
+};
+
+inline constexpr TorchType kTorchTypes[] = {
+    {DType::kF64, 8, "float64", "DoubleStorage"},
+    {DType::kF32, 4, "float32", "FloatStorage"},
+    {DType::kF16, 2, "float16", "HalfStorage"},
+    {DType::kBF16, 2, "bfloat16", "BFloat16Storage"},
+    {DType::kI64, 8, "int64", "LongStorage"},
+    {DType::kI32, 4, "int32", "IntStorage"},
+    {DType::kI16, 2, "int16", "ShortStorage"},
+    {DType::kI8, 1, "int8", "CharStorage"},
+    {DType::kU8, 1, "uint8", "ByteStorage"},
+    {DType::kBool, 1, "bool", "BoolStorage"},
+    {DType::kU16, 2, "uint16"},
+    {DType::kU32, 4, "uint32"},
+    {DType::kU64, 8, "uint64"},
+    {DType::kF8E4M3, 1, "float8_e4m3fn"},
+    {DType::kF8E5M2, 1, "float8_e5m2"},
+    {.element_bytes = 1, .storage_class = "UntypedStorage"},
+    {.element_bytes = 8, .storage_class = "ComplexFloatStorage"},
+    {.element_bytes = 16, .storage_class = "ComplexDoubleStorage"},
+    {.element_bytes = 1, .storage_class = "QUInt8Storage"},
+    {.element_bytes = 1, .storage_class = "QInt8Storage"},
+    {.element_bytes = 4, .storage_class = "QInt32Storage"},
+    {.element_bytes = 1, .storage_class = "QUInt4x2Storage"},
+    {.element_bytes = 1, .storage_class = "QUInt2x4Storage"},
+};
 
 // The dtype that a global such as torch.float32 names; DType::kUnspecified for any other value.
 DType TorchDType(const pickle::Value& value);

@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "convert/torch/archive.h"
 #include "convert/torch/write.h"
 #include "layout/dtype.h"
 #include "zlib.h"
@@ -9,27 +11,9 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-struct TorchType {
-  DType dtype;
-  const char* name;           // of the torch.dtype
-  const char* storage_class;  // null: torch writes the bytes of an UntypedStorage
-};
-constexpr TorchType kTypes[] = {
-    {DType::kF64, "float64", "DoubleStorage"}, {DType::kF32, "float32", "FloatStorage"},
-    {DType::kF16, "float16", "HalfStorage"},   {DType::kBF16, "bfloat16", "BFloat16Storage"},
-    {DType::kI64, "int64", "LongStorage"},     {DType::kI32, "int32", "IntStorage"},
-    {DType::kI16, "int16", "ShortStorage"},    {DType::kI8, "int8", "CharStorage"},
-    {DType::kU8, "uint8", "ByteStorage"},      {DType::kBool, "bool", "BoolStorage"},
-    {DType::kU16, "uint16", nullptr},          {DType::kU32, "uint32", nullptr},
-    {DType::kU64, "uint64", nullptr},          {DType::kF8E4M3, "float8_e4m3fn", nullptr},
-    {DType::kF8E5M2, "float8_e5m2", nullptr},
-};
-
+// Precondition: the dtype is one of torch.
 const TorchType& TypeOf(DType dtype) {
-  for (const TorchType& type : kTypes) {
-    if (type.dtype == dtype) return type;
-  }
-  return kTypes[0];
+  return *std::ranges::find(kTorchTypes, dtype, &TorchType::dtype);
 }
 
 uint32_t Crc32(std::string_view bytes) {
@@ -88,7 +72,7 @@ void WriteTorchDType(DType dtype, pickle::Writer& writer) {
 
 void WriteTorchTensor(DType dtype, const Shape& shape, size_t storage, pickle::Writer& writer) {
   const TorchType& type = TypeOf(dtype);
-  const bool is_typed = type.storage_class != nullptr;
+  const bool is_typed = !type.storage_class.empty();
   writer.Global("torch._utils", is_typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
   writer.BeginTuple();
   writer.BeginTuple();
