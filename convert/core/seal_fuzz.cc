@@ -3,21 +3,18 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "checkpoint/format/manifest.h"
 #include "convert/core/seal.h"
+#include "convert/testing/fuzz_check.h"
 
 namespace {
 
 namespace convert = tessera::ckpt::convert;
-
-void Check(bool condition) {
-  if (!condition) std::abort();
-}
+using convert::Check;
 
 void CheckSealOf(const std::string& bytes) {
   const auto seal = convert::DecodeSeal(bytes);

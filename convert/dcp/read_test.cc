@@ -15,12 +15,12 @@
 #include "base/byte_order.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/dcp/dcp.h"
 #include "convert/dcp/metadata.h"
 #include "convert/testing/memory_meter.h"
+#include "convert/testing/packed_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "layout/dtype.h"
@@ -148,10 +148,7 @@ TEST(ReadDcpTest, FoldersOfDcpAreFound) {
 
 // The checkpoint "one" with other metadata.
 std::shared_ptr<Storage> WithMetadata(const std::string& metadata) {
-  auto storage = std::make_shared<MemoryStorage>();
-  EXPECT_TRUE(WriteAll(*storage, ".metadata", metadata).ok());
-  EXPECT_TRUE(WriteAll(*storage, "__0_0.distcp", Contents("one/__0_0.distcp")).ok());
-  return storage;
+  return FolderOf({{".metadata", metadata}, {"__0_0.distcp", Contents("one/__0_0.distcp")}});
 }
 
 TEST(ReadDcpTest, PropertiesOfOlderReleases) {
@@ -220,9 +217,7 @@ TEST(ReadDcpTest, SharedNamesTakeNoMoreMemoryThanTheFileAllows) {
 }
 
 TEST(ReadDcpTest, MissingFilesAreNamed) {
-  auto storage = std::make_shared<MemoryStorage>();
-  ASSERT_TRUE(WriteAll(*storage, ".metadata", Contents("one/.metadata")).ok());
-  const auto read = ReadDcp(*storage, "");
+  const auto read = ReadDcp(*FolderOf({{".metadata", Contents("one/.metadata")}}), "");
   EXPECT_EQ(read.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(read.status().message()), HasSubstr("__0_0.distcp"));
 }

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <utility>
 #include <variant>
@@ -11,19 +10,17 @@
 #include "checkpoint/include/storage.h"
 #include "convert/gguf/gguf.h"
 #include "convert/gguf/gguf_file.h"
+#include "convert/testing/fuzz_check.h"
 #include "convert/testing/packed_folder.h"
 #include "convert/testing/string_file.h"
 
 namespace {
 
 namespace convert = tessera::ckpt::convert;
+using convert::Check;
 
 constexpr char kFile[] = "model.gguf";
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 20;
-
-void Check(bool condition) {
-  if (!condition) std::abort();
-}
 
 // What is read is written with the alignment of new files, and numbers in 32 bits.
 void CheckWrittenAgain(convert::GgufHeader header) {

@@ -3,20 +3,17 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string_view>
 
 #include "checkpoint/format/safetensors.h"
+#include "convert/testing/fuzz_check.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 
 namespace {
 
 namespace ckpt = tessera::ckpt;
-
-void Check(bool condition) {
-  if (!condition) std::abort();
-}
+using tessera::ckpt::convert::Check;
 
 void CheckEntries(const ckpt::SafetensorsHeader& header, uint64_t file_bytes) {
   uint64_t end = header.data_offset;

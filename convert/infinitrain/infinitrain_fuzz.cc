@@ -3,23 +3,16 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "convert/infinitrain/state_file.h"
+#include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 
-namespace {
-
 namespace ckpt = tessera::ckpt;
-
-void Check(bool condition) {
-  if (!condition) std::abort();
-}
-
-}  // namespace
+using tessera::ckpt::convert::Check;
 
 extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "convert/internevo/files.h"
 #include "convert/pickle/value.h"
+#include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"
 #include "convert/torch/archive.h"
 #include "layout/dtype.h"
@@ -20,10 +20,7 @@ namespace {
 namespace ckpt = tessera::ckpt;
 using ckpt::convert::InternEvoLayers;
 using ckpt::convert::InternEvoLocalName;
-
-void Check(bool condition) {
-  if (!condition) std::abort();
-}
+using tessera::ckpt::convert::Check;
 
 void ReadNames(std::string_view text) {
   const std::vector<std::string> names =
@@ -55,8 +52,7 @@ void CheckState(const ckpt::convert::InternEvoZeroState& state, size_t file_byte
     for (const auto& [kind, vector] : group.vectors) {
       Check(vector.shape.size() == 1);
       Check(vector.shape == group.vectors.front().second.shape);
-      const auto bytes = static_cast<uint64_t>(vector.shape[0] * ElementSize(vector.dtype));
-      Check(bytes == 0 || vector.offset_bytes + bytes <= file_bytes);
+      ckpt::convert::CheckInside(vector, file_bytes);
     }
   }
 }

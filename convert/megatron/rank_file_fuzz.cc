@@ -3,12 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/megatron/rank_file.h"
 #include "convert/megatron/run.h"
+#include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"
 #include "convert/torch/archive.h"
 #include "layout/dtype.h"
@@ -16,23 +16,11 @@
 namespace {
 
 namespace convert = tessera::ckpt::convert;
-
-void Check(bool condition) {
-  if (!condition) std::abort();
-}
-
-void CheckTensor(const convert::TorchTensor& tensor, size_t file_bytes) {
-  Check(tensor.shape.size() == tensor.strides.size());
-  uint64_t last = 0;
-  for (size_t d = 0; d < tensor.shape.size(); ++d) {
-    if (tensor.shape[d] == 0) return;
-    last += static_cast<uint64_t>((tensor.shape[d] - 1) * tensor.strides[d]);
-  }
-  Check(tensor.offset_bytes + (last + 1) * tessera::ElementSize(tensor.dtype) <= file_bytes);
-}
+using convert::Check;
+using convert::CheckInside;
 
 void CheckVectors(const convert::StateVectors& vectors, size_t file_bytes) {
-  for (const auto& [kind, tensor] : vectors) CheckTensor(tensor, file_bytes);
+  for (const auto& [kind, tensor] : vectors) CheckInside(tensor, file_bytes);
 }
 
 }  // namespace
@@ -48,7 +36,7 @@ extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   Check(!run.ArgumentsAsJson().empty() && run.BucketElements() >= 0);
   if (const auto chunks = convert::ReadRankChunks(*archive); chunks.ok()) {
     for (const convert::RankChunk& chunk : *chunks) {
-      for (const auto& [name, tensor] : chunk.tensors) CheckTensor(tensor, size);
+      for (const auto& [name, tensor] : chunk.tensors) CheckInside(tensor, size);
     }
   }
   const auto groups = convert::ReadNumberedState(*archive, root.Find("optimizer"));

@@ -2,10 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "convert/paddle/files.h"
+#include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
@@ -13,18 +13,13 @@
 namespace {
 
 namespace ckpt = tessera::ckpt;
-
-void Check(bool condition) {
-  if (!condition) std::abort();
-}
+using tessera::ckpt::convert::Check;
 
 void CheckArray(const ckpt::convert::PaddleArray& array, size_t file_bytes) {
   uint64_t elements = 0;
   for (const ckpt::pickle::NumpyArray& part : array.parts) {
-    Check(part.shape.size() == part.strides.size());
-    const auto count = static_cast<uint64_t>(tessera::ElementCount(part.shape));
-    elements += count;
-    Check(count == 0 || part.offset_bytes + count * ElementSize(part.dtype) <= file_bytes);
+    ckpt::convert::CheckInside(part, file_bytes);
+    elements += static_cast<uint64_t>(tessera::ElementCount(part.shape));
   }
   Check(elements == static_cast<uint64_t>(tessera::ElementCount(array.shape)));
   ckpt::convert::ParsePaddleStateKey(array.key);

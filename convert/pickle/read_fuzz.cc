@@ -2,23 +2,20 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "convert/pickle/read.h"
 #include "convert/pickle/value.h"
+#include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"
 
 namespace {
 
 namespace pickle = tessera::ckpt::pickle;
+using tessera::ckpt::convert::Check;
 
 constexpr size_t kMemoryPerByte = 100;
 constexpr size_t kMaxVisits = 1000;
-
-void Check(bool condition) {
-  if (!condition) std::abort();
-}
 
 // Uses every accessor of every value that can be reached, up to a number of steps.
 size_t Visit(const pickle::Value& value, const std::string& input, int depth, size_t visits) {

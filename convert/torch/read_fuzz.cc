@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <set>
 #include <string>
 #include <string_view>
@@ -11,6 +10,7 @@
 
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/pickle/value.h"
+#include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"
 #include "convert/torch/archive.h"
 #include "convert/torch/read.h"
@@ -21,20 +21,7 @@
 namespace {
 
 namespace ckpt = tessera::ckpt;
-
-void Check(bool condition) {
-  if (!condition) std::abort();
-}
-
-void CheckTensor(const ckpt::convert::TorchTensor& tensor, size_t file_bytes) {
-  Check(tensor.shape.size() == tensor.strides.size());
-  if (tessera::ElementCount(tensor.shape) == 0) return;
-  uint64_t last = 0;
-  for (size_t d = 0; d < tensor.shape.size(); ++d)
-    last += (tensor.shape[d] - 1) * tensor.strides[d];
-  Check(tensor.offset_bytes + (last + 1) * ElementSize(tensor.dtype) <= file_bytes);
-  Check(static_cast<uint64_t>(tessera::ElementCount(tensor.shape)) <= file_bytes);
-}
+using tessera::ckpt::convert::Check;
 
 void ReadNames(std::string_view contents) {
   ckpt::MemoryStorage storage;
@@ -58,7 +45,7 @@ extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
     const ckpt::pickle::Value value = archive->contents.at(i);
     if (!ckpt::convert::IsTorchTensor(value)) continue;
     const auto tensor = ckpt::convert::ResolveTorchTensor(*archive, value);
-    if (tensor.ok()) CheckTensor(*tensor, size);
+    if (tensor.ok()) ckpt::convert::CheckInside(*tensor, size);
   }
   return 0;
 }

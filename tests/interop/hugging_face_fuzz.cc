@@ -3,35 +3,23 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/models.h"
 #include "convert/hugging_face/hugging_face.h"
+#include "convert/testing/fuzz_check.h"
+#include "convert/testing/packed_folder.h"
 
 namespace {
 
 namespace ckpt = tessera::ckpt;
+using tessera::ckpt::convert::Check;
 
 constexpr int64_t kTensors = 100;  // that config.json is read for
-
-void Check(bool condition) {
-  if (!condition) std::abort();
-}
-
-void Write(ckpt::Storage& storage, std::string_view name, std::string_view contents) {
-  auto file = storage.Create(name, contents.size());
-  Check(file.ok());
-  Check((*file)->WriteAt(0, std::as_bytes(std::span(contents))).ok());
-  Check((*file)->Close().ok());
-}
 
 std::string FileOfOneTensor(const std::string& key, tessera::Shape shape) {
   ckpt::SafetensorsHeader header;
@@ -43,11 +31,11 @@ std::string FileOfOneTensor(const std::string& key, tessera::Shape shape) {
 }
 
 void ReadIndex(std::string_view text) {
-  const auto storage = std::make_shared<ckpt::MemoryStorage>();
   static const std::string first = FileOfOneTensor("a", {2, 2}), second = FileOfOneTensor("b", {3});
-  Write(*storage, "model-00001-of-00002.safetensors", first);
-  Write(*storage, "model-00002-of-00002.safetensors", second);
-  Write(*storage, "model.safetensors.index.json", text);
+  const auto storage =
+      ckpt::convert::FolderOf({{"model-00001-of-00002.safetensors", first},
+                               {"model-00002-of-00002.safetensors", second},
+                               {"model.safetensors.index.json", std::string(text)}});
   const auto read = ckpt::convert::ReadHuggingFaceTensors(*storage);
   if (!read.ok()) return;
   Check(read->size() <= 2);

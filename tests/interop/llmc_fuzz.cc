@@ -3,34 +3,23 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <span>
+#include <map>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "checkpoint/include/manifest.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/llmc/llmc.h"
+#include "convert/testing/fuzz_check.h"
+#include "convert/testing/packed_folder.h"
+#include "layout/box.h"
 
 namespace {
 
 namespace ckpt = tessera::ckpt;
+using tessera::ckpt::convert::Check;
 
 constexpr char kModel[] = "model_00000001.bin";
-
-void Check(bool condition) {
-  if (!condition) std::abort();
-}
-
-void Write(ckpt::Storage& storage, std::string_view name, std::string_view contents) {
-  auto file = storage.Create(name, contents.size());
-  Check(file.ok());
-  Check((*file)->WriteAt(0, std::as_bytes(std::span(contents))).ok());
-  Check((*file)->Close().ok());
-}
 
 // A whole model file, of zeros.
 std::string SmallModel() {
@@ -41,42 +30,34 @@ std::string SmallModel() {
   auto output = ckpt::convert::WriteLlmcHeader(config, tessera::DType::kF32);
   Check(output.ok());
   int64_t elements = 0;
-  for (const auto& tensor : output->description.tensors) elements += tensor.rows * tensor.columns;
+  for (const auto& tensor : output->description.tensors)
+    elements += tessera::ElementCount(tensor.shape);
   output->header.resize(output->header.size() + elements * sizeof(float));
   return std::move(output->header);
 }
 
-void Read(const std::shared_ptr<ckpt::Storage>& storage) {
-  auto read = ckpt::convert::ReadLlmc(*storage, kModel, nullptr);
-  if (!read.ok()) return;
-  Check(!read->tensors.empty());
-  // Copies that differ are refused here.
-  ckpt::convert::ForeignStorage::Create(storage, "", *std::move(read)).IgnoreError();
+void Read(const std::map<std::string, std::string>& files) {
+  // Copies that differ are refused.
+  ckpt::convert::ReadWholeFolder(ckpt::convert::FolderOf(files), [](ckpt::Storage& storage) {
+    return ckpt::convert::ReadLlmc(storage, kModel, nullptr);
+  }).IgnoreError();
 }
 
 // Reads the state of up to two ranks, whose files differ by the rank in the header.
-void ReadState(std::string state) {
+void ReadState(const std::string& state) {
   static const std::string model = SmallModel();
   constexpr size_t kRankField = 3 * sizeof(int32_t);
-  const auto storage = std::make_shared<ckpt::MemoryStorage>();
-  Write(*storage, kModel, model);
-  Write(*storage, "state_00000001_00000.bin", state);
-  if (state.size() > kRankField) state[kRankField] = 1;
-  Write(*storage, "state_00000001_00001.bin", state);
-  Read(storage);
-}
-
-void ReadModel(std::string_view model) {
-  const auto storage = std::make_shared<ckpt::MemoryStorage>();
-  Write(*storage, kModel, model);
-  Read(storage);
+  std::string second = state;
+  if (state.size() > kRankField) second[kRankField] = 1;
+  Read(
+      {{kModel, model}, {"state_00000001_00000.bin", state}, {"state_00000001_00001.bin", second}});
 }
 
 }  // namespace
 
 extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
-  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
-  ReadModel(bytes);
-  ReadState(std::string(bytes));
+  const std::string bytes(reinterpret_cast<const char*>(data), size);
+  Read({{kModel, bytes}});
+  ReadState(bytes);
   return 0;
 }
