@@ -10,7 +10,6 @@
 
 #include <glog/logging.h>
 #include <unistd.h>
-#include <xmmintrin.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -60,21 +59,6 @@ int64_t SecondLevelCache() {
   return bytes;
 }
 
-// Subnormals are zeros while it lives.
-class FlushSubnormals {
- public:
-  explicit FlushSubnormals(bool flush) : before_(_mm_getcsr()) {
-    constexpr unsigned kFlushResults = 0x8000, kFlushOperands = 0x40;
-    if (flush) _mm_setcsr(before_ | kFlushResults | kFlushOperands);
-  }
-  ~FlushSubnormals() { _mm_setcsr(before_); }
-  FlushSubnormals(const FlushSubnormals&) = delete;
-  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
-
- private:
-  const unsigned before_;
-};
-
 }  // namespace
 
 struct ChainGemm::Call {
@@ -95,17 +79,15 @@ struct ChainGemm::Part {
   bool is_first, is_last;
 };
 
-ChainGemm::ChainGemm(const GemmShape& shape, bool exact)
-    : shape_(shape), kernels_(gemm::KernelsFor(shape.input, exact)) {
+ChainGemm::ChainGemm(const GemmShape& shape, const gemm::Kernels& kernels)
+    : shape_(shape), kernels_(kernels) {
   CHECK(!shape.b_packed && shape.m > 0 && shape.n > 0 && shape.k > 0);
   // A block of rows takes half of the second-level cache; a panel of columns passes through it.
   const int64_t quantum = std::max<int64_t>(kernels_.block, 8);
   depth_ = std::min(shape.k, PartOf(shape.k, kMostSteps * kernels_.k_per_step, quantum));
   const int64_t steps = Steps(depth_);
-  row_panels_ = (shape.m + kernels_.rows - 1) / kernels_.rows;
-  for (int64_t panel = 0; panel <= row_panels_; ++panel) {
-    first_rows_.push_back(panel * shape.m / row_panels_);
-  }
+  panel_rows_ = PartOf(shape.m, kernels_.rows, kernels_.height);
+  row_panels_ = (shape.m + panel_rows_ - 1) / panel_rows_;
   row_panel_words_ = kernels_.rows * steps + kSlack;
   const int64_t most_panels =
       std::max<int64_t>(1, SecondLevelCache() / 2 / (row_panel_words_ * kWordBytes));
@@ -132,7 +114,8 @@ int64_t ChainGemm::Steps(int64_t depth) const {
 }
 
 void ChainGemm::Run(const void* a, const void* b, void* c, const void* bias, void* scratch) const {
-  const FlushSubnormals flush(shape_.input == DType::kBF16);
+  const gemm::FlushSubnormals flush(shape_.input == DType::kBF16);
+  if (kernels_.begin != nullptr) kernels_.begin();
   Call call = {.a = a, .b = b, .c = c, .bias = bias};
   call.rows = static_cast<uint32_t*>(scratch);
   call.columns = call.rows + row_words_;
@@ -148,6 +131,7 @@ void ChainGemm::Run(const void* a, const void* b, void* c, const void* bias, voi
                      .is_last = k + depth_ >= shape_.k});
     }
   }
+  if (kernels_.end != nullptr) kernels_.end();
 }
 
 void ChainGemm::RunPart(const Call& call, const Part& part) const {
@@ -159,7 +143,7 @@ void ChainGemm::RunPart(const Call& call, const Part& part) const {
       const int64_t width = WidthOf(part, column);
       uint32_t* const packed = call.columns + (keeps_columns_ ? column * steps : 0);
       if (first == 0) {
-        kernels_.pack(Columns(call, part, column), part.depth, width, packed);
+        kernels_.pack_columns(Columns(call, part, column), part.depth, width, packed);
       }
       // What the next columns need is fetched meanwhile, a part by each tile.
       const int64_t next = column + kernels_.columns;
@@ -193,8 +177,9 @@ void ChainGemm::PackRows(const Call& call, const Part& part, int64_t first, int6
     few.k += k;
     for (int64_t panel = first; panel < end; ++panel) {
       const gemm::Source rows = Rows(call, few, panel);
-      kernels_.pack(rows, std::min(most, part.depth - k), rows.width,
-                    call.rows + (panel - first) * row_panel_words_ + Steps(k) * rows.width);
+      const int64_t stride = RoundUp(rows.width, kernels_.height);
+      kernels_.pack_rows(rows, std::min(most, part.depth - k), stride,
+                         call.rows + (panel - first) * row_panel_words_ + Steps(k) * stride);
     }
   }
 }
@@ -204,13 +189,17 @@ int64_t ChainGemm::WidthOf(const Part& part, int64_t column) const {
   return part.columns - column <= half ? half : kernels_.columns;
 }
 
+int64_t ChainGemm::RowsOf(int64_t panel) const {
+  return std::min(panel_rows_, shape_.m - panel * panel_rows_);
+}
+
 gemm::Source ChainGemm::Rows(const Call& call, const Part& part, int64_t panel) const {
-  const int64_t row = first_rows_[panel];
+  const int64_t row = panel * panel_rows_;
   const int64_t at = shape_.a_transposed ? part.k * shape_.lda + row : row * shape_.lda + part.k;
   return {.first = static_cast<const char*>(call.a) + at * ElementSize(shape_.input),
           .leading = shape_.lda,
           .k_dense = !shape_.a_transposed,
-          .width = first_rows_[panel + 1] - row,
+          .width = RowsOf(panel),
           .available = shape_.m - row};
 }
 
@@ -227,11 +216,11 @@ gemm::Source ChainGemm::Columns(const Call& call, const Part& part, int64_t colu
 
 void ChainGemm::MultiplyTile(const Call& call, const Part& part, int64_t panel, int64_t column,
                              gemm::Tile& tile) const {
-  const int64_t row = first_rows_[panel], rows = first_rows_[panel + 1] - row;
+  const int64_t row = panel * panel_rows_, rows = RowsOf(panel);
   const int64_t columns = std::min(kernels_.columns, part.columns - column);
   const int64_t width = WidthOf(part, column);
   const gemm::MultiplyFunction multiply =
-      kernels_.multiply[rows - 1][width == kernels_.columns ? 1 : 0];
+      kernels_.multiply[(rows - 1) / kernels_.height][width == kernels_.columns ? 1 : 0];
   const bool fp32 = shape_.output == DType::kF32;
   void* const result = static_cast<char*>(call.c) +
                        (row * shape_.ldc + part.column + column) * ElementSize(shape_.output);
@@ -243,14 +232,14 @@ void ChainGemm::MultiplyTile(const Call& call, const Part& part, int64_t panel, 
   const bool from_c = part.is_first && shape_.accumulate;
   const bool continues = !part.is_first || from_c;
   const bool finish = part.is_last && (call.bias != nullptr || !fp32);
-  const bool whole = columns == width && sums != nullptr;
+  const bool whole = columns == width && rows % kernels_.height == 0 && sums != nullptr;
   if (whole) {
     for (int64_t i = rows; i < 2 * rows; ++i) {  // the next tile
       __builtin_prefetch(sums + i * stride, 1);
       __builtin_prefetch(sums + i * stride + kLine, 1);
     }
   }
-  // Through memory of a panel's width where c's is less, or has another type.
+  // Through memory of a tile's extents where c's are less, or c has another type.
   float* const through = call.tile;
   tile.from = sums, tile.from_stride = stride;
   tile.to = sums, tile.to_stride = stride;

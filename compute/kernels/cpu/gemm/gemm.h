@@ -21,12 +21,14 @@
 // all others. In bf16 they are zeros wherever an operation reads or produces one. (NaN is NaN, of
 // unspecified payload.)
 //
-// The order for bf16 is the one of AMX: TDPBF16PS computes one block. VDPBF16PS (AVX-512) computes
-// two multiply-adds of a chain, with the same rounding and flushing, from operands whose pairs are
-// packed as (0, 2), (4, 6), ...; every other processor computes them one by one from widened
-// numbers. Where a product has no multiply-add at all in hardware (SSE4), it is composed of fp64
-// operations if the product is `exact`, which costs many times the time; otherwise it is a
-// multiplication and an addition, and the bits are not those of the contract.
+// The order for bf16 is the one that Intel documents for AMX: TDPBF16PS computes one block. It is
+// used where the processor has it and, at the program's start, gives the bits of a model of it
+// (amx-inl.h). VDPBF16PS (AVX-512) computes two multiply-adds of a chain, with the same rounding
+// and flushing, from operands whose pairs are packed as (0, 2), (4, 6), ...; every other processor
+// computes them one by one from widened numbers. Where a product has no multiply-add at all in
+// hardware (SSE4), it is composed of fp64 operations if the product is `exact`, which costs many
+// times the time; otherwise it is a multiplication and an addition, and the bits are not those of
+// the contract.
 //
 // So a product may be cut along m and n, and along k where the cut is a multiple of 32 (fp32:
 // anywhere): the sum of the parts, each of which accumulates to the one before in fp32, is the
@@ -74,7 +76,9 @@ class ChainGemm {
   // exact: by the contract. Otherwise in the processor's fastest order: fp32 by the contract but on
   // processors without multiply-adds, bf16 in one chain. Blocks, layouts and threads do not change
   // a bit of that either.
-  ChainGemm(const GemmShape& shape, bool exact);
+  ChainGemm(const GemmShape& shape, bool exact)
+      : ChainGemm(shape, gemm::KernelsFor(shape.input, exact)) {}
+  ChainGemm(const GemmShape& shape, const gemm::Kernels& kernels);
 
   // The size of the scratch memory that a call of Run() uses.
   int64_t scratch_bytes() const { return scratch_words_ * static_cast<int64_t>(sizeof(float)); }
@@ -88,6 +92,7 @@ class ChainGemm {
   struct Part;
 
   void RunPart(const Call& call, const Part& part) const;
+  int64_t RowsOf(int64_t panel) const;
   gemm::Source Rows(const Call& call, const Part& part, int64_t panel) const;
   gemm::Source Columns(const Call& call, const Part& part, int64_t column) const;
   void PackRows(const Call& call, const Part& part, int64_t first, int64_t end) const;
@@ -100,11 +105,10 @@ class ChainGemm {
   const gemm::Kernels& kernels_;
   int64_t depth_ = 0;    // of a part of k
   int64_t columns_ = 0;  // of b that are packed at once
-  int64_t row_panels_ = 0;
-  std::vector<int64_t> first_rows_;  // of near-equal panels, and the end
-  int64_t panels_of_block_ = 0;      // of rows that are packed at once
-  bool keeps_columns_ = false;       // several blocks of rows use them
-  bool sums_apart_ = false;          // c is bf16 and k has several parts: sums are kept in scratch
+  int64_t panel_rows_ = 0, row_panels_ = 0;
+  int64_t panels_of_block_ = 0;  // of rows that are packed at once
+  bool keeps_columns_ = false;   // several blocks of rows use them
+  bool sums_apart_ = false;      // c is bf16 and k has several parts: sums are kept in scratch
   int64_t row_panel_words_ = 0, row_words_ = 0, column_words_ = 0, sum_words_ = 0;  // of scratch
   int64_t scratch_words_ = 0;
   // Cache lines of a panel of b before it is packed and after, relative to its beginning.

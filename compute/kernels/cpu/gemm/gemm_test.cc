@@ -1,5 +1,6 @@
-// Every bit of products, for every instruction set that the processor has, compared with the
-// contract in scalar code; operands end where memory does.
+// Every bit of products, for every instruction set that the processor has, and AMX's on a model of
+// its instructions (with AVX-512), compared with the contract in scalar code; operands end where
+// memory does.
 
 #include "compute/kernels/cpu/gemm/gemm.h"
 
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "base/for_each_target.h"
+#include "compute/kernels/cpu/gemm/kernels.h"
 #include "compute/tensor/bfloat16.h"
 #include "layout/dtype.h"
 
@@ -134,8 +136,7 @@ class ChainGemmTest : public ::testing::Test {
     }
 
     int64_t wrong = 0;
-    ForEachTarget([&](const char*) {
-      const ChainGemm gemm(shape, exact);
+    const auto run = [&](const ChainGemm& gemm) {
       scratch_.resize(gemm.scratch_bytes() / 64 + 2);
       std::copy(before.begin(), before.end(), c.data());
       const unsigned mode = _mm_getcsr() & ~0x3fu;  // without what operations set
@@ -144,6 +145,11 @@ class ChainGemmTest : public ::testing::Test {
       for (int64_t i = 0; i < c.size(); ++i) {
         wrong += std::memcmp(&expected[i], &c[i], sizeof(Out)) != 0 ? 1 : 0;
       }
+    };
+    ForEachTarget([&](const char*) {
+      run(ChainGemm(shape, exact));
+      const gemm::Kernels* const amx = gemm::AmxKernels(/*modeled=*/true);
+      if (sizeof(In) == 2 && amx != nullptr) run(ChainGemm(shape, *amx));
     });
     return wrong;
   }
@@ -193,6 +199,33 @@ TEST_F(ChainGemmTest, WithoutAContractMissNoElement) {
     EXPECT_EQ((Wrong<float, float>(m, n, k, variant, false, false)), 0) << "fp32";
     EXPECT_EQ((Wrong<BFloat16, float>(m, n, k, variant, false, false)), 0) << "bf16 into fp32";
     EXPECT_EQ((Wrong<BFloat16, BFloat16>(m, n, k, variant, false, false)), 0) << "bf16";
+  }
+}
+
+// A processor whose instructions computed something else would not use them.
+TEST_F(ChainGemmTest, TellsOtherBitsThanThoseOfTheModel) {
+  const gemm::Kernels* const model = gemm::AmxKernels(/*modeled=*/true);
+  if (model == nullptr) GTEST_SKIP() << "AMX comes with AVX-512 (needs: avx512)";
+  EXPECT_TRUE(gemm::SameBits(*model, *model));
+  static gemm::MultiplyFunction right = nullptr;
+  right = model->multiply[1][1];
+  gemm::Kernels other = *model;
+  other.multiply[1][1] = [](const gemm::Tile& tile) {  // one sum is off by a bit
+    right(tile);
+    tile.to[0] = std::nextafter(tile.to[0], 0.0f);
+  };
+  EXPECT_FALSE(gemm::SameBits(*model, other));
+  // Subnormal results, or operands, are not zeros.
+  for (const unsigned flushing : {0x40u, 0x8000u}) {
+    static unsigned mode = 0;
+    mode = 0x1f80 | flushing;
+    other.multiply[1][1] = [](const gemm::Tile& tile) {
+      const unsigned before = _mm_getcsr();
+      _mm_setcsr(mode);
+      right(tile);
+      _mm_setcsr(before);
+    };
+    EXPECT_FALSE(gemm::SameBits(*model, other)) << flushing;
   }
 }
 

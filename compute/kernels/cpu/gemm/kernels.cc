@@ -3,16 +3,22 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compute/kernels/cpu/gemm/kernels.cc"
 #include <cpuid.h>
+#include <glog/logging.h>
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <random>
 #include <utility>
+#include <vector>
 
 #include "base/cpu_level.h"
 #include "base/dispatch.h"
+#include "compute/kernels/cpu/gemm/amx-inl.h"
 #include "compute/kernels/cpu/gemm/pack-inl.h"
 #include "compute/tensor/bfloat16.h"
 #include "layout/dtype.h"
@@ -236,24 +242,56 @@ template <typename Step, int... kRow>
 constexpr gemm::Kernels Chains(int64_t k_per_step, gemm::PackFunction pack,
                                gemm::FinishFunction finish, gemm::FinishFunction round,
                                std::integer_sequence<int, kRow...>) {
-  return {kTileRows,
-          kTileVectors * kVectorLanes,
-          k_per_step,
-          k_per_step,
-          pack,
-          {finish, round},
-          {{MultiplyChains<Step, kRow + 1, 1>, MultiplyChains<Step, kRow + 1, 2>}...}};
+  return {.rows = kTileRows,
+          .columns = kTileVectors * kVectorLanes,
+          .height = 1,
+          .block = k_per_step,
+          .k_per_step = k_per_step,
+          .pack_rows = pack,
+          .pack_columns = pack,
+          .finish = {finish, round},
+          .multiply = {{MultiplyChains<Step, kRow + 1, 1>, MultiplyChains<Step, kRow + 1, 2>}...}};
 }
 
 template <typename Step, int... kRow>
 constexpr gemm::Kernels Blocks(gemm::PackFunction pack, std::integer_sequence<int, kRow...>) {
-  return {kTileRows / 2,
-          kTileVectors * kVectorLanes,
-          gemm::kBlock,
-          gemm::kBlock / Step::kStepsOfBlock,
-          pack,
-          {Finish<BFloat16, float>, Finish<BFloat16, BFloat16>},
-          {{MultiplyBlocks<Step, kRow + 1, 1>, MultiplyBlocks<Step, kRow + 1, 2>}...}};
+  return {.rows = kTileRows / 2,
+          .columns = kTileVectors * kVectorLanes,
+          .height = 1,
+          .block = gemm::kBlock,
+          .k_per_step = gemm::kBlock / Step::kStepsOfBlock,
+          .pack_rows = pack,
+          .pack_columns = pack,
+          .finish = {Finish<BFloat16, float>, Finish<BFloat16, BFloat16>},
+          .multiply = {{MultiplyBlocks<Step, kRow + 1, 1>, MultiplyBlocks<Step, kRow + 1, 2>}...}};
+}
+
+#if HWY_TARGET <= HWY_AVX3
+template <typename Unit>
+constexpr gemm::Kernels Tiles() {
+  return {.rows = 2 * kTile,
+          .columns = 2 * kTile,
+          .height = kTile,
+          .block = gemm::kBlock,
+          .k_per_step = 2,
+          .pack_rows = PackTiles,
+          .pack_columns = PackWords<BFloat16, gemm::kBlock>,
+          .finish = {Finish<BFloat16, float>, Finish<BFloat16, BFloat16>},
+          .multiply = {{MultiplyTiles<Unit, false, false>, MultiplyTiles<Unit, false, true>},
+                       {MultiplyTiles<Unit, true, false>, MultiplyTiles<Unit, true, true>}},
+          .begin = Unit::Begin,
+          .end = Unit::End};
+}
+#endif
+
+const gemm::Kernels* ChooseAmx(bool modeled) {
+#if HWY_TARGET <= HWY_AVX3
+  static constexpr gemm::Kernels kInstructions = Tiles<Amx>(), kModel = Tiles<AmxModel>();
+  return modeled ? &kModel : &kInstructions;
+#else
+  static_cast<void>(modeled);
+  return nullptr;
+#endif
 }
 
 const gemm::Kernels& Choose(DType input, bool exact, bool has_bf16) {
@@ -293,9 +331,74 @@ bool HasBf16() {
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 5 & 1) != 0;
 }
 
+// AMX's bf16 instructions, likewise. The system gives a process their registers on request.
+bool HasAmx() {
+  constexpr unsigned kTileState = 3u << 17, kSaved = 1u << 27, kBf16AndTiles = 5u << 22;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (CpuLevelLimit().has_value() || __get_cpuid(1, &a, &b, &c, &d) == 0 || (c & kSaved) == 0 ||
+      __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBf16AndTiles) != kBf16AndTiles) {
+    return false;
+  }
+  unsigned states = 0, high = 0;
+  asm("xgetbv" : "=a"(states), "=d"(high) : "c"(0));
+  return (states & kTileState) == kTileState &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
 }  // namespace
 
+const Kernels* AmxKernels(bool modeled) { return TESSERA_CHOOSE(ChooseAmx)(modeled); }
+
+bool SameBits(const Kernels& x, const Kernels& y) {
+  constexpr int64_t kSteps = 3 * kBlock / 2, kWidth = kMostRows, kSums = kWidth * kWidth;
+  std::vector<uint32_t> a(kSteps * kWidth), b(kSteps * kWidth);
+  std::vector<float> sums(kSums), results[2];
+  std::mt19937 random(1);
+  // Signs and fractions are random, exponents in a range: around 1, with subnormal results, and
+  // with subnormal operands.
+  struct Exponents {
+    uint32_t a, b, sum, count;
+  };
+  for (const Exponents& from :
+       {Exponents{117, 117, 117, 20}, Exponents{61, 61, 0, 5}, Exponents{0, 130, 0, 8}}) {
+    const auto number = [&random, &from](uint32_t least) -> uint32_t {
+      return (random() & 0x807fffff) | (least + random() % from.count) << 23;
+    };
+    for (uint32_t& word : a) word = number(from.a) >> 16 | (number(from.a) & 0xffff0000);
+    for (uint32_t& word : b) word = number(from.b) >> 16 | (number(from.b) & 0xffff0000);
+    for (float& sum : sums) sum = std::bit_cast<float>(number(from.sum));
+    const std::vector<int64_t> nothing_ahead(kSteps / kStepsOfAhead);
+    for (std::vector<float>& result : results) {
+      const Kernels* const kernels = &result == results ? &x : &y;
+      result.resize(kSums);
+      const FlushSubnormals flush;
+      kernels->begin();
+      kernels->multiply[1][1]({.steps = kSteps,
+                               .a = a.data(),
+                               .b = b.data(),
+                               .from = sums.data(),
+                               .from_stride = kWidth,
+                               .to = result.data(),
+                               .to_stride = kWidth,
+                               .ahead = a.data(),
+                               .ahead_offsets = nothing_ahead.data()});
+      kernels->end();
+    }
+    if (std::memcmp(results[0].data(), results[1].data(), kSums * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
 const Kernels& KernelsFor(DType input, bool exact) {
+  static const bool has_amx = HasAmx();
+  const Kernels* const amx = AmxKernels(/*modeled=*/false);
+  if (input == DType::kBF16 && has_amx && amx != nullptr) {
+    static const bool is_as_documented = SameBits(*amx, *AmxKernels(/*modeled=*/true));
+    if (is_as_documented) return *amx;
+    LOG_FIRST_N(WARNING, 1) << "AMX on this processor does not give the bits that Intel documents: "
+                               "bf16 products use AVX-512";
+  }
   static const bool has_bf16 = HasBf16();
   return TESSERA_CHOOSE(Choose)(input, exact, has_bf16);
 }

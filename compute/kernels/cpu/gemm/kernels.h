@@ -7,7 +7,9 @@
 // A panel is a few rows of a, or columns of b, for a part of k. It is packed step by step: at each
 // step lie the elements of all its rows, in words of four bytes, in the order in which the chains
 // take them. A step is one index of k, and its words fp32 numbers; for bf16 with the processor's
-// own instruction (pairs) it is two.
+// own instructions (pairs) it is two. A panel of a for AMX is made of tiles (amx-inl.h).
+
+#include <xmmintrin.h>
 
 #include <cstdint>
 
@@ -18,6 +20,21 @@ namespace tessera::gemm {
 
 // Exact bf16 products are cut into blocks of so many indices of k (see gemm.h).
 inline constexpr int64_t kBlock = 32;
+
+// Subnormals are zeros while it lives.
+class FlushSubnormals {
+ public:
+  explicit FlushSubnormals(bool flush = true) : before_(_mm_getcsr()) {
+    constexpr unsigned kFlushResults = 0x8000, kFlushOperands = 0x40;
+    if (flush) _mm_setcsr(before_ | kFlushResults | kFlushOperands);
+  }
+  ~FlushSubnormals() { _mm_setcsr(before_); }
+  FlushSubnormals(const FlushSubnormals&) = delete;
+  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
+
+ private:
+  const unsigned before_;
+};
 
 // A matrix as the packing sees it: `width` counts rows of a or columns of b.
 struct Source {
@@ -55,21 +72,33 @@ inline constexpr int64_t kStepsOfAhead = 4;
 using FinishFunction = void (*)(const float* tile, int64_t tile_stride, int64_t rows,
                                 int64_t columns, const void* bias, void* to, int64_t to_stride);
 
-inline constexpr int kMostRows = 14;
+inline constexpr int kMostHeights = 14;
+inline constexpr int64_t kMostRows = 32;
 
 struct Kernels {
   int64_t rows, columns;  // of the largest tile
+  int64_t height;         // a tile has a multiple of so many rows; its last ones may be none of c's
   int64_t block;          // k is filled up to a multiple of it
   int64_t k_per_step;     // 1, or 2 for pairs
-  PackFunction pack;
+  PackFunction pack_rows, pack_columns;
   FinishFunction finish[2];  // into fp32, into bf16
-  // By rows - 1, and by the width of b's panel: half or all of `columns`.
-  MultiplyFunction multiply[kMostRows][2];
+  // By rows / height - 1, and by the width of b's panel: half or all of `columns`.
+  MultiplyFunction multiply[kMostHeights][2];
+  // Before the first product of a call and after its last one, or null.
+  void (*begin)() = nullptr;
+  void (*end)() = nullptr;
 };
 
-// exact: by the contract. Otherwise bf16 has one chain in fp32, and a multiply-add rounds as often
-// as the processor's instructions for it do.
+// exact: by the contract. Otherwise bf16 has one chain in fp32, unless the contract is as fast, and
+// a multiply-add rounds as often as the processor's instructions for it do.
 const Kernels& KernelsFor(DType input, bool exact);
+
+// AMX's for bf16, by the contract; null without AVX-512. modeled: on functions that compute what
+// Intel documents, otherwise on the instructions, which the processor must have.
+const Kernels* AmxKernels(bool modeled);
+// Whether two of these give the same bits, for numbers of all sizes. KernelsFor() uses AMX only
+// where its instructions and the model do.
+bool SameBits(const Kernels& x, const Kernels& y);
 
 }  // namespace tessera::gemm
 

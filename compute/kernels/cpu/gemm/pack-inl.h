@@ -161,11 +161,11 @@ TESSERA_INLINE void StoreStep(WordRegister x, int64_t step, int64_t stride, uint
 
 // Steps are stored in ascending order, since each may overwrite the beginning of the next.
 
-// Calls store(step, word, row) for all words in that order.
-template <typename T, typename Store>
+// Calls store(step, word, row) for all words in that order; k is filled up to a multiple of kBlock.
+template <typename T, int64_t kBlock = Reader<T>::kPerWord, typename Store>
 TESSERA_INLINE void ForWords(const gemm::Source& source, int64_t depth, Store store) {
   const Reader<T> reader(source, depth);
-  const int64_t all = (depth + Reader<T>::kPerWord - 1) / Reader<T>::kPerWord;
+  const int64_t all = (depth + kBlock - 1) / kBlock * (kBlock / Reader<T>::kPerWord);
   // Memory is read in the order in which it lies.
   const int64_t part = source.k_dense ? all : kGroup;
   for (int64_t first = 0; first < all; first += part) {
@@ -181,9 +181,9 @@ TESSERA_INLINE void ForWords(const gemm::Source& source, int64_t depth, Store st
   }
 }
 
-template <typename T>
+template <typename T, int64_t kBlock = Reader<T>::kPerWord>
 void PackWords(const gemm::Source& source, int64_t depth, int64_t stride, uint32_t* to) {
-  ForWords<T>(source, depth, [&](int64_t i, WordRegister word, int64_t row) HWY_ATTR {
+  ForWords<T, kBlock>(source, depth, [&](int64_t i, WordRegister word, int64_t row) HWY_ATTR {
     StoreStep(word, i, stride, to + row);
   });
 }
