@@ -1,9 +1,9 @@
 // Columns of b are taken a few thousand at a time, and for them one part of k after the other. For
 // each, a block of rows of a is packed, in panels of the height of a register tile, and stays in
 // the second-level cache. Then panels of columns, of a tile's width, are multiplied by all of its
-// panels of rows. The first block of rows packs each panel of columns right before its use; its
-// tiles fetch the memory of the next panel meanwhile, so that packing costs little even where
-// there are few rows. What the parts of k leave in c, or in scratch where c is not fp32, is where
+// panels of rows. The first block of rows packs each panel of columns right before its use, unless
+// it can be used as it lies; its tiles fetch the memory of the next panel meanwhile, so that
+// packing costs little even where there are few rows. What the parts of k leave in c, or in scratch where c is not fp32, is where
 // the next part goes on.
 
 #include "compute/kernels/cpu/gemm/gemm.h"
@@ -33,6 +33,8 @@ constexpr int64_t kMostColumns = 32;                            // of a tile
 // its next use; with fewer, sums would be moved more often. Columns that are packed at once lie in
 // the last cache.
 constexpr int64_t kMostSteps = 384, kMostPackedColumns = 4096;
+// Rows so far apart, in bytes, or a multiple of it, compete for the same few places of a cache.
+constexpr int64_t kCrowded = 2048;
 
 int64_t RoundUp(int64_t x, int64_t quantum) { return (x + quantum - 1) / quantum * quantum; }
 
@@ -93,6 +95,8 @@ ChainGemm::ChainGemm(const GemmShape& shape, const gemm::Kernels& kernels)
       std::max<int64_t>(1, SecondLevelCache() / 2 / (row_panel_words_ * kWordBytes));
   panels_of_block_ = PartOf(row_panels_, most_panels, 1);
   keeps_columns_ = panels_of_block_ < row_panels_;
+  takes_columns_ =
+      kernels_.takes_columns && !shape.b_transposed && shape.ldb * kWordBytes % kCrowded != 0;
   sums_apart_ = shape.output != DType::kF32 && depth_ < shape.k;
   columns_ = std::min(shape.n, PartOf(shape.n, kMostPackedColumns, kernels_.columns));
   row_words_ = RoundUp(panels_of_block_ * row_panel_words_, kLine);
@@ -142,16 +146,19 @@ void ChainGemm::RunPart(const Call& call, const Part& part) const {
     for (int64_t column = 0; column < part.columns; column += kernels_.columns) {
       const int64_t width = WidthOf(part, column);
       uint32_t* const packed = call.columns + (keeps_columns_ ? column * steps : 0);
-      if (first == 0) {
-        kernels_.pack_columns(Columns(call, part, column), part.depth, width, packed);
+      const gemm::Source source = Columns(call, part, column);
+      const bool as_they_lie = takes_columns_ && source.width == width;
+      if (first == 0 && !as_they_lie) {
+        kernels_.pack_columns(source, part.depth, width, packed);
       }
       // What the next columns need is fetched meanwhile, a part by each tile.
       const int64_t next = column + kernels_.columns;
+      const bool from_source = first == 0 || takes_columns_;
       const void* ahead = nullptr;
       if (next < part.columns) {
-        ahead = first == 0 ? Columns(call, part, next).first : packed + panel_words;
+        ahead = from_source ? Columns(call, part, next).first : packed + panel_words;
       }
-      const std::vector<int64_t>& lines = first == 0 ? source_lines_ : packed_lines_;
+      const std::vector<int64_t>& lines = from_source ? source_lines_ : packed_lines_;
       const int64_t lines_of_tile = steps / gemm::kStepsOfAhead;
       const int64_t most_fetched = static_cast<int64_t>(lines.size()) - lines_of_tile;
       for (int64_t panel = first; panel < end; ++panel) {
@@ -159,7 +166,8 @@ void ChainGemm::RunPart(const Call& call, const Part& part) const {
         gemm::Tile tile = {
             .steps = steps,
             .a = call.rows + (panel - first) * row_panel_words_,
-            .b = packed,
+            .b = as_they_lie ? static_cast<const uint32_t*>(source.first) : packed,
+            .b_stride = as_they_lie ? shape_.ldb : width,
             .ahead = ahead == nullptr ? packed : ahead,
             .ahead_offsets = ahead == nullptr ? no_lines_.data() : lines.data() + fetched};
         MultiplyTile(call, part, panel, column, tile);

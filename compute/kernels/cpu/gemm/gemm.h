@@ -108,6 +108,7 @@ class ChainGemm {
   int64_t panel_rows_ = 0, row_panels_ = 0;
   int64_t panels_of_block_ = 0;  // of rows that are packed at once
   bool keeps_columns_ = false;   // several blocks of rows use them
+  bool takes_columns_ = false;   // whole panels of b are used as they lie
   bool sums_apart_ = false;      // c is bf16 and k has several parts: sums are kept in scratch
   int64_t row_panel_words_ = 0, row_words_ = 0, column_words_ = 0, sum_words_ = 0;  // of scratch
   int64_t scratch_words_ = 0;

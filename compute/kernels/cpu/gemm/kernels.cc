@@ -119,6 +119,7 @@ constexpr int kAhead = 8;
 template <typename Step, int kRows, int kVectors>
 void MultiplyChains(const gemm::Tile& tile) {
   constexpr int64_t kWidth = kVectors * kVectorLanes;
+  const int64_t stride = tile.b_stride;
   const uint32_t* a = tile.a;
   const uint32_t* b = tile.b;
   const int64_t* ahead = tile.ahead_offsets;
@@ -132,14 +133,14 @@ void MultiplyChains(const gemm::Tile& tile) {
   for (; steps >= gemm::kStepsOfAhead; steps -= gemm::kStepsOfAhead) {
     FetchAhead(tile, ahead);
 #pragma unroll
-    for (int i = 0; i < gemm::kStepsOfAhead; ++i, a += kRows, b += kWidth) {
+    for (int i = 0; i < gemm::kStepsOfAhead; ++i, a += kRows, b += stride) {
       for (int64_t line = 0; line < kWidth; line += 16) {
-        __builtin_prefetch(b + kAhead * kWidth + line);
+        __builtin_prefetch(b + kAhead * stride + line);
       }
       Grow<Step>(a, b, chains);
     }
   }
-  for (; steps > 0; --steps, a += kRows, b += kWidth) Grow<Step>(a, b, chains);
+  for (; steps > 0; --steps, a += kRows, b += stride) Grow<Step>(a, b, chains);
   ForRegisters<kRows, kVectors>([&](int row, int v) HWY_ATTR {
     hn::StoreU(chains[row][v], FloatTag(), tile.to + row * tile.to_stride + v * kVectorLanes);
   });
@@ -249,6 +250,7 @@ constexpr gemm::Kernels Chains(int64_t k_per_step, gemm::PackFunction pack,
           .k_per_step = k_per_step,
           .pack_rows = pack,
           .pack_columns = pack,
+          .takes_columns = pack == &PackWords<float>,
           .finish = {finish, round},
           .multiply = {{MultiplyChains<Step, kRow + 1, 1>, MultiplyChains<Step, kRow + 1, 2>}...}};
 }

@@ -55,6 +55,7 @@ struct Tile {
   int64_t steps;
   const uint32_t* a;
   const uint32_t* b;
+  int64_t b_stride;   // from one step of b to the next, where columns may be used as they lie
   const float* from;  // or null
   int64_t from_stride;
   float* to;
@@ -81,6 +82,7 @@ struct Kernels {
   int64_t block;          // k is filled up to a multiple of it
   int64_t k_per_step;     // 1, or 2 for pairs
   PackFunction pack_rows, pack_columns;
+  bool takes_columns;        // that lie side by side as they are: packing would not change them
   FinishFunction finish[2];  // into fp32, into bf16
   // By rows / height - 1, and by the width of b's panel: half or all of `columns`.
   MultiplyFunction multiply[kMostHeights][2];
