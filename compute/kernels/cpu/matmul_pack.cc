@@ -42,23 +42,6 @@ TESSERA_INLINE WordRegister Interleave(const BFloat16* row, const BFloat16* next
   return hn::Or(low, hn::ShiftLeft<16>(high));
 }
 
-// In each 128-bit block of four registers: word j of register i becomes word i of register j.
-TESSERA_INLINE void TransposeInBlocks(WordRegister* rows) {
-  const hn::RepartitionToWide<WordTag> pairs;
-  const auto zip_lower = [&](auto a, auto b) HWY_ATTR {
-    return hn::BitCast(pairs, hn::InterleaveLower(WordTag(), a, b));
-  };
-  const auto zip_upper = [&](auto a, auto b) HWY_ATTR {
-    return hn::BitCast(pairs, hn::InterleaveUpper(WordTag(), a, b));
-  };
-  const auto low01 = zip_lower(rows[0], rows[1]), low23 = zip_lower(rows[2], rows[3]);
-  const auto high01 = zip_upper(rows[0], rows[1]), high23 = zip_upper(rows[2], rows[3]);
-  rows[0] = hn::BitCast(WordTag(), hn::InterleaveLower(pairs, low01, low23));
-  rows[1] = hn::BitCast(WordTag(), hn::InterleaveUpper(pairs, low01, low23));
-  rows[2] = hn::BitCast(WordTag(), hn::InterleaveLower(pairs, high01, high23));
-  rows[3] = hn::BitCast(WordTag(), hn::InterleaveUpper(pairs, high01, high23));
-}
-
 // Exchanges the upper half of `low` with the lower half of `high`.
 [[maybe_unused]] TESSERA_INLINE void ExchangeHalves(WordRegister& low, WordRegister& high) {
   const WordRegister lower = hn::ConcatLowerLower(WordTag(), high, low);

@@ -25,28 +25,16 @@
 #include <iterator>
 #include <limits>
 
+#include "compute/kernels/cpu/gemm/registers-inl.h"
 #include "compute/tensor/bfloat16.h"
-
-#ifndef TESSERA_INLINE
-#define TESSERA_INLINE inline __attribute__((always_inline))
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
-
-namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr int kLanes = 16;
 inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The registers that hold sixteen values of four bytes.
-using FloatTag = hn::CappedTag<float, kLanes>;
-using WordTag = hn::RebindToUnsigned<FloatTag>;
-using HalfTag = hn::Rebind<uint16_t, FloatTag>;  // as many lanes as a register of FloatTag
-using FloatRegister = hn::Vec<FloatTag>;
-using WordRegister = hn::Vec<WordTag>;
-inline constexpr int kRegisterLanes = HWY_LANES(float) < kLanes ? HWY_LANES(float) : kLanes;
 inline constexpr int kRegisters = kLanes / kRegisterLanes;
 
 // Sixteen numbers. {} is zeros; a float converts to sixteen of itself.
@@ -84,44 +72,6 @@ TESSERA_INLINE F32x16 operator/(F32x16 a, F32x16 b) {
   return Map([](auto x, auto y) HWY_ATTR { return hn::Div(x, y); }, a, b);
 }
 TESSERA_INLINE F32x16& operator+=(F32x16& a, F32x16 b) { return a = a + b; }
-
-#if HWY_NATIVE_FMA
-TESSERA_INLINE FloatRegister FusedMulAdd(FloatRegister a, FloatRegister b, FloatRegister c) {
-  return hn::MulAdd(a, b, c);
-}
-#else
-using HalfFloatTag = hn::Half<FloatTag>;
-using HalfFloats = hn::Vec<HalfFloatTag>;
-
-// A product of fp32 numbers is exact in fp64. The sum is rounded to odd there, so that rounding it
-// again to fp32 is as if it had been exact (Boldo and Melquiond, 2008).
-TESSERA_INLINE HalfFloats FusedMulAddHalf(HalfFloats a, HalfFloats b, HalfFloats c) {
-  const hn::Rebind<double, HalfFloatTag> wide;
-  const hn::RebindToUnsigned<decltype(wide)> words;
-  const auto product = hn::Mul(hn::PromoteTo(wide, a), hn::PromoteTo(wide, b));
-  const auto addend = hn::PromoteTo(wide, c);
-  const auto sum = hn::Add(product, addend), from_addend = hn::Sub(sum, product);
-  const auto lost =
-      hn::Add(hn::Sub(product, hn::Sub(sum, from_addend)), hn::Sub(addend, from_addend));
-  const auto bits = hn::BitCast(words, sum), one = hn::Set(words, 1);
-  const auto opposite = hn::ShiftRight<63>(hn::Xor(bits, hn::BitCast(words, lost)));
-  const auto is_even = hn::Sub(hn::And(bits, one), one);  // all bits, or none
-  const auto is_inexact = hn::BitCast(
-      words,
-      hn::VecFromMask(wide, hn::Or(hn::Gt(lost, hn::Zero(wide)), hn::Lt(lost, hn::Zero(wide)))));
-  const auto step =
-      hn::And(hn::Sub(one, hn::Add(opposite, opposite)), hn::And(is_even, is_inexact));
-  return hn::DemoteTo(HalfFloatTag(), hn::BitCast(wide, hn::Add(bits, step)));
-}
-
-TESSERA_INLINE FloatRegister FusedMulAdd(FloatRegister a, FloatRegister b, FloatRegister c) {
-  const HalfFloatTag half;
-  return hn::Combine(
-      FloatTag(),
-      FusedMulAddHalf(hn::UpperHalf(half, a), hn::UpperHalf(half, b), hn::UpperHalf(half, c)),
-      FusedMulAddHalf(hn::LowerHalf(half, a), hn::LowerHalf(half, b), hn::LowerHalf(half, c)));
-}
-#endif
 
 // a * b + c, rounded once.
 TESSERA_INLINE F32x16 MulAdd(F32x16 a, F32x16 b, F32x16 c) {

@@ -20,6 +20,7 @@
 #include "base/dispatch.h"
 #include "compute/kernels/cpu/gemm/amx-inl.h"
 #include "compute/kernels/cpu/gemm/pack-inl.h"
+#include "compute/kernels/cpu/gemm/registers-inl.h"
 #include "compute/tensor/bfloat16.h"
 #include "layout/dtype.h"
 
@@ -36,18 +37,6 @@ TESSERA_INLINE FloatRegister LoadFloats(const void* from) {
   return hn::LoadU(FloatTag(), static_cast<const float*>(from));
 }
 
-// a * b + c, rounded once, without an instruction for it. The product is exact in fp64. The sum is
-// rounded to odd there, so that rounding it again to fp32 is as if it had been exact.
-[[maybe_unused]] TESSERA_INLINE float FusedMultiplyAdd(float a, float b, float c) {
-  const double product = double{a} * double{b}, addend = c;
-  const double sum = product + addend;
-  const double from_addend = sum - product;
-  const double lost = (product - (sum - from_addend)) + (addend - from_addend);
-  uint64_t bits = std::bit_cast<uint64_t>(sum);
-  if ((lost > 0 || lost < 0) && bits % 2 == 0) bits += (lost > 0) == (sum > 0) ? 1 : -1;
-  return static_cast<float>(std::bit_cast<double>(bits));
-}
-
 // The steps by which chains grow: acc = a b + acc, for a word of a and a register of b.
 struct Fast {
   [[maybe_unused]] static constexpr int64_t kStepsOfBlock = gemm::kBlock;
@@ -56,22 +45,11 @@ struct Fast {
   }
 };
 
-#if HWY_NATIVE_FMA
-using Fused = Fast;
-#else
-struct Fused {
-  static constexpr int64_t kStepsOfBlock = gemm::kBlock;
+struct Fused : Fast {
   static TESSERA_INLINE FloatRegister Step(const uint32_t* a, FloatRegister b, FloatRegister acc) {
-    float x[kVectorLanes], sum[kVectorLanes];
-    hn::StoreU(b, FloatTag(), x);
-    hn::StoreU(acc, FloatTag(), sum);
-    for (int i = 0; i < kVectorLanes; ++i) {
-      sum[i] = FusedMultiplyAdd(*reinterpret_cast<const float*>(a), x[i], sum[i]);
-    }
-    return LoadFloats(sum);
+    return FusedMulAdd(hn::Set(FloatTag(), *reinterpret_cast<const float*>(a)), b, acc);
   }
 };
-#endif
 
 #if HWY_TARGET <= HWY_AVX3
 // VDPBF16PS: two multiply-adds one after the other, those of the upper halves first, each rounded

@@ -14,25 +14,12 @@
 #include <cstring>
 
 #include "compute/kernels/cpu/gemm/kernels.h"
+#include "compute/kernels/cpu/gemm/registers-inl.h"
 #include "compute/tensor/bfloat16.h"
-
-#ifndef TESSERA_INLINE
-#define TESSERA_INLINE inline __attribute__((always_inline))
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
-
-namespace hn = hwy::HWY_NAMESPACE;
-
-// A register of at most sixteen numbers.
-using FloatTag = hn::CappedTag<float, 16>;
-using WordTag = hn::RebindToUnsigned<FloatTag>;
-using HalfTag = hn::Rebind<uint16_t, FloatTag>;  // as many lanes as a register of FloatTag
-using FloatRegister = hn::Vec<FloatTag>;
-using WordRegister = hn::Vec<WordTag>;
-constexpr int kRegisterLanes = HWY_LANES(float) < 16 ? HWY_LANES(float) : 16;
 
 // All data is moved in words: one fp32 number, or two neighbours along k in bf16. A group has as
 // many words of as many rows as are packed at once; where registers suffice, a row's cache line:
@@ -55,23 +42,6 @@ TESSERA_INLINE hn::Vec<Tag> LoadBlocks(Tag tag, const char* from, int64_t stride
     return hn::Combine(tag, LoadBlocks(half, from + kBlocks * stride, stride),
                        LoadBlocks(half, from, stride));
   }
-}
-
-// In each 128-bit block of four registers: word j of register i becomes word i of register j.
-TESSERA_INLINE void TransposeInBlocks(WordRegister* rows) {
-  const hn::RepartitionToWide<WordTag> pairs;
-  const auto zip_lower = [&](auto a, auto b) HWY_ATTR {
-    return hn::BitCast(pairs, hn::InterleaveLower(WordTag(), a, b));
-  };
-  const auto zip_upper = [&](auto a, auto b) HWY_ATTR {
-    return hn::BitCast(pairs, hn::InterleaveUpper(WordTag(), a, b));
-  };
-  const auto low01 = zip_lower(rows[0], rows[1]), low23 = zip_lower(rows[2], rows[3]);
-  const auto high01 = zip_upper(rows[0], rows[1]), high23 = zip_upper(rows[2], rows[3]);
-  rows[0] = hn::BitCast(WordTag(), hn::InterleaveLower(pairs, low01, low23));
-  rows[1] = hn::BitCast(WordTag(), hn::InterleaveUpper(pairs, low01, low23));
-  rows[2] = hn::BitCast(WordTag(), hn::InterleaveLower(pairs, high01, high23));
-  rows[3] = hn::BitCast(WordTag(), hn::InterleaveUpper(pairs, high01, high23));
 }
 
 // Reads words of a source: lanes are rows.
