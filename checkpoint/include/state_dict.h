@@ -71,6 +71,9 @@ struct ShardedTensor {
 
 // Everything that a process contributes to a save, or wants from a load. Boxes of one tensor must
 // not overlap within a process; across processes they may (replicas), and must cover the tensor.
+//
+// Files have the tensors in this order. Where it is the order of memory, tensors that are parts of
+// one buffer go to the disk together, from where they are.
 struct StateDict {
   std::vector<ShardedTensor> tensors;
 };

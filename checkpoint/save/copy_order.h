@@ -7,8 +7,8 @@
 
 namespace tessera::ckpt {
 
-// Which of `count` pieces is next: those that are waited for, and then the others in the order of
-// the files. Not thread-safe.
+// Which of `count` pieces is next: those that are waited for, and then the others in their own
+// order. Not thread-safe.
 class CopyOrder {
  public:
   void set_count(size_t count) { count_ = count; }
@@ -23,7 +23,7 @@ class CopyOrder {
     return wanted_.empty() ? std::nullopt : std::optional(wanted_.front());
   }
 
-  // The next piece in the order of the files; the same holds.
+  // The next piece; the same holds.
   template <typename IsPending>
   std::optional<size_t> Next(const IsPending& is_pending) {
     while (next_ < count_ && !is_pending(next_)) ++next_;

@@ -83,6 +83,7 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
       ++file.pieces_left;
     }
   }
+  if (options_.copy_ahead_threads > 0) OrderPieces(memory);
   staged_bytes_ += std::min(in_place_bytes, options_.ahead_bytes);
   uint64_t total_bytes = 0;
   for (const File& file : files_) total_bytes += file.contents.size_bytes();
@@ -95,6 +96,19 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
   released_ = piece_count_ == 0;
   if (piece_count_ > 0) CutBuffers(layout.stride_bytes);
   return absl::OkStatus();
+}
+
+void DataWriter::OrderPieces(std::vector<MemoryIndex::Range>& memory) {
+  const std::vector<size_t> order = UpdateOrder(memory, piece_count_);
+  std::vector<size_t> place(piece_count_);
+  std::vector<Piece> pieces;
+  pieces.reserve(piece_count_);
+  for (const size_t piece : order) {
+    place[piece] = pieces.size();
+    pieces.push_back(pieces_[piece]);
+  }
+  pieces_.swap(pieces);
+  for (MemoryIndex::Range& range : memory) range.piece = place[range.piece];
 }
 
 void DataWriter::CutBuffers(uint64_t stride_bytes) {

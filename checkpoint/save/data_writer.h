@@ -36,7 +36,8 @@ namespace tessera::ckpt {
 //
 // The files are cut into pieces. Each is copied from the state into staging memory, checksummed and
 // digested, and written. When a thread copies and when it writes is CopyPolicy's decision; which
-// piece comes next, CopyOrder's.
+// piece comes next, CopyOrder's: in the background in the order in which an update comes to them
+// (UpdateOrder()), otherwise in that of the files.
 //
 // A piece whose bytes lie in memory as in the file, but for a few, is not copied where the storage
 // writes from any memory (DataWriterOptions::in_place_alignment): it is written from where it is,
@@ -136,6 +137,8 @@ class DataWriter {
 
   absl::Status CutIntoPieces(const StateDict& state, const RankState& local, const RankPlan& plan)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // As an update comes to them.
+  void OrderPieces(std::vector<MemoryIndex::Range>& memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CutBuffers(uint64_t stride_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WaitForPieces(const std::vector<size_t>& pieces);
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace tessera::ckpt {
@@ -27,6 +28,12 @@ class MemoryIndex {
   std::vector<Range> ranges_;           // ascending by first
   std::vector<const std::byte*> ends_;  // the largest `last` of ranges_[0..i]
 };
+
+// The order in which an update comes to `pieces` pieces: it changes the same part of weights, of
+// master weights and of moments at once, which lie in buffers of their own. A buffer is memory
+// without gaps, but for those of padding and alignment. `ranges`: those of one buffer together,
+// ascending.
+std::vector<size_t> UpdateOrder(std::span<const MemoryIndex::Range> ranges, size_t pieces);
 
 }  // namespace tessera::ckpt
 

@@ -111,6 +111,20 @@ TEST(StagingBuffersTest, PresentOnesComeFirstThenNewOnesInOrder) {
   EXPECT_EQ(buffers.touched_bytes(), 30);
 }
 
+TEST(UpdateOrderTest, TheSamePartsOfAllBuffersAreSideBySide) {
+  std::vector<std::byte> memory(8 << 20);
+  const auto range = [&](size_t first, size_t last, size_t piece) {
+    return MemoryIndex::Range{memory.data() + first, memory.data() + last, piece};
+  };
+  // Two buffers, the first of them behind the other, of two tensors with a gap, and of one. The
+  // third piece begins with the end of the first buffer; the last has no memory.
+  const std::vector<MemoryIndex::Range> ranges = {
+      range(4 << 20, 4'800'000, 0),   range(4'800'100, 5'000'000, 0),
+      range(5'000'000, 5'900'000, 1), range(5'900'000, 6'000'000, 2),
+      range(0, 700'000, 2),           range(700'000, 1'500'000, 3)};
+  EXPECT_THAT(UpdateOrder(ranges, 5), ElementsAre(0, 2, 4, 1, 3));
+}
+
 TEST(MemoryIndexTest, FindsWhatALookAtEveryRangeFinds) {
   std::mt19937 random(7);
   std::array<std::byte, 200> memory;

@@ -37,6 +37,7 @@ namespace tessera::ckpt {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int kTensors = 4;  // each somewhat larger than a piece
@@ -197,6 +198,45 @@ TEST_F(InPlaceSaveTest, CopiesOnlyWhatIsBetweenWholeBlocks) {
     EXPECT_GT(in_place, kTensors * Memory(0).size() - (6 * 64 << 10)) << waits;
     EXPECT_LT(copied, 6 * 64 << 10) << waits;
     ExpectSaved();
+    ASSERT_TRUE(storage_.DeleteTree(StepDirectoryName(1)).ok());
+  }
+}
+
+// An update comes to the same parts of all buffers at once.
+TEST_F(InPlaceSaveTest, BuffersAreWrittenSideBySideBehindTheProgram) {
+  constexpr size_t kBytes = 3 << 20;
+  std::vector<float> memory(3 * kBytes / sizeof(float));
+  StateDict state;
+  for (const size_t at : {2 * kBytes, size_t{0}}) {
+    ShardedTensor& tensor = state.tensors.emplace_back();
+    tensor.name = absl::StrCat("at", at);
+    tensor.global_shape = {3, 256, 1024};
+    tensor.shards = {Shard::Of(std::span(memory).subspan(at / sizeof(float), kBytes / 4),
+                               WholeBox(tensor.global_shape))};
+  }
+  for (const bool waits : {false, true}) {
+    std::vector<int> order;  // by one thread
+    WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
+      const auto at = std::as_bytes(std::span(memory));
+      if (bytes.data() < at.data() || bytes.data() >= at.data() + at.size()) {
+        return absl::OkStatus();
+      }
+      const int buffer = bytes.data() < at.data() + kBytes ? 1 : 0;
+      if (order.empty() || order.back() != buffer) order.push_back(buffer);
+      return absl::OkStatus();
+    });
+    options_.save.io_threads = 1;
+    SaveOptions save;
+    save.io_threads = 1;
+    if (waits) {
+      ASSERT_TRUE(CheckpointFolder(watched).Save(1, state, save).ok());
+    } else {
+      AsyncSaver saver(watched, options_);
+      saver.Start(1, state);
+      ASSERT_TRUE(saver.Finish()[0].report.ok());
+    }
+    EXPECT_GE(order.size(), waits ? 2 : 5);
+    if (waits) EXPECT_THAT(order, ElementsAre(0, 1));
     ASSERT_TRUE(storage_.DeleteTree(StepDirectoryName(1)).ok());
   }
 }

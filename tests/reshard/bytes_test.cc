@@ -124,6 +124,31 @@ TEST_F(BytesTest, ACheckpointIsHardlyLargerThanTheState) {
             << largest << " (" << worst << ")\n";
 }
 
+// The optimizer's buffers are written as they lie: one for each kind of state.
+TEST_F(BytesTest, AFileHasTheOptimizersStateInTheOrderOfMemory) {
+  for (const std::string topology : {"single", "dp2_zero2"}) {
+    const TrainConfig config = Config(topology);
+    ThreadWorld world(ConfigTopology(config).world_size());
+    const absl::Status ran = world.Run([&](Communicator& rank) -> absl::Status {
+      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> training,
+                               TrainingRank::Create(config, /*seed=*/1, rank, /*log=*/nullptr));
+      const char* end = nullptr;
+      int buffers = 0;
+      for (const ckpt::ShardedTensor& tensor : OptimizerTensors(training->state()).tensors) {
+        for (const ckpt::Shard& shard : tensor.shards) {
+          const auto* const data = static_cast<const char*>(shard.data);
+          // Parameters are aligned to 256 elements.
+          if (end == nullptr || data < end || data >= end + 1024) ++buffers;
+          end = data + ElementCount(shard.box.shape) * 4;
+        }
+      }
+      EXPECT_EQ(buffers, 2) << topology;
+      return absl::OkStatus();
+    });
+    ASSERT_TRUE(ran.ok()) << ran;
+  }
+}
+
 // Memory of this process in bytes. What several mappings share counts once: ranks, threads here,
 // map each other's buffers.
 int64_t MemoryInUse() {

@@ -140,19 +140,26 @@ ckpt::StateDict WeightState(StateChunks chunks) {
 }
 
 ckpt::StateDict OptimizerTensors(StateChunks chunks) {
+  struct Kind {
+    TensorView AdamW::ParameterState::*memory;
+    ckpt::TensorRole role;
+    std::string_view name;
+  };
+  constexpr Kind kKinds[] = {
+      {&AdamW::ParameterState::master, ckpt::TensorRole::kMasterWeight, kMaster},
+      {&AdamW::ParameterState::exp_avg, ckpt::TensorRole::kOptimizerState, kExpAvg},
+      {&AdamW::ParameterState::exp_avg_sq, ckpt::TensorRole::kOptimizerState, kExpAvgSq}};
   StateDictBuilder builder;
+  // Files have the order of this description. It is the order of memory, so that a save writes the
+  // optimizer's buffers as they lie.
   for (const StateChunk& chunk : chunks) {
     const std::vector<Parameter*>& all = chunk.parameters->parameters();
-    for (size_t i = 0; i < all.size(); ++i) {
-      const AdamW::ParameterState state = chunk.optimizer->State(static_cast<int>(i));
-      if (chunk.optimizer->has_master()) {
-        builder.Add(*all[i], state.begin, OnHost(chunk, state.master),
-                    ckpt::TensorRole::kMasterWeight, kMaster);
+    for (const Kind& kind : kKinds) {
+      if (kind.role == ckpt::TensorRole::kMasterWeight && !chunk.optimizer->has_master()) continue;
+      for (size_t i = 0; i < all.size(); ++i) {
+        const AdamW::ParameterState state = chunk.optimizer->State(static_cast<int>(i));
+        builder.Add(*all[i], state.begin, OnHost(chunk, state.*kind.memory), kind.role, kind.name);
       }
-      builder.Add(*all[i], state.begin, OnHost(chunk, state.exp_avg),
-                  ckpt::TensorRole::kOptimizerState, kExpAvg);
-      builder.Add(*all[i], state.begin, OnHost(chunk, state.exp_avg_sq),
-                  ckpt::TensorRole::kOptimizerState, kExpAvgSq);
     }
   }
   return builder.Take();
