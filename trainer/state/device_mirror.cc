@@ -1,6 +1,8 @@
 #include "trainer/state/device_mirror.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -10,14 +12,26 @@
 
 namespace tessera {
 
+int64_t MirrorPieceBytes(double latency, double seconds, int64_t bytes) {
+  constexpr double kCopiesInLatency = 32, kMiB = 1 << 20;
+  const double rate = static_cast<double>(bytes) / std::max(seconds - latency, 1e-9);
+  const double wanted = std::ceil(kCopiesInLatency * latency * rate / kMiB);
+  return static_cast<int64_t>(std::clamp(wanted, 1.0, 64.0) * kMiB);
+}
+
 absl::StatusOr<std::unique_ptr<DeviceMirror>> DeviceMirror::Create(
     Stream& compute, std::span<const TensorView> buffers, const DeviceMirrorOptions& options) {
-  CHECK_GT(options.piece_bytes, 0);
+  CHECK_GE(options.piece_bytes, 0);
   TESSERA_ASSIGN_OR_RETURN(Stream copy, Stream::Create(compute.context()));
   TESSERA_ASSIGN_OR_RETURN(Event ready, Event::Create(compute.context()));
   std::unique_ptr<DeviceMirror> mirror(
       new DeviceMirror(compute, std::move(copy), std::move(ready), options));
   for (const TensorView& buffer : buffers) TESSERA_RETURN_IF_ERROR(mirror->Add(buffer));
+  int64_t piece_bytes = options.piece_bytes;
+  if (piece_bytes == 0) {
+    TESSERA_ASSIGN_OR_RETURN(piece_bytes, mirror->MeasurePieceBytes());
+  }
+  TESSERA_RETURN_IF_ERROR(mirror->CutIntoPieces(piece_bytes));
   mirror->OrderPieces();
   if (options.bytes_per_second > 0) {
     TESSERA_ASSIGN_OR_RETURN(mirror->pacer_,
@@ -43,17 +57,41 @@ absl::Status DeviceMirror::Add(const TensorView& buffer) {
   TESSERA_ASSIGN_OR_RETURN(PinnedBuffer host,
                            PinnedBuffer::Allocate(copy_.context(), buffer.bytes()));
   std::memset(host.data(), 0, static_cast<size_t>(buffer.bytes()));
-  const MutexLock lock(&mutex_);
-  for (int64_t begin = 0; begin < buffer.bytes(); begin += options_.piece_bytes) {
-    TESSERA_ASSIGN_OR_RETURN(Event copied, Event::Create(copy_.context()));
-    pieces_.push_back({.device = buffer.as<char>() + begin,
-                       .host = static_cast<char*>(host.data()) + begin,
-                       .bytes = std::min(options_.piece_bytes, buffer.bytes() - begin),
-                       .at = static_cast<double>(begin) / static_cast<double>(buffer.bytes()),
-                       .copied = std::move(copied)});
-  }
   ranges_.push_back(
       {.device = buffer.as<char>(), .bytes = buffer.bytes(), .host = std::move(host)});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> DeviceMirror::MeasurePieceBytes() {
+  using Clock = std::chrono::steady_clock;
+  if (ranges_.empty()) return int64_t{1} << 20;
+  const Range& range = ranges_[0];
+  const int64_t small = std::min<int64_t>(range.bytes, 4096);
+  const int64_t large = std::min<int64_t>(range.bytes, int64_t{16} << 20);
+  double best[2] = {HUGE_VAL, HUGE_VAL};
+  for (int i = 0; i < 6; ++i) {
+    const Clock::time_point start = Clock::now();
+    copy_.Copy(range.device, i % 2 == 0 ? small : large, range.host.data());
+    TESSERA_RETURN_IF_ERROR(copy_.Synchronize());
+    best[i % 2] =
+        std::min(best[i % 2], std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  std::memset(range.host.data(), 0, static_cast<size_t>(large));
+  return MirrorPieceBytes(best[0], best[1], large);
+}
+
+absl::Status DeviceMirror::CutIntoPieces(int64_t piece_bytes) {
+  const MutexLock lock(&mutex_);
+  for (const Range& range : ranges_) {
+    for (int64_t begin = 0; begin < range.bytes; begin += piece_bytes) {
+      TESSERA_ASSIGN_OR_RETURN(Event copied, Event::Create(copy_.context()));
+      pieces_.push_back({.device = range.device + begin,
+                         .host = static_cast<char*>(range.host.data()) + begin,
+                         .bytes = std::min(piece_bytes, range.bytes - begin),
+                         .at = static_cast<double>(begin) / static_cast<double>(range.bytes),
+                         .copied = std::move(copied)});
+    }
+  }
   return absl::OkStatus();
 }
 

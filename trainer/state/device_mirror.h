@@ -19,10 +19,16 @@
 namespace tessera {
 
 struct DeviceMirrorOptions {
-  int64_t piece_bytes = int64_t{16} << 20;  // that an update waits for
+  int64_t piece_bytes = 0;  // that an update waits for; 0: MirrorPieceBytes() of this device
   // Of copies that nothing waits for; 0: as fast as the device copies.
   double bytes_per_second = 0;
 };
+
+// The smallest pieces that keep the copy engine busy: an update waits for a whole one, but each has
+// a fixed cost, which is hidden where the copies before it take longer. At most a 32nd of the time
+// is lost to it where nothing hides it. Whole MiB, 1 to 64. `latency`: of a copy of hardly any
+// bytes, in seconds; `seconds`: of a copy of `bytes`.
+int64_t MirrorPieceBytes(double latency, double seconds, int64_t bytes);
 
 // The state of one rank that lies in the memory of a device, once more in pinned host memory, where
 // checkpoints are written from and loaded to.
@@ -73,7 +79,7 @@ class DeviceMirror {
     bool queued = true;  // in the download in progress
   };
   struct Range {
-    const char* device;
+    char* device;
     int64_t bytes;
     PinnedBuffer host;
   };
@@ -81,6 +87,9 @@ class DeviceMirror {
       : compute_(compute), copy_(std::move(copy)), ready_(std::move(ready)), options_(options) {}
 
   absl::Status Add(const TensorView& buffer);
+  // MirrorPieceBytes() of copies from the first buffer, which end in zeros.
+  absl::StatusOr<int64_t> MeasurePieceBytes();
+  absl::Status CutIntoPieces(int64_t piece_bytes) ABSL_LOCKS_EXCLUDED(mutex_);
   void OrderPieces() ABSL_LOCKS_EXCLUDED(mutex_);
   void QueuePiece(Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void QueueAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
