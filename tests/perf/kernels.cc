@@ -5,6 +5,9 @@
 //   kernel.<op>.<dtype>.<shape>.peak_ratio        matrix products and attention: of the best oneDNN
 //   rate kernel.<op>.<dtype>.<shape>.bandwidth_ratio   the rest: bytes that the operation must
 //   move, of the memory's rate
+//   kernel.adamw_check.<dtype>.<shape>.fused_ratio  processor time of one thread that updates, and
+//   computes a save's checksums and digests of each block while the cache has it, of the time of
+//   one that does so afterwards
 
 #include <cstdint>
 #include <functional>
@@ -16,6 +19,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
+#include "checkpoint/format/digest.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/random/philox.h"
@@ -26,6 +30,7 @@
 
 ABSL_FLAG(bool, gemm_ratios, true, "Compare our products with those of libraries.");
 ABSL_FLAG(bool, operations, true, "Measure the operations of a step.");
+ABSL_FLAG(bool, checked_update, true, "Measure an update with a save's checks.");
 
 namespace tessera {
 namespace {
@@ -53,6 +58,47 @@ class KernelBenchmark {
     Attention(4, 64);
     Attention(1, 1024);
     Optimizer();
+  }
+
+  void CheckedUpdate() {
+    constexpr int64_t kCount = 8 << 20, kBlock = 16 << 10;  // a block of all fits the second level
+    const std::unique_ptr<Backend> alone = MakeCpuBackend(1);
+    const Tensor grad = Make(kF32, {kCount}), master = Make(kF32, {kCount});
+    const Tensor m = Make(kF32, {kCount}), v = Make(kF32, {kCount}), param = Make(dtype_, {kCount});
+    const bool rounded = dtype_ != kF32;
+    const auto part = [](const Tensor& tensor, int64_t begin, int64_t end) {
+      return tensor.view().Slice(0, begin, end);
+    };
+    const auto update = [&](int64_t begin, int64_t end) {
+      alone->AdamW({{.learning_rate = 1e-4, .weight_decay = 0.1},
+                    part(grad, begin, end),
+                    rounded ? part(master, begin, end) : TensorView(),
+                    part(m, begin, end),
+                    part(v, begin, end),
+                    part(param, begin, end)});
+    };
+    uint32_t crc32c = 0;
+    ckpt::LogicalDigest digest;
+    const auto check = [&](int64_t begin, int64_t end) {
+      for (const Tensor* tensor : {&m, &v, &param, &master}) {
+        if (tensor == &master && !rounded) continue;
+        const TensorView memory = part(*tensor, begin, end);
+        digest +=
+            ckpt::CheckRun(begin, memory.data(), end - begin, ElementSize(memory.dtype()), crc32c);
+      }
+    };
+    const auto seconds = [&](int64_t step, bool fused) {
+      const double start = ProcessorSeconds();
+      for (int64_t at = 0; at < kCount; at += step) {
+        update(at, at + step);
+        if (fused) check(at, at + step);
+      }
+      if (!fused) check(0, kCount);
+      return ProcessorSeconds() - start;
+    };
+    Pairs times;
+    for (int i = 0; i < 9; ++i) times.Add(seconds(kBlock, true), seconds(kCount, false));
+    Print("adamw_check", std::to_string(kCount), "fused_ratio", times.Ratio());
   }
 
  private:
@@ -243,8 +289,9 @@ int Main() {
                 "GFLOP/s");
     if (peak == 0) continue;
     if (absl::GetFlag(FLAGS_gemm_ratios)) PrintGemmRatios(dtype);
-    if (!absl::GetFlag(FLAGS_operations)) continue;
-    KernelBenchmark(*backend, dtype, peak, bandwidth).Run();
+    KernelBenchmark benchmark(*backend, dtype, peak, bandwidth);
+    if (absl::GetFlag(FLAGS_operations)) benchmark.Run();
+    if (absl::GetFlag(FLAGS_checked_update)) benchmark.CheckedUpdate();
   }
   return 0;
 }
