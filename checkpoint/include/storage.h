@@ -101,6 +101,11 @@ class ReadableFile {
   virtual std::unique_ptr<PendingIo> StartReadAt(uint64_t offset_bytes, std::span<std::byte> out,
                                                  bool original) const;
 
+  // Where in a page of memory a large read at this offset begins if it is to need no copy.
+  virtual size_t OffsetInPage(uint64_t offset_bytes) const {
+    return offset_bytes % kIoAlignmentBytes;
+  }
+
   // The size at the time of Open().
   virtual uint64_t size_bytes() const = 0;
 };

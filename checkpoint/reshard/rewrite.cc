@@ -1,7 +1,6 @@
 #include "checkpoint/reshard/rewrite.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -74,10 +73,12 @@ struct Window {
   std::byte* data;
 };
 
-uint64_t LargestChunk(const Manifest& manifest) {
-  uint64_t largest = 0;
-  for (const DataFile& file : manifest.files()) {
-    largest = std::max(largest, std::min<uint64_t>(file.chunk_bytes(), file.size_bytes()));
+uint64_t LargestChunk(const Manifest& source, const Manifest& planned) {
+  uint64_t largest = kIoAlignmentBytes;
+  for (const Manifest* const manifest : {&source, &planned}) {
+    for (const DataFile& file : manifest->files()) {
+      largest = std::max(largest, std::min<uint64_t>(file.chunk_bytes(), file.size_bytes()));
+    }
   }
   return RoundUp(largest, kIoAlignmentBytes);
 }
@@ -107,7 +108,10 @@ class Rewriter {
   absl::Status WriteFiles(const SaveTarget& target) {
     target_ = target;
     for (const DataFile& file : plan_.save.manifest.files()) total_bytes_ += file.size_bytes();
-    digests_.assign(options_.io_threads, Digests(plan_.save.manifest.tensors_size()));
+    // Each can read a chunk.
+    const uint64_t most = StagingBytes() / LargestChunk(source_.manifest(), plan_.save.manifest);
+    workers_.resize(std::clamp<uint64_t>(most, 1, options_.io_threads));
+    for (Worker& worker : workers_) worker.digests.resize(plan_.save.manifest.tensors_size());
     TESSERA_RETURN_IF_ERROR(ListFiles());
     size_t first = 0;
     while (first < files_.size()) {
@@ -137,6 +141,7 @@ class Rewriter {
 
   RewriteReport report() const {
     RewriteReport report = report_;
+    for (const Worker& worker : workers_) report.bytes_read += worker.bytes_read;
     const MutexLock lock(&mutex_);
     report.bytes_written = bytes_written_;
     return report;
@@ -144,6 +149,12 @@ class Rewriter {
 
  private:
   using Digests = std::vector<LogicalDigest>;
+  struct Worker {
+    Digests digests;  // by planned tensor
+    AlignedBuffer windows;
+    ScanBuffers staging;
+    uint64_t bytes_read = 0;
+  };
   struct PlannedFile {
     const FilePlan* plan;
     uint32_t rank;
@@ -187,8 +198,10 @@ class Rewriter {
   }
 
   uint64_t StagingBytes() const { return std::min(kMaxStagingBytes, options_.memory_bytes / 4); }
-  // Half of the memory: windows are filled while the previous ones are written.
-  uint64_t WindowBytes() const { return (options_.memory_bytes - StagingBytes()) / 2; }
+  // Threads, each with windows that it fills and writes.
+  int Workers() const { return static_cast<int>(workers_.size()); }
+  // What each of them has.
+  uint64_t WindowBytes() const { return (options_.memory_bytes - StagingBytes()) / Workers(); }
 
   // Number of files from `first` on that are written in parallel: all of one chunk size.
   size_t GroupSize(size_t first) const {
@@ -252,23 +265,21 @@ class Rewriter {
                           (unit == ChunkOf(first) ? unit : ChunkOf(first));
     const uint64_t stride = RoundUp(std::min(each, longest), kIoAlignmentBytes);
 
-    const size_t sets = each < longest ? 2 : 1;
-    std::array<AlignedBuffer, 2> buffers;
-    for (size_t s = 0; s < sets; ++s) {
-      TESSERA_ASSIGN_OR_RETURN(buffers[s], AlignedBuffer::Allocate(stride * count));
+    // Each round fills the same range of all files, and writes it; others are in work meanwhile.
+    const size_t rounds = CeilDivide(longest, each);
+    const auto workers = static_cast<int>(std::min<size_t>(workers_.size(), rounds));
+    for (int w = 0; w < workers; ++w) {
+      TESSERA_ASSIGN_OR_RETURN(workers_[w].windows, AlignedBuffer::Allocate(stride * count));
     }
-    report_.buffer_bytes = std::max(report_.buffer_bytes, sets * stride * count + StagingBytes());
-
-    // Each round fills windows and, at the same time, writes those of the round before.
-    std::array<std::vector<Window>, 2> windows;
-    for (uint64_t begin = 0, i = 0; begin < longest || !windows[(i + 1) % 2].empty();
-         begin += each, ++i) {
-      windows[i % 2] = CutWindows(files, begin, each, stride, buffers[i % 2].data());
-      TESSERA_RETURN_IF_ERROR(RunTasks(2, 2, [&](int, size_t task) {
-        return task == 0 ? InPhase("reading", Fill(windows[i % 2]))
-                         : WriteWindows(windows[(i + 1) % 2]);
-      }));
-    }
+    report_.buffer_bytes =
+        std::max(report_.buffer_bytes, workers * stride * count + StagingBytes());
+    TESSERA_RETURN_IF_ERROR(RunTasks(workers, rounds, [&](int w, size_t round) {
+      const std::vector<Window> windows =
+          CutWindows(files, round * each, each, stride, workers_[w].windows.data());
+      absl::Status status = InPhase("reading", Fill(windows, workers_[w]));
+      if (status.ok()) status = InPhase(kWriting, WriteWindows(windows, workers_[w]));
+      return status;
+    }));
     return FinishFiles(files);
   }
 
@@ -285,7 +296,7 @@ class Rewriter {
   }
 
   // Reads the contents of the windows from the source.
-  absl::Status Fill(const std::vector<Window>& windows) {
+  absl::Status Fill(const std::vector<Window>& windows, Worker& worker) {
     std::vector<WantedBox> wanted;
     std::vector<Destination> destinations;
     for (const Window& window : windows) {
@@ -311,34 +322,32 @@ class Rewriter {
     }
     TESSERA_ASSIGN_OR_RETURN(const LoadPlan plan, PlanLoad(source_.manifest(), wanted));
     Scanner scanner(source_.storage(), source_.directory(), source_.manifest(),
-                    {.io_threads = options_.io_threads, .staging_bytes = StagingBytes()});
+                    {.io_threads = 1, .staging_bytes = StagingBytes() / Workers()});
     TESSERA_RETURN_IF_ERROR(scanner.Open(FilesOf(plan)));
     TESSERA_ASSIGN_OR_RETURN(const Placer placer,
                              Placer::Create(source_.manifest(), plan, destinations));
-    report_.bytes_read += plan.bytes;
-    return scanner.Run(RangesOf(plan), placer.AsCallback(), &staging_);
+    worker.bytes_read += plan.bytes;
+    return scanner.Run(RangesOf(plan), placer.AsCallback(), &worker.staging);
   }
 
-  absl::Status WriteWindows(const std::vector<Window>& windows) {
-    std::vector<Window> pieces;
+  // All writes are in flight while the pieces behind them are checked.
+  absl::Status WriteWindows(const std::vector<Window>& windows, Worker& worker) {
+    std::vector<std::unique_ptr<PendingIo>> writes;
     for (const Window& window : windows) {
-      const uint64_t size =
-          LayOutPieces(window.file->chunk_bytes, options_.io_threads, kMaxStagingBytes).piece_bytes;
+      const uint64_t size = LayOutPieces(window.file->chunk_bytes, 1, kMaxStagingBytes).piece_bytes;
       for (uint64_t begin = window.begin; begin < window.end; begin += size) {
-        pieces.push_back({window.file, begin, std::min(window.end, begin + size),
-                          window.data + (begin - window.begin)});
+        const Window piece = {window.file, begin, std::min(window.end, begin + size),
+                              window.data + (begin - window.begin)};
+        Check(piece, worker.digests);
+        writes.push_back(
+            piece.file->file->StartWriteAt(begin, {piece.data, piece.end - begin}, {}));
       }
     }
-    return RunTasks(options_.io_threads, pieces.size(), [&](int worker, size_t i) {
-      const Window& piece = pieces[i];
-      Check(piece, digests_[worker]);
-      TESSERA_RETURN_IF_ERROR(InPhase(
-          kWriting, piece.file->file->WriteAt(piece.begin, {piece.data, piece.end - piece.begin})));
-      const MutexLock lock(&mutex_);
-      bytes_written_ += piece.end - piece.begin;
-      if (options_.progress) options_.progress(bytes_written_, total_bytes_);
-      return absl::OkStatus();
-    });
+    for (const auto& write : writes) TESSERA_RETURN_IF_ERROR(write->Wait());
+    const MutexLock lock(&mutex_);
+    for (const Window& window : windows) bytes_written_ += window.end - window.begin;
+    if (options_.progress) options_.progress(bytes_written_, total_bytes_);
+    return absl::OkStatus();
   }
 
   // Computes checksums and digests. Precondition: the piece begins at a chunk.
@@ -371,7 +380,7 @@ class Rewriter {
 
   LogicalDigest Sum(int tensor) const {
     LogicalDigest sum;
-    for (const Digests& digests : digests_) sum += digests[tensor];
+    for (const Worker& worker : workers_) sum += worker.digests[tensor];
     return sum;
   }
 
@@ -402,20 +411,19 @@ class Rewriter {
   SaveTarget target_;
   std::vector<uint32_t> saved_tensor_;  // by planned tensor
   std::vector<PlannedFile> files_;      // by index into Manifest.files
-  std::vector<Digests> digests_;        // per writing worker, by planned tensor
-  ScanBuffers staging_;
+  std::vector<Worker> workers_;
   WriteReport write_report_;
   uint64_t total_bytes_ = 0;
-  RewriteReport report_;  // but for bytes_written
+  RewriteReport report_;  // but for bytes read and written
   mutable Mutex mutex_;   // held for each call of options_.progress, too
   uint64_t bytes_written_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace
 
-// A quarter is for reading; the rest is for two sets of windows, each of one chunk or more.
+// A quarter is for reading a chunk; the rest is for windows of one chunk or more.
 uint64_t LeastRewriteMemory(const Manifest& source, const Manifest& planned) {
-  return 4 * std::max({LargestChunk(source), LargestChunk(planned), uint64_t{kIoAlignmentBytes}});
+  return 4 * LargestChunk(source, planned);
 }
 
 absl::StatusOr<RewriteReport> Rewrite(const Checkpoint& source, const RewritePlan& plan,

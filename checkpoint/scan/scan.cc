@@ -157,6 +157,7 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
                           ScanBuffers* kept) const {
   std::vector<FilePiece> pieces;
   uint64_t largest = 0;
+  size_t room = 0;  // before a piece, so that it is at its place in a page
   int workers = options_.io_threads;
   for (const FilePiece& range : ranges) {
     const PieceLayout layout =
@@ -166,6 +167,7 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
     for (uint64_t at = range.begin; at < range.end; at += layout.piece_bytes) {
       pieces.push_back({range.file_index, at, std::min(range.end, at + layout.piece_bytes)});
       largest = std::max(largest, pieces.back().size());
+      room = std::max(room, OffsetInPage(pieces.back()));
     }
   }
   workers = static_cast<int>(std::min<size_t>(workers, pieces.size()));
@@ -176,8 +178,8 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
   buffers.resize(std::max<size_t>(buffers.size(), workers * each));
   std::vector<std::byte*> free;
   for (size_t b = 0; b < workers * each; ++b) {
-    if (buffers[b].size_bytes() < largest) {
-      TESSERA_ASSIGN_OR_RETURN(buffers[b], AlignedBuffer::Allocate(largest));
+    if (buffers[b].size_bytes() < room + largest) {
+      TESSERA_ASSIGN_OR_RETURN(buffers[b], AlignedBuffer::Allocate(room + largest));
     }
     free.push_back(buffers[b].data());
   }
@@ -198,7 +200,8 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
       started = {next++, free.back(), nullptr};  // the last that was used: it is in the cache
       free.pop_back();
     }
-    started.read = StartPiece(pieces[started.index], started.buffer);
+    const FilePiece& piece = pieces[started.index];
+    started.read = StartPiece(piece, started.buffer + OffsetInPage(piece));
     return started;
   };
   const auto work = [&](int worker, size_t) {
@@ -207,7 +210,9 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
       const absl::Status read = now->read->Wait();
       now->read.reset();
       std::optional<Started> then = each > 1 ? start() : std::nullopt;
-      absl::Status finished = FinishPiece(read, pieces[now->index], now->buffer, worker, function);
+      const FilePiece& piece = pieces[now->index];
+      absl::Status finished =
+          FinishPiece(read, piece, now->buffer + OffsetInPage(piece), worker, function);
       {
         const MutexLock lock(&mutex);
         free.push_back(now->buffer);
@@ -222,6 +227,10 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
   };
   TESSERA_RETURN_IF_ERROR(RunTasks(workers, workers, work));
   return error;
+}
+
+size_t Scanner::OffsetInPage(const FilePiece& piece) const {
+  return files_.at(piece.file_index).file->OffsetInPage(piece.begin);
 }
 
 std::unique_ptr<PendingIo> Scanner::StartPiece(const FilePiece& piece, std::byte* buffer) const {

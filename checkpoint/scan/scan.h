@@ -128,6 +128,7 @@ class Scanner {
   class Problems;
   void OpenOne(uint32_t file_index, Problems& problems);
   void AddOne(uint32_t file_index, std::unique_ptr<ReadableFile> file, Problems& problems);
+  size_t OffsetInPage(const FilePiece& piece) const;
   absl::Status CheckChunk(const FilePiece& chunk, std::span<std::byte> data) const;
 
   Storage& storage_;

@@ -1,14 +1,16 @@
 #ifndef TESSERA_CHECKPOINT_STORAGE_CHECKS_H_
 #define TESSERA_CHECKPOINT_STORAGE_CHECKS_H_
 
-// Checks and messages shared by every Storage.
+// What every Storage shares: checks, messages, and transfers of which a part is left to Wait().
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "checkpoint/include/storage.h"
 
 namespace tessera::ckpt {
 
@@ -22,6 +24,20 @@ std::pair<std::string_view, std::string_view> SplitPath(std::string_view path);
 // DataLoss: `offset_bytes + expected_bytes` lies beyond the end of the file.
 absl::Status ShortReadStatus(const std::string& name, uint64_t offset_bytes,
                              uint64_t expected_bytes, uint64_t file_bytes);
+
+// A transfer whose Wait() is `act`, which owns what was started of it.
+template <typename Act>
+std::unique_ptr<PendingIo> WaitToDo(Act act) {
+  class Pending final : public PendingIo {
+   public:
+    explicit Pending(Act act) : act_(std::move(act)) {}
+    absl::Status Wait() override { return act_(); }
+
+   private:
+    const Act act_;
+  };
+  return std::make_unique<Pending>(std::move(act));
+}
 
 }  // namespace tessera::ckpt
 

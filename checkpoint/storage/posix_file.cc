@@ -26,28 +26,14 @@ PosixWritableFile::PosixWritableFile(std::string name, ScopedFd buffered, Scoped
       file_(std::move(buffered), std::move(direct), options, bounce),
       reserved_bytes_(reserved_bytes) {}
 
-class PosixWritableFile::Write final : public PendingIo {
- public:
-  Write(PosixWritableFile& file, uint64_t offset_bytes, std::span<const std::byte> data)
-      : file_(file),
-        offset_bytes_(offset_bytes),
-        data_(data),
-        started_(file.file_.StartWrite(offset_bytes, data)) {}
-  absl::Status Wait() override { return file_.FinishWriteAt(started_.get(), offset_bytes_, data_); }
-
- private:
-  PosixWritableFile& file_;
-  const uint64_t offset_bytes_;
-  const std::span<const std::byte> data_;
-  const std::unique_ptr<RingTransfer> started_;
-};
-
 std::unique_ptr<PendingIo> PosixWritableFile::StartWriteAt(uint64_t offset_bytes,
                                                            std::span<const std::byte> data,
                                                            const ChunkChecksums& checksums) {
   ReaderMutexLock lock(&mutex_);
   if (closed_) return WritableFile::StartWriteAt(offset_bytes, data, checksums);
-  return std::make_unique<Write>(*this, offset_bytes, data);
+  return WaitToDo([this, offset_bytes, data, started = file_.StartWrite(offset_bytes, data)] {
+    return FinishWriteAt(started.get(), offset_bytes, data);
+  });
 }
 
 absl::Status PosixWritableFile::FinishWriteAt(RingTransfer* started, uint64_t offset_bytes,
@@ -110,25 +96,14 @@ PosixReadableFile::PosixReadableFile(std::string name, ScopedFd buffered, Scoped
       file_(std::move(buffered), std::move(direct), options, bounce),
       size_bytes_(size_bytes) {}
 
-class PosixReadableFile::Read final : public PendingIo {
- public:
-  Read(const PosixReadableFile& file, uint64_t offset_bytes, std::span<std::byte> out)
-      : file_(file), offset_bytes_(offset_bytes), out_(out) {
-    if (file.Holds(offset_bytes, out.size())) started_ = file.file_.StartRead(offset_bytes, out);
-  }
-  absl::Status Wait() override { return file_.FinishReadAt(started_.get(), offset_bytes_, out_); }
-
- private:
-  const PosixReadableFile& file_;
-  const uint64_t offset_bytes_;
-  const std::span<std::byte> out_;
-  std::unique_ptr<RingTransfer> started_;
-};
-
 std::unique_ptr<PendingIo> PosixReadableFile::StartReadAt(uint64_t offset_bytes,
                                                           std::span<std::byte> out,
                                                           bool /*original*/) const {
-  return std::make_unique<Read>(*this, offset_bytes, out);
+  std::unique_ptr<RingTransfer> started;
+  if (Holds(offset_bytes, out.size())) started = file_.StartRead(offset_bytes, out);
+  return WaitToDo([this, offset_bytes, out, started = std::move(started)] {
+    return FinishReadAt(started.get(), offset_bytes, out);
+  });
 }
 
 absl::Status PosixReadableFile::FinishReadAt(RingTransfer* started, uint64_t offset_bytes,

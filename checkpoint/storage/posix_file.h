@@ -34,7 +34,6 @@ class PosixWritableFile final : public WritableFile {
   absl::Status Close() override;
 
  private:
-  class Write;
   // `started`: see DualFile.
   absl::Status FinishWriteAt(RingTransfer* started, uint64_t offset_bytes,
                              std::span<const std::byte> data);
@@ -64,7 +63,6 @@ class PosixReadableFile final : public ReadableFile {
   uint64_t size_bytes() const override { return size_bytes_; }
 
  private:
-  class Read;
   bool Holds(uint64_t offset_bytes, size_t size) const {
     return offset_bytes <= size_bytes_ && size <= size_bytes_ - offset_bytes;
   }

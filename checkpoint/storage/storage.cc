@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <random>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -10,25 +9,6 @@
 #include "checkpoint/storage/checks.h"
 
 namespace tessera::ckpt {
-namespace {
-
-// What a storage that starts nothing gives to wait for.
-template <typename Do>
-class NotStarted final : public PendingIo {
- public:
-  explicit NotStarted(Do act) : act_(std::move(act)) {}
-  absl::Status Wait() override { return act_(); }
-
- private:
-  const Do act_;
-};
-
-template <typename Do>
-std::unique_ptr<PendingIo> WaitToDo(Do act) {
-  return std::make_unique<NotStarted<Do>>(std::move(act));
-}
-
-}  // namespace
 
 std::unique_ptr<PendingIo> WritableFile::StartWriteAt(uint64_t offset_bytes,
                                                       std::span<const std::byte> data,

@@ -18,7 +18,7 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-constexpr uint64_t kStagingBytes = uint64_t{16} << 20;
+constexpr uint64_t kStagingBytes = uint64_t{8} << 20;
 
 // Where the first element of `box` is in a tensor that is in memory as a whole.
 int64_t FirstElement(const std::vector<int64_t>& strides, const Box& box) {
@@ -53,8 +53,8 @@ bool IsRange(const Shape& shape, const StoredPiece& piece) {
   return true;
 }
 
-BlockReader::BlockReader(const Checkpoint& source, int io_threads) : source_(source) {
-  options_.io_threads = io_threads;
+BlockReader::BlockReader(const Checkpoint& source) : source_(source) {
+  options_.io_threads = 1;
   options_.allow_unexpected = true;
   options_.staging_bytes = kStagingBytes;
   for (const LogicalTensor& tensor : source.manifest().tensors()) tensors_[tensor.name()] = &tensor;
@@ -131,10 +131,17 @@ absl::Status BlockReader::Load(std::vector<ShardedTensor> wanted) {
       .status();
 }
 
+absl::Status BlockReader::MakeScratch(size_t bytes) {
+  if (scratch_.size_bytes() >= bytes) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(scratch_, AlignedBuffer::Allocate(bytes));
+  return absl::OkStatus();
+}
+
 absl::Status BlockReader::LoadWhole(const OutputTensor& tensor) {
   if (whole_ == tensor.source_name && whole_dtype_ == tensor.dtype) return absl::OkStatus();
   whole_.clear();
-  scratch_.resize(static_cast<size_t>(ElementCount(tensor.shape)) * ElementSize(tensor.dtype));
+  TESSERA_RETURN_IF_ERROR(
+      MakeScratch(static_cast<size_t>(ElementCount(tensor.shape)) * ElementSize(tensor.dtype)));
   TESSERA_RETURN_IF_ERROR(
       LoadShards(tensor, {{.box = WholeBox(tensor.shape), .data = scratch_.data()}}));
   whole_ = tensor.source_name;
@@ -148,7 +155,7 @@ absl::Status BlockReader::LoadBoxes(const OutputTensor& tensor,
   const size_t size = ElementSize(tensor.dtype);
   size_t bytes = 0;
   for (const StoredPiece& piece : pieces) bytes += ElementCount(piece.box.shape) * size;
-  scratch_.resize(bytes);
+  TESSERA_RETURN_IF_ERROR(MakeScratch(bytes));
   std::vector<Shard> shards;
   std::byte* at = scratch_.data();
   for (const StoredPiece& piece : pieces) {

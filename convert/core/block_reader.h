@@ -15,6 +15,7 @@
 #include "checkpoint/include/load_options.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/scan/scan.h"
+#include "checkpoint/storage/aligned_buffer.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/output_file.h"
 
@@ -35,7 +36,8 @@ struct BlockPart {
   LogicalDigest& digest;  // those of the pieces are added
 };
 
-// Reads blocks of tensors of a checkpoint, each as pieces with strides of their own. A tensor of at
+// Reads blocks of tensors of a checkpoint on the caller's thread, with a read in flight while it
+// places what has arrived, each as pieces with strides of their own. A tensor of at
 // most kWholeTensorBytes whose pieces are not ranges of its elements (columns, transposed) is read
 // once and kept until another one is read.
 //
@@ -43,7 +45,7 @@ struct BlockPart {
 // the source must outlive the reader. The cost of a block does not depend on the number of tensors.
 class BlockReader {
  public:
-  BlockReader(const Checkpoint& source, int io_threads);
+  explicit BlockReader(const Checkpoint& source);
 
   // Reads the elements of `pieces`, whose offsets are those in `block`, and adds their digests.
   absl::Status Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,
@@ -57,6 +59,7 @@ class BlockReader {
  private:
   absl::Status LoadShards(const OutputTensor& tensor, std::vector<Shard> shards);
   absl::Status Load(std::vector<ShardedTensor> wanted);
+  absl::Status MakeScratch(size_t bytes);
   // Into scratch_: the tensor, or the boxes of the pieces, one after the other.
   absl::Status LoadWhole(const OutputTensor& tensor);
   absl::Status LoadBoxes(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces);
@@ -69,7 +72,7 @@ class BlockReader {
   ScanBuffers staging_;
   std::vector<std::string> current_;  // the tensors that manifest_ has
   Manifest manifest_;
-  std::vector<std::byte> scratch_;
+  AlignedBuffer scratch_;
   std::string whole_;  // the tensor that is in scratch_; empty: none
   DType whole_dtype_ = DType::kUnspecified;
 };

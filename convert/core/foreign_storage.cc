@@ -20,6 +20,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/box_index.h"
 #include "checkpoint/storage/checks.h"
+#include "convert/core/block_reader.h"
 #include "convert/core/strided_read.h"
 #include "layout/box.h"
 #include "layout/coverage.h"
@@ -189,7 +190,19 @@ struct ForeignStorage::StoredTensor {
 class ForeignStorage::TensorFile final : public ReadableFile {
  public:
   TensorFile(const StoredTensor& tensor, std::vector<std::shared_ptr<ReadableFile>> files)
-      : tensor_(tensor), files_(std::move(files)), strides_(ContiguousStrides(tensor.shape)) {}
+      : tensor_(tensor), files_(std::move(files)), strides_(ContiguousStrides(tensor.shape)) {
+    for (size_t i = 0; i < files_.size(); ++i) {
+      const StoredPiece& piece = tensor.pieces[i];
+      if (!IsRange(tensor.shape, piece)) continue;
+      uint64_t first = 0;
+      for (size_t d = 0; d < strides_.size(); ++d) {
+        first += piece.box.global_offset[d] * strides_[d];
+      }
+      const auto size = static_cast<uint64_t>(tensor.element_bytes);
+      runs_[first * size] = {ElementCount(piece.box.shape) * size, files_[i].get(),
+                             piece.offset_bytes};
+    }
+  }
 
   uint64_t size_bytes() const override {
     return static_cast<uint64_t>(ElementCount(tensor_.shape) * tensor_.element_bytes);
@@ -217,7 +230,46 @@ class ForeignStorage::TensorFile final : public ReadableFile {
     return out.empty() ? absl::OkStatus() : ReadAt(offset_bytes + whole * size, out);
   }
 
+  // What is in one run goes on meanwhile.
+  std::unique_ptr<PendingIo> StartReadAt(uint64_t offset_bytes, std::span<std::byte> out,
+                                         bool original) const override {
+    const std::optional<Run> run = FindRun(offset_bytes);
+    if (!run.has_value() || out.size() > run->bytes) {
+      return ReadableFile::StartReadAt(offset_bytes, out, original);
+    }
+    return WaitToDo([this, read = run->file->StartReadAt(run->offset_bytes, out, original)] {
+      return NameTensor(read->Wait());
+    });
+  }
+  size_t OffsetInPage(uint64_t offset_bytes) const override {
+    const std::optional<Run> run = FindRun(offset_bytes);
+    return run.has_value() ? run->file->OffsetInPage(run->offset_bytes) : 0;
+  }
+
  private:
+  // Bytes of the tensor that are together in a foreign file, too.
+  struct Run {
+    uint64_t bytes;
+    const ReadableFile* file;
+    uint64_t offset_bytes;
+  };
+
+  // The rest of a run, from this offset on.
+  std::optional<Run> FindRun(uint64_t offset_bytes) const {
+    const auto after = runs_.upper_bound(offset_bytes);
+    if (after == runs_.begin()) return std::nullopt;
+    const auto& [begin, run] = *std::prev(after);
+    const uint64_t skipped = offset_bytes - begin;
+    if (skipped >= run.bytes) return std::nullopt;
+    return Run{run.bytes - skipped, run.file, run.offset_bytes + skipped};
+  }
+
+  absl::Status NameTensor(const absl::Status& status) const {
+    if (status.ok()) return status;
+    return absl::Status(status.code(),
+                        absl::StrCat("tensor ", tensor_.name, ": ", status.message()));
+  }
+
   // Elements [first, first + count) in row-major order.
   absl::Status ReadElements(uint64_t first, uint64_t count, std::byte* out) const {
     const auto begin = static_cast<int64_t>(first);
@@ -234,10 +286,7 @@ class ForeignStorage::TensorFile final : public ReadableFile {
                             static_cast<size_t>(tensor_.element_bytes),
                             out + element * tensor_.element_bytes);
       });
-      if (!status.ok()) {
-        return absl::Status(status.code(),
-                            absl::StrCat("tensor ", tensor_.name, ": ", status.message()));
-      }
+      TESSERA_RETURN_IF_ERROR(NameTensor(status));
     }
     return absl::OkStatus();
   }
@@ -245,6 +294,7 @@ class ForeignStorage::TensorFile final : public ReadableFile {
   const StoredTensor& tensor_;
   const std::vector<std::shared_ptr<ReadableFile>> files_;  // parallel to the pieces
   const std::vector<int64_t> strides_;
+  std::map<uint64_t, Run> runs_;  // by where they begin
 };
 
 ForeignStorage::ForeignStorage(std::shared_ptr<Storage> base, std::string_view folder)

@@ -1,6 +1,7 @@
 #include "convert/core/output.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <iterator>
 #include <memory>
@@ -10,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "base/crc32c.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "checkpoint/directory/directory.h"
@@ -24,8 +26,8 @@ namespace tessera::ckpt::convert {
 namespace {
 
 constexpr int64_t kCopyBlockBytes = int64_t{16} << 20;
-// Blocks in work at once: while one waits for the disk, another is copied and digested.
-constexpr int kBlocks = 3;
+// Threads, each with a block that it reads, copies and digests, and one that is being written.
+constexpr int kMaxWorkers = 3;
 
 uint64_t EndOf(const OutputTensor& tensor) {
   return tensor.offset_bytes + static_cast<uint64_t>(tensor.elements) * ElementSize(tensor.dtype);
@@ -34,12 +36,11 @@ uint64_t EndOf(const OutputTensor& tensor) {
 // What one thread keeps from one block to the next.
 class Worker {
  public:
-  Worker(const Checkpoint& source, const OutputOptions& options)
-      : reader_(source, options.io_threads) {}
+  explicit Worker(const Checkpoint& source) : reader_(source) {}
 
   // Reads elements [begin, end) of the tensor as they are in its file, and adds their digest. The
-  // result is valid until the next call; it has the same offset within a page as its bytes in the
-  // file, so that it is written without a copy.
+  // result is to be written with StartWrite(), and has the same offset within a page as its bytes
+  // in the file, so that it is written without a copy.
   absl::StatusOr<std::span<std::byte>> Read(const OutputTensor& tensor, int64_t begin,
                                             int64_t end) {
     LogicalDigest& digest = digests_[tensor.name];
@@ -49,7 +50,7 @@ class Worker {
     const uint64_t skip =
         (tensor.offset_bytes + static_cast<uint64_t>(begin * size)) % kIoAlignmentBytes;
     TESSERA_RETURN_IF_ERROR(MakeRoom(skip + bytes));
-    const std::span<std::byte> block = buffer_.span().subspan(skip, bytes);
+    const std::span<std::byte> block = blocks_[now_].buffer.span().subspan(skip, bytes);
     TESSERA_RETURN_IF_ERROR(
         reader_.Read(tensor, PiecesOf(tensor, begin, end, block), block, digest));
     return block;
@@ -62,7 +63,7 @@ class Worker {
     const uint64_t begin = tensors.front().offset_bytes;
     const uint64_t bytes = EndOf(tensors.back()) - begin, skip = begin % kIoAlignmentBytes;
     TESSERA_RETURN_IF_ERROR(MakeRoom(skip + bytes));
-    const std::span<std::byte> block = buffer_.span().subspan(skip, bytes);
+    const std::span<std::byte> block = blocks_[now_].buffer.span().subspan(skip, bytes);
     std::vector<BlockPart> together, alone;
     uint64_t end = begin;
     for (const OutputTensor& tensor : tensors) {
@@ -85,12 +86,38 @@ class Worker {
     return block;
   }
 
+  // Starts to write what was read last, and leaves it alone until that has ended.
+  void StartWrite(WritableFile& out, uint64_t offset_bytes, std::span<const std::byte> block) {
+    blocks_[now_].write = out.StartWriteAt(offset_bytes, block, {});
+  }
+
+  // Waits for all writes.
+  absl::Status FinishWrites() {
+    absl::Status status = FinishWrite(blocks_[1 - now_]);
+    status.Update(FinishWrite(blocks_[now_]));
+    return status;
+  }
+
   const DigestsByName& digests() const { return digests_; }
 
  private:
+  struct Block {
+    AlignedBuffer buffer;
+    std::unique_ptr<PendingIo> write;  // null: nothing of it is being written
+  };
+
+  static absl::Status FinishWrite(Block& block) {
+    const std::unique_ptr<PendingIo> write = std::move(block.write);
+    return write != nullptr ? write->Wait() : absl::OkStatus();
+  }
+
+  // In the block that was written before the last one.
   absl::Status MakeRoom(size_t bytes) {
-    if (buffer_.size_bytes() >= bytes) return absl::OkStatus();
-    TESSERA_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Allocate(bytes + kIoAlignmentBytes));
+    now_ = 1 - now_;
+    TESSERA_RETURN_IF_ERROR(FinishWrite(blocks_[now_]));
+    AlignedBuffer& buffer = blocks_[now_].buffer;
+    if (buffer.size_bytes() >= bytes) return absl::OkStatus();
+    TESSERA_ASSIGN_OR_RETURN(buffer, AlignedBuffer::Allocate(bytes + kIoAlignmentBytes));
     return absl::OkStatus();
   }
 
@@ -114,7 +141,8 @@ class Worker {
   }
 
   BlockReader reader_;
-  AlignedBuffer buffer_;
+  std::array<Block, 2> blocks_;
+  size_t now_ = 0;
   DigestsByName digests_;
 };
 
@@ -122,13 +150,39 @@ class Worker {
 class Workers {
  public:
   Workers(const Checkpoint& source, const OutputOptions& options) {
-    for (int w = 0; w < kBlocks; ++w) workers_.push_back(std::make_unique<Worker>(source, options));
+    const int count = std::clamp(options.io_threads, 1, kMaxWorkers);
+    for (int w = 0; w < count; ++w) workers_.push_back(std::make_unique<Worker>(source));
   }
 
-  // Runs task(worker, i) for each i below `count`.
+  // Runs task(worker, i) for each i below `count`, and finishes what it started to write. The error
+  // is that of the lowest i with which a worker came upon one.
   template <typename Task>
   absl::Status Run(size_t count, const Task& task) {
-    return RunTasks(kBlocks, count, [&](int w, size_t i) { return task(*workers_[w], i); });
+    Mutex mutex;
+    size_t next = 0, failed = count;
+    absl::Status error;
+    const auto work = [&](int, size_t w) {
+      const auto fail = [&](size_t i, absl::Status status) {
+        const MutexLock lock(&mutex);
+        if (status.ok() || i >= failed) return;
+        failed = i;
+        error = std::move(status);
+      };
+      size_t last = 0;
+      while (true) {
+        {
+          const MutexLock lock(&mutex);
+          if (next == count || failed < count) break;
+          last = next++;
+        }
+        fail(last, task(*workers_[w], last));
+      }
+      fail(last, workers_[w]->FinishWrites());
+      return absl::OkStatus();
+    };
+    const auto threads = static_cast<int>(workers_.size());
+    TESSERA_RETURN_IF_ERROR(RunTasks(threads, workers_.size(), work));
+    return error;
   }
 
   DigestsByName Digests() const {
@@ -269,7 +323,9 @@ class Writer {
                              worker.Read(tensor, task.begin, task.end));
     const uint64_t at = static_cast<uint64_t>(task.begin) * ElementSize(tensor.dtype);
     if (HasCrc32(file)) result.crcs.push_back({ExtendZipCrc32(0, block), block.size()});
-    return WriteAt(tensor.offset_bytes + at, block, out);
+    worker.StartWrite(out, tensor.offset_bytes + at, block);
+    progress_.Advance(block.size());
+    return absl::OkStatus();
   }
 
   absl::Status WriteSpans(const OutputFile& file, const Task& task, Worker& worker,
@@ -289,15 +345,10 @@ class Writer {
         PlaceInBlock(records, begin, block);
         std::ranges::move(records, std::back_inserter(result.outside));
       }
-      TESSERA_RETURN_IF_ERROR(WriteAt(begin, block, out));
+      worker.StartWrite(out, begin, block);
+      progress_.Advance(block.size());
       first = last;
     }
-    return absl::OkStatus();
-  }
-
-  absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> bytes, WritableFile& out) {
-    TESSERA_RETURN_IF_ERROR(out.WriteAt(offset_bytes, bytes));
-    progress_.Advance(bytes.size());
     return absl::OkStatus();
   }
 
@@ -315,7 +366,8 @@ class Writer {
     if (file.finish != nullptr) std::ranges::move(file.finish(crc32), std::back_inserter(rest));
     for (const OutputBytes& bytes : Joined(std::move(rest))) {
       TESSERA_RETURN_IF_ERROR(
-          WriteAt(bytes.offset_bytes, std::as_bytes(std::span(bytes.bytes)), out));
+          out.WriteAt(bytes.offset_bytes, std::as_bytes(std::span(bytes.bytes))));
+      progress_.Advance(bytes.bytes.size());
     }
     return absl::OkStatus();
   }

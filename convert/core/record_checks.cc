@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
+#include "checkpoint/storage/checks.h"
 #include "zlib.h"
 
 namespace tessera::ckpt::convert {
@@ -179,16 +180,31 @@ class CheckedStorage::File final : public ChecksummedFile {
       : base_(std::move(base)), name_(std::move(name)), records_(std::move(records)) {}
 
   absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
-    TESSERA_RETURN_IF_ERROR(base_->ReadAt(offset_bytes, out));
-    const absl::Status checked = records_->Check(offset_bytes, out);
-    if (checked.ok()) return checked;
-    return absl::Status(checked.code(), absl::StrCat(name_, ": ", checked.message()));
+    return Check(base_->ReadAt(offset_bytes, out), offset_bytes, out);
+  }
+  std::unique_ptr<PendingIo> StartReadAt(uint64_t offset_bytes, std::span<std::byte> out,
+                                         bool original) const override {
+    return WaitToDo(
+        [this, offset_bytes, out, read = base_->StartReadAt(offset_bytes, out, original)] {
+          return Check(read->Wait(), offset_bytes, out);
+        });
+  }
+  size_t OffsetInPage(uint64_t offset_bytes) const override {
+    return base_->OffsetInPage(offset_bytes);
   }
   uint64_t size_bytes() const override { return base_->size_bytes(); }
   void AddRecord(StoredRecord record) const override { records_->Add(std::move(record)); }
   void AddUnchecked() const override { records_->AddUnchecked(); }
 
  private:
+  absl::Status Check(const absl::Status& read, uint64_t offset_bytes,
+                     std::span<const std::byte> bytes) const {
+    TESSERA_RETURN_IF_ERROR(read);
+    const absl::Status checked = records_->Check(offset_bytes, bytes);
+    if (checked.ok()) return checked;
+    return absl::Status(checked.code(), absl::StrCat(name_, ": ", checked.message()));
+  }
+
   const std::unique_ptr<ReadableFile> base_;
   const std::string name_;
   const std::shared_ptr<FileRecords> records_;

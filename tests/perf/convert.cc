@@ -13,6 +13,8 @@
 // fp32 weights of a Llama of 340 million parameters, from Hugging Face's files. Nothing of it is
 // transposed; Megatron's queries, keys and values of each group of heads are one tensor.
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -85,10 +87,12 @@ class Measurement {
       }
     }
     TESSERA_RETURN_IF_ERROR(MakeSources(formats));
+    sync();  // nothing of it is written while something is measured
     TESSERA_ASSIGN_OR_RETURN(best_, FindRawDiskShapes(directory_, source_bytes_));
     TESSERA_ASSIGN_OR_RETURN(RawDiskFile raw, RawDiskFile::Create(directory_, source_bytes_));
     TESSERA_RETURN_IF_ERROR(ForEachRound(absl::GetFlag(FLAGS_rounds), [&](int) -> absl::Status {
       for (const std::string& format : formats) {
+        std::fprintf(stderr, "  %s\n", format.c_str());
         TESSERA_RETURN_IF_ERROR(MeasureFormat(format, raw));
       }
       return absl::OkStatus();
