@@ -12,20 +12,18 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/include/process_group.h"
 
 namespace tessera::ckpt {
 
 // A group that records its first error and returns it from every later call: after an error, ranks
 // may be at different operations, and a message would be matched with the wrong one.
-class WatchedGroup final : public ProcessGroup {
+class WatchedGroup final : public ForwardingGroup {
  public:
-  explicit WatchedGroup(ProcessGroup& base) : base_(base) {}
+  using ForwardingGroup::ForwardingGroup;
 
   const absl::Status& status() const { return status_; }
-
-  int rank() const override { return base_.rank(); }
-  int size() const override { return base_.size(); }
 
   absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
                                                   absl::Duration deadline) override {
@@ -75,7 +73,6 @@ class WatchedGroup final : public ProcessGroup {
     return status_;
   }
 
-  ProcessGroup& base_;
   absl::Status status_;
 };
 

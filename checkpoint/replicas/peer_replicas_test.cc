@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/testing/temporary_directory.h"
@@ -295,7 +296,7 @@ class NoisyGroup final : public ForwardingGroup {
     if (data.size() < 100000) return ForwardingGroup::StartSend(data, destination);
     sent_.assign(data.begin(), data.end());
     sent_.back() ^= std::byte{1};
-    return ForwardingGroup::StartSend(sent_, destination);
+    return base_.StartSend(sent_, destination);
   }
 
  private:

@@ -43,6 +43,12 @@ namespace {
 constexpr size_t kMaxOpenFiles = 32;
 // Limit of the buffers for reading the source.
 constexpr uint64_t kMaxStagingBytes = uint64_t{64} << 20;
+// Memory for each thread, if there is as much: small windows read more chunks twice.
+constexpr uint64_t kWorkerBytes = uint64_t{32} << 20;
+
+// For the chunks of the source that neighbouring windows share.
+uint64_t EndBytes(const RewriteOptions& options) { return options.memory_bytes / 8; }
+
 // The unit of checksumming and digesting: fits into the second-level cache. A multiple of every
 // element size.
 constexpr uint64_t kBlockBytes = 128 << 10;
@@ -91,7 +97,11 @@ class Rewriter {
  public:
   Rewriter(const Checkpoint& source, const RewritePlan& plan, Storage& storage,
            const RewriteOptions& options)
-      : source_(source), plan_(plan), storage_(storage), options_(options) {}
+      : source_(source),
+        plan_(plan),
+        storage_(storage),
+        options_(options),
+        ends_(EndBytes(options)) {}
 
   // Runs before anything is written.
   absl::Status Check() {
@@ -108,10 +118,14 @@ class Rewriter {
   absl::Status WriteFiles(const SaveTarget& target) {
     target_ = target;
     for (const DataFile& file : plan_.save.manifest.files()) total_bytes_ += file.size_bytes();
-    // Each can read a chunk.
+    // Each can read a chunk, and has a window of some size.
     const uint64_t most = StagingBytes() / LargestChunk(source_.manifest(), plan_.save.manifest);
-    workers_.resize(std::clamp<uint64_t>(most, 1, options_.io_threads));
-    for (Worker& worker : workers_) worker.digests.resize(plan_.save.manifest.tensors_size());
+    const uint64_t wanted = std::clamp<uint64_t>(options_.memory_bytes / kWorkerBytes, 2, 64);
+    workers_.resize(std::clamp<uint64_t>(std::min(most, wanted), 1, options_.io_threads));
+    for (Worker& worker : workers_) {
+      worker.digests.resize(plan_.save.manifest.tensors_size());
+      worker.staging.ends = &ends_;
+    }
     TESSERA_RETURN_IF_ERROR(ListFiles());
     size_t first = 0;
     while (first < files_.size()) {
@@ -142,6 +156,7 @@ class Rewriter {
   RewriteReport report() const {
     RewriteReport report = report_;
     for (const Worker& worker : workers_) report.bytes_read += worker.bytes_read;
+    report.bytes_read -= ends_.found_bytes();
     const MutexLock lock(&mutex_);
     report.bytes_written = bytes_written_;
     return report;
@@ -201,7 +216,9 @@ class Rewriter {
   // Threads, each with windows that it fills and writes.
   int Workers() const { return static_cast<int>(workers_.size()); }
   // What each of them has.
-  uint64_t WindowBytes() const { return (options_.memory_bytes - StagingBytes()) / Workers(); }
+  uint64_t WindowBytes() const {
+    return (options_.memory_bytes - StagingBytes() - EndBytes(options_)) / Workers();
+  }
 
   // Number of files from `first` on that are written in parallel: all of one chunk size.
   size_t GroupSize(size_t first) const {
@@ -271,8 +288,8 @@ class Rewriter {
     for (int w = 0; w < workers; ++w) {
       TESSERA_ASSIGN_OR_RETURN(workers_[w].windows, AlignedBuffer::Allocate(stride * count));
     }
-    report_.buffer_bytes =
-        std::max(report_.buffer_bytes, workers * stride * count + StagingBytes());
+    report_.buffer_bytes = std::max(report_.buffer_bytes,
+                                    workers * stride * count + StagingBytes() + EndBytes(options_));
     TESSERA_RETURN_IF_ERROR(RunTasks(workers, rounds, [&](int w, size_t round) {
       const std::vector<Window> windows =
           CutWindows(files, round * each, each, stride, workers_[w].windows.data());
@@ -411,6 +428,7 @@ class Rewriter {
   SaveTarget target_;
   std::vector<uint32_t> saved_tensor_;  // by planned tensor
   std::vector<PlannedFile> files_;      // by index into Manifest.files
+  EndChunks ends_;
   std::vector<Worker> workers_;
   WriteReport write_report_;
   uint64_t total_bytes_ = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -153,13 +154,92 @@ void Scanner::ReportDamage(uint32_t file_index, const std::function<Damage()>& d
   options_.on_damage(std::move(damage));
 }
 
+std::shared_ptr<const std::string> EndChunks::Find(const std::string& file,
+                                                   const FilePiece& chunk) {
+  const MutexLock lock(&mutex_);
+  for (const Kept& kept : kept_) {
+    if (kept.begin != chunk.begin || kept.bytes->size() != chunk.size() || kept.file != file) {
+      continue;
+    }
+    found_bytes_ += chunk.size();
+    return kept.bytes;
+  }
+  return nullptr;
+}
+
+void EndChunks::Keep(const std::string& file, const FilePiece& chunk, const std::byte* data) {
+  if (chunk.size() > max_bytes_) return;
+  std::shared_ptr<std::string> bytes;
+  {
+    const MutexLock lock(&mutex_);
+    for (kept_bytes_ += chunk.size(); kept_bytes_ > max_bytes_ && !kept_.empty();
+         kept_.pop_front()) {
+      kept_bytes_ -= kept_.front().bytes->size();
+      // Filling new memory costs more.
+      if (kept_.front().bytes.use_count() == 1) bytes = std::move(kept_.front().bytes);
+    }
+  }
+  if (bytes == nullptr) bytes = std::make_shared<std::string>();
+  bytes->assign(reinterpret_cast<const char*>(data), chunk.size());
+  const MutexLock lock(&mutex_);
+  kept_.push_back({file, chunk.begin, std::move(bytes)});
+}
+
+uint64_t EndChunks::found_bytes() const {
+  const MutexLock lock(&mutex_);
+  return found_bytes_;
+}
+
+FilePiece Scanner::FirstChunk(const FilePiece& range) const {
+  const uint64_t chunk_bytes = manifest_.files(static_cast<int>(range.file_index)).chunk_bytes();
+  return {range.file_index, range.begin, std::min(range.end, range.begin + chunk_bytes)};
+}
+
+FilePiece Scanner::LastChunk(const FilePiece& range) const {
+  const uint64_t chunk_bytes = manifest_.files(static_cast<int>(range.file_index)).chunk_bytes();
+  return {range.file_index, (range.end - 1) / chunk_bytes * chunk_bytes, range.end};
+}
+
+absl::Status Scanner::TakeEnds(EndChunks& ends, const ChunkFunction& function,
+                               FilePiece& range) const {
+  const std::string& file = manifest_.files(static_cast<int>(range.file_index)).path();
+  const auto take = [&](const FilePiece& chunk) -> absl::StatusOr<bool> {
+    const std::shared_ptr<const std::string> bytes = ends.Find(file, chunk);
+    if (bytes == nullptr) return false;
+    TESSERA_RETURN_IF_ERROR(function(0, chunk, reinterpret_cast<const std::byte*>(bytes->data())));
+    return true;
+  };
+  TESSERA_ASSIGN_OR_RETURN(const bool first, take(FirstChunk(range)));
+  if (first) range.begin = FirstChunk(range).end;
+  if (range.begin == range.end) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const bool last, take(LastChunk(range)));
+  if (last) range.end = LastChunk(range).begin;
+  return absl::OkStatus();
+}
+
 absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction& function,
                           ScanBuffers* kept) const {
+  ScanBuffers own;
+  ScanBuffers& left = kept != nullptr ? *kept : own;
+  EndChunks* const ends = left.ends;
+  std::set<std::pair<uint32_t, uint64_t>> to_keep;  // files and beginnings of chunks
+  const ChunkFunction keep = [&](int worker, const FilePiece& chunk, const std::byte* data) {
+    if (to_keep.contains({chunk.file_index, chunk.begin})) {
+      ends->Keep(manifest_.files(static_cast<int>(chunk.file_index)).path(), chunk, data);
+    }
+    return function(worker, chunk, data);
+  };
   std::vector<FilePiece> pieces;
   uint64_t largest = 0;
   size_t room = 0;  // before a piece, so that it is at its place in a page
   int workers = options_.io_threads;
-  for (const FilePiece& range : ranges) {
+  for (FilePiece range : ranges) {
+    if (ends != nullptr && range.size() > 0) {
+      TESSERA_RETURN_IF_ERROR(TakeEnds(*ends, function, range));
+      if (range.size() == 0) continue;
+      to_keep.emplace(range.file_index, FirstChunk(range).begin);
+      to_keep.emplace(range.file_index, LastChunk(range).begin);
+    }
     const PieceLayout layout =
         LayOutPieces(manifest_.files(static_cast<int>(range.file_index)).chunk_bytes(),
                      options_.io_threads, options_.staging_bytes);
@@ -173,8 +253,7 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
   workers = static_cast<int>(std::min<size_t>(workers, pieces.size()));
   const uint64_t affordable = options_.staging_bytes / std::max<uint64_t>(workers * largest, 1);
   const size_t each = std::clamp<uint64_t>(affordable, 1, kPiecesPerWorker);
-  ScanBuffers own;
-  ScanBuffers& buffers = kept != nullptr ? *kept : own;
+  std::vector<AlignedBuffer>& buffers = left.buffers;
   buffers.resize(std::max<size_t>(buffers.size(), workers * each));
   std::vector<std::byte*> free;
   for (size_t b = 0; b < workers * each; ++b) {
@@ -211,8 +290,8 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
       now->read.reset();
       std::optional<Started> then = each > 1 ? start() : std::nullopt;
       const FilePiece& piece = pieces[now->index];
-      absl::Status finished =
-          FinishPiece(read, piece, now->buffer + OffsetInPage(piece), worker, function);
+      absl::Status finished = FinishPiece(read, piece, now->buffer + OffsetInPage(piece), worker,
+                                          ends != nullptr ? keep : function);
       {
         const MutexLock lock(&mutex);
         free.push_back(now->buffer);

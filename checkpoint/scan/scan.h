@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -69,9 +70,39 @@ using ChunkFunction =
 // How many pieces a thread has: one in flight, one that has arrived.
 inline constexpr size_t kPiecesPerWorker = 2;
 
-// Buffers that one scan leaves to the next, since filling new memory costs more than reading into
-// it. Not for two scans at a time.
-using ScanBuffers = std::vector<AlignedBuffer>;
+// Checked chunks at the ends of ranges, kept for other scans of the same checkpoint: where ranges
+// are cut without regard to chunks, neighbours share them. The first ones make room for others.
+// Thread-safe.
+class EndChunks {
+ public:
+  explicit EndChunks(uint64_t max_bytes) : max_bytes_(max_bytes) {}
+
+  // Null where the chunk of the file is not kept.
+  std::shared_ptr<const std::string> Find(const std::string& file, const FilePiece& chunk);
+  void Keep(const std::string& file, const FilePiece& chunk, const std::byte* data);
+  // Bytes that Find() has returned, which nobody had to read again.
+  uint64_t found_bytes() const;
+
+ private:
+  struct Kept {
+    std::string file;
+    uint64_t begin;
+    std::shared_ptr<std::string> bytes;
+  };
+
+  const uint64_t max_bytes_;
+  mutable Mutex mutex_;
+  std::deque<Kept> kept_ ABSL_GUARDED_BY(mutex_);
+  uint64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t found_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// What one scan leaves to the next: buffers, since filling new memory costs more than reading into
+// it, and chunks. Not for two scans at a time, but for the chunks.
+struct ScanBuffers {
+  std::vector<AlignedBuffer> buffers;
+  EndChunks* ends = nullptr;
+};
 
 // Reads data files of one checkpoint: every requested byte once, in pieces of 4 MiB or one chunk,
 // past the page cache. Each thread has one read in flight, also while it checks and hands over the
@@ -129,6 +160,10 @@ class Scanner {
   void OpenOne(uint32_t file_index, Problems& problems);
   void AddOne(uint32_t file_index, std::unique_ptr<ReadableFile> file, Problems& problems);
   size_t OffsetInPage(const FilePiece& piece) const;
+  FilePiece FirstChunk(const FilePiece& range) const;
+  FilePiece LastChunk(const FilePiece& range) const;
+  // Hands over the chunks at the ends of a range that are kept, and cuts them off.
+  absl::Status TakeEnds(EndChunks& ends, const ChunkFunction& function, FilePiece& range) const;
   absl::Status CheckChunk(const FilePiece& chunk, std::span<std::byte> data) const;
 
   Storage& storage_;

@@ -164,9 +164,11 @@ class StartedReads final : public ForwardingStorage {
     std::unique_ptr<PendingIo> StartReadAt(uint64_t at, std::span<std::byte> out,
                                            bool original) const override {
       EXPECT_TRUE(original);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(out.data()) % kIoAlignmentBytes, OffsetInPage(at));
       ++counts.now_;
       return std::make_unique<Read>(counts, *base, at, out);
     }
+    size_t OffsetInPage(uint64_t at) const override { return (at + 1000) % kIoAlignmentBytes; }
     uint64_t size_bytes() const override { return base->size_bytes(); }
     const std::unique_ptr<ReadableFile> base;
     StartedReads& counts;
@@ -200,6 +202,31 @@ TEST_F(ScanTest, EachThreadHasItsNextReadInFlightAsFarAsMemoryGoes) {
     };
     EXPECT_TRUE(absl::IsAborted(scanner.Run(chunks, refuse)));
     EXPECT_EQ(reads.now(), 0);
+  }
+}
+
+TEST_F(ScanTest, ChunksAtTheEndsOfRangesAreKeptForOtherScans) {
+  for (const uint64_t max_bytes : {uint64_t{2} * kChunkBytes, uint64_t{kChunkBytes}, uint64_t{1}}) {
+    EndChunks ends(max_bytes);
+    std::string seen(all_.size(), '?');
+    for (const FilePiece& range :
+         {FilePiece{0, 0, 256}, {0, 192, 320}, {0, 192, 256}, {1, 192, 256}}) {
+      std::vector<uint64_t> chunks;
+      Scanner scanner(storage_, "c", manifest_, {.io_threads = 1});
+      ASSERT_TRUE(scanner.OpenAll().ok());
+      ScanBuffers buffers = {.ends = &ends};
+      const auto see = [&](int, const FilePiece& chunk, const std::byte* data) {
+        std::memcpy(seen.data() + chunk.file_index * 600 + chunk.begin, data, chunk.size());
+        chunks.push_back(chunk.begin);
+        return absl::OkStatus();
+      };
+      ASSERT_TRUE(scanner.Run({&range, 1}, see, &buffers).ok());
+      EXPECT_EQ(chunks.size(), range.size() / kChunkBytes);
+    }
+    EXPECT_EQ(seen.substr(0, 320), all_.substr(0, 320));
+    EXPECT_EQ(seen.substr(792, 64), all_.substr(792, 64));
+    // The second range pushes a chunk out, without which the third one's is read where one is kept.
+    EXPECT_EQ(ends.found_bytes() / kChunkBytes, max_bytes / kChunkBytes);
   }
 }
 

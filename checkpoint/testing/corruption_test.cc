@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/crc32c.h"
+#include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/directory/damage.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/test_seed.h"
+#include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"

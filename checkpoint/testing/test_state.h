@@ -171,32 +171,6 @@ inline StateDict OneTensor(std::vector<float>& elements, const std::string& name
       {{.name = name, .global_shape = {size}, .shards = {Shard::Of(elements, WholeBox({size}))}}}};
 }
 
-// Forwards everything, for groups that do something besides.
-class ForwardingGroup : public ProcessGroup {
- public:
-  explicit ForwardingGroup(ProcessGroup& base) : base_(base) {}
-  int rank() const override { return base_.rank(); }
-  int size() const override { return base_.size(); }
-  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
-                                                  absl::Duration deadline) override {
-    return base_.Gather(mine, deadline);
-  }
-  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
-                                        absl::Duration deadline) override {
-    return base_.Broadcast(from_rank_0, deadline);
-  }
-  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
-                                            int destination) override {
-    return base_.StartSend(data, destination);
-  }
-  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
-    return base_.StartReceive(data, source);
-  }
-
- private:
-  ProcessGroup& base_;
-};
-
 }  // namespace tessera::ckpt
 
 #endif  // TESSERA_CHECKPOINT_TESTING_TEST_STATE_H_

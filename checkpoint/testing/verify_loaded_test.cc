@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/test_seed.h"
+#include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/checkpoint.h"
@@ -143,7 +144,7 @@ class VerifyLoadedTest : public testing::Test {
   std::vector<WholeTensor> tensors_;
 };
 
-// Flips bits of received messages.
+// Forwards everything, and flips bits of received messages.
 class FlippingGroup final : public ForwardingGroup {
  public:
   FlippingGroup(ProcessGroup& base, std::string_view where)

@@ -53,7 +53,8 @@ bool IsRange(const Shape& shape, const StoredPiece& piece) {
   return true;
 }
 
-BlockReader::BlockReader(const Checkpoint& source) : source_(source) {
+BlockReader::BlockReader(const Checkpoint& source, EndChunks& ends) : source_(source) {
+  staging_.ends = &ends;
   options_.io_threads = 1;
   options_.allow_unexpected = true;
   options_.staging_bytes = kStagingBytes;

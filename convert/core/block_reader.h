@@ -41,11 +41,13 @@ struct BlockPart {
 // most kWholeTensorBytes whose pieces are not ranges of its elements (columns, transposed) is read
 // once and kept until another one is read.
 //
+// Readers of neighbouring blocks share chunks through `ends`, which must outlive them.
+//
 // Memory: the buffers of a load, and either such a tensor or a copy of the block. Not thread-safe;
 // the source must outlive the reader. The cost of a block does not depend on the number of tensors.
 class BlockReader {
  public:
-  explicit BlockReader(const Checkpoint& source);
+  BlockReader(const Checkpoint& source, EndChunks& ends);
 
   // Reads the elements of `pieces`, whose offsets are those in `block`, and adds their digests.
   absl::Status Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,

@@ -41,6 +41,11 @@ class CountingStorage final : public ForwardingStorage {
       counts_.largest = std::max<uint64_t>(counts_.largest, out.size());
       return file_->ReadAt(offset_bytes, out);
     }
+    std::unique_ptr<PendingIo> StartReadAt(uint64_t offset_bytes, std::span<std::byte> out,
+                                           bool original) const override {
+      ++counts_.started;
+      return ReadableFile::StartReadAt(offset_bytes, out, original);
+    }
     uint64_t size_bytes() const override { return file_->size_bytes(); }
 
    private:
@@ -58,7 +63,7 @@ class CountingStorage final : public ForwardingStorage {
 
   MemoryStorage& memory;
   uint64_t reads = 0, bytes = 0;
-  std::atomic<uint64_t> largest = 0;
+  std::atomic<uint64_t> largest = 0, started = 0;
 
  private:
   explicit CountingStorage(std::unique_ptr<MemoryStorage> files)
@@ -213,13 +218,43 @@ TEST(ForeignStorageTest, AnyPartOfAnyLayoutIsWhatTheOracleHas) {
       const int64_t begin = part == 0 ? 0 : generator.Below(total + 1);
       const int64_t size = part == 0 ? total : generator.Below(total - begin + 1);
       std::string found(size, 'x');
-      const absl::Status read = (*file)->ReadAt(begin, std::as_writable_bytes(std::span(found)));
+      const std::span out = std::as_writable_bytes(std::span(found));
+      const absl::Status read = part % 2 == 0 ? (*file)->ReadAt(begin, out)
+                                              : (*file)->StartReadAt(begin, out, false)->Wait();
       ASSERT_TRUE(read.ok()) << read;
       ASSERT_EQ(found, made.expected.substr(begin, size)) << "round " << round;
     }
     std::byte beyond[1];
     EXPECT_EQ((*file)->ReadAt(made.expected.size(), beyond).code(), absl::StatusCode::kDataLoss);
   }
+}
+
+// What is together in a foreign file is in flight before it is awaited, and needs no copy where it
+// lies in a page as it does in the file.
+TEST(ForeignStorageTest, RangesOfAFileAreReadInFlight) {
+  const std::string contents = Pattern(1000, 1);
+  const auto base = StoreFiles({{"a", contents}});
+  const auto storage =
+      ForeignStorage::Create(base, "run",
+                             {.format = "test",
+                              .tensors = {{.name = "w",
+                                           .dtype = DType::kU8,
+                                           .shape = {4, 6},
+                                           .pieces = {{{{0, 0}, {2, 6}}, "a", 100, {6, 1}},
+                                                      {{{2, 0}, {2, 6}}, "a", 30, {1, 2}}}}}});
+  ASSERT_TRUE(storage.ok()) << storage.status();
+  const auto file = (*storage)->Open("tensor-00000");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ((*file)->OffsetInPage(3), 103);
+  std::string found(9, 'x');
+  const std::span out = std::as_writable_bytes(std::span(found));
+  const auto read = (*file)->StartReadAt(3, out, false);
+  EXPECT_EQ(base->started, 1);
+  EXPECT_TRUE(read->Wait().ok());
+  EXPECT_EQ(found, contents.substr(103, 9));
+  EXPECT_TRUE((*file)->StartReadAt(4, out, false)->Wait().ok());  // of both pieces
+  EXPECT_EQ(base->started, 1);
+  EXPECT_EQ(found, contents.substr(104, 8) + contents[30]);
 }
 
 // 16 MiB that are stored transposed: few reads, none larger than the buffer, and little more than

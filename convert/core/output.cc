@@ -25,9 +25,11 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-constexpr int64_t kCopyBlockBytes = int64_t{16} << 20;
+constexpr int64_t kCopyBlockBytes = int64_t{8} << 20;
 // Threads, each with a block that it reads, copies and digests, and one that is being written.
 constexpr int kMaxWorkers = 3;
+// For chunks of the source that neighbouring blocks share.
+constexpr uint64_t kEndBytes = uint64_t{24} << 20;
 
 uint64_t EndOf(const OutputTensor& tensor) {
   return tensor.offset_bytes + static_cast<uint64_t>(tensor.elements) * ElementSize(tensor.dtype);
@@ -36,7 +38,7 @@ uint64_t EndOf(const OutputTensor& tensor) {
 // What one thread keeps from one block to the next.
 class Worker {
  public:
-  explicit Worker(const Checkpoint& source) : reader_(source) {}
+  Worker(const Checkpoint& source, EndChunks& ends) : reader_(source, ends) {}
 
   // Reads elements [begin, end) of the tensor as they are in its file, and adds their digest. The
   // result is to be written with StartWrite(), and has the same offset within a page as its bytes
@@ -151,7 +153,7 @@ class Workers {
  public:
   Workers(const Checkpoint& source, const OutputOptions& options) {
     const int count = std::clamp(options.io_threads, 1, kMaxWorkers);
-    for (int w = 0; w < count; ++w) workers_.push_back(std::make_unique<Worker>(source));
+    for (int w = 0; w < count; ++w) workers_.push_back(std::make_unique<Worker>(source, ends_));
   }
 
   // Runs task(worker, i) for each i below `count`, and finishes what it started to write. The error
@@ -194,6 +196,7 @@ class Workers {
   }
 
  private:
+  EndChunks ends_{kEndBytes};
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 

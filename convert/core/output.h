@@ -28,10 +28,10 @@ struct OutputOptions {
 // Writes the files into a directory, which must exist, syncs them and the directory, and returns
 // the digests of the tensors as they were written, by their names in the files.
 //
-// Up to three threads work at once, each on a block of 16 MiB that it reads while its last one is
+// Up to three threads work at once, each on a block of 8 MiB that it reads while its last one is
 // written. After the first error no further block begins, and all threads have ended on return.
 // Memory: for each of them the two blocks, 8 MiB for reading, and a tensor of up to 32 MiB where
-// its elements are rearranged.
+// its elements are rearranged; 24 MiB for what blocks share.
 //
 // Errors: those of the storages; FailedPrecondition for a tensor that the source does not have with
 // that shape, or has in a dtype that is not converted; DataLoss for damage of the source.

@@ -57,7 +57,9 @@ class RecordChecksTest : public ::testing::Test {
     std::vector<absl::Status> statuses(ranges.size());
     EXPECT_TRUE(RunTasks(4, ranges.size(), [&](int, size_t i) {
                   std::vector<std::byte> bytes(ranges[i].end - ranges[i].begin);
-                  statuses[i] = file.ReadAt(ranges[i].begin, bytes);
+                  statuses[i] = i % 2 == 0
+                                    ? file.ReadAt(ranges[i].begin, bytes)
+                                    : file.StartReadAt(ranges[i].begin, bytes, false)->Wait();
                   return absl::OkStatus();
                 }).ok());
     return statuses;

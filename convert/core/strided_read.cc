@@ -1,6 +1,8 @@
 #include "convert/core/strided_read.h"
 
 #include <algorithm>
+#include <array>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -39,21 +41,28 @@ std::vector<StridedDim> Normalize(std::vector<StridedDim> dims) {
 }
 
 // What one read leaves to the thread's next one: filling new memory costs more than copying from
-// it. At most kStridedBufferBytes, until the thread ends.
-thread_local AlignedBuffer kept_buffer;
+// it. At most kStridedBufferBytes and a page each, until the thread ends.
+thread_local std::array<AlignedBuffer, 2> kept_buffers;
 
 class StridedReader {
  public:
   StridedReader(const ReadableFile& file, size_t element_bytes)
       : file_(file),
         size_(static_cast<int64_t>(element_bytes)),
-        buffer_(std::exchange(kept_buffer, AlignedBuffer())) {}
+        buffers_(std::exchange(kept_buffers, {})) {}
   StridedReader(const StridedReader&) = delete;
   StridedReader& operator=(const StridedReader&) = delete;
   ~StridedReader() {
-    if (buffer_.size_bytes() > kept_buffer.size_bytes()) kept_buffer = std::move(buffer_);
+    last_.read.reset();
+    kept_buffers = std::move(buffers_);
   }
 
+  absl::Status ReadAll(Dims dims, uint64_t offset_bytes, std::byte* memory) {
+    TESSERA_RETURN_IF_ERROR(Read(dims, offset_bytes, memory));
+    return FinishLast();
+  }
+
+ private:
   absl::Status Read(Dims dims, uint64_t offset_bytes, std::byte* memory) {
     if (dims.empty() || (dims.size() == 1 && dims[0].from_stride == 1 && dims[0].to_stride == 1)) {
       return file_.ReadAt(offset_bytes, {memory, static_cast<size_t>(Count(dims) * size_)});
@@ -76,7 +85,6 @@ class StridedReader {
     return absl::OkStatus();
   }
 
- private:
   // The number of indices of the outermost dim that one covering range is read for; 0 if the inner
   // dims are better read on their own.
   int64_t IndicesTogether(Dims dims) const {
@@ -92,20 +100,44 @@ class StridedReader {
     return together == 1 && outer.extent > 1 && dims.size() > 1 ? 0 : together;
   }
 
+  // Starts to read a range, and copies from the one before meanwhile.
   absl::Status ReadCovering(Dims dims, uint64_t offset_bytes, std::byte* memory) {
-    const size_t bytes = static_cast<size_t>(Span(dims) * size_);
-    if (buffer_.span().size() < bytes) {
-      TESSERA_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Allocate(bytes));
+    const auto bytes = static_cast<size_t>(Span(dims) * size_);
+    const size_t place = file_.OffsetInPage(offset_bytes);
+    AlignedBuffer& buffer = buffers_[next_];
+    if (buffer.size_bytes() < place + bytes) {
+      TESSERA_ASSIGN_OR_RETURN(buffer, AlignedBuffer::Allocate(bytes + kIoAlignmentBytes));
     }
-    const std::span<std::byte> range = buffer_.span().first(bytes);
-    TESSERA_RETURN_IF_ERROR(file_.ReadAt(offset_bytes, range));
-    CopyStrided(dims, static_cast<size_t>(size_), range.data(), memory);
+    std::byte* const range = buffer.data() + place;
+    Covering now = {{dims.begin(), dims.end()},
+                    range,
+                    memory,
+                    file_.StartReadAt(offset_bytes, {range, bytes}, /*original=*/false)};
+    TESSERA_RETURN_IF_ERROR(FinishLast());
+    last_ = std::move(now);
+    next_ = 1 - next_;
     return absl::OkStatus();
   }
 
+  absl::Status FinishLast() {
+    if (last_.read == nullptr) return absl::OkStatus();
+    TESSERA_RETURN_IF_ERROR(std::exchange(last_.read, nullptr)->Wait());
+    CopyStrided(last_.dims, static_cast<size_t>(size_), last_.range, last_.memory);
+    return absl::OkStatus();
+  }
+
+  struct Covering {
+    std::vector<StridedDim> dims;
+    const std::byte* range = nullptr;
+    std::byte* memory = nullptr;
+    std::unique_ptr<PendingIo> read;
+  };
+
   const ReadableFile& file_;
   const int64_t size_;
-  AlignedBuffer buffer_;
+  std::array<AlignedBuffer, 2> buffers_;
+  size_t next_ = 0;  // the buffer that nothing is read into
+  Covering last_;
 };
 
 }  // namespace
@@ -113,7 +145,8 @@ class StridedReader {
 absl::Status ReadStrided(const ReadableFile& file, uint64_t offset_bytes,
                          std::vector<StridedDim> dims, size_t element_bytes, std::byte* memory) {
   if (Count(dims) == 0) return absl::OkStatus();
-  return StridedReader(file, element_bytes).Read(Normalize(std::move(dims)), offset_bytes, memory);
+  return StridedReader(file, element_bytes)
+      .ReadAll(Normalize(std::move(dims)), offset_bytes, memory);
 }
 
 }  // namespace tessera::ckpt::convert

@@ -17,8 +17,9 @@ namespace tessera::ckpt::convert {
 // memory are positive.
 //
 // What is contiguous on both sides is read in place. Everything else is read in ranges that cover
-// many elements, through a buffer of at most kStridedBufferBytes, and copied from there. Only
-// elements more than kSparseReadBytes apart are read one by one. A thread keeps its buffer.
+// many elements, through two buffers of at most kStridedBufferBytes: one is read while elements are
+// copied from the other. Only elements more than kSparseReadBytes apart are read one by one. A
+// thread keeps its buffers.
 //
 // Precondition: element_bytes is 1, 2, 4 or 8; all elements lie inside the file and the memory.
 // Threads: safe for disjoint memory. Errors: those of the file.

@@ -1,0 +1,47 @@
+#ifndef TESSERA_CHECKPOINT_COLLECTIVE_FORWARDING_GROUP_H_
+#define TESSERA_CHECKPOINT_COLLECTIVE_FORWARDING_GROUP_H_
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/include/process_group.h"
+
+namespace tessera::ckpt {
+
+// Passes every call on to another group: a group that changes some operations of another one
+// derives from this class and overrides those.
+class ForwardingGroup : public ProcessGroup {
+ public:
+  // `base` must outlive the group.
+  explicit ForwardingGroup(ProcessGroup& base) : base_(base) {}
+
+  int rank() const override { return base_.rank(); }
+  int size() const override { return base_.size(); }
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration deadline) override {
+    return base_.Gather(mine, deadline);
+  }
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration deadline) override {
+    return base_.Broadcast(from_rank_0, deadline);
+  }
+  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
+                                            int destination) override {
+    return base_.StartSend(data, destination);
+  }
+  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
+    return base_.StartReceive(data, source);
+  }
+
+ protected:
+  ProcessGroup& base_;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_COLLECTIVE_FORWARDING_GROUP_H_
