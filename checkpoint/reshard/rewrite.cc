@@ -44,7 +44,7 @@ constexpr size_t kMaxOpenFiles = 32;
 // Limit of the buffers for reading the source.
 constexpr uint64_t kMaxStagingBytes = uint64_t{64} << 20;
 // Memory for each thread, if there is as much: small windows read more chunks twice.
-constexpr uint64_t kWorkerBytes = uint64_t{32} << 20;
+constexpr uint64_t kWorkerBytes = uint64_t{64} << 20;
 
 // For the chunks of the source that neighbouring windows share.
 uint64_t EndBytes(const RewriteOptions& options) { return options.memory_bytes / 8; }
