@@ -156,8 +156,8 @@ class Workers {
     for (int w = 0; w < count; ++w) workers_.push_back(std::make_unique<Worker>(source, ends_));
   }
 
-  // Runs task(worker, i) for each i below `count`, and finishes what it started to write. The error
-  // is that of the lowest i with which a worker came upon one.
+  // Runs task(worker, i) for each i below `count`, and finishes what it started to write. Returns
+  // the error of the lowest i with which a worker came upon one.
   template <typename Task>
   absl::Status Run(size_t count, const Task& task) {
     Mutex mutex;
