@@ -15,7 +15,6 @@
 #include "compute/device/kernel_reducer.h"
 #include "compute/device/training_device.h"
 #include "compute/kernels/cuda/cublaslt_api.h"
-#include "compute/kernels/cuda/cublaslt_library.h"
 #include "compute/kernels/cuda/cublaslt_products.h"
 #include "compute/kernels/cuda/device_backend.h"
 #include "compute/kernels/cuda/products.h"

@@ -3,6 +3,7 @@
 Built under --config=cuda and left out of `//...` elsewhere.
 """
 
+load("//third_party/pch:precompiled_header.bzl", "cc_library")
 load("@cuda//:defs.bzl", "CUDA_HOME")
 
 # For targets that use CUDA without a .cu of their own: target_compatible_with = CUDA_ONLY.
@@ -123,4 +124,38 @@ def cuda_library(
         testonly = testonly,
         visibility = visibility,
         deps = deps + ["//third_party/cuda:cudart"],
+    )
+
+def simulated_twins(name, srcs, hdrs, deps, twins = [], simulated_copts = [], visibility = None):
+    """Kernels: `name` for a device and, for tests, `simulated_NAME` for the simulated one.
+
+    Neither compiler fuses multiplications and additions by itself: fused ones are written as such,
+    so that both compute the same. A kernel that spills registers is an error.
+
+    Args:
+      name: of the cuda_library.
+      srcs: of both.
+      hdrs: of both.
+      deps: of both.
+      twins: labels PACKAGE:TARGET, on which NAME depends, and simulated_NAME on
+        PACKAGE:simulated_TARGET.
+      simulated_copts: for the host's compiler.
+      visibility: of both.
+    """
+    cuda_library(
+        name = name,
+        srcs = srcs,
+        hdrs = hdrs,
+        copts = ["-fmad=false", "--expt-relaxed-constexpr", "-Xptxas=--warn-on-spills"],
+        visibility = visibility,
+        deps = deps + twins,
+    )
+    cc_library(
+        name = "simulated_" + name,
+        testonly = True,
+        srcs = srcs,
+        hdrs = hdrs,
+        copts = ["-ffp-contract=off"] + simulated_copts,
+        visibility = visibility,
+        deps = deps + [label.replace(":", ":simulated_") for label in twins],
     )

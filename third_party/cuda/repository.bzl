@@ -5,7 +5,7 @@ package(default_visibility = ["//visibility:public"])
 
 [
     cc_library(name = name)
-    for name in ["cudart", "headers", "nccl"]
+    for name in ["cudart", "headers"]
 ]
 
 filegroup(name = "version")
@@ -29,12 +29,6 @@ cc_library(
     name = "cudart",
     linkopts = ["-L{home}/lib64", "-lcudart_static", "-ldl", "-lpthread", "-lrt"],
     deps = [":headers"],
-)
-
-cc_library(
-    name = "nccl",
-    linkopts = ["-L{home}/lib64", "-Wl,-rpath,{home}/lib64", "-lnccl"],
-    deps = [":cudart"],
 )
 
 filegroup(

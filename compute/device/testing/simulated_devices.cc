@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "compute/device/testing/simulated_device.h"
+#include "compute/kernels/cuda/simt_host.h"
 #include "compute/tensor/guarded_memory.h"
 
 namespace tessera {
@@ -23,8 +24,10 @@ SimulatedDevices::SimulatedDevices(const SimulatedDevicesOptions& options)
 
 FakeDeviceOptions SimulatedDevices::DeviceOptions(int index) const {
   const uint64_t seed = options_.seed == 0 ? 0 : options_.seed * 100 + static_cast<uint64_t>(index);
-  FakeDeviceOptions options{
-      .seed = seed, .shared_bytes_of_block = options_.shared_bytes_of_block, .fabric = fabric_};
+  FakeDeviceOptions options{.seed = seed,
+                            .shared_bytes_of_block = options_.shared_bytes_of_block,
+                            .fabric = fabric_,
+                            .drops_wait = options_.drops_wait};
   if (options_.memory_bytes) options.memory_bytes = options_.memory_bytes(index);
   return options;
 }
@@ -39,8 +42,9 @@ absl::StatusOr<std::vector<std::string>> SimulatedDevices::Find() {
 
 absl::StatusOr<std::unique_ptr<TrainingDevice>> SimulatedDevices::Open(int index,
                                                                        bool exact_products) {
-  std::unique_ptr<SimulatedDevice> device =
-      OpenSimulatedDevice(index, DeviceOptions(index), exact_products);
+  const FakeDeviceOptions options = DeviceOptions(index);
+  simt::SetSimulatorOptions({.seed = options.seed + 1});
+  std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(index, options, exact_products);
   device->type = options_.type ? options_.type(index) : "simulated GPU";
   device->products = "fake cuBLASLt";
   return device;

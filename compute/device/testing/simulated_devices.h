@@ -19,7 +19,10 @@ namespace tessera {
 
 struct SimulatedDevicesOptions {
   int count = 1;
-  uint64_t seed = 0;  // see FakeDeviceOptions
+  // A schedule: the order in which queued work and messages run (FakeDeviceOptions), and the blocks
+  // and threads of kernels.
+  uint64_t seed = 0;
+  std::function<bool(int64_t)> drops_wait;  // see FakeDeviceOptions
   // Of a device, by its index. Null: 1 GiB each, all of one type.
   std::function<int64_t(int)> memory_bytes;
   std::function<std::string(int)> type;

@@ -1,7 +1,5 @@
 // Loshchilov and Hutter, "Decoupled weight decay regularization" (ICLR 2019). One pass over memory.
 
-#include <glog/logging.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -18,39 +16,6 @@
 
 namespace tessera::cuda {
 namespace {
-
-template <typename T>
-struct AdamWBody {
-  AdamWCoefficients c;
-  const float* grad;
-  float* master;
-  float* m;
-  float* v;
-  T* param;
-
-  template <int kCount>
-  TESSERA_DEVICE void Run(int64_t /*row*/, int64_t i) const {
-    float g[kCount], first[kCount], second[kCount], weight[kCount];
-    simt::LoadPack(grad + i, g);
-    simt::LoadPack(m + i, first);
-    simt::LoadPack(v + i, second);
-    simt::LoadPack(master + i, weight);
-    for (int j = 0; j < kCount; ++j) {
-      const float gradient = g[j] * c.grad_scale;
-      first[j] = fmaf(c.beta1, first[j], c.one_minus_beta1 * gradient);
-      second[j] = fmaf(c.beta2, second[j], c.one_minus_beta2 * (gradient * gradient));
-      const float root = fmaf(sqrtf(second[j]), c.inverse_root2, c.epsilon);
-      weight[j] = fmaf(c.keep, weight[j], -(c.step_size * first[j] / root));
-    }
-    simt::StorePack(first, m + i);
-    simt::StorePack(second, v + i);
-    simt::StorePack(weight, master + i);
-    if constexpr (std::is_same_v<T, float>) {
-      if (param == master) return;
-    }
-    simt::StorePack(weight, param + i);
-  }
-};
 
 // The largest number of parts of one launch: as many as fit into its arguments.
 constexpr int kMaxParts = 48;
@@ -76,10 +41,27 @@ struct Parts {
 };
 
 template <int kCount, typename T>
-TESSERA_DEVICE void UpdateBlock(const AdamWBody<T>& body, int64_t begin, int64_t end) {
+TESSERA_DEVICE void UpdateBlock(const AdamWCoefficients& c, const Part& x, int64_t begin,
+                                int64_t end) {
   const int64_t step = static_cast<int64_t>(simt::ThreadCount()) * kCount;
   for (int64_t i = begin + simt::ThreadIndex() * kCount; i < end; i += step) {
-    body.template Run<kCount>(0, i);
+    float g[kCount], first[kCount], second[kCount], weight[kCount];
+    simt::LoadPack(x.grad + i, g);
+    simt::LoadPack(x.m + i, first);
+    simt::LoadPack(x.v + i, second);
+    simt::LoadPack(x.master + i, weight);
+    for (int j = 0; j < kCount; ++j) {
+      const float gradient = g[j] * c.grad_scale;
+      first[j] = fmaf(c.beta1, first[j], c.one_minus_beta1 * gradient);
+      second[j] = fmaf(c.beta2, second[j], c.one_minus_beta2 * (gradient * gradient));
+      const float root = fmaf(sqrtf(second[j]), c.inverse_root2, c.epsilon);
+      weight[j] = fmaf(x.keep, weight[j], -(c.step_size * first[j] / root));
+    }
+    simt::StorePack(first, x.m + i);
+    simt::StorePack(second, x.v + i);
+    simt::StorePack(weight, x.master + i);
+    if (std::is_same_v<T, float> && x.param == x.master) continue;
+    simt::StorePack(weight, static_cast<T*>(x.param) + i);
   }
 }
 
@@ -87,32 +69,15 @@ template <typename T>
 TESSERA_KERNEL void UpdateParts(AdamWCoefficients coefficients, Parts parts) {
   int which = 0;
   while (which + 1 < parts.count && parts.at[which + 1].first_block <= simt::BlockX()) ++which;
-  coefficients.keep = parts.at[which].keep;
-  const AdamWBody<T> body = {coefficients,           parts.at[which].grad,
-                             parts.at[which].master, parts.at[which].m,
-                             parts.at[which].v,      static_cast<T*>(parts.at[which].param)};
-  const int64_t begin = (simt::BlockX() - parts.at[which].first_block) * kBlockElements;
-  const int64_t behind = begin + kBlockElements, count = parts.at[which].count;
-  const int64_t end = behind < count ? behind : count;
-  if (parts.at[which].packs) {
-    UpdateBlock<kAdamWPack>(body, begin, end);
+  const Part part = parts.at[which];
+  const int64_t begin = (simt::BlockX() - part.first_block) * kBlockElements;
+  const int64_t behind = begin + kBlockElements;
+  const int64_t end = behind < part.count ? behind : part.count;
+  if (part.packs) {
+    UpdateBlock<kAdamWPack, T>(coefficients, part, begin, end);
   } else {
-    UpdateBlock<1>(body, begin, end);
+    UpdateBlock<1, T>(coefficients, part, begin, end);
   }
-}
-
-template <typename T>
-bool UsesPacks(const AdamWBody<T>& body, int64_t count) {
-  return count % kAdamWPack == 0 && AllowsPacks<kAdamWPack>(body.grad) &&
-         AllowsPacks<kAdamWPack>(body.master) && AllowsPacks<kAdamWPack>(body.m) &&
-         AllowsPacks<kAdamWPack>(body.v) && AllowsPacks<kAdamWPack>(body.param);
-}
-
-template <typename T>
-AdamWBody<T> BodyOf(const AdamWCoefficients& coefficients, const AdamWOperands& x) {
-  const TensorView& master = x.master.empty() ? x.param : x.master;
-  return {coefficients,    x.grad.as<float>(), master.as<float>(),
-          x.m.as<float>(), x.v.as<float>(),    x.param.as<T>()};
 }
 
 template <typename T>
@@ -122,13 +87,16 @@ void LaunchParts(simt::Stream stream, const AdamWOptions& options,
   int64_t blocks = 0;
   AdamWOptions own = options;
   for (const AdamWOperands& x : operands) {
-    own.weight_decay = x.weight_decay;
-    const AdamWBody<T> body = BodyOf<T>(MakeAdamWCoefficients(own), x);
     const int64_t count = x.param.elements();
     if (count == 0) continue;
-    parts.at[parts.count++] = {body.grad, body.master, body.m,
-                               body.v,    body.param,  count,
-                               blocks,    body.c.keep, UsesPacks(body, count)};
+    own.weight_decay = x.weight_decay;
+    float* const master = (x.master.empty() ? x.param : x.master).as<float>();
+    float *const grad = x.grad.as<float>(), *const m = x.m.as<float>(), *const v = x.v.as<float>();
+    T* const param = x.param.as<T>();
+    const bool packs =
+        count % kAdamWPack == 0 && AllowsPacks<kAdamWPack>(grad, master, m, v, param);
+    parts.at[parts.count++] = {
+        grad, master, m, v, param, count, blocks, MakeAdamWCoefficients(own).keep, packs};
     blocks += simt::BlocksOf(count, kBlockElements);
   }
   if (blocks == 0) return;

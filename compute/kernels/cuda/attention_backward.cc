@@ -5,8 +5,6 @@
 // One kernel computes d_q, block by block of queries, another d_k and d_v, block by block of keys.
 // Scores are computed in both, so that no two blocks add to the same element.
 
-#include <glog/logging.h>
-
 #include <cmath>
 #include <cstdint>
 #include <numbers>
@@ -15,9 +13,9 @@
 #include "compute/kernels/cuda/attention_tiles.h"
 #include "compute/kernels/cuda/device_kernels.h"
 #include "compute/kernels/cuda/mma.h"
-#include "compute/kernels/cuda/norm_rows.h"
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/philox_device.h"
+#include "compute/kernels/cuda/row_kernels.h"
 #include "compute/kernels/cuda/simt.h"
 #include "compute/tensor/tensor.h"
 
@@ -64,11 +62,11 @@ TESSERA_KERNEL void TESSERA_BOUNDS(kAttentionThreads, Kind::kBlocks)
   const BlockTiles<Kind> tiles(memory);
   const typename Kind::Own queries = tiles.TakeOwn(0), gradients = tiles.TakeOwn(1);
   const auto load = [&](int tile, int stage) {
-    LoadTile(k, shape, batch, kv_head, tile * Kind::kRows, tiles.Get(stage, 0));
-    LoadTile(v, shape, batch, kv_head, tile * Kind::kRows, tiles.Get(stage, 1));
+    LoadTiles({k}, shape, batch, kv_head, tile * Kind::kRows, {tiles.Get(stage, 0)});
+    LoadTiles({v}, shape, batch, kv_head, tile * Kind::kRows, {tiles.Get(stage, 1)});
   };
-  LoadTile(q, shape, batch, head, block_query, queries);
-  LoadTile(d_out, shape, batch, head, block_query, gradients);
+  LoadTiles({q}, shape, batch, head, block_query, {queries});
+  LoadTiles({d_out}, shape, batch, head, block_query, {gradients});
   load(0, 0);
   float of_rows[2][2];
 #pragma unroll
@@ -79,11 +77,11 @@ TESSERA_KERNEL void TESSERA_BOUNDS(kAttentionThreads, Kind::kBlocks)
   simt::SyncThreads();
   const typename Kind::OwnRows query_rows(queries, own), gradient_rows(gradients, own);
 
-  DropoutFactors factors(shape.key, shape.first_sample + batch);
   typename Kind::Sums sums = {};
   const int key_end = simt::Min(block_query + kOwnRows, shape.sequence);
   ForTiles<Kind::kStages>(simt::BlocksOf(key_end, Kind::kRows), load, [&](int tile, int stage) {
     const int first_key = tile * Kind::kRows;
+    DropoutFactors factors(shape.key, shape.first_sample + batch);
     typename Kind::Scores scores = {}, products = {};
     MultiplyByRows(query_rows, tiles.Get(stage, 0), scores);
     MultiplyByRows(gradient_rows, tiles.Get(stage, 1), products);
@@ -92,12 +90,12 @@ TESSERA_KERNEL void TESSERA_BOUNDS(kAttentionThreads, Kind::kBlocks)
     for (int n = 0; n < Kind::kScoreTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        const float p = simt::Exp2(fmaf(scores[n][i], shape.scale_log2, -of_rows[i / 2][0]));
         float a = products[n][i];
         if constexpr (Kind::kDropout) {
           const uint64_t row = shape.DropoutIndex(head, first_query + TileRow(i));
           a *= factors.Of(row + (first_key + n * kTileColumns + TileColumn(i)));
         }
-        const float p = simt::Exp2(fmaf(scores[n][i], shape.scale_log2, -of_rows[i / 2][0]));
         scores[n][i] = p * (a - of_rows[i / 2][1]);
       }
     }
@@ -130,11 +128,11 @@ TESSERA_KERNEL void TESSERA_BOUNDS(kAttentionThreads, Kind::kBlocks)
     ++*of_head;
   };
   const auto load_at = [&](int of_head, int query, int stage) {
-    LoadTile(q, shape, batch, of_head, query, tiles.Get(stage, 0));
-    LoadTile(d_out, shape, batch, of_head, query, tiles.Get(stage, 1));
-    if (const int i = simt::ThreadIndex() * 4; i < kStatistics) {
-      all_staged.CopyPackAsync(stage * kStatistics + i,
-                               statistics.Of(shape, batch, of_head, query) + i, true);
+    LoadTiles({q}, shape, batch, of_head, query, {tiles.Get(stage, 0)});
+    LoadTiles({d_out}, shape, batch, of_head, query, {tiles.Get(stage, 1)});
+    if (const int t = simt::ThreadIndex() * 2; t < Kind::kRows) {
+      all_staged.CopyPackAsync(stage * kStatistics + 2 * t,
+                               statistics.Of(shape, batch, of_head, query + t), true);
     }
   };
   // With two stages, while the tile before is computed.
@@ -143,8 +141,8 @@ TESSERA_KERNEL void TESSERA_BOUNDS(kAttentionThreads, Kind::kBlocks)
     if constexpr (Kind::kStages == 2) go_on(&of_head, &query);
     load_at(of_head, query, stage);
   };
-  LoadTile(k, shape, batch, kv_head, block_key, keys);
-  LoadTile(v, shape, batch, kv_head, block_key, values);
+  LoadTiles({k}, shape, batch, kv_head, block_key, {keys});
+  LoadTiles({v}, shape, batch, kv_head, block_key, {values});
   load_at(head, first_query, 0);
   simt::WaitForCopies();
   simt::SyncThreads();
@@ -189,8 +187,7 @@ void DeviceKernels::Run(const ops::AttentionBackward& op) {
   const Operation here("AttentionBackward", op.d_out, op.q, op.k, op.v);
   const AttentionShape shape = MakeAttentionShape(op.options, op.q, op.k);
   const int64_t blocks = shape.blocks(), heads = shape.heads, batch = shape.batch;
-  const QueryStatistics statistics = {
-      static_cast<float*>(Scratch(batch * heads * blocks * kOwnRows * 2 * sizeof(float)))};
+  const QueryStatistics statistics = {Scratch<float>(batch * heads * blocks * kOwnRows * 2)};
   if (statistics.data == nullptr) return;
   WithType(op.q.dtype(), [&]<typename T>(T) {
     const Heads<T> d_out = AsHeads<T>(op.d_out), q = AsHeads<T>(op.q), k = AsHeads<T>(op.k),

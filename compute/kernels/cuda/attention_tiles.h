@@ -143,31 +143,38 @@ TESSERA_DEVICE void ForTiles(int tiles, Load load, Compute compute) {
   }
 }
 
-// Begins to copy rows from position `first` on of a head, with zeros beyond T and D. All threads of
-// the block take part.
-template <int kRows, int kHead, typename T>
-TESSERA_DEVICE void LoadTile(const Heads<T>& from, const AttentionShape& shape, int batch, int head,
-                             int first, const SharedTile<kRows, kHead, T>& to) {
+// Begins to copy the rows of tensors of one head from position `first` on, with zeros beyond T and
+// D. All threads of the block take part.
+template <int kRows, int kHead, typename T, int kTensors>
+TESSERA_DEVICE void LoadTiles(const Heads<T> (&from)[kTensors], const AttentionShape& shape,
+                              int batch, int head, int first,
+                              const SharedTile<kRows, kHead, T> (&to)[kTensors]) {
   constexpr int kPack = simt::SharedArray<T>::kPack;
-  if (!from.packs) {
+  if (!from[0].packs || !from[kTensors - 1].packs) {
 #pragma unroll 1
     for (int i = simt::ThreadIndex(); i < kRows * kHead; i += kAttentionThreads) {
       const int row = i / kHead, d = i % kHead;
       const bool inside = first + row < shape.sequence && d < shape.head_size;
-      to.elements.Set(row * to.kStride + d,
-                      inside ? from.Row(batch, first + row, head)[d] : simt::FromFloat<T>(0.0f));
+#pragma unroll
+      for (int n = 0; n < kTensors; ++n) {
+        to[n].elements.Set(row * to[n].kStride + d,
+                           inside ? from[n].Row(batch, first + row, head)[d] : T());
+      }
     }
     return;
   }
   constexpr int kRowsAtOnce = kAttentionThreads * kPack / kHead;
-  static_assert(kRows % kRowsAtOnce == 0);
+  static_assert(kRows % kRowsAtOnce == 0 && kTensors <= 2);
   const int d = simt::ThreadIndex() % (kHead / kPack) * kPack;
   const int row = simt::ThreadIndex() / (kHead / kPack);
   const int rows_left = d < shape.head_size ? shape.sequence - first : 0;
-  const T* source = from.Row(batch, first + row, head) + d;
 #pragma unroll
-  for (int i = 0; i < kRows; i += kRowsAtOnce, source += kRowsAtOnce * from.sequence_stride) {
-    to.elements.CopyPackAsync((row + i) * to.kStride + d, source, row + i < rows_left);
+  for (int n = 0; n < kTensors; ++n) {
+    const T* source = from[n].Row(batch, first + row, head) + d;
+#pragma unroll
+    for (int i = 0; i < kRows; i += kRowsAtOnce, source += kRowsAtOnce * from[n].sequence_stride) {
+      to[n].elements.CopyPackAsync((row + i) * to[n].kStride + d, source, row + i < rows_left);
+    }
   }
 }
 

@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "compute/kernels/cuda/device_kernels.h"
-#include "compute/kernels/cuda/norm_rows.h"
 #include "compute/kernels/cuda/operation.h"
+#include "compute/kernels/cuda/row_kernels.h"
 #include "compute/kernels/cuda/simt.h"
 #include "compute/tensor/tensor.h"
 
@@ -76,7 +76,7 @@ struct SoftmaxRows {
   TESSERA_DEVICE void Backward(int64_t row, int64_t column, SoftmaxPart part) const {
     const int32_t id = targets[row];
     const float factor = scale / part.sum;
-    T* const at = logits.data + row * logits.stride + column;
+    T* const at = logits.At(row, column);
     float values[kCount];
     simt::LoadPack(at, values);
     for (int i = 0; i < kCount; ++i) {
@@ -143,7 +143,7 @@ template <bool kGradient, typename T>
 void LaunchCrossEntropyRows(simt::Stream stream, const SoftmaxRows<T>& rows,
                             const TensorView& stats, const TensorView& combined,
                             const TensorView& losses) {
-  WithPacks(AllowsPacks<kPackOf<T>>(rows.logits), [&]<bool kPacks>(std::bool_constant<kPacks>) {
+  WithBool(AllowsPacks<kPackOf<T>>(rows.logits), [&]<bool kPacks>(std::bool_constant<kPacks>) {
     simt::Launch<CrossEntropyRows<kPacks, kGradient, T>>(
         {rows.logits.rows}, kStatsThreads, (kStatsWarps + 1) * sizeof(SoftmaxPart), stream, rows,
         stats.as<Stats>(), kGradient ? combined.as<Stats>() : nullptr,

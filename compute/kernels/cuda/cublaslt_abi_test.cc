@@ -10,7 +10,6 @@
 
 #include "absl/status/statusor.h"
 #include "compute/kernels/cuda/cublaslt_api.h"
-#include "compute/kernels/cuda/cublaslt_library.h"
 
 namespace tessera {
 namespace {
@@ -59,7 +58,7 @@ TEST(CublasLtAbiTest, TheToolkitsLibraryTakesEveryAttribute) {
   absl::StatusOr<std::unique_ptr<CublasLtApi>> opened = OpenCublasLt(CublasLtPlaces());
   ASSERT_TRUE(opened.ok()) << opened.status();
   CublasLtApi& lt = **opened;
-  EXPECT_EQ(lt.StatusString(CublasLtApi::kSuccess), "success");
+  EXPECT_STREQ(lt.GetStatusString(CublasLtApi::kSuccess), "success");
 
   CublasLtApi::MatmulDesc desc = nullptr;
   ASSERT_EQ(lt.MatmulDescCreate(&desc, kCompute32F, kReal32F), CublasLtApi::kSuccess);
@@ -80,17 +79,18 @@ TEST(CublasLtAbiTest, TheToolkitsLibraryTakesEveryAttribute) {
   EXPECT_EQ(lt.MatrixLayoutDestroy(layout), CublasLtApi::kSuccess);
 
   CublasLtApi::Preference preference = nullptr;
-  ASSERT_EQ(lt.PreferenceCreate(&preference), CublasLtApi::kSuccess);
+  ASSERT_EQ(lt.MatmulPreferenceCreate(&preference), CublasLtApi::kSuccess);
   const uint64_t workspace = 1 << 25;
-  EXPECT_EQ(lt.PreferenceSetAttribute(preference, kPrefMaxWorkspaceBytes, &workspace, 8),
+  EXPECT_EQ(lt.MatmulPreferenceSetAttribute(preference, kPrefMaxWorkspaceBytes, &workspace, 8),
             CublasLtApi::kSuccess);
   const uint32_t value = 2;
   for (int attribute : {kPrefReductionSchemeMask, kPrefMinAlignmentABytes, kPrefMinAlignmentBBytes,
                         kPrefMinAlignmentCBytes, kPrefMinAlignmentDBytes}) {
-    EXPECT_EQ(lt.PreferenceSetAttribute(preference, attribute, &value, 4), CublasLtApi::kSuccess)
+    EXPECT_EQ(lt.MatmulPreferenceSetAttribute(preference, attribute, &value, 4),
+              CublasLtApi::kSuccess)
         << attribute;
   }
-  EXPECT_EQ(lt.PreferenceDestroy(preference), CublasLtApi::kSuccess);
+  EXPECT_EQ(lt.MatmulPreferenceDestroy(preference), CublasLtApi::kSuccess);
 }
 
 }  // namespace

@@ -3,15 +3,52 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
 #include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
 
 namespace tessera {
 
-// The functions of cuBLASLt that Tessera calls, one method each, named after it. Implementations:
-// the shared library, which is opened at run time (cublaslt_library.h), and a fake one for tests.
-// Nothing here needs cuBLASLt's header; the values of its enumerations are in cublaslt_abi.h.
-class CublasLtApi {
- public:
+// Calls V(type of the result, name, parameters) for the functions of cuBLASLt that Tessera calls,
+// whose names begin with "cublasLt". Layouts are column-major: element (r, c) is at r + c *
+// leading_dim. Algorithms are proposed best first. Matmul: d = alpha op(a) op(b) + beta c (+ bias,
+// by row).
+#define TESSERA_CUBLASLT_FUNCTIONS(V)                                                              \
+  V(size_t, GetVersion, ())                                                                        \
+  V(const char*, GetStatusString, (Status status))                                                 \
+  V(Status, Create, (Handle * handle))                                                             \
+  V(Status, Destroy, (Handle handle))                                                              \
+  V(Status, MatmulDescCreate, (MatmulDesc * desc, int compute_type, int scale_type))               \
+  V(Status, MatmulDescSetAttribute,                                                                \
+    (MatmulDesc desc, int attribute, const void* value, size_t bytes))                             \
+  V(Status, MatmulDescDestroy, (MatmulDesc desc))                                                  \
+  V(Status, MatrixLayoutCreate,                                                                    \
+    (MatrixLayout * layout, int type, uint64_t rows, uint64_t columns, int64_t leading_dim))       \
+  V(Status, MatrixLayoutDestroy, (MatrixLayout layout))                                            \
+  V(Status, MatmulPreferenceCreate, (Preference * preference))                                     \
+  V(Status, MatmulPreferenceSetAttribute,                                                          \
+    (Preference preference, int attribute, const void* value, size_t bytes))                       \
+  V(Status, MatmulPreferenceDestroy, (Preference preference))                                      \
+  V(Status, MatmulAlgoGetHeuristic,                                                                \
+    (Handle handle, MatmulDesc desc, MatrixLayout a, MatrixLayout b, MatrixLayout c,               \
+     MatrixLayout d, Preference preference, int requested, HeuristicResult* results,               \
+     int* returned))                                                                               \
+  V(Status, MatmulAlgoConfigGetAttribute,                                                          \
+    (const Algo* algo, int attribute, void* value, size_t bytes, size_t* written))                 \
+  V(Status, Matmul,                                                                                \
+    (Handle handle, MatmulDesc desc, const void* alpha, const void* a, MatrixLayout a_layout,      \
+     const void* b, MatrixLayout b_layout, const void* beta, const void* c, MatrixLayout c_layout, \
+     void* d, MatrixLayout d_layout, const Algo* algo, void* workspace, size_t workspace_bytes,    \
+     StreamHandle stream))
+
+// Those functions: of the shared library, which is opened at run time, or fake ones for tests.
+// Nothing here needs cuBLASLt's header: enumerations are int, whose values are in cublaslt_abi.h,
+// and handles void*.
+struct CublasLtApi {
   using Status = int;  // cublasStatus_t
   static constexpr Status kSuccess = 0;
   static constexpr Status kInvalidValue = 7;
@@ -36,38 +73,25 @@ class CublasLtApi {
     int reserved[4];
   };
 
-  virtual ~CublasLtApi() = default;
-
-  virtual size_t GetVersion() = 0;
-  virtual Status Create(Handle* handle) = 0;
-  virtual Status Destroy(Handle handle) = 0;
-  virtual Status MatmulDescCreate(MatmulDesc* desc, int compute_type, int scale_type) = 0;
-  virtual Status MatmulDescSetAttribute(MatmulDesc desc, int attribute, const void* value,
-                                        size_t bytes) = 0;
-  virtual Status MatmulDescDestroy(MatmulDesc desc) = 0;
-  // Column-major: element (r, c) is at r + c * leading_dim.
-  virtual Status MatrixLayoutCreate(MatrixLayout* layout, int type, uint64_t rows, uint64_t columns,
-                                    int64_t leading_dim) = 0;
-  virtual Status MatrixLayoutDestroy(MatrixLayout layout) = 0;
-  virtual Status PreferenceCreate(Preference* preference) = 0;
-  virtual Status PreferenceSetAttribute(Preference preference, int attribute, const void* value,
-                                        size_t bytes) = 0;
-  virtual Status PreferenceDestroy(Preference preference) = 0;
-  // The best first.
-  virtual Status AlgoGetHeuristic(Handle handle, MatmulDesc desc, MatrixLayout a, MatrixLayout b,
-                                  MatrixLayout c, MatrixLayout d, Preference preference,
-                                  int requested, HeuristicResult* results, int* returned) = 0;
-  virtual Status AlgoConfigGetAttribute(const Algo* algo, int attribute, void* value, size_t bytes,
-                                        size_t* written) = 0;
-  // d = alpha op(a) op(b) + beta c (+ bias, by row).
-  virtual Status Matmul(Handle handle, MatmulDesc desc, const void* alpha, const void* a,
-                        MatrixLayout a_layout, const void* b, MatrixLayout b_layout,
-                        const void* beta, const void* c, MatrixLayout c_layout, void* d,
-                        MatrixLayout d_layout, const Algo* algo, void* workspace,
-                        size_t workspace_bytes, StreamHandle stream) = 0;
-
-  virtual std::string StatusString(Status status) = 0;
+#define TESSERA_DECLARE_FUNCTION(Result, Name, Parameters) std::function<Result Parameters> Name;
+  TESSERA_CUBLASLT_FUNCTIONS(TESSERA_DECLARE_FUNCTION)
+#undef TESSERA_DECLARE_FUNCTION
 };
+
+// Opens cuBLASLt's shared library at the first of `places` that has it. A place is a path, or a
+// name for the dynamic linker to search. The library stays open until the process ends.
+//
+// Errors: NotFound, in one sentence with every place, if no place has the library;
+// FailedPrecondition for a version before 11.8 and for a library without the needed functions.
+absl::StatusOr<std::unique_ptr<CublasLtApi>> OpenCublasLt(std::span<const std::string> places);
+
+// $TESSERA_CUBLASLT alone where it is set. Else the usual places (LibraryPlaces()), with
+// libcublasLt.so.13 before libcublasLt.so.12.
+std::vector<std::string> CublasLtPlaces();
+
+// The library as a part of a numerics fingerprint: its version, and whether products of fp32
+// operands are computed in TF32, which NVIDIA_TF32_OVERRIDE changes whatever the program asks for.
+std::string DescribeCublasLt(size_t version, bool allow_tf32);
 
 }  // namespace tessera
 

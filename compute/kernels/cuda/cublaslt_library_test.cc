@@ -1,5 +1,3 @@
-#include "compute/kernels/cuda/cublaslt_library.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -7,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "compute/kernels/cuda/cublaslt_api.h"
 
 namespace tessera {
 namespace {

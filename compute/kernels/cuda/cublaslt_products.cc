@@ -6,12 +6,14 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <array>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -29,6 +31,23 @@
 #include "layout/dtype.h"
 
 namespace tessera::cuda {
+
+int64_t AlignmentOf(int64_t leading_dim, DType dtype) {
+  return std::gcd(leading_dim * ElementSize(dtype), kProductAlignmentBytes);
+}
+
+MatrixLayout LayoutOf(const TensorView& x) {
+  CHECK_EQ(x.rank(), 2) << ShapeToString(x.shape());
+  const bool row_major = x.dim(1) <= 1 || x.stride(1) == 1;
+  CHECK(row_major || x.dim(0) <= 1 || x.stride(0) == 1)
+      << "neither dim is dense: " << ShapeToString(x.shape());
+  // The stride of a single row has no meaning, and may be less than its length.
+  const int64_t length = x.dim(row_major ? 1 : 0), count = x.dim(row_major ? 0 : 1);
+  const int64_t stride = count <= 1 ? length : x.stride(row_major ? 0 : 1);
+  const int64_t leading_dim = std::max<int64_t>({stride, length, 1});
+  return {row_major, leading_dim, AlignmentOf(leading_dim, x.dtype())};
+}
+
 namespace {
 
 using cublaslt_abi::kReductionComputeType;
@@ -97,7 +116,7 @@ struct ProductPlan {
     for (CublasLtApi::MatrixLayout layout : {first, second, c}) {
       if (layout != nullptr) api.MatrixLayoutDestroy(layout);
     }
-    if (preference != nullptr) api.PreferenceDestroy(preference);
+    if (preference != nullptr) api.MatmulPreferenceDestroy(preference);
   }
   ProductPlan(const ProductPlan&) = delete;
   ProductPlan& operator=(const ProductPlan&) = delete;
@@ -129,11 +148,14 @@ class CublasLtProducts final : public Products {
                   const TensorView& aux, const TensorView& c) override;
 
  private:
-  // Queues the product of a plan whose epilogue has its addresses.
-  absl::Status Queue(const ProductPlan& plan, const TensorView& a, const TensorView& b,
-                     const TensorView& c, bool accumulate);
-  absl::Status TryMatMul(const ProductKey& key, const TensorView& a, const TensorView& b,
-                         const TensorView& c, bool accumulate, const TensorView& bias);
+  struct Operands {
+    TensorView a, b, c, bias, aux;  // the last two where the key has them
+  };
+  // Queues a product, and keeps its error.
+  void Queue(const ProductKey& key, const Operands& x, bool accumulate) {
+    compute_.context().KeepError(ToString(key), TryQueue(key, x, accumulate));
+  }
+  absl::Status TryQueue(const ProductKey& key, const Operands& x, bool accumulate);
   absl::StatusOr<ProductPlan*> PlanFor(const ProductKey& key);
   // Whether there is a plan, and no other error: one is kept, as that of a product.
   bool HasPlan(const ProductKey& key);
@@ -150,7 +172,7 @@ class CublasLtProducts final : public Products {
   template <typename T>
   absl::Status SetPreference(ProductPlan* plan, int attribute, T value) {
     return ToStatus(
-        api_->PreferenceSetAttribute(plan->preference, attribute, &value, sizeof(value)),
+        api_->MatmulPreferenceSetAttribute(plan->preference, attribute, &value, sizeof(value)),
         "cublasLtMatmulPreferenceSetAttribute");
   }
 
@@ -165,7 +187,7 @@ class CublasLtProducts final : public Products {
 
 absl::Status CublasLtProducts::ToStatus(CublasLtApi::Status status, const char* what) const {
   if (status == CublasLtApi::kSuccess) return absl::OkStatus();
-  const std::string text = absl::StrCat(what, ": ", api_->StatusString(status));
+  const std::string text = absl::StrCat(what, ": ", api_->GetStatusString(status));
   return status == CublasLtApi::kNotSupported ? absl::UnimplementedError(text)
                                               : absl::InternalError(text);
 }
@@ -173,28 +195,36 @@ absl::Status CublasLtProducts::ToStatus(CublasLtApi::Status status, const char* 
 bool CublasLtProducts::MatMul(const TensorView& a, const TensorView& b, const TensorView& c,
                               bool accumulate, const TensorView& bias) {
   const bool adds_bias = !bias.empty() && HasPlan(KeyOf(a, b, c, /*bias=*/true));
-  const ProductKey key = KeyOf(a, b, c, adds_bias);
-  compute_.context().KeepError(ToString(key), TryMatMul(key, a, b, c, accumulate, bias));
+  Queue(KeyOf(a, b, c, adds_bias), {a, b, c, bias, {}}, accumulate);
   return adds_bias || bias.empty();
 }
 
-absl::Status CublasLtProducts::TryMatMul(const ProductKey& key, const TensorView& a,
-                                         const TensorView& b, const TensorView& c, bool accumulate,
-                                         const TensorView& bias) {
-  TESSERA_ASSIGN_OR_RETURN(ProductPlan* const plan, PlanFor(key));
-  if (key.bias) {
-    TESSERA_RETURN_IF_ERROR(
-        SetDesc<const void*>(plan, cublaslt_abi::kDescBiasPointer, bias.data()));
-  }
-  return Queue(*plan, a, b, c, accumulate);
+bool CublasLtProducts::MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b,
+                                  const TensorView& bias, const TensorView& aux,
+                                  const TensorView& c) {
+  if (!options_.gelu_epilogues) return false;
+  ProductKey key = KeyOf(a, b, c, !bias.empty());
+  key.gelu = use;
+  key.leading_aux = LayoutOf(aux).leading_dim;
+  if (!HasPlan(key)) return false;
+  Queue(key, {a, b, c, bias, aux}, /*accumulate=*/false);
+  return true;
 }
 
-absl::Status CublasLtProducts::Queue(const ProductPlan& plan, const TensorView& a,
-                                     const TensorView& b, const TensorView& c, bool accumulate) {
+absl::Status CublasLtProducts::TryQueue(const ProductKey& key, const Operands& x, bool accumulate) {
+  TESSERA_ASSIGN_OR_RETURN(ProductPlan* const plan, PlanFor(key));
+  if (key.gelu.has_value()) {
+    TESSERA_RETURN_IF_ERROR(
+        SetDesc<const void*>(plan, cublaslt_abi::kDescAuxPointer, x.aux.data()));
+  }
+  if (key.bias) {
+    TESSERA_RETURN_IF_ERROR(
+        SetDesc<const void*>(plan, cublaslt_abi::kDescBiasPointer, x.bias.data()));
+  }
   const float alpha = 1, beta = accumulate ? 1 : 0;
   return ToStatus(
-      api_->Matmul(handle_, plan.desc, &alpha, b.data(), plan.first, a.data(), plan.second, &beta,
-                   c.data(), plan.c, c.data(), plan.c, &plan.algo, workspace_.data(),
+      api_->Matmul(handle_, plan->desc, &alpha, x.b.data(), plan->first, x.a.data(), plan->second,
+                   &beta, x.c.data(), plan->c, x.c.data(), plan->c, &plan->algo, workspace_.data(),
                    static_cast<size_t>(workspace_.bytes()), compute_.handle()),
       "cublasLtMatmul");
 }
@@ -209,24 +239,6 @@ bool CublasLtProducts::HasPlan(const ProductKey& key) {
     compute_.context().KeepError(ToString(key), status);
   }
   return status.ok();
-}
-
-bool CublasLtProducts::MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b,
-                                  const TensorView& bias, const TensorView& aux,
-                                  const TensorView& c) {
-  if (!options_.gelu_epilogues) return false;
-  ProductKey key = KeyOf(a, b, c, !bias.empty());
-  key.gelu = use;
-  key.leading_aux = LayoutOf(aux).leading_dim;
-  if (!HasPlan(key)) return false;
-  ProductPlan* const plan = plans_.at(key).get();
-  absl::Status status = SetDesc<const void*>(plan, cublaslt_abi::kDescAuxPointer, aux.data());
-  if (key.bias) {
-    status.Update(SetDesc<const void*>(plan, cublaslt_abi::kDescBiasPointer, bias.data()));
-  }
-  if (status.ok()) status = Queue(*plan, a, b, c, /*accumulate=*/false);
-  compute_.context().KeepError(ToString(key), status);
-  return true;
 }
 
 absl::StatusOr<ProductPlan*> CublasLtProducts::PlanFor(const ProductKey& key) {
@@ -278,7 +290,7 @@ absl::Status CublasLtProducts::Describe(const ProductKey& key, ProductPlan* plan
 // Alignments follow from the strides, which addresses are multiples of: see Products.
 absl::Status CublasLtProducts::SetPreference(const ProductKey& key, ProductPlan* plan) {
   TESSERA_RETURN_IF_ERROR(
-      ToStatus(api_->PreferenceCreate(&plan->preference), "cublasLtMatmulPreferenceCreate"));
+      ToStatus(api_->MatmulPreferenceCreate(&plan->preference), "cublasLtMatmulPreferenceCreate"));
   TESSERA_RETURN_IF_ERROR(SetPreference<uint64_t>(plan, cublaslt_abi::kPrefMaxWorkspaceBytes,
                                                   static_cast<uint64_t>(workspace_.bytes())));
   TESSERA_RETURN_IF_ERROR(
@@ -301,8 +313,8 @@ absl::StatusOr<bool> CublasLtProducts::HasFixedOrder(const CublasLtApi::Algo& al
   uint32_t scheme = 0;
   size_t written = 0;
   TESSERA_RETURN_IF_ERROR(
-      ToStatus(api_->AlgoConfigGetAttribute(&algo, cublaslt_abi::kAlgoReductionScheme, &scheme,
-                                            sizeof(scheme), &written),
+      ToStatus(api_->MatmulAlgoConfigGetAttribute(&algo, cublaslt_abi::kAlgoReductionScheme,
+                                                  &scheme, sizeof(scheme), &written),
                "cublasLtMatmulAlgoConfigGetAttribute"));
   return scheme == kReductionNone || scheme == kReductionComputeType;
 }
@@ -311,8 +323,8 @@ absl::Status CublasLtProducts::ChooseAlgorithm(ProductPlan* plan) {
   std::array<CublasLtApi::HeuristicResult, kProposals> proposals = {};
   int count = 0;
   TESSERA_RETURN_IF_ERROR(ToStatus(
-      api_->AlgoGetHeuristic(handle_, plan->desc, plan->first, plan->second, plan->c, plan->c,
-                             plan->preference, kProposals, proposals.data(), &count),
+      api_->MatmulAlgoGetHeuristic(handle_, plan->desc, plan->first, plan->second, plan->c, plan->c,
+                                   plan->preference, kProposals, proposals.data(), &count),
       "cublasLtMatmulAlgoGetHeuristic"));
   for (int i = 0; i < count; ++i) {
     const CublasLtApi::HeuristicResult& proposal = proposals[static_cast<size_t>(i)];
@@ -334,7 +346,7 @@ absl::StatusOr<std::unique_ptr<Products>> MakeCublasLtProducts(std::shared_ptr<C
   CublasLtApi::Handle handle = nullptr;
   const CublasLtApi::Status status = api->Create(&handle);
   if (status != CublasLtApi::kSuccess) {
-    return absl::InternalError(absl::StrCat("cublasLtCreate: ", api->StatusString(status)));
+    return absl::InternalError(absl::StrCat("cublasLtCreate: ", api->GetStatusString(status)));
   }
   absl::StatusOr<DeviceBuffer> workspace =
       DeviceBuffer::Allocate(compute, options.workspace_bytes, "cuBLASLt's workspace");

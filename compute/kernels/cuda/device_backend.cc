@@ -2,12 +2,9 @@
 
 #include "compute/kernels/cuda/device_backend.h"
 
-#include <glog/logging.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -90,10 +87,7 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   }
   void Download(TensorView from, void* host) override {
     kernels.KeepErrors();
-    if (HostCopies* const copies = Copies(); copies != nullptr) {
-      compute_.context().KeepError("a copy to the host",
-                                   copies->ToHost(from.data(), from.bytes(), host));
-    }
+    CopyToHost(from.data(), from.bytes(), host);
   }
 
  protected:
@@ -109,13 +103,16 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
     if (memory != nullptr) kernels.Poison(memory, bytes);
     return memory;
   }
-  void CopyToHost(const void* from, int64_t bytes, void* to) override;
+  void CopyToHost(const void* from, int64_t bytes, void* to) override {
+    if (HostCopies* const copies = Copies(); copies != nullptr) {
+      compute_.context().KeepError("a copy to the host", copies->ToHost(from, bytes, to));
+    }
+  }
 
  private:
-  // Null where there is no memory left; so are the following. The operation is then skipped, and
+  // Null where there is no memory left; so is the following. The operation is then skipped, and
   // Synchronize() returns the error.
   void* Grow(int64_t bytes, std::optional<DeviceBuffer>* buffer, const char* purpose);
-  void* Pinned(int64_t bytes);
   HostCopies* Copies();
   // Calls `product` after the operands at less aligned addresses than their strides have been
   // replaced by copies.
@@ -135,7 +132,6 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   std::optional<DeviceBuffer> scratch_;
   std::optional<DeviceBuffer> aligned_;  // copies of operands
   std::optional<DeviceBuffer> sums_;     // of MatMulTree()
-  std::optional<PinnedBuffer> pinned_;
   std::unique_ptr<HostCopies> copies_;
 };
 
@@ -155,20 +151,6 @@ void* DeviceBackend::Grow(int64_t bytes, std::optional<DeviceBuffer>* buffer, co
   return (*buffer)->data();
 }
 
-void* DeviceBackend::Pinned(int64_t bytes) {
-  if (!pinned_.has_value() || pinned_->bytes() < bytes) {
-    pinned_.reset();
-    absl::StatusOr<PinnedBuffer> grown =
-        PinnedBuffer::Allocate(compute_.context(), RoundedUp(bytes));
-    if (!grown.ok()) {
-      compute_.context().KeepError("host memory of an operation", grown.status());
-      return nullptr;
-    }
-    pinned_.emplace(*std::move(grown));
-  }
-  return pinned_->data();
-}
-
 HostCopies* DeviceBackend::Copies() {
   if (copies_ == nullptr) {
     absl::StatusOr<std::unique_ptr<HostCopies>> copies = HostCopies::Create(compute_);
@@ -176,15 +158,6 @@ HostCopies* DeviceBackend::Copies() {
     if (copies.ok()) copies_ = *std::move(copies);
   }
   return copies_.get();
-}
-
-void DeviceBackend::CopyToHost(const void* from, int64_t bytes, void* to) {
-  void* const pinned = Pinned(bytes);
-  if (pinned == nullptr) return;
-  compute_.Copy(from, bytes, pinned);
-  // Synchronize() of the backend, not of this operation, returns the error.
-  compute_.context().KeepError("a copy to the host", compute_.Drain());
-  std::memcpy(to, pinned, static_cast<size_t>(bytes));
 }
 
 // So the algorithm of a product, and with it the bits, do not depend on addresses.

@@ -43,6 +43,10 @@ class DeviceKernels : public Backend {
 
  private:
   simt::Stream stream() const { return stream_; }
+  template <typename T>
+  T* Scratch(int64_t count) {
+    return static_cast<T*>(Scratch(count * static_cast<int64_t>(sizeof(T))));
+  }
   // sums[i]: of the elements of tensors[i], or of their squares. Waits for them.
   void SumAll(std::span<const TensorView> tensors, int64_t block, bool squares,
               std::span<double> sums);

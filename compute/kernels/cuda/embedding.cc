@@ -1,13 +1,14 @@
 
-#include <glog/logging.h>
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "compute/kernels/cuda/device_kernels.h"
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/simt.h"
 #include "compute/tensor/tensor.h"
+#include "layout/dtype.h"
 
 namespace tessera::cuda {
 
@@ -40,18 +41,9 @@ struct EmbeddingForwardBody {
     const int64_t local = ids[row] - first_id;
     float values[kCount] = {};
     if (local >= 0 && local < table.rows) {
-      simt::LoadPack(table.data + local * table.stride + column, values);
+      simt::LoadPack(table.At(local, column), values);
     }
-    simt::StorePack(values, out.data + row * out.stride + column);
-  }
-};
-
-struct ZeroBody {
-  int32_t* x;
-
-  template <int kCount>
-  TESSERA_DEVICE void Run(int64_t /*row*/, int64_t i) const {
-    x[i] = 0;
+    simt::StorePack(values, out.At(row, column));
   }
 };
 
@@ -71,13 +63,17 @@ struct RowLists {
   }
 };
 
+// Counts the rows of each id, or, with kPlaces, places them into its list while counting again.
+template <bool kPlaces>
 struct CountBody {
   RowLists lists;
 
   template <int kCount>
   TESSERA_DEVICE void Run(int64_t /*row*/, int64_t row) const {
     const int64_t id = lists.LocalId(row);
-    if (id >= 0) simt::AtomicAdd(lists.counts + id, 1);
+    if (id < 0) return;
+    const int32_t before = simt::AtomicAdd(lists.counts + id, 1);
+    if (kPlaces) lists.unsorted[lists.starts[id] + before] = static_cast<int32_t>(row);
   }
 };
 
@@ -103,7 +99,7 @@ TESSERA_DEVICE int32_t SumBefore(const simt::SharedArray<int32_t>& warp_sums, in
   return start;
 }
 
-// One block. Leaves zeros in the counts, which PlaceBody counts up again.
+// One block. Leaves zeros in the counts, which are counted up again.
 TESSERA_KERNEL void ScanCounts(RowLists lists) {
   simt::SharedMemory memory;
   const simt::SharedArray<int32_t> warp_sums = memory.Take<int32_t>(simt::kWarpSize);
@@ -119,18 +115,6 @@ TESSERA_KERNEL void ScanCounts(RowLists lists) {
   }
   if (simt::ThreadIndex() == 0) lists.starts[lists.id_count] = before;
 }
-
-struct PlaceBody {
-  RowLists lists;
-
-  template <int kCount>
-  TESSERA_DEVICE void Run(int64_t /*row*/, int64_t row) const {
-    const int64_t id = lists.LocalId(row);
-    if (id < 0) return;
-    const int32_t place = lists.starts[id] + simt::AtomicAdd(lists.counts + id, 1);
-    lists.unsorted[place] = static_cast<int32_t>(row);
-  }
-};
 
 // One block a list. Comparing all pairs takes n * n steps, a pass over all rows R: so no list takes
 // more than R, and few take as many.
@@ -188,37 +172,28 @@ class UnitTree {
   int depth_ = 0;
 };
 
-template <typename T>
-TESSERA_KERNEL void AddListsInUnits(RowLists lists, Rows<T> d_out, int64_t rows_per_unit,
-                                    Rows<float> d_table) {
+template <bool kInUnits, typename T>
+TESSERA_KERNEL void AddLists(RowLists lists, Rows<T> d_out, int64_t rows_per_unit,
+                             Rows<float> d_table) {
   const int64_t id = simt::BlockX();
   const int64_t column = simt::BlockY() * simt::ThreadCount() + simt::ThreadIndex();
   const int32_t begin = lists.starts[id], end = lists.starts[id + 1];
   if (begin == end || column >= d_table.columns) return;
+  float* const to = d_table.At(id, column);
+  float sum = kInUnits ? 0.0f : *to;
   UnitTree tree;
-  for (int32_t i = begin; i < end;) {
-    const int64_t unit = lists.sorted[i] / rows_per_unit;
-    float sum = 0;
-    for (; i < end && lists.sorted[i] / rows_per_unit == unit; ++i) {
-      sum += simt::ToFloat(d_out.data[lists.sorted[i] * d_out.stride + column]);
-    }
-    tree.Add(unit, sum);
-  }
-  d_table.data[id * d_table.stride + column] += tree.Finish();
-}
-
-template <typename T>
-TESSERA_KERNEL void AddLists(RowLists lists, Rows<T> d_out, Rows<float> d_table) {
-  const int64_t id = simt::BlockX();
-  const int64_t column = simt::BlockY() * simt::ThreadCount() + simt::ThreadIndex();
-  const int32_t begin = lists.starts[id], end = lists.starts[id + 1];
-  if (begin == end || column >= d_table.columns) return;
-  float* const to = d_table.data + id * d_table.stride + column;
-  float sum = *to;
+  [[maybe_unused]] int64_t unit = kInUnits ? lists.sorted[begin] / rows_per_unit : 0;
   for (int32_t i = begin; i < end; ++i) {
-    sum += simt::ToFloat(d_out.data[lists.sorted[i] * d_out.stride + column]);
+    sum += simt::ToFloat(*d_out.At(lists.sorted[i], column));
+    if constexpr (kInUnits) {
+      const int64_t next = i + 1 < end ? lists.sorted[i + 1] / rows_per_unit : -1;
+      if (next == unit) continue;
+      tree.Add(unit, sum);
+      unit = next;
+      sum = 0;
+    }
   }
-  *to = sum;
+  *to = kInUnits ? *to + tree.Finish() : sum;
 }
 
 template <typename T>
@@ -229,34 +204,39 @@ struct AddPositionsBody {
 
   template <int kCount>
   TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
-    T* const at = x.data + row * x.stride + column;
+    T* const at = x.At(row, column);
     float values[kCount], positions[kCount];
     simt::LoadPack(at, values);
-    simt::LoadPack(table.data +
-                       int64_t{sequence.Remainder(static_cast<uint32_t>(row))} * table.stride +
-                       column,
-                   positions);
+    simt::LoadPack(table.At(sequence.Remainder(static_cast<uint32_t>(row)), column), positions);
     for (int i = 0; i < kCount; ++i) values[i] += positions[i];
     simt::StorePack(values, at);
   }
 };
 
-template <typename T>
+template <bool kInUnits, typename T>
 struct AddPositionsBackwardBody {
   Rows<T> d_x;
-  int64_t sequence;
+  int64_t sequence, rows_per_unit;
   Rows<float> d_table;
   bool accumulate;
 
   template <int kCount>
   TESSERA_DEVICE void Run(int64_t t, int64_t column) const {
     float totals[kCount] = {}, values[kCount] = {};
+    UnitTree tree;
+    int64_t unit = 0;
     // Positions beyond the sequence have no gradient.
     for (int64_t row = t; t < sequence && row < d_x.rows; row += sequence) {
-      simt::LoadPack(d_x.data + row * d_x.stride + column, values);
+      simt::LoadPack(d_x.At(row, column), values);
       for (int i = 0; i < kCount; ++i) totals[i] += values[i];
+      if constexpr (kInUnits) {
+        if (row + sequence < (unit + 1) * rows_per_unit) continue;
+        tree.Add(unit++, totals[0]);
+        totals[0] = 0;
+      }
     }
-    float* const to = d_table.data + t * d_table.stride + column;
+    if constexpr (kInUnits) totals[0] = tree.Finish();
+    float* const to = d_table.At(t, column);
     if (accumulate) {
       simt::LoadPack(to, values);
       for (int i = 0; i < kCount; ++i) totals[i] = values[i] + totals[i];
@@ -264,37 +244,6 @@ struct AddPositionsBackwardBody {
     simt::StorePack(totals, to);
   }
 };
-
-template <typename T>
-struct AddPositionsInUnitsBody {
-  AddPositionsBackwardBody<T> rows;
-  int64_t rows_per_unit;
-
-  template <int kCount>
-  TESSERA_DEVICE void Run(int64_t t, int64_t column) const {
-    UnitTree tree;
-    for (int64_t first = 0; t < rows.sequence && first < rows.d_x.rows; first += rows_per_unit) {
-      float sum = 0;
-      for (int64_t row = first + t; row < first + rows_per_unit; row += rows.sequence) {
-        sum += simt::ToFloat(rows.d_x.data[row * rows.d_x.stride + column]);
-      }
-      tree.Add(first / rows_per_unit, sum);
-    }
-    const float total = tree.Finish();
-    float* const to = rows.d_table.data + t * rows.d_table.stride + column;
-    *to = rows.accumulate ? *to + total : total;
-  }
-};
-
-// Fills all arrays of the lists.
-void LaunchLists(simt::Stream stream, const RowLists& lists) {
-  LaunchForEach(stream, 1, lists.id_count, ZeroBody{lists.counts});
-  LaunchForEach(stream, 1, lists.rows, CountBody{lists});
-  simt::Launch<ScanCounts>({1}, kScanThreads, simt::kWarpSize * sizeof(int32_t), stream, lists);
-  LaunchForEach(stream, 1, lists.rows, PlaceBody{lists});
-  simt::Launch<SortLists>({lists.id_count}, kSortThreads, simt::kWarpSize * sizeof(int32_t), stream,
-                          lists);
-}
 
 }  // namespace
 
@@ -313,8 +262,7 @@ void DeviceKernels::Run(const ops::EmbeddingBackward& op) {
     const Rows<T> from = AsRows<T>(op.d_out);
     const Rows<float> to = AsRows<float>(op.d_table);
     if (from.rows == 0 || to.rows == 0) return;
-    const int64_t words = 2 * to.rows + 1 + 2 * from.rows;
-    int32_t* const memory = static_cast<int32_t*>(Scratch(words * sizeof(int32_t)));
+    int32_t* const memory = Scratch<int32_t>(2 * to.rows + 1 + 2 * from.rows);
     if (memory == nullptr) return;
     const RowLists lists = {.ids = op.ids.as<int32_t>(),
                             .rows = from.rows,
@@ -324,15 +272,17 @@ void DeviceKernels::Run(const ops::EmbeddingBackward& op) {
                             .starts = memory + to.rows,
                             .unsorted = memory + 2 * to.rows + 1,
                             .sorted = memory + 2 * to.rows + 1 + from.rows};
-    LaunchLists(stream(), lists);
-    if (op.units > 1) {
-      simt::Launch<AddListsInUnits<T>>({to.rows, simt::BlocksOf(to.columns, kStripThreads)},
-                                       kStripThreads, 0, stream(), lists, from,
-                                       from.rows / op.units, to);
-      return;
-    }
-    simt::Launch<AddLists<T>>({to.rows, simt::BlocksOf(to.columns, kStripThreads)}, kStripThreads,
-                              0, stream(), lists, from, to);
+    constexpr int64_t kWarpSums = simt::kWarpSize * sizeof(int32_t);
+    Fill({TensorView(lists.counts, DType::kI32, {to.rows}), 0});
+    LaunchForEach(stream(), 1, from.rows, CountBody<false>{lists});
+    simt::Launch<ScanCounts>({1}, kScanThreads, kWarpSums, stream(), lists);
+    LaunchForEach(stream(), 1, from.rows, CountBody<true>{lists});
+    simt::Launch<SortLists>({to.rows}, kSortThreads, kWarpSums, stream(), lists);
+    WithBool(op.units > 1, [&]<bool kInUnits>(std::bool_constant<kInUnits>) {
+      simt::Launch<AddLists<kInUnits, T>>({to.rows, simt::BlocksOf(to.columns, kStripThreads)},
+                                          kStripThreads, 0, stream(), lists, from,
+                                          from.rows / op.units, to);
+    });
   });
 }
 
@@ -348,14 +298,16 @@ void DeviceKernels::Run(const ops::AddPositions& op) {
 void DeviceKernels::Run(const ops::AddPositionsBackward& op) {
   const Operation here("AddPositionsBackward", op.d_x, op.d_table);
   WithType(op.d_x.dtype(), [&]<typename T>(T) {
-    const AddPositionsBackwardBody<T> body = {AsRows<T>(op.d_x), op.sequence,
-                                              AsRows<float>(op.d_table), op.accumulate};
-    const Rows<float>& to = body.d_table;
+    const Rows<T> x = AsRows<T>(op.d_x);
+    const Rows<float> to = AsRows<float>(op.d_table);
+    const int64_t rows_per_unit = x.rows / op.units;
     if (op.units == 1) {
-      LaunchForEach(stream(), to.rows, to.columns, body, body.d_x, to);
+      const AddPositionsBackwardBody<false, T> body = {x, op.sequence, 0, to, op.accumulate};
+      LaunchForEach(stream(), to.rows, to.columns, body, x, to);
     } else {
-      LaunchForEach(stream(), to.rows, to.columns,
-                    AddPositionsInUnitsBody<T>{body, body.d_x.rows / op.units});
+      const AddPositionsBackwardBody<true, T> body = {x, op.sequence, rows_per_unit, to,
+                                                      op.accumulate};
+      LaunchForEach(stream(), to.rows, to.columns, body);
     }
   });
 }
@@ -381,8 +333,8 @@ struct RopeBody {
     float x1[kCount], x2[kCount], c[kCount], s[kCount];
     simt::LoadPack(low, x1);
     simt::LoadPack(low + half, x2);
-    simt::LoadPack(cos.data + t * cos.stride + column, c);
-    simt::LoadPack(sin.data + t * sin.stride + column, s);
+    simt::LoadPack(cos.At(t, column), c);
+    simt::LoadPack(sin.At(t, column), s);
     for (int i = 0; i < kCount; ++i) {
       const float sine = sign * s[i], first = x1[i];
       x1[i] = fmaf(first, c[i], -(x2[i] * sine));

@@ -64,12 +64,20 @@ void Fiber::Start(const std::function<void()>& body) {
   if (inside_ == nullptr) {
     inside_ = context::make_fcontext(stack_ + kStackBytes, kStackBytes, &Fiber::Enter);
   }
-  SwitchIn();
+  Resume();
 }
 
 void Fiber::Resume() {
   CHECK(running_);
-  SwitchIn();
+  StartSwitch(&outside_fake_stack_, stack_, kStackBytes);
+  inside_ = context::jump_fcontext(inside_, this).fctx;
+  FinishSwitch(outside_fake_stack_, nullptr, nullptr);
+}
+
+void Fiber::Yield() {
+  StartSwitch(&inside_fake_stack_, outside_bottom_, outside_bytes_);
+  outside_ = context::jump_fcontext(outside_, nullptr).fctx;
+  FinishSwitch(inside_fake_stack_, &outside_bottom_, &outside_bytes_);
 }
 
 void Fiber::Reset() {
@@ -80,20 +88,6 @@ void Fiber::Reset() {
   Unpoison(stack_, kStackBytes);  // abandoned frames keep their red zones
 }
 
-void Fiber::Yield() { SwitchOut(); }
-
-void Fiber::SwitchIn() {
-  StartSwitch(&outside_fake_stack_, stack_, kStackBytes);
-  inside_ = context::jump_fcontext(inside_, this).fctx;
-  FinishSwitch(outside_fake_stack_, nullptr, nullptr);
-}
-
-void Fiber::SwitchOut() {
-  StartSwitch(&inside_fake_stack_, outside_bottom_, outside_bytes_);
-  outside_ = context::jump_fcontext(outside_, nullptr).fctx;
-  FinishSwitch(inside_fake_stack_, &outside_bottom_, &outside_bytes_);
-}
-
 void Fiber::Enter(context::transfer_t transfer) {
   Fiber* const fiber = static_cast<Fiber*>(transfer.data);
   FinishSwitch(nullptr, &fiber->outside_bottom_, &fiber->outside_bytes_);
@@ -101,7 +95,7 @@ void Fiber::Enter(context::transfer_t transfer) {
   for (;;) {
     (*fiber->body_)();
     fiber->running_ = false;
-    fiber->SwitchOut();
+    fiber->Yield();
   }
 }
 

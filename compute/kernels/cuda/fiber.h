@@ -38,8 +38,6 @@ class Fiber {
   static constexpr size_t kStackBytes = 256 * 1024;  // frames grow several times under a sanitizer
 
   static void Enter(boost::context::detail::transfer_t transfer);
-  void SwitchIn();
-  void SwitchOut();
 
   char* stack_;
   const std::function<void()>* body_ = nullptr;

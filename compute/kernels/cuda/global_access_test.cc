@@ -1,10 +1,9 @@
-#include "compute/kernels/cuda/global_access.h"
-
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "compute/kernels/cuda/memory_access.h"
 #include "compute/kernels/cuda/simt.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,43 +1,75 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CUDA_KERNEL_STREAM_H_
 #define TESSERA_COMPUTE_KERNELS_CUDA_KERNEL_STREAM_H_
 
-// KernelStream(stream).get() is what simt::Launch() takes to queue kernels on a Stream of device.h.
-// KeepErrors() hands errors of launches to the stream's context. The simulated device needs a
-// FakeDeviceRuntime behind the stream.
-
-#ifdef __CUDACC__
-
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <functional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "compute/kernels/cuda/simt.h"
 #include "compute/tensor/device.h"
+#ifndef __CUDACC__
+#include "compute/tensor/fake_device_runtime.h"
+#endif
 
 namespace tessera::cuda {
 
+// KernelStream(stream).get() is what simt::Launch() takes to queue kernels on a Stream of device.h.
+// KeepErrors() hands errors of launches to the stream's context.
+#ifdef __CUDACC__
+
 class KernelStream {
  public:
-  explicit KernelStream(const Stream& stream)
-      : context_(stream.context()), stream_(static_cast<simt::Stream>(stream.handle())) {}
+  explicit KernelStream(const Stream& stream) : stream_(stream) {}
 
-  simt::Stream get() { return stream_; }
+  simt::Stream get() { return static_cast<simt::Stream>(stream_.handle()); }
   // Fills scratch memory with NaN where that is free: on the simulated device.
   void Poison(void* /*memory*/, int64_t /*bytes*/) {}
   void KeepErrors() {
     const std::string error = simt::TakeLaunchError();
-    if (!error.empty()) context_.KeepError("a kernel", absl::InternalError(error));
+    if (!error.empty()) stream_.context().KeepError("a kernel", absl::InternalError(error));
   }
 
  private:
-  DeviceContext& context_;
-  const simt::Stream stream_;
+  const Stream& stream_;
 };
 
-}  // namespace tessera::cuda
-
 #else
-#include "compute/kernels/cuda/simulated_stream.h"
+
+// On the simulated device, which needs a FakeDeviceRuntime behind the stream. Kernels run when the
+// fake device comes to them, and their errors are kept then.
+class KernelStream final : private simt::WorkQueue {
+ public:
+  explicit KernelStream(const Stream& stream)
+      : stream_(stream), device_(dynamic_cast<FakeDeviceRuntime&>(stream.context().runtime())) {}
+
+  simt::Stream get() { return this; }
+  void Poison(void* memory, int64_t bytes) {
+    device_.Enqueue(stream_.handle(),
+                    [=] { std::memset(memory, 0xff, static_cast<size_t>(bytes)); });
+  }
+  void KeepErrors() {}
+
+ private:
+  void Add(std::function<void()> work) override {
+    device_.Enqueue(stream_.handle(), [work = std::move(work), &context = stream_.context()] {
+      work();
+      const std::string error = simt::TakeLaunchError();
+      if (!error.empty()) context.KeepError("a kernel", absl::InternalError(error));
+    });
+  }
+
+  int64_t max_shared_bytes() const override { return device_.shared_bytes_of_block(); }
+
+  const Stream& stream_;
+  FakeDeviceRuntime& device_;
+};
+
 #endif
+
+}  // namespace tessera::cuda
 
 #endif  // TESSERA_COMPUTE_KERNELS_CUDA_KERNEL_STREAM_H_

@@ -5,11 +5,12 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <tuple>
 #include <type_traits>
 
-#include "compute/kernels/cuda/column_sums.h"
 #include "compute/kernels/cuda/device_kernels.h"
 #include "compute/kernels/cuda/operation.h"
+#include "compute/kernels/cuda/row_kernels.h"
 #include "compute/kernels/cuda/simt.h"
 #include "compute/tensor/bfloat16.h"
 #include "compute/tensor/tensor.h"
@@ -127,13 +128,12 @@ struct CopyRowsBody {
 
   template <int kCount>
   TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
-    const auto& source =
-        *reinterpret_cast<const simt::Pack<From, kCount>*>(from.data + row * from.stride + column);
+    const auto& source = *reinterpret_cast<const simt::Pack<From, kCount>*>(from.At(row, column));
     simt::Pack<To, kCount> pack;
     for (int i = 0; i < kCount; ++i) {
       pack.elements[i] = ConvertElement<From, To>(source.elements[i]);
     }
-    *reinterpret_cast<simt::Pack<To, kCount>*>(to.data + row * to.stride + column) = pack;
+    *reinterpret_cast<simt::Pack<To, kCount>*>(to.At(row, column)) = pack;
   }
 };
 
@@ -184,42 +184,14 @@ struct FillBody {
   }
 };
 
-template <typename A, typename B, typename Out>
-struct AddBody {
-  Rows<A> a;
-  Rows<B> b;
-  Rows<Out> out;
-
-  template <int kCount>
-  TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
-    float left[kCount], right[kCount];
-    simt::LoadPack(a.data + row * a.stride + column, left);
-    simt::LoadPack(b.data + row * b.stride + column, right);
-    for (int i = 0; i < kCount; ++i) left[i] += right[i];
-    simt::StorePack(left, out.data + row * out.stride + column);
-  }
+struct Plus {
+  TESSERA_DEVICE void operator()(float& a, float b) const { a += b; }
 };
 
-template <typename T>
-struct ScaleBody {
-  Rows<T> x;
+struct Scaled {
   float factor;
-
-  template <int kCount>
-  TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
-    T* const at = x.data + row * x.stride + column;
-    float values[kCount];
-    simt::LoadPack(at, values);
-    for (float& value : values) value *= factor;
-    simt::StorePack(values, at);
-  }
+  TESSERA_DEVICE void operator()(float& x) const { x *= factor; }
 };
-
-// A contiguous tensor as one row.
-template <typename T>
-Rows<T> AsOneRow(const TensorView& x) {
-  return {x.as<T>(), 1, x.elements(), x.elements()};
-}
 
 }  // namespace
 
@@ -263,9 +235,8 @@ void DeviceKernels::Run(const ops::Add& op) {
   WithType(op.a.dtype(), [&]<typename A>(A) {
     WithType(op.b.dtype(), [&]<typename B>(B) {
       WithType(op.out.dtype(), [&]<typename Out>(Out) {
-        const AddBody<A, B, Out> body = {AsOneRow<A>(op.a), AsOneRow<B>(op.b),
-                                         AsOneRow<Out>(op.out)};
-        LaunchForEach(stream(), 1, op.a.elements(), body, body.a, body.b, body.out);
+        LaunchMap(stream(), Plus(), std::tuple(AsOneRow<A>(op.a), AsOneRow<B>(op.b)),
+                  std::tuple(AsOneRow<Out>(op.out)));
       });
     });
   });
@@ -274,43 +245,19 @@ void DeviceKernels::Run(const ops::Add& op) {
 void DeviceKernels::Run(const ops::Scale& op) {
   const Operation here("Scale", op.x);
   WithType(op.x.dtype(), [&]<typename T>(T) {
-    const ScaleBody<T> body = {AsOneRow<T>(op.x), static_cast<float>(op.factor)};
-    LaunchForEach(stream(), 1, op.x.elements(), body, body.x);
+    const std::tuple x(AsOneRow<T>(op.x));
+    LaunchMap(stream(), Scaled{static_cast<float>(op.factor)}, x, x);
   });
 }
 
-// out = x + bias, by row: the last step of a sum of products over shards.
-namespace {
-
-template <typename X, typename T, typename Out>
-struct AddBiasBody {
-  Rows<X> x;
-  const T* bias;
-  Rows<Out> out;
-
-  template <int kCount>
-  TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
-    float values[kCount], addends[kCount];
-    simt::LoadPack(x.data + row * x.stride + column, values);
-    simt::LoadPack(bias + column, addends);
-    for (int i = 0; i < kCount; ++i) values[i] += addends[i];
-    simt::StorePack(values, out.data + row * out.stride + column);
-  }
-};
-
-template <typename X, typename T, typename Out>
-void LaunchAddBias(simt::Stream stream, const TensorView& x, const TensorView& bias,
-                   const TensorView& out) {
-  const AddBiasBody<X, T, Out> body = {AsRows<X>(x), bias.as<T>(), AsRows<Out>(out)};
-  LaunchForEach(stream, body.x.rows, body.x.columns, body, body.x, body.bias, body.out);
-}
-
-}  // namespace
-
+// The bias is the last step of a sum of products over shards.
 void DeviceKernels::AddBiasTo(const TensorView& bias, const TensorView& x) {
   const Operation here("AddBiasTo", bias, x);
   WithType(x.dtype(), [&]<typename X>(X) {
-    WithType(bias.dtype(), [&]<typename T>(T) { LaunchAddBias<X, T, X>(stream(), x, bias, x); });
+    WithType(bias.dtype(), [&]<typename T>(T) {
+      const Rows<X> rows = AsRows<X>(x);
+      LaunchMap(stream(), Plus(), std::tuple(rows, AsOneRow<T>(bias, rows.rows)), std::tuple(rows));
+    });
   });
 }
 
@@ -320,8 +267,11 @@ void DeviceKernels::Run(const ops::AddBias& op) {
     if (op.x.data() != op.out.data()) Copy({op.x, op.out});
     return;
   }
-  WithType(op.out.dtype(),
-           [&]<typename T>(T) { LaunchAddBias<float, T, T>(stream(), op.x, op.bias, op.out); });
+  WithType(op.out.dtype(), [&]<typename T>(T) {
+    const Rows<float> x = AsRows<float>(op.x);
+    LaunchMap(stream(), Plus(), std::tuple(x, AsOneRow<T>(op.bias, x.rows)),
+              std::tuple(AsRows<T>(op.out)));
+  });
 }
 
 namespace {
@@ -334,17 +284,10 @@ TESSERA_KERNEL void SumRuns(Rows<T> x, RowRuns runs, float* partials) {
   const int64_t run = simt::BlockY(), end = runs.End(run);
   float sums[kCount] = {}, values[kCount];
   for (int64_t row = runs.Begin(run); row < end; ++row) {
-    simt::LoadPack(x.data + row * x.stride + column, values);
+    simt::LoadPack(x.At(row, column), values);
     for (int i = 0; i < kCount; ++i) sums[i] += values[i];
   }
   simt::StorePack(sums, partials + run * x.columns + column);
-}
-
-template <int kCount, typename T>
-void LaunchSumRuns(simt::Stream stream, const Rows<T>& x, const RowRuns& runs, float* partials) {
-  simt::Launch<SumRuns<kCount, T>>(
-      {simt::BlocksOf(x.columns / kCount, kColumnThreads), runs.runs()}, kColumnThreads, 0, stream,
-      x, runs, partials);
 }
 
 }  // namespace
@@ -354,13 +297,14 @@ void DeviceKernels::Run(const ops::SumRows& op) {
   WithType(op.x.dtype(), [&]<typename T>(T) {
     const Rows<T> x = AsRows<T>(op.x);
     const RowRuns runs(x.rows);
-    float* const partials = static_cast<float*>(Scratch(runs.PartialBytes(x.columns)));
+    float* const partials = Scratch<float>(runs.Partials(x.columns));
     if (partials == nullptr) return;
-    if (AllowsPacks<kPackOf<T>>(x)) {
-      LaunchSumRuns<kPackOf<T>>(stream(), x, runs, partials);
-    } else {
-      LaunchSumRuns<1>(stream(), x, runs, partials);
-    }
+    WithBool(AllowsPacks<kPackOf<T>>(x), [&]<bool kPacks>(std::bool_constant<kPacks>) {
+      constexpr int kCount = kPacks ? kPackOf<T> : 1;
+      simt::Launch<SumRuns<kCount, T>>(
+          {simt::BlocksOf(x.columns / kCount, kColumnThreads), runs.runs()}, kColumnThreads, 0,
+          stream(), x, runs, partials);
+    });
     LaunchAddRuns<1>(stream(), partials, runs, x.columns, op.accumulate, {{op.out.as<float>()}});
   });
 }

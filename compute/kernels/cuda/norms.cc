@@ -1,16 +1,13 @@
 // LayerNorm and RMSNorm. R rows, C columns.
 
-#include <glog/logging.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
 
-#include "compute/kernels/cuda/column_sums.h"
 #include "compute/kernels/cuda/device_kernels.h"
-#include "compute/kernels/cuda/norm_rows.h"
 #include "compute/kernels/cuda/operation.h"
+#include "compute/kernels/cuda/row_kernels.h"
 #include "compute/kernels/cuda/simt.h"
 #include "compute/tensor/tensor.h"
 
@@ -50,7 +47,7 @@ TESSERA_KERNEL void NormForwardRows(NormInput<kAdds, T> input, NormOutput<T> op)
       if constexpr (kFirst) {
         input.template First<kPacks>(row, column, left, values);
       } else if (!is_held) {
-        LoadRun<kPacks>(input.x.data + row * input.x.stride + column, left, values);
+        LoadRun<kPacks>(input.x.At(row, column), left, values);
       }
       body(column, left, values);
     };
@@ -90,7 +87,7 @@ TESSERA_KERNEL void NormForwardRows(NormInput<kAdds, T> input, NormOutput<T> op)
         values[i] *= rstd * scales[i];
       }
     }
-    StoreRun<kPacks>(values, left, op.out.data + row * op.out.stride + column);
+    StoreRun<kPacks>(values, left, op.out.At(row, column));
   });
   if (simt::Lane() != 0) return;
   if constexpr (kCenters) op.means[row] = mean;
@@ -108,9 +105,9 @@ void LaunchNormForward(simt::Stream stream, const NormInput<kAdds, T>& input, co
     to.bias = op.bias.template as<T>();
     to.means = op.mean.template as<float>();
   }
-  const bool packs = AllowsPacks(input) && AllowsPacks<kPack>(to.out) &&
-                     AllowsPacks<kPack>(to.weight) && AllowsPacks<kPack>(to.bias);
-  WithPacks(packs, [&]<bool kPacks>(std::bool_constant<kPacks>) {
+  const bool packs =
+      AllowsPacks(input) && AllowsPacks<kPack>(to.out) && AllowsPacks<kPack>(to.weight, to.bias);
+  WithBool(packs, [&]<bool kPacks>(std::bool_constant<kPacks>) {
     simt::Launch<NormForwardRows<kCenters, kPacks, kAdds, T>>(
         WarpRowGrid(input.x.rows), kWarpRowThreads, 0, stream, input, to);
   });
@@ -156,6 +153,17 @@ struct NormGradient {
   Rows<T> d_x;
   bool accumulate_dx;
 };
+
+template <typename T, typename Op>
+NormGradient<T> NormGradientOf(const Op& op, const float* means) {
+  return {AsRows<T>(op.d_out),
+          AsRows<T>(op.x),
+          op.weight.template as<T>(),
+          means,
+          op.rstd.template as<float>(),
+          AsRows<T>(op.d_x),
+          op.accumulate_dx};
+}
 
 inline constexpr int kMaxNormThreads = 512;
 // Where accumulators are larger, they are in global memory; every device has this much.
@@ -226,7 +234,7 @@ TESSERA_KERNEL void NormBackwardRuns(NormGradient<T> op, RowRuns runs, int round
     const float mean_g = kCenters ? row_sums[kQuantities - 1] / static_cast<float>(columns) : 0.0f;
     for_own_runs([&](int round, int64_t column, int64_t left) {
       float values[kPack], scales[kPack], dy[kPack], before[kPack] = {};
-      T* const to = op.d_x.data + row * op.d_x.stride + column;
+      T* const to = op.d_x.At(row, column);
       LoadRun<kPacks>(from + column, left, values);
       LoadRun<kPacks>(op.weight + column, left, scales);
       LoadRun<kPacks>(gradients + column, left, dy);
@@ -262,18 +270,16 @@ void LaunchNormBackward(simt::Stream stream, const NormGradient<T>& op, const Ro
   const int threads = static_cast<int>(std::min<int64_t>(warps * simt::kWarpSize, kMaxNormThreads));
   const int rounds = static_cast<int>(simt::BlocksOf(packs, threads));
   const int64_t own_bytes = 2 * kQuantities * simt::kWarpSize * sizeof(float);
-  const int64_t bytes = own_bytes + int64_t{kQuantities} * rounds * threads * kPack * 4;
-  WithPacks(AllowsPacks<kPack>(op.d_out) && AllowsPacks<kPack>(op.x) &&
-                AllowsPacks<kPack>(op.d_x) && AllowsPacks<kPack>(op.weight),
-            [&]<bool kPacks>(std::bool_constant<kPacks>) {
-              if (bytes <= kMaxNormSharedBytes) {
-                simt::Launch<NormBackwardRuns<kCenters, kPacks, true, T>>(
-                    {runs.runs()}, threads, bytes, stream, op, runs, rounds, partials);
-              } else {
-                simt::Launch<NormBackwardRuns<kCenters, kPacks, false, T>>(
-                    {runs.runs()}, threads, own_bytes, stream, op, runs, rounds, partials);
-              }
-            });
+  const int64_t sums_bytes = int64_t{kQuantities} * rounds * threads * kPack * 4;
+  const bool shared = own_bytes + sums_bytes <= kMaxNormSharedBytes;
+  WithBool(AllowsPacks<kPack>(op.d_out, op.x, op.d_x) && AllowsPacks<kPack>(op.weight),
+           [&]<bool kPacks>(std::bool_constant<kPacks>) {
+             WithBool(shared, [&]<bool kShared>(std::bool_constant<kShared>) {
+               simt::Launch<NormBackwardRuns<kCenters, kPacks, kShared, T>>(
+                   {runs.runs()}, threads, own_bytes + (kShared ? sums_bytes : 0), stream, op, runs,
+                   rounds, partials);
+             });
+           });
   LaunchAddRuns<kQuantities>(stream, partials, runs, op.x.columns, accumulate, outputs);
 }
 
@@ -282,13 +288,11 @@ void LaunchNormBackward(simt::Stream stream, const NormGradient<T>& op, const Ro
 void DeviceKernels::Run(const ops::LayerNormBackward& op) {
   const Operation here("LayerNormBackward", op.d_out, op.x, op.weight, op.mean);
   WithType(op.x.dtype(), [&]<typename T>(T) {
-    const NormGradient<T> gradient = {AsRows<T>(op.d_out), AsRows<T>(op.x),     op.weight.as<T>(),
-                                      op.mean.as<float>(), op.rstd.as<float>(), AsRows<T>(op.d_x),
-                                      op.accumulate_dx};
+    const NormGradient<T> gradient = NormGradientOf<T>(op, op.mean.as<float>());
     const RowRuns runs(gradient.x.rows);
-    void* const partials = Scratch(runs.PartialBytes(2 * gradient.x.columns));
+    float* const partials = Scratch<float>(runs.Partials(2 * gradient.x.columns));
     if (partials == nullptr) return;
-    LaunchNormBackward<true>(stream(), gradient, runs, static_cast<float*>(partials), op.accumulate,
+    LaunchNormBackward<true>(stream(), gradient, runs, partials, op.accumulate,
                              {{op.d_weight.as<float>(), op.d_bias.as<float>()}});
   });
 }
@@ -296,14 +300,12 @@ void DeviceKernels::Run(const ops::LayerNormBackward& op) {
 void DeviceKernels::Run(const ops::RmsNormBackward& op) {
   const Operation here("RmsNormBackward", op.d_out, op.x, op.weight, op.rstd);
   WithType(op.x.dtype(), [&]<typename T>(T) {
-    const NormGradient<T> gradient = {
-        AsRows<T>(op.d_out), AsRows<T>(op.x),   op.weight.as<T>(), nullptr,
-        op.rstd.as<float>(), AsRows<T>(op.d_x), op.accumulate_dx};
+    const NormGradient<T> gradient = NormGradientOf<T>(op, nullptr);
     const RowRuns runs(gradient.x.rows);
-    void* const partials = Scratch(runs.PartialBytes(gradient.x.columns));
+    float* const partials = Scratch<float>(runs.Partials(gradient.x.columns));
     if (partials == nullptr) return;
-    LaunchNormBackward<false>(stream(), gradient, runs, static_cast<float*>(partials),
-                              op.accumulate, {{op.d_weight.as<float>()}});
+    LaunchNormBackward<false>(stream(), gradient, runs, partials, op.accumulate,
+                              {{op.d_weight.as<float>()}});
   });
 }
 

@@ -1,15 +1,19 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CUDA_OPERATION_H_
 #define TESSERA_COMPUTE_KERNELS_CUDA_OPERATION_H_
 
-// What every operation uses: operands as kernels get them, by value; a kernel over the elements of
-// a matrix; the name of an operation for errors of its launches.
+// What every operation uses: operands as kernels get them, by value; kernels over the elements of
+// matrices; the name of an operation for errors of its launches.
 
 #include <glog/logging.h>
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 
 #include "compute/kernels/cuda/simt.h"
 #include "compute/kernels/cuda/simt_common.h"
@@ -32,28 +36,17 @@ void WithType(DType dtype, Body&& body) {
   }
 }
 
-// A matrix [rows, columns], dense in its columns. `stride` is the distance of rows in elements.
+// A matrix [rows, columns], dense in its columns. `stride` is the distance of rows in elements: 0
+// where a vector is every row.
 template <typename T>
 struct Rows {
   T* data = nullptr;
   int64_t rows = 0;
   int64_t columns = 0;
   int64_t stride = 0;
-};
 
-// The type of the elements of a Rows or of a vector.
-template <typename Operand>
-struct ElementOfOperand;
-template <typename T>
-struct ElementOfOperand<Rows<T>> {
-  using Type = T;
+  TESSERA_DEVICE T* At(int64_t row, int64_t column) const { return data + row * stride + column; }
 };
-template <typename T>
-struct ElementOfOperand<T*> {
-  using Type = T;
-};
-template <typename Operand>
-using ElementOf = typename ElementOfOperand<Operand>::Type;
 
 // Treats all dims but the last as rows: a strided matrix, or a contiguous tensor of any rank.
 template <typename T>
@@ -69,20 +62,34 @@ Rows<T> AsRows(const TensorView& x) {
   return {x.as<T>(), columns == 0 ? 0 : x.elements() / columns, columns, columns};
 }
 
+// A contiguous tensor as one row, or as every row of `rows`.
+template <typename T>
+Rows<T> AsOneRow(const TensorView& x, int64_t rows = 1) {
+  return {x.as<T>(), rows, x.elements(), rows == 1 ? x.elements() : 0};
+}
+
 // Elements that a thread loads at once where all operands allow it: 16 bytes of them; of several
 // types, of the smallest.
 template <typename... T>
 inline constexpr int kPackOf = 16 / static_cast<int>(std::min({sizeof(T)...}));
 
-// Whether the vector, or every row of the operand, can be read in packs of kCount elements.
-template <int kCount, typename T>
-bool AllowsPacks(const T* vector) {
-  return reinterpret_cast<uintptr_t>(vector) % simt::kPackAlignment<T, kCount> == 0;
+// Whether the vectors, or every row of the operands, can be read in packs of kCount elements.
+template <int kCount, typename... T>
+bool AllowsPacks(const T*... vectors) {
+  return (... && (reinterpret_cast<uintptr_t>(vectors) % simt::kPackAlignment<T, kCount> == 0));
 }
 
-template <int kCount, typename T>
-bool AllowsPacks(const Rows<T>& x) {
-  return x.columns % kCount == 0 && x.stride % kCount == 0 && AllowsPacks<kCount>(x.data);
+template <int kCount, typename... T>
+bool AllowsPacks(const Rows<T>&... x) {
+  return (... && (x.columns % kCount == 0 && x.stride % kCount == 0)) &&
+         AllowsPacks<kCount>(x.data...);
+}
+
+// Calls body(std::true_type()) or body(std::false_type()).
+template <typename Body>
+void WithBool(bool value, Body body) {
+  if (value) return body(std::true_type());
+  body(std::false_type());
 }
 
 inline constexpr int kElementwiseThreads = 256;
@@ -115,18 +122,51 @@ void LaunchRuns(simt::Stream stream, int64_t rows, int64_t columns, const Body& 
 }
 
 // Calls body.Run<kCount>(row, column) for every run of kCount columns of a matrix, with the kCount
-// of packs where all `operands`, Rows and vectors, allow them, or else 1; without operands 1. A
-// result must not depend on kCount.
-template <typename Body, typename... Operands>
+// of packs where all `operands` allow them, or else 1; without operands 1. A result must not depend
+// on kCount.
+template <typename Body, typename... T>
 void LaunchForEach(simt::Stream stream, int64_t rows, int64_t columns, const Body& body,
-                   const Operands&... operands) {
+                   const Rows<T>&... operands) {
   if constexpr (sizeof...(operands) > 0) {
-    constexpr int kPack = kPackOf<ElementOf<Operands>...>;
-    if ((AllowsPacks<kPack>(operands) && ...)) {
-      return LaunchRuns<kPack>(stream, rows, columns, body);
-    }
+    constexpr int kPack = kPackOf<T...>;
+    if (AllowsPacks<kPack>(operands...)) return LaunchRuns<kPack>(stream, rows, columns, body);
   }
   LaunchRuns<1>(stream, rows, columns, body);
+}
+
+template <typename F, typename Inputs, typename Outputs>
+struct MapBody;
+template <typename F, typename... In, typename... Out>
+struct MapBody<F, std::tuple<Rows<In>...>, std::tuple<Rows<Out>...>> {
+  F f;
+  std::tuple<Rows<In>...> inputs;
+  std::tuple<Rows<Out>...> outputs;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
+    float values[sizeof...(In)][kCount];
+    [&]<size_t... i>(std::index_sequence<i...>) {
+      (simt::LoadPack(std::get<i>(inputs).At(row, column), values[i]), ...);
+      for (int j = 0; j < kCount; ++j) f(values[i][j]...);
+    }
+    (std::index_sequence_for<In...>());
+    [&]<size_t... i>(std::index_sequence<i...>) {
+      (simt::StorePack(values[i], std::get<i>(outputs).At(row, column)), ...);
+    }
+    (std::index_sequence_for<Out...>());
+  }
+};
+
+// Elementwise: f(value of each input) changes the first of its arguments, in fp32, which become the
+// values of the outputs. Outputs may be inputs.
+template <typename F, typename... In, typename... Out>
+void LaunchMap(simt::Stream stream, const F& f, const std::tuple<Rows<In>...>& inputs,
+               const std::tuple<Rows<Out>...>& outputs) {
+  const MapBody<F, std::tuple<Rows<In>...>, std::tuple<Rows<Out>...>> body = {f, inputs, outputs};
+  const auto& shape = std::get<0>(outputs);
+  std::apply(
+      [&](const auto&... x) { LaunchForEach(stream, shape.rows, shape.columns, body, x...); },
+      std::tuple_cat(inputs, outputs));
 }
 
 // An operation of Backend, named with the shapes of its first operands by errors of the launches

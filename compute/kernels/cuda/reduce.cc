@@ -1,7 +1,5 @@
 // Sums over tensors in fp64: blocks of a fixed size, then the binary tree over the blocks.
 
-#include <glog/logging.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -122,8 +120,7 @@ void DeviceKernels::SumAll(std::span<const TensorView> tensors, int64_t block, b
     most_groups = std::max(most_groups, list.groups);
   }
   const int64_t bytes = static_cast<int64_t>(sums.size_bytes());
-  double* const on_device =
-      static_cast<double*>(Scratch(bytes + most_groups * static_cast<int64_t>(sizeof(double))));
+  double* const on_device = Scratch<double>(static_cast<int64_t>(sums.size()) + most_groups);
   if (on_device == nullptr || bytes == 0) return;
   double *const groups = on_device + sums.size(), *next = on_device;
   for (const SummedList& list : lists) {

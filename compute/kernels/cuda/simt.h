@@ -45,7 +45,7 @@
 // launches beyond the device's limits; packs that are not aligned. Shared memory starts out as NaN.
 // Blocks, and the threads of a block, run in a random order that a seed repeats. AddressSanitizer
 // finds accesses outside global memory. In sources that are compiled with -fsanitize=thread, which
-// all kernels are, races between blocks on global memory are found, too (global_access.h).
+// all kernels are, races between blocks on global memory are found, too (memory_access.h).
 
 #ifdef __CUDACC__
 #include "compute/kernels/cuda/simt_device.h"

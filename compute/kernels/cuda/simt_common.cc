@@ -2,13 +2,16 @@
 
 #include <cctype>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace tessera::simt {
 namespace {
 
 thread_local const LaunchScope* current_scope = nullptr;
+thread_local std::string first_error;
 
 bool IsIdentifier(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
 
@@ -20,6 +23,24 @@ LaunchScope::~LaunchScope() { current_scope = outer_; }
 
 std::string LaunchScope::DescribeCurrent() {
   return current_scope == nullptr ? "" : " in " + current_scope->Describe();
+}
+
+std::string& LaunchError() { return first_error; }
+
+std::string TakeLaunchError() { return std::exchange(first_error, ""); }
+
+void KeepLaunchError(std::string_view pretty_name, const Grid& grid, int threads,
+                     int64_t shared_bytes, const char* error) {
+  if (!first_error.empty()) return;
+  first_error = ShortKernelName(pretty_name) + ": launched with a grid of " + ToString(grid) +
+                ", blocks of " + std::to_string(threads) + " threads, " +
+                std::to_string(shared_bytes) + " bytes of shared memory" +
+                LaunchScope::DescribeCurrent() + ": " + error;
+}
+
+std::string ToString(const Grid& grid) {
+  return "(" + std::to_string(grid.x) + "," + std::to_string(grid.y) + "," +
+         std::to_string(grid.z) + ")";
 }
 
 // Compilers write "... [kKernel = &a::(anonymous namespace)::Name<T>]" or "... [with auto kKernel =

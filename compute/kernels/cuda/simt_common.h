@@ -61,6 +61,15 @@ class LaunchScope {
   const LaunchScope* const outer_;
 };
 
+// The first error of the calling thread's launches since the last TakeLaunchError(): the kernel,
+// its launch, and what is wrong with it; empty if there was none.
+std::string& LaunchError();
+std::string TakeLaunchError();
+void KeepLaunchError(std::string_view pretty_name, const Grid& grid, int threads,
+                     int64_t shared_bytes, const char* error);
+
+std::string ToString(const Grid& grid);
+
 // "GeluForward<float>", say: the function that is kKernel, without namespaces.
 std::string ShortKernelName(std::string_view pretty_name);
 

@@ -6,8 +6,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <string>
-#include <string_view>
 #include <type_traits>
 
 #include "compute/kernels/cuda/simt_common.h"
@@ -149,13 +147,6 @@ TESSERA_DEVICE void StorePack(const float (&from)[kCount], T* to) {
   }
 }
 
-// Keeps the first error of the calling thread's launches since its last TakeLaunchError().
-void KeepLaunchError(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
-                     cudaError_t error);
-// The first error of the calling thread: the kernel, its launch, and CUDA's word for it; empty if
-// there was none.
-std::string TakeLaunchError();
-
 template <auto kKernel, typename... Arguments>
 void Launch(Grid grid, int threads, int64_t shared_bytes, Stream stream, Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
@@ -172,7 +163,8 @@ void Launch(Grid grid, int threads, int64_t shared_bytes, Stream stream, Argumen
     error = cudaGetLastError();
   }
   if (error != cudaSuccess) {
-    KeepLaunchError(PrettyKernelName<kKernel>(), grid, threads, shared_bytes, error);
+    KeepLaunchError(PrettyKernelName<kKernel>(), grid, threads, shared_bytes,
+                    cudaGetErrorString(error));
   }
 }
 

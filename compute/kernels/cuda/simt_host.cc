@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -17,8 +16,7 @@
 #include <vector>
 
 #include "compute/kernels/cuda/fiber.h"
-#include "compute/kernels/cuda/global_access.h"
-#include "compute/kernels/cuda/shared_access.h"
+#include "compute/kernels/cuda/memory_access.h"
 #include "compute/kernels/cuda/simt_common.h"
 
 namespace tessera::simt {
@@ -48,11 +46,6 @@ std::string ToString(const Site& site) {
          std::to_string(site.line);
 }
 
-std::string ToString(const Grid& grid) {
-  return "(" + std::to_string(grid.x) + "," + std::to_string(grid.y) + "," +
-         std::to_string(grid.z) + ")";
-}
-
 // Runs the blocks of this thread's launches.
 class Simulator;
 thread_local Simulator* running = nullptr;  // while a thread of a block runs
@@ -63,7 +56,6 @@ class Simulator {
     options_ = options;
     random_.seed(options.seed);
   }
-  std::string TakeError() { return std::exchange(error_, ""); }
   Counters TakeCounters() { return std::exchange(counters_, {}); }
 
   void Run(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
@@ -81,7 +73,6 @@ class Simulator {
 
  private:
   bool WithinLimits(Grid grid, int threads, int64_t shared_bytes);
-  void RunBlocks(int threads, int64_t shared_bytes, const std::function<void()>& thread_body);
   std::vector<int64_t> BlockOrder(int64_t blocks);
   void RunBlock(int threads, int64_t shared_bytes, const std::function<void()>& thread_body);
   void RunThread(int index, const std::function<void()>& thread_body);
@@ -94,7 +85,7 @@ class Simulator {
 
   SimulatorOptions options_;
   std::mt19937_64 random_{options_.seed};
-  std::string error_;
+  std::string& error_ = LaunchError();
   Counters counters_;
   std::string kernel_;
   Grid grid_;
@@ -172,19 +163,14 @@ void Simulator::Run(std::string_view pretty_name, Grid grid, int threads, int64_
   if (WithinLimits(grid, threads, shared_bytes) && grid.x > 0 && grid.y > 0 && grid.z > 0) {
     ++counters_.launches;
     global_.Reset();
-    RunBlocks(threads, shared_bytes, thread_body);
+    for (const int64_t block : BlockOrder(grid.x * grid.y * grid.z)) {
+      position.block = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
+      block_index_ = block;
+      RunBlock(threads, shared_bytes, thread_body);
+      if (!error_.empty()) break;
+    }
   }
   if (!error_.empty()) error_ += scope;
-}
-
-void Simulator::RunBlocks(int threads, int64_t shared_bytes,
-                          const std::function<void()>& thread_body) {
-  for (const int64_t block : BlockOrder(grid_.x * grid_.y * grid_.z)) {
-    position.block = {block % grid_.x, block / grid_.x % grid_.y, block / grid_.x / grid_.y};
-    block_index_ = block;
-    RunBlock(threads, shared_bytes, thread_body);
-    if (!error_.empty()) return;
-  }
 }
 
 void Simulator::RunBlock(int threads, int64_t shared_bytes,
@@ -447,8 +433,6 @@ void RunLaunch(std::string_view pretty_name, Grid grid, int threads, int64_t sha
 void SetSimulatorOptions(const SimulatorOptions& options) {
   internal::ThisSimulator().SetOptions(options);
 }
-
-std::string TakeLaunchError() { return internal::ThisSimulator().TakeError(); }
 
 Counters TakeCounters() { return internal::ThisSimulator().TakeCounters(); }
 

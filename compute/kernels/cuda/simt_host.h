@@ -13,7 +13,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "compute/kernels/cuda/shared_access.h"
+#include "compute/kernels/cuda/memory_access.h"
 #include "compute/kernels/cuda/simt_common.h"
 #include "compute/tensor/bfloat16.h"
 
@@ -43,12 +43,9 @@ struct SimulatorOptions {
   // Runs that many blocks of larger grids: the first, the last, and others at random. 0: all.
   int64_t sampled_blocks = 0;
 };
-// Sets the options for launches of the calling thread.
+// Sets the options for launches of the calling thread. After an error, they do nothing until it is
+// taken by TakeLaunchError().
 void SetSimulatorOptions(const SimulatorOptions& options);
-
-// The first error of the calling thread's launches since the last call; empty if there was none.
-// After an error, launches do nothing until it is taken.
-std::string TakeLaunchError();
 
 // What this thread's launches have run.
 struct Counters {

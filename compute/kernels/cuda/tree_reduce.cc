@@ -33,15 +33,6 @@ template <typename T>
 using Partial = std::conditional_t<std::is_same_v<T, BFloat16>, float, T>;
 
 template <typename T>
-TESSERA_DEVICE Partial<T> Widen(T value) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    return simt::ToFloat(value);
-  } else {
-    return value;
-  }
-}
-
-template <typename T>
 TESSERA_DEVICE T Narrow(Partial<T> value) {
   if constexpr (std::is_same_v<T, BFloat16>) {
     return simt::FromFloat<BFloat16>(value);
@@ -72,7 +63,7 @@ TESSERA_KERNEL void ReduceTree(TreeInputs<T> inputs, int64_t elements, Out* outp
   if (i >= elements) return;
   A subtrees[kLevels] = {};
   for (int input = 0; input < inputs.count; ++input) {
-    A sum = Widen(inputs.at[input][i]);
+    A sum = static_cast<A>(inputs.at[input][i]);
     bool placed = false;
 #pragma unroll
     for (int level = 0; level < kLevels; ++level) {

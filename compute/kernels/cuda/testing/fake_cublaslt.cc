@@ -8,9 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <map>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "compute/kernels/cuda/cublaslt_abi.h"
@@ -174,29 +172,37 @@ struct Operation {
 
 }  // namespace
 
+FakeCublasLt::FakeCublasLt(FakeDeviceRuntime& device, const FakeCublasLtOptions& options)
+    : device_(device), options_(options) {
+#define TESSERA_SET_FUNCTION(Result, Name, Parameters) \
+  Name = [this](auto... arguments) { return Run##Name(arguments...); };
+  TESSERA_CUBLASLT_FUNCTIONS(TESSERA_SET_FUNCTION)
+#undef TESSERA_SET_FUNCTION
+}
+
 FakeCublasLt::~FakeCublasLt() { CHECK_EQ(live_objects_, 0) << "descriptors were not destroyed"; }
 
-CublasLtApi::Status FakeCublasLt::Create(Handle* handle) {
+CublasLtApi::Status FakeCublasLt::RunCreate(Handle* handle) {
   ++live_objects_;
   *handle = this;
   return kSuccess;
 }
 
-CublasLtApi::Status FakeCublasLt::Destroy(Handle handle) {
+CublasLtApi::Status FakeCublasLt::RunDestroy(Handle handle) {
   --live_objects_;
   return handle == this ? kSuccess : kInvalidValue;
 }
 
-CublasLtApi::Status FakeCublasLt::MatmulDescCreate(MatmulDesc* desc, int compute_type,
-                                                   int scale_type) {
+CublasLtApi::Status FakeCublasLt::RunMatmulDescCreate(MatmulDesc* desc, int compute_type,
+                                                      int scale_type) {
   if (scale_type != cublaslt_abi::kReal32F) return kInvalidValue;
   ++live_objects_;
   *desc = new Desc{.compute_type = compute_type, .scale_type = scale_type};
   return kSuccess;
 }
 
-CublasLtApi::Status FakeCublasLt::MatmulDescSetAttribute(MatmulDesc desc, int attribute,
-                                                         const void* value, size_t bytes) {
+CublasLtApi::Status FakeCublasLt::RunMatmulDescSetAttribute(MatmulDesc desc, int attribute,
+                                                            const void* value, size_t bytes) {
   Desc& to = *static_cast<Desc*>(desc);
   bool right = false;
   if (attribute == cublaslt_abi::kDescTransA) right = Assign(value, bytes, &to.operation_a);
@@ -208,14 +214,15 @@ CublasLtApi::Status FakeCublasLt::MatmulDescSetAttribute(MatmulDesc desc, int at
   return right ? kSuccess : kInvalidValue;
 }
 
-CublasLtApi::Status FakeCublasLt::MatmulDescDestroy(MatmulDesc desc) {
+CublasLtApi::Status FakeCublasLt::RunMatmulDescDestroy(MatmulDesc desc) {
   --live_objects_;
   delete static_cast<Desc*>(desc);
   return kSuccess;
 }
 
-CublasLtApi::Status FakeCublasLt::MatrixLayoutCreate(MatrixLayout* layout, int type, uint64_t rows,
-                                                     uint64_t columns, int64_t leading_dim) {
+CublasLtApi::Status FakeCublasLt::RunMatrixLayoutCreate(MatrixLayout* layout, int type,
+                                                        uint64_t rows, uint64_t columns,
+                                                        int64_t leading_dim) {
   if (!IsKnown(type) || rows == 0 || columns == 0 || leading_dim < static_cast<int64_t>(rows)) {
     return kInvalidValue;
   }
@@ -224,20 +231,21 @@ CublasLtApi::Status FakeCublasLt::MatrixLayoutCreate(MatrixLayout* layout, int t
   return kSuccess;
 }
 
-CublasLtApi::Status FakeCublasLt::MatrixLayoutDestroy(MatrixLayout layout) {
+CublasLtApi::Status FakeCublasLt::RunMatrixLayoutDestroy(MatrixLayout layout) {
   --live_objects_;
   delete static_cast<Layout*>(layout);
   return kSuccess;
 }
 
-CublasLtApi::Status FakeCublasLt::PreferenceCreate(Preference* preference) {
+CublasLtApi::Status FakeCublasLt::RunMatmulPreferenceCreate(Preference* preference) {
   ++live_objects_;
   *preference = new Preferences;
   return kSuccess;
 }
 
-CublasLtApi::Status FakeCublasLt::PreferenceSetAttribute(Preference preference, int attribute,
-                                                         const void* value, size_t bytes) {
+CublasLtApi::Status FakeCublasLt::RunMatmulPreferenceSetAttribute(Preference preference,
+                                                                  int attribute, const void* value,
+                                                                  size_t bytes) {
   Preferences& to = *static_cast<Preferences*>(preference);
   bool right = false;
   if (attribute == cublaslt_abi::kPrefMaxWorkspaceBytes) {
@@ -253,17 +261,15 @@ CublasLtApi::Status FakeCublasLt::PreferenceSetAttribute(Preference preference, 
   return right ? kSuccess : kInvalidValue;
 }
 
-CublasLtApi::Status FakeCublasLt::PreferenceDestroy(Preference preference) {
+CublasLtApi::Status FakeCublasLt::RunMatmulPreferenceDestroy(Preference preference) {
   --live_objects_;
   delete static_cast<Preferences*>(preference);
   return kSuccess;
 }
 
-CublasLtApi::Status FakeCublasLt::AlgoGetHeuristic(Handle /*handle*/, MatmulDesc desc,
-                                                   MatrixLayout a, MatrixLayout b, MatrixLayout c,
-                                                   MatrixLayout d, Preference preference,
-                                                   int requested, HeuristicResult* results,
-                                                   int* returned) {
+CublasLtApi::Status FakeCublasLt::RunMatmulAlgoGetHeuristic(
+    Handle /*handle*/, MatmulDesc desc, MatrixLayout a, MatrixLayout b, MatrixLayout c,
+    MatrixLayout d, Preference preference, int requested, HeuristicResult* results, int* returned) {
   const Layout &la = *static_cast<Layout*>(a), &lb = *static_cast<Layout*>(b);
   const Layout &lc = *static_cast<Layout*>(c), &ld = *static_cast<Layout*>(d);
   const Desc& descriptor = *static_cast<Desc*>(desc);
@@ -304,9 +310,9 @@ CublasLtApi::Status FakeCublasLt::AlgoGetHeuristic(Handle /*handle*/, MatmulDesc
   return kSuccess;
 }
 
-CublasLtApi::Status FakeCublasLt::AlgoConfigGetAttribute(const Algo* algo, int attribute,
-                                                         void* value, size_t bytes,
-                                                         size_t* written) {
+CublasLtApi::Status FakeCublasLt::RunMatmulAlgoConfigGetAttribute(const Algo* algo, int attribute,
+                                                                  void* value, size_t bytes,
+                                                                  size_t* written) {
   if (attribute != cublaslt_abi::kAlgoReductionScheme || bytes != sizeof(uint32_t)) {
     return kInvalidValue;
   }
@@ -316,12 +322,12 @@ CublasLtApi::Status FakeCublasLt::AlgoConfigGetAttribute(const Algo* algo, int a
   return kSuccess;
 }
 
-CublasLtApi::Status FakeCublasLt::Matmul(Handle handle, MatmulDesc desc, const void* alpha,
-                                         const void* a, MatrixLayout a_layout, const void* b,
-                                         MatrixLayout b_layout, const void* beta, const void* c,
-                                         MatrixLayout c_layout, void* d, MatrixLayout d_layout,
-                                         const Algo* algo, void* workspace, size_t workspace_bytes,
-                                         StreamHandle stream) {
+CublasLtApi::Status FakeCublasLt::RunMatmul(Handle handle, MatmulDesc desc, const void* alpha,
+                                            const void* a, MatrixLayout a_layout, const void* b,
+                                            MatrixLayout b_layout, const void* beta, const void* c,
+                                            MatrixLayout c_layout, void* d, MatrixLayout d_layout,
+                                            const Algo* algo, void* workspace,
+                                            size_t workspace_bytes, StreamHandle stream) {
   const Operation operation = {.desc = *static_cast<Desc*>(desc),
                                .a = *static_cast<Layout*>(a_layout),
                                .b = *static_cast<Layout*>(b_layout),
@@ -357,14 +363,21 @@ CublasLtApi::Status FakeCublasLt::Matmul(Handle handle, MatmulDesc desc, const v
   return kSuccess;
 }
 
-std::string FakeCublasLt::StatusString(Status status) {
-  static const std::map<Status, std::string> names = {
-      {kSuccess, "CUBLAS_STATUS_SUCCESS"},
-      {kInvalidValue, "CUBLAS_STATUS_INVALID_VALUE"},
-      {kExecutionFailed, "CUBLAS_STATUS_EXECUTION_FAILED"},
-      {kNotSupported, "CUBLAS_STATUS_NOT_SUPPORTED"}};
-  const auto found = names.find(status);
-  return found == names.end() ? "status " + std::to_string(status) : found->second;
+size_t FakeCublasLt::RunGetVersion() { return 0; }
+
+const char* FakeCublasLt::RunGetStatusString(Status status) {
+  switch (status) {
+    case kSuccess:
+      return "CUBLAS_STATUS_SUCCESS";
+    case kInvalidValue:
+      return "CUBLAS_STATUS_INVALID_VALUE";
+    case kExecutionFailed:
+      return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case kNotSupported:
+      return "CUBLAS_STATUS_NOT_SUPPORTED";
+    default:
+      return "an unknown status";
+  }
 }
 
 }  // namespace tessera::cuda

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "compute/kernels/cuda/cublaslt_api.h"
 #include "compute/tensor/fake_device_runtime.h"
@@ -32,10 +31,9 @@ struct FakeCublasLtOptions {
 // allows it.
 class FakeCublasLt final : public CublasLtApi {
  public:
-  explicit FakeCublasLt(FakeDeviceRuntime& device, const FakeCublasLtOptions& options = {})
-      : device_(device), options_(options) {}
+  explicit FakeCublasLt(FakeDeviceRuntime& device, const FakeCublasLtOptions& options = {});
   // Every descriptor must have been destroyed.
-  ~FakeCublasLt() override;
+  ~FakeCublasLt();
 
   // How often an algorithm was looked for, and products were queued.
   int64_t searches() const { return searches_; }
@@ -43,33 +41,11 @@ class FakeCublasLt final : public CublasLtApi {
   // Those of the products whose last step is GELU or its derivative.
   int64_t gelu_products() const { return gelu_products_; }
 
-  size_t GetVersion() override { return 0; }
-  Status Create(Handle* handle) override;
-  Status Destroy(Handle handle) override;
-  Status MatmulDescCreate(MatmulDesc* desc, int compute_type, int scale_type) override;
-  Status MatmulDescSetAttribute(MatmulDesc desc, int attribute, const void* value,
-                                size_t bytes) override;
-  Status MatmulDescDestroy(MatmulDesc desc) override;
-  Status MatrixLayoutCreate(MatrixLayout* layout, int type, uint64_t rows, uint64_t columns,
-                            int64_t leading_dim) override;
-  Status MatrixLayoutDestroy(MatrixLayout layout) override;
-  Status PreferenceCreate(Preference* preference) override;
-  Status PreferenceSetAttribute(Preference preference, int attribute, const void* value,
-                                size_t bytes) override;
-  Status PreferenceDestroy(Preference preference) override;
-  Status AlgoGetHeuristic(Handle handle, MatmulDesc desc, MatrixLayout a, MatrixLayout b,
-                          MatrixLayout c, MatrixLayout d, Preference preference, int requested,
-                          HeuristicResult* results, int* returned) override;
-  Status AlgoConfigGetAttribute(const Algo* algo, int attribute, void* value, size_t bytes,
-                                size_t* written) override;
-  Status Matmul(Handle handle, MatmulDesc desc, const void* alpha, const void* a,
-                MatrixLayout a_layout, const void* b, MatrixLayout b_layout, const void* beta,
-                const void* c, MatrixLayout c_layout, void* d, MatrixLayout d_layout,
-                const Algo* algo, void* workspace, size_t workspace_bytes,
-                StreamHandle stream) override;
-  std::string StatusString(Status status) override;
-
  private:
+#define TESSERA_DECLARE_FUNCTION(Result, Name, Parameters) Result Run##Name Parameters;
+  TESSERA_CUBLASLT_FUNCTIONS(TESSERA_DECLARE_FUNCTION)
+#undef TESSERA_DECLARE_FUNCTION
+
   FakeDeviceRuntime& device_;
   const FakeCublasLtOptions options_;
   int64_t live_objects_ = 0;

@@ -1,0 +1,159 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CUDA_ROW_KERNELS_H_
+#define TESSERA_COMPUTE_KERNELS_CUDA_ROW_KERNELS_H_
+
+// What kernels over whole rows share: norms, losses, sums over rows.
+
+#include <cstdint>
+
+#include "compute/kernels/cuda/operation.h"
+#include "compute/kernels/cuda/simt.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera::cuda {
+
+inline constexpr int kWarpRowThreads = 128;
+inline constexpr int kWarpRowsPerBlock = kWarpRowThreads / simt::kWarpSize;
+
+inline simt::Grid WarpRowGrid(int64_t rows) { return {simt::BlocksOf(rows, kWarpRowsPerBlock)}; }
+
+// The row of the calling thread's warp; the last block may have warps beyond the last row.
+TESSERA_DEVICE int64_t WarpRow() { return simt::BlockX() * kWarpRowsPerBlock + simt::WarpIndex(); }
+
+// Loads a run, with zeros for columns beyond the row. Whether it is loaded as a pack changes no
+// result: lanes have the same columns.
+template <bool kPacks, int kCount, typename T>
+TESSERA_DEVICE void LoadRun(const T* from, int64_t left, float (&to)[kCount]) {
+  if constexpr (kPacks) {
+    simt::LoadPack(from, to);
+  } else {
+    for (int i = 0; i < kCount; ++i) to[i] = i < left ? simt::ToFloat(from[i]) : 0.0f;
+  }
+}
+
+template <bool kPacks, int kCount, typename T>
+TESSERA_DEVICE void StoreRun(const float (&from)[kCount], int64_t left, T* to) {
+  if constexpr (kPacks) {
+    simt::StorePack(from, to);
+  } else {
+    for (int i = 0; i < kCount; ++i) {
+      if (i < left) to[i] = simt::FromFloat<T>(from[i]);
+    }
+  }
+}
+
+// The rows that a norm reads: those of x, or, with kAdds, those of x = a + b, which the first pass
+// over a row writes.
+template <bool kAdds, typename T>
+struct NormInput {
+  Rows<T> x, a, b;
+
+  // The run that starts at `column`, in the first pass. Later passes load what the same lane has
+  // stored.
+  template <bool kPacks>
+  TESSERA_DEVICE void First(int64_t row, int64_t column, int64_t left,
+                            float (&to)[kPackOf<T>]) const {
+    T* const at = x.At(row, column);
+    if constexpr (kAdds) {
+      float addends[kPackOf<T>];
+      LoadRun<kPacks>(a.At(row, column), left, to);
+      LoadRun<kPacks>(b.At(row, column), left, addends);
+      for (int i = 0; i < kPackOf<T>; ++i) {
+        to[i] = simt::ToFloat(simt::FromFloat<T>(to[i] + addends[i]));
+      }
+      StoreRun<kPacks>(to, left, at);
+    } else {
+      LoadRun<kPacks>(at, left, to);
+    }
+  }
+};
+
+template <typename T>
+NormInput<false, T> NormInputOf(const TensorView& x) {
+  return {AsRows<T>(x), {}, {}};
+}
+
+template <typename T>
+NormInput<true, T> NormInputOf(const TensorView& a, const TensorView& b, const TensorView& sum) {
+  return {AsRows<T>(sum), AsRows<T>(a), AsRows<T>(b)};
+}
+
+template <bool kAdds, typename T>
+bool AllowsPacks(const NormInput<kAdds, T>& input) {
+  constexpr int kPack = kPackOf<T>;
+  return AllowsPacks<kPack>(input.x) && (!kAdds || AllowsPacks<kPack>(input.a, input.b));
+}
+
+// Sums over the rows of a matrix, by column: the gradients of weights and biases. Runs of rows are
+// summed first, by whichever kernel reads the rows, then the runs, both in a fixed order.
+
+inline constexpr int kColumnThreads = 128;
+
+// The division of rows into runs: a function of their number.
+class RowRuns {
+ public:
+  explicit RowRuns(int64_t rows) : rows_(rows) {
+    // At least 16, so that partial sums are few compared with rows; at most 1024 runs, which fill a
+    // device.
+    per_run_ = simt::BlocksOf(rows, 1024);
+    if (per_run_ < 16) per_run_ = 16;
+  }
+
+  TESSERA_HOST_DEVICE int64_t runs() const { return simt::BlocksOf(rows_, per_run_); }
+  TESSERA_HOST_DEVICE int64_t Begin(int64_t run) const { return run * per_run_; }
+  TESSERA_HOST_DEVICE int64_t End(int64_t run) const {
+    const int64_t end = (run + 1) * per_run_;
+    return end < rows_ ? end : rows_;
+  }
+  // The number of partial sums of all runs in so many columns.
+  int64_t Partials(int64_t columns) const { return runs() * columns; }
+
+ private:
+  int64_t rows_;
+  int64_t per_run_;
+};
+
+template <int kQuantities>
+struct SumOutputs {
+  float* sums[kQuantities];
+};
+
+inline constexpr int kAddWarps = 16;
+inline constexpr int kAddThreads = kAddWarps * simt::kWarpSize;
+
+// outputs[quantity][column] = the sum of partials[run, quantity, column] over the runs (+ itself
+// when accumulate). Each warp adds every 16th run, in order; then the warps are added, in order.
+template <int kQuantities>
+TESSERA_KERNEL void AddRuns(const float* partials, int64_t runs, int64_t columns, bool accumulate,
+                            SumOutputs<kQuantities> outputs) {
+  const int64_t column = simt::BlockX() * simt::kWarpSize + simt::Lane();
+  const int64_t quantity = simt::BlockY();
+  float total = 0;
+  if (column < columns) {
+    for (int64_t run = simt::WarpIndex(); run < runs; run += kAddWarps) {
+      total += partials[(run * kQuantities + quantity) * columns + column];
+    }
+  }
+  simt::SharedMemory memory;
+  const simt::SharedArray<float> totals = memory.Take<float>(kAddThreads);
+  totals.Set(simt::ThreadIndex(), total);
+  simt::SyncThreads();
+  if (simt::WarpIndex() != 0 || column >= columns) return;
+  for (int i = simt::Lane() + simt::kWarpSize; i < kAddThreads; i += simt::kWarpSize) {
+    total += totals.Get(i);
+  }
+  float* const out = (quantity == 0 ? outputs.sums[0] : outputs.sums[kQuantities - 1]) + column;
+  *out = accumulate ? *out + total : total;
+}
+
+template <int kQuantities>
+void LaunchAddRuns(simt::Stream stream, const float* partials, const RowRuns& runs, int64_t columns,
+                   bool accumulate, const SumOutputs<kQuantities>& outputs) {
+  static_assert(kQuantities <= 2);
+  simt::Launch<AddRuns<kQuantities>>({simt::BlocksOf(columns, simt::kWarpSize), kQuantities},
+                                     kAddThreads, kAddThreads * sizeof(float), stream, partials,
+                                     runs.runs(), columns, accumulate, outputs);
+}
+
+}  // namespace tessera::cuda
+
+#endif  // TESSERA_COMPUTE_KERNELS_CUDA_ROW_KERNELS_H_
