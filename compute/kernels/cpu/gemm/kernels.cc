@@ -45,11 +45,15 @@ struct Fast {
   }
 };
 
+#if HWY_NATIVE_FMA
+using Fused = Fast;
+#else
 struct Fused : Fast {
   static TESSERA_INLINE FloatRegister Step(const uint32_t* a, FloatRegister b, FloatRegister acc) {
     return FusedMulAdd(hn::Set(FloatTag(), *reinterpret_cast<const float*>(a)), b, acc);
   }
 };
+#endif
 
 #if HWY_TARGET <= HWY_AVX3
 // VDPBF16PS: two multiply-adds one after the other, those of the upper halves first, each rounded
