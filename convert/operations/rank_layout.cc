@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -76,10 +77,18 @@ class PipelineStages {
     return absl::OkStatus();
   }
 
-  int StageOf(const Partition& partition) const {
-    if (partition.place.layer >= 0) return stage_of_position_[position_.at(partition.place.layer)];
-    return partition.place.after_layers && !partition.place.before_layers ? topology_.stages() - 1
-                                                                          : 0;
+  // Which of a pipeline rank's stages has the tensor; nullopt: none. What is both the embedding and
+  // the head is on the first and on the last stage.
+  std::optional<int> StageOf(const Partition& partition, int rank) const {
+    const int last = topology_.stages() - 1;
+    int stage = 0;
+    if (partition.place.layer >= 0) {
+      stage = stage_of_position_[position_.at(partition.place.layer)];
+    } else if (partition.place.after_layers && (!partition.place.before_layers || rank > 0)) {
+      stage = last;
+    }
+    if (stage % topology_.pipeline != rank) return std::nullopt;
+    return stage;
   }
 
   // In the order of a forward pass.
@@ -270,11 +279,19 @@ absl::StatusOr<RankLayout> LayOutRanks(const Manifest& saved, const Topology& to
                        .guessed = CountGuesses(tensors, topology)};
   for (int p = 0; p < topology.pipeline; ++p) {
     for (int t = 0; t < topology.tensor; ++t) {
-      std::vector<HeldTensor> weights, states;
+      // The order of a trainer's memory: of each stage, all states of one kind side by side.
+      std::map<std::pair<int, int>, std::vector<HeldTensor>> by_stage_and_state;
       for (const PartitionedTensor& tensor : tensors) {
-        if (pipeline.StageOf(tensor.partition) % topology.pipeline != p) continue;
-        const bool is_state = BelongsToOptimizer(FromProto(tensor.tensor->role()));
-        (is_state ? states : weights).push_back(Hold(tensor, t * own, own, parts));
+        const std::optional<int> stage = pipeline.StageOf(tensor.partition, p);
+        if (!stage.has_value()) continue;
+        by_stage_and_state[{*stage, tensor.state}].push_back(Hold(tensor, t * own, own, parts));
+      }
+      std::vector<HeldTensor> weights, states;
+      for (const auto& [place, held] : by_stage_and_state) {
+        for (const HeldTensor& tensor : held) {
+          const bool is_state = BelongsToOptimizer(FromProto(tensor.tensor->tensor->role()));
+          (is_state ? states : weights).push_back(tensor);
+        }
       }
       const auto aliases = AliasesOf(saved, weights, states);
       for (int d = 0; d < topology.data; ++d) {

@@ -58,8 +58,10 @@ absl::StatusOr<double> MeasureGemmPeak(Backend& backend, DType dtype,
   double best = 0;
   for (const ProductSize& size : sizes) {
     if (best > 0 && size.flops() / best > kMaxSecondsOfARun) break;
-    TESSERA_ASSIGN_OR_RETURN(const double rate, BestRate(backend, dtype, size));
-    best = std::max(best, rate);
+    const absl::StatusOr<double> rate = BestRate(backend, dtype, size);
+    if (absl::IsResourceExhausted(rate.status()) && best > 0) break;
+    TESSERA_RETURN_IF_ERROR(rate.status());
+    best = std::max(best, *rate);
   }
   return best;
 }

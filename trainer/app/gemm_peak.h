@@ -21,8 +21,8 @@ struct ProductSize {
 // of `model`: the basis of the share of peak in the progress line. Each product runs several times
 // and its best run counts, since other load on the machine can only slow it down.
 //
-// Cost: about 0.5 s; a product that is predicted to take long is left out, and no operand has a
-// side above 4,096. Errors: those of the backend.
+// Cost: about 0.5 s; a product that is predicted to take long, or has no memory left by the
+// training, is left out, and no operand has a side above 4,096. Errors: those of the backend.
 absl::StatusOr<double> MeasureGemmPeak(Backend& backend, DType dtype,
                                        std::span<const ProductSize> model);
 
