@@ -198,6 +198,41 @@ TEST_F(TrainerTest, ContinuesATextOfAnyLength) {
   EXPECT_NE(expected[0], expected[1]);
 }
 
+// The evaluation of a text has the bits of the log-probabilities of its tokens, each of which is
+// computed after those before it, with the keys and values that were kept.
+TEST_F(TrainerTest, DecodedTokensHaveTheLossesOfAPassOverTheText) {
+  const std::string tokens = WriteSamples(1);
+  const std::unique_ptr<Backend> cpu = MakeCpuBackend(1);
+  for (const bool bf16 : {false, true}) {
+    double expected = 0;
+    for (const std::string& topology : Topologies()) {
+      SCOPED_TRACE(absl::StrCat(topology, bf16 ? " in bf16" : ""));
+      TrainConfig config = Config(topology, tokens, /*micro_batch_size=*/1);
+      config.mutable_training()->set_bf16(bf16);
+      const absl::Status status = RunRanks(
+          config, [&](Trainer& trainer, const BatchLoader& data, const Mesh& mesh) -> absl::Status {
+            std::vector<int32_t> ids(kLength), targets(kLength);
+            TESSERA_RETURN_IF_ERROR(data.FillBatch(0, 0, 1, ids, targets));
+            const Tensor losses(DType::kF32, {kLength});
+            for (int64_t i = 0; i < kLength; ++i) {
+              TESSERA_ASSIGN_OR_RETURN(const std::vector<float> logits,
+                                       trainer.NextLogits(std::span(ids).first(i + 1)));
+              TESSERA_ASSIGN_OR_RETURN(const float log_probability,
+                                       trainer.LogProbability(logits, targets[i]));
+              losses.view().as<float>()[i] = -log_probability;
+            }
+            TESSERA_ASSIGN_OR_RETURN(const EvaluationResult result, trainer.Evaluate(data, 1));
+            if (mesh.world()->rank() != 0) return absl::OkStatus();
+            EXPECT_EQ(result.loss, cpu->Sum({losses}) / kLength);
+            if (topology == "single") expected = result.loss;
+            EXPECT_EQ(result.loss, expected);
+            return absl::OkStatus();
+          });
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
 // The weights and moments of a rank, and the number of updates.
 std::vector<float> Contents(const Trainer& trainer) {
   std::vector<float> contents = {static_cast<float>(trainer.updates())};
