@@ -171,6 +171,8 @@ TEST_F(AutoResumeTest, ARunThatDoesNotSaveMovesNothing) {
 
 TEST_F(AutoResumeTest, LoadIsForAFolderWithoutAny) {
   CheckpointConfig& checkpoint = *config_.mutable_checkpoint();
+  EXPECT_EQ(Resumed(), 6);
+  EXPECT_THAT(notes_, ::testing::Not(HasSubstr("and not from load=")));
   checkpoint.set_load(folder_ + "/other");
   checkpoint.set_finetune(true);
   Save(folder_ + "/other", 8);
