@@ -80,7 +80,7 @@ class EndChunks {
   // Null where the chunk of the file is not kept.
   std::shared_ptr<const std::string> Find(const std::string& file, const FilePiece& chunk);
   void Keep(const std::string& file, const FilePiece& chunk, const std::byte* data);
-  // Bytes that Find() has returned, which nobody had to read again.
+  // The bytes of the chunks that Find() returned: reads that it saved.
   uint64_t found_bytes() const;
 
  private:
@@ -98,7 +98,7 @@ class EndChunks {
 };
 
 // What one scan leaves to the next: buffers, since filling new memory costs more than reading into
-// it, and chunks. Not for two scans at a time, but for the chunks.
+// it, and chunks. Two scans at a time must not share the buffers; they may share the chunks.
 struct ScanBuffers {
   std::vector<AlignedBuffer> buffers;
   EndChunks* ends = nullptr;

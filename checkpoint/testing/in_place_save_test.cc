@@ -270,9 +270,8 @@ TEST_F(InPlaceSaveTest, AnUpdateWaitsForTheWriteOfItsMemory) {
   ExpectSaved();
 }
 
-// One thread of the save stands still in its first check, with a write of the first two pieces to
-// end, and the other one in its last write: what is written before is checked by whoever waits for
-// it.
+// One thread of the save is stopped in its first check, after the writes of two pieces, and the
+// other one in its last write: the update that waits checks what was written before.
 TEST_F(InPlaceSaveTest, WhatIsWrittenIsCheckedBeforeItIsOverwritten) {
   options_.save.io_threads = 2;
   options_.copy_threads = 1;

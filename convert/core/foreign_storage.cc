@@ -230,7 +230,7 @@ class ForeignStorage::TensorFile final : public ReadableFile {
     return out.empty() ? absl::OkStatus() : ReadAt(offset_bytes + whole * size, out);
   }
 
-  // What is in one run goes on meanwhile.
+  // A read within one run proceeds in the background.
   std::unique_ptr<PendingIo> StartReadAt(uint64_t offset_bytes, std::span<std::byte> out,
                                          bool original) const override {
     const std::optional<Run> run = FindRun(offset_bytes);

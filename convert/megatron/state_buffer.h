@@ -133,7 +133,7 @@ class BucketStates {
 
  private:
   using BufferKey = std::pair<int64_t, int64_t>;  // group, buffer
-  // Of a buffer, the runs of each bucket and state.
+  // The runs of one bucket of a buffer, by state.
   struct Bucket {
     int64_t elements = 0;
     std::map<std::string, std::pair<ForeignKind, std::vector<BufferRun>>> kinds;

@@ -145,8 +145,8 @@ TEST_F(S3CommandTest, ARunThatFailsDoesNotWaitForItsStore) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
 }
 
-// A run is killed while the manifest of step 10 is on its way, and goes on after step 5. What was
-// staged for uploads in the background stays behind on the machine that is lost.
+// A run that is killed while it uploads the manifest of step 10 resumes from step 5. Files that
+// were staged for background uploads are lost with the machine.
 TEST_F(S3CommandTest, ARunThatIsKilledWhileItCommitsGoesOnAlsoOnAnotherMachine) {
   const Result undisturbed = Run(Command("s3://bucket/undisturbed"));
   const auto losses = Printed(undisturbed.out);

@@ -183,8 +183,8 @@ struct KeptRecords {
 // - A line that is not a record is dropped. In a line with zero bytes, which a file system may
 //   leave after a power loss, the text after the last of them is kept if it is a record. A note
 //   names the lines, and the steps up to `last_step` that have no record.
-// - Of two records of one kind and step the first is dropped, with a note: later steps follow from
-//   the second run of the step.
+// - Where two records have the same kind and step, the first is dropped, with a note: later steps
+//   follow from the second run of the step.
 KeptRecords KeepRecords(std::string_view log, int64_t last_step);
 
 }  // namespace tessera

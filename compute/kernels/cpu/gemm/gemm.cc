@@ -3,8 +3,8 @@
 // the second-level cache. Then panels of columns, of a tile's width, are multiplied by all of its
 // panels of rows. The first block of rows packs each panel of columns right before its use, unless
 // it can be used as it lies; its tiles fetch the memory of the next panel meanwhile, so that
-// packing costs little even where there are few rows. What the parts of k leave in c, or in scratch
-// where c is not fp32, is where the next part goes on.
+// packing costs little even where there are few rows. Each part of k continues the sums that the
+// part before it left in c, or in scratch where c is not fp32.
 
 #include "compute/kernels/cpu/gemm/gemm.h"
 
