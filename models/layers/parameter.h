@@ -48,7 +48,7 @@ struct Parameter {
   int64_t flat_offset = 0;  // of the first element in the ParameterSet's flat buffers
   TensorView value;         // compute dtype
   TensorView grad;          // fp32 (fp64 where the compute dtype is fp64); empty without memory
-  // Of a tied table: the head's contribution, `grad` being the embedding's. At
+  // A tied table's contribution from the head; `grad` is the embedding's. It lies at
   // second_grad_offset of the gradient space.
   TensorView second_grad;
   int64_t second_grad_offset = -1;

@@ -20,7 +20,7 @@ namespace tessera {
 
 struct DeviceMirrorOptions {
   int64_t piece_bytes = 0;  // that an update waits for; 0: MirrorPieceBytes() of this device
-  // Of copies that nothing waits for; 0: as fast as the device copies.
+  // The rate of copies that nothing waits for; 0: as fast as the device copies.
   double bytes_per_second = 0;
 };
 

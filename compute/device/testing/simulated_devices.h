@@ -23,7 +23,7 @@ struct SimulatedDevicesOptions {
   // and threads of kernels.
   uint64_t seed = 0;
   std::function<bool(int64_t)> drops_wait;  // see FakeDeviceOptions
-  // Of a device, by its index. Null: 1 GiB each, all of one type.
+  // Memory and type of a device, by its index. Null: 1 GiB each, all of one type.
   std::function<int64_t(int)> memory_bytes;
   std::function<std::string(int)> type;
   int64_t shared_bytes_of_block = FakeDeviceOptions().shared_bytes_of_block;

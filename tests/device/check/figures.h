@@ -42,7 +42,7 @@ struct TrainingFigures {
   double seconds_per_step = 0;  // median
   double tokens_per_second = 0;
   double flops_per_second = 0;  // of the model
-  // Of one save: what the call took, and that plus what it slowed the steps down by until it ended.
+  // One save: what the call took, and that plus what it slowed the steps down by until it ended.
   double blocked_seconds = 0;
   double lost_seconds = 0;
   int64_t saved_bytes = 0;
