@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "base/status_macros.h"
+
 namespace tessera {
 namespace {
 
@@ -45,23 +47,14 @@ absl::Status CheckCommonFields(const ModelConfig& config) {
       return absl::InvalidArgumentError(
           absl::StrCat(extent.name, " is missing: give it, or a named size"));
     }
-    if (auto status = CheckExtent(extent.name, extent.value); !status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(CheckExtent(extent.name, extent.value));
   }
-  if (auto status = CheckCountable(config); !status.ok()) return status;
-  if (auto status = CheckDivides("num_attention_heads", config.num_attention_heads(), "hidden_size",
-                                 config.hidden_size());
-      !status.ok()) {
-    return status;
-  }
-  if (auto status = CheckPositive("norm_epsilon", config.norm_epsilon()); !status.ok()) {
-    return status;
-  }
-  if (auto status = CheckPositive("init_method_std", config.init_method_std()); !status.ok()) {
-    return status;
-  }
-  if (auto status = CheckProbability("hidden_dropout", config.hidden_dropout()); !status.ok()) {
-    return status;
-  }
+  TESSERA_RETURN_IF_ERROR(CheckCountable(config));
+  TESSERA_RETURN_IF_ERROR(CheckDivides("num_attention_heads", config.num_attention_heads(),
+                                       "hidden_size", config.hidden_size()));
+  TESSERA_RETURN_IF_ERROR(CheckPositive("norm_epsilon", config.norm_epsilon()));
+  TESSERA_RETURN_IF_ERROR(CheckPositive("init_method_std", config.init_method_std()));
+  TESSERA_RETURN_IF_ERROR(CheckProbability("hidden_dropout", config.hidden_dropout()));
   return CheckProbability("attention_dropout", config.attention_dropout());
 }
 

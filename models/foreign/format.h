@@ -1,7 +1,10 @@
 #ifndef TESSERA_MODELS_FOREIGN_FORMAT_H_
 #define TESSERA_MODELS_FOREIGN_FORMAT_H_
 
+#include <array>
+#include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -10,7 +13,6 @@
 #include "layout/foreign_parameter.h"
 #include "models/config/config.pb.h"
 #include "models/foreign/json_fields.h"
-#include "models/foreign/llmc.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera {
@@ -58,6 +60,24 @@ struct HuggingFaceFormat {
   // The inverse, for a resolved config. The caller sets the model's type and class, its vocabulary
   // and what else all architectures have.
   void (*write_config)(const ModelConfig& config, nlohmann::ordered_json& json) = nullptr;
+};
+
+// Model files of llm.c (https://github.com/karpathy/llm.c) and of InfiniTrain: a header of 256
+// little-endian int32, then every tensor over all layers at once, in fp32 (version 3) or bf16 (5).
+using LlmcHeader = std::array<int32_t, 256>;
+inline constexpr int64_t kLlmcHeaderBytes = 1024;
+
+// The header and the length of a model file.
+struct LlmcFile {
+  std::string path;  // for messages
+  LlmcHeader header = {};
+  int64_t size_bytes = 0;
+  int64_t element_bytes = 0;
+
+  // DataLoss that names the file.
+  absl::Status Corrupt(const std::string& what) const;
+  // OK if the file is exactly as long as header and elements are.
+  absl::Status CheckLength(__int128 elements) const;
 };
 
 // What model files of llm.c, or of InfiniTrain, which uses the same format, are like.

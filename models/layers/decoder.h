@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "compute/parallel/tensor_parallel.h"
-#include "models/layers/decoder_layout.h"
+#include "models/layers/declare.h"
 #include "models/layers/embedding.h"
 #include "models/layers/lm_head.h"
 #include "models/layers/model.h"

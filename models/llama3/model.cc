@@ -3,6 +3,7 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "models/config/config_checks.h"
 #include "models/layers/decoder.h"
 #include "models/llama3/foreign.h"
@@ -155,7 +156,7 @@ constexpr auto kNames = [] {
 }();
 
 absl::Status ValidateRope(const ModelConfig& config) {
-  if (auto status = CheckPositive("rotary_base", config.rotary_base()); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(CheckPositive("rotary_base", config.rotary_base()));
   const int64_t head_size = config.hidden_size() / config.num_attention_heads();
   if (head_size % 2 != 0) {
     return absl::InvalidArgumentError(absl::StrCat("hidden_size / num_attention_heads is ",
@@ -174,7 +175,7 @@ absl::Status ValidateRope(const ModelConfig& config) {
        static_cast<double>(config.rope_scaling_original_max_position_embeddings())},
   };
   for (const auto& field : fields) {
-    if (auto status = CheckPositive(field.name, field.value); !status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(CheckPositive(field.name, field.value));
   }
   if (config.rope_scaling_high_freq_factor() <= config.rope_scaling_low_freq_factor()) {
     return absl::InvalidArgumentError(
@@ -258,18 +259,11 @@ void FillDefaults(ModelConfig& config) {
 }
 
 absl::Status Validate(const ModelConfig& config) {
-  if (auto status = CheckPositive("ffn_multiplier", config.ffn_multiplier()); !status.ok()) {
-    return status;
-  }
-  if (auto status = CheckExtent("ffn_multiple_of", config.ffn_multiple_of()); !status.ok()) {
-    return status;
-  }
-  if (auto status = CheckCommonFields(config); !status.ok()) return status;
-  if (auto status = CheckDivides("num_query_groups", config.num_query_groups(),
-                                 "num_attention_heads", config.num_attention_heads());
-      !status.ok()) {
-    return status;
-  }
+  TESSERA_RETURN_IF_ERROR(CheckPositive("ffn_multiplier", config.ffn_multiplier()));
+  TESSERA_RETURN_IF_ERROR(CheckExtent("ffn_multiple_of", config.ffn_multiple_of()));
+  TESSERA_RETURN_IF_ERROR(CheckCommonFields(config));
+  TESSERA_RETURN_IF_ERROR(CheckDivides("num_query_groups", config.num_query_groups(),
+                                       "num_attention_heads", config.num_attention_heads()));
   return ValidateRope(config);
 }
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "models/config/config.pb.h"
-#include "models/layers/decoder_layout.h"
+#include "models/layers/declare.h"
 #include "models/layers/embedding.h"
 #include "models/layers/model_options.h"
 #include "models/layers/parameter.h"

@@ -7,7 +7,6 @@
 #include "absl/hash/hash.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/text.h"
 #include "tokenizer/bpe/alphabet.h"
 #include "tokenizer/bpe/split_rules.h"

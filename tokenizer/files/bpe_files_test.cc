@@ -18,11 +18,9 @@
 #include "compute/random/philox.h"
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/bpe/split_rules.h"
-#include "tokenizer/files/gpt2_files.h"
 #include "tokenizer/files/hugging_face_files.h"
 #include "tokenizer/files/json_files.h"
 #include "tokenizer/files/tiktoken.h"
-#include "tokenizer/files/tokenizer_json.h"
 #include "tokenizer/llmc_tokenizer.h"
 #include "tokenizer/tokenizer.h"
 

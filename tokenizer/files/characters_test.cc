@@ -19,7 +19,6 @@
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/bpe/normalizers.h"
 #include "tokenizer/files/json_files.h"
-#include "tokenizer/files/tokenizer_json.h"
 
 namespace tessera {
 namespace {

@@ -17,9 +17,8 @@
 #include "tokenizer/bpe/bpe_tokenizer.h"
 #include "tokenizer/bpe/split_rules.h"
 #include "tokenizer/byte_tokenizer.h"
-#include "tokenizer/files/gpt2_files.h"
 #include "tokenizer/files/hugging_face_files.h"
-#include "tokenizer/files/tokenizer_json.h"
+#include "tokenizer/files/json_files.h"
 #include "tokenizer/sentencepiece/sentencepiece_tokenizer.h"
 
 namespace tessera {

@@ -1,4 +1,3 @@
-#include "tokenizer/files/gpt2_files.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -8,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/parse_json.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "tokenizer/bpe/split_rules.h"
 #include "tokenizer/files/json_files.h"
@@ -29,9 +29,8 @@ absl::Status ReadMergeLines(const std::string& path, std::string_view text, cons
       return absl::DataLossError(absl::StrCat(
           path, ": merge ", merges.size(), " expected two tokens and a space, found ", View(line)));
     }
-    absl::Status status =
-        AddMerge(path, ids, line.substr(0, space), line.substr(space + 1), merges);
-    if (!status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(
+        AddMerge(path, ids, line.substr(0, space), line.substr(space + 1), merges));
   }
   return absl::OkStatus();
 }
@@ -58,23 +57,20 @@ absl::StatusOr<BpeVocabulary> ReadGpt2Files(const std::string& path, const std::
                                             const std::string& merges,
                                             const TokenizerConfig& config) {
   const auto json = ParseJson(vocabulary);
-  const absl::StatusOr<TokenIds> ids = ReadTokenIds(path, json);
-  if (!ids.ok()) return ids.status();
-  absl::Status status = CheckIsGpt2(path, *ids, config);
+  TESSERA_ASSIGN_OR_RETURN(const TokenIds ids, ReadTokenIds(path, json));
+  absl::Status status = CheckIsGpt2(path, ids, config);
   if (!status.ok()) return status;
   BpeVocabulary result;
-  AddByteLevelTokens(*ids, result);
-  status = ReadMergeLines(path, merges, *ids, result.merges);
+  AddByteLevelTokens(ids, result);
+  status = ReadMergeLines(path, merges, ids, result.merges);
   if (!status.ok()) return status;
   result.split = *FindSplitRules(kGpt2Regex);
   for (const std::string& text : {std::string("<|endoftext|>"), config.eos_token}) {
-    const auto found = ids->find(text);
-    if (found == ids->end() || !result.added.empty()) continue;
+    const auto found = ids.find(text);
+    if (found == ids.end() || !result.added.empty()) continue;
     result.added.push_back({.text = text, .id = found->second, .special = true});
   }
-  const absl::StatusOr<int32_t> end_of_text = FindEndOfText(path, result.added, config);
-  if (!end_of_text.ok()) return end_of_text.status();
-  result.end_of_text = *end_of_text;
+  TESSERA_ASSIGN_OR_RETURN(result.end_of_text, FindEndOfText(path, result.added, config));
   result.files = {{kGpt2VocabularyName, vocabulary}, {kGpt2MergesName, merges}};
   if (!config.contents.empty()) result.files.push_back({kTokenizerConfigName, config.contents});
   return result;
@@ -84,9 +80,8 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseGpt2Files(const std::string& 
                                                              const std::string& vocabulary,
                                                              const std::string& merges,
                                                              const TokenizerConfig& config) {
-  absl::StatusOr<BpeVocabulary> result = ReadGpt2Files(path, vocabulary, merges, config);
-  if (!result.ok()) return result.status();
-  return BpeTokenizer::Create(path, *std::move(result));
+  TESSERA_ASSIGN_OR_RETURN(BpeVocabulary result, ReadGpt2Files(path, vocabulary, merges, config));
+  return BpeTokenizer::Create(path, std::move(result));
 }
 
 }  // namespace tessera

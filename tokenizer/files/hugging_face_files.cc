@@ -16,7 +16,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "tokenizer/bpe/added_tokens.h"
@@ -25,7 +24,6 @@
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/bpe/split_rules.h"
 #include "tokenizer/files/json_files.h"
-#include "tokenizer/files/tokenizer_json.h"
 #include "tokenizer/files/vocabulary_of.h"
 #include "tokenizer/sentencepiece/sentencepiece_model.h"
 
@@ -246,14 +244,13 @@ absl::StatusOr<std::string> WriteTokenizerJson(const SentencePieceModel& model) 
       added.push_back({.text = piece.text, .id = id, .special = true});
     }
   }
-  absl::StatusOr<Json> merges = PieceMerges(scores);
-  if (!merges.ok()) return merges.status();
+  TESSERA_ASSIGN_OR_RETURN(Json merges, PieceMerges(scores));
   Json file = File(Added(added));
   file["normalizer"] = SpaceMarks(model.add_dummy_prefix);
   const auto begin = std::ranges::find(added, model.bos_id, &AddedToken::id);
   if (begin != added.end()) file["post_processor"] = Template(begin->text, begin->id);
   file["decoder"] = SpaceMarkDecoder(model.add_dummy_prefix);
-  file["model"] = Model(texts, *std::move(merges));
+  file["model"] = Model(texts, std::move(merges));
   file["model"]["unk_token"] = unknown;
   file["model"]["fuse_unk"] = true;
   file["model"]["byte_fallback"] = true;

@@ -1,11 +1,13 @@
 #ifndef TESSERA_TOKENIZER_FILES_JSON_FILES_H_
 #define TESSERA_TOKENIZER_FILES_JSON_FILES_H_
 
-// What the JSON files of vocabularies share: sections that name themselves in messages, tokens with
-// their ids, pairs of tokens, and tokenizer_config.json.
+// GPT-2's vocab.json and merges.txt, Hugging Face's tokenizer.json and tokenizer_config.json, and
+// what they share: sections that name themselves in messages, tokens with their ids, and pairs of
+// tokens.
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
@@ -103,6 +105,42 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(const std::string& path,
 // missing.
 absl::StatusOr<int32_t> FindEndOfText(const std::string& path, std::span<const AddedToken> added,
                                       const TokenizerConfig& config);
+
+// GPT-2's files, in Tokenizer::Files(). They say nothing about pre-tokenisation, which is GPT-2's.
+inline constexpr char kGpt2VocabularyName[] = "vocab.json";
+inline constexpr char kGpt2MergesName[] = "merges.txt";
+
+// `path` is used in messages; `vocabulary` and `merges` are the contents of the two files. Errors:
+// DataLoss naming what is wrong; InvalidArgument for another tokenizer that has files of these
+// names, and those of FindEndOfText.
+absl::StatusOr<BpeVocabulary> ReadGpt2Files(const std::string& path, const std::string& vocabulary,
+                                            const std::string& merges,
+                                            const TokenizerConfig& config = {});
+
+// Errors: those of ReadGpt2Files and of BpeTokenizer::Create.
+absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseGpt2Files(const std::string& path,
+                                                             const std::string& vocabulary,
+                                                             const std::string& merges,
+                                                             const TokenizerConfig& config = {});
+
+inline constexpr char kTokenizerJsonName[] = "tokenizer.json";  // in Tokenizer::Files()
+
+// For byte-level BPE (GPT-2, Llama-3 and what is made like them) and for BPE of characters with a
+// token for each byte (Llama-2, Mistral, SentencePiece's converted).
+//
+// `path` is used in messages. Every setting in the file is either implemented or refused: the
+// pipeline is normalizers of text_normalizer.h and, byte-level, one split of split_rules.h and the
+// byte alphabet, or else Metaspace or nothing; then BPE. Its template's first token becomes
+// begin_of_text(). Errors: DataLoss for a file that is not a tokenizer.json or contradicts itself;
+// InvalidArgument naming the setting that is not supported, and those of FindEndOfText and
+// CharacterAlphabet::Create.
+absl::StatusOr<BpeVocabulary> ReadTokenizerJson(const std::string& path,
+                                                const std::string& contents,
+                                                const TokenizerConfig& config = {});
+
+// Errors: those of ReadTokenizerJson and of BpeTokenizer::Create.
+absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTokenizerJson(
+    const std::string& path, const std::string& contents, const TokenizerConfig& config = {});
 
 }  // namespace tessera
 

@@ -11,10 +11,8 @@
 #include "base/file_descriptor.h"
 #include "base/status_macros.h"
 #include "tokenizer/byte_tokenizer.h"
-#include "tokenizer/files/gpt2_files.h"
 #include "tokenizer/files/json_files.h"
 #include "tokenizer/files/tiktoken.h"
-#include "tokenizer/files/tokenizer_json.h"
 #include "tokenizer/llmc_tokenizer.h"
 #include "tokenizer/sentencepiece/sentencepiece_tokenizer.h"
 

@@ -14,10 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "tokenizer/bpe/bpe_tokenizer.h"
 #include "tokenizer/bpe/split_rules.h"
-#include "tokenizer/files/gpt2_files.h"
 #include "tokenizer/files/hugging_face_files.h"
+#include "tokenizer/files/json_files.h"
 #include "tokenizer/files/tiktoken.h"
-#include "tokenizer/files/tokenizer_json.h"
 #include "tokenizer/tokenizer.h"
 
 namespace tessera {

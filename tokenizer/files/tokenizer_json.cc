@@ -1,4 +1,3 @@
-#include "tokenizer/files/tokenizer_json.h"
 
 #include <algorithm>
 #include <iterator>

@@ -7,10 +7,8 @@
 #include "base/status_macros.h"
 #include "tokenizer/bpe/split_rules.h"
 #include "tokenizer/byte_tokenizer.h"
-#include "tokenizer/files/gpt2_files.h"
 #include "tokenizer/files/json_files.h"
 #include "tokenizer/files/tiktoken.h"
-#include "tokenizer/files/tokenizer_json.h"
 
 namespace tessera {
 namespace {

@@ -9,6 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "google/protobuf/descriptor.h"
 #include "models/model_config.h"
 #include "trainer/config/config.h"
@@ -67,7 +68,7 @@ absl::Status CheckTraining(const TrainConfig& config) {
   if (!training.has_train_iters()) {
     return Wrong("train_iters is not set: give the number of steps (0: only evaluate and sample)");
   }
-  if (absl::Status status = CheckBatches(config); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(CheckBatches(config));
   if (training.train_iters() > 0 && config.data().train_data_path().empty()) {
     return Wrong("train_iters=", training.train_iters(), " but train_data_path is not set");
   }
@@ -102,10 +103,7 @@ absl::Status CheckSchedule(const OptimizerConfig& optimizer) {
   if (optimizer.min_lr() > optimizer.lr()) {
     return Wrong("min_lr=", optimizer.min_lr(), " is more than lr=", optimizer.lr());
   }
-  if (absl::Status status = AtLeastOne("lr_decay_iters", optimizer.lr_decay_iters());
-      !status.ok()) {
-    return status;
-  }
+  TESSERA_RETURN_IF_ERROR(AtLeastOne("lr_decay_iters", optimizer.lr_decay_iters()));
   if (optimizer.lr_warmup_iters() >= optimizer.lr_decay_iters()) {
     return Wrong("lr_warmup_iters=", optimizer.lr_warmup_iters(),
                  " must be less than lr_decay_iters=", optimizer.lr_decay_iters());
@@ -152,31 +150,28 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
     return Wrong("export_llmc_interval is set but export_llmc is not");
   }
   if (!checkpoint.async_upload()) {
-    const absl::Status status =
+    TESSERA_RETURN_IF_ERROR(
         CheckIdle("async_upload",
-                  {{"async_upload_tmp_folder", !checkpoint.async_upload_tmp_folder().empty()}});
-    if (!status.ok()) return status;
+                  {{"async_upload_tmp_folder", !checkpoint.async_upload_tmp_folder().empty()}}));
   }
   if (!checkpoint.replicate_to_peers()) {
-    const absl::Status status =
+    TESSERA_RETURN_IF_ERROR(
         CheckIdle("replicate_to_peers",
                   {{"replicate_interval", checkpoint.replicate_interval() > 0},
                    {"replicate_folder", !checkpoint.replicate_folder().empty()},
-                   {"replicate_ranks_per_node", checkpoint.replicate_ranks_per_node() > 0}});
-    if (!status.ok()) return status;
+                   {"replicate_ranks_per_node", checkpoint.replicate_ranks_per_node() > 0}}));
   } else if (checkpoint.replicate_interval() == 0) {
     return Wrong("replicate_interval=0: replicate_to_peers needs at least 1");
   }
   if (!checkpoint.async_save()) {
-    const absl::Status status = CheckIdle(
+    TESSERA_RETURN_IF_ERROR(CheckIdle(
         "async_save",
         {{"async_save_memory", checkpoint.async_save_memory() > 0},
          {"async_save_skip", checkpoint.async_save_skip()},
-         {"async_save_copy_gb_per_second", checkpoint.async_save_copy_gb_per_second() > 0}});
-    if (!status.ok()) return status;
+         {"async_save_copy_gb_per_second", checkpoint.async_save_copy_gb_per_second() > 0}}));
   }
   if (checkpoint.save().empty()) {
-    const absl::Status status = CheckIdle(
+    TESSERA_RETURN_IF_ERROR(CheckIdle(
         "save",
         {{"save_interval", checkpoint.save_interval() > 0},
          {"non_persistent_save_interval", checkpoint.non_persistent_save_interval() > 0},
@@ -193,8 +188,7 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
          {"no_save_optim", checkpoint.no_save_optim()},
          {"no_save_rng", checkpoint.no_save_rng()},
          {"max_checkpoint_keep", checkpoint.max_checkpoint_keep() > 0},
-         {"resume_ignore_no_valid_checkpoint", checkpoint.resume_ignore_no_valid_checkpoint()}});
-    if (!status.ok()) return status;
+         {"resume_ignore_no_valid_checkpoint", checkpoint.resume_ignore_no_valid_checkpoint()}}));
   }
   // A run that resumes by itself loads from `save`.
   const bool resumes = !checkpoint.save().empty() && checkpoint.auto_resume();
@@ -246,8 +240,7 @@ absl::Status CheckLlmcFile(const CheckpointConfig& checkpoint) {
 }
 
 absl::Status CheckLoadContent(const CheckpointConfig& checkpoint) {
-  const absl::Status status = ParseLoadContent(checkpoint.load_content()).status();
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(ParseLoadContent(checkpoint.load_content()).status());
   if (checkpoint.finetune() && checkpoint.load_content() != "all") {
     return Wrong("finetune and load_content=", checkpoint.load_content(),
                  " exclude each other: finetune is load_content=model");
@@ -288,10 +281,9 @@ absl::Status CheckSampling(const TrainConfig& config) {
 absl::Status CheckTraceSteps(const TrainConfig& config) {
   const std::string& text = config.output().trace_steps();
   if (text.empty()) return absl::OkStatus();
-  const absl::StatusOr<StepRange> steps = ParseTraceSteps(text);
-  if (!steps.ok()) return steps.status();
+  TESSERA_ASSIGN_OR_RETURN(const StepRange steps, ParseTraceSteps(text));
   if (config.output().run_dir().empty()) return Wrong("trace_steps is set but run_dir is not");
-  if (steps->first <= config.training().train_iters()) return absl::OkStatus();
+  if (steps.first <= config.training().train_iters()) return absl::OkStatus();
   return Wrong("trace_steps=", text,
                " begins after the last step, train_iters=", config.training().train_iters());
 }
@@ -338,7 +330,7 @@ absl::Status CheckParallel(const ParallelConfig& parallel) {
       {"exact_tp_shards", parallel.exact_tp_shards()},
   };
   for (const auto& [name, size] : sizes) {
-    if (absl::Status status = AtLeastOne(name, size); !status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(AtLeastOne(name, size));
     if (size > kMaxProcesses) return Wrong(name, "=", size, ": must be at most ", kMaxProcesses);
   }
   // By division: the product may overflow.
@@ -385,19 +377,17 @@ BatchSizes Batches(const TrainingConfig& training) {
 }
 
 absl::Status CheckResolved(const TrainConfig& config) {
-  if (absl::Status status = CheckTraining(config); !status.ok()) return status;
-  if (absl::Status status = CheckTopology(config); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(CheckTraining(config));
+  TESSERA_RETURN_IF_ERROR(CheckTopology(config));
   // Without a step there is no schedule to contradict.
   if (config.training().train_iters() > 0) {
-    if (absl::Status status = CheckSchedule(config.optimizer()); !status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(CheckSchedule(config.optimizer()));
   }
-  if (absl::Status status = CheckAdam(config.optimizer()); !status.ok()) return status;
-  if (absl::Status status = CheckCheckpoint(config.checkpoint()); !status.ok()) return status;
-  if (absl::Status status = CheckLoadContent(config.checkpoint()); !status.ok()) return status;
-  if (absl::Status status = CheckSchedulerChoice(config.checkpoint()); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = CheckTraceSteps(config); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(CheckAdam(config.optimizer()));
+  TESSERA_RETURN_IF_ERROR(CheckCheckpoint(config.checkpoint()));
+  TESSERA_RETURN_IF_ERROR(CheckLoadContent(config.checkpoint()));
+  TESSERA_RETURN_IF_ERROR(CheckSchedulerChoice(config.checkpoint()));
+  TESSERA_RETURN_IF_ERROR(CheckTraceSteps(config));
   return CheckSampling(config);
 }
 

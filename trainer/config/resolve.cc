@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/flag_options.pb.h"
+#include "base/status_macros.h"
 #include "google/protobuf/descriptor.h"
 #include "models/model_config.h"
 #include "trainer/config/check_config.h"
@@ -249,13 +250,11 @@ absl::StatusOr<ModelConfig> ChooseModel(const TrainConfig& config, const Resolve
   if (options.saved_model == nullptr || !model.size().empty() || ResolveModelConfig(model).ok()) {
     return model;
   }
-  const absl::StatusOr<std::optional<SavedModel>> saved = options.saved_model(config.checkpoint());
-  if (!saved.ok()) return saved.status();
-  if (!saved->has_value()) return model;
-  if (absl::Status status = CheckSetFields(model, **saved, config.checkpoint()); !status.ok()) {
-    return status;
-  }
-  ModelConfig chosen = (*saved)->config;
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedModel> saved,
+                           options.saved_model(config.checkpoint()));
+  if (!saved.has_value()) return model;
+  TESSERA_RETURN_IF_ERROR(CheckSetFields(model, *saved, config.checkpoint()));
+  ModelConfig chosen = saved->config;
   chosen.MergeFrom(model);
   return chosen;
 }
@@ -271,19 +270,17 @@ void SetTopology(const Topology& topology, ParallelConfig* parallel) {
 
 // "dp4_zero2_tp2_pp2"
 absl::Status ReplaceTopology(ParallelConfig* parallel) {
-  const absl::StatusOr<Topology> topology = ParseTopology(parallel->topology());
-  if (!topology.ok()) return topology.status();
-  SetTopology(*topology, parallel);
+  TESSERA_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(parallel->topology()));
+  SetTopology(topology, parallel);
   parallel->set_topology("");
   return absl::OkStatus();
 }
 
 absl::Status ReplaceAutoTopology(int processes, TrainConfig* config) {
-  const absl::StatusOr<Topology> topology =
-      ChooseTopology(ConfigTopology(*config), processes, config->model(),
-                     Batches(config->training()), ExactShards(*config));
-  if (!topology.ok()) return topology.status();
-  SetTopology(*topology, config->mutable_parallel());
+  TESSERA_ASSIGN_OR_RETURN(const Topology topology,
+                           ChooseTopology(ConfigTopology(*config), processes, config->model(),
+                                          Batches(config->training()), ExactShards(*config)));
+  SetTopology(topology, config->mutable_parallel());
   config->mutable_parallel()->set_topology("");
   return absl::OkStatus();
 }
@@ -310,11 +307,11 @@ bool HasAutoTopology(const TrainConfig& config) { return config.parallel().topol
 absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
                                           const ResolveOptions& options) {
   // Before the model's own checks, which would report the same field in other words.
-  if (absl::Status status = CheckRanges(config); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(CheckRanges(config));
   TrainConfig resolved = config;
   for (const auto replace :
        {ReplaceLoadCkptFolder, ReplaceSaveOptimizerState, ReplaceCkptType, CheckParameterNames}) {
-    if (absl::Status status = replace(resolved.mutable_checkpoint()); !status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(replace(resolved.mutable_checkpoint()));
   }
   FillSave(&resolved);
   absl::StatusOr<ModelConfig> model = ChooseModel(resolved, options);
@@ -337,18 +334,14 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
                  "number of processes");
   }
   if (!is_auto && !config.parallel().topology().empty()) {
-    if (absl::Status status = ReplaceTopology(resolved.mutable_parallel()); !status.ok()) {
-      return status;
-    }
+    TESSERA_RETURN_IF_ERROR(ReplaceTopology(resolved.mutable_parallel()));
   }
-  if (absl::Status status = CheckParallel(resolved.parallel()); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(CheckParallel(resolved.parallel()));
   FillDependentDefaults(&resolved);
   if (is_auto) {
-    if (absl::Status status = ReplaceAutoTopology(options.processes, &resolved); !status.ok()) {
-      return status;
-    }
+    TESSERA_RETURN_IF_ERROR(ReplaceAutoTopology(options.processes, &resolved));
   }
-  if (absl::Status status = CheckResolved(resolved); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(CheckResolved(resolved));
   return resolved;
 }
 

@@ -21,6 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "base/files.h"
 #include "base/replace_file.h"
+#include "base/status_macros.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
@@ -165,8 +166,7 @@ constexpr char kUsage[] =
 
 absl::StatusOr<std::string> Help(std::string_view group) {
   std::string text = group.empty() ? kUsage : "";
-  const absl::Status status = FlagHelp(TrainConfig::default_instance(), group, &text);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(FlagHelp(TrainConfig::default_instance(), group, &text));
   return text;
 }
 
@@ -174,12 +174,11 @@ absl::StatusOr<std::string> Help(std::string_view group) {
 
 absl::StatusOr<TrainConfig> ParseConfig(std::string_view text, std::string_view source) {
   TrainConfig config;
-  const absl::StatusOr<std::string> with_names = WithoutAliases(text, source);
-  if (!with_names.ok()) return with_names.status();
+  TESSERA_ASSIGN_OR_RETURN(const std::string with_names, WithoutAliases(text, source));
   FirstError error(source);
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&error);
-  if (!parser.ParseFromString(*with_names, &config)) {
+  if (!parser.ParseFromString(with_names, &config)) {
     return absl::InvalidArgumentError(error.text());
   }
   return config;
@@ -211,9 +210,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) 
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--help" || argument == "-h" || absl::StartsWith(argument, "--help=")) {
-      absl::StatusOr<std::string> help = Help(argument.size() > 7 ? argument.substr(7) : "");
-      if (!help.ok()) return help.status();
-      line.help = *std::move(help);
+      TESSERA_ASSIGN_OR_RETURN(line.help, Help(argument.size() > 7 ? argument.substr(7) : ""));
       return line;
     }
     const bool separate = argument == "--config";
@@ -229,12 +226,9 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) 
     if (config_path.empty()) return absl::InvalidArgumentError("--config needs a value: a file");
   }
   if (!config_path.empty()) {
-    absl::StatusOr<TrainConfig> loaded = LoadConfig(config_path);
-    if (!loaded.ok()) return loaded.status();
-    line.config = *std::move(loaded);
+    TESSERA_ASSIGN_OR_RETURN(line.config, LoadConfig(config_path));
   }
-  const absl::Status status = ApplyFlags(flags, &line.config);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(ApplyFlags(flags, &line.config));
   return line;
 }
 

@@ -76,10 +76,9 @@ absl::Status ValidateBatch(const Topology& topology, const BatchSizes& batch, in
                                                        {"seq_length", batch.sequence_length}}}) {
     if (size < 1) return absl::InvalidArgumentError(absl::StrCat(name, " = ", size, " is below 1"));
   }
-  absl::Status status =
-      CheckMicroBatches(batch.global_batch, batch.micro_batch, topology.data, topology.zero_stage,
-                        /*exact=*/exact_tp_shards > 0);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(CheckMicroBatches(batch.global_batch, batch.micro_batch, topology.data,
+                                            topology.zero_stage,
+                                            /*exact=*/exact_tp_shards > 0));
   const int64_t micro_batches = batch.global_batch / (batch.micro_batch * topology.data);
   if (topology.virtual_pipeline > 1 && micro_batches % topology.pipeline != 0) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "compute/random/philox.h"
 #include "trainer/data/token_checksums.h"
 
@@ -28,12 +29,10 @@ absl::Status DirectoryError(const std::string& path, const std::error_code& erro
 }
 
 absl::StatusOr<bool> LooksBinary(const std::string& path) {
-  const absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(path);
-  if (!file.ok()) return file.status();
+  TESSERA_ASSIGN_OR_RETURN(const FileDescriptor file, FileDescriptor::OpenForReading(path));
   std::vector<uint8_t> bytes(kBinaryProbeBytes);
-  const absl::StatusOr<int64_t> read = file->ReadAt(0, bytes);
-  if (!read.ok()) return read.status();
-  return std::find(bytes.begin(), bytes.begin() + *read, 0) != bytes.begin() + *read;
+  TESSERA_ASSIGN_OR_RETURN(const int64_t read, file.ReadAt(0, bytes));
+  return std::find(bytes.begin(), bytes.begin() + read, 0) != bytes.begin() + read;
 }
 
 absl::Status AddDirectory(const std::string& directory, DocumentList& list) {
@@ -52,9 +51,8 @@ absl::Status AddDirectory(const std::string& directory, DocumentList& list) {
       list.skipped.push_back({path, "not a regular file"});
       continue;
     }
-    const absl::StatusOr<bool> binary = LooksBinary(path);
-    if (!binary.ok()) return binary.status();
-    if (*binary) {
+    TESSERA_ASSIGN_OR_RETURN(const bool binary, LooksBinary(path));
+    if (binary) {
       list.skipped.push_back({path, "not text: a zero byte in its first 4 KiB"});
     } else {
       list.paths.push_back(path);
@@ -92,12 +90,11 @@ std::span<uint8_t> Bytes(std::string& text) {
 // that point, if that is near.
 absl::StatusOr<int64_t> TailBegin(const Document& document, double fraction) {
   const int64_t wanted = static_cast<int64_t>(document.size_bytes * (1 - fraction));
-  const absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(document.path);
-  if (!file.ok()) return file.status();
+  TESSERA_ASSIGN_OR_RETURN(const FileDescriptor file,
+                           FileDescriptor::OpenForReading(document.path));
   std::string text(kLineSearchBytes, '\0');
-  const absl::StatusOr<int64_t> read = file->ReadAt(wanted, Bytes(text));
-  if (!read.ok()) return read.status();
-  text.resize(*read);
+  TESSERA_ASSIGN_OR_RETURN(const int64_t read, file.ReadAt(wanted, Bytes(text)));
+  text.resize(read);
   const size_t line_end = text.find('\n');
   return line_end == text.npos ? wanted : wanted + static_cast<int64_t>(line_end) + 1;
 }
@@ -107,10 +104,9 @@ absl::StatusOr<int64_t> TailBegin(const Document& document, double fraction) {
 absl::StatusOr<DocumentList> FindDocuments(const std::vector<std::string>& inputs) {
   DocumentList list;
   for (const std::string& input : inputs) {
-    absl::StatusOr<std::vector<std::string>> matches = Glob(input);
-    if (!matches.ok()) return matches.status();
+    TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> matches, Glob(input));
     const size_t before = list.paths.size();
-    for (std::string& match : *matches) {
+    for (std::string& match : matches) {
       std::error_code error;
       if (!fs::is_directory(match, error)) {
         list.paths.push_back(std::move(match));
@@ -122,7 +118,7 @@ absl::StatusOr<DocumentList> FindDocuments(const std::vector<std::string>& input
       return absl::NotFoundError(absl::StrCat("no text file under \"", input, "\""));
     }
   }
-  if (absl::Status status = RemoveDuplicates(list.paths); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(RemoveDuplicates(list.paths));
   return list;
 }
 
@@ -132,17 +128,15 @@ absl::StatusOr<std::vector<Document>> ScanDocuments(const std::vector<std::strin
   std::vector<Document> documents;
   std::vector<uint8_t> buffer(kChunkBytes);
   for (const std::string& path : paths) {
-    const absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(path);
-    if (!file.ok()) return file.status();
+    TESSERA_ASSIGN_OR_RETURN(const FileDescriptor file, FileDescriptor::OpenForReading(path));
     Document document{path};
     ContentHash hash;
     while (true) {
-      const absl::StatusOr<int64_t> read = file->ReadAt(document.size_bytes, buffer);
-      if (!read.ok()) return read.status();
-      hash.Add(std::span(buffer).first(*read));
-      document.size_bytes += *read;
-      done(*read);
-      if (*read < kChunkBytes) break;
+      TESSERA_ASSIGN_OR_RETURN(const int64_t read, file.ReadAt(document.size_bytes, buffer));
+      hash.Add(std::span(buffer).first(read));
+      document.size_bytes += read;
+      done(read);
+      if (read < kChunkBytes) break;
     }
     document.hash = hash.Finish();
     if (document.size_bytes == 0) {
@@ -174,11 +168,10 @@ absl::StatusOr<CorpusSplit> SplitCorpus(const std::vector<Document>& documents,
   split = {};
   split.kind = "tails";
   for (const Document& document : documents) {
-    const absl::StatusOr<int64_t> cut = TailBegin(document, validation_fraction);
-    if (!cut.ok()) return cut.status();
-    if (*cut > 0) split.train.push_back({&document, 0, *cut});
-    if (*cut < document.size_bytes)
-      split.validation.push_back({&document, *cut, document.size_bytes});
+    TESSERA_ASSIGN_OR_RETURN(const int64_t cut, TailBegin(document, validation_fraction));
+    if (cut > 0) split.train.push_back({&document, 0, cut});
+    if (cut < document.size_bytes)
+      split.validation.push_back({&document, cut, document.size_bytes});
   }
   return split;
 }
@@ -186,24 +179,23 @@ absl::StatusOr<CorpusSplit> SplitCorpus(const std::vector<Document>& documents,
 absl::Status ForEachChunk(const DocumentPart& part,
                           const std::function<absl::Status(std::string_view chunk)>& visit,
                           const ChunkCut& cut) {
-  const absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(part.document->path);
-  if (!file.ok()) return file.status();
+  TESSERA_ASSIGN_OR_RETURN(const FileDescriptor file,
+                           FileDescriptor::OpenForReading(part.document->path));
   std::string chunk;
   int64_t wanted = kChunkBytes;
   for (int64_t at = part.begin_bytes; at < part.end_bytes;) {
     chunk.resize(std::min(wanted, part.end_bytes - at));
-    const absl::StatusOr<int64_t> read = file->ReadAt(at, Bytes(chunk));
-    if (!read.ok()) return read.status();
-    if (*read < static_cast<int64_t>(chunk.size())) {
+    TESSERA_ASSIGN_OR_RETURN(const int64_t read, file.ReadAt(at, Bytes(chunk)));
+    if (read < static_cast<int64_t>(chunk.size())) {
       return absl::FailedPreconditionError(
           absl::StrCat(part.document->path, " changed while it was read: expected ",
-                       part.document->size_bytes, " bytes, found ", at + *read));
+                       part.document->size_bytes, " bytes, found ", at + read));
     }
-    const bool last = at + *read == part.end_bytes;
-    const std::string_view ready = std::string_view(chunk).substr(0, last ? *read : cut(chunk));
+    const bool last = at + read == part.end_bytes;
+    const std::string_view ready = std::string_view(chunk).substr(0, last ? read : cut(chunk));
     wanted = ready.empty() ? 2 * wanted : kChunkBytes;
     if (ready.empty()) continue;
-    if (absl::Status status = visit(ready); !status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(visit(ready));
     at += ready.size();
   }
   return absl::OkStatus();

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file_descriptor.h"
+#include "base/status_macros.h"
 #include "base/units.h"
 #include "trainer/data/token_checksums.h"
 
@@ -17,19 +18,17 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> TokenDataset::Open(const std::stri
     return absl::InvalidArgumentError(
         absl::StrCat("sequence length ", sequence_length, ": expected 1 or more"));
   }
-  absl::StatusOr<std::vector<std::string>> paths = Glob(pattern);
-  if (!paths.ok()) return paths.status();
-  std::erase_if(*paths, [](const std::string& path) { return IsChecksumPath(path); });
+  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> paths, Glob(pattern));
+  std::erase_if(paths, [](const std::string& path) { return IsChecksumPath(path); });
 
   auto dataset = std::unique_ptr<TokenDataset>(new TokenDataset);
   dataset->sequence_length_ = sequence_length;
   dataset->vocab_size_ = vocab_size;
   dataset->first_samples_.push_back(0);
   ContentHash hash;
-  for (const std::string& path : *paths) {
-    absl::StatusOr<std::unique_ptr<TokenFile>> opened = TokenFile::Open(path);
-    if (!opened.ok()) return opened.status();
-    const TokenFile& shard = **opened;
+  for (const std::string& path : paths) {
+    TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<TokenFile> opened, TokenFile::Open(path));
+    const TokenFile& shard = *opened;
     if (vocab_size < 1 || vocab_size > MaxVocabularySize(shard.format())) {
       return absl::InvalidArgumentError(absl::StrCat(
           "vocabulary size ", vocab_size, ": expected 1 to ", MaxVocabularySize(shard.format()),
@@ -41,13 +40,12 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> TokenDataset::Open(const std::stri
           std::string(TokenFormatName(dataset->shards_[0]->format())), ", ", path, " is ",
           std::string(TokenFormatName(shard.format()))));
     }
-    const absl::StatusOr<uint64_t> fingerprint = shard.SampledFingerprint();
-    if (!fingerprint.ok()) return fingerprint.status();
-    hash.Add(*fingerprint);
+    TESSERA_ASSIGN_OR_RETURN(const uint64_t fingerprint, shard.SampledFingerprint());
+    hash.Add(fingerprint);
     dataset->num_tokens_ += shard.count();
     dataset->first_samples_.push_back(dataset->num_samples() +
                                       std::max<int64_t>(0, (shard.count() - 1) / sequence_length));
-    dataset->shards_.push_back(*std::move(opened));
+    dataset->shards_.push_back(std::move(opened));
   }
   dataset->sampled_fingerprint_ = hash.Finish();
   if (dataset->num_samples() == 0) {
@@ -76,7 +74,7 @@ absl::Status TokenDataset::AddChecksums(int64_t max_bytes,
   std::vector<TokenFile*> without;
   int64_t bytes = 0;
   for (const std::unique_ptr<TokenFile>& shard : shards_) {
-    if (absl::Status status = shard->LoadChecksums(); !status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(shard->LoadChecksums());
     if (shard->CompleteFingerprint() != 0) continue;
     without.push_back(shard.get());
     bytes += kTokenFileHeaderBytes + shard->count() * TokenBytes(shard->format());
@@ -96,7 +94,7 @@ absl::Status TokenDataset::AddChecksums(int64_t max_bytes,
   absl::Status not_kept;
   for (TokenFile* shard : without) {
     absl::Status kept;
-    if (absl::Status status = shard->MakeChecksums(kept); !status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(shard->MakeChecksums(kept));
     not_kept.Update(kept);
   }
   if (!not_kept.ok()) {
@@ -120,7 +118,7 @@ absl::Status TokenDataset::ReadSample(int64_t sample, std::span<int32_t> ids,
   const int64_t shard = next - first_samples_.begin() - 1;
   const int64_t first = (sample - first_samples_[shard]) * length;
   const TokenFile& file = *shards_[shard];
-  if (absl::Status status = file.Read(first, vocab_size_, ids); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(file.Read(first, vocab_size_, ids));
   std::copy(ids.begin() + 1, ids.end(), targets.begin());
   return file.Read(first + length, vocab_size_, targets.last(1));
 }

@@ -27,7 +27,6 @@
 #include "trainer/data/corpus.h"
 #include "trainer/data/token_checksums.h"
 #include "trainer/data/token_file.h"
-#include "trainer/data/train_tokenizer.h"
 
 namespace tessera {
 namespace {
@@ -108,9 +107,7 @@ absl::StatusOr<Job> PlanJob(const PrepareDataOptions& options) {
   if (options.tokenizer == "byte") {
     job.tokenizer = std::make_unique<ByteTokenizer>();
   } else if (options.tokenizer != "sentencepiece") {
-    absl::StatusOr<std::unique_ptr<Tokenizer>> given = LoadGiven(options.tokenizer);
-    if (!given.ok()) return given.status();
-    job.tokenizer = *std::move(given);
+    TESSERA_ASSIGN_OR_RETURN(job.tokenizer, LoadGiven(options.tokenizer));
   }
   if (options.begin_of_text &&
       (job.tokenizer == nullptr || !job.tokenizer->begin_of_text().has_value())) {
@@ -121,7 +118,7 @@ absl::StatusOr<Job> PlanJob(const PrepareDataOptions& options) {
   job.format = options.format.value_or(small ? TokenFormat::kGpt2 : TokenFormat::kLlama3);
   const int processors = static_cast<int>(std::thread::hardware_concurrency());
   job.threads = options.threads > 0 ? options.threads : std::max(1, processors);
-  if (absl::Status status = CheckVocabularySize(job); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(CheckVocabularySize(job));
   return job;
 }
 
@@ -176,7 +173,7 @@ absl::Status CheckForeignFiles(const std::string& directory, const DatasetSummar
 absl::StatusOr<FileDescriptor> LockFolder(const std::string& path) {
   absl::StatusOr<FileDescriptor> folder = FileDescriptor::OpenFolder(path);
   if (!folder.ok()) return folder;
-  if (absl::Status status = folder->TryLock(); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(folder->TryLock());
   return folder;
 }
 
@@ -215,9 +212,8 @@ class StagingFolder {
       return absl::ErrnoToStatus(errno,
                                  absl::StrCat("cannot write to the output folder ", output_dir));
     }
-    absl::StatusOr<FileDescriptor> lock = LockFolder(path);
-    if (!lock.ok()) return lock.status();
-    return std::unique_ptr<StagingFolder>(new StagingFolder(path, *std::move(lock)));
+    TESSERA_ASSIGN_OR_RETURN(FileDescriptor lock, LockFolder(path));
+    return std::unique_ptr<StagingFolder>(new StagingFolder(path, std::move(lock)));
   }
   ~StagingFolder() {
     std::error_code error;
@@ -240,8 +236,7 @@ absl::Status EncodeSplit(const Job& job, const std::vector<DocumentPart>& parts,
                          TokenShardWriter& writer, SplitSummary& summary) {
   std::vector<int32_t> separator = {tokenizer.end_of_text()};
   if (job.options.begin_of_text) separator.push_back(*tokenizer.begin_of_text());
-  absl::Status status = EncodeDocuments(parts, tokenizer, separator, job.threads, done, writer);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(EncodeDocuments(parts, tokenizer, separator, job.threads, done, writer));
   for (const DocumentPart& part : parts) summary.text_bytes += part.size_bytes();
   summary.documents = static_cast<int64_t>(parts.size());
   summary.tokens = writer.tokens();
@@ -268,8 +263,7 @@ absl::Status WriteTokenizer(const Tokenizer& tokenizer, const std::string& direc
     if (file.name != kLlmcTokenizerName) files.push_back(std::move(file));
   }
   for (const TokenizerFile& file : files) {
-    absl::Status status = ReplaceFile(Join(directory, file.name), file.contents);
-    if (!status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(ReplaceFile(Join(directory, file.name), file.contents));
     names.push_back(file.name);
   }
   return absl::OkStatus();
@@ -350,14 +344,14 @@ absl::Status ExchangeFiles(const std::string& staging, const std::string& direct
     if (!fresh.contains(file.name)) both.files.push_back(file);
     if (!fresh.contains(file.name) || IsChecksumPath(file.name)) stale.push_back(file.name);
   }
-  if (absl::Status status = WriteDatasetSummary(both, directory); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(WriteDatasetSummary(both, directory));
 
   std::error_code error;
   for (const std::string& name : stale) {
     fs::remove(Join(directory, name), error);
     if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot remove ", name));
   }
-  if (absl::Status status = SyncFolder(directory); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(SyncFolder(directory));
   absl::Status status = MoveFiles(fresh_files, staging, directory);
   if (!status.ok()) return status;
   status = MoveFiles(fresh_checksums, staging, directory);
@@ -376,58 +370,50 @@ BytesDone Phase(const PrepareProgress& progress, std::string_view name, int64_t 
 }  // namespace
 
 absl::StatusOr<int64_t> AddChecksums(const std::string& pattern, const PrepareProgress& progress) {
-  absl::StatusOr<std::vector<std::string>> paths = Glob(pattern);
-  if (!paths.ok()) return paths.status();
-  std::erase_if(*paths, [](const std::string& path) { return IsChecksumPath(path); });
+  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> paths, Glob(pattern));
+  std::erase_if(paths, [](const std::string& path) { return IsChecksumPath(path); });
   int64_t total_bytes = 0;
   std::vector<FileDescriptor> files;
-  for (const std::string& path : *paths) {
+  for (const std::string& path : paths) {
     // Old checksums, which may be the reason for this call, must not be compared.
-    if (absl::Status status = RemoveTokenChecksums(path); !status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(RemoveTokenChecksums(path));
     if (const auto opened = TokenFile::Open(path); !opened.ok()) return opened.status();
-    absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(path);
-    if (!file.ok()) return file.status();
-    const absl::StatusOr<int64_t> size_bytes = file->SizeBytes();
-    if (!size_bytes.ok()) return size_bytes.status();
-    total_bytes += *size_bytes;
-    files.push_back(*std::move(file));
+    TESSERA_ASSIGN_OR_RETURN(FileDescriptor file, FileDescriptor::OpenForReading(path));
+    TESSERA_ASSIGN_OR_RETURN(const int64_t size_bytes, file.SizeBytes());
+    total_bytes += size_bytes;
+    files.push_back(std::move(file));
   }
   const BytesDone done = Phase(progress, "reading", total_bytes);
   done(0);
   for (size_t i = 0; i < files.size(); ++i) {
-    absl::StatusOr<TokenChecksums> checksums = MakeTokenChecksums((*paths)[i], files[i]);
-    if (!checksums.ok()) return checksums.status();
-    checksums->modified_ns = 0;
-    done(checksums->size_bytes);
-    absl::Status status = WriteTokenChecksums((*paths)[i], *checksums);
-    if (!status.ok()) return status;
+    TESSERA_ASSIGN_OR_RETURN(TokenChecksums checksums, MakeTokenChecksums(paths[i], files[i]));
+    checksums.modified_ns = 0;
+    done(checksums.size_bytes);
+    TESSERA_RETURN_IF_ERROR(WriteTokenChecksums(paths[i], checksums));
   }
   return static_cast<int64_t>(files.size());
 }
 
 absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
                                               const PrepareProgress& progress) {
-  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
-  absl::StatusOr<Job> job = PlanJob(options);
-  if (!job.ok()) return job.status();
+  TESSERA_RETURN_IF_ERROR(CheckOptions(options));
+  TESSERA_ASSIGN_OR_RETURN(Job job, PlanJob(options));
   std::vector<std::string> inputs = options.inputs;
   if (inputs.empty()) {
-    const absl::StatusOr<std::string> pattern = DefaultCorpusPattern();
-    if (!pattern.ok()) return pattern.status();
-    inputs.push_back(*pattern);
+    TESSERA_ASSIGN_OR_RETURN(const std::string pattern, DefaultCorpusPattern());
+    inputs.push_back(pattern);
   }
-  const absl::StatusOr<DocumentList> list = FindDocuments(inputs);
-  if (!list.ok()) return list.status();
+  TESSERA_ASSIGN_OR_RETURN(const DocumentList list, FindDocuments(inputs));
   PrepareDataResult result;
-  result.skipped = list->skipped;
-  const auto documents = ScanDocuments(list->paths, result.skipped, Phase(progress, "reading", 0));
-  if (!documents.ok()) return documents.status();
-  if (documents->empty()) {
+  result.skipped = list.skipped;
+  TESSERA_ASSIGN_OR_RETURN(const auto documents, ScanDocuments(list.paths, result.skipped,
+                                                               Phase(progress, "reading", 0)));
+  if (documents.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the input has no text: ", list->paths.size(), " files, all empty"));
+        absl::StrCat("the input has no text: ", list.paths.size(), " files, all empty"));
   }
 
-  result.summary.request = RequestHash(*job, *documents);
+  result.summary.request = RequestHash(job, documents);
   absl::StatusOr<DatasetSummary> old = ReadDatasetSummary(options.output_dir);
   if (old.ok() && old->request == result.summary.request &&
       AllFilesThere(*old, options.output_dir)) {
@@ -439,29 +425,28 @@ absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
   if (!old.ok()) old = DatasetSummary();
   if (absl::Status status = CheckForeignFiles(options.output_dir, *old); !status.ok())
     return status;
-  const auto staging = StagingFolder::Create(options.output_dir);
-  if (!staging.ok()) return staging.status();
+  TESSERA_ASSIGN_OR_RETURN(const auto staging, StagingFolder::Create(options.output_dir));
 
-  const absl::StatusOr<CorpusSplit> split = SplitCorpus(*documents, options.validation_fraction);
-  if (!split.ok()) return split.status();
+  TESSERA_ASSIGN_OR_RETURN(const CorpusSplit split,
+                           SplitCorpus(documents, options.validation_fraction));
   int64_t train_bytes = 0, total_bytes = 0;
-  for (const DocumentPart& part : split->train) train_bytes += part.size_bytes();
-  for (const Document& document : *documents) total_bytes += document.size_bytes;
+  for (const DocumentPart& part : split.train) train_bytes += part.size_bytes();
+  for (const Document& document : documents) total_bytes += document.size_bytes;
   if (train_bytes == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("validation_fraction is ", options.validation_fraction,
                      ": it leaves none of the ", total_bytes, " bytes of text for training"));
   }
-  if (job->tokenizer == nullptr) {
-    auto trained =
-        TrainOn(options, split->train, Phase(progress, "training the tokenizer", train_bytes));
-    if (!trained.ok()) return trained.status();
-    job->tokenizer = *std::move(trained);
+  if (job.tokenizer == nullptr) {
+    TESSERA_ASSIGN_OR_RETURN(
+        auto trained,
+        TrainOn(options, split.train, Phase(progress, "training the tokenizer", train_bytes)));
+    job.tokenizer = std::move(trained);
   }
-  absl::Status status = WriteFiles(*job, *split, *job->tokenizer, (*staging)->path(),
+  absl::Status status = WriteFiles(job, split, *job.tokenizer, staging->path(),
                                    Phase(progress, "encoding", total_bytes), result.summary);
   if (!status.ok()) return status;
-  status = ExchangeFiles((*staging)->path(), options.output_dir, *old, result.summary);
+  status = ExchangeFiles(staging->path(), options.output_dir, *old, result.summary);
   if (!status.ok()) return status;
   return result;
 }

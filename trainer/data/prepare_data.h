@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -86,6 +87,17 @@ absl::StatusOr<int64_t> AddChecksums(const std::string& pattern, const PreparePr
 absl::Status EncodeDocuments(std::span<const DocumentPart> parts, const Tokenizer& tokenizer,
                              std::span<const int32_t> separator, int threads, const BytesDone& done,
                              TokenShardWriter& writer);
+
+// 256 bytes, the unknown piece, end of text, and room for the characters of a small alphabet.
+inline constexpr int64_t kMinSentencePieceVocabulary = 300;
+
+// Trains a SentencePiece vocabulary of exactly vocab_size ids on about sample_bytes of the text:
+// every line has the same probability, decided by a hash of its document and number. Skips lines
+// that are not UTF-8. Errors: InvalidArgument when the text is too small or too uniform for that
+// many ids, or has too many different characters for so few.
+absl::StatusOr<std::unique_ptr<Tokenizer>> TrainTokenizer(const std::vector<DocumentPart>& parts,
+                                                          int64_t vocab_size, int64_t sample_bytes,
+                                                          const BytesDone& done);
 
 }  // namespace tessera
 

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 #include "base/replace_file.h"
+#include "base/status_macros.h"
 #include "compute/random/philox.h"
 
 namespace tessera {
@@ -118,19 +119,17 @@ absl::StatusOr<std::optional<TokenChecksums>> ReadTokenChecksums(const std::stri
   if (absl::IsNotFound(bytes.status())) return std::nullopt;
   if (absl::IsInvalidArgument(bytes.status())) return absl::DataLossError(bytes.status().message());
   if (!bytes.ok()) return bytes.status();
-  absl::StatusOr<TokenChecksums> checksums = DecodeTokenChecksums(path, *bytes);
-  if (!checksums.ok()) return checksums.status();
-  const absl::StatusOr<FileDescriptor::Facts> facts = file.Examine();
-  if (!facts.ok()) return facts.status();
-  if (checksums->modified_ns != 0 && checksums->modified_ns != facts->modified_ns) {
+  TESSERA_ASSIGN_OR_RETURN(TokenChecksums checksums, DecodeTokenChecksums(path, *bytes));
+  TESSERA_ASSIGN_OR_RETURN(const FileDescriptor::Facts facts, file.Examine());
+  if (checksums.modified_ns != 0 && checksums.modified_ns != facts.modified_ns) {
     return std::nullopt;
   }
-  if (checksums->size_bytes != facts->size_bytes) {
-    if (checksums->modified_ns != 0) return std::nullopt;
-    return Damaged(path, 16, absl::StrCat("size of ", token_path), checksums->size_bytes,
-                   facts->size_bytes);
+  if (checksums.size_bytes != facts.size_bytes) {
+    if (checksums.modified_ns != 0) return std::nullopt;
+    return Damaged(path, 16, absl::StrCat("size of ", token_path), checksums.size_bytes,
+                   facts.size_bytes);
   }
-  return *std::move(checksums);
+  return checksums;
 }
 
 absl::Status WriteTokenChecksums(const std::string& token_path, const TokenChecksums& checksums) {
@@ -151,24 +150,22 @@ absl::Status RemoveTokenChecksums(const std::string& token_path) {
 
 absl::StatusOr<TokenChecksums> MakeTokenChecksums(const std::string& token_path,
                                                   const FileDescriptor& file) {
-  const absl::StatusOr<FileDescriptor::Facts> before = file.Examine();
-  if (!before.ok()) return before.status();
+  TESSERA_ASSIGN_OR_RETURN(const FileDescriptor::Facts before, file.Examine());
   TokenChecksumBuilder builder;
   std::vector<uint8_t> buffer(kReadBytes);
-  for (int64_t offset = 0; offset < before->size_bytes; offset += kReadBytes) {
-    const int64_t wanted = std::min(kReadBytes, before->size_bytes - offset);
-    const absl::StatusOr<int64_t> read = file.ReadAt(offset, std::span(buffer).first(wanted));
-    if (!read.ok()) return read.status();
-    builder.Append(std::as_bytes(std::span(buffer).first(*read)));
+  for (int64_t offset = 0; offset < before.size_bytes; offset += kReadBytes) {
+    const int64_t wanted = std::min(kReadBytes, before.size_bytes - offset);
+    TESSERA_ASSIGN_OR_RETURN(const int64_t read,
+                             file.ReadAt(offset, std::span(buffer).first(wanted)));
+    builder.Append(std::as_bytes(std::span(buffer).first(read)));
   }
   TokenChecksums checksums = builder.Finish({});
-  const absl::StatusOr<FileDescriptor::Facts> after = file.Examine();
-  if (!after.ok()) return after.status();
-  if (checksums.size_bytes != after->size_bytes || before->modified_ns != after->modified_ns) {
+  TESSERA_ASSIGN_OR_RETURN(const FileDescriptor::Facts after, file.Examine());
+  if (checksums.size_bytes != after.size_bytes || before.modified_ns != after.modified_ns) {
     return absl::FailedPreconditionError(
         absl::StrCat(token_path, " was changed while it was read for its checksums"));
   }
-  checksums.modified_ns = after->modified_ns;
+  checksums.modified_ns = after.modified_ns;
   return checksums;
 }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/crc32c.h"
+#include "base/status_macros.h"
 #include "trainer/data/token_checksums.h"
 
 namespace tessera {
@@ -90,40 +91,35 @@ TokenFile::TokenFile(std::string path, FileDescriptor file, TokenFormat format, 
     : path_(std::move(path)), file_(std::move(file)), format_(format), count_(count) {}
 
 absl::StatusOr<std::unique_ptr<TokenFile>> TokenFile::Open(const std::string& path) {
-  absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(path);
-  if (!file.ok()) return file.status();
-  const absl::StatusOr<int64_t> size_bytes = file->SizeBytes();
-  if (!size_bytes.ok()) return size_bytes.status();
+  TESSERA_ASSIGN_OR_RETURN(FileDescriptor file, FileDescriptor::OpenForReading(path));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t size_bytes, file.SizeBytes());
   std::array<int32_t, kHeaderWords> header;
-  const absl::StatusOr<int64_t> read =
-      file->ReadAt(0, std::span(reinterpret_cast<uint8_t*>(header.data()), kTokenFileHeaderBytes));
-  if (!read.ok()) return read.status();
-  if (*read != kTokenFileHeaderBytes) {
-    return absl::DataLossError(absl::StrCat(path, " at offset ", *read,
+  TESSERA_ASSIGN_OR_RETURN(
+      const int64_t read,
+      file.ReadAt(0, std::span(reinterpret_cast<uint8_t*>(header.data()), kTokenFileHeaderBytes)));
+  if (read != kTokenFileHeaderBytes) {
+    return absl::DataLossError(absl::StrCat(path, " at offset ", read,
                                             ": truncated: expected a header of ",
-                                            kTokenFileHeaderBytes, " bytes, found ", *read));
+                                            kTokenFileHeaderBytes, " bytes, found ", read));
   }
-  const auto parsed = ParseHeader(path, header, *size_bytes);
-  if (!parsed.ok()) return parsed.status();
+  TESSERA_ASSIGN_OR_RETURN(const auto parsed, ParseHeader(path, header, size_bytes));
   std::unique_ptr<TokenFile> opened(
-      new TokenFile(path, *std::move(file), parsed->first->format, parsed->second));
-  if (absl::Status status = opened->LoadChecksums(); !status.ok()) return status;
+      new TokenFile(path, std::move(file), parsed.first->format, parsed.second));
+  TESSERA_RETURN_IF_ERROR(opened->LoadChecksums());
   return opened;
 }
 
 absl::Status TokenFile::LoadChecksums() {
   if (checksums_.has_value()) return absl::OkStatus();
-  absl::StatusOr<std::optional<TokenChecksums>> found = ReadTokenChecksums(path_, file_);
-  if (!found.ok()) return found.status();
-  if (found->has_value()) SetChecksums(**std::move(found));
+  TESSERA_ASSIGN_OR_RETURN(std::optional<TokenChecksums> found, ReadTokenChecksums(path_, file_));
+  if (found.has_value()) SetChecksums(*std::move(found));
   return absl::OkStatus();
 }
 
 absl::Status TokenFile::MakeChecksums(absl::Status& kept) {
-  absl::StatusOr<TokenChecksums> made = MakeTokenChecksums(path_, file_);
-  if (!made.ok()) return made.status();
-  kept = WriteTokenChecksums(path_, *made);
-  SetChecksums(*std::move(made));
+  TESSERA_ASSIGN_OR_RETURN(TokenChecksums made, MakeTokenChecksums(path_, file_));
+  kept = WriteTokenChecksums(path_, made);
+  SetChecksums(std::move(made));
   return absl::OkStatus();
 }
 
@@ -136,7 +132,7 @@ absl::Status TokenFile::CheckChunks(int64_t begin, int64_t end) const {
   if (!checksums_.has_value()) return absl::OkStatus();
   for (int64_t chunk = begin / kChecksumChunkBytes; chunk * kChecksumChunkBytes < end; ++chunk) {
     if (checked_[chunk].load(std::memory_order_relaxed)) continue;
-    if (absl::Status status = CheckChunk(chunk); !status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(CheckChunk(chunk));
     checked_[chunk].store(true, std::memory_order_relaxed);
   }
   return absl::OkStatus();
@@ -145,9 +141,8 @@ absl::Status TokenFile::CheckChunks(int64_t begin, int64_t end) const {
 absl::Status TokenFile::CheckChunk(int64_t chunk) const {
   const int64_t offset = chunk * kChecksumChunkBytes;
   std::vector<uint8_t> bytes(std::min(kChecksumChunkBytes, checksums_->size_bytes - offset));
-  const absl::StatusOr<int64_t> read = file_.ReadAt(offset, bytes);
-  if (!read.ok()) return read.status();
-  bytes.resize(*read);
+  TESSERA_ASSIGN_OR_RETURN(const int64_t read, file_.ReadAt(offset, bytes));
+  bytes.resize(read);
   const uint32_t found = Crc32c(std::as_bytes(std::span(bytes)));
   const uint32_t expected = checksums_->chunk_crc32c[chunk];
   if (found == expected) return absl::OkStatus();
@@ -165,19 +160,17 @@ absl::Status TokenFile::Read(int64_t first, int64_t vocab_size, std::span<int32_
   }
   const int64_t token_bytes = TokenBytes(format_);
   const int64_t offset = kTokenFileHeaderBytes + first * token_bytes;
-  absl::Status checked = CheckChunks(offset, offset + n * token_bytes);
-  if (!checked.ok()) return checked;
+  TESSERA_RETURN_IF_ERROR(CheckChunks(offset, offset + n * token_bytes));
   // Raw tokens are read into the end of the output, so that widening from front to back never
   // overwrites unread ones.
   auto* out_bytes = reinterpret_cast<uint8_t*>(out.data());
   uint8_t* raw = out_bytes + n * (4 - token_bytes);
-  const absl::StatusOr<int64_t> read =
-      file_.ReadAt(offset, {raw, static_cast<size_t>(n * token_bytes)});
-  if (!read.ok()) return read.status();
-  if (*read != n * token_bytes) {
-    return absl::DataLossError(absl::StrCat(path_, " at offset ", offset + *read,
+  TESSERA_ASSIGN_OR_RETURN(const int64_t read,
+                           file_.ReadAt(offset, {raw, static_cast<size_t>(n * token_bytes)}));
+  if (read != n * token_bytes) {
+    return absl::DataLossError(absl::StrCat(path_, " at offset ", offset + read,
                                             ": the file has shrunk: expected ", n * token_bytes,
-                                            " bytes from offset ", offset, ", found ", *read));
+                                            " bytes from offset ", offset, ", found ", read));
   }
   for (int64_t i = 0; i < n; ++i) {
     uint32_t token = 0;
@@ -200,17 +193,16 @@ absl::StatusOr<uint64_t> TokenFile::SampledFingerprint() const {
   std::vector<uint8_t> buffer(kPageBytes);
   const auto add = [&](int64_t at) -> absl::Status {
     const int64_t n = std::min(kPageBytes, body_bytes - at);
-    const absl::StatusOr<int64_t> read =
-        file_.ReadAt(kTokenFileHeaderBytes + at, std::span(buffer).first(n));
-    if (!read.ok()) return read.status();
-    hash.Add(std::span(buffer).first(*read));
+    TESSERA_ASSIGN_OR_RETURN(const int64_t read,
+                             file_.ReadAt(kTokenFileHeaderBytes + at, std::span(buffer).first(n)));
+    hash.Add(std::span(buffer).first(read));
     return absl::OkStatus();
   };
   const int64_t pages = (body_bytes + kPageBytes - 1) / kPageBytes;
   const int64_t hashed = body_bytes <= kHashedWholeBytes ? pages : kSampledPages;
   for (int64_t i = 0; i < hashed; ++i) {
     const int64_t page = hashed == pages ? i : i * (pages - 1) / (hashed - 1);
-    if (absl::Status status = add(page * kPageBytes); !status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(add(page * kPageBytes));
   }
   return hash.Finish();
 }
@@ -225,11 +217,10 @@ TokenFileWriter::TokenFileWriter(std::string path, std::unique_ptr<FileReplaceme
 
 absl::StatusOr<std::unique_ptr<TokenFileWriter>> TokenFileWriter::Create(const std::string& path,
                                                                          TokenFormat format) {
-  absl::StatusOr<std::unique_ptr<FileReplacement>> file = FileReplacement::Create(path);
-  if (!file.ok()) return file.status();
-  std::unique_ptr<TokenFileWriter> writer(new TokenFileWriter(path, *std::move(file), format));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<FileReplacement> file, FileReplacement::Create(path));
+  std::unique_ptr<TokenFileWriter> writer(new TokenFileWriter(path, std::move(file), format));
   const std::vector<std::byte> space(kTokenFileHeaderBytes);
-  if (absl::Status status = writer->file_->Append(space); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(writer->file_->Append(space));
   writer->checksums_.Append(space);
   return writer;
 }
@@ -251,7 +242,7 @@ absl::Status TokenFileWriter::Append(std::span<const int32_t> tokens) {
     std::memcpy(encoded_.data() + i * token_bytes, &tokens[i], token_bytes);
   }
   const auto bytes = std::as_bytes(std::span(encoded_));
-  if (absl::Status status = file_->Append(bytes); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(file_->Append(bytes));
   checksums_.Append(bytes);
   count_ += n;
   return absl::OkStatus();
@@ -263,9 +254,9 @@ absl::Status TokenFileWriter::Close() {
   header[1] = Facts(format_).version;
   header[2] = static_cast<int32_t>(count_);
   const auto bytes = std::as_bytes(std::span(header));
-  if (absl::Status status = file_->WriteAt(0, bytes); !status.ok()) return status;
-  if (absl::Status status = RemoveTokenChecksums(path_); !status.ok()) return status;
-  if (absl::Status status = file_->Commit(); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(file_->WriteAt(0, bytes));
+  TESSERA_RETURN_IF_ERROR(RemoveTokenChecksums(path_));
+  TESSERA_RETURN_IF_ERROR(file_->Commit());
   return WriteTokenChecksums(path_, checksums_.Finish(bytes));
 }
 
@@ -282,17 +273,17 @@ absl::Status TokenShardWriter::Append(std::span<const int32_t> tokens) {
   tokens_ += tokens.size();
   while (!tokens.empty()) {
     if (shard_ != nullptr && shard_->count() == shard_tokens_) {
-      if (absl::Status status = Close(); !status.ok()) return status;
+      TESSERA_RETURN_IF_ERROR(Close());
     }
     if (shard_ == nullptr) {
       file_names_.push_back(absl::StrFormat("%s_%03d.bin", prefix_, file_names_.size()));
-      auto created =
-          TokenFileWriter::Create(absl::StrCat(directory_, "/", file_names_.back()), format_);
-      if (!created.ok()) return created.status();
-      shard_ = *std::move(created);
+      TESSERA_ASSIGN_OR_RETURN(
+          auto created,
+          TokenFileWriter::Create(absl::StrCat(directory_, "/", file_names_.back()), format_));
+      shard_ = std::move(created);
     }
     const size_t fits = std::min<int64_t>(tokens.size(), shard_tokens_ - shard_->count());
-    if (absl::Status status = shard_->Append(tokens.first(fits)); !status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(shard_->Append(tokens.first(fits)));
     tokens = tokens.subspan(fits);
   }
   return absl::OkStatus();

@@ -1,5 +1,3 @@
-#include "trainer/data/train_tokenizer.h"
-
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -10,6 +8,8 @@
 #include "compute/random/philox.h"
 #include "tokenizer/sentencepiece/sentencepiece_tokenizer.h"
 #include "tokenizer/sentencepiece/sentencepiece_training.h"
+#include "trainer/data/corpus.h"
+#include "trainer/data/prepare_data.h"
 
 namespace tessera {
 namespace {

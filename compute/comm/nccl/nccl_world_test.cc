@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "compute/comm/nccl/testing/fake_nccl.h"
 #include "compute/comm/testing/conformance.h"
 #include "compute/comm/threads/thread_world.h"
@@ -79,16 +80,14 @@ class Cluster {
   absl::Status Run(const Main& rank_main) {
     return world_.Run([&](Communicator& host) -> absl::Status {
       FakeGpu& gpu = *gpus_[host.rank()];
-      if (absl::Status selected = gpu.runtime->Select(); !selected.ok()) return selected;
+      TESSERA_RETURN_IF_ERROR(gpu.runtime->Select());
       FakeNccl nccl(net_, *gpu.runtime,
                     {.seed = options_.seed * 100 + static_cast<uint64_t>(host.rank()),
                      .fail_at_launch = host.rank() == options_.failing_rank ? 0 : -1});
-      absl::StatusOr<Stream> compute = Stream::Create(*gpu.context);
-      if (!compute.ok()) return compute.status();
+      TESSERA_ASSIGN_OR_RETURN(Stream compute, Stream::Create(*gpu.context));
       FakeReducer reducer(*gpu.runtime);
-      auto world = NcclWorld::Create(host, nccl, *compute, reducer);
-      if (!world.ok()) return world.status();
-      const absl::Status status = rank_main((*world)->world(), *gpu.runtime, *compute);
+      TESSERA_ASSIGN_OR_RETURN(auto world, NcclWorld::Create(host, nccl, compute, reducer));
+      const absl::Status status = rank_main(world->world(), *gpu.runtime, compute);
       if (!status.ok()) host.Abort(status);
       return status;
     });
@@ -148,9 +147,9 @@ bool FollowsKernels(uint64_t seed, bool follow, std::function<bool(int64_t)> dro
             for (float& value : data) value = static_cast<float>(round * (comm.rank() + 1));
           });
           Pending sum = comm.StartAllReduce(data, ReduceOp::kSum);
-          if (absl::Status s = follow ? sum.Follow() : sum.Wait(); !s.ok()) return s;
+          TESSERA_RETURN_IF_ERROR(follow ? sum.Follow() : sum.Wait());
           device.Enqueue(compute.handle(), [&] { read = data; });
-          if (absl::Status synced = compute.Synchronize(); !synced.ok()) return synced;
+          TESSERA_RETURN_IF_ERROR(compute.Synchronize());
           for (const float value : read) {
             if (value != static_cast<float>(6 * round)) right = false;
           }
@@ -201,19 +200,19 @@ TEST(NcclWorldTest, FollowingDoesNotWaitForTheDevice) {
   const absl::Status status = cluster.Run(
       [](Communicator& comm, FakeDeviceRuntime& device, Stream& compute) -> absl::Status {
         std::vector<float> data(1000), gathered(2000);
-        if (absl::Status s = comm.AllReduce(data, ReduceOp::kSum); !s.ok()) return s;
+        TESSERA_RETURN_IF_ERROR(comm.AllReduce(data, ReduceOp::kSum));
         std::atomic<bool> released = false, ran = false;
         device.EnqueueShared(compute.handle(), [&] {
           ran = released.load();
           return ran.load();
         });
         Pending sum = comm.StartAllReduce(data, ReduceOp::kSum);
-        if (absl::Status s = sum.Follow(); !s.ok()) return s;
-        if (absl::Status s = comm.StartAllGather(data, gathered).Follow(); !s.ok()) return s;
+        TESSERA_RETURN_IF_ERROR(sum.Follow());
+        TESSERA_RETURN_IF_ERROR(comm.StartAllGather(data, gathered).Follow());
         if (comm.rank() == 0) {
-          if (absl::Status s = comm.StartSend(data, 1, 7).Follow(); !s.ok()) return s;
+          TESSERA_RETURN_IF_ERROR(comm.StartSend(data, 1, 7).Follow());
         } else {
-          if (absl::Status s = comm.StartReceive(data, 0, 7).Follow(); !s.ok()) return s;
+          TESSERA_RETURN_IF_ERROR(comm.StartReceive(data, 0, 7).Follow());
         }
         EXPECT_FALSE(ran);
         released = true;
@@ -231,7 +230,7 @@ TEST(NcclWorldTest, ADeadPeerOfAFollowedOperationEndsTheStep) {
   const absl::Status status =
       cluster.Run([&](Communicator& comm, FakeDeviceRuntime&, Stream& compute) -> absl::Status {
         std::vector<float> data(1000);
-        if (absl::Status s = comm.AllReduce(data, ReduceOp::kSum); !s.ok()) return s;
+        TESSERA_RETURN_IF_ERROR(comm.AllReduce(data, ReduceOp::kSum));
         if (comm.rank() == 2) return absl::OkStatus();
         const absl::Status s = comm.StartAllReduce(data, ReduceOp::kSum, {.what = "g"}).Follow();
         followed += s.ok() ? 1 : 0;
@@ -252,7 +251,7 @@ TEST(NcclWorldTest, ADeadlineOfAFollowedOperationEndsTheStep) {
   const absl::Status status = cluster.Run([&](Communicator& comm, FakeDeviceRuntime&,
                                               Stream& compute) -> absl::Status {
     std::vector<float> data(1000);
-    if (absl::Status s = comm.AllReduce(data, ReduceOp::kSum); !s.ok()) return s;
+    TESSERA_RETURN_IF_ERROR(comm.AllReduce(data, ReduceOp::kSum));
     if (comm.rank() == 2) {
       while (!given_up) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       return absl::OkStatus();
@@ -274,7 +273,7 @@ TEST(NcclWorldTest, AnotherRanksErrorEndsAStepThatFollows) {
   const absl::Status status =
       cluster.Run([&](Communicator& comm, FakeDeviceRuntime&, Stream& compute) -> absl::Status {
         std::vector<float> data(1000);
-        if (absl::Status s = comm.AllReduce(data, ReduceOp::kSum); !s.ok()) return s;
+        TESSERA_RETURN_IF_ERROR(comm.AllReduce(data, ReduceOp::kSum));
         if (comm.rank() == 1) return absl::DataLossError("bad file");
         comm.StartAllReduce(data, ReduceOp::kSum).Follow().IgnoreError();
         const absl::Status s = compute.Synchronize();
@@ -338,12 +337,11 @@ TEST(NcclWorldTest, AbortEndsWaitsOfEveryGroup) {
   Cluster cluster(4, {.seed = 5});
   const absl::Status status =
       cluster.Run([](Communicator& comm, FakeDeviceRuntime&, Stream&) -> absl::Status {
-        auto group = comm.Split(comm.rank() / 2, 0, "pair");
-        if (!group.ok()) return group.status();
+        TESSERA_ASSIGN_OR_RETURN(auto group, comm.Split(comm.rank() / 2, 0, "pair"));
         if (comm.rank() == 0) comm.Abort(absl::ResourceExhaustedError("out of memory"));
         std::vector<float> data(10);
         // Ranks 2 and 3 do not communicate with rank 0.
-        return (*group)->Receive(data, 1 - (*group)->rank(), 5);
+        return group->Receive(data, 1 - group->rank(), 5);
       });
   EXPECT_EQ(status, absl::ResourceExhaustedError("rank 0: out of memory"));
   for (int rank = 1; rank < 4; ++rank) EXPECT_EQ(cluster.statuses()[rank], status);
@@ -390,11 +388,11 @@ TEST(NcclWorldTest, MessagesWaitForNothingElse) {
           if (comm.rank() == 0) sum = comm.StartAllReduce(data, ReduceOp::kSum);
           Pending sent = comm.StartSend(message, other, 3);
           std::vector<float> received(10);
-          if (absl::Status s = comm.Receive(received, other, 3); !s.ok()) return s;
+          TESSERA_RETURN_IF_ERROR(comm.Receive(received, other, 3));
           if (comm.rank() == 1) sum = comm.StartAllReduce(data, ReduceOp::kSum);
-          if (absl::Status s = sum.Wait(); !s.ok()) return s;
-          if (absl::Status s = comm.Send(message, other, 7); !s.ok()) return s;
-          if (absl::Status s = sent.Wait(); !s.ok()) return s;
+          TESSERA_RETURN_IF_ERROR(sum.Wait());
+          TESSERA_RETURN_IF_ERROR(comm.Send(message, other, 7));
+          TESSERA_RETURN_IF_ERROR(sent.Wait());
           return ahead.Wait();
         });
     EXPECT_TRUE(status.ok()) << seed << ": " << status;
@@ -414,9 +412,7 @@ TEST(NcclWorldTest, LargeReductionsHaveSeveralSegments) {
         std::vector<float> data(static_cast<size_t>(total));
         for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(rank + i % 1000);
         std::vector<float> mine(static_cast<size_t>(counts[static_cast<size_t>(rank)]));
-        if (absl::Status s = comm.ReduceScatter(data, mine, ReduceOp::kSum, counts); !s.ok()) {
-          return s;
-        }
+        TESSERA_RETURN_IF_ERROR(comm.ReduceScatter(data, mine, ReduceOp::kSum, counts));
         size_t begin = 0;
         for (int i = 0; i < rank; ++i) begin += static_cast<size_t>(counts[static_cast<size_t>(i)]);
         for (size_t i = 0; i < mine.size(); ++i) {
@@ -433,7 +429,7 @@ TEST(NcclWorldTest, AllocatedPiecesAreGivenBack) {
   const absl::Status status =
       cluster.Run([](Communicator& comm, FakeDeviceRuntime&, Stream& compute) -> absl::Status {
         std::vector<float> data(5000);
-        if (absl::Status s = comm.AllReduce(data, ReduceOp::kSum); !s.ok()) return s;
+        TESSERA_RETURN_IF_ERROR(comm.AllReduce(data, ReduceOp::kSum));
         const std::string used = compute.context().DescribeMemory();
         return used == "nothing" ? absl::OkStatus() : absl::InternalError(used);
       });

@@ -305,19 +305,18 @@ std::string StringOf(int rank) {
 
 absl::Status ByteStrings(Communicator& comm) {
   for (int root = 0; root < comm.size(); ++root) {
-    absl::StatusOr<std::vector<std::string>> all = comm.GatherBytes(StringOf(comm.rank()), root);
-    if (!all.ok()) return all.status();
+    TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> all,
+                             comm.GatherBytes(StringOf(comm.rank()), root));
     TESSERA_RETURN_IF_ERROR(
-        ExpectEqual("gathered strings", comm.rank() == root ? comm.size() : 0, all->size()));
-    for (size_t i = 0; i < all->size(); ++i) {
-      if ((*all)[i] != StringOf(i)) return absl::InternalError(absl::StrCat("string of rank ", i));
+        ExpectEqual("gathered strings", comm.rank() == root ? comm.size() : 0, all.size()));
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (all[i] != StringOf(i)) return absl::InternalError(absl::StrCat("string of rank ", i));
     }
     for (size_t length : {0, 5, 100000}) {
       const std::string expected(length, 'r');
-      absl::StatusOr<std::string> got =
-          comm.BroadcastBytes(comm.rank() == root ? expected : "mine", root);
-      if (!got.ok()) return got.status();
-      if (*got != expected) return absl::InternalError("broadcast of bytes differs");
+      TESSERA_ASSIGN_OR_RETURN(std::string got,
+                               comm.BroadcastBytes(comm.rank() == root ? expected : "mine", root));
+      if (got != expected) return absl::InternalError("broadcast of bytes differs");
     }
   }
   return absl::OkStatus();
@@ -379,9 +378,8 @@ absl::Status CountMembers(Communicator& group, int expected) {
 absl::Status Splits(Communicator& comm) {
   const int parity = comm.rank() % 2;
   // Ranks in reverse order.
-  auto split = comm.Split(parity, -comm.rank(), "parity");
-  if (!split.ok()) return split.status();
-  Communicator& group = **split;
+  TESSERA_ASSIGN_OR_RETURN(auto split, comm.Split(parity, -comm.rank(), "parity"));
+  Communicator& group = *split;
   const int members = (comm.size() + 1 - parity) / 2;
   TESSERA_RETURN_IF_ERROR(ExpectEqual("size", members, group.size()));
   TESSERA_RETURN_IF_ERROR(ExpectEqual("rank", members - 1 - comm.rank() / 2, group.rank()));
@@ -405,13 +403,11 @@ absl::Status Splits(Communicator& comm) {
       "world's", Reduced(CommType::kBF16, 70000, comm.size(), ReduceOp::kSum), in_world));
 
   // One rank takes no part; then a group is split from a group.
-  auto others = comm.Split(comm.rank() == 0 ? -1 : 7, 0, "others");
-  if (!others.ok()) return others.status();
-  if ((*others == nullptr) != (comm.rank() == 0)) return absl::InternalError("color -1");
-  auto pairs = group.Split(group.rank() / 2, group.rank(), "pairs");
-  if (!pairs.ok()) return pairs.status();
-  TESSERA_RETURN_IF_ERROR(CountMembers(**pairs, std::min(2, members - group.rank() / 2 * 2)));
-  if (*others != nullptr) TESSERA_RETURN_IF_ERROR(CountMembers(**others, comm.size() - 1));
+  TESSERA_ASSIGN_OR_RETURN(auto others, comm.Split(comm.rank() == 0 ? -1 : 7, 0, "others"));
+  if ((others == nullptr) != (comm.rank() == 0)) return absl::InternalError("color -1");
+  TESSERA_ASSIGN_OR_RETURN(auto pairs, group.Split(group.rank() / 2, group.rank(), "pairs"));
+  TESSERA_RETURN_IF_ERROR(CountMembers(*pairs, std::min(2, members - group.rank() / 2 * 2)));
+  if (others != nullptr) TESSERA_RETURN_IF_ERROR(CountMembers(*others, comm.size() - 1));
   return CountMembers(comm, comm.size());
 }
 

@@ -6,9 +6,9 @@
 // writes therefore also works in place.
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
+#include "compute/kernels/backend.h"
 #include "compute/tensor/bfloat16.h"
 #include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
@@ -73,6 +73,17 @@ class Array {
 
 // The contents of an I32 tensor of rank 1.
 std::vector<int64_t> LoadIds(const TensorView& ids);
+
+// Internal to this package. The formula of each operation is above its definition.
+class ReferenceBackend final : public Backend {
+ public:
+  Device device() const override { return {}; }
+  bool takes_any_operands() const override { return true; }
+
+ protected:
+  using Backend::Run;
+  TESSERA_PRIMITIVE_OPERATIONS(TESSERA_DECLARE_RUN)
+};
 
 }  // namespace tessera::reference
 

@@ -11,7 +11,6 @@
 
 #include "compute/kernels/backend.h"
 #include "compute/kernels/reference/array.h"
-#include "compute/kernels/reference/backend_impl.h"
 #include "compute/random/philox.h"
 #include "compute/tensor/tensor.h"
 

@@ -2,7 +2,6 @@
 
 #include <glog/logging.h>
 
-#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +12,6 @@
 
 #include "compute/kernels/backend.h"
 #include "compute/kernels/reference/array.h"
-#include "compute/kernels/reference/backend_impl.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/tensor/tensor.h"
 #include "layout/dtype.h"

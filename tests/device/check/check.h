@@ -3,6 +3,7 @@
 
 // A list of checks and the table that reports them.
 
+#include <filesystem>
 #include <functional>
 #include <ostream>
 #include <string>
@@ -33,6 +34,19 @@ struct Check {
 // them, where some fail.
 absl::Status RunChecks(const std::vector<Check>& checks, const std::string& only,
                        std::ostream& table);
+
+// Runs each program in `programs`, tests in GoogleTest's form: all must pass, and none may skip a
+// case. Skipped where the folder has none.
+CheckOutcome RunTestPrograms(const std::filesystem::path& programs,
+                             const std::filesystem::path& scratch);
+
+// Runs `command` under one tool of compute-sanitizer ("memcheck", "racecheck"), which must find
+// nothing. Skipped where there is no compute-sanitizer in $PATH or with the CUDA toolkit.
+CheckOutcome RunSanitizer(const std::string& tool, const std::vector<std::string>& command,
+                          const std::filesystem::path& scratch);
+
+// The path of the program in $PATH or in one of `folders`; empty if they do not have it.
+std::string FindProgram(const std::string& name, const std::vector<std::string>& folders);
 
 }  // namespace tessera::testing
 

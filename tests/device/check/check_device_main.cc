@@ -29,7 +29,6 @@
 #include "tests/device/check/check.h"
 #include "tests/device/check/device_checks.h"
 #include "tests/device/check/figures.h"
-#include "tests/device/check/program_checks.h"
 
 ABSL_FLAG(bool, quick, false, "Small shapes, short runs, no sanitizer, no figures");
 ABSL_FLAG(std::string, only, "", "The name of the only check to run");

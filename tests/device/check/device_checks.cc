@@ -12,7 +12,6 @@
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "layout/dtype.h"
 #include "tests/device/check/check.h"
-#include "tests/device/check/host_operands.h"
 #include "tests/device/check/operations.h"
 #include "tests/device/check/training_checks.h"
 

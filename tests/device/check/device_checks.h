@@ -1,10 +1,12 @@
 #ifndef TESSERA_TESTS_DEVICE_CHECK_DEVICE_CHECKS_H_
 #define TESSERA_TESTS_DEVICE_CHECK_DEVICE_CHECKS_H_
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "compute/device/training_device.h"
+#include "compute/kernels/backend.h"
 #include "tests/device/check/check.h"
 #include "tests/device/check/operations.h"
 #include "tests/device/check/training_checks.h"
@@ -20,6 +22,15 @@ struct DeviceCheckOptions {
 // What must hold on a device before anything is trained there: "operations", "gradients", "curves",
 // "resume" and "same_bits". `device` outlives the checks.
 std::vector<Check> DeviceChecks(TrainingDevice& device, const DeviceCheckOptions& options);
+
+// The device's backend for operands in host memory: each operation copies its operands to the
+// device, computes there, and copies everything back, so that what a suite writes for the CPU runs
+// on a device unchanged. Views keep their strides, and operands that share memory share it on the
+// device. Every operation waits. `device` outlives the backend.
+std::unique_ptr<Backend> MakeHostOperandBackend(TrainingDevice& device);
+
+// The same, on any backend of that device.
+std::unique_ptr<Backend> MakeHostOperandBackend(Device device, Backend& backend);
 
 }  // namespace tessera::testing
 

@@ -1,9 +1,5 @@
-#include "tests/device/check/host_operands.h"
-
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <span>
 #include <utility>
@@ -13,6 +9,7 @@
 #include "compute/kernels/backend.h"
 #include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tests/device/check/device_checks.h"
 
 namespace tessera::testing {
 namespace {

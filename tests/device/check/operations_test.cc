@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "compute/device/testing/simulated_device.h"
@@ -13,7 +12,7 @@
 #include "compute/tensor/guarded_memory.h"
 #include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
-#include "tests/device/check/host_operands.h"
+#include "tests/device/check/device_checks.h"
 
 namespace tessera::testing {
 namespace {

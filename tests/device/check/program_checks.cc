@@ -1,4 +1,3 @@
-#include "tests/device/check/program_checks.h"
 
 #include <unistd.h>
 

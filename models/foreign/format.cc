@@ -1,4 +1,4 @@
-#include "models/foreign/llmc.h"
+#include "models/foreign/format.h"
 
 #include "absl/strings/str_cat.h"
 
