@@ -12,17 +12,12 @@
 #include <vector>
 
 #include "base/for_each_target.h"
+#include "base/testing.h"
 
 namespace tessera {
 namespace {
 
 constexpr uint64_t kSeed = 20261121;
-
-std::vector<std::byte> RandomBytes(size_t size, std::mt19937_64& random) {
-  std::vector<std::byte> bytes(size);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-  return bytes;
-}
 
 constexpr uint32_t kCastagnoli = 0x82F63B78, kZip = 0xEDB88320;
 

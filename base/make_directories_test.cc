@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/power_loss.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 
 namespace tessera {

@@ -16,6 +16,7 @@
 
 #include "base/file_calls.h"
 #include "base/power_loss.h"
+#include "base/testing.h"
 #include "base/text.h"
 #include "gtest/gtest.h"
 
@@ -55,20 +56,18 @@ using NameSet = std::set<std::string>;
 TEST_F(ReplaceFileTest, AppearsOnCommitOnlyAndLeavesNothingOtherwise) {
   std::ofstream(path_) << "old";
   {
-    auto file = FileReplacement::Create(path_);
-    ASSERT_TRUE(file.ok()) << file.status();
-    ASSERT_TRUE((*file)->Append(AsBytes("new")).ok());
+    ASSERT_OK_AND_ASSIGN(auto file, FileReplacement::Create(path_));
+    ASSERT_TRUE(file->Append(AsBytes("new")).ok());
     EXPECT_EQ(Contents(path_), "old");
     EXPECT_EQ(Names().size(), 2);
   }
   EXPECT_EQ(Names(), NameSet({"file"}));
 
-  auto file = FileReplacement::Create(path_);
-  ASSERT_TRUE(file.ok()) << file.status();
-  ASSERT_TRUE((*file)->Append(AsBytes("new ")).ok());
-  ASSERT_TRUE((*file)->WriteAt(0, AsBytes("N")).ok());
-  ASSERT_TRUE((*file)->Append(AsBytes("contents")).ok());
-  ASSERT_TRUE((*file)->Commit().ok());
+  ASSERT_OK_AND_ASSIGN(auto file, FileReplacement::Create(path_));
+  ASSERT_TRUE(file->Append(AsBytes("new ")).ok());
+  ASSERT_TRUE(file->WriteAt(0, AsBytes("N")).ok());
+  ASSERT_TRUE(file->Append(AsBytes("contents")).ok());
+  ASSERT_TRUE(file->Commit().ok());
   EXPECT_EQ(Contents(path_), "New contents");
   EXPECT_EQ(Names(), NameSet({"file"}));
 }
@@ -80,8 +79,7 @@ TEST_F(ReplaceFileTest, NamesOfAnyKindAndTheUsersMask) {
   const std::string longest(255, 'n');
   for (const std::string& path : {std::string("relative"), folder_ + "/" + longest,
                                   std::string("./here"), folder_ + "//twice"}) {
-    const absl::Status status = ReplaceFile(path, path);
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(ReplaceFile(path, path), absl::OkStatus());
     EXPECT_EQ(Contents(path), path);
   }
   fs::current_path(before);

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <limits>
 #include <numeric>
@@ -13,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/storage.h"
 #include "gmock/gmock.h"
@@ -45,12 +45,10 @@ std::string Message(const absl::Status& status) { return std::string(status.mess
 
 class PublicInterfaceTest : public testing::Test {
  protected:
-  PublicInterfaceTest() : root_(testing::TempDir() + "/interface_XXXXXX") {
-    EXPECT_NE(mkdtemp(root_.data()), nullptr);
+  PublicInterfaceTest() {
     folder_ = *CheckpointFolder::Open(root_ + "/run", {.create_root = true});
     std::iota(matrix_.begin(), matrix_.end(), 0.0f);
   }
-  ~PublicInterfaceTest() override { std::filesystem::remove_all(root_); }
 
   StateDict Matrix() {
     return {{{.name = "matrix",
@@ -63,7 +61,8 @@ class PublicInterfaceTest : public testing::Test {
     return *folder_->At(7);
   }
 
-  std::string root_;
+  const TestFolder own_;
+  const std::string root_ = own_.path();
   std::optional<CheckpointFolder> folder_;
   std::array<float, 12> matrix_;
 };
@@ -120,10 +119,9 @@ TEST_F(PublicInterfaceTest, OneTensorByItsName) {
   ASSERT_TRUE(checkpoint.LoadTensor("matrix", Shard::Of(spread, column, {3, 1})).ok());
   EXPECT_THAT(spread, ElementsAre(5, -1, -1, 8, -1, -1, 11));
   float untyped[3];
-  const auto info = checkpoint.Find("matrix");
-  ASSERT_TRUE(info.ok());
-  EXPECT_EQ(ElementSize(info->dtype), sizeof(float));
-  ASSERT_TRUE(checkpoint.LoadTensor("matrix", Shard::Untyped(untyped, info->dtype, column)).ok());
+  ASSERT_OK_AND_ASSIGN(const auto info, checkpoint.Find("matrix"));
+  EXPECT_EQ(ElementSize(info.dtype), sizeof(float));
+  ASSERT_TRUE(checkpoint.LoadTensor("matrix", Shard::Untyped(untyped, info.dtype, column)).ok());
   EXPECT_THAT(untyped, ElementsAre(5, 8, 11));
 }
 
@@ -164,10 +162,9 @@ TEST_F(PublicInterfaceTest, TheLatestIsTheNewestCommittedOne) {
   EXPECT_TRUE(absl::IsNotFound(folder_->Latest().status()));
   for (const int64_t step : {2, 11, 5}) ASSERT_TRUE(folder_->Save(step, Matrix()).ok());
   ASSERT_TRUE(std::filesystem::create_directory(root_ + "/run/step-00000012"));
-  const auto latest = folder_->FindLatest();
-  ASSERT_TRUE(latest.ok()) << latest.status();
-  EXPECT_EQ(latest->step, 11);
-  EXPECT_EQ(latest->directory, "step-00000011");
+  ASSERT_OK_AND_ASSIGN(const auto latest, folder_->FindLatest());
+  EXPECT_EQ(latest.step, 11);
+  EXPECT_EQ(latest.directory, "step-00000011");
   EXPECT_EQ(folder_->Latest()->step(), 11);
   EXPECT_EQ(folder_->ListUncommitted()->at(0).directory, "step-00000012");
   ASSERT_TRUE(folder_->Prune(1).ok());
@@ -182,29 +179,26 @@ TEST_F(PublicInterfaceTest, AnAsynchronousSaveNeedsNoGroup) {
   const std::vector<SaveOutcome> outcomes = saver.Finish();
   ASSERT_EQ(outcomes.size(), 1);
   ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
-  const auto checkpoint = folder_->At(3);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  EXPECT_EQ(checkpoint->metadata().entries.at("note"), "in the background");
-  EXPECT_EQ(checkpoint->LoadTensor<float>("matrix")->back(), 11);
-  EXPECT_TRUE(checkpoint->Verify({.digests = true})->damage.empty());
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, folder_->At(3));
+  EXPECT_EQ(checkpoint.metadata().entries.at("note"), "in the background");
+  EXPECT_EQ(checkpoint.LoadTensor<float>("matrix")->back(), 11);
+  EXPECT_TRUE(checkpoint.Verify({.digests = true})->damage.empty());
 }
 
 TEST_F(PublicInterfaceTest, ADamagedManifestIsFoundByTheFolder) {
   const std::string directory = Saved().directory();
   std::filesystem::resize_file(root_ + "/run/" + directory + "/manifest.pb", 40);
   EXPECT_TRUE(absl::IsDataLoss(folder_->Latest().status()));
-  const auto verified = folder_->Verify(folder_->FindLatest()->directory);
-  ASSERT_TRUE(verified.ok()) << verified.status();
-  EXPECT_EQ(verified->damage.size(), 1);
+  ASSERT_OK_AND_ASSIGN(const auto verified, folder_->Verify(folder_->FindLatest()->directory));
+  EXPECT_EQ(verified.damage.size(), 1);
 }
 
 // A folder over a storage of the program's own, which outlives it, or which it shares.
 TEST_F(PublicInterfaceTest, FoldersOverAStorage) {
   const Checkpoint saved = Saved();
   EXPECT_EQ(CheckpointFolder(folder_->storage()).Latest()->step(), 7);
-  const auto opened = Checkpoint::Open(saved.storage(), saved.directory());
-  ASSERT_TRUE(opened.ok()) << opened.status();
-  EXPECT_EQ(opened->step(), 7);
+  ASSERT_OK_AND_ASSIGN(const auto opened, Checkpoint::Open(saved.storage(), saved.directory()));
+  EXPECT_EQ(opened.step(), 7);
 }
 
 }  // namespace

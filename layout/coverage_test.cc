@@ -8,7 +8,7 @@
 #include <map>
 #include <random>
 
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "layout/box.h"
 
 namespace tessera {

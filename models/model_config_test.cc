@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
@@ -47,10 +48,9 @@ TEST(ModelConfigTest, NamedSizesHaveTheirPublishedParameterCounts) {
                {"llama3-1b", 1235814400, 8192}, {"llama3-3b", 3212749824, 8192},
                {"llama3-8b", 8030261248, 14336}};
   for (const auto& expected : sizes) {
-    const auto config = ResolveModelConfig(Named(expected.size));
-    ASSERT_TRUE(config.ok()) << config.status();
-    EXPECT_EQ(ParameterCount(*config), expected.parameters) << expected.size;
-    EXPECT_EQ(config->ffn_hidden_size(), expected.ffn_hidden_size) << expected.size;
+    ASSERT_OK_AND_ASSIGN(const auto config, ResolveModelConfig(Named(expected.size)));
+    EXPECT_EQ(ParameterCount(config), expected.parameters) << expected.size;
+    EXPECT_EQ(config.ffn_hidden_size(), expected.ffn_hidden_size) << expected.size;
   }
 }
 
@@ -63,10 +63,9 @@ TEST(ModelConfigTest, CountsWhatModelsHave) {
       config.set_vocab_size(250);
       config.set_untie_embeddings_and_output_weights(untied);
       const auto model = testing::MakeTestModel(config, {.compute_dtype = DType::kF32}, *backend);
-      const auto resolved = ResolveModelConfig(config);
-      ASSERT_TRUE(resolved.ok());
-      EXPECT_EQ(PaddedVocabSize(*resolved), 256);
-      EXPECT_EQ(model->parameters().logical_elements(), ParameterCount(*resolved));
+      ASSERT_OK_AND_ASSIGN(const auto resolved, ResolveModelConfig(config));
+      EXPECT_EQ(PaddedVocabSize(resolved), 256);
+      EXPECT_EQ(model->parameters().logical_elements(), ParameterCount(resolved));
     }
   }
 }
@@ -74,11 +73,9 @@ TEST(ModelConfigTest, CountsWhatModelsHave) {
 TEST(ModelConfigTest, EveryNamedSizeResolvesAndResolvingTwiceChangesNothing) {
   EXPECT_EQ(ModelSizeNames().size(), 9u);
   for (const std::string_view size : ModelSizeNames()) {
-    const auto once = ResolveModelConfig(Named(std::string(size)));
-    ASSERT_TRUE(once.ok()) << once.status();
-    const auto twice = ResolveModelConfig(*once);
-    ASSERT_TRUE(twice.ok()) << twice.status();
-    EXPECT_TRUE(MessageDifferencer::Equals(*once, *twice)) << size;
+    ASSERT_OK_AND_ASSIGN(const auto once, ResolveModelConfig(Named(std::string(size))));
+    ASSERT_OK_AND_ASSIGN(const auto twice, ResolveModelConfig(once));
+    EXPECT_TRUE(MessageDifferencer::Equals(once, twice)) << size;
   }
 }
 
@@ -86,11 +83,10 @@ TEST(ModelConfigTest, FieldsOverrideTheNamedSize) {
   ModelConfig config = Named("gpt2-124m");
   config.set_num_layers(3);
   config.set_hidden_dropout(0.1);
-  const auto resolved = ResolveModelConfig(config);
-  ASSERT_TRUE(resolved.ok()) << resolved.status();
-  EXPECT_EQ(resolved->num_layers(), 3);
-  EXPECT_EQ(resolved->hidden_size(), 768);
-  EXPECT_EQ(resolved->hidden_dropout(), 0.1);
+  ASSERT_OK_AND_ASSIGN(const auto resolved, ResolveModelConfig(config));
+  EXPECT_EQ(resolved.num_layers(), 3);
+  EXPECT_EQ(resolved.hidden_size(), 768);
+  EXPECT_EQ(resolved.hidden_dropout(), 0.1);
 }
 
 // 6 per weight of a matrix product: 12 C^2 per layer and the head; attention: 6 C (T + 1) per

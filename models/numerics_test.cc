@@ -22,7 +22,6 @@ using testing::ExpectClose;
 using testing::ForwardBackward;
 using testing::MakeTestBatch;
 using testing::MakeTestModel;
-using testing::RandomizeWeights;
 using testing::TestBatch;
 
 constexpr int64_t kBatch = 3, kSequence = 17;

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

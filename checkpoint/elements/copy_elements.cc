@@ -4,7 +4,6 @@
 #include <emmintrin.h>
 #endif
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>

@@ -1,14 +1,12 @@
 #include "checkpoint/elements/copy_elements.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
 
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

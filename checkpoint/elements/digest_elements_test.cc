@@ -5,19 +5,13 @@
 #include <random>
 #include <vector>
 
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "checkpoint/elements/strided.h"
 #include "gtest/gtest.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt {
 namespace {
-
-std::vector<std::byte> RandomBytes(size_t size, std::mt19937_64& random) {
-  std::vector<std::byte> bytes(size);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-  return bytes;
-}
 
 TEST(DigestElementsTest, DoesNotDependOnHowATensorIsCut) {
   std::mt19937_64 random(TestSeed());

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -27,12 +27,6 @@ std::vector<int64_t> RandomStrides(const std::vector<int64_t>& extents, int64_t&
   }
   elements = std::max<int64_t>(elements, 1);
   return strides;
-}
-
-std::vector<std::byte> RandomBytes(int64_t size, std::mt19937_64& random) {
-  std::vector<std::byte> bytes(size);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-  return bytes;
 }
 
 // Copies one element at a time.

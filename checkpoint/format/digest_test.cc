@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <random>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/for_each_target.h"
-#include "base/test_seed.h"
+#include "base/testing.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -39,12 +38,6 @@ LogicalDigest Oracle(uint64_t first_index, const std::byte* data, size_t count,
     hi = (hi + (z % (Wide{1} << 32)) * (z >> 32)) % kModulus;
   }
   return {static_cast<uint64_t>(lo), static_cast<uint64_t>(hi)};
-}
-
-std::vector<std::byte> RandomBytes(size_t size, std::mt19937_64& random) {
-  std::vector<std::byte> bytes(size);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-  return bytes;
 }
 
 TEST(Digest, EveryInstructionSetAgreesWithTheFormula) {

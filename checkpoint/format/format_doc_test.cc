@@ -4,14 +4,12 @@
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <limits>
 #include <sstream>
 #include <string>
-#include <vector>
 
 #include "base/crc32c.h"
 #include "checkpoint/format/digest.h"

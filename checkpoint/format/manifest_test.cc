@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/testing/test_manifest.h"
 
@@ -59,11 +60,10 @@ TEST(Manifest, RoundTripsEveryField) {
   const Manifest manifest = FullManifest();
   ExpectAllFieldsSet(manifest);
   const std::string bytes = EncodeManifest(manifest).value();
-  const absl::StatusOr<Manifest> decoded = DecodeManifest(bytes);
-  ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(decoded->DebugString(), manifest.DebugString());
-  EXPECT_EQ(EncodeManifest(*decoded).value(), bytes) << "not deterministic";
-  EXPECT_TRUE(ValidateCoverage(*decoded).ok());
+  ASSERT_OK_AND_ASSIGN(const Manifest decoded, DecodeManifest(bytes));
+  EXPECT_EQ(decoded.DebugString(), manifest.DebugString());
+  EXPECT_EQ(EncodeManifest(decoded).value(), bytes) << "not deterministic";
+  EXPECT_TRUE(ValidateCoverage(decoded).ok());
 }
 
 TEST(Manifest, EncodeStampsTheVersion) {
@@ -108,9 +108,8 @@ TEST(Manifest, ScalarsAndEmptyTensors) {
   empty.set_dtype(ToProto(DType::kI64));
   empty.add_global_shape(0);
   empty.add_global_shape(5);
-  const absl::StatusOr<std::string> bytes = EncodeManifest(manifest);
-  ASSERT_TRUE(bytes.ok()) << bytes.status();
-  const Manifest decoded = DecodeManifest(*bytes).value();
+  ASSERT_OK_AND_ASSIGN(const std::string bytes, EncodeManifest(manifest));
+  const Manifest decoded = DecodeManifest(bytes).value();
   EXPECT_EQ(ShardBytes(decoded.tensors(4), 0), 8u);
   EXPECT_TRUE(ValidateCoverage(decoded).ok());
 }
@@ -392,16 +391,14 @@ TEST(ManifestScale, OneMillionShards) {
     return 1e3 * static_cast<double>(ticks) / CLOCKS_PER_SEC;
   };
   const auto start = now();
-  const absl::StatusOr<std::string> bytes = EncodeManifest(std::move(manifest));
-  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  ASSERT_OK_AND_ASSIGN(const std::string bytes, EncodeManifest(std::move(manifest)));
   const auto encoded = now();
-  const absl::StatusOr<Manifest> decoded = DecodeManifest(*bytes);
-  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  ASSERT_OK_AND_ASSIGN(const Manifest decoded, DecodeManifest(bytes));
   const auto parsed = now();
-  EXPECT_TRUE(ValidateCoverage(*decoded).ok());
+  EXPECT_TRUE(ValidateCoverage(decoded).ok());
   std::printf(
       "one million shards: %.1f MB; CPU: encode %.0f ms, decode %.0f ms, coverage %.0f ms\n",
-      bytes->size() / 1e6, ms(encoded - start), ms(parsed - encoded), ms(now() - parsed));
+      bytes.size() / 1e6, ms(encoded - start), ms(parsed - encoded), ms(now() - parsed));
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/steady_time.h"
-#include "checkpoint/manager/lease.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
+#include "base/testing.h"
 #include "base/wall_clock_jump.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "gmock/gmock.h"
@@ -38,14 +39,13 @@ std::string NewFolder(const std::string& name) {
 
 TEST(FolderLockTest, OneHolderAtATime) {
   const std::string folder = NewFolder("one-holder");
-  auto first = Lock(folder);
-  ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ((*first)->warning(), "");
+  ASSERT_OK_AND_ASSIGN(auto first, Lock(folder));
+  EXPECT_EQ(first->warning(), "");
   const absl::Status second = Lock(folder, {.wait = absl::ZeroDuration()}).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
   EXPECT_THAT(std::string(second.message()), HasSubstr(folder + " is in use"));
   EXPECT_TRUE(Lock(NewFolder("another")).ok());
-  first->reset();
+  first.reset();
   EXPECT_TRUE(Lock(folder).ok());
 }
 
@@ -80,8 +80,7 @@ TEST(FolderLockTest, WaitsForAHolderThatEnds) {
 
 TEST(FolderLockTest, TheWaitIsBounded) {
   const std::string folder = NewFolder("held");
-  const auto first = Lock(folder);
-  ASSERT_TRUE(first.ok());
+  ASSERT_OK_AND_ASSIGN(const auto first, Lock(folder));
   const absl::Time start = absl::Now();
   EXPECT_FALSE(Lock(folder, {.wait = absl::Milliseconds(120)}).ok());
   EXPECT_GE(absl::Now() - start, absl::Milliseconds(120));
@@ -89,14 +88,13 @@ TEST(FolderLockTest, TheWaitIsBounded) {
 
 TEST(FolderLockTest, AClockThatIsSetDoesNotEndTheWait) {
   const std::string folder = NewFolder("clock");
-  auto holder = Lock(folder);
-  ASSERT_TRUE(holder.ok());
+  ASSERT_OK_AND_ASSIGN(auto holder, Lock(folder));
   std::thread ends;
   const auto lock = Lock(folder, {.wait = absl::Seconds(60), .on_wait = [&](const std::string&) {
                                     wall_clock_jump_s = 3600;
                                     ends = std::thread([&] {
                                       absl::SleepFor(kWallClockIsReadAgainAfter);
-                                      holder->reset();
+                                      holder.reset();
                                     });
                                   }});
   ends.join();

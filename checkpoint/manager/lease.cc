@@ -1,5 +1,3 @@
-#include "checkpoint/manager/lease.h"
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +20,7 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
+#include "checkpoint/manager/folder_lock.h"
 
 namespace tessera::ckpt {
 namespace {

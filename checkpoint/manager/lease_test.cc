@@ -1,5 +1,3 @@
-#include "checkpoint/manager/lease.h"
-
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
+#include "base/testing.h"
+#include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "checkpoint/storage/testing/memory_storage.h"
@@ -58,9 +58,8 @@ class LeaseTest : public testing::Test {
 };
 
 TEST_F(LeaseTest, OneHolderAtATime) {
-  auto first = Acquire();
-  ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ((*first)->warning(), "");
+  ASSERT_OK_AND_ASSIGN(auto first, Acquire());
+  EXPECT_EQ(first->warning(), "");
   const absl::Status second = Acquire().status();
   EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
   EXPECT_THAT(std::string(second.message()),
@@ -68,8 +67,8 @@ TEST_F(LeaseTest, OneHolderAtATime) {
   EXPECT_THAT(std::string(second.message()), HasSubstr(absl::StrCat(", pid ", getpid())));
   EXPECT_THAT(notes_, ElementsAre(HasSubstr("whether another job still saves to s3://bucket/run")));
   EXPECT_TRUE(absl::IsFailedPrecondition(Acquire({.wait = absl::ZeroDuration()}).status()));
-  EXPECT_TRUE((*first)->Check().ok() && (*first)->Confirm().ok());
-  first->reset();
+  EXPECT_TRUE(first->Check().ok() && first->Confirm().ok());
+  first.reset();
   EXPECT_THAT(server_.contents(kKey), HasSubstr("state free"));
   const absl::Time start = absl::Now();
   EXPECT_TRUE(Acquire(absl::Hours(1)).ok()) << "what is free is taken at once";
@@ -81,47 +80,43 @@ TEST_F(LeaseTest, AHolderThatIsSilentForItsPeriodIsTakenOverAndNothingIsDeleted)
   PutForeignLease("held");
   server_.PutObject("run/step-00000004/manifest.pb", "theirs");
   const absl::Time start = absl::Now();
-  const auto lock = Acquire(absl::Milliseconds(100));
-  ASSERT_TRUE(lock.ok()) << lock.status();
+  ASSERT_OK_AND_ASSIGN(const auto lock, Acquire(absl::Milliseconds(100)));
   EXPECT_GE(absl::Now() - start, kPeriod) << "the holder's, not the watcher's";
   EXPECT_THAT(notes_, ElementsAre(HasSubstr("(far, pid 7, attempt x)")));
   EXPECT_THAT(server_.keys(), ElementsAre(kKey, "run/step-00000004/manifest.pb"));
 }
 
 TEST_F(LeaseTest, AHolderLearnsThatItsLeaseIsTakenAndLeavesItAlone) {
-  auto lock = Acquire();
-  ASSERT_TRUE(lock.ok()) << lock.status();
+  ASSERT_OK_AND_ASSIGN(auto lock, Acquire());
   PutForeignLease("held");
-  const absl::Status lost = Lost(**lock);
+  const absl::Status lost = Lost(*lock);
   EXPECT_TRUE(absl::IsFailedPrecondition(lost)) << lost;
   EXPECT_THAT(std::string(lost.message()),
               HasSubstr("another job has taken over s3://bucket/run (far, pid 7, attempt x)"));
-  EXPECT_FALSE((*lock)->Confirm().ok());
-  lock->reset();
+  EXPECT_FALSE(lock->Confirm().ok());
+  lock.reset();
   EXPECT_THAT(server_.contents(kKey), HasSubstr("far, pid 7"));
 }
 
 // What a process that stood still finds out in the middle of its commit.
 TEST_F(LeaseTest, BeforeACommitAnOldLeaseIsAskedFor) {
-  auto lock = Acquire();
-  ASSERT_TRUE(lock.ok()) << lock.status();
+  ASSERT_OK_AND_ASSIGN(auto lock, Acquire());
   server_.AddFault(
       {.kind = FaultKind::kRefuse, .status = 503, .key_part = ".lease", .times = 1'000'000});
   absl::SleepFor(kPeriod * 1.5);
-  EXPECT_TRUE((*lock)->Check().ok()) << "a store that does not answer has not said no";
+  EXPECT_TRUE(lock->Check().ok()) << "a store that does not answer has not said no";
   PutForeignLease("held");
   server_.ClearFaults();
-  EXPECT_TRUE(absl::IsFailedPrecondition((*lock)->Confirm()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(lock->Confirm()));
 }
 
 TEST_F(LeaseTest, LostAnswersAndFailuresThatPassLoseNoLease) {
-  auto lock = Acquire(absl::Milliseconds(100));
-  ASSERT_TRUE(lock.ok()) << lock.status();
+  ASSERT_OK_AND_ASSIGN(auto lock, Acquire(absl::Milliseconds(100)));
   for (const FaultKind kind : {FaultKind::kLoseAnswer, FaultKind::kDrop, FaultKind::kRefuse}) {
     server_.AddFault({.kind = kind, .key_part = ".lease", .period = 3, .times = 4});
   }
   while (server_.fault_count() < 12) absl::SleepFor(absl::Milliseconds(10));
-  EXPECT_TRUE((*lock)->Confirm().ok());
+  EXPECT_TRUE(lock->Confirm().ok());
 }
 
 // A dead process of this machine is recognised without waiting for the period.
@@ -149,15 +144,13 @@ TEST_F(LeaseTest, ARefusalThatPassesIsNoReasonToDoWithoutALease) {
                       .key_part = ".lease",
                       .skip = answered,
                       .times = 2});
-    const auto lock = Acquire();
-    ASSERT_TRUE(lock.ok()) << lock.status();
-    EXPECT_EQ((*lock)->warning(), "") << answered;
+    ASSERT_OK_AND_ASSIGN(const auto lock, Acquire());
+    EXPECT_EQ(lock->warning(), "") << answered;
     server_.ClearFaults();
   }
   server_.AddFault({.status = 403, .code = "AccessDenied", .key_part = ".lease", .times = 3});
-  const auto lock = Acquire();
-  ASSERT_TRUE(lock.ok()) << lock.status();
-  EXPECT_THAT((*lock)->warning(), HasSubstr("only one run at a time"));
+  ASSERT_OK_AND_ASSIGN(const auto lock, Acquire());
+  EXPECT_THAT(lock->warning(), HasSubstr("only one run at a time"));
 }
 
 TEST_F(LeaseTest, AnyContentsAreALeaseOfSomebody) {
@@ -194,17 +187,15 @@ TEST(LeaseWarningTest, GenerationsAreConditionsToo) {
     auto storage = OpenS3Storage({.client = server.ForClient(), .prefix = "run"});
     return FolderLock::Acquire(*std::move(storage), {.lease_period = kPeriod});
   };
-  const auto first = acquire();
-  ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ((*first)->warning(), "");
+  ASSERT_OK_AND_ASSIGN(const auto first, acquire());
+  EXPECT_EQ(first->warning(), "");
   EXPECT_TRUE(absl::IsFailedPrecondition(acquire().status()));
-  EXPECT_TRUE((*first)->Confirm().ok());
+  EXPECT_TRUE(first->Confirm().ok());
 }
 
 TEST(LeaseWarningTest, SoIsAStorageWithoutVersions) {
-  const auto lock = FolderLock::Acquire(std::make_unique<MemoryStorage>(), {});
-  ASSERT_TRUE(lock.ok()) << lock.status();
-  EXPECT_THAT((*lock)->warning(), HasSubstr("files have no versions"));
+  ASSERT_OK_AND_ASSIGN(const auto lock, FolderLock::Acquire(std::make_unique<MemoryStorage>(), {}));
+  EXPECT_THAT(lock->warning(), HasSubstr("files have no versions"));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/testing.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
@@ -62,10 +63,10 @@ class ResumeTest : public ::testing::Test {
     Manifest metadata;
     metadata.mutable_trainer()->mutable_health()->set_state_is_finite(finite);
     metadata.mutable_trainer()->mutable_health()->set_loss_is_sane(sane);
-    const auto saved =
+    ASSERT_OK_AND_ASSIGN(
+        const auto saved,
         SaveNow(memory_, {.step = step, .metadata = ToMetadata(metadata)}, OneTensor(elements),
-                {.checksum_chunk_bytes = kChunkBytes}, {.root = root});
-    ASSERT_TRUE(saved.ok()) << saved.status();
+                {.checksum_chunk_bytes = kChunkBytes}, {.root = root}));
   }
   std::string Data(const std::string& checkpoint) {
     const auto names = memory_.List(checkpoint);
@@ -283,10 +284,9 @@ TEST_F(ResumeTest, ARankWithoutTheFolderEndsTheRun) {
 TEST_F(ResumeTest, AStepThatIsAskedForIsTakenAndLaterOnesAreAbandoned) {
   for (const int64_t step : {4, 6, 8}) Save(step);
   Save(7, "rolling-0");
-  const auto resumed = Resume({.step = 6});
-  ASSERT_TRUE(resumed.ok()) << resumed.status();
-  EXPECT_EQ(resumed->checkpoint->step(), 6);
-  EXPECT_THAT(resumed->abandoned,
+  ASSERT_OK_AND_ASSIGN(const auto resumed, Resume({.step = 6}));
+  EXPECT_EQ(resumed.checkpoint->step(), 6);
+  EXPECT_THAT(resumed.abandoned,
               ElementsAre("step-00000008.abandoned", "rolling-0/step-00000007.abandoned"));
   // Nothing is renamed for a step that is not there, or is damaged.
   EXPECT_THAT(std::string(Resume({.step = 5, .step_name = "ckpt_step"}).status().message()),
@@ -410,13 +410,12 @@ class ObjectStoreResumeTest : public ResumeTest {
 TEST_F(ObjectStoreResumeTest, WhatWasQuarantinedIsStillKnown) {
   Save(4);
   DamageManifest("step-00000004");
-  const absl::StatusOr<std::string> slot = EmptyRollingSlot(memory_);
-  ASSERT_TRUE(slot.ok()) << slot.status();
-  Save(6, *slot, /*finite=*/false);
+  ASSERT_OK_AND_ASSIGN(const std::string slot, EmptyRollingSlot(memory_));
+  Save(6, slot, /*finite=*/false);
   EXPECT_EQ(Step({.ignore_no_valid = true}), -1);
   EXPECT_EQ(skipped_.size(), 2u);
   ExpectEnds(absl::StatusCode::kFailedPrecondition,
-             {"step-00000004/manifest.pb.damaged", *slot + "/step-00000006/manifest.pb.diverged"});
+             {"step-00000004/manifest.pb.damaged", slot + "/step-00000006/manifest.pb.diverged"});
 }
 
 // This job stands still after its judgement; another one quarantines the step and saves it.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/checkpoint.h"
@@ -37,14 +38,13 @@ class SavedCheckpointsTest : public ::testing::Test {
   // Saves `step` with that number in every element.
   void Save(int64_t step, const std::string& root = "", const Manifest& metadata = {}) {
     std::vector<float> elements(64, static_cast<float>(step));
-    const auto saved = SaveNow(storage_, {.step = step, .metadata = ToMetadata(metadata)},
-                               OneTensor(elements), {}, {.root = root});
-    ASSERT_TRUE(saved.ok()) << saved.status();
+    ASSERT_OK_AND_ASSIGN(const auto saved,
+                         SaveNow(storage_, {.step = step, .metadata = ToMetadata(metadata)},
+                                 OneTensor(elements), {}, {.root = root}));
   }
   void SaveRolling(int64_t step) {
-    const absl::StatusOr<std::string> slot = EmptyRollingSlot(storage_);
-    ASSERT_TRUE(slot.ok()) << slot.status();
-    Save(step, *slot);
+    ASSERT_OK_AND_ASSIGN(const std::string slot, EmptyRollingSlot(storage_));
+    Save(step, slot);
   }
   void SaveWithHealth(int64_t step, bool finite, bool sane,
                       std::optional<double> validation_loss = std::nullopt) {
@@ -128,12 +128,11 @@ TEST_F(SavedCheckpointsTest, NewestFirstAndPermanentBeforeRolling) {
   Save(100);
   Save(75, "rolling-0");
   Save(100, "rolling-1");
-  const auto all = ListForResume(storage_);
-  ASSERT_TRUE(all.ok());
-  EXPECT_THAT(*all, ElementsAre(CheckpointInfo{100, "step-00000100", false},
-                                CheckpointInfo{100, "rolling-1/step-00000100", true},
-                                CheckpointInfo{75, "rolling-0/step-00000075", true},
-                                CheckpointInfo{50, "step-00000050", false}));
+  ASSERT_OK_AND_ASSIGN(const auto all, ListForResume(storage_));
+  EXPECT_THAT(all, ElementsAre(CheckpointInfo{100, "step-00000100", false},
+                               CheckpointInfo{100, "rolling-1/step-00000100", true},
+                               CheckpointInfo{75, "rolling-0/step-00000075", true},
+                               CheckpointInfo{50, "step-00000050", false}));
   MemoryStorage empty;
   EXPECT_TRUE(ListForResume(empty)->empty());
 }
@@ -317,10 +316,8 @@ TEST_F(SavedCheckpointsTest, RoomIsMadeWithoutTheNewestGoodOne) {
   // For a save that needs so many bytes more than there are.
   const auto make_room = [&](const RetentionOptions& options, uint64_t lacking_bytes) {
     Retention retention(storage_, options);
-    const auto deleted =
-        retention.MakeRoom({30, false, *storage_.FreeBytes() + lacking_bytes}, absl::Now());
-    EXPECT_TRUE(deleted.ok()) << deleted.status();
-    return deleted.value_or(std::vector<std::string>());
+    return OrFail(
+        retention.MakeRoom({30, false, *storage_.FreeBytes() + lacking_bytes}, absl::Now()));
   };
   EXPECT_THAT(make_room({}, 0), ElementsAre());
   EXPECT_THAT(make_room({}, bytes + 1), ElementsAre()) << "the older one is too small";
@@ -342,10 +339,9 @@ TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
   const TemporaryDirectory folder;
   const auto storage = *OpenPosixStorage(folder.path());
   const auto save_rolling = [&](int64_t step) {
-    const absl::StatusOr<std::string> slot = EmptyRollingSlot(*storage);
-    ASSERT_TRUE(slot.ok()) << slot.status();
+    ASSERT_OK_AND_ASSIGN(const std::string slot, EmptyRollingSlot(*storage));
     std::vector<float> elements(64, static_cast<float>(step));
-    const auto saved = SaveNow(*storage, {.step = step}, OneTensor(elements), {}, {.root = *slot});
+    const auto saved = SaveNow(*storage, {.step = step}, OneTensor(elements), {}, {.root = slot});
     ASSERT_TRUE(saved.ok()) << saved.status();
   };
   const auto move_away_and_link = [&](const std::string& path) {
@@ -399,8 +395,7 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
     EXPECT_THAT(steps(), ElementsAre(3, 1));
   }
   {
-    const absl::StatusOr<Checkpoint> open = Checkpoint::Open(*storage, "step-00000001");
-    ASSERT_TRUE(open.ok()) << open.status();
+    ASSERT_OK_AND_ASSIGN(const Checkpoint open, Checkpoint::Open(*storage, "step-00000001"));
     ASSERT_TRUE(retention.Apply(absl::Now()).ok());
     EXPECT_THAT(steps(), ElementsAre(3, 1));
   }

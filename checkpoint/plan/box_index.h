@@ -1,11 +1,9 @@
 #ifndef TESSERA_CHECKPOINT_PLAN_BOX_INDEX_H_
 #define TESSERA_CHECKPOINT_PLAN_BOX_INDEX_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "layout/box.h"

@@ -1,12 +1,11 @@
 #include "checkpoint/plan/load_plan.h"
 
 #include <random>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/box_index.h"

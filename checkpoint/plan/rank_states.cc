@@ -4,7 +4,6 @@
 #include <google/protobuf/wire_format_lite.h>
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/rank_states.h"
@@ -64,21 +64,19 @@ void ExpectSound(const std::vector<RankState>& ranks, SavePlan plan) {
     file.mutable_chunk_crc32c()->Resize(
         static_cast<int>((file.size_bytes() + file.chunk_bytes() - 1) / file.chunk_bytes()), 0);
   }
-  const auto encoded = EncodeManifest(plan.manifest);
-  ASSERT_TRUE(encoded.ok()) << encoded.status();
+  ASSERT_OK_AND_ASSIGN(const auto encoded, EncodeManifest(plan.manifest));
   EXPECT_TRUE(ValidateCoverage(plan.manifest).ok());
   std::set<std::string> paths;
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (const FilePlan& file : plan.ranks[r].files()) {
       EXPECT_TRUE(paths.insert(file.path()).second) << file.path();
       EXPECT_EQ(plan.manifest.files(file.file_index()).path(), file.path());
-      const auto header = DataFileHeader(ranks[r], file);
-      ASSERT_TRUE(header.ok()) << header.status();
+      ASSERT_OK_AND_ASSIGN(const auto header, DataFileHeader(ranks[r], file));
       for (const WriteItem& item : file.items()) {
         const LocalTensor& tensor = ranks[r].tensors(item.local_tensor());
         EXPECT_EQ(tensor.name(), plan.manifest.tensors(item.manifest_tensor()).name());
         EXPECT_TRUE(Contains(LocalShardBox(tensor, item.local_shard()), ItemBox(item)));
-        EXPECT_GE(item.file_offset(), header->size());
+        EXPECT_GE(item.file_offset(), header.size());
       }
     }
   }
@@ -94,10 +92,9 @@ TEST(SavePlanTest, WhatOneRankAloneHoldsCountsInTheBalance) {
           {WholeBox({100})});
     }
   }
-  const auto plan = Plan(ranks, {});
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  ExpectSound(ranks, *plan);
-  EXPECT_THAT(BytesPerRank(*plan), testing::ElementsAre(1600, 1600));
+  ASSERT_OK_AND_ASSIGN(const auto plan, Plan(ranks, {}));
+  ExpectSound(ranks, plan);
+  EXPECT_THAT(BytesPerRank(plan), testing::ElementsAre(1600, 1600));
 }
 
 TEST(SavePlanTest, FilesByKindAndSize) {
@@ -150,10 +147,9 @@ TEST(SavePlanTest, RefusalsNameTensorRankAndBox) {
 TEST(SavePlanTest, NothingToSave) {
   std::vector<RankState> ranks(3);
   Add(ranks[1], "empty", TensorRole::kWeight, DType::kF32, {0, 3}, {{{0, 0}, {0, 3}}});
-  const auto plan = Plan(ranks, {});
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->manifest.tensors_size(), 1);
-  EXPECT_EQ(plan->manifest.files_size(), 0);
+  ASSERT_OK_AND_ASSIGN(const auto plan, Plan(ranks, {}));
+  EXPECT_EQ(plan.manifest.tensors_size(), 1);
+  EXPECT_EQ(plan.manifest.files_size(), 0);
 }
 
 double MaxOverMean(const SavePlan& plan) {
@@ -180,10 +176,9 @@ TEST(SavePlanTest, BalancedOverAnyNumberOfReplicas) {
     }
     SavePlanOptions options;
     options.min_split_bytes = 16 << 10;
-    const auto plan = Plan(ranks, options);
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    ExpectSound(ranks, *plan);
-    EXPECT_LE(MaxOverMean(*plan), 1.1);
+    ASSERT_OK_AND_ASSIGN(const auto plan, Plan(ranks, options));
+    ExpectSound(ranks, plan);
+    EXPECT_LE(MaxOverMean(plan), 1.1);
   }
 }
 
@@ -198,10 +193,9 @@ TEST(SavePlanTest, BalancedOverGroupsThatShareRanks) {
           {WholeBox({512})});
     }
   }
-  const auto plan = Plan(ranks, {});
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  ExpectSound(ranks, *plan);
-  EXPECT_LE(MaxOverMean(*plan), 1.1);
+  ASSERT_OK_AND_ASSIGN(const auto plan, Plan(ranks, {}));
+  ExpectSound(ranks, plan);
+  EXPECT_LE(MaxOverMean(plan), 1.1);
 }
 
 TEST(SavePlanTest, DescriptionsThatCannotBeReadAreNamed) {
@@ -299,9 +293,8 @@ TEST(SavePlanTest, RandomZeroShardings) {
     }
     SavePlanOptions options;
     options.max_file_bytes = 16 + random() % 400;
-    const auto plan = Plan(ranks, options);
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    ExpectSound(ranks, *plan);
+    ASSERT_OK_AND_ASSIGN(const auto plan, Plan(ranks, options));
+    ExpectSound(ranks, plan);
   }
 }
 

@@ -95,8 +95,7 @@ class PeerReplicasTest : public ::testing::Test {
     background.save.group = &rank.background;
     background.save.deadline = absl::Seconds(30);
     background.save.max_file_bytes = 6 << 20;
-    const absl::Status begun = rank.replicas.Begin(state.dict(), background, resumed);
-    ASSERT_TRUE(begun.ok()) << begun;
+    ASSERT_EQ(rank.replicas.Begin(state.dict(), background, resumed), absl::OkStatus());
     for (const int64_t step : steps) {
       rank.replicas.WaitUntilAllCopied();
       state.Fill(step);

@@ -8,13 +8,12 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
-#include <memory>
 #include <new>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
@@ -95,8 +94,7 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
 #endif
   std::string root = testing::TempDir() + "/rewrite_XXXXXX";
   ASSERT_NE(mkdtemp(root.data()), nullptr);
-  const auto storage = OpenPosixStorage(root);
-  ASSERT_TRUE(storage.ok()) << storage.status();
+  ASSERT_OK_AND_ASSIGN(const auto storage, OpenPosixStorage(root));
   std::mt19937_64 random(TestSeed());
   const Shape shape = {3000, 4096};  // 47 MiB
   Manifest metadata;
@@ -106,7 +104,7 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
     LocalState state;
     state.Add(RandomTensor("w", TensorRole::kWeight, DType::kF32, shape, random), {WholeBox(shape)},
               true);
-    ASSERT_TRUE(SaveNow(**storage,
+    ASSERT_TRUE(SaveNow(*storage,
                         {.step = metadata.trainer().step(), .metadata = ToMetadata(metadata)},
                         state.dict, {.group = &group}, {.root = "from"})
                     .ok());
@@ -122,15 +120,13 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
     tensor.shards.push_back({{{0, 1024 * r}, {3000, 1024}}, nullptr, {}});
     ranks.push_back(DescribeState(state).SerializeAsString());
   }
-  const auto plan = PlanSave(ranks, {});
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  const auto saved = Checkpoint::Open(**storage, "from/step-00000001");
-  ASSERT_TRUE(saved.ok()) << saved.status();
+  ASSERT_OK_AND_ASSIGN(const auto plan, PlanSave(ranks, {}));
+  ASSERT_OK_AND_ASSIGN(const auto saved, Checkpoint::Open(*storage, "from/step-00000001"));
 
   constexpr uint64_t kMemory = 16 * kMiB;
   const int64_t before = live_bytes.load();
   max_bytes = before;
-  const auto report = Rewrite(*saved, {ranks, *plan}, **storage, "to", metadata,
+  const auto report = Rewrite(saved, {ranks, plan}, *storage, "to", metadata,
                               {.memory_bytes = kMemory, .io_threads = 4});
   const int64_t most = max_bytes.load() - before;
   ASSERT_TRUE(report.ok()) << report.status();

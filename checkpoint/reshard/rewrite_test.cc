@@ -3,13 +3,11 @@
 
 #include "checkpoint/reshard/rewrite.h"
 
-#include <map>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
@@ -91,9 +89,8 @@ class RewriteTest : public testing::Test {
     SavePlanOptions options;
     options.checksum_chunk_bytes = 256;
     options.max_file_bytes = 2000;
-    auto plan = PlanSave(ranks_, options);
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    plan_ = *std::move(plan);
+    ASSERT_OK_AND_ASSIGN(auto plan, PlanSave(ranks_, options));
+    plan_ = std::move(plan);
   }
 
   absl::StatusOr<RewriteReport> Run() {
@@ -107,17 +104,14 @@ class RewriteTest : public testing::Test {
 
   // Expects that all data arrived in the new checkpoint.
   void ExpectArrived() {
-    const absl::StatusOr<Manifest> manifest = ReadManifest(storage_, kDirectory);
-    ASSERT_TRUE(manifest.ok()) << manifest.status();
-    EXPECT_EQ(manifest->trainer().best_loss(), 2.5);
+    ASSERT_OK_AND_ASSIGN(const Manifest manifest, ReadManifest(storage_, kDirectory));
+    EXPECT_EQ(manifest.trainer().best_loss(), 2.5);
     const auto verified =
         VerifyCheckpoint(storage_, kDirectory, {.digests = true, .io_threads = 1});
     ASSERT_TRUE(verified.ok() && verified->damage.empty())
         << (verified.ok() ? verified->damage[0].message : verified.status().ToString());
-    LocalState state;
-    for (const WholeTensor& tensor : tensors_) state.Add(tensor, {WholeBox(tensor.shape)}, false);
-    const auto loaded = LoadCheckpoint(storage_, kDirectory, state.dict);
-    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    LocalState state = RowsOf(tensors_, 0, 1, /*fill=*/false);
+    ASSERT_OK_AND_ASSIGN(const auto loaded, LoadCheckpoint(storage_, kDirectory, state.dict));
     for (size_t t = 0; t < tensors_.size(); ++t) {
       EXPECT_TRUE(LocalState::Holds(state.dict.tensors[t].shards[0], tensors_[t])) << t;
     }
@@ -149,13 +143,12 @@ TEST_F(RewriteTest, EverythingArrives) {
     storage_.DeleteTree(kDirectory).IgnoreError();
     SaveRandom(1 + static_cast<int>(random_() % 5), 30);
     PlanRandom(1 + static_cast<int>(random_() % 6));
-    const auto report = Run();
-    ASSERT_TRUE(report.ok()) << report.status();
-    EXPECT_EQ(report->directory, kDirectory);
-    EXPECT_LE(report->buffer_bytes, LeastRewriteMemory(saved_, plan_.manifest));
+    ASSERT_OK_AND_ASSIGN(const auto report, Run());
+    EXPECT_EQ(report.directory, kDirectory);
+    EXPECT_LE(report.buffer_bytes, LeastRewriteMemory(saved_, plan_.manifest));
     uint64_t bytes = 0;
     for (const DataFile& file : plan_.manifest.files()) bytes += file.size_bytes();
-    EXPECT_EQ(report->bytes_written, bytes);
+    EXPECT_EQ(report.bytes_written, bytes);
     ExpectArrived();
   }
   ExpectSourceUntouched();
@@ -275,9 +268,8 @@ TEST_F(RewriteTest, AnotherDigestIsNotCommitted) {
     tensor.clear_digest();
     break;
   }
-  const auto report = Run();
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->digests_new, 1);
+  ASSERT_OK_AND_ASSIGN(const auto report, Run());
+  EXPECT_EQ(report.digests_new, 1);
   ExpectArrived();
 }
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
@@ -68,17 +68,6 @@ class AsyncSaverTest : public testing::Test {
     return tensors;
   }
 
-  static LocalState StateOf(const std::vector<WholeTensor>& tensors, int rank = 0, int ranks = 1) {
-    LocalState state;
-    for (const WholeTensor& tensor : tensors) {
-      Box box = WholeBox(tensor.shape);
-      box.shape[0] /= ranks;
-      box.global_offset[0] = rank * box.shape[0];
-      state.Add(tensor, {box}, true);
-    }
-    return state;
-  }
-
   // Changes the state as training does, immediately after the saver permits it.
   static void Overwrite(AsyncSaver& saver, const StateDict& state) {
     for (const ShardedTensor& tensor : state.tensors) {
@@ -95,8 +84,7 @@ class AsyncSaverTest : public testing::Test {
     const auto verified = VerifyCheckpoint(storage_, directory, {.digests = true, .io_threads = 1});
     ASSERT_TRUE(verified.ok()) << verified.status();
     EXPECT_TRUE(verified->damage.empty()) << verified->damage[0].message;
-    LocalState state;
-    for (const WholeTensor& tensor : tensors) state.Add(tensor, {WholeBox(tensor.shape)}, false);
+    LocalState state = RowsOf(tensors, 0, 1, /*fill=*/false);
     const auto loaded = LoadCheckpoint(storage_, directory, state.dict);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     for (size_t t = 0; t < tensors.size(); ++t) {
@@ -128,7 +116,7 @@ TEST_F(AsyncSaverTest, WhatIsOverwrittenAfterTheWaitIsNotSaved) {
       AsyncSaveOptions options = SmallPieces();
       options.save.staging_bytes = staging_bytes;
       options.copy_threads = copy_threads;
-      LocalState state = StateOf(tensors);
+      LocalState state = RowsOf(tensors);
       AsyncSaver saver(storage_, options);
       saver.Start(step, state.dict);
       Overwrite(saver, state.dict);
@@ -173,7 +161,7 @@ TEST_F(AsyncSaverTest, WaitsOnlyForWhatIsAskedFor) {
   const std::vector<WholeTensor> tensors = Tensors(8);
   AsyncSaveOptions options = SmallPieces();
   options.save.staging_bytes = 192 << 10;  // of 512 KiB; nothing is written, so nothing is freed
-  LocalState state = StateOf(tensors);
+  LocalState state = RowsOf(tensors);
   const Shard& first = state.dict.tensors[0].shards[0];
   AsyncSaver saver(faulty_, options);
   saver.Start(1, state.dict);
@@ -189,7 +177,7 @@ TEST_F(AsyncSaverTest, WaitsOnlyForWhatIsAskedFor) {
 
 TEST_F(AsyncSaverTest, PreparedPlansAndMemoryServeEverySave) {
   const std::vector<WholeTensor> tensors = Tensors(4);
-  LocalState state = StateOf(tensors);
+  LocalState state = RowsOf(tensors);
   int64_t asked = 0;
   AsyncSaveOptions options = SmallPieces();
   options.available_memory_bytes = [&] {
@@ -218,7 +206,7 @@ TEST_F(AsyncSaverTest, SecondSaveIsSkippedOnEveryRankWhereOneIsBusy) {
   AsyncSaveOptions options = SmallPieces();
   options.when_busy = AsyncSaveOptions::WhenBusy::kSkip;
   RunRanks(kRanks, [&](ProcessGroup& group) {
-    LocalState state = StateOf(tensors, 0, 1);
+    LocalState state = RowsOf(tensors);
     AsyncSaver saver(faulty_, On(group, options));
     saver.Start(1, state.dict);
     saver.Start(2, state.dict);
@@ -252,7 +240,7 @@ TEST_F(AsyncSaverTest, ErrorsNameRankPhaseAndFileAndTheNextSaveWorks) {
     SCOPED_TRACE(absl::StrCat(c.phase, " ", c.file));
     const int64_t step = 10 + 2 * CheckpointFolder(storage_).List()->size();
     RunRanks(2, [&](ProcessGroup& group) {
-      LocalState state = StateOf(tensors, group.rank(), 2);
+      LocalState state = RowsOf(tensors, group.rank(), 2);
       AsyncSaver saver(faulty_, On(group, SmallPieces()));
       if (group.rank() == 0) {
         faulty_.FailWhere(
@@ -285,7 +273,7 @@ TEST_F(AsyncSaverTest, ErrorsNameRankPhaseAndFileAndTheNextSaveWorks) {
 TEST_F(AsyncSaverTest, ARankWithoutMemoryFailsTheSaveForAll) {
   const std::vector<WholeTensor> tensors = Tensors(4);
   RunRanks(3, [&](ProcessGroup& group) {
-    LocalState state = StateOf(tensors, 0, 1);
+    LocalState state = RowsOf(tensors);
     AsyncSaveOptions options = SmallPieces();
     std::atomic<uint64_t> available = group.rank() == 2 ? 100 : 1 << 30;
     options.available_memory_bytes = [&] { return available.load(); };
@@ -298,7 +286,7 @@ TEST_F(AsyncSaverTest, ARankWithoutMemoryFailsTheSaveForAll) {
     EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 2: staging"), HasSubstr("available: 100 B"),
                                        HasSubstr("staging_bytes")));
     available = 1 << 30;
-    LocalState again = StateOf(tensors, 0, 1);
+    LocalState again = RowsOf(tensors);
     saver.Start(1, again.dict);
     Overwrite(saver, again.dict);
     EXPECT_TRUE(saver.Finish()[0].report.ok());
@@ -309,7 +297,7 @@ TEST_F(AsyncSaverTest, ARankWithoutMemoryFailsTheSaveForAll) {
 
 TEST_F(AsyncSaverTest, MistakesAreOutcomes) {
   std::vector<WholeTensor> tensors = Tensors(2);
-  LocalState state = StateOf(tensors);
+  LocalState state = RowsOf(tensors);
   AsyncSaveOptions options = SmallPieces();
   options.copy_threads = 0;
   {
@@ -331,7 +319,7 @@ TEST_F(AsyncSaverTest, MistakesAreOutcomes) {
 
 TEST_F(AsyncSaverTest, BadMetadataIsFoundBeforeAnythingIsWritten) {
   const std::vector<WholeTensor> tensors = Tensors(2);
-  LocalState state = StateOf(tensors);
+  LocalState state = RowsOf(tensors);
   std::atomic<int> created = 0;
   faulty_.FailWhere(
       [&](const Operation& o) {
@@ -369,7 +357,7 @@ TEST_F(AsyncSaverTest, BadMetadataIsFoundBeforeAnythingIsWritten) {
 
 TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
   const std::vector<WholeTensor> tensors = Tensors(4);
-  LocalState state = StateOf(tensors);
+  LocalState state = RowsOf(tensors);
   const std::thread::id caller = std::this_thread::get_id();
   std::atomic<bool> go_on = false;
   std::vector<std::string> committed;  // by the saver's thread
@@ -409,7 +397,7 @@ TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
       RandomTensor("m", TensorRole::kOptimizerState, DType::kBF16, {8192, 1024}, random_)};
   AsyncSaveOptions options;
   options.save.io_threads = 1;  // copies at most two pieces of 4 MiB ahead of the disk
-  LocalState state = StateOf(tensors);
+  LocalState state = RowsOf(tensors);
   AsyncSaver saver(faulty_, options);
   saver.Start(1, state.dict);
   Overwrite(saver, state.dict);  // returns, although nothing can be written
@@ -417,7 +405,7 @@ TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
   gate.count_down();
   EXPECT_TRUE(saver.Finish()[0].report.ok());
   ExpectSaved(tensors, 1);
-  LocalState again = StateOf(tensors);
+  LocalState again = RowsOf(tensors);
   saver.Start(2, again.dict);
   const std::vector<SaveOutcome> outcomes = saver.Finish();
   ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
@@ -431,7 +419,7 @@ TEST_F(AsyncSaverTest, AGroupWithoutItsPeersEndsInAnErrorAndStaysOne) {
   ThreadProcessGroup alone(hub, 0);
   AsyncSaveOptions options = SmallPieces();
   options.save.deadline = absl::Milliseconds(100);
-  LocalState state = StateOf(tensors);
+  LocalState state = RowsOf(tensors);
   AsyncSaver saver(storage_, On(alone, options));
   for (int64_t step = 1; step <= 2; ++step) {
     saver.Start(step, state.dict);
@@ -446,7 +434,7 @@ TEST_F(AsyncSaverTest, AGroupWithoutItsPeersEndsInAnErrorAndStaysOne) {
 
 TEST_F(AsyncSaverTest, DestructionWaitsForTheSaveInFlight) {
   const std::vector<WholeTensor> tensors = Tensors(6);
-  LocalState state = StateOf(tensors);
+  LocalState state = RowsOf(tensors);
   for (int64_t step = 0; step < 10; ++step) {
     AsyncSaver saver(storage_, SmallPieces());
     if (step % 2) saver.Prepare(state.dict);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
@@ -86,12 +87,11 @@ TEST_F(CheckpointTest, TheManifestOfAnOpenedCheckpointIsNotReadAgain) {
       absl::InternalError("read again"));
   RunRanks(2, [&](ProcessGroup& group) {
     std::vector<float> loaded(3);
-    const absl::Status status =
-        opened
-            ->Load({{Tensor("x", TensorRole::kWeight, DType::kF32, loaded, {3})}},
-                   {.group = &group})
-            .status();
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(opened
+                  ->Load({{Tensor("x", TensorRole::kWeight, DType::kF32, loaded, {3})}},
+                         {.group = &group})
+                  .status(),
+              absl::OkStatus());
     EXPECT_EQ(loaded, values);
   });
 }
@@ -103,10 +103,9 @@ TEST_F(CheckpointTest, StepsSortAsNumbers) {
     MustSave({{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}}, step);
   }
   EXPECT_EQ(StepDirectoryName(42), "step-00000042");
-  const auto list = CheckpointFolder(storage_).List();
-  ASSERT_TRUE(list.ok());
+  ASSERT_OK_AND_ASSIGN(const auto list, CheckpointFolder(storage_).List());
   std::vector<int64_t> steps;
-  for (const CheckpointInfo& info : *list) steps.push_back(info.step);
+  for (const CheckpointInfo& info : list) steps.push_back(info.step);
   EXPECT_THAT(steps, ElementsAre(7, 999999, 1000000, 99999999, 100000000));
   ASSERT_TRUE(CheckpointFolder(storage_).Prune(2).ok());
   EXPECT_EQ(CheckpointFolder(storage_).List()->size(), 2);
@@ -285,18 +284,17 @@ TEST_F(CheckpointTest, WeightsComeFromMasterWeights) {
   metadata.mutable_optimizer()->add_groups();
   parameter.set_parameter("w");
   (*parameter.mutable_states())["master"] = "optimizer.w.master";
-  const absl::Status saved =
+  ASSERT_EQ(
       TrySave({{Tensor("optimizer.w.master", TensorRole::kMasterWeight, DType::kF32, master, {4})}},
-              metadata);
-  ASSERT_TRUE(saved.ok()) << saved;
+              metadata),
+      absl::OkStatus());
   std::vector<uint16_t> weights(4, 0xffff);
   std::vector<float> new_master(4);
   StateDict state = {
       {Tensor("w", TensorRole::kWeight, DType::kBF16, weights, {4}),
        Tensor("optimizer.w.master", TensorRole::kMasterWeight, DType::kF32, new_master, {4})}};
-  const auto report = LoadCheckpoint(storage_, StepDirectoryName(1), state);
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_THAT(report->from_master, ElementsAre("w"));
+  ASSERT_OK_AND_ASSIGN(const auto report, LoadCheckpoint(storage_, StepDirectoryName(1), state));
+  EXPECT_THAT(report.from_master, ElementsAre("w"));
   EXPECT_EQ(new_master, master);
   EXPECT_THAT(weights, ElementsAre(0x3f80, 0x3f80, 0x3f82, 0xc040));  // ties go to even
   LoadOptions options;
@@ -486,9 +484,8 @@ TEST(PosixCheckpointTest, ACopyElsewhereLoads) {
   std::filesystem::remove_all(root + "/runs");
   LocalState loaded;
   loaded.Add(tensor, {{{7, 5}, {200, 900}}}, false);
-  const auto report = LoadCheckpoint(*storage, "elsewhere/best", loaded.dict);
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_LT(report->bytes_read, tensor.bytes.size() + 8192);
+  ASSERT_OK_AND_ASSIGN(const auto report, LoadCheckpoint(*storage, "elsewhere/best", loaded.dict));
+  EXPECT_LT(report.bytes_read, tensor.bytes.size() + 8192);
   EXPECT_TRUE(LocalState::Holds(loaded.dict.tensors[0].shards[0], tensor));
   EXPECT_TRUE(VerifyCheckpoint(*storage, "elsewhere/best", {.digests = true, .io_threads = 2})
                   ->damage.empty());

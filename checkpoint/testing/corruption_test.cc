@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/crc32c.h"
+#include "base/testing.h"
 #include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/directory/damage.h"
 #include "checkpoint/directory/directory.h"
@@ -49,13 +50,7 @@ class CorruptionTest : public testing::Test {
     manifest_ = *ReadManifest(storage_, directory_);
   }
 
-  LocalState State(bool fill) {
-    LocalState state;
-    for (const WholeTensor& tensor : tensors_) {
-      state.Add(tensor, {WholeBox(tensor.shape)}, fill);
-    }
-    return state;
-  }
+  LocalState State(bool fill) { return RowsOf(tensors_, 0, 1, fill); }
 
   absl::Status TryLoad(Storage& storage) {
     LocalState state = State(false);
@@ -156,11 +151,11 @@ TEST_F(CorruptionTest, EveryByteOfDataFiles) {
     for (uint64_t offset = 0; offset < manifest_.files(f).size_bytes(); ++offset) {
       SCOPED_TRACE(absl::StrCat(Path(f), " at ", offset));
       faulty_.CorruptReads(Path(f), offset, std::byte(1 << offset % 8));
-      const auto report =
-          VerifyCheckpoint(faulty_, directory_, {.digests = offset % 2 == 0, .io_threads = 1});
-      ASSERT_TRUE(report.ok()) << report.status();
+      ASSERT_OK_AND_ASSIGN(
+          const auto report,
+          VerifyCheckpoint(faulty_, directory_, {.digests = offset % 2 == 0, .io_threads = 1}));
       const std::string tensor = TensorAt(f, offset);
-      const bool named = std::ranges::any_of(report->damage, [&](const Damage& damage) {
+      const bool named = std::ranges::any_of(report.damage, [&](const Damage& damage) {
         return damage.file == manifest_.files(f).path() && damage.offset_bytes == offset &&
                damage.tensor == tensor && !damage.message.empty();
       });
@@ -268,9 +263,8 @@ TEST_F(CorruptionTest, DigestsThatBelongToOtherTensors) {
   Manifest forged = manifest_;
   std::swap(*forged.mutable_tensors(0)->mutable_digest(),
             *forged.mutable_tensors(3)->mutable_digest());
-  const auto bytes = EncodeManifest(forged);
-  ASSERT_TRUE(bytes.ok());
-  ASSERT_TRUE(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), *bytes).ok());
+  ASSERT_OK_AND_ASSIGN(const auto bytes, EncodeManifest(forged));
+  ASSERT_TRUE(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), bytes).ok());
   const auto report = VerifyCheckpoint(storage_, directory_, {.digests = true, .io_threads = 1});
   ASSERT_TRUE(report.ok());
   ASSERT_EQ(report->damage.size(), 2);
@@ -290,9 +284,8 @@ TEST_F(CorruptionTest, AnyChunkSizeOfAManifestIsSafe) {
         file.add_chunk_crc32c(Crc32c(std::string_view(contents).substr(at, chunk_bytes)));
       }
     }
-    const auto bytes = EncodeManifest(forged);
-    ASSERT_TRUE(bytes.ok()) << bytes.status();
-    ASSERT_TRUE(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), *bytes).ok());
+    ASSERT_OK_AND_ASSIGN(const auto bytes, EncodeManifest(forged));
+    ASSERT_TRUE(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), bytes).ok());
     const auto report = VerifyCheckpoint(storage_, directory_, {.digests = true, .io_threads = 2});
     ASSERT_TRUE(report.ok());
     const bool cuts_elements = chunk_bytes % 8 != 0;  // one tensor is I64
@@ -343,16 +336,15 @@ TEST_F(ManyFilesTest, ChunksThatAreNotReportedAreNotSearched) {
   // One file of more than a hundred chunks, all of them bad.
   SaveOptions options;
   options.checksum_chunk_bytes = 64;
-  const auto saved = CheckpointFolder(storage_).Save(8, state_.dict, options);
-  ASSERT_TRUE(saved.ok()) << saved.status();
-  const Manifest manifest = *ReadManifest(storage_, saved->directory);
+  ASSERT_OK_AND_ASSIGN(const auto saved, CheckpointFolder(storage_).Save(8, state_.dict, options));
+  const Manifest manifest = *ReadManifest(storage_, saved.directory);
   ASSERT_EQ(manifest.files_size(), 1);
   ASSERT_GT(manifest.files(0).chunk_crc32c_size(), 1000);
-  const std::string path = saved->directory + "/" + manifest.files(0).path();
+  const std::string path = saved.directory + "/" + manifest.files(0).path();
   const std::string garbage(manifest.files(0).size_bytes(), 'x');
   ASSERT_TRUE(WriteAll(storage_, path, garbage).ok());
   const int64_t before = GetDamageCounters().located;
-  const auto report = VerifyCheckpoint(storage_, saved->directory, {.io_threads = 2});
+  const auto report = VerifyCheckpoint(storage_, saved.directory, {.io_threads = 2});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(GetDamageCounters().located - before, 100);
   EXPECT_LT(report->damage.size(), 105);
@@ -364,10 +356,9 @@ TEST_F(ManyFilesTest, PiecesThatCannotBeReadAreReportedOnlySoOften) {
         return o.kind == OperationKind::kReadAt && o.path.ends_with(".safetensors");
       },
       absl::DataLossError("Input/output error"));
-  const auto report = VerifyCheckpoint(faulty_, directory_, {.io_threads = 2});
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_GE(report->damage.size(), manifest_.files_size());
-  EXPECT_LE(report->damage.size(), 101 * manifest_.files_size());
+  ASSERT_OK_AND_ASSIGN(const auto report, VerifyCheckpoint(faulty_, directory_, {.io_threads = 2}));
+  EXPECT_GE(report.damage.size(), manifest_.files_size());
+  EXPECT_LE(report.damage.size(), 101 * manifest_.files_size());
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/storage/posix_storage.h"
@@ -27,8 +28,7 @@ using ::testing::HasSubstr;
 
 void MustSave(Storage& storage, int64_t step) {
   std::vector<float> value = {1};
-  const auto report = CheckpointFolder(storage).Save(step, OneTensor(value));
-  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_OK_AND_ASSIGN(const auto report, CheckpointFolder(storage).Save(step, OneTensor(value)));
 }
 
 class DirectoryTest : public testing::Test {
@@ -51,9 +51,8 @@ TEST_F(DirectoryTest, AnUnreadableDirectoryIsSkippedAndNamed) {
         },
         error);
     std::vector<CheckpointInfo> unreadable;
-    const auto list = CheckpointFolder(faulty).List(&unreadable);
-    ASSERT_TRUE(list.ok()) << list.status();
-    EXPECT_EQ(list->front().step, 2);
+    ASSERT_OK_AND_ASSIGN(const auto list, CheckpointFolder(faulty).List(&unreadable));
+    EXPECT_EQ(list.front().step, 2);
     ASSERT_EQ(unreadable.size(), 1);
     EXPECT_EQ(unreadable[0].directory, "step-00000001");
     EXPECT_EQ(unreadable[0].step, 1);
@@ -61,8 +60,8 @@ TEST_F(DirectoryTest, AnUnreadableDirectoryIsSkippedAndNamed) {
     EXPECT_THAT(std::string(unreadable[0].committed.status().message()),
                 HasSubstr("List step-00000001"));
     EXPECT_TRUE(CheckpointFolder(faulty).ListUncommitted()->empty());
-    ASSERT_TRUE(CheckpointFolder(faulty).Prune(static_cast<int>(list->size()) - 1).ok());
-    EXPECT_EQ(CheckpointFolder(faulty).List()->size(), list->size() - 1);
+    ASSERT_TRUE(CheckpointFolder(faulty).Prune(static_cast<int>(list.size()) - 1).ok());
+    EXPECT_EQ(CheckpointFolder(faulty).List()->size(), list.size() - 1);
     MustSave(storage_, 2);
   }
   EXPECT_EQ(CheckpointFolder(storage_).List()->front().step, 1);
@@ -145,10 +144,10 @@ TEST(DirectoryLinksTest, PruningLeavesLinksAndWhatTheyLeadToAlone) {
   EXPECT_THAT(steps, ElementsAre(500, 700, 800));
   EXPECT_TRUE(std::filesystem::is_symlink(runs.path() + "/step-00000501"));
   EXPECT_TRUE(std::filesystem::exists(archive.path() + "/half/model.safetensors"));
-  const auto verified = VerifyCheckpoint(**OpenPosixStorage(archive.path()), "step-00000500",
-                                         {.digests = true, .io_threads = /*io_threads=*/1});
-  ASSERT_TRUE(verified.ok()) << verified.status();
-  EXPECT_TRUE(verified->damage.empty());
+  ASSERT_OK_AND_ASSIGN(const auto verified,
+                       VerifyCheckpoint(**OpenPosixStorage(archive.path()), "step-00000500",
+                                        {.digests = true, .io_threads = /*io_threads=*/1}));
+  EXPECT_TRUE(verified.damage.empty());
 }
 
 }  // namespace

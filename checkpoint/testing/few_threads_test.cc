@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "base/threads.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/async_saver.h"
@@ -41,21 +42,9 @@ class FewThreadsTest : public testing::TestWithParam<int> {
   }
   ~FewThreadsTest() override { LimitThreads(-1); }
 
-  // Each rank has a part of the rows or, with a single rank, all of them.
-  LocalState State(int rank, int ranks, bool fill) const {
-    LocalState state;
-    for (const WholeTensor& tensor : tensors_) {
-      Box box = WholeBox(tensor.shape);
-      box.shape[0] /= ranks;
-      box.global_offset[0] = rank * box.shape[0];
-      state.Add(tensor, {box}, fill);
-    }
-    return state;
-  }
-
   void SaveByTwo() {
     RunRanks(2, [&](ProcessGroup& group) {
-      const LocalState state = State(group.rank(), 2, true);
+      const LocalState state = RowsOf(tensors_, group.rank(), 2, true);
       const auto report = CheckpointFolder(storage_).Save(1, state.dict, On(group, options_));
       ASSERT_TRUE(report.ok()) << report.status();
     });
@@ -85,10 +74,10 @@ TEST_P(FewThreadsTest, LoadsAlone) {
   SaveByTwo();
   LimitThreads(GetParam());
   SingleProcessGroup group;
-  LocalState state = State(0, 1, false);
-  const auto loaded =
-      LoadCheckpoint(storage_, kDirectory, state.dict, {.group = &group, .verify_digests = true});
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  LocalState state = RowsOf(tensors_, 0, 1, false);
+  ASSERT_OK_AND_ASSIGN(
+      const auto loaded,
+      LoadCheckpoint(storage_, kDirectory, state.dict, {.group = &group, .verify_digests = true}));
   ExpectHeld(state);
 }
 
@@ -98,7 +87,7 @@ TEST_P(FewThreadsTest, LoadsTogether) {
   SaveByTwo();
   LimitThreads(GetParam());
   RunRanks(3, [&](ProcessGroup& group) {
-    LocalState state = State(0, 1, false);
+    LocalState state = RowsOf(tensors_, 0, 1, false);
     if (group.rank() != 1) state.dict.tensors.pop_back();
     LoadOptions options;
     options.staging_bytes = 1;  // the minimum: a buffer of each kind
@@ -111,7 +100,7 @@ TEST_P(FewThreadsTest, LoadsTogether) {
 
 TEST_P(FewThreadsTest, SavesBehindTheProgramOrInTheForeground) {
   RunRanks(2, [&](ProcessGroup& group) {
-    const LocalState state = State(group.rank(), 2, true);
+    const LocalState state = RowsOf(tensors_, group.rank(), 2, true);
     AsyncSaver saver(storage_, {.save = On(group, options_)});
     saver.Prepare(state.dict);
     for (const int64_t step : {1, 2}) {
@@ -138,17 +127,16 @@ TEST_P(FewThreadsTest, Rewrites) {
   const Checkpoint saved = *Checkpoint::Open(storage_, kDirectory);
   std::vector<std::string> ranks;
   for (int rank = 0; rank < 3; ++rank) {
-    ranks.push_back(DescribeState(State(rank, 3, false).dict).SerializeAsString());
+    ranks.push_back(DescribeState(RowsOf(tensors_, rank, 3, false).dict).SerializeAsString());
   }
-  const auto plan = PlanSave(ranks, {.checksum_chunk_bytes = 256});
-  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_OK_AND_ASSIGN(const auto plan, PlanSave(ranks, {.checksum_chunk_bytes = 256}));
   MemoryStorage target;
   Manifest metadata;
   metadata.mutable_trainer()->set_step(1);
-  const auto report =
-      Rewrite(saved, {ranks, *plan}, target, "", metadata,
-              {.memory_bytes = LeastRewriteMemory(saved.manifest(), plan->manifest)});
-  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_OK_AND_ASSIGN(
+      const auto report,
+      Rewrite(saved, {ranks, plan}, target, "", metadata,
+              {.memory_bytes = LeastRewriteMemory(saved.manifest(), plan.manifest)}));
   const auto verified = VerifyCheckpoint(target, kDirectory, {.digests = true, .io_threads = 4});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->damage.empty());

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
@@ -132,6 +132,23 @@ class ReadTrap {
   std::atomic<bool> arrived_ = false, open_ = false;
 };
 
+// Stops the first thread that comes, until it is opened.
+class Gate {
+ public:
+  void Pass() {
+    std::call_once(first_, [&] {
+      arrived_.count_down();
+      open_.wait();
+    });
+  }
+  void AwaitArrival() const { arrived_.wait(); }
+  void Open() { open_.count_down(); }
+
+ private:
+  std::latch arrived_{1}, open_{1};
+  std::once_flag first_;
+};
+
 class InPlaceSaveTest : public testing::Test {
  protected:
   InPlaceSaveTest() {
@@ -161,13 +178,26 @@ class InPlaceSaveTest : public testing::Test {
     std::memset(memory.data(), 0xEE, memory.size());
   }
 
+  // Expects that an update of the memory waits, for this reason, until `release` was called.
+  static void ExpectToWait(AsyncSaver& saver, std::span<std::byte> memory, const char* reason,
+                           const std::function<void()>& release) {
+    std::atomic<bool> overwritten = false;
+    std::thread update([&] {
+      Overwrite(saver, memory);
+      overwritten = true;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_FALSE(overwritten) << reason;
+    release();
+    update.join();
+  }
+
   void ExpectSaved() {
     const auto verified =
         VerifyCheckpoint(storage_, StepDirectoryName(1), {.digests = true, .io_threads = 1});
     ASSERT_TRUE(verified.ok()) << verified.status();
     EXPECT_TRUE(verified->damage.empty()) << verified->damage[0].message;
-    LocalState state;
-    for (const WholeTensor& tensor : tensors_) state.Add(tensor, {WholeBox(tensor.shape)}, false);
+    LocalState state = RowsOf(tensors_, 0, 1, /*fill=*/false);
     ASSERT_TRUE(LoadCheckpoint(storage_, StepDirectoryName(1), state.dict).ok());
     for (size_t t = 0; t < tensors_.size(); ++t) {
       EXPECT_TRUE(LocalState::Holds(state.dict.tensors[t].shards[0], tensors_[t])) << t;
@@ -242,30 +272,20 @@ TEST_F(InPlaceSaveTest, BuffersAreWrittenSideBySideBehindTheProgram) {
 }
 
 TEST_F(InPlaceSaveTest, AnUpdateWaitsForTheWriteOfItsMemory) {
-  std::latch arrived(1), gate(1);
-  std::once_flag first;
+  Gate gate;
   std::atomic<int> in_flight = -1;
   WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
     if (TensorOf(bytes) < 0) return absl::OkStatus();
-    std::call_once(first, [&] {
-      in_flight = TensorOf(bytes);
-      arrived.count_down();
-      gate.wait();
-    });
+    int none = -1;
+    in_flight.compare_exchange_strong(none, TensorOf(bytes));
+    gate.Pass();
     return absl::OkStatus();
   });
   AsyncSaver saver(watched, options_);
   saver.Start(1, state_.dict);
-  arrived.wait();
-  std::atomic<bool> overwritten = false;
-  std::thread update([&] {
-    Overwrite(saver, Memory(in_flight).first(4096));
-    overwritten = true;
-  });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_FALSE(overwritten) << "the memory is being written";
-  gate.count_down();
-  update.join();
+  gate.AwaitArrival();
+  ExpectToWait(saver, Memory(in_flight).first(4096), "the memory is being written",
+               [&] { gate.Open(); });
   ASSERT_TRUE(saver.Finish()[0].report.ok());
   ExpectSaved();
 }
@@ -275,33 +295,21 @@ TEST_F(InPlaceSaveTest, AnUpdateWaitsForTheWriteOfItsMemory) {
 TEST_F(InPlaceSaveTest, WhatIsWrittenIsCheckedBeforeItIsOverwritten) {
   options_.save.io_threads = 2;
   options_.copy_threads = 1;
-  std::latch arrived(1), gate(1);
-  std::once_flag first;
+  Gate gate;
   WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
     if (TensorOf(bytes) == 0) ReadTrap::LetOthersBeFirst();
     if (TensorOf(bytes) != 3) return absl::OkStatus();
-    std::call_once(first, [&] {
-      arrived.count_down();
-      gate.wait();
-    });
+    gate.Pass();
     return absl::OkStatus();
   });
   AsyncSaver saver(watched, options_);
   ReadTrap trap(Memory(0));
   saver.Start(1, state_.dict);
   ASSERT_TRUE(trap.AwaitReader());
-  arrived.wait();
+  gate.AwaitArrival();
   Overwrite(saver, Memory(2).first(512 << 10));
-  gate.count_down();
-  std::atomic<bool> overwritten = false;
-  std::thread update([&] {
-    Overwrite(saver, Memory(0));
-    overwritten = true;
-  });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_FALSE(overwritten) << "the memory is being checked";
-  trap.Open();
-  update.join();
+  gate.Open();
+  ExpectToWait(saver, Memory(0), "the memory is being checked", [&] { trap.Open(); });
   ASSERT_TRUE(saver.Finish()[0].report.ok());
   ExpectSaved();
 }
@@ -344,17 +352,13 @@ TEST_F(InPlaceSaveTest, AnUpdateWaitsForTheCheckOfItsMemory) {
 
 // While an update waits for the disk, what it will come to next is copied.
 TEST_F(InPlaceSaveTest, AnUpdateThatWaitsHasMoreCopied) {
-  std::latch arrived(1), gate(1);
-  std::once_flag first;
+  Gate gate;
   std::atomic<uint64_t> copied = 0;
   std::atomic<bool> stops = false;
   WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
     if (TensorOf(bytes) < 0) copied += bytes.size();
     if (TensorOf(bytes) != 0 || !stops) return absl::OkStatus();
-    std::call_once(first, [&] {
-      arrived.count_down();
-      gate.wait();
-    });
+    gate.Pass();
     return absl::OkStatus();
   });
   AsyncSaver saver(watched, options_);
@@ -363,10 +367,10 @@ TEST_F(InPlaceSaveTest, AnUpdateThatWaitsHasMoreCopied) {
   copied = 0;
   stops = true;
   saver.Start(1, state_.dict);
-  arrived.wait();
+  gate.AwaitArrival();
   std::thread update([&] { Overwrite(saver, Memory(0).first(4096)); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  gate.count_down();
+  gate.Open();
   update.join();
   ASSERT_TRUE(saver.Finish()[0].report.ok());
   EXPECT_GE(copied, 1 << 20);
@@ -374,22 +378,18 @@ TEST_F(InPlaceSaveTest, AnUpdateThatWaitsHasMoreCopied) {
 }
 
 TEST_F(InPlaceSaveTest, WhatIsNotBeingWrittenIsCopiedForAnUpdate) {
-  std::latch arrived(1), gate(1);
-  std::once_flag first;
+  Gate gate;
   WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
     if (TensorOf(bytes) < 0) return absl::OkStatus();
-    std::call_once(first, [&] {
-      arrived.count_down();
-      gate.wait();
-    });
+    gate.Pass();
     return absl::OkStatus();
   });
   AsyncSaver saver(watched, options_);
   saver.Start(1, state_.dict);
-  arrived.wait();
+  gate.AwaitArrival();
   Overwrite(saver, Memory(2).last(512 << 10));  // returns, although the disk stands still
   EXPECT_FALSE(saver.Poll().has_value());
-  gate.count_down();
+  gate.Open();
   ASSERT_TRUE(saver.Finish()[0].report.ok());
   ExpectSaved();
 }
@@ -424,15 +424,8 @@ TEST_F(InPlaceSaveTest, AFailedSaveIsWaitedForWhileItsOtherWritesAreInFlight) {
   saver.Start(1, state_.dict);
   arrived.wait();
   Overwrite(saver, Memory(2));  // returns: the save has failed
-  std::atomic<bool> overwritten = false;
-  std::thread update([&] {
-    Overwrite(saver, Memory(0).first(4096));
-    overwritten = true;
-  });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_FALSE(overwritten) << "the memory is being written";
-  gate.count_down();
-  update.join();
+  ExpectToWait(saver, Memory(0).first(4096), "the memory is being written",
+               [&] { gate.count_down(); });
   EXPECT_FALSE(saver.Finish()[0].report.ok());
 }
 
@@ -442,10 +435,7 @@ TEST_F(InPlaceSaveTest, RacesWithAnUpdate) {
     for (const uint64_t alignment_bytes : {1, 16, 4096}) {
       for (int i = 0; i < 3; ++i) {
         SCOPED_TRACE(absl::StrCat(staging_bytes, " bytes, alignment ", alignment_bytes));
-        LocalState state;
-        for (const WholeTensor& tensor : tensors_) {
-          state.Add(tensor, {WholeBox(tensor.shape)}, true);
-        }
+        LocalState state = RowsOf(tensors_);
         WatchedStorage watched(storage_, [](auto) { return absl::OkStatus(); });
         watched.alignment_bytes = alignment_bytes;
         options_.save.io_threads = 1 + i;

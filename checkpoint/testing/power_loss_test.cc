@@ -107,18 +107,6 @@ std::vector<WholeTensor> Tensors() {
   return tensors;
 }
 
-// Each rank holds its part of the rows.
-LocalState StateOf(const std::vector<WholeTensor>& tensors, int rank, int ranks) {
-  LocalState state;
-  for (const WholeTensor& tensor : tensors) {
-    Box box = WholeBox(tensor.shape);
-    box.shape[0] /= ranks;
-    box.global_offset[0] = rank * box.shape[0];
-    state.Add(tensor, {box}, true);
-  }
-  return state;
-}
-
 SaveOptions SmallFiles() {
   SaveOptions options;
   options.checksum_chunk_bytes = 256;
@@ -136,7 +124,7 @@ absl::Status SaveByAll(const std::string& root, int64_t step, Mode mode) {
   RunRanks(kRanks, [&](ProcessGroup& group) {
     const auto posix = *OpenPosixStorage(root);
     MachineStorage storage(*posix, group.rank(), "");
-    const LocalState state = StateOf(tensors, group.rank(), kRanks);
+    const LocalState state = RowsOf(tensors, group.rank(), kRanks);
     absl::Status& status = statuses[group.rank()];
     if (mode == Mode::kForeground) {
       status =
@@ -153,16 +141,15 @@ absl::Status SaveByAll(const std::string& root, int64_t step, Mode mode) {
 }
 
 absl::Status SaveAlone(const std::string& root, int64_t step) {
-  const LocalState state = StateOf(Tensors(), 0, 1);
+  const LocalState state = RowsOf(Tensors());
   return CheckpointFolder(**OpenPosixStorage(root)).Save(step, state.dict, SmallFiles()).status();
 }
 
 void Fill(const FileImage& image, Storage& storage) {
   for (const auto& [path, contents] : image) {
-    const absl::Status status = path.ends_with('/')
-                                    ? storage.MakeDirectory(path.substr(0, path.size() - 1))
-                                    : WriteAll(storage, path, contents);
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(path.ends_with('/') ? storage.MakeDirectory(path.substr(0, path.size() - 1))
+                                  : WriteAll(storage, path, contents),
+              absl::OkStatus());
   }
 }
 
@@ -246,7 +233,7 @@ absl::Status RewriteForTwo(const std::string& root) {
   const Checkpoint saved = *Checkpoint::Open(*source, "step-00000001");
   std::vector<std::string> ranks;
   for (int rank = 0; rank < 2; ++rank) {
-    ranks.push_back(DescribeState(StateOf(Tensors(), rank, 2).dict).SerializeAsString());
+    ranks.push_back(DescribeState(RowsOf(Tensors(), rank, 2).dict).SerializeAsString());
   }
   SavePlanOptions options;
   options.checksum_chunk_bytes = 256;

@@ -4,11 +4,11 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
+#include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
@@ -32,29 +32,14 @@ using s3::Vendor;
 constexpr int kForever = 1 << 30;
 
 std::unique_ptr<Storage> MustOpen(const S3Server& server, bool create_root = true) {
-  auto storage =
-      OpenS3Storage({.client = server.ForClient(), .prefix = "runs", .create_root = create_root});
-  EXPECT_TRUE(storage.ok()) << storage.status();
-  return storage.ok() ? *std::move(storage) : nullptr;
+  return OrFail(
+      OpenS3Storage({.client = server.ForClient(), .prefix = "runs", .create_root = create_root}));
 }
 
 std::vector<WholeTensor> Tensors(uint64_t seed, int64_t rows) {
   std::mt19937_64 random(seed);
   return {RandomTensor("weight", TensorRole::kWeight, DType::kF32, {rows, 1000}, random),
           RandomTensor("bias", TensorRole::kWeight, DType::kF32, {7}, random)};
-}
-
-// A rank's rows of each tensor.
-LocalState RowsOf(const std::vector<WholeTensor>& tensors, int rank, int ranks, bool fill) {
-  LocalState state;
-  for (const WholeTensor& tensor : tensors) {
-    const int64_t rows = tensor.shape[0], begin = rows * rank / ranks;
-    Box box = {.global_offset = Shape(tensor.shape.size(), 0), .shape = tensor.shape};
-    box.global_offset[0] = begin;
-    box.shape[0] = rows * (rank + 1) / ranks - begin;
-    state.Add(tensor, {box}, fill);
-  }
-  return state;
 }
 
 absl::Status SaveStep(Storage& storage, int64_t step, int ranks, int64_t rows) {
@@ -153,8 +138,7 @@ TEST_P(S3VendorCheckpointTest, FailuresThatPassAreNotNoticed) {
   server.AddFault(
       {.kind = FaultKind::kDamageRequest, .method = "PUT", .period = 4, .times = kForever});
   for (int64_t step = 1; step <= 3; ++step) {
-    const absl::Status saved = SaveStep(*storage, step, 2, kRows);
-    ASSERT_TRUE(saved.ok()) << saved;
+    ASSERT_EQ(SaveStep(*storage, step, 2, kRows), absl::OkStatus());
     EXPECT_TRUE(Loads(*storage, step, 3, kRows));
   }
   ASSERT_TRUE(CheckpointFolder(*storage).Prune(1).ok());

@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/manager/resume.h"
@@ -30,7 +31,6 @@
 namespace tessera::ckpt {
 namespace {
 
-using s3::Fault;
 using s3::FaultKind;
 using s3::S3Server;
 using s3::S3ServerOptions;
@@ -47,9 +47,7 @@ class S3FencingTest : public ::testing::Test {
       : server_(options), storage_(MustOpen()) {}
 
   std::unique_ptr<Storage> MustOpen() {
-    auto storage = OpenS3Storage({.client = server_.ForClient(), .prefix = "runs"});
-    EXPECT_TRUE(storage.ok()) << storage.status();
-    return storage.ok() ? *std::move(storage) : nullptr;
+    return OrFail(OpenS3Storage({.client = server_.ForClient(), .prefix = "runs"}));
   }
 
   // Another run's save: `value` in every element.

@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"

@@ -7,11 +7,8 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
-#include <memory>
 #include <random>
-#include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -169,6 +166,23 @@ inline StateDict OneTensor(std::vector<float>& elements, const std::string& name
   const auto size = static_cast<int64_t>(elements.size());
   return {
       {{.name = name, .global_shape = {size}, .shards = {Shard::Of(elements, WholeBox({size}))}}}};
+}
+
+// What rank `rank` of `ranks` holds where each has a part of the rows of every tensor. Scalars are
+// whole on each.
+inline LocalState RowsOf(const std::vector<WholeTensor>& tensors, int rank = 0, int ranks = 1,
+                         bool fill = true) {
+  LocalState state;
+  for (const WholeTensor& tensor : tensors) {
+    Box box = WholeBox(tensor.shape);
+    if (!box.shape.empty()) {
+      const int64_t rows = tensor.shape[0];
+      box.global_offset[0] = rows * rank / ranks;
+      box.shape[0] = rows * (rank + 1) / ranks - box.global_offset[0];
+    }
+    state.Add(tensor, {box}, fill);
+  }
+  return state;
 }
 
 }  // namespace tessera::ckpt

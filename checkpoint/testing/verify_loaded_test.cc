@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
@@ -64,15 +64,7 @@ class VerifyLoadedTest : public testing::Test {
 
   void SaveTensors() {
     RunRanks(2, [&](ProcessGroup& group) {
-      LocalState state;
-      for (const WholeTensor& tensor : tensors_) {
-        Box rows = WholeBox(tensor.shape);
-        if (!rows.shape.empty()) {
-          rows.shape[0] /= 2;
-          rows.global_offset[0] = group.rank() * rows.shape[0];
-        }
-        state.Add(tensor, {rows}, true);
-      }
+      const LocalState state = RowsOf(tensors_, group.rank(), 2);
       const auto report = CheckpointFolder(storage_).Save(1, state.dict, {.group = &group});
       ASSERT_TRUE(report.ok()) << report.status();
     });

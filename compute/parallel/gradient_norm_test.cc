@@ -120,8 +120,7 @@ absl::Status TryNorms(const Mesh& mesh, const Broken& broken, const OnDivergence
 
 std::vector<double> Norms(const Mesh& mesh, const Broken& broken = {}) {
   std::vector<double> norms;
-  const absl::Status status = TryNorms(mesh, broken, Stop, &norms);
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(TryNorms(mesh, broken, Stop, &norms), absl::OkStatus());
   return norms;
 }
 

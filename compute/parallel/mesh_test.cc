@@ -37,8 +37,7 @@ void ExpectGroup(Communicator* group, const std::vector<int>& ranks, int place,
   int64_t sum = 0;
   for (const int rank : ranks) sum += 1 + rank;
   std::vector<int64_t> mine = {1 + ranks[place]};
-  const absl::Status status = group->AllReduce(mine, ReduceOp::kSum);
-  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_EQ(group->AllReduce(mine, ReduceOp::kSum), absl::OkStatus());
   EXPECT_EQ(mine[0], sum);
 }
 
@@ -50,9 +49,8 @@ TEST(MeshTest, CoordinatesAndGroupsOfAllSizes) {
         SCOPED_TRACE(ToString(topology));
         ThreadWorld world(topology.world_size());
         const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
-          auto created = Mesh::Create(topology, &comm);
-          if (!created.ok()) return created.status();
-          Mesh& mesh = **created;
+          TESSERA_ASSIGN_OR_RETURN(auto created, Mesh::Create(topology, &comm));
+          Mesh& mesh = *created;
           const Coordinate at = topology.CoordinateOf(comm.rank());
           EXPECT_EQ(mesh.coordinate(), at);
           EXPECT_EQ(mesh.rank(), comm.rank());

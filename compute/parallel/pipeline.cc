@@ -149,9 +149,8 @@ class Pipeline::Run {
 
   absl::StatusOr<PipelineRun> Execute(const std::vector<PipelineAction>& actions) {
     for (const PipelineAction& action : actions) {
-      absl::Status status =
-          action.kind == PipelineAction::kForward ? Forward(action) : Backward(action);
-      if (!status.ok()) return status;
+      TESSERA_RETURN_IF_ERROR(action.kind == PipelineAction::kForward ? Forward(action)
+                                                                      : Backward(action));
     }
     for (Boundaries& chunk : chunks_) {
       for (Outbox* outbox : {&chunk.output, &chunk.d_input}) {

@@ -6,10 +6,8 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "compute/tensor/device.h"
 #include "compute/tensor/fake_device_runtime.h"
 #include "compute/tensor/memory.h"

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "compute/tensor/device.h"
 #include "compute/tensor/fake_device_runtime.h"
 

@@ -2,9 +2,7 @@
 
 #include <glog/logging.h>
 
-#include <cstddef>
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 

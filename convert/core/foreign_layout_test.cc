@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "layout/box.h"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/checkpoint.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "base/threads.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "gmock/gmock.h"

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "compute/comm/communicator.h"
@@ -46,20 +47,18 @@ class SimulatedCheckpointTest : public ::testing::Test {
   TrainConfig Config(const std::string& topology, const std::string& save, bool async) const {
     const std::string tokens = absl::StrCat(::testing::TempDir(), "/tokens.bin");
     EXPECT_EQ(testing::WriteTokens(tokens, /*vocabulary=*/32, /*count=*/1000), absl::OkStatus());
-    absl::StatusOr<TrainConfig> config = testing::MakeConfig({.model = kModel,
-                                                              .tokens = tokens,
-                                                              .topology = topology,
-                                                              .bf16 = true,
-                                                              .micro_batch_size = 1,
-                                                              .global_batch_size = 2,
-                                                              .seq_length = 8,
-                                                              .steps = kLastStep,
-                                                              .bucket_elements = 1000});
-    EXPECT_TRUE(config.ok()) << config.status();
-    if (!config.ok()) return {};
-    config->mutable_checkpoint()->set_save(Folder(save));
-    config->mutable_checkpoint()->set_async_save(async);
-    return *config;
+    TrainConfig config = OrFail(testing::MakeConfig({.model = kModel,
+                                                     .tokens = tokens,
+                                                     .topology = topology,
+                                                     .bf16 = true,
+                                                     .micro_batch_size = 1,
+                                                     .global_batch_size = 2,
+                                                     .seq_length = 8,
+                                                     .steps = kLastStep,
+                                                     .bucket_elements = 1000}));
+    config.mutable_checkpoint()->set_save(Folder(save));
+    config.mutable_checkpoint()->set_async_save(async);
+    return config;
   }
 
   static std::string Folder(const std::string& name) {
@@ -122,21 +121,18 @@ absl::StatusOr<Digests> ReadDigests(const TrainConfig& config) {
 
 TEST_F(SimulatedCheckpointTest, ACopyDuringTrainingIsTheStateOfItsStep) {
   const TrainConfig at_once = Config("dp2_zero2", "at_once", /*async=*/false);
-  const absl::Status stopped =
-      RunOnDevices(at_once, {.saves = {kSavedStep}, .last_step = kSavedStep}, {.seed = 1});
-  ASSERT_TRUE(stopped.ok()) << stopped;
-  const absl::StatusOr<Digests> expected = ReadDigests(at_once);
-  ASSERT_TRUE(expected.ok()) << expected.status();
+  ASSERT_EQ(RunOnDevices(at_once, {.saves = {kSavedStep}, .last_step = kSavedStep}, {.seed = 1}),
+            absl::OkStatus());
+  ASSERT_OK_AND_ASSIGN(const Digests expected, ReadDigests(at_once));
   for (uint64_t seed = 0; seed < 3; ++seed) {
     SCOPED_TRACE(seed);
     const TrainConfig config = Config("dp2_zero2", absl::StrCat("meanwhile", seed), /*async=*/true);
     // Slow copies: the last pieces are queued because the update wants them.
-    const absl::Status run = RunOnDevices(config, {.saves = {kSavedStep}}, {.seed = seed},
-                                          /*bytes_per_second=*/seed == 1 ? 1 : 0);
-    ASSERT_TRUE(run.ok()) << run;
-    const absl::StatusOr<Digests> saved = ReadDigests(config);
-    ASSERT_TRUE(saved.ok()) << saved.status();
-    EXPECT_EQ(*saved, *expected);
+    ASSERT_EQ(RunOnDevices(config, {.saves = {kSavedStep}}, {.seed = seed},
+                           /*bytes_per_second=*/seed == 1 ? 1 : 0),
+              absl::OkStatus());
+    ASSERT_OK_AND_ASSIGN(const Digests saved, ReadDigests(config));
+    EXPECT_EQ(saved, expected);
   }
 }
 
@@ -146,15 +142,14 @@ TEST_F(SimulatedCheckpointTest, AMissingWaitIsFound) {
   const Plan plan = {.saves = {kSavedStep}};  // two more steps: the second waits for the first
   const TrainConfig right = Config("single", "right", /*async=*/true);
   ASSERT_TRUE(RunOnDevices(right, plan, {.seed = 0}).ok());
-  const absl::StatusOr<Digests> expected = ReadDigests(right);
-  ASSERT_TRUE(expected.ok()) << expected.status();
+  ASSERT_OK_AND_ASSIGN(const Digests expected, ReadDigests(right));
   int found = 0;
   for (uint64_t seed = 0; seed < 3; ++seed) {
     const TrainConfig wrong = Config("single", absl::StrCat("wrong", seed), /*async=*/true);
     const absl::Status run = RunOnDevices(
         wrong, plan, {.seed = seed, .drops_wait = [](int64_t wait) { return wait > 0; }});
     const absl::StatusOr<Digests> saved = ReadDigests(wrong);
-    found += !run.ok() || !saved.ok() || *saved != *expected;
+    found += !run.ok() || !saved.ok() || *saved != expected;
   }
   EXPECT_GT(found, 0);
 }

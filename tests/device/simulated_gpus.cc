@@ -5,7 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "compute/comm/nccl/nccl_world.h"
 #include "compute/comm/nccl/testing/fake_nccl.h"

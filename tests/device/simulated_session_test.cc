@@ -24,6 +24,7 @@
 #include "base/files.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "base/wall_clock_jump.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/manifest.h"
@@ -35,7 +36,6 @@
 #include "nlohmann/json.hpp"
 #include "tests/support/session_run.h"
 #include "tests/support/training.h"
-#include "trainer/app/export_weights.h"
 #include "trainer/app/session.h"
 #include "trainer/app/train_loop.h"
 #include "trainer/config/config.h"
@@ -84,36 +84,29 @@ absl::Status SaveAgain(Session& session) {
 class SimulatedSessionTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    for (char& c : name) c = c == '/' ? '_' : c;
-    root_ = fs::path(::testing::TempDir()) / name;
-    fs::remove_all(root_);
-    fs::create_directories(root_);
     ASSERT_EQ(testing::WriteTokens(root_ / "tokens.bin", /*vocabulary=*/48, /*count=*/1000),
               absl::OkStatus());
   }
 
   // The config of the run `name`, which saves in its folder after kSavedStep and kLastStep steps.
   TrainConfig Config(const std::string& name, const std::string& topology, bool on_gpus) const {
-    absl::StatusOr<TrainConfig> config = testing::MakeConfig({.model = kModel,
-                                                              .tokens = root_ / "tokens.bin",
-                                                              .topology = topology,
-                                                              .micro_batch_size = 1,
-                                                              .global_batch_size = 4,
-                                                              .seq_length = 8,
-                                                              .steps = kLastStep,
-                                                              .bucket_elements = 1000});
-    EXPECT_TRUE(config.ok()) << config.status();
-    if (!config.ok()) return {};
-    if (on_gpus) config->mutable_training()->set_device(ComputeDevice::CUDA);
-    config->mutable_data()->set_valid_data_path(root_ / "tokens.bin");
-    config->mutable_training()->set_eval_interval(kLastStep);
-    config->mutable_training()->set_eval_iters(1);
-    config->mutable_output()->set_run_dir(root_ / name);
-    config->mutable_checkpoint()->set_save(Checkpoints(name));
-    config->mutable_checkpoint()->set_save_interval(kSavedStep);
-    config->mutable_checkpoint()->set_async_save(true);
-    return *config;
+    TrainConfig config = OrFail(testing::MakeConfig({.model = kModel,
+                                                     .tokens = root_ / "tokens.bin",
+                                                     .topology = topology,
+                                                     .micro_batch_size = 1,
+                                                     .global_batch_size = 4,
+                                                     .seq_length = 8,
+                                                     .steps = kLastStep,
+                                                     .bucket_elements = 1000}));
+    if (on_gpus) config.mutable_training()->set_device(ComputeDevice::CUDA);
+    config.mutable_data()->set_valid_data_path(root_ / "tokens.bin");
+    config.mutable_training()->set_eval_interval(kLastStep);
+    config.mutable_training()->set_eval_iters(1);
+    config.mutable_output()->set_run_dir(root_ / name);
+    config.mutable_checkpoint()->set_save(Checkpoints(name));
+    config.mutable_checkpoint()->set_save_interval(kSavedStep);
+    config.mutable_checkpoint()->set_async_save(true);
+    return config;
   }
   // A run of two GPUs, each on a machine of its own, whose store has nothing before the last step.
   TrainConfig Replicating(const std::string& name, bool async_save) const {
@@ -175,7 +168,8 @@ class SimulatedSessionTest : public ::testing::Test {
     return digests;
   }
 
-  fs::path root_;
+  const TestFolder folder_;
+  const fs::path root_ = folder_.path();
 };
 
 void ExpectNear(const Losses& a, const Losses& b) {
@@ -199,19 +193,18 @@ class TopologyTest : public SimulatedSessionTest,
 TEST_P(TopologyTest, IsResumedThereAndOnTheProcessors) {
   const std::string topology = GetParam();
   const TrainConfig on_gpus = Config("gpus", topology, /*on_gpus=*/true);
-  const absl::StatusOr<std::string> notes = Run(on_gpus, Train, /*seed=*/3);
-  ASSERT_TRUE(notes.ok()) << notes.status();
-  EXPECT_THAT(*notes, HasSubstr("GPU 0: simulated GPU, "));
+  ASSERT_OK_AND_ASSIGN(const std::string notes, Run(on_gpus, Train, /*seed=*/3));
+  EXPECT_THAT(notes, HasSubstr("GPU 0: simulated GPU, "));
   const Losses losses = LossesOf("gpus");
   ASSERT_EQ(losses.size(), kLastStep + 1);  // and the evaluation
 
   // The processors, from the beginning and from the GPUs' checkpoint.
   ExpectNear(LossesOnProcessors(), losses);
-  const absl::StatusOr<std::string> resumed =
-      Run(After("gpus", kSavedStep, Config("cpu_resumed", "single", false)), Train);
-  ASSERT_TRUE(resumed.ok()) << resumed.status();
-  EXPECT_THAT(*resumed, HasSubstr("saved where numbers are computed otherwise (instruction set "
-                                  "simulated GPU, here "));
+  ASSERT_OK_AND_ASSIGN(
+      const std::string resumed,
+      Run(After("gpus", kSavedStep, Config("cpu_resumed", "single", false)), Train));
+  EXPECT_THAT(resumed, HasSubstr("saved where numbers are computed otherwise (instruction set "
+                                 "simulated GPU, here "));
   Losses later = losses;
   for (int64_t step = 1; step <= kSavedStep; ++step) later.erase(step);
   ExpectNear(LossesOf("cpu_resumed"), later);
@@ -320,10 +313,9 @@ TEST_F(SimulatedSessionTest, ExactNumericsNeedOneTypeOfGpu) {
   SimulatedDevices devices(
       {.count = 2, .type = [](int index) { return absl::StrCat("type ", index); }});
   TrainConfig config = Config("run", "dp2", true);
-  const absl::StatusOr<std::string> notes = Run(config, devices, Train);
-  ASSERT_TRUE(notes.ok()) << notes.status();
-  EXPECT_THAT(*notes, HasSubstr("not all ranks compute the same bits: rank 1 differs from rank 0: "
-                                "instruction set type 0, there type 1"));
+  ASSERT_OK_AND_ASSIGN(const std::string notes, Run(config, devices, Train));
+  EXPECT_THAT(notes, HasSubstr("not all ranks compute the same bits: rank 1 differs from rank 0: "
+                               "instruction set type 0, there type 1"));
   config = Config("exact", "dp2", true);
   config.mutable_parallel()->set_numerics(Numerics::EXACT);
   EXPECT_THAT(std::string(Run(config, devices, Train).status().message()),
@@ -520,9 +512,8 @@ TEST_F(SimulatedSessionTest, ReplicasAreTakenOfTheStateOnGpus) {
       return last.empty() ? absl::OkStatus() : last.back().report.status();
     };
     ASSERT_EQ(Run(config, body).status(), absl::OkStatus());
-    const absl::StatusOr<std::string> notes = Run(config, Train, /*seed=*/5);
-    ASSERT_TRUE(notes.ok()) << notes.status();
-    EXPECT_THAT(*notes, HasSubstr(": complete and intact, found in "));
+    ASSERT_OK_AND_ASSIGN(const std::string notes, Run(config, Train, /*seed=*/5));
+    EXPECT_THAT(notes, HasSubstr(": complete and intact, found in "));
     EXPECT_EQ(LossesOf(name), expected);
     EXPECT_EQ(DigestsOf(name, kLastStep), DigestsOf("calm", kLastStep));
   }

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"
 #include "compute/device/testing/simulated_device.h"
@@ -49,17 +50,15 @@ constexpr char kLlama[] =
 TrainConfig Config(const std::string& model, const std::string& topology) {
   const std::string tokens = absl::StrCat(::testing::TempDir(), "/tokens.bin");
   EXPECT_EQ(testing::WriteTokens(tokens, kVocabulary, 1000), absl::OkStatus());
-  const absl::StatusOr<TrainConfig> config = testing::MakeConfig({.model = model,
-                                                                  .tokens = tokens,
-                                                                  .topology = topology,
-                                                                  .exact_shards = 2,
-                                                                  .micro_batch_size = 1,
-                                                                  .global_batch_size = 4,
-                                                                  .seq_length = 8,
-                                                                  .steps = kSteps,
-                                                                  .bucket_elements = 1000});
-  EXPECT_TRUE(config.ok()) << topology << ": " << config.status();
-  return config.ok() ? *config : TrainConfig();
+  return OrFail(testing::MakeConfig({.model = model,
+                                     .tokens = tokens,
+                                     .topology = topology,
+                                     .exact_shards = 2,
+                                     .micro_batch_size = 1,
+                                     .global_batch_size = 4,
+                                     .seq_length = 8,
+                                     .steps = kSteps,
+                                     .bucket_elements = 1000}));
 }
 
 // What rank 0 has seen.
@@ -123,27 +122,24 @@ INSTANTIATE_TEST_SUITE_P(Models, SimulatedTrainingTest, ::testing::Values(kGpt2,
 constexpr double kTolerance = 2e-5;
 
 TEST_P(SimulatedTrainingTest, HasTheLossesOfTheCpuAndTheSameBitsOnEveryTopology) {
-  const absl::StatusOr<Curve> cpu = TrainOnCpu(Config(GetParam(), "single"));
-  ASSERT_TRUE(cpu.ok()) << cpu.status();
+  ASSERT_OK_AND_ASSIGN(const Curve cpu, TrainOnCpu(Config(GetParam(), "single")));
   std::optional<Curve> first;
   uint64_t seed = 0;
   for (const std::string topology : {"single", "dp2", "tp2", "pp2", "dp2_zero2"}) {
     SCOPED_TRACE(topology);
-    const absl::StatusOr<Curve> device =
-        TrainOnDevices(Config(GetParam(), topology), {.seed = seed++});
-    ASSERT_TRUE(device.ok()) << device.status();
-    if (!first.has_value()) first = *device;
-    EXPECT_EQ(*device, *first);
+    ASSERT_OK_AND_ASSIGN(const Curve device,
+                         TrainOnDevices(Config(GetParam(), topology), {.seed = seed++}));
+    if (!first.has_value()) first = device;
+    EXPECT_EQ(device, *first);
     for (int64_t step = 0; step < kSteps; ++step) {
-      EXPECT_NEAR(device->losses[step], cpu->losses[step], kTolerance) << step;
-      EXPECT_NEAR(device->grad_norms[step], cpu->grad_norms[step],
-                  kTolerance * cpu->grad_norms[step])
+      EXPECT_NEAR(device.losses[step], cpu.losses[step], kTolerance) << step;
+      EXPECT_NEAR(device.grad_norms[step], cpu.grad_norms[step], kTolerance * cpu.grad_norms[step])
           << step;
     }
-    EXPECT_NEAR(device->evaluation, cpu->evaluation, kTolerance);
-    ASSERT_EQ(device->logits.size(), cpu->logits.size());
-    for (size_t i = 0; i < cpu->logits.size(); ++i) {
-      EXPECT_NEAR(device->logits[i], cpu->logits[i], 20 * kTolerance) << i;
+    EXPECT_NEAR(device.evaluation, cpu.evaluation, kTolerance);
+    ASSERT_EQ(device.logits.size(), cpu.logits.size());
+    for (size_t i = 0; i < cpu.logits.size(); ++i) {
+      EXPECT_NEAR(device.logits[i], cpu.logits[i], 20 * kTolerance) << i;
     }
   }
 }
@@ -163,11 +159,10 @@ TEST_P(SimulatedTrainingTest, AMicroBatchThatIsRepeatedChangesNoBit) {
 
 TEST(SimulatedTrainingWaitTest, MessagesThatDoNotWaitForTheirDataAreFound) {
   const TrainConfig config = Config(kGpt2, "dp2");
-  const absl::StatusOr<Curve> right = TrainOnDevices(config, {.seed = 3});
-  ASSERT_TRUE(right.ok()) << right.status();
+  ASSERT_OK_AND_ASSIGN(const Curve right, TrainOnDevices(config, {.seed = 3}));
   const absl::StatusOr<Curve> wrong =
       TrainOnDevices(config, {.seed = 3, .drops_wait = [](int64_t) { return true; }});
-  EXPECT_FALSE(wrong.ok() && *wrong == *right);
+  EXPECT_FALSE(wrong.ok() && *wrong == right);
 }
 
 TEST(SimulatedTrainingDeathTest, HostCodeThatReadsDeviceMemoryIsFound) {

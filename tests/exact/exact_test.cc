@@ -8,8 +8,8 @@
 #include <tuple>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
@@ -44,24 +44,18 @@ TrainConfig Config(const Kind& kind, const std::string& topology, bool exact,
                    int64_t micro_batches) {
   const std::string tokens = ::testing::TempDir() + "/tokens.bin";
   EXPECT_TRUE(testing::WriteTokens(tokens, testing::kVocabulary, 6000).ok());
-  const absl::StatusOr<TrainConfig> config =
-      testing::MakeConfig({.model = kind.model,
-                           .tokens = tokens,
-                           .topology = topology,
-                           .exact_shards = exact ? kShards : 0,
-                           .bf16 = kind.bf16,
-                           .global_batch_size = 2 * micro_batches,
-                           .steps = kSteps,
-                           .decay_steps = kSteps});
-  EXPECT_TRUE(config.ok()) << config.status();
-  return config.ok() ? *config : TrainConfig();
+  return OrFail(testing::MakeConfig({.model = kind.model,
+                                     .tokens = tokens,
+                                     .topology = topology,
+                                     .exact_shards = exact ? kShards : 0,
+                                     .bf16 = kind.bf16,
+                                     .global_batch_size = 2 * micro_batches,
+                                     .steps = kSteps,
+                                     .decay_steps = kSteps}));
 }
 
 TrainedRun Train(const Kind& kind, const std::string& topology, bool exact, int64_t micro_batches) {
-  const absl::StatusOr<TrainedRun> run =
-      testing::TrainOnThreads(Config(kind, topology, exact, micro_batches));
-  EXPECT_TRUE(run.ok()) << run.status();
-  return run.ok() ? *run : TrainedRun();
+  return OrFail(testing::TrainOnThreads(Config(kind, topology, exact, micro_batches)));
 }
 
 // The run on one process with which others are compared; trained once.

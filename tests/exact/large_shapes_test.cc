@@ -5,7 +5,7 @@
 #include <ostream>
 #include <string>
 
-#include "absl/status/statusor.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
@@ -29,22 +29,17 @@ std::ostream& operator<<(std::ostream& out, const Case& which) { return out << w
 TrainedRun Train(const std::string& topology, bool bf16, int exact_shards) {
   const std::string tokens = ::testing::TempDir() + "/tokens.bin";
   EXPECT_TRUE(testing::WriteTokens(tokens, kVocabulary, 2000).ok());
-  const absl::StatusOr<TrainConfig> config =
-      testing::MakeConfig({.model = "size: \"gpt2-124m\" num_layers: 2 vocab_size: 5003",
-                           .tokens = tokens,
-                           .topology = topology,
-                           .exact_shards = exact_shards,
-                           .bf16 = bf16,
-                           .global_batch_size = 4,
-                           .seq_length = 96,
-                           .steps = kSteps,
-                           .decay_steps = 10,
-                           .bucket_elements = 3'000'000});
-  EXPECT_TRUE(config.ok()) << config.status();
-  if (!config.ok()) return TrainedRun();
-  const absl::StatusOr<TrainedRun> run = testing::TrainOnThreads(*config);
-  EXPECT_TRUE(run.ok()) << run.status();
-  return run.ok() ? *run : TrainedRun();
+  return OrFail(testing::TrainOnThreads(
+      OrFail(testing::MakeConfig({.model = "size: \"gpt2-124m\" num_layers: 2 vocab_size: 5003",
+                                  .tokens = tokens,
+                                  .topology = topology,
+                                  .exact_shards = exact_shards,
+                                  .bf16 = bf16,
+                                  .global_batch_size = 4,
+                                  .seq_length = 96,
+                                  .steps = kSteps,
+                                  .decay_steps = 10,
+                                  .bucket_elements = 3'000'000}))));
 }
 
 // One process, trained once.

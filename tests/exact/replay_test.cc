@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"
 #include "compute/kernels/backend.h"
@@ -64,11 +64,9 @@ testing::RunSettings Settings(const std::string& model, const std::string& topol
 }
 
 TrainConfig Config(const testing::RunSettings& settings, int64_t interval) {
-  absl::StatusOr<TrainConfig> config = testing::MakeConfig(settings);
-  EXPECT_TRUE(config.ok()) << settings.topology << ": " << config.status();
-  if (!config.ok()) return {};
-  config->mutable_parallel()->set_replay_check_interval(interval);
-  return *config;
+  TrainConfig config = OrFail(testing::MakeConfig(settings));
+  config.mutable_parallel()->set_replay_check_interval(interval);
+  return config;
 }
 
 // --- without a fault

@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "google/protobuf/util/message_differencer.h"
@@ -20,9 +21,8 @@ class GoldenTest : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(GoldenTest, Verifies) {
-  const auto list = folder_.List();
-  ASSERT_TRUE(list.ok());
-  ASSERT_EQ(list->size(), 1);
+  ASSERT_OK_AND_ASSIGN(const auto list, folder_.List());
+  ASSERT_EQ(list.size(), 1);
   const auto report = folder_.Verify("step-00000007", {.digests = true, .io_threads = 2});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_TRUE(report->damage.empty());
@@ -30,44 +30,40 @@ TEST_P(GoldenTest, Verifies) {
 
 TEST_P(GoldenTest, LoadsUnderAnySharding) {
   const GoldenState expected(true, 1);
-  const auto checkpoint = folder_.At(7);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, folder_.At(7));
   for (int cuts = 1; cuts <= 5; ++cuts) {
     GoldenState state(false, cuts);
-    const auto report = checkpoint->Load(state.dict());
-    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_OK_AND_ASSIGN(const auto report, checkpoint.Load(state.dict()));
     EXPECT_EQ(state.memory(), expected.memory());
   }
 }
 
 TEST_P(GoldenTest, MetadataIsWhatWasSaved) {
-  auto manifest = ckpt::ReadManifest(folder_.storage(), "step-00000007");
-  ASSERT_TRUE(manifest.ok()) << manifest.status();
-  EXPECT_EQ(manifest->tensors_size(), 8);
-  EXPECT_EQ(manifest->tensors(7).alias_of(), "wte.weight");
-  manifest->clear_tensors();
-  manifest->clear_files();
-  manifest->clear_format_major();
+  ASSERT_OK_AND_ASSIGN(auto manifest, ckpt::ReadManifest(folder_.storage(), "step-00000007"));
+  EXPECT_EQ(manifest.tensors_size(), 8);
+  EXPECT_EQ(manifest.tensors(7).alias_of(), "wte.weight");
+  manifest.clear_tensors();
+  manifest.clear_files();
+  manifest.clear_format_major();
   ckpt::Manifest expected = GoldenState::Metadata();
-  if (manifest->format_minor() < 1) {
+  if (manifest.format_minor() < 1) {
     expected.mutable_trainer()->clear_numerics();
     expected.mutable_trainer()->mutable_data()->clear_complete_fingerprint();
   }
-  if (manifest->format_minor() < 2) expected.mutable_topology()->clear_sequence_parallel();
-  if (manifest->format_minor() < 3) expected.mutable_trainer()->clear_health();
-  manifest->clear_format_minor();
-  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(*manifest, expected));
+  if (manifest.format_minor() < 2) expected.mutable_topology()->clear_sequence_parallel();
+  if (manifest.format_minor() < 3) expected.mutable_trainer()->clear_health();
+  manifest.clear_format_minor();
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(manifest, expected));
 }
 
 TEST_P(GoldenTest, PartitionsAreWhatWasSaved) {
-  const auto manifest = ckpt::ReadManifest(folder_.storage(), "step-00000007");
-  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  ASSERT_OK_AND_ASSIGN(const auto manifest, ckpt::ReadManifest(folder_.storage(), "step-00000007"));
   GoldenState expected(false, 1);
-  for (int t = 0; t < manifest->tensors_size(); ++t) {
-    const ckpt::LogicalTensor& tensor = manifest->tensors(t);
+  for (int t = 0; t < manifest.tensors_size(); ++t) {
+    const ckpt::LogicalTensor& tensor = manifest.tensors(t);
     const std::optional<Partition>& partition = expected.dict().tensors[t].partition;
     ASSERT_EQ(tensor.name(), expected.dict().tensors[t].name);
-    EXPECT_EQ(tensor.has_partition(), manifest->format_minor() >= 2 && partition.has_value());
+    EXPECT_EQ(tensor.has_partition(), manifest.format_minor() >= 2 && partition.has_value());
     if (tensor.has_partition()) EXPECT_EQ(ckpt::FromProto(tensor.partition()), *partition);
   }
 }

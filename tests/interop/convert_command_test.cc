@@ -4,7 +4,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -17,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/storage/posix_storage.h"
@@ -86,12 +86,6 @@ std::vector<int64_t> LogicalOrder(const ForeignParameter& tensor) {
 
 class ConvertCommandTest : public testing::ForeignTest {
  protected:
-  void SetUp() override {
-    ForeignTest::SetUp();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-
   nlohmann::json Json() const { return nlohmann::json::parse(out_); }
 
   // A folder as a run of llm.c with this many ranks leaves it at step 7: its model is a fixture's,
@@ -151,17 +145,15 @@ TEST_F(ConvertCommandTest, OptimizerStatesOfLlmc) {
         {1, false}, {2, true}, {4, true}, {8, true}, {2, false}};
     for (const auto& [ranks, zero] : kRuns) {
       const std::string folder = MakeLlmcFolder(model, ranks, zero);
-      const auto storage = ckpt::convert::OpenForeign(folder, {});
-      ASSERT_TRUE(storage.ok()) << storage.status();
-      const auto checkpoint = ckpt::Checkpoint::Open(**storage, "");
-      ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-      EXPECT_EQ(checkpoint->step(), 7);
+      ASSERT_OK_AND_ASSIGN(const auto storage, ckpt::convert::OpenForeign(folder, {}));
+      ASSERT_OK_AND_ASSIGN(const auto checkpoint, ckpt::Checkpoint::Open(*storage, ""));
+      EXPECT_EQ(checkpoint.step(), 7);
       const std::vector<ForeignParameter> tensors = TensorsOf(folder + "/model_00000007.bin");
       for (size_t t = 0; t < tensors.size(); ++t) {
         const std::vector<int64_t> order = LogicalOrder(tensors[t]);
         int array = 0;
         for (const char* state : {".exp_avg", ".exp_avg_sq", ".master"}) {
-          const auto found = checkpoint->LoadTensor<float>(tensors[t].name + state);
+          const auto found = checkpoint.LoadTensor<float>(tensors[t].name + state);
           ASSERT_TRUE(found.ok()) << found.status();
           ASSERT_EQ(found->size(), order.size());
           for (size_t i = 0; i < order.size(); ++i) {
@@ -313,11 +305,10 @@ TEST_F(ConvertCommandTest, WritesATokenizerBesideTheModel) {
   ASSERT_EQ(
       Run({"convert", MakeModel(257), In("hf"), "--to=hf", "--tokenizer=" + folder_.string()}), 0)
       << err_;
-  const auto written = LoadTokenizer(In("hf"));
-  ASSERT_TRUE(written.ok()) << written.status();
-  EXPECT_EQ((*written)->kind(), "bpe");
-  EXPECT_EQ((*written)->end_of_text(), 256);
-  EXPECT_EQ(*(*written)->Encode("a\xFF \n"), std::vector<int32_t>({'a', 0xFF, ' ', '\n'}));
+  ASSERT_OK_AND_ASSIGN(const auto written, LoadTokenizer(In("hf")));
+  EXPECT_EQ(written->kind(), "bpe");
+  EXPECT_EQ(written->end_of_text(), 256);
+  EXPECT_EQ(*written->Encode("a\xFF \n"), std::vector<int32_t>({'a', 0xFF, ' ', '\n'}));
   const auto generation = nlohmann::json::parse(ReadFile(In("hf/generation_config.json")));
   EXPECT_EQ(generation["eos_token_id"], 256);
   // The tokenizer of the new folder is one, too; the model with it is still a checkpoint.
@@ -474,9 +465,8 @@ TEST_F(ConvertCommandTest, RopeScalingIsAsTransformersWantsItAndReadsBackTheSame
                               {"high_freq_factor", 4 * scale},
                               {"original_max_position_embeddings", original}}));
     EXPECT_EQ(json["rope_theta"], 500000);
-    const auto read = ckpt::convert::ReadHuggingFaceConfig(*text, 12);
-    ASSERT_TRUE(read.ok()) << read.status();
-    const std::string& found = read->model.config.text();
+    ASSERT_OK_AND_ASSIGN(const auto read, ckpt::convert::ReadHuggingFaceConfig(*text, 12));
+    const std::string& found = read.model.config.text();
     for (const char* field : {"factor: 8", "low_freq_factor: 1", "high_freq_factor: 4",
                               "original_max_position_embeddings: 8192"}) {
       EXPECT_THAT(found, HasSubstr(std::string("rope_scaling_") + field));
@@ -568,9 +558,9 @@ TEST_F(ConvertCommandTest, WhatAKilledConversionHasLeftIsRemoved) {
     if (with_lock) WriteFile(In(name + "/.lock"), "");
   };
   make("new.unfinished-00000001", true);  // being written
-  const auto writer =
-      ckpt::FolderLock::Acquire(*ckpt::OpenStorage(In("new.unfinished-00000001")), {});
-  ASSERT_TRUE(writer.ok()) << writer.status();
+  ASSERT_OK_AND_ASSIGN(
+      const auto writer,
+      ckpt::FolderLock::Acquire(*ckpt::OpenStorage(In("new.unfinished-00000001")), {}));
   make("new.unfinished-00000002", false);  // somebody's own
   make("other.unfinished-00000003", true);
   make("new.unfinished-4", true);

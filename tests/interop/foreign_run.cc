@@ -145,21 +145,14 @@ absl::StatusOr<ContinuedRun> ContinueRun(const LogicalState& state, int64_t step
 }
 
 void ForeignTest::SetUp() {
-  std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  std::replace(name.begin(), name.end(), '/', '_');
-  folder_ = fs::path(::testing::TempDir()) / name;
-  fs::remove_all(folder_);
-  fs::create_directories(folder_);
   std::mt19937 random(3);
   std::vector<int32_t> tokens(3000);
   for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 20);
   SetTokens(tokens);
 }
 
-void ForeignTest::TearDown() { fs::remove_all(folder_); }
-
 void ForeignTest::SetTokens(std::span<const int32_t> tokens) const {
-  auto writer = TokenFileWriter::Create(In("tokens.bin"), TokenFormat::kGpt2);
+  auto writer = TokenFileWriter::Create(data_.File("tokens.bin"), TokenFormat::kGpt2);
   ASSERT_TRUE(writer.ok()) << writer.status();
   ASSERT_TRUE((*writer)->Append(tokens).ok());
   ASSERT_TRUE((*writer)->Close().ok());
@@ -186,7 +179,7 @@ int ForeignTest::Run(const std::vector<std::string>& arguments) {
 RunSettings ForeignTest::Settings(const std::string& model, const std::string& topology,
                                   bool bf16) const {
   return {.model = model,
-          .tokens = In("tokens.bin"),
+          .tokens = data_.File("tokens.bin"),
           .topology = topology,
           .exact_shards = 2,
           .bf16 = bf16,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/testing.h"
 #include "checkpoint/include/manifest.h"
 #include "gtest/gtest.h"
 #include "tests/support/logical_state.h"
@@ -48,11 +49,10 @@ absl::StatusOr<ContinuedRun> ContinueRun(const SavedRun& saved, const TrainConfi
 absl::StatusOr<ContinuedRun> ContinueRun(const LogicalState& state, int64_t step,
                                          const TrainConfig& config);
 
-// A test with a folder of its own, in which there are tokens for runs.
+// A test with an empty folder of its own, and with tokens for runs.
 class ForeignTest : public ::testing::Test {
  protected:
   void SetUp() override;
-  void TearDown() override;
 
   std::string In(const std::string& name) const { return (folder_ / name).string(); }
   // Replaces the tokens, which are random numbers below 20 at first.
@@ -73,7 +73,8 @@ class ForeignTest : public ::testing::Test {
   absl::StatusOr<ContinuedRun> Load(const std::string& checkpoint, const std::string& topology,
                                     bool bf16) const;
 
-  std::filesystem::path folder_;
+  const TestFolder data_, own_;
+  const std::filesystem::path folder_ = own_.path();
   std::string out_, err_;
 };
 

@@ -10,9 +10,9 @@
 #include <tuple>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "checkpoint/include/manifest.h"
 #include "gtest/gtest.h"
 #include "tests/interop/foreign_run.h"
@@ -209,27 +209,25 @@ class LayoutsTest : public testing::ForeignTest, public ::testing::WithParamInte
 
 TEST_P(LayoutsTest, ARunGoesOnFromItUnderEveryTopology) {
   const Layout layout = GetParam();
-  const auto saved = Open(layout);
-  ASSERT_TRUE(saved.ok()) << saved.status();
-  ASSERT_EQ(saved->manifest().trainer().step(), layout.step);
-  EXPECT_EQ(saved->manifest().has_optimizer(), layout.step > 0);
-  EXPECT_EQ(saved->manifest().trainer().data().consumed_samples(), layout.consumed);
-  ExpectParallel(layout.parallel, saved->manifest().topology());
-  for (const ckpt::OptimizerParameter& parameter : saved->manifest().optimizer().parameters()) {
+  ASSERT_OK_AND_ASSIGN(const auto saved, Open(layout));
+  ASSERT_EQ(saved.manifest().trainer().step(), layout.step);
+  EXPECT_EQ(saved.manifest().has_optimizer(), layout.step > 0);
+  EXPECT_EQ(saved.manifest().trainer().data().consumed_samples(), layout.consumed);
+  ExpectParallel(layout.parallel, saved.manifest().topology());
+  for (const ckpt::OptimizerParameter& parameter : saved.manifest().optimizer().parameters()) {
     EXPECT_FALSE(parameter.foreign_names().empty()) << parameter.parameter();
   }
   for (const bool bf16 : {layout.bf16, false}) {
-    const auto expected = Reference(layout, saved->manifest().model().text(), bf16);
+    const auto expected = Reference(layout, saved.manifest().model().text(), bf16);
     ASSERT_TRUE(expected.ok()) << expected.status();
     for (const std::string topology : testing::kTopologies) {
       // A run in the other precision reads the same files.
       if (bf16 != layout.bf16 && topology != "dp2_zero2_tp2_pp2") continue;
       SCOPED_TRACE(topology);
-      const auto continued = Load(*saved, topology, bf16);
-      ASSERT_TRUE(continued.ok()) << continued.status();
-      EXPECT_EQ(FirstStateDifference(continued->state, expected->state), "");
-      EXPECT_EQ(continued->losses, expected->losses);
-      EXPECT_EQ(continued->losses.size(), 2);
+      ASSERT_OK_AND_ASSIGN(const auto continued, Load(saved, topology, bf16));
+      EXPECT_EQ(FirstStateDifference(continued.state, expected->state), "");
+      EXPECT_EQ(continued.losses, expected->losses);
+      EXPECT_EQ(continued.losses.size(), 2);
     }
     if (!layout.bf16) break;
   }
@@ -246,20 +244,17 @@ TEST_P(WrittenTest, ARunGoesOnFromItUnderEveryTopology) {
   const std::string source = "tests/interop/megatron/gpt2_tp2_pp2", written = In(GetParam());
   ASSERT_EQ(Run({"convert", source, written, std::string("--to=") + GetParam()}), ckpt::kExitOk)
       << err_;
-  const auto original = testing::OpenForeignRun(source);
-  ASSERT_TRUE(original.ok()) << original.status();
-  const auto expected = Load(*original, "single", /*bf16=*/false);
-  ASSERT_TRUE(expected.ok()) << expected.status();
+  ASSERT_OK_AND_ASSIGN(const auto original, testing::OpenForeignRun(source));
+  ASSERT_OK_AND_ASSIGN(const auto expected, Load(original, "single", /*bf16=*/false));
   // State dicts do not tell the model: flags of a run do.
-  const auto saved = testing::OpenForeignRun(written, &original->manifest().model());
+  const auto saved = testing::OpenForeignRun(written, &original.manifest().model());
   ASSERT_TRUE(saved.ok()) << saved.status();
   EXPECT_EQ(saved->manifest().trainer().step(), 7);
   for (const std::string topology : testing::kTopologies) {
     SCOPED_TRACE(topology);
-    const auto continued = Load(*saved, topology, /*bf16=*/false);
-    ASSERT_TRUE(continued.ok()) << continued.status();
-    EXPECT_EQ(FirstStateDifference(continued->state, expected->state), "");
-    EXPECT_EQ(continued->losses, expected->losses);
+    ASSERT_OK_AND_ASSIGN(const auto continued, Load(*saved, topology, /*bf16=*/false));
+    EXPECT_EQ(FirstStateDifference(continued.state, expected.state), "");
+    EXPECT_EQ(continued.losses, expected.losses);
   }
 }
 

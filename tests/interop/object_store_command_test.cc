@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,8 +23,6 @@ class ObjectStoreCommandTest : public testing::ForeignTest {
  protected:
   void SetUp() override {
     ForeignTest::SetUp();
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
     setenv("AWS_ACCESS_KEY_ID", "TESTKEY", 1);
     setenv("AWS_SECRET_ACCESS_KEY", "a/secret+key", 1);
   }

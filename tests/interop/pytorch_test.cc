@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/reference/reference_backend.h"
@@ -77,14 +78,11 @@ absl::StatusOr<ModelConfig> ReadConfig(const std::string& name) {
 void Fill(const std::string& name, const ModelConfig& config, const ParameterSet& parameters,
           const TensorView& flat) {
   const ckpt::ModelProto model = ToProto(config);
-  const auto run = testing::OpenForeignRun(Path(name), &model);
-  ASSERT_TRUE(run.ok()) << run.status();
-  const auto checkpoint = ckpt::Checkpoint::Open(run->checkpoint.storage(), "");
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  ASSERT_OK_AND_ASSIGN(const auto run, testing::OpenForeignRun(Path(name), &model));
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, ckpt::Checkpoint::Open(run.checkpoint.storage(), ""));
   for (const Parameter* parameter : parameters.parameters()) {
     for (const ParameterPiece& piece : parameter->pieces) {
-      const auto values = checkpoint->LoadTensor<float>(piece.name);
-      ASSERT_TRUE(values.ok()) << values.status();
+      ASSERT_OK_AND_ASSIGN(const auto values, checkpoint.LoadTensor<float>(piece.name));
       const bool is_vector = piece.shape.size() == 1;
       const int64_t rows = is_vector ? 1 : piece.shape[0], columns = piece.shape.back();
       for (int64_t row = 0; row < rows; ++row) {
@@ -92,7 +90,7 @@ void Fill(const std::string& name, const ModelConfig& config, const ParameterSet
           const auto at = [&](const Shape& offset, const Shape& shape) {
             return ((is_vector ? 0 : offset[0]) + row) * shape.back() + offset.back() + column;
           };
-          const float value = (*values)[at(piece.global_offset, piece.global_shape)];
+          const float value = values[at(piece.global_offset, piece.global_shape)];
           const int64_t to = parameter->flat_offset + at(piece.local_offset, parameter->shape);
           if (flat.dtype() == DType::kF64) {
             flat.as<double>()[to] = value;
@@ -116,44 +114,42 @@ class PyTorchTest : public ::testing::TestWithParam<Case> {};
 TEST_P(PyTorchTest, LossLogitsAndGradientsAgree) {
   const auto& [name, reference] = GetParam();
   const auto backend = reference ? MakeReferenceBackend() : MakeCpuBackend(2);
-  const absl::StatusOr<ModelConfig> resolved = ReadConfig(name);
-  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  ASSERT_OK_AND_ASSIGN(const ModelConfig resolved, ReadConfig(name));
 
   ModelOptions options;
   options.compute_dtype = reference ? DType::kF64 : DType::kF32;
-  auto model = MakeModel(*resolved, options, *backend);
-  ASSERT_TRUE(model.ok()) << model.status();
-  ParameterSet& parameters = (*model)->parameters();
-  ASSERT_NO_FATAL_FAILURE(Fill(name + ".model.bin", *resolved, parameters, parameters.values()));
+  ASSERT_OK_AND_ASSIGN(auto model, MakeModel(resolved, options, *backend));
+  ParameterSet& parameters = model->parameters();
+  ASSERT_NO_FATAL_FAILURE(Fill(name + ".model.bin", resolved, parameters, parameters.values()));
 
-  const State state = ReadState(Path(name + ".state.bin"), resolved->vocab_size());
+  const State state = ReadState(Path(name + ".state.bin"), resolved.vocab_size());
   MicroBatch batch;
   batch.ids = state.ids;
   batch.targets = state.targets;
   batch.training = true;
   const int64_t sequence = state.ids.view().dim(1);
   const auto activations =
-      (*model)->NewActivations(state.ids.view().dim(0), sequence, ActivationUse::kTraining);
-  const double loss = (*model)->Forward(batch, *activations, {}, {}).value();
+      model->NewActivations(state.ids.view().dim(0), sequence, ActivationUse::kTraining);
+  const double loss = model->Forward(batch, *activations, {}, {}).value();
   EXPECT_NEAR(loss / state.tokens, state.loss, 1e-5);
 
-  Tensor last(DType::kF32, {batch.ids.dim(0), resolved->vocab_size()});
+  Tensor last(DType::kF32, {batch.ids.dim(0), resolved.vocab_size()});
   ASSERT_TRUE(
-      (*model)
+      model
           ->Backward(batch, *activations, 1.0 / state.tokens, /*accumulate=*/false, {}, {}, nullptr)
           .ok());
   const auto forward =
-      (*model)->NewActivations(batch.ids.dim(0), sequence, ActivationUse::kForwardOnly);
+      model->NewActivations(batch.ids.dim(0), sequence, ActivationUse::kForwardOnly);
   MicroBatch no_targets = batch;
   no_targets.targets = {};
-  ASSERT_TRUE((*model)->Forward(no_targets, *forward, {}, {}).ok());
-  ASSERT_TRUE((*model)->LastLogits(no_targets, *forward, last).ok());
+  ASSERT_TRUE(model->Forward(no_targets, *forward, {}, {}).ok());
+  ASSERT_TRUE(model->LastLogits(no_targets, *forward, last).ok());
   const TensorView expected_last = state.logits.view().Slice(1, sequence - 1, sequence);
   testing::ExpectClose(last.view().Reshape(expected_last.shape()), expected_last,
                        {.of_maximum = 1e-5}, "logits");
 
   Tensor expected(DType::kF32, {parameters.flat_elements()});
-  ASSERT_NO_FATAL_FAILURE(Fill(name + ".gradients.bin", *resolved, parameters, expected));
+  ASSERT_NO_FATAL_FAILURE(Fill(name + ".gradients.bin", resolved, parameters, expected));
   for (const Parameter* parameter : parameters.parameters()) {
     const int64_t begin = parameter->flat_offset;
     testing::ExpectClose(parameter->grad.Reshape({parameter->grad.elements()}),
@@ -166,15 +162,13 @@ TEST_P(PyTorchTest, LossLogitsAndGradientsAgree) {
 TEST_P(PyTorchTest, NamesAndShapesAreTheStateDicts) {
   const std::string& name = GetParam().name;
   const auto backend = MakeReferenceBackend();
-  const absl::StatusOr<ModelConfig> config = ReadConfig(name);
-  ASSERT_TRUE(config.ok()) << config.status();
-  const auto model = MakeModel(*config, {.with_gradients = false}, *backend);
-  ASSERT_TRUE(model.ok()) << model.status();
+  ASSERT_OK_AND_ASSIGN(const ModelConfig config, ReadConfig(name));
+  ASSERT_OK_AND_ASSIGN(const auto model, MakeModel(config, {.with_gradients = false}, *backend));
   std::set<std::string> lines;
   const auto add = [&](const std::string& tensor, const Shape& shape) {
     lines.insert(tensor + " " + ShapeToString(shape));
   };
-  for (const Parameter* parameter : (*model)->parameters().parameters()) {
+  for (const Parameter* parameter : model->parameters().parameters()) {
     for (const ParameterPiece& piece : parameter->pieces) add(piece.name, piece.global_shape);
     if (!parameter->tied_name.empty()) {
       add(parameter->tied_name, parameter->pieces[0].global_shape);

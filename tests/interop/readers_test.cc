@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_storage.h"
@@ -44,12 +45,10 @@ class ReadersTest : public testing::ForeignTest {
  protected:
   // Opens a checkpoint; its description is in manifest_.
   void Open(const std::string& folder, const ckpt::convert::OpenForeignOptions& options = {}) {
-    auto opened = ckpt::convert::OpenForeign(folder, options);
-    ASSERT_TRUE(opened.ok()) << opened.status();
-    storage_ = *std::move(opened);
-    const auto manifest = ckpt::ReadManifest(*storage_, "");
-    ASSERT_TRUE(manifest.ok()) << manifest.status();
-    manifest_ = *manifest;
+    ASSERT_OK_AND_ASSIGN(auto opened, ckpt::convert::OpenForeign(folder, options));
+    storage_ = std::move(opened);
+    ASSERT_OK_AND_ASSIGN(const auto manifest, ckpt::ReadManifest(*storage_, ""));
+    manifest_ = manifest;
   }
 
   // A name of the parameter in the format's own files.
@@ -90,11 +89,9 @@ class ReadersTest : public testing::ForeignTest {
 
   // That a run in fp32 begins with the state of a safetensors file.
   void ExpectHolds(const std::string& folder, const std::string& oracle) const {
-    const auto loaded = Load(folder, "single", /*bf16=*/false);
-    ASSERT_TRUE(loaded.ok()) << loaded.status();
-    const auto expected = testing::ReadFp32State(Fixture(oracle));
-    ASSERT_TRUE(expected.ok()) << expected.status();
-    EXPECT_EQ(FirstStateDifference(loaded->state, *expected), "");
+    ASSERT_OK_AND_ASSIGN(const auto loaded, Load(folder, "single", /*bf16=*/false));
+    ASSERT_OK_AND_ASSIGN(const auto expected, testing::ReadFp32State(Fixture(oracle)));
+    EXPECT_EQ(FirstStateDifference(loaded.state, expected), "");
   }
 
   std::unique_ptr<ckpt::convert::ForeignStorage> storage_;
@@ -122,17 +119,15 @@ TEST_F(ReadersTest, DeepSpeedsFrozenParametersHaveNoMoments) {
   auto expected = testing::ReadFp32State(Fixture("deepspeed/zero3_bf16/expected.safetensors"));
   ASSERT_TRUE(expected.ok()) << expected.status();
   EXPECT_FALSE(expected->contains("model.norm.weight.exp_avg"));
-  const auto checkpoint = ckpt::Checkpoint::Open(*storage_, "");
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  for (const ckpt::TensorInfo& tensor : checkpoint->tensors()) {
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, ckpt::Checkpoint::Open(*storage_, ""));
+  for (const ckpt::TensorInfo& tensor : checkpoint.tensors()) {
     if (tensor.dtype != DType::kF32 || !tensor.alias_of.empty()) continue;
     const std::string name = absl::StrReplaceAll(tensor.name, {{".master", ""}});
-    const auto found = checkpoint->LoadTensor<float>(tensor.name);
-    ASSERT_TRUE(found.ok()) << found.status();
+    ASSERT_OK_AND_ASSIGN(const auto found, checkpoint.LoadTensor<float>(tensor.name));
     ASSERT_TRUE(expected->contains(name)) << name;
     const auto& bytes = expected->at(name).bytes;
-    ASSERT_EQ(found->size() * sizeof(float), bytes.size()) << name;
-    EXPECT_EQ(std::memcmp(found->data(), bytes.data(), bytes.size()), 0) << name;
+    ASSERT_EQ(found.size() * sizeof(float), bytes.size()) << name;
+    EXPECT_EQ(std::memcmp(found.data(), bytes.data(), bytes.size()), 0) << name;
     expected->erase(name);
   }
   EXPECT_EQ(expected->size(), 0);
@@ -341,10 +336,10 @@ TEST_F(ReadersTest, PaddlesNamesMayBeInAFile) {
     const auto oracle = testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors"));
     ASSERT_TRUE(oracle.ok()) << oracle.status();
     for (const bool bf16 : {false, true}) {
-      const auto loaded =
-          Load(*testing::OpenForeignRun(folder, nullptr, In(names)), "dp2_zero2_tp2_pp2", bf16);
-      ASSERT_TRUE(loaded.ok()) << loaded.status();
-      EXPECT_EQ(FirstStateDifference(loaded->state, bf16 ? testing::AsBf16Run(*oracle) : *oracle),
+      ASSERT_OK_AND_ASSIGN(
+          const auto loaded,
+          Load(*testing::OpenForeignRun(folder, nullptr, In(names)), "dp2_zero2_tp2_pp2", bf16));
+      EXPECT_EQ(FirstStateDifference(loaded.state, bf16 ? testing::AsBf16Run(*oracle) : *oracle),
                 "");
     }
     EXPECT_EQ(Run({"verify", folder, flag, "--from=hf"}), ckpt::kExitUsage);
@@ -379,15 +374,13 @@ TEST_F(ReadersTest, PaddlesWeightsAreCastFromMasterWeights) {
   const std::string copy = CopyOf(Fixture("paddle/testdata/mp2_pp2_sharding2_v2_master"));
   for (const bool has_model_files : {true, false}) {
     if (!has_model_files) Remove(copy, ".pdparams");
-    const auto saved = testing::OpenForeignRun(copy);
-    ASSERT_TRUE(saved.ok()) << saved.status();
-    EXPECT_EQ(saved->manifest().trainer().step(), 3);
+    ASSERT_OK_AND_ASSIGN(const auto saved, testing::OpenForeignRun(copy));
+    EXPECT_EQ(saved.manifest().trainer().step(), 3);
     for (const std::string topology : testing::kTopologies) {
       SCOPED_TRACE(topology);
-      const auto loaded = Load(*saved, topology, /*bf16=*/true);
-      ASSERT_TRUE(loaded.ok()) << loaded.status();
-      ASSERT_EQ(loaded->state.size(), expected.size());
-      for (const auto& [name, tensor] : loaded->state) {
+      ASSERT_OK_AND_ASSIGN(const auto loaded, Load(saved, topology, /*bf16=*/true));
+      ASSERT_EQ(loaded.state.size(), expected.size());
+      for (const auto& [name, tensor] : loaded.state) {
         EXPECT_TRUE(tensor == expected.at(name)) << name;
       }
     }
@@ -401,10 +394,8 @@ TEST_F(ReadersTest, PaddlesFilesLoadIntoALiveStateInPlace) {
   const std::string name = "model.layers.3.mlp.down_proj.weight";
   ckpt::ShardedTensor tensor = {.name = name, .global_shape = {8, 16}};
   tensor.shards = {ckpt::Shard::Of(live, {.global_offset = {4, 0}, .shape = {4, 16}})};
-  const auto checkpoint = ckpt::Checkpoint::Open(*storage_, "");
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const auto report = checkpoint->Load({{tensor}}, {.allow_unexpected = true});
-  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, ckpt::Checkpoint::Open(*storage_, ""));
+  ASSERT_OK_AND_ASSIGN(const auto report, checkpoint.Load({{tensor}}, {.allow_unexpected = true}));
   const auto oracle = testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors"));
   ASSERT_TRUE(oracle.ok()) << oracle.status();
   EXPECT_EQ(std::memcmp(live.data(), oracle->at(name).bytes.data() + 4 * 16 * sizeof(float),
@@ -460,13 +451,12 @@ TEST_F(ReadersTest, ARunStartsFromPaddlesWeightsAlone) {
     SCOPED_TRACE(layout);
     const std::string copy = CopyOf(Fixture(std::string("paddle/testdata/") + layout));
     Remove(copy, ".pdopt");
-    const auto loaded = Load(copy, "dp2_zero2_tp2_pp2", bf16);
-    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    ASSERT_OK_AND_ASSIGN(const auto loaded, Load(copy, "dp2_zero2_tp2_pp2", bf16));
     const auto oracle = testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors"));
     ASSERT_TRUE(oracle.ok()) << oracle.status();
     const LogicalState expected = bf16 ? testing::AsBf16Run(*oracle) : *oracle;
     int weights = 0;
-    for (const auto& [name, tensor] : loaded->state) {
+    for (const auto& [name, tensor] : loaded.state) {
       if (name.ends_with(".exp_avg") || name.ends_with(".exp_avg_sq") || name.ends_with(".master"))
         continue;
       EXPECT_EQ(tensor, expected.at(name)) << name;

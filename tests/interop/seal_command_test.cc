@@ -30,12 +30,6 @@ constexpr char kGpt2[] = "tests/interop/pytorch/gpt2.hf";
 
 class SealCommandTest : public testing::ForeignTest {
  protected:
-  void SetUp() override {
-    ForeignTest::SetUp();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-
   nlohmann::json Json() const { return nlohmann::json::parse(out_); }
 
   // A copy of a fixture, folder or file, that may be changed.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
@@ -44,9 +45,7 @@ absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> Open(
 }
 
 ckpt::Manifest ManifestOf(ckpt::Storage& storage) {
-  const auto manifest = ckpt::ReadManifest(storage, "");
-  EXPECT_TRUE(manifest.ok()) << manifest.status();
-  return manifest.value_or(ckpt::Manifest());
+  return OrFail(ckpt::ReadManifest(storage, ""));
 }
 
 Tensors Load(ckpt::Storage& storage) {
@@ -124,13 +123,12 @@ TEST(StateDictTest, AParameterThatIsMissingIsNamed) {
                                                     {"wpe.weight", "wpe.weighu"}};
   for (const auto& [from, to] : cases) {
     const std::string folder = Renamed(from, to);
-    const auto storage = Open(folder);
-    ASSERT_TRUE(storage.ok()) << storage.status();
+    ASSERT_OK_AND_ASSIGN(const auto storage, Open(folder));
     const std::string expected = "the model's transformer." + from +
                                  " is missing; the files have transformer." + to +
                                  ", which no parameter is called";
-    EXPECT_EQ((*storage)->mismatch(), expected);
-    EXPECT_FALSE(ManifestOf(**storage).has_model());
+    EXPECT_EQ(storage->mismatch(), expected);
+    EXPECT_FALSE(ManifestOf(*storage).has_model());
     CheckpointConfig config;
     config.set_load(folder);
     const auto model = FindSavedModel(config);
@@ -144,15 +142,13 @@ TEST(StateDictTest, AParameterThatIsMissingIsNamed) {
 
 TEST(StateDictTest, WrappersAroundTheModel) {
   const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
-  const auto storage = Open(Fixture("gpt2_wrapped.pt"), &model);
-  ASSERT_TRUE(storage.ok()) << storage.status();
-  EXPECT_EQ(Load(**storage), LoadFrom(HuggingFace("gpt2.hf")));
-  EXPECT_THAT((*storage)->notes(),
+  ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture("gpt2_wrapped.pt"), &model));
+  EXPECT_EQ(Load(*storage), LoadFrom(HuggingFace("gpt2.hf")));
+  EXPECT_THAT(storage->notes(),
               ElementsAre("Left out: tensors that are not the model's: rng_state."));
   // Without a model, tensors keep the names that they have in the file.
-  const auto unknown = Open(Fixture("gpt2_wrapped.pt"));
-  ASSERT_TRUE(unknown.ok()) << unknown.status();
-  const ckpt::Manifest manifest = ManifestOf(**unknown);
+  ASSERT_OK_AND_ASSIGN(const auto unknown, Open(Fixture("gpt2_wrapped.pt")));
+  const ckpt::Manifest manifest = ManifestOf(*unknown);
   std::vector<std::string> names;
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) names.push_back(tensor.name());
   EXPECT_THAT(names, Contains("model.module._orig_mod.transformer.wte.weight"));
@@ -168,11 +164,10 @@ TEST(StateDictTest, TwoModelsInOneFileAreRefused) {
 
 TEST(StateDictTest, AnotherModelKeepsTheNamesOfTheFile) {
   const ckpt::ModelProto llama = ModelOf(HuggingFace("llama3_untied.hf"));
-  const auto storage = Open(Fixture("gpt2_wrapped.pt"), &llama);
-  ASSERT_TRUE(storage.ok()) << storage.status();
-  EXPECT_FALSE(ManifestOf(**storage).has_model());
-  ASSERT_FALSE((*storage)->notes().empty());
-  EXPECT_EQ((*storage)->notes().back(),
+  ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture("gpt2_wrapped.pt"), &llama));
+  EXPECT_FALSE(ManifestOf(*storage).has_model());
+  ASSERT_FALSE(storage->notes().empty());
+  EXPECT_EQ(storage->notes().back(),
             "Names are those of the files: the model's model.embed_tokens.weight is not among "
             "them.");
 }
@@ -198,12 +193,11 @@ TEST(StateDictTest, MetasVocabularyIsThatOfTheEmbeddings) {
       files[file] = name + "/" + file;
     }
     const auto storage = Copied(files);
-    auto params = ckpt::ReadAll(*storage, "params.json", 1000);
-    ASSERT_TRUE(params.ok()) << params.status();
-    const size_t size = params->find(name == "llama_meta" ? "61" : "62");
+    ASSERT_OK_AND_ASSIGN(auto params, ckpt::ReadAll(*storage, "params.json", 1000));
+    const size_t size = params.find(name == "llama_meta" ? "61" : "62");
     ASSERT_NE(size, std::string::npos);
-    params->replace(size, 2, "-1");
-    ASSERT_TRUE(ckpt::WriteAll(*storage, "params.json", *params).ok());
+    params.replace(size, 2, "-1");
+    ASSERT_TRUE(ckpt::WriteAll(*storage, "params.json", params).ok());
     const auto opened = ckpt::convert::OpenForeignFolder(storage, {});
     ASSERT_TRUE(opened.ok()) << name << ": " << opened.status();
     EXPECT_EQ(Load(**opened), LoadFrom(Fixture(name))) << name;
@@ -230,13 +224,12 @@ TEST(StateDictTest, PartsOfMetasRanksThatDoNotMatch) {
 }
 
 TEST(StateDictTest, AllThatATrainerOfTransformersSavesIsShown) {
-  const auto storage = Open(Fixture("trainer"));
-  ASSERT_TRUE(storage.ok()) << storage.status();
-  EXPECT_THAT((*storage)->notes(), ElementsAre());
-  EXPECT_EQ(ValueOf<int64_t>(**storage, "trainer_state.global_step"), 3);
-  EXPECT_EQ(ValueOf<int64_t>(**storage, "scheduler.last_epoch"), 3);
-  EXPECT_EQ(ValueOf<double>(**storage, "optimizer.param_groups.0.weight_decay"), 0.1);
-  EXPECT_EQ(ValueOf<std::vector<int64_t>>(**storage, "optimizer.param_groups.1.params").size(), 5);
+  ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture("trainer")));
+  EXPECT_THAT(storage->notes(), ElementsAre());
+  EXPECT_EQ(ValueOf<int64_t>(*storage, "trainer_state.global_step"), 3);
+  EXPECT_EQ(ValueOf<int64_t>(*storage, "scheduler.last_epoch"), 3);
+  EXPECT_EQ(ValueOf<double>(*storage, "optimizer.param_groups.0.weight_decay"), 0.1);
+  EXPECT_EQ(ValueOf<std::vector<int64_t>>(*storage, "optimizer.param_groups.1.params").size(), 5);
 }
 
 // The weights do not depend on a file of the optimizer; where that is needed, damage is an error.
@@ -247,10 +240,9 @@ TEST(StateDictTest, ADamagedFileOfTheOptimizerBesideAModel) {
     files[file] = std::string("trainer/") + file;
   }
   const auto storage = Copied(files);
-  const auto optimizer = ckpt::ReadAll(*storage, "optimizer.pt", 1 << 20);
-  ASSERT_TRUE(optimizer.ok()) << optimizer.status();
+  ASSERT_OK_AND_ASSIGN(const auto optimizer, ckpt::ReadAll(*storage, "optimizer.pt", 1 << 20));
   ASSERT_TRUE(
-      ckpt::WriteAll(*storage, "optimizer.pt", optimizer->substr(0, optimizer->size() / 2)).ok());
+      ckpt::WriteAll(*storage, "optimizer.pt", optimizer.substr(0, optimizer.size() / 2)).ok());
   const auto open = [&](bool needed) {
     return ckpt::convert::OpenForeignFolder(storage, {.needs_trainer_files = needed});
   };
@@ -258,57 +250,52 @@ TEST(StateDictTest, ADamagedFileOfTheOptimizerBesideAModel) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("optimizer.pt: "));
 
-  const auto opened = open(false);
-  ASSERT_TRUE(opened.ok()) << opened.status();
-  EXPECT_THAT((*opened)->notes(), ElementsAre(HasSubstr(refused.message())));
-  EXPECT_FALSE(ManifestOf(**opened).has_optimizer());
+  ASSERT_OK_AND_ASSIGN(const auto opened, open(false));
+  EXPECT_THAT(opened->notes(), ElementsAre(HasSubstr(refused.message())));
+  EXPECT_FALSE(ManifestOf(*opened).has_optimizer());
   Tensors weights = ReadExpected("trainer");
   std::erase_if(weights,
                 [](const auto& tensor) { return tensor.first.find(".exp_") != std::string::npos; });
-  EXPECT_EQ(LoadUntied(**opened), weights);
+  EXPECT_EQ(LoadUntied(*opened), weights);
 }
 
 TEST(StateDictTest, MomentsByNumberOfTiedAndFrozenParameters) {
   const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
-  const auto storage = Open(Fixture("script.pt"), &model);
-  ASSERT_TRUE(storage.ok()) << storage.status();
-  EXPECT_THAT((*storage)->notes(), ElementsAre());
-  const ckpt::Manifest manifest = ManifestOf(**storage);
+  ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture("script.pt"), &model));
+  EXPECT_THAT(storage->notes(), ElementsAre());
+  const ckpt::Manifest manifest = ManifestOf(*storage);
   EXPECT_EQ(manifest.trainer().step(), 4);
   EXPECT_EQ(manifest.trainer().data().consumed_samples(), 48);
   const Tensors expected = ReadExpected("script");
   EXPECT_FALSE(expected.contains("transformer.h.1.mlp.c_fc.bias.exp_avg"));
-  EXPECT_EQ(LoadUntied(**storage), expected);
+  EXPECT_EQ(LoadUntied(*storage), expected);
 }
 
 // A name that any script may use is shown and means nothing.
 TEST(StateDictTest, AValueCalledStepInDcp) {
   const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
-  const auto storage = Open(Fixture("numbered_dcp"), &model);
-  ASSERT_TRUE(storage.ok()) << storage.status();
-  EXPECT_EQ(ManifestOf(**storage).trainer().step(), 2);
-  EXPECT_EQ(ValueOf<int64_t>(**storage, "step"), 17);
+  ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture("numbered_dcp"), &model));
+  EXPECT_EQ(ManifestOf(*storage).trainer().step(), 2);
+  EXPECT_EQ(ValueOf<int64_t>(*storage, "step"), 17);
 }
 
 // Two layers are alike, and the optimizer has the parameters of one: unless it has their names, the
 // moments stay where they are.
 TEST(StateDictTest, MomentsByNumberThatMayBeSeveral) {
   const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
-  const auto ambiguous = Open(Fixture("ambiguous.pt"), &model);
-  ASSERT_TRUE(ambiguous.ok()) << ambiguous.status();
-  EXPECT_THAT((*ambiguous)->notes(),
+  ASSERT_OK_AND_ASSIGN(const auto ambiguous, Open(Fixture("ambiguous.pt"), &model));
+  EXPECT_THAT(ambiguous->notes(),
               ElementsAre(HasSubstr("Moments by number keep their names: parameter 1 of the "
                                     "optimizer may be transformer.ln_f.weight or "
                                     "transformer.ln_f.bias; ")));
-  const ckpt::Manifest manifest = ManifestOf(**ambiguous);
+  const ckpt::Manifest manifest = ManifestOf(*ambiguous);
   EXPECT_EQ(manifest.optimizer().parameters_size(), 0);
   EXPECT_FALSE(manifest.has_trainer());
-  EXPECT_TRUE(Load(**ambiguous).contains("optimizer.state.0.exp_avg"));
+  EXPECT_TRUE(Load(*ambiguous).contains("optimizer.state.0.exp_avg"));
 
-  const auto named = Open(Fixture("named.pt"), &model);
-  ASSERT_TRUE(named.ok()) << named.status();
-  EXPECT_EQ(ManifestOf(**named).optimizer().parameters_size(), 2);
-  EXPECT_EQ(LoadUntied(**named), ReadExpected("named"));
+  ASSERT_OK_AND_ASSIGN(const auto named, Open(Fixture("named.pt"), &model));
+  EXPECT_EQ(ManifestOf(*named).optimizer().parameters_size(), 2);
+  EXPECT_EQ(LoadUntied(*named), ReadExpected("named"));
 }
 
 }  // namespace

@@ -146,13 +146,12 @@ absl::Status SaveAndWait(Training& training, ckpt::Storage& storage, ckpt::PlanC
                          Measured& measured) {
   ckpt::SaveOptions options;
   options.io_threads = absl::GetFlag(FLAGS_io_threads);
-  const auto saved =
-      ckpt::SaveNow(storage, {.step = 0}, training.state(), options, {.plan_cache = &plan_cache});
-  if (!saved.ok()) return saved.status();
-  measured.saves.push_back(saved->seconds);
-  std::printf("  a save that waits: %.3f s, %.3f s of processors\n", saved->seconds,
-              saved->processor_seconds);
-  return Delete(storage, *saved);
+  TESSERA_ASSIGN_OR_RETURN(const auto saved, ckpt::SaveNow(storage, {.step = 0}, training.state(),
+                                                           options, {.plan_cache = &plan_cache}));
+  measured.saves.push_back(saved.seconds);
+  std::printf("  a save that waits: %.3f s, %.3f s of processors\n", saved.seconds,
+              saved.processor_seconds);
+  return Delete(storage, saved);
 }
 
 // Trains until the save is over; `before` is the duration of a step just before. One more step
@@ -246,8 +245,7 @@ class Figures {
 };
 
 absl::Status Measure(const std::string& directory) {
-  const auto storage = ckpt::OpenStorage(directory);
-  if (!storage.ok()) return storage.status();
+  TESSERA_ASSIGN_OR_RETURN(const auto storage, ckpt::OpenStorage(directory));
   int threads = absl::GetFlag(FLAGS_threads);
   if (threads == 0) threads = static_cast<int>(std::thread::hardware_concurrency());
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Training> training, Training::Create(threads));
@@ -255,7 +253,7 @@ absl::Status Measure(const std::string& directory) {
   Figures lost, blocked, processors;
   std::vector<double> steps, memory;
   TESSERA_RETURN_IF_ERROR(ForEachRound(absl::GetFlag(FLAGS_rounds), [&](int) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(const Measured measured, MeasureRound(*training, **storage));
+    TESSERA_ASSIGN_OR_RETURN(const Measured measured, MeasureRound(*training, *storage));
     const double save = Median(measured.saves);
     for (size_t i = 0; i < measured.background.size(); ++i) {
       const BackgroundSave& background = measured.background[i];

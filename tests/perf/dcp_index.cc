@@ -226,6 +226,7 @@ struct Result {
 };
 
 absl::StatusOr<Result> Measure(int64_t chunks) {
+  std::fprintf(stderr, "%ld chunks\n", chunks);
   const int64_t per_tensor = absl::GetFlag(FLAGS_chunks_per_tensor);
   const auto storage = std::make_shared<SimulatedStorage>(chunks / per_tensor, per_tensor);
   Result result = {.metadata_bytes = storage->metadata().size()};

@@ -65,6 +65,7 @@ absl::Status TimeSteps(Communicator& world) {
 
 // Duration of a step of `topology`, measured in a separate process.
 absl::StatusOr<double> Seconds(const std::string& topology) {
+  std::fprintf(stderr, "%s\n", topology.c_str());
   TESSERA_ASSIGN_OR_RETURN(const Topology sizes, ParseTopology(topology));
   double seconds = 0;
   TESSERA_RETURN_IF_ERROR(RunRanks(
@@ -90,7 +91,6 @@ absl::Status Measure() {
   TESSERA_RETURN_IF_ERROR(ForEachRound(absl::GetFlag(FLAGS_rounds), [&](int) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const double alone, Seconds("single"));
     for (const std::string& topology : topologies) {
-      std::fprintf(stderr, "%s\n", topology.c_str());
       TESSERA_ASSIGN_OR_RETURN(const double parallel, Seconds(topology));
       const double ideal = alone / (1 - Bubble(topology));
       std::printf("%s: %.3f s, alone %.3f s, ideal %.3f s\n", topology.c_str(), parallel, alone,

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "checkpoint/storage/aligned_buffer.h"
 
 namespace tessera {
@@ -93,10 +94,10 @@ absl::StatusOr<double> RawDiskFile::ReadOnce(const RawDiskShape& shape) {
 absl::StatusOr<double> RawDiskFile::TransferOnce(const RawDiskShape& shape, bool write) {
   std::vector<ckpt::AlignedBuffer> buffers;
   for (int t = 0; t < shape.threads; ++t) {
-    absl::StatusOr<ckpt::AlignedBuffer> buffer = ckpt::AlignedBuffer::Allocate(shape.block_bytes);
-    if (!buffer.ok()) return buffer.status();
-    FillWithNoise(&*buffer, t);
-    buffers.push_back(*std::move(buffer));
+    TESSERA_ASSIGN_OR_RETURN(ckpt::AlignedBuffer buffer,
+                             ckpt::AlignedBuffer::Allocate(shape.block_bytes));
+    FillWithNoise(&buffer, t);
+    buffers.push_back(std::move(buffer));
   }
   std::atomic<uint64_t> next = 0;
   std::atomic<int> error = 0;
@@ -113,8 +114,7 @@ absl::StatusOr<double> RawDiskFile::TransferOnce(const RawDiskShape& shape, bool
 }
 
 absl::StatusOr<RawDiskShapes> FindRawDiskShapes(const std::string& directory, uint64_t bytes) {
-  absl::StatusOr<RawDiskFile> file = RawDiskFile::Create(directory, bytes);
-  if (!file.ok()) return file.status();
+  TESSERA_ASSIGN_OR_RETURN(RawDiskFile file, RawDiskFile::Create(directory, bytes));
   RawDiskShapes best;
   double best_write = 0, best_read = 0;
   for (const RawDiskShape& shape : {RawDiskShape{size_t{1} << 20, 4},
@@ -123,12 +123,10 @@ absl::StatusOr<RawDiskShapes> FindRawDiskShapes(const std::string& directory, ui
                                     {size_t{4} << 20, 8},
                                     {size_t{16} << 20, 1},
                                     {size_t{16} << 20, 2}}) {
-    const absl::StatusOr<double> write = file->WriteOnce(shape);
-    if (!write.ok()) return write.status();
-    const absl::StatusOr<double> read = file->ReadOnce(shape);
-    if (!read.ok()) return read.status();
-    if (*write > best_write) best_write = *write, best.write = shape;
-    if (*read > best_read) best_read = *read, best.read = shape;
+    TESSERA_ASSIGN_OR_RETURN(const double write, file.WriteOnce(shape));
+    TESSERA_ASSIGN_OR_RETURN(const double read, file.ReadOnce(shape));
+    if (write > best_write) best_write = write, best.write = shape;
+    if (read > best_read) best_read = read, best.read = shape;
   }
   return best;
 }

@@ -3,7 +3,6 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
-#include <functional>
 #include <string_view>
 #include <utility>
 #include <vector>

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -33,11 +34,7 @@ class PortableTest : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     ASSERT_TRUE(fs::exists(kEmulator)) << "Debian's qemu-user is not installed";
-    root_ = fs::path(::testing::TempDir()) / (GetParam().processor + GetParam().precision);
-    fs::remove_all(root_);
-    fs::create_directories(root_);
   }
-  void TearDown() override { fs::remove_all(root_); }
 
   // Runs one of our programs on the emulated processor.
   Result Emulate(const std::string& program, const std::vector<std::string>& arguments) const {
@@ -80,7 +77,8 @@ class PortableTest : public ::testing::TestWithParam<Case> {
     return losses;
   }
 
-  fs::path root_;
+  const TestFolder folder_;
+  const fs::path root_ = folder_.path();
 };
 
 TEST_P(PortableTest, PreparesTrainsSavesResumesAndVerifies) {

@@ -15,8 +15,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
 #include "compute/comm/communicator.h"
@@ -53,26 +53,16 @@ constexpr char kModel[] = R"pb(
 class BytesTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    root_ = absl::StrCat(::testing::TempDir(), "/",
-                         ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::remove_all(root_);
-    std::filesystem::create_directories(root_);
-    const absl::Status written = testing::WriteTokens(root_ + "/tokens.bin", 1511, 500);
-    ASSERT_TRUE(written.ok()) << written;
+    ASSERT_EQ(testing::WriteTokens(root_ + "/tokens.bin", 1511, 500), absl::OkStatus());
   }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-
   TrainConfig Config(const std::string& topology) const {
     const int64_t micro_batches = 16 * 15 * 7;  // any data axis divides it
-    const absl::StatusOr<TrainConfig> config =
-        testing::MakeConfig({.model = kModel,
-                             .tokens = root_ + "/tokens.bin",
-                             .topology = topology,
-                             .micro_batch_size = 1,
-                             .global_batch_size = micro_batches,
-                             .bucket_elements = 300000});
-    EXPECT_TRUE(config.ok()) << config.status();
-    return config.ok() ? *config : TrainConfig();
+    return OrFail(testing::MakeConfig({.model = kModel,
+                                       .tokens = root_ + "/tokens.bin",
+                                       .topology = topology,
+                                       .micro_batch_size = 1,
+                                       .global_batch_size = micro_batches,
+                                       .bucket_elements = 300000}));
   }
 
   // Saves a run at its start. Returns the size of everything in the checkpoint's folder, in bytes.
@@ -99,7 +89,8 @@ class BytesTest : public ::testing::Test {
     return bytes;
   }
 
-  std::string root_;
+  const TestFolder folder_;
+  const std::string root_ = folder_.path();
 };
 
 TEST_F(BytesTest, ACheckpointIsHardlyLargerThanTheState) {
@@ -224,8 +215,7 @@ TEST_F(BytesTest, ALoadTakesNoMoreThanItsBuffers) {
   GTEST_SKIP() << "sanitizers keep memory that was given back (needs: uninstrumented)";
 #endif
   int64_t logical_bytes = 0;
-  const absl::StatusOr<int64_t> saved = Save("dp4_zero2_tp2_pp2", &logical_bytes);
-  ASSERT_TRUE(saved.ok()) << saved.status();
+  ASSERT_EQ(Save("dp4_zero2_tp2_pp2", &logical_bytes).status(), absl::OkStatus());
   constexpr uint64_t kStagingBytes = uint64_t{2} << 20;
   constexpr int64_t kMaxPieces = 7;  // per checksum chunk, where ranks read for each other
   constexpr int64_t kPieceBytes = int64_t{1} << 20;

@@ -2,17 +2,16 @@
 // norm, weight and moment to the last bit. FAST: up to rounding.
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <ostream>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
@@ -42,19 +41,11 @@ class ContinueTest : public ::testing::TestWithParam<std::tuple<Kind, Chain>> {
   static const Kind& kind() { return std::get<0>(GetParam()); }
   static const Chain& chain() { return std::get<1>(GetParam()); }
 
-  void SetUp() override {
-    root_ = absl::StrCat(::testing::TempDir(), "/continue_", kind().name, "_",
-                         absl::StrJoin(chain(), "_"));
-    std::filesystem::remove_all(root_);
-    std::filesystem::create_directories(root_);
-  }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-
   static TrainConfig Config(const std::string& topology, bool exact, int64_t steps) {
     const std::string tokens = ::testing::TempDir() + "/continue_tokens.bin";
     EXPECT_TRUE(testing::WriteTokens(tokens, testing::kVocabulary, 1500).ok());
     // Sixteen micro-batches; the run passes the end of its first epoch.
-    const absl::StatusOr<TrainConfig> config = testing::MakeConfig(
+    return OrFail(testing::MakeConfig(
         {.model = absl::StrCat(kind().model, " make_vocab_size_divisible_by: 1"),
          .tokens = tokens,
          .topology = topology,
@@ -63,9 +54,7 @@ class ContinueTest : public ::testing::TestWithParam<std::tuple<Kind, Chain>> {
          .micro_batch_size = 1,
          .global_batch_size = 16,
          .steps = steps,
-         .decay_steps = kSteps});
-    EXPECT_TRUE(config.ok()) << config.status();
-    return config.ok() ? *config : TrainConfig();
+         .decay_steps = kSteps}));
   }
 
   // The uninterrupted run on `topology`; trained once.
@@ -102,7 +91,8 @@ class ContinueTest : public ::testing::TestWithParam<std::tuple<Kind, Chain>> {
     return parts;
   }
 
-  std::string root_;
+  const TestFolder folder_;
+  const std::string root_ = folder_.path();
 };
 
 class ExactContinueTest : public ContinueTest {};

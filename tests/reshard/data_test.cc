@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <set>
 #include <string>
@@ -13,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "layout/topology.h"
 #include "tests/support/training.h"
@@ -41,34 +41,28 @@ using Sample = std::vector<int32_t>;
 class DataTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    root_ = absl::StrCat(::testing::TempDir(), "/data_",
-                         ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::remove_all(root_);
-    std::filesystem::create_directories(root_);
-    const absl::Status written =
-        testing::WriteTokens(root_ + "/tokens.bin", testing::kVocabulary, kTokens);
-    ASSERT_TRUE(written.ok()) << written;
+    ASSERT_EQ(testing::WriteTokens(root_ + "/tokens.bin", testing::kVocabulary, kTokens),
+              absl::OkStatus());
   }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-
   // Trains the parts in sequence, each from the checkpoint of the one before.
   void Train(const std::string& name, const std::vector<Part>& parts) {
     for (size_t i = 0; i < parts.size(); ++i) {
-      absl::StatusOr<TrainConfig> config = testing::MakeConfig(
-          {.model = absl::StrCat(testing::kGpt2, " make_vocab_size_divisible_by: 1"),
-           .tokens = root_ + "/tokens.bin",
-           .topology = parts[i].topology,
-           .micro_batch_size = parts[i].micro_batch_size,
-           .global_batch_size = parts[i].global_batch_size,
-           .seq_length = kLength,
-           .steps = parts[i].last_step});
-      ASSERT_TRUE(config.ok()) << config.status();
-      CheckpointConfig& checkpoint = *config->mutable_checkpoint();
+      ASSERT_OK_AND_ASSIGN(
+          TrainConfig config,
+          testing::MakeConfig(
+              {.model = absl::StrCat(testing::kGpt2, " make_vocab_size_divisible_by: 1"),
+               .tokens = root_ + "/tokens.bin",
+               .topology = parts[i].topology,
+               .micro_batch_size = parts[i].micro_batch_size,
+               .global_batch_size = parts[i].global_batch_size,
+               .seq_length = kLength,
+               .steps = parts[i].last_step}));
+      CheckpointConfig& checkpoint = *config.mutable_checkpoint();
       if (i > 0) checkpoint.set_load(root_ + "/" + name);
       checkpoint.set_save(root_ + "/" + name);
       checkpoint.set_save_interval(1);
       SampleLog log;
-      const absl::StatusOr<TrainedRun> run = testing::TrainOnThreads(*config, &log);
+      const absl::StatusOr<TrainedRun> run = testing::TrainOnThreads(config, &log);
       ASSERT_TRUE(run.ok()) << parts[i].topology << ": " << run.status();
       ASSERT_NO_FATAL_FAILURE(Check(parts[i], log.Take(), run->progress.consumed_samples));
     }
@@ -79,8 +73,7 @@ class DataTest : public ::testing::Test {
   // targets are appended to sequence_ and targets_.
   void Check(const Part& part, const std::vector<SampleLog::Read>& reads,
              int64_t consumed_samples) {
-    const absl::StatusOr<Topology> topology = ParseTopology(part.topology);
-    ASSERT_TRUE(topology.ok()) << topology.status();
+    ASSERT_OK_AND_ASSIGN(const Topology topology, ParseTopology(part.topology));
     std::map<int64_t, SampleLog::Read> by_position;
     std::map<int64_t, int> readers;
     for (const SampleLog::Read& read : reads) {
@@ -92,7 +85,7 @@ class DataTest : public ::testing::Test {
       ++readers[read.position];
     }
     // Only the first stage uses ids, and only the last one targets.
-    const int expected_readers = topology->tensor * (topology->pipeline > 1 ? 2 : 1);
+    const int expected_readers = topology.tensor * (topology.pipeline > 1 ? 2 : 1);
     for (const auto& [position, read] : by_position) {
       ASSERT_EQ(position, static_cast<int64_t>(sequence_.size())) << part.topology;
       EXPECT_EQ(readers[position], expected_readers) << "sample " << position;
@@ -135,7 +128,8 @@ class DataTest : public ::testing::Test {
     }
   }
 
-  std::string root_;
+  const TestFolder folder_;
+  const std::string root_ = folder_.path();
   std::vector<Sample> sequence_;  // as read so far
   std::vector<Sample> targets_;
 };

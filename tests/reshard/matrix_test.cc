@@ -3,7 +3,6 @@
 // gathered state, on both sides.
 
 #include <cstdint>
-#include <filesystem>
 #include <iostream>
 #include <ostream>
 #include <string>
@@ -11,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "layout/topology.h"
 #include "tests/reshard/load_outcome.h"
@@ -77,26 +77,19 @@ const std::vector<Layout>& Layouts() {
 class MatrixTest : public ::testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {
-    root_ = ::testing::TempDir() + "/matrix_" + GetParam().name;
-    std::filesystem::remove_all(root_);
-    std::filesystem::create_directories(root_);
-    const absl::Status written =
-        testing::WriteTokens(root_ + "/tokens.bin", testing::kVocabulary, 3000);
-    ASSERT_TRUE(written.ok()) << written;
+    ASSERT_EQ(testing::WriteTokens(root_ + "/tokens.bin", testing::kVocabulary, 3000),
+              absl::OkStatus());
     for (size_t i = 0; i < Layouts().size(); ++i) {
       const Layout& layout = Layouts()[i];
-      const absl::StatusOr<Topology> topology = ParseTopology(layout.topology);
-      ASSERT_TRUE(topology.ok()) << topology.status();
-      if (topology->tensor > GetParam().max_tensor_ranks) continue;
+      ASSERT_OK_AND_ASSIGN(const Topology topology, ParseTopology(layout.topology));
+      if (topology.tensor > GetParam().max_tensor_ranks) continue;
       if (GetParam().all_layouts || i % 3 == 0) layouts_.push_back(layout);
     }
   }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-
   TrainConfig Config(const Layout& layout, bool bf16, int64_t seed) const {
     const absl::StatusOr<Topology> topology = ParseTopology(layout.topology);
     EXPECT_TRUE(topology.ok()) << topology.status();
-    const absl::StatusOr<TrainConfig> config = testing::MakeConfig(
+    return OrFail(testing::MakeConfig(
         {.model = absl::StrCat(GetParam().model,
                                " make_vocab_size_divisible_by: ", layout.vocabulary_multiple),
          .tokens = root_ + "/tokens.bin",
@@ -107,9 +100,7 @@ class MatrixTest : public ::testing::TestWithParam<Kind> {
          .seq_length = 16,
          .steps = 2,
          .bucket_elements = layout.bucket_elements,
-         .seed = seed});
-    EXPECT_TRUE(config.ok()) << config.status();
-    return config.ok() ? *config : TrainConfig();
+         .seed = seed}));
   }
 
   std::string Folder(const Layout& layout) const {
@@ -148,7 +139,8 @@ class MatrixTest : public ::testing::TestWithParam<Kind> {
     EXPECT_LE(outcome.bytes_read, outcome.bytes_needed);
   }
 
-  std::string root_;
+  const TestFolder folder_;
+  const std::string root_ = folder_.path();
   std::vector<Layout> layouts_;  // valid for the model
   std::vector<std::string> folders_;
   std::vector<TrainedRun> saved_;

@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "layout/topology.h"
 #include "tests/reshard/load_outcome.h"

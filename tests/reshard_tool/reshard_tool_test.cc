@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -24,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "compute/comm/threads/thread_world.h"
@@ -88,9 +88,7 @@ TrainConfig Config(const Kind& kind, const std::string& topology_text, int virtu
   parallel.set_zero_stage(topology->zero_stage);
   parallel.set_numerics(virtual_shards > 0 ? Numerics::EXACT : Numerics::FAST);
   if (virtual_shards > 0) parallel.set_exact_tp_shards(virtual_shards);
-  const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
-  EXPECT_TRUE(resolved.ok()) << resolved.status();
-  return *resolved;
+  return OrFail(ResolveConfig(config));
 }
 
 // Fills a shard with bits that follow from the tensor's name and the element's index in it.
@@ -211,11 +209,6 @@ absl::Status SaveRank(const TrainConfig& config, const std::string& folder, Comm
 
 class ReshardToolTest : public ::testing::TestWithParam<Kind> {
  protected:
-  ReshardToolTest() : root_(::testing::TempDir() + "/reshard_XXXXXX") {
-    EXPECT_NE(mkdtemp(root_.data()), nullptr);
-  }
-  ~ReshardToolTest() override { std::filesystem::remove_all(root_); }
-
   // What a run at this topology saves. Returns the folder.
   std::string Saved(const std::string& topology, int virtual_shards = 0) {
     const std::string folder = absl::StrCat(root_, "/", topology, ".", virtual_shards);
@@ -233,9 +226,7 @@ class ReshardToolTest : public ::testing::TestWithParam<Kind> {
   ckpt::Manifest ManifestOf(const std::string& folder) {
     const auto storage = ckpt::OpenStorage(folder);
     EXPECT_TRUE(storage.ok()) << storage.status();
-    absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(**storage, "step-00000007");
-    EXPECT_TRUE(manifest.ok()) << manifest.status();
-    return manifest.value_or(ckpt::Manifest());
+    return OrFail(ckpt::ReadManifest(**storage, "step-00000007"));
   }
 
   // All that does not follow from how the state is cut, tensors by name.
@@ -256,9 +247,8 @@ class ReshardToolTest : public ::testing::TestWithParam<Kind> {
   void ForgetPartitions(const std::string& folder) {
     ckpt::Manifest manifest = ManifestOf(folder);
     for (ckpt::LogicalTensor& tensor : *manifest.mutable_tensors()) tensor.clear_partition();
-    const absl::StatusOr<std::string> bytes = ckpt::EncodeManifest(manifest);
-    ASSERT_TRUE(bytes.ok()) << bytes.status();
-    std::ofstream(folder + "/step-00000007/manifest.pb", std::ios::binary) << *bytes;
+    ASSERT_OK_AND_ASSIGN(const std::string bytes, ckpt::EncodeManifest(manifest));
+    std::ofstream(folder + "/step-00000007/manifest.pb", std::ios::binary) << bytes;
   }
 
   int Run(const std::vector<std::string>& arguments) {
@@ -311,7 +301,8 @@ class ReshardToolTest : public ::testing::TestWithParam<Kind> {
         from_own.files / ranks, from_own.ranges / ranks);
   }
 
-  std::string root_;
+  const TestFolder folder_;
+  const std::string root_ = folder_.path();
   std::string output_;
   std::map<std::string, HeldBoxes> held_;  // by folder
   int count_ = 0;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
@@ -74,10 +75,9 @@ class ForeignCommandTest : public CommandTest {
   void ExpectForeignNames(const std::string& run) const {
     const auto folder = ckpt::CheckpointFolder::Open(Checkpoints(run).string());
     ASSERT_TRUE(folder.ok()) << folder.status();
-    const auto saved = folder->Latest();
-    ASSERT_TRUE(saved.ok()) << saved.status();
-    EXPECT_GT(saved->manifest().optimizer().parameters_size(), 0);
-    for (const ckpt::OptimizerParameter& parameter : saved->manifest().optimizer().parameters()) {
+    ASSERT_OK_AND_ASSIGN(const auto saved, folder->Latest());
+    EXPECT_GT(saved.manifest().optimizer().parameters_size(), 0);
+    for (const ckpt::OptimizerParameter& parameter : saved.manifest().optimizer().parameters()) {
       EXPECT_FALSE(parameter.foreign_names().empty()) << parameter.parameter();
     }
   }
@@ -371,13 +371,11 @@ TEST_F(ForeignCommandTest, ConsumedSamplesStatesThePositionInTheData) {
       << "other samples";
 
   // What it saves knows the rest, and is a checkpoint like any other.
-  const auto saved = ckpt::OpenStorage(Checkpoints("single").string());
-  ASSERT_TRUE(saved.ok()) << saved.status();
-  const auto manifest = ckpt::ReadManifest(**saved, "step-00000009");
-  ASSERT_TRUE(manifest.ok()) << manifest.status();
-  EXPECT_EQ(manifest->trainer().step(), 9);
-  EXPECT_EQ(manifest->trainer().data().consumed_samples(), 16 + 2 * 8);
-  EXPECT_NE(manifest->trainer().data().fingerprint(), 0);
+  ASSERT_OK_AND_ASSIGN(const auto saved, ckpt::OpenStorage(Checkpoints("single").string()));
+  ASSERT_OK_AND_ASSIGN(const auto manifest, ckpt::ReadManifest(*saved, "step-00000009"));
+  EXPECT_EQ(manifest.trainer().step(), 9);
+  EXPECT_EQ(manifest.trainer().data().consumed_samples(), 16 + 2 * 8);
+  EXPECT_NE(manifest.trainer().data().fingerprint(), 0);
   LossesOn("pp2", "single", 11, {load, flag}, "step 10/11 | loss");
   ExpectRefused({Load("tp2"), flag}, 1,
                 "tells its position in the data, 32 samples, which differs from "
@@ -389,13 +387,11 @@ TEST_F(ForeignCommandTest, ConsumedSamplesStatesThePositionInTheData) {
   ExpectRefused({"--load=" + copy}, 1, "--consumed-samples=N continues after N samples");
   EXPECT_EQ(LossesOn("single", "copied", 9, {"--load=" + copy, flag}), expected);
   const std::string file = copy + "/step-00000007/manifest.pb";
-  auto known = ckpt::DecodeManifest(ReadFile(file));
-  ASSERT_TRUE(known.ok()) << known.status();
-  *known->mutable_trainer()->mutable_data() = manifest->trainer().data();
-  known->mutable_trainer()->mutable_data()->set_consumed_samples(16);
-  const auto bytes = ckpt::EncodeManifest(*known);
-  ASSERT_TRUE(bytes.ok()) << bytes.status();
-  std::ofstream(file, std::ios::binary) << *bytes;
+  ASSERT_OK_AND_ASSIGN(auto known, ckpt::DecodeManifest(ReadFile(file)));
+  *known.mutable_trainer()->mutable_data() = manifest.trainer().data();
+  known.mutable_trainer()->mutable_data()->set_consumed_samples(16);
+  ASSERT_OK_AND_ASSIGN(const auto bytes, ckpt::EncodeManifest(known));
+  std::ofstream(file, std::ios::binary) << bytes;
   EXPECT_EQ(LossesOn("single", "known", 9, {"--load=" + copy}), expected);
 }
 

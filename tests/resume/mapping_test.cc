@@ -132,16 +132,14 @@ TEST_F(MappingTest, MomentsAreThoseOfTheMapping) {
   const std::string many =
       "parallel { data_parallel_size: 2 zero_stage: 2 tensor_model_parallel_size: 2 "
       "pipeline_model_parallel_size: 2 }";
-  const absl::Status trained = Train(Settings({kExact, bf16}, "full")).status();
-  ASSERT_TRUE(trained.ok()) << trained;
+  ASSERT_EQ(Train(Settings({kExact, bf16}, "full")).status(), absl::OkStatus());
   std::map<int64_t, std::string> expected = Losses("full");
   expected.erase(expected.begin(), expected.upper_bound(kSaved));
   ASSERT_EQ(expected.size(), 4u);
   for (const auto& [name, change] :
        {std::pair("numbered", Numbered()), std::pair("exchanged", Exchanged())}) {
     SCOPED_TRACE(name);
-    const absl::Status saved = SaveChanged("full", name, change);
-    ASSERT_TRUE(saved.ok()) << saved;
+    ASSERT_EQ(SaveChanged("full", name, change), absl::OkStatus());
     const std::string one = absl::StrCat(name, "-one"), eight = absl::StrCat(name, "-eight");
     EXPECT_EQ(Continue(name, one, {kExact, bf16}), expected);
     EXPECT_EQ(Continue(name, eight, {kExact, bf16, many}), expected);
@@ -157,8 +155,7 @@ TEST_F(MappingTest, MomentsAreThoseOfTheMapping) {
 // A name does not give a parameter what the mapping gives to another one.
 TEST_F(MappingTest, StateThatTheMappingLeavesOutIsNotGuessed) {
   const std::string a = "transformer.h.0.ln_1.weight", b = "transformer.h.1.ln_1.weight";
-  const absl::Status trained = Train(Settings({}, "full")).status();
-  ASSERT_TRUE(trained.ok()) << trained;
+  ASSERT_EQ(Train(Settings({}, "full")).status(), absl::OkStatus());
   const Change change = {
       .rename =
           [&](const std::string& name) {
@@ -172,8 +169,7 @@ TEST_F(MappingTest, StateThatTheMappingLeavesOutIsNotGuessed) {
               if (parameter.parameter() == b) parameter.mutable_states()->erase("exp_avg");
             }
           }};
-  const absl::Status saved = SaveChanged("full", "changed", change);
-  ASSERT_TRUE(saved.ok()) << saved;
+  ASSERT_EQ(SaveChanged("full", "changed", change), absl::OkStatus());
   TrainConfig config = Settings({}, "refused");
   config.mutable_checkpoint()->set_load(Checkpoints("changed").string());
   const auto refusal = [&] { return std::string(Train(config).status().message()); };
@@ -185,10 +181,8 @@ TEST_F(MappingTest, StateThatTheMappingLeavesOutIsNotGuessed) {
 }
 
 TEST_F(MappingTest, OtherFormatsAreWrittenByIt) {
-  const absl::Status trained = Train(Settings({}, "full")).status();
-  ASSERT_TRUE(trained.ok()) << trained;
-  const absl::Status saved = SaveChanged("full", "exchanged", Exchanged());
-  ASSERT_TRUE(saved.ok()) << saved;
+  ASSERT_EQ(Train(Settings({}, "full")).status(), absl::OkStatus());
+  ASSERT_EQ(SaveChanged("full", "exchanged", Exchanged()), absl::OkStatus());
   for (const std::string format : {"llmc", "megatron"}) {
     SCOPED_TRACE(format);
     for (const std::string run : {"full", "exchanged"}) {

@@ -3,7 +3,6 @@
 
 #include <signal.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -23,17 +22,6 @@ constexpr int kSteps = 80;
 
 class ReplicasCommandTest : public CommandTest {
  protected:
-  void SetUp() override {
-    CommandTest::SetUp();
-    std::string memory = "/dev/shm/replicas_test_XXXXXX";
-    ASSERT_NE(mkdtemp(memory.data()), nullptr);
-    memory_ = memory;
-  }
-  void TearDown() override {
-    fs::remove_all(memory_);
-    CommandTest::TearDown();
-  }
-
   // The store has nothing before the last step.
   Words Flags(const Words& topology) const {
     return Joined({"--numerics=exact", "--exact-tp-shards=2", "--save-interval=1000",
@@ -68,7 +56,8 @@ class ReplicasCommandTest : public CommandTest {
     }
   }
 
-  fs::path memory_;
+  const TestFolder own_memory_{"/dev/shm"};
+  const fs::path memory_ = own_memory_.path();
 };
 
 TEST_F(ReplicasCommandTest, ALostMachineCostsFewStepsOnAnotherTopology) {

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
@@ -32,8 +33,7 @@ class FlagsTest : public ResumeTest {
     ResumeTest::SetUp();
     TrainConfig config = Config({kGpt2}, "base");
     config.mutable_training()->set_train_iters(8);
-    const absl::Status trained = Train(config).status();
-    ASSERT_TRUE(trained.ok()) << trained;
+    ASSERT_EQ(Train(config).status(), absl::OkStatus());
   }
   // Continues from the base run's checkpoints in a new folder.
   TrainConfig From(const std::string& run, const std::vector<std::string>& kind = {kGpt2}) const {
@@ -47,9 +47,8 @@ class FlagsTest : public ResumeTest {
 TEST_F(FlagsTest, CkptStepChoosesAndNamesWhatIsThere) {
   TrainConfig config = From("chosen");
   config.mutable_checkpoint()->set_ckpt_step(4);
-  const absl::StatusOr<std::string> notes = Train(config);
-  ASSERT_TRUE(notes.ok()) << notes.status();
-  EXPECT_THAT(*notes, HasSubstr("(step 4)"));
+  ASSERT_OK_AND_ASSIGN(const std::string notes, Train(config));
+  EXPECT_THAT(notes, HasSubstr("(step 4)"));
   ExpectSameTensors("base", "chosen", 8);
 
   config = From("missing");
@@ -64,8 +63,7 @@ TEST_F(FlagsTest, OptimizerStateIsOptionalBothWays) {
   ASSERT_TRUE(kept.ok()) << kept;
   TrainConfig fresh = From("fresh-optimizer");
   fresh.mutable_checkpoint()->set_no_load_optim(true);
-  const absl::Status started = Train(fresh).status();
-  ASSERT_TRUE(started.ok()) << started;
+  ASSERT_EQ(Train(fresh).status(), absl::OkStatus());
   const std::map<int64_t, std::string> with = Losses("kept-optimizer");
   const std::map<int64_t, std::string> without = Losses("fresh-optimizer");
   ASSERT_EQ(with.size(), 4u);
@@ -90,17 +88,15 @@ TEST_F(FlagsTest, OptimizerStateIsOptionalBothWays) {
 }
 
 TEST_F(FlagsTest, PrecisionMayChangeBothWays) {
-  const absl::StatusOr<std::string> to_bf16 =
-      Train(From("to-bf16", {kGpt2, "training { bf16: true }"}));
-  ASSERT_TRUE(to_bf16.ok()) << to_bf16.status();
-  EXPECT_THAT(*to_bf16, HasSubstr("master weights come from the saved weights"));
+  ASSERT_OK_AND_ASSIGN(const std::string to_bf16,
+                       Train(From("to-bf16", {kGpt2, "training { bf16: true }"})));
+  EXPECT_THAT(to_bf16, HasSubstr("master weights come from the saved weights"));
 
   TrainConfig back = Config({kGpt2}, "to-fp32");
   back.mutable_training()->set_train_iters(16);
   back.mutable_checkpoint()->set_load(Checkpoints("to-bf16").string());
-  const absl::StatusOr<std::string> to_fp32 = Train(back);
-  ASSERT_TRUE(to_fp32.ok()) << to_fp32.status();
-  EXPECT_THAT(*to_fp32, HasSubstr("fp32 weights come from the master weights"));
+  ASSERT_OK_AND_ASSIGN(const std::string to_fp32, Train(back));
+  EXPECT_THAT(to_fp32, HasSubstr("fp32 weights come from the master weights"));
 }
 
 // Another seed for dropout does not change the order of the samples: an epoch in progress reads
@@ -120,9 +116,8 @@ TEST_F(FlagsTest, NoCheckpointStartsAfreshOrEnds) {
   TrainConfig config = From("afresh");
   config.mutable_checkpoint()->set_load((root_ / "nowhere").string());
   config.mutable_training()->set_train_iters(2);
-  const absl::StatusOr<std::string> notes = Train(config);
-  ASSERT_TRUE(notes.ok()) << notes.status();
-  EXPECT_THAT(*notes, HasSubstr("starting afresh"));
+  ASSERT_OK_AND_ASSIGN(const std::string notes, Train(config));
+  EXPECT_THAT(notes, HasSubstr("starting afresh"));
   // It continues from its own checkpoint, not from `load`.
   EXPECT_THAT(*Train(config), HasSubstr("nothing left to train"));
   config.mutable_checkpoint()->set_save(Checkpoints("never").string());
@@ -144,10 +139,9 @@ TEST_F(FlagsTest, NeverMixesTwoRunsInOneFolder) {
 TEST_F(FlagsTest, CkptStepOfTheSameFolderLeavesTheLaterOnesAside) {
   TrainConfig config = From("base");
   config.mutable_checkpoint()->set_ckpt_step(4);
-  const absl::StatusOr<std::string> notes = Train(config);
-  ASSERT_TRUE(notes.ok()) << notes.status();
-  EXPECT_THAT(*notes, HasSubstr("(step 4)"));
-  EXPECT_THAT(*notes, HasSubstr("set aside as step-00000008.abandoned"));
+  ASSERT_OK_AND_ASSIGN(const std::string notes, Train(config));
+  EXPECT_THAT(notes, HasSubstr("(step 4)"));
+  EXPECT_THAT(notes, HasSubstr("set aside as step-00000008.abandoned"));
   EXPECT_TRUE(fs::exists(Checkpoints("base") / "step-00000008.abandoned" / "manifest.pb"));
   EXPECT_TRUE(fs::exists(StepDir("base", 12)));
   EXPECT_EQ(Losses("base").size(), 12u);
@@ -176,8 +170,7 @@ TEST_F(FlagsTest, LoadTensorsTakesWhatMatchesAndLeavesTheRestAsItBegins) {
   TrainConfig some = From("some", {kGpt2, kNoChange});
   some.mutable_training()->set_train_iters(9);
   some.mutable_checkpoint()->set_load_tensors("*.wte.*,transformer.h.?.attn.c_attn.weight");
-  const absl::Status loaded = Train(some).status();
-  ASSERT_TRUE(loaded.ok()) << loaded;
+  ASSERT_EQ(Train(some).status(), absl::OkStatus());
   const auto saved = Digests(Checkpoints("base"), 8), initial = Digests(Checkpoints("fresh"), 1);
   for (const auto& [name, digest] : Digests(Checkpoints("some"), 9)) {
     if (name.find(".exp_avg") != std::string::npos || name == "lm_head.weight") continue;
@@ -240,9 +233,8 @@ class ContentTest : public FlagsTest, public ::testing::WithParamInterface<bool>
 TEST_P(ContentTest, AnyPartsLoadWithoutTheOthers) {
   constexpr int64_t kSeed = 77;
   const int64_t base_seed = Loading("", 1234).training().seed();
-  const auto all = Begin(Loading("all", kSeed));
-  ASSERT_TRUE(all.ok()) << all.status();
-  ASSERT_EQ(all->progress.step, 8);
+  ASSERT_OK_AND_ASSIGN(const auto all, Begin(Loading("all", kSeed)));
+  ASSERT_EQ(all.progress.step, 8);
   const auto anew = Begin(Loading("", kSeed)), like_base = Begin(Loading("", base_seed));
   ASSERT_TRUE(anew.ok()) << anew.status();
   ASSERT_TRUE(like_base.ok()) << like_base.status();
@@ -257,19 +249,18 @@ TEST_P(ContentTest, AnyPartsLoadWithoutTheOthers) {
     SCOPED_TRACE(content);
     const bool model = set & 1, optimizer = set & 2, scheduler = set & 4, sampler = set & 8,
                rng = set & 16;
-    const auto begun = Begin(Loading(content, kSeed));
-    ASSERT_TRUE(begun.ok()) << begun.status();
-    EXPECT_EQ(begun->progress.step, scheduler ? 8 : 0);
-    EXPECT_EQ(begun->updates, optimizer ? 8 : 0);
-    EXPECT_EQ(begun->progress.consumed_samples, sampler ? 32 : 0);
-    EXPECT_EQ(begun->progress.seed, static_cast<uint64_t>(rng ? base_seed : kSeed));
+    ASSERT_OK_AND_ASSIGN(const auto begun, Begin(Loading(content, kSeed)));
+    EXPECT_EQ(begun.progress.step, scheduler ? 8 : 0);
+    EXPECT_EQ(begun.updates, optimizer ? 8 : 0);
+    EXPECT_EQ(begun.progress.consumed_samples, sampler ? 32 : 0);
+    EXPECT_EQ(begun.progress.seed, static_cast<uint64_t>(rng ? base_seed : kSeed));
     const testing::LogicalState& initial = rng ? like_base->state : anew->state;
-    ASSERT_EQ(begun->state.size(), all->state.size());
-    for (const auto& [name, tensor] : begun->state) {
+    ASSERT_EQ(begun.state.size(), all.state.size());
+    for (const auto& [name, tensor] : begun.state) {
       // Master weights without the optimizer's are the rounded weights.
       if (name.ends_with(".master") && model && !optimizer) continue;
       const bool is_loaded = IsMoment(name) ? optimizer : model;
-      EXPECT_TRUE(tensor == (is_loaded ? all->state : initial).at(name)) << name;
+      EXPECT_TRUE(tensor == (is_loaded ? all.state : initial).at(name)) << name;
     }
   }
 }
@@ -283,10 +274,9 @@ TEST_F(FlagsTest, VerifyLoadComparesDigests) {
   config.mutable_training()->set_micro_batch_size(1);
   config.mutable_training()->set_train_iters(9);
   config.mutable_checkpoint()->set_verify_load(true);
-  const absl::StatusOr<std::string> notes = Train(config);
-  ASSERT_TRUE(notes.ok()) << notes.status();
+  ASSERT_OK_AND_ASSIGN(const std::string notes, Train(config));
   const size_t tensors = Digests(Checkpoints("base"), 8).size() - 1;  // a tied name is not a tensor
-  EXPECT_THAT(*notes, HasSubstr(absl::StrCat("digests of ", tensors, " tensors verified")));
+  EXPECT_THAT(notes, HasSubstr(absl::StrCat("digests of ", tensors, " tensors verified")));
 }
 
 }  // namespace

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/command.h"
@@ -38,15 +38,8 @@ class ResumeTest : public ::testing::Test {
   static constexpr int64_t kTokens = 900;      // 28 samples of 32: 80 are almost three epochs
 
   void SetUp() override {
-    const ::testing::TestInfo* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    std::string name = absl::StrCat(test->test_suite_name(), ".", test->name());
-    for (char& c : name) c = c == '/' ? '_' : c;
-    root_ = std::filesystem::path(::testing::TempDir()) / name;
-    std::filesystem::remove_all(root_);
-    std::filesystem::create_directories(root_);
     ASSERT_TRUE(testing::WriteTokens(root_ / "tokens.bin", kVocabulary, kTokens).ok());
   }
-  void TearDown() override { std::filesystem::remove_all(root_); }
 
   TrainConfig Config(std::vector<std::string> fragments, const std::string& run) const {
     fragments.insert(fragments.begin(), R"pb(
@@ -141,7 +134,8 @@ class ResumeTest : public ::testing::Test {
     EXPECT_GE(files, 2);
   }
 
-  std::filesystem::path root_;
+  const TestFolder folder_;
+  const std::filesystem::path root_ = folder_.path();
 };
 
 }  // namespace tessera

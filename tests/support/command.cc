@@ -116,16 +116,9 @@ Result Process::Wait() const {
 void Process::SleepTwoMilliseconds() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
 
 void CommandTest::SetUp() {
-  std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  std::replace(name.begin(), name.end(), '/', '_');
-  root_ = fs::path(::testing::TempDir()) / name;
-  fs::remove_all(root_);
-  fs::create_directories(root_);
   WriteRandomTokens(root_ / "tokens.bin", /*vocabulary=*/100, /*count=*/20000);
   WriteSettings("model { size: \"gpt2-tiny\" vocab_size: 100 hidden_dropout: 0.1 }");
 }
-
-void CommandTest::TearDown() { fs::remove_all(root_); }
 
 void CommandTest::WriteSettings(const std::string& model, int seq_length, const std::string& more,
                                 const std::string& tokens) const {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 
@@ -81,7 +82,6 @@ class Process {
 class CommandTest : public ::testing::Test {
  protected:
   void SetUp() override;
-  void TearDown() override;
 
   // Settings of every run in text format; SetUp() writes these for a GPT-2 of 100 ids.
   void WriteSettings(const std::string& model, int seq_length = 32, const std::string& more = "",
@@ -125,7 +125,8 @@ class CommandTest : public ::testing::Test {
   // The process of a rank whose command line names this test's folder; -1 without one.
   pid_t FindRank(int rank) const;
 
-  std::filesystem::path root_;
+  const TestFolder folder_;
+  const std::filesystem::path root_ = folder_.path();
 };
 
 }  // namespace tessera

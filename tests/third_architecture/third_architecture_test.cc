@@ -2,12 +2,11 @@
 // this package knows of it.
 
 #include <cstdint>
-#include <filesystem>
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "models/registry.h"
 #include "tests/support/training.h"
@@ -36,37 +35,26 @@ class ThirdArchitectureTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { RegisterArchitecture(testing::kPositionless); }
 
-  void SetUp() override {
-    root_ = ::testing::TempDir() + "/third_architecture";
-    std::filesystem::remove_all(root_);
-    std::filesystem::create_directories(root_);
-  }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-
   // A run to step `steps`, from the newest checkpoint in `load` where that is not empty, which
   // saves to `save` every three steps where that is not empty.
   TrainedRun Train(const std::string& topology, int64_t steps, const std::string& load,
                    const std::string& save) {
     const std::string tokens = root_ + "/tokens.bin";
     EXPECT_TRUE(testing::WriteTokens(tokens, 211, 3000).ok());
-    absl::StatusOr<TrainConfig> config = testing::MakeConfig({.model = kModel,
-                                                              .tokens = tokens,
-                                                              .topology = topology,
-                                                              .exact_shards = 4,
-                                                              .micro_batch_size = 1,
-                                                              .global_batch_size = 8,
-                                                              .steps = steps,
-                                                              .decay_steps = kSteps});
-    EXPECT_TRUE(config.ok()) << config.status();
-    if (!config.ok()) return {};
-    if (!load.empty()) config->mutable_checkpoint()->set_load(load);
+    TrainConfig config = OrFail(testing::MakeConfig({.model = kModel,
+                                                     .tokens = tokens,
+                                                     .topology = topology,
+                                                     .exact_shards = 4,
+                                                     .micro_batch_size = 1,
+                                                     .global_batch_size = 8,
+                                                     .steps = steps,
+                                                     .decay_steps = kSteps}));
+    if (!load.empty()) config.mutable_checkpoint()->set_load(load);
     if (!save.empty()) {
-      config->mutable_checkpoint()->set_save(save);
-      config->mutable_checkpoint()->set_save_interval(3);
+      config.mutable_checkpoint()->set_save(save);
+      config.mutable_checkpoint()->set_save_interval(3);
     }
-    const absl::StatusOr<TrainedRun> run = testing::TrainOnThreads(*config);
-    EXPECT_TRUE(run.ok()) << topology << ": " << run.status();
-    return run.value_or(TrainedRun());
+    return OrFail(testing::TrainOnThreads(config));
   }
 
   std::string Ckpt(const std::vector<std::string>& arguments) {
@@ -75,7 +63,8 @@ class ThirdArchitectureTest : public ::testing::Test {
     return out.str();
   }
 
-  std::string root_;
+  const TestFolder folder_;
+  const std::string root_ = folder_.path();
 };
 
 TEST_F(ThirdArchitectureTest, TrainsSavesResumesAndIsResharded) {

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/testing.h"
 #include "compute/random/philox.h"
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/bpe/split_rules.h"
@@ -57,18 +58,14 @@ std::unique_ptr<BpeTokenizer> WithDigits(bool individual) {
   const Json digits = {{"type", "Digits"}, {"individual_digits", individual}};
   const Json steps = Json::array({digits, file["pre_tokenizer"]});
   file["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
-  auto parsed = ParseTokenizerJson("digits", file.dump());
-  EXPECT_TRUE(parsed.ok()) << parsed.status();
-  return *std::move(parsed);
+  return OrFail(ParseTokenizerJson("digits", file.dump()));
 }
 
 // Every fixture by the name of its ids.
 std::map<std::string, std::unique_ptr<BpeTokenizer>> Fixtures() {
   std::map<std::string, std::unique_ptr<BpeTokenizer>> all;
   const auto json = [](const std::string& folder) {
-    auto parsed = ParseTokenizerJson(folder, Slurp(folder + "/tokenizer.json"));
-    EXPECT_TRUE(parsed.ok()) << parsed.status();
-    return *std::move(parsed);
+    return OrFail(ParseTokenizerJson(folder, Slurp(folder + "/tokenizer.json")));
   };
   all["llama3"] = json("llama3");
   all["added"] = json("added");
@@ -104,9 +101,8 @@ TEST(BpeTokenizerTest, IdsAreThoseOfTheOriginals) {
 
 TEST(BpeTokenizerTest, WrittenAsTokenizerJsonTheyHaveTheSameIds) {
   const auto expect = [](const std::string& json, const std::string& ids) {
-    const auto tokenizer = ParseTokenizerJson(ids, json);
-    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-    ExpectIds(**tokenizer, ids);
+    ASSERT_OK_AND_ASSIGN(const auto tokenizer, ParseTokenizerJson(ids, json));
+    ExpectIds(*tokenizer, ids);
   };
   for (const auto& [regex, ids] : {std::pair(kGpt2Regex, "r50k"),
                                    {kCl100kRegex, "cl100k"},
@@ -115,23 +111,21 @@ TEST(BpeTokenizerTest, WrittenAsTokenizerJsonTheyHaveTheSameIds) {
     expect(WriteTokenizerJson(*vocabulary), ids);
   }
   const auto gpt2 = ParseGpt2Files("gpt2", Slurp("gpt2/vocab.json"), Slurp("gpt2/merges.txt"));
-  const auto files = HuggingFaceFiles(**gpt2);
-  ASSERT_TRUE(files.ok()) << files.status();
-  expect(files->front().contents, "gpt2");
+  ASSERT_OK_AND_ASSIGN(const auto files, HuggingFaceFiles(**gpt2));
+  expect(files.front().contents, "gpt2");
 }
 
 TEST(BpeTokenizerTest, FilesForHuggingFace) {
   const Json text = {{"eos_token", "<|endoftext|>"}, {"other", 1}};
   const auto config = ParseTokenizerConfig("config", text.dump());
-  const auto gpt2 =
-      ParseGpt2Files("gpt2", Slurp("gpt2/vocab.json"), Slurp("gpt2/merges.txt"), *config);
-  ASSERT_TRUE(gpt2.ok()) << gpt2.status();
-  auto files = *HuggingFaceFiles(**gpt2);
+  ASSERT_OK_AND_ASSIGN(const auto gpt2, ParseGpt2Files("gpt2", Slurp("gpt2/vocab.json"),
+                                                       Slurp("gpt2/merges.txt"), *config));
+  auto files = *HuggingFaceFiles(*gpt2);
   ASSERT_EQ(files.size(), 3u);
   EXPECT_EQ(files[1].name, "tokenizer_config.json");
   EXPECT_EQ(files[1].contents, text.dump());
   EXPECT_EQ(files[2].name, "generation_config.json");
-  EXPECT_EQ(Json::parse(files[2].contents)["eos_token_id"], (*gpt2)->end_of_text());
+  EXPECT_EQ(Json::parse(files[2].contents)["eos_token_id"], gpt2->end_of_text());
 
   // A file of Hugging Face stays as it is; its template says where a text begins.
   const std::string contents = Slurp("llama3/tokenizer.json");
@@ -143,7 +137,7 @@ TEST(BpeTokenizerTest, FilesForHuggingFace) {
             (*llama3)->TokenText(*(*llama3)->begin_of_text()));
   EXPECT_EQ(Json::parse(files[2].contents)["bos_token_id"], *(*llama3)->begin_of_text());
 
-  const auto decoder = LlmcTokenizer::Parse("llmc", *LlmcTokenizerFile(**gpt2));
+  const auto decoder = LlmcTokenizer::Parse("llmc", *LlmcTokenizerFile(*gpt2));
   const auto refused = HuggingFaceFiles(**decoder);
   EXPECT_TRUE(absl::IsUnimplemented(refused.status())) << refused.status();
 }
@@ -183,12 +177,11 @@ TEST(BpeTokenizerTest, NormalizesAsTheOriginals) {
   const auto expect = [](const std::string& name, const Json& normalizer) {
     Json file = Json::parse(Slurp(name + "/tokenizer.json"));
     file["normalizer"] = normalizer;
-    const auto tokenizer = ParseTokenizerJson(name, file.dump());
-    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-    ExpectIds(**tokenizer, name + "_normalized");
-    EXPECT_EQ((*tokenizer)->EncodablePrefix("\xE2\x91\xB4 \n"), 0u);
+    ASSERT_OK_AND_ASSIGN(const auto tokenizer, ParseTokenizerJson(name, file.dump()));
+    ExpectIds(*tokenizer, name + "_normalized");
+    EXPECT_EQ(tokenizer->EncodablePrefix("\xE2\x91\xB4 \n"), 0u);
     const auto normal = [&](const char* text) {
-      return *(*tokenizer)->Decode(*(*tokenizer)->Encode(text));
+      return *tokenizer->Decode(*tokenizer->Encode(text));
     };
     EXPECT_EQ(normal("e\xCC\x81\xFF"), "\xC3\xA9\xFF");
     // Marks are put in order, unless they are newer than the originals' tables.
@@ -236,9 +229,8 @@ TEST(BpeTokenizerTest, LosslessForAnyBytes) {
       // Some of it valid, with a cut in the middle of a character.
       const std::string valid = texts[stream % texts.size()].get<std::string>();
       text += valid.substr(0, valid.size() / 2);
-      const auto decoded = tokenizer->Decode(*tokenizer->Encode(text));
-      ASSERT_TRUE(decoded.ok());
-      ASSERT_EQ(*decoded, text) << name << " " << stream;
+      ASSERT_OK_AND_ASSIGN(const auto decoded, tokenizer->Decode(*tokenizer->Encode(text)));
+      ASSERT_EQ(decoded, text) << name << " " << stream;
     }
   }
 }
@@ -434,10 +426,9 @@ TEST(TokenizerJsonTest, TheConfigurationNamesEndOfText) {
   EXPECT_FALSE(ParseTokenizerJson("FILE", json.dump()).ok());
   const auto config = ParseTokenizerConfig("CONFIG", R"({"eos_token": {"content": "<|eot|>"}})");
   ASSERT_TRUE(config.ok()) << config.status();
-  const auto tokenizer = ParseTokenizerJson("FILE", json.dump(), *config);
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  EXPECT_EQ((*tokenizer)->TokenText((*tokenizer)->end_of_text()), "<|eot|>");
-  EXPECT_EQ((*tokenizer)->Files().size(), 2u);
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer, ParseTokenizerJson("FILE", json.dump(), *config));
+  EXPECT_EQ(tokenizer->TokenText(tokenizer->end_of_text()), "<|eot|>");
+  EXPECT_EQ(tokenizer->Files().size(), 2u);
 }
 
 TEST(Gpt2FilesTest, OtherTokenizersWithFilesOfTheseNamesAreRefused) {
@@ -463,11 +454,10 @@ TEST(Gpt2FilesTest, TokensOutsideTheAlphabetAreNotBytes) {
   const auto before = ParseGpt2Files("FILE", vocabulary.dump(), merges);
   const int32_t id = static_cast<int32_t>(vocabulary.size());
   vocabulary[" "] = id;
-  const auto after = ParseGpt2Files("FILE", vocabulary.dump(), merges);
-  ASSERT_TRUE(after.ok()) << after.status();
-  EXPECT_EQ((*after)->TokenText(id), " ");
+  ASSERT_OK_AND_ASSIGN(const auto after, ParseGpt2Files("FILE", vocabulary.dump(), merges));
+  EXPECT_EQ(after->TokenText(id), " ");
   const std::string text = "1  2 \n 3 ";
-  EXPECT_EQ(*(*after)->Encode(text), *(*before)->Encode(text));
+  EXPECT_EQ(*after->Encode(text), *(*before)->Encode(text));
 }
 
 // A file with as many tokens as a well-known one: all single bytes, then all pairs, then triples.
@@ -487,21 +477,18 @@ TEST(TiktokenTest, WellKnownFilesAreRecognised) {
   EXPECT_TRUE(IsTiktokenFile(TiktokenFile(300)));
   EXPECT_FALSE(IsTiktokenFile("#version: 0.2\n"));
   EXPECT_FALSE(IsTiktokenFile(""));
-  const auto llama3 = ParseTiktoken("FILE", TiktokenFile(128000));
-  ASSERT_TRUE(llama3.ok()) << llama3.status();
-  EXPECT_EQ((*llama3)->vocab_size(), 128256);
-  EXPECT_EQ((*llama3)->end_of_text(), 128001);
-  EXPECT_EQ((*llama3)->begin_of_text(), 128000);
-  EXPECT_EQ((*llama3)->TokenText(128009), "<|eot_id|>");
-  EXPECT_EQ((*llama3)->TokenText(128255), "<|reserved_special_token_245|>");
-  const auto cl100k = ParseTiktoken("FILE", TiktokenFile(100256));
-  ASSERT_TRUE(cl100k.ok()) << cl100k.status();
-  EXPECT_EQ((*cl100k)->vocab_size(), 100277);
-  EXPECT_EQ((*cl100k)->end_of_text(), 100257);
-  EXPECT_EQ((*cl100k)->TokenText(100256), "");
-  const auto gpt2 = ParseTiktoken("FILE", TiktokenFile(50256));
-  ASSERT_TRUE(gpt2.ok()) << gpt2.status();
-  EXPECT_EQ((*gpt2)->vocab_size(), 50257);
+  ASSERT_OK_AND_ASSIGN(const auto llama3, ParseTiktoken("FILE", TiktokenFile(128000)));
+  EXPECT_EQ(llama3->vocab_size(), 128256);
+  EXPECT_EQ(llama3->end_of_text(), 128001);
+  EXPECT_EQ(llama3->begin_of_text(), 128000);
+  EXPECT_EQ(llama3->TokenText(128009), "<|eot_id|>");
+  EXPECT_EQ(llama3->TokenText(128255), "<|reserved_special_token_245|>");
+  ASSERT_OK_AND_ASSIGN(const auto cl100k, ParseTiktoken("FILE", TiktokenFile(100256)));
+  EXPECT_EQ(cl100k->vocab_size(), 100277);
+  EXPECT_EQ(cl100k->end_of_text(), 100257);
+  EXPECT_EQ(cl100k->TokenText(100256), "");
+  ASSERT_OK_AND_ASSIGN(const auto gpt2, ParseTiktoken("FILE", TiktokenFile(50256)));
+  EXPECT_EQ(gpt2->vocab_size(), 50257);
   const absl::Status unknown = ParseTiktoken("FILE", TiktokenFile(1000)).status();
   EXPECT_TRUE(absl::IsInvalidArgument(unknown));
   EXPECT_NE(unknown.message().find("1000 tokens is not known"), std::string::npos) << unknown;

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/testing.h"
 #include "compute/random/philox.h"
 #include "tokenizer/bpe/alphabet.h"
 #include "tokenizer/bpe/bpe_tokenizer.h"
@@ -43,9 +44,7 @@ Json File(const std::string& name) {
 }
 
 std::unique_ptr<BpeTokenizer> Parsed(const Json& file) {
-  auto tokenizer = ParseTokenizerJson("FILE", file.dump());
-  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
-  return *std::move(tokenizer);
+  return OrFail(ParseTokenizerJson("FILE", file.dump()));
 }
 
 const std::vector<std::string>& Names() {

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "base/byte_order.h"
+#include "base/testing.h"
 #include "tokenizer/bpe/bpe_tokenizer.h"
 #include "tokenizer/bpe/split_rules.h"
 #include "tokenizer/byte_tokenizer.h"
@@ -58,9 +59,8 @@ TEST(GgufVocabularyTest, BytesInALargerModel) {
 
 TEST(GgufVocabularyTest, MergesAreInTheirOrder) {
   const std::string merges = FileOf("gpt2/merges.txt");
-  const auto tokenizer = ParseGpt2Files("", FileOf("gpt2/vocab.json"), merges);
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  const GgufVocabulary vocabulary = Described(**tokenizer, (*tokenizer)->vocab_size());
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer, ParseGpt2Files("", FileOf("gpt2/vocab.json"), merges));
+  const GgufVocabulary vocabulary = Described(*tokenizer, tokenizer->vocab_size());
   EXPECT_EQ(vocabulary.pre, "gpt-2");
   const size_t begin = merges.find('\n') + 1;  // after a comment
   ASSERT_FALSE(vocabulary.merges.empty());
@@ -100,10 +100,9 @@ TEST(GgufVocabularyTest, RulesHaveNamesWithAndWithoutWholePieces) {
                {kLlama3Regex, false, "smaug-bpe"},
                {kCl100kRegex, false, "dbrx"}};
   for (const auto& [regex, whole_pieces_first, pre] : cases) {
-    const auto vocabulary = WithAWholePiece(regex, whole_pieces_first);
-    ASSERT_TRUE(vocabulary.ok()) << vocabulary.status();
-    EXPECT_EQ(vocabulary->pre, pre);
-    EXPECT_EQ(vocabulary->types[258], kUserDefined);
+    ASSERT_OK_AND_ASSIGN(const auto vocabulary, WithAWholePiece(regex, whole_pieces_first));
+    EXPECT_EQ(vocabulary.pre, pre);
+    EXPECT_EQ(vocabulary.types[258], kUserDefined);
   }
   const auto refused = WithAWholePiece(kGpt2Regex, true);
   EXPECT_TRUE(absl::IsUnimplemented(refused.status())) << refused.status();
@@ -117,9 +116,8 @@ TEST(GgufVocabularyTest, WhatLlamaCppDoesNotDoIsRefused) {
       {normalizing.dump(), "does not normalise texts"},
       {FileOf("llama2/tokenizer.json"), "of characters has no scores"}};
   for (const auto& [json, said] : cases) {
-    const auto tokenizer = ParseTokenizerJson("", json);
-    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-    const absl::Status refused = DescribeForGguf(**tokenizer, (*tokenizer)->vocab_size()).status();
+    ASSERT_OK_AND_ASSIGN(const auto tokenizer, ParseTokenizerJson("", json));
+    const absl::Status refused = DescribeForGguf(*tokenizer, tokenizer->vocab_size()).status();
     EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
     EXPECT_NE(refused.message().find(said), std::string::npos) << refused;
   }
@@ -149,9 +147,8 @@ TEST(GgufVocabularyTest, PiecesHaveScoresAndTypes) {
   // BPE with byte fallback, whose field has a number of two bytes.
   model += Bytes(2, Number(3, 2) + "\x98\x02\x01");
   model += Bytes(3, Number(3, 1) + Number(4, 0));
-  const auto tokenizer = SentencePieceTokenizer::Parse("", model);
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  const GgufVocabulary vocabulary = Described(**tokenizer, 262);
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer, SentencePieceTokenizer::Parse("", model));
+  const GgufVocabulary vocabulary = Described(*tokenizer, 262);
   EXPECT_EQ(vocabulary.model, "llama");
   EXPECT_EQ(vocabulary.pre, "default");
   EXPECT_TRUE(vocabulary.adds_space_prefix);

@@ -58,12 +58,10 @@ absl::StatusOr<BpeVocabulary> ReadGpt2Files(const std::string& path, const std::
                                             const TokenizerConfig& config) {
   const auto json = ParseJson(vocabulary);
   TESSERA_ASSIGN_OR_RETURN(const TokenIds ids, ReadTokenIds(path, json));
-  absl::Status status = CheckIsGpt2(path, ids, config);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(CheckIsGpt2(path, ids, config));
   BpeVocabulary result;
   AddByteLevelTokens(ids, result);
-  status = ReadMergeLines(path, merges, ids, result.merges);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(ReadMergeLines(path, merges, ids, result.merges));
   result.split = *FindSplitRules(kGpt2Regex);
   for (const std::string& text : {std::string("<|endoftext|>"), config.eos_token}) {
     const auto found = ids.find(text);

@@ -2,7 +2,6 @@
 #define TESSERA_TOOLS_CKPT_CKPT_RUN_H_
 
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -12,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "gtest/gtest.h"
@@ -23,11 +23,7 @@ namespace tessera::ckpt {
 // Runs of the ckpt command in this process, on small checkpoints in a folder of the test's own.
 class CkptTest : public testing::Test {
  protected:
-  CkptTest() : root_(testing::TempDir() + "/ckpt_XXXXXX") {
-    EXPECT_NE(mkdtemp(root_.data()), nullptr);
-    storage_ = *OpenStorage(root_);
-  }
-  ~CkptTest() override { std::filesystem::remove_all(root_); }
+  CkptTest() { storage_ = *OpenStorage(root_); }
 
   // Saves a checkpoint with "w" split into `shards` shards; `w` values can be changed before.
   void MustSave(const std::string& folder, int64_t step, int shards) {
@@ -118,26 +114,24 @@ class CkptTest : public testing::Test {
   }
 
   void TakeDigests(const std::string& from, const std::string& directory) {
-    const auto manifest = ReadManifest(*storage_, from);
-    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    ASSERT_OK_AND_ASSIGN(const auto manifest, ReadManifest(*storage_, from));
     int t = 0;
     EditManifest(directory, [&](LogicalTensor& tensor) {
-      const LogicalTensor& other = manifest->tensors(t++);
+      const LogicalTensor& other = manifest.tensors(t++);
       if (other.has_digest()) *tensor.mutable_digest() = other.digest();
     });
   }
 
   template <typename Edit>
   void EditManifest(const std::string& directory, const Edit& edit) {
-    auto manifest = ReadManifest(*storage_, directory);
-    ASSERT_TRUE(manifest.ok()) << manifest.status();
-    for (LogicalTensor& tensor : *manifest->mutable_tensors()) edit(tensor);
-    const auto encoded = EncodeManifest(*manifest);
-    ASSERT_TRUE(encoded.ok()) << encoded.status();
-    ASSERT_TRUE(WriteAll(*storage_, directory + "/manifest.pb", *encoded).ok());
+    ASSERT_OK_AND_ASSIGN(auto manifest, ReadManifest(*storage_, directory));
+    for (LogicalTensor& tensor : *manifest.mutable_tensors()) edit(tensor);
+    ASSERT_OK_AND_ASSIGN(const auto encoded, EncodeManifest(manifest));
+    ASSERT_TRUE(WriteAll(*storage_, directory + "/manifest.pb", encoded).ok());
   }
 
-  std::string root_;
+  const TestFolder folder_;
+  const std::string root_ = folder_.path();
   std::unique_ptr<Storage> storage_;
   float w_[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
   int64_t n_ = 17;

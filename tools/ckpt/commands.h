@@ -71,6 +71,13 @@ int RunConvert(const CommandOptions& options, const CommandOutput& output);
 // `arguments`: without the program's name.
 int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output);
 
+// Reads a checkpoint whole and writes the page options.html about it, compared with options.other
+// if that is a name. `head` is what `ckpt inspect` prints of it before the tensors: lines of a
+// label of twelve characters and a text, or of more of the text before, indented. Returns the exit
+// code.
+int WriteInspectPage(const NamedCheckpoint& named, const std::string& head,
+                     const CommandOptions& options, const CommandOutput& output);
+
 }  // namespace tessera::ckpt
 
 #endif  // TESSERA_TOOLS_CKPT_COMMANDS_H_

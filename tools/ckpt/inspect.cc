@@ -24,7 +24,6 @@
 #include "layout/partition.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
-#include "tools/ckpt/inspect_html.h"
 #include "tools/ckpt/report.h"
 
 namespace tessera::ckpt {

@@ -1,5 +1,3 @@
-#include "tools/ckpt/inspect_html.h"
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -28,6 +26,7 @@
 #include "convert/operations/summary.h"
 #include "convert/operations/survey.h"
 #include "nlohmann/json.hpp"
+#include "tools/ckpt/commands.h"
 #include "tools/ckpt/inspect_page.h"
 #include "tools/ckpt/report.h"
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -35,12 +36,7 @@ struct Result {
 
 class CompareRunsTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    root_ = fs::path(::testing::TempDir()) /
-            ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(root_);
-    WriteRun("a", 1, 30, 0);
-  }
+  void SetUp() override { WriteRun("a", 1, 30, 0); }
 
   // Steps [first, last]; the loss of step 17 is larger by `change`.
   void WriteRun(const std::string& name, int64_t first, int64_t last, double change) const {
@@ -68,7 +64,8 @@ class CompareRunsTest : public ::testing::Test {
   }
   std::string Path(const std::string& name) const { return (root_ / name).string(); }
 
-  fs::path root_;
+  const TestFolder folder_;
+  const fs::path root_ = folder_.path();
 
  private:
   static std::string Binary() {

@@ -90,9 +90,8 @@ bool AddRecord(const std::string& line, RunRecords& records) {
 absl::Status AddPrecision(const fs::path& config_file, RunRecords& records) {
   std::error_code error;
   if (records.bf16.has_value() || !fs::exists(config_file, error)) return absl::OkStatus();
-  const absl::StatusOr<TrainConfig> config = LoadConfig(config_file.string());
-  if (!config.ok()) return config.status();
-  records.bf16 = config->training().bf16();
+  TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, LoadConfig(config_file.string()));
+  records.bf16 = config.training().bf16();
   return absl::OkStatus();
 }
 

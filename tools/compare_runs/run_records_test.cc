@@ -16,7 +16,7 @@
 
 #include "absl/status/status.h"
 #include "base/crc32c.h"
-#include "base/test_seed.h"
+#include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/compare_runs/comparison.h"
@@ -33,18 +33,13 @@ using ::testing::IsEmpty;
 
 class RunRecordsTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) /
-              ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-  }
   void WriteMetrics(const std::string& text) const { Write("metrics.jsonl", text); }
   void Write(const std::string& name, const std::string& text) const {
     std::ofstream(folder_ / name, std::ios::binary) << text;
   }
 
-  std::filesystem::path folder_;
+  const TestFolder own_;
+  const std::filesystem::path folder_ = own_.path();
 };
 
 TEST_F(RunRecordsTest, ReadsWhatARunWrites) {
@@ -62,18 +57,17 @@ TEST_F(RunRecordsTest, ReadsWhatARunWrites) {
   ASSERT_TRUE((*writer)->Write(EvalMetrics{.step = 2, .loss = 2.0 / 3}).ok());
   ASSERT_TRUE((*writer)->Close().ok());
 
-  const auto run = ReadRunRecords(folder_.string());
-  ASSERT_TRUE(run.ok()) << run.status();
-  ASSERT_EQ(run->steps.size(), 2);
-  EXPECT_EQ(run->steps.at(1).loss, 1.0 / 3);
-  EXPECT_EQ(run->steps.at(1).lr, 1e-3);
-  EXPECT_EQ(run->steps.at(1).grad_norm, 0.1);
-  EXPECT_EQ(run->steps.at(1).tokens_per_second, 1234.5);
-  EXPECT_EQ(run->steps.at(2).loss, infinity);  // null as a number, exact as bits
-  EXPECT_TRUE(std::isnan(run->steps.at(2).grad_norm));
-  EXPECT_EQ(run->evaluation_losses.at(2), 2.0 / 3);
-  EXPECT_THAT(run->notes, IsEmpty());
-  EXPECT_FALSE(run->bf16.has_value());
+  ASSERT_OK_AND_ASSIGN(const auto run, ReadRunRecords(folder_.string()));
+  ASSERT_EQ(run.steps.size(), 2);
+  EXPECT_EQ(run.steps.at(1).loss, 1.0 / 3);
+  EXPECT_EQ(run.steps.at(1).lr, 1e-3);
+  EXPECT_EQ(run.steps.at(1).grad_norm, 0.1);
+  EXPECT_EQ(run.steps.at(1).tokens_per_second, 1234.5);
+  EXPECT_EQ(run.steps.at(2).loss, infinity);  // null as a number, exact as bits
+  EXPECT_TRUE(std::isnan(run.steps.at(2).grad_norm));
+  EXPECT_EQ(run.evaluation_losses.at(2), 2.0 / 3);
+  EXPECT_THAT(run.notes, IsEmpty());
+  EXPECT_FALSE(run.bf16.has_value());
 }
 
 TEST_F(RunRecordsTest, LeavesOutDamagedLinesWithANote) {
@@ -82,11 +76,10 @@ TEST_F(RunRecordsTest, LeavesOutDamagedLinesWithANote) {
       "{\"kind\":\"step\",\"st\n"
       "{\"kind\":\"step\",\"step\":3,\"loss\":1,\"loss_bits\":\"zz\"}\n"
       "{\"kind\":\"step\",\"step\":3,\"loss\":2}\n");
-  const auto run = ReadRunRecords((folder_ / "metrics.jsonl").string());
-  ASSERT_TRUE(run.ok()) << run.status();
-  EXPECT_EQ(run->steps.size(), 2);
-  EXPECT_EQ(run->steps.at(3).loss, 2);
-  EXPECT_THAT(run->notes,
+  ASSERT_OK_AND_ASSIGN(const auto run, ReadRunRecords((folder_ / "metrics.jsonl").string()));
+  EXPECT_EQ(run.steps.size(), 2);
+  EXPECT_EQ(run.steps.at(3).loss, 2);
+  EXPECT_THAT(run.notes,
               ElementsAre(HasSubstr("line 2 "), HasSubstr("step 3 is recorded more than once")));
 }
 
@@ -121,10 +114,9 @@ TEST_F(RunRecordsTest, RefusesFilesThatAreNoRecords) {
 
 TEST_F(RunRecordsTest, KeepsTheFirstNotes) {
   WriteMetrics("{\"kind\":\"step\",\"step\":1,\"loss\":3}\n" + std::string(30, '\n'));
-  const auto run = ReadRunRecords(folder_.string());
-  ASSERT_TRUE(run.ok()) << run.status();
-  EXPECT_EQ(run->notes.size(), 21);
-  EXPECT_EQ(run->notes.back(), "and 10 more");
+  ASSERT_OK_AND_ASSIGN(const auto run, ReadRunRecords(folder_.string()));
+  EXPECT_EQ(run.notes.size(), 21);
+  EXPECT_EQ(run.notes.back(), "and 10 more");
 }
 
 // The formats of other trainers, each of a run whose loss is 4 divided by the step's number.
@@ -197,21 +189,20 @@ TEST_F(RunRecordsTest, ReadsLogsOfOtherTrainers) {
       {kTorchtitanPrints, "a log of torchtitan", {1, 4}, {}, true, false, false, true, 5e-6}};
   for (const Case& expected : cases) {
     Write("a log", expected.text);
-    const auto run = ReadRunRecords((folder_ / "a log").string());
-    ASSERT_TRUE(run.ok()) << run.status();
-    EXPECT_EQ(run->foreign, expected.format);
+    ASSERT_OK_AND_ASSIGN(const auto run, ReadRunRecords((folder_ / "a log").string()));
+    EXPECT_EQ(run.foreign, expected.format);
     std::vector<int64_t> steps;
-    for (const auto& [step, record] : run->steps) {
+    for (const auto& [step, record] : run.steps) {
       steps.push_back(step);
       EXPECT_NEAR(record.loss, 4.0 / static_cast<double>(step), 5e-5) << expected.format << step;
     }
     EXPECT_EQ(steps, expected.steps) << expected.format;
-    EXPECT_EQ(run->bf16, expected.bf16) << expected.format;
-    EXPECT_NEAR(run->Rounding(4, &StepRecord::loss), expected.rounding, 1e-12) << expected.format;
-    EXPECT_EQ(run->evaluation_losses.contains(4), expected.has_evaluation) << expected.format;
-    if (expected.has_evaluation) EXPECT_EQ(run->evaluation_losses.at(4), 1.25) << expected.format;
+    EXPECT_EQ(run.bf16, expected.bf16) << expected.format;
+    EXPECT_NEAR(run.Rounding(4, &StepRecord::loss), expected.rounding, 1e-12) << expected.format;
+    EXPECT_EQ(run.evaluation_losses.contains(4), expected.has_evaluation) << expected.format;
+    if (expected.has_evaluation) EXPECT_EQ(run.evaluation_losses.at(4), 1.25) << expected.format;
     const auto has = [&](double StepRecord::*number) {
-      return run->Rounding(4, number) != kNotRecorded;
+      return run.Rounding(4, number) != kNotRecorded;
     };
     EXPECT_EQ(has(&StepRecord::lr), expected.has_lr) << expected.format;
     EXPECT_EQ(has(&StepRecord::grad_norm), expected.has_norm) << expected.format;
@@ -224,10 +215,9 @@ TEST_F(RunRecordsTest, ReadsLogsOfOtherTrainers) {
   EXPECT_EQ(ReadRunRecords((folder_ / "a log").string())->evaluation_losses.at(0), 10.9901);
   // The train_gpt2 for CPUs, and a folder of llm.c.
   Write("main.log", "val loss 5.325529\nstep 0: train loss 5.356082 (took 7392.049000 ms)\n");
-  const auto run = ReadRunRecords(folder_.string());
-  ASSERT_TRUE(run.ok()) << run.status();
-  EXPECT_EQ(run->steps.at(1).loss, 5.356082);
-  EXPECT_EQ(run->evaluation_losses.at(0), 5.325529);
+  ASSERT_OK_AND_ASSIGN(const auto run, ReadRunRecords(folder_.string()));
+  EXPECT_EQ(run.steps.at(1).loss, 5.356082);
+  EXPECT_EQ(run.evaluation_losses.at(0), 5.325529);
 }
 
 TEST_F(RunRecordsTest, SaysWhatIsOddInALog) {
@@ -239,17 +229,16 @@ TEST_F(RunRecordsTest, SaysWhatIsOddInALog) {
                    " iteration 5/ 9 | number of skipped iterations:   1 |\n"
                    " 50%|#####     | \r iteration 6/ 9 | lm loss: 3.000000E+00 |\n"
                    " iteration 7/ 9 | lm loss: 1.0");
-  const auto run = ReadRunRecords((folder_ / "log").string());
-  ASSERT_TRUE(run.ok()) << run.status();
-  EXPECT_THAT(run->notes, ElementsAre(HasSubstr("its last line is cut"),
-                                      HasSubstr("step 1 recorded again with another loss"),
-                                      HasSubstr("7 lines are another trainer's"),
-                                      HasSubstr("mean of the steps since")));
-  EXPECT_EQ(run->steps.size(), 4);
-  EXPECT_EQ(run->steps.at(1).loss, 2.5);
-  EXPECT_EQ(run->steps.at(6).loss, 3);
-  EXPECT_TRUE(std::isnan(run->steps.at(3).loss));
-  EXPECT_EQ(run->Rounding(3, &StepRecord::loss), 0);
+  ASSERT_OK_AND_ASSIGN(const auto run, ReadRunRecords((folder_ / "log").string()));
+  EXPECT_THAT(run.notes, ElementsAre(HasSubstr("its last line is cut"),
+                                     HasSubstr("step 1 recorded again with another loss"),
+                                     HasSubstr("7 lines are another trainer's"),
+                                     HasSubstr("mean of the steps since")));
+  EXPECT_EQ(run.steps.size(), 4);
+  EXPECT_EQ(run.steps.at(1).loss, 2.5);
+  EXPECT_EQ(run.steps.at(6).loss, 3);
+  EXPECT_TRUE(std::isnan(run.steps.at(3).loss));
+  EXPECT_EQ(run.Rounding(3, &StepRecord::loss), 0);
 }
 
 // An event with one scalar.
@@ -401,9 +390,8 @@ TEST_F(RunRecordsTest, ReadsLargeFilesInLittleMemory) {
     }
     Write("large", start);
     std::filesystem::resize_file(path, kFileBytes);
-    const auto run = ReadRunRecords(path.string());
-    ASSERT_TRUE(run.ok()) << run.status();
-    EXPECT_EQ(run->steps.size(), is_event ? 1 : 4);
+    ASSERT_OK_AND_ASSIGN(const auto run, ReadRunRecords(path.string()));
+    EXPECT_EQ(run.steps.size(), is_event ? 1 : 4);
   }
   EXPECT_LT(peak_bytes() - before, int64_t{64} << 20);
 }

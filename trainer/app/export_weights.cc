@@ -1,5 +1,3 @@
-#include "trainer/app/export_weights.h"
-
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -11,6 +9,7 @@
 #include "compute/device/training_device.h"
 #include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "trainer/app/session.h"
 #include "trainer/state/device_mirror.h"
 #include "trainer/state/foreign_weights.h"
 

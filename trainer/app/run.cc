@@ -1,4 +1,3 @@
-#include "trainer/app/run.h"
 
 #include <fcntl.h>
 
@@ -18,7 +17,6 @@
 #include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "base/status_macros.h"
-#include "trainer/app/export_weights.h"
 #include "trainer/app/launch.h"
 #include "trainer/app/sample_text.h"
 #include "trainer/app/session.h"

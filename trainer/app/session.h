@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
@@ -26,6 +27,7 @@
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/device_mirror.h"
+#include "trainer/state/foreign_weights.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/state/run_state.h"
 #include "trainer/state/state_dict.h"
@@ -93,6 +95,23 @@ SaveRecord RecordOf(const ckpt::Manifest& manifest, const Progress& progress);
 absl::StatusOr<std::unique_ptr<Session>> BuildSession(
     const TrainConfig& resolved_config, Communicator* world, ComputeDevices& devices,
     const std::function<void(const std::string&)>& notes);
+
+// Checks that what export_llmc and export_hf_interval name can be written, since that happens at
+// the end, or in the middle, of a run that may take weeks. For rank 0. The error is one sentence
+// with the name of the setting.
+absl::Status CheckExport(const Session& session);
+
+// Writes the session's weights, in the compute precision. Every rank calls it; rank 0 writes. File
+// or folder appear complete or not at all. A rank needs only some MiB in addition to its part of
+// the model.
+absl::Status ExportWeights(const Session& session, const ForeignWeights& weights);
+
+// What export_llmc names at the end of a run.
+ForeignWeights LlmcExport(const Session& session);
+// That of export_llmc_interval at the present step: "weights.bin" becomes "weights-00000100.bin".
+ForeignWeights LlmcExportOfStep(const Session& session);
+// The folder of export_hf_interval at the present step: "hf-00000100" in `save`.
+ForeignWeights HuggingFaceExportOfStep(const Session& session);
 
 }  // namespace tessera
 

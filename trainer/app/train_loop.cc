@@ -25,8 +25,8 @@
 #include "compute/tensor/device_runtime.h"
 #include "layout/dtype.h"
 #include "trainer/app/dry_run.h"
-#include "trainer/app/export_weights.h"
 #include "trainer/app/gemm_peak.h"
+#include "trainer/app/session.h"
 #include "trainer/app/signals.h"
 #include "trainer/app/step_agreement.h"
 #include "trainer/config/config.h"
@@ -499,9 +499,8 @@ absl::Status TrainLoop::CheckSaves() {
   const CheckpointConfig& checkpoint = config_.checkpoint();
   if (leader_.folder_is_taken) {
     // Rank 0 alone knows more.
-    const absl::Status taken =
-        session_.save_folder == nullptr ? absl::OkStatus() : session_.save_folder->Check();
-    if (!taken.ok()) return taken;
+    TESSERA_RETURN_IF_ERROR(session_.save_folder == nullptr ? absl::OkStatus()
+                                                            : session_.save_folder->Check());
     return absl::FailedPreconditionError(
         absl::StrFormat("another job saves to %s: this run ends", checkpoint.save()));
   }

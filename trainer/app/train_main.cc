@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "base/cpu_level.h"
 #include "base/invocation_dir.h"
+#include "base/status_macros.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/mpi/mpi_world.h"
 #include "compute/device/compute_devices.h"
@@ -25,7 +26,6 @@
 #include "nlohmann/json.hpp"
 #include "trainer/app/dry_run.h"
 #include "trainer/app/launch.h"
-#include "trainer/app/run.h"
 #include "trainer/app/signals.h"
 #include "trainer/config/config.h"
 #include "trainer/metrics/progress.h"
@@ -55,8 +55,7 @@ absl::StatusOr<TrainConfig> Resolve(const TrainConfig& given, int processes = 1)
   absl::StatusOr<TrainConfig> config =
       ResolveConfig(given, {.processes = processes, .saved_model = FindSavedModel});
   if (!config.ok()) return config;
-  const absl::Status format = CheckLoadFormat(config->checkpoint());
-  if (!format.ok()) return format;
+  TESSERA_RETURN_IF_ERROR(CheckLoadFormat(config->checkpoint()));
   return config;
 }
 
@@ -80,27 +79,24 @@ absl::StatusOr<TrainConfig> ResolveWithoutData(TrainConfig config) {
 }
 
 absl::Status PrintDryRun(const TrainConfig& config) {
-  const absl::StatusOr<TrainConfig> resolved = ResolveWithoutData(config);
-  if (!resolved.ok()) return resolved.status();
-  const absl::StatusOr<std::string> text = DescribeDryRun(*resolved);
-  if (!text.ok()) return text.status();
-  std::printf("%s", text->c_str());
+  TESSERA_ASSIGN_OR_RETURN(const TrainConfig resolved, ResolveWithoutData(config));
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, DescribeDryRun(resolved));
+  std::printf("%s", text.c_str());
   return absl::OkStatus();
 }
 
 // Prints the answer to launch.py as JSON.
 absl::Status PrintLaunch(const TrainConfig& config) {
   const bool has_data = !config.data().train_data_path().empty();
-  const absl::StatusOr<TrainConfig> resolved = ResolveWithoutData(config);
-  if (!resolved.ok()) return resolved.status();
+  TESSERA_ASSIGN_OR_RETURN(const TrainConfig resolved, ResolveWithoutData(config));
   const nlohmann::json launch = {
       // 0: as many as there is room for.
-      {"processes", HasAutoTopology(config) ? 0 : ConfigTopology(*resolved).world_size()},
-      {"gpus", CountGpus(*resolved)},
-      {"needs_data", !has_data && resolved->training().train_iters() > 0},
+      {"processes", HasAutoTopology(config) ? 0 : ConfigTopology(resolved).world_size()},
+      {"gpus", CountGpus(resolved)},
+      {"needs_data", !has_data && resolved.training().train_iters() > 0},
       {"valid_data_path", config.data().valid_data_path()},
       {"tokenizer_model", config.data().tokenizer_model()},
-      {"vocab_size", resolved->model().vocab_size()},
+      {"vocab_size", resolved.model().vocab_size()},
   };
   std::printf("%s\n", launch.dump().c_str());
   return absl::OkStatus();
@@ -123,11 +119,9 @@ CommOptions WorldOptions(const TrainConfig& config) {
 int RunInWorld(const TrainConfig& given, const Launch& launch, ComputeDevices& devices) {
   int stopped_by = 0;
   const int code = RunMpiRank(WorldOptions(given), [&](Communicator& world) -> absl::Status {
-    const absl::StatusOr<TrainConfig> config = Resolve(given, world.size());
-    if (!config.ok()) return config.status();
-    const absl::Status size = CheckWorldSize(ConfigTopology(*config), world.size());
-    if (!size.ok()) return size;
-    return RunRank(*config, launch, &world, devices, &stopped_by);
+    TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, Resolve(given, world.size()));
+    TESSERA_RETURN_IF_ERROR(CheckWorldSize(ConfigTopology(config), world.size()));
+    return RunRank(config, launch, &world, devices, &stopped_by);
   });
   return code == 0 && stopped_by != 0 ? 128 + stopped_by : code;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/power_loss.h"
+#include "base/testing.h"
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "layout/topology.h"
@@ -43,11 +44,7 @@ absl::StatusOr<TrainConfig> Resolve(const std::vector<std::string>& more, int pr
   return ResolveConfig(line->config, {.processes = processes});
 }
 
-TrainConfig Resolved(const std::vector<std::string>& more) {
-  absl::StatusOr<TrainConfig> config = Resolve(more);
-  EXPECT_TRUE(config.ok()) << config.status();
-  return config.ok() ? *config : TrainConfig();
-}
+TrainConfig Resolved(const std::vector<std::string>& more) { return OrFail(Resolve(more)); }
 
 TEST(ParseCommandLineTest, FlagsOverrideTheFileWhereverTheyStand) {
   const std::string path =
@@ -55,11 +52,10 @@ TEST(ParseCommandLineTest, FlagsOverrideTheFileWhereverTheyStand) {
   for (const std::vector<std::string>& arguments :
        {std::vector<std::string>{"--config", path, "--train-iters=20"},
         {"--train-iters=20", "--config=" + path}}) {
-    const absl::StatusOr<CommandLine> line = Parse(arguments);
-    ASSERT_TRUE(line.ok()) << line.status();
-    EXPECT_EQ(line->config.training().train_iters(), 20);
-    EXPECT_EQ(line->config.training().micro_batch_size(), 4);
-    EXPECT_EQ(line->help, "");
+    ASSERT_OK_AND_ASSIGN(const CommandLine line, Parse(arguments));
+    EXPECT_EQ(line.config.training().train_iters(), 20);
+    EXPECT_EQ(line.config.training().micro_batch_size(), 4);
+    EXPECT_EQ(line.help, "");
   }
 }
 
@@ -126,9 +122,8 @@ TEST(ResolveConfigTest, IsIdempotent) {
                                                {"--size=llama3-tiny"},
                                                {"--load=d", "--ckpt-step=3"}}) {
     const TrainConfig once = Resolved(more);
-    const absl::StatusOr<TrainConfig> twice = ResolveConfig(once);
-    ASSERT_TRUE(twice.ok()) << twice.status();
-    EXPECT_TRUE(MessageDifferencer::Equals(once, *twice));
+    ASSERT_OK_AND_ASSIGN(const TrainConfig twice, ResolveConfig(once));
+    EXPECT_TRUE(MessageDifferencer::Equals(once, twice));
   }
 }
 
@@ -136,10 +131,9 @@ TEST(ConfigTextTest, ReadsBackToTheSameConfig) {
   const TrainConfig config =
       Resolved({"--lr=0.1", "--min-lr=0.033333333333333333", "--adam-eps=1e-15", "--bf16",
                 "--lr-decay-style=cosine", "--save=a \"b\"\n", "--save-interval=7"});
-  const absl::StatusOr<TrainConfig> back = ParseConfig(ConfigText(config), "text");
-  ASSERT_TRUE(back.ok()) << back.status();
-  EXPECT_TRUE(MessageDifferencer::Equals(config, *back));
-  EXPECT_EQ(back->optimizer().min_lr(), 0.033333333333333333);
+  ASSERT_OK_AND_ASSIGN(const TrainConfig back, ParseConfig(ConfigText(config), "text"));
+  EXPECT_TRUE(MessageDifferencer::Equals(config, back));
+  EXPECT_EQ(back.optimizer().min_lr(), 0.033333333333333333);
 }
 
 TEST(WriteConfigTest, MakesTheFolderAndReplacesTheFile) {
@@ -147,9 +141,8 @@ TEST(WriteConfigTest, MakesTheFolderAndReplacesTheFile) {
   ASSERT_TRUE(WriteConfig(Resolved({"--seed=1"}), run_dir).ok());
   const TrainConfig config = Resolved({"--seed=2"});
   ASSERT_TRUE(WriteConfig(config, run_dir).ok());
-  const absl::StatusOr<TrainConfig> back = LoadConfig(run_dir + "/config.textproto");
-  ASSERT_TRUE(back.ok()) << back.status();
-  EXPECT_TRUE(MessageDifferencer::Equals(config, *back));
+  ASSERT_OK_AND_ASSIGN(const TrainConfig back, LoadConfig(run_dir + "/config.textproto"));
+  EXPECT_TRUE(MessageDifferencer::Equals(config, back));
 }
 
 TEST(WriteConfigTest, SurvivesALossOfPowerAndNeedsEachSync) {
@@ -484,9 +477,8 @@ TEST(ResolveConfigTest, LoadCkptFolderBecomesLoad) {
   EXPECT_EQ(resolved->checkpoint().load(), "a");
   EXPECT_EQ(resolved->checkpoint().load_content(), "model,rng");
   EXPECT_FALSE(resolved->checkpoint().has_load_ckpt_folder());
-  const auto again = ResolveConfig(*resolved);
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(again->SerializeAsString(), resolved->SerializeAsString());
+  ASSERT_OK_AND_ASSIGN(const auto again, ResolveConfig(*resolved));
+  EXPECT_EQ(again.SerializeAsString(), resolved->SerializeAsString());
 
   const auto llmc = resolve("load_ckpt_folder { path: \"w.bin\" ckpt_type: \"llmc\" }");
   ASSERT_TRUE(llmc.ok()) << llmc.status();
@@ -494,14 +486,13 @@ TEST(ResolveConfigTest, LoadCkptFolderBecomesLoad) {
   EXPECT_EQ(llmc->checkpoint().load(), "");
   EXPECT_TRUE(ResolveConfig(*llmc).ok());
 
-  const auto info = resolve(
-      "load_ckpt_info { path: \"a\" content: [\"sampler\", \"scheduler\"] "
-      "ckpt_type: \"internlm\" }");
-  ASSERT_TRUE(info.ok()) << info.status();
-  EXPECT_EQ(info->checkpoint().load(), "a");
-  EXPECT_EQ(info->checkpoint().load_content(), "sampler,scheduler");
-  EXPECT_EQ(info->checkpoint().load_format(), "internlm");
-  EXPECT_FALSE(info->checkpoint().has_load_ckpt_info());
+  ASSERT_OK_AND_ASSIGN(const auto info,
+                       resolve("load_ckpt_info { path: \"a\" content: [\"sampler\", \"scheduler\"] "
+                               "ckpt_type: \"internlm\" }"));
+  EXPECT_EQ(info.checkpoint().load(), "a");
+  EXPECT_EQ(info.checkpoint().load_content(), "sampler,scheduler");
+  EXPECT_EQ(info.checkpoint().load_format(), "internlm");
+  EXPECT_FALSE(info.checkpoint().has_load_ckpt_info());
 
   EXPECT_FALSE(resolve("load: \"b\" load_ckpt_folder { path: \"a\" }").ok());
   EXPECT_FALSE(resolve("load_ckpt_folder { content: \"model\" }").ok());
@@ -531,11 +522,10 @@ TEST(ConfigTest, WhatIsNotSetOfAModelIsTheSavedOnes) {
   constexpr char kSaved[] = "size: \"gpt2-tiny\" norm_epsilon: 1e-3 vocab_size: 61";
   int calls = 0;
   for (const char* text : {"", "model { num_layers: 2 hidden_dropout: 0.1 }"}) {
-    const auto config = ResolveOver(kSaved, text, &calls);
-    ASSERT_TRUE(config.ok()) << config.status();
-    EXPECT_EQ(config->model().vocab_size(), 61);
-    EXPECT_EQ(config->model().norm_epsilon(), 1e-3);
-    EXPECT_EQ(config->model().hidden_dropout(), *text == 0 ? 0 : 0.1);
+    ASSERT_OK_AND_ASSIGN(const auto config, ResolveOver(kSaved, text, &calls));
+    EXPECT_EQ(config.model().vocab_size(), 61);
+    EXPECT_EQ(config.model().norm_epsilon(), 1e-3);
+    EXPECT_EQ(config.model().hidden_dropout(), *text == 0 ? 0 : 0.1);
   }
   EXPECT_EQ(calls, 2);
   for (const auto& [text, message] :

@@ -25,8 +25,7 @@ absl::Status Apply(const std::vector<std::string>& arguments, TrainConfig* confi
 
 TrainConfig Parsed(const std::vector<std::string>& arguments) {
   TrainConfig config;
-  const absl::Status status = Apply(arguments, &config);
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(Apply(arguments, &config), absl::OkStatus());
   return config;
 }
 

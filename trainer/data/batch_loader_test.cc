@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "trainer/data/test_files.h"
 #include "trainer/data/token_file.h"
 
@@ -33,9 +34,7 @@ void WriteShards(const TestFolder& folder, const std::vector<int64_t>& sizes,
 }
 
 std::unique_ptr<TokenDataset> OpenAll(const TestFolder& folder, int64_t length) {
-  auto dataset = TokenDataset::Open(folder.File("s*.bin"), length, kVocab);
-  EXPECT_TRUE(dataset.ok()) << dataset.status();
-  return *std::move(dataset);
+  return OrFail(TokenDataset::Open(folder.File("s*.bin"), length, kVocab));
 }
 
 TEST(TokenDatasetTest, CutsSamplesAsDocumented) {
@@ -168,9 +167,8 @@ TEST(BatchLoaderTest, EvaluationReadsTheFirstSamplesInOrder) {
 TEST(BatchLoaderTest, BadTokensAreReportedWhenRead) {
   const TestFolder folder;
   WriteShards(folder, {100});
-  const auto dataset = TokenDataset::Open(folder.File("s*.bin"), 4, 50);
-  ASSERT_TRUE(dataset.ok());
-  const BatchLoader loader(dataset->get(), 1);
+  ASSERT_OK_AND_ASSIGN(const auto dataset, TokenDataset::Open(folder.File("s*.bin"), 4, 50));
+  const BatchLoader loader(dataset.get(), 1);
   std::vector<int32_t> ids(96), targets(96);
   const absl::Status status = loader.FillBatch(0, 0, 24, ids, targets);
   EXPECT_TRUE(absl::IsDataLoss(status));

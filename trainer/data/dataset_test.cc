@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "trainer/data/test_files.h"
 #include "trainer/data/token_checksums.h"
 #include "trainer/data/token_file.h"
@@ -29,9 +30,7 @@ class ForeignShardsTest : public ::testing::Test {
     }
   }
   std::unique_ptr<TokenDataset> Open() const {
-    auto dataset = TokenDataset::Open(folder_.File("s*"), 4, 100);
-    EXPECT_TRUE(dataset.ok()) << dataset.status();
-    return *std::move(dataset);
+    return OrFail(TokenDataset::Open(folder_.File("s*"), 4, 100));
   }
   std::vector<std::string> AddChecksums(TokenDataset& dataset, int64_t max_bytes) const {
     std::vector<std::string> notes;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/file_descriptor.h"
+#include "base/testing.h"
 #include "compute/random/philox.h"
 #include "tokenizer/byte_tokenizer.h"
 #include "tokenizer/files/hugging_face_files.h"
@@ -36,12 +37,10 @@ std::string RandomBytes(uint64_t stream, size_t size) {
 }
 
 void ExpectRoundTrip(const Tokenizer& tokenizer, const std::string& text) {
-  const auto ids = tokenizer.Encode(text);
-  ASSERT_TRUE(ids.ok());
-  for (const int32_t id : *ids) ASSERT_NE(id, tokenizer.end_of_text());
-  const auto decoded = tokenizer.Decode(*ids);
-  ASSERT_TRUE(decoded.ok());
-  ASSERT_EQ(*decoded, text);
+  ASSERT_OK_AND_ASSIGN(const auto ids, tokenizer.Encode(text));
+  for (const int32_t id : ids) ASSERT_NE(id, tokenizer.end_of_text());
+  ASSERT_OK_AND_ASSIGN(const auto decoded, tokenizer.Decode(ids));
+  ASSERT_EQ(decoded, text);
 }
 
 // Some hundred kilobytes of the default corpus.
@@ -107,10 +106,9 @@ TEST(ByteTokenizerTest, LosslessForAnyBytes) {
 TEST(ByteTokenizerTest, SavedFileLoadsAsWhatItIs) {
   const TestFolder folder;
   folder.Write("t", ByteTokenizer().Files().at(0).contents);
-  const auto loaded = LoadTokenizer(folder.File("t"));
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ((*loaded)->kind(), "byte");
-  ExpectRoundTrip(**loaded, EveryByteTwice());
+  ASSERT_OK_AND_ASSIGN(const auto loaded, LoadTokenizer(folder.File("t")));
+  EXPECT_EQ(loaded->kind(), "byte");
+  ExpectRoundTrip(*loaded, EveryByteTwice());
 }
 
 TEST(LlmcTokenizerTest, BothVersionsDecode) {
@@ -119,14 +117,13 @@ TEST(LlmcTokenizerTest, BothVersionsDecode) {
   folder.Write("v1", Int32Header({20240328, 1, 3}) + body);
   folder.Write("v2", Int32Header({20240328, 2, 3, 2}) + body);
   for (const char* name : {"v1", "v2"}) {
-    const auto tokenizer = LoadTokenizer(folder.File(name));
-    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-    EXPECT_EQ((*tokenizer)->kind(), "llm.c");
-    EXPECT_EQ((*tokenizer)->vocab_size(), 3);
-    EXPECT_EQ((*tokenizer)->end_of_text(), 2);
-    EXPECT_EQ(*(*tokenizer)->Decode(std::vector<int32_t>{0, 1, 2}), "Hi there<|endoftext|>");
-    EXPECT_EQ((*tokenizer)->Encode("Hi").status().code(), absl::StatusCode::kUnimplemented);
-    EXPECT_EQ((*tokenizer)->Files().at(0).contents, Slurp(folder.File("v2")));
+    ASSERT_OK_AND_ASSIGN(const auto tokenizer, LoadTokenizer(folder.File(name)));
+    EXPECT_EQ(tokenizer->kind(), "llm.c");
+    EXPECT_EQ(tokenizer->vocab_size(), 3);
+    EXPECT_EQ(tokenizer->end_of_text(), 2);
+    EXPECT_EQ(*tokenizer->Decode(std::vector<int32_t>{0, 1, 2}), "Hi there<|endoftext|>");
+    EXPECT_EQ(tokenizer->Encode("Hi").status().code(), absl::StatusCode::kUnimplemented);
+    EXPECT_EQ(tokenizer->Files().at(0).contents, Slurp(folder.File("v2")));
   }
 }
 
@@ -157,24 +154,22 @@ TEST(LlmcTokenizerTest, EveryFieldIsChecked) {
 }
 
 TEST(SentencePieceTokenizerTest, LosslessForAnyBytes) {
-  const auto tokenizer = SentencePieceTokenizer::Parse("model", Model());
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  EXPECT_EQ((*tokenizer)->vocab_size(), 1500);
-  EXPECT_EQ((*tokenizer)->end_of_text(), 1);
-  ExpectRoundTrip(**tokenizer, RealText());
-  for (const std::string& text : HardTexts()) ExpectRoundTrip(**tokenizer, text);
-  ExpectRoundTrip(**tokenizer, EveryByteTwice());
-  ExpectRoundTrip(**tokenizer, "a \xE2\x96\x81 mark that pieces use for spaces\xE2\x96\x81");
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer, SentencePieceTokenizer::Parse("model", Model()));
+  EXPECT_EQ(tokenizer->vocab_size(), 1500);
+  EXPECT_EQ(tokenizer->end_of_text(), 1);
+  ExpectRoundTrip(*tokenizer, RealText());
+  for (const std::string& text : HardTexts()) ExpectRoundTrip(*tokenizer, text);
+  ExpectRoundTrip(*tokenizer, EveryByteTwice());
+  ExpectRoundTrip(*tokenizer, "a \xE2\x96\x81 mark that pieces use for spaces\xE2\x96\x81");
   for (uint64_t stream = 0; stream < 200; ++stream) {
-    ExpectRoundTrip(**tokenizer, RandomBytes(stream, stream));
+    ExpectRoundTrip(*tokenizer, RandomBytes(stream, stream));
   }
 }
 
 TEST(SentencePieceTokenizerTest, EncodesAsTheLibraryDoes) {
-  const auto tokenizer = SentencePieceTokenizer::Parse("model", Model());
-  ASSERT_TRUE(tokenizer.ok());
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer, SentencePieceTokenizer::Parse("model", Model()));
   const auto compare = [&](const std::string& text) {
-    const std::vector<int32_t> ids = *(*tokenizer)->Encode(text);
+    const std::vector<int32_t> ids = *tokenizer->Encode(text);
     const std::vector<int> reference = ReferenceEncode(Model(), text);
     ASSERT_EQ(ids.size(), reference.size());
     for (size_t i = 0; i < ids.size(); ++i) ASSERT_EQ(ids[i], reference[i]) << "token " << i;
@@ -194,36 +189,33 @@ TEST(SentencePieceTokenizerTest, EncodesAsTheLibraryDoes) {
 TEST(SentencePieceTokenizerTest, ADummyPrefixAsTheLibraryAddsIt) {
   // Appended fields override earlier ones: add_dummy_prefix of the normalizer_spec.
   const std::string model = Model() + "\x1A\x02\x18\x01";
-  const auto tokenizer = SentencePieceTokenizer::Parse("model", model);
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer, SentencePieceTokenizer::Parse("model", model));
   std::vector<std::string> texts = HardTexts();
   texts.push_back(RealText());
   for (const std::string& text : texts) {
-    const std::vector<int32_t> ids = *(*tokenizer)->Encode(text);
+    const std::vector<int32_t> ids = *tokenizer->Encode(text);
     const std::vector<int> reference = ReferenceEncode(model, text);
     EXPECT_TRUE(std::equal(ids.begin(), ids.end(), reference.begin(), reference.end()))
         << text.substr(0, 40);
-    EXPECT_EQ(*(*tokenizer)->Decode(ids), text);
+    EXPECT_EQ(*tokenizer->Decode(ids), text);
   }
-  EXPECT_EQ((*tokenizer)->EncodablePrefix("two\nlines"), 0u);
-  EXPECT_FALSE((*tokenizer)->begin_of_text().has_value());
+  EXPECT_EQ(tokenizer->EncodablePrefix("two\nlines"), 0u);
+  EXPECT_FALSE(tokenizer->begin_of_text().has_value());
 }
 
 TEST(SentencePieceTokenizerTest, SaveAndLoad) {
   const TestFolder folder;
   folder.Write("m", (*SentencePieceTokenizer::Parse("model", Model()))->Files().at(0).contents);
-  const auto loaded = LoadTokenizer(folder.File("m"));
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ((*loaded)->kind(), "sentencepiece");
-  ExpectRoundTrip(**loaded, "the same as before");
+  ASSERT_OK_AND_ASSIGN(const auto loaded, LoadTokenizer(folder.File("m")));
+  EXPECT_EQ(loaded->kind(), "sentencepiece");
+  ExpectRoundTrip(*loaded, "the same as before");
   // Its llm.c form decodes to the same text.
-  folder.Write("t", *LlmcTokenizerFile(**loaded));
-  const auto table = LoadTokenizer(folder.File("t"));
-  ASSERT_TRUE(table.ok()) << table.status();
-  std::vector<int32_t> ids = *(*loaded)->Encode(RealText());
-  ids.push_back((*loaded)->end_of_text());
-  EXPECT_EQ(*(*table)->Decode(ids), *(*loaded)->Decode(ids));
-  EXPECT_EQ((*table)->end_of_text(), (*loaded)->end_of_text());
+  folder.Write("t", *LlmcTokenizerFile(*loaded));
+  ASSERT_OK_AND_ASSIGN(const auto table, LoadTokenizer(folder.File("t")));
+  std::vector<int32_t> ids = *loaded->Encode(RealText());
+  ids.push_back(loaded->end_of_text());
+  EXPECT_EQ(*table->Decode(ids), *loaded->Decode(ids));
+  EXPECT_EQ(table->end_of_text(), loaded->end_of_text());
 }
 
 // What is exported for Hugging Face is read here, too.
@@ -232,21 +224,19 @@ TEST(SentencePieceTokenizerTest, WrittenAsTokenizerJsonItHasTheSameIds) {
     const auto original = SentencePieceTokenizer::Parse("model", Model() + suffix);
     ASSERT_TRUE(original.ok()) << original.status();
     const TestFolder folder;
-    const auto files = HuggingFaceFiles(**original);
-    ASSERT_TRUE(files.ok()) << files.status();
-    for (const TokenizerFile& file : *files) folder.Write(file.name, file.contents);
-    const auto read = LoadTokenizer(folder.path());
-    ASSERT_TRUE(read.ok()) << read.status();
-    EXPECT_EQ((*read)->kind(), "bpe");
-    EXPECT_EQ((*read)->vocab_size(), (*original)->vocab_size());
-    EXPECT_EQ((*read)->end_of_text(), (*original)->end_of_text());
-    EXPECT_EQ((*read)->begin_of_text(), (*original)->begin_of_text());
+    ASSERT_OK_AND_ASSIGN(const auto files, HuggingFaceFiles(**original));
+    for (const TokenizerFile& file : files) folder.Write(file.name, file.contents);
+    ASSERT_OK_AND_ASSIGN(const auto read, LoadTokenizer(folder.path()));
+    EXPECT_EQ(read->kind(), "bpe");
+    EXPECT_EQ(read->vocab_size(), (*original)->vocab_size());
+    EXPECT_EQ(read->end_of_text(), (*original)->end_of_text());
+    EXPECT_EQ(read->begin_of_text(), (*original)->begin_of_text());
     std::vector<std::string> texts = HardTexts();
     texts.insert(texts.end(), {RealText(), EveryByteTwice(), RandomBytes(1, 5000)});
     for (const std::string& text : texts) {
-      const std::vector<int32_t> ids = *(*read)->Encode(text);
+      const std::vector<int32_t> ids = *read->Encode(text);
       EXPECT_EQ(ids, *(*original)->Encode(text)) << text.substr(0, 40);
-      EXPECT_EQ(*(*read)->Decode(ids), text);
+      EXPECT_EQ(*read->Decode(ids), text);
     }
   }
 }

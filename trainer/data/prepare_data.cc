@@ -281,19 +281,17 @@ absl::Status WriteFiles(const Job& job, const CorpusSplit& split, const Tokenize
   summary.split = split.kind;
 
   TokenShardWriter train(directory, "train", job.format, shard_tokens, tokenizer.vocab_size());
-  absl::Status status = EncodeSplit(job, split.train, tokenizer, done, train, summary.train);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(EncodeSplit(job, split.train, tokenizer, done, train, summary.train));
   TokenShardWriter validation(directory, "val", job.format, shard_tokens, tokenizer.vocab_size());
-  status = EncodeSplit(job, split.validation, tokenizer, done, validation, summary.validation);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(
+      EncodeSplit(job, split.validation, tokenizer, done, validation, summary.validation));
   summary.unigram_nats_per_token = UnigramNatsPerToken(
       train.counts(), validation.tokens() > 0 ? validation.counts() : train.counts());
 
   std::vector<std::string> names = train.file_names();
   names.insert(names.end(), validation.file_names().begin(), validation.file_names().end());
   for (size_t i = 0, n = names.size(); i < n; ++i) names.push_back(ChecksumPath(names[i]));
-  status = WriteTokenizer(tokenizer, directory, names);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(WriteTokenizer(tokenizer, directory, names));
   for (const std::string& name : names) {
     std::error_code error;
     const int64_t size_bytes = fs::file_size(Join(directory, name), error);
@@ -352,10 +350,8 @@ absl::Status ExchangeFiles(const std::string& staging, const std::string& direct
     if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot remove ", name));
   }
   TESSERA_RETURN_IF_ERROR(SyncFolder(directory));
-  absl::Status status = MoveFiles(fresh_files, staging, directory);
-  if (!status.ok()) return status;
-  status = MoveFiles(fresh_checksums, staging, directory);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(MoveFiles(fresh_files, staging, directory));
+  TESSERA_RETURN_IF_ERROR(MoveFiles(fresh_checksums, staging, directory));
   return WriteDatasetSummary(summary, directory);
 }
 
@@ -443,11 +439,9 @@ absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
         TrainOn(options, split.train, Phase(progress, "training the tokenizer", train_bytes)));
     job.tokenizer = std::move(trained);
   }
-  absl::Status status = WriteFiles(job, split, *job.tokenizer, staging->path(),
-                                   Phase(progress, "encoding", total_bytes), result.summary);
-  if (!status.ok()) return status;
-  status = ExchangeFiles(staging->path(), options.output_dir, *old, result.summary);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(WriteFiles(job, split, *job.tokenizer, staging->path(),
+                                     Phase(progress, "encoding", total_bytes), result.summary));
+  TESSERA_RETURN_IF_ERROR(ExchangeFiles(staging->path(), options.output_dir, *old, result.summary));
   return result;
 }
 

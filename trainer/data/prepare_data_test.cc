@@ -16,6 +16,7 @@
 #include "absl/strings/escaping.h"
 #include "base/file_descriptor.h"
 #include "base/power_loss.h"
+#include "base/testing.h"
 #include "nlohmann/json.hpp"
 #include "tokenizer/files/load_tokenizer.h"
 #include "trainer/data/corpus.h"
@@ -91,24 +92,22 @@ class PrepareDataTest : public ::testing::Test {
 };
 
 TEST_F(PrepareDataTest, TokensAreTheDocumentsEachOnce) {
-  const auto result = Prepare(options_);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_FALSE(result->up_to_date);
+  ASSERT_OK_AND_ASSIGN(const auto result, Prepare(options_));
+  EXPECT_FALSE(result.up_to_date);
   std::map<std::string, std::string> skipped;
-  for (const SkippedFile& file : result->skipped) skipped[file.path] = file.reason;
+  for (const SkippedFile& file : result.skipped) skipped[file.path] = file.reason;
   const std::map<std::string, std::string> expected_skipped = {
       {in_.File(".hidden"), "hidden"},
       {in_.File("a/image.png"), "not text: a zero byte in its first 4 KiB"},
       {in_.File("a/nothing.txt"), "empty"},
       {in_.File("nowhere"), "not a regular file"}};
   EXPECT_EQ(skipped, expected_skipped);
-  const DatasetSummary& summary = result->summary;
+  const DatasetSummary& summary = result.summary;
   EXPECT_EQ(summary.split, "documents");
   EXPECT_EQ(summary.train.documents + summary.validation.documents, 50);
   EXPECT_GT(summary.validation.documents, 1);
 
-  const auto tokenizer = LoadTokenizer(options_.output_dir + "/tokenizer.bin");
-  ASSERT_TRUE(tokenizer.ok());
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer, LoadTokenizer(options_.output_dir + "/tokenizer.bin"));
   std::map<std::string, int> expected, found;
   const DocumentList list = *FindDocuments(options_.inputs);
   for (const std::string& path : list.paths) {
@@ -122,7 +121,7 @@ TEST_F(PrepareDataTest, TokensAreTheDocumentsEachOnce) {
     std::string document;
     for (size_t i = 1; i <= tokens.size(); ++i) {
       if (i < tokens.size() && tokens[i] != 256) {
-        document += (*tokenizer)->TokenText(tokens[i]);
+        document += tokenizer->TokenText(tokens[i]);
         continue;
       }
       ++found[document];
@@ -138,10 +137,9 @@ TEST_F(PrepareDataTest, TokensAreTheDocumentsEachOnce) {
 TEST_F(PrepareDataTest, SameInputsAreNotPreparedTwiceAndGiveTheSameBytes) {
   ASSERT_TRUE(Prepare(options_).ok());
   const auto files = Snapshot(options_.output_dir);
-  const auto again = Prepare(options_);
-  ASSERT_TRUE(again.ok());
-  EXPECT_TRUE(again->up_to_date);
-  EXPECT_EQ(again->summary.files.size() + 1, files.size());
+  ASSERT_OK_AND_ASSIGN(const auto again, Prepare(options_));
+  EXPECT_TRUE(again.up_to_date);
+  EXPECT_EQ(again.summary.files.size() + 1, files.size());
 
   std::filesystem::remove(options_.output_dir + "/train_000.bin");
   EXPECT_FALSE(Prepare(options_)->up_to_date);
@@ -175,10 +173,9 @@ TEST_F(PrepareDataTest, FilesChangedOnPurposeGetOtherChecksums) {
   out_.Write("data/train_000.bin", contents);
   std::vector<int32_t> tokens(700);
   EXPECT_TRUE(absl::IsDataLoss((*TokenFile::Open(path))->Read(0, 257, tokens)));
-  const absl::StatusOr<int64_t> files =
-      AddChecksums(options_.output_dir + "/train_*", IgnoreProgress);
-  ASSERT_TRUE(files.ok()) << files.status();
-  EXPECT_GT(*files, 1);
+  ASSERT_OK_AND_ASSIGN(const int64_t files,
+                       AddChecksums(options_.output_dir + "/train_*", IgnoreProgress));
+  EXPECT_GT(files, 1);
   EXPECT_TRUE((*TokenFile::Open(path))->Read(0, 257, tokens).ok());
   ExpectError(AddChecksums(out_.File("none*"), IgnoreProgress).status(),
               absl::StatusCode::kNotFound, "none*");
@@ -193,9 +190,8 @@ TEST_F(PrepareDataTest, RecoversFromAnInterruptedExchange) {
   summary.files.push_back({"train_099.bin", 4});
   out_.Write("data/train_099.bin", "left");
   ASSERT_TRUE(WriteDatasetSummary(summary, options_.output_dir).ok());
-  const auto result = Prepare(options_);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_FALSE(result->up_to_date);
+  ASSERT_OK_AND_ASSIGN(const auto result, Prepare(options_));
+  EXPECT_FALSE(result.up_to_date);
   EXPECT_EQ(Snapshot(options_.output_dir), files);
 }
 
@@ -204,11 +200,10 @@ TEST_F(PrepareDataTest, FewDocumentsAreSplitAtTheirTails) {
   for (int i = 0; i < 1000; ++i) text += "line " + std::to_string(i) + "\n";
   options_.inputs = {in_.Write("one.txt", text)};
   options_.validation_fraction = 0.1;
-  const auto result = Prepare(options_);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->summary.split, "tails");
-  EXPECT_EQ(result->summary.train.text_bytes + result->summary.validation.text_bytes, text.size());
-  EXPECT_NEAR(result->summary.validation.text_bytes, 0.1 * text.size(), 20);
+  ASSERT_OK_AND_ASSIGN(const auto result, Prepare(options_));
+  EXPECT_EQ(result.summary.split, "tails");
+  EXPECT_EQ(result.summary.train.text_bytes + result.summary.validation.text_bytes, text.size());
+  EXPECT_NEAR(result.summary.validation.text_bytes, 0.1 * text.size(), 20);
   const std::vector<int32_t> tokens = AllTokens(options_.output_dir + "/val_*.bin");
   EXPECT_EQ(std::string(tokens.begin() + 1, tokens.begin() + 6), "line ");
   EXPECT_EQ(tokens.back(), '\n');
@@ -252,11 +247,10 @@ TEST_F(PrepareDataTest, TooLittleTextIsSaidInOneSentence) {
 
 TEST_F(PrepareDataTest, WithoutValidation) {
   options_.validation_fraction = 0;
-  const auto result = Prepare(options_);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->summary.split, "none");
+  ASSERT_OK_AND_ASSIGN(const auto result, Prepare(options_));
+  EXPECT_EQ(result.summary.split, "none");
   EXPECT_FALSE(Glob(options_.output_dir + "/val_*.bin").ok());
-  EXPECT_GT(result->summary.unigram_nats_per_token, 1);
+  EXPECT_GT(result.summary.unigram_nats_per_token, 1);
 }
 
 TEST_F(PrepareDataTest, SentencePieceOnRealText) {
@@ -266,9 +260,8 @@ TEST_F(PrepareDataTest, SentencePieceOnRealText) {
   options_.vocab_size = 1000;
   options_.format = TokenFormat::kLlama3;
   options_.tokenizer_sample_bytes = 200000;
-  const auto result = Prepare(options_);
-  ASSERT_TRUE(result.ok()) << result.status();
-  const DatasetSummary& summary = result->summary;
+  ASSERT_OK_AND_ASSIGN(const auto result, Prepare(options_));
+  const DatasetSummary& summary = result.summary;
   EXPECT_EQ(summary.vocab_size, 1000);
   EXPECT_LT(summary.train.tokens, summary.train.text_bytes / 2);
   EXPECT_GT(summary.unigram_nats_per_token, 4);
@@ -338,30 +331,28 @@ TEST_F(PrepareDataTest, AGivenTokenizerEncodesWholeDocumentsOnAnyNumberOfThreads
     for (const int threads : {1, 3}) {
       options_.threads = threads;
       options_.output_dir = out_.File("data" + std::to_string(threads));
-      const auto result = Prepare(options_);
-      ASSERT_TRUE(result.ok()) << result.status();
-      EXPECT_EQ(result->summary.tokenizer, "bpe");
-      EXPECT_EQ(result->summary.format, "gpt2");
+      ASSERT_OK_AND_ASSIGN(const auto result, Prepare(options_));
+      EXPECT_EQ(result.summary.tokenizer, "bpe");
+      EXPECT_EQ(result.summary.format, "gpt2");
       if (threads == 1) files = Snapshot(options_.output_dir);
       EXPECT_TRUE(Snapshot(options_.output_dir) == files) << threads;
     }
     // The folder can be given in place of the original.
-    const auto tokenizer = LoadTokenizer(options_.output_dir);
-    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    ASSERT_OK_AND_ASSIGN(const auto tokenizer, LoadTokenizer(options_.output_dir));
     std::map<std::vector<int32_t>, int> expected, found;
     const DocumentList list = *FindDocuments(options_.inputs);
     for (const std::string& path : list.paths) {
       if (const std::string text = Slurp(path); !text.empty()) {
-        std::vector<int32_t> ids = *(*tokenizer)->Encode(text);
-        if (options_.begin_of_text) ids.insert(ids.begin(), *(*tokenizer)->begin_of_text());
+        std::vector<int32_t> ids = *tokenizer->Encode(text);
+        if (options_.begin_of_text) ids.insert(ids.begin(), *tokenizer->begin_of_text());
         ++expected[ids];
       }
     }
     const std::vector<int32_t> tokens = AllTokens(options_.output_dir + "/train_*.bin");
-    ASSERT_EQ(tokens.at(0), (*tokenizer)->end_of_text());
+    ASSERT_EQ(tokens.at(0), tokenizer->end_of_text());
     std::vector<int32_t> document;
     for (size_t i = 1; i <= tokens.size(); ++i) {
-      if (i < tokens.size() && tokens[i] != (*tokenizer)->end_of_text()) {
+      if (i < tokens.size() && tokens[i] != tokenizer->end_of_text()) {
         document.push_back(tokens[i]);
         continue;
       }
@@ -383,11 +374,10 @@ TEST_F(PrepareDataTest, TheFormatFollowsFromTheVocabulary) {
     file += absl::Base64Escape(token) + " " + std::to_string(rank) + "\n";
   }
   options_.tokenizer = out_.Write("cl100k.tiktoken", file);
-  const auto result = Prepare(options_);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->summary.format, "llama3");
-  EXPECT_EQ(result->summary.vocab_size, 100277);
-  EXPECT_EQ(result->summary.end_of_text, 100257);
+  ASSERT_OK_AND_ASSIGN(const auto result, Prepare(options_));
+  EXPECT_EQ(result.summary.format, "llama3");
+  EXPECT_EQ(result.summary.vocab_size, 100277);
+  EXPECT_EQ(result.summary.end_of_text, 100257);
   EXPECT_TRUE(Prepare(options_)->up_to_date);
   options_.format = TokenFormat::kGpt2;
   ExpectError(Prepare(options_).status(), absl::StatusCode::kInvalidArgument, "format is gpt2");
@@ -465,11 +455,10 @@ TEST(DatasetSummaryTest, RoundTripAndEveryMissingFieldIsNamed) {
   summary.unigram_nats_per_token = 1.25;
   summary.files = {{"train_000.bin", 7}};
   ASSERT_TRUE(WriteDatasetSummary(summary, folder.path()).ok());
-  const auto read = ReadDatasetSummary(folder.path());
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->train.tokens, 5);
-  EXPECT_EQ(read->unigram_nats_per_token, 1.25);
-  EXPECT_EQ(read->files.at(0).name, "train_000.bin");
+  ASSERT_OK_AND_ASSIGN(const auto read, ReadDatasetSummary(folder.path()));
+  EXPECT_EQ(read.train.tokens, 5);
+  EXPECT_EQ(read.unigram_nats_per_token, 1.25);
+  EXPECT_EQ(read.files.at(0).name, "train_000.bin");
 
   const std::string text = Slurp(folder.File(kDatasetFileName));
   for (const std::string field : {"format_version", "request", "vocab_size", "train", "text_bytes",

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/file_descriptor.h"
+#include "base/testing.h"
 #include "trainer/data/test_files.h"
 
 namespace tessera {
@@ -27,9 +28,7 @@ absl::StatusOr<std::optional<TokenChecksums>> ReadFor(const std::string& path) {
 
 TokenChecksums MakeFor(const std::string& path) {
   const auto file = FileDescriptor::OpenForReading(path);
-  const auto made = MakeTokenChecksums(path, *file);
-  EXPECT_TRUE(made.ok()) << made.status();
-  return *made;
+  return OrFail(MakeTokenChecksums(path, *file));
 }
 
 TEST(TokenChecksumsTest, LiteralBytes) {

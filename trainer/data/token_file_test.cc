@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/testing.h"
 #include "trainer/data/test_files.h"
 #include "trainer/data/token_checksums.h"
 
@@ -16,10 +17,9 @@ namespace tessera {
 namespace {
 
 void WriteTokens(const std::string& path, TokenFormat format, const std::vector<int32_t>& tokens) {
-  auto writer = TokenFileWriter::Create(path, format);
-  ASSERT_TRUE(writer.ok()) << writer.status();
-  ASSERT_TRUE((*writer)->Append(tokens).ok());
-  ASSERT_TRUE((*writer)->Close().ok());
+  ASSERT_OK_AND_ASSIGN(auto writer, TokenFileWriter::Create(path, format));
+  ASSERT_TRUE(writer->Append(tokens).ok());
+  ASSERT_TRUE(writer->Close().ok());
 }
 
 // Header of three words and a body.
@@ -52,21 +52,20 @@ TEST(TokenFileTest, RoundTripOfAnyRange) {
     std::vector<int32_t> tokens;
     for (int32_t i = 0; i < 100; ++i) tokens.push_back(i * 523 % 50000);
     WriteTokens(folder.File("f"), format, tokens);
-    const auto file = TokenFile::Open(folder.File("f"));
-    ASSERT_TRUE(file.ok());
-    EXPECT_EQ((*file)->format(), format);
-    EXPECT_EQ((*file)->count(), 100);
+    ASSERT_OK_AND_ASSIGN(const auto file, TokenFile::Open(folder.File("f")));
+    EXPECT_EQ(file->format(), format);
+    EXPECT_EQ(file->count(), 100);
     for (int64_t first = 0; first <= 100; first += 7) {
       for (int64_t n = 0; first + n <= 100; n += 5) {
         std::vector<int32_t> read(n, -1);
-        ASSERT_TRUE((*file)->Read(first, 50000, read).ok());
+        ASSERT_TRUE(file->Read(first, 50000, read).ok());
         EXPECT_EQ(read, std::vector<int32_t>(tokens.begin() + first, tokens.begin() + first + n));
       }
     }
     std::vector<int32_t> two(2);
-    EXPECT_TRUE(absl::IsOutOfRange((*file)->Read(99, 50000, two)));
-    EXPECT_TRUE(absl::IsOutOfRange((*file)->Read(-1, 50000, two)));
-    EXPECT_TRUE(absl::IsOutOfRange((*file)->Read(INT64_MAX, 50000, two)));
+    EXPECT_TRUE(absl::IsOutOfRange(file->Read(99, 50000, two)));
+    EXPECT_TRUE(absl::IsOutOfRange(file->Read(-1, 50000, two)));
+    EXPECT_TRUE(absl::IsOutOfRange(file->Read(INT64_MAX, 50000, two)));
   }
 }
 
@@ -103,11 +102,10 @@ TEST(TokenFileTest, EveryTruncationIsReported) {
 TEST(TokenFileTest, IdsBeyondTheVocabularyNameTheirPlace) {
   const TestFolder folder;
   WriteTokens(folder.File("f"), TokenFormat::kGpt2, {10, 11, 99, 12});
-  const auto file = TokenFile::Open(folder.File("f"));
-  ASSERT_TRUE(file.ok());
+  ASSERT_OK_AND_ASSIGN(const auto file, TokenFile::Open(folder.File("f")));
   std::vector<int32_t> read(4);
-  EXPECT_TRUE((*file)->Read(0, 100, read).ok());
-  const absl::Status status = (*file)->Read(1, 99, std::span(read).first(3));
+  EXPECT_TRUE(file->Read(0, 100, read).ok());
+  const absl::Status status = file->Read(1, 99, std::span(read).first(3));
   EXPECT_TRUE(absl::IsDataLoss(status));
   EXPECT_EQ(MessageOf(status),
             folder.File("f") +
@@ -118,21 +116,19 @@ TEST(TokenFileTest, IdsBeyondTheVocabularyNameTheirPlace) {
 TEST(TokenFileTest, ShrinkingWhileOpenIsAnError) {
   const TestFolder folder;
   WriteTokens(folder.File("f"), TokenFormat::kGpt2, std::vector<int32_t>(5000, 7));
-  const auto file = TokenFile::Open(folder.File("f"));
-  ASSERT_TRUE(file.ok());
+  ASSERT_OK_AND_ASSIGN(const auto file, TokenFile::Open(folder.File("f")));
   std::filesystem::resize_file(folder.File("f"), 3000);
   std::vector<int32_t> read(5000);
-  EXPECT_TRUE(absl::IsDataLoss((*file)->Read(0, 100, read)));
+  EXPECT_TRUE(absl::IsDataLoss(file->Read(0, 100, read)));
 }
 
 TEST(TokenFileTest, WriterRefusesWhatTheFormatCannotHold) {
   const TestFolder folder;
-  auto writer = TokenFileWriter::Create(folder.File("f"), TokenFormat::kGpt2);
-  ASSERT_TRUE(writer.ok());
+  ASSERT_OK_AND_ASSIGN(auto writer, TokenFileWriter::Create(folder.File("f"), TokenFormat::kGpt2));
   const std::vector<int32_t> large = {1, 65536}, negative = {-1};
-  EXPECT_TRUE(absl::IsInvalidArgument((*writer)->Append(large)));
-  EXPECT_TRUE(absl::IsInvalidArgument((*writer)->Append(negative)));
-  writer->reset();
+  EXPECT_TRUE(absl::IsInvalidArgument(writer->Append(large)));
+  EXPECT_TRUE(absl::IsInvalidArgument(writer->Append(negative)));
+  writer.reset();
   EXPECT_TRUE(absl::IsNotFound(TokenFile::Open(folder.File("f")).status()));
 }
 
@@ -181,12 +177,11 @@ TEST(TokenFileTest, DamageIsNoticedWhereItIsReadAndNowhereElse) {
     std::string damaged = whole;
     damaged[at] ^= 1;
     folder.Write("f", damaged);
-    const auto file = TokenFile::Open(folder.File("f"));
-    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_OK_AND_ASSIGN(const auto file, TokenFile::Open(folder.File("f")));
     const int64_t chunk = at / kChecksumChunkBytes;
     std::vector<int32_t> one(1);
     for (int64_t token = 0; token < kCount; token += 100) {
-      const absl::Status status = (*file)->Read(token, 50000, one);
+      const absl::Status status = file->Read(token, 50000, one);
       const bool inside = (kTokenFileHeaderBytes + 2 * token) / kChecksumChunkBytes == chunk;
       EXPECT_EQ(absl::IsDataLoss(status), inside) << token << " " << status;
       if (!inside) continue;
@@ -197,7 +192,7 @@ TEST(TokenFileTest, DamageIsNoticedWhereItIsReadAndNowhereElse) {
           << status;
     }
     std::vector<int32_t> all(kCount);
-    EXPECT_TRUE(absl::IsDataLoss((*file)->Read(0, 50000, all)));
+    EXPECT_TRUE(absl::IsDataLoss(file->Read(0, 50000, all)));
   }
   EXPECT_EQ(Slurp(folder.File("f.crc32c")), sums);
 }
@@ -205,12 +200,11 @@ TEST(TokenFileTest, DamageIsNoticedWhereItIsReadAndNowhereElse) {
 TEST(TokenFileTest, AChunkIsCheckedOnce) {
   const TestFolder folder;
   WriteTokens(folder.File("f"), TokenFormat::kGpt2, std::vector<int32_t>(1000, 5));
-  const auto file = TokenFile::Open(folder.File("f"));
-  ASSERT_TRUE(file.ok());
+  ASSERT_OK_AND_ASSIGN(const auto file, TokenFile::Open(folder.File("f")));
   std::vector<int32_t> one(1);
-  EXPECT_TRUE((*file)->Read(0, 50000, one).ok());
+  EXPECT_TRUE(file->Read(0, 50000, one).ok());
   std::fstream(folder.File("f"), std::ios::in | std::ios::out).seekp(1024 + 2 * 999).put(6);
-  EXPECT_TRUE((*file)->Read(999, 50000, one).ok());
+  EXPECT_TRUE(file->Read(999, 50000, one).ok());
   EXPECT_EQ(one[0], 6);
 }
 
@@ -218,16 +212,15 @@ TEST(TokenFileTest, AFileWithoutChecksumsIsReadAsItIs) {
   const TestFolder folder;
   WriteTokens(folder.File("f"), TokenFormat::kGpt2, {1, 2, 3});
   std::filesystem::remove(folder.File("f.crc32c"));
-  const auto file = TokenFile::Open(folder.File("f"));
-  ASSERT_TRUE(file.ok());
-  EXPECT_EQ((*file)->CompleteFingerprint(), 0u);
+  ASSERT_OK_AND_ASSIGN(const auto file, TokenFile::Open(folder.File("f")));
+  EXPECT_EQ(file->CompleteFingerprint(), 0u);
   std::vector<int32_t> read(3);
-  EXPECT_TRUE((*file)->Read(0, 100, read).ok());
+  EXPECT_TRUE(file->Read(0, 100, read).ok());
   absl::Status kept;
-  ASSERT_TRUE((*file)->MakeChecksums(kept).ok());
+  ASSERT_TRUE(file->MakeChecksums(kept).ok());
   EXPECT_TRUE(kept.ok()) << kept;
   const auto again = TokenFile::Open(folder.File("f"));
-  EXPECT_EQ((*again)->CompleteFingerprint(), (*file)->CompleteFingerprint());
+  EXPECT_EQ((*again)->CompleteFingerprint(), file->CompleteFingerprint());
   EXPECT_NE((*again)->CompleteFingerprint(), 0u);
 }
 

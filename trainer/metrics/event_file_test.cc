@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/crc32c.h"
+#include "base/testing.h"
 #include "nlohmann/json.hpp"
 #include "trainer/metrics/metrics.h"
 
@@ -90,20 +91,11 @@ Scalars RecordedScalars(const std::string& folder) {
 
 class EventFileTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = ::testing::TempDir() + "/events_" +
-              ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-  }
-
   void Begin(std::optional<int64_t> resumed) {
-    auto metrics = MetricsWriter::Open(folder_ + "/metrics.jsonl", resumed);
-    ASSERT_TRUE(metrics.ok()) << metrics.status();
-    metrics_ = *std::move(metrics);
-    auto events = EventFile::Open(folder_);
-    ASSERT_TRUE(events.ok()) << events.status();
-    events_ = *std::move(events);
+    ASSERT_OK_AND_ASSIGN(auto metrics, MetricsWriter::Open(folder_ + "/metrics.jsonl", resumed));
+    metrics_ = std::move(metrics);
+    ASSERT_OK_AND_ASSIGN(auto events, EventFile::Open(folder_));
+    events_ = std::move(events);
   }
   void Step(int64_t step, double loss) {
     ASSERT_TRUE(metrics_
@@ -119,7 +111,8 @@ class EventFileTest : public ::testing::Test {
     ASSERT_TRUE(events_->Follow().ok());
   }
 
-  std::string folder_;
+  const TestFolder own_;
+  const std::string folder_ = own_.path();
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<EventFile> events_;
 };

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "base/file_calls.h"
 #include "base/power_loss.h"
+#include "base/testing.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera {
@@ -56,9 +57,7 @@ StepMetrics AtStep(int64_t step) {
 }
 
 std::unique_ptr<MetricsWriter> Open(const std::string& path, std::optional<int64_t> resumed) {
-  absl::StatusOr<std::unique_ptr<MetricsWriter>> writer = MetricsWriter::Open(path, resumed);
-  EXPECT_TRUE(writer.ok()) << writer.status();
-  return *std::move(writer);
+  return OrFail(MetricsWriter::Open(path, resumed));
 }
 
 using nlohmann::json;
@@ -255,10 +254,9 @@ TEST(MetricsWriterTest, AppendingKeepsWhatIsThere) {
   const std::string before = "{\"kind\":\"step\",\"step\":9}\n{\"kind\":\"st";
   WriteFile(path, before);
   for (const int64_t step : {3, 4}) {
-    auto writer = MetricsWriter::Append(path);
-    ASSERT_TRUE(writer.ok()) << writer.status();
-    ASSERT_TRUE((*writer)->Write(EvalMetrics{.step = step, .loss = 2}).ok());
-    ASSERT_TRUE((*writer)->Close().ok());
+    ASSERT_OK_AND_ASSIGN(auto writer, MetricsWriter::Append(path));
+    ASSERT_TRUE(writer->Write(EvalMetrics{.step = step, .loss = 2}).ok());
+    ASSERT_TRUE(writer->Close().ok());
   }
   const std::string after = Read(path);
   EXPECT_EQ(after.substr(0, before.size() + 1), before + "\n");

@@ -5,7 +5,6 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/backend.h"
 #include "compute/tensor/fake_device_runtime.h"
@@ -64,14 +64,6 @@ class WrongBackend : public ProfilingBackend {
 
 class DeviceChecksTest : public ::testing::Test {
  protected:
-  static std::string Folder() {
-    const std::filesystem::path folder =
-        std::filesystem::path(::testing::TempDir()) /
-        ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::filesystem::create_directories(folder);
-    return folder;
-  }
-
   // The outcomes by name.
   static std::map<std::string, CheckOutcome> Run(WrongBackend::What what,
                                                  const std::vector<std::string>& only) {
@@ -82,8 +74,9 @@ class DeviceChecksTest : public ::testing::Test {
     const std::unique_ptr<Backend> right = std::move(device->backend);
     device->backend = std::make_unique<WrongBackend>(*right, what);
     std::map<std::string, CheckOutcome> outcomes;
+    const TestFolder folder;
     for (const Check& check :
-         DeviceChecks(*device, {.training = SmallTraining(), .folder = Folder()})) {
+         DeviceChecks(*device, {.training = SmallTraining(), .folder = folder.path()})) {
       for (const std::string& name : only) {
         if (name == check.name) outcomes[name] = check.run();
       }
@@ -133,7 +126,7 @@ TEST_F(DeviceChecksTest, ResultsThatChangeFromRunToRunAreFound) {
 
 TEST_F(DeviceChecksTest, ModelsForGpusCanBeBuilt) {
   for (const bool quick : {false, true}) {
-    EXPECT_EQ(CheckSizes(FullTraining(quick), Folder()), absl::OkStatus());
+    EXPECT_EQ(CheckSizes(FullTraining(quick), TestFolder().path()), absl::OkStatus());
   }
 }
 

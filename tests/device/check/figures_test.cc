@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/testing.h"
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
@@ -18,20 +19,11 @@
 namespace tessera::testing {
 namespace {
 
-std::filesystem::path Folder() {
-  const std::filesystem::path folder =
-      std::filesystem::path(::testing::TempDir()) /
-      ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  std::filesystem::create_directories(folder);
-  return folder;
-}
-
 TEST(FiguresTest, ProductsHaveARate) {
   const std::unique_ptr<Backend> cpu = MakeCpuBackend(1);
-  const absl::StatusOr<double> rate = MeasureGemmRate(*cpu, {}, /*side=*/128, /*products=*/3);
-  ASSERT_TRUE(rate.ok()) << rate.status();
-  EXPECT_GT(*rate, 1e7);
-  EXPECT_LT(*rate, 1e15);
+  ASSERT_OK_AND_ASSIGN(const double rate, MeasureGemmRate(*cpu, {}, /*side=*/128, /*products=*/3));
+  EXPECT_GT(rate, 1e7);
+  EXPECT_LT(rate, 1e15);
 }
 
 void ExpectPlausible(const TimedModel& model, const absl::StatusOr<TrainingFigures>& figures) {
@@ -49,16 +41,17 @@ void ExpectPlausible(const TimedModel& model, const absl::StatusOr<TrainingFigur
 }
 
 TEST(FiguresTest, TrainingOnTheCpuIsMeasured) {
-  ExpectPlausible(SmallModel(), MeasureTraining(SmallModel(), nullptr, Folder()));
+  ExpectPlausible(SmallModel(), MeasureTraining(SmallModel(), nullptr, TestFolder().path()));
 }
 
 TEST(FiguresTest, TrainingOnADeviceIsMeasured) {
   const std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(0);
-  ExpectPlausible(SmallModel(), MeasureTraining(SmallModel(), device.get(), Folder()));
+  ExpectPlausible(SmallModel(), MeasureTraining(SmallModel(), device.get(), TestFolder().path()));
 }
 
 TEST(FiguresTest, PytorchIsOptional) {
-  const std::filesystem::path folder = Folder(), python = folder / "python3";
+  const TestFolder own;
+  const std::filesystem::path folder = own.path(), python = folder / "python3";
   const auto write = [&](const std::string& script) {
     std::ofstream(python) << "#!/bin/sh\n" << script;
     std::filesystem::permissions(python, std::filesystem::perms::owner_all);

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string>
 
+#include "base/testing.h"
 #include "tests/device/check/check.h"
 
 namespace tessera::testing {
@@ -13,11 +14,7 @@ namespace {
 
 class ProgramChecksTest : public ::testing::Test {
  protected:
-  ProgramChecksTest()
-      : folder_(std::filesystem::path(::testing::TempDir()) /
-                ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
-    std::filesystem::create_directories(folder_ / "programs");
-  }
+  ProgramChecksTest() { std::filesystem::create_directories(folder_ / "programs"); }
 
   void Write(const std::string& name, const std::string& script) const {
     const std::filesystem::path file = folder_ / "programs" / name;
@@ -26,7 +23,8 @@ class ProgramChecksTest : public ::testing::Test {
   }
   CheckOutcome Run() const { return RunTestPrograms(folder_ / "programs", folder_); }
 
-  const std::filesystem::path folder_;
+  const TestFolder own_;
+  const std::filesystem::path folder_ = own_.path();
 };
 
 TEST_F(ProgramChecksTest, AllProgramsMustPass) {

@@ -1,7 +1,6 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CUDA_TESTING_FAKE_CUBLASLT_H_
 #define TESSERA_COMPUTE_KERNELS_CUDA_TESTING_FAKE_CUBLASLT_H_
 
-#include <cstddef>
 #include <cstdint>
 
 #include "compute/kernels/cuda/cublaslt_api.h"
