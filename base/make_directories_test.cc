@@ -21,13 +21,8 @@ namespace fs = std::filesystem;
 
 class MakeDirectoriesTest : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ =
-        testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  std::string folder_;
+  const TestFolder own_;
+  const std::string folder_ = own_.path();
 };
 
 TEST_F(MakeDirectoriesTest, MakesParentsAndIsIdempotent) {

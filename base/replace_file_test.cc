@@ -32,14 +32,6 @@ std::string Contents(const std::string& path) {
 
 class ReplaceFileTest : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ =
-        testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-    path_ = folder_ + "/file";
-  }
-
   std::set<std::string> Names() const {
     std::set<std::string> names;
     for (const auto& entry : fs::directory_iterator(folder_)) {
@@ -48,7 +40,8 @@ class ReplaceFileTest : public testing::Test {
     return names;
   }
 
-  std::string folder_, path_;
+  const TestFolder own_;
+  const std::string folder_ = own_.path(), path_ = folder_ + "/file";
 };
 
 using NameSet = std::set<std::string>;

@@ -32,9 +32,8 @@ constexpr char kKey[] = "run/.lease";
 class LeaseTest : public testing::Test {
  protected:
   absl::StatusOr<std::unique_ptr<FolderLock>> Acquire(const FolderLock::Options& options) {
-    auto storage = OpenS3Storage({.client = server_.ForClient(), .prefix = "run"});
-    EXPECT_TRUE(storage.ok()) << storage.status();
-    return FolderLock::Acquire(*std::move(storage), options);
+    auto storage = OrFail(OpenS3Storage({.client = server_.ForClient(), .prefix = "run"}));
+    return FolderLock::Acquire(std::move(storage), options);
   }
   absl::StatusOr<std::unique_ptr<FolderLock>> Acquire(absl::Duration period = kPeriod) {
     return Acquire({.on_wait = [this](const std::string& note) { notes_.push_back(note); },

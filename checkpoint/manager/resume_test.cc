@@ -128,11 +128,9 @@ class ResumeTest : public ::testing::Test {
   }
   // The step that is resumed from; -1: none.
   int64_t Step(const ResumeOptions& options = {}) {
-    const auto result = Resume(options);
-    EXPECT_TRUE(result.ok()) << result.status();
-    if (!result.ok()) return -2;
-    skipped_ = result->skipped;
-    return result->checkpoint.has_value() ? result->checkpoint->step() : -1;
+    const auto result = OrFail(Resume(options));
+    skipped_ = result.skipped;
+    return result.checkpoint.has_value() ? result.checkpoint->step() : -1;
   }
   // An error with this code and these texts, and no file changed.
   void ExpectEnds(absl::StatusCode code, const std::vector<std::string>& texts,

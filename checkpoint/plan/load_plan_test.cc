@@ -36,9 +36,8 @@ TEST(LoadPlanTest, OnlyChunksThatHoldWantedBytes) {
   Manifest manifest = OneTensor({100, 16}, 128, 6464);
   AddShard(WholeBox({100, 16}), 0, 64, *manifest.mutable_tensors(0));
   const auto ranges = [&](const Box& box) {
-    const auto plan = PlanLoad(manifest, std::vector<WantedBox>{{0, box}});
-    EXPECT_TRUE(plan.ok()) << plan.status();
-    return plan->files.at(0).ranges;
+    const auto plan = OrFail(PlanLoad(manifest, std::vector<WantedBox>{{0, box}}));
+    return plan.files.at(0).ranges;
   };
   EXPECT_THAT(ranges({{0, 0}, {1, 16}}), ElementsAre(ByteRange{0, 128}));
   EXPECT_THAT(ranges({{1, 0}, {2, 16}}), ElementsAre(ByteRange{128, 256}));

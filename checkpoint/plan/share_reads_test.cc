@@ -57,10 +57,9 @@ void Need(ReadNeeds& needs, uint32_t file_index, const std::vector<ChunkRange>& 
 std::vector<ReadShare> Share(int files, const std::vector<ReadNeeds>& needs) {
   std::vector<std::string> bytes;
   for (const ReadNeeds& need : needs) bytes.push_back(need.SerializeAsString());
-  const auto answers = ShareReads(Files(files), bytes);
-  EXPECT_TRUE(answers.ok()) << answers.status();
+  const auto answers = OrFail(ShareReads(Files(files), bytes));
   std::vector<ReadShare> shares(needs.size());
-  for (size_t r = 0; r < shares.size(); ++r) EXPECT_TRUE(shares[r].ParseFromString((*answers)[r]));
+  for (size_t r = 0; r < shares.size(); ++r) EXPECT_TRUE(shares[r].ParseFromString(answers[r]));
   return shares;
 }
 

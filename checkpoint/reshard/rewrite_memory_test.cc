@@ -92,9 +92,8 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
 #ifdef TESSERA_SANITIZER
   GTEST_SKIP() << "the sanitizer has taken the place of the counters (needs: uninstrumented)";
 #endif
-  std::string root = testing::TempDir() + "/rewrite_XXXXXX";
-  ASSERT_NE(mkdtemp(root.data()), nullptr);
-  ASSERT_OK_AND_ASSIGN(const auto storage, OpenPosixStorage(root));
+  const TestFolder folder;
+  ASSERT_OK_AND_ASSIGN(const auto storage, OpenPosixStorage(folder.path()));
   std::mt19937_64 random(TestSeed());
   const Shape shape = {3000, 4096};  // 47 MiB
   Manifest metadata;
@@ -136,7 +135,6 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
   EXPECT_LE(most, static_cast<int64_t>(kMemory + kMiB));
   // Ranks in parallel: what several need is read once, except for the chunks at the boundaries.
   EXPECT_LE(report->bytes_read, report->bytes_written * 3 / 2);
-  std::filesystem::remove_all(root);
 }
 
 }  // namespace

@@ -89,8 +89,7 @@ class RewriteTest : public testing::Test {
     SavePlanOptions options;
     options.checksum_chunk_bytes = 256;
     options.max_file_bytes = 2000;
-    ASSERT_OK_AND_ASSIGN(auto plan, PlanSave(ranks_, options));
-    plan_ = std::move(plan);
+    ASSERT_OK_AND_ASSIGN(plan_, PlanSave(ranks_, options));
   }
 
   absl::StatusOr<RewriteReport> Run() {

@@ -44,9 +44,8 @@ class CorruptionTest : public testing::Test {
     SaveOptions options;
     options.checksum_chunk_bytes = 64;
     SingleProcessGroup group;
-    const auto report = CheckpointFolder(storage_).Save(7, state.dict, On(group, options));
-    EXPECT_TRUE(report.ok()) << report.status();
-    directory_ = report->directory;
+    const auto report = OrFail(CheckpointFolder(storage_).Save(7, state.dict, On(group, options)));
+    directory_ = report.directory;
     manifest_ = *ReadManifest(storage_, directory_);
   }
 
@@ -306,9 +305,8 @@ class ManyFilesTest : public testing::Test {
     SaveOptions options;
     options.checksum_chunk_bytes = 64;
     options.max_file_bytes = 1000;
-    const auto report = CheckpointFolder(storage_).Save(7, state_.dict, options);
-    EXPECT_TRUE(report.ok()) << report.status();
-    directory_ = report->directory;
+    const auto report = OrFail(CheckpointFolder(storage_).Save(7, state_.dict, options));
+    directory_ = report.directory;
     manifest_ = *ReadManifest(storage_, directory_);
     EXPECT_GT(manifest_.files_size(), 100);
   }

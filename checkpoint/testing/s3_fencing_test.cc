@@ -93,10 +93,8 @@ class S3FencingTest : public ::testing::Test {
   // The steps of all committed checkpoints, newest first, each of them whole.
   std::vector<int64_t> Steps() {
     std::vector<int64_t> steps;
-    const auto saved = ListForResume(*storage_);
-    EXPECT_TRUE(saved.ok()) << saved.status();
-    if (!saved.ok()) return steps;
-    for (const CheckpointInfo& checkpoint : *saved) {
+    const auto saved = OrFail(ListForResume(*storage_));
+    for (const CheckpointInfo& checkpoint : saved) {
       steps.push_back(checkpoint.step);
       EXPECT_GE(Value(checkpoint.directory), 0) << checkpoint.directory;
     }

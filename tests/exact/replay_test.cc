@@ -51,14 +51,13 @@ std::string Tokens() {
 }
 
 testing::RunSettings Settings(const std::string& model, const std::string& topology) {
-  const absl::StatusOr<Topology> parsed = ParseTopology(topology);
-  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  const Topology parsed = OrFail(ParseTopology(topology));
   return {.model = model,
           .tokens = Tokens(),
           .topology = topology,
           .exact_shards = 2,
           .micro_batch_size = 2,
-          .global_batch_size = parsed->data * kMicroBatches * 2,
+          .global_batch_size = parsed.data * kMicroBatches * 2,
           .seq_length = 8,
           .steps = 4};
 }

@@ -126,14 +126,13 @@ class ConvertCommandTest : public testing::ForeignTest {
         "architecture: GPT2 num_layers: 1 hidden_size: 4 num_attention_heads: 1 "
         "max_position_embeddings: 4 vocab_size: " +
         std::to_string(vocab_size));
-    auto output = ckpt::convert::WriteLlmcHeader(config, DType::kF32);
-    EXPECT_TRUE(output.ok()) << output.status();
+    auto output = OrFail(ckpt::convert::WriteLlmcHeader(config, DType::kF32));
     int64_t elements = 0;
-    for (const auto& tensor : output->description.tensors) {
+    for (const auto& tensor : output.description.tensors) {
       elements += ElementCount(tensor.shape);
     }
     const std::string path = In("model_" + std::to_string(vocab_size) + ".bin");
-    WriteFile(path, output->header + std::string(elements * sizeof(float), '\0'));
+    WriteFile(path, output.header + std::string(elements * sizeof(float), '\0'));
     return path;
   }
 };

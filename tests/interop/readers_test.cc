@@ -45,10 +45,8 @@ class ReadersTest : public testing::ForeignTest {
  protected:
   // Opens a checkpoint; its description is in manifest_.
   void Open(const std::string& folder, const ckpt::convert::OpenForeignOptions& options = {}) {
-    ASSERT_OK_AND_ASSIGN(auto opened, ckpt::convert::OpenForeign(folder, options));
-    storage_ = std::move(opened);
-    ASSERT_OK_AND_ASSIGN(const auto manifest, ckpt::ReadManifest(*storage_, ""));
-    manifest_ = manifest;
+    ASSERT_OK_AND_ASSIGN(storage_, ckpt::convert::OpenForeign(folder, options));
+    ASSERT_OK_AND_ASSIGN(manifest_, ckpt::ReadManifest(*storage_, ""));
   }
 
   // A name of the parameter in the format's own files.

@@ -68,19 +68,17 @@ Tensors LoadFrom(const std::string& name, const ckpt::ModelProto* model = nullpt
 }
 
 ckpt::ModelProto ModelOf(const std::string& name) {
-  const auto storage = Open(name);
-  EXPECT_TRUE(storage.ok()) << storage.status();
-  return ManifestOf(**storage).model();
+  const auto storage = OrFail(Open(name));
+  return ManifestOf(*storage).model();
 }
 
 // What the live model and optimizer had, by the names of transformers.
 Tensors ReadExpected(const std::string& name) {
   std::ifstream file(Fixture(name + ".logical.safetensors"), std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  const auto header = ckpt::ParseSafetensorsHeader(bytes, bytes.size());
-  EXPECT_TRUE(header.ok()) << header.status();
+  const auto header = OrFail(ckpt::ParseSafetensorsHeader(bytes, bytes.size()));
   Tensors expected;
-  for (const ckpt::SafetensorsEntry& entry : header->entries) {
+  for (const ckpt::SafetensorsEntry& entry : header.entries) {
     std::vector<float>& elements = expected[entry.key];
     elements.resize(entry.length_bytes / sizeof(float));
     bytes.copy(reinterpret_cast<char*>(elements.data()), entry.length_bytes, entry.file_offset);

@@ -87,8 +87,7 @@ class MatrixTest : public ::testing::TestWithParam<Kind> {
     }
   }
   TrainConfig Config(const Layout& layout, bool bf16, int64_t seed) const {
-    const absl::StatusOr<Topology> topology = ParseTopology(layout.topology);
-    EXPECT_TRUE(topology.ok()) << topology.status();
+    const Topology topology = OrFail(ParseTopology(layout.topology));
     return OrFail(testing::MakeConfig(
         {.model = absl::StrCat(GetParam().model,
                                " make_vocab_size_divisible_by: ", layout.vocabulary_multiple),
@@ -96,7 +95,7 @@ class MatrixTest : public ::testing::TestWithParam<Kind> {
          .topology = layout.topology,
          .bf16 = bf16,
          .micro_batch_size = 1,
-         .global_batch_size = int64_t{topology->data} * topology->pipeline,
+         .global_batch_size = int64_t{topology.data} * topology.pipeline,
          .seq_length = 16,
          .steps = 2,
          .bucket_elements = layout.bucket_elements,

@@ -68,24 +68,22 @@ constexpr Kind kKinds[] = {
 std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
 
 TrainConfig Config(const Kind& kind, const std::string& topology_text, int virtual_shards) {
-  const absl::StatusOr<TrainConfig> parsed = ParseConfig(
+  const TrainConfig parsed = OrFail(ParseConfig(
       absl::StrCat("model {", kind.model,
                    "} training { micro_batch_size: 2 seq_length: 24 threads: 1 train_iters: 20 } ",
                    "parallel { ddp_bucket_size: ", kBucketElements, "}"),
-      "the test's");
-  EXPECT_TRUE(parsed.ok()) << parsed.status();
-  const absl::StatusOr<Topology> topology = ParseTopology(topology_text);
-  EXPECT_TRUE(topology.ok()) << topology.status();
-  TrainConfig config = *parsed;
+      "the test's"));
+  const Topology topology = OrFail(ParseTopology(topology_text));
+  TrainConfig config = parsed;
   config.mutable_data()->set_train_data_path("unread");
   config.mutable_training()->set_bf16(kind.bf16);
   config.mutable_training()->set_global_batch_size(48);
   ParallelConfig& parallel = *config.mutable_parallel();
-  parallel.set_data_parallel_size(topology->data);
-  parallel.set_tensor_model_parallel_size(topology->tensor);
-  parallel.set_pipeline_model_parallel_size(topology->pipeline);
-  parallel.set_num_virtual_stages_per_pipeline_rank(topology->virtual_pipeline);
-  parallel.set_zero_stage(topology->zero_stage);
+  parallel.set_data_parallel_size(topology.data);
+  parallel.set_tensor_model_parallel_size(topology.tensor);
+  parallel.set_pipeline_model_parallel_size(topology.pipeline);
+  parallel.set_num_virtual_stages_per_pipeline_rank(topology.virtual_pipeline);
+  parallel.set_zero_stage(topology.zero_stage);
   parallel.set_numerics(virtual_shards > 0 ? Numerics::EXACT : Numerics::FAST);
   if (virtual_shards > 0) parallel.set_exact_tp_shards(virtual_shards);
   return OrFail(ResolveConfig(config));
@@ -224,9 +222,8 @@ class ReshardToolTest : public ::testing::TestWithParam<Kind> {
   }
 
   ckpt::Manifest ManifestOf(const std::string& folder) {
-    const auto storage = ckpt::OpenStorage(folder);
-    EXPECT_TRUE(storage.ok()) << storage.status();
-    return OrFail(ckpt::ReadManifest(**storage, "step-00000007"));
+    const auto storage = OrFail(ckpt::OpenStorage(folder));
+    return OrFail(ckpt::ReadManifest(*storage, "step-00000007"));
   }
 
   // All that does not follow from how the state is cut, tensors by name.

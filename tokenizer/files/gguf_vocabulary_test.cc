@@ -34,12 +34,10 @@ std::string FileOf(const std::string& name) {
 }
 
 GgufVocabulary Described(const Tokenizer& tokenizer, int64_t ids) {
-  auto vocabulary = DescribeForGguf(tokenizer, ids);
-  EXPECT_TRUE(vocabulary.ok()) << vocabulary.status();
-  if (!vocabulary.ok()) return {};
-  EXPECT_EQ(vocabulary->tokens.size(), ids);
-  EXPECT_EQ(vocabulary->types.size(), ids);
-  return *std::move(vocabulary);
+  auto vocabulary = OrFail(DescribeForGguf(tokenizer, ids));
+  EXPECT_EQ(vocabulary.tokens.size(), ids);
+  EXPECT_EQ(vocabulary.types.size(), ids);
+  return vocabulary;
 }
 
 TEST(GgufVocabularyTest, BytesInALargerModel) {
@@ -85,9 +83,8 @@ absl::StatusOr<GgufVocabulary> WithAWholePiece(std::string_view regex, bool whol
   vocabulary.whole_pieces_first = whole_pieces_first;
   vocabulary.added = {{.text = "<|endoftext|>", .id = 257, .special = true},
                       {.text = "<user>", .id = 258}};
-  const auto tokenizer = ParseTokenizerJson("", WriteTokenizerJson(vocabulary));
-  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
-  return DescribeForGguf(**tokenizer, 259);
+  const auto tokenizer = OrFail(ParseTokenizerJson("", WriteTokenizerJson(vocabulary)));
+  return DescribeForGguf(*tokenizer, 259);
 }
 
 TEST(GgufVocabularyTest, RulesHaveNamesWithAndWithoutWholePieces) {

@@ -446,9 +446,8 @@ TEST(ResolveConfigTest, ModelContradictionsNameTheirFields) {
 TEST(ResolveConfigTest, StepsMustBeGivenButMayBeNone) {
   EXPECT_EQ(ResolveConfig(Parse({"--size=gpt2-tiny"})->config).status().message(),
             "train_iters is not set: give the number of steps (0: only evaluate and sample)");
-  const absl::StatusOr<TrainConfig> config =
-      ResolveConfig(Parse({"--size=gpt2-tiny", "--train-iters=0"})->config);
-  EXPECT_TRUE(config.ok()) << config.status();
+  const TrainConfig config =
+      OrFail(ResolveConfig(Parse({"--size=gpt2-tiny", "--train-iters=0"})->config));
 }
 
 TEST(ResolveConfigTest, SaveOptimizerStateIsTheOppositeOfNoSaveOptim) {
@@ -465,12 +464,11 @@ TEST(ResolveConfigTest, SaveOptimizerStateIsTheOppositeOfNoSaveOptim) {
 // InternEvo's form of the settings of a load.
 TEST(ResolveConfigTest, LoadCkptFolderBecomesLoad) {
   const auto resolve = [](const std::string& checkpoint) {
-    const absl::StatusOr<TrainConfig> config =
+    const TrainConfig config = OrFail(
         ParseConfig("model { size: \"gpt2-tiny\" } training { train_iters: 0 } checkpoint { " +
                         checkpoint + " }",
-                    "test");
-    EXPECT_TRUE(config.ok()) << config.status();
-    return ResolveConfig(*config);
+                    "test"));
+    return ResolveConfig(config);
   };
   const auto resolved = resolve("load_ckpt_folder { path: \"a\" content: [\"model\", \"rng\"] }");
   ASSERT_TRUE(resolved.ok()) << resolved.status();
@@ -505,17 +503,15 @@ absl::StatusOr<TrainConfig> ResolveOver(const std::string& saved, const std::str
                                         int* calls) {
   ModelConfig model;
   EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(saved, &model));
-  const auto resolved = ResolveModelConfig(model);
-  EXPECT_TRUE(resolved.ok()) << resolved.status();
-  auto config = ParseConfig("training { train_iters: 0 } " + text, "test");
-  EXPECT_TRUE(config.ok()) << config.status();
-  config->mutable_checkpoint()->set_load("d");
-  return ResolveConfig(*config, {.saved_model = [&](const CheckpointConfig& checkpoint)
-                                     -> absl::StatusOr<std::optional<SavedModel>> {
-    ++*calls;
-    EXPECT_EQ(checkpoint.load(), "d");
-    return SavedModel{.config = *resolved, .place = "d"};
-  }});
+  const auto resolved = OrFail(ResolveModelConfig(model));
+  auto config = OrFail(ParseConfig("training { train_iters: 0 } " + text, "test"));
+  config.mutable_checkpoint()->set_load("d");
+  return ResolveConfig(config, {.saved_model = [&](const CheckpointConfig& checkpoint)
+                                    -> absl::StatusOr<std::optional<SavedModel>> {
+                         ++*calls;
+                         EXPECT_EQ(checkpoint.load(), "d");
+                         return SavedModel{.config = resolved, .place = "d"};
+                       }});
 }
 
 TEST(ConfigTest, WhatIsNotSetOfAModelIsTheSavedOnes) {

@@ -41,10 +41,9 @@ std::vector<int32_t> AllTokens(const std::string& pattern) {
   std::vector<int32_t> tokens;
   const std::vector<std::string> paths = *Glob(pattern);
   for (const std::string& path : paths) {
-    const auto file = TokenFile::Open(path);
-    EXPECT_TRUE(file.ok()) << file.status();
-    std::vector<int32_t> shard((*file)->count());
-    EXPECT_TRUE((*file)->Read(0, 1 << 16, shard).ok());
+    const auto file = OrFail(TokenFile::Open(path));
+    std::vector<int32_t> shard(file->count());
+    EXPECT_TRUE(file->Read(0, 1 << 16, shard).ok());
     tokens.insert(tokens.end(), shard.begin(), shard.end());
   }
   return tokens;

@@ -92,10 +92,8 @@ Scalars RecordedScalars(const std::string& folder) {
 class EventFileTest : public ::testing::Test {
  protected:
   void Begin(std::optional<int64_t> resumed) {
-    ASSERT_OK_AND_ASSIGN(auto metrics, MetricsWriter::Open(folder_ + "/metrics.jsonl", resumed));
-    metrics_ = std::move(metrics);
-    ASSERT_OK_AND_ASSIGN(auto events, EventFile::Open(folder_));
-    events_ = std::move(events);
+    ASSERT_OK_AND_ASSIGN(metrics_, MetricsWriter::Open(folder_ + "/metrics.jsonl", resumed));
+    ASSERT_OK_AND_ASSIGN(events_, EventFile::Open(folder_));
   }
   void Step(int64_t step, double loss) {
     ASSERT_TRUE(metrics_
