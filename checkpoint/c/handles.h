@@ -117,7 +117,8 @@ absl::StatusOr<Struct> ReadStruct(const Struct* from, std::string_view name) {
   Struct copy = {};
   if (from == nullptr) return copy;
   const size_t bytes = from->struct_bytes;
-  if (bytes < sizeof(size_t) || bytes > kLargest) {
+  // Sizes of structures are multiples of their alignment: another one would cut a member in two.
+  if (bytes < sizeof(size_t) || bytes > kLargest || bytes % alignof(Struct) != 0) {
     return absl::InvalidArgumentError(absl::StrCat(std::string(name), ": struct_bytes is ", bytes,
                                                    ", expected ", sizeof(Struct)));
   }
