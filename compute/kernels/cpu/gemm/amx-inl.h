@@ -3,9 +3,10 @@
 //
 // The kernel is written over a unit of eight tiles, of which there are two: Amx, the instructions,
 // and AmxModel, functions that compute what Intel documents for them. Tests run the kernel on the
-// model; a processor's instructions are used if they give the model's bits (kernels.cc). No machine
-// that ran them has tuned the extents, which are chosen by arithmetic: four tiles of c use each
-// tile of an operand twice, so that loads take half of the time that products take.
+// model; a processor's instructions are used if they give the model's bits (kernels.cc). Four
+// tiles of c use each tile of an operand twice, so that loads take half of the time that products
+// take. All packed tiles are 64-byte lines, aligned and one after the other: loads of others take
+// more than twice the time (Sapphire Rapids).
 
 #if defined(TESSERA_COMPUTE_KERNELS_CPU_GEMM_AMX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_COMPUTE_KERNELS_CPU_GEMM_AMX_INL_H_
@@ -33,7 +34,8 @@ namespace {
 
 // A tile has so many rows of as many words.
 constexpr int64_t kTile = 16, kTileWords = kTile * kTile;
-static_assert(2 * kTile == gemm::kBlock && kTile == kRows && kTile == kGroup);
+static_assert(2 * kTile == gemm::kBlock && kTile == kRows && kTile == kGroup &&
+              kTileWords == gemm::kPieceWords);
 
 // `stride`: from a tile's row to the next, in words.
 struct Amx {
@@ -109,47 +111,6 @@ class AmxModel {
   uint32_t words_[8][kTile][kTile];
 };
 
-// Up to two tiles of a by up to two of b: four of c, which keep both operands in use.
-template <typename Unit, bool kTwoRows, bool kTwoColumns>
-void MultiplyTiles(const gemm::Tile& tile) {
-  constexpr int64_t kRows = kTwoRows ? 2 * kTile : kTile,
-                    kColumns = kTwoColumns ? 2 * kTile : kTile;
-  Unit unit;
-  const uint32_t* a = tile.a;
-  const uint32_t* b = tile.b;
-  const int64_t* ahead = tile.ahead_offsets;
-  const auto load = [&]<int c>(int64_t row, int64_t column) HWY_ATTR {
-    if (tile.from == nullptr) return unit.template Zero<c>();
-    unit.template Load<c>(tile.from + row * tile.from_stride + column, tile.from_stride);
-  };
-  const auto store = [&]<int c>(int64_t row, int64_t column) HWY_ATTR {
-    unit.template Store<c>(tile.to + row * tile.to_stride + column, tile.to_stride);
-  };
-  load.template operator()<0>(0, 0);
-  if (kTwoColumns) load.template operator()<1>(0, kTile);
-  if (kTwoRows) load.template operator()<2>(kTile, 0);
-  if (kTwoRows && kTwoColumns) load.template operator()<3>(kTile, kTile);
-  for (int64_t step = 0; step < tile.steps; step += kTile) {
-    for (int i = 0; i < kTile / gemm::kStepsOfAhead; ++i) {
-      __builtin_prefetch(static_cast<const char*>(tile.ahead) + *ahead++, 0, 2);
-    }
-    unit.template Load<4>(a, kTile);
-    unit.template Load<6>(b, kColumns);
-    unit.template Multiply<0, 4, 6>();
-    if (kTwoColumns) unit.template Load<7>(b + kTile, kColumns);
-    if (kTwoColumns) unit.template Multiply<1, 4, 7>();
-    if (kTwoRows) unit.template Load<5>(a + kTileWords, kTile);
-    if (kTwoRows) unit.template Multiply<2, 5, 6>();
-    if (kTwoRows && kTwoColumns) unit.template Multiply<3, 5, 7>();
-    a += kRows * kTile;
-    b += kColumns * kTile;
-  }
-  store.template operator()<0>(0, 0);
-  if (kTwoColumns) store.template operator()<1>(0, kTile);
-  if (kTwoRows) store.template operator()<2>(kTile, 0);
-  if (kTwoRows && kTwoColumns) store.template operator()<3>(kTile, kTile);
-}
-
 // Rows of a in tiles: for each block of k those of sixteen rows, one row's words after the other's.
 // `stride`: the rows of all tiles.
 void PackTiles(const gemm::Source& source, int64_t depth, int64_t stride, uint32_t* to) {
@@ -173,6 +134,73 @@ void PackTiles(const gemm::Source& source, int64_t depth, int64_t stride, uint32
       for (const WordRegister line : lines) hn::StoreU(line, WordTag(), to), to += kTile;
     }
   }
+}
+
+// Columns of b in tiles: for each block of k those of sixteen columns, one step's words after the
+// other's.
+TESSERA_INLINE void PackColumnTile(const Reader<BFloat16>& reader, int64_t stride, int64_t piece,
+                                   uint32_t* to) {
+  const int64_t tiles = stride / kTile;
+  WordRegister lines[kTile];
+  reader.Group(piece / tiles * gemm::kBlock, piece % tiles * kTile, lines);
+  for (int64_t i = 0; i < kTile; ++i) {
+    hn::StoreU(lines[i], WordTag(), to + piece * kTileWords + i * kTile);
+  }
+}
+
+void PackColumnTiles(const gemm::Source& source, int64_t depth, int64_t stride, uint32_t* to) {
+  const Reader<BFloat16> reader(source, depth);
+  const int64_t pieces = (depth + gemm::kBlock - 1) / gemm::kBlock * (stride / kTile);
+  for (int64_t piece = 0; piece < pieces; ++piece) PackColumnTile(reader, stride, piece, to);
+}
+
+// Up to two tiles of a by up to two of b: four of c, which keep both operands in use.
+template <typename Unit, bool kTwoRows, bool kTwoColumns>
+void MultiplyTiles(const gemm::Tile& tile) {
+  constexpr int64_t kRows = kTwoRows ? 2 * kTile : kTile,
+                    kColumns = kTwoColumns ? 2 * kTile : kTile;
+  Unit unit;
+  const uint32_t* a = tile.a;
+  const uint32_t* b = tile.b;
+  const int64_t* ahead = tile.ahead_offsets;
+  const auto load = [&]<int c>(int64_t row, int64_t column) HWY_ATTR {
+    if (tile.from == nullptr) return unit.template Zero<c>();
+    unit.template Load<c>(tile.from + row * tile.from_stride + column, tile.from_stride);
+  };
+  const auto store = [&]<int c>(int64_t row, int64_t column) HWY_ATTR {
+    unit.template Store<c>(tile.to + row * tile.to_stride + column, tile.to_stride);
+  };
+  load.template operator()<0>(0, 0);
+  if (kTwoColumns) load.template operator()<1>(0, kTile);
+  if (kTwoRows) load.template operator()<2>(kTile, 0);
+  if (kTwoRows && kTwoColumns) load.template operator()<3>(kTile, kTile);
+  // Pieces of the next columns are packed while the unit works, at even distances.
+  const gemm::Packing& packing = tile.packing;
+  const Reader<BFloat16> reader(packing.source, packing.depth);
+  const int64_t blocks = tile.steps / kTile, pieces = packing.end - packing.piece;
+  int64_t piece = packing.piece, due = 0;
+  for (int64_t step = 0; step < tile.steps; step += kTile) {
+    for (int i = 0; i < kTile / gemm::kStepsOfAhead; ++i) {
+      __builtin_prefetch(static_cast<const char*>(tile.ahead) + *ahead++, 0, 2);
+    }
+    unit.template Load<4>(a, kTile);
+    unit.template Load<6>(b, kTile);
+    unit.template Multiply<0, 4, 6>();
+    if (kTwoColumns) unit.template Load<7>(b + kTileWords, kTile);
+    if (kTwoColumns) unit.template Multiply<1, 4, 7>();
+    if (kTwoRows) unit.template Load<5>(a + kTileWords, kTile);
+    if (kTwoRows) unit.template Multiply<2, 5, 6>();
+    if (kTwoRows && kTwoColumns) unit.template Multiply<3, 5, 7>();
+    for (due += pieces; due >= blocks; due -= blocks) {
+      PackColumnTile(reader, packing.stride, piece++, packing.to);
+    }
+    a += kRows * kTile;
+    b += kColumns * kTile;
+  }
+  store.template operator()<0>(0, 0);
+  if (kTwoColumns) store.template operator()<1>(0, kTile);
+  if (kTwoRows) store.template operator()<2>(kTile, 0);
+  if (kTwoRows && kTwoColumns) store.template operator()<3>(kTile, kTile);
 }
 
 }  // namespace

@@ -29,10 +29,7 @@ using gemm::kSlack;
 
 constexpr int64_t kWordBytes = 4, kLine = 16, kLineBytes = 64;  // a cache's lines: words, bytes
 constexpr int64_t kMostColumns = 32;                            // of a tile
-// k is cut into parts of so many steps. With more, a panel of columns would leave the caches before
-// its next use; with fewer, sums would be moved more often. Columns that are packed at once lie in
-// the last cache.
-constexpr int64_t kMostSteps = 384, kMostPackedColumns = 4096;
+constexpr int64_t kMostPackedColumns = 4096;  // at once: they lie in the last cache
 // Rows so far apart, in bytes, or a multiple of it, compete for the same few places of a cache.
 constexpr int64_t kCrowded = 2048;
 
@@ -86,7 +83,7 @@ ChainGemm::ChainGemm(const GemmShape& shape, const gemm::Kernels& kernels)
   CHECK(!shape.b_packed && shape.m > 0 && shape.n > 0 && shape.k > 0);
   // A block of rows takes half of the second-level cache; a panel of columns passes through it.
   const int64_t quantum = std::max<int64_t>(kernels_.block, 8);
-  depth_ = std::min(shape.k, PartOf(shape.k, kMostSteps * kernels_.k_per_step, quantum));
+  depth_ = std::min(shape.k, PartOf(shape.k, kernels_.most_steps * kernels_.k_per_step, quantum));
   const int64_t steps = Steps(depth_);
   panel_rows_ = PartOf(shape.m, kernels_.rows, kernels_.height);
   row_panels_ = (shape.m + panel_rows_ - 1) / panel_rows_;
@@ -100,9 +97,12 @@ ChainGemm::ChainGemm(const GemmShape& shape, const gemm::Kernels& kernels)
   sums_apart_ = shape.output != DType::kF32 && depth_ < shape.k;
   columns_ = std::min(shape.n, PartOf(shape.n, kMostPackedColumns, kernels_.columns));
   row_words_ = RoundUp(panels_of_block_ * row_panel_words_, kLine);
-  const int64_t kept = keeps_columns_ ? RoundUp(columns_, kernels_.columns) : kernels_.columns;
+  const int64_t kept = keeps_columns_             ? RoundUp(columns_, kernels_.columns)
+                       : kernels_.packs_meanwhile ? 2 * kernels_.columns
+                                                  : kernels_.columns;
   column_words_ = RoundUp(kept * steps + kSlack, kLine);
-  sum_words_ = sums_apart_ ? RoundUp(shape.m * columns_, kLine) : 0;
+  sums_stride_ = columns_ * kWordBytes % kCrowded == 0 ? columns_ + kLine : columns_;
+  sum_words_ = sums_apart_ ? RoundUp(shape.m * sums_stride_, kLine) : 0;
   scratch_words_ = row_words_ + column_words_ + sum_words_ + kMostRows * kMostColumns;
 
   const int64_t size = ElementSize(shape.input);
@@ -139,40 +139,62 @@ void ChainGemm::Run(const void* a, const void* b, void* c, const void* bias, voi
 }
 
 void ChainGemm::RunPart(const Call& call, const Part& part) const {
-  const int64_t steps = Steps(part.depth), panel_words = kernels_.columns * steps;
   for (int64_t first = 0; first < row_panels_; first += panels_of_block_) {
     const int64_t end = std::min(first + panels_of_block_, row_panels_);
     PackRows(call, part, first, end);
     for (int64_t column = 0; column < part.columns; column += kernels_.columns) {
-      const int64_t width = WidthOf(part, column);
-      uint32_t* const packed = call.columns + (keeps_columns_ ? column * steps : 0);
-      const gemm::Source source = Columns(call, part, column);
-      const bool as_they_lie = takes_columns_ && source.width == width;
-      if (first == 0 && !as_they_lie) {
-        kernels_.pack_columns(source, part.depth, width, packed);
-      }
-      // What the next columns need is fetched meanwhile, a part by each tile.
-      const int64_t next = column + kernels_.columns;
-      const bool from_source = first == 0 || takes_columns_;
-      const void* ahead = nullptr;
-      if (next < part.columns) {
-        ahead = from_source ? Columns(call, part, next).first : packed + panel_words;
-      }
-      const std::vector<int64_t>& lines = from_source ? source_lines_ : packed_lines_;
-      const int64_t lines_of_tile = steps / gemm::kStepsOfAhead;
-      const int64_t most_fetched = static_cast<int64_t>(lines.size()) - lines_of_tile;
-      for (int64_t panel = first; panel < end; ++panel) {
-        const int64_t fetched = std::min((panel - first) * lines_of_tile, most_fetched);
-        gemm::Tile tile = {
-            .steps = steps,
-            .a = call.rows + (panel - first) * row_panel_words_,
-            .b = as_they_lie ? static_cast<const uint32_t*>(source.first) : packed,
-            .b_stride = as_they_lie ? shape_.ldb : width,
-            .ahead = ahead == nullptr ? packed : ahead,
-            .ahead_offsets = ahead == nullptr ? no_lines_.data() : lines.data() + fetched};
-        MultiplyTile(call, part, panel, column, tile);
-      }
+      RunColumns(call, part, first, end, column);
     }
+  }
+}
+
+uint32_t* ChainGemm::Packed(const Call& call, const Part& part, int64_t column) const {
+  const int64_t kept = keeps_columns_ ? column : column % (2 * kernels_.columns);
+  return call.columns + (keeps_columns_ || kernels_.packs_meanwhile ? kept * Steps(part.depth) : 0);
+}
+
+void ChainGemm::RunColumns(const Call& call, const Part& part, int64_t first, int64_t end,
+                           int64_t column) const {
+  const int64_t steps = Steps(part.depth), width = WidthOf(part, column);
+  uint32_t* const packed = Packed(call, part, column);
+  const gemm::Source source = Columns(call, part, column);
+  const bool as_they_lie = takes_columns_ && source.width == width;
+  const bool meanwhile = kernels_.packs_meanwhile && first == 0;
+  if (first == 0 && !as_they_lie && (column == 0 || !meanwhile)) {
+    kernels_.pack_columns(source, part.depth, width, packed);
+  }
+  const int64_t next = column + kernels_.columns;
+  gemm::Packing packing = {};
+  if (meanwhile && next < part.columns) {
+    packing = {.source = Columns(call, part, next),
+               .depth = part.depth,
+               .stride = WidthOf(part, next),
+               .to = Packed(call, part, next)};
+  }
+  // What the next columns need is fetched meanwhile, a part by each tile; where these are packed,
+  // what those after them need.
+  const int64_t fetched = meanwhile ? next + kernels_.columns : next;
+  const bool from_source = first == 0 || takes_columns_;
+  const void* ahead = nullptr;
+  if (fetched < part.columns) {
+    ahead = from_source ? Columns(call, part, fetched).first : Packed(call, part, fetched);
+  }
+  const std::vector<int64_t>& lines = from_source ? source_lines_ : packed_lines_;
+  const int64_t lines_of_tile = steps / gemm::kStepsOfAhead;
+  const int64_t most_fetched = static_cast<int64_t>(lines.size()) - lines_of_tile;
+  const int64_t pieces = packing.to == nullptr ? 0 : packing.stride * steps / gemm::kPieceWords;
+  for (int64_t panel = first; panel < end; ++panel) {
+    const int64_t line = std::min((panel - first) * lines_of_tile, most_fetched);
+    packing.piece = pieces * (panel - first) / (end - first);
+    packing.end = pieces * (panel + 1 - first) / (end - first);
+    gemm::Tile tile = {.steps = steps,
+                       .a = call.rows + (panel - first) * row_panel_words_,
+                       .b = as_they_lie ? static_cast<const uint32_t*>(source.first) : packed,
+                       .b_stride = as_they_lie ? shape_.ldb : width,
+                       .ahead = ahead == nullptr ? packed : ahead,
+                       .ahead_offsets = ahead == nullptr ? no_lines_.data() : lines.data() + line,
+                       .packing = packing};
+    MultiplyTile(call, part, panel, column, tile);
   }
 }
 
@@ -233,10 +255,10 @@ void ChainGemm::MultiplyTile(const Call& call, const Part& part, int64_t panel, 
   void* const result = static_cast<char*>(call.c) +
                        (row * shape_.ldc + part.column + column) * ElementSize(shape_.output);
   // Where the chains of this part are left, and those of the one before were.
-  float* const sums = sums_apart_ ? call.sums + row * columns_ + column
+  float* const sums = sums_apart_ ? call.sums + row * sums_stride_ + column
                       : fp32      ? static_cast<float*>(result)
                                   : nullptr;
-  const int64_t stride = sums_apart_ ? columns_ : shape_.ldc;
+  const int64_t stride = sums_apart_ ? sums_stride_ : shape_.ldc;
   const bool from_c = part.is_first && shape_.accumulate;
   const bool continues = !part.is_first || from_c;
   const bool finish = part.is_last && (call.bias != nullptr || !fp32);

@@ -92,6 +92,9 @@ class ChainGemm {
   struct Part;
 
   void RunPart(const Call& call, const Part& part) const;
+  void RunColumns(const Call& call, const Part& part, int64_t first, int64_t end,
+                  int64_t column) const;
+  uint32_t* Packed(const Call& call, const Part& part, int64_t column) const;
   int64_t RowsOf(int64_t panel) const;
   gemm::Source Rows(const Call& call, const Part& part, int64_t panel) const;
   gemm::Source Columns(const Call& call, const Part& part, int64_t column) const;
@@ -110,6 +113,7 @@ class ChainGemm {
   bool keeps_columns_ = false;   // several blocks of rows use them
   bool takes_columns_ = false;   // whole panels of b are used as they lie
   bool sums_apart_ = false;      // c is bf16 and k has several parts: sums are kept in scratch
+  int64_t sums_stride_ = 0;
   int64_t row_panel_words_ = 0, row_words_ = 0, column_words_ = 0, sum_words_ = 0;  // of scratch
   int64_t scratch_words_ = 0;
   // Cache lines of a panel of b before it is packed and after, relative to its beginning.

@@ -50,6 +50,16 @@ struct Source {
 using PackFunction = void (*)(const Source& source, int64_t depth, int64_t stride, uint32_t* to);
 inline constexpr int64_t kSlack = 16;
 
+// Pieces [piece, end) of a panel of columns, so many words each, that are packed while a tile is
+// multiplied. Where none are, all is zero.
+struct Packing {
+  Source source;
+  int64_t depth, stride;
+  uint32_t* to;
+  int64_t piece, end;
+};
+inline constexpr int64_t kPieceWords = 256;
+
 // to[rows, columns] = from, or zeros without it, continued over the steps of two panels.
 struct Tile {
   int64_t steps;
@@ -64,6 +74,7 @@ struct Tile {
   // fetched into the second-level cache.
   const void* ahead;
   const int64_t* ahead_offsets;
+  Packing packing;  // where kernels do that meanwhile
 };
 using MultiplyFunction = void (*)(const Tile& tile);
 inline constexpr int64_t kStepsOfAhead = 4;
@@ -82,8 +93,12 @@ struct Kernels {
   int64_t block;          // k is filled up to a multiple of it
   int64_t k_per_step;     // 1, or 2 for pairs
   PackFunction pack_rows, pack_columns;
-  bool takes_columns;        // that lie side by side as they are: packing would not change them
-  FinishFunction finish[2];  // into fp32, into bf16
+  // k is cut into parts of so many steps. With more, a panel of columns would leave the caches
+  // before its next use; with fewer, sums would be moved more often.
+  int64_t most_steps = 384;
+  bool packs_meanwhile = false;  // the next panel of columns, while tiles are multiplied
+  bool takes_columns;            // that lie side by side as they are: packing would not change them
+  FinishFunction finish[2];      // into fp32, into bf16
   // By rows / height - 1, and by the width of b's panel: half or all of `columns`.
   MultiplyFunction multiply[kMostHeights][2];
   // Before the first product of a call and after its last one, or null.
