@@ -3,8 +3,9 @@
 // the second-level cache. Then panels of columns, of a tile's width, are multiplied by all of its
 // panels of rows. The first block of rows packs each panel of columns right before its use, unless
 // it can be used as it lies; its tiles fetch the memory of the next panel meanwhile, so that
-// packing costs little even where there are few rows. Each part of k continues the sums that the
-// part before it left in c, or in scratch where c is not fp32.
+// packing costs little even where there are few rows. (For AMX they also pack it, and fetch that of
+// the one after it.) Each part of k continues the sums that the part before it left in c, or in
+// scratch where c is not fp32.
 
 #include "compute/kernels/cpu/gemm/gemm.h"
 
@@ -29,6 +30,7 @@ using gemm::kSlack;
 
 constexpr int64_t kWordBytes = 4, kLine = 16, kLineBytes = 64;  // a cache's lines: words, bytes
 constexpr int64_t kMostColumns = 32;                            // of a tile
+constexpr int64_t kTileWords = kMostRows * kMostColumns;
 constexpr int64_t kMostPackedColumns = 4096;  // at once: they lie in the last cache
 // Rows so far apart, in bytes, or a multiple of it, compete for the same few places of a cache.
 constexpr int64_t kCrowded = 2048;
@@ -68,13 +70,20 @@ struct ChainGemm::Call {
   uint32_t* rows;     // packed
   uint32_t* columns;  // packed
   float* sums;        // [m, columns] if sums are apart
-  float* tile;
+  float* tiles;       // [tiles_, kTileWords]
 };
 
 // A part of k for some columns.
 struct ChainGemm::Part {
   int64_t column, columns;
   int64_t k, depth;
+  bool is_first, is_last;
+};
+
+// Some steps of a part, in which a panel of columns stays in the first-level cache: the sums of its
+// tiles lie in scratch until the next stage goes on with them.
+struct ChainGemm::Stage {
+  int64_t step, steps;
   bool is_first, is_last;
 };
 
@@ -103,7 +112,10 @@ ChainGemm::ChainGemm(const GemmShape& shape, const gemm::Kernels& kernels)
   column_words_ = RoundUp(kept * steps + kSlack, kLine);
   sums_stride_ = columns_ * kWordBytes % kCrowded == 0 ? columns_ + kLine : columns_;
   sum_words_ = sums_apart_ ? RoundUp(shape.m * sums_stride_, kLine) : 0;
-  scratch_words_ = row_words_ + column_words_ + sum_words_ + kMostRows * kMostColumns;
+  const int64_t most_steps = kernels_.stage_steps == 0 ? steps : kernels_.stage_steps;
+  stage_steps_ = PartOf(steps, most_steps, gemm::kBlock / kernels_.k_per_step);
+  tiles_ = stage_steps_ < steps ? panels_of_block_ : 1;
+  scratch_words_ = row_words_ + column_words_ + sum_words_ + tiles_ * kTileWords;
 
   const int64_t size = ElementSize(shape.input);
   const int64_t lines = shape.b_transposed ? kernels_.columns : depth_;
@@ -124,7 +136,7 @@ void ChainGemm::Run(const void* a, const void* b, void* c, const void* bias, voi
   call.rows = static_cast<uint32_t*>(scratch);
   call.columns = call.rows + row_words_;
   call.sums = reinterpret_cast<float*>(call.columns + column_words_);
-  call.tile = call.sums + sum_words_;
+  call.tiles = call.sums + sum_words_;
   for (int64_t column = 0; column < shape_.n; column += columns_) {
     for (int64_t k = 0; k < shape_.k; k += depth_) {
       RunPart(call, {.column = column,
@@ -180,21 +192,29 @@ void ChainGemm::RunColumns(const Call& call, const Part& part, int64_t first, in
     ahead = from_source ? Columns(call, part, fetched).first : Packed(call, part, fetched);
   }
   const std::vector<int64_t>& lines = from_source ? source_lines_ : packed_lines_;
-  const int64_t lines_of_tile = steps / gemm::kStepsOfAhead;
-  const int64_t most_fetched = static_cast<int64_t>(lines.size()) - lines_of_tile;
+  const int64_t most_fetched = static_cast<int64_t>(lines.size() - no_lines_.size());
   const int64_t pieces = packing.to == nullptr ? 0 : packing.stride * steps / gemm::kPieceWords;
-  for (int64_t panel = first; panel < end; ++panel) {
-    const int64_t line = std::min((panel - first) * lines_of_tile, most_fetched);
-    packing.piece = pieces * (panel - first) / (end - first);
-    packing.end = pieces * (panel + 1 - first) / (end - first);
-    gemm::Tile tile = {.steps = steps,
-                       .a = call.rows + (panel - first) * row_panel_words_,
-                       .b = as_they_lie ? static_cast<const uint32_t*>(source.first) : packed,
-                       .b_stride = as_they_lie ? shape_.ldb : width,
-                       .ahead = ahead == nullptr ? packed : ahead,
-                       .ahead_offsets = ahead == nullptr ? no_lines_.data() : lines.data() + line,
-                       .packing = packing};
-    MultiplyTile(call, part, panel, column, tile);
+  const int64_t all_steps = (end - first) * steps;
+  int64_t done = 0;  // steps of tiles
+  for (int64_t step = 0; step < steps; step += stage_steps_) {
+    const int64_t count = std::min(stage_steps_, steps - step);
+    const Stage stage = {step, count, step == 0, step + count == steps};
+    for (int64_t panel = first; panel < end; ++panel, done += count) {
+      const int64_t line = std::min(done / gemm::kStepsOfAhead, most_fetched);
+      const int64_t height = RoundUp(RowsOf(panel), kernels_.height);
+      packing.piece = pieces * done / all_steps;
+      packing.end = pieces * (done + count) / all_steps;
+      gemm::Tile tile = {
+          .steps = count,
+          .a = call.rows + (panel - first) * row_panel_words_ + step * height,
+          .b = as_they_lie ? static_cast<const uint32_t*>(source.first) : packed + step * width,
+          .b_stride = as_they_lie ? shape_.ldb : width,
+          .to = call.tiles + (panel - first) % tiles_ * kTileWords,
+          .ahead = ahead == nullptr ? packed : ahead,
+          .ahead_offsets = ahead == nullptr ? no_lines_.data() : lines.data() + line,
+          .packing = packing};
+      MultiplyTile(call, part, stage, panel, column, tile);
+    }
   }
 }
 
@@ -244,8 +264,8 @@ gemm::Source ChainGemm::Columns(const Call& call, const Part& part, int64_t colu
           .available = shape_.n - first};
 }
 
-void ChainGemm::MultiplyTile(const Call& call, const Part& part, int64_t panel, int64_t column,
-                             gemm::Tile& tile) const {
+void ChainGemm::MultiplyTile(const Call& call, const Part& part, const Stage& stage, int64_t panel,
+                             int64_t column, gemm::Tile& tile) const {
   const int64_t row = panel * panel_rows_, rows = RowsOf(panel);
   const int64_t columns = std::min(kernels_.columns, part.columns - column);
   const int64_t width = WidthOf(part, column);
@@ -263,17 +283,20 @@ void ChainGemm::MultiplyTile(const Call& call, const Part& part, int64_t panel, 
   const bool continues = !part.is_first || from_c;
   const bool finish = part.is_last && (call.bias != nullptr || !fp32);
   const bool whole = columns == width && rows % kernels_.height == 0 && sums != nullptr;
-  if (whole) {
+  if (whole && (stage.is_last || from_c)) {
     for (int64_t i = rows; i < 2 * rows; ++i) {  // the next tile
       __builtin_prefetch(sums + i * stride, 1);
       __builtin_prefetch(sums + i * stride + kLine, 1);
     }
   }
-  // Through memory of a tile's extents where c's are less, or c has another type.
-  float* const through = call.tile;
+  // Through memory of a tile's extents where c's are less, or c has another type, and from stage to
+  // stage.
+  float* const through = tile.to;
   tile.from = sums, tile.from_stride = stride;
   tile.to = sums, tile.to_stride = stride;
-  if (continues && (!whole || (from_c && !fp32))) {
+  if (!stage.is_first) {
+    tile.from = through, tile.from_stride = width;
+  } else if (continues && (!whole || (from_c && !fp32))) {
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < columns; ++j) {
         through[i * width + j] =
@@ -283,9 +306,10 @@ void ChainGemm::MultiplyTile(const Call& call, const Part& part, int64_t panel, 
     }
     tile.from = through, tile.from_stride = width;
   }
-  if (!continues) tile.from = nullptr;
-  if (!whole || finish) tile.to = through, tile.to_stride = width;
+  if (stage.is_first && !continues) tile.from = nullptr;
+  if (!stage.is_last || !whole || finish) tile.to = through, tile.to_stride = width;
   multiply(tile);
+  if (!stage.is_last) return;
   if (finish) {
     const char* const added = static_cast<const char*>(call.bias);
     kernels_.finish[fp32 ? 0 : 1](

@@ -90,6 +90,7 @@ class ChainGemm {
  private:
   struct Call;
   struct Part;
+  struct Stage;
 
   void RunPart(const Call& call, const Part& part) const;
   void RunColumns(const Call& call, const Part& part, int64_t first, int64_t end,
@@ -100,13 +101,14 @@ class ChainGemm {
   gemm::Source Columns(const Call& call, const Part& part, int64_t column) const;
   void PackRows(const Call& call, const Part& part, int64_t first, int64_t end) const;
   int64_t WidthOf(const Part& part, int64_t column) const;
-  void MultiplyTile(const Call& call, const Part& part, int64_t panel, int64_t column,
-                    gemm::Tile& tile) const;
+  void MultiplyTile(const Call& call, const Part& part, const Stage& stage, int64_t panel,
+                    int64_t column, gemm::Tile& tile) const;
   int64_t Steps(int64_t depth) const;
 
   const GemmShape shape_;
   const gemm::Kernels& kernels_;
-  int64_t depth_ = 0;    // of a part of k
+  int64_t depth_ = 0;  // of a part of k
+  int64_t stage_steps_ = 0;
   int64_t columns_ = 0;  // of b that are packed at once
   int64_t panel_rows_ = 0, row_panels_ = 0;
   int64_t panels_of_block_ = 0;  // of rows that are packed at once
@@ -114,6 +116,7 @@ class ChainGemm {
   bool takes_columns_ = false;   // whole panels of b are used as they lie
   bool sums_apart_ = false;      // c is bf16 and k has several parts: sums are kept in scratch
   int64_t sums_stride_ = 0;
+  int64_t tiles_ = 0;  // whose sums pass through scratch
   int64_t row_panel_words_ = 0, row_words_ = 0, column_words_ = 0, sum_words_ = 0;  // of scratch
   int64_t scratch_words_ = 0;
   // Cache lines of a panel of b before it is packed and after, relative to its beginning.

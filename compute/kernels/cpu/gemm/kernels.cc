@@ -261,6 +261,7 @@ constexpr gemm::Kernels Tiles() {
           .pack_rows = PackTiles,
           .pack_columns = PackColumnTiles,
           .most_steps = 512,
+          .stage_steps = 128,
           .packs_meanwhile = true,
           .finish = {Finish<BFloat16, float>, Finish<BFloat16, BFloat16>},
           .multiply = {{MultiplyTiles<Unit, false, false>, MultiplyTiles<Unit, false, true>},

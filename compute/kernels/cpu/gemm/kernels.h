@@ -96,6 +96,8 @@ struct Kernels {
   // k is cut into parts of so many steps. With more, a panel of columns would leave the caches
   // before its next use; with fewer, sums would be moved more often.
   int64_t most_steps = 384;
+  // With so many of a part, or with all if 0, all rows are multiplied before the next steps follow.
+  int64_t stage_steps = 0;
   bool packs_meanwhile = false;  // the next panel of columns, while tiles are multiplied
   bool takes_columns;            // that lie side by side as they are: packing would not change them
   FinishFunction finish[2];      // into fp32, into bf16
