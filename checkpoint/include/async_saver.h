@@ -42,7 +42,10 @@ struct AsyncSaveOptions {
   // Little of the memory is ever touched where the disk takes the state before a caller waits for
   // it: tensors whose memory is contiguous and aligned for the storage
   // (Storage::InPlaceAlignmentBytes()) are written from where they are, and copied only if a caller
-  // waits for them before that has begun.
+  // waits for them, or for what comes before them, and that has not begun. Where callers do come
+  // before the disk, what they came to first is copied from then on, and the disk writes from the
+  // other end meanwhile: the memory for it is touched in the background after that save. Earlier, a
+  // caller waits for the disk if that takes less than the first touch of the memory.
   SaveOptions save = {.staging_bytes = std::numeric_limits<uint64_t>::max()};
 
   // What Start() does while another save is in flight.
@@ -59,9 +62,9 @@ struct AsyncSaveOptions {
   // the rest of it when a caller waits for the memory. With two, the copies still advance when one
   // of them has taken the processor that a thread of the program waits for.
   int copy_threads = 2;
-  // How much memory Prepare() prefaults for tensors that are written from where they are. An update
-  // that comes before the disk has taken them has so much of them copied while it waits.
-  uint64_t copy_ahead_bytes = uint64_t{64} << 20;
+  // How much memory Prepare() prefaults for tensors that are written from where they are: the first
+  // save does not know yet whether an update comes before the disk.
+  uint64_t copy_ahead_bytes = uint64_t{56} << 20;
   int nice = 5;                   // added to the niceness of the background's threads
   bool idle_io_priority = false;  // lowest disk priority, if its scheduler has priorities
 
@@ -131,7 +134,8 @@ class AsyncSaver {
   // Returns once bytes [data, data + size_bytes) may be overwritten or freed: the save in flight
   // has copied or written the part that it needs, does not need them, or is over. The calling
   // thread helps to copy; for a part that is being written from where it is, it waits for the disk:
-  // a few pieces of 4 MiB. Returns immediately without a save in flight.
+  // a few pieces of 4 MiB, as long as there is memory for copies. Returns immediately without a
+  // save in flight.
   void WaitUntilCopied(const void* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 

@@ -166,6 +166,7 @@ class AsyncSaver::Background {
       if (queue_.empty()) return;
       lock.Unlock();
       HandleNext();
+      MakeStagingPresent();
       lock.Lock();
     }
   }
@@ -193,7 +194,7 @@ class AsyncSaver::Background {
     }
     switch (request.kind) {
       case Kind::kPrepare:
-        if (PlanAhead(context_, request.state).ok() && InBackground()) MakeStagingPresent();
+        PlanAhead(context_, request.state).IgnoreError();
         return std::nullopt;
       case Kind::kRefuse:
         return SaveOutcome{step, RefuseSave(context_, step, request.error)};
@@ -224,7 +225,7 @@ class AsyncSaver::Background {
   // Whether this thread is the background thread.
   bool InBackground() const { return std::this_thread::get_id() == background_id_; }
 
-  // Prefaulting only makes the first save faster, so neither a caller nor the program's own threads
+  // Prefaulting only makes the next save faster, so neither a caller nor the program's own threads
   // should wait for it: where they compete for the processor, this thread takes longer than it
   // computes, and backs off.
   void MakeStagingPresent() {

@@ -11,7 +11,7 @@ namespace tessera::ckpt {
 // order. Not thread-safe.
 class CopyOrder {
  public:
-  void set_count(size_t count) { count_ = count; }
+  void set_count(size_t count) { end_ = count; }
   // The piece is waited for.
   void Want(size_t piece) { wanted_.push_back(piece); }
 
@@ -26,14 +26,21 @@ class CopyOrder {
   // The next piece; the same holds.
   template <typename IsPending>
   std::optional<size_t> Next(const IsPending& is_pending) {
-    while (next_ < count_ && !is_pending(next_)) ++next_;
-    return next_ == count_ ? std::nullopt : std::optional(next_);
+    while (next_ < end_ && !is_pending(next_)) ++next_;
+    return next_ == end_ ? std::nullopt : std::optional(next_);
+  }
+
+  // The last piece; the same holds.
+  template <typename IsPending>
+  std::optional<size_t> Last(const IsPending& is_pending) {
+    while (next_ < end_ && !is_pending(end_ - 1)) --end_;
+    return next_ == end_ ? std::nullopt : std::optional(end_ - 1);
   }
 
  private:
-  size_t count_ = 0;
   std::deque<size_t> wanted_;
   size_t next_ = 0;  // no piece before it is pending
+  size_t end_ = 0;   // nor this one or one behind it
 };
 
 }  // namespace tessera::ckpt

@@ -15,6 +15,9 @@ struct CopyLoad {
   bool rests = false;        // the program needed the processors a short while ago
   bool has_present = false;
   bool has_untouched = false;  // buffers, see StagingBuffers
+  int touching = 0;            // copies to such buffers
+  double touch_seconds = 0;    // of a processor, for a piece copied to an untouched buffer
+  double disk_seconds = 0;     // for a piece, so far
 };
 
 // When a thread of a save copies one more piece instead of writing one.
@@ -31,6 +34,14 @@ class CopyPolicy {
     return (load.has_present || MayTouch(load)) && MayRead(load);
   }
 
+  // Whether what an update will come to next is copied while it waits, although the disk would take
+  // it from where it is: whichever is less. One thread at a time finds out what a touch takes.
+  static bool MayCopyAhead(const CopyLoad& load) {
+    const bool may_touch = load.has_untouched && load.touching == 0 && TouchingPays(load);
+    return load.waiters > 0 && (load.has_present || may_touch);
+  }
+  static bool TouchingPays(const CopyLoad& load) { return load.touch_seconds <= load.disk_seconds; }
+
   // Whether a thread may check one more piece that is written from where it is, which takes as much
   // from the program's threads as copying, but need not be done before the memory is waited for.
   bool MayCheck(const CopyLoad& load) const {
@@ -41,10 +52,6 @@ class CopyPolicy {
   bool YieldsProcessors(const CopyLoad& load) const {
     return copy_ahead_threads_ > 0 && !load.had_waiters;
   }
-
-  // Whether a piece is checksummed and digested while it is copied and in the cache, instead of
-  // before it is written.
-  static bool ChecksWhileCopying(const CopyLoad& load) { return load.waiters == 0; }
 
  private:
   bool MayRead(const CopyLoad& load) const {

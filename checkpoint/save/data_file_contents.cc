@@ -82,8 +82,8 @@ const std::byte* FileContents::InMemory(const Source& source, int64_t first, int
   return at ? source.data + *at * static_cast<int64_t>(source.element_bytes) : nullptr;
 }
 
-uint32_t FileContents::Check(uint64_t begin, uint64_t end, const std::byte* bytes,
-                             std::vector<LogicalDigest>& digests, uint32_t crc) const {
+uint32_t FileContents::Check(uint64_t begin, uint64_t end, std::vector<LogicalDigest>& digests,
+                             uint32_t crc) const {
   if (begin < header_.size()) {
     const uint64_t size = std::min<uint64_t>(end, header_.size()) - begin;
     crc = ExtendCrc32c(crc, std::as_bytes(std::span(header_).subspan(begin, size)));
@@ -91,8 +91,7 @@ uint32_t FileContents::Check(uint64_t begin, uint64_t end, const std::byte* byte
   std::vector<std::byte> copy;
   ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
     const int64_t size = source.element_bytes;
-    const std::byte* from = bytes != nullptr ? bytes + (source.begin + first * size - begin)
-                                             : InMemory(source, first, last);
+    const std::byte* from = InMemory(source, first, last);
     if (from == nullptr) {
       copy.resize((last - first) * size);
       CopySource(source, first, last, copy.data());

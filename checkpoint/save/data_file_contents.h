@@ -38,10 +38,9 @@ class FileContents {
   void Copy(uint64_t begin, uint64_t end, std::byte* out) const;
 
   // Adds the digests of the tensors' elements in bytes [begin, end), and returns the checksum `crc`
-  // extended by these bytes. They are at `bytes` or, where that is null, still in the state; the
-  // memory is read once.
-  uint32_t Check(uint64_t begin, uint64_t end, const std::byte* bytes,
-                 std::vector<LogicalDigest>& digests, uint32_t crc) const;
+  // extended by these bytes. The state is read once.
+  uint32_t Check(uint64_t begin, uint64_t end, std::vector<LogicalDigest>& digests,
+                 uint32_t crc) const;
 
   // Copies and digests in a single pass. fn(bytes) then receives the range again, in order and in
   // parts of any length, still in the cache if the range fits; the memory at `out` may not be.

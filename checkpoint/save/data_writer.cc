@@ -78,13 +78,14 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
       const bool in_place =
           IsInPlace(file.contents.Segments(begin, end, options_.in_place_alignment));
       (in_place ? in_place_bytes : staged_bytes_) += layout.stride_bytes;
+      pending_in_place_ += in_place ? 1 : 0;
       pieces_.push_back({&file, begin, end, in_place});
       ++piece_count_;
       ++file.pieces_left;
     }
   }
   if (options_.copy_ahead_threads > 0) OrderPieces(memory);
-  staged_bytes_ += std::min(in_place_bytes, options_.ahead_bytes);
+  ahead_bytes_ = std::min(in_place_bytes, options_.ahead_bytes);
   uint64_t total_bytes = 0;
   for (const File& file : files_) total_bytes += file.contents.size_bytes();
   progress_.emplace(options_.progress, total_bytes);
@@ -114,7 +115,7 @@ void DataWriter::OrderPieces(std::vector<MemoryIndex::Range>& memory) {
 void DataWriter::CutBuffers(uint64_t stride_bytes) {
   // Two per thread keep the disk busy, however much was prefaulted before.
   const uint64_t least = 2 * static_cast<uint64_t>(options_.io_threads);
-  ahead_left_ = pool_.present_bytes() / stride_bytes;
+  touch_seconds_ = pool_.touch_seconds_per_byte() * static_cast<double>(stride_bytes);
   buffers_ = StagingBuffers(pool_.memory(), stride_bytes,
                             std::max(pool_.present_bytes() / stride_bytes, least));
 }
@@ -149,6 +150,7 @@ void DataWriter::WaitForPieces(const std::vector<size_t>& pieces) {
       if (piece + next < piece_count_) to_check_.push_front(piece + next);
     }
   }
+  if (!had_waiters_) came_first_to_ = pending_in_place_;
   ++waiters_;
   had_waiters_ = true;
   changed_.NotifyAll();
@@ -158,11 +160,11 @@ void DataWriter::WaitForPieces(const std::vector<size_t>& pieces) {
     if (released == pieces.size()) break;
     while (started < pieces.size() && !IsPending(pieces[started])) ++started;
     if (started < pieces.size() && buffers_.has_any() && !Over()) {
-      CopyPiece(pieces[started], nullptr);
+      CopyAsWaiter(pieces[started]);
     } else if (const std::optional<size_t> wanted = NextToCheck(/*wanted=*/true)) {
       CheckAsWaiter(*wanted);
     } else if (const std::optional<size_t> ahead = NextAhead()) {
-      CopyAhead(*ahead);
+      CopyAsWaiter(*ahead);
     } else if (const std::optional<size_t> check = NextToCheck(/*wanted=*/false)) {
       CheckAsWaiter(*check);
     } else {
@@ -179,6 +181,10 @@ std::optional<std::chrono::steady_clock::time_point> DataWriter::copied_at() con
 
 absl::StatusOr<WriteReport> DataWriter::Run() {
   const size_t workers = std::min<size_t>(options_.io_threads, piece_count_);
+  {
+    const MutexLock lock(&mutex_);
+    started_at_ = std::chrono::steady_clock::now();
+  }
   workers_.resize(workers);
   for (Worker& worker : workers_) worker.digests.resize(slots_.size());
   std::vector<std::thread> others =
@@ -193,7 +199,7 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
   while (copying_ > 0) changed_.Wait(&mutex_);  // waiters copy, too
   released_.store(true, std::memory_order_release);
   changed_.NotifyAll();
-  if (piece_count_ > 0) pool_.SetPresent(buffers_.touched_bytes());
+  if (piece_count_ > 0) KeepForTheNextSave();
   TESSERA_RETURN_IF_ERROR(error_);
   if (!files_.empty()) {
     TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, storage_.SyncDirectory(directory_)));
@@ -206,15 +212,29 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
   return Report();
 }
 
+// What an update came to before the disk did, it will come to in the next save, too.
+void DataWriter::KeepForTheNextSave() {
+  const uint64_t stride_bytes = buffers_.stride_bytes();
+  pool_.SetPresent(buffers_.touched_bytes());
+  pool_.set_touch_seconds_per_byte(touch_seconds_ / static_cast<double>(stride_bytes));
+  if (came_first_to_ > 0) pool_.Want(staged_bytes_ + came_first_to_ * stride_bytes);
+}
+
 CopyLoad DataWriter::Load() const {
+  const auto now = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> elapsed = now - started_at_;
+  const size_t written = std::max<size_t>(1, piece_count_ - pieces_left_);
   return {.waiters = waiters_,
           .copying = copying_,
           .writing = writing_,
           .has_copied = !copied_.empty(),
           .had_waiters = had_waiters_,
-          .rests = std::chrono::steady_clock::now() < rests_until_,
+          .rests = now < rests_until_,
           .has_present = buffers_.has_present(),
-          .has_untouched = buffers_.has_untouched()};
+          .has_untouched = buffers_.has_untouched(),
+          .touching = touching_,
+          .touch_seconds = touch_seconds_,
+          .disk_seconds = elapsed.count() / static_cast<double>(written)};
 }
 
 // Copies while permitted, otherwise writes: what is waited for from where it is, as it need not be
@@ -235,17 +255,16 @@ void DataWriter::Work(Worker& worker) {
                                            worker.has_read < (waiters_ > 0 ? kReadsPerWrite : 1));
     absl::Status status;
     if (copy) {
-      CopyPiece(*copy, CopyPolicy::ChecksWhileCopying(load) ? &worker.digests : nullptr);
-    } else if (in_place && (waiters_ > 0 || copied_.empty())) {
+      CopyPiece(*copy, worker.digests);
+    } else if (in_place && (waiters_ > 0 || copied_.empty() || CanCopyTheRest(load))) {
       status = StartInPlace(*in_place, worker);
     } else if (may_write && !copied_.empty()) {
       Piece& piece = pieces_[copied_.front()];
       copied_.pop_front();
       status = StartStaged(piece, worker);
-    } else if (const std::optional<size_t> ahead =
-                   may_read && waiters_ > 0 ? NextAhead() : std::nullopt) {
+    } else if (const std::optional<size_t> ahead = may_read ? NextAhead() : std::nullopt) {
       ++worker.has_read;
-      CopyAhead(*ahead);
+      CopyPiece(*ahead, worker.digests);
     } else if (const std::optional<size_t> check = may_read && policy_.MayCheck(load)
                                                        ? NextToCheck(/*wanted=*/false)
                                                        : std::nullopt) {
@@ -282,7 +301,15 @@ std::optional<size_t> DataWriter::NextToCopy() {
   return to_stage_.Next([&](size_t i) { return is_pending(i) && !pieces[i].in_place; });
 }
 
-// A piece that is waited for is left to those who copy it while they have memory.
+bool DataWriter::CanCopyTheRest(const CopyLoad& load) const {
+  const size_t buffers =
+      buffers_.present() + (CopyPolicy::TouchingPays(load) ? buffers_.untouched() : 0);
+  return load.had_waiters && buffers >= pending_in_place_;
+}
+
+// A piece that is waited for is left to those who copy it while they have memory. Where all can be
+// copied, an update that has begun and the disk work towards each other; otherwise the disk would
+// write what the update waits for next.
 std::optional<size_t> DataWriter::NextInPlace(const CopyLoad& load) {
   const Piece* const pieces = pieces_.data();
   const auto is_pending = [&](size_t i) {
@@ -293,11 +320,12 @@ std::optional<size_t> DataWriter::NextInPlace(const CopyLoad& load) {
         to_stage_.Wanted([&](size_t i) { return pieces[i].state == PieceState::kPending; });
     if (wanted && is_pending(*wanted)) return wanted;
   }
-  return in_place_.Next([&](size_t i) { return is_pending(i) && !pieces[i].wanted; });
+  const auto is_left = [&](size_t i) { return is_pending(i) && !pieces[i].wanted; };
+  return CanCopyTheRest(load) ? in_place_.Last(is_left) : in_place_.Next(is_left);
 }
 
 std::optional<size_t> DataWriter::NextAhead() {
-  if (ahead_left_ == 0 || !buffers_.has_present() || Over()) return std::nullopt;
+  if (!CopyPolicy::MayCopyAhead(Load()) || Over()) return std::nullopt;
   const Piece* const pieces = pieces_.data();
   const auto is_pending = [&](size_t i) {
     return pieces[i].state == PieceState::kPending && pieces[i].in_place;
@@ -314,18 +342,28 @@ std::optional<size_t> DataWriter::NextToCheck(bool wanted) {
   return to_check_.front();
 }
 
-// Preconditions: the piece is pending; there is a buffer.
-void DataWriter::CopyPiece(size_t index, Digests* digests) {
+// Preconditions: the piece is pending; there is a buffer. The checks take the program's processors
+// at some time: least while it waits, and while the bytes are in the cache.
+void DataWriter::CopyPiece(size_t index, Digests& digests) {
   Piece& piece = pieces_[index];
   piece.state = PieceState::kBusy;
   piece.staged = true;
+  const bool touches = !buffers_.has_present();
+  touching_ += touches ? 1 : 0;
   piece.buffer = buffers_.Take();
+  pending_in_place_ -= piece.in_place ? 1 : 0;
   ++copying_;
   ++piece.readers;
   mutex_.unlock();
+  const double processor_start = ThreadProcessorSeconds();
   CopyBytes(piece, digests);
+  const double used = ThreadProcessorSeconds() - processor_start;
   mutex_.lock();
-  if (digests != nullptr) SetChecked(piece);
+  if (touches) {
+    --touching_;
+    touch_seconds_ = used;
+  }
+  SetChecked(piece);
   copied_.push_back(index);
   --copying_;
   --piece.readers;
@@ -339,7 +377,7 @@ void DataWriter::CheckInPlace(size_t index, Digests& digests) {
   ++copying_;
   ++piece.readers;
   mutex_.unlock();
-  CheckBytes(piece, nullptr, digests);
+  CheckBytes(piece, digests);
   mutex_.lock();
   --copying_;
   --piece.readers;
@@ -363,14 +401,14 @@ void DataWriter::CheckAsWorker(size_t index, Worker& worker) {
   worker.check_seconds = 0;
 }
 
-void DataWriter::CheckAsWaiter(size_t index) {
+void DataWriter::ReadAsWaiter(void (DataWriter::*read)(size_t, Digests&), size_t index) {
   if (idle_digests_.empty()) {
     idle_digests_.push_back(&waiter_digests_.emplace_back(Digests(slots_.size())));
   }
   Digests* const digests = idle_digests_.back();
   idle_digests_.pop_back();
   const double processor_start = ThreadProcessorSeconds();
-  CheckInPlace(index, *digests);
+  (this->*read)(index, *digests);
   processor_seconds_ += ThreadProcessorSeconds() - processor_start;
   idle_digests_.push_back(digests);
 }
@@ -392,18 +430,14 @@ void DataWriter::TryToRelease(Piece& piece) {
   changed_.NotifyAll();
 }
 
-void DataWriter::CopyBytes(const Piece& piece, Digests* digests) const {
-  TraceSpan span("save", digests == nullptr ? "copy" : "copy and check");
+void DataWriter::CopyBytes(const Piece& piece, Digests& digests) const {
+  TraceSpan span("save", "copy and check");
   span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
   for (uint64_t begin = piece.begin; begin < piece.end; begin += kBlockBytes) {
     const uint64_t end = std::min(piece.end, begin + kBlockBytes);
     std::byte* const out = piece.buffer + (begin - piece.begin);
-    if (digests == nullptr) {
-      piece.file->contents.Copy(begin, end, out);
-      continue;
-    }
     uint64_t at = begin;
-    piece.file->contents.CopyAndDigest(begin, end, out, *digests,
+    piece.file->contents.CopyAndDigest(begin, end, out, digests,
                                        [&](std::span<const std::byte> bytes) {
                                          ExtendChecksums(*piece.file, at, bytes);
                                          at += bytes.size();
@@ -411,32 +445,29 @@ void DataWriter::CopyBytes(const Piece& piece, Digests* digests) const {
   }
 }
 
-void DataWriter::CheckBytes(const Piece& piece, const std::byte* bytes, Digests& digests) const {
+void DataWriter::CheckBytes(const Piece& piece, Digests& digests) const {
   const TraceSpan span("save", "check");
   File& file = *piece.file;
   for (uint64_t begin = piece.begin, end; begin < piece.end; begin = end) {
     uint32_t& crc = file.crcs[begin / options_.chunk_bytes];
     end = std::min(piece.end, (begin / options_.chunk_bytes + 1) * options_.chunk_bytes);
-    const std::byte* const from = bytes == nullptr ? nullptr : bytes + (begin - piece.begin);
-    crc = file.contents.Check(begin, end, from, digests, crc);
+    crc = file.contents.Check(begin, end, digests, crc);
   }
 }
 
 absl::Status DataWriter::StartStaged(Piece& piece, Worker& worker) {
   ++writing_;
   Write& write = worker.writes.emplace_back(Write{&piece, {}});
-  const bool checks = piece.check == CheckState::kUnchecked;
   mutex_.unlock();
-  if (checks) CheckBytes(piece, piece.buffer, worker.digests);
   const absl::Status started = InPhase(kWriting, WriteStaged(write));
   mutex_.lock();
-  if (checks) SetChecked(piece);
   return started;
 }
 
 absl::Status DataWriter::StartInPlace(size_t index, Worker& worker) {
   Piece& piece = pieces_[index];
   piece.state = PieceState::kBusy;
+  --pending_in_place_;
   ++writing_;
   ++piece.readers;
   Write& write = worker.writes.emplace_back(Write{&piece, {}});

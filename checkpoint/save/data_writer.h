@@ -44,7 +44,9 @@ namespace tessera::ckpt {
 // and checksummed and digested in a single pass. That pass does not wait for the write. It comes
 // when the processors are idle, or else when an update waits for the memory, which is then in the
 // cache. A thread that waits before the write has begun copies the piece. Afterwards its wait ends
-// when the piece is written and checked; it checks the piece itself if no other thread does.
+// when the piece is written and checked; it checks the piece itself if no other thread does. Where
+// there is memory for what is left then, that is copied in the order of the update, and written in
+// place from the other end.
 //
 // Run() works with threads of its own, with fewer where the system gives no more; a thread that is
 // about to change the state calls WaitUntilCopied() first. Both may outlive the arguments of
@@ -66,15 +68,15 @@ class DataWriter {
   void WaitUntilCopied(const std::byte* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 
-  // How much staging memory the pieces take that are not written from where they are, and what may
-  // be copied ahead of an update.
-  uint64_t staged_bytes() const { return staged_bytes_; }
+  // How much staging memory the pieces take that are not written from where they are, and what of
+  // the others is to be ready for an update.
+  uint64_t staged_bytes() const { return staged_bytes_ + ahead_bytes_; }
 
   // The time at which the last piece was copied, or written in place, if it was.
   std::optional<std::chrono::steady_clock::time_point> copied_at() const;
 
-  // Processor time of the threads that Run() started, and of the checks by those that waited. Valid
-  // once Run() has returned.
+  // Processor time of the threads that Run() started, and of the copies and checks by those that
+  // waited. Valid once Run() has returned.
   double processor_seconds() const {
     const MutexLock lock(&mutex_);
     return processor_seconds_;
@@ -143,6 +145,7 @@ class DataWriter {
   void WaitForPieces(const std::vector<size_t>& pieces);
 
   void Work(Worker& worker);
+  void KeepForTheNextSave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   CopyLoad Load() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return !error_.ok() || (pieces_left_ == 0 && unchecked_ == 0);
@@ -153,24 +156,28 @@ class DataWriter {
   bool IsReleased(size_t piece) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<size_t> NextToCopy() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<size_t> NextInPlace(const CopyLoad& load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether there is memory to copy everything that the disk has not begun to write.
+  bool CanCopyTheRest(const CopyLoad& load) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<size_t> NextToCheck(bool wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What an update that waits will come to next, if there is memory for it that was touched before:
-  // the first touch takes longer than a fast disk does.
+  // What an update that waits will come to next.
   std::optional<size_t> NextAhead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CopyAhead(size_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    --ahead_left_;
-    CopyPiece(index, nullptr);
-  }
   // Whether the piece is written, or being written, from where it is, and nobody has checked it.
   static bool NeedsCheck(const Piece& piece) {
     return piece.state == PieceState::kBusy && !piece.staged &&
            piece.check == CheckState::kUnchecked;
   }
   // These release the mutex meanwhile.
-  void CopyPiece(size_t index, Digests* digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CopyPiece(size_t index, Digests& digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CheckInPlace(size_t index, Digests& digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CheckAsWorker(size_t index, Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CheckAsWaiter(size_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReadAsWaiter(void (DataWriter::*read)(size_t, Digests&), size_t index)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CopyAsWaiter(size_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    ReadAsWaiter(&DataWriter::CopyPiece, index);
+  }
+  void CheckAsWaiter(size_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    ReadAsWaiter(&DataWriter::CheckInPlace, index);
+  }
   void SetChecked(Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether the thread has to end its first write before it begins anything else: it is waited for.
   bool MustFinish(const Worker& worker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -179,9 +186,8 @@ class DataWriter {
   absl::Status FinishFirst(Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // If the piece is copied, or written and checked.
   void TryToRelease(Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CopyBytes(const Piece& piece, Digests* digests) const;
-  // `bytes`: the piece's; null: they are still in the state.
-  void CheckBytes(const Piece& piece, const std::byte* bytes, Digests& digests) const;
+  void CopyBytes(const Piece& piece, Digests& digests) const;
+  void CheckBytes(const Piece& piece, Digests& digests) const;
   absl::Status CreateFile(File& file);
   absl::Status WriteStaged(Write& write);
   absl::Status WriteSegments(Write& write, AlignedBuffer& between);
@@ -198,7 +204,7 @@ class DataWriter {
   std::deque<File> files_;
   MemoryIndex memory_;
   std::vector<Worker> workers_;
-  uint64_t staged_bytes_ = 0;
+  uint64_t staged_bytes_ = 0, ahead_bytes_ = 0;  // see staged_bytes()
   size_t piece_count_ = 0;
   std::optional<ByteProgress> progress_;  // of writing, once the pieces are known
 
@@ -206,9 +212,9 @@ class DataWriter {
   CondVar changed_;  // any guarded member
   std::vector<Piece> pieces_ ABSL_GUARDED_BY(mutex_);
   CopyOrder to_stage_ ABSL_GUARDED_BY(mutex_);
-  CopyOrder in_place_ ABSL_GUARDED_BY(mutex_);           // without those that are waited for
-  CopyOrder ahead_ ABSL_GUARDED_BY(mutex_);              // in place
-  size_t ahead_left_ ABSL_GUARDED_BY(mutex_) = 0;        // so many pieces may be copied ahead
+  CopyOrder in_place_ ABSL_GUARDED_BY(mutex_);  // without those that are waited for
+  CopyOrder ahead_ ABSL_GUARDED_BY(mutex_);     // in place
+  size_t pending_in_place_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<size_t> to_check_ ABSL_GUARDED_BY(mutex_);  // in place; what is waited for comes first
   std::deque<size_t> copied_ ABSL_GUARDED_BY(mutex_);    // to be written
   StagingBuffers buffers_ ABSL_GUARDED_BY(mutex_);
@@ -223,6 +229,10 @@ class DataWriter {
   size_t pieces_left_ ABSL_GUARDED_BY(mutex_) = 0;  // not yet written
   size_t unchecked_ ABSL_GUARDED_BY(mutex_) = 0;    // pieces
   double processor_seconds_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::chrono::steady_clock::time_point started_at_ ABSL_GUARDED_BY(mutex_);  // Run()
+  int touching_ ABSL_GUARDED_BY(mutex_) = 0;                                  // see CopyLoad
+  double touch_seconds_ ABSL_GUARDED_BY(mutex_) = 0;  // see CopyLoad; as last seen
+  size_t came_first_to_ ABSL_GUARDED_BY(mutex_) = 0;  // pieces in place: an update, before the disk
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   std::optional<std::chrono::steady_clock::time_point> copied_at_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> released_ = false;  // everything is copied, or Run() has returned

@@ -249,7 +249,7 @@ absl::Status PlanAhead(const SaveContext& context, const StateDict& state) {
   TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<DataWriter> writer,
                            DataWriter::Make(context.storage, task.directory, state, *local,
                                             task.plan, WriterOptions(context), context.staging));
-  context.staging.set_prefault_bytes(writer->staged_bytes());
+  context.staging.Want(writer->staged_bytes());
   return absl::OkStatus();
 }
 

@@ -9,6 +9,7 @@
 #include "base/checked_math.h"
 #include "base/memory.h"
 #include "base/status_macros.h"
+#include "base/threads.h"
 #include "base/units.h"
 #include "checkpoint/include/storage.h"
 #include "checkpoint/storage/pieces.h"
@@ -82,11 +83,13 @@ absl::Status StagingPool::Allocate(uint64_t bytes, uint64_t least_bytes) {
 }
 
 bool StagingPool::Prefault() {
-  const uint64_t wanted_bytes = std::min<uint64_t>(buffer_.size_bytes(), prefault_bytes_);
+  const uint64_t wanted_bytes = std::min<uint64_t>(buffer_.size_bytes(), wanted_bytes_);
   if (present_bytes_ >= wanted_bytes) return false;
   const size_t left_bytes = wanted_bytes - present_bytes_;
   const size_t next_bytes = std::min(left_bytes, kPrefaultBytes);
+  const double start = ThreadProcessorSeconds();
   buffer_.Prefault(present_bytes_, next_bytes);
+  touch_seconds_per_byte_ = (ThreadProcessorSeconds() - start) / static_cast<double>(next_bytes);
   present_bytes_ += next_bytes;
   return next_bytes < left_bytes;
 }

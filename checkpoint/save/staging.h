@@ -38,14 +38,19 @@ class StagingPool {
   // Prefaults some more of the reserved memory, in the order of addresses. Returns false once
   // nothing is left to do.
   bool Prefault();
-  // Prefault() leaves the memory behind so many bytes alone, since nothing may ever need it.
-  void set_prefault_bytes(uint64_t bytes) { prefault_bytes_ = bytes; }
+  // Prefault() is to prefault at least so many bytes, as far as they are reserved. It leaves the
+  // memory behind them alone, since nothing may ever need it.
+  void Want(uint64_t bytes) { wanted_bytes_ = std::max(wanted_bytes_, bytes); }
 
   // How much of memory(), from its beginning on, was touched: the first touch of the rest costs
   // more than filling it.
   size_t present_bytes() const { return std::min(present_bytes_, usable_bytes_); }
   // Records that the first `bytes` of memory() have been touched.
   void SetPresent(size_t bytes) { present_bytes_ = std::max(present_bytes_, bytes); }
+
+  // The processor time that the first touch of a byte takes, as last seen; 0: not known.
+  double touch_seconds_per_byte() const { return touch_seconds_per_byte_; }
+  void set_touch_seconds_per_byte(double seconds) { touch_seconds_per_byte_ = seconds; }
 
   // Valid after Reserve(). Aligned for direct I/O.
   std::span<std::byte> memory() { return {buffer_.data(), usable_bytes_}; }
@@ -60,7 +65,8 @@ class StagingPool {
   AlignedBuffer buffer_;
   size_t usable_bytes_ = 0;
   size_t present_bytes_ = 0;
-  uint64_t prefault_bytes_ = UINT64_MAX;
+  uint64_t wanted_bytes_ = 0;
+  double touch_seconds_per_byte_ = 0;
   std::string note_;
 };
 
@@ -75,6 +81,9 @@ class StagingBuffers {
   bool has_present() const { return !present_.empty(); }
   bool has_untouched() const { return !untouched_.empty(); }
   bool has_any() const { return has_present() || has_untouched(); }
+  uint64_t stride_bytes() const { return stride_bytes_; }
+  size_t present() const { return present_.size(); }
+  size_t untouched() const { return untouched_.size() / stride_bytes_; }
 
   // Precondition: has_any().
   std::byte* Take();
@@ -85,7 +94,7 @@ class StagingBuffers {
 
  private:
   std::span<std::byte> memory_;
-  uint64_t stride_bytes_ = 0;
+  uint64_t stride_bytes_ = 1;
   std::vector<std::byte*> present_;
   std::span<std::byte> untouched_;
   uint64_t unused_tail_bytes_ = 0;  // too few for a buffer

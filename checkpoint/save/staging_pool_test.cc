@@ -14,6 +14,7 @@ constexpr uint64_t kPage = 4096;
 
 TEST(StagingPoolTest, GivesWhatIsWantedAndKeepsIt) {
   StagingPool pool([] { return uint64_t{1} << 30; });
+  pool.Want(UINT64_MAX);
   ASSERT_TRUE(pool.Reserve({10 * kPage, UINT64_MAX, kPage}).ok());
   const std::byte* const data = pool.memory().data();
   EXPECT_EQ(pool.memory().size(), 10 * kPage);
@@ -31,6 +32,7 @@ TEST(StagingPoolTest, GivesWhatIsWantedAndKeepsIt) {
 
 TEST(StagingPoolTest, IsMadePresentInSteps) {
   StagingPool pool([] { return uint64_t{1} << 30; });
+  pool.Want(UINT64_MAX);
   EXPECT_FALSE(pool.Prefault());
   ASSERT_TRUE(pool.Reserve({uint64_t{10} << 20, UINT64_MAX, kPage}).ok());
   int steps = 1;
@@ -44,7 +46,7 @@ TEST(StagingPoolTest, IsMadePresentInSteps) {
 TEST(StagingPoolTest, IsMadePresentAsFarAsItIsNeeded) {
   StagingPool pool([] { return uint64_t{1} << 30; });
   ASSERT_TRUE(pool.Reserve({uint64_t{10} << 20, UINT64_MAX, kPage}).ok());
-  pool.set_prefault_bytes(uint64_t{5} << 20);
+  pool.Want(uint64_t{5} << 20);
   EXPECT_TRUE(pool.Prefault());
   EXPECT_FALSE(pool.Prefault());
   EXPECT_EQ(pool.present_bytes(), uint64_t{5} << 20);
@@ -52,6 +54,7 @@ TEST(StagingPoolTest, IsMadePresentAsFarAsItIsNeeded) {
 
 TEST(StagingPoolTest, WhatOthersTouchedIsPresentToo) {
   StagingPool pool([] { return uint64_t{1} << 30; });
+  pool.Want(UINT64_MAX);
   ASSERT_TRUE(pool.Reserve({uint64_t{10} << 20, UINT64_MAX, kPage}).ok());
   pool.SetPresent(9 << 20);
   pool.SetPresent(5 << 20);

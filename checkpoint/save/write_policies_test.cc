@@ -39,6 +39,21 @@ TEST(CopyOrderTest, WantedPiecesComeFirst) {
   EXPECT_THAT(copied, ElementsAre(3, 1, 0, 2, 4));
 }
 
+TEST(CopyOrderTest, EndsMeet) {
+  std::set<size_t> pending = {0, 1, 2, 3, 4};
+  const auto is_pending = [&](size_t piece) { return pending.contains(piece); };
+  CopyOrder order;
+  order.set_count(5);
+  std::vector<size_t> copied;
+  while (!pending.empty()) {
+    for (const auto& piece : {order.Last(is_pending), order.Next(is_pending)}) {
+      if (piece && pending.erase(*piece) > 0) copied.push_back(*piece);
+    }
+  }
+  EXPECT_FALSE(order.Last(is_pending) || order.Next(is_pending));
+  EXPECT_THAT(copied, ElementsAre(4, 0, 3, 1, 2));
+}
+
 // Pieces are as large as the storage's unit of writing, as far as memory and chunks allow.
 TEST(StagingLayoutTest, PiecesAreWhatTheStorageWritesBest) {
   constexpr uint64_t kMiB = uint64_t{1} << 20;
@@ -59,7 +74,6 @@ TEST(CopyPolicyTest, CopiesAheadOfTheDiskAsFarAsMemoryIsPresent) {
   EXPECT_TRUE(policy.MayCopy({.copying = 1, .has_present = true}));
   EXPECT_FALSE(policy.MayCopy({.copying = 2, .has_present = true}));
   EXPECT_FALSE(policy.MayCopy({.has_untouched = true}));
-  EXPECT_TRUE(CopyPolicy::ChecksWhileCopying({}));
 }
 
 TEST(CopyPolicyTest, AllThreadsCopyWhatIsWaitedFor) {
@@ -72,7 +86,20 @@ TEST(CopyPolicyTest, AllThreadsCopyWhatIsWaitedFor) {
       policy.MayCopy({.waiters = 1, .writing = 1, .has_copied = true, .has_untouched = true}));
   EXPECT_TRUE(
       policy.MayCopy({.waiters = 1, .writing = 2, .has_copied = true, .has_untouched = true}));
-  EXPECT_FALSE(CopyPolicy::ChecksWhileCopying({.waiters = 1}));
+}
+
+TEST(CopyPolicyTest, TouchesNewMemoryAheadOfAnUpdateWhereTheDiskTakesLonger) {
+  EXPECT_FALSE(CopyPolicy::MayCopyAhead({.has_present = true})) << "nobody waits";
+  EXPECT_TRUE(CopyPolicy::MayCopyAhead(
+      {.waiters = 1, .has_present = true, .touch_seconds = 2, .disk_seconds = 1}));
+  EXPECT_FALSE(CopyPolicy::MayCopyAhead({.waiters = 1, .touch_seconds = 1, .disk_seconds = 2}));
+  CopyLoad load = {.waiters = 1, .has_untouched = true, .touch_seconds = 1, .disk_seconds = 2};
+  EXPECT_TRUE(CopyPolicy::MayCopyAhead(load));
+  load.touching = 1;
+  EXPECT_FALSE(CopyPolicy::MayCopyAhead(load));
+  load.touching = 0;
+  load.touch_seconds = 3;
+  EXPECT_FALSE(CopyPolicy::MayCopyAhead(load));
 }
 
 // What is written from where it is needs no memory, but as much of the processors.
@@ -101,6 +128,8 @@ TEST(StagingBuffersTest, PresentOnesComeFirstThenNewOnesInOrder) {
   std::array<std::byte, 35> memory;
   StagingBuffers buffers(memory, /*stride_bytes=*/10, /*present=*/1);
   EXPECT_EQ(buffers.touched_bytes(), 10);
+  EXPECT_EQ(buffers.present(), 1);
+  EXPECT_EQ(buffers.untouched(), 2);
   EXPECT_EQ(buffers.Take(), memory.data());
   EXPECT_FALSE(buffers.has_present());
   EXPECT_EQ(buffers.Take(), memory.data() + 10);

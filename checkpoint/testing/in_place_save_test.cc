@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -271,6 +272,37 @@ TEST_F(InPlaceSaveTest, BuffersAreWrittenSideBySideBehindTheProgram) {
   }
 }
 
+// Once an update has begun, the disk begins with what it will come to last.
+TEST_F(InPlaceSaveTest, AnUpdateAndTheDiskWorkTowardsEachOther) {
+  std::vector<const std::byte*> orders[2];  // of the writes in place, by one thread
+  for (const bool updates : {false, true}) {
+    std::vector<const std::byte*>& order = orders[updates];
+    std::latch arrived(1), gate(1);
+    WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
+      if (TensorOf(bytes) < 0) return absl::OkStatus();
+      order.push_back(bytes.data());
+      if (updates && order.size() == 2) {
+        arrived.count_down();
+        gate.wait();
+      }
+      return absl::OkStatus();
+    });
+    AsyncSaver saver(watched, options_);
+    saver.Start(1, state_.dict);
+    if (updates) {
+      arrived.wait();
+      saver.WaitUntilCopied(orders[0][0], 4096);  // is written
+      gate.count_down();
+    }
+    ASSERT_TRUE(saver.Finish()[0].report.ok());
+    ExpectSaved();
+    ASSERT_TRUE(storage_.DeleteTree(StepDirectoryName(1)).ok());
+  }
+  ASSERT_GE(orders[0].size(), 4);
+  std::reverse(orders[0].begin() + 2, orders[0].end());
+  EXPECT_EQ(orders[0], orders[1]);
+}
+
 TEST_F(InPlaceSaveTest, AnUpdateWaitsForTheWriteOfItsMemory) {
   Gate gate;
   std::atomic<int> in_flight = -1;
@@ -473,6 +505,25 @@ TEST_F(InPlaceSaveTest, NoMemoryIsPreparedForWhatIsNotCopied) {
     }
     // The last piece is too small to be written in place.
     EXPECT_EQ(staging.present_bytes() <= 1 << 20, in_place);
+  }
+}
+
+TEST_F(InPlaceSaveTest, MemoryIsPreparedForWhatAnUpdateCameToFirst) {
+  WatchedStorage watched(storage_, [](auto) { return absl::OkStatus(); });
+  SingleProcessGroup group;
+  for (const bool updates : {false, true}) {
+    PlanCache plan_cache;
+    StagingPool staging;
+    const SaveContext context = {watched,     "",         nullptr, group, options_.save,
+                                 /*ahead=*/2, plan_cache, staging};
+    const auto saved = RunSave(context, MakeManifest(updates ? 2 : 1, {}), /*rolling=*/false,
+                               state_.dict, [&](const std::shared_ptr<DataWriter>& writer) {
+                                 if (updates) writer->WaitUntilCopied(Memory(0).data(), 4096);
+                               });
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    while (staging.Prefault()) {
+    }
+    EXPECT_EQ(staging.present_bytes() >= 3 << 20, updates);
   }
 }
 

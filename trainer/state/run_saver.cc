@@ -103,6 +103,7 @@ ckpt::AsyncSaveOptions RunSaver::BackgroundOptions() const {
   if (mirror() != nullptr) options.save.staging_bytes = ckpt::SaveOptions().staging_bytes;
   if (config_.checkpoint().async_save_memory() > 0) {
     options.save.staging_bytes = static_cast<uint64_t>(config_.checkpoint().async_save_memory());
+    options.copy_ahead_bytes = options.save.staging_bytes;
   }
   if (config_.checkpoint().async_save_skip()) {
     options.when_busy = ckpt::AsyncSaveOptions::WhenBusy::kSkip;
