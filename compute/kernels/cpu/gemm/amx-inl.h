@@ -162,7 +162,7 @@ void MultiplyTiles(const gemm::Tile& tile) {
   Unit unit;
   const uint32_t* a = tile.a;
   const uint32_t* b = tile.b;
-  const int64_t* ahead = tile.ahead_offsets;
+  gemm::Fetcher fetcher(tile);
   const auto load = [&]<int c>(int64_t row, int64_t column) HWY_ATTR {
     if (tile.from == nullptr) return unit.template Zero<c>();
     unit.template Load<c>(tile.from + row * tile.from_stride + column, tile.from_stride);
@@ -180,9 +180,7 @@ void MultiplyTiles(const gemm::Tile& tile) {
   const int64_t blocks = tile.steps / kTile, pieces = packing.end - packing.piece;
   int64_t piece = packing.piece, due = 0;
   for (int64_t step = 0; step < tile.steps; step += kTile) {
-    for (int i = 0; i < kTile / gemm::kStepsOfAhead; ++i) {
-      __builtin_prefetch(static_cast<const char*>(tile.ahead) + *ahead++, 0, 2);
-    }
+    for (int i = 0; i < kTile / gemm::kStepsOfAhead; ++i) fetcher.Fetch();
     unit.template Load<4>(a, kTile);
     unit.template Load<6>(b, kTile);
     unit.template Multiply<0, 4, 6>();

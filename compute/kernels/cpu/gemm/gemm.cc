@@ -284,10 +284,9 @@ void ChainGemm::MultiplyTile(const Call& call, const Part& part, const Stage& st
   const bool finish = part.is_last && (call.bias != nullptr || !fp32);
   const bool whole = columns == width && rows % kernels_.height == 0 && sums != nullptr;
   if (whole && (stage.is_last || from_c)) {
-    for (int64_t i = rows; i < 2 * rows; ++i) {  // the next tile
-      __builtin_prefetch(sums + i * stride, 1);
-      __builtin_prefetch(sums + i * stride + kLine, 1);
-    }
+    tile.next = sums + rows * stride;
+    tile.next_rows = rows;
+    tile.next_stride = stride;
   }
   // Through memory of a tile's extents where c's are less, or c has another type, and from stage to
   // stage.

@@ -90,10 +90,6 @@ TESSERA_INLINE void Grow(const uint32_t* a, const uint32_t* b,
   });
 }
 
-TESSERA_INLINE void FetchAhead(const gemm::Tile& tile, const int64_t*& ahead) {
-  __builtin_prefetch(static_cast<const char*>(tile.ahead) + *ahead++, 0, 2);
-}
-
 // How far ahead of its use a panel of b is fetched from the second-level cache, in steps.
 constexpr int kAhead = 8;
 
@@ -104,7 +100,7 @@ void MultiplyChains(const gemm::Tile& tile) {
   const int64_t stride = tile.b_stride;
   const uint32_t* a = tile.a;
   const uint32_t* b = tile.b;
-  const int64_t* ahead = tile.ahead_offsets;
+  gemm::Fetcher fetcher(tile);
   FloatRegister chains[kRows][kVectors];
   ForRegisters<kRows, kVectors>([&](int row, int v) HWY_ATTR {
     chains[row][v] = tile.from == nullptr
@@ -113,7 +109,7 @@ void MultiplyChains(const gemm::Tile& tile) {
   });
   int64_t steps = tile.steps;
   for (; steps >= gemm::kStepsOfAhead; steps -= gemm::kStepsOfAhead) {
-    FetchAhead(tile, ahead);
+    fetcher.Fetch();
 #pragma unroll
     for (int i = 0; i < gemm::kStepsOfAhead; ++i, a += kRows, b += stride) {
       for (int64_t line = 0; line < kWidth; line += 16) {
@@ -135,7 +131,7 @@ void MultiplyBlocks(const gemm::Tile& tile) {
   constexpr int64_t kSteps = Step::kStepsOfBlock / 2, kWidth = kVectors * kVectorLanes;
   const uint32_t* a = tile.a;
   const uint32_t* b = tile.b;
-  const int64_t* ahead = tile.ahead_offsets;
+  gemm::Fetcher fetcher(tile);
   alignas(64) float memory[kRows * kWidth];
   // The compiler does not see which memory this is: it would keep it in registers, which are full.
   float* sums = memory;
@@ -155,7 +151,7 @@ void MultiplyBlocks(const gemm::Tile& tile) {
         [&](int row, int v) HWY_ATTR { even[row][v] = odd[row][v] = hn::Set(FloatTag(), zero); });
 #pragma unroll 4
     for (int step = 0; step < kSteps; ++step, a += kRows, b += kWidth) {
-      if (step % 2 == 0) FetchAhead(tile, ahead);
+      if (step % 2 == 0) fetcher.Fetch();
       for (int64_t line = 0; line < kWidth; line += 16) {
         __builtin_prefetch(b + 2 * kSteps * kWidth + line);
         __builtin_prefetch(b + 3 * kSteps * kWidth + line);

@@ -74,10 +74,44 @@ struct Tile {
   // fetched into the second-level cache.
   const void* ahead;
   const int64_t* ahead_offsets;
+  // Rows of the sums that the next tile goes on from or writes: one each kStepsOfAhead steps is
+  // fetched into the first-level cache. Fetched all at once, they would be waited for.
+  const float* next = nullptr;
+  int64_t next_rows = 0, next_stride = 0;
   Packing packing;  // where kernels do that meanwhile
 };
 using MultiplyFunction = void (*)(const Tile& tile);
 inline constexpr int64_t kStepsOfAhead = 4;
+
+// Fetches what a tile names for later.
+class Fetcher {
+ public:
+  explicit Fetcher(const Tile& tile)
+      : ahead_(static_cast<const char*>(tile.ahead)),
+        offsets_(tile.ahead_offsets),
+        next_(tile.next),
+        rows_(tile.next_rows),
+        stride_(tile.next_stride) {}
+
+  // After each kStepsOfAhead steps.
+  [[gnu::always_inline]] void Fetch() {
+    __builtin_prefetch(ahead_ + *offsets_++, 0, 2);
+    if (rows_ == 0) return;
+    --rows_;
+    __builtin_prefetch(next_, 1);
+    __builtin_prefetch(next_ + kLine, 1);
+    next_ += stride_;
+  }
+
+ private:
+  static constexpr int64_t kLine = 16;  // of a cache, in words
+
+  const char* const ahead_;
+  const int64_t* offsets_;
+  const float* next_;
+  int64_t rows_;
+  const int64_t stride_;
+};
 
 // to[rows, columns] (+ bias) of the output's dtype, from a tile of fp32 of a panel's width. bias:
 // of the input's dtype, or null.
