@@ -441,20 +441,21 @@ TEST_F(InPlaceSaveTest, AFailedWriteReleasesTheMemoryAndFailsTheSave) {
 
 TEST_F(InPlaceSaveTest, AFailedSaveIsWaitedForWhileItsOtherWritesAreInFlight) {
   options_.save.io_threads = 2;
-  std::latch arrived(1), gate(1);
+  std::latch arrived(1), fails(1), gate(1);
   WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
     if (TensorOf(bytes) == 0) {
       arrived.count_down();
       gate.wait();
     } else if (TensorOf(bytes) > 0) {
       arrived.wait();
+      if (!fails.try_wait()) fails.count_down();
       return absl::UnavailableError("injected");
     }
     return absl::OkStatus();
   });
   AsyncSaver saver(watched, options_);
   saver.Start(1, state_.dict);
-  arrived.wait();
+  fails.wait();                 // before the update copies what would be written
   Overwrite(saver, Memory(2));  // returns: the save has failed
   ExpectToWait(saver, Memory(0).first(4096), "the memory is being written",
                [&] { gate.count_down(); });
