@@ -80,8 +80,8 @@ struct ChainGemm::Part {
   bool is_first, is_last;
 };
 
-// Some steps of a part, in which a panel of columns stays in the first-level cache: the sums of its
-// tiles lie in scratch until the next stage goes on with them.
+// Some steps of a part, in which a panel of columns stays in the first-level cache. The sums of its
+// tiles lie in scratch until the next stage continues them.
 struct ChainGemm::Stage {
   int64_t step, steps;
   bool is_first, is_last;

@@ -107,16 +107,16 @@ class ChainGemm {
 
   const GemmShape shape_;
   const gemm::Kernels& kernels_;
-  int64_t depth_ = 0;  // of a part of k
-  int64_t stage_steps_ = 0;
-  int64_t columns_ = 0;  // of b that are packed at once
+  int64_t depth_ = 0;        // of a part of k
+  int64_t stage_steps_ = 0;  // of a part, before the next steps are taken
+  int64_t columns_ = 0;      // of b that are packed at once
   int64_t panel_rows_ = 0, row_panels_ = 0;
   int64_t panels_of_block_ = 0;  // of rows that are packed at once
   bool keeps_columns_ = false;   // several blocks of rows use them
   bool takes_columns_ = false;   // whole panels of b are used as they lie
   bool sums_apart_ = false;      // c is bf16 and k has several parts: sums are kept in scratch
-  int64_t sums_stride_ = 0;
-  int64_t tiles_ = 0;  // whose sums pass through scratch
+  int64_t sums_stride_ = 0;      // from one row of them to the next
+  int64_t tiles_ = 0;            // whose sums pass through scratch
   int64_t row_panel_words_ = 0, row_words_ = 0, column_words_ = 0, sum_words_ = 0;  // of scratch
   int64_t scratch_words_ = 0;
   // Cache lines of a panel of b before it is packed and after, relative to its beginning.

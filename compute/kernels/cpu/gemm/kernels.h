@@ -74,8 +74,8 @@ struct Tile {
   // fetched into the second-level cache.
   const void* ahead;
   const int64_t* ahead_offsets;
-  // Rows of the sums that the next tile goes on from or writes: one each kStepsOfAhead steps is
-  // fetched into the first-level cache. Fetched all at once, they would be waited for.
+  // Rows of the sums that the next tile continues or writes. One row each kStepsOfAhead steps is
+  // fetched into the first-level cache: all at once, they would be waited for.
   const float* next = nullptr;
   int64_t next_rows = 0, next_stride = 0;
   Packing packing;  // where kernels do that meanwhile
