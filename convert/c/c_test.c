@@ -98,6 +98,8 @@ static int Refuse(const char* folder_name) {
   CHECK(tessera_state_add_shard(state, NULL, 0, shape, shape, NULL, 0) == TESSERA_INVALID_ARGUMENT);
   tessera_load_options options = {.struct_bytes = 3};
   CHECK(tessera_load(checkpoint, state, &options, NULL) == TESSERA_INVALID_ARGUMENT);
+  options.struct_bytes = sizeof(size_t) + 4; /* half of a pointer */
+  CHECK(tessera_load(checkpoint, state, &options, NULL) == TESSERA_INVALID_ARGUMENT);
   /* A newer program's structure, with a member that this library does not know. */
   struct {
     tessera_load_options known;
