@@ -22,7 +22,6 @@
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
-#include "checkpoint/storage/testing/temporary_directory.h"
 #include "checkpoint/testing/test_state.h"
 
 namespace tessera::ckpt {
@@ -336,7 +335,7 @@ TEST_F(SavedCheckpointsTest, RoomIsMadeWithoutTheNewestGoodOne) {
 
 // A slot's checkpoint that a user has moved to another disk, and linked; then the slot itself.
 TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
-  const TemporaryDirectory folder;
+  const TestFolder folder;
   const auto storage = *OpenPosixStorage(folder.path());
   const auto save_rolling = [&](int64_t step) {
     ASSERT_OK_AND_ASSIGN(const std::string slot, EmptyRollingSlot(*storage));
@@ -373,7 +372,7 @@ TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
 
 // Readers in other processes hold the same lock.
 TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
-  const TemporaryDirectory folder;
+  const TestFolder folder;
   const auto storage = *OpenPosixStorage(folder.path());
   const auto save = [&](int64_t step, const std::string& root) {
     std::vector<float> elements(64, static_cast<float>(step));

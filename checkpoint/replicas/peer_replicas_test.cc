@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing.h"
 #include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/storage/testing/memory_storage.h"
-#include "checkpoint/storage/testing/temporary_directory.h"
 #include "checkpoint/testing/test_state.h"
 
 namespace tessera::ckpt {
@@ -152,7 +152,7 @@ class PeerReplicasTest : public ::testing::Test {
              fs::copy_options::recursive);
   }
 
-  TemporaryDirectory root_{fs::exists("/dev/shm") ? "/dev/shm" : ::testing::TempDir()};
+  TestFolder root_{fs::exists("/dev/shm") ? "/dev/shm" : ::testing::TempDir()};
   MemoryStorage store_;
 };
 

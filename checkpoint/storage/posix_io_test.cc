@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "base/threads.h"
 #include "checkpoint/include/storage.h"
-#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt::internal {
@@ -128,7 +128,7 @@ class DualFileTest : public testing::Test {
     return reinterpret_cast<const std::byte*>(text.data());
   }
 
-  TemporaryDirectory directory_;
+  TestFolder directory_;
   std::string path_;
   BouncePool bounce_{2 * kIoAlignmentBytes, 2};
   AlignedBuffer memory_ = *AlignedBuffer::Allocate(200'000);
@@ -259,7 +259,7 @@ TEST_F(RingTransferTest, IsRefusedThroughTheEnvironment) {
 
 // As in a container whose filter of system calls does not know it.
 TEST_F(RingTransferTest, IsReplacedByCallsWhereTheKernelRefuses) {
-  TemporaryDirectory directory;
+  TestFolder directory;
   const std::string path = directory.path() + "/file";
   const pid_t child = fork();
   if (child == 0) {
@@ -337,7 +337,7 @@ TEST_F(DualFileTest, MemoryThatTheFileSystemAcceptsIsNotCopied) {
 
 TEST(DirectMemoryAlignmentTest, DividesTheBlockAndIsTheBlockForOtherThings) {
   EXPECT_EQ(DirectMemoryAlignment(-1), kIoAlignmentBytes);
-  TemporaryDirectory directory;
+  TestFolder directory;
   const ScopedFd fd(open((directory.path() + "/f").c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600));
   if (!fd.valid()) GTEST_SKIP() << "no direct I/O here (needs: direct_io)";
   EXPECT_EQ(kIoAlignmentBytes % DirectMemoryAlignment(fd.get()), 0);

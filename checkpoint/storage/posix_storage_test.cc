@@ -27,9 +27,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/posix_io.h"
-#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -54,7 +54,7 @@ class PosixStorageTest : public testing::Test {
     return contents;
   }
 
-  TemporaryDirectory directory_;
+  TestFolder directory_;
   std::unique_ptr<Storage> storage_;
 };
 

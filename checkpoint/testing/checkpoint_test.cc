@@ -23,7 +23,6 @@
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
-#include "checkpoint/storage/testing/temporary_directory.h"
 #include "checkpoint/testing/test_state.h"
 #include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
@@ -468,7 +467,7 @@ TEST_F(CheckpointTest, ReadOnlyStorage) {
 }
 
 TEST(PosixCheckpointTest, ACopyElsewhereLoads) {
-  const TemporaryDirectory folder;
+  const TestFolder folder;
   const std::string& root = folder.path();
   const auto storage = *OpenPosixStorage(root);
   std::mt19937_64 random(3);

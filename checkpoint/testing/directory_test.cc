@@ -14,7 +14,6 @@
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
-#include "checkpoint/storage/testing/temporary_directory.h"
 #include "checkpoint/testing/test_state.h"
 #include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
@@ -127,7 +126,7 @@ TEST_F(DirectoryTest, PruningSettlesWhatAnInterruptedDiscardLeft) {
 }
 
 TEST(DirectoryLinksTest, PruningLeavesLinksAndWhatTheyLeadToAlone) {
-  const TemporaryDirectory archive, runs;
+  const TestFolder archive, runs;
   MustSave(**OpenPosixStorage(archive.path()), 500);
   std::filesystem::create_directory(archive.path() + "/half");
   std::ofstream(archive.path() + "/half/model.safetensors") << "x";

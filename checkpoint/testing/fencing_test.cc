@@ -13,12 +13,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"
-#include "checkpoint/storage/testing/temporary_directory.h"
 #include "checkpoint/testing/test_state.h"
 #include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
@@ -83,7 +83,7 @@ TEST(FencingTest, ARunThatStoodStillChangesNothingThatIsCommitted) {
   int second_won = 0;
   for (int64_t operation = 0; happened; ++operation) {
     SCOPED_TRACE(absl::StrCat("before operation ", operation));
-    const TemporaryDirectory folder;
+    const TestFolder folder;
     const auto posix = *OpenPosixStorage(folder.path());
     absl::Status second;
     float saved_by_second = -1;
@@ -123,7 +123,7 @@ TEST(FencingTest, ALateCommitIsNeverDeletedAsIncomplete) {
     bool happened = true;
     for (int64_t operation = 0; happened; ++operation) {
       SCOPED_TRACE(absl::StrCat("way ", way, ", before operation ", operation));
-      const TemporaryDirectory folder;
+      const TestFolder folder;
       const std::string root = rolling ? absl::StrCat(folder.path(), "/rolling-0") : folder.path();
       const auto place = *OpenPosixStorage(root, {.create_root = true});
       if (!rolling) ASSERT_TRUE(SaveValue(*place, 3, kStep + 1).ok());
@@ -170,7 +170,7 @@ TEST(FencingTest, ACommitWhoseReplyIsLostKeepsItsData) {
   };
   for (const absl::Status& reply : {absl::AlreadyExistsError("the name is taken"),
                                     absl::UnavailableError("Input/output error")}) {
-    const TemporaryDirectory folder;
+    const TestFolder folder;
     const auto posix = *OpenPosixStorage(folder.path());
     FaultInjectingStorage storage(*posix);
     storage.MisreportRenames(commits, reply);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
@@ -29,7 +30,6 @@
 #include "checkpoint/storage/forwarding_storage.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
-#include "checkpoint/storage/testing/temporary_directory.h"
 #include "checkpoint/testing/test_state.h"
 #include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
@@ -179,7 +179,7 @@ class PowerLossTest : public testing::Test {
     return syncs;
   }
 
-  const TemporaryDirectory directory_;
+  const TestFolder directory_;
 };
 
 TEST_F(PowerLossTest, ASaveByTwoMachines) {

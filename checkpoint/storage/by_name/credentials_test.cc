@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/testing.h"
 #include "checkpoint/storage/s3/http.h"
 #include "checkpoint/storage/s3/testing/http_server.h"
-#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -45,7 +45,7 @@ class CredentialsTest : public testing::Test {
            account->credentials.session_token;
   }
 
-  const TemporaryDirectory directory_;
+  const TestFolder directory_;
   std::map<std::string, std::string> variables_;
   std::unique_ptr<s3::HttpClient> http_ = s3::MakeHttpClient();
 };

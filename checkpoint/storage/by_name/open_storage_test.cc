@@ -2,17 +2,17 @@
 
 #include <cstdlib>
 
+#include "base/testing.h"
 #include "checkpoint/include/storage.h"
 #include "checkpoint/storage/s3/testing/certificate.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
-#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
 namespace {
 
 TEST(OpenStorageTest, APathAndItsLocalNameAreOnePlace) {
-  const TemporaryDirectory directory;
+  const TestFolder directory;
   const std::string root = directory.path() + "/runs:a";
   EXPECT_EQ(OpenStorage(root).status().code(), absl::StatusCode::kNotFound);
   const auto by_path = OpenStorage(root, {.create_root = true});
@@ -79,7 +79,7 @@ class OpenVendorStorageTest : public testing::TestWithParam<VendorCase> {};
 
 TEST_P(OpenVendorStorageTest, PutsGetsListsAndReplacesNothing) {
   const auto& [place, host, rules, id, secret] = GetParam();
-  const TemporaryDirectory directory;
+  const TestFolder directory;
   const s3::Certificate certificate({.names = "DNS:" + host});
   certificate.Write(directory.path() + "/ca.pem");
   s3::S3ServerOptions options = rules;

@@ -10,11 +10,11 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 #include "checkpoint/storage/s3/http.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 #include "checkpoint/storage/s3/testing/certificate.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
-#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -59,7 +59,7 @@ class TlsTest : public testing::Test {
     return OpenS3Storage({.client = client, .prefix = "run", .create_root = true});
   }
 
-  const TemporaryDirectory directory_;
+  const TestFolder directory_;
   const Certificate good_{{.names = "IP:127.0.0.1"}}, other_{{.names = "IP:127.0.0.1"}};
   const std::string good_file_ = directory_.path() + "/good.pem";
   const std::string other_file_ = directory_.path() + "/other.pem";

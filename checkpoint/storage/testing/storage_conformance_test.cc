@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/testing.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
-#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -23,7 +23,7 @@ namespace {
 StorageFixture Posix(std::string name, std::string parent, PosixStorageOptions options = {}) {
   struct Owner {
     explicit Owner(const std::string& parent) : directory(parent) {}
-    TemporaryDirectory directory;
+    TestFolder directory;
     std::unique_ptr<Storage> storage;
   };
   return {std::move(name),

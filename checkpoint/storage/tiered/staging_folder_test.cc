@@ -8,8 +8,8 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 #include "checkpoint/storage/testing/memory_storage.h"
-#include "checkpoint/storage/testing/temporary_directory.h"
 #include "checkpoint/storage/tiered/tiered_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -31,7 +31,7 @@ class StagingFolderTest : public testing::Test {
     return info.st_mode & 0777;
   }
 
-  const TemporaryDirectory directory_;
+  const TestFolder directory_;
   const std::string root_ = directory_.path();
   const std::string folder_ = root_ + "/parent/own";
 };

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/testing.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/storage/testing/storage_conformance.h"
-#include "checkpoint/storage/testing/temporary_directory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -25,7 +25,7 @@ using ::testing::IsEmpty;
 
 std::vector<StorageFixture> Fixtures() {
   struct Folders {
-    TemporaryDirectory staging, remote;
+    TestFolder staging, remote;
     std::unique_ptr<Storage> storage;
   };
   return {
