@@ -51,9 +51,10 @@ int Refuse(const absl::Status& status, const Launch& launch) {
   return absl::IsInvalidArgument(status) ? kWrongSettings : 1;
 }
 
-absl::StatusOr<TrainConfig> Resolve(const TrainConfig& given, int processes = 1) {
-  absl::StatusOr<TrainConfig> config =
-      ResolveConfig(given, {.processes = processes, .saved_model = FindSavedModel});
+absl::StatusOr<TrainConfig> Resolve(const CommandLine& given, int processes = 1) {
+  absl::StatusOr<TrainConfig> config = ResolveConfig(
+      given.config,
+      {.processes = processes, .origins = given.origins, .saved_model = FindSavedModel});
   if (!config.ok()) return config;
   TESSERA_RETURN_IF_ERROR(CheckLoadFormat(config->checkpoint()));
   return config;
@@ -67,28 +68,29 @@ size_t CountGpus(const TrainConfig& config) {
 }
 
 // Resolves settings that may still lack training data.
-absl::StatusOr<TrainConfig> ResolveWithoutData(TrainConfig config) {
-  const DataConfig given = config.data();
-  if (!given.train_data_path().empty()) return Resolve(config);
-  config.mutable_data()->set_train_data_path("to be found");
-  config.mutable_data()->set_valid_data_path("likewise");
-  config.mutable_data()->set_tokenizer_model("likewise");
-  absl::StatusOr<TrainConfig> resolved = Resolve(config);
+absl::StatusOr<TrainConfig> ResolveWithoutData(CommandLine line) {
+  const DataConfig given = line.config.data();
+  if (!given.train_data_path().empty()) return Resolve(line);
+  line.config.mutable_data()->set_train_data_path("to be found");
+  line.config.mutable_data()->set_valid_data_path("likewise");
+  line.config.mutable_data()->set_tokenizer_model("likewise");
+  absl::StatusOr<TrainConfig> resolved = Resolve(line);
   if (resolved.ok()) *resolved->mutable_data() = given;
   return resolved;
 }
 
-absl::Status PrintDryRun(const TrainConfig& config) {
-  TESSERA_ASSIGN_OR_RETURN(const TrainConfig resolved, ResolveWithoutData(config));
+absl::Status PrintDryRun(const CommandLine& line) {
+  TESSERA_ASSIGN_OR_RETURN(const TrainConfig resolved, ResolveWithoutData(line));
   TESSERA_ASSIGN_OR_RETURN(const std::string text, DescribeDryRun(resolved));
   std::printf("%s", text.c_str());
   return absl::OkStatus();
 }
 
 // Prints the answer to launch.py as JSON.
-absl::Status PrintLaunch(const TrainConfig& config) {
+absl::Status PrintLaunch(const CommandLine& line) {
+  const TrainConfig& config = line.config;
   const bool has_data = !config.data().train_data_path().empty();
-  TESSERA_ASSIGN_OR_RETURN(const TrainConfig resolved, ResolveWithoutData(config));
+  TESSERA_ASSIGN_OR_RETURN(const TrainConfig resolved, ResolveWithoutData(line));
   const nlohmann::json launch = {
       // 0: as many as there is room for.
       {"processes", HasAutoTopology(config) ? 0 : ConfigTopology(resolved).world_size()},
@@ -116,9 +118,9 @@ CommOptions WorldOptions(const TrainConfig& config) {
 }
 
 // `given`: the user's settings; the topology may depend on the world.
-int RunInWorld(const TrainConfig& given, const Launch& launch, ComputeDevices& devices) {
+int RunInWorld(const CommandLine& given, const Launch& launch, ComputeDevices& devices) {
   int stopped_by = 0;
-  const int code = RunMpiRank(WorldOptions(given), [&](Communicator& world) -> absl::Status {
+  const int code = RunMpiRank(WorldOptions(given.config), [&](Communicator& world) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, Resolve(given, world.size()));
     TESSERA_RETURN_IF_ERROR(CheckWorldSize(ConfigTopology(config), world.size()));
     return RunRank(config, launch, &world, devices, &stopped_by);
@@ -151,14 +153,14 @@ int Main(std::vector<const char*> arguments) {
     return 0;
   }
   if (print_launch) {
-    const absl::Status printed = PrintLaunch(line->config);
+    const absl::Status printed = PrintLaunch(*line);
     return printed.ok() ? 0 : Refuse(printed, launch);
   }
   if (dry_run) {
-    const absl::Status printed = PrintDryRun(line->config);
+    const absl::Status printed = PrintDryRun(*line);
     return printed.ok() ? 0 : Refuse(printed, launch);
   }
-  const absl::StatusOr<TrainConfig> config = Resolve(line->config);
+  const absl::StatusOr<TrainConfig> config = Resolve(*line);
   if (!config.ok()) return Refuse(config.status(), launch);
   const std::unique_ptr<ComputeDevices> devices = MakeCudaDevices();
   if (config->training().device() == ComputeDevice::CUDA) {
@@ -166,7 +168,7 @@ int Main(std::vector<const char*> arguments) {
     if (!found.ok()) return Refuse(found, launch);
   }
   CatchStopSignals();
-  return launch.in_world ? RunInWorld(line->config, launch, *devices)
+  return launch.in_world ? RunInWorld(*line, launch, *devices)
                          : RunAlone(*config, launch, *devices);
 }
 

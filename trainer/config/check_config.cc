@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <initializer_list>
 #include <limits>
 #include <string>
 #include <utility>
@@ -63,40 +62,32 @@ absl::Status CheckBatches(const TrainConfig& config) {
   return absl::OkStatus();
 }
 
-absl::Status CheckTraining(const TrainConfig& config) {
+void CheckTraining(const TrainConfig& config, Problems& problems) {
   const TrainingConfig& training = config.training();
   if (!training.has_train_iters()) {
-    return Wrong("train_iters is not set: give the number of steps (0: only evaluate and sample)");
+    problems.Add("train_iters is not set: give the number of steps (0: only evaluate and sample)");
   }
-  TESSERA_RETURN_IF_ERROR(CheckBatches(config));
+  const absl::Status batches = CheckBatches(config);
+  problems.Add(batches);
   if (training.train_iters() > 0 && config.data().train_data_path().empty()) {
-    return Wrong("train_iters=", training.train_iters(), " but train_data_path is not set");
-  }
-  if (training.eval_interval() > 0 && config.data().valid_data_path().empty()) {
-    return Wrong("eval_interval=", training.eval_interval(), " but valid_data_path is not set");
+    problems.Add("train_iters=", training.train_iters(), " but train_data_path is not set");
   }
   if (training.eval_interval() > 0 && training.eval_iters() == 0) {
-    return Wrong("eval_interval=", training.eval_interval(), " but eval_iters=0");
+    problems.Add("eval_interval=", training.eval_interval(), " but eval_iters=0");
   }
-  const int64_t batch_tokens = training.global_batch_size() * training.seq_length();
+  const int64_t batch_tokens =
+      batches.ok() ? training.global_batch_size() * training.seq_length() : 1;
   if (training.eval_iters() > kMaxTokens / batch_tokens) {
-    return Wrong("eval_iters=", training.eval_iters(), ": must be at most ",
+    problems.Add("eval_iters=", training.eval_iters(), ": must be at most ",
                  kMaxTokens / batch_tokens, " with global batches of ", batch_tokens, " tokens");
   }
-  if (training.device() == ComputeDevice::CPU &&
-      config.checkpoint().async_save_copy_gb_per_second() > 0) {
-    return Wrong(
-        "async_save_copy_gb_per_second=", config.checkpoint().async_save_copy_gb_per_second(),
-        " but device=cpu: it limits copies of a GPU's memory");
-  }
-  if (training.exact_products() && (training.device() == ComputeDevice::CPU || training.bf16())) {
-    return Wrong("exact_products is set but ", training.bf16() ? "bf16=true" : "device=cpu",
-                 ": it is about products of fp32 numbers on GPUs");
+  if (training.exact_products() && training.bf16()) {
+    problems.Add("exact_products is set but bf16=true: it is about products of fp32 numbers");
   }
   if (training.threads() > kMaxThreads) {
-    return Wrong("threads=", training.threads(), ": must be at most ", kMaxThreads);
+    problems.Add("threads=", training.threads(), ": must be at most ", kMaxThreads);
   }
-  return AtLeastOne("log_interval", config.output().log_interval());
+  problems.Add(AtLeastOne("log_interval", config.output().log_interval()));
 }
 
 absl::Status CheckSchedule(const OptimizerConfig& optimizer) {
@@ -120,96 +111,25 @@ absl::Status CheckSchedule(const OptimizerConfig& optimizer) {
   return absl::OkStatus();
 }
 
-absl::Status CheckAdam(const OptimizerConfig& optimizer) {
+void CheckAdam(const OptimizerConfig& optimizer, Problems& problems) {
   if (optimizer.adam_beta1() >= 1) {
-    return Wrong("adam_beta1=", optimizer.adam_beta1(), ": must be less than 1");
+    problems.Add("adam_beta1=", optimizer.adam_beta1(), ": must be less than 1");
   }
   if (optimizer.adam_beta2() >= 1) {
-    return Wrong("adam_beta2=", optimizer.adam_beta2(), ": must be less than 1");
+    problems.Add("adam_beta2=", optimizer.adam_beta2(), ": must be less than 1");
   }
-  if (optimizer.adam_eps() == 0) return Wrong("adam_eps=0: must be more than 0");
-  return absl::OkStatus();
+  if (optimizer.adam_eps() == 0) problems.Add("adam_eps=0: must be more than 0");
 }
 
-// Reports settings of a feature that is not in use.
-absl::Status CheckIdle(const char* missing,
-                       std::initializer_list<std::pair<const char*, bool>> set) {
-  for (const auto& [name, is_set] : set) {
-    if (is_set) return Wrong(name, " is set but ", missing, " is not");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
+void CheckCheckpoint(const CheckpointConfig& checkpoint, Problems& problems) {
   constexpr int64_t kMaxKept = std::numeric_limits<int>::max();
   if (checkpoint.max_checkpoint_keep() > kMaxKept) {
-    return Wrong("max_checkpoint_keep=", checkpoint.max_checkpoint_keep(), ": must be at most ",
+    problems.Add("max_checkpoint_keep=", checkpoint.max_checkpoint_keep(), ": must be at most ",
                  kMaxKept, " (0: all)");
   }
-  if (checkpoint.export_llmc_interval() > 0 && checkpoint.export_llmc().empty()) {
-    return Wrong("export_llmc_interval is set but export_llmc is not");
+  if (checkpoint.replicate_to_peers() && checkpoint.replicate_interval() == 0) {
+    problems.Add("replicate_interval=0: replicate_to_peers needs at least 1");
   }
-  if (!checkpoint.async_upload()) {
-    TESSERA_RETURN_IF_ERROR(
-        CheckIdle("async_upload",
-                  {{"async_upload_tmp_folder", !checkpoint.async_upload_tmp_folder().empty()}}));
-  }
-  if (!checkpoint.replicate_to_peers()) {
-    TESSERA_RETURN_IF_ERROR(
-        CheckIdle("replicate_to_peers",
-                  {{"replicate_interval", checkpoint.replicate_interval() > 0},
-                   {"replicate_folder", !checkpoint.replicate_folder().empty()},
-                   {"replicate_ranks_per_node", checkpoint.replicate_ranks_per_node() > 0}}));
-  } else if (checkpoint.replicate_interval() == 0) {
-    return Wrong("replicate_interval=0: replicate_to_peers needs at least 1");
-  }
-  if (!checkpoint.async_save()) {
-    TESSERA_RETURN_IF_ERROR(CheckIdle(
-        "async_save",
-        {{"async_save_memory", checkpoint.async_save_memory() > 0},
-         {"async_save_skip", checkpoint.async_save_skip()},
-         {"async_save_copy_gb_per_second", checkpoint.async_save_copy_gb_per_second() > 0}}));
-  }
-  if (checkpoint.save().empty()) {
-    TESSERA_RETURN_IF_ERROR(CheckIdle(
-        "save",
-        {{"save_interval", checkpoint.save_interval() > 0},
-         {"non_persistent_save_interval", checkpoint.non_persistent_save_interval() > 0},
-         {"save_interval_minutes", checkpoint.save_interval_minutes() > 0},
-         {"save_continuously", checkpoint.save_continuously()},
-         {"export_hf_interval", checkpoint.export_hf_interval() > 0},
-         {"save_retain_interval", checkpoint.save_retain_interval() > 0},
-         {"save_top_k", checkpoint.save_top_k() > 0},
-         {"save_retain_minutes", checkpoint.save_retain_minutes() > 0},
-         {"max_minutes_without_checkpoint", checkpoint.max_minutes_without_checkpoint() > 0},
-         {"async_upload", checkpoint.async_upload()},
-         {"async_save", checkpoint.async_save()},
-         {"replicate_to_peers", checkpoint.replicate_to_peers()},
-         {"no_save_optim", checkpoint.no_save_optim()},
-         {"no_save_rng", checkpoint.no_save_rng()},
-         {"max_checkpoint_keep", checkpoint.max_checkpoint_keep() > 0},
-         {"resume_ignore_no_valid_checkpoint", checkpoint.resume_ignore_no_valid_checkpoint()}}));
-  }
-  // A run that resumes by itself loads from `save`.
-  const bool resumes = !checkpoint.save().empty() && checkpoint.auto_resume();
-  if (checkpoint.load().empty() && !resumes) {
-    return CheckIdle(
-        "load",
-        {{"ckpt_step", checkpoint.has_ckpt_step()},
-         {"consumed_samples", checkpoint.has_consumed_samples()},
-         {"finetune", checkpoint.finetune()},
-         {"no_load_optim", checkpoint.no_load_optim()},
-         {"no_load_rng", checkpoint.no_load_rng()},
-         {"exit_on_missing_checkpoint", checkpoint.exit_on_missing_checkpoint()},
-         {"allow_missing", checkpoint.allow_missing()},
-         {"allow_unexpected", checkpoint.allow_unexpected()},
-         {"load_tensors", !checkpoint.load_tensors().empty()},
-         {"load_content", checkpoint.load_content() != "all"},
-         {"verify_load", checkpoint.verify_load()},
-         {"override_opt_param_scheduler", checkpoint.override_opt_param_scheduler()},
-         {"use_checkpoint_opt_param_scheduler", checkpoint.use_checkpoint_opt_param_scheduler()}});
-  }
-  return absl::OkStatus();
 }
 
 // One origin of the learning rates.
@@ -246,6 +166,12 @@ absl::Status CheckLoadContent(const CheckpointConfig& checkpoint) {
                  " exclude each other: finetune is load_content=model");
   }
   const LoadContent content = LoadContentOf(checkpoint);
+  // A run that resumes by itself continues at its step.
+  if (!content.scheduler && !checkpoint.finetune() && checkpoint.load().empty() &&
+      !checkpoint.save().empty() && checkpoint.auto_resume()) {
+    return Wrong("load_content=", checkpoint.load_content(),
+                 " begins at step 0 and needs load, which is not set");
+  }
   if (!content.model && !content.continues()) {
     return Wrong("load_content=", checkpoint.load_content(), " and no_load_",
                  checkpoint.no_load_optim() ? "optim" : "rng", " leave nothing to load");
@@ -259,30 +185,18 @@ absl::Status CheckLoadContent(const CheckpointConfig& checkpoint) {
   return CheckLlmcFile(checkpoint);
 }
 
-absl::Status CheckSampling(const TrainConfig& config) {
+void CheckSampling(const TrainConfig& config, Problems& problems) {
   const SamplingConfig& sampling = config.sampling();
-  if (!sampling.prompt().empty() && sampling.num_tokens_to_generate() == 0) {
-    return Wrong("prompt is set but num_tokens_to_generate=0");
-  }
-  if (sampling.print_log_probabilities() && sampling.num_tokens_to_generate() == 0) {
-    return Wrong("print_log_probabilities is set but num_tokens_to_generate=0");
-  }
-  if (sampling.num_tokens_to_generate() > 0 && config.data().tokenizer_model().empty()) {
-    return Wrong("num_tokens_to_generate=", sampling.num_tokens_to_generate(),
-                 " but tokenizer_model is not set: without it no text can be printed");
-  }
   if (sampling.top_k() > config.model().vocab_size()) {
-    return Wrong("top_k=", sampling.top_k(),
+    problems.Add("top_k=", sampling.top_k(),
                  " is more than vocab_size=", config.model().vocab_size());
   }
-  return absl::OkStatus();
 }
 
 absl::Status CheckTraceSteps(const TrainConfig& config) {
   const std::string& text = config.output().trace_steps();
   if (text.empty()) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(const StepRange steps, ParseTraceSteps(text));
-  if (config.output().run_dir().empty()) return Wrong("trace_steps is set but run_dir is not");
   if (steps.first <= config.training().train_iters()) return absl::OkStatus();
   return Wrong("trace_steps=", text,
                " begins after the last step, train_iters=", config.training().train_iters());
@@ -296,7 +210,7 @@ absl::Status CheckTopology(const TrainConfig& config) {
 
 }  // namespace
 
-absl::Status CheckRanges(const TrainConfig& config) {
+void CheckRanges(const TrainConfig& config, Problems& problems) {
   const Reflection& groups = *config.GetReflection();
   for (int g = 0; g < config.GetDescriptor()->field_count(); ++g) {
     const FieldDescriptor* group_field = config.GetDescriptor()->field(g);
@@ -309,16 +223,15 @@ absl::Status CheckRanges(const TrainConfig& config) {
       const bool is_int = field.cpp_type() == FieldDescriptor::CPPTYPE_INT64;
       const bool is_double = field.cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE;
       if (is_int && fields.GetInt64(group, &field) < 0) {
-        return Wrong(field.name(), "=", FieldText(group, field), ": must not be negative");
+        problems.Add(field.name(), "=", FieldText(group, field), ": must not be negative");
       }
       if (is_double && !(fields.GetDouble(group, &field) >= 0 &&
                          std::isfinite(fields.GetDouble(group, &field)))) {
-        return Wrong(field.name(), "=", FieldText(group, field),
+        problems.Add(field.name(), "=", FieldText(group, field),
                      ": must be a finite number that is not negative");
       }
     }
   }
-  return absl::OkStatus();
 }
 
 absl::Status CheckParallel(const ParallelConfig& parallel) {
@@ -343,9 +256,6 @@ absl::Status CheckParallel(const ParallelConfig& parallel) {
   }
   if (parallel.zero_stage() > 2) {
     return Wrong("zero_stage=", parallel.zero_stage(), ": expected 0, 1 or 2");
-  }
-  if (parallel.numerics() == Numerics::FAST && parallel.exact_tp_shards() != 1) {
-    return Wrong("exact_tp_shards=", parallel.exact_tp_shards(), " but numerics=fast");
   }
   if (parallel.distributed_timeout_minutes() == 0) {
     return Wrong("distributed_timeout_minutes=0: must be more than 0");
@@ -376,19 +286,18 @@ BatchSizes Batches(const TrainingConfig& training) {
           .sequence_length = training.seq_length()};
 }
 
-absl::Status CheckResolved(const TrainConfig& config) {
-  TESSERA_RETURN_IF_ERROR(CheckTraining(config));
-  TESSERA_RETURN_IF_ERROR(CheckTopology(config));
+void CheckResolved(const TrainConfig& config, Problems& problems) {
+  CheckTraining(config, problems);
+  if (CheckBatches(config).ok()) problems.Add(CheckTopology(config));
   // Without a step there is no schedule to contradict.
-  if (config.training().train_iters() > 0) {
-    TESSERA_RETURN_IF_ERROR(CheckSchedule(config.optimizer()));
-  }
-  TESSERA_RETURN_IF_ERROR(CheckAdam(config.optimizer()));
-  TESSERA_RETURN_IF_ERROR(CheckCheckpoint(config.checkpoint()));
-  TESSERA_RETURN_IF_ERROR(CheckLoadContent(config.checkpoint()));
-  TESSERA_RETURN_IF_ERROR(CheckSchedulerChoice(config.checkpoint()));
-  TESSERA_RETURN_IF_ERROR(CheckTraceSteps(config));
-  return CheckSampling(config);
+  if (config.training().train_iters() > 0) problems.Add(CheckSchedule(config.optimizer()));
+  CheckAdam(config.optimizer(), problems);
+  CheckCheckpoint(config.checkpoint(), problems);
+  const absl::Status content = CheckLoadContent(config.checkpoint());
+  problems.Add(content);
+  if (content.ok()) problems.Add(CheckSchedulerChoice(config.checkpoint()));
+  problems.Add(CheckTraceSteps(config));
+  CheckSampling(config, problems);
 }
 
 }  // namespace tessera

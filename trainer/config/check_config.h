@@ -1,35 +1,29 @@
 #ifndef TESSERA_TRAINER_CONFIG_CHECK_CONFIG_H_
 #define TESSERA_TRAINER_CONFIG_CHECK_CONFIG_H_
 
-// Reports every contradiction between the fields of a config. Errors: InvalidArgument, one sentence
-// that names the fields and their values.
+// Reports contradictions between the fields of a config, in sentences that name the fields and
+// their values.
 
 #include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "trainer/config/config.pb.h"
+#include "trainer/config/problems.h"
 #include "trainer/config/topology.h"
 
 namespace tessera {
 
 // Checks a config as it was given: no number of any group may be negative or non-finite. Other
 // requirements of a field are checked with its group.
-absl::Status CheckRanges(const TrainConfig& config);
+void CheckRanges(const TrainConfig& config, Problems& problems);
 
 // Checks the parallel settings of a config. Precondition: its declared defaults are set.
 absl::Status CheckParallel(const ParallelConfig& parallel);
 
 // Checks the rest. Precondition: all defaults are set, and the model is resolved.
-absl::Status CheckResolved(const TrainConfig& config);
-
-// InvalidArgument, of the parts of its message.
-template <typename... Parts>
-absl::Status Wrong(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
+void CheckResolved(const TrainConfig& config, Problems& problems);
 
 // Steps by their numbers, from 1, both included.
 struct StepRange {

@@ -7,10 +7,11 @@
 //   absl::StatusOr<CommandLine> line = ParseCommandLine(argc, argv);
 //   if (!line->help.empty()) { print it; return 0; }
 //   // Every default written out, every contradiction refused.
-//   absl::StatusOr<TrainConfig> config = ResolveConfig(line->config);
+//   absl::StatusOr<TrainConfig> config =
+//       ResolveConfig(line->config, {.origins = line->origins});
 //
-// Every error is InvalidArgument (NotFound for a missing file) with a message of one line that
-// names field and value.
+// Every error is InvalidArgument (NotFound for a missing file) with a message that names field and
+// value: of one line, or of a line for each of several contradictions.
 
 #include <functional>
 #include <optional>
@@ -21,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "layout/topology.h"
 #include "trainer/config/config.pb.h"
+#include "trainer/config/problems.h"
 
 namespace tessera {
 
@@ -29,6 +31,7 @@ inline constexpr char kTesseraFormat[] = "tessera";
 
 struct CommandLine {
   TrainConfig config;  // the settings of file and flags, without defaults
+  Origins origins;     // where each of them was given
   std::string help;    // not empty: the user asked for it; print it and end
 };
 
@@ -37,8 +40,10 @@ struct CommandLine {
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv);
 
 // `source` is the file name in error messages: "source:line:column: message".
-absl::StatusOr<TrainConfig> ParseConfig(std::string_view text, std::string_view source);
-absl::StatusOr<TrainConfig> LoadConfig(const std::string& path);
+// `origins`, which may be null, gets "source:line" of every field of a group.
+absl::StatusOr<TrainConfig> ParseConfig(std::string_view text, std::string_view source,
+                                        Origins* origins = nullptr);
+absl::StatusOr<TrainConfig> LoadConfig(const std::string& path, Origins* origins = nullptr);
 
 // The model of a checkpoint.
 struct SavedModel {
@@ -48,6 +53,7 @@ struct SavedModel {
 
 struct ResolveOptions {
   int processes = 1;
+  Origins origins = {};  // of the settings: see SettleDependents()
   // May be null. The model of the checkpoint that a run with these settings begins with, as far as
   // its files describe one. Called only where the settings do not describe the model themselves.
   std::function<absl::StatusOr<std::optional<SavedModel>>(const CheckpointConfig&)> saved_model;

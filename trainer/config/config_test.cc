@@ -5,11 +5,16 @@
 
 #include <fstream>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "base/flag_options.pb.h"
 #include "base/power_loss.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/message_differencer.h"
@@ -214,7 +219,7 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--seed=-1"}, "seed=-1: must not be negative"},
         {{"--threads=1025"}, "threads=1025: must be at most 1024"},
         {{"--save=s", "--async-save", "--async-save-copy-gb-per-second=1.5"},
-         "async_save_copy_gb_per_second=1.5 but device=cpu: it limits copies of a GPU's memory"},
+         "async_save_copy_gb_per_second is set but device=cpu"},
         {{"--device=cuda", "--save=s", "--async-save-copy-gb-per-second=1"},
          "async_save_copy_gb_per_second is set but async_save is not"},
         {{"--log-interval=0"}, "log_interval=0: must be at least 1"},
@@ -229,7 +234,7 @@ INSTANTIATE_TEST_SUITE_P(
          "trace_steps=101-103 begins after the last step, train_iters=100"},
         {{"--trace-steps=3"}, "trace_steps is set but run_dir is not"},
         {{"--train-data-path="}, "train_iters=100 but train_data_path is not set"},
-        {{"--eval-interval=5"}, "eval_interval=5 but valid_data_path is not set"},
+        {{"--eval-interval=5"}, "eval_interval is set but valid_data_path is not"},
         {{"--eval-interval=5", "--valid-data-path=v", "--eval-iters=0"},
          "eval_interval=5 but eval_iters=0"},
         {{"--global-batch-size=4611686018427387904"},
@@ -270,7 +275,7 @@ INSTANTIATE_TEST_SUITE_P(
          "data_parallel_size=1048576 * tensor_model_parallel_size=2 * "
          "pipeline_model_parallel_size=1: must be at most 1048576 processes"},
         {{"--zero-stage=3"}, "zero_stage=3: expected 0, 1 or 2"},
-        {{"--exact-tp-shards=2"}, "exact_tp_shards=2 but numerics=fast"},
+        {{"--exact-tp-shards=2"}, "exact_tp_shards is set but numerics=fast"},
         {{"--ddp-bucket-size=0"}, "ddp_bucket_size=0: must be at least 1"},
         {{"--distributed-timeout-minutes=0"}, "distributed_timeout_minutes=0: must be more than 0"},
         {{"--data-parallel-size=2", "--global-batch-size=3"},
@@ -324,14 +329,14 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--load=d", "--parameter-to-structured-name=f", "--load-format=hf"},
          "parameter_to_structured_name=f and load_format=hf exclude each other: it is for the "
          "format paddle"},
-        {{"--ckpt-type=llmc"}, "ckpt_type=llmc but load is not set"},
+        {{"--ckpt-type=llmc"}, "ckpt_type is set but load is not"},
         {{"--consumed-samples=8"}, "consumed_samples is set but load is not"},
         {{"--load=d", "--consumed-samples=8", "--finetune"},
          "consumed_samples is set but finetune leaves the position in the data out"},
         {{"--load=d", "--consumed-samples=8", "--load-content=model,scheduler"},
          "consumed_samples is set but load_content=model,scheduler leaves the position in the data "
          "out"},
-        {{"--load-format=hf"}, "load_format=hf but load is not set"},
+        {{"--load-format=hf"}, "load_format is set but load is not"},
         {{"--load=d", "--ckpt-type=hf", "--load-format=torch"},
          "load_format=torch and ckpt_type=hf exclude each other"},
         {{"--load=d", "--ckpt-type=llmc", "--load-content=model,rng"},
@@ -346,24 +351,117 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--async-save"}, "async_save is set but save is not"},
         {{"--save=d", "--async-save-memory=5"}, "async_save_memory is set but async_save is not"},
         {{"--save=d", "--async-save-skip"}, "async_save_skip is set but async_save is not"},
+        {{"--save=d", "--finetune"}, "finetune is set but load is not"},
+        {{"--save=d", "--load-content=model"},
+         "load_content=model begins at step 0 and needs load, which is not set"},
+        {{"--async-save", "--save-top-k=2", "--lr=1e-4", "--min-lr=1e-3"},
+         "3 problems with the settings:\n"
+         "  async_save is set but save is not\n"
+         "  save_top_k is set but save is not\n"
+         "  min_lr=0.001 is more than lr=0.0001"},
     }));
 
 INSTANTIATE_TEST_SUITE_P(
     Sampling, ContradictionTest,
     testing::ValuesIn(std::vector<Contradiction>{
-        {{"--prompt=Hello"}, "prompt is set but num_tokens_to_generate=0"},
+        {{"--prompt=Hello"}, "prompt is set but num_tokens_to_generate is not"},
         {{"--print-log-probabilities"},
-         "print_log_probabilities is set but num_tokens_to_generate=0"},
+         "print_log_probabilities is set but num_tokens_to_generate is not"},
         {{"--num-tokens-to-generate=8"},
-         "num_tokens_to_generate=8 but tokenizer_model is not set: without it no text can be "
-         "printed"},
+         "num_tokens_to_generate is set but tokenizer_model is not"},
         {{"--top-k=257"}, "top_k=257 is more than vocab_size=256"},
-        {{"--exact-products"},
-         "exact_products is set but device=cpu: it is about products of fp32 numbers on GPUs"},
+        {{"--exact-products"}, "exact_products is set but device=cpu"},
         {{"--exact-products", "--device=cuda", "--bf16"},
-         "exact_products is set but bf16=true: it is about products of fp32 numbers on GPUs"},
+         "exact_products is set but bf16=true: it is about products of fp32 numbers"},
         {{"--temperature=-1"}, "temperature=-1: must be a finite number that is not negative"},
     }));
+
+// With the text of a config file, and flags.
+absl::StatusOr<TrainConfig> ResolveFile(const std::string& text,
+                                        const std::vector<std::string>& flags) {
+  std::vector<std::string> arguments = {"--config=" +
+                                        WriteFile("settings.textproto",
+                                                  "model { size: \"gpt2-tiny\" }\n"
+                                                  "training { train_iters: 10 }\n"
+                                                  "data { train_data_path: \"t\" }\n" +
+                                                      text)};
+  arguments.insert(arguments.end(), flags.begin(), flags.end());
+  TESSERA_ASSIGN_OR_RETURN(const CommandLine line, Parse(arguments));
+  return ResolveConfig(line.config, {.origins = line.origins});
+}
+
+TEST(ResolveConfigTest, WhatAFlagSwitchesOffTakesItsDependentsAlong) {
+  constexpr char kSaves[] =
+      "output { run_dir: \"r\" }\n"
+      "checkpoint { save_interval: 5 async_save: true async_save_memory: 7 max_checkpoint_keep: 2 "
+      "async_upload: true async_upload_tmp_folder: \"u\" replicate_to_peers: true }\n";
+  ASSERT_OK_AND_ASSIGN(const TrainConfig no_interval, ResolveFile(kSaves, {"--save-interval=0"}));
+  ASSERT_OK_AND_ASSIGN(const TrainConfig no_saves,
+                       ResolveFile(kSaves, {"--enable-save-ckpt=false"}));
+  for (const TrainConfig& config : {no_interval, no_saves}) {
+    EXPECT_FALSE(config.checkpoint().async_save());
+    EXPECT_FALSE(config.checkpoint().async_upload());
+    EXPECT_EQ(config.checkpoint().async_save_memory(), 0);
+    EXPECT_EQ(config.checkpoint().max_checkpoint_keep(), 0);
+    EXPECT_FALSE(config.checkpoint().replicate_to_peers());
+  }
+  // The run is resumed as usual.
+  EXPECT_EQ(no_saves.checkpoint().save(), "r/checkpoints");
+  EXPECT_TRUE(ResolveFile(kSaves, {"--run-dir=", "--trace-steps="}).ok());
+  ASSERT_OK_AND_ASSIGN(
+      const TrainConfig fast,
+      ResolveFile("parallel { numerics: EXACT exact_tp_shards: 2 }", {"--numerics=fast"}));
+  EXPECT_EQ(fast.parallel().exact_tp_shards(), 1);
+  ASSERT_OK_AND_ASSIGN(const TrainConfig no_text,
+                       ResolveFile("data { tokenizer_model: \"k\" valid_data_path: \"v\" } "
+                                   "sampling { prompt: \"p\" num_tokens_to_generate: 3 }",
+                                   {"--tokenizer-model=", "--valid-data-path="}));
+  EXPECT_EQ(no_text.sampling().prompt(), "");
+  EXPECT_EQ(no_text.training().eval_interval(), 0);
+  // In one place, enable_save_ckpt does so, too.
+  EXPECT_TRUE(ResolveFile("checkpoint { enable_save_ckpt: false async_save: true }", {}).ok());
+}
+
+TEST(ResolveConfigTest, ContradictionsAreToldAtOnceWithTheirOrigins) {
+  const auto message = [](const std::string& text, const std::vector<std::string>& flags) {
+    std::string told(ResolveFile(text, flags).status().message());
+    const std::string folder = testing::TempDir() + "/";
+    for (size_t at; (at = told.find(folder)) != told.npos;) told.erase(at, folder.size());
+    return told;
+  };
+  EXPECT_EQ(message("checkpoint { async_save: true\n max_checkpoint_keep: 3 }", {"--finetune"}),
+            "3 problems with the settings:\n"
+            "  finetune is set but load is not (--finetune=true)\n"
+            "  max_checkpoint_keep is set but save is not (max_checkpoint_keep: "
+            "settings.textproto:4)\n"
+            "  async_save is set but save is not (async_save: settings.textproto:3)");
+  // Both are wishes of one origin.
+  EXPECT_EQ(message("", {"--save_interval=0", "--async-save", "--run-dir=r"}),
+            "async_save is set but save is not (--async-save=true)");
+  // A flag is the stronger wish.
+  EXPECT_EQ(message("checkpoint { save: \"s\" enable_save_ckpt: false }", {"--async-save"}),
+            "async_save is set but enable_save_ckpt is not (--async-save=true, enable_save_ckpt: "
+            "settings.textproto:3)");
+}
+
+// Every `needs` names settings.
+TEST(ResolveConfigTest, WhatSettingsNeedAreSettings) {
+  std::set<std::string> names;
+  std::vector<std::string> needed;
+  for (int g = 0; g < TrainConfig::descriptor()->field_count(); ++g) {
+    const auto& group = *TrainConfig::descriptor()->field(g)->message_type();
+    for (int f = 0; f < group.field_count(); ++f) {
+      names.insert(group.field(f)->name());
+      for (const absl::string_view name :
+           absl::StrSplit(group.field(f)->options().GetExtension(needs), absl::ByAnyChar(",|"),
+                          absl::SkipEmpty())) {
+        needed.emplace_back(name);
+      }
+    }
+  }
+  ASSERT_FALSE(needed.empty());
+  for (const std::string& name : needed) EXPECT_TRUE(names.contains(name)) << name;
+}
 
 // Sizes are checked against each other; the details are tested beside ValidateTopology.
 TEST(ResolveConfigTest, SizesThatDoNotFitTogetherAreNamed) {

@@ -257,7 +257,8 @@ std::optional<std::string> NextValue(std::span<const std::string> arguments, siz
 
 }  // namespace
 
-absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message) {
+absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message,
+                        std::map<std::string, std::string>* texts) {
   const std::vector<Flag> flags = AllFlags(*message);
   std::map<std::string, std::pair<std::string, std::string>> given;  // name, value by field
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -294,6 +295,9 @@ absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message
     if (!SetField(*flag->field, *value, group)) {
       return absl::InvalidArgumentError(absl::StrCat(FlagName(*flag->field), "=", *value,
                                                      ": expected ", ValueKind(*flag->field)));
+    }
+    if (texts != nullptr) {
+      (*texts)[flag->field->name()] = absl::StrCat(FlagName(name), "=", *value);
     }
   }
   return absl::OkStatus();

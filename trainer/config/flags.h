@@ -6,6 +6,7 @@
 // --num-layers or --num_layers, as `--num-layers 12` or `--num-layers=12`; a boolean is also set by
 // its bare name. Enum values are accepted in any case.
 
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,8 +19,10 @@ namespace tessera {
 
 // Applies the flags to `message`; the last one wins. InvalidArgument naming both names where a flag
 // has different values under two. Unknown flag: InvalidArgument with the nearest name; a value that
-// does not parse: InvalidArgument naming flag, value and the expected kind.
-absl::Status ApplyFlags(std::span<const std::string> arguments, google::protobuf::Message* message);
+// does not parse: InvalidArgument naming flag, value and the expected kind. `given`, which may be
+// null, gets each flag as it was given, "--lr=1e-3", by the name of its field.
+absl::Status ApplyFlags(std::span<const std::string> arguments, google::protobuf::Message* message,
+                        std::map<std::string, std::string>* given = nullptr);
 
 // Appends one entry per flag, under its group's name: flag, placeholder of its value, help,
 // [default]; wrapped at 100 columns. `group` empty: all of them. InvalidArgument if there is no

@@ -19,8 +19,10 @@
 #include "models/model_config.h"
 #include "trainer/config/check_config.h"
 #include "trainer/config/config.h"
+#include "trainer/config/dependents.h"
 #include "trainer/config/flags.h"
 #include "trainer/config/load_content.h"
+#include "trainer/config/problems.h"
 #include "trainer/config/topology.h"
 
 namespace tessera {
@@ -164,9 +166,6 @@ bool IsLlmcModelFile(const std::string& load) {
 absl::Status CheckParameterNames(CheckpointConfig* checkpoint) {
   const std::string& file = checkpoint->parameter_to_structured_name();
   if (file.empty()) return absl::OkStatus();
-  if (checkpoint->load().empty()) {
-    return Wrong("parameter_to_structured_name is set but load is not");
-  }
   const std::string& format = checkpoint->load_format();
   if (format.empty() || format == "paddle") return absl::OkStatus();
   return Wrong("parameter_to_structured_name=", file, " and load_format=", format,
@@ -185,8 +184,9 @@ absl::Status ReplaceCkptType(CheckpointConfig* checkpoint) {
   }
   checkpoint->clear_ckpt_type();
   if (!format.empty()) checkpoint->set_load_format(format);
-  if (format.empty() || format == kTesseraFormat) return absl::OkStatus();
-  if (checkpoint->load().empty()) return Wrong(name, "=", format, " but load is not set");
+  if (format.empty() || format == kTesseraFormat || checkpoint->load().empty()) {
+    return absl::OkStatus();
+  }
   if (format != "llmc" || !IsLlmcModelFile(checkpoint->load())) return absl::OkStatus();
   if (!checkpoint->llmc_filepath().empty()) {
     return Wrong(name, "=llmc and llmc_filepath exclude each other: load is the file");
@@ -213,8 +213,8 @@ absl::Status CheckSetFields(const ModelConfig& model, const SavedModel& saved,
   std::vector<const FieldDescriptor*> set;
   model.GetReflection()->ListFields(model, &set);
   for (const FieldDescriptor* field : set) {
-    const bool is_free =
-        field->options().GetExtension(incidental) || absl::EndsWith(field->name(), "dropout");
+    const bool is_free = field->options().GetExtension(effect) == Effect::NOTHING ||
+                         absl::EndsWith(field->name(), "dropout");
     const std::string wanted = FieldText(model, *field), found = FieldText(saved.config, *field);
     if (is_free || wanted == found) continue;
     return Wrong(field->name(), "=", wanted, ", but the model in ", saved.place, " has ",
@@ -285,6 +285,36 @@ absl::Status ReplaceAutoTopology(int processes, TrainConfig* config) {
   return absl::OkStatus();
 }
 
+// Fills in the model, all defaults and the sizes of the topology.
+absl::Status Complete(const TrainConfig& given, const ResolveOptions& options,
+                      TrainConfig* resolved) {
+  for (const auto replace : {ReplaceCkptType, CheckParameterNames}) {
+    TESSERA_RETURN_IF_ERROR(replace(resolved->mutable_checkpoint()));
+  }
+  TESSERA_ASSIGN_OR_RETURN(ModelConfig model, ChooseModel(*resolved, options));
+  TESSERA_ASSIGN_OR_RETURN(*resolved->mutable_model(), ResolveModelConfig(std::move(model)));
+  for (Message* group : {static_cast<Message*>(resolved->mutable_training()),
+                         static_cast<Message*>(resolved->mutable_optimizer()),
+                         static_cast<Message*>(resolved->mutable_parallel()),
+                         static_cast<Message*>(resolved->mutable_checkpoint()),
+                         static_cast<Message*>(resolved->mutable_data()),
+                         static_cast<Message*>(resolved->mutable_sampling()),
+                         static_cast<Message*>(resolved->mutable_output())}) {
+    FillDeclaredDefaults(group);
+  }
+  const bool is_auto = HasAutoTopology(given);
+  if (is_auto && !given.training().has_global_batch_size()) {
+    return Wrong("topology=auto: global_batch_size must be set, so that it does not depend on the ",
+                 "number of processes");
+  }
+  if (!is_auto && !given.parallel().topology().empty()) {
+    TESSERA_RETURN_IF_ERROR(ReplaceTopology(resolved->mutable_parallel()));
+  }
+  TESSERA_RETURN_IF_ERROR(CheckParallel(resolved->parallel()));
+  FillDependentDefaults(resolved);
+  return is_auto ? ReplaceAutoTopology(options.processes, resolved) : absl::OkStatus();
+}
+
 }  // namespace
 
 Topology ConfigTopology(const TrainConfig& config) {
@@ -306,42 +336,21 @@ bool HasAutoTopology(const TrainConfig& config) { return config.parallel().topol
 
 absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
                                           const ResolveOptions& options) {
+  Problems problems(options.origins);
   // Before the model's own checks, which would report the same field in other words.
-  TESSERA_RETURN_IF_ERROR(CheckRanges(config));
+  CheckRanges(config, problems);
+  if (!problems.empty()) return problems.ToStatus();
   TrainConfig resolved = config;
-  for (const auto replace :
-       {ReplaceLoadCkptFolder, ReplaceSaveOptimizerState, ReplaceCkptType, CheckParameterNames}) {
-    TESSERA_RETURN_IF_ERROR(replace(resolved.mutable_checkpoint()));
+  for (const auto replace : {ReplaceLoadCkptFolder, ReplaceSaveOptimizerState}) {
+    TESSERA_RETURN_IF_ERROR(problems.With(replace(resolved.mutable_checkpoint())));
   }
   FillSave(&resolved);
-  absl::StatusOr<ModelConfig> model = ChooseModel(resolved, options);
-  if (!model.ok()) return model.status();
-  model = ResolveModelConfig(*model);
-  if (!model.ok()) return model.status();
-  *resolved.mutable_model() = *std::move(model);
-  for (Message* group : {static_cast<Message*>(resolved.mutable_training()),
-                         static_cast<Message*>(resolved.mutable_optimizer()),
-                         static_cast<Message*>(resolved.mutable_parallel()),
-                         static_cast<Message*>(resolved.mutable_checkpoint()),
-                         static_cast<Message*>(resolved.mutable_data()),
-                         static_cast<Message*>(resolved.mutable_sampling()),
-                         static_cast<Message*>(resolved.mutable_output())}) {
-    FillDeclaredDefaults(group);
+  SettleDependents(options.origins, &resolved, &problems);
+  if (const absl::Status complete = Complete(config, options, &resolved); !complete.ok()) {
+    return problems.With(complete);
   }
-  const bool is_auto = HasAutoTopology(config);
-  if (is_auto && !config.training().has_global_batch_size()) {
-    return Wrong("topology=auto: global_batch_size must be set, so that it does not depend on the ",
-                 "number of processes");
-  }
-  if (!is_auto && !config.parallel().topology().empty()) {
-    TESSERA_RETURN_IF_ERROR(ReplaceTopology(resolved.mutable_parallel()));
-  }
-  TESSERA_RETURN_IF_ERROR(CheckParallel(resolved.parallel()));
-  FillDependentDefaults(&resolved);
-  if (is_auto) {
-    TESSERA_RETURN_IF_ERROR(ReplaceAutoTopology(options.processes, &resolved));
-  }
-  TESSERA_RETURN_IF_ERROR(CheckResolved(resolved));
+  CheckResolved(resolved, problems);
+  TESSERA_RETURN_IF_ERROR(problems.ToStatus());
   return resolved;
 }
 

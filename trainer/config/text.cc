@@ -13,6 +13,7 @@
 #include <map>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -128,6 +129,21 @@ std::string GroupDifferences(const std::string& name, const Message& group,
   return line;
 }
 
+// Adds the line of every field of a group.
+void AddOrigins(const google::protobuf::TextFormat::ParseInfoTree& places, std::string_view source,
+                Origins& origins) {
+  for (int g = 0; g < TrainConfig::descriptor()->field_count(); ++g) {
+    const FieldDescriptor* const group = TrainConfig::descriptor()->field(g);
+    const auto* const fields = places.GetTreeForNested(group, -1);
+    if (fields == nullptr) continue;
+    for (int f = 0; f < group->message_type()->field_count(); ++f) {
+      const FieldDescriptor* const field = group->message_type()->field(f);
+      const int line = fields->GetLocation(field, field->is_repeated() ? 0 : -1).line;
+      if (line >= 0) origins[field->name()] = {.text = absl::StrCat(View(source), ":", line + 1)};
+    }
+  }
+}
+
 // The model with all defaults that its own choices (its size, or its extents without a name) leave;
 // the choices themselves are not set, so that they are always shown.
 ModelConfig UsualModel(const ModelConfig& model) {
@@ -172,19 +188,23 @@ absl::StatusOr<std::string> Help(std::string_view group) {
 
 }  // namespace
 
-absl::StatusOr<TrainConfig> ParseConfig(std::string_view text, std::string_view source) {
+absl::StatusOr<TrainConfig> ParseConfig(std::string_view text, std::string_view source,
+                                        Origins* origins) {
   TrainConfig config;
   TESSERA_ASSIGN_OR_RETURN(const std::string with_names, WithoutAliases(text, source));
   FirstError error(source);
+  google::protobuf::TextFormat::ParseInfoTree places;
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&error);
+  parser.WriteLocationsTo(&places);
   if (!parser.ParseFromString(with_names, &config)) {
     return absl::InvalidArgumentError(error.text());
   }
+  if (origins != nullptr) AddOrigins(places, source, *origins);
   return config;
 }
 
-absl::StatusOr<TrainConfig> LoadConfig(const std::string& path) {
+absl::StatusOr<TrainConfig> LoadConfig(const std::string& path, Origins* origins) {
   errno = 0;
   std::ifstream file(path);
   if (!file) return ErrnoError("cannot read the config file", path);
@@ -200,7 +220,7 @@ absl::StatusOr<TrainConfig> LoadConfig(const std::string& path) {
     return absl::InvalidArgumentError(
         absl::StrCat("the config file ", path, " has more than ", kMaxConfigBytes, " bytes"));
   }
-  return ParseConfig(text, path);
+  return ParseConfig(text, path, origins);
 }
 
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) {
@@ -226,9 +246,11 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) 
     if (config_path.empty()) return absl::InvalidArgumentError("--config needs a value: a file");
   }
   if (!config_path.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(line.config, LoadConfig(config_path));
+    TESSERA_ASSIGN_OR_RETURN(line.config, LoadConfig(config_path, &line.origins));
   }
-  TESSERA_RETURN_IF_ERROR(ApplyFlags(flags, &line.config));
+  std::map<std::string, std::string> given;
+  TESSERA_RETURN_IF_ERROR(ApplyFlags(flags, &line.config, &given));
+  for (auto& [name, text] : given) line.origins[name] = {.is_flag = true, .text = std::move(text)};
   return line;
 }
 

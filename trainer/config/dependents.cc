@@ -1,0 +1,146 @@
+#include "trainer/config/dependents.h"
+
+#include <string>
+#include <string_view>
+
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "base/flag_options.pb.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/message.h"
+#include "trainer/config/flags.h"
+
+namespace tessera {
+namespace {
+
+using ::google::protobuf::FieldDescriptor;
+using ::google::protobuf::Message;
+
+// What switches off all saving and leaves loading on.
+constexpr std::string_view kMasterSwitch = "enable_save_ckpt";
+
+// A field of one of the groups.
+struct Setting {
+  const FieldDescriptor* group;
+  const FieldDescriptor* field;
+
+  const std::string& name() const { return field->name(); }
+  const Message& in(const TrainConfig& config) const {
+    return config.GetReflection()->GetMessage(config, group);
+  }
+  bool is_given(const TrainConfig& config) const {
+    return in(config).GetReflection()->HasField(in(config), field);
+  }
+};
+
+std::vector<Setting> AllSettings() {
+  std::vector<Setting> settings;
+  for (int g = 0; g < TrainConfig::descriptor()->field_count(); ++g) {
+    const FieldDescriptor* const group = TrainConfig::descriptor()->field(g);
+    for (int f = 0; f < group->message_type()->field_count(); ++f) {
+      settings.push_back({group, group->message_type()->field(f)});
+    }
+  }
+  return settings;
+}
+
+// Precondition: there is one of this name, as `needs` of the declarations are tested.
+Setting Find(std::string_view name) {
+  static const auto& settings = *new std::vector<Setting>(AllSettings());
+  for (const Setting& setting : settings) {
+    if (setting.name() == name) return setting;
+  }
+  return {};
+}
+
+// False, 0, empty, or the first value of an enum; the default where it is not given.
+bool IsOffItself(const TrainConfig& config, const Setting& setting) {
+  const std::string text = FieldText(setting.in(config), *setting.field);
+  if (setting.field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
+    const Message& group = setting.in(config);
+    return group.GetReflection()->GetEnum(group, setting.field)->index() == 0;
+  }
+  return text.empty() || text == "0" || text == "false";
+}
+
+// The setting because of which this one is off, which may be itself or what it needs, directly or
+// not; without a field if it is on. Of alternatives, the first one is named.
+Setting OffBecauseOf(const TrainConfig& config, const Setting& setting);
+
+Setting MissingNeed(const TrainConfig& config, const Setting& setting) {
+  const std::string& needs = setting.field->options().GetExtension(tessera::needs);
+  for (const absl::string_view need : absl::StrSplit(needs, ',', absl::SkipEmpty())) {
+    Setting missing = {};
+    bool any = false;
+    for (const absl::string_view choice : absl::StrSplit(need, '|')) {
+      const Setting off = OffBecauseOf(config, Find({choice.data(), choice.size()}));
+      if (off.field == nullptr) any = true;
+      if (missing.field == nullptr) missing = off;
+    }
+    if (!any) return missing;
+  }
+  return {};
+}
+
+Setting OffBecauseOf(const TrainConfig& config, const Setting& setting) {
+  return IsOffItself(config, setting) ? setting : MissingNeed(config, setting);
+}
+
+// ckpt_step=0 and consumed_samples=0 are numbers like others.
+bool CountsAsGiven(const FieldDescriptor& field) {
+  return field.name() == "ckpt_step" || field.name() == "consumed_samples";
+}
+
+// Whether the user wants something by it: it is given, and as something else than its default.
+bool IsSet(const TrainConfig& config, const Setting& setting) {
+  if (setting.field->is_repeated() ||
+      setting.field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE || !setting.is_given(config)) {
+    return false;
+  }
+  if (CountsAsGiven(*setting.field)) return true;
+  const Message& group = setting.in(config);
+  const Message& defaults = *google::protobuf::MessageFactory::generated_factory()->GetPrototype(
+      setting.field->containing_type());
+  return FieldText(group, *setting.field) != FieldText(defaults, *setting.field);
+}
+
+bool IsByFlag(const Origins& origins, std::string_view name) {
+  const auto origin = origins.find(name);
+  return origin != origins.end() && origin->second.is_flag;
+}
+
+// Whether a flag is what switches it off. `save` has a default, which follows from others.
+bool IsSwitchedOffByFlag(const Origins& origins, const TrainConfig& config, const Setting& off) {
+  if (IsByFlag(origins, off.name())) return true;
+  if (off.name() != "save" || origins.contains("save")) return false;
+  for (const char* const name : {"save_interval", "run_dir", "enable_save_ckpt"}) {
+    if (IsByFlag(origins, name) && IsOffItself(config, Find(name))) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void SettleDependents(const Origins& origins, TrainConfig* config, Problems* problems) {
+  // What is missing is judged by the settings as they were given.
+  const TrainConfig given = *config;
+  for (const Setting& setting : AllSettings()) {
+    const Setting off = IsSet(given, setting) ? MissingNeed(given, setting) : Setting{};
+    if (off.field == nullptr) continue;
+    const bool is_flag = IsByFlag(origins, setting.name());
+    const bool goes_along = off.name() == kMasterSwitch
+                                ? !is_flag || IsByFlag(origins, kMasterSwitch)
+                                : !is_flag && IsSwitchedOffByFlag(origins, given, off);
+    if (goes_along) {
+      Message& group = *config->GetReflection()->MutableMessage(config, setting.group);
+      group.GetReflection()->ClearField(&group, setting.field);
+    } else if (off.field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
+      problems->Add(setting.name(), " is set but ", off.name(), "=",
+                    FieldText(off.in(given), *off.field));
+    } else {
+      problems->Add(setting.name(), " is set but ", off.name(), " is not");
+    }
+  }
+}
+
+}  // namespace tessera
