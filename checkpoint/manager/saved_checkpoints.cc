@@ -147,9 +147,11 @@ absl::Status NoSuchCheckpoint(const Storage& storage, std::vector<CheckpointInfo
   const auto add_step = [](std::string* text, const CheckpointInfo& checkpoint) {
     absl::StrAppend(text, checkpoint.step);
   };
-  return absl::NotFoundError(absl::StrCat("no such checkpoint in ", storage.Describe(""),
-                                          "; there are steps ",
-                                          absl::StrJoin(saved, ", ", add_step)));
+  const std::string steps =
+      saved.empty() ? "there is none"
+                    : absl::StrCat("there are steps ", absl::StrJoin(saved, ", ", add_step));
+  return absl::NotFoundError(
+      absl::StrCat("no such checkpoint in ", storage.Describe(""), "; ", steps));
 }
 
 absl::Status CheckNoneIsLater(Storage& storage, int64_t step, bool only_unreadable,

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/manifest.h"
+#include "convert/contents.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/open_foreign.h"
 
@@ -109,9 +110,10 @@ absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
   if (absl::IsNotFound(latest.status())) {
     absl::StatusOr<NamedCheckpoint> foreign = FindForeignCheckpoint(name, options);
     if (!absl::IsNotFound(foreign.status())) return foreign;
-    return absl::NotFoundError(absl::StrCat(
-        name, ": neither a checkpoint (no manifest.pb) nor a folder of checkpoints, ",
-        "nor one of another framework (", absl::StrJoin(convert::FormatNames(), ", "), ")"));
+    return absl::NotFoundError(
+        absl::StrCat(name, ": neither a checkpoint (no manifest.pb) nor a folder of checkpoints, ",
+                     "nor one of another framework (", absl::StrJoin(convert::FormatNames(), ", "),
+                     "); ", convert::DescribeContents(*storage)));
   }
   TESSERA_RETURN_IF_ERROR(latest.status());
   return at(std::move(latest->directory));

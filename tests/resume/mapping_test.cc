@@ -1,5 +1,6 @@
 // The manifest's mapping, and not a tensor's name, says whose optimizer state a tensor is.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -22,6 +23,8 @@
 #include "gtest/gtest.h"
 #include "tests/resume/resume_run.h"
 #include "tests/support/command.h"
+#include "tests/support/logical_state.h"
+#include "tests/support/session_run.h"
 #include "trainer/config/config.h"
 
 namespace tessera {
@@ -33,7 +36,8 @@ using ::testing::HasSubstr;
 constexpr char kExact[] = "parallel { numerics: EXACT exact_tp_shards: 2 }";
 constexpr int64_t kSaved = 4;
 
-// A new name for each tensor of optimizer state, and a last change of the mapping.
+// A new name for each tensor of optimizer state, or "" to leave it out, and a last change of the
+// mapping.
 struct Change {
   std::function<std::string(const std::string& name)> rename;
   std::function<void(ckpt::OptimizerState& mapping)> edit = [](ckpt::OptimizerState&) {};
@@ -65,6 +69,7 @@ class MappingTest : public ResumeTest {
                                     .dtype = info.dtype,
                                     .global_shape = info.global_shape,
                                     .alias_of = info.alias_of};
+      if (tensor.name.empty()) continue;
       if (info.alias_of.empty()) {
         TESSERA_ASSIGN_OR_RETURN(const Box box, saved.BoxOf(info.name, std::nullopt));
         memory.emplace_back(ElementCount(box.shape) * ElementSize(info.dtype));
@@ -178,6 +183,57 @@ TEST_F(MappingTest, StateThatTheMappingLeavesOutIsNotGuessed) {
   EXPECT_THAT(refusal(), HasSubstr("tensor " + b + ".exp_avg: wanted, not in the checkpoint"));
   config.mutable_checkpoint()->set_allow_missing(true);
   EXPECT_THAT(refusal(), HasSubstr("without their optimizer state (" + b + ".exp_avg)"));
+}
+
+// A parameter that was frozen has no optimizer state.
+TEST_F(MappingTest, StateOfFrozenParametersAloneBeginsAnew) {
+  const std::string frozen = "transformer.h.1.ln_1.weight";
+  const std::string bf16 = "training { bf16: true }";
+  ASSERT_EQ(Train(Settings({bf16}, "full")).status(), absl::OkStatus());
+  const Change change = {
+      .rename = [&](const std::string& name) { return name.starts_with(frozen + ".") ? "" : name; },
+      .edit =
+          [&](ckpt::OptimizerState& mapping) {
+            for (ckpt::OptimizerParameter& parameter : *mapping.mutable_parameters()) {
+              if (parameter.parameter() == frozen) parameter.clear_states();
+            }
+          }};
+  ASSERT_EQ(SaveChanged("full", "frozen", change), absl::OkStatus());
+  const auto begin = [&](const std::string& from, bool allow_missing,
+                         testing::LogicalState* state) {
+    TrainConfig config = Settings({bf16, "parallel { data_parallel_size: 2 zero_stage: 1 }"}, "on");
+    config.mutable_checkpoint()->set_load(Checkpoints(from).string());
+    config.mutable_checkpoint()->set_ckpt_step(kSaved);
+    config.mutable_checkpoint()->set_allow_missing(allow_missing);
+    testing::StateCollector collector;
+    const auto resolved = ResolveConfig(config);
+    EXPECT_TRUE(resolved.ok()) << resolved.status();
+    auto notes = testing::TrainOnProcessors(
+        *resolved, [&](Session& session) { return collector.Add(session.trainer->chunks()); });
+    *state = collector.Take();
+    return notes;
+  };
+  testing::LogicalState full, state;
+  ASSERT_EQ(begin("full", false, &full).status(), absl::OkStatus());
+  const std::string refusal(begin("frozen", false, &state).status().message());
+  EXPECT_THAT(refusal, HasSubstr("holds parameters without their optimizer state (" + frozen));
+  EXPECT_THAT(refusal, HasSubstr("--allow-missing starts these at zero"));
+  ASSERT_OK_AND_ASSIGN(const std::string notes, begin("frozen", true, &state));
+  EXPECT_THAT(notes, HasSubstr("not saved with its parameter, starts at zero: " + frozen +
+                               ".exp_avg, " + frozen + ".exp_avg_sq\n"));
+  EXPECT_THAT(notes, HasSubstr("some master weights come from the saved weights"));
+  // The frozen parameter's master weight is its rounded weight.
+  const testing::LogicalTensor& weight = state.at(frozen);
+  testing::LogicalTensor& master = full.at(frozen + ".master");
+  ASSERT_EQ(master.bytes.size(), 2 * weight.bytes.size());
+  std::ranges::fill(master.bytes, std::byte{0});
+  for (size_t i = 0; i < weight.bytes.size(); i += 2) {
+    std::copy_n(&weight.bytes[i], 2, &master.bytes[2 * i + 2]);
+  }
+  for (const char* const moment : {".exp_avg", ".exp_avg_sq"}) {
+    std::ranges::fill(full.at(frozen + moment).bytes, std::byte{0});
+  }
+  EXPECT_EQ(FirstStateDifference(full, state), "");
 }
 
 TEST_F(MappingTest, OtherFormatsAreWrittenByIt) {

@@ -116,10 +116,13 @@ TEST_F(FlagsTest, NoCheckpointStartsAfreshOrEnds) {
   TrainConfig config = From("afresh");
   config.mutable_checkpoint()->set_load((root_ / "nowhere").string());
   config.mutable_training()->set_train_iters(2);
+  EXPECT_TRUE(absl::IsNotFound(Train(config).status()));
+  // Its own folder need not hold one.
+  config.mutable_checkpoint()->set_load(config.checkpoint().save());
   ASSERT_OK_AND_ASSIGN(const std::string notes, Train(config));
   EXPECT_THAT(notes, HasSubstr("starting afresh"));
-  // It continues from its own checkpoint, not from `load`.
   EXPECT_THAT(*Train(config), HasSubstr("nothing left to train"));
+  config.mutable_checkpoint()->clear_load();
   config.mutable_checkpoint()->set_save(Checkpoints("never").string());
   config.mutable_checkpoint()->set_exit_on_missing_checkpoint(true);
   EXPECT_TRUE(absl::IsNotFound(Train(config).status()));

@@ -48,7 +48,6 @@ TEST_F(TrainCommandTest, WrongSettingsAreAnsweredByOneLineThatNamesThem) {
   ExpectRefused({"--train-data-path=/nowhere/*.bin"}, 1, "/nowhere/*.bin");
   ExpectRefused({"--vocab-size=50"}, 1, "tokens.bin");
   ExpectRefused({"--llmc-filepath=/nowhere/model.bin"}, 1, "/nowhere/model.bin");
-  ExpectRefused({"--load=/nowhere", "--exit-on-missing-checkpoint"}, 1, "/nowhere");
   const std::string no_folder = Tokens() + "/x";
   ExpectRefused({"--save-interval=1", "--save=" + no_folder}, 1, no_folder);
   ExpectRefused({"--run-dir=" + no_folder}, 2, no_folder);
@@ -58,6 +57,52 @@ TEST_F(TrainCommandTest, WrongSettingsAreAnsweredByOneLineThatNamesThem) {
   ExpectRefused({"--export-llmc=x.bin", "--ffn-hidden-size=100"}, 2,
                 "export_llmc: ffn_hidden_size");
   ExpectRefused({"--num-layers=100000000"}, 1, "weights");
+}
+
+// What the user names is used, or the run ends; a dry run decides likewise.
+TEST_F(TrainCommandTest, WhatIsNamedAndNotThereEndsTheRun) {
+  const auto folder = [&](const std::string& name, const Words& files) {
+    fs::create_directories(root_ / name);
+    for (const std::string& file : files) {
+      fs::create_directories((root_ / name / file).parent_path());
+      std::ofstream(root_ / name / file) << "x";
+    }
+    return (root_ / name).string();
+  };
+  fs::create_symlink("/nowhere/else", root_ / "link");
+  const std::string not_there = "is not there; without load, a run begins at step 0";
+  const std::vector<std::pair<std::string, std::string>> loads = {
+      {"/nowhere", not_there},
+      {(root_ / "link").string(), "is a link to /nowhere/else, which " + not_there},
+      {folder("empty", {}), "holds no checkpoint: it is empty"},
+      {folder("other", {"notes.txt"}), "holds no checkpoint: it holds notes.txt; without"},
+      {folder("dcp", {"__0_0.distcp"}),
+       "__0_0.distcp; .metadata, the index of a checkpoint of PyTorch's DCP, is missing"},
+      {folder("hf", {"config.json", "model-00001-of-00002.safetensors"}),
+       "model.safetensors.index.json, the index of sharded weights, is missing"},
+      {folder("save", {"step-00000002/model-00000-of-00001.safetensors"}),
+       "step-00000002 has no manifest.pb: a save that was not completed"}};
+  for (const auto& [name, message] : loads) {
+    SCOPED_TRACE(name);
+    ExpectRefused({"--load=" + name}, 1, "load=" + name + " ");
+    ExpectRefused({"--load=" + name}, 1, message);
+    ExpectRefused({"--load=" + name, "--dry-run"}, 1, message);
+    // The model's sizes, too, would come from there.
+    ExpectRefused({"--load=" + name, "--size="}, 1, message);
+  }
+  for (const Words& more : std::vector<Words>{{}, {"--dry-run"}}) {
+    ExpectRefused(Joined({"--load=" + folder("hf", {}), "--load-format=dcp"}, more), 1,
+                  "holds no checkpoint in the format dcp");
+    ExpectRefused(Joined({"--valid-data-path=/nowhere/*.bin"}, more), 1, "/nowhere/*.bin");
+    ExpectRefused(Joined({"--tokenizer-model=/nowhere/t.json"}, more), 1, "/nowhere/t.json");
+    ExpectRefused(Joined({"--llmc-filepath=/nowhere/m.bin"}, more), 1, "/nowhere/m.bin");
+    ExpectRefused(Joined({"--save=" + folder("own", {}), "--exit-on-missing-checkpoint"}, more), 1,
+                  "save: no checkpoint in " + (root_ / "own").string());
+    ExpectRefused(Joined({"--save=" + folder("own", {}), "--ckpt-step=3"}, more), 1,
+                  "no such checkpoint in " + (root_ / "own").string() + "; there is none");
+  }
+  // Its own folder, without a step, begins anew.
+  MustTrain("save", 2);
 }
 
 // In one process, whatever the topology.

@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/units.h"
@@ -24,6 +25,7 @@
 #include "layout/topology.h"
 #include "models/model_config.h"
 #include "trainer/app/host_share.h"
+#include "trainer/app/start.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load_content.h"
 #include "trainer/data/dataset.h"
@@ -31,6 +33,7 @@
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/run_state.h"
+#include "trainer/state/saved_settings.h"
 #include "trainer/step/trainer.h"
 
 namespace tessera {
@@ -39,7 +42,8 @@ namespace {
 class Lines {
  public:
   void Add(absl::string_view label, absl::string_view text) {
-    absl::StrAppendFormat(&text_, "%-12s%s\n", label, text);
+    absl::StrAppendFormat(&text_, "%-12s%s\n", label,
+                          absl::StrReplaceAll(text, {{"\n", "\n            "}}));
   }
   const std::string& text() const { return text_; }
 
@@ -49,7 +53,9 @@ class Lines {
 
 // Where the run would begin.
 struct Start {
-  int64_t step = 0;
+  TrainConfig config;  // of the run
+  Progress progress;
+  std::optional<SavedRun> saved;
   std::string from;
   std::vector<std::string> notes;
 };
@@ -59,23 +65,25 @@ absl::StatusOr<Start> FindStart(const TrainConfig& config) {
   TrainConfig looks_only = config;
   looks_only.mutable_checkpoint()->set_enable_save_ckpt(false);
   const std::unique_ptr<ckpt::ProcessGroup> alone = MakeProcessGroup(nullptr);
-  Start start = {.from = "step 0, with initial weights"};
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::optional<SavedRun> saved,
-      FindSavedRun(looks_only, {.ranks = *alone},
-                   [&](const std::string& note) { start.notes.push_back(note); }));
-  if (!saved.has_value()) {
+  Start start = {.config = config, .from = "step 0, with initial weights"};
+  const NoteSink note = [&](const std::string& text) { start.notes.push_back(text); };
+  TESSERA_ASSIGN_OR_RETURN(start.saved, FindSavedRun(looks_only, {.ranks = *alone}, note));
+  TESSERA_ASSIGN_OR_RETURN(start.progress, StartingPoint(start.saved, &start.config));
+  if (!start.saved.has_value()) {
     const std::string& llmc = config.checkpoint().llmc_filepath();
-    if (!llmc.empty()) start.from = absl::StrCat("step 0, with the weights of ", llmc);
+    if (!llmc.empty()) {
+      TESSERA_RETURN_IF_ERROR(FindLlmcFile(config, {.ranks = *alone}).status());
+      start.from = absl::StrCat("step 0, with the weights of ", llmc);
+    }
     return start;
   }
-  const TrainConfig settings = SettingsFor(config, saved);
-  TESSERA_RETURN_IF_ERROR(CheckTellsProgress(*saved, settings));
-  if (LoadContentOf(settings.checkpoint()).scheduler) {
-    start.step = saved->manifest().trainer().step();
-  }
-  TESSERA_RETURN_IF_ERROR(CheckLaterSteps(config, start.step, saved->is_own, {.ranks = *alone}));
-  start.from = absl::StrCat(saved->Describe(), ", at step ", start.step);
+  TESSERA_RETURN_IF_ERROR(CheckModel(*start.saved, start.config, note));
+  const int64_t step = start.progress.step;
+  TESSERA_RETURN_IF_ERROR(CheckLaterSteps(config, step, start.saved->is_own, {.ranks = *alone}));
+  const std::string settings =
+      DescribeChangedSettings(start.saved->manifest(), start.config, start.progress.seed, step);
+  if (!settings.empty()) note(settings);
+  start.from = absl::StrCat(start.saved->Describe(), ", at step ", step);
   return start;
 }
 
@@ -111,12 +119,25 @@ absl::StatusOr<std::string> DescribeMemory(const TrainConfig& config, bool train
                       HumanBytes(AvailableHostMemory()), " are available here");
 }
 
+absl::StatusOr<std::unique_ptr<TokenDataset>> OpenTokens(const TrainConfig& config,
+                                                         const std::string& pattern) {
+  return TokenDataset::Open(pattern, config.training().seq_length(), config.model().vocab_size());
+}
+
+// Everything that a run opens besides its training data.
+absl::Status CheckFiles(const TrainConfig& config) {
+  const DataConfig& data = config.data();
+  if (!data.valid_data_path().empty()) {
+    TESSERA_RETURN_IF_ERROR(OpenTokens(config, data.valid_data_path()).status());
+  }
+  return data.tokenizer_model().empty() ? absl::OkStatus() : OpenTokenizer(config).status();
+}
+
 absl::StatusOr<std::string> DescribeData(const TrainConfig& config, int64_t samples) {
   const std::string& pattern = config.data().train_data_path();
   if (pattern.empty()) return "no train_data_path";
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::unique_ptr<TokenDataset> dataset,
-      TokenDataset::Open(pattern, config.training().seq_length(), config.model().vocab_size()));
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TokenDataset> dataset,
+                           OpenTokens(config, pattern));
   return absl::StrFormat("%s: %s tokens, of which all steps read %.2f epochs", pattern,
                          Grouped(dataset->num_tokens()),
                          static_cast<double>(samples) / dataset->num_samples());
@@ -146,21 +167,23 @@ std::string DescribeCheckpoints(const TrainConfig& config, int64_t first_step) {
 
 std::string DescribeSteps(const TrainConfig& config, const Start& start) {
   const TrainingConfig& training = config.training();
-  const int64_t left = training.train_iters() - start.step;
+  const int64_t left = training.train_iters() - start.progress.step;
   if (left <= 0) return absl::StrCat("none are left of ", training.train_iters());
   return absl::StrCat(
-      left, start.step > 0 ? absl::StrCat(" of ", training.train_iters()) : "", ", each of ",
-      training.global_batch_size(), " samples of ", training.seq_length(),
+      left, start.progress.step > 0 ? absl::StrCat(" of ", training.train_iters()) : "",
+      ", each of ", training.global_batch_size(), " samples of ", training.seq_length(),
       " tokens: ", Grouped(left * training.global_batch_size() * training.seq_length()), " tokens");
 }
 
 }  // namespace
 
-absl::StatusOr<std::string> DescribeDryRun(const TrainConfig& config) {
-  TESSERA_ASSIGN_OR_RETURN(const Start start, FindStart(config));
+absl::StatusOr<std::string> DescribeDryRun(const TrainConfig& given) {
+  TESSERA_ASSIGN_OR_RETURN(const Start start, FindStart(given));
+  const TrainConfig& config = start.config;
+  TESSERA_RETURN_IF_ERROR(CheckFiles(config));
   const TrainingConfig& training = config.training();
   const Topology topology = ConfigTopology(config);
-  const bool trains = start.step < training.train_iters();
+  const bool trains = start.progress.step < training.train_iters();
   Lines lines;
   lines.Add("model", absl::StrCat(Grouped(ParameterCount(config.model())), " parameters, ",
                                   training.bf16() ? "bf16" : "fp32"));
@@ -176,7 +199,7 @@ absl::StatusOr<std::string> DescribeDryRun(const TrainConfig& config) {
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string memory, DescribeMemory(config, trains));
   lines.Add("memory", memory);
-  if (trains) lines.Add("checkpoints", DescribeCheckpoints(config, start.step));
+  if (trains) lines.Add("checkpoints", DescribeCheckpoints(config, start.progress.step));
   return absl::StrCat(lines.text(), "nothing was trained, loaded or written\n");
 }
 

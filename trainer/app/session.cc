@@ -16,8 +16,8 @@
 #include "compute/tensor/memory.h"
 #include "compute/tensor/tensor.h"
 #include "layout/topology.h"
-#include "tokenizer/files/load_tokenizer.h"
 #include "trainer/app/host_share.h"
+#include "trainer/app/start.h"
 #include "trainer/app/step_agreement.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load_content.h"
@@ -58,75 +58,6 @@ absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& patt
   return source;
 }
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const TrainConfig& config) {
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer,
-                           LoadTokenizer(config.data().tokenizer_model()));
-  if (tokenizer->vocab_size() != config.model().vocab_size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tokenizer_model: ", config.data().tokenizer_model(), " has ", tokenizer->vocab_size(),
-        " tokens, the model's vocab_size is ", config.model().vocab_size()));
-  }
-  return tokenizer;
-}
-
-// Adds the checkpoint's name to an error.
-absl::Status In(const SavedRun& saved, const absl::Status& status) {
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(saved.Describe(), ": ", status.message()));
-}
-
-// What `content` takes of the saved progress. The rest is as in a run that has not begun.
-Progress TakenOver(const Progress& saved, const LoadContent& content) {
-  Progress progress;
-  if (content.scheduler) {
-    progress.step = saved.step;
-    progress.last_loss = saved.last_loss;
-    progress.last_learning_rate = saved.last_learning_rate;
-    progress.best_loss = saved.best_loss;
-  }
-  if (content.optimizer) {
-    progress.updates = saved.updates;
-    // Updates of the moments that this run's own steps do not count.
-    progress.earlier_updates = content.scheduler ? saved.earlier_updates : saved.updates;
-  }
-  if (content.sampler) {
-    progress.consumed_samples = saved.consumed_samples;
-    progress.data_seed = saved.data_seed;
-  }
-  // The chain is of one computation: what is taken in parts begins another one.
-  if (content.model && content.optimizer && content.scheduler && content.sampler) {
-    progress.ledger = saved.ledger;
-  }
-  return progress;
-}
-
-// The starting point of the run: the checkpoint's progress, as far as the flags permit.
-absl::StatusOr<Progress> StartingPoint(const TrainConfig& config,
-                                       const std::optional<SavedRun>& saved) {
-  const uint64_t seed = static_cast<uint64_t>(config.training().seed());
-  const LoadContent content = LoadContentOf(config.checkpoint());
-  Progress progress;
-  bool same_random_numbers = false;
-  if (saved.has_value() && content.continues()) {
-    TESSERA_RETURN_IF_ERROR(CheckTellsProgress(*saved, config));
-    const absl::StatusOr<Progress> saved_progress = ReadProgress(saved->manifest());
-    TESSERA_RETURN_IF_ERROR(In(*saved, saved_progress.status()));
-    progress = TakenOver(*saved_progress, content);
-    if (PolicyOf(config.checkpoint(), /*trains=*/true).partial()) progress.ledger.clear();
-    if (content.rng && saved->manifest().trainer().has_rng()) {
-      TESSERA_RETURN_IF_ERROR(In(*saved, CheckSameRandomNumbers(saved->manifest())));
-      progress.seed = saved_progress->seed;
-      same_random_numbers = true;
-    }
-  }
-  if (!same_random_numbers) progress.seed = seed;
-  // An epoch in progress continues in its original order.
-  const bool same_order = same_random_numbers && content.sampler;
-  const bool has_order = saved.has_value() && content.sampler && KnowsItsData(saved->manifest());
-  if (!has_order || (!same_order && progress.consumed_samples == 0)) progress.data_seed = seed;
-  return progress;
-}
-
 // "weights and optimizer", "3 of 52 parameters and their optimizer state", ...
 std::string DescribeLoaded(const LoadContent& content, const LoadPolicy& policy,
                            const LoadNotes& loaded) {
@@ -148,17 +79,10 @@ std::string DescribeLoaded(const LoadContent& content, const LoadPolicy& policy,
 }
 
 // A load of the weights alone. Master weights take the file's full precision.
-absl::Status LoadLlmcFile(const std::string& file, Session& session) {
-  TrainConfig settings = session.config;
-  settings.mutable_checkpoint()->Clear();
-  settings.mutable_checkpoint()->set_load(file);
-  settings.mutable_checkpoint()->set_load_format("llmc");
-  settings.mutable_checkpoint()->set_load_content("model");
-  TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
-                           FindSavedRun(settings, session.group(), [](const std::string&) {}));
-  TESSERA_RETURN_IF_ERROR(In(*saved, CheckSameModel(saved->manifest(), session.config.model())));
+absl::Status LoadLlmcFile(Session& session) {
+  TESSERA_ASSIGN_OR_RETURN(const SavedRun saved, FindLlmcFile(session.config, session.group()));
   if (session.trains) session.trainer->ResetOptimizer();
-  return LoadTensors(*saved, session.state(),
+  return LoadTensors(saved, session.state(),
                      {.with_optimizer = false, .with_masters = session.trains}, session.group())
       .status();
 }
@@ -175,7 +99,7 @@ absl::Status BeginWithWeights(Session& session, const Notes& notes) {
     InitializeWeights(session);
     return absl::OkStatus();
   }
-  TESSERA_RETURN_IF_ERROR(LoadLlmcFile(llmc_file, session));
+  TESSERA_RETURN_IF_ERROR(LoadLlmcFile(session));
   notes(absl::StrCat("weights from ", llmc_file));
   return absl::OkStatus();
 }
@@ -184,14 +108,7 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   const CheckpointConfig& options = session.config.checkpoint();
   const LoadContent content = LoadContentOf(options);
   const LoadPolicy policy = PolicyOf(options, session.trains);
-  const absl::Status same_model = content.has_tensors()
-                                      ? CheckSameModel(saved.manifest(), session.config.model())
-                                      : absl::OkStatus();
-  if (!policy.partial() && !policy.allow_unexpected) {
-    TESSERA_RETURN_IF_ERROR(In(saved, same_model));
-  } else if (!same_model.ok()) {
-    notes(std::string(same_model.message()));
-  }
+  TESSERA_RETURN_IF_ERROR(CheckModel(saved, session.config, notes));
   // Tensors that are not loaded are initialised.
   if (!content.model) {
     TESSERA_RETURN_IF_ERROR(BeginWithWeights(session, notes));
@@ -199,7 +116,8 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
     InitializeWeights(session);
   }
   if (session.train_data.has_value() && content.sampler) {
-    TESSERA_RETURN_IF_ERROR(In(saved, CheckSameData(saved.manifest(), session.data_identity())));
+    TESSERA_RETURN_IF_ERROR(
+        InCheckpoint(saved, CheckSameData(saved.manifest(), session.data_identity())));
   }
   const absl::StatusOr<LoadNotes> loaded =
       LoadTensors(saved, session.state(), policy, session.group());
@@ -256,11 +174,6 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
       notes(absl::StrCat("llmc_filepath=", llmc_file, " is not read: there is a checkpoint"));
     }
     return LoadCheckpoint(*saved, session, notes);
-  }
-  if (!options.load().empty() || (!options.save().empty() && options.auto_resume())) {
-    notes(absl::StrCat("no checkpoint in ",
-                       options.load().empty() ? options.save() : options.load(),
-                       ": starting afresh"));
   }
   return BeginWithWeights(session, notes);
 }
@@ -401,10 +314,7 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& hos
   const TrainConfig& config = session->config;
   TESSERA_ASSIGN_OR_RETURN(session->mesh,
                            Mesh::Create(ConfigTopology(config), world, session->device->world()));
-  TESSERA_ASSIGN_OR_RETURN(session->progress, StartingPoint(config, saved));
-  if (saved.has_value() && config.checkpoint().use_checkpoint_opt_param_scheduler()) {
-    TESSERA_RETURN_IF_ERROR(In(*saved, TakeSavedSchedule(saved->manifest(), &session->config)));
-  }
+  TESSERA_ASSIGN_OR_RETURN(session->progress, StartingPoint(saved, &session->config));
   session->resumed = saved.has_value() && LoadContentOf(config.checkpoint()).scheduler;
   if (session->resumed) {
     session->resumed_from = saved->Describe();
@@ -450,7 +360,7 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevic
   std::unique_ptr<Session> session;
   const auto build = [&](std::optional<SavedRun> saved) {
     session = std::make_unique<Session>();
-    session->config = SettingsFor(config, saved);
+    session->config = config;
     session->ranks = MakeProcessGroup(world);
     session->device = device;
     absl::Status built = Continue(saved, host, world, replicas, notes, session.get());

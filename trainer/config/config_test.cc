@@ -379,12 +379,9 @@ INSTANTIATE_TEST_SUITE_P(
 // With the text of a config file, and flags.
 absl::StatusOr<TrainConfig> ResolveFile(const std::string& text,
                                         const std::vector<std::string>& flags) {
-  std::vector<std::string> arguments = {"--config=" +
-                                        WriteFile("settings.textproto",
-                                                  "model { size: \"gpt2-tiny\" }\n"
-                                                  "training { train_iters: 10 }\n"
-                                                  "data { train_data_path: \"t\" }\n" +
-                                                      text)};
+  const std::string file = WriteFile(
+      "settings.textproto", "model { size: \"gpt2-tiny\" }\ntraining { train_iters: 10 }\n" + text);
+  std::vector<std::string> arguments = {"--config=" + file, "--train-data-path=t"};
   arguments.insert(arguments.end(), flags.begin(), flags.end());
   TESSERA_ASSIGN_OR_RETURN(const CommandLine line, Parse(arguments));
   return ResolveConfig(line.config, {.origins = line.origins});

@@ -19,34 +19,9 @@ using ::google::protobuf::Message;
 // What switches off all saving and leaves loading on.
 constexpr std::string_view kMasterSwitch = "enable_save_ckpt";
 
-// A field of one of the groups.
-struct Setting {
-  const FieldDescriptor* group;
-  const FieldDescriptor* field;
-
-  const std::string& name() const { return field->name(); }
-  const Message& in(const TrainConfig& config) const {
-    return config.GetReflection()->GetMessage(config, group);
-  }
-  bool is_given(const TrainConfig& config) const {
-    return in(config).GetReflection()->HasField(in(config), field);
-  }
-};
-
-std::vector<Setting> AllSettings() {
-  std::vector<Setting> settings;
-  for (int g = 0; g < TrainConfig::descriptor()->field_count(); ++g) {
-    const FieldDescriptor* const group = TrainConfig::descriptor()->field(g);
-    for (int f = 0; f < group->message_type()->field_count(); ++f) {
-      settings.push_back({group, group->message_type()->field(f)});
-    }
-  }
-  return settings;
-}
-
 // Precondition: there is one of this name, as `needs` of the declarations are tested.
 Setting Find(std::string_view name) {
-  static const auto& settings = *new std::vector<Setting>(AllSettings());
+  static const auto& settings = *new std::vector<Setting>(AllSettings(*TrainConfig::descriptor()));
   for (const Setting& setting : settings) {
     if (setting.name() == name) return setting;
   }
@@ -124,7 +99,7 @@ bool IsSwitchedOffByFlag(const Origins& origins, const TrainConfig& config, cons
 void SettleDependents(const Origins& origins, TrainConfig* config, Problems* problems) {
   // What is missing is judged by the settings as they were given.
   const TrainConfig given = *config;
-  for (const Setting& setting : AllSettings()) {
+  for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
     const Setting off = IsSet(given, setting) ? MissingNeed(given, setting) : Setting{};
     if (off.field == nullptr) continue;
     const bool is_flag = IsByFlag(origins, setting.name());
@@ -132,8 +107,7 @@ void SettleDependents(const Origins& origins, TrainConfig* config, Problems* pro
                                 ? !is_flag || IsByFlag(origins, kMasterSwitch)
                                 : !is_flag && IsSwitchedOffByFlag(origins, given, off);
     if (goes_along) {
-      Message& group = *config->GetReflection()->MutableMessage(config, setting.group);
-      group.GetReflection()->ClearField(&group, setting.field);
+      setting.Clear(config);
     } else if (off.field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
       problems->Add(setting.name(), " is set but ", off.name(), "=",
                     FieldText(off.in(given), *off.field));

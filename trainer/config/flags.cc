@@ -23,6 +23,7 @@
 namespace tessera {
 namespace {
 
+using ::google::protobuf::Descriptor;
 using ::google::protobuf::EnumDescriptor;
 using ::google::protobuf::EnumValueDescriptor;
 using ::google::protobuf::FieldDescriptor;
@@ -32,30 +33,12 @@ using ::google::protobuf::Reflection;
 constexpr size_t kHelpColumns = 100;
 constexpr size_t kHelpIndent = 36;
 
-struct Flag {
-  const FieldDescriptor* group;
-  const FieldDescriptor* field;
-};
-
 bool IsGroup(const FieldDescriptor& field) {
   return field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE && !field.is_repeated();
 }
 
 bool IsScalar(const FieldDescriptor& field) {
   return field.cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE && !field.is_repeated();
-}
-
-std::vector<Flag> AllFlags(const Message& message) {
-  std::vector<Flag> flags;
-  for (int g = 0; g < message.GetDescriptor()->field_count(); ++g) {
-    const FieldDescriptor* group = message.GetDescriptor()->field(g);
-    if (!IsGroup(*group)) continue;
-    for (int f = 0; f < group->message_type()->field_count(); ++f) {
-      const FieldDescriptor* field = group->message_type()->field(f);
-      if (IsScalar(*field)) flags.push_back({group, field});
-    }
-  }
-  return flags;
 }
 
 std::string FlagName(const std::string& name) {
@@ -101,9 +84,9 @@ std::string ValueKind(const FieldDescriptor& field) {
 }
 
 absl::Status UnknownFlag(const std::string& argument, const std::string& name,
-                         const std::vector<Flag>& flags) {
+                         const std::vector<Setting>& flags) {
   std::vector<std::string> known = {"config", "help"};
-  for (const Flag& flag : flags) {
+  for (const Setting& flag : flags) {
     known.push_back(flag.field->name());
     for (std::string& alias : Aliases(*flag.field)) known.push_back(std::move(alias));
   }
@@ -257,9 +240,27 @@ std::optional<std::string> NextValue(std::span<const std::string> arguments, siz
 
 }  // namespace
 
+void Setting::Clear(Message* message) const {
+  Message* const owner = message->GetReflection()->MutableMessage(message, group);
+  owner->GetReflection()->ClearField(owner, field);
+}
+
+std::vector<Setting> AllSettings(const Descriptor& message) {
+  std::vector<Setting> settings;
+  for (int g = 0; g < message.field_count(); ++g) {
+    const FieldDescriptor* group = message.field(g);
+    if (!IsGroup(*group)) continue;
+    for (int f = 0; f < group->message_type()->field_count(); ++f) {
+      const FieldDescriptor* field = group->message_type()->field(f);
+      if (IsScalar(*field)) settings.push_back({group, field});
+    }
+  }
+  return settings;
+}
+
 absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message,
                         std::map<std::string, std::string>* texts) {
-  const std::vector<Flag> flags = AllFlags(*message);
+  const std::vector<Setting> flags = AllSettings(*message->GetDescriptor());
   std::map<std::string, std::pair<std::string, std::string>> given;  // name, value by field
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
@@ -271,7 +272,7 @@ absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message
     const std::string name = absl::StrReplaceAll(
         argument.substr(2, equals == std::string::npos ? equals : equals - 2), {{"-", "_"}});
     const auto flag = std::find_if(flags.begin(), flags.end(),
-                                   [&](const Flag& f) { return IsCalled(*f.field, name); });
+                                   [&](const Setting& f) { return IsCalled(*f.field, name); });
     if (flag == flags.end()) return UnknownFlag(argument, name, flags);
 
     std::optional<std::string> value;
@@ -304,9 +305,9 @@ absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message
 }
 
 absl::Status FlagHelp(const Message& message, std::string_view group, std::string* help_text) {
-  const std::vector<Flag> flags = AllFlags(message);
+  const std::vector<Setting> flags = AllSettings(*message.GetDescriptor());
   std::vector<std::string> groups;
-  for (const Flag& flag : flags) {
+  for (const Setting& flag : flags) {
     if (groups.empty() || groups.back() != flag.group->name()) groups.push_back(flag.group->name());
   }
   if (!group.empty() && std::find(groups.begin(), groups.end(), group) == groups.end()) {
@@ -316,7 +317,7 @@ absl::Status FlagHelp(const Message& message, std::string_view group, std::strin
   for (const std::string& name : groups) {
     if (!group.empty() && name != group) continue;
     absl::StrAppend(help_text, name, ":\n");
-    for (const Flag& flag : flags) {
+    for (const Setting& flag : flags) {
       if (flag.group->name() == name) {
         absl::StrAppend(help_text, HelpLine(*flag.field), "\n");
       }
@@ -327,7 +328,7 @@ absl::Status FlagHelp(const Message& message, std::string_view group, std::strin
 
 std::vector<std::string> FlagInventory(const Message& message) {
   std::vector<std::string> lines;
-  for (const Flag& flag : AllFlags(message)) {
+  for (const Setting& flag : AllSettings(*message.GetDescriptor())) {
     const std::string by_default = DefaultText(*flag.field);
     lines.push_back(absl::StrCat(flag.group->name(), " ", FlagName(*flag.field), " <",
                                  ValueKind(*flag.field), ">",

@@ -17,6 +17,22 @@
 
 namespace tessera {
 
+// A scalar or enum field of one of a message's groups.
+struct Setting {
+  const google::protobuf::FieldDescriptor* group = nullptr;
+  const google::protobuf::FieldDescriptor* field = nullptr;
+
+  const std::string& name() const { return field->name(); }
+  const google::protobuf::Message& in(const google::protobuf::Message& message) const {
+    return message.GetReflection()->GetMessage(message, group);
+  }
+  bool is_given(const google::protobuf::Message& message) const {
+    return in(message).GetReflection()->HasField(in(message), field);
+  }
+  void Clear(google::protobuf::Message* message) const;
+};
+std::vector<Setting> AllSettings(const google::protobuf::Descriptor& message);
+
 // Applies the flags to `message`; the last one wins. InvalidArgument naming both names where a flag
 // has different values under two. Unknown flag: InvalidArgument with the nearest name; a value that
 // does not parse: InvalidArgument naming flag, value and the expected kind. `given`, which may be

@@ -213,7 +213,7 @@ absl::Status CheckSetFields(const ModelConfig& model, const SavedModel& saved,
   std::vector<const FieldDescriptor*> set;
   model.GetReflection()->ListFields(model, &set);
   for (const FieldDescriptor* field : set) {
-    const bool is_free = field->options().GetExtension(effect) == Effect::NOTHING ||
+    const bool is_free = field->options().GetExtension(effect) != Effect::RESULTS ||
                          absl::EndsWith(field->name(), "dropout");
     const std::string wanted = FieldText(model, *field), found = FieldText(saved.config, *field);
     if (is_free || wanted == found) continue;

@@ -22,6 +22,7 @@
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/saved_checkpoints.h"
+#include "convert/contents.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/open_foreign.h"
 #include "trainer/config/config.h"
@@ -148,23 +149,19 @@ std::string InSamplesOf(int64_t seq_length, ckpt::Manifest& manifest) {
                       data.consumed_samples(), " of ", seq_length);
 }
 
-// Finds another framework's checkpoint, or a run of such, in `load`. nullopt if `load` is something
-// else, unless load_format says that it is one.
-absl::StatusOr<std::optional<SavedRun>> FindForeign(const TrainConfig& settings,
-                                                    const NoteSink& notes) {
+// Finds another framework's checkpoint, or a run of such, in `load`. NotFound if it is something
+// else.
+absl::StatusOr<SavedRun> FindForeign(const TrainConfig& settings, const NoteSink& notes) {
   const CheckpointConfig& config = settings.checkpoint();
-  const absl::StatusOr<ckpt::convert::FoundForeign> found = ckpt::convert::FindForeign(
-      config.load(), config.has_ckpt_step() ? std::optional(config.ckpt_step()) : std::nullopt,
-      ForeignOptions(config, config.load_format()));
-  if (absl::IsNotFound(found.status()) && config.load_format().empty() &&
-      config.parameter_to_structured_name().empty()) {
-    return std::nullopt;
-  }
-  TESSERA_RETURN_IF_ERROR(found.status());
+  TESSERA_ASSIGN_OR_RETURN(
+      const ckpt::convert::FoundForeign found,
+      ckpt::convert::FindForeign(
+          config.load(), config.has_ckpt_step() ? std::optional(config.ckpt_step()) : std::nullopt,
+          ForeignOptions(config, config.load_format())));
   absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> storage =
-      OpenForeign(settings, found->name, config.load_format());
+      OpenForeign(settings, found.name, config.load_format());
   TESSERA_RETURN_IF_ERROR(storage.status());
-  std::vector<std::string> all_notes = found->notes;
+  std::vector<std::string> all_notes = found.notes;
   all_notes.insert(all_notes.end(), (*storage)->notes().begin(), (*storage)->notes().end());
   for (const std::string& note : all_notes) {
     notes(absl::StrCat("load=", config.load(), ": ", note));
@@ -176,10 +173,10 @@ absl::StatusOr<std::optional<SavedRun>> FindForeign(const TrainConfig& settings,
     if (!sentence.empty()) notes(absl::StrCat("load=", config.load(), ": ", sentence));
   }
   if (manifest.ok())
-    TESSERA_RETURN_IF_ERROR(CheckIsModel(found->name, **storage, *manifest, config));
-  TESSERA_ASSIGN_OR_RETURN(SavedRun run, TakeSingleCheckpoint(found->name, *std::move(storage),
+    TESSERA_RETURN_IF_ERROR(CheckIsModel(found.name, **storage, *manifest, config));
+  TESSERA_ASSIGN_OR_RETURN(SavedRun run, TakeSingleCheckpoint(found.name, *std::move(storage),
                                                               std::move(manifest), config));
-  run.foreign_name = found->name;
+  run.foreign_name = found.name;
   run.foreign_format = std::move(format);
   return run;
 }
@@ -191,21 +188,22 @@ bool IsFile(const std::string& name) {
 }
 
 // In `load`.
-absl::StatusOr<std::optional<SavedRun>> FindToLoad(const TrainConfig& settings,
-                                                   const NoteSink& notes) {
+absl::StatusOr<SavedRun> FindToLoad(const TrainConfig& settings, const NoteSink& notes) {
   const CheckpointConfig& config = settings.checkpoint();
-  if (config.load().empty()) return std::nullopt;
   const std::string& format = config.load_format();
   const bool is_ours = format == kTesseraFormat;
   const bool is_foreign = !format.empty() || !config.parameter_to_structured_name().empty();
-  if (!is_ours && (is_foreign || IsFile(config.load()))) return FindForeign(settings, notes);
+  if (IsFile(config.load()) && !is_ours) return FindForeign(settings, notes);
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
       ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()});
-  // A request for weights excludes a fresh start.
-  const bool required = config.exit_on_missing_checkpoint() || config.has_ckpt_step() ||
-                        !LoadContentOf(config).scheduler;
-  if (absl::IsNotFound(storage.status()) && !required) return std::nullopt;
+  if (absl::IsNotFound(storage.status())) return NothingToLoad(config);
   TESSERA_RETURN_IF_ERROR(storage.status());
+  const auto find_foreign = [&]() -> absl::StatusOr<SavedRun> {
+    absl::StatusOr<SavedRun> foreign = FindForeign(settings, notes);
+    if (absl::IsNotFound(foreign.status())) return NothingToLoad(config);
+    return foreign;
+  };
+  if (is_foreign && !is_ours) return find_foreign();
   auto reading = std::make_shared<const ckpt::ReadLock>(**storage, "");
   absl::StatusOr<ckpt::Manifest> single = ckpt::ReadManifest(**storage, "");
   if (!absl::IsNotFound(single.status())) {
@@ -216,19 +214,12 @@ absl::StatusOr<std::optional<SavedRun>> FindToLoad(const TrainConfig& settings,
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
                            ListWithRolling(**storage, &unreadable));
   for (const ckpt::CheckpointInfo& checkpoint : unreadable) {
-    // It was requested, or it may be the only one: a fresh start would be wrong.
+    // It was requested, or it may be the only one.
     const bool needed =
         config.has_ckpt_step() ? checkpoint.step == config.ckpt_step() : saved.empty();
     if (needed) return checkpoint.committed.status();
   }
-  if (saved.empty()) {
-    std::optional<SavedRun> foreign;
-    if (!is_ours) {
-      TESSERA_ASSIGN_OR_RETURN(foreign, FindForeign(settings, notes));
-    }
-    if (foreign.has_value() || !required) return foreign;
-    return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.load()));
-  }
+  if (saved.empty()) return is_ours ? NothingToLoad(config) : find_foreign();
   TESSERA_ASSIGN_OR_RETURN(const size_t chosen, Choose(**storage, config, saved));
   const std::string& directory = saved[chosen].directory;
   std::optional<int64_t> older_step;
@@ -340,28 +331,23 @@ absl::StatusOr<bool> ResumeOwn(const TrainConfig& settings, const RankGroup& gro
 }
 
 // Rank 0's message to the others about the checkpoint that it has found.
-std::string Encode(const std::optional<SavedRun>& run) {
+std::string Encode(const SavedRun& run) {
   SavedRunMessage message;
-  message.set_found(run.has_value());
-  if (run.has_value()) {
-    message.set_directory(run->checkpoint.directory());
-    if (run->older_step.has_value()) message.set_older_step(*run->older_step);
-    message.set_foreign_name(run->foreign_name);
-    message.set_foreign_format(run->foreign_format);
-    message.set_manifest(run->manifest().SerializeAsString());
-  }
+  message.set_directory(run.checkpoint.directory());
+  if (run.older_step.has_value()) message.set_older_step(*run.older_step);
+  message.set_foreign_name(run.foreign_name);
+  message.set_foreign_format(run.foreign_format);
+  message.set_manifest(run.manifest().SerializeAsString());
   return message.SerializeAsString();
 }
 
-absl::StatusOr<std::optional<SavedRun>> Decode(const std::string& bytes,
-                                               const TrainConfig& settings) {
+absl::StatusOr<SavedRun> Decode(const std::string& bytes, const TrainConfig& settings) {
   const CheckpointConfig& config = settings.checkpoint();
   SavedRunMessage message;
   ckpt::Manifest manifest;
   if (!message.ParseFromString(bytes) || !manifest.ParseFromString(message.manifest())) {
     return absl::InternalError("rank 0's message about the checkpoint does not parse");
   }
-  if (!message.found()) return std::nullopt;
   std::shared_ptr<ckpt::Storage> storage;
   if (!message.foreign_format().empty()) {
     TESSERA_ASSIGN_OR_RETURN(
@@ -434,6 +420,21 @@ absl::Status AbandonLaterSteps(const TrainConfig& settings, const RankGroup& gro
 
 }  // namespace
 
+absl::Status NothingToLoad(const CheckpointConfig& config) {
+  const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
+      ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()});
+  std::string text = absl::StrCat("load=", config.load(), " ");
+  if (storage.ok()) {
+    const std::string& format = config.load_format();
+    absl::StrAppend(&text, "holds no checkpoint",
+                    format.empty() ? "" : absl::StrCat(" in the format ", format), ": ",
+                    ckpt::convert::DescribeContents(**storage));
+  } else {
+    absl::StrAppend(&text, ckpt::convert::DescribeAbsence(config.load()));
+  }
+  return absl::NotFoundError(absl::StrCat(text, "; without load, a run begins at step 0"));
+}
+
 absl::Status WithOlderStep(const absl::Status& status, std::optional<int64_t> older_step) {
   if (!older_step.has_value()) return status;
   if (!absl::IsDataLoss(status) && !absl::IsNotFound(status)) return status;
@@ -459,22 +460,23 @@ absl::Status ContinueFromSaved(const TrainConfig& config, const RankGroup& group
                              ResumeOwn(config, group, lock, notes, use, std::move(replica)));
     if (resumed) return absl::OkStatus();
     if (LoadsItsOwn(checkpoint)) {
-      if (!checkpoint.exit_on_missing_checkpoint() && !checkpoint.has_ckpt_step()) {
-        return use(std::nullopt);
+      if (checkpoint.exit_on_missing_checkpoint() || checkpoint.has_ckpt_step()) {
+        return absl::NotFoundError(absl::StrCat("save: no checkpoint in ", checkpoint.save()));
       }
-      return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", checkpoint.save()));
+      notes(absl::StrCat("no checkpoint in ", checkpoint.save(), ": starting afresh"));
+      return use(std::nullopt);
     }
   }
   if (checkpoint.load().empty()) return use(std::nullopt);
-  std::optional<SavedRun> run;
   if (group.ranks.rank() == 0) {
-    TESSERA_ASSIGN_OR_RETURN(run, FindToLoad(config, notes));
+    TESSERA_ASSIGN_OR_RETURN(SavedRun run, FindToLoad(config, notes));
     TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast(Encode(run), group.deadline).status());
+    TESSERA_RETURN_IF_ERROR(use(std::move(run)));
   } else {
     TESSERA_ASSIGN_OR_RETURN(const std::string found, group.ranks.Broadcast("", group.deadline));
-    TESSERA_ASSIGN_OR_RETURN(run, Decode(found, config));
+    TESSERA_ASSIGN_OR_RETURN(SavedRun run, Decode(found, config));
+    TESSERA_RETURN_IF_ERROR(use(std::move(run)));
   }
-  TESSERA_RETURN_IF_ERROR(use(std::move(run)));
   return AbandonLaterSteps(config, group, lock, notes);
 }
 

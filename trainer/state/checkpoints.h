@@ -57,6 +57,9 @@ struct SavedRun {
 // How a note about a checkpoint begins that a resume has skipped, because it is damaged.
 inline constexpr char kSkippedNote[] = "WARNING: skipped ";
 
+// NotFound: `load` names no checkpoint. The message tells what is there instead.
+absl::Status NothingToLoad(const CheckpointConfig& config);
+
 // Adds a workaround for a checkpoint that cannot be read: the one before it.
 absl::Status WithOlderStep(const absl::Status& status, std::optional<int64_t> older_step);
 
@@ -82,9 +85,10 @@ using UseSavedRun = std::function<absl::Status(std::optional<SavedRun>)>;
 // ckpt_step. Directories that cannot be read are skipped, unless nothing is left or ckpt_step names
 // one: then their error is returned.
 //
-// nullopt if there is no checkpoint and nothing asks for it: neither exit_on_missing_checkpoint nor
-// ckpt_step nor finetune. NotFound otherwise, listing what is there; DataLoss for a damaged
-// manifest. Rank 0 looks and reads, and sends the others what it found.
+// nullopt if no load is named and `save` holds no checkpoint, with a note, unless
+// exit_on_missing_checkpoint or ckpt_step is set. NotFound where what is named is not there, with
+// what is there instead; DataLoss for a damaged manifest. Rank 0 looks and reads, and sends the
+// others what it found.
 //
 // `lock`: of `save`, on rank 0 of a run that saves; null otherwise.
 //

@@ -65,19 +65,26 @@ class CheckpointsTest : public ::testing::Test {
   const RankGroup group_{.ranks = alone_};
 };
 
-TEST_F(CheckpointsTest, AnEmptyFolderIsAFreshStartUnlessWeightsAreAskedFor) {
-  CheckpointConfig config;
+TEST_F(CheckpointsTest, OnlyTheRunsOwnFolderMayBeEmpty) {
   for (const std::string& folder : {folder_, folder_ + "/none"}) {
-    config.set_load(folder);
-    const auto fresh = Find(config);
+    CheckpointConfig other;
+    other.set_load(folder);
+    EXPECT_TRUE(absl::IsNotFound(Find(other).status()));
+    CheckpointConfig own;
+    own.set_save(folder);
+    const auto fresh = Find(own);
     ASSERT_TRUE(fresh.ok()) << fresh.status();
     EXPECT_FALSE(fresh->has_value());
-    CheckpointConfig finetune = config;
-    finetune.set_finetune(true);
-    EXPECT_TRUE(absl::IsNotFound(Find(finetune).status()));
-    CheckpointConfig step = config;
-    step.set_ckpt_step(3);
-    EXPECT_TRUE(absl::IsNotFound(Find(step).status()));
+    own.set_ckpt_step(3);
+    EXPECT_TRUE(absl::IsNotFound(Find(own).status()));
+    own.clear_ckpt_step();
+    own.set_exit_on_missing_checkpoint(true);
+    EXPECT_TRUE(absl::IsNotFound(Find(own).status()));
+    // The weights alone are a wish, too.
+    own.clear_exit_on_missing_checkpoint();
+    own.set_load(folder);
+    own.set_finetune(true);
+    EXPECT_TRUE(absl::IsNotFound(Find(own).status()));
   }
 }
 

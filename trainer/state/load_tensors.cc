@@ -23,6 +23,12 @@
 namespace tessera {
 namespace {
 
+std::unordered_set<std::string> SavedNames(const ckpt::Manifest& manifest) {
+  std::unordered_set<std::string> names;
+  for (const ckpt::LogicalTensor& tensor : manifest.tensors()) names.insert(tensor.name());
+  return names;
+}
+
 bool HasRole(const ckpt::Manifest& manifest, ckpt::TensorRole role) {
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) {
     if (ckpt::FromProto(tensor.role()) == role) return true;
@@ -54,11 +60,15 @@ bool TakeWeightsFromMaster(const ckpt::Manifest& manifest, ckpt::StateDict& want
   return any;
 }
 
-// Requests weights in place of master weights: "x.master" becomes "x".
-ckpt::StateDict MastersFromWeights(ckpt::StateDict optimizer) {
+// Whether a requested tensor is a master weight that comes from the saved weight, because it was
+// not saved itself.
+using FromWeight = std::function<bool(const ckpt::ShardedTensor&)>;
+
+// Requests weights in place of these master weights: "x.master" becomes "x".
+ckpt::StateDict MastersFromWeights(ckpt::StateDict optimizer, const FromWeight& from_weight) {
   ckpt::StateDict masters;
   for (ckpt::ShardedTensor& tensor : optimizer.tensors) {
-    if (tensor.role != ckpt::TensorRole::kMasterWeight) continue;
+    if (!from_weight(tensor)) continue;
     tensor.name.resize(tensor.name.size() - kMaster.size() - 1);
     tensor.role = ckpt::TensorRole::kWeight;
     masters.tensors.push_back(std::move(tensor));
@@ -66,10 +76,14 @@ ckpt::StateDict MastersFromWeights(ckpt::StateDict optimizer) {
   return masters;
 }
 
-void RemoveMasters(ckpt::StateDict& state) {
-  std::erase_if(state.tensors, [](const ckpt::ShardedTensor& tensor) {
-    return tensor.role == ckpt::TensorRole::kMasterWeight;
-  });
+// Whether some, and not all, weights were saved with a master weight.
+bool LacksSomeMasters(const ckpt::Manifest& manifest) {
+  const std::unordered_set<std::string> names = SavedNames(manifest);
+  return HasRole(manifest, ckpt::TensorRole::kMasterWeight) &&
+         std::ranges::any_of(manifest.tensors(), [&](const ckpt::LogicalTensor& tensor) {
+           return ckpt::FromProto(tensor.role()) == ckpt::TensorRole::kWeight &&
+                  tensor.alias_of().empty() && !names.contains(StateName(tensor.name(), kMaster));
+         });
 }
 
 void Append(ckpt::StateDict from, ckpt::StateDict& to) {
@@ -151,27 +165,65 @@ absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wante
                    JoinFirst(unexpected, ", "), "; --allow-unexpected skips them"));
 }
 
-// A saved parameter must not continue with another one's moments.
-absl::Status CheckOptimizerState(const SavedRun& saved, const ckpt::StateDict& wanted) {
-  std::unordered_set<std::string> names;
-  for (const ckpt::LogicalTensor& tensor : saved.manifest().tensors()) names.insert(tensor.name());
-  std::vector<std::string> without;
+// Moments that are wanted and were not saved, of parameters whose weights were.
+struct MissingMoments {
+  std::vector<std::string> all;   // of a parameter without any, as one that was frozen
+  std::vector<std::string> some;  // of one with others
+};
+
+MissingMoments FindMissingMoments(const ckpt::Manifest& manifest, const ckpt::StateDict& wanted) {
+  const std::unordered_set<std::string> names = SavedNames(manifest);
+  const auto is_saved = [&](std::string_view parameter, std::string_view state) {
+    return names.contains(StateName(parameter, state));
+  };
+  MissingMoments missing;
   for (const ckpt::ShardedTensor& tensor : wanted.tensors) {
-    if (!ckpt::BelongsToOptimizer(tensor.role) || names.contains(tensor.name)) continue;
-    if (names.contains(ParameterOf(tensor.name, /*is_optimizer_state=*/true)))
-      without.push_back(tensor.name);
+    if (tensor.role != ckpt::TensorRole::kOptimizerState || names.contains(tensor.name)) continue;
+    const std::string parameter = ParameterOf(tensor.name, /*is_optimizer_state=*/true);
+    if (!names.contains(parameter) && !is_saved(parameter, kMaster)) continue;
+    const bool has_other = is_saved(parameter, kExpAvg) || is_saved(parameter, kExpAvgSq);
+    (has_other ? missing.some : missing.all).push_back(tensor.name);
   }
-  if (without.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(saved.Describe(), " holds parameters without their optimizer state (",
-                   JoinFirst(without, ", "), "); --no-load-optim starts with a fresh one"));
+  return missing;
 }
 
-absl::Status NoteMissing(const ckpt::LoadReport& report, const RankGroup& group, LoadNotes& notes) {
+// A parameter must not continue with one of its two moments. One that was frozen has none: they
+// start at zero where what is missing is allowed.
+absl::Status CheckOptimizerState(const SavedRun& saved, const ckpt::StateDict& wanted,
+                                 bool allow_missing) {
+  const MissingMoments missing = FindMissingMoments(saved.manifest(), wanted);
+  const std::string problem =
+      absl::StrCat(saved.Describe(), " holds parameters without their optimizer state (");
+  if (allow_missing && !missing.some.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(problem, JoinFirst(missing.some, ", "),
+                     "); --no-load-optim starts with a fresh one of all parameters"));
+  }
+  if (!allow_missing && !missing.all.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(problem, JoinFirst(missing.all, ", "),
+                     "), as of parameters that were frozen; --allow-missing starts these at zero, "
+                     "--no-load-optim those of all parameters"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NoteMissing(const ckpt::LoadReport& report, const SavedRun& saved,
+                         const RankGroup& group, LoadNotes& notes) {
   TESSERA_ASSIGN_OR_RETURN(const std::set<std::string> missing, GatherNames(report.missing, group));
-  if (!missing.empty()) {
+  const std::unordered_set<std::string> names = SavedNames(saved.manifest());
+  std::vector<std::string> moments, others;
+  for (const std::string& name : missing) {
+    const bool is_moment = names.contains(ParameterOf(name, /*is_optimizer_state=*/true));
+    (is_moment ? moments : others).push_back(name);
+  }
+  if (!others.empty()) {
     notes.sentences.push_back(
-        absl::StrCat("not saved, keeps its initial value: ", absl::StrJoin(missing, ", ")));
+        absl::StrCat("not saved, keeps its initial value: ", absl::StrJoin(others, ", ")));
+  }
+  if (!moments.empty()) {
+    notes.sentences.push_back(absl::StrCat("not saved with its parameter, starts at zero: ",
+                                           absl::StrJoin(moments, ", ")));
   }
   return absl::OkStatus();
 }
@@ -245,11 +297,21 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
 
   const bool has_master =
       policy.with_weights && policy.with_optimizer && chunks.front().optimizer->has_master();
-  const bool masters_from_weights =
+  const bool all_from_weights =
       (has_master && !HasRole(saved.manifest(), ckpt::TensorRole::kMasterWeight)) ||
       (policy.with_masters && chunks.front().optimizer->has_master());
+  const bool some_from_weights =
+      has_master && policy.allow_missing && LacksSomeMasters(saved.manifest());
+  const FromWeight from_weight =
+      [&, names = SavedNames(saved.manifest())](const ckpt::ShardedTensor& tensor) {
+        return tensor.role == ckpt::TensorRole::kMasterWeight &&
+               (all_from_weights || (some_from_weights && !names.contains(tensor.name)));
+      };
   if (policy.with_optimizer) Append(OptimizerTensors(chunks), wanted);
-  if (masters_from_weights || !policy.with_weights) RemoveMasters(wanted);
+  std::erase_if(wanted.tensors, [&](const ckpt::ShardedTensor& tensor) {
+    return from_weight(tensor) ||
+           (!policy.with_weights && tensor.role == ckpt::TensorRole::kMasterWeight);
+  });
   KeepMatching(policy, wanted);
   const auto left_out = [&](const ckpt::LogicalTensor& tensor) {
     return (!has_master && ckpt::FromProto(tensor.role()) == ckpt::TensorRole::kMasterWeight) ||
@@ -257,7 +319,7 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
            (!policy.with_optimizer && ckpt::BelongsToOptimizer(ckpt::FromProto(tensor.role())));
   };
   TESSERA_RETURN_IF_ERROR(CheckUnexpected(saved, wanted, left_out, policy, group, notes));
-  if (policy.allow_missing) TESSERA_RETURN_IF_ERROR(CheckOptimizerState(saved, wanted));
+  TESSERA_RETURN_IF_ERROR(CheckOptimizerState(saved, wanted, policy.allow_missing));
 
   ckpt::LoadOptions options;
   options.allow_missing = policy.allow_missing;
@@ -268,14 +330,15 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
   const absl::StatusOr<ckpt::LoadReport> loaded = saved.checkpoint.Load(wanted, options);
   if (!loaded.ok()) return WithOlderStep(loaded.status(), saved.older_step);
   notes.report = *loaded;
-  if (policy.allow_missing) TESSERA_RETURN_IF_ERROR(NoteMissing(*loaded, group, notes));
-  if (masters_from_weights) {
-    ckpt::StateDict masters = MastersFromWeights(OptimizerTensors(chunks));
+  if (policy.allow_missing) TESSERA_RETURN_IF_ERROR(NoteMissing(*loaded, saved, group, notes));
+  if (all_from_weights || some_from_weights) {
+    ckpt::StateDict masters = MastersFromWeights(OptimizerTensors(chunks), from_weight);
     KeepMatching(policy, masters);
     TESSERA_ASSIGN_OR_RETURN(const ckpt::LoadReport report,
                              saved.checkpoint.Load(masters, options));
     Add(report, notes.report);
-    notes.sentences.push_back("master weights come from the saved weights");
+    notes.sentences.push_back(absl::StrCat(all_from_weights ? "" : "some ",
+                                           "master weights come from the saved weights"));
   }
   if (policy.verify) NoteVerified(notes.report, notes);
   return notes;

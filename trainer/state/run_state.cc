@@ -27,7 +27,6 @@ namespace {
 constexpr char kPhilox[] = "philox4x32-10";
 constexpr char kUpdates[] = "optimizer_updates";
 constexpr char kEarlierUpdates[] = "earlier_updates";
-constexpr char kNumerics[] = "numerics";
 constexpr char kMicroBatch[] = "micro_batch_size";
 constexpr char kLedger[] = "ledger";
 
@@ -49,11 +48,6 @@ std::string ModelFieldText(const ModelConfig& config,
   return text;
 }
 
-std::string NumericsText(const TrainConfig& config) {
-  if (config.parallel().numerics() == Numerics::FAST) return "FAST";
-  return absl::StrCat("EXACT with ", config.parallel().exact_tp_shards(), " shards");
-}
-
 }  // namespace
 
 ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
@@ -73,7 +67,6 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   if (progress.earlier_updates > 0) {
     (*state.mutable_extra())[kEarlierUpdates] = absl::StrCat(progress.earlier_updates);
   }
-  (*state.mutable_extra())[kNumerics] = NumericsText(config);
   (*state.mutable_extra())[kMicroBatch] = absl::StrCat(config.training().micro_batch_size());
   if (!progress.ledger.empty()) (*state.mutable_extra())[kLedger] = progress.ledger;
   SaveSettings(config, progress.seed, state);
@@ -180,15 +173,10 @@ std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const T
                                          const NumericsFingerprint& numerics) {
   std::vector<std::string> sentences;
   const auto& extra = manifest.trainer().extra();
-  const auto saved = extra.find(kNumerics);
-  if (saved == extra.end()) return sentences;  // saved by another program
-  const std::string setting = NumericsText(config);
-  if (saved->second != setting) {
-    sentences.push_back(absl::StrCat("saved in numerics ", saved->second, ", going on in ", setting,
-                                     ": the bits of later losses differ from the saved run's"));
-  } else if (const auto micro_batch = extra.find(kMicroBatch);
-             config.parallel().numerics() == Numerics::EXACT && micro_batch != extra.end() &&
-             !HasUnit(micro_batch->second, CanonicalUnit(config.training().micro_batch_size()))) {
+  if (!extra.contains(kNumerics)) return sentences;  // saved by another program
+  if (const auto micro_batch = extra.find(kMicroBatch);
+      config.parallel().numerics() == Numerics::EXACT && micro_batch != extra.end() &&
+      !HasUnit(micro_batch->second, CanonicalUnit(config.training().micro_batch_size()))) {
     sentences.push_back(absl::StrCat("saved with micro_batch_size ", micro_batch->second,
                                      ", going on with ", config.training().micro_batch_size(),
                                      ": the bits of later losses differ from the saved run's"));

@@ -13,6 +13,7 @@
 #include "convert/open_foreign.h"
 #include "google/protobuf/text_format.h"
 #include "models/model_config.h"
+#include "trainer/state/checkpoints.h"
 
 namespace tessera {
 namespace {
@@ -28,40 +29,51 @@ std::optional<SavedModel> ModelOf(const ckpt::Manifest& manifest, const std::str
   return SavedModel{.config = *resolved, .place = place};
 }
 
-// The model of the first checkpoint in a folder, or of the folder itself, whose manifest can be
-// read. What cannot be read is left to FindSavedRun(), which reports it.
+// The model of the newest checkpoint in a folder, or of the folder itself, whose manifest can be
+// read: of the one of `step` where that is there. What cannot be read is left to FindSavedRun(),
+// which reports it. `is_there` gets whether there is any checkpoint of ours, readable or not.
 std::optional<SavedModel> ModelIn(const std::string& folder, std::optional<int64_t> step,
-                                  const CheckpointConfig& config) {
+                                  const CheckpointConfig& config, bool* is_there) {
   const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
       ckpt::OpenStorage(folder, {.s3_endpoint = config.s3_endpoint()});
+  *is_there = false;  // a file is another framework's
   if (!storage.ok()) return std::nullopt;
   const absl::StatusOr<ckpt::Manifest> single = ckpt::ReadManifest(**storage, "");
   if (single.ok()) return ModelOf(*single, folder);
   const absl::StatusOr<std::vector<ckpt::CheckpointInfo>> saved = ckpt::ListForResume(**storage);
+  *is_there = !absl::IsNotFound(single.status()) || !saved.ok() || !saved->empty();
   if (!saved.ok()) return std::nullopt;
+  std::optional<SavedModel> newest;
   for (const ckpt::CheckpointInfo& checkpoint : *saved) {
-    if (step.has_value() && checkpoint.step != *step) continue;
+    const bool is_wanted = !step.has_value() || checkpoint.step == *step;
+    if (!is_wanted && newest.has_value()) continue;
     const absl::StatusOr<ckpt::Manifest> manifest =
         ckpt::ReadManifest(**storage, checkpoint.directory);
-    if (manifest.ok()) return ModelOf(*manifest, (*storage)->Describe(checkpoint.directory));
+    if (!manifest.ok()) continue;
+    std::optional<SavedModel> model =
+        ModelOf(*manifest, (*storage)->Describe(checkpoint.directory));
+    if (is_wanted) return model;
+    newest = std::move(model);
   }
-  return std::nullopt;
+  return newest;
 }
 
 }  // namespace
 
 absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig& config) {
   std::optional<SavedModel> model;
+  bool is_there = false;
   if (!config.save().empty() && config.auto_resume()) {
-    model = ModelIn(config.save(), std::nullopt, config);
+    model = ModelIn(config.save(), std::nullopt, config, &is_there);
   }
   if (model.has_value() || config.load().empty()) return model;
   const std::optional<int64_t> step =
       config.has_ckpt_step() ? std::optional(config.ckpt_step()) : std::nullopt;
   const std::string& format = config.load_format();
   if (format.empty() || format == kTesseraFormat) {
-    model = ModelIn(config.load(), step, config);
-    if (model.has_value() || !format.empty()) return model;
+    model = ModelIn(config.load(), step, config, &is_there);
+    if (model.has_value() || is_there) return model;
+    if (!format.empty()) return NothingToLoad(config);
   }
   TESSERA_RETURN_IF_ERROR(CheckLoadFormat(config));
   const ckpt::convert::OpenForeignOptions options = {
@@ -71,7 +83,7 @@ absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig&
       .needs_trainer_files = false};
   const absl::StatusOr<ckpt::convert::FoundForeign> found =
       ckpt::convert::FindForeign(config.load(), step, options);
-  if (absl::IsNotFound(found.status())) return std::nullopt;
+  if (absl::IsNotFound(found.status())) return NothingToLoad(config);
   TESSERA_RETURN_IF_ERROR(found.status());
   std::string mismatch;
   const absl::StatusOr<ckpt::Manifest> description =

@@ -1,6 +1,8 @@
 #include "trainer/state/saved_settings.h"
 
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
 #include <optional>
 #include <utility>
 
@@ -26,25 +28,26 @@ using ::google::protobuf::Reflection;
 
 constexpr char kSettings[] = "settings";
 
-bool IsIncidental(const FieldDescriptor& field) { return field.options().GetExtension(incidental); }
-
-bool IsScalar(const FieldDescriptor& field) {
-  return field.cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE && !field.is_repeated();
+// As the field declares it, or its group.
+Effect::Value EffectOf(const Setting& setting) {
+  const auto& options = setting.field->options();
+  return (options.HasExtension(effect) ? options : setting.group->options()).GetExtension(effect);
 }
 
-std::vector<const FieldDescriptor*> SetFields(const Message& message) {
-  std::vector<const FieldDescriptor*> fields;
-  message.GetReflection()->ListFields(message, &fields);
-  return fields;
+// Whether a resume compares it. The topology is in every manifest.
+bool IsCompared(const Setting& setting) {
+  return EffectOf(setting) != Effect::NOTHING && EffectOf(setting) != Effect::TOPOLOGY;
 }
 
-void ClearIncidental(Message& message) {
-  for (const FieldDescriptor* field : SetFields(message)) {
-    if (IsIncidental(*field)) {
-      message.GetReflection()->ClearField(&message, field);
-    } else if (!IsScalar(*field) && !field->is_repeated()) {
-      ClearIncidental(*message.GetReflection()->MutableMessage(&message, field));
-    }
+// Clears the other settings, and the groups of which nothing is left.
+void KeepOnly(bool (*is_kept)(const Setting&), TrainConfig& config) {
+  for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
+    if (setting.is_given(config) && !is_kept(setting)) setting.Clear(&config);
+  }
+  for (int i = 0; i < TrainConfig::descriptor()->field_count(); ++i) {
+    const FieldDescriptor* const group = TrainConfig::descriptor()->field(i);
+    const Reflection& groups = *config.GetReflection();
+    if (groups.GetMessage(config, group).ByteSizeLong() == 0) groups.ClearField(&config, group);
   }
 }
 
@@ -60,6 +63,16 @@ bool Parse(const std::string& text, Message* message) {
   return parser.ParseFromString(text, message);
 }
 
+// The numerics of a checkpoint whose settings do not have them, as older versions saved it.
+void AddNumerics(const ckpt::Manifest& manifest, TrainConfig& config) {
+  const auto text = manifest.trainer().extra().find(kNumerics);
+  if (config.parallel().has_numerics() || text == manifest.trainer().extra().end()) return;
+  int64_t shards = 1;
+  const bool is_exact = std::sscanf(text->second.c_str(), "EXACT with %" SCNd64, &shards) == 1;
+  config.mutable_parallel()->set_numerics(is_exact ? Numerics::EXACT : Numerics::FAST);
+  config.mutable_parallel()->set_exact_tp_shards(shards);
+}
+
 // nullopt where the checkpoint records none.
 std::optional<TrainConfig> SettingsOf(const ckpt::Manifest& manifest) {
   const auto saved = manifest.trainer().extra().find(kSettings);
@@ -68,27 +81,16 @@ std::optional<TrainConfig> SettingsOf(const ckpt::Manifest& manifest) {
     return std::nullopt;
   }
   if (!Parse(manifest.model().text(), config.mutable_model())) config.clear_model();
+  AddNumerics(manifest, config);
   return config;
-}
-
-void AddChanges(const Message& saved, const Message& now, std::vector<ChangedSetting>& changes) {
-  for (const FieldDescriptor* field : SetFields(saved)) {
-    if (IsIncidental(*field) || field->is_repeated()) continue;
-    if (!now.GetReflection()->HasField(now, field)) continue;
-    if (!IsScalar(*field)) {
-      AddChanges(saved.GetReflection()->GetMessage(saved, field),
-                 now.GetReflection()->GetMessage(now, field), changes);
-      continue;
-    }
-    ChangedSetting change{field->name(), FieldText(saved, *field), FieldText(now, *field)};
-    if (change.saved != change.now) changes.push_back(std::move(change));
-  }
 }
 
 // `to` keeps its own value of a field that `from` does not have.
 void CopySchedule(const OptimizerConfig& from, OptimizerConfig& to) {
   OptimizerConfig schedule = from;
-  for (const FieldDescriptor* field : SetFields(from)) {
+  std::vector<const FieldDescriptor*> fields;
+  from.GetReflection()->ListFields(from, &fields);
+  for (const FieldDescriptor* field : fields) {
     if (field->options().GetExtension(of_schedule)) continue;
     schedule.GetReflection()->ClearField(&schedule, field);
   }
@@ -115,11 +117,17 @@ std::string DescribeNextRate(const TrainConfig& saved, const TrainConfig& config
 
 }  // namespace
 
+std::string NumericsText(const TrainConfig& config) {
+  if (config.parallel().numerics() == Numerics::FAST) return "FAST";
+  return absl::StrCat("EXACT with ", config.parallel().exact_tp_shards(), " shards");
+}
+
 void SaveSettings(const TrainConfig& config, uint64_t seed, ckpt::TrainerState& state) {
+  (*state.mutable_extra())[kNumerics] = NumericsText(config);
   TrainConfig settings = config;
   settings.clear_model();
   settings.mutable_training()->set_seed(static_cast<int64_t>(seed));
-  ClearIncidental(settings);
+  KeepOnly(IsCompared, settings);
   std::string text;
   google::protobuf::TextFormat::PrintToString(settings, &text);
   (*state.mutable_extra())[kSettings] = text;
@@ -128,13 +136,16 @@ void SaveSettings(const TrainConfig& config, uint64_t seed, ckpt::TrainerState& 
 std::string DeterminingSettings(const TrainConfig& config, uint64_t seed) {
   TrainConfig settings = config;
   settings.mutable_training()->set_seed(static_cast<int64_t>(seed));
-  settings.mutable_training()->clear_eval_iters();
-  ClearIncidental(settings);
-  settings.mutable_parallel()->set_numerics(config.parallel().numerics());
+  KeepOnly(
+      [](const Setting& setting) {
+        return EffectOf(setting) == Effect::RESULTS || EffectOf(setting) == Effect::BITS;
+      },
+      settings);
   if (config.parallel().numerics() == Numerics::EXACT) {
-    settings.mutable_parallel()->set_exact_tp_shards(config.parallel().exact_tp_shards());
     settings.mutable_training()->set_micro_batch_size(
         CanonicalUnit(config.training().micro_batch_size()));
+  } else {
+    settings.mutable_parallel()->clear_exact_tp_shards();
   }
   std::string text;
   google::protobuf::TextFormat::PrintToString(settings, &text);
@@ -148,7 +159,14 @@ std::vector<ChangedSetting> ChangedSettings(const ckpt::Manifest& manifest,
   if (!saved.has_value()) return changes;
   TrainConfig now = config;
   now.mutable_training()->set_seed(static_cast<int64_t>(seed));
-  AddChanges(*saved, now, changes);
+  for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
+    if (!IsCompared(setting) || !setting.is_given(*saved) || !setting.is_given(now)) continue;
+    ChangedSetting change = {.name = setting.name(),
+                             .saved = FieldText(setting.in(*saved), *setting.field),
+                             .now = FieldText(setting.in(now), *setting.field),
+                             .effect = EffectOf(setting)};
+    if (change.saved != change.now) changes.push_back(std::move(change));
+  }
   return changes;
 }
 
@@ -169,6 +187,12 @@ std::string DescribeChangedSettings(const ckpt::Manifest& manifest, const TrainC
   };
   add_row("", "saved", "now");
   for (const ChangedSetting& change : changes) add_row(change.name, change.saved, change.now);
+  const bool is_fast = config.parallel().numerics() == Numerics::FAST;
+  if (std::ranges::any_of(changes, [&](const ChangedSetting& change) {
+        return change.effect == Effect::BITS || (is_fast && change.effect == Effect::FAST_BITS);
+      })) {
+    text += "\nthe bits of later losses differ from the saved run's";
+  }
   return absl::StrCat(text, DescribeNextRate(*SettingsOf(manifest), config, step));
 }
 

@@ -8,13 +8,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/flag_options.pb.h"
 #include "checkpoint/include/manifest.h"
 #include "trainer/config/config.pb.h"
 
 namespace tessera {
 
-// Records in `state` the settings of `config` that the results of a run depend on: every field
-// that its declaration does not mark `incidental`. The model's are in the manifest already.
+// Records in `state` the settings of `config` that the results of a run depend on, if only in the
+// last bits, as their declarations say (`effect` in base/flag_options.proto). The model's and the
+// topology are in the manifest already.
 // `seed` replaces the config's: a resumed run keeps the seed of the saved one.
 void SaveSettings(const TrainConfig& config, uint64_t seed, ckpt::TrainerState& state);
 
@@ -22,10 +24,15 @@ void SaveSettings(const TrainConfig& config, uint64_t seed, ckpt::TrainerState& 
 // included. `seed` as above.
 std::string DeterminingSettings(const TrainConfig& config, uint64_t seed);
 
+// "FAST" or "EXACT with 2 shards": the entry kNumerics of TrainerState::extra.
+inline constexpr char kNumerics[] = "numerics";
+std::string NumericsText(const TrainConfig& config);
+
 struct ChangedSetting {
   std::string name;
   std::string saved;
   std::string now;
+  Effect::Value effect = Effect::RESULTS;
 };
 
 // The settings, the model's included, in which a run with `config` and `seed` differs from the
@@ -34,8 +41,9 @@ struct ChangedSetting {
 std::vector<ChangedSetting> ChangedSettings(const ckpt::Manifest& manifest,
                                             const TrainConfig& config, uint64_t seed);
 
-// The changes as a table of a few lines for the log, and what they make of the learning rate of the
-// update that follows `step`. Empty without changes.
+// The changes as a table of a few lines for the log, whether the bits of the losses change with
+// them, and what they make of the learning rate of the update that follows `step`. Empty without
+// changes.
 std::string DescribeChangedSettings(const ckpt::Manifest& manifest, const TrainConfig& config,
                                     uint64_t seed, int64_t step);
 

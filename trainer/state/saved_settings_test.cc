@@ -13,6 +13,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -77,6 +78,11 @@ TEST(SavedSettingsTest, EverySettingThatResultsDependOnIsCompared) {
   expect("training { bf16: true }", "bf16: false -> true");
   expect("model { hidden_dropout: 0.1 }", "hidden_dropout: 0 -> 0.1");
   expect("model { attention_dropout: 0.1 }", "attention_dropout: 0 -> 0.1");
+  expect("model { make_vocab_size_divisible_by: 64 }", "make_vocab_size_divisible_by: 128 -> 64");
+  expect("training { threads: 2 }", "threads: 0 -> 2");
+  expect("training { eval_iters: 5 }", "eval_iters: 100 -> 5");
+  expect("parallel { numerics: EXACT }", "numerics: fast -> exact");
+  expect("parallel { ddp_bucket_size: 7 }", "ddp_bucket_size: 10000000 -> 7");
   // A schedule that follows from the length of the run.
   expect("training { train_iters: 200 }", "lr_decay_iters: 100 -> 200");
 }
@@ -84,7 +90,7 @@ TEST(SavedSettingsTest, EverySettingThatResultsDependOnIsCompared) {
 TEST(SavedSettingsTest, IncidentalSettingsAreNot) {
   const ckpt::Manifest saved = Saved(Config("optimizer { lr_decay_iters: 100 }"));
   for (const std::string more :
-       {"training { train_iters: 200 }", "training { threads: 2 exit_interval: 7 }",
+       {"training { train_iters: 200 }", "training { exit_interval: 7 }",
         "training { recompute_activations: true }", "output { run_dir: \"x\" log_interval: 9 }",
         "checkpoint { save: \"y\" save_interval: 3 }", "data { train_data_path: \"z\" }",
         "parallel { data_parallel_size: 2 zero_stage: 1 }",
@@ -106,6 +112,38 @@ TEST(SavedSettingsTest, TheTableSaysWhatBecomesOfTheLearningRate) {
             "(--use-checkpoint-opt-param-scheduler)");
   EXPECT_THAT(DescribeChangedSettings(saved, Config("optimizer { clip_grad: 0.5 }"), 1234, 50),
               Not(HasSubstr("learning rate")));
+}
+
+TEST(SavedSettingsTest, TheTableSaysWhetherTheBitsChange) {
+  const auto table = [](const std::string& saved, const std::string& now) {
+    return DescribeChangedSettings(Saved(Config(saved)), Config(now), 1234, 50);
+  };
+  constexpr char kBits[] = "the bits of later losses differ from the saved run's";
+  const std::string exact = "parallel { numerics: EXACT ";
+  EXPECT_EQ(table(exact + "exact_tp_shards: 2 }", exact + "}"),
+            "these settings differ from the saved run's:\n"
+            "                   saved  now\n"
+            "  exact_tp_shards  2      1\n" +
+                std::string(kBits));
+  EXPECT_THAT(table("", "training { threads: 2 }"), HasSubstr(kBits));
+  // In EXACT numerics, this changes none.
+  EXPECT_THAT(table(exact + "}", exact + "} training { threads: 2 }"),
+              AllOf(HasSubstr("threads"), Not(HasSubstr(kBits))));
+  EXPECT_THAT(table("", "optimizer { clip_grad: 0.5 }"), Not(HasSubstr(kBits)));
+}
+
+// Older versions recorded the numerics as a text, and no other setting of the group.
+TEST(SavedSettingsTest, TheNumericsOfOlderCheckpointsAreCompared) {
+  const auto of_version_1 = [](const std::string& more) {
+    ckpt::Manifest saved = Saved(Config(more));
+    std::string& settings = (*saved.mutable_trainer()->mutable_extra())["settings"];
+    settings.erase(settings.find("parallel {"));
+    return saved;
+  };
+  const TrainConfig config = Config("parallel { numerics: EXACT ddp_bucket_size: 7 }");
+  EXPECT_THAT(Changes(of_version_1("parallel { numerics: EXACT exact_tp_shards: 4 }"), config),
+              ElementsAre("exact_tp_shards: 4 -> 1"));
+  EXPECT_THAT(Changes(of_version_1(""), config), ElementsAre("numerics: fast -> exact"));
 }
 
 TEST(SavedSettingsTest, ASeedThatIsKeptIsNoChange) {

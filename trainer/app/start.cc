@@ -1,0 +1,116 @@
+#include "trainer/app/start.h"
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "tokenizer/files/load_tokenizer.h"
+#include "trainer/config/load_content.h"
+#include "trainer/state/load_tensors.h"
+#include "trainer/state/saved_settings.h"
+
+namespace tessera {
+namespace {
+
+// What `content` takes of the saved progress. The rest is as in a run that has not begun.
+Progress TakenOver(const Progress& saved, const LoadContent& content) {
+  Progress progress;
+  if (content.scheduler) {
+    progress.step = saved.step;
+    progress.last_loss = saved.last_loss;
+    progress.last_learning_rate = saved.last_learning_rate;
+    progress.best_loss = saved.best_loss;
+  }
+  if (content.optimizer) {
+    progress.updates = saved.updates;
+    // Updates of the moments that this run's own steps do not count.
+    progress.earlier_updates = content.scheduler ? saved.earlier_updates : saved.updates;
+  }
+  if (content.sampler) {
+    progress.consumed_samples = saved.consumed_samples;
+    progress.data_seed = saved.data_seed;
+  }
+  // The chain is of one computation: what is taken in parts begins another one.
+  if (content.model && content.optimizer && content.scheduler && content.sampler) {
+    progress.ledger = saved.ledger;
+  }
+  return progress;
+}
+
+// The checkpoint's progress, as far as the settings permit.
+absl::StatusOr<Progress> ProgressFrom(const TrainConfig& config,
+                                      const std::optional<SavedRun>& saved) {
+  const uint64_t seed = static_cast<uint64_t>(config.training().seed());
+  const LoadContent content = LoadContentOf(config.checkpoint());
+  Progress progress;
+  bool same_random_numbers = false;
+  if (saved.has_value() && content.continues()) {
+    TESSERA_RETURN_IF_ERROR(CheckTellsProgress(*saved, config));
+    const absl::StatusOr<Progress> saved_progress = ReadProgress(saved->manifest());
+    TESSERA_RETURN_IF_ERROR(InCheckpoint(*saved, saved_progress.status()));
+    progress = TakenOver(*saved_progress, content);
+    if (PolicyOf(config.checkpoint(), /*trains=*/true).partial()) progress.ledger.clear();
+    if (content.rng && saved->manifest().trainer().has_rng()) {
+      TESSERA_RETURN_IF_ERROR(InCheckpoint(*saved, CheckSameRandomNumbers(saved->manifest())));
+      progress.seed = saved_progress->seed;
+      same_random_numbers = true;
+    }
+  }
+  if (!same_random_numbers) progress.seed = seed;
+  // An epoch in progress continues in its original order.
+  const bool same_order = same_random_numbers && content.sampler;
+  const bool has_order = saved.has_value() && content.sampler && KnowsItsData(saved->manifest());
+  if (!has_order || (!same_order && progress.consumed_samples == 0)) progress.data_seed = seed;
+  return progress;
+}
+
+}  // namespace
+
+absl::Status InCheckpoint(const SavedRun& saved, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(saved.Describe(), ": ", status.message()));
+}
+
+absl::StatusOr<Progress> StartingPoint(const std::optional<SavedRun>& saved, TrainConfig* config) {
+  *config = SettingsFor(*config, saved);
+  TESSERA_ASSIGN_OR_RETURN(const Progress progress, ProgressFrom(*config, saved));
+  if (saved.has_value() && config->checkpoint().use_checkpoint_opt_param_scheduler()) {
+    TESSERA_RETURN_IF_ERROR(InCheckpoint(*saved, TakeSavedSchedule(saved->manifest(), config)));
+  }
+  return progress;
+}
+
+absl::Status CheckModel(const SavedRun& saved, const TrainConfig& config, const NoteSink& notes) {
+  if (!LoadContentOf(config.checkpoint()).has_tensors()) return absl::OkStatus();
+  const absl::Status same = CheckSameModel(saved.manifest(), config.model());
+  const LoadPolicy policy = PolicyOf(config.checkpoint(), /*has_optimizer=*/true);
+  if (!policy.partial() && !policy.allow_unexpected) return InCheckpoint(saved, same);
+  if (!same.ok()) notes(std::string(same.message()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SavedRun> FindLlmcFile(const TrainConfig& config, const RankGroup& group) {
+  TrainConfig settings = config;
+  settings.mutable_checkpoint()->Clear();
+  settings.mutable_checkpoint()->set_load(config.checkpoint().llmc_filepath());
+  settings.mutable_checkpoint()->set_load_format("llmc");
+  settings.mutable_checkpoint()->set_load_content("model");
+  TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> saved,
+                           FindSavedRun(settings, group, [](const std::string&) {}));
+  TESSERA_RETURN_IF_ERROR(InCheckpoint(*saved, CheckSameModel(saved->manifest(), config.model())));
+  return *std::move(saved);
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const TrainConfig& config) {
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer,
+                           LoadTokenizer(config.data().tokenizer_model()));
+  if (tokenizer->vocab_size() != config.model().vocab_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tokenizer_model: ", config.data().tokenizer_model(), " has ", tokenizer->vocab_size(),
+        " tokens, the model's vocab_size is ", config.model().vocab_size()));
+  }
+  return tokenizer;
+}
+
+}  // namespace tessera
