@@ -46,16 +46,18 @@ struct ChunkChecksums {
   std::optional<uint32_t> OfRange(uint64_t offset_bytes, uint64_t size_bytes) const;
 };
 
-// A file being written. Writes may come from several threads, at any offset, in any order, as long
-// as no two of them overlap; parts never written read as zeros, and the file ends where the last
-// byte was written. Nothing is durable before Sync() has returned OK. Close() must be called and
-// does not imply Sync(); the destructor releases resources and reports nothing.
+// A file being written. Writes may come from several threads, at any offset, in any order, but each
+// byte is written once: a write that overlaps with another one, even one that has failed, is
+// refused. Parts never written read as zeros, and the file ends where the last byte was written.
+// Nothing is durable before Sync() has returned OK. Close() must be called and does not imply
+// Sync(); the destructor releases resources and reports nothing.
 class WritableFile {
  public:
   virtual ~WritableFile() = default;
 
   // Writes all of `data`, or returns an error, after which the range's contents are unspecified.
-  // Errors: ResourceExhausted when the disk is full, FailedPrecondition after Close().
+  // Errors: ResourceExhausted when the disk is full, FailedPrecondition after Close(), and
+  // with nothing changed where some of the bytes belong to another write.
   virtual absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) = 0;
 
   // WriteAt() of data with known checksums. A storage that sends checksums with the data, which

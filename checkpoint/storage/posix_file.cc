@@ -1,5 +1,6 @@
 #include "checkpoint/storage/posix_file.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -20,17 +21,28 @@ absl::Status ClosedStatus(std::string_view operation, const std::string& name) {
 }  // namespace
 
 PosixWritableFile::PosixWritableFile(std::string name, ScopedFd buffered, ScopedFd direct,
-                                     const DualFileOptions& options, BouncePool* bounce,
-                                     uint64_t reserved_bytes)
-    : name_(std::move(name)),
-      file_(std::move(buffered), std::move(direct), options, bounce),
-      reserved_bytes_(reserved_bytes) {}
+                                     const DualFileOptions& options, BouncePool* bounce)
+    : name_(std::move(name)), file_(std::move(buffered), std::move(direct), options, bounce) {}
+
+absl::Status PosixWritableFile::Claim(uint64_t offset_bytes, uint64_t size_bytes) {
+  if (!DualFile::Fits(offset_bytes, size_bytes)) return absl::OkStatus();  // the write is refused
+  const MutexLock lock(&claims_mutex_);
+  return claimed_.Claim(name_, offset_bytes, size_bytes);
+}
+
+absl::Status PosixWritableFile::WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) {
+  if (absl::Status status = Claim(offset_bytes, data.size()); !status.ok()) return status;
+  return FinishWriteAt(nullptr, offset_bytes, data);
+}
 
 std::unique_ptr<PendingIo> PosixWritableFile::StartWriteAt(uint64_t offset_bytes,
                                                            std::span<const std::byte> data,
                                                            const ChunkChecksums& checksums) {
   ReaderMutexLock lock(&mutex_);
   if (closed_) return WritableFile::StartWriteAt(offset_bytes, data, checksums);
+  if (absl::Status status = Claim(offset_bytes, data.size()); !status.ok()) {
+    return WaitToDo([status] { return status; });
+  }
   return WaitToDo([this, offset_bytes, data, started = file_.StartWrite(offset_bytes, data)] {
     return FinishWriteAt(started.get(), offset_bytes, data);
   });
@@ -46,21 +58,18 @@ absl::Status PosixWritableFile::FinishWriteAt(RingTransfer* started, uint64_t of
     return absl::Status(status.code(), absl::StrCat(status.message(), " (", data.size(),
                                                     " bytes at offset ", offset_bytes, ")"));
   }
-  const uint64_t end_bytes = offset_bytes + data.size();
-  uint64_t length_bytes = length_bytes_.load(std::memory_order_relaxed);
-  while (length_bytes < end_bytes &&
-         !length_bytes_.compare_exchange_weak(length_bytes, end_bytes, std::memory_order_relaxed)) {
-  }
   return absl::OkStatus();
 }
 
-absl::Status PosixWritableFile::CutReservation() {
-  const uint64_t length_bytes = length_bytes_.load(std::memory_order_relaxed);
-  if (reserved_bytes_ <= length_bytes) return absl::OkStatus();
+absl::Status PosixWritableFile::CutToLength() {
+  struct stat info;
+  if (fstat(file_.fd(), &info) != 0) return ErrnoStatus(errno, "Truncate", name_);
+  const MutexLock lock(&claims_mutex_);
+  const auto length_bytes = static_cast<off_t>(claimed_.end_bytes());
+  if (info.st_size <= length_bytes) return absl::OkStatus();
   while (ftruncate(file_.fd(), length_bytes) != 0) {
     if (errno != EINTR) return ErrnoStatus(errno, "Truncate", name_);
   }
-  reserved_bytes_ = 0;
   return absl::OkStatus();
 }
 
@@ -69,7 +78,7 @@ absl::Status PosixWritableFile::Sync() {
     WriterMutexLock lock(&mutex_);
     if (closed_) return ClosedStatus("Sync", name_);
     if (!sync_status_.ok()) return sync_status_;
-    if (absl::Status status = CutReservation(); !status.ok()) return status;
+    if (absl::Status status = CutToLength(); !status.ok()) return status;
   }
   // Not locked, so that writes can continue meanwhile.
   const int error = SyncContents(file_.fd());
@@ -82,7 +91,7 @@ absl::Status PosixWritableFile::Close() {
   WriterMutexLock lock(&mutex_);
   if (closed_) return ClosedStatus("Close", name_);
   closed_ = true;
-  const absl::Status status = CutReservation();
+  const absl::Status status = CutToLength();
   const int error = file_.Close();
   if (!status.ok()) return status;
   if (error != 0) return ErrnoStatus(error, "Close", name_);

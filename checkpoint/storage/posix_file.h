@@ -3,7 +3,6 @@
 
 // The files of a PosixStorage.
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,39 +14,39 @@
 #include "base/mutex.h"
 #include "checkpoint/include/storage.h"
 #include "checkpoint/storage/posix_io.h"
+#include "checkpoint/storage/written_ranges.h"
 
 namespace tessera::ckpt::internal {
 
 class PosixWritableFile final : public WritableFile {
  public:
-  // `name` is used in messages; the descriptors are as in DualFile. `reserved_bytes`: the length
-  // to which the file was extended ahead of its contents; what the writes do not use is truncated.
+  // `name` is used in messages; the descriptors are as in DualFile. What lies behind the last byte
+  // that is written, reserved or the rest of its block, is cut off.
   PosixWritableFile(std::string name, ScopedFd buffered, ScopedFd direct,
-                    const DualFileOptions& options, BouncePool* bounce, uint64_t reserved_bytes);
+                    const DualFileOptions& options, BouncePool* bounce);
 
-  absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override {
-    return FinishWriteAt(nullptr, offset_bytes, data);
-  }
+  absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override;
   std::unique_ptr<PendingIo> StartWriteAt(uint64_t offset_bytes, std::span<const std::byte> data,
                                           const ChunkChecksums& checksums) override;
   absl::Status Sync() override;
   absl::Status Close() override;
 
  private:
+  absl::Status Claim(uint64_t offset_bytes, uint64_t size_bytes);
   // `started`: see DualFile.
   absl::Status FinishWriteAt(RingTransfer* started, uint64_t offset_bytes,
                              std::span<const std::byte> data);
-  absl::Status CutReservation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CutToLength() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string name_;
   // Held shared by writes, exclusively by operations that change the length.
   SharedMutex mutex_;
   DualFile file_;
-  uint64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   // The kernel reports a failed write-back once; a second fsync() would report success.
   absl::Status sync_status_ ABSL_GUARDED_BY(mutex_);
-  std::atomic<uint64_t> length_bytes_ = 0;
+  Mutex claims_mutex_;
+  WrittenRanges claimed_ ABSL_GUARDED_BY(claims_mutex_);
 };
 
 class PosixReadableFile final : public ReadableFile {

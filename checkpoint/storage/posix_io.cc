@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -49,12 +50,6 @@ constexpr uint64_t kMask = kIoAlignmentBytes - 1;
 
 uint64_t RoundDown(uint64_t value) { return value & ~kMask; }
 uint64_t RoundUp(uint64_t value) { return (value + kMask) & ~kMask; }
-
-// Rounding the range to whole blocks must not overflow off_t either.
-bool FitsOffset(uint64_t offset_bytes, uint64_t size_bytes) {
-  constexpr uint64_t kMax = std::numeric_limits<off_t>::max() - kMask;
-  return offset_bytes <= kMax && size_bytes <= kMax - offset_bytes;
-}
 
 }  // namespace
 
@@ -131,16 +126,21 @@ DualFile::DualFile(ScopedFd buffered, ScopedFd direct, const DualFileOptions& op
       calls_(calls),
       direct_usable_(direct_.valid()) {}
 
-DualFile::Blocks DualFile::BlocksOf(uint64_t offset_bytes, size_t size_bytes) const {
-  if (!direct() || size_bytes < std::max(options_.direct_min_bytes, kIoAlignmentBytes)) return {};
-  const uint64_t begin = RoundUp(offset_bytes), end = RoundDown(offset_bytes + size_bytes);
-  if (begin >= end) return {};
-  return {begin - offset_bytes, end - offset_bytes};
+bool DualFile::Fits(uint64_t offset_bytes, uint64_t size_bytes) {
+  constexpr uint64_t kMax = std::numeric_limits<off_t>::max() - kMask;
+  return offset_bytes <= kMax && size_bytes <= kMax - offset_bytes;
+}
+
+DualFile::Blocks DualFile::BlocksOf(uint64_t offset_bytes, size_t size_bytes) {
+  const uint64_t begin = std::min<uint64_t>(RoundUp(offset_bytes) - offset_bytes, size_bytes);
+  const uint64_t end = std::max(RoundDown(offset_bytes + size_bytes), offset_bytes + begin);
+  return {begin, end - offset_bytes};
 }
 
 std::unique_ptr<RingTransfer> DualFile::Start(bool write, uint64_t offset_bytes,
                                               std::span<const std::byte> memory) const {
-  if (!options_.io_uring || !FitsOffset(offset_bytes, memory.size())) return nullptr;
+  if (!options_.io_uring || !Fits(offset_bytes, memory.size())) return nullptr;
+  if (!(write ? direct() : ReadsDirectly(memory.size()))) return nullptr;
   const Blocks blocks = BlocksOf(offset_bytes, memory.size());
   if (blocks.size() == 0 || !IsAligned(memory.data() + blocks.begin)) return nullptr;
   return RingTransfer::Start(write, direct_.get(), offset_bytes + blocks.begin,
@@ -172,20 +172,17 @@ int DualFile::Finish(RingTransfer* started, uint64_t offset_bytes, size_t size_b
 
 int DualFile::FinishWrite(RingTransfer* started, uint64_t offset_bytes,
                           std::span<const std::byte> data) {
-  if (!FitsOffset(offset_bytes, data.size())) return EFBIG;
+  if (!Fits(offset_bytes, data.size())) return EFBIG;
+  if (started == nullptr && !direct()) return WriteBuffered(offset_bytes, data);
   const Blocks blocks = BlocksOf(offset_bytes, data.size());
   size_t done_bytes = 0;
   int error = Finish(started, offset_bytes + blocks.begin, blocks.size(), &done_bytes);
-  if (error != 0) return error;
-  if (blocks.size() == 0) return WriteBuffered(offset_bytes, data);
-  error = WriteBuffered(offset_bytes, data.first(blocks.begin));
+  if (error == 0) error = WritePart(offset_bytes, data.first(blocks.begin));
   if (error == 0) {
-    const std::span<const std::byte> rest =
-        data.subspan(blocks.begin + done_bytes, blocks.size() - done_bytes);
-    const uint64_t at = offset_bytes + blocks.begin + done_bytes;
-    error = IsAligned(rest.data()) ? WriteDirect(at, rest) : WriteBounced(at, rest);
+    const size_t from = blocks.begin + done_bytes;
+    error = WriteBlocks(offset_bytes + from, data.subspan(from, blocks.end - from));
   }
-  if (error == 0) error = WriteBuffered(offset_bytes + blocks.end, data.subspan(blocks.end));
+  if (error == 0) error = WritePart(offset_bytes + blocks.end, data.subspan(blocks.end));
   return error;
 }
 
@@ -201,48 +198,79 @@ int DualFile::WriteBuffered(uint64_t offset_bytes, std::span<const std::byte> da
   return 0;
 }
 
-int DualFile::WriteDirect(uint64_t offset_bytes, std::span<const std::byte> data) {
-  while (!data.empty() && direct()) {
-    const ssize_t n = calls_.pwrite(direct_.get(), data.data(), data.size(), offset_bytes);
+int DualFile::WriteDirect(uint64_t offset_bytes, std::span<const std::byte> blocks,
+                          size_t* done_bytes) {
+  *done_bytes = 0;
+  while (*done_bytes < blocks.size()) {
+    const ssize_t n = calls_.pwrite(direct_.get(), blocks.data() + *done_bytes,
+                                    blocks.size() - *done_bytes, offset_bytes + *done_bytes);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EINVAL) {
-      direct_usable_.store(false, std::memory_order_relaxed);
-      break;
-    }
+    if (n < 0 && errno == EINVAL) direct_usable_.store(false, std::memory_order_relaxed);
     if (n < 0) return errno;
-    if (n == 0) return EIO;
-    offset_bytes += n;
-    data = data.subspan(n);
-    // A short transfer may end inside a block (a nearly full disk), after which direct I/O is
-    // impossible.
-    if ((n & kMask) != 0) break;
-  }
-  return WriteBuffered(offset_bytes, data);
-}
-
-int DualFile::WriteBounced(uint64_t offset_bytes, std::span<const std::byte> data) {
-  absl::StatusOr<BouncePool::Lease> lease = bounce_->Acquire();
-  if (!lease.ok()) return WriteBuffered(offset_bytes, data);
-  while (!data.empty()) {
-    const std::span<std::byte> chunk =
-        lease->span().first(std::min(lease->span().size(), data.size()));
-    std::memcpy(chunk.data(), data.data(), chunk.size());
-    if (const int error = WriteDirect(offset_bytes, chunk); error != 0) return error;
-    offset_bytes += chunk.size();
-    data = data.subspan(chunk.size());
+    // A short transfer may end inside a block, which is written again from its begin. Where not
+    // even one fits, the disk is full.
+    if (RoundDown(n) == 0) return ENOSPC;
+    *done_bytes += RoundDown(n);
   }
   return 0;
+}
+
+int DualFile::WriteBlocks(uint64_t offset_bytes, std::span<const std::byte> blocks) {
+  if (!blocks.empty() && direct()) {
+    if (!IsAligned(blocks.data())) return WriteBounced(offset_bytes, blocks);
+    size_t done_bytes = 0;
+    const int error = WriteDirect(offset_bytes, blocks, &done_bytes);
+    if (error != EINVAL) return error;
+    offset_bytes += done_bytes;
+    blocks = blocks.subspan(done_bytes);
+  }
+  return WriteBuffered(offset_bytes, blocks);
+}
+
+int DualFile::WriteBounced(uint64_t offset_bytes, std::span<const std::byte> blocks) {
+  absl::StatusOr<BouncePool::Lease> lease = bounce_->Acquire();
+  alignas(kIoAlignmentBytes) std::array<std::byte, kIoAlignmentBytes> block;  // without a lease
+  const std::span<std::byte> buffer = lease.ok() ? lease->span() : std::span<std::byte>(block);
+  while (!blocks.empty()) {
+    const std::span<std::byte> chunk = buffer.first(std::min(buffer.size(), blocks.size()));
+    std::memcpy(chunk.data(), blocks.data(), chunk.size());
+    if (const int error = WriteBlocks(offset_bytes, chunk); error != 0) return error;
+    offset_bytes += chunk.size();
+    blocks = blocks.subspan(chunk.size());
+  }
+  return 0;
+}
+
+int DualFile::WritePart(uint64_t offset_bytes, std::span<const std::byte> data) {
+  if (data.empty()) return 0;
+  const MutexLock lock(&partial_mutex_);
+  if (!direct()) return WriteBuffered(offset_bytes, data);
+  const uint64_t begin = RoundDown(offset_bytes);
+  PartialBlock& block = partial_[begin];
+  if (block.written_bytes == 0) {
+    absl::StatusOr<AlignedBuffer> bytes = AlignedBuffer::Allocate(kIoAlignmentBytes);
+    if (!bytes.ok()) return ENOMEM;
+    block.bytes = *std::move(bytes);
+  }
+  std::memcpy(block.bytes.data() + (offset_bytes - begin), data.data(), data.size());
+  block.written_bytes += data.size();
+  size_t done_bytes = 0;
+  const int error = WriteDirect(begin, block.bytes.span(), &done_bytes);
+  if (error == EINVAL) return WriteBuffered(offset_bytes, data);
+  if (block.written_bytes == kIoAlignmentBytes) partial_.erase(begin);
+  return error;
 }
 
 int DualFile::FinishRead(RingTransfer* started, uint64_t offset_bytes, std::span<std::byte> out,
                          size_t* read_bytes) const {
   *read_bytes = 0;
-  if (!FitsOffset(offset_bytes, out.size())) return EFBIG;
+  if (!Fits(offset_bytes, out.size())) return EFBIG;
   const Blocks blocks = BlocksOf(offset_bytes, out.size());
   size_t done_bytes = 0;
   int error = Finish(started, offset_bytes + blocks.begin, blocks.size(), &done_bytes);
   if (error != 0) return error;
-  if (blocks.size() == 0) return ReadFrom(fd(), offset_bytes, out, read_bytes);
+  if (blocks.size() == 0 || !ReadsDirectly(out.size()))
+    return ReadFrom(fd(), offset_bytes, out, read_bytes);
   if (!IsAligned(out.data() + blocks.begin)) return ReadBounced(offset_bytes, out, read_bytes);
 
   // Each part continues only if the one before was filled: a short one means the file's end.

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -102,7 +103,7 @@ void SetIoCalls(const IoCalls& calls);
 const IoCalls& CurrentIoCalls();
 
 struct DualFileOptions {
-  // Smaller transfers always go through the cache.
+  // Smaller reads always go through the cache.
   size_t direct_min_bytes = size_t{64} << 10;
   // Memory at multiples of this is transferred directly without a copy.
   size_t memory_alignment_bytes = kIoAlignmentBytes;
@@ -115,18 +116,29 @@ struct DualFileOptions {
 size_t DirectMemoryAlignment(int direct_fd);
 
 // One file, opened once through the page cache and, where the file system allows it, once past it
-// (O_DIRECT). A large transfer is split at multiples of kIoAlignmentBytes: whole blocks are
-// transferred directly, without a copy where the memory is aligned too and through a bounce buffer
-// where it is not; the rest, less than a block at either end, goes through the cache. The kernel
-// keeps both descriptors coherent: it writes a cached page back before a direct transfer touches it
-// and drops it afterwards, so the file's contents are always those of the last write that returned.
+// (O_DIRECT).
 //
-// Thread-safe for ranges that do not overlap.
+// It is written in one of the two ways. A file that was opened for direct I/O is written in whole
+// blocks of kIoAlignmentBytes and directly: without a copy where the memory is aligned too, and
+// through a bounce buffer where it is not. A block that a write covers in part is kept in memory
+// until other writes have covered the rest, and is written by each of them as a whole, with zeros
+// where nothing was written yet; so the file ends at a block. The page cache has none of such a
+// file: a cached page that is written back beside direct writes can end them, and Sync(), with EIO.
+// If the file system refuses a direct write, this one and all others go through the page cache.
+//
+// A large read is split at blocks: those are read directly, and less than a block at either end
+// through the page cache.
+//
+// Thread-safe; writes must not overlap with each other, nor reads with writes. Memory: that of
+// blocks that are written in part.
 class DualFile {
  public:
   // `direct` may be invalid.
   DualFile(ScopedFd buffered, ScopedFd direct, const DualFileOptions& options, BouncePool* bounce,
            IoCalls calls = CurrentIoCalls());
+
+  // Whether a range, in whole blocks, has offsets that the system knows.
+  static bool Fits(uint64_t offset_bytes, uint64_t size_bytes);
 
   int fd() const { return buffered_.get(); }
   bool direct() const { return direct_usable_.load(std::memory_order_relaxed); }
@@ -156,14 +168,17 @@ class DualFile {
   int Close();
 
  private:
-  // The whole blocks of a range, as offsets from its begin; empty where nothing is transferred
-  // directly.
+  // The whole blocks of a range, as offsets from its begin.
   struct Blocks {
     size_t begin = 0;
     size_t end = 0;
     size_t size() const { return end - begin; }
   };
-  Blocks BlocksOf(uint64_t offset_bytes, size_t size_bytes) const;
+  static Blocks BlocksOf(uint64_t offset_bytes, size_t size_bytes);
+  // Whether the blocks of a range are read directly.
+  bool ReadsDirectly(size_t size_bytes) const {
+    return direct() && size_bytes >= options_.direct_min_bytes;
+  }
   bool IsAligned(const std::byte* memory) const {
     return reinterpret_cast<uintptr_t>(memory) % options_.memory_alignment_bytes == 0;
   }
@@ -173,8 +188,13 @@ class DualFile {
   int Finish(RingTransfer* started, uint64_t offset_bytes, size_t size_bytes,
              size_t* done_bytes) const;
   int WriteBuffered(uint64_t offset_bytes, std::span<const std::byte> data);
-  int WriteDirect(uint64_t offset_bytes, std::span<const std::byte> data);
-  int WriteBounced(uint64_t offset_bytes, std::span<const std::byte> data);
+  // Sets `*done_bytes` to the bytes that need no other call, whole blocks. EINVAL: direct writes are
+  // refused, from now on, too.
+  int WriteDirect(uint64_t offset_bytes, std::span<const std::byte> blocks, size_t* done_bytes);
+  int WriteBlocks(uint64_t offset_bytes, std::span<const std::byte> blocks);
+  int WriteBounced(uint64_t offset_bytes, std::span<const std::byte> blocks);
+  // Writes bytes of one block.
+  int WritePart(uint64_t offset_bytes, std::span<const std::byte> data);
   int ReadFrom(int fd, uint64_t offset_bytes, std::span<std::byte> out, size_t* read_bytes) const;
   int ReadDirect(uint64_t offset_bytes, std::span<std::byte> out, size_t* read_bytes) const;
   int ReadBounced(uint64_t offset_bytes, std::span<std::byte> out, size_t* read_bytes) const;
@@ -186,6 +206,13 @@ class DualFile {
   const IoCalls calls_;
   // Some file systems accept the flag, but refuse the transfer.
   mutable std::atomic<bool> direct_usable_;
+
+  struct PartialBlock {
+    AlignedBuffer bytes;
+    size_t written_bytes = 0;
+  };
+  Mutex partial_mutex_;  // held while such a block is written: the last of its writes has all bytes
+  std::map<uint64_t, PartialBlock> partial_ ABSL_GUARDED_BY(partial_mutex_);  // by their offsets
 };
 
 }  // namespace tessera::ckpt::internal

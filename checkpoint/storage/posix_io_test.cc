@@ -10,6 +10,7 @@
 #include <chrono>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -30,7 +31,8 @@ namespace {
 constexpr int kAsItIs = std::numeric_limits<int>::max();
 struct FakeKernel {
   int direct_fd = -1;
-  size_t longest_transfer = std::numeric_limits<size_t>::max();
+  size_t longest_write = std::numeric_limits<size_t>::max();
+  size_t longest_read = std::numeric_limits<size_t>::max();
   int interrupt_every = 0;      // EINTR on every n-th call
   bool refuse_direct = false;   // EINVAL, as some file systems do
   int64_t fail_at_offset = -1;  // ENOSPC for writes, EIO for reads that touch it
@@ -41,7 +43,7 @@ struct FakeKernel {
 FakeKernel kernel;
 
 // Returns 0, or the errno to fail with; may shorten `size`.
-int Enter(int fd, const void* data, size_t* size, off_t offset, int failure) {
+int Enter(int fd, const void* data, size_t* size, size_t longest, off_t offset, int failure) {
   ++kernel.calls;
   if (kernel.interrupt_every > 0 && kernel.calls % kernel.interrupt_every == 0) return EINTR;
   if (fd == kernel.direct_fd) {
@@ -54,19 +56,19 @@ int Enter(int fd, const void* data, size_t* size, off_t offset, int failure) {
       return EINVAL;
     }
   }
-  *size = std::min(*size, kernel.longest_transfer);
+  *size = std::min(*size, longest);
   const int64_t end = offset + static_cast<int64_t>(*size);
   if (kernel.fail_at_offset >= offset && kernel.fail_at_offset < end) return failure;
   return 0;
 }
 
 ssize_t FakeRead(int fd, void* data, size_t size, off_t offset) {
-  errno = Enter(fd, data, &size, offset, EIO);
+  errno = Enter(fd, data, &size, kernel.longest_read, offset, EIO);
   return errno == 0 ? ::pread(fd, data, size, offset) : -1;
 }
 
 ssize_t FakeWrite(int fd, const void* data, size_t size, off_t offset) {
-  errno = Enter(fd, data, &size, offset, ENOSPC);
+  errno = Enter(fd, data, &size, kernel.longest_write, offset, ENOSPC);
   return errno == 0 ? ::pwrite(fd, data, size, offset) : -1;
 }
 
@@ -77,46 +79,64 @@ int FakeRingResult(size_t size, off_t, int result) {
 
 class DualFileTest : public testing::Test {
  protected:
-  DualFileTest() : path_(directory_.path() + "/file"), file_(MakeFile()) {}
-
-  DualFile MakeFile() {
+  DualFileTest() : path_(directory_.path() + "/file") {
     kernel = FakeKernel();
-    ScopedFd buffered(open(path_.c_str(), O_RDWR | O_CREAT, 0600));
+    MakeFile();
+  }
+
+  // An empty one.
+  void MakeFile() {
+    ScopedFd buffered(open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600));
     ScopedFd direct(open(path_.c_str(), O_RDWR));
     kernel.direct_fd = direct.get();
-    return DualFile(std::move(buffered), std::move(direct), {.direct_min_bytes = 8192}, &bounce_,
-                    {&FakeRead, &FakeWrite, &FakeRingResult});
+    file_.emplace(std::move(buffered), std::move(direct), DualFileOptions{.direct_min_bytes = 8192},
+                  &bounce_, IoCalls{&FakeRead, &FakeWrite, &FakeRingResult});
   }
 
   // What a transfer is, whether it was started or not.
   int Write(uint64_t offset, std::span<const std::byte> data) {
-    if (!starts_) return file_.WriteAt(offset, data);
-    const std::unique_ptr<RingTransfer> started = file_.StartWrite(offset, data);
+    if (!starts_) return file_->WriteAt(offset, data);
+    const std::unique_ptr<RingTransfer> started = file_->StartWrite(offset, data);
     started_ += started != nullptr ? 1 : 0;
-    return file_.FinishWrite(started.get(), offset, data);
+    return file_->FinishWrite(started.get(), offset, data);
   }
   int Read(uint64_t offset, std::span<std::byte> out, size_t* found) {
-    if (!starts_) return file_.ReadAt(offset, out, found);
-    const std::unique_ptr<RingTransfer> started = file_.StartRead(offset, out);
+    if (!starts_) return file_->ReadAt(offset, out, found);
+    const std::unique_ptr<RingTransfer> started = file_->StartRead(offset, out);
     started_ += started != nullptr ? 1 : 0;
-    return file_.FinishRead(started.get(), offset, out, found);
+    return file_->FinishRead(started.get(), offset, out, found);
   }
 
-  // Writes and reads ranges of every alignment; the kernel's misbehaviour must not be visible.
+  // Writes ranges of every alignment, in any order, with gaps; then reads such ranges. The kernel's
+  // misbehaviour must not be visible.
   void ExpectRoundTrips() {
-    ASSERT_EQ(ftruncate(file_.fd(), 0), 0);
+    MakeFile();
     std::mt19937 random(1);
-    std::string expected;
+    struct Range {
+      size_t begin, end;
+    };
+    std::vector<Range> ranges;
+    for (size_t end = 0; end < 200'000;) {
+      const size_t begin = end + (random() % 4 == 0 ? random() % 9'000 : 0);
+      const size_t unit = ranges.size() % 3 == 0 ? kIoAlignmentBytes : 1;
+      const size_t longest = random() % 3 == 0 ? 50'000 : 5'000;
+      end = std::max(begin + 1, (begin + random() % longest) / unit * unit);
+      ranges.push_back({begin, end});
+    }
+    std::string expected(ranges.back().end, '\0');
+    std::ranges::shuffle(ranges, random);
+    for (const Range& range : ranges) {
+      const size_t shift = random() % 2 == 0 ? range.begin % kIoAlignmentBytes : random() % 100;
+      const std::span<std::byte> data = memory_.span().subspan(shift, range.end - range.begin);
+      for (std::byte& byte : data) byte = std::byte(random());
+      ASSERT_EQ(Write(range.begin, data), 0);
+      std::copy_n(reinterpret_cast<char*>(data.data()), data.size(), &expected[range.begin]);
+    }
+    ASSERT_EQ(ftruncate(file_->fd(), expected.size()), 0);
     for (int i = 0; i < 60; ++i) {
-      const size_t unit = i % 3 == 0 ? kIoAlignmentBytes : 1;
-      const size_t offset = random() % 60'000 / unit * unit;
-      const size_t size = random() % 50'000 / unit * unit, shift = i % 2;
-      for (size_t k = 0; k < size; ++k) memory_.data()[shift + k] = std::byte(random());
-      ASSERT_EQ(Write(offset, memory_.span().subspan(shift, size)), 0);
-      if (size > 0) expected.resize(std::max(expected.size(), offset + size));
-      std::copy_n(reinterpret_cast<char*>(memory_.data() + shift), size, &expected[offset]);
       const size_t from = random() % (expected.size() + 1);
-      const std::span<std::byte> out = memory_.span().subspan(random() % 2, 60'000);
+      const size_t shift = i % 3 == 0 ? from % kIoAlignmentBytes : random() % 2;
+      const std::span<std::byte> out = memory_.span().subspan(shift, 60'000);
       size_t found = 0;
       ASSERT_EQ(Read(from, out, &found), 0);
       ASSERT_EQ(found, std::min(out.size(), expected.size() - from)) << "offset " << from;
@@ -132,7 +152,7 @@ class DualFileTest : public testing::Test {
   std::string path_;
   BouncePool bounce_{2 * kIoAlignmentBytes, 2};
   AlignedBuffer memory_ = *AlignedBuffer::Allocate(200'000);
-  DualFile file_;
+  std::optional<DualFile> file_;
   bool starts_ = false;
   int started_ = 0;
 };
@@ -144,7 +164,7 @@ class RingFileTest : public DualFileTest {
     starts_ = true;
     if (!IsThereARing()) GTEST_SKIP() << "this machine refuses io_uring (needs: io_uring)";
   }
-  bool IsThereARing() { return file_.StartRead(0, memory_.span().first(65'536)) != nullptr; }
+  bool IsThereARing() { return file_->StartRead(0, memory_.span().first(65'536)) != nullptr; }
 };
 
 TEST_F(RingFileTest, TransfersAreStartedAndGoPastTheCalls) {
@@ -167,7 +187,7 @@ TEST_F(RingFileTest, WhatTheRingLeavesUndoneIsDoneByCalls) {
     size_t found = 0;
     ASSERT_EQ(Read(0, memory_.span().first(32'768), &found), 0);
     EXPECT_EQ(kernel.calls, 1);
-    EXPECT_TRUE(file_.direct());
+    EXPECT_TRUE(file_->direct());
   }
 }
 
@@ -187,16 +207,16 @@ TEST_F(RingFileTest, WhatDoesNotFitTheRingIsNotStartedAndWorks) {
   std::vector<std::unique_ptr<RingTransfer>> transfers;
   for (int i = 0; i < 40; ++i) {
     buffers.push_back(*AlignedBuffer::Allocate(65'536));
-    transfers.push_back(file_.StartRead(4096, buffers.back().span()));
+    transfers.push_back(file_->StartRead(4096, buffers.back().span()));
   }
   EXPECT_NE(transfers.front(), nullptr);
   EXPECT_EQ(transfers.back(), nullptr);
   for (int i = 39; i >= 0; --i) {
     size_t found = 0;
-    ASSERT_EQ(file_.FinishRead(transfers[i].get(), 4096, buffers[i].span(), &found), 0);
+    ASSERT_EQ(file_->FinishRead(transfers[i].get(), 4096, buffers[i].span(), &found), 0);
     EXPECT_TRUE(std::equal(buffers[i].data(), buffers[i].data() + found, memory_.data() + 4096));
   }
-  EXPECT_NE(file_.StartRead(4096, buffers[0].span()), nullptr);
+  EXPECT_NE(file_->StartRead(4096, buffers[0].span()), nullptr);
 }
 
 // A file whose contents come later.
@@ -307,15 +327,15 @@ TEST_F(DualFileTest, DirectTransfersAreAlwaysAligned) {
   EXPECT_GT(kernel.direct_calls, 0);
   EXPECT_LT(kernel.direct_calls, kernel.calls);
   EXPECT_EQ(kernel.misaligned_calls, 0);
-  EXPECT_TRUE(file_.direct());
+  EXPECT_TRUE(file_->direct());
 }
 
 TEST_F(DualFileTest, AnAlignedTransferIsOneCall) {
-  ASSERT_EQ(file_.WriteAt(4096, memory_.span().first(65'536)), 0);
+  ASSERT_EQ(file_->WriteAt(4096, memory_.span().first(65'536)), 0);
   EXPECT_EQ(kernel.calls, 1);
   EXPECT_EQ(kernel.direct_calls, 1);
   size_t found = 0;
-  ASSERT_EQ(file_.ReadAt(8192, memory_.span().first(32'768), &found), 0);
+  ASSERT_EQ(file_->ReadAt(8192, memory_.span().first(32'768), &found), 0);
   EXPECT_EQ(kernel.calls, 2);
   EXPECT_EQ(kernel.direct_calls, 2);
 }
@@ -350,13 +370,15 @@ TEST_F(DualFileTest, InterruptedCallsAreRepeated) {
 
 TEST_F(DualFileTest, ShortTransfersAreContinued) {
   for (size_t longest : {1'000, 4096, 5'000}) {
-    kernel.longest_transfer = longest;
+    kernel.longest_write = std::max(longest, kIoAlignmentBytes);
+    kernel.longest_read = longest;
     ExpectRoundTrips();
   }
 }
 
 TEST_F(DualFileTest, ShortAndInterruptedAtOnce) {
-  kernel.longest_transfer = 3'333;
+  kernel.longest_write = 5'333;
+  kernel.longest_read = 3'333;
   kernel.interrupt_every = 3;
   ExpectRoundTrips();
 }
@@ -365,21 +387,37 @@ TEST_F(DualFileTest, RefusedDirectTransfersGoThroughTheCache) {
   kernel.refuse_direct = true;
   ExpectRoundTrips();
   EXPECT_EQ(kernel.direct_calls, 1);
-  EXPECT_FALSE(file_.direct());
+  EXPECT_FALSE(file_->direct());
+}
+
+TEST_F(DualFileTest, AFileForDirectWritesIsWrittenDirectlyOnly) {
+  ExpectRoundTrips();
+  MakeFile();
+  kernel.calls = kernel.direct_calls = 0;
+  for (const auto& [begin, end] : {std::pair(1, 2), {4095, 4097}, {2, 9}, {5'000, 100'000}}) {
+    ASSERT_EQ(Write(begin, memory_.span().first(end - begin)), 0);
+  }
+  EXPECT_EQ(kernel.calls, kernel.direct_calls);
+}
+
+TEST_F(DualFileTest, ADiskWithoutRoomForABlockIsFull) {
+  kernel.longest_write = 1'000;
+  EXPECT_EQ(file_->WriteAt(0, memory_.span().first(65'536)), ENOSPC);
+  EXPECT_EQ(file_->WriteAt(100'000, memory_.span().first(10)), ENOSPC);
+  EXPECT_TRUE(file_->direct());
 }
 
 TEST_F(DualFileTest, ErrorsAreReportedFromEveryPart) {
-  // Head through the cache, blocks directly, tail through the cache; then the same with bounce
-  // buffers.
+  // Head, blocks and tail; then the same with bounce buffers.
   for (size_t shift : {size_t{100}, size_t{101}}) {
     for (int64_t at : {200, 20'000, 61'000}) {
       kernel.fail_at_offset = at;
-      EXPECT_EQ(file_.WriteAt(100, memory_.span().subspan(shift, 61'000)), ENOSPC) << at;
+      EXPECT_EQ(file_->WriteAt(100, memory_.span().subspan(shift, 61'000)), ENOSPC) << at;
       kernel.fail_at_offset = -1;
-      ASSERT_EQ(file_.WriteAt(100, memory_.span().subspan(shift, 61'000)), 0);
+      ASSERT_EQ(file_->WriteAt(100, memory_.span().subspan(shift, 61'000)), 0);
       kernel.fail_at_offset = at;
       size_t found = 0;
-      EXPECT_EQ(file_.ReadAt(100, memory_.span().subspan(shift, 61'000), &found), EIO) << at;
+      EXPECT_EQ(file_->ReadAt(100, memory_.span().subspan(shift, 61'000), &found), EIO) << at;
       kernel.fail_at_offset = -1;
     }
   }
@@ -389,8 +427,8 @@ TEST_F(DualFileTest, OffsetsBeyondTheSystemsAreTooBig) {
   size_t found = 0;
   for (uint64_t offset :
        {UINT64_MAX, UINT64_MAX - 65'536, uint64_t{1} << 63, (uint64_t{1} << 63) - 65'536}) {
-    EXPECT_EQ(file_.WriteAt(offset, memory_.span().first(65'536)), EFBIG);
-    EXPECT_EQ(file_.ReadAt(offset, memory_.span().first(65'536), &found), EFBIG);
+    EXPECT_EQ(file_->WriteAt(offset, memory_.span().first(65'536)), EFBIG);
+    EXPECT_EQ(file_->ReadAt(offset, memory_.span().first(65'536), &found), EFBIG);
   }
   EXPECT_EQ(kernel.calls, 0);
 }

@@ -240,13 +240,11 @@ absl::StatusOr<std::unique_ptr<WritableFile>> PosixStorage::Create(std::string_v
     unlinkat(root_fd_.get(), path.c_str(), 0);
     return status;
   }
-  struct stat info;
-  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "Create", Describe(path));
-  ScopedFd direct = OpenDirect(path, O_WRONLY, fd.get());
+  ScopedFd direct;
+  if (size_hint_bytes >= options_.direct_min_bytes) direct = OpenDirect(path, O_WRONLY, fd.get());
   const internal::DualFileOptions file_options = FileOptions(direct);
   return std::make_unique<PosixWritableFile>(Describe(path), std::move(fd), std::move(direct),
-                                             file_options, &bounce_,
-                                             static_cast<uint64_t>(info.st_size));
+                                             file_options, &bounce_);
 }
 
 absl::StatusOr<std::unique_ptr<ReadableFile>> PosixStorage::Open(std::string_view path_view) {

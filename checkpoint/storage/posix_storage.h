@@ -25,7 +25,8 @@ struct PosixStorageOptions {
   // Bypasses the page cache (O_DIRECT) where the file system allows it. Checkpoints are written
   // once and rarely read soon after: caching them costs a copy and evicts useful pages.
   bool direct_io = true;
-  // Smaller transfers go through the page cache.
+  // Smaller reads go through the page cache, and so do all writes to a file that is created with a
+  // smaller hint of its size. Other files are written past the page cache only.
   size_t direct_min_bytes = size_t{64} << 10;
   // Transfers that are started are in flight through io_uring: each thread that starts some has a
   // ring of its own. Without it, and where the kernel or a filter of system calls refuses it, they

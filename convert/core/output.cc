@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
@@ -200,6 +201,22 @@ class Workers {
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 
+// Neighbours are written together, with zeros between them. So they must be in the file in this
+// order, each behind the one before and all behind the header: else one would be overwritten.
+absl::Status CheckOrder(const OutputFile& file) {
+  uint64_t end = file.header.size();
+  for (const OutputTensor& tensor : file.tensors) {
+    if (tensor.offset_bytes < end || EndOf(tensor) > file.size_bytes) {
+      return absl::InternalError(absl::StrCat(
+          file.name, ": tensor ", tensor.name, " has bytes [", tensor.offset_bytes, ", ",
+          EndOf(tensor), "), expected between ", end, ", the end of what precedes it, and ",
+          file.size_bytes, ", that of the file"));
+    }
+    end = EndOf(tensor);
+  }
+  return absl::OkStatus();
+}
+
 // Tensors [first, last) of a list as a whole, or elements [begin, end) of one.
 struct Task {
   size_t first = 0, last = 0;
@@ -211,8 +228,7 @@ struct Task {
 // The end of those of tensors [first, last), at least one, that are read and written as one span.
 size_t EndOfSpan(const std::vector<OutputTensor>& tensors, size_t first, size_t last) {
   size_t end = first + 1;
-  while (end < last && tensors[end].offset_bytes >= EndOf(tensors[end - 1]) &&
-         EndOf(tensors[end]) - tensors[first].offset_bytes <= kCopyBlockBytes) {
+  while (end < last && EndOf(tensors[end]) - tensors[first].offset_bytes <= kCopyBlockBytes) {
     ++end;
   }
   return end;
@@ -299,6 +315,7 @@ class Writer {
 
  private:
   absl::Status WriteFile(const OutputFile& file) {
+    TESSERA_RETURN_IF_ERROR(CheckOrder(file));
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> out,
                              storage_.Create(JoinPath(directory_, file.name), file.size_bytes));
     TESSERA_RETURN_IF_ERROR(out->WriteAt(0, std::as_bytes(std::span(file.header))));

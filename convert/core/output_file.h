@@ -63,7 +63,7 @@ struct OutputFile {
   std::string name;
   std::string header;  // the bytes before the first tensor: all of a file without tensors
   uint64_t size_bytes = 0;
-  std::vector<OutputTensor> tensors;
+  std::vector<OutputTensor> tensors;  // in the order of their offsets, without overlaps
   // Readers find no checkpoint without this file, which has no tensors: in places where a folder
   // does not get its name when it is complete, it is created last.
   bool commits = false;

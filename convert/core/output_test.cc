@@ -5,15 +5,20 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <functional>
+#include <random>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
+#include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/testing/fault_storage.h"
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_checkpoint.h"
@@ -388,6 +393,97 @@ TEST(OutputTest, PaddingIsZeroInATensorAndBehindIt) {
                            std::as_writable_bytes(std::span(padding)))
                   .ok());
   EXPECT_EQ(padding, std::vector<float>(1001));
+}
+
+// Integers up to 256 are exact in every floating-point dtype.
+float SmallInteger(size_t tensor, int64_t element) {
+  return static_cast<float>((tensor * 31 + static_cast<uint64_t>(element) * 7) % 257);
+}
+
+// Matrices and vectors of random sizes and dtypes, in the order of their names or of their element
+// sizes, with gaps or without, from a file that is written past the page cache.
+TEST(OutputTest, TensorsOfAnySizesAndDtypesAreReadBackAndGapsAreZeros) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  const auto below = [&random](uint64_t n) { return static_cast<int64_t>(random() % n); };
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::vector<float>> values(1 + below(40));
+    StateDict state;
+    for (size_t t = 0; t < values.size(); ++t) {
+      const Shape shape = {1 + below(below(3) == 0 ? 2000 : 40),
+                           1 + below(below(3) == 0 ? 900 : 9)};
+      for (int64_t i = 0; i < ElementCount(shape); ++i) values[t].push_back(SmallInteger(t, i));
+      state.tensors.push_back({.name = "tensor" + std::to_string(t),
+                               .global_shape = shape,
+                               .shards = {Shard::Of(values[t], WholeBox(shape))}});
+    }
+    MemoryStorage saved;
+    ASSERT_TRUE(CheckpointFolder(saved).Save(7, state).ok());
+    const std::string directory = StepDirectoryName(7);
+    const auto manifest = ReadManifest(saved, directory);
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+
+    std::vector<OutputTensor> tensors;
+    for (const ShardedTensor& tensor : state.tensors) {
+      OutputTensor output = Matrix(tensor.name, tensor.global_shape);
+      if (below(2) == 0) {
+        output.dtype = DType::kBF16;
+        output.pieces = [shape = tensor.global_shape](int64_t begin, int64_t end) {
+          return RowMajorPieces(shape, sizeof(uint16_t), begin, end);
+        };
+      }
+      tensors.push_back(std::move(output));
+    }
+    if (below(2) == 0) std::ranges::stable_sort(tensors, std::greater(), &OutputTensor::dtype);
+    OutputFile file = {.name = "file", .header = std::string(1 + below(9000), 'h')};
+    const int64_t widest_gap = below(2) * (1 + below(5000));
+    uint64_t end = file.header.size();
+    for (OutputTensor& tensor : tensors) {
+      tensor.offset_bytes = end + (widest_gap == 0 ? 0 : below(widest_gap));
+      end =
+          tensor.offset_bytes + static_cast<uint64_t>(tensor.elements) * ElementSize(tensor.dtype);
+    }
+    file.size_bytes = end;
+    std::string expected(end, '\0');
+    expected.replace(0, file.header.size(), file.header);
+    for (const OutputTensor& tensor : tensors) {
+      const size_t t = std::stoul(tensor.name.substr(6));
+      char* to = expected.data() + tensor.offset_bytes;
+      for (const float value : values[t]) {
+        const auto bits = std::bit_cast<uint32_t>(value);
+        const size_t size = ElementSize(tensor.dtype);
+        std::memcpy(to, reinterpret_cast<const char*>(&bits) + sizeof(bits) - size, size);
+        to += size;
+      }
+    }
+    file.tensors = std::move(tensors);
+
+    const TestFolder folder;
+    const auto to = OpenPosixStorage(folder.path(), {.direct_min_bytes = 1});
+    ASSERT_TRUE(to.ok()) << to.status();
+    const Checkpoint source(saved, directory, *manifest);
+    const auto written = WriteOutput(source, {file}, **to, "", {});
+    ASSERT_TRUE(written.ok()) << written.status();
+    EXPECT_EQ(written->size(), file.tensors.size());
+    const auto found = ReadAll(**to, "file", end + 1);
+    ASSERT_TRUE(found.ok()) << found.status();
+    ASSERT_EQ(found->size(), expected.size());
+    const auto difference = std::ranges::mismatch(*found, expected).in1;
+    ASSERT_EQ(difference, found->end()) << "at byte " << difference - found->begin();
+
+    if (file.tensors.size() < 2) continue;
+    // In any other order, some would be overwritten with the zeros between others.
+    const size_t swapped = below(file.tensors.size() - 1);
+    std::swap(file.tensors[swapped], file.tensors[swapped + 1]);
+    MemoryStorage unused;
+    const absl::Status refused = WriteOutput(source, {file}, unused, "", {}).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInternal) << refused;
+    EXPECT_NE(refused.message().find("tensor " + file.tensors[swapped + 1].name + " has bytes"),
+              std::string::npos)
+        << refused;
+    EXPECT_TRUE(unused.List("")->empty());
+  }
 }
 
 }  // namespace

@@ -49,6 +49,8 @@ absl::StatusOr<OutputFile> PlanFile(std::string name, const std::vector<Weight>&
   OutputFile file = {.name = std::move(name)};
   TESSERA_ASSIGN_OR_RETURN(file.header, BuildSafetensorsHeader(header));
   file.size_bytes = header.file_size_bytes;
+  // The header has them in another order than the data.
+  std::ranges::sort(header.entries, {}, &SafetensorsEntry::file_offset);
   for (const SafetensorsEntry& entry : header.entries) {
     const size_t size = ElementSize(entry.dtype);
     file.tensors.push_back({.name = entry.key,

@@ -12,25 +12,13 @@
 namespace tessera::ckpt::s3 {
 namespace {
 
-// Adds [begin, end) to disjoint ranges, of which none touch.
-void AddRange(std::map<uint64_t, uint64_t>& ranges, uint64_t begin, uint64_t end) {
-  auto next = ranges.upper_bound(begin);
-  if (next != ranges.begin() && std::prev(next)->second >= begin) --next;
-  while (next != ranges.end() && next->first <= end) {
-    begin = std::min(begin, next->first);
-    end = std::max(end, next->second);
-    next = ranges.erase(next);
-  }
-  ranges[begin] = end;
-}
-
 // New memory costs more than filling it.
 constexpr size_t kMaxIdleBuffers = 16;
 
-// Fills what is not in `ranges` of [0, size) with zeros.
-void ZeroGaps(const std::map<uint64_t, uint64_t>& ranges, uint64_t size, std::byte* data) {
+// Fills what is not written of [0, size) with zeros.
+void ZeroGaps(const WrittenRanges& written, uint64_t size, std::byte* data) {
   uint64_t at = 0;
-  for (const auto& [begin, end] : ranges) {
+  for (const auto& [begin, end] : written.ranges()) {
     std::fill(data + at, data + begin, std::byte{0});
     at = end;
   }
@@ -150,7 +138,7 @@ absl::Status S3WritableFile::WriteCheckedAt(uint64_t offset_bytes, std::span<con
       return absl::FailedPreconditionError(
           absl::StrCat("WriteAt ", name_, ": an object does not change after Sync()"));
     }
-    size_bytes_ = std::max(size_bytes_, offset_bytes + data.size());
+    TESSERA_RETURN_IF_ERROR(claimed_.Claim(name_, offset_bytes, data.size()));
   }
   const auto fail = [this](const absl::Status& status) {
     const MutexLock lock(&mutex_);
@@ -215,9 +203,6 @@ absl::StatusOr<bool> S3WritableFile::AddToPart(uint64_t index, uint64_t begin,
     const MutexLock lock(&mutex_);
     Part& part = parts_[index];
     part.taken_bytes += data.size();
-    if (part.uploaded) {
-      return absl::FailedPreconditionError("a part that is complete cannot be written again");
-    }
     if (part.buffer.data() == nullptr) {
       TESSERA_ASSIGN_OR_RETURN(part.buffer, memory_.TakeBuffer(part_bytes_));
     }
@@ -227,8 +212,8 @@ absl::StatusOr<bool> S3WritableFile::AddToPart(uint64_t index, uint64_t begin,
   std::ranges::copy(data, to);
   const MutexLock lock(&mutex_);
   Part& part = parts_[index];
-  AddRange(part.written, begin, begin + data.size());
-  const auto [first, end] = *part.written.begin();
+  TESSERA_RETURN_IF_ERROR(part.written.Claim(name_, begin, data.size()));
+  const auto [first, end] = *part.written.ranges().begin();
   part.uploaded = end - first == part_bytes_;
   return part.uploaded;
 }
@@ -322,7 +307,7 @@ absl::Status S3WritableFile::MakeObject() {
   bool has_upload = false;
   {
     const MutexLock lock(&mutex_);
-    size_bytes = size_bytes_;
+    size_bytes = claimed_.end_bytes();
     has_upload = upload_.has_value();
   }
   if (!has_upload && size_bytes <= part_bytes_) return PutWhole(size_bytes);

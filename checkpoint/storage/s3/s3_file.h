@@ -19,6 +19,7 @@
 #include "checkpoint/include/storage.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/s3/s3_client.h"
+#include "checkpoint/storage/written_ranges.h"
 
 namespace tessera::ckpt::s3 {
 
@@ -90,9 +91,9 @@ class S3WritableFile final : public WritableFile {
   // What was written of a part that is not uploaded yet.
   struct Part {
     AlignedBuffer buffer;
-    uint64_t taken_bytes = 0;                   // counted by PartMemory
-    std::map<uint64_t, uint64_t> written = {};  // disjoint ranges: begin -> end
-    bool uploaded = false;                      // or being uploaded
+    uint64_t taken_bytes = 0;    // counted by PartMemory
+    WrittenRanges written = {};  // copied into the buffer; counted from the part's begin
+    bool uploaded = false;       // or being uploaded
   };
 
   absl::Status CheckOpen(const char* operation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -128,7 +129,7 @@ class S3WritableFile final : public WritableFile {
   std::optional<S3Client::Upload> upload_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Part> parts_ ABSL_GUARDED_BY(mutex_);  // by index, from 0
   std::vector<UploadedPart> uploaded_ ABSL_GUARDED_BY(mutex_);
-  uint64_t size_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  WrittenRanges claimed_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   bool made_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/threads.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/testing/storage_conformance.h"
@@ -274,33 +275,94 @@ TEST_P(StorageConformance, ThreadsWriteAndReadOneFile) {
   ExpectSameBytes(found, contents, "threads");
 }
 
-// Compared with a string: sequential overlapping writes of any size at any offset.
-TEST_P(StorageConformance, RandomWritesAgreeWithAString) {
+TEST_P(StorageConformance, AByteIsWrittenOnce) {
+  const std::string contents = Pattern(300'000, 9), other = Pattern(300'000, 10);
+  auto file = storage_->Create("file", contents.size());
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto write = [&](uint64_t offset, size_t size, const std::string& from) {
+    return (*file)->WriteAt(offset, Bytes(std::string_view(from).substr(offset, size)));
+  };
+  const std::unique_ptr<PendingIo> started =
+      (*file)->StartWriteAt(0, Bytes(std::string_view(contents).substr(0, 70'000)), {});
+  ASSERT_TRUE(write(100'000, 100'000, contents).ok());
+  ASSERT_TRUE(started->Wait().ok());
+  struct Range {
+    uint64_t offset, size;
+  };
+  for (const Range& range : {Range{0, 1},
+                             {69'999, 10},
+                             {30'000, 1'000},
+                             {99'999, 2},
+                             {100'000, 100'000},
+                             {199'999, 100'001},
+                             {150'000, 1},
+                             {0, 300'000},
+                             {80'000, 200'000},
+                             {50'000, 60'000}}) {
+    const absl::Status refused = write(range.offset, range.size, other);
+    ExpectError(refused, absl::StatusCode::kFailedPrecondition, "WriteAt",
+                storage_->Describe("file"));
+    const std::string bytes = absl::StrCat("[", range.offset, ", ", range.offset + range.size, ")");
+    EXPECT_NE(refused.message().find(bytes), std::string::npos) << refused;
+    EXPECT_EQ(
+        (*file)
+            ->StartWriteAt(range.offset,
+                           Bytes(std::string_view(other).substr(range.offset, range.size)), {})
+            ->Wait()
+            .code(),
+        absl::StatusCode::kFailedPrecondition);
+  }
+  ASSERT_TRUE(write(70'000, 30'000, contents).ok());
+  ASSERT_TRUE(write(200'000, 100'000, contents).ok());
+  ASSERT_TRUE((*file)->Sync().ok());
+  ASSERT_TRUE((*file)->Close().ok());
+  ExpectSameBytes(Get("file"), contents, "once");
+}
+
+// Compared with a string: several threads write what a file of elements of different sizes is cut
+// into, with gaps.
+TEST_P(StorageConformance, RandomWritesAtOnceAgreeWithAString) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   const auto below = [&random](uint64_t n) { return random() % n; };
   AlignedBuffer aligned = *AlignedBuffer::Allocate(400'000);
-  for (int round = 0; round < 4; ++round) {
-    std::string expected;
-    auto file = storage_->Create("file", below(2) * below(1'000'000));
-    ASSERT_TRUE(file.ok()) << file.status();
-    for (int write = 0; write < 20; ++write) {
-      const uint64_t unit = below(2) == 0 ? 1 : 4096;
-      const uint64_t offset = below(600'000) / unit * unit;
-      const size_t size = (below(3) == 0 ? below(300'000) : below(9'000)) / unit * unit;
-      const size_t shift = below(2) * below(64);
-      const std::string piece = Pattern(size, random());
-      std::copy_n(Bytes(std::string_view(piece)).begin(), size, aligned.data() + shift);
-      ASSERT_TRUE((*file)->WriteAt(offset, aligned.span().subspan(shift, size)).ok());
-      if (size > 0) {
-        expected.resize(std::max(expected.size(), offset + size));
-        expected.replace(offset, size, piece);
-      }
-      if (below(10) == 0 && traits().files_change_after_sync) {
-        ASSERT_TRUE((*file)->Sync().ok());
-      }
+  for (int round = 0; round < 12; ++round) {
+    struct Range {
+      uint64_t begin, end;
+      size_t shift;  // of the memory
+      bool starts;   // a write that does not wait
+    };
+    std::vector<Range> ranges;
+    const uint64_t length = uint64_t{1} << (10 + below(10));
+    for (uint64_t end = 0; end < length;) {
+      const uint64_t begin = end + (below(3) == 0 ? below(6'000) : 0);
+      const uint64_t unit = below(3) == 0 ? kIoAlignmentBytes : uint64_t{1} << below(4);
+      const uint64_t size = below(4) == 0 ? below(200'000) : below(9'000);
+      end = std::max(begin + 1, (begin + size) / unit * unit);
+      ranges.push_back({begin, end, below(2) * below(64), below(2) == 0});
     }
+    const uint64_t size_bytes = ranges.back().end;
+    const std::string contents = Pattern(size_bytes, random());
+    std::string expected(size_bytes, '\0');
+    for (const Range& range : ranges) {
+      expected.replace(range.begin, range.end - range.begin, contents, range.begin,
+                       range.end - range.begin);
+    }
+    if (below(2) == 0) std::ranges::shuffle(ranges, random);
+    auto file = storage_->Create("file", below(4) == 0 ? 0 : size_bytes);
+    ASSERT_TRUE(file.ok()) << file.status();
+    const absl::Status written = RunTasks(4, ranges.size(), [&](int, size_t i) -> absl::Status {
+      const Range& range = ranges[i];
+      const size_t size = range.end - range.begin;
+      AlignedBuffer memory = *AlignedBuffer::Allocate(range.shift + size);
+      const std::span<std::byte> data = memory.span().subspan(range.shift, size);
+      std::ranges::copy(Bytes(std::string_view(contents)).subspan(range.begin, size), data.begin());
+      return range.starts ? (*file)->StartWriteAt(range.begin, data, {})->Wait()
+                          : (*file)->WriteAt(range.begin, data);
+    });
+    ASSERT_TRUE(written.ok()) << written;
+    if (below(4) > 0) ASSERT_TRUE((*file)->Sync().ok());
     ASSERT_TRUE((*file)->Close().ok());
     ExpectSameBytes(Get("file"), expected, "whole, round " + std::to_string(round));
     auto reader = storage_->Open("file");

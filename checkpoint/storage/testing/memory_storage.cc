@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "checkpoint/storage/checks.h"
+#include "checkpoint/storage/written_ranges.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -84,6 +85,10 @@ class MemoryStorage::Writer final : public WritableFile {
                   absl::StrCat(data.size(), " bytes at offset ", offset_bytes,
                                " exceed the largest file, ", kMaxFileBytes));
     }
+    if (absl::Status status = claimed_.Claim(Name(path_), offset_bytes, data.size());
+        !status.ok()) {
+      return status;
+    }
     std::string& contents = node_->data;
     contents.resize(std::max<size_t>(contents.size(), offset_bytes + data.size()));
     std::memcpy(contents.data() + offset_bytes, data.data(), data.size());
@@ -112,6 +117,7 @@ class MemoryStorage::Writer final : public WritableFile {
   const std::shared_ptr<Shared> shared_;
   const std::string path_;
   const NodePtr node_;
+  WrittenRanges claimed_;
   bool closed_ = false;
 };
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <span>
 #include <utility>
 
@@ -15,6 +14,7 @@
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/checks.h"
 #include "checkpoint/storage/tiered/staging_folder.h"
+#include "checkpoint/storage/written_ranges.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -37,9 +37,7 @@ class StagedFile final : public WritableFile {
   absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override {
     TESSERA_RETURN_IF_ERROR(Staged(file_->WriteAt(offset_bytes, data)));
     const MutexLock lock(&mutex_);
-    uint64_t& end = ends_[offset_bytes];  // 0, or the end of a longer write at the same place
-    end = std::max(end, offset_bytes + data.size());
-    return absl::OkStatus();
+    return written_.Claim(name_, offset_bytes, data.size());
   }
 
   absl::Status Sync() override {
@@ -55,23 +53,17 @@ class StagedFile final : public WritableFile {
   }
 
  private:
-  using Ranges = std::map<uint64_t, uint64_t>;  // begin -> end
-
   absl::Status Upload() {
-    Ranges written;
+    WrittenRanges written;
     {
       const MutexLock lock(&mutex_);
-      written.swap(ends_);
+      std::swap(written, written_);
     }
-    if (written.empty()) return absl::OkStatus();
+    if (written.ranges().empty()) return absl::OkStatus();
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> source, staging_.Open(path_));
     TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(upload_block_bytes_));
-    auto range = written.begin();
-    while (range != written.end()) {
-      // Neighbours are uploaded in large blocks, whatever the size of the writes was.
-      const uint64_t begin = range->first;
-      uint64_t end = range->second;
-      while (++range != written.end() && range->first <= end) end = std::max(end, range->second);
+    // Neighbours are uploaded in large blocks, whatever the size of the writes was.
+    for (const auto& [begin, end] : written.ranges()) {
       TESSERA_RETURN_IF_ERROR(UploadRange(*source, begin, end, buffer.span()));
     }
     return absl::OkStatus();
@@ -103,7 +95,7 @@ class StagedFile final : public WritableFile {
   const std::unique_ptr<WritableFile> remote_;
   const uint64_t upload_block_bytes_;
   Mutex mutex_;
-  Ranges ends_ ABSL_GUARDED_BY(mutex_);  // of writes that are not yet uploaded
+  WrittenRanges written_ ABSL_GUARDED_BY(mutex_);  // and not yet uploaded
 };
 
 // Reads a staged copy, and the remote file where the copy cannot be read.

@@ -94,16 +94,6 @@ TEST_F(TieredStorageTest, WritesToTheStagingTierAndUploadsAtTheSync) {
   ASSERT_TRUE(file->Close().ok());
 }
 
-TEST_F(TieredStorageTest, AShorterWriteAtTheSamePlaceLeavesTheRestOfTheLongerOne) {
-  auto file = *storage_->Create(path_, 6);
-  const std::string longer = "abcdef", shorter = "AB";
-  ASSERT_TRUE(file->WriteAt(0, std::as_bytes(std::span<const char>(longer))).ok());
-  ASSERT_TRUE(file->WriteAt(0, std::as_bytes(std::span<const char>(shorter))).ok());
-  ASSERT_TRUE(file->WriteAt(0, {}).ok());
-  ASSERT_TRUE(file->Close().ok());
-  EXPECT_EQ(Get(remote_files_, path_), "ABcdef");
-}
-
 TEST_F(TieredStorageTest, ReadsTheStagedCopyIfItHasTheRemoteFilesSize) {
   ASSERT_TRUE(WriteAll(*storage_, path_, "abc").ok());
   EXPECT_EQ(Get(*storage_, path_), "abc");
