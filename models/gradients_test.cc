@@ -36,12 +36,20 @@ struct Case {
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
+ModelConfig WithoutBiases(ModelConfig config) {
+  config.set_use_biases(false);
+  return config;
+}
+
 std::vector<Case> Cases() {
   return {
       {"Gpt2", SmallGpt2()},
       {"Gpt2Dropout", WithDropout(SmallGpt2())},
       {"Gpt2DropoutRecompute", WithDropout(SmallGpt2()), ActivationUse::kTrainingRecompute},
       {"Gpt2TwoMicroBatches", SmallGpt2(), ActivationUse::kTraining, true},
+      {"Gpt2WithoutBiases", WithoutBiases(WithDropout(SmallGpt2()))},
+      {"Gpt2WithoutBiasesTwoShards", WithoutBiases(ShardedGpt2()), ActivationUse::kTraining, true,
+       2},
       {"Llama3Tied", SmallLlama3(true)},
       {"Llama3Untied", SmallLlama3(false)},
       {"Llama3UntiedRecompute", SmallLlama3(false), ActivationUse::kTrainingRecompute},

@@ -75,9 +75,14 @@ const ForeignFormat* FindFormat(const Architecture& architecture, std::string_vi
 absl::StatusOr<const ForeignFormat*> FormatOf(std::string_view framework,
                                               const ModelConfig& config) {
   const ForeignFormat* const format = FindFormat(*FindArchitecture(config), framework);
-  if (format != nullptr) return format;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the format ", std::string(framework), " has no architecture ", ArchitectureName(config)));
+  if (format == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the format ", std::string(framework), " has no architecture ", ArchitectureName(config)));
+  }
+  const absl::Status status = format->check == nullptr ? absl::OkStatus() : format->check(config);
+  if (status.ok()) return format;
+  return absl::Status(status.code(), absl::StrCat("the format ", std::string(framework),
+                                                  " does not have this model: ", status.message()));
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ inline constexpr char kInfiniTrain[] = "infinitrain";
 inline constexpr char kInternEvo[] = "internevo";
 inline constexpr char kMegatron[] = "megatron";
 inline constexpr char kMeta[] = "meta";
+inline constexpr char kNanoGpt[] = "nanogpt";
 inline constexpr char kPaddle[] = "paddle";
 
 // What another framework's files of an architecture are like.
@@ -36,6 +37,9 @@ struct ForeignFormat {
   absl::Status (*read_config)(const JsonFields& fields, ModelConfig& config) = nullptr;
   // The inverse, for a resolved config. Null: the framework's files are not written.
   void (*write_config)(const ModelConfig& config, nlohmann::ordered_json& json) = nullptr;
+  // InvalidArgument for models of the architecture that the framework does not have. Null: it has
+  // all.
+  absl::Status (*check)(const ModelConfig& config) = nullptr;
   // All parameters of a model with a resolved config. Those that files may have either one by one
   // or stacked are given in both forms. Memory is proportional to layers times attention heads.
   std::vector<ForeignParameter> (*parameters)(const ModelConfig& config) = nullptr;

@@ -1,5 +1,6 @@
 #include "models/foreign/json_fields.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -103,6 +104,15 @@ absl::StatusOr<std::vector<double>> JsonFields::Reals(std::string_view name) con
     reals.push_back(real.get<double>());
   }
   return reals;
+}
+
+absl::Status JsonFields::HasOnly(std::initializer_list<std::string_view> names) const {
+  for (const auto& [name, value] : object_.items()) {
+    if (std::ranges::find(names, name) != names.end()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(source_, ": ", path_, name, " is ", Shown(value),
+                                                   ", which is not known here"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status JsonFields::Require(std::string_view name, const nlohmann::json& value) const {

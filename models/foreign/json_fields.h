@@ -41,6 +41,9 @@ class JsonFields {
   // The numbers of a list; none where it is absent.
   absl::StatusOr<std::vector<double>> Reals(std::string_view name) const;
 
+  // InvalidArgument, naming it, for a field of another name.
+  absl::Status HasOnly(std::initializer_list<std::string_view> names) const;
+
   // InvalidArgument unless the field is absent or has this value.
   absl::Status Require(std::string_view name, const nlohmann::json& value) const;
 

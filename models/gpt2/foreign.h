@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "layout/box.h"
 #include "layout/foreign_parameter.h"
 #include "models/config/config.pb.h"
@@ -17,11 +18,17 @@ struct LayerTensor {
   Shape shape;
 };
 
-// In the order of the modules, each of which has a weight and a bias.
+// In the order of the modules, each of which has a weight and, if the model has biases, a bias.
 std::vector<LayerTensor> LayerTensors(const ModelConfig& config);
 
 // The parameter of a framework that has matrices as [out, in].
 ForeignParameter OutByIn(std::string name, std::string logical_name, const Shape& logical_shape);
+
+// All parameters under the names of Hugging Face, but with matrices as [out, in].
+std::vector<ForeignParameter> OutByInParameters(const ModelConfig& config);
+
+// InvalidArgument for a model without biases, which most formats do not have.
+absl::Status CheckHasBiases(const ModelConfig& config);
 
 // Linear weights are [in, out] there as here: transformers' Conv1D.
 extern const HuggingFaceFormat kHuggingFaceFormat;
@@ -36,6 +43,10 @@ extern const ForeignFormat kInfiniTrainFormat;
 // Linear weights are [out, in] there. The fused matrix of queries, keys and values has them head by
 // head.
 extern const ForeignFormat kMegatronFormat;
+
+// nanoGPT's GPT, whose modules have the names of Hugging Face's, but matrices that are transposed.
+// Its configuration is what it calls `model_args`.
+extern const ForeignFormat kNanoGptFormat;
 
 // PaddleNLP's GPTForCausalLM. Linear weights are [in, out], as here. Queries, keys and values are
 // matrices of their own, or one with those of each head next to each other.

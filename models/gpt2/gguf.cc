@@ -56,6 +56,7 @@ constinit const ForeignFormat kGgufFormat = {.framework = kGguf,
                                              .describes = Describes,
                                              .read_config = ReadConfig,
                                              .write_config = WriteConfig,
+                                             .check = CheckHasBiases,
                                              .parameters = Parameters};
 
 }  // namespace tessera::gpt2

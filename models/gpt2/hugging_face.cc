@@ -1,11 +1,15 @@
 #include "base/status_macros.h"
 #include "models/gpt2/foreign.h"
+#include "models/gpt2/sharding.h"
 
 namespace tessera::gpt2 {
 namespace {
 
 // Masks of the attention, in files of older versions.
 constexpr std::string_view kComputed[] = {"*.attn.bias", "*.attn.masked_bias"};
+
+// Not one of transformers' fields: it gives a model whose files have no biases those of zeros.
+constexpr char kBias[] = "bias";
 
 absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(fields.Require("activation_function", "gelu_new"));
@@ -20,6 +24,8 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
                                       {"n_positions", &ModelConfig::set_max_position_embeddings},
                                       {"layer_norm_epsilon", &ModelConfig::set_norm_epsilon, 1e-5}},
                                      config));
+  TESSERA_ASSIGN_OR_RETURN(const bool bias, fields.Bool(kBias, true));
+  if (!bias) config.set_use_biases(false);
   if (!fields.Has("n_inner")) return absl::OkStatus();
   return ReadFields(fields, {{"n_inner", &ModelConfig::set_ffn_hidden_size}}, config);
 }
@@ -32,6 +38,7 @@ void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["n_inner"] = config.ffn_hidden_size();
   json["n_positions"] = config.max_position_embeddings();
   json["layer_norm_epsilon"] = config.norm_epsilon();
+  if (!HasBiases(config)) json[kBias] = false;
   json["resid_pdrop"] = config.hidden_dropout();
   json["embd_pdrop"] = config.hidden_dropout();
   json["attn_pdrop"] = config.attention_dropout();

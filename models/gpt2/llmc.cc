@@ -54,6 +54,7 @@ absl::StatusOr<ModelConfig> ReadConfig(const LlmcFile& file) {
 }
 
 absl::StatusOr<LlmcHeader> MakeHeader(const ModelConfig& config) {
+  if (absl::Status status = CheckHasBiases(config); !status.ok()) return status;
   if (config.ffn_hidden_size() != 4 * config.hidden_size()) {
     return absl::InvalidArgumentError(absl::StrCat("ffn_hidden_size is ", config.ffn_hidden_size(),
                                                    ": a llm.c file has 4 * ", "hidden_size (",

@@ -139,6 +139,7 @@ constinit const ForeignFormat kMegatronFormat = {.framework = kMegatron,
                                                  .describes = Describes,
                                                  .read_config = ReadConfig,
                                                  .write_config = WriteConfig,
+                                                 .check = CheckHasBiases,
                                                  .parameters = Parameters};
 
 }  // namespace tessera::gpt2

@@ -17,7 +17,7 @@ Linear MakeLinear(Parameter* weight, Parameter* bias) {
 }
 
 TransformerBlock MakeBlock(const ModelConfig& config, const ModelOptions& options, int64_t layer,
-                           const BlockParameters& p) {
+                           const BlockParameters& p, const Device& device) {
   const TensorParallel& tensor_parallel = *options.tensor_parallel;
   const int64_t heads = config.num_attention_heads() / tensor_parallel.shards();
   AttentionShape shape = {heads, heads, config.hidden_size() / config.num_attention_heads(),
@@ -27,7 +27,8 @@ TransformerBlock MakeBlock(const ModelConfig& config, const ModelOptions& option
     return DropoutSite(probability, options.seed, LayerName(layer, name));
   };
   TransformerBlockParts parts;
-  parts.attention_norm = std::make_unique<LayerNorm>(*p.norm1_weight, *p.norm1_bias, epsilon);
+  parts.attention_norm =
+      std::make_unique<LayerNorm>(*p.norm1_weight, p.norm1_bias, epsilon, device);
   for (const AttentionParameters& shard : p.attention) {
     parts.attention.push_back(
         {.qkv = MakeLinear(shard.qkv_weight, shard.qkv_bias),
@@ -37,7 +38,7 @@ TransformerBlock MakeBlock(const ModelConfig& config, const ModelOptions& option
     shape.first_head += heads;
   }
   parts.attention_residual = {p.projection_bias, site(dropout, "attn.resid_dropout")};
-  parts.mlp_norm = std::make_unique<LayerNorm>(*p.norm2_weight, *p.norm2_bias, epsilon);
+  parts.mlp_norm = std::make_unique<LayerNorm>(*p.norm2_weight, p.norm2_bias, epsilon, device);
   for (const MlpParameters& shard : p.mlp) {
     parts.mlp.push_back({.up = MakeLinear(shard.up_weight, shard.up_bias),
                          .down = MakeLinear(shard.down_weight, nullptr)});
@@ -70,12 +71,12 @@ std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& 
                             DropoutSite(config.hidden_dropout(), options.seed, "transformer.drop"));
   }
   for (size_t i = 0; i < p.blocks.size(); ++i) {
-    parts.blocks.push_back(
-        MakeBlock(config, options, stage.first + static_cast<int64_t>(i), p.blocks[i]));
+    parts.blocks.push_back(MakeBlock(config, options, stage.first + static_cast<int64_t>(i),
+                                     p.blocks[i], backend.device()));
   }
   if (stage.has_head) {
-    parts.head.emplace(std::make_unique<LayerNorm>(*p.final_norm_weight, *p.final_norm_bias,
-                                                   config.norm_epsilon()),
+    parts.head.emplace(std::make_unique<LayerNorm>(*p.final_norm_weight, p.final_norm_bias,
+                                                   config.norm_epsilon(), backend.device()),
                        p.table, config.vocab_size());
   }
   parts.matrix_weights =
@@ -86,14 +87,15 @@ std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& 
 
 namespace {
 
-constexpr const ForeignFormat* kForeignFormats[] = {&kGgufFormat, &kInfiniTrainFormat,
-                                                    &kMegatronFormat, &kPaddleFormat};
+constexpr const ForeignFormat* kForeignFormats[] = {
+    &kGgufFormat, &kInfiniTrainFormat, &kMegatronFormat, &kNanoGptFormat, &kPaddleFormat};
 
 int64_t ParameterCount(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
-  const int64_t biases = 3 * c + c + f + c, norms = 4 * c;
+  const int64_t with_biases = HasBiases(config) ? 1 : 0;
+  const int64_t biases = with_biases * (3 * c + c + f + c), norm = (1 + with_biases) * c;
   return (config.vocab_size() + config.max_position_embeddings()) * c +
-         config.num_layers() * (LayerMatrixWeights(config) + biases + norms) + 2 * c;
+         config.num_layers() * (LayerMatrixWeights(config) + biases + 2 * norm) + norm;
 }
 
 void Declare(const ModelConfig& config, const ModelOptions& options, ParameterSet& set) {
@@ -166,6 +168,7 @@ void FillDefaults(ModelConfig& config) {
   if (!config.has_init_method_std()) config.set_init_method_std(0.02);
   if (!config.has_hidden_dropout()) config.set_hidden_dropout(0);
   if (!config.has_attention_dropout()) config.set_attention_dropout(0);
+  if (config.use_biases()) config.clear_use_biases();
 }
 
 absl::Status Validate(const ModelConfig& config) {

@@ -138,6 +138,7 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 constinit const ForeignFormat kPaddleFormat = {.framework = kPaddle,
                                                .describes = Describes,
                                                .read_config = ReadConfig,
+                                               .check = CheckHasBiases,
                                                .parameters = Parameters};
 
 }  // namespace tessera::gpt2

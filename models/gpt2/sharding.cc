@@ -28,19 +28,23 @@ class BlockDeclaration {
     const int64_t c = config_.hidden_size();
     BlockParameters p;
     p.norm1_weight = Whole(kNorm1Weight, c, kInitOnes);
-    p.norm1_bias = Whole(kNorm1Bias, c, kInitZeros);
+    p.norm1_bias = Bias(kNorm1Bias, c);
     for (const VirtualShard& shard : shards_) p.attention.push_back(Attention(shard));
-    p.projection_bias = Whole(kProjectionBias, c, kInitZeros);
+    p.projection_bias = Bias(kProjectionBias, c);
     p.norm2_weight = Whole(kNorm2Weight, c, kInitOnes);
-    p.norm2_bias = Whole(kNorm2Bias, c, kInitZeros);
+    p.norm2_bias = Bias(kNorm2Bias, c);
     for (const VirtualShard& shard : shards_) p.mlp.push_back(Mlp(shard));
-    p.down_bias = Whole(kDownBias, c, kInitZeros);
+    p.down_bias = Bias(kDownBias, c);
     return p;
   }
 
  private:
   Parameter* Whole(const char* tensor, int64_t size, Initialization init) {
     return &set_.Add(WholeParameter(LayerName(layer_, tensor), {size}, InLayer(layer_), init));
+  }
+
+  Parameter* Bias(const char* tensor, int64_t size) {
+    return has_biases_ ? Whole(tensor, size, kInitZeros) : nullptr;
   }
 
   Parameter* Sharded(const char* tensor, Shape shape, int dim, const VirtualShard& shard,
@@ -62,7 +66,7 @@ class BlockDeclaration {
     const int64_t c = config_.hidden_size();
     AttentionParameters p;
     p.qkv_weight = Thirds(kQkvWeight, {c, 3 * c}, shard, normal_);
-    p.qkv_bias = Thirds(kQkvBias, {3 * c}, shard, kInitZeros);
+    p.qkv_bias = has_biases_ ? Thirds(kQkvBias, {3 * c}, shard, kInitZeros) : nullptr;
     p.projection_weight = Sharded(kProjectionWeight, {c, c}, 0, shard, residual_);
     return p;
   }
@@ -71,12 +75,13 @@ class BlockDeclaration {
     const int64_t c = config_.hidden_size(), f = config_.ffn_hidden_size();
     MlpParameters p;
     p.up_weight = Sharded(kUpWeight, {c, f}, 1, shard, normal_);
-    p.up_bias = Sharded(kUpBias, {f}, 0, shard, kInitZeros);
+    p.up_bias = has_biases_ ? Sharded(kUpBias, {f}, 0, shard, kInitZeros) : nullptr;
     p.down_weight = Sharded(kDownWeight, {f, c}, 0, shard, residual_);
     return p;
   }
 
   const ModelConfig& config_;
+  const bool has_biases_ = HasBiases(config_);
   const std::vector<VirtualShard> shards_;
   const int64_t layer_;
   ParameterSet& set_;
@@ -115,7 +120,9 @@ StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions&
   p.layout.boundaries.push_back(set.flat_elements());
   if (stage.has_head) {
     p.final_norm_weight = &set.Add(WholeParameter(kFinalNormWeight, {c}, kAfterLayers, kInitOnes));
-    p.final_norm_bias = &set.Add(WholeParameter(kFinalNormBias, {c}, kAfterLayers, kInitZeros));
+    if (HasBiases(config)) {
+      p.final_norm_bias = &set.Add(WholeParameter(kFinalNormBias, {c}, kAfterLayers, kInitZeros));
+    }
     if (!stage.has_embedding) p.table = DeclareTable(table, tensor_parallel, set);
   }
   return p;

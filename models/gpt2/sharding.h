@@ -17,6 +17,11 @@
 
 namespace tessera::gpt2 {
 
+// Whether norms and linear layers have biases. What has none is null below.
+inline bool HasBiases(const ModelConfig& config) {
+  return !config.has_use_biases() || config.use_biases();
+}
+
 struct AttentionParameters {
   Parameter *qkv_weight, *qkv_bias;  // [C,3C/S], [3C/S]: the shard's heads of q, of k, of v
   Parameter* projection_weight;      // [C/S,C]

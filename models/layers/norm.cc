@@ -16,17 +16,25 @@ TensorView Statistic(const TensorView& stats, int64_t i) {
 
 }  // namespace
 
+LayerNorm::LayerNorm(Parameter& weight, Parameter* bias, double epsilon, const Device& device)
+    : weight_(&weight), bias_(bias), epsilon_(epsilon) {
+  if (bias != nullptr) return;
+  const DType dtype = weight.value.dtype();
+  no_bias_ = Tensor(dtype, weight.shape, device);
+  unused_gradient_ = Tensor(SumDType(dtype), weight.shape, device);
+}
+
 void LayerNorm::Forward(Backend& backend, const TensorView& x, const TensorView& out,
                         const TensorView& stats) const {
   backend.LayerNormForward(
-      {x, weight_->value, bias_->value, epsilon_, out, Statistic(stats, 0), Statistic(stats, 1)});
+      {x, weight_->value, bias(), epsilon_, out, Statistic(stats, 0), Statistic(stats, 1)});
 }
 
 void LayerNorm::AddForward(Backend& backend, const TensorView& a, const TensorView& b,
                            const TensorView& sum, const TensorView& out,
                            const TensorView& stats) const {
-  backend.AddLayerNormForward({a, b, sum, weight_->value, bias_->value, epsilon_, out,
-                               Statistic(stats, 0), Statistic(stats, 1)});
+  backend.AddLayerNormForward(
+      {a, b, sum, weight_->value, bias(), epsilon_, out, Statistic(stats, 0), Statistic(stats, 1)});
 }
 
 void LayerNorm::Backward(Backend& backend, const TensorView& d_out, const TensorView& x,

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "compute/kernels/backend.h"
+#include "compute/tensor/tensor.h"
 #include "models/layers/arena.h"
 #include "models/layers/parameter.h"
 #include "models/layers/pass.h"
@@ -43,8 +44,9 @@ class Norm {
 
 class LayerNorm final : public Norm {
  public:
-  LayerNorm(Parameter& weight, Parameter& bias, double epsilon)
-      : weight_(&weight), bias_(&bias), epsilon_(epsilon) {}
+  // `bias` may be null: then it is zero and not learned, and its gradient is not used. The weight
+  // has its memory, on this device.
+  LayerNorm(Parameter& weight, Parameter* bias, double epsilon, const Device& device);
   int64_t statistics() const override { return 2; }  // mean, 1 / standard deviation
   int64_t channels() const override { return weight_->shape[0]; }
   int64_t gradient_vectors() const override { return 2; }
@@ -55,12 +57,17 @@ class LayerNorm final : public Norm {
   void Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
                 const TensorView& stats, const TensorView& d_x, bool accumulate_dx,
                 const Gradients& gradients, bool accumulate) const override;
-  Gradients gradients() const override { return {weight_->grad, bias_->grad}; }
+  Gradients gradients() const override {
+    return {weight_->grad, bias_ == nullptr ? unused_gradient_.view() : bias_->grad};
+  }
 
  private:
+  const TensorView& bias() const { return bias_ == nullptr ? no_bias_.view() : bias_->value; }
+
   Parameter* weight_;
   Parameter* bias_;
   double epsilon_;
+  Tensor no_bias_, unused_gradient_;  // [C], where there is no bias
 };
 
 class RmsNorm final : public Norm {

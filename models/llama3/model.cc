@@ -259,6 +259,7 @@ void FillDefaults(ModelConfig& config) {
 }
 
 absl::Status Validate(const ModelConfig& config) {
+  if (config.has_use_biases()) return NotForArchitecture("use_biases", "Llama-3");
   TESSERA_RETURN_IF_ERROR(CheckPositive("ffn_multiplier", config.ffn_multiplier()));
   TESSERA_RETURN_IF_ERROR(CheckExtent("ffn_multiple_of", config.ffn_multiple_of()));
   TESSERA_RETURN_IF_ERROR(CheckCommonFields(config));

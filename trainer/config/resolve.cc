@@ -216,7 +216,8 @@ absl::Status CheckSetFields(const ModelConfig& model, const SavedModel& saved,
     const bool is_free = field->options().GetExtension(effect) != Effect::RESULTS ||
                          absl::EndsWith(field->name(), "dropout");
     const std::string wanted = FieldText(model, *field), found = FieldText(saved.config, *field);
-    if (is_free || wanted == found) continue;
+    const bool is_default = found.empty() && wanted == DefaultText(*field);
+    if (is_free || is_default || wanted == found) continue;
     return Wrong(field->name(), "=", wanted, ", but the model in ", saved.place, " has ",
                  field->name(), "=", found.empty() ? "unset" : found);
   }
