@@ -222,14 +222,14 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(std::shared_pt
   return OpenPlace({std::move(folder), std::move(file)}, options);
 }
 
-absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options,
-                                         std::string* mismatch) {
+absl::StatusOr<ForeignDescription> DescribeForeign(std::string_view name,
+                                                   const OpenForeignOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options.s3_endpoint));
   TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
-  *mismatch = std::move(checkpoint->mismatch);
-  return std::move(checkpoint->description);
+  return ForeignDescription{std::move(checkpoint->description), std::move(checkpoint->mismatch),
+                            std::move(checkpoint->notes)};
 }
 
 namespace {

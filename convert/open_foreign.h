@@ -79,11 +79,16 @@ struct ForeignObject {
 // does not tell objects from folders. nullopt for other names.
 std::optional<ForeignObject> FindObject(std::string_view name);
 
-// What the headers of such a checkpoint tell besides tensors: ForeignCheckpoint::description. Reads
-// no tensor. `mismatch` gets ForeignCheckpoint::mismatch. Errors: those of OpenForeign()'s index
-// pass.
-absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options,
-                                         std::string* mismatch);
+// What the headers of a checkpoint tell besides tensors; see ForeignCheckpoint.
+struct ForeignDescription {
+  Manifest manifest;  // ForeignCheckpoint::description
+  std::string mismatch;
+  std::vector<std::string> notes;
+};
+
+// Reads no tensor. Errors: those of OpenForeign()'s index pass.
+absl::StatusOr<ForeignDescription> DescribeForeign(std::string_view name,
+                                                   const OpenForeignOptions& options);
 
 }  // namespace tessera::ckpt::convert
 

@@ -10,6 +10,7 @@
 #include "checkpoint/c/handles.h"
 #include "checkpoint/c/tessera_checkpoint.h"
 #include "convert/operations/diff.h"
+#include "convert/operations/export.h"
 #include "convert/operations/named_checkpoint.h"
 #include "convert/operations/reshard.h"
 #include "convert/operations/verify.h"
@@ -77,9 +78,9 @@ absl::Status DiffByName(const std::string& name_a, const std::string& name_b, bo
 }
 
 // To a format of another framework.
-absl::StatusOr<Json> Export(const std::string& source, const std::string& destination,
-                            const std::string& format, const ReadOptions& options,
-                            const tessera_write_options& write) {
+absl::StatusOr<Json> ExportByName(const std::string& source, const std::string& destination,
+                                  const std::string& format, const ReadOptions& options,
+                                  const tessera_write_options& write) {
   convert::WriteForeignOptions to = {.format = format,
                                      .dtype = static_cast<DType>(write.dtype),
                                      .weights_only = write.weights_only != 0,
@@ -96,20 +97,12 @@ absl::StatusOr<Json> Export(const std::string& source, const std::string& destin
     to.tokenizer = tokenizer.get();
   }
   TESSERA_ASSIGN_OR_RETURN(const NamedCheckpoint named, FindCheckpoint(source, options.source));
-  TESSERA_RETURN_IF_ERROR(named.opened.status());
-  TESSERA_RETURN_IF_ERROR(named.CheckOtherRecords());
   TESSERA_ASSIGN_OR_RETURN(const convert::WriteForeignReport report,
-                           convert::WriteForeign(*named.opened, destination, to));
-  std::vector<std::string> notes = named.notes;
-  notes.insert(notes.end(), report.notes.begin(), report.notes.end());
-  return Json{{"path", destination},
-              {"format", format},
-              {"bytes", report.bytes},
-              {"files", report.files},
-              {"tensors", report.tensors},
-              {"digests_compared", report.digests_compared},
-              {"notes", notes},
-              {"seconds", report.seconds}};
+                           Export(named, destination, to));
+  return Json{{"path", destination},       {"format", format},
+              {"bytes", report.bytes},     {"files", report.files},
+              {"tensors", report.tensors}, {"digests_compared", report.digests_compared},
+              {"notes", report.notes},     {"seconds", report.seconds}};
 }
 
 // To this library's.
@@ -184,7 +177,7 @@ int32_t tessera_convert(const char* source, const char* destination, const char*
                              ReadStruct(write_options, "write_options"));
     const bool imports = name == "tessera";
     TESSERA_ASSIGN_OR_RETURN(const Json json, imports ? Import(from, to, read, write)
-                                                      : Export(from, to, name, read, write));
+                                                      : ExportByName(from, to, name, read, write));
     return GiveJson(json, report);
   });
 }

@@ -18,6 +18,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/open_storage.h"
 #include "checkpoint/include/storage.h"
+#include "convert/core/notes.h"
 #include "convert/core/read_digests.h"
 
 namespace tessera::ckpt {
@@ -124,8 +125,14 @@ absl::StatusOr<ReshardPlan> PlanReshard(const ReshardRequest& request) {
   TESSERA_RETURN_IF_ERROR(plan.source.opened.status());
   TESSERA_ASSIGN_OR_RETURN(plan.place, FindPlace(request.destination, plan.source.opened->step(),
                                                  request.open.s3_endpoint));
-  TESSERA_ASSIGN_OR_RETURN(
-      plan.layout, LayOutRanks(plan.source.opened->manifest(), plan.topology, request.layout));
+  const Manifest& manifest = plan.source.opened->manifest();
+  absl::StatusOr<RankLayout> layout = LayOutRanks(manifest, plan.topology, request.layout);
+  if (!plan.source.format.empty() && manifest.tensors().empty()) {
+    layout = absl::FailedPreconditionError(
+        absl::StrCat(plan.source.Describe(), " has no tensors that could be converted"));
+  }
+  if (!layout.ok()) return convert::WithNotes(layout.status(), plan.source.notes);
+  plan.layout = *std::move(layout);
   TESSERA_ASSIGN_OR_RETURN(plan.plan, PlanSave(plan.layout.ranks, SavePlanOptions()));
   return plan;
 }

@@ -4,6 +4,7 @@
 
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "convert/operations/export.h"
 #include "convert/operations/named_checkpoint.h"
 #include "convert/write_foreign.h"
 #include "nlohmann/json.hpp"
@@ -18,31 +19,26 @@ namespace {
 absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& options,
                                                     const NamedCheckpoint& source,
                                                     const CommandOutput& output) {
-  TESSERA_RETURN_IF_ERROR(source.opened.status());
-  TESSERA_RETURN_IF_ERROR(source.CheckOtherRecords());
   const std::string& tokenizer_path = options.convert.tokenizer;
   std::unique_ptr<Tokenizer> tokenizer;
   if (!tokenizer_path.empty()) {
     TESSERA_ASSIGN_OR_RETURN(tokenizer, LoadTokenizer(tokenizer_path));
   }
   ProgressBar bar(output.progress);
-  return convert::WriteForeign(
-      *source.opened, options.paths[1],
-      {.format = options.convert.format,
-       .dtype = options.convert.dtype,
-       .weights_only = options.convert.weights_only,
-       .max_file_bytes = options.convert.max_file_bytes,
-       .tokenizer = tokenizer.get(),
-       .tokenizer_path = tokenizer_path,
-       .s3_endpoint = options.source.s3_endpoint,
-       .io_threads = options.threads,
-       .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
+  return Export(source, options.paths[1],
+                {.format = options.convert.format,
+                 .dtype = options.convert.dtype,
+                 .weights_only = options.convert.weights_only,
+                 .max_file_bytes = options.convert.max_file_bytes,
+                 .tokenizer = tokenizer.get(),
+                 .tokenizer_path = tokenizer_path,
+                 .s3_endpoint = options.source.s3_endpoint,
+                 .io_threads = options.threads,
+                 .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
 }
 
-std::vector<std::string> NotesOf(const NamedCheckpoint& source,
-                                 const convert::WriteForeignReport& report) {
-  std::vector<std::string> notes = source.notes;
-  notes.insert(notes.end(), report.notes.begin(), report.notes.end());
+std::vector<std::string> NotesOf(const convert::WriteForeignReport& report) {
+  std::vector<std::string> notes = report.notes;
   for (const std::string& path : report.removed) {
     notes.push_back(path + " is removed: a conversion that was killed had left it");
   }
@@ -60,7 +56,7 @@ void PrintConversion(const CommandOptions& options, const NamedCheckpoint& sourc
     out << "; " << report.digests_compared << " match the digests there, too";
   }
   out << "\n";
-  PrintNotes(NotesOf(source, report), out);
+  PrintNotes(NotesOf(report), out);
 }
 
 }  // namespace
@@ -82,7 +78,7 @@ int RunConvert(const CommandOptions& options, const CommandOutput& output) {
                {"files", report->files},
                {"tensors", report->tensors},
                {"digests_compared", report->digests_compared},
-               {"notes", NotesOf(*source, *report)},
+               {"notes", NotesOf(*report)},
                {"seconds", report->seconds}},
               output.out);
   } else {

@@ -24,6 +24,7 @@
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "convert/contents.h"
 #include "convert/core/foreign_storage.h"
+#include "convert/core/notes.h"
 #include "convert/open_foreign.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load_content.h"
@@ -128,8 +129,10 @@ absl::Status CheckIsModel(const std::string& name, const ckpt::convert::ForeignS
       config.allow_unexpected() || !config.load_tensors().empty()) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat(name, " (", storage.format(), "): ", storage.notes().back()));
+  return ckpt::convert::WithNotes(
+      absl::FailedPreconditionError(
+          absl::StrCat(name, " (", storage.format(), ") does not have this model's tensors")),
+      storage.notes());
 }
 
 // Counts the position in the data in samples of this length, where the other framework's have

@@ -10,6 +10,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/manager/saved_checkpoints.h"
+#include "convert/core/notes.h"
 #include "convert/open_foreign.h"
 #include "google/protobuf/text_format.h"
 #include "models/model_config.h"
@@ -85,18 +86,24 @@ absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig&
       ckpt::convert::FindForeign(config.load(), step, options);
   if (absl::IsNotFound(found.status())) return NothingToLoad(config);
   TESSERA_RETURN_IF_ERROR(found.status());
-  std::string mismatch;
-  const absl::StatusOr<ckpt::Manifest> description =
-      ckpt::convert::DescribeForeign(found->name, options, &mismatch);
+  const absl::StatusOr<ckpt::convert::ForeignDescription> description =
+      ckpt::convert::DescribeForeign(found->name, options);
   if (absl::IsNotFound(description.status())) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(description.status());
+  model = ModelOf(description->manifest, found->name);
   const bool needs_all = !config.allow_missing() && config.load_tensors().empty();
-  if (!mismatch.empty() && needs_all) {
+  if (!needs_all) return model;
+  if (!description->mismatch.empty()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("load=", config.load(), ": ", found->name, ": ", mismatch,
+        absl::StrCat("load=", config.load(), ": ", found->name, ": ", description->mismatch,
                      "; restore the file from a copy, or give --allow-missing"));
   }
-  return ModelOf(*description, found->name);
+  if (model.has_value() || description->notes.empty()) return model;
+  return ckpt::convert::WithNotes(
+      absl::InvalidArgumentError(absl::StrCat(
+          "load=", config.load(), ": ", found->name,
+          " does not describe a model that is known here, nor do the settings: give --size")),
+      description->notes);
 }
 
 absl::Status CheckLoadFormat(const CheckpointConfig& config) {

@@ -15,7 +15,8 @@ namespace tessera {
 // there is no checkpoint, or its files describe no model that is known here. Not collective: every
 // rank reads the manifest, or the headers of the other framework's files.
 //
-// Errors: those of files in `load` that are damaged or in no known format.
+// Errors: those of files in `load` that are damaged or in no known format; InvalidArgument,
+// with the reader's notes, for another framework's checkpoint whose model is not known here.
 absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig& config);
 
 // InvalidArgument, listing the formats, if load_format is set to anything else.

@@ -1,0 +1,18 @@
+#ifndef TESSERA_CONVERT_CORE_NOTES_H_
+#define TESSERA_CONVERT_CORE_NOTES_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace tessera::ckpt::convert {
+
+// An error of an operation on another framework's checkpoint, followed by what its reader noted,
+// which may be the reason: "the checkpoint has no model. Left out: ...". Errors that do not come
+// from what a checkpoint has, such as those of a disk, are returned unchanged.
+absl::Status WithNotes(const absl::Status& status, const std::vector<std::string>& notes);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_CORE_NOTES_H_

@@ -1,0 +1,21 @@
+#ifndef TESSERA_CONVERT_OPERATIONS_EXPORT_H_
+#define TESSERA_CONVERT_OPERATIONS_EXPORT_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "convert/operations/named_checkpoint.h"
+#include "convert/write_foreign.h"
+
+namespace tessera::ckpt {
+
+// Writes a checkpoint of any format in that of another framework, after checking all records of the
+// source; see WriteForeign(). The report's notes begin with those about the source. An error has
+// those that may be its reason; see WithNotes().
+absl::StatusOr<convert::WriteForeignReport> Export(const NamedCheckpoint& source,
+                                                   const std::string& folder,
+                                                   const convert::WriteForeignOptions& options);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CONVERT_OPERATIONS_EXPORT_H_
