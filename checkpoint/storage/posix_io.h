@@ -188,8 +188,8 @@ class DualFile {
   int Finish(RingTransfer* started, uint64_t offset_bytes, size_t size_bytes,
              size_t* done_bytes) const;
   int WriteBuffered(uint64_t offset_bytes, std::span<const std::byte> data);
-  // Sets `*done_bytes` to the bytes that need no other call, whole blocks. EINVAL: direct writes are
-  // refused, from now on, too.
+  // Sets `*done_bytes` to the bytes that need no other call, whole blocks. After EINVAL, nothing is
+  // written directly any more.
   int WriteDirect(uint64_t offset_bytes, std::span<const std::byte> blocks, size_t* done_bytes);
   int WriteBlocks(uint64_t offset_bytes, std::span<const std::byte> blocks);
   int WriteBounced(uint64_t offset_bytes, std::span<const std::byte> blocks);

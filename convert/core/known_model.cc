@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <map>
+#include <string>
 #include <utility>
+#include <variant>
 
 #include "base/parse_json.h"
 #include "base/status_macros.h"
@@ -60,6 +62,22 @@ std::optional<int64_t> Rows(std::span<const ForeignTensor> tensors, int64_t colu
   return std::nullopt;
 }
 
+// The model that the files themselves describe, as those of nanoGPT do; nullopt where they do not.
+absl::StatusOr<std::optional<ModelProto>> DescribedByValues(const ForeignCheckpoint& checkpoint,
+                                                            int64_t tensor_count) {
+  constexpr std::string_view kArguments = "model_args.";
+  nlohmann::json arguments = nlohmann::json::object();
+  for (const ForeignValue& value : checkpoint.values) {
+    if (!value.name.starts_with(kArguments)) continue;
+    std::visit([&](const auto& v) { arguments[value.name.substr(kArguments.size())] = v; },
+               value.value);
+  }
+  if (!arguments.contains("block_size")) return std::nullopt;
+  TESSERA_ASSIGN_OR_RETURN(ModelDescription model,
+                           ReadForeignConfig(kNanoGpt, arguments.dump(), tensor_count));
+  return std::move(model.config);
+}
+
 uint64_t StoredBytes(const ForeignCheckpoint& checkpoint) {
   uint64_t bytes = 0;
   for (const ForeignTensor& tensor : checkpoint.tensors) {
@@ -99,13 +117,20 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::strin
     TESSERA_ASSIGN_OR_RETURN(known.description, ReadForeignConfig(kMeta, json, count));
   } else {
     std::string json;
+    std::optional<ModelProto> described;
     if (is_hugging_face) {
       TESSERA_ASSIGN_OR_RETURN(
           json, ReadAll(storage, JoinPath(folder, kHuggingFaceConfig), kMaxJsonBytes));
-    } else if (model != nullptr) {
-      TESSERA_ASSIGN_OR_RETURN(json, WriteHuggingFaceConfig(*model, DType::kF32));
     } else {
-      return std::nullopt;
+      TESSERA_ASSIGN_OR_RETURN(described, DescribedByValues(checkpoint, count));
+      if (described.has_value()) {
+        model = &*described;
+        known.notes.emplace_back(
+            "nanoGPT computes GELU exactly (nn.GELU), and GPT-2 here by its tanh approximation: "
+            "activations differ by up to 0.0005.");
+      }
+      if (model == nullptr) return std::nullopt;
+      TESSERA_ASSIGN_OR_RETURN(json, WriteHuggingFaceConfig(*model, DType::kF32));
     }
     TESSERA_ASSIGN_OR_RETURN(known.hugging_face, ReadHuggingFaceConfig(json, count));
     known.description = known.hugging_face->model;
@@ -130,8 +155,10 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::strin
     const std::string prefix(known.hugging_face->format->prefix);
     known.namings.push_back(LogicalNaming(known.description, order, prefix));
   }
-  absl::StatusOr<Parameters> meta = ForeignParameters(kMeta, known.description.config);
-  if (meta.ok()) known.namings.push_back(*std::move(meta));
+  for (const char* const other : {kMeta, kNanoGpt}) {
+    absl::StatusOr<Parameters> parameters = ForeignParameters(other, known.description.config);
+    if (parameters.ok()) known.namings.push_back(*std::move(parameters));
+  }
   return known;
 }
 

@@ -22,6 +22,7 @@ struct KnownModel {
   std::optional<HuggingFaceDescription> hugging_face;  // where that is known
   // In the order in which they are tried; parameters in the order of the modules.
   std::vector<std::vector<ForeignParameter>> namings;
+  std::vector<std::string> notes;  // what it computes otherwise here, one sentence each
 };
 
 // The model of a state dict in `folder`; see NameStateDict() for the arguments. InvalidArgument

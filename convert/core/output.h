@@ -34,8 +34,8 @@ struct OutputOptions {
 // its elements are rearranged; 24 MiB for what blocks share.
 //
 // Errors: those of the storages; FailedPrecondition for a tensor that the source does not have with
-// that shape, or has in a dtype that is not converted; DataLoss for damage of the source; Internal, before
-// anything of the file is written, for tensors that are not in the order of their offsets.
+// that shape, or has in a dtype that is not converted; DataLoss for damage of the source;
+// Internal, before the file is created, for tensors that are not in the order of their offsets.
 absl::StatusOr<DigestsByName> WriteOutput(const Checkpoint& source,
                                           const std::vector<OutputFile>& files, Storage& storage,
                                           std::string_view directory, const OutputOptions& options);

@@ -20,7 +20,6 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -30,22 +29,13 @@
 #include "convert/core/known_model.h"
 #include "convert/core/numbered_parameters.h"
 #include "convert/core/reading.h"
+#include "convert/core/wrapped_names.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 namespace {
 
 using Parameters = std::vector<ForeignParameter>;
-
-// A name without the components that torch.compile and FSDP add.
-std::string Unwrapped(const std::string& name) {
-  std::vector<std::string> parts = absl::StrSplit(name, '.');
-  std::erase_if(parts, [](const std::string& part) {
-    return part == "_orig_mod" || part == "_fsdp_wrapped_module" ||
-           part == "_checkpoint_wrapped_module";
-  });
-  return absl::StrJoin(parts, ".");
-}
 
 std::vector<std::string> NamesOf(const ForeignParameter& parameter) {
   std::vector<std::string> names = {parameter.name};
@@ -105,7 +95,7 @@ TorchGroups FindTorchGroups(const std::vector<ForeignValue>& values, const std::
 using ByName = std::map<std::string, const ForeignParameter*>;
 
 const ForeignParameter* FindIn(const ByName& by_name, const std::string& name) {
-  const auto at = by_name.find(Unwrapped(name));
+  const auto at = by_name.find(WithoutWrappers(name));
   return at == by_name.end() ? nullptr : at->second;
 }
 
@@ -124,16 +114,25 @@ class Namer {
       const ForeignTensor& tensor = checkpoint_.tensors[i];
       by_name_[tensor.name] = i;
       if (tensor.role != TensorRole::kWeight) continue;
-      const auto [at, is_new] = weights_.emplace(Unwrapped(tensor.name), i);
+      const auto [at, is_new] = weights_.emplace(WithoutWrappers(tensor.name), i);
       if (!is_new) {
         return Damaged(tensor, absl::StrCat("without its wrappers it is called as ",
                                             checkpoint_.tensors[at->second].name));
       }
     }
+    // Two namings may differ in the layout of matrices alone. Which one a square matrix has is
+    // proven by the others, all of which have to fit.
+    const Parameters* misshapen = nullptr;
+    std::string its_prefix;
     for (const Parameters& naming : model_.namings) {
       TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> prefix, FindPrefix(naming));
-      if (prefix.has_value()) return Name(naming, *prefix);
+      if (!prefix.has_value()) continue;
+      if (HasShapes(naming, *prefix)) return Name(naming, *prefix);
+      if (misshapen != nullptr) continue;
+      misshapen = &naming;
+      its_prefix = *prefix;
     }
+    if (misshapen != nullptr) return Name(*misshapen, its_prefix);  // which says what does not fit
     checkpoint_.mismatch = DescribeMismatch();
     checkpoint_.notes.push_back(
         absl::StrCat("Names are those of the files: ",
@@ -158,6 +157,13 @@ class Namer {
     return stored == by_name_.end() ? std::nullopt : std::optional(stored->second);
   }
 
+  std::string NotThere(const std::string& name) const {
+    std::vector<std::string> found;
+    for (const auto& [other, unused] : weights_) found.push_back(other);
+    return absl::StrCat("the model's ", name, " is not among ",
+                        found.empty() ? "them" : SomeOf(found));
+  }
+
   bool HasAll(const Parameters& naming, const std::string& prefix) {
     for (const ForeignParameter& parameter : naming) {
       if (parameter.blocks.empty()) continue;  // no part of the model
@@ -167,11 +173,22 @@ class Namer {
         continue;
       }
       if (missing_.empty()) {
-        missing_ = absl::StrCat("the model's ", prefix, parameter.name, " is not among them");
+        missing_ = NotThere(prefix + parameter.name);
       }
       return false;
     }
     return true;
+  }
+
+  // Whether the tensors of all parameters have their shapes. Precondition: HasAll().
+  bool HasShapes(const Parameters& naming, const std::string& prefix) const {
+    return std::ranges::all_of(naming, [&](const ForeignParameter& parameter) {
+      if (parameter.blocks.empty()) return true;
+      return std::ranges::all_of(NamesOf(parameter), [&](const std::string& name) {
+        const std::optional<size_t> at = Find(prefix + name);
+        return !at.has_value() || checkpoint_.tensors[*at].shape == parameter.shape;
+      });
+    });
   }
 
   // What precedes the names of all parameters; nullopt where they are not all there.
@@ -195,7 +212,7 @@ class Namer {
       found = prefix;
     }
     if (prefixes.empty() && missing_.empty()) {
-      missing_ = absl::StrCat("the model's ", naming.front().name, " is not among them");
+      missing_ = NotThere(naming.front().name);
     }
     return found;
   }
@@ -279,7 +296,14 @@ class Namer {
                           : absl::StrCat("; the files have ", absl::CHexEscape(nearest),
                                          ", which no parameter is called")));
     }
-    return missing.empty() ? "" : JoinFirst(missing, "; ");
+    if (missing.empty()) return "";
+    std::string message = JoinFirst(missing, "; ");
+    const bool shows_some = message.find("; the files have ") != message.npos;
+    if (!shows_some && !unexpected.empty()) {
+      absl::StrAppend(&message, "; the files have ", SomeOf(unexpected),
+                      ", which no parameter is called");
+    }
+    return message;
   }
 
   absl::Status Name(const Parameters& naming, const std::string& prefix) {
@@ -336,7 +360,7 @@ class Namer {
         continue;
       }
       if (used.contains(i) || !tensor.alias_of.empty()) continue;
-      const std::string name = Unwrapped(tensor.name);
+      const std::string name = WithoutWrappers(tensor.name);
       const std::string own = name.starts_with(prefix) ? name.substr(prefix.size()) : "";
       if (model_.hugging_face && model_.hugging_face->IsComputed(own)) continue;
       if (parts.contains(own.substr(0, own.find('.')))) return Damaged(tensor, "not the model's");
@@ -423,7 +447,7 @@ class Namer {
         groups.back().back().shape = shape->second;
         const auto name = group.names.find(i);
         if (name == group.names.end()) continue;
-        const auto parameter = by_name.find(Unwrapped(name->second));
+        const auto parameter = by_name.find(WithoutWrappers(name->second));
         if (parameter != by_name.end()) named[number] = indices.at(parameter->second->name);
       }
     }
@@ -521,7 +545,10 @@ absl::Status NameStateDict(Storage& storage, std::string_view folder, const Mode
   }
   TESSERA_RETURN_IF_ERROR(known.status());
   if (!known->has_value() || (*known)->description.parameters.empty()) return absl::OkStatus();
-  return Namer(storage, folder, **known, framework, checkpoint).Run();
+  TESSERA_RETURN_IF_ERROR(Namer(storage, folder, **known, framework, checkpoint).Run());
+  if (!checkpoint.description.has_model()) return absl::OkStatus();
+  checkpoint.notes.insert(checkpoint.notes.end(), (*known)->notes.begin(), (*known)->notes.end());
+  return absl::OkStatus();
 }
 
 }  // namespace tessera::ckpt::convert

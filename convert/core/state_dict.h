@@ -14,13 +14,13 @@ namespace tessera::ckpt::convert {
 // Gives the tensors of a state dict of torch the names and layouts of a model's logical tensors.
 //
 // config.json (Hugging Face's) or params.json (Meta's) beside the files describes the model, else
-// `model`, which may be null. Names are Hugging Face's or Meta's. What wraps the model is left out
-// where all names have it: dicts around it ("model."), DistributedDataParallel ("module."), and,
-// inside names, torch.compile and FSDP ("_orig_mod", "_fsdp_wrapped_module",
-// "_checkpoint_wrapped_module"). Adam's moments below "state.NAME." become those of the parameter;
-// so do those below "state.NUMBER.", where the optimizer's param_groups, the order of the model's
-// parameters and the shapes settle which parameter each number is (AssignNumbers()); where they do
-// not, a note says why. The number of updates, where all parameters agree, becomes the step.
+// nanoGPT's `model_args` in them, else `model`, which may be null. Names are Hugging Face's or
+// Meta's; matrices of GPT-2 may be transposed, as nanoGPT has them, which the shapes of all of them
+// have to prove. Wrappers in names (WithoutWrappers()) and dicts around the model ("model.") are
+// left out. Adam's moments below "state.NAME." become those of the parameter; so do those below
+// "state.NUMBER.", where the optimizer's param_groups, the order of the model's parameters and the
+// shapes settle which parameter each number is (AssignNumbers()); where they do not, a note says
+// why. The number of updates, where all parameters agree, becomes the step.
 //
 // `framework`, where it is not empty, is that whose names and layouts of parameters the files have
 // (ForeignParameters()), instead of Hugging Face's or Meta's.

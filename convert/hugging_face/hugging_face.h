@@ -27,7 +27,8 @@ absl::StatusOr<bool> IsHuggingFace(Storage& storage);
 // headers, and for tensors in other files than the index says.
 absl::StatusOr<std::map<std::string, ForeignTensor>> ReadHuggingFaceTensors(Storage& storage);
 
-// The tensors of the model that config.json describes, each with its shape checked. Tensors that
+// The tensors of the model that config.json describes, each with its shape checked, whatever
+// wrappers have added to their names (WithoutWrappers()). Tensors that
 // are computed and not learned are left out; a second copy of tied parameters is a copy of the
 // first. Errors also: DataLoss, listing all missing, unknown and misshapen tensors;
 // InvalidArgument for a model that is not known here.

@@ -16,6 +16,7 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
 #include "convert/core/reading.h"
+#include "convert/core/wrapped_names.h"
 #include "convert/hugging_face/hugging_face.h"
 #include "nlohmann/json.hpp"
 
@@ -71,22 +72,30 @@ absl::Status ReadHeader(Storage& storage, const std::string& name, TensorsByName
 // Matches the tensors of a model with those of its files.
 class ModelReader {
  public:
-  ModelReader(const HuggingFaceDescription& description, TensorsByName tensors)
-      : description_(description), tensors_(std::move(tensors)) {}
+  explicit ModelReader(const HuggingFaceDescription& description) : description_(description) {}
 
-  absl::StatusOr<std::vector<ForeignTensor>> Read() {
-    std::erase_if(tensors_,
-                  [&](const auto& named) { return description_.IsComputed(named.first); });
+  absl::StatusOr<std::vector<ForeignTensor>> Read(TensorsByName tensors) {
+    for (auto& [name, tensor] : tensors) {
+      std::string own = WithoutWrappers(name);
+      if (description_.IsComputed(own)) continue;
+      const auto [at, is_new] = tensors_.emplace(std::move(own), std::move(tensor));
+      if (is_new) continue;
+      return absl::DataLossError(absl::StrCat(
+          "tensor ", name, ": without its wrappers it is called as ", at->second.name));
+    }
     std::vector<ForeignTensor> result;
     for (const LogicalParameter& parameter : description_.model.parameters) {
       AddParameter(parameter, result);
     }
-    for (const auto& [name, tensor] : tensors_) {
-      problems_.push_back(
-          absl::StrCat("tensor ", name, " in ", tensor.pieces[0].file, " is not the model's"));
+    std::vector<std::string> others;
+    for (const auto& [name, tensor] : tensors_) others.push_back(tensor.name);
+    if (problems_.empty() && others.empty()) return result;
+    std::string message = JoinFirst(problems_, "; ");
+    if (!others.empty()) {
+      absl::StrAppend(&message, message.empty() ? "" : "; ", "the files have ", SomeOf(others),
+                      ", which no parameter is called");
     }
-    if (problems_.empty()) return result;
-    return absl::DataLossError(JoinFirst(problems_, "; "));
+    return absl::DataLossError(message);
   }
 
  private:
@@ -195,7 +204,7 @@ absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage) {
       At(storage, "", ReadHuggingFaceConfig(config, static_cast<int64_t>(tensors.size()))));
   *checkpoint.description.mutable_model() = description.model.config;
   TESSERA_ASSIGN_OR_RETURN(checkpoint.tensors,
-                           At(storage, "", ModelReader(description, std::move(tensors)).Read()));
+                           At(storage, "", ModelReader(description).Read(std::move(tensors))));
   return checkpoint;
 }
 

@@ -44,6 +44,7 @@ FOREIGN = {
     "runs/hybrid/checkpoint-3": "tests/interop/paddle/testdata/mp2_pp2",
     "runs/internevo/1000": "tests/interop/internevo/llama_tp2_zo2",
     "runs/megatron": "tests/interop/megatron/gpt2_tp2_pp2",
+    "runs/nanogpt": "tests/interop/state_dict/nanogpt",
     "runs/theirs": "tests/interop/deepspeed/zero2_bf16",
 }
 

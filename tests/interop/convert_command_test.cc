@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -33,6 +34,7 @@
 #include "tokenizer/files/load_tokenizer.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/ckpt/commands.h"
+#include "trainer/state/saved_model.h"
 
 namespace tessera {
 namespace {
@@ -440,6 +442,77 @@ TEST_F(ConvertCommandTest, NamesWithoutPrefixAndCopiesOfTheHead) {
       err_, AllOf(HasSubstr("tensor transformer.wte.weight: the copies of"), HasSubstr("differ")));
 }
 
+// torch.compile, DistributedDataParallel and peft add them, and safetensors keep them.
+TEST_F(ConvertCommandTest, NamesWithWrappers) {
+  const std::string folder = In("hf"), file = folder + "/model.safetensors";
+  fs::copy(Fixture("gpt2.hf"), folder);
+  Safetensors tensors = Safetensors::Read(file);
+  const nlohmann::json header = tensors.header;
+  const auto write = [&](const std::string& wrapper) {
+    tensors.header.clear();
+    for (const auto& [name, entry] : header.items()) {
+      tensors.header[(name == "__metadata__" ? "" : wrapper) + name] = entry;
+    }
+    tensors.Write(file);
+  };
+  for (const char* wrapper : {"_orig_mod.", "module.", "base_model.model.", "module._orig_mod."}) {
+    write(wrapper);
+    EXPECT_EQ(Run({"diff", folder, Fixture("gpt2.hf")}), ckpt::kExitOk) << wrapper << out_ << err_;
+  }
+  write("student.");
+  EXPECT_EQ(Run({"verify", folder}), ckpt::kExitDifferent);
+  EXPECT_THAT(err_, AllOf(HasSubstr("tensor transformer.wte.weight is missing"),
+                          HasSubstr("the files have student.transformer.h.0.attn.c_attn.bias, "
+                                    "student.transformer.h.0.attn.c_attn.weight, "
+                                    "student.transformer.h.0.attn.c_proj.bias and 25 more, "
+                                    "which no parameter is called")));
+}
+
+// Norms in fp32 beside matrices in bf16: the file has the larger elements first.
+TEST_F(ConvertCommandTest, WeightsOfSeveralDtypesAreWrittenAndReadBack) {
+  for (const std::string model : {"gpt2", "llama3_tied", "llama3_untied"}) {
+    SCOPED_TRACE(model);
+    const std::string file = In(model + ".gguf"), hf = In(model + ".hf");
+    ASSERT_EQ(Run({"convert", Fixture(model + ".hf"), file, "--to=gguf", "--dtype=bf16"}), 0);
+    ASSERT_EQ(Run({"convert", file, hf, "--to=hf"}), 0) << err_;
+    EXPECT_EQ(Run({"diff", file, hf}), 0) << out_ << err_;
+    const nlohmann::json header = Safetensors::Read(hf + "/model.safetensors").header;
+    std::set<std::string> dtypes;
+    for (const auto& [name, entry] : header.items()) {
+      if (entry.contains("dtype")) dtypes.insert(entry["dtype"].get<std::string>());
+    }
+    EXPECT_EQ(dtypes, std::set<std::string>({"BF16", "F32"}));
+  }
+}
+
+// `inspect` shows why a checkpoint has no model, and the errors of other commands do, too.
+TEST_F(ConvertCommandTest, ErrorsHaveTheNotesThatExplainThem) {
+  const std::string meta = CopyOf("tests/interop/state_dict/llama_meta");
+  nlohmann::json params = nlohmann::json::parse(ReadFile(meta + "/params.json"));
+  params["use_scaled_rope"] = true;
+  WriteFile(meta + "/params.json", params.dump());
+  const std::string gpt2 = CopyOf("tests/interop/state_dict/gpt2");
+  fs::copy_file(Fixture("llama3_untied.hf") + "/config.json", gpt2 + "/config.json",
+                fs::copy_options::overwrite_existing);
+  const std::map<std::string, std::string> reasons = {
+      {meta, "add \"rope_scaling_factor\", which is 8 in Llama 3.1"},
+      {gpt2, "the model's model.embed_tokens.weight is not among lm_head.weight, transformer.h.0."},
+      {"convert/torch/testdata/unread.pt", "Left out: a tensor of the kind "}};
+  for (const auto& [source, reason] : reasons) {
+    SCOPED_TRACE(source);
+    ASSERT_EQ(Run({"inspect", source}), ckpt::kExitOk) << err_;
+    EXPECT_THAT(out_, HasSubstr(reason));
+    EXPECT_EQ(Run({"convert", source, In("out"), "--to=hf"}), ckpt::kExitUsage);
+    EXPECT_THAT(err_, HasSubstr(reason));
+    EXPECT_FALSE(fs::exists(In("out")));
+    CheckpointConfig config;
+    config.set_load(source);
+    const auto model = FindSavedModel(config);
+    EXPECT_TRUE(absl::IsInvalidArgument(model.status())) << model.status();
+    EXPECT_THAT(std::string(model.status().message()), HasSubstr(reason));
+  }
+}
+
 // transformers warns where the context before the stretch is not less than that of the model, and
 // of keys in rope_scaling that it does not know.
 TEST_F(ConvertCommandTest, RopeScalingIsAsTransformersWantsItAndReadsBackTheSame) {
@@ -505,7 +578,10 @@ TEST_F(ConvertCommandTest, DamagedHuggingFaceFolders) {
   replace(config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
   refused(ckpt::kExitDifferent, "tensor model.layers.2.input_layernorm.weight is missing");
   replace(config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
-  refused(ckpt::kExitDifferent, "is not the model's");
+  refused(ckpt::kExitDifferent,
+          "the files have model.layers.1.input_layernorm.weight, "
+          "model.layers.1.mlp.down_proj.weight, model.layers.1.mlp.gate_proj.weight and 6 more, "
+          "which no parameter is called");
   replace(config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 5000");
   refused(ckpt::kExitUsage, "5000 layers, but the files have 21 tensors");
   replace(config, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"relu\"");

@@ -167,7 +167,8 @@ TEST(StateDictTest, AnotherModelKeepsTheNamesOfTheFile) {
   ASSERT_FALSE(storage->notes().empty());
   EXPECT_EQ(storage->notes().back(),
             "Names are those of the files: the model's model.embed_tokens.weight is not among "
-            "them.");
+            "model.module.lm_head.weight, model.module.transformer.h.0.attn.c_attn.bias, "
+            "model.module.transformer.h.0.attn.c_attn.weight and 27 more.");
 }
 
 // The files of a folder by their names in memory.
@@ -267,6 +268,26 @@ TEST(StateDictTest, MomentsByNumberOfTiedAndFrozenParameters) {
   const Tensors expected = ReadExpected("script");
   EXPECT_FALSE(expected.contains("transformer.h.1.mlp.c_fc.bias.exp_avg"));
   EXPECT_EQ(LoadUntied(*storage), expected);
+}
+
+// Linear layers are transposed, the square ones too, and the file says what its model is. Both the
+// name of the weights and that of the head are there; the optimizer has numbers.
+TEST(StateDictTest, CheckpointsOfNanoGptAreReadWithTheirModelAndTheirMoments) {
+  for (const std::string name : {"nanogpt", "nanogpt_biases"}) {
+    SCOPED_TRACE(name);
+    ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture(name + "/ckpt.pt")));
+    EXPECT_EQ(LoadUntied(*storage), ReadExpected(name));
+    EXPECT_THAT(storage->notes(), ElementsAre(HasSubstr("nanoGPT computes GELU exactly")));
+    const ckpt::Manifest manifest = ManifestOf(*storage);
+    EXPECT_EQ(manifest.trainer().step(), 3);
+    CheckpointConfig config;
+    config.set_load(Fixture(name));
+    ASSERT_OK_AND_ASSIGN(const auto model, FindSavedModel(config));
+    ASSERT_TRUE(model.has_value());
+    EXPECT_EQ(model->config.has_use_biases(), name == "nanogpt");
+    EXPECT_EQ(model->config.vocab_size(), 23);
+    EXPECT_EQ(model->config.max_position_embeddings(), 12);
+  }
 }
 
 // A name that any script may use is shown and means nothing.

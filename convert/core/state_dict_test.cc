@@ -1,0 +1,202 @@
+// Names and layouts of state dicts that no fixture has; what other programs write is in
+// tests/interop/state_dict_test.cc.
+
+#include "convert/core/state_dict.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/storage/testing/memory_storage.h"
+#include "convert/core/models.h"
+#include "convert/core/wrapped_names.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+constexpr int64_t kHidden = 4;
+
+ModelProto Gpt2(const std::string& more = "") {
+  ModelProto model;
+  model.set_architecture("gpt2");
+  model.set_text(
+      "architecture: GPT2 num_layers: 2 hidden_size: 4 num_attention_heads: 2 vocab_size: 11 "
+      "max_position_embeddings: 5 " +
+      more);
+  return model;
+}
+
+bool IsMatrixOfLayer(const LogicalParameter& parameter) {
+  return parameter.shape.size() == 2 && parameter.name.find(".h.") != std::string::npos;
+}
+
+bool IsSquare(const LogicalParameter& parameter) {
+  return parameter.shape == Shape({kHidden, kHidden});
+}
+
+std::vector<LogicalParameter> ParametersOf(const ModelProto& model) {
+  const auto config = ConfigOf(model);
+  EXPECT_TRUE(config.ok()) << config.status();
+  return DescribeModel(*config).parameters;
+}
+
+// A file with all parameters of the model, of which those in `transposed` are [out, in].
+ForeignCheckpoint StateDict(const ModelProto& model, const std::set<std::string>& transposed,
+                            const std::string& wrapper = "") {
+  ForeignCheckpoint checkpoint = {.format = "torch", .in_module_order = true};
+  uint64_t offset = 0;
+  for (const LogicalParameter& parameter : ParametersOf(model)) {
+    Shape shape = parameter.shape;
+    if (transposed.contains(parameter.name)) std::swap(shape[0], shape[1]);
+    checkpoint.tensors.push_back({.name = wrapper + parameter.name,
+                                  .dtype = DType::kF32,
+                                  .shape = shape,
+                                  .pieces = {{.box = WholeBox(shape),
+                                              .file = "model.pt",
+                                              .offset_bytes = offset,
+                                              .strides = ContiguousStrides(shape)}}});
+    offset += ElementCount(shape) * sizeof(float);
+  }
+  return checkpoint;
+}
+
+absl::Status Name(const ModelProto* model, ForeignCheckpoint& checkpoint) {
+  MemoryStorage storage;
+  return NameStateDict(storage, "", model, /*framework=*/"", checkpoint);
+}
+
+const ForeignTensor* Find(const ForeignCheckpoint& checkpoint, const std::string& name) {
+  const auto found = std::ranges::find(checkpoint.tensors, name, &ForeignTensor::name);
+  return found == checkpoint.tensors.end() ? nullptr : &*found;
+}
+
+// The square projections are read as their neighbours are, whose shapes prove it.
+TEST(StateDictLayoutTest, SquareMatricesAreTransposedWithTheirNeighbours) {
+  for (const std::string more : {"", "use_biases: false"}) {
+    const ModelProto model = Gpt2(more);
+    std::set<std::string> all, squares;
+    for (const LogicalParameter& parameter : ParametersOf(model)) {
+      if (!IsMatrixOfLayer(parameter)) continue;
+      all.insert(parameter.name);
+      if (IsSquare(parameter)) squares.insert(parameter.name);
+    }
+    ASSERT_THAT(all, SizeIs(8));
+    ASSERT_THAT(squares, SizeIs(2));
+    for (const bool transposed : {false, true}) {
+      ForeignCheckpoint checkpoint = StateDict(model, transposed ? all : std::set<std::string>());
+      ASSERT_TRUE(Name(&model, checkpoint).ok());
+      EXPECT_TRUE(checkpoint.description.has_model());
+      for (const std::string& name : all) {
+        const ForeignTensor* const tensor = Find(checkpoint, name);
+        ASSERT_NE(tensor, nullptr) << name;
+        ASSERT_THAT(tensor->pieces, SizeIs(1));
+        const std::vector<int64_t> expected = transposed
+                                                  ? std::vector<int64_t>{1, tensor->shape[0]}
+                                                  : std::vector<int64_t>{tensor->shape[1], 1};
+        EXPECT_EQ(tensor->pieces[0].strides, expected) << name;
+      }
+    }
+    // One whose shape tells that it is not as the others are.
+    for (const std::string& name : all) {
+      if (squares.contains(name)) continue;
+      std::set<std::string> others = all;
+      others.erase(name);
+      for (const std::set<std::string>& transposed : {std::set<std::string>{name}, others}) {
+        ForeignCheckpoint checkpoint = StateDict(model, transposed);
+        const absl::Status status = Name(&model, checkpoint);
+        EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+        EXPECT_THAT(std::string(status.message()), HasSubstr("expected ["));
+      }
+    }
+  }
+}
+
+TEST(StateDictLayoutTest, ModelArgumentsOfNanoGptAreTheModel) {
+  const auto with_arguments = [](ForeignCheckpoint checkpoint, bool bias) {
+    for (const auto& [name, value] : {std::pair("n_layer", 2),
+                                      {"n_head", 2},
+                                      {"n_embd", 4},
+                                      {"block_size", 5},
+                                      {"vocab_size", 11}}) {
+      checkpoint.values.push_back({std::string("model_args.") + name, int64_t{value}});
+    }
+    checkpoint.values.push_back({"model_args.bias", bias});
+    checkpoint.values.push_back({"model_args.dropout", 0.125});
+    return checkpoint;
+  };
+  for (const bool bias : {false, true}) {
+    ForeignCheckpoint checkpoint =
+        with_arguments(StateDict(Gpt2(bias ? "" : "use_biases: false"), {}, "_orig_mod."), bias);
+    ASSERT_TRUE(Name(nullptr, checkpoint).ok());
+    const auto config = ConfigOf(checkpoint.description.model());
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->has_use_biases(), !bias);
+    EXPECT_EQ(config->max_position_embeddings(), 5);
+    EXPECT_EQ(config->hidden_dropout(), 0.125);
+    EXPECT_EQ(config->attention_dropout(), 0.125);
+    EXPECT_THAT(checkpoint.notes, ::testing::ElementsAre(HasSubstr("nanoGPT computes GELU")));
+    EXPECT_EQ(Find(checkpoint, "transformer.ln_f.bias") != nullptr, bias);
+  }
+  // What the arguments deny is not there, and what they promise is.
+  ForeignCheckpoint lacks = with_arguments(StateDict(Gpt2("use_biases: false"), {}), true);
+  ASSERT_TRUE(Name(nullptr, lacks).ok());
+  EXPECT_THAT(lacks.mismatch, HasSubstr("ln_1.bias is missing"));
+  ForeignCheckpoint exceeds = with_arguments(StateDict(Gpt2(), {}), false);
+  EXPECT_TRUE(absl::IsDataLoss(Name(nullptr, exceeds)));
+  // A setting of another program, with which it computes another model.
+  ForeignCheckpoint other = with_arguments(StateDict(Gpt2(), {}), true);
+  other.values.push_back({"model_args.use_rmsnorm", true});
+  ASSERT_TRUE(Name(nullptr, other).ok());
+  EXPECT_FALSE(other.description.has_model());
+  EXPECT_THAT(other.notes, ::testing::ElementsAre(HasSubstr("use_rmsnorm is true, which is not "
+                                                            "known here")));
+}
+
+TEST(WrappedNamesTest, WrappersAreLeftOutWhereTheyAreAdded) {
+  const std::string name = "transformer.h.0.attn.c_attn.weight";
+  for (const std::string wrapper :
+       {"", "_orig_mod.", "module.", "base_model.model.", "module._orig_mod.", "_orig_mod.module.",
+        "_fsdp_wrapped_module.", "module.base_model.model.", "_fsdp_wrapped_module._orig_mod."}) {
+    EXPECT_EQ(WithoutWrappers(wrapper + name), name) << wrapper;
+    const ModelProto model = Gpt2();
+    ForeignCheckpoint checkpoint = StateDict(model, {}, wrapper);
+    ASSERT_TRUE(Name(&model, checkpoint).ok()) << wrapper;
+    EXPECT_NE(Find(checkpoint, name), nullptr) << wrapper;
+  }
+  EXPECT_EQ(
+      WithoutWrappers("transformer.h.0._checkpoint_wrapped_module.attn._orig_mod.c_attn.bias"),
+      "transformer.h.0.attn.c_attn.bias");
+  EXPECT_EQ(WithoutWrappers("transformer.module.weight"), "transformer.module.weight");
+  EXPECT_EQ(WithoutWrappers("my_module.weight"), "my_module.weight");
+  EXPECT_EQ(WithoutWrappers(""), "");
+}
+
+TEST(WrappedNamesTest, TwoTensorsOfOneNameAreRefused) {
+  const ModelProto model = Gpt2();
+  ForeignCheckpoint checkpoint = StateDict(model, {});
+  ForeignTensor copy = checkpoint.tensors[0];
+  copy.name = "module." + copy.name;
+  checkpoint.tensors.push_back(copy);
+  const absl::Status status = Name(&model, checkpoint);
+  EXPECT_TRUE(absl::IsDataLoss(status));
+  EXPECT_THAT(
+      std::string(status.message()),
+      HasSubstr("tensor module.transformer.wte.weight: without its wrappers it is called as "
+                "transformer.wte.weight"));
+}
+
+TEST(WrappedNamesTest, AFewNamesAreShown) {
+  EXPECT_EQ(SomeOf({"a"}), "a");
+  EXPECT_EQ(SomeOf({"a", "b\n", "c"}), "a, b\\n, c");
+  EXPECT_EQ(SomeOf({"a", "b", "c", "d", "e"}), "a, b, c and 2 more");
+}
+
+}  // namespace
+}  // namespace tessera::ckpt::convert
