@@ -26,7 +26,7 @@ std::vector<LayerTensor> LayerTensors(const ModelConfig& config) {
 
 absl::Status CheckHasBiases(const ModelConfig& config) {
   if (HasBiases(config)) return absl::OkStatus();
-  return absl::InvalidArgumentError("use_biases is false: GPT-2 has biases there");
+  return absl::InvalidArgumentError("use_biases is false: this format has GPT-2 with biases only");
 }
 
 std::vector<ForeignParameter> OutByInParameters(const ModelConfig& config) {

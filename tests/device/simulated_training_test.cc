@@ -157,6 +157,19 @@ TEST_P(SimulatedTrainingTest, AMicroBatchThatIsRepeatedChangesNoBit) {
   }
 }
 
+// A norm without a bias has memory of its own on the device.
+TEST(SimulatedTrainingBiasTest, AModelWithoutBiasesHasTheLossesOfTheCpu) {
+  const TrainConfig config = Config(
+      "size: \"gpt2-tiny\" num_layers: 2 hidden_size: 16 ffn_hidden_size: 64 "
+      "num_attention_heads: 2 vocab_size: 48 use_biases: false",
+      "tp2");
+  ASSERT_OK_AND_ASSIGN(const Curve cpu, TrainOnCpu(config));
+  ASSERT_OK_AND_ASSIGN(const Curve device, TrainOnDevices(config, {.seed = 1}));
+  for (int64_t step = 0; step < kSteps; ++step) {
+    EXPECT_NEAR(device.losses[step], cpu.losses[step], kTolerance) << step;
+  }
+}
+
 TEST(SimulatedTrainingWaitTest, MessagesThatDoNotWaitForTheirDataAreFound) {
   const TrainConfig config = Config(kGpt2, "dp2");
   ASSERT_OK_AND_ASSIGN(const Curve right, TrainOnDevices(config, {.seed = 3}));

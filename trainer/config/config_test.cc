@@ -626,6 +626,17 @@ TEST(ConfigTest, WhatIsNotSetOfAModelIsTheSavedOnes) {
                   "architecture=llama3, but the model in d has architecture=gpt2")}) {
     EXPECT_EQ(ResolveOver(kSaved, text, &calls).status().message(), message);
   }
+  // Biases are the default, which no config states.
+  constexpr char kWithoutBiases[] = "size: \"gpt2-tiny\" use_biases: false";
+  ASSERT_OK_AND_ASSIGN(const auto without, ResolveOver(kWithoutBiases, "", &calls));
+  EXPECT_TRUE(without.model().has_use_biases() && !without.model().use_biases());
+  EXPECT_TRUE(ResolveOver(kWithoutBiases, "model { use_biases: false }", &calls).ok());
+  ASSERT_OK_AND_ASSIGN(const auto with, ResolveOver(kSaved, "model { use_biases: true }", &calls));
+  EXPECT_FALSE(with.model().has_use_biases());
+  EXPECT_EQ(ResolveOver(kWithoutBiases, "model { use_biases: true }", &calls).status().message(),
+            "use_biases=true, but the model in d has use_biases=false");
+  EXPECT_EQ(ResolveOver(kSaved, "model { use_biases: false }", &calls).status().message(),
+            "use_biases=false, but the model in d has use_biases=true");
   // Weights that are not there may be trained anew.
   EXPECT_TRUE(
       ResolveOver(kSaved, "model { vocab_size: 62 } checkpoint { allow_missing: true }", &calls)

@@ -215,11 +215,12 @@ absl::Status CheckSetFields(const ModelConfig& model, const SavedModel& saved,
   for (const FieldDescriptor* field : set) {
     const bool is_free = field->options().GetExtension(effect) != Effect::RESULTS ||
                          absl::EndsWith(field->name(), "dropout");
-    const std::string wanted = FieldText(model, *field), found = FieldText(saved.config, *field);
-    const bool is_default = found.empty() && wanted == DefaultText(*field);
-    if (is_free || is_default || wanted == found) continue;
+    const bool is_set = saved.config.GetReflection()->HasField(saved.config, field);
+    const std::string wanted = FieldText(model, *field);
+    const std::string found = is_set ? FieldText(saved.config, *field) : DefaultText(*field);
+    if (is_free || wanted == found) continue;
     return Wrong(field->name(), "=", wanted, ", but the model in ", saved.place, " has ",
-                 field->name(), "=", found.empty() ? "unset" : found);
+                 field->name(), "=", found);
   }
   return absl::OkStatus();
 }
