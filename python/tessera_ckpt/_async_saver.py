@@ -130,7 +130,7 @@ class AsyncSaver:
         if hasattr(tensor, "to_local"):
             tensor = tensor.to_local()
         memory = _tensors.memory_of(tensor, "tensor")
-        if memory.copy_back is not None or 0 in memory.shape:
+        if memory.finish is not None or 0 in memory.shape:
             return  # what is saved is a copy
         reach = [(extent - 1) * stride for extent, stride in zip(memory.shape, memory.strides)]
         first = sum(r for r in reach if r < 0)

@@ -7,11 +7,13 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from . import _library, _state, _tensors
+from . import _library, _state, _tensors, _values
 from ._group import DEADLINE_SECONDS, Group, group_of
-from ._library import (CREATE, Handle, InvalidArgumentError, LoadOptions, NotFoundError,
-                       SaveOptions, TesseraError, error_of, integer, lib, numbers, report, text)
+from ._library import (CREATE, Handle, InvalidArgumentError, LoadOptions, MismatchError,
+                       NotFoundError, SaveOptions, TesseraError, error_of, integer, lib, numbers,
+                       report, text)
 from ._progress import Progress, shown
+from ._state import TensorInfo
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -49,21 +51,6 @@ class CheckpointInfo:
     step: int
     path: str
     error: Optional[str] = None
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """A tensor as a checkpoint has it."""
-
-    name: str
-    dtype: str
-    shape: Tuple[int, ...]
-    role: str
-    alias_of: Optional[str] = None
-
-
-_ROLES = {1: "weight", 2: "master_weight", 3: "optimizer_state", 4: "buffer"}
-_ROLE_NUMBERS = {name: number for number, name in _ROLES.items()}
 
 
 def join(folder: str, directory: str) -> str:
@@ -125,7 +112,7 @@ class Checkpoint:
         for tensor in found["tensors"]:
             self._description.tensors[tensor["name"]] = TensorInfo(
                 name=tensor["name"], dtype=_tensors.DTYPE_NAMES[tensor["dtype"]],
-                shape=tuple(tensor["shape"]), role=_ROLES[tensor["role"]],
+                shape=tuple(tensor["shape"]), role=_state.ROLES[tensor["role"]],
                 alias_of=tensor["alias_of"] or None)
 
     def __repr__(self) -> str:
@@ -173,12 +160,19 @@ class Checkpoint:
 
     @property
     def values(self) -> Dict[str, Any]:
-        """The leaves of the saved state that are not tensors, by name."""
+        """The leaves of the saved state that are not tensors, by name. Those whose type is not
+        there have a simpler one: tuples in place of namedtuples, numbers of Python."""
         if self.format != "tessera":
             return self._description.values
-        if _state.VALUES not in self._description.entries:
+        return {name: _values.decode(value, name, exact=False)
+                for name, value in self._stored_values().items()}
+
+    def _stored_values(self) -> Dict[str, Any]:
+        """The values as _values.decode() takes them. Other frameworks' files have theirs in places
+        of their own."""
+        if self.format != "tessera" or _state.VALUES not in self._description.entries:
             return {}
-        return _state.decode_values(self.entry(_state.VALUES))
+        return _values.stored_values(self.entry(_state.VALUES))
 
     def read(self, name: str, out: Any = None, *, offset: Optional[Sequence[int]] = None,
              shape: Optional[Sequence[int]] = None) -> Any:
@@ -213,8 +207,8 @@ class Checkpoint:
         lib.read_tensor(self._handle, text(name, "name"), memory.dtype, len(box),
                         numbers(begin), None if begin is None else numbers(box),
                         numbers(memory.strides), memory.address, -1)
-        if memory.copy_back is not None:
-            memory.copy_back()
+        if memory.finish is not None:
+            memory.finish()
         return out
 
     def load(self, state: Any, group: Any = None, *, allow_missing: bool = False,
@@ -228,24 +222,21 @@ class Checkpoint:
                           exact_dtypes=exact_dtypes, io_threads=io_threads,
                           deadline_seconds=deadline_seconds, progress=progress)
 
-    def _role(self, name: str) -> int:
-        """That of a saved tensor: its name alone decides which one is wanted."""
-        saved = self.tensors.get(name)
-        return _state.role_of(name) if saved is None else _ROLE_NUMBERS[saved.role]
-
     def _load(self, state: Any, group: Optional[Group], *, allow_missing: bool,
               allow_unexpected: bool, verify_digests: bool, exact_dtypes: bool, io_threads: int,
               deadline_seconds: float, progress: Progress) -> LoadReport:
-        failed, leaves, description, saved = None, None, None, {}
+        failed, description = None, None
+        new: Dict[str, Any] = {}
         missing: List[str] = []
         unexpected: List[str] = []
         try:
             leaves = _state.flatten(state)
-            description = _state.Description(leaves.tensors, role=self._role)
-            saved = self.values if self.format == "tessera" else {}
-            # Other frameworks' files have values in places of their own.
-            missing, unexpected = _state.check_values(
+            description = _state.Description(leaves.tensors, saved=self.tensors)
+            saved = self._stored_values()
+            missing, unexpected = _compare_values(
                 leaves.values, saved, allow_missing or self.format != "tessera", allow_unexpected)
+            new = {name: _values.decode(saved[name], name, value)
+                   for name, value in leaves.values.items() if name in saved}
             threads = integer(io_threads, "io_threads", 32)
         except Exception as error:  # the other ranks are waiting for this one
             failed = error
@@ -253,7 +244,7 @@ class Checkpoint:
             group.collectives.agree(failed)
         elif failed is not None:
             raise failed
-        assert leaves is not None and description is not None
+        assert description is not None
         with shown(progress, "loading") as callback:
             options = LoadOptions(
                 group=None if group is None else group.pointer(),
@@ -261,11 +252,25 @@ class Checkpoint:
                 allow_unexpected=allow_unexpected, verify_digests=verify_digests,
                 exact_dtypes=exact_dtypes, io_threads=threads, progress=callback)
             found = report(lib.load, self._handle, description.handle, ctypes.byref(options))
-        description.finish_load()
-        _state.set_values(leaves.values, saved)
+        new.update(description.finish_load(found["missing"]))
+        _state.put_back(state, new)
         return LoadReport(self.step, self.path, found["missing"] + missing,
                           found["unexpected"] + unexpected, found["from_master"],
                           found["bytes_read"], found["seconds"])
+
+
+def _compare_values(wanted: Mapping[str, Any], saved: Mapping[str, Any], allow_missing: bool,
+                    allow_unexpected: bool) -> Tuple[List[str], List[str]]:
+    """The names that are wanted and not saved, and the reverse; an error where it is not allowed.
+    """
+    missing = sorted(wanted.keys() - saved.keys())
+    unexpected = sorted(saved.keys() - wanted.keys())
+    lines = [] if allow_missing else [f"value {name}: wanted, not saved" for name in missing]
+    lines += [] if allow_unexpected else [f"value {name}: saved, not wanted" for name in unexpected]
+    if lines:
+        more = [f"and {len(lines) - 10} more"] if len(lines) > 10 else []
+        raise MismatchError("\n  ".join([f"{len(lines)} values do not match:"] + lines[:10] + more))
+    return missing, unexpected
 
 
 def _check_box(name: str, shape: Sequence[int], begin: Optional[Sequence[int]],
@@ -321,9 +326,9 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
       folder: a directory, which is made where it is not there, or a name such as
         "s3://bucket/prefix".
       step: of the training.
-      state: nested dicts of tensors (numpy, torch, DTensor, FlatShard, anything with DLPack) and of
-        numbers, texts, bytes, lists. Of a tensor that several ranks have in whole, one copy is
-        saved; of values, those of rank 0.
+      state: nested dicts of tensors (numpy, torch, DTensor, FlatShard, JAX, anything with DLPack)
+        and of numbers, texts, bytes, lists, tuples. Of a tensor that several ranks have in whole,
+        one copy is saved; of values, those of rank 0.
       group: of torch.distributed or mpi4py; by default all of torch.distributed, where that is
         initialized. Every rank makes this call.
       entries: bytes that are stored beside the state, by name; in a group those of rank 0.
@@ -360,7 +365,7 @@ def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str
     all_entries = dict(entries or {})
     if _state.VALUES in all_entries:
         raise InvalidArgumentError(f"the entry {_state.VALUES} is this package's own")
-    all_entries[_state.VALUES] = _state.encode_values(leaves.values)
+    all_entries[_state.VALUES] = _values.encode_all(leaves.values)
     return _state.Description(leaves.tensors, entries=all_entries, program=program)
 
 
@@ -383,7 +388,8 @@ def load(folder_or_step: PathLike, state: Any, group: Any = None, *, allow_missi
 
     Args:
       folder_or_step: a checkpoint, or a folder of checkpoints, whose newest is meant.
-      state: as for save(). Tensors are filled in place; values are replaced in their dicts.
+      state: as for save(). Tensors are filled in place, unless they cannot be written to; values
+        are replaced in their dicts.
       group: as for save(). Ranks that want the same bytes read them once.
       allow_missing: what is wanted and not saved is left as it is.
       allow_unexpected: what is saved and not wanted is left out.

@@ -3,22 +3,26 @@ and the boxes of them in this process's memory."""
 
 from __future__ import annotations
 
-import base64
-import json
-import math
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from dataclasses import dataclass
+from typing import (Any, Callable, Dict, Iterable, Iterator, List, Mapping, MutableMapping,
+                    NamedTuple, Optional, Set, Tuple)
 
-from . import _tensors
-from ._library import (READ_ONLY, Handle, InvalidArgumentError, MismatchError, UnimplementedError,
+from . import _tensors, _values
+from ._library import (READ_ONLY, Handle, InvalidArgumentError, TesseraError, UnimplementedError,
                        lib, numbers)
 
-WEIGHT, MASTER_WEIGHT, OPTIMIZER_STATE, BUFFER = 1, 2, 3, 4
+WEIGHT, OPTIMIZER_STATE = 1, 3
+ROLES = {1: "weight", 2: "master_weight", 3: "optimizer_state", 4: "buffer"}
+_ROLE_NUMBERS = {name: number for number, name in ROLES.items()}
 
 # A component of a name that says so.
 _OPTIMIZER = ("optimizer", "optimizers", "optim")
 
 # The entry of a checkpoint that holds what is not a tensor.
 VALUES = "tessera_ckpt.values"
+
+# Types of most values, which are no tensors and no containers.
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 
 
 class FlatShard(NamedTuple):
@@ -45,75 +49,131 @@ class Boxes(NamedTuple):
     global_shape: Tuple[int, ...]
 
 
-class _Value(NamedTuple):
-    """A leaf that is not a tensor, and the container and the key at which it stands."""
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor as a checkpoint has it."""
 
     name: str
-    container: Any
-    key: Any
-    value: Any
+    dtype: str
+    shape: Tuple[int, ...]
+    role: str
+    alias_of: Optional[str] = None
 
 
 class Leaves(NamedTuple):
+    """The leaves of a state, by name."""
+
     tensors: Dict[str, Any]
-    values: List[_Value]
+    values: Dict[str, Any]
 
 
-# ---- From nested dicts to names.
+# ---- From nested dicts to names, and back.
 
 def flatten(state: Any) -> Leaves:
-    """The leaves of nested dicts (and lists that hold tensors or dicts) by their names: keys joined
-    by dots, as torch.distributed.checkpoint has them."""
-    if not isinstance(state, Mapping):
+    """The leaves of nested dicts (and of lists and tuples that are branches) by their names: keys
+    and positions joined by dots, as torch.distributed.checkpoint has them."""
+    if not isinstance(state, MutableMapping):
         raise InvalidArgumentError(f"state: expected a dict, not {type(state).__name__}")
-    leaves = Leaves({}, [])
+    leaves = Leaves({}, {})
     _walk(state, "", leaves, set())
-    seen = set(leaves.tensors)
-    for value in leaves.values:
-        if value.name in seen:
-            raise InvalidArgumentError(f"state: two leaves have the name {value.name}")
-        seen.add(value.name)
     return leaves
 
 
-def _walk(node: Any, prefix: str, leaves: Leaves, above: set) -> None:
-    if id(node) in above:
-        raise InvalidArgumentError(f"state: {prefix or 'it'} contains itself")
+def put_back(node: Any, new: Mapping[str, Any], prefix: str = "") -> Any:
+    """A branch of a state with the leaves that `new` has by name. Lists and dicts are changed;
+    tuples, and dicts that cannot be changed, are made again."""
+    changed: Dict[Any, Any] = {}
+    for key, name, child in _children(node, prefix):
+        if not is_leaf_tensor(child) and _is_branch(child):
+            made = put_back(child, new, name)
+        else:
+            made = new.get(name, child)
+        if made is not child:
+            changed[key] = made
+    if not changed:
+        return node
+    if isinstance(node, tuple):
+        return _values.tuple_like(type(node), [changed.get(i, c) for i, c in enumerate(node)])
+    if not isinstance(node, (list, MutableMapping)):
+        return type(node)({**node, **changed})
+    for key, made in changed.items():
+        node[key] = made
+    return node
+
+
+def _walk(node: Any, prefix: str, leaves: Leaves, above: Set[int]) -> None:
+    if id(node) in above or len(above) > _values.MAX_DEPTH:
+        raise InvalidArgumentError(
+            f"state: {prefix or 'it'} contains itself, or is nested too deeply")
+    _check_branch(node, prefix)
     above.add(id(node))
+    for _, name, child in _children(node, prefix):
+        if not is_leaf_tensor(child) and _is_branch(child):
+            _walk(child, name, leaves, above)
+            continue
+        if name in leaves.tensors or name in leaves.values:
+            raise InvalidArgumentError(f"state: two leaves have the name {name}")
+        (leaves.tensors if is_leaf_tensor(child) else leaves.values)[name] = child
+    above.discard(id(node))
+
+
+def _children(node: Any, prefix: str) -> Iterator[Tuple[Any, str, Any]]:
+    """What a branch consists of: the key, the name, and the leaf or branch."""
     items: Iterable[Tuple[Any, Any]] = (
         node.items() if isinstance(node, Mapping) else enumerate(node))
     for key, child in items:
         if not isinstance(key, (str, int)) or isinstance(key, bool):
             raise InvalidArgumentError(
                 f"state: a key of {prefix or 'it'} is {key!r}; expected a text or a number")
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if is_leaf_tensor(child):
-            if name in leaves.tensors:
-                raise InvalidArgumentError(f"state: two leaves have the name {name}")
-            leaves.tensors[name] = child
-        elif _is_branch(child):
-            _walk(child, name, leaves, above)
-        else:
-            leaves.values.append(_Value(name, node, key, child))
-    above.discard(id(node))
+        try:
+            name = f"{prefix}.{key}" if prefix else f"{key}"
+        except ValueError:  # Python writes no numbers of thousands of digits
+            raise InvalidArgumentError(
+                f"state: a key of {prefix or 'it'} is too large a number") from None
+        yield key, name, child
+
+
+def _check_branch(node: Any, name: str) -> None:
+    """Refuses a branch that put_back() could not make again."""
+    if isinstance(node, tuple):
+        _values.check_tuple(node, name)
+    elif not isinstance(node, (list, MutableMapping)):
+        try:
+            same = type(type(node)(dict(node))) is type(node)
+        except Exception:
+            same = False
+        if not same:
+            raise UnimplementedError(f"{name}: a load could not put values into a "
+                                     f"{type(node).__name__}; save it as a dict")
 
 
 def is_leaf_tensor(value: Any) -> bool:
     """Whether a leaf is a tensor, or a part of one."""
-    return (isinstance(value, (FlatShard, Box, Boxes)) or _is_sharded(value)
-            or _tensors.is_tensor(value))
+    return type(value) not in _PLAIN and (
+        isinstance(value, (FlatShard, Box, Boxes)) or _is_sharded(value)
+        or _tensors.is_tensor(value))
 
 
-def _is_branch(value: Any, depth: int = 0) -> bool:
-    """Dicts are branches; so are lists with a tensor or a branch inside, and tuples with a tensor.
-    """
-    if depth > 100:
-        return False  # it contains itself, which encoding it reports
+def _is_branch(value: Any) -> bool:
+    """Dicts are branches; so are lists that hold a tensor or a dict, and tuples that hold a tensor,
+    at any depth. A dict in a tuple does not count."""
     if isinstance(value, Mapping):
         return True
-    if isinstance(value, list):
-        return any(is_leaf_tensor(v) or _is_branch(v, depth + 1) for v in value)
-    return isinstance(value, tuple) and any(is_leaf_tensor(v) for v in value)
+    waiting = [(value, isinstance(value, list))] if isinstance(value, (list, tuple)) else []
+    seen = set()
+    while waiting:
+        node, in_lists = waiting.pop()
+        if (id(node), in_lists) in seen:
+            continue
+        seen.add((id(node), in_lists))
+        for child in node.values() if isinstance(node, Mapping) else node:
+            if type(child) in _PLAIN:
+                continue
+            if is_leaf_tensor(child) or (in_lists and isinstance(child, Mapping)):
+                return True
+            if isinstance(child, (Mapping, list, tuple)):
+                waiting.append((child, in_lists and isinstance(child, list)))
+    return False
 
 
 # ---- From leaves to boxes.
@@ -171,17 +231,30 @@ def role_of(name: str) -> int:
 
 
 class Description:
-    """The library's description of a state, and what keeps its memory alive."""
+    """The library's description of a state, and what keeps its memory alive.
+
+    For a load (`saved`: the tensors of the checkpoint), what a program cannot write to (arrays of
+    JAX, read-only ones of numpy) gets memory of its own, of which finish_load() makes a new tensor.
+    """
 
     def __init__(self, leaves: Mapping[str, Any], *,
                  entries: Optional[Mapping[str, bytes]] = None, program: str = "",
-                 role: Callable[[str], int] = role_of) -> None:
+                 saved: Optional[Mapping[str, TensorInfo]] = None) -> None:
         self.handle = Handle(lib.state_create, lib.state_free)
-        self.copy_back: List[Callable[[], None]] = []
+        self._memory_of = _tensors.memory_of if saved is None else _tensors.memory_to_fill
+        self._saved: Mapping[str, TensorInfo] = saved or {}
+        self._finish: List[Tuple[str, Any, Callable[[], Any]]] = []
         self._owners: List[Any] = []
         self._names: Dict[Tuple[Any, ...], str] = {}
-        for name, value in leaves.items():
-            self._add(name, value, role(name))
+        # Of several names of the same elements, the first is that of the tensor, as it was saved.
+        for name in sorted(leaves, key=lambda name: self._target(name) != name):
+            try:
+                self._add(name, leaves[name])
+            except (TesseraError, MemoryError):
+                raise
+            except Exception as error:  # of the tensor's own library
+                raise UnimplementedError(f"{name}: the elements of a {type(leaves[name]).__name__} "
+                                         f"cannot be reached: {error}") from error
         for key, data in (entries or {}).items():
             if not isinstance(data, (bytes, bytearray, memoryview)):
                 raise InvalidArgumentError(
@@ -190,55 +263,74 @@ class Description:
         if program:
             lib.state_set_program(self.handle, program.encode("utf-8", "replace"))
 
-    def _add(self, name: str, value: Any, role: int) -> None:
+    def _target(self, name: str) -> str:
+        """The saved tensor that a name means."""
+        found = self._saved.get(name)
+        return name if found is None or found.alias_of is None else found.alias_of
+
+    def _role(self, name: str) -> int:
+        """That of a saved tensor: its name alone decides which one is wanted."""
+        found = self._saved.get(name)
+        return role_of(name) if found is None else _ROLE_NUMBERS[found.role]
+
+    def _add(self, name: str, value: Any) -> None:
         if isinstance(value, FlatShard):
-            return self._add_flat(name, value, role)
+            return self._add_flat(name, value)
         shape, parts, dtype_of = _parts(value, name)
         if isinstance(dtype_of, _NoElements):
             dtype = _tensors.DTYPES.get(str(dtype_of.dtype).replace("torch.", ""), 0)
         else:
-            first = _tensors.memory_of(dtype_of, name)
+            first = self._memory_of(dtype_of, name)
             dtype = first.dtype
             if first.identity is not None and len(parts) <= 1:
                 identity = (first.identity, shape, parts[0].offset if parts else None)
-                if self._names.setdefault(identity, name) != name:  # tied parameters
+                other = self._names.setdefault(identity, name)
+                # Tied parameters. Two aliases of a saved tensor are not one of each other.
+                if other != name and not self._target(name) == self._target(other) != other:
                     self._owners.append(first.owner)
-                    lib.state_add_alias(self.handle, _name(name), _name(self._names[identity]))
+                    lib.state_add_alias(self.handle, _name(name), _name(other))
                     return None
-        lib.state_add_tensor(self.handle, _name(name), role, dtype, len(shape), numbers(shape))
+        lib.state_add_tensor(self.handle, _name(name), self._role(name), dtype, len(shape),
+                             numbers(shape))
         for part in parts:
-            memory = first if part.data is dtype_of else _tensors.memory_of(part.data, name)
+            memory = first if part.data is dtype_of else self._memory_of(part.data, name)
             if len(part.offset) != len(memory.shape):
                 raise InvalidArgumentError(f"{name}: a part of {len(memory.shape)} dims, and the "
                                            f"tensor has {len(shape)}")
             lib.state_add_shard(self.handle, memory.address, -1, numbers(part.offset),
                                 numbers(memory.shape), numbers(memory.strides),
                                 READ_ONLY if memory.read_only else 0)
-            self._keep(memory, name)
+            self._keep(memory, name, value)
         return None
 
-    def _add_flat(self, name: str, flat: FlatShard, role: int) -> None:
-        memory = _tensors.memory_of(flat.data, name)
+    def _add_flat(self, name: str, flat: FlatShard) -> None:
+        memory = self._memory_of(flat.data, name)
         if len(memory.shape) != 1 or not memory.is_contiguous:
             raise InvalidArgumentError(f"{name}: a flat part has one dim and is contiguous")
         shape = tuple(flat.shape)
-        lib.state_add_tensor(self.handle, _name(name), role, memory.dtype, len(shape),
+        lib.state_add_tensor(self.handle, _name(name), self._role(name), memory.dtype, len(shape),
                              numbers(shape))
         if memory.shape[0] > 0:
             lib.state_add_flat_range(self.handle, memory.address, numbers((0,) * len(shape)),
                                      numbers(shape), flat.begin, flat.begin + memory.shape[0],
                                      READ_ONLY if memory.read_only else 0)
-        self._keep(memory, name)
+        self._keep(memory, name, flat)
 
-    def _keep(self, memory: _tensors.Memory, name: str) -> None:
+    def _keep(self, memory: _tensors.Memory, name: str, value: Any) -> None:
         self._owners.append(memory.owner)
-        if memory.copy_back is not None:
-            self.copy_back.append(memory.copy_back)
+        if memory.finish is not None:
+            self._finish.append((name, value, memory.finish))
 
-    def finish_load(self) -> None:
-        """Copies what was loaded to tensors that are not in the memory of the host."""
-        for copy in self.copy_back:
-            copy()
+    def finish_load(self, missing: Iterable[str]) -> Dict[str, Any]:
+        """Copies what was loaded to tensors that are not in the memory of the host. Returns the
+        tensors that were made anew."""
+        left, made = set(missing), {}
+        for name, value, finish in self._finish:
+            new = None if name in left else finish()
+            if new is not None:
+                is_part = isinstance(value, (FlatShard, Box))
+                made[name] = value._replace(data=new) if is_part else new
+        return made
 
 
 def _name(name: Any) -> bytes:
@@ -251,83 +343,3 @@ def _name(name: Any) -> bytes:
     if b"\0" in encoded:
         raise InvalidArgumentError(f"the name {name!r} has a NUL character")
     return encoded
-
-
-# ---- Values.
-
-def encode_values(values: Iterable[_Value]) -> bytes:
-    """Values by name, as JSON."""
-    return json.dumps({value.name: _encode(value.value, value.name) for value in values},
-                      ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-def _encode(value: Any, name: str, depth: int = 0) -> Any:
-    if depth > 100:
-        raise InvalidArgumentError(f"{name}: is nested too deeply, or contains itself")
-    if value is None or isinstance(value, (bool, int, str)):
-        if isinstance(value, int) and type(value) not in (bool, int):
-            return int(value)
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {"!": "float", "value": repr(value)}
-    if isinstance(value, (bytes, bytearray)):
-        return {"!": "bytes", "value": base64.b64encode(value).decode()}
-    if isinstance(value, list):
-        return [_encode(item, name, depth + 1) for item in value]
-    if isinstance(value, tuple):
-        return {"!": "tuple", "value": [_encode(item, name, depth + 1) for item in value]}
-    if isinstance(value, Mapping):
-        items = [[_encode(k, name, depth + 1), _encode(v, name, depth + 1)]
-                 for k, v in value.items()]
-        return {"!": "dict", "value": items}
-    if hasattr(value, "item") and hasattr(value, "dtype"):  # a number of numpy
-        return _encode(value.item(), name, depth + 1)
-    raise UnimplementedError(f"{name}: a {type(value).__name__} cannot be saved: only tensors, "
-                             "numbers, texts, bytes, and lists, tuples and dicts of them can")
-
-
-_DECODERS: Dict[str, Callable[[Any], Any]] = {
-    "float": float,
-    "bytes": base64.b64decode,
-    "tuple": lambda items: tuple(_decode(item) for item in items),
-    "dict": lambda items: {_decode(key): _decode(value) for key, value in items},
-}
-
-
-def _decode(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decode(item) for item in value]
-    if isinstance(value, dict):
-        return _DECODERS[value["!"]](value["value"])
-    return value
-
-
-def decode_values(data: bytes) -> Dict[str, Any]:
-    """Values by name."""
-    return {name: _decode(value) for name, value in json.loads(data).items()}
-
-
-def check_values(wanted: Iterable[_Value], saved: Mapping[str, Any], allow_missing: bool,
-                 allow_unexpected: bool) -> Tuple[List[str], List[str]]:
-    """The names that are wanted and not saved, and the reverse; an error where it is not allowed.
-    """
-    names = {value.name for value in wanted}
-    missing = [name for name in names if name not in saved]
-    unexpected = [name for name in saved if name not in names]
-    lines = [] if allow_missing else [f"value {name}: wanted, not saved" for name in missing]
-    lines += [] if allow_unexpected else [f"value {name}: saved, not wanted" for name in unexpected]
-    if lines:
-        more = [f"and {len(lines) - 10} more"] if len(lines) > 10 else []
-        raise MismatchError("\n  ".join([f"{len(lines)} values do not match:"] + lines[:10] + more))
-    for value in wanted:
-        if value.name in saved and isinstance(value.container, tuple):
-            raise InvalidArgumentError(
-                f"{value.name}: stands in a tuple, which cannot be changed; use a list")
-    return sorted(missing), sorted(unexpected)
-
-
-def set_values(wanted: Iterable[_Value], saved: Mapping[str, Any]) -> None:
-    """Puts saved values in their places."""
-    for value in wanted:
-        if value.name in saved:
-            value.container[value.key] = saved[value.name]

@@ -1,7 +1,8 @@
-"""Where the elements of a tensor are in memory: of numpy, torch, or any library that speaks DLPack.
+"""Where the elements of a tensor are in memory: of numpy, torch, JAX, or any library that speaks
+DLPack.
 
-Nothing is copied, unless the tensor is on a GPU. Neither numpy nor torch is imported here: a tensor
-of theirs can only be given by a program that has done it.
+Nothing is copied, unless the tensor is on a GPU or the negative of what is in memory. Neither numpy
+nor torch is imported here: a tensor of theirs can only be given by a program that has done it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ class Memory(NamedTuple):
     strides: Tuple[int, ...]  # in elements
     read_only: bool
     owner: Any  # while it lives, so does the memory
-    identity: Optional[Tuple[Any, ...]]  # equal for two views of the same elements
-    copy_back: Optional[Callable[[], None]] = None  # after a load, into the tensor itself
+    identity: Optional[Tuple[Any, ...]]  # equal for two tensors of the same elements
+    # Where this is not the tensor's own memory: what follows a load. Returns None, or a new tensor
+    # that takes the place of one that cannot be written to.
+    finish: Optional[Callable[[], Any]] = None
 
     @property
     def is_contiguous(self) -> bool:
@@ -73,12 +76,47 @@ def memory_of(value: Any, name: str) -> Memory:
     """The memory of a tensor. `name`: for messages."""
     if torch_of(value) is not None:
         return _torch_memory(value, name)
+    if _is_jax(value):
+        value = sys.modules["numpy"].asarray(value)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _numpy_memory(value, name)
     if hasattr(type(value), "__dlpack__"):
         return _dlpack_memory(value, name)
     raise InvalidArgumentError(f"{name}: {type(value).__name__} is no tensor")
+
+
+def memory_to_fill(value: Any, name: str) -> Memory:
+    """The memory of a tensor that is to be loaded. For an array of JAX, or a read-only one of
+    numpy: memory of which a new array is made."""
+    memory = memory_of(value, name)
+    numpy = sys.modules.get("numpy")
+    if not memory.read_only or numpy is None:
+        return memory
+    if _is_jax(value):
+        buffer = numpy.empty(value.shape, value.dtype)
+        finish = lambda: _jax_array(buffer, value)  # noqa: E731
+    elif isinstance(value, numpy.ndarray):
+        buffer = numpy.empty_like(value, subok=False)
+
+        def finish() -> Any:
+            buffer.flags.writeable = False
+            return buffer.view(type(value))
+    else:
+        return memory
+    return _numpy_memory(buffer, name)._replace(identity=None, finish=finish)
+
+
+def _is_jax(value: Any) -> bool:
+    array = getattr(sys.modules.get("jax"), "Array", None)
+    return array is not None and isinstance(value, array)
+
+
+def _jax_array(elements: Any, like: Any) -> Any:
+    """An array of JAX where `like` is, which takes part in promotions of dtypes as that does."""
+    jax = sys.modules["jax"]
+    new = jax.device_put(elements, like.sharding)
+    return jax.numpy.zeros_like(like).at[...].set(new) if like.weak_type else new
 
 
 def _dtype(dtype_name: str, name: str) -> int:
@@ -89,28 +127,47 @@ def _dtype(dtype_name: str, name: str) -> int:
 
 def _torch_memory(tensor: Any, name: str) -> Memory:
     torch = torch_of(tensor)
+    if getattr(tensor, "is_nested", False):
+        raise UnimplementedError(f"{name}: only dense tensors are supported, not nested ones")
     if tensor.layout != torch.strided or tensor.is_quantized:
-        raise UnimplementedError(f"{name}: only dense tensors are supported, not {tensor.layout}")
+        raise UnimplementedError(f"{name}: only dense tensors are supported, not "
+                                 f"{'quantized ones' if tensor.is_quantized else tensor.layout}")
     if tensor.device.type == "meta":
         raise InvalidArgumentError(f"{name}: a tensor on the meta device has no elements")
     dtype = _dtype(str(tensor.dtype).replace("torch.", ""), name)
-    host = tensor.detach()
-    if host.is_neg() or host.is_conj():
+    target = host = tensor.detach()
+    negative = host.is_neg() or host.is_conj()
+    if negative:
         host = host.resolve_neg().resolve_conj()
     if host.device.type != "cpu":
         host = host.to("cpu")
-    copy_back = None
-    if host.device != tensor.device or host.data_ptr() != tensor.data_ptr():
-        target = tensor.detach()
-        copy_back = lambda: target.copy_(host)  # noqa: E731
-    storage = tensor.untyped_storage()
-    identity = (storage._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(),
-                dtype)
-    return Memory(host.data_ptr(), dtype, tuple(host.shape), tuple(host.stride()), False, host,
-                  identity, copy_back)
+    address = host.data_ptr()
+    if address == 0 and host.numel() > 0:
+        raise UnimplementedError(f"{name}: a {type(tensor).__name__} whose elements have no memory")
+    identity, finish = None, None
+    if host.numel() > 0:
+        identity = (str(tensor.device), target.data_ptr(), negative, tuple(tensor.shape),
+                    tensor.stride(), dtype)
+        if negative or host.device != tensor.device:
+            finish = lambda: _copy_to(target, host)  # noqa: E731
+    return Memory(address, dtype, tuple(host.shape), tuple(host.stride()), False, host, identity,
+                  finish)
+
+
+def _copy_to(target: Any, host: Any) -> None:
+    """Copies to a tensor, once to an element that stands in it several times."""
+    for dim, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dim] > 1:
+            target, host = target.narrow(dim, 0, 1), host.narrow(dim, 0, 1)
+    with torch_of(target).inference_mode(target.is_inference()):
+        target.copy_(host)
 
 
 def _numpy_memory(array: Any, name: str) -> Memory:
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
+    if isinstance(array, masked):
+        raise UnimplementedError(f"{name}: an array with a mask is not supported: save its data "
+                                 "and its mask")
     if not array.dtype.isnative:
         raise UnimplementedError(f"{name}: elements of another byte order are not supported")
     dtype = _dtype(array.dtype.name, name)

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from . import _checkpoints, _state
+from . import _checkpoints, _state, _values
 from ._group import ALONE, DEADLINE_SECONDS, Group, group_of
 from ._library import InvalidArgumentError, SaveOptions, TesseraError, lib, report
 from ._checkpoints import Checkpoint, Folder, PathLike
@@ -186,7 +186,7 @@ class Writer(storage.StorageWriter):
                 entries[_BYTES + name] = data
                 try:  # readable without torch, where it is plain data
                     plain = torch.load(io.BytesIO(data), weights_only=True)
-                    values[name] = _state._encode(plain, name)
+                    values[name] = _values.encode(plain, name)
                 except Exception:
                     continue
         entries[_PLACES] = json.dumps(places).encode()

@@ -1,0 +1,234 @@
+"""Values, which are the leaves of a state that are not tensors, as JSON: checkpoint/FORMAT.md says
+how each type is stored. What is decoded has the type that was encoded; other types are refused."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import math
+import sys
+from collections import OrderedDict
+from typing import Any, Callable, Dict, Mapping, Optional
+
+from ._library import DataLossError, InvalidArgumentError, MismatchError, UnimplementedError
+
+MAX_DEPTH = 100
+
+# Scalars of numpy that a Python number holds exactly.
+_NUMPY = frozenset((
+    "bool", "bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128"))
+
+
+def is_namedtuple(kind: type) -> bool:
+    """Whether a class was made by NamedTuple or namedtuple, or is derived from one that was."""
+    fields = getattr(kind, "_fields", None)
+    return (issubclass(kind, tuple) and isinstance(fields, tuple)
+            and all(isinstance(field, str) for field in fields))
+
+
+# ---- To JSON.
+
+def encode_all(values: Mapping[str, Any]) -> bytes:
+    """Values by name, as one JSON text."""
+    for name in values:
+        if not _is_unicode(name):
+            raise InvalidArgumentError(f"the name {name!r} is not valid Unicode")
+    return json.dumps({name: encode(value, name) for name, value in values.items()},
+                      ensure_ascii=False).encode("utf-8")
+
+
+def encode(value: Any, name: str, depth: int = 0) -> Any:
+    """A value as what json.dumps() takes. `name`: for messages."""
+    if depth > MAX_DEPTH:
+        raise InvalidArgumentError(
+            f"{name}: contains itself, or more than {MAX_DEPTH} levels of lists, tuples and dicts")
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    if kind is int:
+        return value if -(1 << 63) <= value < 1 << 63 else _tagged("int", hex(value))
+    if kind is float:
+        return value if math.isfinite(value) else _tagged("float", repr(value))
+    if kind is complex:
+        return _tagged("complex", [encode(value.real, name), encode(value.imag, name)])
+    if kind is str:
+        return value if _is_unicode(value) else _tagged(
+            "text", base64.b64encode(value.encode("utf-8", "surrogatepass")).decode())
+    if kind in (bytes, bytearray):
+        return _tagged(kind.__name__, base64.b64encode(value).decode())
+    if kind in (dict, OrderedDict):
+        return _tagged(kind.__name__, [
+            [encode(key, name, depth + 1), encode(item, name, depth + 1)]
+            for key, item in value.items()])
+    if kind is list:
+        return [encode(item, name, depth + 1) for item in value]
+    if issubclass(kind, tuple):
+        items = [encode(item, name, depth + 1) for item in value]
+        if kind is tuple:
+            return _tagged("tuple", items)
+        if kind is getattr(sys.modules.get("torch"), "Size", None):
+            return _tagged("torch.Size", items)
+        check_tuple(value, name)
+        return _tagged("namedtuple", items, module=kind.__module__, name=kind.__qualname__,
+                       fields=list(kind._fields))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic) and value.dtype.name in _NUMPY:
+        return _tagged("numpy", encode(value.item(), name), dtype=value.dtype.name)
+    raise UnimplementedError(_refusal(value, name))
+
+
+def check_tuple(value: Any, name: str) -> None:
+    """Refuses a tuple that tuple_like() would not make again."""
+    kind = type(value)
+    if kind is not tuple and not (is_namedtuple(kind) and len(value) == len(kind._fields)
+                                  and not getattr(value, "__dict__", None)):
+        raise UnimplementedError(_refusal(value, name))
+
+
+def tuple_like(kind: type, items: Any) -> Any:
+    """A tuple or a namedtuple of that class; no code of the class runs."""
+    return tuple.__new__(kind, items)
+
+
+def _tagged(kind: str, value: Any, **more: Any) -> Dict[str, Any]:
+    return {"!": kind, "value": value, **more}
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refusal(value: Any, name: str) -> str:
+    kind = type(value)
+    base = next((b for b in (bool, int, float, complex, str, bytes, tuple, list, OrderedDict, dict)
+                 if issubclass(kind, b)), None)
+    advice = ""
+    if hasattr(value, "state_dict"):
+        advice = "; save what its state_dict() returns"
+    elif base is not None:
+        advice = f"; save it as a {base.__name__}"
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return (f"{name}: a {module}{kind.__qualname__} cannot be saved, because a load could not make "
+            "it again: only tensors, None, numbers (of numpy, too), texts, bytes, and lists, "
+            f"tuples, namedtuples and dicts of them can{advice}")
+
+
+# ---- From JSON.
+
+def stored_values(text: bytes) -> Dict[str, Any]:
+    """The values of an entry by name, not decoded yet."""
+    try:
+        stored = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataLossError(f"the values are no JSON: {error}") from None
+    if not isinstance(stored, dict):
+        raise DataLossError("the values are no JSON object")
+    return stored
+
+
+def decode(stored: Any, name: str, like: Any = None, exact: bool = True) -> Any:
+    """A value from what JSON has of it.
+
+    Args:
+      name: for messages.
+      like: what stands in its place in the program's state: classes of namedtuples are looked for
+        there, and then in the modules that are loaded.
+      exact: an error where a class is not found; otherwise the value gets a simpler type.
+    """
+    try:
+        return _decode(stored, name, like, exact)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError,
+            RecursionError) as error:
+        raise DataLossError(
+            f"value {name}: is not stored as this package does: {error!r}") from None
+
+
+def _decode(stored: Any, name: str, like: Any, exact: bool) -> Any:
+    if isinstance(stored, list):
+        return _items(stored, name, like, exact)
+    if not isinstance(stored, dict):
+        return stored
+    kind, value = stored["!"], stored["value"]
+    if kind in _SIMPLE:
+        return _SIMPLE[kind](value)
+    if kind in ("dict", "OrderedDict"):
+        made: Any = {} if kind == "dict" else OrderedDict()
+        for key, item in value:
+            key = _decode(key, name, None, exact)
+            place = like.get(key) if isinstance(like, Mapping) else None
+            made[key] = _decode(item, name, place, exact)
+        return made
+    if kind == "tuple":
+        items = _items(value, name, like, exact)
+        # Namedtuples were stored as tuples once.
+        given = type(like)
+        same = is_namedtuple(given) and len(given._fields) == len(items)
+        return tuple_like(given if same else tuple, items)
+    if kind == "namedtuple":
+        found = _namedtuple_class(stored, like)
+        if found is None and exact:
+            raise MismatchError(
+                f"value {name}: saved as a namedtuple {stored['module']}.{stored['name']}"
+                f"({', '.join(stored['fields'])}), and there is no such class in the state that is "
+                f"loaded, which has a {type(like).__name__} in its place, or in a module")
+        return tuple_like(found or tuple, _items(value, name, like, exact))
+    if kind == "numpy":
+        number = _decode(value, name, None, exact)
+        numpy = _module("numpy", name, exact)
+        if stored["dtype"] not in _NUMPY:
+            raise ValueError(f"dtype {stored['dtype']!r}")
+        return number if numpy is None else numpy.dtype(stored["dtype"]).type(number)
+    if kind == "torch.Size":
+        torch = _module("torch", name, exact)
+        return tuple(value) if torch is None else torch.Size(value)
+    raise UnimplementedError(f"value {name}: of kind {kind!r}, which this version does not know")
+
+
+def _items(stored: Any, name: str, like: Any, exact: bool) -> Any:
+    given = like if isinstance(like, (list, tuple)) else ()
+    return [_decode(item, name, given[i] if i < len(given) else None, exact)
+            for i, item in enumerate(stored)]
+
+
+def _complex(parts: Any) -> complex:
+    real, imag = (_decode(part, "", None, True) for part in parts)
+    return complex(real, imag)
+
+
+_SIMPLE: Dict[str, Callable[[Any], Any]] = {
+    "int": lambda value: int(value, 16),
+    "float": float,
+    "complex": _complex,
+    "text": lambda value: base64.b64decode(value).decode("utf-8", "surrogatepass"),
+    "bytes": base64.b64decode,
+    "bytearray": lambda value: bytearray(base64.b64decode(value)),
+}
+
+
+def _namedtuple_class(stored: Dict[str, Any], like: Any) -> Optional[type]:
+    fields = tuple(stored["fields"])
+    if is_namedtuple(type(like)) and type(like)._fields == fields:
+        return type(like)
+    found: Any = sys.modules.get(stored["module"])
+    for part in stored["name"].split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    if isinstance(found, type) and is_namedtuple(found) and found._fields == fields:
+        return found
+    return None
+
+
+def _module(module: str, name: str, exact: bool) -> Any:
+    """None where it is not there, unless it is needed."""
+    if module in sys.modules or not exact:
+        return sys.modules.get(module)
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UnimplementedError(f"value {name}: was saved as a type of {module}, which is not "
+                                 "installed") from None

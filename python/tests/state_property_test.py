@@ -1,0 +1,261 @@
+#!/usr/bin/env python3
+"""Whatever save accepts, load of the same structure gives back equal, with the same types, and it
+changes nothing else; what save does not accept, it refuses by name.
+
+  state_property_test.py [SEED [CASES]]
+
+Uses torch and JAX, too, where they are installed.
+"""
+
+import collections
+import random
+import shutil
+import sys
+import tempfile
+import unittest
+
+import generated_states as generated
+import numpy as np
+import tessera_ckpt
+from generated_states import Memory, States, build, difference
+from tessera_ckpt import _library, _state
+
+SEED, CASES = 1, 200
+
+
+class Case:
+    """One state: saved, and loaded into another one of the same structure."""
+
+    def __init__(self, seed, folder):
+        self.random = random.Random(seed)
+        self.states = States(seed)
+        self.description = self.states.description()
+        self.seed, self.folder = seed, folder
+        self.memory = Memory(seed)
+        self.state = build(self.description, self.memory)
+
+    def save(self):
+        """Directly or in the background, in which case the memory changes before the end."""
+        if self.random.random() < 0.7:
+            tessera_ckpt.save(self.folder, 1, self.state)
+            return
+        with tessera_ckpt.AsyncSaver(self.folder) as saver:
+            saver.save(1, self.state)
+            saver.wait_copied()
+
+    def target(self):
+        memory = Memory(self.seed + 1_000_000_007)
+        return memory, build(self.description, memory, scramble=True)
+
+    def expected_contents(self, memory):
+        """The memory of a target after the load: the saved elements, and the rest as it was."""
+        marks = Memory(0, fill=0)
+        for leaf in self.states.leaves:
+            leaf.view(marks)  # so that all pieces are there
+        for leaf in self.states.leaves:
+            if leaf.is_filled:
+                leaf.mark(marks)
+        before, saved, masks = memory.contents(), self.memory.contents(), marks.contents()
+        return {key: bytes(s if m else b for b, s, m in zip(before[key], saved[key], masks[key]))
+                for key in before}
+
+    def run(self):
+        """Returns "refused", or "restored"."""
+        before = self.memory.contents()
+        try:
+            self.save()
+        except tessera_ckpt.TesseraError as error:
+            self.check_refusal(str(error))
+            return "refused"
+        finally:
+            assert self.memory.contents() == before, "the save changed memory"
+        assert not self.states.refused, f"{self.states.refused} was not refused"
+        memory, state = self.target()
+        expected = self.expected_contents(memory)
+        tensors = dict(generated.tensors_of(state))
+        self.check_refused_load()
+        report = tessera_ckpt.load(self.folder, state, verify_digests=self.random.random() < 0.2)
+        assert (report.missing, report.unexpected) == ([], []), report
+        found = difference(self.state, state)
+        assert not found, found
+        assert memory.contents() == expected, "the load changed memory beside the tensors"
+        self.check_same_tensors(tensors, state)
+        assert tessera_ckpt.open(self.folder).values is not None
+        return "restored"
+
+    def check_refusal(self, message):
+        assert tessera_ckpt.latest(self.folder) is None, "refused, and saved"
+        if "two leaves have the name" in message:
+            return
+        for path in self.states.refused + self.states.refused_as_values:
+            names = [".".join(map(str, path[1:end])) for end in range(2, len(path) + 1)]
+            if any(message.startswith(f"{name}:") for name in names):
+                return
+        raise AssertionError(f"refused, with no reason known, or not by name: {message}")
+
+    def check_same_tensors(self, before, state):
+        """Tensors that can be written to are filled, and no others are put in their places."""
+        for path, tensor in generated.tensors_of(state):
+            old = before[path]
+            written = not hasattr(old, "weak_type") and (
+                not hasattr(old, "flags") or old.flags.writeable)
+            assert (old is tensor) == written, path
+
+    def check_refused_load(self):
+        """A load that does not match changes nothing."""
+        memory, state = self.target()
+        extra = self.random.choice([{"more": 1}, {"more": np.ones(3)}])
+        before = memory.contents()
+        try:
+            tessera_ckpt.load(self.folder, {**state, **extra})
+        except tessera_ckpt.MismatchError as error:
+            assert "more" in str(error), error
+        else:
+            raise AssertionError("more was wanted than was saved")
+        assert memory.contents() == before, "a load was refused and has changed memory"
+        found = difference(state, self.target()[1])
+        assert not found, f"a load was refused and has changed {found}"
+
+
+class StatePropertyTest(unittest.TestCase):
+    def test_states_are_restored_or_refused(self):
+        counts = collections.Counter()
+        tensors = 0
+        with tempfile.TemporaryDirectory() as scratch:
+            for seed in range(SEED, SEED + CASES):
+                folder = f"{scratch}/{seed}"
+                case = Case(seed, folder)
+                try:
+                    counts[case.run()] += 1
+                except Exception as error:
+                    raise AssertionError(f"seed {seed}: {error}") from error
+                tensors += len(case.states.leaves)
+                shutil.rmtree(folder, ignore_errors=True)
+        libraries = [name for name in ("torch", "jax") if getattr(generated, name) is not None]
+        print(f"seeds {SEED} to {SEED + CASES - 1}: {dict(counts)}, {tensors} tensors, with "
+              f"{' and '.join(['numpy'] + libraries)}")
+        self.assertGreater(counts["restored"], CASES // 2)
+        self.assertGreater(counts["refused"], 0)
+
+    def test_each_type_that_cannot_be_restored_is_refused_by_name(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for make in generated.REFUSED:
+                for place in (lambda leaf: leaf, lambda leaf: [leaf], lambda leaf: ({"x": leaf},),
+                              lambda leaf: generated.Moments(1, leaf, np.ones(3))):
+                    leaf = make()
+                    with self.subTest(type(leaf)), self.assertRaisesRegex(
+                            tessera_ckpt.TesseraError, r"a\.b"):
+                        tessera_ckpt.save(folder, 1, {"a": {"b": place(leaf)}})
+            self.assertIsNone(tessera_ckpt.latest(folder))
+
+
+class NamedStatesTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = scratch.name + "/runs"
+
+    def restore(self, state, target):
+        tessera_ckpt.save(self.folder, 1, state)
+        tessera_ckpt.load(self.folder, target)
+        self.assertEqual(difference(state, target), "")
+
+    def test_states_of_random_generators(self):
+        def state(seed):
+            np.random.seed(seed)
+            return {"numpy": np.random.get_state(), "python": random.Random(seed).getstate(),
+                    "generator": np.random.default_rng(seed).bit_generator.state}
+
+        before = state(3)
+        restored = state(4)
+        self.restore(before, restored)
+        np.random.set_state(restored["numpy"])
+        again = np.random.random(5)
+        np.random.set_state(before["numpy"])
+        np.testing.assert_array_equal(np.random.random(5), again)
+
+    def test_tensors_below_tuples(self):
+        def state(number):
+            moments = {"w": np.full((2, 3), number), "one": np.full(1, number)}
+            return {"optimizer": (generated.Empty(), (generated.Moments(
+                np.int32(number), moments, {"w": np.full(1, -number)}), ({"t": np.array(number)},)),
+                                  number)}
+
+        restored = state(0)
+        filled = restored["optimizer"][1][0].mu["w"]
+        self.restore(state(7), restored)
+        self.assertIs(restored["optimizer"][1][0].mu["w"], filled)
+
+    def test_keys_that_have_one_name_are_refused(self):
+        for state in ({1: np.ones(1), "1": np.ones(2)}, {"1": 5, 1: np.ones(2)},
+                      {"a": {"b": 1}, "a.b": 2}):
+            with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "two leaves .* 1|a.b"):
+                tessera_ckpt.save(self.folder, 1, state)
+
+    def test_lists_that_contain_themselves_are_refused(self):
+        itself, deep, node = [], {}, {}
+        itself += [itself, itself]
+        for _ in range(200):
+            deep = {"x": deep, "y": [1]}
+        node["x"] = ({"y": [node]},)
+        lists = []
+        for _ in range(5000):
+            lists = [lists]
+        for state in (itself, deep, node, lists, (1, lists)):
+            with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "contains itself"):
+                tessera_ckpt.save(self.folder, 1, {"a": state})
+
+    def test_a_namedtuple_whose_class_is_gone(self):
+        state = {"a": [generated.Local(1, (2.5,))], "n": np.ones(1)}
+        tessera_ckpt.save(self.folder, 1, state)
+        self.assertEqual(tessera_ckpt.open(self.folder).values, {"a": [(1, (2.5,))]})
+        other = {"a": [None], "n": np.zeros(1)}
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError,
+                                    r"value a: saved as a namedtuple .*Local\(first, second\)"):
+            tessera_ckpt.load(self.folder, other)
+        self.assertEqual((other["a"], other["n"].sum()), ([None], 0))
+        other["a"] = [generated.Local(None, None)]
+        tessera_ckpt.load(self.folder, other)
+        self.assertEqual(difference(state, other), "")
+
+    def test_values_in_the_form_of_older_versions(self):
+        """And such as no version writes."""
+        stored = (b'{"n": 5, "big": 1208925819614629174706176, "f": -0.0, "t": "t\xc3\xa4st",'
+                  b'"lone": "\xed\xa0\x80", "none": null, "on": true, "list": [1, [2.5, "x"]],'
+                  b'"inf": {"!": "float", "value": "-inf"},'
+                  b'"raw": {"!": "bytes", "value": "AP8="},'
+                  b'"betas": {"!": "tuple", "value": [0.9, {"!": "dict", "value": [[1, "x"]]}]},'
+                  b'"named": {"!": "tuple", "value": [3, null, [4]]}}')
+        expected = {"n": 5, "big": 1 << 80, "f": -0.0, "t": "täst", "lone": "\ud800", "none": None,
+                    "on": True, "list": [1, [2.5, "x"]], "inf": float("-inf"), "raw": b"\0\xff",
+                    "betas": (0.9, {1: "x"}), "named": (3, None, [4])}
+        self.write(stored)
+        self.assertEqual(difference(expected, tessera_ckpt.open(self.folder).values), "")
+        state = {**dict.fromkeys(expected, 0), "named": generated.Moments(0, 0, 0)}
+        tessera_ckpt.load(self.folder, state)
+        expected["named"] = generated.Moments(3, None, [4])
+        self.assertEqual(difference(expected, state), "")
+        for step, (bad, error) in enumerate((
+                (b"[1]", "no JSON object"), (b"{", "no JSON"), (b"[" * 100_000, "no JSON"),
+                (b'{"a": {"!": "more", "value": 1}}', "value a: of kind 'more'"),
+                (b'{"a": {"value": 1}}', "value a: is not stored"),
+                (b'{"a": {"!": "namedtuple", "value": [1]}}', "value a: is not stored"),
+                (b'{"a": {"!": "numpy", "value": 1, "dtype": "O"}}', "value a: is not stored"),
+                (b'{"a": {"!": "dict", "value": [[[1], 2]]}}', "value a: is not stored"),
+                (b'{"a": {"!": "int", "value": "x"}}', "value a: is not stored")), 2):
+            self.write(bad, step)
+            with self.subTest(bad[:40]), self.assertRaisesRegex(tessera_ckpt.TesseraError, error):
+                tessera_ckpt.load(self.folder, {"a": 1})
+
+    def write(self, stored, step=1):
+        folder = tessera_ckpt.Folder(self.folder, create=True)
+        description = _state.Description({}, entries={_state.VALUES: stored})
+        _library.report(_library.lib.save, folder.handle, step, description.handle, None)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        SEED = int(sys.argv.pop(1))
+    if len(sys.argv) > 1:
+        CASES = int(sys.argv.pop(1))
+    unittest.main()
