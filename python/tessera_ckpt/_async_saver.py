@@ -56,7 +56,8 @@ class AsyncSaver:
 
     It makes the checkpoints that save() makes, by the same protocol. In a group, every rank has a
     saver and makes the same calls in the same order. A save that fails is told by poll() and
-    finish(); the next one works as usual.
+    finish(); the next one works as usual. A process that is forked needs a saver of its own: the
+    parent's raises an error there.
     """
 
     def __init__(self, folder: PathLike, group: Any = None, *, skip_when_busy: bool = False,
@@ -87,7 +88,7 @@ class AsyncSaver:
         elif failed is not None:
             raise failed
         self._handle = Handle(lib.saver_create, lib.saver_free, self._folder.handle,
-                              ctypes.byref(options))
+                              ctypes.byref(options), of_process="AsyncSaver")
         # By step, in the order of the calls: they keep the memory of saves in flight alive.
         self._descriptions: List[Tuple[int, Any]] = []
         _open.add(self)
@@ -111,6 +112,7 @@ class AsyncSaver:
         """Begins a save. Until wait_copied() has returned, the tensors must not change. Never waits
         for other ranks.
         """
+        self._handle.check()
         number = integer(step, "step")
         try:
             description = describe(state, entries, program)
@@ -119,11 +121,12 @@ class AsyncSaver:
                 code = getattr(error, "code", _library.INVALID_ARGUMENT)
                 lib.saver_refuse(self._handle, number, code, str(error).encode("utf-8", "replace"))
             raise
-        self._descriptions.append((number, description))
         lib.saver_start(self._handle, number, description.handle)
+        self._descriptions.append((number, description))
 
     def wait_copied(self, tensor: Any = None) -> None:
         """Returns once a tensor, or all of the state, may be changed."""
+        self._handle.check()
         if tensor is None:
             lib.saver_wait_copied(self._handle, None, 0)
             return
@@ -147,12 +150,14 @@ class AsyncSaver:
         return self._outcomes(True)
 
     def close(self) -> None:
-        """Waits like finish(), and frees everything; nothing else can be called afterwards."""
+        """Waits like finish(), and frees everything; nothing else can be called afterwards. In a
+        process that was forked from the saver's, does nothing."""
         self._handle.close()
         self._descriptions.clear()
         _open.discard(self)
 
     def _outcomes(self, wait: bool) -> List[SaveOutcome]:
+        self._handle.check()
         outcomes = []
         for found in report(lib.saver_poll, self._handle, wait):
             if "error" in found:

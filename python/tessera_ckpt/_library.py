@@ -303,20 +303,38 @@ lib = _Library()
 
 
 class Handle:
-    """A handle of the library, which is freed once nobody needs it any more."""
+    """A handle of the library, which is freed once nobody needs it any more, by the process that
+    made it: a fork copies no threads, and what a handle holds on a disk is the parent's.
 
-    def __init__(self, make: Callable[..., Any], free: Callable[[Any], None],
-                 *arguments: Any) -> None:
+    Args:
+      of_process: what has the handle, where it is of no use to other processes; for messages.
+    """
+
+    def __init__(self, make: Callable[..., Any], free: Callable[[Any], None], *arguments: Any,
+                 of_process: str = "") -> None:
         pointer = c_void_p()
         make(*arguments, ctypes.byref(pointer))
-        self.pointer = pointer
-        self.close = weakref.finalize(self, free, pointer)
+        self._pointer, self._process, self._of_process = pointer, os.getpid(), of_process
+        self.close = weakref.finalize(self, _free_in, self._process, free, pointer)
+
+    def check(self) -> None:
+        """An error if it was closed, or is another process's."""
+        if self._of_process and self._process != os.getpid():
+            raise InvalidArgumentError(
+                f"this {self._of_process} is that of process {self._process}, which has its "
+                f"threads; process {os.getpid()}, which was forked from it, needs one of its own")
+        if not self.close.alive:
+            raise InvalidArgumentError("it was closed")
 
     @property
     def _as_parameter_(self) -> c_void_p:
-        if not self.close.alive:
-            raise InvalidArgumentError("it was closed")
-        return self.pointer
+        self.check()
+        return self._pointer
+
+
+def _free_in(process: int, free: Callable[[Any], None], pointer: c_void_p) -> None:
+    if os.getpid() == process:
+        free(pointer)
 
 
 def report(function: Callable[..., Any], *arguments: Any) -> Any:

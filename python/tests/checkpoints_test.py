@@ -445,6 +445,40 @@ class AsyncTest(Case):
         tessera_ckpt.load(self.folder, state)
         self.assertEqual(state["w"][:, 0].tolist(), [20, 20, 21, 21, 22, 22])
 
+    def test_a_forked_process_is_told_whose_the_saver_is(self):
+        """It ends, too, and saves by itself, while the parent's saver works."""
+        program = textwrap.dedent("""
+            import os, signal, sys, numpy as np, tessera_ckpt
+            folder, state = sys.argv[1], {"w": np.ones(3_000_000)}
+            saver = tessera_ckpt.AsyncSaver(folder)
+            parent = os.getpid()
+            def leave(): raise SystemExit
+            for step, call in enumerate((
+                    lambda: saver.save(9, state), saver.poll, saver.finish, saver.wait_copied,
+                    lambda: saver.wait_copied(state["w"]),
+                    lambda: saver.__exit__(None, None, None), saver.close, leave)):
+                saver.save(step, state)
+                child = os.fork()
+                if child != 0:
+                    assert os.waitpid(child, 0)[1] == 0, step
+                    continue
+                signal.alarm(60)
+                try:
+                    call()
+                except tessera_ckpt.InvalidArgumentError as error:
+                    assert f"AsyncSaver is that of process {parent}" in str(error), error
+                else:
+                    assert call == saver.close, step
+                tessera_ckpt.save(f"{folder}/{step}", 1, state)
+                with tessera_ckpt.AsyncSaver(f"{folder}/{step}") as own:
+                    own.save(2, state)
+                sys.exit(0)
+            assert [outcome.result().step for outcome in saver.finish()] == list(range(8))
+        """)
+        subprocess.run([sys.executable, "-c", program, self.folder], check=True, timeout=300)
+        for step in range(7):
+            self.assertEqual(tessera_ckpt.latest(f"{self.folder}/{step}").step, 2)
+
     def test_the_state_may_go_at_once(self):
         with tessera_ckpt.AsyncSaver(self.folder) as saver:
             saver.save(1, {"w": np.arange(3_000_000)})
