@@ -155,10 +155,15 @@ class Writer(storage.StorageWriter):
         """This rank's boxes, and what else it has to save, as JSON."""
         parts: Dict[str, _state.Boxes] = {}
         pickled: Dict[str, str] = {}
+        values: Dict[str, Any] = {}
         for item in plan.items:
             name, data = item.index.fqn, planner.resolve_data(item)
             if item.type == WriteItemType.BYTE_IO:
                 pickled[name] = base64.b64encode(data.getbuffer()).decode()
+                try:  # readable without torch, where it is of a type that _values knows
+                    values[name] = _values.encode(planner.lookup_object(item.index), name)
+                except (AttributeError, TesseraError):
+                    pass
                 continue
             chunk = item.tensor_data.chunk
             if tuple(data.shape) != tuple(chunk.sizes):
@@ -168,7 +173,7 @@ class Writer(storage.StorageWriter):
             boxes.parts.append((data, tuple(chunk.offsets)))
         places = {name: list(path) for name, path in (plan.planner_data or {}).items()} if (
             isinstance(plan.planner_data, dict)) else {}
-        return parts, json.dumps([pickled, places]).encode()
+        return parts, json.dumps([pickled, places, values]).encode()
 
     def _entries(self, mine: bytes) -> Dict[str, bytes]:
         """What all ranks have besides tensors, on rank 0."""
@@ -179,16 +184,11 @@ class Writer(storage.StorageWriter):
         places: Dict[str, Any] = {}
         values: Dict[str, Any] = {}
         for message in gathered:
-            pickled, its_places = json.loads(message)
+            pickled, its_places, its_values = json.loads(message)
             places.update(its_places)
+            values.update(its_values)
             for name, encoded in pickled.items():
-                data = base64.b64decode(encoded)
-                entries[_BYTES + name] = data
-                try:  # readable without torch, where it is plain data
-                    plain = torch.load(io.BytesIO(data), weights_only=True)
-                    values[name] = _values.encode(plain, name)
-                except Exception:
-                    continue
+                entries[_BYTES + name] = base64.b64decode(encoded)
         entries[_PLACES] = json.dumps(places).encode()
         entries[_state.VALUES] = json.dumps(values).encode()
         return entries
@@ -239,7 +239,7 @@ class Reader(storage.StorageReader):
         for entry in entries:
             if entry.startswith(_BYTES):
                 found[entry[len(_BYTES):]] = BytesStorageMetadata()
-        for name in checkpoint.values:
+        for name in checkpoint._stored_values():
             found.setdefault(name, BytesStorageMetadata())
         places = json.loads(checkpoint.entry(_PLACES)) if _PLACES in entries else {}
         return Metadata(state_dict_metadata=found,
@@ -291,7 +291,7 @@ class Reader(storage.StorageReader):
         if _BYTES + name in checkpoint._description.entries:
             return checkpoint.entry(_BYTES + name)
         data = io.BytesIO()
-        torch.save(checkpoint.values[name], data)
+        torch.save(_values.decode(checkpoint._stored_values()[name], name), data)
         return data.getvalue()
 
     @classmethod

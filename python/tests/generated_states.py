@@ -22,7 +22,7 @@ try:
     import jax
     import jax.numpy as jnp
 except ImportError:
-    jax = None
+    jax = jnp = None
 
 BASE_BYTES = 1 << 11
 
@@ -366,7 +366,8 @@ class States:
             None, True, False, 0, -1, rng.randrange(1 << 40), 1 << 63, -(1 << 63), (1 << 63) - 1,
             -(1 << 63) - 1, 1 << 200, -(10 ** 5000), self._float(), self._float(),
             complex(self._float(), self._float()), "", "text", "täst\n\"\\", "\ud800",
-            "\ud83d\ude00", "\0", b"", b"\0\xff", bytearray(b"ab"), "!", [], (), ({"!": "float", "value": "nan"},)]
+            "\ud83d\ude00", "\0", b"", b"\0\xff", bytearray(b"ab"), "!", [], (),
+            ({"!": "float", "value": "nan"},)]
         scalar = np.dtype(rng.choice(["f8", "f4", "f2", "i8", "i4", "i1", "u8", "u2", "?", "c8",
                                       "c16"])).type
         choices += [scalar(1), scalar(0), np.float64(self._float()), np.float32(math.nan),

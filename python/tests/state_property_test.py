@@ -8,6 +8,7 @@ Uses torch and JAX, too, where they are installed.
 """
 
 import collections
+import logging
 import random
 import shutil
 import sys
@@ -17,8 +18,8 @@ import unittest
 import generated_states as generated
 import numpy as np
 import tessera_ckpt
-from generated_states import Memory, States, build, difference
-from tessera_ckpt import _library, _state
+from generated_states import Memory, States, build, difference, jax, jnp, torch
+from tessera_ckpt import ALONE, _library, _state
 
 SEED, CASES = 1, 200
 
@@ -149,7 +150,7 @@ class StatePropertyTest(unittest.TestCase):
             self.assertIsNone(tessera_ckpt.latest(folder))
 
 
-class NamedStatesTest(unittest.TestCase):
+class FolderCase(unittest.TestCase):
     def setUp(self):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
@@ -160,6 +161,8 @@ class NamedStatesTest(unittest.TestCase):
         tessera_ckpt.load(self.folder, target)
         self.assertEqual(difference(state, target), "")
 
+
+class NamedStatesTest(FolderCase):
     def test_states_of_random_generators(self):
         def state(seed):
             np.random.seed(seed)
@@ -251,6 +254,136 @@ class NamedStatesTest(unittest.TestCase):
         folder = tessera_ckpt.Folder(self.folder, create=True)
         description = _state.Description({}, entries={_state.VALUES: stored})
         _library.report(_library.lib.save, folder.handle, step, description.handle, None)
+
+
+@unittest.skipUnless(torch, "torch is not installed")
+class TorchTest(FolderCase):
+    def test_views_of_the_same_memory(self):
+        def state(scale):
+            whole = scale * torch.arange(1, 9, dtype=torch.float32).view(torch.complex64)
+            bf16 = scale * torch.ones(2, 2, dtype=torch.bfloat16)
+            return {"imag": whole.imag, "negative": whole.conj().imag, "real": whole.real,
+                    "bf16": bf16, "bits": bf16.view(torch.int16), "transposed": bf16.T,
+                    "expanded": bf16[0].expand(2, 2), "overlapping": whole.real.unfold(0, 2, 1)}
+
+        restored = state(-3)
+        self.restore(state(1), restored)
+        self.assertEqual(restored["negative"].tolist(), [-2, -4, -6, -8])
+        self.assertTrue(restored["negative"].is_neg())
+        found = tessera_ckpt.open(self.folder).tensors.values()
+        self.assertEqual({info.alias_of for info in found}, {None})
+
+    def test_optimizers_and_schedules(self):
+        def make(seed):
+            torch.manual_seed(seed)
+            model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 3))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, amsgrad=True)
+            warmup = torch.optim.lr_scheduler.LinearLR(optimizer)
+            decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
+            return model, optimizer, torch.optim.lr_scheduler.SequentialLR(
+                optimizer, [warmup, decay], [2])
+
+        def train(parts):
+            for _ in range(3):
+                parts[1].zero_grad()
+                parts[0](torch.ones(2, 3)).square().sum().backward()
+                parts[1].step()
+                parts[2].step()
+
+        def state(parts):
+            found = [part.state_dict() for part in parts]
+            return {"model": found[0], "optimizer": found[1], "scheduler": found[2],
+                    "rng": torch.get_rng_state()}
+
+        one, two = make(1), make(2)
+        train(one)
+        train(two)
+        saved, restored = state(one), state(two)
+        self.restore(saved, restored)
+        for part, name in zip(two, ("model", "optimizer", "scheduler")):
+            part.load_state_dict(restored[name])
+        train(one)
+        train(two)
+        self.assertEqual(difference(state(one), {**state(two), "rng": saved["rng"]}), "")
+
+    def test_what_dcp_restores_from_its_own_files_it_restores_from_ours(self):
+        import torch.distributed.checkpoint as dcp
+        from tessera_ckpt.dcp import Reader, Writer
+        logging.disable(logging.WARNING)
+        counts = collections.Counter()
+
+        def outcome(seed, save, load):
+            states = States(seed)
+            description = states.description()
+            state = build(description, Memory(seed))
+            restored = build(description, Memory(-seed), scramble=True)
+            try:
+                save(state)
+                load(restored)
+            except BaseException:  # torch's CheckpointException is none of the others
+                return "refused"
+            return difference(state, restored) or "restored"
+
+        for seed in range(SEED, SEED + CASES):
+            theirs, ours = f"{self.folder}/theirs/{seed}", f"{self.folder}/step-{seed:08d}"
+            expected = outcome(
+                seed, lambda state: dcp.save(state, checkpoint_id=theirs, no_dist=True),
+                lambda state: dcp.load(state, checkpoint_id=theirs, no_dist=True))
+            found = outcome(
+                seed, lambda state: dcp.save(state, storage_writer=Writer(ours, group=ALONE),
+                                             no_dist=True),
+                lambda state: dcp.load(state, storage_reader=Reader(ours, group=ALONE),
+                                       no_dist=True))
+            self.assertEqual(found, expected, seed)
+            counts[found if found in ("restored", "refused") else "other, as with torch"] += 1
+            crossed = outcome(seed, lambda state: None,
+                              lambda state: tessera_ckpt.load(ours, state))
+            self.assertIn(crossed, ("restored", "refused"), seed)
+            counts[f"{crossed} by tessera_ckpt.load"] += 1
+        print(f"dcp.save and dcp.load: {dict(counts)}")
+        self.assertGreater(counts["restored"], CASES // 10)
+
+
+@unittest.skipUnless(jax, "JAX is not installed")
+class JaxTest(FolderCase):
+    def test_states_of_optax(self):
+        """Training goes on from what is loaded as it would have without the load."""
+        import optax
+        schedule = optax.warmup_cosine_decay_schedule(0, 1e-2, 3, 10)
+        by_name = {"dense": "adam", "scale": "sgd"}
+        for number, optimizer in enumerate((
+                optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule)),
+                optax.MultiSteps(optax.sgd(0.1, momentum=0.9), 2), optax.adafactor(1e-3),
+                optax.inject_hyperparams(optax.adam)(learning_rate=schedule),
+                optax.apply_if_finite(optax.lion(1e-3), 3),
+                optax.multi_transform({"adam": optax.adam(1e-3), "sgd": optax.sgd(1e-2)},
+                                      by_name))):
+            def make(seed):
+                keys = jax.random.split(jax.random.PRNGKey(seed))
+                weights = {"dense": {"kernel": jax.random.normal(keys[0], (4, 3))},
+                           "scale": jax.random.normal(keys[1], (3,)).astype(jnp.float16)}
+                return train({"weights": weights, "state": optimizer.init(weights), "rng": keys})
+
+            def loss(weights, data):
+                return jnp.sum((data @ weights["dense"]["kernel"]) * weights["scale"]) ** 2
+
+            def train(state):
+                for step in range(3):
+                    gradients = jax.grad(loss)(state["weights"], jnp.full((2, 4), step + 1.0))
+                    updates, state["state"] = optimizer.update(gradients, state["state"],
+                                                               state["weights"])
+                    state["weights"] = optax.apply_updates(state["weights"], updates)
+                return state
+
+            saved, restored = make(1), make(2)
+            before = restored["weights"]["dense"]["kernel"]
+            elements = np.array(before)
+            self.folder = f"{self.folder}/{number}"
+            self.restore(saved, restored)
+            self.assertEqual(jax.tree_util.tree_structure(saved),
+                             jax.tree_util.tree_structure(restored))
+            np.testing.assert_array_equal(elements, before)  # arrays of JAX do not change
+            self.assertEqual(difference(train(saved), train(restored)), "")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """The Python package with torch: FSDP2, tensor parallelism and FSDP1 on processes over gloo,
-torch's own calls, torchtitan's manager, mpi4py, kills, damage, and speed beside torch.
+torch's own calls, torchtitan's manager, mpi4py, generated states, kills, damage, and speed beside
+torch.
 
-  python_check.py CKPT [--only=NAME] [--speed_mib=N]
+  python_check.py CKPT [--only=NAME] [--speed_mib=N] [--states=N]
 
-CKPT: the program. Each scenario runs processes of python_ranks.py. torchtitan and mpi4py are tried
-where they are installed.
+CKPT: the program. Each scenario runs processes of python_ranks.py. torchtitan, mpi4py, JAX and optax
+are tried where they are installed.
 """
 
 import importlib.util
@@ -27,8 +28,10 @@ from tessera_ckpt import ALONE
 from tessera_ckpt.dcp import Reader, Writer
 
 RANKS = pathlib.Path(__file__).resolve().parent / "python_ranks.py"
+STATES = "python/tests/state_property_test.py"
 CKPT = ""
 SPEED_MIB = 1024
+STATE_COUNT = 500
 
 
 def start(size, *arguments, stdout=None):
@@ -132,6 +135,12 @@ def mpi(folder):
     subprocess.run(["mpirun", "--oversubscribe", "-n", "3", sys.executable, "-c", MPI, folder],
                    check=True, timeout=200, env=dict(
                        os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"))
+
+
+def states(folder):
+    """Generated states with torch, and those of optax: what is saved comes back."""
+    subprocess.run([sys.executable, "-W", "ignore", STATES, "1000", str(STATE_COUNT)], check=True,
+                   env=dict(os.environ, TMPDIR=folder))
 
 
 def kills(folder):
@@ -249,11 +258,11 @@ def speed(folder):
             for what, seconds in by.items()))
 
 
-SCENARIOS = (meshes, torch_calls, flat_parameters, titan, mpi, kills, damage, speed)
+SCENARIOS = (meshes, torch_calls, flat_parameters, titan, mpi, states, kills, damage, speed)
 
 
 def main():
-    global CKPT, SPEED_MIB
+    global CKPT, SPEED_MIB, STATE_COUNT
     CKPT, *flags = sys.argv[1:]
     only = None
     for flag in flags:
@@ -262,6 +271,8 @@ def main():
             only = value
         elif name == "--speed_mib":
             SPEED_MIB = int(value)
+        elif name == "--states":
+            STATE_COUNT = int(value)
         else:
             sys.exit(__doc__)
     for scenario in SCENARIOS:

@@ -7,7 +7,7 @@ python="${TESSERA_PYTHON:-python3}"
 if [[ -n "${TESSERA_PIP_INSTALL:-}" ]]; then
   python3 -m venv "$TEST_TMPDIR/venv"
   python="$TEST_TMPDIR/venv/bin/python"
-  "$python" -m pip install --quiet torch numpy torchtitan mpi4py
+  "$python" -m pip install --quiet torch numpy torchtitan mpi4py jax optax
 fi
 if ! "$python" -c "import torch" 2>/dev/null; then
   echo "$python lacks torch: set TESSERA_PYTHON to one that has, or TESSERA_PIP_INSTALL=1" >&2
