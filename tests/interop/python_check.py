@@ -4,8 +4,8 @@ torch.
 
   python_check.py CKPT [--only=NAME] [--speed_mib=N] [--states=N]
 
-CKPT: the program. Each scenario runs processes of python_ranks.py. torchtitan, mpi4py, JAX and optax
-are tried where they are installed.
+CKPT: the program. Each scenario runs processes of python_ranks.py. torchtitan, mpi4py, JAX and
+optax are tried where they are installed.
 """
 
 import importlib.util
