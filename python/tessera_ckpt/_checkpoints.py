@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from . import _library, _state, _tensors, _values
+from . import _library, _shared_memory, _state, _tensors, _values
 from ._group import DEADLINE_SECONDS, Group, group_of
 from ._library import (CREATE, Handle, InvalidArgumentError, LoadOptions, MismatchError,
                        NotFoundError, SaveOptions, TesseraError, error_of, integer, lib, numbers,
@@ -211,6 +212,18 @@ class Checkpoint:
             memory.finish()
         return out
 
+    def _read_part(self, part: _shared_memory.Part) -> Optional[bytearray]:
+        """What a load would place there; None if it would not, and would say why."""
+        shape, dtype = part.elements.shape, part.elements.dtype
+        data = bytearray(_tensors.item_bytes(dtype) * math.prod(shape))
+        address = ctypes.addressof((ctypes.c_char * len(data)).from_buffer(data))
+        try:
+            lib.read_tensor(self._handle, text(part.name, "name"), dtype, len(shape),
+                            numbers(part.offset), numbers(shape), None, address, -1)
+        except TesseraError:
+            return None
+        return data
+
     def load(self, state: Any, group: Any = None, *, allow_missing: bool = False,
              allow_unexpected: bool = False, verify_digests: bool = False,
              exact_dtypes: bool = False, io_threads: int = 0,
@@ -235,6 +248,7 @@ class Checkpoint:
             saved = self._stored_values()
             missing, unexpected = _compare_values(
                 leaves.values, saved, allow_missing or self.format != "tessera", allow_unexpected)
+            _shared_memory.check(description.parts, self._read_part)
             new = {name: _values.decode(saved[name], name, value)
                    for name, value in leaves.values.items() if name in saved}
             threads = integer(io_threads, "io_threads", 32)

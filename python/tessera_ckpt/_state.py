@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import (Any, Callable, Dict, Iterable, Iterator, List, Mapping, MutableMapping,
                     NamedTuple, Optional, Set, Tuple)
 
-from . import _tensors, _values
+from . import _shared_memory, _tensors, _values
 from ._library import (READ_ONLY, Handle, InvalidArgumentError, TesseraError, UnimplementedError,
                        lib, numbers)
 
@@ -244,6 +244,7 @@ class Description:
         self._memory_of = _tensors.memory_of if saved is None else _tensors.memory_to_fill
         self._saved: Mapping[str, TensorInfo] = saved or {}
         self._finish: List[Tuple[str, Any, Callable[[], Any]]] = []
+        self.parts: List[_shared_memory.Part] = []
         self._owners: List[Any] = []
         self._names: Dict[Tuple[Any, ...], str] = {}
         # Of several names of the same elements, the first is that of the tensor, as it was saved.
@@ -282,8 +283,8 @@ class Description:
         else:
             first = self._memory_of(dtype_of, name)
             dtype = first.dtype
-            if first.identity is not None and len(parts) <= 1:
-                identity = (first.identity, shape, parts[0].offset if parts else None)
+            if first.elements is not None and len(parts) <= 1:
+                identity = (first.elements, shape, parts[0].offset if parts else None)
                 other = self._names.setdefault(identity, name)
                 # Tied parameters. Two aliases of a saved tensor are not one of each other.
                 if other != name and not self._target(name) == self._target(other) != other:
@@ -301,6 +302,8 @@ class Description:
                                 numbers(memory.shape), numbers(memory.strides),
                                 READ_ONLY if memory.read_only else 0)
             self._keep(memory, name, value)
+            if memory.elements is not None:
+                self.parts.append(_shared_memory.Part(name, part.offset, memory.elements))
         return None
 
     def _add_flat(self, name: str, flat: FlatShard) -> None:

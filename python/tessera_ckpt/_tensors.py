@@ -30,6 +30,17 @@ _DLPACK_DTYPES = {(0, 64): 5, (0, 32): 6, (0, 16): 7, (0, 8): 8, (1, 64): 13, (1
 _DLPACK_HOST = (1, 3, 11)  # devices: CPU, and memory pinned for CUDA and ROCm
 
 
+class Elements(NamedTuple):
+    """Which elements a tensor shows. Two tensors are one if theirs are equal."""
+
+    device: str
+    address: int  # on the device
+    negative: bool  # whether the tensor shows the negative of what is in memory
+    dtype: int
+    shape: Tuple[int, ...]
+    strides: Tuple[int, ...]
+
+
 class Memory(NamedTuple):
     """Elements in this process's memory."""
 
@@ -39,7 +50,7 @@ class Memory(NamedTuple):
     strides: Tuple[int, ...]  # in elements
     read_only: bool
     owner: Any  # while it lives, so does the memory
-    identity: Optional[Tuple[Any, ...]]  # equal for two tensors of the same elements
+    elements: Optional[Elements]  # the tensor's own; None where there are none, or in a new tensor
     # Where this is not the tensor's own memory: what follows a load. Returns None, or a new tensor
     # that takes the place of one that cannot be written to.
     finish: Optional[Callable[[], Any]] = None
@@ -104,7 +115,7 @@ def memory_to_fill(value: Any, name: str) -> Memory:
             return buffer.view(type(value))
     else:
         return memory
-    return _numpy_memory(buffer, name)._replace(identity=None, finish=finish)
+    return _numpy_memory(buffer, name)._replace(elements=None, finish=finish)
 
 
 def _is_jax(value: Any) -> bool:
@@ -144,13 +155,13 @@ def _torch_memory(tensor: Any, name: str) -> Memory:
     address = host.data_ptr()
     if address == 0 and host.numel() > 0:
         raise UnimplementedError(f"{name}: a {type(tensor).__name__} whose elements have no memory")
-    identity, finish = None, None
+    elements, finish = None, None
     if host.numel() > 0:
-        identity = (str(tensor.device), target.data_ptr(), negative, tuple(tensor.shape),
-                    tensor.stride(), dtype)
+        elements = Elements(str(tensor.device), target.data_ptr(), negative, dtype,
+                            tuple(tensor.shape), tuple(tensor.stride()))
         if negative or host.device != tensor.device:
             finish = lambda: _copy_to(target, host)  # noqa: E731
-    return Memory(address, dtype, tuple(host.shape), tuple(host.stride()), False, host, identity,
+    return Memory(address, dtype, tuple(host.shape), tuple(host.stride()), False, host, elements,
                   finish)
 
 
@@ -176,8 +187,13 @@ def _numpy_memory(array: Any, name: str) -> Memory:
         raise UnimplementedError(f"{name}: strides {array.strides} are no multiples of an element")
     address, read_only = array.__array_interface__["data"]
     strides = tuple(stride // item_bytes for stride in array.strides)
-    identity = (address, array.shape, strides, dtype) if array.size else None
-    return Memory(address, dtype, array.shape, strides, read_only, array, identity)
+    return _host_memory(address, dtype, array.shape, strides, read_only, array)
+
+
+def _host_memory(address: int, dtype: int, shape: Tuple[int, ...], strides: Tuple[int, ...],
+                 read_only: bool, owner: Any) -> Memory:
+    elements = None if 0 in shape else Elements("cpu", address, False, dtype, shape, strides)
+    return Memory(address, dtype, shape, strides, read_only, owner, elements)
 
 
 class _DLTensor(ctypes.Structure):
@@ -246,7 +262,7 @@ def _dlpack_memory(value: Any, name: str) -> Memory:
         strides = contiguous_strides(shape)
     address = (tensor.data or 0) + tensor.byte_offset
     # The capsule, which nobody takes over, frees the tensor with itself.
-    return Memory(address, dtype, shape, strides, read_only, (value, capsule), None)
+    return _host_memory(address, dtype, shape, strides, read_only, (value, capsule))
 
 
 def contiguous_strides(shape: Tuple[int, ...]) -> Tuple[int, ...]:

@@ -17,7 +17,7 @@ MAX_DEPTH = 100
 
 # Scalars of numpy that a Python number holds exactly.
 _NUMPY = frozenset((
-    "bool", "bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64", "complex64", "complex128"))
 
 

@@ -561,6 +561,9 @@ class BadInputTest(Case):
         with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "read-only"):
             tessera_ckpt.open(self.folder).read("a", target)
         self.assertEqual(target.sum(), 0)
+        state = {"c": target}
+        tessera_ckpt.load(self.folder, state, allow_missing=True, allow_unexpected=True)
+        self.assertIs(state["c"], target)
 
 
 class KilledTest(Case):

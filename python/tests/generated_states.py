@@ -468,6 +468,8 @@ def difference(a, b, path="state"):
         return next((text for text in found if text), "")
     if isinstance(a, (float, complex, np.inexact)):
         return "" if repr(a) == repr(b) else f"{path}: {a!r} is {b!r}"
+    if type(a) is int:
+        a, b = hex(a), hex(b)  # of any size
     return "" if a == b else f"{path}: {a!r} is {b!r}"
 
 

@@ -189,6 +189,32 @@ class NamedStatesTest(FolderCase):
         self.restore(state(7), restored)
         self.assertIs(restored["optimizer"][1][0].mu["w"], filled)
 
+    def test_memory_that_would_get_two_values_is_not_loaded(self):
+        """Nothing of it: the checkpoint has other elements than the state could hold."""
+        ones, twos = np.full((3, 4), 1.0), np.full((3, 4), 2.0)
+        tessera_ckpt.save(self.folder, 1, {
+            "a": ones, "b": twos, "c": ones[:, 1], "n": 1, "rows": np.stack([ones[0], twos[0]])})
+        whole, other, row = np.zeros((3, 4)), np.zeros((3, 4)), np.zeros(4)
+        window = np.lib.stride_tricks.as_strided
+        for names, first, second in (
+                ("a.*b", whole, whole[::-1]), ("b.*c", whole, whole[:, 2]),
+                ("rows", window(row, (2, 4), (0, 8)), None),
+                ("rows", window(whole, (2, 4), (8, 8)), None)):
+            key, beside = ("rows", None) if second is None else names.split(".*")
+            state = {key: first, "n": 0, "a" if key != "a" else "b": other}
+            if beside is not None:
+                state[beside] = second
+            with self.assertRaisesRegex(tessera_ckpt.MismatchError, f"tensor .*{names}.*memory"):
+                tessera_ckpt.load(self.folder, state, allow_unexpected=True)
+            self.assertEqual((whole.sum(), other.sum(), row.sum(), state["n"]), (0, 0, 0, 0))
+        # What agrees is loaded, and what only lies between the elements of another.
+        state = {"a": whole, "c": whole[:, 3], "b": np.zeros((3, 9))[:, ::2][:, :4], "n": 0}
+        tessera_ckpt.load(self.folder, state, allow_unexpected=True)
+        both = np.zeros((3, 8))
+        state = {"a": both[:, ::2], "b": both[:, 1::2]}
+        tessera_ckpt.load(self.folder, state, allow_unexpected=True)
+        self.assertEqual(both.tolist(), [[1, 2] * 4] * 3)
+
     def test_keys_that_have_one_name_are_refused(self):
         for state in ({1: np.ones(1), "1": np.ones(2)}, {"1": 5, 1: np.ones(2)},
                       {"a": {"b": 1}, "a.b": 2}):
@@ -272,6 +298,13 @@ class TorchTest(FolderCase):
         self.assertTrue(restored["negative"].is_neg())
         found = tessera_ckpt.open(self.folder).tensors.values()
         self.assertEqual({info.alias_of for info in found}, {None})
+
+    def test_a_negative_view_of_memory_that_would_get_other_values(self):
+        tessera_ckpt.save(self.folder, 1, {"imag": torch.ones(4), "negative": torch.ones(4)})
+        whole = torch.zeros(4, dtype=torch.complex64)
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError, "imag, negative"):
+            tessera_ckpt.load(self.folder, {"imag": whole.imag, "negative": whole.conj().imag})
+        self.assertEqual(whole.abs().sum(), 0)
 
     def test_optimizers_and_schedules(self):
         def make(seed):

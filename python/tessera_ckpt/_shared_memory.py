@@ -1,0 +1,106 @@
+"""Tensors of a state that share memory, whole or in part: a load is right only if the checkpoint has
+the same elements for what they share."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+
+from ._library import MismatchError
+from ._tensors import Elements, contiguous_strides, item_bytes
+
+_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
+
+class Part(NamedTuple):
+    """A box of a tensor, and where its elements are."""
+
+    name: str
+    offset: Tuple[int, ...]
+    elements: Elements
+
+
+_Read = Callable[[Part], Optional[bytearray]]
+
+
+def check(parts: Iterable[Part], read: _Read) -> None:
+    """Raises an error if an element in memory would get two values. `read` returns the elements that
+    a part would get, in row-major order, or None if it would get none; it is called only for parts
+    that may overlap."""
+    group: List[Part] = []
+    end: Tuple[str, int] = ("", 0)
+    for part in sorted(parts, key=lambda part: (part.elements.device, _span(part.elements))):
+        first, last = _span(part.elements)
+        if (part.elements.device, first) >= end or part.elements.device != end[0]:
+            _check_group(group, read)
+            group = []
+            end = (part.elements.device, last)
+        group.append(part)
+        end = max(end, (part.elements.device, last))
+    _check_group(group, read)
+
+
+def _check_group(group: List[Part], read: _Read) -> None:
+    if not group or (len(group) == 1 and not _may_overlap_itself(group[0].elements)):
+        return
+    spans = [_span(part.elements) for part in group]
+    begin = min(first for first, _ in spans)
+    image = bytearray(max(last for _, last in spans) - begin)
+    found = [(part, whole) for part, whole in zip(group, map(read, group)) if whole is not None]
+    for part, whole in found:
+        _change_signs(whole, part.elements)
+        for target, source in _lines(part.elements, image, begin, whole):
+            target[:] = source
+    for part, whole in found:
+        if any(target != source
+               for target, source in _lines(part.elements, image, begin, whole)):
+            names = sorted({part.name for part in group})
+            raise MismatchError(
+                f"tensor {part.name}: has elements in memory that another place of "
+                f"{', '.join(names[:10])} has, too, and the checkpoint has different values for "
+                "them: load into tensors with memory of their own")
+
+
+def _span(elements: Elements) -> Tuple[int, int]:
+    """The addresses of the first byte and behind the last one."""
+    reach = [(extent - 1) * stride for extent, stride in zip(elements.shape, elements.strides)]
+    size = item_bytes(elements.dtype)
+    return (elements.address + size * sum(r for r in reach if r < 0),
+            elements.address + size * (sum(r for r in reach if r > 0) + 1))
+
+
+def _may_overlap_itself(elements: Elements) -> bool:
+    reach = 0
+    for stride, extent in sorted(zip(map(abs, elements.strides), elements.shape)):
+        if extent > 1 and stride <= reach:
+            return True
+        reach += stride * (extent - 1)
+    return False
+
+
+def _change_signs(whole: bytearray, elements: Elements) -> None:
+    """Makes of what a negative view shows what is in memory."""
+    if elements.negative:
+        size = item_bytes(elements.dtype)
+        whole[size - 1::size] = bytes(byte ^ 0x80 for byte in whole[size - 1::size])
+
+
+def _lines(elements: Elements, image: bytearray, begin: int, whole: bytearray
+           ) -> Iterator[Tuple[memoryview, memoryview]]:
+    """The elements of a part in an image of the memory and in row-major order, in as few pieces as
+    two memoryviews of one dim can be."""
+    size = item_bytes(elements.dtype)
+    offset = elements.address - begin
+    usable = (len(image) - offset % size) // size * size
+    in_image = memoryview(image)[offset % size:][:usable].cast(_FORMATS[size])
+    in_whole = memoryview(whole).cast(_FORMATS[size])
+    dims = list(zip(elements.shape, elements.strides, contiguous_strides(elements.shape)))
+    # The longest dim is that of the pieces, unless its elements are one.
+    extent, stride, step = max((dim for dim in dims if dim[1] != 0), default=(1, 1, 1))
+    if (extent, stride, step) in dims:
+        dims.remove((extent, stride, step))
+    for index in itertools.product(*(range(dim[0]) for dim in dims)):
+        at = offset // size + sum(i * dim[1] for i, dim in zip(index, dims))
+        row = sum(i * dim[2] for i, dim in zip(index, dims))
+        end = at + stride * extent
+        yield in_image[at:end if end >= 0 else None:stride], in_whole[row:row + step * extent:step]
