@@ -247,15 +247,14 @@ class Description:
         self.parts: List[_shared_memory.Part] = []
         self._owners: List[Any] = []
         self._names: Dict[Tuple[Any, ...], str] = {}
-        # Of several names of the same elements, the first is that of the tensor, as it was saved.
-        for name in sorted(leaves, key=lambda name: self._target(name) != name):
+        for name, value in leaves.items():
             try:
-                self._add(name, leaves[name])
+                self._add(name, value)
             except (TesseraError, MemoryError):
                 raise
             except Exception as error:  # of the tensor's own library
-                raise UnimplementedError(f"{name}: the elements of a {type(leaves[name]).__name__} "
-                                         f"cannot be reached: {error}") from error
+                raise UnimplementedError(f"{name}: the elements of a {type(value).__name__} cannot "
+                                         f"be reached: {error}") from error
         for key, data in (entries or {}).items():
             if not isinstance(data, (bytes, bytearray, memoryview)):
                 raise InvalidArgumentError(
@@ -286,7 +285,7 @@ class Description:
             if first.elements is not None and len(parts) <= 1:
                 identity = (first.elements, shape, parts[0].offset if parts else None)
                 other = self._names.setdefault(identity, name)
-                # Tied parameters. Two aliases of a saved tensor are not one of each other.
+                # Tied parameters. Two saved aliases of a third name are loaded one by one.
                 if other != name and not self._target(name) == self._target(other) != other:
                     self._owners.append(first.owner)
                     lib.state_add_alias(self.handle, _name(name), _name(other))

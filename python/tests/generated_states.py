@@ -140,6 +140,10 @@ class Memory:
             self.pieces[key] = array
         return self.pieces[key]
 
+    def invert(self):
+        for piece in self.pieces.values():
+            piece ^= 255
+
     def contents(self):
         return {key: np.asarray(piece).tobytes() for key, piece in self.pieces.items()}
 

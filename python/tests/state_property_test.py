@@ -43,6 +43,8 @@ class Case:
         with tessera_ckpt.AsyncSaver(self.folder) as saver:
             saver.save(1, self.state)
             saver.wait_copied()
+            self.memory.invert()
+        self.memory.invert()
 
     def target(self):
         memory = Memory(self.seed + 1_000_000_007)
@@ -290,7 +292,8 @@ class TorchTest(FolderCase):
             bf16 = scale * torch.ones(2, 2, dtype=torch.bfloat16)
             return {"imag": whole.imag, "negative": whole.conj().imag, "real": whole.real,
                     "bf16": bf16, "bits": bf16.view(torch.int16), "transposed": bf16.T,
-                    "expanded": bf16[0].expand(2, 2), "overlapping": whole.real.unfold(0, 2, 1)}
+                    "expanded": bf16[0].expand(2, 2), "overlapping": whole.real.unfold(0, 2, 1),
+                    "negative, expanded": whole.conj().imag[1:2].expand(3)}
 
         restored = state(-3)
         self.restore(state(1), restored)
