@@ -17,6 +17,7 @@ import warnings
 
 import numpy as np
 import tessera_ckpt
+from generated_states import OnlyDLPack
 from gpt2_files import write_gpt2, write_tokenizer
 from ranks import run_ranks
 from tessera_ckpt import Box, FlatShard
@@ -27,20 +28,6 @@ DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "u
 
 def data_file(path):
     return next(pathlib.Path(path).glob("*.safetensors"))
-
-
-class OnlyDLPack:
-    """A tensor of which nothing but DLPack is known."""
-
-    def __init__(self, array):
-        self._array = array
-        self.shape = array.shape
-
-    def __dlpack__(self, **options):
-        return self._array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self._array.__dlpack_device__()
 
 
 class Case(unittest.TestCase):

@@ -349,8 +349,7 @@ class TorchTest(FolderCase):
         counts = collections.Counter()
 
         def outcome(seed, save, load):
-            states = States(seed)
-            description = states.description()
+            description = States(seed).description()
             state = build(description, Memory(seed))
             restored = build(description, Memory(-seed), scramble=True)
             try:
@@ -361,6 +360,10 @@ class TorchTest(FolderCase):
             return difference(state, restored) or "restored"
 
         for seed in range(SEED, SEED + CASES):
+            states = States(seed)
+            states.description()
+            if states.refused:
+                continue  # torch pickles some of these
             theirs, ours = f"{self.folder}/theirs/{seed}", f"{self.folder}/step-{seed:08d}"
             expected = outcome(
                 seed, lambda state: dcp.save(state, checkpoint_id=theirs, no_dist=True),
