@@ -11,6 +11,9 @@ from ._tensors import Elements, contiguous_strides, item_bytes
 
 _FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
+# Of as many parts or places, it is not found out whether they overlap: they may.
+_MANY = 64
+
 
 class Part(NamedTuple):
     """A box of a tensor, and where its elements are."""
@@ -41,19 +44,19 @@ def check(parts: Iterable[Part], read: _Read) -> None:
 
 
 def _check_group(group: List[Part], read: _Read) -> None:
-    if not group or (len(group) == 1 and not _may_overlap_itself(group[0].elements)):
+    each = [part.elements for part in group]
+    if len(group) < _MANY and not any(map(_may_overlap_itself, each)) and not any(
+            _may_overlap(a, b) for a, b in itertools.combinations(each, 2)):
         return
     spans = [_span(part.elements) for part in group]
     begin = min(first for first, _ in spans)
     image = bytearray(max(last for _, last in spans) - begin)
-    found = [(part, whole) for part, whole in zip(group, map(read, group)) if whole is not None]
-    for part, whole in found:
-        _change_signs(whole, part.elements)
-        for target, source in _lines(part.elements, image, begin, whole):
+    for part in group:
+        for target, source in _lines(part.elements, image, begin, read(part)):
             target[:] = source
-    for part, whole in found:
+    for part in group:  # read again, because all of them may be much
         if any(target != source
-               for target, source in _lines(part.elements, image, begin, whole)):
+               for target, source in _lines(part.elements, image, begin, read(part))):
             names = sorted({part.name for part in group})
             raise MismatchError(
                 f"tensor {part.name}: has elements in memory that another place of "
@@ -78,18 +81,39 @@ def _may_overlap_itself(elements: Elements) -> bool:
     return False
 
 
-def _change_signs(whole: bytearray, elements: Elements) -> None:
-    """Makes of what a negative view shows what is in memory."""
-    if elements.negative:
-        size = item_bytes(elements.dtype)
-        whole[size - 1::size] = bytes(byte ^ 0x80 for byte in whole[size - 1::size])
+def _may_overlap(a: Elements, b: Elements) -> bool:
+    """Exact for two parts of one tensor, such as columns of a matrix."""
+    if a.strides != b.strides or a.dtype != b.dtype:
+        return True
+    dims = [(stride * item_bytes(a.dtype), 1 - extent, other - 1)
+            for stride, extent, other in zip(a.strides, a.shape, b.shape)]
+    return _reaches(a.address - b.address, sorted(dims, reverse=True), item_bytes(a.dtype))
 
 
-def _lines(elements: Elements, image: bytearray, begin: int, whole: bytearray
+def _reaches(distance: int, dims: List[Tuple[int, int, int]], size: int) -> bool:
+    """Whether a sum of strides, each times a number between two others, may be nearer to a distance
+    than the size of an element."""
+    if not dims:
+        return abs(distance) < size
+    (stride, low, high), rest = dims[0], dims[1:]
+    if stride <= 0:
+        return True
+    reach = size - 1 + sum(other * max(-least, most) for other, least, most in rest)
+    times = range(max(low, -((reach - distance) // stride)),
+                  min(high, (reach + distance) // stride) + 1)
+    return len(times) > _MANY or any(
+        _reaches(distance - n * stride, rest, size) for n in times)
+
+
+def _lines(elements: Elements, image: bytearray, begin: int, whole: Optional[bytearray]
            ) -> Iterator[Tuple[memoryview, memoryview]]:
-    """The elements of a part in an image of the memory and in row-major order, in as few pieces as
+    """The elements of a part in an image of the memory and as they were read, in as few pieces as
     two memoryviews of one dim can be."""
+    if whole is None:
+        return
     size = item_bytes(elements.dtype)
+    if elements.negative:
+        whole[size - 1::size] = bytes(byte ^ 0x80 for byte in whole[size - 1::size])
     offset = elements.address - begin
     usable = (len(image) - offset % size) // size * size
     in_image = memoryview(image)[offset % size:][:usable].cast(_FORMATS[size])

@@ -112,7 +112,7 @@ def _refusal(value: Any, name: str) -> str:
     if hasattr(value, "state_dict"):
         advice = "; save what its state_dict() returns"
     elif base is not None:
-        advice = f"; save it as a {base.__name__}"
+        advice = f"; save {base.__name__}(...) of it"
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return (f"{name}: a {module}{kind.__qualname__} cannot be saved, because a load could not make "
             "it again: only tensors, None, numbers (of numpy, too), texts, bytes, and lists, "

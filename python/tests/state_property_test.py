@@ -8,6 +8,7 @@ Uses torch and JAX, too, where they are installed.
 """
 
 import collections
+import itertools
 import logging
 import random
 import shutil
@@ -19,7 +20,7 @@ import generated_states as generated
 import numpy as np
 import tessera_ckpt
 from generated_states import Memory, States, build, difference, jax, jnp, torch
-from tessera_ckpt import ALONE, _library, _state
+from tessera_ckpt import ALONE, _library, _shared_memory, _state, _tensors
 
 SEED, CASES = 1, 200
 
@@ -216,6 +217,24 @@ class NamedStatesTest(FolderCase):
         state = {"a": both[:, ::2], "b": both[:, 1::2]}
         tessera_ckpt.load(self.folder, state, allow_unexpected=True)
         self.assertEqual(both.tolist(), [[1, 2] * 4] * 3)
+
+    def test_parts_of_a_tensor_overlap_where_they_have_a_byte_in_common(self):
+        rng = random.Random(SEED)
+        for _ in range(3000):
+            strides = [rng.randint(1, 12) for _ in range(rng.randrange(4))]
+            name, dtype = rng.choice(sorted(_tensors.DTYPES.items()))
+            size = _tensors.item_bytes(dtype)
+            one, two = (_tensors.Elements(
+                "cpu", 1000 + rng.randrange(40) * rng.choice((1, size)), False, dtype,
+                [rng.randint(1, 4) for _ in strides], strides) for _ in range(2))
+
+            def addresses(part):
+                places = itertools.product(*map(range, part.shape))
+                return {part.address + size * sum(i * s for i, s in zip(place, strides)) + byte
+                        for place in places for byte in range(size)}
+
+            self.assertEqual(_shared_memory._may_overlap(one, two),
+                             not addresses(one).isdisjoint(addresses(two)), (name, one, two))
 
     def test_keys_that_have_one_name_are_refused(self):
         for state in ({1: np.ones(1), "1": np.ones(2)}, {"1": 5, 1: np.ones(2)},
