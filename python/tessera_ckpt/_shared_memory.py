@@ -1,5 +1,5 @@
-"""Tensors of a state that share memory, whole or in part: a load is right only if the checkpoint has
-the same elements for what they share."""
+"""Tensors of a state that share memory, whole or in part: a load is right only if the checkpoint
+has the same elements for what they share."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _Read = Callable[[Part], Optional[bytearray]]
 
 
 def check(parts: Iterable[Part], read: _Read) -> None:
-    """Raises an error if an element in memory would get two values. `read` returns the elements that
-    a part would get, in row-major order, or None if it would get none; it is called only for parts
-    that may overlap."""
+    """Raises an error if an element in memory would get two values. `read` returns the elements
+    that a part would get, in row-major order, or None if it would get none; it is called only for
+    parts that may overlap."""
     group: List[Part] = []
     end: Tuple[str, int] = ("", 0)
     for part in sorted(parts, key=lambda part: (part.elements.device, _span(part.elements))):
