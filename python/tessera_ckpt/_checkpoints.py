@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from . import _library, _shared_memory, _state, _tensors, _values
+from . import _shared_memory, _state, _tensors, _values
 from ._group import DEADLINE_SECONDS, Group, group_of
 from ._library import (CREATE, Handle, InvalidArgumentError, LoadOptions, MismatchError,
                        NotFoundError, SaveOptions, TesseraError, error_of, integer, lib, numbers,

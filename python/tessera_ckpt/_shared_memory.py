@@ -4,12 +4,12 @@ has the same elements for what they share."""
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from ._library import MismatchError
 from ._tensors import Elements, contiguous_strides, item_bytes
 
-_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_FORMATS: Dict[int, Any] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 # Of as many parts or places, it is not found out whether they overlap: they may.
 _MANY = 64

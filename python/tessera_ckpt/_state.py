@@ -159,7 +159,8 @@ def _is_branch(value: Any) -> bool:
     at any depth. A dict in a tuple does not count."""
     if isinstance(value, Mapping):
         return True
-    waiting = [(value, isinstance(value, list))] if isinstance(value, (list, tuple)) else []
+    waiting: List[Tuple[Any, bool]] = (
+        [(value, isinstance(value, list))] if isinstance(value, (list, tuple)) else [])
     seen = set()
     while waiting:
         node, in_lists = waiting.pop()

@@ -44,7 +44,7 @@ def encode(value: Any, name: str, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise InvalidArgumentError(
             f"{name}: contains itself, or more than {MAX_DEPTH} levels of lists, tuples and dicts")
-    kind = type(value)
+    kind: Any = type(value)
     if value is None or kind is bool:
         return value
     if kind is int:
@@ -218,9 +218,8 @@ def _namedtuple_class(stored: Dict[str, Any], like: Any) -> Optional[type]:
     found: Any = sys.modules.get(stored["module"])
     for part in stored["name"].split("."):
         found = getattr(found, "__dict__", {}).get(part)
-    if isinstance(found, type) and is_namedtuple(found) and found._fields == fields:
-        return found
-    return None
+    is_class = isinstance(found, type) and is_namedtuple(found)
+    return found if is_class and found._fields == fields else None
 
 
 def _module(module: str, name: str, exact: bool) -> Any:
