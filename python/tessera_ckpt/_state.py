@@ -264,10 +264,9 @@ class Description:
         if program:
             lib.state_set_program(self.handle, program.encode("utf-8", "replace"))
 
-    def _target(self, name: str) -> str:
-        """The saved tensor that a name means."""
+    def _is_alias(self, name: str, other: str) -> bool:
         found = self._saved.get(name)
-        return name if found is None or found.alias_of is None else found.alias_of
+        return found is None or found.alias_of == other
 
     def _role(self, name: str) -> int:
         """That of a saved tensor: its name alone decides which one is wanted."""
@@ -286,8 +285,9 @@ class Description:
             if first.elements is not None and len(parts) <= 1:
                 identity = (first.elements, shape, parts[0].offset if parts else None)
                 other = self._names.setdefault(identity, name)
-                # Tied parameters. Two saved aliases of a third name are loaded one by one.
-                if other != name and not self._target(name) == self._target(other) != other:
+                # Tied parameters. Those that were not saved as such are loaded one by one: they may
+                # be equal.
+                if other != name and self._is_alias(name, other):
                     self._owners.append(first.owner)
                     lib.state_add_alias(self.handle, _name(name), _name(other))
                     return None
@@ -302,7 +302,7 @@ class Description:
                                 numbers(memory.shape), numbers(memory.strides),
                                 READ_ONLY if memory.read_only else 0)
             self._keep(memory, name, value)
-            if memory.elements is not None:
+            if memory.elements is not None and 0 not in memory.shape:
                 self.parts.append(_shared_memory.Part(name, part.offset, memory.elements))
         return None
 

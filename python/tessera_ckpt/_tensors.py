@@ -34,7 +34,7 @@ class Elements(NamedTuple):
     """Which elements a tensor shows. Two tensors are one if theirs are equal."""
 
     device: str
-    address: int  # on the device
+    address: int  # on the device; where there are no elements, of what all views have in common
     negative: bool  # whether the tensor shows the negative of what is in memory
     dtype: int
     shape: Tuple[int, ...]
@@ -50,7 +50,7 @@ class Memory(NamedTuple):
     strides: Tuple[int, ...]  # in elements
     read_only: bool
     owner: Any  # while it lives, so does the memory
-    elements: Optional[Elements]  # the tensor's own; None where there are none, or in a new tensor
+    elements: Optional[Elements]  # None for an array without any, or memory for a new tensor
     # Where this is not the tensor's own memory: what follows a load. Returns None, or a new tensor
     # that takes the place of one that cannot be written to.
     finish: Optional[Callable[[], Any]] = None
@@ -155,12 +155,13 @@ def _torch_memory(tensor: Any, name: str) -> Memory:
     address = host.data_ptr()
     if address == 0 and host.numel() > 0:
         raise UnimplementedError(f"{name}: a {type(tensor).__name__} whose elements have no memory")
-    elements, finish = None, None
-    if host.numel() > 0:
-        elements = Elements(str(tensor.device), target.data_ptr(), negative, dtype,
-                            tuple(tensor.shape), tuple(tensor.stride()))
-        if negative or host.device != tensor.device:
-            finish = lambda: _copy_to(target, host)  # noqa: E731
+    finish = None
+    if negative or host.device != tensor.device:
+        finish = lambda: _copy_to(target, host)  # noqa: E731
+    # Tied tensors have one storage on a rank that has no elements of them, too.
+    place = target.data_ptr() if host.numel() > 0 else target.untyped_storage()._cdata
+    elements = Elements(str(tensor.device), place, negative, dtype, tuple(tensor.shape),
+                        tuple(tensor.stride()))
     return Memory(address, dtype, tuple(host.shape), tuple(host.stride()), False, host, elements,
                   finish)
 

@@ -100,6 +100,15 @@ class StateTest(Case):
         tessera_ckpt.load(self.folder, {"embedding": one, "head": two})
         np.testing.assert_array_equal(one, table)
         np.testing.assert_array_equal(two, table)
+        self.save({"embedding": one, "head": two}, 2)
+        one.fill(0)
+        tessera_ckpt.load(self.folder, {"embedding": one, "head": one})
+        np.testing.assert_array_equal(one, table)
+        two[1, 1] += 1
+        self.save({"embedding": one, "head": two}, 3)
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError, "embedding, head.* different"):
+            tessera_ckpt.load(self.folder, {"embedding": one, "head": one})
+        np.testing.assert_array_equal(one, table)
 
     def test_dtypes_are_converted_unless_they_must_not(self):
         self.save({"a": np.arange(5, dtype="f4")})

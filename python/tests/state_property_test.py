@@ -14,12 +14,14 @@ import random
 import shutil
 import sys
 import tempfile
+import types
 import unittest
 
 import generated_states as generated
 import numpy as np
 import tessera_ckpt
 from generated_states import Memory, States, build, difference, jax, jnp, torch
+from ranks import run_ranks
 from tessera_ckpt import ALONE, _library, _shared_memory, _state, _tensors
 
 SEED, CASES = 1, 200
@@ -327,6 +329,39 @@ class TorchTest(FolderCase):
         with self.assertRaisesRegex(tessera_ckpt.MismatchError, "imag, negative"):
             tessera_ckpt.load(self.folder, {"imag": whole.imag, "negative": whole.conj().imag})
         self.assertEqual(whole.abs().sum(), 0)
+
+    def test_tied_tensors_of_which_a_rank_has_nothing(self):
+        class Sharded:
+            """As a DTensor, of two rows."""
+            placements = ()
+            shape = (2, 3)
+
+            def __init__(self, local, row):
+                self.local, self.row = local, row
+
+            def to_local(self):
+                return self.local
+
+            def __create_chunk_list__(self):
+                return [types.SimpleNamespace(offsets=(self.row, 0))]
+
+        def state(transport, number):
+            rows = 1 if transport.rank < 2 else 0
+            locals_ = [torch.full((rows, 3), number + i) for i in range(2)]
+            one, two = (Sharded(local, min(transport.rank, 2)) for local in locals_)
+            return {"a": one, "b": two, "a again": one, "b again": two}
+
+        def save(transport):
+            tessera_ckpt.save(self.folder, 1, state(transport, 7), transport)
+
+        def load(transport):
+            restored = state(transport, 0)
+            tessera_ckpt.load(self.folder, restored, transport)
+            self.assertTrue((restored["a"].local == 7).all())
+            self.assertTrue((restored["b again"].local == 8).all())
+
+        self.assertEqual(run_ranks(4, save), [None] * 4)
+        self.assertEqual(run_ranks(4, load), [None] * 4)
 
     def test_optimizers_and_schedules(self):
         def make(seed):
