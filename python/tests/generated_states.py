@@ -221,8 +221,9 @@ class Leaf:
 class States:
     """Makes states. A state is described once, and built in any memory."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, text_keys=False):
         self.random = random.Random(seed)
+        self.text_keys = text_keys
         self.leaves = []
         self.refused = []  # paths
         self.refused_as_values = []  # paths of dicts that a tuple may hold beside tensors only
@@ -236,10 +237,11 @@ class States:
         return self.random.choice(choices)
 
     def _key(self):
-        return self._pick(
+        key = self._pick(
             f"w{self.random.randrange(60)}", f"w{self.random.randrange(60)}", "a.b", "a/b", "b",
             "täst", "0", 0, self.random.randrange(40), -1, 1 << 70, "weight", "optimizer", " x ",
             f"{self.random.randrange(40)}")
+        return str(key) if self.text_keys else key
 
     def _node(self, path, depth):
         roll = self.random.random()

