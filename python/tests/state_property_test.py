@@ -22,7 +22,7 @@ import numpy as np
 import tessera_ckpt
 from generated_states import Memory, States, build, difference, jax, jnp, torch
 from ranks import run_ranks
-from tessera_ckpt import ALONE, _library, _shared_memory, _state, _tensors
+from tessera_ckpt import ALONE, Box, _library, _shared_memory, _state, _tensors
 
 SEED, CASES = 1, 200
 
@@ -219,6 +219,45 @@ class NamedStatesTest(FolderCase):
         state = {"a": both[:, ::2], "b": both[:, 1::2]}
         tessera_ckpt.load(self.folder, state, allow_unexpected=True)
         self.assertEqual(both.tolist(), [[1, 2] * 4] * 3)
+
+    def test_tied_parameters_are_saved_once(self):
+        table = np.random.default_rng(1).random((100, 50))
+        report = tessera_ckpt.save(self.folder, 1, {"embedding": table, "head": table})
+        self.assertLess(report.bytes_written, 1.5 * table.nbytes)
+        checkpoint = tessera_ckpt.open(self.folder)
+        self.assertEqual(checkpoint.tensors["head"].alias_of, "embedding")
+        one, two = np.zeros_like(table), np.zeros_like(table)
+        report = tessera_ckpt.load(self.folder, {"head": one, "embedding": one})
+        self.assertLess(report.bytes_read, 1.5 * table.nbytes)
+        np.testing.assert_array_equal(one, table)
+        one.fill(0)
+        tessera_ckpt.load(self.folder, {"embedding": one, "head": two})
+        np.testing.assert_array_equal(one, table)
+        np.testing.assert_array_equal(two, table)
+        tessera_ckpt.save(self.folder, 2, {"embedding": one, "head": two})
+        one.fill(0)
+        tessera_ckpt.load(self.folder, {"embedding": one, "head": one})
+        np.testing.assert_array_equal(one, table)
+        two[1, 1] += 1
+        tessera_ckpt.save(self.folder, 3, {"embedding": one, "head": two})
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError, "embedding, head.* different"):
+            tessera_ckpt.load(self.folder, {"embedding": one, "head": one})
+        np.testing.assert_array_equal(one, table)
+
+    def test_read_only_memory_is_not_written(self):
+        tessera_ckpt.save(self.folder, 1, {"a": np.ones(3), "b": np.ones(3)})
+        target = np.zeros(3)
+        target.flags.writeable = False
+        state = {"a": target, "b": Box(target, (0,), (3,))}
+        tessera_ckpt.load(self.folder, state)
+        for new in (state["a"], state["b"].data):
+            self.assertEqual((new.sum(), new.flags.writeable), (3, False))
+        with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "read-only"):
+            tessera_ckpt.open(self.folder).read("a", target)
+        self.assertEqual(target.sum(), 0)
+        state = {"c": target}
+        tessera_ckpt.load(self.folder, state, allow_missing=True, allow_unexpected=True)
+        self.assertIs(state["c"], target)
 
     def test_parts_of_a_tensor_overlap_where_they_have_a_byte_in_common(self):
         rng = random.Random(SEED)
