@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file_calls.h"
+#include "base/files.h"
 #include "base/text.h"
 
 namespace tessera {
@@ -20,7 +21,10 @@ namespace {
 
 absl::Status FileError(std::string_view action, const std::string& path) {
   const int error = errno;
-  return absl::ErrnoToStatus(error, absl::StrCat("cannot ", View(action), " ", path));
+  const absl::Status status =
+      absl::ErrnoToStatus(error, absl::StrCat("cannot ", View(action), " ", path));
+  // A limit of the file's size (ulimit -f) is no room, as on a full disk.
+  return error == EFBIG ? absl::ResourceExhaustedError(status.message()) : status;
 }
 
 std::string_view TakeDigits(std::string_view& text) {
@@ -52,17 +56,19 @@ FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) close(fd_);
 }
 
+absl::StatusOr<FileDescriptor> FileDescriptor::Open(const std::string& path, int flags) {
+  const int fd = OpenRegularFile(AT_FDCWD, path, flags);
+  if (fd >= 0) return FileDescriptor(fd, path);
+  if (errno != EISDIR && errno != EINVAL) return FileError("open", path);
+  return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
+}
+
 absl::StatusOr<FileDescriptor> FileDescriptor::OpenForReading(const std::string& path) {
-  // Non-blocking, so that a pipe by this name is reported below instead of waiting for its writer.
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return FileError("open", path);
-  FileDescriptor file(fd, path);
-  struct stat info;
-  if (fstat(fd, &info) != 0) return FileError("examine", path);
-  if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
-  }
-  return file;
+  return Open(path, O_RDONLY);
+}
+
+absl::StatusOr<FileDescriptor> FileDescriptor::OpenForAppending(const std::string& path) {
+  return Open(path, O_WRONLY | O_CREAT | O_APPEND);
 }
 
 absl::StatusOr<FileDescriptor> FileDescriptor::OpenFolder(const std::string& path) {
@@ -80,6 +86,27 @@ absl::Status FileDescriptor::Sync() const {
     return absl::ErrnoToStatus(error, absl::StrCat("cannot sync ", path_));
   }
   return absl::OkStatus();
+}
+
+absl::Status FileDescriptor::SyncContents() const {
+  errno = tessera::SyncContents(fd_);
+  return errno == 0 ? absl::OkStatus() : FileError("sync", path_);
+}
+
+absl::Status FileDescriptor::Append(std::string_view text) const {
+  while (!text.empty()) {
+    const ssize_t n = write(fd_, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return FileError("write", path_);
+    text.remove_prefix(n);
+  }
+  return absl::OkStatus();
+}
+
+bool FileDescriptor::IsAtItsPath() const {
+  struct stat ours, there;
+  return fstat(fd_, &ours) == 0 && stat(path_.c_str(), &there) == 0 &&
+         ours.st_dev == there.st_dev && ours.st_ino == there.st_ino;
 }
 
 absl::StatusOr<int64_t> FileDescriptor::ReadAt(int64_t offset, std::span<uint8_t> out) const {

@@ -1,7 +1,7 @@
 #ifndef TESSERA_BASE_FILE_DESCRIPTOR_H_
 #define TESSERA_BASE_FILE_DESCRIPTOR_H_
 
-// Reading local files. Every Status names the path.
+// Local files. Every Status names the path.
 
 #include <cstdint>
 #include <memory>
@@ -15,19 +15,27 @@
 
 namespace tessera {
 
-// Owns a file descriptor open for reading.
+// Owns a file descriptor.
 class FileDescriptor {
  public:
   // Errors: NotFound, PermissionDenied and so on; InvalidArgument for something that is not a
-  // regular file.
+  // regular file, which is never waited for.
   static absl::StatusOr<FileDescriptor> OpenForReading(const std::string& path);
+  // Creates the file where it is missing; everything is written at its end.
+  static absl::StatusOr<FileDescriptor> OpenForAppending(const std::string& path);
   // Does not follow a symbolic link.
   static absl::StatusOr<FileDescriptor> OpenFolder(const std::string& path);
 
   // Locks until this object is destroyed or the process ends. An error if it is locked elsewhere.
   absl::Status TryLock() const;
-  // Makes the contents durable; for a folder, the names in it.
+  // Makes the names in a folder durable.
   absl::Status Sync() const;
+  // Makes a file's contents durable.
+  absl::Status SyncContents() const;
+  // Writes at the end of a file that is open for appending.
+  absl::Status Append(std::string_view text) const;
+  // Whether the path still leads to this file: it may have been deleted, moved or replaced.
+  bool IsAtItsPath() const;
 
   FileDescriptor(FileDescriptor&& other) noexcept;
   FileDescriptor& operator=(FileDescriptor&& other) noexcept;
@@ -45,6 +53,7 @@ class FileDescriptor {
 
  private:
   FileDescriptor(int fd, std::string path);
+  static absl::StatusOr<FileDescriptor> Open(const std::string& path, int flags);
 
   int fd_ = -1;
   std::string path_;

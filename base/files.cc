@@ -22,8 +22,28 @@ bool MatchesGlob(const std::string& pattern, const std::string& name) {
   return fnmatch(pattern.c_str(), name.c_str(), /*flags=*/0) == 0;
 }
 
+int OpenRegularFile(int at, const std::string& path, int flags) {
+  // Without O_NONBLOCK, a pipe would wait for its other end.
+  const int fd = openat(at, path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+  if (fd < 0) {
+    if (errno == ENXIO) errno = EINVAL;  // a pipe without a reader, a socket, a device
+    return -1;
+  }
+  struct stat info;
+  int error = 0;
+  if (fstat(fd, &info) != 0) {
+    error = errno;
+  } else if (!S_ISREG(info.st_mode)) {
+    error = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
+  }
+  if (error == 0) return fd;
+  close(fd);
+  errno = error;
+  return -1;
+}
+
 std::optional<std::string> ReadWholeFile(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = OpenRegularFile(AT_FDCWD, path, O_RDONLY);
   if (fd < 0) return std::nullopt;
   std::string bytes;
   char block[1 << 16];
@@ -40,6 +60,11 @@ std::optional<std::string> ReadWholeFile(const std::string& path) {
   errno = error;
   if (count < 0) return std::nullopt;
   return bytes;
+}
+
+std::string BootId() {
+  std::string id = ReadWholeFile("/proc/sys/kernel/random/boot_id").value_or("");
+  return id.substr(0, id.find('\n'));
 }
 
 namespace {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/file_calls.h"
+#include "base/files.h"
 #include "base/text.h"
 
 namespace tessera {
@@ -52,8 +53,7 @@ absl::Status FileReplacement::OpenTemporary() {
   constexpr int kAttempts = 100;
   for (int attempt = 1;; ++attempt) {
     std::string temporary = TemporaryName(name_);
-    fd_ = openat(directory_fd_, temporary.c_str(),
-                 O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    fd_ = OpenRegularFile(directory_fd_, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
     if (fd_ >= 0) {
       temporary_ = std::move(temporary);
       return absl::OkStatus();

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
+
+#include "absl/strings/str_format.h"
 
 namespace tessera {
 
@@ -50,6 +53,58 @@ bool IsValidUtf8(std::string_view text) {
     text.remove_prefix(length);
   }
   return true;
+}
+
+namespace {
+
+// `character` is well-formed.
+uint32_t CodePoint(std::string_view character) {
+  const uint8_t lead = character[0];
+  if (character.size() == 1) return lead;
+  uint32_t code = lead & (0xFF >> (character.size() + 1));
+  for (const char c : character.substr(1)) code = code << 6 | (static_cast<uint8_t>(c) & 0x3F);
+  return code;
+}
+
+bool IsShownAsItIs(uint32_t code) {
+  if (code < 0x20 || (code >= 0x7F && code < 0xA0)) return false;
+  const auto in = [code](uint32_t first, uint32_t last) { return first <= code && code <= last; };
+  // Marks, embeddings, overrides and isolates of direction; separators of lines and paragraphs.
+  return code != 0x61C && !in(0x200E, 0x200F) && !in(0x2028, 0x202E) && !in(0x2066, 0x2069);
+}
+
+std::string Escape(std::string_view text, std::string_view kept) {
+  std::string shown;
+  while (!text.empty()) {
+    const size_t length = Utf8Length(text);
+    const std::string_view character = text.substr(0, std::max<size_t>(length, 1));
+    if (length == 0) {
+      absl::StrAppendFormat(&shown, "\\x%02x", static_cast<uint8_t>(text[0]));
+    } else if (const uint32_t code = CodePoint(character);
+               IsShownAsItIs(code) || kept.find(character) != kept.npos) {
+      shown.append(character);
+    } else {
+      absl::StrAppendFormat(&shown, "\\u%04x", code);
+    }
+    text.remove_prefix(character.size());
+  }
+  return shown;
+}
+
+}  // namespace
+
+std::string Printable(std::string_view text) { return Escape(text, "\n\t"); }
+std::string PrintableInLine(std::string_view text) { return Escape(text, ""); }
+
+size_t WholeCharacters(std::string_view text) {
+  // At most three bytes of a character of four can be there.
+  for (size_t tail = 1; tail <= std::min<size_t>(3, text.size()); ++tail) {
+    const uint8_t lead = text[text.size() - tail];
+    if ((lead & 0xC0) == 0x80) continue;
+    const size_t length = lead < 0xC2 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 1;
+    return length > tail ? text.size() - tail : text.size();
+  }
+  return text.size();
 }
 
 }  // namespace tessera

@@ -45,6 +45,18 @@ size_t Utf8Length(std::string_view text);
 
 bool IsValidUtf8(std::string_view text);
 
+// The text as a terminal may show it, whoever has written it: what a terminal or a reader would not
+// see as it is, is escaped, and a text that has nothing of that kind is returned unchanged.
+// - Control characters except line breaks and tabs, and characters that turn the direction of the
+//   text around or break lines: \u001b. In a string of JSON, this is the same character.
+// - Bytes that are not UTF-8: \xff.
+std::string Printable(std::string_view text);
+// The same within a line: line breaks and tabs are escaped, too.
+std::string PrintableInLine(std::string_view text);
+
+// The size of `text` without a character at its end that is only begun.
+size_t WholeCharacters(std::string_view text);
+
 }  // namespace tessera
 
 #endif  // TESSERA_BASE_TEXT_H_

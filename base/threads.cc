@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -16,7 +18,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/mutex.h"
+#include "base/no_memory.h"
 
 namespace tessera {
 namespace {
@@ -36,12 +40,28 @@ absl::Status NoThread(const std::string& reason) {
       "): raise the limit on processes (ulimit -u, or pids.max of the control group)"));
 }
 
+// For a thread that has nobody to report to.
+[[noreturn]] void EndProcess(const std::bad_alloc& error) {
+  constexpr std::chrono::seconds kLastMessageTime(5);
+  const std::string message(NoMemoryStatus(error, "continue in a thread").message());
+  WriteBounded(STDERR_FILENO, message + "\n", kLastMessageTime);
+  _exit(1);
+}
+
 }  // namespace
 
 absl::StatusOr<std::thread> StartThread(std::function<void()> body) {
   if (!TakeThread()) return NoThread(std::generic_category().message(EAGAIN));
   try {
-    return std::thread(std::move(body));
+    return std::thread([body = std::move(body)] {
+      try {
+        body();
+      } catch (const std::bad_alloc& error) {
+        EndProcess(error);
+      }
+    });
+  } catch (const std::bad_alloc&) {
+    return NoThread("not enough memory");
   } catch (const std::system_error& error) {
     return NoThread(error.code().message());
   }
@@ -94,7 +114,7 @@ absl::Status RunTasks(int workers, size_t count,
     while (!failed.load(std::memory_order_relaxed)) {
       const size_t i = next.fetch_add(1, std::memory_order_relaxed);
       if (i >= count) return;
-      absl::Status status = task(worker, i);
+      absl::Status status = CatchNoMemory("", [&] { return task(worker, i); });
       if (status.ok()) continue;
       failed = true;
       first_failure.Add(i, std::move(status));

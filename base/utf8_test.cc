@@ -1,9 +1,14 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <random>
 #include <string>
+#include <string_view>
 
+#include "base/testing.h"
 #include "base/text.h"
+#include "nlohmann/json.hpp"
 
 namespace tessera {
 namespace {
@@ -60,6 +65,46 @@ TEST(Utf8, RefusesTheRest) {
   EXPECT_FALSE(IsValidUtf8("\xED\xA0\x80"));      // a surrogate
   EXPECT_FALSE(IsValidUtf8("\xF4\x90\x80\x80"));  // above U+10FFFF
   EXPECT_FALSE(IsValidUtf8("\xFF"));
+}
+
+bool IsControl(uint32_t c) { return c < 0x20 || (c >= 0x7F && c < 0xA0); }
+
+TEST(Printable, WhatNeedsNoEscapeIsUnchanged) {
+  for (uint32_t c = 0; c <= 0x10FFFF; ++c) {
+    if (c >= 0xD800 && c <= 0xDFFF) continue;
+    const std::string character = EncodeCodePoint(c, c < 0x80      ? 1
+                                                     : c < 0x800   ? 2
+                                                     : c < 0x10000 ? 3
+                                                                   : 4);
+    const std::string shown = Printable("a" + character + "b");
+    const bool turns = c == 0x61C || c == 0x200E || c == 0x200F || (c >= 0x2028 && c <= 0x202E) ||
+                       (c >= 0x2066 && c <= 0x2069);
+    const bool kept = c == '\n' || c == '\t' || !(IsControl(c) || turns);
+    ASSERT_EQ(shown == "a" + character + "b", kept) << c;
+    ASSERT_EQ(PrintableInLine(character) == character, kept && c != '\n' && c != '\t') << c;
+    // In JSON, the escape is the character.
+    if (!kept) {
+      ASSERT_EQ(nlohmann::json::parse("\"" + shown + "\""), "a" + character + "b") << c;
+    }
+  }
+}
+
+TEST(Printable, AnyBytesBecomeTextWithoutControls) {
+  std::mt19937_64 random(TestSeed());
+  for (int i = 0; i < 20000; ++i) {
+    std::string bytes(random() % 12, '\0');
+    for (char& byte : bytes)
+      byte = static_cast<char>(random() % 3 == 0 ? random() % 0x30 : random());
+    const std::string shown = PrintableInLine(bytes);
+    ASSERT_TRUE(IsValidUtf8(shown));
+    ASSERT_EQ(Printable(shown), shown);
+    ASSERT_TRUE(std::none_of(shown.begin(), shown.end(),
+                             [](char c) { return IsControl(static_cast<uint8_t>(c)) && c > 0; }));
+    // Two parts that are cut between characters show the same as the whole.
+    const size_t cut = WholeCharacters(std::string_view(bytes).substr(0, bytes.size() / 2));
+    ASSERT_EQ(PrintableInLine(bytes.substr(0, cut)) + PrintableInLine(bytes.substr(cut)), shown);
+  }
+  EXPECT_EQ(Printable("\x1b]0;t\x07 \xff\xc2\x9b"), "\\u001b]0;t\\u0007 \\xff\\u009b");
 }
 
 }  // namespace

@@ -10,13 +10,13 @@
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "base/files.h"
 #include "base/memory.h"
 #include "checkpoint/include/storage.h"
 #include "checkpoint/plan/plan.pb.h"
@@ -28,13 +28,6 @@ namespace {
 constexpr char kMemoryName[] = "tessera-load";
 
 std::atomic<bool> is_allowed = true;
-
-// The same for all processes of one running kernel.
-std::string HostName() {
-  std::string id;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, id);
-  return id;
-}
 
 // Maps a file where huge pages can be mapped as such.
 std::byte* MapFile(int fd, uint64_t size_bytes, int protection) {
@@ -92,7 +85,7 @@ absl::StatusOr<HostMemory> HostMemory::Map(const MemoryOffer& offer) {
   const ssize_t length = readlink(path.c_str(), target.data(), target.size());
   const std::string expected = absl::StrCat("/memfd:", kMemoryName);
   if (length < 0 || !std::string_view(target.data(), length).starts_with(expected)) return unseen;
-  const internal::ScopedFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const internal::ScopedFd fd(OpenRegularFile(AT_FDCWD, path, O_RDONLY));
   struct stat info;
   if (!fd.valid() || fstat(fd.get(), &info) != 0 ||
       static_cast<uint64_t>(info.st_size) != offer.size_bytes() ||
@@ -121,7 +114,7 @@ HostMemory::~HostMemory() {
 
 MemoryOffer HostMemory::OfferOf(const std::optional<HostMemory>& memory) {
   MemoryOffer offer;
-  offer.set_host(HostName());
+  offer.set_host(BootId());
   if (!memory.has_value()) return offer;
   offer.set_process(getpid());
   offer.set_fd(memory->fd_);

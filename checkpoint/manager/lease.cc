@@ -76,8 +76,7 @@ std::pair<char, std::string> StateAndStart(pid_t pid) {
 std::string Surroundings() {
   char space[64] = "";
   if (readlink("/proc/self/ns/pid", space, sizeof(space) - 1) <= 0) return "";
-  std::string boot = ReadWholeFile("/proc/sys/kernel/random/boot_id").value_or("");
-  std::erase(boot, '\n');
+  const std::string boot = BootId();
   return boot.empty() ? "" : absl::StrCat(boot, "/", space, "/");
 }
 

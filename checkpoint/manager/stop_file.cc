@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/files.h"
 #include "base/mutex.h"
 #include "base/text.h"
 #include "base/threads.h"
@@ -37,16 +38,16 @@ struct Reading {
 std::string SystemError() { return std::generic_category().message(errno); }
 
 Reading ReadOnce(const std::string& path) {
-  // A pipe must not block.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return {.problem = errno == ENOENT ? "" : SystemError()};
+  const int fd = OpenRegularFile(AT_FDCWD, path, O_RDONLY);
+  if (fd < 0) {
+    const bool is_other = errno == EISDIR || errno == EINVAL;
+    return {.problem = errno == ENOENT ? "" : is_other ? "not a regular file" : SystemError()};
+  }
   Reading reading;
   struct stat status = {};
   char buffer[kMaxBytes];
   if (::fstat(fd, &status) != 0) {
     reading.problem = SystemError();
-  } else if (!S_ISREG(status.st_mode)) {
-    reading.problem = "not a regular file";
   } else if (const ssize_t bytes = ::pread(fd, buffer, kMaxBytes, 0); bytes < 0) {
     reading.problem = SystemError();
   } else {

@@ -4,10 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/collective/agree.h"
@@ -29,9 +29,8 @@ absl::StatusOr<RankPlace> PlaceOf(const Storage& folder, const std::string& name
   if (stat(path.c_str(), &found) != 0) {
     return absl::UnavailableError(absl::StrCat("cannot look at ", path));
   }
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string boot;
-  if (!std::getline(file, boot)) boot = SystemName();
+  std::string boot = BootId();
+  if (boot.empty()) boot = SystemName();
   RankPlace place;
   place.set_volume_id(absl::StrCat(boot, " ", found.st_dev));
   place.set_folder_id(absl::StrCat(place.volume_id(), " ", found.st_ino));

@@ -190,8 +190,7 @@ ScopedFd PosixStorage::CreateExclusively(const std::string& path) {
   // two calls.
   constexpr int kAttempts = 10;
   for (int attempt = 0;; ++attempt) {
-    ScopedFd fd(openat(root_fd_.get(), path.c_str(),
-                       O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+    ScopedFd fd(OpenRegularFile(root_fd_.get(), path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW));
     if (fd.valid() || errno != EEXIST || attempt == kAttempts) return fd;
     const ScopedFd parent = OpenParent(path);
     if (!parent.valid()) return ScopedFd();
@@ -203,7 +202,7 @@ ScopedFd PosixStorage::CreateExclusively(const std::string& path) {
 
 ScopedFd PosixStorage::OpenDirect(const std::string& path, int access, int fd) {
   if (!options_.direct_io) return ScopedFd();
-  ScopedFd direct(openat(root_fd_.get(), path.c_str(), access | O_DIRECT | O_CLOEXEC | O_NONBLOCK));
+  ScopedFd direct(OpenRegularFile(root_fd_.get(), path, access | O_DIRECT));
   // The name may refer to another file since `fd` was opened.
   struct stat ours, theirs;
   const bool same = direct.valid() && fstat(fd, &ours) == 0 && fstat(direct.get(), &theirs) == 0 &&
@@ -251,15 +250,14 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> PosixStorage::Open(std::string_vie
   const absl::Status status = CheckPath("Open", path_view, /*root_allowed=*/false);
   if (!status.ok()) return status;
   const std::string path(path_view);
-  // O_NONBLOCK: a pipe in place of a file must not block. Regular files ignore it.
-  ScopedFd fd(openat(root_fd_.get(), path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.valid()) return ReadErrnoStatus(errno, "Open", Describe(path));
-  struct stat info;
-  if (fstat(fd.get(), &info) != 0) return ReadErrnoStatus(errno, "Open", Describe(path));
-  if (S_ISDIR(info.st_mode)) return ErrnoStatus(EISDIR, "Open", Describe(path));
-  if (!S_ISREG(info.st_mode)) {
+  ScopedFd fd(OpenRegularFile(root_fd_.get(), path, O_RDONLY));
+  if (!fd.valid() && errno == EINVAL) {
     return absl::InvalidArgumentError(
         absl::StrCat("Open ", Describe(path), ": not a regular file"));
+  }
+  struct stat info;
+  if (!fd.valid() || fstat(fd.get(), &info) != 0) {
+    return ReadErrnoStatus(errno, "Open", Describe(path));
   }
   ScopedFd direct = OpenDirect(path, O_RDONLY, fd.get());
   // With direct I/O only single blocks go through the cache: reading ahead would be wasted.

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "compute/kernels/cuda/attention_memory.h"
@@ -36,9 +36,7 @@ cpu_set_t Processors() {
 // The same in all processes of a machine, whatever network namespace they are in: the kernel's boot
 // id.
 std::string MachineName() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string name;
-  if (std::getline(file, name)) return name;
+  if (std::string name = BootId(); !name.empty()) return name;
   char host[256] = {};
   gethostname(host, sizeof(host) - 1);
   return host;

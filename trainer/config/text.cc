@@ -5,10 +5,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
-#include <cstring>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <string>
@@ -20,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/file_descriptor.h"
 #include "base/files.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
@@ -167,11 +165,6 @@ ModelConfig UsualModel(const ModelConfig& model) {
   return *std::move(usual);
 }
 
-absl::Status ErrnoError(absl::string_view what, const std::string& path) {
-  const std::string text = absl::StrCat(what, " ", path, ": ", std::strerror(errno));
-  return errno == ENOENT ? absl::NotFoundError(text) : absl::UnknownError(text);
-}
-
 constexpr char kUsage[] =
     "Trains GPT-2 and Llama-3. Every setting is a field of a config file (protobuf text format)\n"
     "and a flag that overrides it: --num-layers 12, --num_layers=12, --bf16, --bf16=false.\n"
@@ -205,22 +198,12 @@ absl::StatusOr<TrainConfig> ParseConfig(std::string_view text, std::string_view 
 }
 
 absl::StatusOr<TrainConfig> LoadConfig(const std::string& path, Origins* origins) {
-  errno = 0;
-  std::ifstream file(path);
-  if (!file) return ErrnoError("cannot read the config file", path);
-  std::string text(kMaxConfigBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  // Opening a folder succeeds; reading it fails.
-  if (file.bad()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot read the config file ", path, ": expected a file"));
+  const absl::StatusOr<std::string> text = ReadFile(path, kMaxConfigBytes);
+  if (!text.ok()) {
+    return absl::Status(text.status().code(),
+                        absl::StrCat("the config file: ", text.status().message()));
   }
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kMaxConfigBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the config file ", path, " has more than ", kMaxConfigBytes, " bytes"));
-  }
-  return ParseConfig(text, path, origins);
+  return ParseConfig(*text, path, origins);
 }
 
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) {

@@ -41,9 +41,8 @@ TEST(LoadConfigTest, AMissingFileIsNamed) {
   const absl::Status status = LoadConfig("/no/such/x.textproto").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(status.message(),
-            "cannot read the config file /no/such/x.textproto: No such file or directory");
-  EXPECT_EQ(LoadConfig("/tmp").status().message(),
-            "cannot read the config file /tmp: expected a file");
+            "the config file: cannot open /no/such/x.textproto: No such file or directory");
+  EXPECT_EQ(LoadConfig("/tmp").status().message(), "the config file: /tmp is not a regular file");
 }
 
 TEST(LoadConfigTest, AnEmptyFileSaysNothing) {
@@ -55,8 +54,12 @@ TEST(LoadConfigTest, AnEmptyFileSaysNothing) {
 }
 
 TEST(LoadConfigTest, AFileWithoutEndIsNoConfig) {
-  const absl::Status status = LoadConfig("/dev/zero").status();
-  EXPECT_EQ(status.message(), "the config file /dev/zero has more than 1048576 bytes");
+  EXPECT_EQ(LoadConfig("/dev/zero").status().message(),
+            "the config file: /dev/zero is not a regular file");
+  const TestFolder folder;
+  const std::string path = folder.Write("x", std::string((1 << 20) + 1, ' '));
+  EXPECT_EQ(LoadConfig(path).status().message(),
+            "the config file: " + path + " has 1048577 bytes, expected at most 1048576");
 }
 
 // The settings of InternEvo's CheckpointManager, under its names.

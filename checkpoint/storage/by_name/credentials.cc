@@ -1,8 +1,8 @@
 #include "checkpoint/storage/by_name/credentials.h"
 
 #include <cstdlib>
-#include <fstream>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -12,6 +12,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 
 namespace tessera::ckpt {
@@ -45,10 +47,10 @@ std::vector<Variables> VariablesOf(S3Provider provider) {
 // Settings of a profile in a file of sections, "name = value" a line; nullopt without such a
 // section. A section is called "[profile NAME]" in one of the two files, "[NAME]" in the other.
 std::optional<Profile> ReadProfile(const std::string& path, const std::string& name) {
-  std::ifstream file(path);
+  const std::string contents = ReadWholeFile(path).value_or("");
   std::optional<Profile> profile;
   bool inside = false;
-  for (std::string line; std::getline(file, line);) {
+  for (const absl::string_view line : absl::StrSplit(contents, '\n')) {
     const std::string text(absl::StripAsciiWhitespace(line));
     if (text.empty() || text[0] == '#' || text[0] == ';') continue;
     if (text[0] == '[') {

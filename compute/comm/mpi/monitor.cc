@@ -5,13 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "base/threads.h"
 
 namespace tessera {
@@ -92,11 +92,8 @@ uint64_t InodeOf(const char* path) {
 }
 
 uint64_t MachineId() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string boot_id;
-  std::getline(file, boot_id);
   return Hash(
-      absl::StrCat(boot_id, "/", InodeOf("/proc/self/ns/net"), "/", InodeOf("/proc/self/ns/pid")),
+      absl::StrCat(BootId(), "/", InodeOf("/proc/self/ns/net"), "/", InodeOf("/proc/self/ns/pid")),
       0xcbf29ce484222325);
 }
 
@@ -373,7 +370,7 @@ void Monitor::CheckWatch() {
     if (!watch_until_ || Clock::now() < *watch_until_) return;
     message = watch_message_;
   }
-  if (!message.empty()) WriteBounded(STDERR_FILENO, message + "\n", kLastMessageTime);
+  if (!message.empty()) WriteBounded(STDERR_FILENO, Printable(message) + "\n", kLastMessageTime);
   _exit(1);
 }
 

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/no_memory.h"
+#include "base/program.h"
 #include "compute/comm/endpoint.h"
 #include "compute/comm/mpi/monitor.h"
 #include "compute/comm/mpi/mpi_transport.h"
@@ -96,7 +98,7 @@ class MpiWorld::Impl {
     // The watchdog also covers a stderr that blocks.
     monitor_->Watch(kAbortTime, "");
     if (failure.rank == rank) {
-      std::fwrite(message.data(), 1, message.size(), stderr);
+      Print(message, stderr);
       std::fflush(nullptr);
       // User errors have an exit code of their own.
       MPI_Abort(MPI_COMM_WORLD, failure.code == absl::StatusCode::kInvalidArgument ? 2 : 1);
@@ -159,10 +161,10 @@ int MpiWorld::Finish(const absl::Status& status) { return impl_->Finish(status);
 int RunMpiRank(CommOptions options, const std::function<absl::Status(Communicator&)>& rank_main) {
   absl::StatusOr<std::unique_ptr<MpiWorld>> world = MpiWorld::Create(std::move(options));
   if (!world.ok()) {
-    std::fprintf(stderr, "%s\n", std::string(world.status().message()).c_str());
+    Print(absl::StrCat(world.status().message(), "\n"), stderr);
     return 1;
   }
-  return (*world)->Finish(rank_main((*world)->world()));
+  return (*world)->Finish(CatchNoMemory("go on", [&] { return rank_main((*world)->world()); }));
 }
 
 }  // namespace tessera

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/no_memory.h"
 #include "base/threads.h"
 #include "compute/comm/endpoint.h"
 
@@ -38,7 +39,7 @@ absl::Status ThreadWorld::Run(const std::function<absl::Status(Communicator&)>& 
     transport.Enter(&endpoint);
     {
       Communicator world(&endpoint);
-      const absl::Status status = rank_main(world);
+      const absl::Status status = CatchNoMemory("go on", [&] { return rank_main(world); });
       codes[rank] = status.code();
       messages[rank] = std::string(status.message());
       if (!status.ok()) world.Abort(status);

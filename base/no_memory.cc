@@ -1,0 +1,16 @@
+#include "base/no_memory.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/text.h"
+
+namespace tessera {
+
+absl::Status NoMemoryStatus(const std::bad_alloc& error, std::string_view action) {
+  const auto* const known = dynamic_cast<const NoMemory*>(&error);
+  return absl::ResourceExhaustedError(
+      absl::StrCat("not enough memory", action.empty() ? "" : " to ", View(action), ": ",
+                   known != nullptr ? known->what() : "the system gives no more",
+                   "; the limit may be the machine's, the control group's or that of ulimit -v"));
+}
+
+}  // namespace tessera

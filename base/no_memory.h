@@ -1,0 +1,41 @@
+#ifndef TESSERA_BASE_NO_MEMORY_H_
+#define TESSERA_BASE_NO_MEMORY_H_
+
+// Memory that the system does not give is an error like any other: what may allocate much is called
+// through CatchNoMemory().
+
+#include <new>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+
+namespace tessera {
+
+// The std::bad_alloc of this program's own allocations, which says what was to be allocated.
+class NoMemory : public std::bad_alloc {
+ public:
+  explicit NoMemory(std::string what) : what_(std::move(what)) {}
+  const char* what() const noexcept override { return what_.c_str(); }
+
+ private:
+  const std::string what_;
+};
+
+// ResourceExhausted: "not enough memory to ACTION: ..."; `action` may be empty.
+absl::Status NoMemoryStatus(const std::bad_alloc& error, std::string_view action);
+
+// Returns body(), an absl::Status or absl::StatusOr; std::bad_alloc becomes ResourceExhausted.
+template <typename Body>
+auto CatchNoMemory(std::string_view action, const Body& body) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const std::bad_alloc& error) {
+    return NoMemoryStatus(error, action);
+  }
+}
+
+}  // namespace tessera
+
+#endif  // TESSERA_BASE_NO_MEMORY_H_

@@ -1,0 +1,35 @@
+#ifndef TESSERA_BASE_PROGRAM_H_
+#define TESSERA_BASE_PROGRAM_H_
+
+#include <cstdio>
+#include <functional>
+#include <string_view>
+
+namespace tessera {
+
+struct Program {
+  const char* name = nullptr;  // begins its messages
+  // True: the program is run for what it prints. Once nobody reads that any more, it ends quietly,
+  // as by SIGPIPE; output that cannot be written is an error; a missing stdout is one.
+  // False: it is run for the files that it writes, and continues without output.
+  bool prints_result = false;
+  int failure_code = 1;  // exit code where output is lost or memory is missing
+};
+
+// Runs the whole of a program; main() returns the result. Before `body`, which returns the exit
+// code:
+// - /dev/null is opened for each of stdin, stdout and stderr that the parent process left closed.
+//   Otherwise a file opened later would get the free descriptor and receive what is printed.
+// - A write beyond the limit of a file's size fails with EFBIG, and one to a pipe or a socket
+//   without a reader with EPIPE, whatever the parent has set: a signal ends no work.
+// std::bad_alloc from `body` ends the program with a sentence.
+int RunProgram(const Program& program, const std::function<int()>& body);
+
+// Prints text that may have come from any file: Printable(). Programs print with these two alone.
+void Print(std::string_view text, std::FILE* out = stdout);
+// "NAME: MESSAGE" and a line break, on stderr.
+void PrintError(std::string_view name, std::string_view message);
+
+}  // namespace tessera
+
+#endif  // TESSERA_BASE_PROGRAM_H_
