@@ -23,7 +23,7 @@ absl::Status FileError(std::string_view action, const std::string& path) {
   const int error = errno;
   const absl::Status status =
       absl::ErrnoToStatus(error, absl::StrCat("cannot ", View(action), " ", path));
-  // A limit of the file's size (ulimit -f) is no room, as on a full disk.
+  // A file at its limit (ulimit -f) is treated like a full disk.
   return error == EFBIG ? absl::ResourceExhaustedError(status.message()) : status;
 }
 

@@ -47,7 +47,10 @@ int FlushOutput() {
   errno = 0;
   std::cout.flush();
   const bool ok = std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good();
-  return ok ? 0 : errno != 0 ? errno : EIO;
+  if (ok) return 0;
+  // The write that failed may be long past: another one tells why.
+  if (errno == 0 && write(STDOUT_FILENO, "\n", 1) == 1) return EIO;
+  return errno;
 }
 
 // `out_flags`: of open(), for stdout and stderr.

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <fstream>
+#include <new>
 #include <string>
 
 #include "gtest/gtest.h"
@@ -72,6 +73,26 @@ TEST_F(ThreadsTest, ALimitOfTheSystem) {
   EXPECT_EQ(status, 0);
 }
 #endif
+
+TEST_F(ThreadsTest, MissingMemoryIsATasksError) {
+  for (const int workers : {1, 3}) {
+    const absl::Status status = RunTasks(workers, 8, [](int, size_t i) -> absl::Status {
+      if (i >= 4) throw std::bad_alloc();
+      return absl::OkStatus();
+    });
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  }
+}
+
+// There is nobody to whom such a thread could report.
+TEST_F(ThreadsTest, AThreadWithoutMemoryEndsTheProcessWithASentence) {
+  EXPECT_EXIT(
+      {
+        auto thread = StartThread([] { throw std::bad_alloc(); });
+        if (thread.ok()) thread->join();
+      },
+      testing::ExitedWithCode(1), "^not enough memory to continue in a thread: ");
+}
 
 }  // namespace
 }  // namespace tessera

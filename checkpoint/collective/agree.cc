@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
+#include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "checkpoint/collective/rank_message.pb.h"
 
@@ -185,7 +186,8 @@ absl::StatusOr<std::vector<std::string>> PayloadsOf(const std::vector<std::strin
 absl::StatusOr<std::string> CombineAll(const std::vector<std::string>& gathered,
                                        const Combine& combine) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> payloads, PayloadsOf(gathered));
-  absl::StatusOr<std::string> combined = combine(payloads);
+  absl::StatusOr<std::string> combined =
+      CatchNoMemory("combine what the ranks say", [&] { return combine(payloads); });
   if (!combined.ok()) return OfRank0(combined.status());
   return combined;
 }
@@ -195,7 +197,8 @@ std::vector<std::string> CombineEachOf(const std::vector<std::string>& gathered,
                                        const CombineEach& combine) {
   const auto answers = [&]() -> absl::StatusOr<std::vector<std::string>> {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> payloads, PayloadsOf(gathered));
-    absl::StatusOr<std::vector<std::string>> combined = combine(payloads);
+    absl::StatusOr<std::vector<std::string>> combined =
+        CatchNoMemory("combine what the ranks say", [&] { return combine(payloads); });
     if (!combined.ok()) return OfRank0(combined.status());
     if (combined->size() == gathered.size()) return combined;
     return absl::InternalError(

@@ -19,8 +19,10 @@ namespace tessera::ckpt {
 // checkpoints, but each would delete what the other one wants to keep, and neither would know which
 // is its own.
 //
-// In a file system: an advisory lock on the file ".lock", which the system releases however the
-// process ends; the file stays. It is opened for writing, as locks on NFS need.
+// In a file system: advisory locks on the folder itself and on the file ".lock" in it, which the
+// system releases however the process ends; the file stays. NFS locks only files that are open for
+// writing; elsewhere the folder remains locked even if the file is deleted, which Check() creates
+// and locks again.
 //
 // In an object store: a lease, the object ".lease", which says who holds it. A thread replaces it
 // several times in each period; each time on condition that nobody else has. Whoever wants it
@@ -52,7 +54,7 @@ class FolderLock {
   FolderLock& operator=(const FolderLock&) = delete;
   virtual ~FolderLock() = default;
 
-  // FailedPrecondition once it is known that another run has taken the lease over. Never waits.
+  // FailedPrecondition once it is known that another run has taken the folder. Never waits for one.
   virtual absl::Status Check() const { return absl::OkStatus(); }
   // The same before something is committed: asks the store where the last answer is older than the
   // period, as after a process stood still.
@@ -65,10 +67,11 @@ class FolderLock {
   const std::string& warning() const { return warning_; }
 
  protected:
-  explicit FolderLock(std::string warning) : warning_(std::move(warning)) {}
+  explicit FolderLock(std::string warning = "") : warning_(std::move(warning)) {}
+  void set_warning(std::string warning) { warning_ = std::move(warning); }
 
  private:
-  const std::string warning_;
+  std::string warning_;
 };
 
 // FolderLock::Acquire() for an object store.

@@ -1,10 +1,14 @@
 #include "checkpoint/manager/folder_lock.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -105,6 +109,48 @@ TEST(FolderLockTest, AClockThatIsSetDoesNotEndTheWait) {
 TEST(FolderLockTest, AMissingFolderIsNamed) {
   const absl::Status status = Lock("/no/such/folder").status();
   EXPECT_THAT(std::string(status.message()), HasSubstr("/no/such/folder"));
+}
+
+TEST(FolderLockTest, ADeletedLockFileFreesNothingAndIsCreatedAgain) {
+  const TestFolder folder;
+  const std::string file = folder.File(FolderLock::kFileName);
+  ASSERT_OK_AND_ASSIGN(const auto holder, Lock(folder.path()));
+  const std::vector<std::function<void()>> losses = {[&] { std::filesystem::remove(file); },
+                                                     [&] {
+                                                       std::filesystem::remove(file);
+                                                       folder.Write(FolderLock::kFileName, "");
+                                                     }};
+  for (const auto& lose : losses) {
+    lose();
+    const absl::Status second = Lock(folder.path(), {.wait = absl::ZeroDuration()}).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
+    EXPECT_EQ(holder->Check(), absl::OkStatus());
+    EXPECT_TRUE(std::filesystem::exists(file));
+  }
+}
+
+// On a file system that does not lock folders, or by a program that does not.
+TEST(FolderLockTest, ALockFileThatSomebodyElseHasIsNoticed) {
+  const TestFolder folder;
+  const std::string file = folder.File(FolderLock::kFileName);
+  ASSERT_OK_AND_ASSIGN(const auto holder, Lock(folder.path()));
+  std::filesystem::remove(file);
+  const int other = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  ASSERT_EQ(flock(other, LOCK_EX), 0);
+  for (const absl::Status& status : {holder->Check(), holder->Confirm()}) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(file + " was deleted or replaced, and " + folder.path() + " is in use"));
+  }
+  close(other);
+  EXPECT_EQ(holder->Check(), absl::OkStatus());
+}
+
+TEST(FolderLockTest, APipeInPlaceOfTheLockFileIsNamed) {
+  const TestFolder folder;
+  ASSERT_EQ(mkfifo(folder.File(FolderLock::kFileName).c_str(), 0600), 0);
+  EXPECT_THAT(std::string(Lock(folder.path()).status().message()),
+              HasSubstr("/.lock: it is not a regular file"));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/no_memory.h"
 #include "base/threads.h"
 #include "base/trace.h"
 #include "checkpoint/collective/watched_group.h"
@@ -178,10 +179,14 @@ class AsyncSaver::Background {
     queue_.pop_front();
     busy_ = true;
     lock.Unlock();
-    std::optional<SaveOutcome> outcome = Handle(request);
+    const absl::StatusOr<std::optional<SaveOutcome>> handled = CatchNoMemory(
+        "save", [&]() -> absl::StatusOr<std::optional<SaveOutcome>> { return Handle(request); });
     lock.Lock();
     busy_ = false;
-    if (outcome) Conclude(request, *std::move(outcome));
+    if (request.kind != Kind::kPrepare) {
+      const int64_t step = request.manifest.trainer().step();
+      Conclude(request, handled.ok() ? **handled : SaveOutcome{step, handled.status()});
+    }
     changed_.NotifyAll();
   }
 

@@ -1,6 +1,7 @@
 #include "checkpoint/save/data_writer.h"
 
 #include <algorithm>
+#include <new>
 #include <numeric>
 #include <thread>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/crc32c.h"
+#include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "base/trace.h"
@@ -23,6 +25,8 @@ constexpr uint64_t kBlockBytes = 128 << 10;
 
 // A piece with more bytes than these that are not in place is copied as a whole.
 constexpr uint64_t kMaxBetweenBytes = 1 << 20;
+
+constexpr char kWritingFiles[] = "write a data file";
 
 constexpr size_t kWritesPerThread = 1;  // in flight
 
@@ -189,8 +193,13 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
   for (Worker& worker : workers_) worker.digests.resize(slots_.size());
   std::vector<std::thread> others =
       StartThreads(static_cast<int>(workers) - 1, [this, trace = BoundTrace()](int other) {
-        const TraceThread traced(trace, "save writers");
-        Work(workers_[other + 1]);
+        const absl::Status status = CatchNoMemory(kWritingFiles, [&] {
+          const TraceThread traced(trace, "save writers");
+          Work(workers_[other + 1]);
+          return absl::OkStatus();
+        });
+        const MutexLock lock(&mutex_);
+        Note(status);
       });
   if (workers > 0) Work(workers_[0]);
   for (std::thread& thread : others) thread.join();
@@ -245,46 +254,61 @@ void DataWriter::Work(Worker& worker) {
   const double processor_start = ThreadProcessorSeconds();
   const MutexLock lock(&mutex_);
   while (!Over()) {
-    const CopyLoad load = Load();
-    const bool must_finish = MustFinish(worker);
-    const bool may_write = !must_finish && worker.writes.size() < kWritesPerThread;
-    const std::optional<size_t> copy =
-        may_write && policy_.MayCopy(load) ? NextToCopy() : std::nullopt;
-    const std::optional<size_t> in_place = may_write && !copy ? NextInPlace(load) : std::nullopt;
-    const bool may_read = !must_finish && (worker.writes.empty() ||
-                                           worker.has_read < (waiters_ > 0 ? kReadsPerWrite : 1));
+    bool has_waited = false;
     absl::Status status;
-    if (copy) {
-      CopyPiece(*copy, worker.digests);
-    } else if (in_place && (waiters_ > 0 || copied_.empty() || CanCopyTheRest(load))) {
-      status = StartInPlace(*in_place, worker);
-    } else if (may_write && !copied_.empty()) {
-      Piece& piece = pieces_[copied_.front()];
-      copied_.pop_front();
-      status = StartStaged(piece, worker);
-    } else if (const std::optional<size_t> ahead = may_read ? NextAhead() : std::nullopt) {
-      ++worker.has_read;
-      CopyPiece(*ahead, worker.digests);
-    } else if (const std::optional<size_t> check = may_read && policy_.MayCheck(load)
-                                                       ? NextToCheck(/*wanted=*/false)
-                                                       : std::nullopt) {
-      ++worker.has_read;
-      CheckAsWorker(*check, worker);
-    } else if (!worker.writes.empty()) {
-      status = FinishFirst(worker);
-    } else if (load.rests) {
-      changed_.WaitUntil(&mutex_, rests_until_);
-      continue;
-    } else {
-      changed_.Wait(&mutex_);
-      continue;
+    try {
+      status = Act(worker, has_waited);
+    } catch (const std::bad_alloc& error) {
+      status = NoMemoryStatus(error, kWritingFiles);
     }
-    if (error_.ok()) error_ = status;
-    changed_.NotifyAll();
+    if (!has_waited) Note(status);
   }
   // After an error: the disk still reads memory that others wait for.
   while (!worker.writes.empty()) FinishFirst(worker).IgnoreError();
   processor_seconds_ += ThreadProcessorSeconds() - processor_start;
+}
+
+// One thing at a time. No exception leaves what is done without the mutex.
+absl::Status DataWriter::Act(Worker& worker, bool& has_waited) {
+  const CopyLoad load = Load();
+  const bool must_finish = MustFinish(worker);
+  const bool may_write = !must_finish && worker.writes.size() < kWritesPerThread;
+  const std::optional<size_t> copy =
+      may_write && policy_.MayCopy(load) ? NextToCopy() : std::nullopt;
+  const std::optional<size_t> in_place = may_write && !copy ? NextInPlace(load) : std::nullopt;
+  const bool may_read = !must_finish && (worker.writes.empty() ||
+                                         worker.has_read < (waiters_ > 0 ? kReadsPerWrite : 1));
+  if (copy) {
+    CopyPiece(*copy, worker.digests);
+  } else if (in_place && (waiters_ > 0 || copied_.empty() || CanCopyTheRest(load))) {
+    return StartInPlace(*in_place, worker);
+  } else if (may_write && !copied_.empty()) {
+    Piece& piece = pieces_[copied_.front()];
+    copied_.pop_front();
+    return StartStaged(piece, worker);
+  } else if (const std::optional<size_t> ahead = may_read ? NextAhead() : std::nullopt) {
+    ++worker.has_read;
+    CopyPiece(*ahead, worker.digests);
+  } else if (const std::optional<size_t> check = may_read && policy_.MayCheck(load)
+                                                     ? NextToCheck(/*wanted=*/false)
+                                                     : std::nullopt) {
+    ++worker.has_read;
+    CheckAsWorker(*check, worker);
+  } else if (!worker.writes.empty()) {
+    return FinishFirst(worker);
+  } else if (load.rests) {
+    has_waited = true;
+    changed_.WaitUntil(&mutex_, rests_until_);
+  } else {
+    has_waited = true;
+    changed_.Wait(&mutex_);
+  }
+  return absl::OkStatus();
+}
+
+void DataWriter::Note(const absl::Status& status) {
+  error_.Update(status);
+  changed_.NotifyAll();
 }
 
 bool DataWriter::MustFinish(const Worker& worker) const {
@@ -356,18 +380,22 @@ void DataWriter::CopyPiece(size_t index, Digests& digests) {
   ++piece.readers;
   mutex_.unlock();
   const double processor_start = ThreadProcessorSeconds();
-  CopyBytes(piece, digests);
+  const absl::Status copied = CatchNoMemory("copy", [&] {
+    CopyBytes(piece, digests);
+    return absl::OkStatus();
+  });
   const double used = ThreadProcessorSeconds() - processor_start;
   mutex_.lock();
+  Note(copied);
   if (touches) {
     --touching_;
     touch_seconds_ = used;
   }
   SetChecked(piece);
-  copied_.push_back(index);
   --copying_;
   --piece.readers;
   TryToRelease(piece);
+  copied_.push_back(index);
 }
 
 // Precondition: NeedsCheck().
@@ -377,8 +405,12 @@ void DataWriter::CheckInPlace(size_t index, Digests& digests) {
   ++copying_;
   ++piece.readers;
   mutex_.unlock();
-  CheckBytes(piece, digests);
+  const absl::Status checked = CatchNoMemory("check", [&] {
+    CheckBytes(piece, digests);
+    return absl::OkStatus();
+  });
   mutex_.lock();
+  Note(checked);
   --copying_;
   --piece.readers;
   SetChecked(piece);
@@ -459,7 +491,8 @@ absl::Status DataWriter::StartStaged(Piece& piece, Worker& worker) {
   ++writing_;
   Write& write = worker.writes.emplace_back(Write{&piece, {}});
   mutex_.unlock();
-  const absl::Status started = InPhase(kWriting, WriteStaged(write));
+  const absl::Status started =
+      InPhase(kWriting, CatchNoMemory(kWritingFiles, [&] { return WriteStaged(write); }));
   mutex_.lock();
   return started;
 }
@@ -474,7 +507,8 @@ absl::Status DataWriter::StartInPlace(size_t index, Worker& worker) {
   to_check_.push_back(index);
   changed_.NotifyAll();  // another thread may check
   mutex_.unlock();
-  const absl::Status started = InPhase(kWriting, WriteSegments(write, worker.between));
+  const absl::Status started = InPhase(
+      kWriting, CatchNoMemory(kWritingFiles, [&] { return WriteSegments(write, worker.between); }));
   mutex_.lock();
   return started;
 }
@@ -486,12 +520,13 @@ absl::Status DataWriter::FinishFirst(Worker& worker) {
   Piece& piece = *write.piece;
   File& file = *piece.file;
   mutex_.unlock();
-  absl::Status written;
-  {
+  const absl::Status written = CatchNoMemory(kWritingFiles, [&] {
+    absl::Status status;
     TraceSpan span("save", piece.staged ? "write" : "write in place");
     span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
-    for (const std::unique_ptr<PendingIo>& part : write.parts) written.Update(part->Wait());
-  }
+    for (const std::unique_ptr<PendingIo>& part : write.parts) status.Update(part->Wait());
+    return status;
+  });
   if (written.ok()) progress_->Add(piece.end - piece.begin);
   mutex_.lock();
   --writing_;
@@ -506,7 +541,7 @@ absl::Status DataWriter::FinishFirst(Worker& worker) {
   TESSERA_RETURN_IF_ERROR(InPhase(kWriting, written));
   if (--file.pieces_left == 0 && error_.ok()) {
     mutex_.unlock();
-    const absl::Status synced = SyncFile(file);
+    const absl::Status synced = CatchNoMemory("sync a data file", [&] { return SyncFile(file); });
     mutex_.lock();
     TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, synced));
   }

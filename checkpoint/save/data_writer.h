@@ -145,6 +145,9 @@ class DataWriter {
   void WaitForPieces(const std::vector<size_t>& pieces);
 
   void Work(Worker& worker);
+  absl::Status Act(Worker& worker, bool& has_waited) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Keeps the first error.
+  void Note(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void KeepForTheNextSave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   CopyLoad Load() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "base/trace.h"
 #include "checkpoint/collective/agree.h"
@@ -177,7 +178,9 @@ absl::StatusOr<SaveReport> RunSave(
     return context.choose_root({manifest.trainer().step(), rolling, data_bytes});
   };
   Coordinator coordinator(context.storage, context.root, manifest, choose_root);
-  const absl::StatusOr<RankState> local = Describe(manifest, state, context.options);
+  // Missing memory is this rank's error, which all ranks learn in the next agreement.
+  const absl::StatusOr<RankState> local = CatchNoMemory(
+      "describe the state", [&] { return Describe(manifest, state, context.options); });
   const absl::StatusOr<SaveTask> task = Plan(
       context, local, manifest.trainer().step(),
       [&](const Manifest& planned, bool is_new) { return coordinator.Prepare(planned, is_new); });
@@ -187,11 +190,15 @@ absl::StatusOr<SaveReport> RunSave(
   }
 
   const absl::StatusOr<std::shared_ptr<DataWriter>> writer =
-      DataWriter::Make(context.storage, task->directory, state, *local, task->plan,
-                       WriterOptions(context), context.staging);
+      CatchNoMemory("prepare the data files", [&] {
+        return DataWriter::Make(context.storage, task->directory, state, *local, task->plan,
+                                WriterOptions(context), context.staging);
+      });
   bool everyone_reported = false;
   const absl::StatusOr<std::string> committed = Agree(
-      context.group, Write(writer, on_planned, context.options.before_commit),
+      context.group,
+      CatchNoMemory("write the data files",
+                    [&] { return Write(writer, on_planned, context.options.before_commit); }),
       [&](const std::vector<std::string>& reports) -> absl::StatusOr<std::string> {
         const TraceSpan commit("save", "commit");
         absl::StatusOr<std::string> bytes = coordinator.Commit(reports);

@@ -20,6 +20,7 @@
 #include "base/checked_math.h"
 #include "base/memory.h"
 #include "base/mutex.h"
+#include "base/no_memory.h"
 
 namespace tessera {
 namespace {
@@ -128,8 +129,8 @@ std::shared_ptr<void> AllocateHostMemory(int64_t size_bytes) {
   void* data =
       mapped ? MapOnHugePages(rounded, MAP_NORESERVE) : std::aligned_alloc(kPageBytes, rounded);
   if (data == nullptr || data == MAP_FAILED) {
-    LOG(FATAL) << "out of memory: cannot allocate " << size_bytes << " bytes for a tensor while "
-               << TensorMemory().live_bytes << " bytes of tensors are live";
+    throw NoMemory(absl::StrCat("cannot allocate ", size_bytes, " bytes for a tensor while ",
+                                TensorMemory().live_bytes, " bytes of tensors are live"));
   }
   if (!mapped) std::memset(data, 0, rounded);
   const MemoryCategory category = current_category;

@@ -1,4 +1,4 @@
-"""Which way dependencies point, proved from Bazel's own graph.
+"""Which way dependencies point, proved from Bazel's own graph; what sources leave to one home.
 
 architecture_test.py GRAPH: GRAPH is the output of `genquery --output=xml` over every target of the
 repository that is neither a test nor for tests alone. Run in the source tree.
@@ -180,6 +180,74 @@ class ArchitectureTest(unittest.TestCase):
             for text in labels + edges[used, user]
         ]
         self.assertEqual(both_ways, [])
+
+
+# What has one home, and the files that may do it nevertheless: a name, a pattern, text of a
+# statement that makes it harmless, those files.
+HOMES = (
+    # Whatever opens a file goes through base/files.h: it never waits for a pipe or a device.
+    ("opens a file", r"(?<![\w.>])(::)?(open|openat|open64)\((?!\))|\bfopen\(|\b[io]?fstream\b",
+     ("O_DIRECTORY", "kDirectoryFlags", "kFlags", "O_TMPFILE", '"/dev/null"'),
+     ("base/files.cc", "base/program.cc", "trainer/metrics/input_stream.cc")),
+    # Print() of base/program.h escapes what a terminal would obey.
+    ("prints", r"\b(printf|fprintf|fputs|fputc|fwrite|puts|putchar)\(|\bstd::(cout|cerr)\b", (),
+     ("base/program.cc", "tools/ckpt/ckpt_main.cc", "trainer/metrics/progress.cc",
+      "trainer/data/prepare_data_main.cc",  # a progress line of its own words
+      "trainer/app/launch.cc")),            # a rank's log
+    # StartThread() of base/threads.h reports what the system refuses, and missing memory.
+    ("starts a thread", r"\bstd::(jthread\(|thread\(|thread \w+\(|async\()", (),
+     ("base/threads.cc",)),
+    # RunProgram() of base/program.h sets them.
+    ("sets a signal", r"\bsigaction\(|\bstd::signal\(|(?<![\w.])signal\(SIG", (),
+     ("base/program.cc", "trainer/app/signals.cc")),
+)
+
+
+def sources_of_programs():
+    """Sources of ours that are neither tests, for tests alone nor examples."""
+    apart = {"testing", "simulation", "example", "tests"}
+    for folder in OURS:
+        for source in sorted(pathlib.Path(folder).glob("**/*")):
+            if source.suffix not in (".cc", ".h", ".cu") or apart & set(source.parts):
+                continue
+            if source.stem.endswith(("_test", "_test_main")) or str(source) in FOR_TESTS:
+                continue
+            yield source
+
+
+FOR_TESTS = {"base/durable_files.cc", "base/testing.h", "tools/ckpt/ckpt_run.h",
+             "trainer/data/test_files.h"}
+
+
+def without_comments(text):
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
+class SourcesTest(unittest.TestCase):
+    def found(self, text, pattern, harmless):
+        statements = re.split(r"[;{}]", without_comments(text))
+        return [" ".join(s.split()) for s in statements
+                if re.search(pattern, s) and not any(words in s for words in harmless)]
+
+    def test_what_has_one_home_is_done_there(self):
+        wrong = [f"{source} {what}: {statement}"
+                 for source in sources_of_programs()
+                 for what, pattern, harmless, homes in HOMES if str(source) not in homes
+                 for statement in self.found(source.read_text(), pattern, harmless)]
+        self.assertEqual(wrong, [])
+
+    def test_homes_are_needed(self):
+        for what, pattern, harmless, homes in HOMES:
+            for home in homes:
+                text = pathlib.Path(home).read_text()
+                self.assertNotEqual(self.found(text, pattern, ()), [], f"{home} no longer {what}")
+
+    def test_programs_begin_with_run_program(self):
+        mains = [s for s in sources_of_programs() if re.search(r"^int main\(", s.read_text(),
+                                                               re.MULTILINE)]
+        self.assertGreater(len(mains), 4)
+        for main in mains:
+            self.assertIn("tessera::RunProgram(", main.read_text(), main)
 
 
 class GraphTest(unittest.TestCase):

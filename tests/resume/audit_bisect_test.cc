@@ -62,7 +62,7 @@ class AuditBisectTest : public AuditTest {
       fault(session.trainer->chunks()[0].optimizer->State(3));
       session.config.mutable_checkpoint()->set_enable_save_ckpt(true);
       TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 24));
-      return session.metrics->Close();
+      return session.metrics->status();
     });
     ASSERT_TRUE(trained.ok()) << trained.status();
   }

@@ -74,7 +74,7 @@ absl::Status TrainSession(Session& session) {
   if (!session.trains) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(OpenRecords(session));
   TESSERA_RETURN_IF_ERROR(RunLoop(session));
-  return session.metrics == nullptr ? absl::OkStatus() : session.metrics->Close();
+  return session.metrics == nullptr ? absl::OkStatus() : session.metrics->status();
 }
 
 absl::StatusOr<std::string> TrainOnProcessors(const TrainConfig& resolved_config,

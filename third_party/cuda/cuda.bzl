@@ -49,8 +49,15 @@ def _cuda_objects_impl(ctx):
         arguments.add_all(ctx.attr.copts)
         arguments.add_all(["-x", "cu", "-c", source, "-o", object])
         ctx.actions.run_shell(
-            # What nvcc prints is shown where it fails.
-            command = 'report="$1"; shift; "$@" >"$report" 2>&1 || { cat "$report"; exit 1; }',
+            # What nvcc prints is shown where it fails. It names its temporary files by the process
+            # id, which sandboxes have in common, as they have /tmp.
+            command = """
+                report="$1"; shift
+                export TMPDIR="$report.tmp"
+                mkdir -p "$TMPDIR"
+                "$@" >"$report" 2>&1 || { cat "$report"; exit 1; }
+                rm -r "$TMPDIR"
+            """,
             arguments = [arguments],
             inputs = inputs,
             outputs = [object, report],

@@ -403,9 +403,7 @@ std::string CompleteConvert(CommandOptions& options) {
   return "";
 }
 
-}  // namespace
-
-int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output) {
+int Run(const std::vector<std::string>& arguments, const CommandOutput& output) {
   const auto usage = [&](const std::string& problem) {
     const bool json = std::ranges::find(arguments, "--json") != arguments.end();
     return Fail(output, json, "ckpt", problem + "; see ckpt --help", kExitUsage);
@@ -461,6 +459,13 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
     if (!problem.empty()) return usage(problem);
   }
   return command->run(options, output);
+}
+
+}  // namespace
+
+int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output) {
+  PrintableStream out(output.out), err(output.err);
+  return Run(arguments, {out, err, output.progress});
 }
 
 }  // namespace tessera::ckpt

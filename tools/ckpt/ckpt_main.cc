@@ -1,7 +1,5 @@
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -9,22 +7,27 @@
 #include "absl/status/status.h"
 #include "base/cpu_level.h"
 #include "base/invocation_dir.h"
+#include "base/program.h"
 #include "tools/ckpt/commands.h"
 
-int main(int argc, char** argv) {
-  if (const absl::Status level = tessera::CheckCpuLevel(); !level.ok()) {
-    std::cerr << "ckpt: " << level.message() << "\n";
-    return tessera::ckpt::kExitUsage;
+namespace tessera::ckpt {
+namespace {
+
+int Main(const std::vector<std::string>& arguments) {
+  if (const absl::Status level = CheckCpuLevel(); !level.ok()) {
+    PrintError("ckpt", std::string(level.message()));
+    return kExitUsage;
   }
-  tessera::ChdirToInvocationDir();
-  const int exit_code = tessera::ckpt::RunCkpt(
-      std::vector<std::string>(argv + 1, argv + argc),
-      {std::cout, std::cerr, isatty(STDERR_FILENO) != 0 ? &std::cerr : nullptr});
-  // Output may still be in a buffer: a full disk or a closed stdout is detected here.
-  errno = 0;
-  std::cout.flush();
-  if (std::cout.good()) return exit_code;
-  std::cerr << "ckpt: the output is lost: cannot write to stdout"
-            << (errno != 0 ? std::string(": ") + std::strerror(errno) : "") << "\n";
-  return tessera::ckpt::kExitUsage;
+  ChdirToInvocationDir();
+  return RunCkpt(arguments,
+                 {std::cout, std::cerr, isatty(STDERR_FILENO) != 0 ? &std::cerr : nullptr});
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
+
+int main(int argc, char** argv) {
+  return tessera::RunProgram(
+      {.name = "ckpt", .prints_result = true, .failure_code = tessera::ckpt::kExitUsage},
+      [&] { return tessera::ckpt::Main(std::vector<std::string>(argv + 1, argv + argc)); });
 }

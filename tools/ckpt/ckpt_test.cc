@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <regex>
 #include <string>
 #include <vector>
 
+#include "base/text.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -190,6 +192,43 @@ TEST_F(CkptTest, InspectShowsTextEntriesByValue) {
   EXPECT_EQ(Run({"inspect", root_, "--json"}), kExitOk);
   EXPECT_EQ(Json()["extra"]["numerics"], "EXACT with 2 shards");
   EXPECT_EQ(Json()["extra"]["state"]["bytes"], 2);
+}
+
+// Whatever a checkpoint says, a terminal shows it and obeys none of it.
+TEST_F(CkptTest, NoTextControlsTheTerminal) {
+  const std::string text = "a\x1b[2J\x1b]0;title\x07\rb\xc2\x9b\xe2\x80\xae d";
+  const std::string hostile = text +
+                              "\x9b"
+                              "31mc";
+  const std::string shown = "a\\u001b[2J\\u001b]0;title\\u0007\\u000db\\u009b\\u202e d";
+  config_ = "text: \"" + text + "\"";
+  extra_ = {{"note " + text, hostile}};
+  MustSave("runs", 5, 2);
+  const std::string folder = root_ + "/runs", step = folder + "/step-00000005";
+  std::filesystem::copy(step, root_ + "/" + hostile, std::filesystem::copy_options::recursive);
+  std::ofstream(root_ + "/weights " + hostile) << hostile;
+  const std::vector<std::vector<std::string>> commands = {
+      {"ls", folder},
+      {"inspect", step},
+      {"inspect", step, "--json"},
+      {"inspect", root_ + "/" + hostile},
+      {"verify", root_ + "/" + hostile},
+      {"diff", step, root_ + "/" + hostile},
+      {"verify", root_ + "/no such " + hostile},
+      {"inspect", root_ + "/weights " + hostile},
+      {"reshard", step, root_ + "/" + hostile + "/new", "--topology=dp2"},
+      {"convert", root_ + "/" + hostile, root_ + "/out " + hostile, "--to=dcp"},
+      {hostile}};
+  bool any = false;
+  for (const std::vector<std::string>& command : commands) {
+    Run(command);
+    for (const std::string& text : {out_, err_}) {
+      EXPECT_EQ(Printable(text), text) << command[0];
+      any |= text.find(shown) != text.npos;
+    }
+    if (command.back() == "--json") EXPECT_FALSE(Json().is_discarded());
+  }
+  EXPECT_TRUE(any);
 }
 
 TEST_F(CkptTest, Verify) {

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/text.h"
 #include "base/units.h"
 
 namespace tessera::ckpt {
@@ -16,17 +19,17 @@ void PrintJson(const nlohmann::ordered_json& json, std::ostream& out) {
 }
 
 void PrintNotes(const std::vector<std::string>& notes, std::ostream& out) {
-  for (const std::string& note : notes) out << "note: " << note << "\n";
+  for (const std::string& note : notes) out << "note: " << PrintableInLine(note) << "\n";
 }
 
 void PrintDamage(const std::vector<Damage>& damage, std::string_view indent, std::ostream& out) {
   for (const Damage& place : damage) {
-    out << indent;
+    std::string line;
     if (place.message.find(place.file) == std::string::npos) {
-      out << place.file << " at offset " << place.offset_bytes << ": ";
+      absl::StrAppend(&line, place.file, " at offset ", place.offset_bytes, ": ");
     }
-    if (!place.tensor.empty()) out << "tensor " << place.tensor << ": ";
-    out << place.message << "\n";
+    if (!place.tensor.empty()) absl::StrAppend(&line, "tensor ", place.tensor, ": ");
+    out << indent << PrintableInLine(line + place.message) << "\n";
   }
 }
 
@@ -80,6 +83,32 @@ int Fail(const CommandOutput& output, const CommandOptions& options, std::string
   const absl::string_view message = status.message();
   return Fail(output, options.json, who, {message.data(), message.size()},
               absl::IsDataLoss(status) ? kExitDifferent : kExitUsage);
+}
+
+PrintableStream::Buffer::int_type PrintableStream::Buffer::overflow(int_type c) {
+  const char character = traits_type::to_char_type(c);
+  return xsputn(&character, 1) == 1 ? c : traits_type::eof();
+}
+
+std::streamsize PrintableStream::Buffer::xsputn(const char* text, std::streamsize size) {
+  text_.append(text, static_cast<size_t>(size));
+  return Pass(text_.rfind('\n') + 1) ? size : 0;  // npos + 1 is 0
+}
+
+int PrintableStream::Buffer::sync() {
+  const bool passed = Pass(text_.size());
+  return passed && to_.flush().good() ? 0 : -1;
+}
+
+bool PrintableStream::Buffer::Pass(size_t size) {
+  to_ << Printable(std::string_view(text_).substr(0, size));
+  text_.erase(0, size);
+  return to_.good();
+}
+
+void Table::AddRow(std::vector<std::string> cells) {
+  for (std::string& cell : cells) cell = PrintableInLine(cell);
+  rows_.push_back(std::move(cells));
 }
 
 std::string Table::ToString() const {

@@ -2,8 +2,10 @@
 #define TESSERA_TOOLS_CKPT_REPORT_H_
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <ostream>
+#include <streambuf>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,6 +40,36 @@ int Fail(const CommandOutput& output, bool json, std::string_view who, std::stri
 int Fail(const CommandOutput& output, const CommandOptions& options, std::string_view who,
          const absl::Status& status);
 
+// Passes text on to another stream, line by line, as Printable(): anybody can have written the names
+// in a checkpoint.
+class PrintableStream : public std::ostream {
+ public:
+  explicit PrintableStream(std::ostream& to) : std::ostream(nullptr), buffer_(to) {
+    rdbuf(&buffer_);
+  }
+  // Passes on a line that has not ended.
+  ~PrintableStream() override { flush(); }
+
+ private:
+  class Buffer : public std::streambuf {
+   public:
+    explicit Buffer(std::ostream& to) : to_(to) {}
+
+   protected:
+    int_type overflow(int_type c) override;
+    std::streamsize xsputn(const char* text, std::streamsize size) override;
+    int sync() override;
+
+   private:
+    bool Pass(size_t size);
+
+    std::ostream& to_;
+    std::string text_;
+  };
+
+  Buffer buffer_;
+};
+
 // Lines of text in columns as wide as their widest cell.
 class Table {
  public:
@@ -49,8 +81,8 @@ class Table {
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  // Precondition: one cell per column.
-  void AddRow(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  // Precondition: one cell per column. A name with a line break stays within its cell.
+  void AddRow(std::vector<std::string> cells);
 
   // With a line of titles; every line is indented by two spaces and ends in a newline.
   std::string ToString() const;

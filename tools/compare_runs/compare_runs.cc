@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <iterator>
 #include <map>
 #include <set>
@@ -19,12 +18,12 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/invocation_dir.h"
+#include "base/program.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
 #include "tools/compare_runs/comparison.h"
 #include "tools/compare_runs/comparison_report.h"
 #include "tools/compare_runs/run_records.h"
-#include "trainer/metrics/progress.h"
 
 namespace tessera {
 namespace {
@@ -219,13 +218,11 @@ absl::StatusOr<int> Compare(const Arguments& arguments) {
   }
   if (arguments.markdown) reports.push_back(ComparisonMarkdown(runs, comparisons));
   const bool is_array = arguments.json && reports.size() > 1;
-  std::fputs((is_array ? absl::StrCat("[", absl::StrJoin(reports, ","), "]\n")
-                       : absl::StrJoin(reports, "\n"))
-                 .c_str(),
-             stdout);
+  Print(is_array ? absl::StrCat("[", absl::StrJoin(reports, ","), "]\n")
+                 : absl::StrJoin(reports, "\n"));
   if (!arguments.svg.empty()) {
     TESSERA_RETURN_IF_ERROR(ReplaceFile(arguments.svg, ComparisonSvg(runs)));
-    if (!arguments.json && !arguments.markdown) std::printf("plot: %s\n", arguments.svg.c_str());
+    if (!arguments.json && !arguments.markdown) Print(absl::StrCat("plot: ", arguments.svg, "\n"));
   }
   return exit_code;
 }
@@ -233,13 +230,13 @@ absl::StatusOr<int> Compare(const Arguments& arguments) {
 int Main(const std::vector<std::string>& words) {
   ChdirToInvocationDir();
   const auto fail = [](const absl::Status& status) {
-    std::fprintf(stderr, "compare_runs: %s\n", std::string(status.message()).c_str());
+    PrintError("compare_runs", std::string(status.message()));
     return kNotCompared;
   };
   const absl::StatusOr<Arguments> arguments = ParseArguments(words);
   if (!arguments.ok()) return fail(arguments.status());
   if (arguments->help) {
-    std::fputs(kHelp, stdout);
+    Print(kHelp);
     return 0;
   }
   const absl::StatusOr<int> exit_code = Compare(*arguments);
@@ -250,6 +247,7 @@ int Main(const std::vector<std::string>& words) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  if (!tessera::OpenMissingStandardStreams()) return tessera::kNotCompared;
-  return tessera::Main(std::vector<std::string>(argv + 1, argv + argc));
+  return tessera::RunProgram(
+      {.name = "compare_runs", .prints_result = true, .failure_code = tessera::kNotCompared},
+      [&] { return tessera::Main(std::vector<std::string>(argv + 1, argv + argc)); });
 }

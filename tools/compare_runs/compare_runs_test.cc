@@ -53,7 +53,6 @@ class CompareRunsTest : public ::testing::Test {
                           .tokens_per_second = 1000})
                       .ok());
     }
-    ASSERT_TRUE((*writer)->Close().ok());
   }
 
   Result Compare(const std::string& arguments) const {

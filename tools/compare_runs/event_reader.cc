@@ -18,7 +18,6 @@ namespace {
 
 using tensorboard::Event;
 
-constexpr size_t kChunkBytes = size_t{1} << 18;
 // A larger record is skipped: it holds a graph or a video.
 constexpr uint64_t kMaxRecordBytes = uint64_t{1} << 26;
 constexpr size_t kMaxTags = 1000;
@@ -124,67 +123,6 @@ std::optional<double> ScalarOf(const tensorboard::Summary::Value& value) {
 }
 
 }  // namespace
-
-InputStream::InputStream(const std::string& path) : file_(std::fopen(path.c_str(), "rb")) {}
-
-InputStream::~InputStream() {
-  if (file_ != nullptr) std::fclose(file_);
-}
-
-bool InputStream::ok() const { return file_ != nullptr && std::ferror(file_) == 0; }
-
-bool InputStream::Fill() {
-  if (!ok()) return false;
-  buffer_.erase(0, at_);
-  at_ = 0;
-  const size_t old = buffer_.size();
-  buffer_.resize(old + kChunkBytes);
-  buffer_.resize(old + std::fread(buffer_.data() + old, 1, kChunkBytes, file_));
-  return buffer_.size() > old;
-}
-
-std::string_view InputStream::Peek(size_t bytes) {
-  while (buffer_.size() - at_ < bytes && Fill()) {
-  }
-  return std::string_view(buffer_).substr(at_, bytes);
-}
-
-bool InputStream::Read(uint64_t bytes, std::string& data) {
-  while (bytes > 0) {
-    const std::string_view chunk = Peek(std::min<uint64_t>(bytes, kChunkBytes));
-    if (chunk.empty()) return false;
-    data += chunk;
-    at_ += chunk.size();
-    bytes -= chunk.size();
-  }
-  return true;
-}
-
-bool InputStream::Skip(uint64_t bytes) {
-  while (bytes > 0) {
-    const size_t chunk = Peek(std::min<uint64_t>(bytes, kChunkBytes)).size();
-    if (chunk == 0) return false;
-    at_ += chunk;
-    bytes -= chunk;
-  }
-  return true;
-}
-
-bool InputStream::ReadLine(std::string& line, bool& complete) {
-  line.clear();
-  complete = false;
-  bool any = false;
-  while (true) {
-    const std::string_view rest = Peek(1).empty() ? "" : std::string_view(buffer_).substr(at_);
-    if (rest.empty()) return any;
-    any = true;
-    const size_t end = std::min(rest.find('\n'), rest.size());
-    line += rest.substr(0, std::min(end, kMaxLineBytes - line.size()));
-    complete = end < rest.size();
-    at_ += end + (complete ? 1 : 0);
-    if (complete) return true;
-  }
-}
 
 bool EventReader::IsEventFile(InputStream& file) {
   return EventRecordBytes(file.Peek(kEventHeaderBytes)).has_value();

@@ -3,9 +3,7 @@
 
 // What other trainers write: lines of text, and event files of TensorBoard.
 
-#include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <limits>
 #include <map>
 #include <optional>
@@ -15,38 +13,9 @@
 #include "absl/status/status.h"
 #include "tools/compare_runs/run_records.h"
 #include "trainer/metrics/event_file.h"
+#include "trainer/metrics/input_stream.h"
 
 namespace tessera {
-
-// A file of any size, or a pipe, of which only a part is in memory.
-class InputStream {
- public:
-  explicit InputStream(const std::string& path);
-  ~InputStream();
-  InputStream(const InputStream&) = delete;
-  InputStream& operator=(const InputStream&) = delete;
-
-  // Whether nothing has failed yet; errno says why something has.
-  bool ok() const;
-  // The next bytes, fewer only at the end of the file. They remain to be read.
-  std::string_view Peek(size_t bytes);
-  // Passes the next bytes; returns whether the file has that many.
-  bool Skip(uint64_t bytes);
-  // Appends the next bytes; returns whether the file has that many.
-  bool Read(uint64_t bytes, std::string& data);
-  // The next line, cut where it is longer than kMaxLineBytes; false at the end. `complete` is
-  // whether a line break ended it.
-  bool ReadLine(std::string& line, bool& complete);
-
-  static constexpr size_t kMaxLineBytes = size_t{1} << 20;
-
- private:
-  bool Fill();
-
-  std::FILE* file_;
-  std::string buffer_;
-  size_t at_ = 0;  // in buffer_: what is before is read
-};
 
 // A number as it was printed; see RunRecords::roundings.
 struct PrintedNumber {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -95,10 +94,6 @@ absl::Status AddPrecision(const fs::path& config_file, RunRecords& records) {
   return absl::OkStatus();
 }
 
-absl::Status CannotRead(const std::string& path) {
-  return absl::ErrnoToStatus(errno, absl::StrCat("cannot read ", path));
-}
-
 // Reads lines: of metrics.jsonl, or of another trainer's log, whichever begins first.
 void ReadLines(InputStream& file, RunRecords& records) {
   LogReader log(records);
@@ -171,18 +166,18 @@ absl::Status ReadEventFiles(const std::vector<fs::path>& files, RunRecords& reco
   for (const fs::path& path : files) {
     InputStream file(path.string());
     reader.Read(file, path.filename().string());
-    if (!file.ok()) return CannotRead(path.string());
+    TESSERA_RETURN_IF_ERROR(file.status());
   }
   return reader.Finish();
 }
 
-absl::Status ReadFile(RunRecords& records) {
-  InputStream file(records.path);
-  if (file.ok() && (IsEventFileName(records.path) || EventReader::IsEventFile(file))) {
+absl::Status ReadFile(RunRecords& records, bool may_be_pipe) {
+  InputStream file(records.path, may_be_pipe);
+  if (file.status().ok() && (IsEventFileName(records.path) || EventReader::IsEventFile(file))) {
     return ReadEventFiles({records.path}, records);
   }
   ReadLines(file, records);
-  if (!file.ok()) return CannotRead(records.path);
+  TESSERA_RETURN_IF_ERROR(file.status());
   if (records.steps.empty() && records.evaluation_losses.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(records.path, " holds no record of a step: ", kLookedFor));
@@ -195,7 +190,7 @@ absl::Status ReadFolder(RunRecords& records) {
   std::error_code error;
   const auto read = [&](const char* name) {
     records.path = (folder / name).string();
-    return ReadFile(records);
+    return ReadFile(records, /*may_be_pipe=*/false);
   };
   if (fs::exists(folder / "metrics.jsonl", error)) return read("metrics.jsonl");
   if (EventFilesIn(folder).empty()) {
@@ -231,7 +226,8 @@ absl::StatusOr<RunRecords> ReadRunRecords(const std::string& path) {
   RunRecords records{.path = path};
   std::error_code error;
   const bool is_folder = fs::is_directory(path, error);
-  const absl::Status read = is_folder ? ReadFolder(records) : ReadFile(records);
+  const absl::Status read =
+      is_folder ? ReadFolder(records) : ReadFile(records, /*may_be_pipe=*/true);
   if (!read.ok()) {
     return absl::Status(read.code(), absl::StrCat(read.message(), records.notes.empty() ? "" : "; ",
                                                   JoinFirst(records.notes, "; ")));

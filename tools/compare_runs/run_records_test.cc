@@ -55,7 +55,6 @@ TEST_F(RunRecordsTest, ReadsWhatARunWrites) {
                   .ok());
   ASSERT_TRUE((*writer)->Write(StepMetrics{.step = 2, .loss = infinity, .grad_norm = NAN}).ok());
   ASSERT_TRUE((*writer)->Write(EvalMetrics{.step = 2, .loss = 2.0 / 3}).ok());
-  ASSERT_TRUE((*writer)->Close().ok());
 
   ASSERT_OK_AND_ASSIGN(const auto run, ReadRunRecords(folder_.string()));
   ASSERT_EQ(run.steps.size(), 2);

@@ -1,5 +1,7 @@
 #include "trainer/app/launch.h"
 
+#include <fcntl.h>
+
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/files.h"
 #include "glog/logging.h"
 
 namespace tessera {
@@ -89,17 +92,17 @@ RankOutput::~RankOutput() {
 }
 
 absl::StatusOr<std::unique_ptr<RankOutput>> RankOutput::Open(const std::string& run_dir, int rank) {
-  std::string path = "/dev/null";
-  if (!run_dir.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(run_dir, error);
-    if (error) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("run_dir=", run_dir, ": cannot create the folder: ", error.message()));
-    }
-    path = absl::StrFormat("%s/rank-%05d.log", run_dir, rank);
+  if (run_dir.empty())
+    return std::unique_ptr<RankOutput>(new RankOutput(std::fopen("/dev/null", "ae")));
+  std::error_code error;
+  std::filesystem::create_directories(run_dir, error);
+  if (error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("run_dir=", run_dir, ": cannot create the folder: ", error.message()));
   }
-  std::FILE* file = std::fopen(path.c_str(), "ae");
+  const std::string path = absl::StrFormat("%s/rank-%05d.log", run_dir, rank);
+  const int fd = OpenRegularFile(AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND);
+  std::FILE* const file = fd < 0 ? nullptr : fdopen(fd, "a");
   if (file == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("run_dir: cannot write ", path, ": ", std::strerror(errno)));

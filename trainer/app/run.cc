@@ -3,11 +3,14 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -16,8 +19,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
+#include "base/no_memory.h"
+#include "base/program.h"
 #include "base/status_macros.h"
+#include "base/text.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/manager/folder_lock.h"
 #include "trainer/app/launch.h"
+#include "trainer/app/memory_reserve.h"
 #include "trainer/app/sample_text.h"
 #include "trainer/app/session.h"
 #include "trainer/app/train_loop.h"
@@ -32,11 +41,36 @@
 namespace tessera {
 namespace {
 
+// Keeps other processes out of run_dir before anything in it is touched. Called by rank 0 if there
+// is a run_dir.
+absl::Status HoldRunFolder(Session& session, ProgressLine& progress_line) {
+  const std::string& run_dir = session.config.output().run_dir();
+  if (const int error = MakeDirectories(AT_FDCWD, run_dir); error != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("run_dir=", run_dir,
+                     ": cannot create the folder: ", std::generic_category().message(error)));
+  }
+  std::error_code no_folder;
+  if (session.save_folder != nullptr &&
+      std::filesystem::equivalent(run_dir, session.config.checkpoint().save(), no_folder)) {
+    return absl::OkStatus();
+  }
+  const auto note = [&](const std::string& text) { progress_line.Message(text); };
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::Storage> storage, ckpt::OpenStorage(run_dir));
+  TESSERA_ASSIGN_OR_RETURN(session.run_folder,
+                           ckpt::FolderLock::Acquire(std::move(storage), {.on_wait = note}));
+  if (!session.run_folder->warning().empty()) note(session.run_folder->warning());
+  return absl::OkStatus();
+}
+
 // On rank 0: checks and opens the outputs of a run other than checkpoints. Null without a run_dir.
-absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenOutput(const Session& session,
+absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenOutput(Session& session,
                                                           ProgressLine& progress_line) {
   const std::string& run_dir = session.config.output().run_dir();
-  if (!run_dir.empty()) TESSERA_RETURN_IF_ERROR(WriteConfig(session.config, run_dir));
+  if (!run_dir.empty()) {
+    TESSERA_RETURN_IF_ERROR(HoldRunFolder(session, progress_line));
+    TESSERA_RETURN_IF_ERROR(WriteConfig(session.config, run_dir));
+  }
   // Only now does run_dir, which may be the destination of the weights, exist.
   TESSERA_RETURN_IF_ERROR(CheckExport(session));
   if (run_dir.empty()) return nullptr;
@@ -92,7 +126,7 @@ absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line,
   const absl::Status status = loop.Run();
   progress_line.Finish();
   TESSERA_RETURN_IF_ERROR(status);
-  if (session.metrics != nullptr) TESSERA_RETURN_IF_ERROR(session.metrics->Close());
+  if (session.metrics != nullptr) TESSERA_RETURN_IF_ERROR(session.metrics->Sync());
   const bool is_complete = session.progress.step == session.config.training().train_iters();
   if (is_complete && session.saver != nullptr) {
     TESSERA_RETURN_IF_ERROR(session.saver->ForgetNearbyCopies());
@@ -101,7 +135,7 @@ absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line,
 }
 
 // Evaluates the weights where there is nothing to train.
-absl::Status EvaluateOnly(const Session& session, ProgressLine& progress_line) {
+absl::Status EvaluateOnly(Session& session, ProgressLine& progress_line) {
   if (!session.valid_data.has_value() || session.config.training().eval_interval() == 0) {
     return absl::OkStatus();
   }
@@ -109,14 +143,12 @@ absl::Status EvaluateOnly(const Session& session, ProgressLine& progress_line) {
   progress_line.Eval(metrics);
   const std::string& run_dir = session.config.output().run_dir();
   if (!session.first_rank() || run_dir.empty()) return absl::OkStatus();
-  if (const int error = MakeDirectories(AT_FDCWD, run_dir); error != 0) {
-    return absl::ErrnoToStatus(error, "cannot create run_dir=" + run_dir);
-  }
+  TESSERA_RETURN_IF_ERROR(HoldRunFolder(session, progress_line));
   // The records and the settings of a run that has trained there remain.
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<MetricsWriter> records,
                            MetricsWriter::Append(run_dir + "/metrics.jsonl"));
   TESSERA_RETURN_IF_ERROR(records->Write(metrics));
-  return records->Close();
+  return records->Sync();
 }
 
 // Every rank computes the same text; rank 0 prints it and, after a training, records it.
@@ -129,11 +161,15 @@ absl::Status Sample(const Session& session, ProgressLine& progress_line) {
                             .use = RandomUse::kSampling,
                             .stream = static_cast<uint64_t>(session.progress.step)};
   std::string sample, lines;
+  size_t printed = 0;  // bytes of the sample
   const auto emit = [&](std::string_view text) {
     if (!session.first_rank()) return;
     sample.append(text);
-    std::fwrite(text.data(), 1, text.size(), stdout);
+    // A token may end inside of a character.
+    const size_t whole = WholeCharacters(std::string_view(sample).substr(printed));
+    Print(std::string_view(sample).substr(printed, whole));
     std::fflush(stdout);
+    printed += whole;
   };
   emit(session.config.sampling().prompt());
   const absl::Status status = SampleText(
@@ -149,7 +185,7 @@ absl::Status Sample(const Session& session, ProgressLine& progress_line) {
         return absl::OkStatus();
       });
   emit("\n");
-  if (session.first_rank()) std::fputs(lines.c_str(), stdout);
+  if (session.first_rank()) Print(lines);
   if (session.events != nullptr && status.ok()) {
     session.events->Add({.name = "sample",
                          .step = session.progress.step,
@@ -181,7 +217,8 @@ ProgressLine::Options LineOptions(const TrainConfig& config, const Launch& launc
 
 // The page about the run, which a reader opens; the run does not depend on it.
 void ReportRun(const Session& session, ProgressLine& progress_line) {
-  if (!session.first_rank()) return;
+  // Somebody else's folder stays as it is.
+  if (session.run_folder == nullptr && session.metrics == nullptr) return;
   const absl::Status written = WriteReport(session.config.output().run_dir());
   if (!written.ok()) progress_line.Message("no report: " + std::string(written.message()));
 }
@@ -220,17 +257,21 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
   if (world != nullptr && world->rank() != 0) {
     TESSERA_ASSIGN_OR_RETURN(output, RankOutput::Open(config.output().run_dir(), world->rank()));
   } else {
-    std::printf("%s\n", ConfigDifferences(config).c_str());
+    Print(ConfigDifferences(config) + "\n");
     std::fflush(stdout);
   }
   ProgressLine progress_line(LineOptions(config, launch, output.get()));
   std::vector<std::string> skipped;
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
-                           BuildSession(config, world, devices, [&](const std::string& note) {
-                             progress_line.Message(note);
-                             if (note.starts_with(kSkippedNote)) skipped.push_back(note);
-                           }));
-  const absl::Status status = RunSession(*session, progress_line, skipped, stopped_by);
+  const auto note = [&](const std::string& text) {
+    progress_line.Message(text);
+    if (text.starts_with(kSkippedNote)) skipped.push_back(text);
+  };
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Session> session,
+      CatchNoMemory("begin the run", [&] { return BuildSession(config, world, devices, note); }));
+  TESSERA_RETURN_IF_ERROR(CheckMemory("begin the run"));
+  const absl::Status status = CatchNoMemory(
+      "continue the run", [&] { return RunSession(*session, progress_line, skipped, stopped_by); });
   // The other ranks are notified immediately; the session then waits for a save in flight, unless
   // nothing answers that one.
   if (!status.ok() && world != nullptr) world->Abort(status);

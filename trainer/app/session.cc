@@ -17,6 +17,7 @@
 #include "compute/tensor/tensor.h"
 #include "layout/topology.h"
 #include "trainer/app/host_share.h"
+#include "trainer/app/memory_reserve.h"
 #include "trainer/app/start.h"
 #include "trainer/app/step_agreement.h"
 #include "trainer/config/config.h"
@@ -216,6 +217,7 @@ absl::Status OpenSaver(Session& session, const std::optional<SavedRun>& saved, i
                             },
                         .before_commit =
                             [&session] {
+                              TESSERA_RETURN_IF_ERROR(CheckMemory("save"));
                               if (session.save_folder != nullptr) {
                                 TESSERA_RETURN_IF_ERROR(session.save_folder->Confirm());
                               }

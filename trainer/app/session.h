@@ -56,6 +56,8 @@ struct Session {
   std::unique_ptr<Tokenizer> tokenizer;  // null without tokenizer_model
   Progress progress;
   std::unique_ptr<ckpt::FolderLock> save_folder;  // on rank 0; null without saves
+  // Rank 0's lock of run_dir. Null until it writes there, and if `save` is the same folder.
+  std::unique_ptr<ckpt::FolderLock> run_folder;
   // Rank 0's record of the run; null without one, and until the run begins.
   std::unique_ptr<MetricsWriter> metrics;
   // Rank 0's record of the run's checkpoints (saves.jsonl), with the same exceptions.

@@ -26,6 +26,7 @@
 #include "layout/dtype.h"
 #include "trainer/app/dry_run.h"
 #include "trainer/app/gemm_peak.h"
+#include "trainer/app/memory_reserve.h"
 #include "trainer/app/session.h"
 #include "trainer/app/signals.h"
 #include "trainer/app/step_agreement.h"
@@ -188,6 +189,7 @@ absl::Status TrainLoop::Train() {
     TESSERA_ASSIGN_OR_RETURN(StepMetrics metrics, TrainStep());
     rates_->Measure(Seconds(start), &metrics);
     TESSERA_RETURN_IF_ERROR(Report(metrics));
+    TESSERA_RETURN_IF_ERROR(CheckMemory("train"));
     if (session_.saver != nullptr) {
       ReportSaves(session_.saver->Poll());
       ReportReplicas(session_.saver->PollReplicas());

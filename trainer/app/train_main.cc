@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cstddef>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "absl/time/time.h"
 #include "base/cpu_level.h"
 #include "base/invocation_dir.h"
+#include "base/program.h"
 #include "base/status_macros.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/mpi/mpi_world.h"
@@ -26,9 +26,9 @@
 #include "nlohmann/json.hpp"
 #include "trainer/app/dry_run.h"
 #include "trainer/app/launch.h"
+#include "trainer/app/memory_reserve.h"
 #include "trainer/app/signals.h"
 #include "trainer/config/config.h"
-#include "trainer/metrics/progress.h"
 #include "trainer/state/saved_model.h"
 
 namespace tessera {
@@ -46,8 +46,7 @@ int Refuse(const absl::Status& status, const Launch& launch) {
     sleep(kSecondsForRank0);
     who = "rank " + std::to_string(launch.rank);
   }
-  std::fflush(stdout);
-  std::fprintf(stderr, "%s: %s\n", who.c_str(), std::string(status.message()).c_str());
+  PrintError(who, std::string(status.message()));
   return absl::IsInvalidArgument(status) ? kWrongSettings : 1;
 }
 
@@ -82,7 +81,7 @@ absl::StatusOr<TrainConfig> ResolveWithoutData(CommandLine line) {
 absl::Status PrintDryRun(const CommandLine& line) {
   TESSERA_ASSIGN_OR_RETURN(const TrainConfig resolved, ResolveWithoutData(line));
   TESSERA_ASSIGN_OR_RETURN(const std::string text, DescribeDryRun(resolved));
-  std::printf("%s", text.c_str());
+  Print(text);
   return absl::OkStatus();
 }
 
@@ -100,7 +99,7 @@ absl::Status PrintLaunch(const CommandLine& line) {
       {"tokenizer_model", config.data().tokenizer_model()},
       {"vocab_size", resolved.model().vocab_size()},
   };
-  std::printf("%s\n", launch.dump().c_str());
+  Print(launch.dump() + "\n");
   return absl::OkStatus();
 }
 
@@ -149,7 +148,7 @@ int Main(std::vector<const char*> arguments) {
       ParseCommandLine(static_cast<int>(arguments.size()), arguments.data());
   if (!line.ok()) return Refuse(line.status(), launch);
   if (!line->help.empty()) {
-    if (launch.rank == 0) std::printf("%s", line->help.c_str());
+    if (launch.rank == 0) Print(line->help);
     return 0;
   }
   if (print_launch) {
@@ -175,13 +174,14 @@ int Main(std::vector<const char*> arguments) {
 }  // namespace
 }  // namespace tessera
 
-// What the standard library throws (no memory) ends the program.
-int main(int argc, char** argv) {  // NOLINT(bugprone-exception-escape)
-  if (!tessera::OpenMissingStandardStreams()) return 1;
-  if (const absl::Status started = tessera::StartSignalThread(); !started.ok()) {
-    return tessera::Refuse(started, tessera::DetectLaunch());
-  }
-  google::InitGoogleLogging(argv[0]);
-  FLAGS_logtostderr = true;
-  return tessera::Main(std::vector<const char*>(argv, argv + argc));
+int main(int argc, char** argv) {
+  return tessera::RunProgram({.name = "train"}, [&] {
+    tessera::HoldMemoryBack();
+    if (const absl::Status started = tessera::StartSignalThread(); !started.ok()) {
+      return tessera::Refuse(started, tessera::DetectLaunch());
+    }
+    google::InitGoogleLogging(argv[0]);
+    FLAGS_logtostderr = true;
+    return tessera::Main(std::vector<const char*>(argv, argv + argc));
+  });
 }

@@ -50,8 +50,18 @@ MEANT = {signal.SIGUSR1: signal.SIGINT, signal.SIGUSR2: signal.SIGTERM}
 SECONDS_TO_REPEAT = 1
 
 
+def write(stream, data):
+    """Writes to stdout or stderr, if anybody reads it: a job does not need a reader."""
+    data = memoryview(data if isinstance(data, bytes) else data.encode(errors="replace"))
+    try:
+        while data:
+            data = data[os.write(stream.fileno(), data):]
+    except OSError:
+        pass
+
+
 def say(text):
-    print(f"train: {text}", file=sys.stderr, flush=True)
+    write(sys.stderr, f"train: {text}\n")
 
 
 def fail(text, code=1):
@@ -87,13 +97,13 @@ def describe(command):
     result = subprocess.run(command + ["--print-launch"], check=False, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True)
     if result.returncode != 0:
-        sys.stderr.write(result.stderr)
+        write(sys.stderr, result.stderr)
         sys.exit(result.returncode if result.returncode > 0 else 128 - result.returncode)
     try:
         return json.loads(result.stdout)
     except ValueError:
         # Help was requested.
-        sys.stdout.write(result.stdout)
+        write(sys.stdout, result.stdout)
         sys.exit(0)
 
 
@@ -207,7 +217,7 @@ class ErrorOutput:
 
     def write(self, text):
         self.spoken = True
-        print(text, file=sys.stderr, flush=True)
+        write(sys.stderr, text + "\n")
 
     def close(self):
         self.end_block()
@@ -228,8 +238,9 @@ class Job:
         self.process = None
         for number in (*FORWARDED, *MEANT):
             signal.signal(number, self.on_signal)
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                        text=True, errors="replace", start_new_session=True,
+        # mpirun ends a job whose output cannot be written: what it prints comes here.
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, start_new_session=True,
                                         preexec_fn=die_with_parent)
         if self.asked_to_stop is not None:
             self.process.terminate()
@@ -253,14 +264,21 @@ class Job:
         """Returns the exit code, after all messages of the ranks."""
         output = ErrorOutput()
 
-        def read():
+        def read_errors():
             for line in self.process.stderr:
-                output.line(line)
+                output.line(line.decode(errors="replace"))
 
-        reader = threading.Thread(target=read, daemon=True)
-        reader.start()
+        def read_output():
+            while data := os.read(self.process.stdout.fileno(), 1 << 16):
+                write(sys.stdout, data)
+
+        readers = [threading.Thread(target=read, daemon=True) for read in (read_errors,
+                                                                           read_output)]
+        for reader in readers:
+            reader.start()
         code = self.wait_for_mpirun()
-        reader.join(timeout=5)
+        for reader in readers:
+            reader.join(timeout=5)
         output.close()
         if code < 0:
             code = 128 - code

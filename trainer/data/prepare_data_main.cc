@@ -13,11 +13,12 @@
 #include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/cpu_level.h"
 #include "base/invocation_dir.h"
+#include "base/program.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/prepare_data.h"
-#include "trainer/metrics/progress.h"
 
 ABSL_FLAG(std::vector<std::string>, input, {},
           "Text files, folders (searched recursively) or shell patterns, separated by commas. "
@@ -96,7 +97,7 @@ class ProgressLine {
 };
 
 int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "prepare_data: %s\n", std::string(status.message()).c_str());
+  tessera::PrintError("prepare_data", std::string(status.message()));
   return absl::IsInvalidArgument(status) ? 2 : 1;
 }
 
@@ -110,12 +111,12 @@ std::map<std::string, absl::CommandLineFlag*> OurFlags() {
 }
 
 void PrintHelp() {
-  std::printf("prepare_data turns text files into token files for training.\n\n");
+  std::string text = "prepare_data turns text files into token files for training.\n\n";
   for (const auto& [name, flag] : OurFlags()) {
-    std::printf("  --%s (default \"%s\")\n      %s\n", name.c_str(), flag->DefaultValue().c_str(),
-                flag->Help().c_str());
+    absl::StrAppend(&text, "  --", name, " (default \"", flag->DefaultValue(), "\")\n      ",
+                    flag->Help(), "\n");
   }
-  std::printf("\nExit codes: 0 done; 2 wrong settings; 1 anything else.\n");
+  tessera::Print(text + "\nExit codes: 0 done; 2 wrong settings; 1 anything else.\n");
 }
 
 // Parses --name=value or --name value, with _ or - in the name. Abseil's own parser ends the
@@ -150,20 +151,21 @@ absl::Status ParseFlags(const std::vector<std::string>& arguments) {
 
 void PrintResult(const tessera::PrepareDataResult& result, const std::string& output_dir) {
   const tessera::DatasetSummary& summary = result.summary;
-  std::printf(
-      "%s: %s, %ld ids (%s); train %ld tokens, validation %ld tokens from %ld documents (%s)\n",
-      output_dir.c_str(), summary.tokenizer.c_str(), summary.vocab_size, summary.format.c_str(),
-      summary.train.tokens, summary.validation.tokens, summary.validation.documents,
-      summary.split.c_str());
-  std::printf("a unigram model costs %.4f nats per token\n", summary.unigram_nats_per_token);
+  std::string text = absl::StrFormat(
+      "%s: %s, %d ids (%s); train %d tokens, validation %d tokens from %d documents (%s)\n"
+      "a unigram model costs %.4f nats per token\n",
+      output_dir, summary.tokenizer, summary.vocab_size, summary.format, summary.train.tokens,
+      summary.validation.tokens, summary.validation.documents, summary.split,
+      summary.unigram_nats_per_token);
   if (summary.validation.tokens == 0) {
-    std::printf("nothing is held back for validation (validation_fraction %g)\n",
-                absl::GetFlag(FLAGS_validation_fraction));
+    absl::StrAppendFormat(&text, "nothing is held back for validation (validation_fraction %g)\n",
+                          absl::GetFlag(FLAGS_validation_fraction));
   }
   for (const tessera::SkippedFile& file : result.skipped) {
-    std::printf("skipped %s: %s\n", file.path.c_str(), file.reason.c_str());
+    absl::StrAppend(&text, "skipped ", file.path, ": ", file.reason, "\n");
   }
-  if (result.up_to_date) std::printf("already up to date: nothing written\n");
+  if (result.up_to_date) absl::StrAppend(&text, "already up to date: nothing written\n");
+  tessera::Print(text);
 }
 
 // Implements --checksum.
@@ -176,17 +178,13 @@ int AddChecksums(const std::string& pattern) {
                                                int64_t total) { line.Update(phase, done, total); });
   }
   if (!files.ok()) return Fail(files.status());
-  std::printf("%ld token files have new checksums\n", *files);
+  tessera::Print(absl::StrCat(*files, " token files have new checksums\n"));
   return 0;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  if (!tessera::OpenMissingStandardStreams()) return 1;
+int Main(const std::vector<std::string>& arguments) {
   tessera::ChdirToInvocationDir();
   if (const absl::Status level = tessera::CheckCpuLevel(); !level.ok()) return Fail(level);
-  const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (std::ranges::find(arguments, "--help") != arguments.end()) {
     PrintHelp();
     return 0;
@@ -220,4 +218,11 @@ int main(int argc, char** argv) {
   if (!result.ok()) return Fail(result.status());
   PrintResult(*result, options.output_dir);
   return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return tessera::RunProgram({.name = "prepare_data"},
+                             [&] { return Main(std::vector<std::string>(argv + 1, argv + argc)); });
 }

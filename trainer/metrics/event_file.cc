@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <functional>
 #include <limits>
 #include <map>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -16,7 +16,7 @@
 #include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "base/files.h"
-#include "base/replace_file.h"
+#include "base/status_macros.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera {
@@ -41,9 +41,8 @@ std::string MaskedCrc(std::string_view data) {
 
 double SecondsSince1970() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
 
-// The numbers of a record of metrics.jsonl; nullopt where the line is not one.
-std::optional<Event> EventOfRecord(std::string_view line) {
-  const nlohmann::json record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+// The numbers of a record of metrics.jsonl; nullopt if it is not about a step.
+std::optional<Event> EventOfRecord(const nlohmann::json& record) {
   if (!record.is_object()) return std::nullopt;
   const auto step = record.find("step"), kind = record.find("kind");
   if (step == record.end() || !step->is_number_integer()) return std::nullopt;
@@ -64,20 +63,20 @@ std::optional<Event> EventOfRecord(std::string_view line) {
   return event;
 }
 
-// Calls `add` for each whole line that `file` has from its position on. `line` is the beginning of
-// an incomplete one, from the last call and for the next.
-void ReadNewLines(std::FILE* file, std::string& line, const std::function<void(Event)>& add) {
-  std::clearerr(file);  // an end that was reached once may have moved
-  char buffer[4096];
-  for (size_t size; (size = std::fread(buffer, 1, sizeof(buffer), file)) > 0;) {
-    line.append(buffer, size);
-    size_t start = 0;
-    for (size_t end; (end = line.find('\n', start)) != line.npos; start = end + 1) {
-      std::optional<Event> event = EventOfRecord(std::string_view(line).substr(start, end - start));
-      if (event.has_value()) add(*std::move(event));
-    }
-    line.erase(0, start);
-  }
+// Calls `add` for each whole line that `file` has from `offset` on, which moves behind them.
+absl::Status ReadNewLines(const FileDescriptor& file, int64_t& offset,
+                          const std::function<void(Event)>& add) {
+  TESSERA_ASSIGN_OR_RETURN(const int64_t size, file.SizeBytes());
+  std::string text(std::max<int64_t>(size - offset, 0), '\0');
+  TESSERA_ASSIGN_OR_RETURN(
+      const int64_t read,
+      file.ReadAt(offset, std::span(reinterpret_cast<uint8_t*>(text.data()), text.size())));
+  text.resize(read);
+  offset += static_cast<int64_t>(ForEachLine(text, [&](const RecordLine& line) {
+    std::optional<Event> event = EventOfRecord(line.value);
+    if (event.has_value()) add(*std::move(event));
+  }));
+  return absl::OkStatus();
 }
 
 // Two events of one step differ in the tags that they have.
@@ -92,11 +91,6 @@ bool IsAdded(const Event& event) {
   return value.has_tensor() || absl::StartsWith(value.tag(), "save/") ||
          absl::StartsWith(value.tag(), "resume/");
 }
-
-absl::Status EventFileError(const std::string& what) {
-  return absl::ErrnoToStatus(errno, absl::StrCat("cannot write events for TensorBoard: ", what));
-}
-
 }  // namespace
 
 std::string EventRecord(const Event& event) {
@@ -148,56 +142,33 @@ absl::StatusOr<std::unique_ptr<EventFile>> EventFile::Open(const std::string& fo
   std::map<std::pair<int64_t, std::string>, double> times;
   for (const Event& event : old) times[KeyOf(event)] = event.wall_time();
 
-  std::FILE* records = std::fopen(absl::StrCat(folder, "/metrics.jsonl").c_str(), "rb");
-  if (records == nullptr) return EventFileError(folder);
+  TESSERA_ASSIGN_OR_RETURN(FileDescriptor records,
+                           FileDescriptor::OpenForReading(absl::StrCat(folder, "/metrics.jsonl")));
   Event version;
   version.set_wall_time(old.empty() ? SecondsSince1970() : old[0].wall_time());
   version.set_file_version("brain.Event:2");
-  std::string contents = EventRecord(version), line;
-  int64_t last_step = -1;
-  ReadNewLines(records, line, [&](Event event) {
+  std::string contents = EventRecord(version);
+  int64_t last_step = -1, offset = 0;
+  TESSERA_RETURN_IF_ERROR(ReadNewLines(records, offset, [&](Event event) {
     const auto time = times.find(KeyOf(event));
     event.set_wall_time(time == times.end() ? SecondsSince1970() : time->second);
     last_step = std::max(last_step, event.step());
     contents += EventRecord(event);
-  });
+  }));
   for (const Event& event : old) {
     if (IsAdded(event) && event.step() <= last_step) contents += EventRecord(event);
   }
-  absl::Status status = ReplaceFile(path, contents);
-  std::FILE* file = status.ok() ? std::fopen(path.c_str(), "ab") : nullptr;
-  if (file == nullptr) {
-    if (status.ok()) status = EventFileError(path);
-    std::fclose(records);
-    return status;
-  }
-  std::unique_ptr<EventFile> events(new EventFile(records, file));
-  events->line_ = std::move(line);
-  return events;
-}
-
-EventFile::~EventFile() {
-  std::fclose(records_);
-  std::fclose(file_);
-}
-
-absl::Status EventFile::Write(const std::string& bytes) {
-  if (failed_) return absl::FailedPreconditionError("the event file has failed before");
-  if (std::fwrite(bytes.data(), 1, bytes.size(), file_) == bytes.size() &&
-      std::fflush(file_) == 0) {
-    return absl::OkStatus();
-  }
-  failed_ = true;
-  return EventFileError(kEventFileName);
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RecordFile> file, RecordFile::Replace(path, contents));
+  return std::unique_ptr<EventFile>(new EventFile(std::move(records), offset, std::move(file)));
 }
 
 absl::Status EventFile::Follow() {
   std::string bytes;
-  ReadNewLines(records_, line_, [&bytes](Event event) {
+  TESSERA_RETURN_IF_ERROR(ReadNewLines(records_, offset_, [&bytes](Event event) {
     event.set_wall_time(SecondsSince1970());
     bytes += EventRecord(event);
-  });
-  return Write(bytes);
+  }));
+  return file_->Write(bytes);
 }
 
 absl::Status EventFile::AddScalars(int64_t step, const std::map<std::string, double>& by_tag) {
@@ -209,7 +180,7 @@ absl::Status EventFile::AddScalars(int64_t step, const std::map<std::string, dou
     scalar.set_tag(tag);
     scalar.set_simple_value(static_cast<float>(number));
   }
-  return Write(EventRecord(event));
+  return file_->Write(EventRecord(event));
 }
 
 absl::Status EventFile::AddText(int64_t step, const std::string& tag, const std::string& text) {
@@ -226,7 +197,7 @@ absl::Status EventFile::AddText(int64_t step, const std::string& tag, const std:
       nlohmann::json::parse(
           nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))
           .get<std::string>());
-  return Write(EventRecord(event));
+  return file_->Write(EventRecord(event));
 }
 
 }  // namespace tessera

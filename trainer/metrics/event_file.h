@@ -5,17 +5,19 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/file_descriptor.h"
 #include "trainer/metrics/event.pb.h"
+#include "trainer/metrics/record_file.h"
 
 namespace tessera {
 
@@ -45,7 +47,6 @@ class EventFile {
   // Begins the file anew, by rename, with the records that metrics.jsonl has at present. A step
   // that the old file had keeps its time. What was added up to the last recorded step remains.
   static absl::StatusOr<std::unique_ptr<EventFile>> Open(const std::string& folder);
-  ~EventFile();
   EventFile(const EventFile&) = delete;
   EventFile& operator=(const EventFile&) = delete;
 
@@ -58,13 +59,12 @@ class EventFile {
   absl::Status AddText(int64_t step, const std::string& tag, const std::string& text);
 
  private:
-  EventFile(std::FILE* records, std::FILE* file) : records_(records), file_(file) {}
-  absl::Status Write(const std::string& bytes);
+  EventFile(FileDescriptor records, int64_t offset, std::unique_ptr<RecordFile> file)
+      : records_(std::move(records)), offset_(offset), file_(std::move(file)) {}
 
-  std::FILE* const records_;
-  std::FILE* const file_;
-  std::string line_;  // the beginning of the last one, where its end is not written yet
-  bool failed_ = false;
+  const FileDescriptor records_;  // metrics.jsonl
+  int64_t offset_;                // in it: what is before was copied
+  const std::unique_ptr<RecordFile> file_;
 };
 
 }  // namespace tessera

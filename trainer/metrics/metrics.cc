@@ -24,14 +24,6 @@ namespace {
 
 constexpr double kNewStepWeight = 0.1;
 
-absl::Status IoError(const char* what, const std::string& path) {
-  const std::string text = absl::StrCat(what, " ", path, ": ", std::strerror(errno));
-  if (errno == ENOENT) return absl::NotFoundError(text);
-  if (errno == ENOSPC || errno == EDQUOT) return absl::ResourceExhaustedError(text);
-  if (errno == EACCES || errno == EPERM || errno == EROFS) return absl::PermissionDeniedError(text);
-  return absl::UnknownError(text);
-}
-
 std::string JsonNumber(double value) {
   return std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
 }
@@ -75,12 +67,8 @@ std::string LastFields(const StepMetrics& metrics) {
 // The file's records up to `last_step`; empty if the file does not exist.
 absl::StatusOr<KeptRecords> ReadRecords(const std::string& path, int64_t last_step,
                                         const std::function<void(const std::string&)>& notes) {
-  const std::optional<std::string> log = ReadWholeFile(path);
-  if (!log.has_value()) {
-    if (errno == ENOENT) return KeptRecords();
-    return IoError("cannot read", path);
-  }
-  KeptRecords kept = KeepRecords(*log, last_step);
+  TESSERA_ASSIGN_OR_RETURN(const std::string log, ReadRecordFile(path));
+  KeptRecords kept = KeepRecords(log, last_step);
   for (const std::string& note : kept.notes) {
     if (notes != nullptr) notes(absl::StrCat(path, ": ", note));
   }
@@ -117,10 +105,8 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
   if (resumed_step.has_value()) {
     TESSERA_ASSIGN_OR_RETURN(kept, ReadRecords(path, *resumed_step, notes));
   }
-  if (absl::Status status = ReplaceFile(path, kept.text); !status.ok()) return status;
-  std::FILE* file = std::fopen(path.c_str(), "ab");
-  if (file == nullptr) return IoError("cannot open", path);
-  std::unique_ptr<MetricsWriter> writer(new MetricsWriter(path, file));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RecordFile> file, RecordFile::Replace(path, kept.text));
+  std::unique_ptr<MetricsWriter> writer(new MetricsWriter(std::move(file)));
   writer->lost_ = {.step = resumed_step.value_or(0),
                    .lost_steps = kept.lost_steps,
                    .lost_seconds = kept.lost_seconds};
@@ -128,45 +114,12 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
 }
 
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Append(const std::string& path) {
-  std::FILE* file = std::fopen(path.c_str(), "a+b");
-  if (file == nullptr) return IoError("cannot open", path);
-  std::unique_ptr<MetricsWriter> writer(new MetricsWriter(path, file));
-  const bool has_last = std::fseek(file, -1, SEEK_END) == 0;
-  const bool ends = !has_last || std::fgetc(file) == '\n';
-  // Between a read and a write the position must be set.
-  std::fseek(file, 0, SEEK_END);
-  if (!ends) {
-    if (absl::Status status = writer->WriteLine("\n"); !status.ok()) return status;
-  }
-  return writer;
-}
-
-MetricsWriter::~MetricsWriter() {
-  if (file_ != nullptr) std::fclose(file_);
-}
-
-absl::Status MetricsWriter::WriteLine(const std::string& line) {
-  if (file_ == nullptr) return absl::FailedPreconditionError(absl::StrCat(path_, " is closed"));
-  if (absl::Status failed = status(); !failed.ok()) return failed;
-  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0) {
-    return Note(IoError("cannot write", path_));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status MetricsWriter::Note(const absl::Status& status) {
-  const MutexLock lock(&mutex_);
-  status_.Update(status);
-  return status_;
-}
-
-absl::Status MetricsWriter::status() const {
-  const MutexLock lock(&mutex_);
-  return status_;
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RecordFile> file, RecordFile::Continue(path));
+  return std::unique_ptr<MetricsWriter>(new MetricsWriter(std::move(file)));
 }
 
 absl::Status MetricsWriter::Write(const StepMetrics& metrics) {
-  return WriteLine(absl::StrFormat(
+  return file_->Write(absl::StrFormat(
       "{\"kind\":\"step\",\"step\":%d,\"loss\":%s,\"loss_bits\":\"%s\",\"lr\":%s,"
       "\"grad_norm\":%s,\"skipped\":%s,\"consumed_samples\":%d,\"step_seconds\":%s,"
       "\"tokens_per_second\":%s,\"peak_share\":%s%s}\n",
@@ -177,7 +130,7 @@ absl::Status MetricsWriter::Write(const StepMetrics& metrics) {
 }
 
 absl::Status MetricsWriter::Write(const EvalMetrics& metrics) {
-  return WriteLine(absl::StrFormat(
+  return file_->Write(absl::StrFormat(
       "{\"kind\":\"eval\",\"step\":%d,\"eval_loss\":%s,\"eval_loss_bits\":\"%s\",\"tokens\":%d,"
       "\"seconds\":%s,\"best\":%s}\n",
       metrics.step, JsonNumber(metrics.loss), LossBits(metrics.loss), metrics.tokens,
@@ -185,26 +138,9 @@ absl::Status MetricsWriter::Write(const EvalMetrics& metrics) {
 }
 
 absl::Status MetricsWriter::Write(const SaveRecord& record) {
-  return WriteLine(absl::StrFormat(
+  return file_->Write(absl::StrFormat(
       "{\"kind\":\"save\",\"step\":%d,\"ledger\":\"%s\",\"state\":\"%s\",\"save\":\"%s\"}\n",
       record.step, record.ledger, record.state, record.save));
-}
-
-absl::Status MetricsWriter::Sync() {
-  if (file_ == nullptr) return absl::FailedPreconditionError(absl::StrCat(path_, " is closed"));
-  if (absl::Status failed = status(); !failed.ok()) return failed;
-  if (const int error = SyncContents(::fileno(file_)); error != 0) {
-    errno = error;
-    return Note(IoError("cannot sync", path_));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status MetricsWriter::Close() {
-  if (file_ == nullptr) return absl::OkStatus();
-  std::FILE* file = std::exchange(file_, nullptr);
-  if (std::fclose(file) != 0) return IoError("cannot close", path_);
-  return absl::OkStatus();
 }
 
 std::string LossBits(double loss) {
@@ -219,14 +155,12 @@ struct Record {
   double seconds = 0;  // that the step took
 };
 
-struct RecordLine {
+struct KeptLine {
   std::string_view text;  // without the newline
   Record record;
 };
 
-std::optional<Record> ParseRecord(std::string_view line) {
-  const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return std::nullopt;
+std::optional<Record> ParseRecord(const nlohmann::json& json) {
   const auto step = json.find("step");
   if (step == json.end() || !step->is_number_integer()) return std::nullopt;
   const auto kind = json.find("kind");
@@ -256,11 +190,11 @@ std::vector<std::string> MissingSteps(const std::set<int64_t>& recorded, int64_t
 }
 
 // Drops the earlier of two lines of one kind and step. Returns their steps.
-std::vector<std::string> DropRepeated(std::vector<RecordLine>& lines) {
+std::vector<std::string> DropRepeated(std::vector<KeptLine>& lines) {
   std::map<std::pair<std::string, int64_t>, int> count;
-  for (const RecordLine& line : lines) ++count[{line.record.kind, line.record.step}];
+  for (const KeptLine& line : lines) ++count[{line.record.kind, line.record.step}];
   std::set<int64_t> repeated;
-  std::erase_if(lines, [&](const RecordLine& line) {
+  std::erase_if(lines, [&](const KeptLine& line) {
     if (line.record.kind.empty()) return false;
     if (--count[{line.record.kind, line.record.step}] == 0) return false;
     repeated.insert(line.record.step);
@@ -278,31 +212,25 @@ std::string Plural(std::string_view noun, const std::vector<std::string>& of) {
 }  // namespace
 
 KeptRecords KeepRecords(std::string_view log, int64_t last_step) {
-  std::vector<RecordLine> lines;
+  std::vector<KeptLine> lines;
   std::vector<std::string> damaged;
   std::map<int64_t, double> lost;  // seconds by step
-  for (int64_t number = 1; !log.empty(); ++number) {
-    const size_t end = log.find('\n');
-    if (end == log.npos) break;
-    std::string_view text = log.substr(0, end);
-    log.remove_prefix(end + 1);
-    const size_t zeros_end = text.rfind('\0') + 1;  // 0 without any
-    text.remove_prefix(zeros_end);
-    std::optional<Record> record = ParseRecord(text);
-    if (zeros_end > 0 || !record.has_value()) damaged.push_back(absl::StrCat(number));
-    if (!record.has_value()) continue;
-    if (record->step > last_step) {
-      if (record->kind == "step") lost[record->step] = record->seconds;
-      continue;
+  ForEachLine(log, [&](const RecordLine& line) {
+    std::optional<Record> record = line.value.is_object() ? ParseRecord(line.value) : std::nullopt;
+    if (line.damaged || !record.has_value()) damaged.push_back(absl::StrCat(line.number));
+    if (!record.has_value()) return;
+    if (record->step <= last_step) {
+      lines.push_back({line.text, *std::move(record)});
+    } else if (record->kind == "step") {
+      lost[record->step] = record->seconds;
     }
-    lines.push_back({text, *std::move(record)});
-  }
+  });
 
   KeptRecords kept = {.lost_steps = static_cast<int64_t>(lost.size())};
   for (const auto& [step, seconds] : lost) kept.lost_seconds += seconds;
   const std::vector<std::string> repeated = DropRepeated(lines);
   std::set<int64_t> recorded;
-  for (const RecordLine& line : lines) {
+  for (const KeptLine& line : lines) {
     kept.text.append(line.text).append("\n");
     if (line.record.kind == "step") recorded.insert(line.record.step);
   }

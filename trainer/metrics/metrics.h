@@ -13,10 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/mutex.h"
+#include "trainer/metrics/record_file.h"
 
 namespace tessera {
 
@@ -130,36 +129,28 @@ class MetricsWriter {
       const std::string& path, std::optional<int64_t> resumed_step,
       const std::function<void(const std::string&)>& notes = nullptr);
   // Keeps an existing file as it is and adds to it: for records of weights that the run of the file
-  // may have left behind long ago. A last line without an end gets one.
+  // may have left behind long ago. A last line without an end is dropped.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Append(const std::string& path);
-  ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  // After an error nothing more is written: these, Sync() and status() return the first one.
+  // As RecordFile::Write().
   absl::Status Write(const StepMetrics& metrics);
   absl::Status Write(const EvalMetrics& metrics);
   // {"kind":"save","step":N,...}: in a file of their own, saves.jsonl.
   absl::Status Write(const SaveRecord& record);
   // Makes the lines written so far durable against a power loss. May be called from another thread
   // than the writer's, as may status().
-  absl::Status Sync();
-  absl::Status status() const;
+  absl::Status Sync() { return file_->Sync(); }
+  absl::Status status() const { return file_->status(); }
   // What Open() has dropped of later steps than the resumed one.
   const ResumeMetrics& lost() const { return lost_; }
-  absl::Status Close();
 
  private:
-  MetricsWriter(std::string path, std::FILE* file) : path_(std::move(path)), file_(file) {}
-  absl::Status WriteLine(const std::string& line);
-  // Returns the first error.
-  absl::Status Note(const absl::Status& status);
+  explicit MetricsWriter(std::unique_ptr<RecordFile> file) : file_(std::move(file)) {}
 
-  const std::string path_;
-  std::FILE* file_;
+  const std::unique_ptr<RecordFile> file_;
   ResumeMetrics lost_;
-  mutable Mutex mutex_;
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The 64 bits of a double as 16 hexadecimal digits.

@@ -1,6 +1,5 @@
 #include "trainer/metrics/progress.h"
 
-#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/program.h"
 #include "base/units.h"
 
 namespace tessera {
@@ -107,7 +107,8 @@ void ProgressLine::Eval(const EvalMetrics& metrics) { Message(FormatEval(metrics
 
 void ProgressLine::Message(std::string_view text) {
   ClearLive();
-  std::fprintf(options_.out, "%.*s\n", static_cast<int>(text.size()), text.data());
+  Print(text, options_.out);
+  std::fputs("\n", options_.out);
   // Redraws the live line below.
   std::fputs(live_.c_str(), options_.out);
   std::fflush(options_.out);
@@ -118,18 +119,6 @@ void ProgressLine::Finish() {
   std::fputs("\n", options_.out);
   std::fflush(options_.out);
   live_.clear();
-}
-
-bool OpenMissingStandardStreams() {
-  // open() returns the lowest free descriptor, so that all descriptors below the first one above
-  // stderr are open at the end.
-  int fd = 0;
-  do {
-    fd = ::open("/dev/null", O_RDWR);
-  } while (fd >= 0 && fd <= STDERR_FILENO);
-  if (fd < 0) return false;
-  ::close(fd);
-  return true;
 }
 
 }  // namespace tessera

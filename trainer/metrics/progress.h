@@ -53,14 +53,6 @@ std::string FormatEval(const EvalMetrics& metrics);
 // "42s", "3m05s", "2h07m", "3d04h"; "?" where unknown (negative or not finite).
 std::string FormatDuration(double seconds);
 
-// Opens /dev/null for each of stdin, stdout and stderr that the parent process left closed.
-// Otherwise a file opened later would get the free descriptor and receive what is printed: metrics,
-// token files or a checkpoint would be corrupted.
-//
-// Must be the first call of a main that writes files. Returns false where /dev/null cannot be
-// opened.
-bool OpenMissingStandardStreams();
-
 }  // namespace tessera
 
 #endif  // TESSERA_TRAINER_METRICS_PROGRESS_H_

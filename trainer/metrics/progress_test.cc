@@ -1,10 +1,5 @@
 #include "trainer/metrics/progress.h"
 
-#include <fcntl.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <limits>
 #include <string>
@@ -168,26 +163,13 @@ TEST(ProgressLineTest, AFileIsNoTerminal) {
   std::fclose(file);
 }
 
-// Starts a process with the `closed` streams closed. Returns the descriptor of the first file that
-// it opens, and tests whether its stdout is writable. -1 on failure.
-int FirstFileWithout(const std::string& closed) {
-  const pid_t child = fork();
-  if (child == 0) {
-    for (const char stream : closed) close(stream - '0');
-    if (!OpenMissingStandardStreams() || write(STDOUT_FILENO, "", 1) != 1) _exit(255);
-    _exit(open("/dev/zero", O_RDONLY));
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) && WEXITSTATUS(status) != 255 ? WEXITSTATUS(status) : -1;
-}
-
-TEST(StandardStreamsTest, AFileNeverTakesTheirPlace) {
-  const int usual = FirstFileWithout("");
-  ASSERT_GT(usual, STDERR_FILENO);
-  for (const char* closed : {"0", "1", "2", "01", "12", "02", "012"}) {
-    EXPECT_EQ(FirstFileWithout(closed), usual) << "closed: " << closed;
-  }
+TEST(ProgressLineTest, AMessageNeverControlsTheTerminal) {
+  Screen screen;
+  ProgressLine progress(OnTerminal(&screen, 80));
+  progress.Message(
+      "a\x1b[2Jb\x9b"
+      "c");
+  EXPECT_EQ(screen.text(), "a\\u001b[2Jb\\x9bc\n");
 }
 
 }  // namespace

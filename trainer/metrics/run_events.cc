@@ -3,9 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -44,24 +42,17 @@ RunEvents::RunEvents(const std::string& folder, std::optional<double> idle_secon
                      std::function<void(const std::string&)> failed)
     : path_(absl::StrCat(folder, "/events.jsonl")),
       failed_(std::move(failed)),
-      idle_seconds_(idle_seconds),
-      file_(std::fopen(path_.c_str(), "a+b")) {
-  // A process that died in the middle of a line: the next one begins behind it.
-  const bool cut =
-      file_ != nullptr && std::fseek(file_, -1, SEEK_END) == 0 && std::fgetc(file_) != '\n';
-  // Between a read and a write the position must be set.
-  if (file_ != nullptr) std::fseek(file_, 0, SEEK_END);
-  if (file_ == nullptr || (cut && std::fputc('\n', file_) == EOF)) Fail();
+      idle_seconds_(idle_seconds) {
+  absl::StatusOr<std::unique_ptr<RecordFile>> file = RecordFile::Continue(path_);
+  if (file.ok()) file_ = *std::move(file);
+  Check(file.status());
 }
 
-RunEvents::~RunEvents() {
-  if (file_ != nullptr) std::fclose(file_);
-}
-
-void RunEvents::Fail() {
-  failed_(absl::StrCat("cannot write ", path_, ": ", std::strerror(errno),
-                       "; the run goes on without it"));
-  if (file_ != nullptr) std::fclose(std::exchange(file_, nullptr));
+void RunEvents::Check(const absl::Status& status) {
+  if (status.ok()) return;
+  failed_(absl::StrCat("no more events are recorded: ", status.message(),
+                       "; the run goes on without them"));
+  file_ = nullptr;
 }
 
 void RunEvents::Add(const RunEvent& event) {
@@ -69,9 +60,7 @@ void RunEvents::Add(const RunEvent& event) {
   // A text may come from a model, which knows nothing of UTF-8.
   const std::string line =
       ToJson(event).dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
-  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0) {
-    Fail();
-  }
+  Check(file_->Write(line));
 }
 
 std::optional<double> IdleSeconds(const std::string& folder) {

@@ -4,12 +4,15 @@
 // events.jsonl: what happens to a run, over all its processes.
 
 #include <cstdint>
-#include <cstdio>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "absl/status/status.h"
+#include "trainer/metrics/record_file.h"
 
 namespace tessera {
 
@@ -24,8 +27,8 @@ struct RunEvent {
 };
 
 // One JSON object per line: {"kind":"event","event":NAME,"step":N,"time":SECONDS_SINCE_1970,
-// "topology":"dp2_tp2","text":"...", ...}. Nothing in the file is ever changed or dropped: a resume
-// adds to it. NAME, and the further fields:
+// "topology":"dp2_tp2","text":"...", ...}. A resume drops lines that are damaged or torn, and adds
+// to the others, which never change. NAME, and the further fields:
 //   start, resume  parameters, predicted_step_seconds, ranks: [{"rank", "weights", "gradients",
 //                  "optimizer", "activations"}] in bytes. A resume adds "checkpoint",
 //                  "saved_topology" and, for a replica, "tier": "memory" and, if this folder has
@@ -45,7 +48,6 @@ class RunEvents {
   // the run does without them. `idle_seconds`: IdleSeconds() of the folder before the run.
   RunEvents(const std::string& folder, std::optional<double> idle_seconds,
             std::function<void(const std::string&)> failed);
-  ~RunEvents();
   RunEvents(const RunEvents&) = delete;
   RunEvents& operator=(const RunEvents&) = delete;
 
@@ -54,12 +56,12 @@ class RunEvents {
   std::optional<double> idle_seconds() const { return idle_seconds_; }
 
  private:
-  void Fail();
+  void Check(const absl::Status& status);
 
   const std::string path_;
   const std::function<void(const std::string&)> failed_;
   const std::optional<double> idle_seconds_;
-  std::FILE* file_;  // null: it has failed
+  std::unique_ptr<RecordFile> file_;  // null: it has failed
 };
 
 // How long nothing has been recorded in the folder of a run, in seconds; nullopt where nothing ever

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <limits>
 #include <map>
@@ -27,6 +26,8 @@
 #include "base/parse_json.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
+#include "trainer/metrics/input_stream.h"
+#include "trainer/metrics/record_file.h"
 #include "trainer/report/report_page.h"
 
 namespace tessera {
@@ -60,7 +61,6 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-constexpr size_t kMaxLineBytes = size_t{1} << 20;
 constexpr size_t kTimeStretches = 100;
 constexpr size_t kMaxRanks = 4096;
 
@@ -152,30 +152,19 @@ bool ForEachRecord(const fs::path& path, const std::function<bool(std::string_vi
                    const std::function<bool(const Json&)>& take, std::vector<std::string>& notes) {
   std::error_code error;
   if (!fs::is_regular_file(path, error)) return false;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    notes.push_back(absl::StrCat(path.filename().string(), " cannot be read"));
-    return true;
-  }
+  InputStream file(path.string());
   int64_t damaged = 0;
-  std::vector<char> buffer(kMaxLineBytes);
-  while (file.getline(buffer.data(), static_cast<std::streamsize>(buffer.size())) ||
-         file.gcount() > 0) {
-    const bool is_last = file.eof(), is_too_long = file.fail();
-    const std::string_view line(
-        buffer.data(), static_cast<size_t>(file.gcount()) - (is_last || is_too_long ? 0 : 1));
-    if (is_too_long) {
-      file.clear();
-      file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-    } else if (skip != nullptr && skip(line)) {
-      continue;
-    }
-    const Json record = is_too_long ? Json() : ParseJson(line);
-    const bool is_good = record.is_object() && !Kind(record).empty() && take(record);
-    // The last line of a killed process may be incomplete: nothing is damaged.
-    if (!is_good && !is_last) ++damaged;
+  bool is_complete = false;
+  for (std::string line; file.ReadLine(line, is_complete);) {
+    if (skip != nullptr && skip(line)) continue;
+    const RecordLine record = ParseRecordLine(line);
+    const bool is_good =
+        record.value.is_object() && !Kind(record.value).empty() && take(record.value);
+    // The last line of a killed process may be torn: nothing is damaged.
+    const bool is_torn = !is_complete && line.size() < InputStream::kMaxLineBytes;
+    if (!is_good && !is_torn) ++damaged;
   }
-  if (file.bad()) {
+  if (!file.status().ok()) {
     notes.push_back(absl::StrCat(path.filename().string(), " cannot be read to its end"));
   }
   if (damaged > 0) {
@@ -457,11 +446,7 @@ std::string Settings(const fs::path& path, int64_t max_bytes, bool& found) {
   std::error_code error;
   if (!fs::is_regular_file(path, error)) return "";
   found = true;
-  std::ifstream file(path, std::ios::binary);
-  std::string text(static_cast<size_t>(max_bytes), '\0');
-  file.read(text.data(), max_bytes);
-  text.resize(static_cast<size_t>(file.gcount()));
-  return text;
+  return std::string(InputStream(path.string()).Peek(static_cast<size_t>(max_bytes)));
 }
 
 // The absolute path of a run's folder, without a slash at its end.

@@ -45,7 +45,6 @@ class ReportTest : public testing::Test {
       ASSERT_TRUE((*writer)->Write(metrics).ok());
     }
     ASSERT_TRUE((*writer)->Write(EvalMetrics{.step = count, .loss = 2.5}).ok());
-    ASSERT_TRUE((*writer)->Close().ok());
   }
 
   Json Read(const RunDataLimits& limits = {}) const {
@@ -65,7 +64,6 @@ TEST_F(ReportTest, TakesWhatTheTrainerRecords) {
     ASSERT_TRUE(
         (*saves)->Write(SaveRecord{.step = 3, .ledger = "a", .state = "b", .save = "c"}).ok());
   }
-  ASSERT_TRUE((*saves)->Close().ok());
   const Json run = Read();
   EXPECT_EQ(run["name"], "my run");
   EXPECT_EQ(run["steps"], 4);

@@ -35,7 +35,7 @@ import traceback
 # Where Bazel has put the module beside this program.
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from run_folder import NotProven, Refused, Run, is_remote
+from run_folder import NotProven, Refused, Run, is_remote, open_file
 
 COMPARED = ("settings", "first_sample", "consumed_samples", "lr", "loss_bits", "grad_norm",
             "skipped", "ledger")
@@ -73,7 +73,7 @@ class Lines:
 
     def new(self):
         try:
-            with open(self.path, "rb") as file:
+            with open_file(self.path) as file:
                 file.seek(self.offset)
                 text = file.read()
         except FileNotFoundError:

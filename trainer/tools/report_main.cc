@@ -1,14 +1,13 @@
 // Writes one page about runs: see kHelp.
 
-#include <cstdio>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/invocation_dir.h"
+#include "base/program.h"
 #include "base/replace_file.h"
-#include "trainer/metrics/progress.h"
 #include "trainer/report/report.h"
 
 namespace tessera {
@@ -32,14 +31,14 @@ constexpr char kOutput[] = "--output=";
 int Main(const std::vector<std::string>& words) {
   ChdirToInvocationDir();
   const auto fail = [](const std::string& message) {
-    std::fprintf(stderr, "report: %s\n", message.c_str());
+    PrintError("report", message);
     return kWrongUse;
   };
   std::vector<std::string> runs;
   std::string output;
   for (const std::string& word : words) {
     if (word == "--help") {
-      std::fputs(kHelp, stdout);
+      Print(kHelp);
       return 0;
     }
     if (word.starts_with(kOutput)) {
@@ -58,7 +57,7 @@ int Main(const std::vector<std::string>& words) {
   if (const absl::Status written = ReplaceFile(output, *page); !written.ok()) {
     return fail(std::string(written.message()));
   }
-  std::printf("report: %s\n", output.c_str());
+  Print("report: " + output + "\n");
   return 0;
 }
 
@@ -66,6 +65,7 @@ int Main(const std::vector<std::string>& words) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  if (!tessera::OpenMissingStandardStreams()) return tessera::kWrongUse;
-  return tessera::Main(std::vector<std::string>(argv + 1, argv + argc));
+  return tessera::RunProgram({.name = "report", .failure_code = tessera::kWrongUse}, [&] {
+    return tessera::Main(std::vector<std::string>(argv + 1, argv + argc));
+  });
 }

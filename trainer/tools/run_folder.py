@@ -1,10 +1,12 @@
 """What the folder of a run tells: its settings, its records and their digests, its checkpoints."""
 
+import errno
 import hashlib
 import json
 import math
 import os
 import re
+import stat
 import struct
 import subprocess
 
@@ -55,11 +57,21 @@ def state_digest(tensors):
     return sha256(text)
 
 
+def open_file(path):
+    """Opens a regular file; what is none is not waited for, but an OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
 def read_records(path, kind):
     """The records of a kind by step. An incomplete last line is that of a process that died."""
     records = {}
     try:
-        text = path.read_bytes()
+        with open_file(path) as file:
+            text = file.read()
     except OSError as error:
         raise Refused(f"cannot read {path}: {error.strerror}") from error
     for number, line in enumerate(text.split(b"\n")[:-1], 1):
@@ -84,7 +96,8 @@ class Run:
         self.folder, self.program = folder, ckpt
         self.config = folder / "config.textproto"
         try:
-            self.settings = self.config.read_text(encoding="utf-8")
+            with open_file(self.config) as file:
+                self.settings = file.read().decode()
         except OSError as error:
             raise Refused(f"cannot read {self.config}: {error.strerror}") from error
         if not re.search(r"^\s*numerics: EXACT$", self.settings, re.MULTILINE):

@@ -1,7 +1,9 @@
 #include <glog/logging.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <dnnl.hpp>
 #include <memory>
 #include <string>
@@ -9,6 +11,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/no_memory.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "compute/kernels/cpu/gemm.h"
 #include "compute/kernels/cpu/gemm_libraries.h"
@@ -29,6 +33,14 @@ memory::desc MatrixDesc(int64_t rows, int64_t columns, DType dtype, int64_t lead
                         bool transposed) {
   const memory::dims strides = transposed ? memory::dims{1, leading} : memory::dims{leading, 1};
   return memory::desc({rows, columns}, ToDnnl(dtype), strides);
+}
+
+// While a product runs, other threads use this one's variables: nothing can be unwound.
+[[noreturn]] void EndWithoutMemory() {
+  const absl::Status status =
+      NoMemoryStatus(NoMemory("oneDNN cannot run a matrix product"), "compute");
+  Print(absl::StrCat(status.message(), "\n"), stderr);
+  _exit(1);
 }
 
 // Many threads run one product concurrently, so its scratch memory is passed in and its arguments
@@ -78,6 +90,7 @@ class DnnlGemm final : public Gemm {
     const dnnl_status_t status =
         dnnl_primitive_execute(matmul_.get(), streams_[thread].get(),
                                static_cast<int>(arguments.list.size()), arguments.list.data());
+    if (status == dnnl_out_of_memory) EndWithoutMemory();
     CHECK_EQ(status, dnnl_success) << "oneDNN could not run a matrix product";
   }
 
@@ -125,6 +138,7 @@ std::unique_ptr<Gemm> DnnlGemms::Make(const GemmShape& shape) const {
     return std::make_unique<DnnlGemm>(shape, threads_->engine, threads_->streams,
                                       threads_->scratch);
   } catch (const dnnl::error& error) {
+    if (error.status == dnnl_out_of_memory) throw NoMemory("oneDNN cannot make a matrix product");
     LOG(FATAL) << "oneDNN has no " << DTypeName(shape.input) << " matrix product [" << shape.m
                << "," << shape.k << "] x [" << shape.k << "," << shape.n
                << "] for this processor: " << error.what();

@@ -1,0 +1,244 @@
+// What a machine and its other users do to a run: output without a reader, limits of files and of
+// memory, files that are deleted, replaced or no files at all.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/command.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kLastCode[] = "; exit ${PIPESTATUS[0]}";
+
+class MachineCommandTest : public CommandTest {
+ protected:
+  static std::string Quoted(const Words& command) {
+    std::string text;
+    for (const std::string& word : command) text += " '" + word + "'";
+    return text;
+  }
+  // The command, between two texts of the shell.
+  Result Shell(const std::string& before, const Words& command, const std::string& after) const {
+    return Run({"/bin/bash", "-c", before + Quoted(command) + after});
+  }
+  // The same, which has to end within a time that none of the commands here needs.
+  Result Bounded(const Words& command) const {
+    const Result result = Run(Joined({"/usr/bin/timeout", "--kill-after=1", "60"}, command));
+    EXPECT_THAT(result.exit_code, Not(AnyOf(124, 137))) << Quoted(command) << " waits for ever";
+    return result;
+  }
+};
+
+TEST_F(MachineCommandTest, ARunGoesOnWhenNobodyReadsItsOutput) {
+  const std::string readers[] = {" | head -n 3", " 2>&1 | true", " 2> >(true) | head -n 1",
+                                 " > >(head -n 5) 2>&1"};
+  MustTrain("undisturbed", 30);
+  int i = 0;
+  for (const std::string& reader : readers) {
+    const std::string run = "run" + std::to_string(i++);
+    const Result result =
+        Shell("", Alone(Saving(run, 30, {"--save-interval=10"})), reader + kLastCode);
+    EXPECT_EQ(result.exit_code, 0) << reader << result.err;
+    EXPECT_EQ(Losses(run), Losses("undisturbed")) << reader;
+    EXPECT_THAT(Steps(run), ElementsAre(10, 20, 30)) << reader;
+  }
+}
+
+TEST_F(MachineCommandTest, SeveralProcessesGoOnWhenNobodyReadsTheirOutput) {
+  const Words two = {"--data-parallel-size=2", "--save-interval=20"};
+  for (const std::string reader : {" | head -n 2", " 2>&1 | head -n 2"}) {
+    fs::remove_all(RunDir("run"));
+    const Result result = Shell("", Launcher(Saving("run", 60, two)), reader + kLastCode);
+    EXPECT_EQ(result.exit_code, 0) << reader << result.out << result.err;
+    EXPECT_THAT(Steps("run"), ElementsAre(20, 40, 60)) << reader;
+    EXPECT_EQ(Losses("run").size(), 60u) << reader;
+  }
+}
+
+// The product of these is what they print.
+TEST_F(MachineCommandTest, CommandsWithoutAReaderEndQuietly) {
+  MustTrain("run", 4);
+  const std::string run = RunDir("run");
+  const Words commands[] = {
+      {Runfile("tools/ckpt/ckpt"), "help"},
+      {Runfile("tools/ckpt/ckpt"), "inspect", StepDir("run", 4)},
+      {Runfile("tools/ckpt/ckpt"), "verify", Checkpoints("run"), "--all"},
+      {Runfile("tools/compare_runs/compare_runs"), run, run},
+  };
+  for (const Words& command : commands) {
+    const Result result = Shell("", command, " | true" + std::string(kLastCode));
+    EXPECT_EQ(result.err, "") << Quoted(command);
+    // The reader may be there until it is too late.
+    EXPECT_THAT(result.exit_code, AnyOf(0, 128 + SIGPIPE)) << Quoted(command);
+    const Result full = Shell("", command, " > /dev/full");
+    EXPECT_EQ(full.exit_code, 2) << Quoted(command);
+    EXPECT_THAT(full.err, HasSubstr("the output is lost: cannot write to stdout: No space left"));
+  }
+}
+
+// As on a full disk, the run saves what it has, where that fits, and ends.
+TEST_F(MachineCommandTest, AFileThatMayNotGrowEndsTheRunWithASentence) {
+  const Result result = Shell(
+      "ulimit -f 64;", Alone({"--train-iters=100000", "--run-dir=" + RunDir("run").string()}), "");
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("metrics.jsonl: File too large"), Not(HasSubstr("@"))));
+  EXPECT_GT(RecordCount("run"), 50);
+
+  const Result saving = Shell("ulimit -f 64;", Alone(Saving("saving", 8)), "");
+  EXPECT_EQ(saving.exit_code, 1) << saving.err;
+  EXPECT_THAT(saving.err, HasSubstr("File too large"));
+  EXPECT_EQ(Lines(saving.err), 1) << saving.err;
+}
+
+// Whichever allocation of a save in the background is the one that fails.
+TEST_F(MachineCommandTest, MissingMemoryIsASentence) {
+  setenv("LD_PRELOAD", Runfile("tests/resume/no_memory.so").c_str(), 1);
+  int failed = 0;
+  for (long after = 1; after < 100'000; after += after / 3 + 1) {
+    fs::remove_all(RunDir("run"));
+    setenv("NO_MEMORY_AFTER", std::to_string(after).c_str(), 1);
+    const Result result = Train("run", 6, {"--async-save", "--save-interval=1"});
+    if (result.exit_code == 0) continue;  // there were no more allocations, or no check after them
+    ++failed;
+    EXPECT_EQ(result.exit_code, 1) << after << result.err;
+    EXPECT_EQ(Lines(result.err), 1) << after << result.err;
+    EXPECT_THAT(result.err, HasSubstr("not enough memory to ")) << after;
+  }
+  unsetenv("LD_PRELOAD");
+  unsetenv("NO_MEMORY_AFTER");
+  EXPECT_GT(failed, 10);
+}
+
+// The limit of the memory itself: whatever a run of this size has not got.
+TEST_F(MachineCommandTest, MissingMemoryForTheModelIsASentence) {
+  const Result result =
+      Shell("ulimit -v 2000000;", Alone({"--train-iters=1", "--num-layers=4000"}), "");
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("not enough memory to begin the run: cannot allocate "));
+  EXPECT_EQ(Lines(result.err), 1) << result.err;
+}
+
+// The second run finds the folder taken, whether or not the lock file is there.
+TEST_F(MachineCommandTest, ASecondRunTouchesNothingOfTheFirst) {
+  const Words saves = Saving("run", 100000, {"--save-interval=100"});
+  const Words records = {"--train-iters=100000", "--run-dir=" + RunDir("run").string()};
+  for (const Words& first_flags : {saves, records}) {
+    for (const Words& second_flags : {saves, records}) {
+      fs::remove_all(RunDir("run"));
+      const Process first(Alone(first_flags), root_);
+      EXPECT_TRUE(first.WaitUntil([&] { return RecordCount("run") >= 20; }));
+      fs::remove(RunDir("run") / ".lock");
+      fs::remove(Checkpoints("run") / ".lock");
+      fs::create_directories(root_ / "second");
+      const Result second = Process(Alone(second_flags), root_ / "second").Wait();
+      EXPECT_EQ(second.exit_code, 1) << second.err;
+      EXPECT_THAT(second.err, HasSubstr(" is in use: another process saves there"));
+      const int64_t before = RecordCount("run");
+      EXPECT_TRUE(first.WaitUntil([&] { return RecordCount("run") >= before + 20; }));
+      first.Kill(SIGTERM);
+      const Result result = first.Wait();
+      EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+      const std::map<int64_t, std::string> losses = Losses("run");
+      EXPECT_EQ(losses.begin()->first, 1);
+      EXPECT_EQ(losses.rbegin()->first, static_cast<int64_t>(losses.size()));
+    }
+  }
+}
+
+// Whatever has taken its place, the run does not write to a file that nobody will find.
+TEST_F(MachineCommandTest, ARunWhoseRecordsAreTakenAwaySavesAndEnds) {
+  for (const bool replaced : {false, true}) {
+    fs::remove_all(RunDir("run"));
+    const Process process(Alone(Saving("run", 100000, {"--save-interval=100000"})), root_);
+    const fs::path records = RunDir("run") / "metrics.jsonl";
+    EXPECT_TRUE(process.WaitUntil([&] { return RecordCount("run") >= 20; }));
+    fs::rename(records, RunDir("run") / "old");
+    if (replaced) std::ofstream(records) << "theirs\n";
+    const Result result = process.Wait();
+    EXPECT_EQ(result.exit_code, 1) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("metrics.jsonl is not this run's file any more"));
+    EXPECT_EQ(Lines(result.err), 1) << result.err;
+    EXPECT_EQ(ReadFile(records), replaced ? "theirs\n" : "");
+    EXPECT_EQ(*Steps("run").rbegin(), Lines(ReadFile(RunDir("run") / "old")) + 2);
+  }
+}
+
+// Each file of a run in turn is a pipe to which nobody writes, and a device that never ends.
+TEST_F(MachineCommandTest, NoFileOfARunIsWaitedForForEver) {
+  MustTrain("run", 4);
+  Run({Runfile("trainer/tools/report"), RunDir("run")});
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::recursive_directory_iterator(RunDir("run"))) {
+    if (entry.is_regular_file()) files.push_back(entry.path());
+  }
+  ASSERT_GT(files.size(), 8u);
+  for (const char* name : {"run.textproto", "tokens.bin", "stop"}) files.push_back(root_ / name);
+  files.push_back(root_ / "tokens.bin.crc");
+  const std::string ckpt = Runfile("tools/ckpt/ckpt"), run = RunDir("run");
+  const std::string step = StepDir("run", 4);
+  const Words commands[] = {
+      Alone(Saving("run", 4, {"--stop-file-path=" + (root_ / "stop").string()})),
+      Alone(Saving("run", 5, {"--stop-file-path=" + (root_ / "stop").string()})),
+      {ckpt, "ls", Checkpoints("run")},
+      {ckpt, "verify", step},
+      {ckpt, "inspect", step},
+      {ckpt, "convert", step, (root_ / "converted").string(), "--to=hf"},
+      {Runfile("trainer/tools/report"), run},
+      {Runfile("tools/compare_runs/compare_runs"), run, run},
+  };
+  int trials = 0;
+  const fs::path saved = root_ / "saved";
+  fs::copy(RunDir("run"), saved, fs::copy_options::recursive);
+  const auto restore = [&] {
+    fs::remove_all(RunDir("run"));
+    fs::copy(saved, RunDir("run"), fs::copy_options::recursive);
+  };
+  for (const fs::path& file : files) {
+    const fs::path kept = root_ / "kept";
+    for (const bool is_pipe : {true, false}) {
+      const bool was_there = fs::exists(file);
+      if (was_there) fs::copy_file(file, kept, fs::copy_options::overwrite_existing);
+      for (const Words& command : commands) {
+        restore();
+        fs::remove(file);
+        if (is_pipe) {
+          ASSERT_EQ(mkfifo(file.c_str(), 0600), 0) << file;
+        } else {
+          fs::create_symlink("/dev/zero", file);
+        }
+        SCOPED_TRACE(file.string() + (is_pipe ? ": a pipe" : ": /dev/zero"));
+        const Result result = Bounded(command);
+        EXPECT_LT(result.exit_code, 128) << Quoted(command) << result.err;
+        fs::remove_all(root_ / "converted");
+        fs::remove(file);
+        ++trials;
+      }
+      if (was_there) fs::copy_file(kept, file, fs::copy_options::overwrite_existing);
+    }
+  }
+  RecordProperty("trials", trials);
+}
+
+}  // namespace
+}  // namespace tessera

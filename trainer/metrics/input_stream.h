@@ -1,0 +1,49 @@
+#ifndef TESSERA_TRAINER_METRICS_INPUT_STREAM_H_
+#define TESSERA_TRAINER_METRICS_INPUT_STREAM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace tessera {
+
+// A file of any size, of which only a part is in memory.
+class InputStream {
+ public:
+  // `may_be_pipe`: a user has named it, and may have written <(zcat run.gz). A pipe to which nobody
+  // writes is empty.
+  explicit InputStream(const std::string& path, bool may_be_pipe = false);
+  ~InputStream();
+  InputStream(const InputStream&) = delete;
+  InputStream& operator=(const InputStream&) = delete;
+
+  // Why it cannot be read, or not to its end.
+  const absl::Status& status() const { return status_; }
+  // The next bytes, fewer only at the end of the file. They remain to be read.
+  std::string_view Peek(size_t bytes);
+  // Passes the next bytes; returns whether the file has that many.
+  bool Skip(uint64_t bytes);
+  // Appends the next bytes; returns whether the file has that many.
+  bool Read(uint64_t bytes, std::string& data);
+  // The next line, cut where it is longer than kMaxLineBytes; false at the end. `complete` is
+  // whether a line break ended it.
+  bool ReadLine(std::string& line, bool& complete);
+
+  static constexpr size_t kMaxLineBytes = size_t{1} << 20;
+
+ private:
+  bool Fill();
+
+  const std::string path_;
+  int fd_;
+  absl::Status status_;
+  std::string buffer_;
+  size_t at_ = 0;  // in buffer_: what is before is read
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_METRICS_INPUT_STREAM_H_
