@@ -11,19 +11,18 @@ namespace tessera {
 // Whether a name matches a pattern: * stands for any characters, ? for one, [...] for one of a set.
 bool MatchesGlob(const std::string& pattern, const std::string& name);
 
-// Opens a regular file; every file that another program may have made is opened with this function,
-// which never waits: a pipe, a device or a socket in its place is refused. `flags`: as of open(),
-// to which O_CLOEXEC, O_NONBLOCK and O_NOCTTY are added; `path` is relative to the open directory
-// `at`. Returns the descriptor, or -1; errno says why: EISDIR for a folder, EINVAL for anything else
-// that is not a regular file.
+// Opens a regular file, without ever waiting: refuses pipes, devices and sockets. Every package
+// opens files with this function. `flags`, as for open(), get O_CLOEXEC, O_NONBLOCK and O_NOCTTY in
+// addition. `path` is relative to the open directory `at` or, with AT_FDCWD, to the current one.
+// Returns the descriptor, or -1 with errno: EISDIR for a folder, EINVAL for any other file that is
+// not a regular one.
 int OpenRegularFile(int at, const std::string& path, int flags);
 
-// The boot id of this machine's kernel, the same for all its processes; empty where it is not known.
+// The id of this boot of the machine, the same for all processes; empty if it is not known.
 std::string BootId();
 
-// The bytes of a regular file, of one of the kernel's, too, which has no size. nullopt where it
-// cannot be opened or read; errno says why: as OpenRegularFile(), ESRCH for a process that ended
-// meanwhile.
+// The bytes of a regular file, of one of the kernel's, too, which has no size. nullopt with errno,
+// as from OpenRegularFile(), if it cannot be opened or read; ESRCH if its process has ended.
 std::optional<std::string> ReadWholeFile(const std::string& path);
 
 // Creates a directory with its parents. Returns 0, or an errno: EEXIST where something else has the

@@ -1,8 +1,7 @@
 #ifndef TESSERA_BASE_NO_MEMORY_H_
 #define TESSERA_BASE_NO_MEMORY_H_
 
-// Memory that the system does not give is an error like any other: what may allocate much is called
-// through CatchNoMemory().
+// Missing memory as an absl::Status.
 
 #include <new>
 #include <string>
@@ -13,7 +12,7 @@
 
 namespace tessera {
 
-// The std::bad_alloc of this program's own allocations, which says what was to be allocated.
+// A std::bad_alloc that says what was to be allocated.
 class NoMemory : public std::bad_alloc {
  public:
   explicit NoMemory(std::string what) : what_(std::move(what)) {}

@@ -16,16 +16,15 @@ struct Program {
   int failure_code = 1;  // exit code where output is lost or memory is missing
 };
 
-// Runs the whole of a program; main() returns the result. Before `body`, which returns the exit
-// code:
+// Runs a whole program and returns its exit code, that of `body` as a rule. Before `body`:
 // - /dev/null is opened for each of stdin, stdout and stderr that the parent process left closed.
 //   Otherwise a file opened later would get the free descriptor and receive what is printed.
-// - A write beyond the limit of a file's size fails with EFBIG, and one to a pipe or a socket
-//   without a reader with EPIPE, whatever the parent has set: a signal ends no work.
-// std::bad_alloc from `body` ends the program with a sentence.
+// - SIGXFSZ and SIGPIPE no longer end the process, whatever the parent has set: a write beyond the
+//   limit of a file's size fails with EFBIG, one to a pipe or a socket without a reader with EPIPE.
+// A std::bad_alloc from `body` ends the program with a sentence.
 int RunProgram(const Program& program, const std::function<int()>& body);
 
-// Prints text that may have come from any file: Printable(). Programs print with these two alone.
+// Prints text that may have come from any file, as Printable(). Programs print with these two only.
 void Print(std::string_view text, std::FILE* out = stdout);
 // "NAME: MESSAGE" and a line break, on stderr.
 void PrintError(std::string_view name, std::string_view message);

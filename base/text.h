@@ -45,8 +45,8 @@ size_t Utf8Length(std::string_view text);
 
 bool IsValidUtf8(std::string_view text);
 
-// The text as a terminal may show it, whoever has written it: what a terminal or a reader would not
-// see as it is, is escaped, and a text that has nothing of that kind is returned unchanged.
+// Returns the text as a terminal may show it, whoever has written it. Escapes what a terminal would
+// obey instead of showing it, and returns any other text unchanged:
 // - Control characters except line breaks and tabs, and characters that turn the direction of the
 //   text around or break lines: \u001b. In a string of JSON, this is the same character.
 // - Bytes that are not UTF-8: \xff.

@@ -1,7 +1,6 @@
-// Preloaded into a program to simulate a machine that has no more memory: from the allocation with
-// the number NO_MEMORY_AFTER on, of those that threads other than the first one make. That one fails
-// as operator new does; then there is as much as the program gives up, and none that it could hold
-// back again.
+// Preloaded into a program to simulate a machine that has no more memory. Counts the allocations of
+// all threads but the first one, and the one with the number NO_MEMORY_AFTER fails as operator new
+// does. Afterwards there is what the program gives up, and no more for it to hold back.
 
 #include <dlfcn.h>
 #include <errno.h>

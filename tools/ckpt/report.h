@@ -40,8 +40,8 @@ int Fail(const CommandOutput& output, bool json, std::string_view who, std::stri
 int Fail(const CommandOutput& output, const CommandOptions& options, std::string_view who,
          const absl::Status& status);
 
-// Passes text on to another stream, line by line, as Printable(): anybody can have written the names
-// in a checkpoint.
+// Passes text on to another stream, line by line, as Printable(): names in a checkpoint may be
+// anything.
 class PrintableStream : public std::ostream {
  public:
   explicit PrintableStream(std::ostream& to) : std::ostream(nullptr), buffer_(to) {

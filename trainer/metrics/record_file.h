@@ -30,7 +30,7 @@ class RecordFile {
   // Begins with these contents, which replace an existing file by rename.
   static absl::StatusOr<std::unique_ptr<RecordFile>> Replace(const std::string& path,
                                                              std::string_view contents);
-  // Continues a log of JSON lines, which need not exist, without the lines that are no records.
+  // Continues a log of JSON lines, or begins one. Lines that are damaged or torn are dropped.
   static absl::StatusOr<std::unique_ptr<RecordFile>> Continue(const std::string& path);
 
   // After an error nothing more is written: these and status() return the first one.
@@ -56,7 +56,7 @@ absl::StatusOr<std::string> ReadRecordFile(const std::string& path);
 struct RecordLine {
   int64_t number = 0;     // from 1
   std::string_view text;  // without the line break, and without what is damaged before it
-  nlohmann::json value;   // not an object: the line is none
+  nlohmann::json value;   // an object if the line is a record
   // It is not an object, or only a part of it is. After a power loss, a file system may leave zero
   // bytes; the text after the last of them may be a record.
   bool damaged = false;
