@@ -55,8 +55,15 @@ class FileLock final : public FolderLock {
   // 0, or the error: EWOULDBLOCK while another process has one of the two. Not every file system
   // locks folders.
   int Try() {
-    const int folder_error = TryToLock(folder_fd_);
-    return folder_error == EWOULDBLOCK ? folder_error : TryToLock(file_fd_);
+    if (TryToLock(folder_fd_) == EWOULDBLOCK) return EWOULDBLOCK;
+    while (true) {
+      const int error = TryToLock(file_fd_);
+      if (error != 0 || IsInPlace(file_fd_)) return error;
+      // The file was deleted while it was waited for, and its holder may have another one.
+      const int fd = OpenFile();
+      if (fd < 0) return errno;
+      ::close(std::exchange(file_fd_, fd));
+    }
   }
 
   // The file may have been deleted, and another one locked by a process to which the folder looked

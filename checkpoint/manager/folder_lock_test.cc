@@ -146,6 +146,29 @@ TEST(FolderLockTest, ALockFileThatSomebodyElseHasIsNoticed) {
   EXPECT_EQ(holder->Check(), absl::OkStatus());
 }
 
+TEST(FolderLockTest, AFileThatIsDeletedWhileItIsWaitedForIsNotTheFoldersLock) {
+  const TestFolder folder;
+  const std::string file = folder.File(FolderLock::kFileName);
+  const auto lock_file = [&] {
+    const int fd = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    EXPECT_EQ(flock(fd, LOCK_EX), 0);
+    return fd;
+  };
+  const int first = lock_file();
+  int second = -1;
+  const absl::Status status = Lock(folder.path(), {.wait = absl::Milliseconds(300),
+                                                   .on_wait =
+                                                       [&](const std::string&) {
+                                                         std::filesystem::remove(file);
+                                                         second = lock_file();
+                                                         close(first);
+                                                       }})
+                                  .status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  close(second);
+  EXPECT_TRUE(Lock(folder.path()).ok());
+}
+
 TEST(FolderLockTest, APipeInPlaceOfTheLockFileIsNamed) {
   const TestFolder folder;
   ASSERT_EQ(mkfifo(folder.File(FolderLock::kFileName).c_str(), 0600), 0);

@@ -242,6 +242,11 @@ class SourcesTest(unittest.TestCase):
                 text = pathlib.Path(home).read_text()
                 self.assertNotEqual(self.found(text, pattern, ()), [], f"{home} no longer {what}")
 
+    def test_no_setting_hides_a_folder_in_which_a_clone_may_be(self):
+        settings = pathlib.Path(".bazelrc").read_text()
+        self.assertNotIn("sandbox_tmpfs_path", settings)
+        self.assertNotIn("sandbox_block_path", settings)
+
     def test_programs_begin_with_run_program(self):
         mains = [s for s in sources_of_programs() if re.search(r"^int main\(", s.read_text(),
                                                                re.MULTILINE)]
