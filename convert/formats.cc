@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file_descriptor.h"
 #include "base/status_macros.h"
+#include "convert/core/known_step.h"
 #include "convert/core/models.h"
 #include "convert/core/state_dict.h"
 #include "convert/dcp/dcp.h"
@@ -41,9 +42,13 @@ absl::StatusOr<ForeignCheckpoint> WithModelNames(const SourcePlace& place,
                                                  const OpenForeignOptions& options,
                                                  absl::StatusOr<ForeignCheckpoint> checkpoint) {
   TESSERA_RETURN_IF_ERROR(checkpoint.status());
-  TESSERA_RETURN_IF_ERROR(
-      NameStateDict(*place.storage, "", options.model, /*framework=*/"", *checkpoint));
-  TakeTrainerValues(*checkpoint);
+  // What this library has written describes itself.
+  const bool tells_step = TellsStep(checkpoint->description);
+  if (!checkpoint->description.has_model()) {
+    TESSERA_RETURN_IF_ERROR(
+        NameStateDict(*place.storage, "", options.model, /*framework=*/"", *checkpoint));
+  }
+  if (!tells_step) TakeTrainerValues(*checkpoint);
   return checkpoint;
 }
 
@@ -134,7 +139,8 @@ constexpr Format kFormats[] = {
     {.name = kMegatron,
      .matches = InFolder<IsMegatron>,
      .read = FromFolder<ReadMegatron>,
-     .plan = PlanMegatron},
+     .plan = PlanMegatron,
+     .holds = Holds::kProgress},
     {.name = kPaddle,
      .matches = InFolder<IsPaddle>,
      .read =
@@ -160,10 +166,13 @@ constexpr Format kFormats[] = {
          },
      .plan = [](const Manifest& manifest,
                 const PlanOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
-       return PlanDcp(manifest,
-                      {.tensors = {.dtype = options.dtype, .weights_only = options.weights_only},
-                       .max_file_bytes = options.max_file_bytes});
-     }},
+       return PlanDcp(manifest, {.tensors = {.dtype = options.dtype,
+                                             .weights_only = options.weights_only,
+                                             .state = options.state,
+                                             .left_out = options.left_out},
+                                 .max_file_bytes = options.max_file_bytes});
+     },
+     .holds = Holds::kEverything},
     {.name = kLlmc,
      .matches =
          [](const SourcePlace& place) {
@@ -174,7 +183,8 @@ constexpr Format kFormats[] = {
        TESSERA_ASSIGN_OR_RETURN(const std::string model, FindLlmcModel(*place.storage, place.file));
        return ReadLlmc(*place.storage, model, options.model);
      },
-     .plan = PlanLlmc},
+     .plan = PlanLlmc,
+     .holds = Holds::kStep},
     // The parts of Meta's state dict are what "llama" means.
     {.name = kTorch,
      .other_name = "llama",
@@ -187,8 +197,11 @@ constexpr Format kFormats[] = {
                 const PlanOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
        return PlanTorch(manifest, {.dtype = options.dtype,
                                    .weights_only = options.weights_only,
+                                   .state = options.state,
+                                   .left_out = options.left_out,
                                    .module_order = ModuleOrder(manifest)});
-     }},
+     },
+     .holds = Holds::kEverything},
     // Last: beside a model there may be several files of this format that were made from it.
     {.name = kGguf,
      .matches =

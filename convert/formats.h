@@ -30,6 +30,14 @@ struct SourcePlace {
 // FindObject() finds.
 absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const std::string& s3_endpoint);
 
+// What a format that is written has a place for, besides the tensors that its plan has.
+enum class Holds {
+  kWeights,     // nothing
+  kStep,        // the step
+  kProgress,    // the step, and the consumed samples
+  kEverything,  // all of the trainer's state, and values
+};
+
 struct Format {
   std::string_view name;
   std::string_view other_name = {};  // InternEvo's ckpt_type
@@ -40,6 +48,7 @@ struct Format {
   // Null: the format is only read.
   absl::StatusOr<std::vector<OutputFile>> (*plan)(const Manifest& manifest,
                                                   const PlanOptions& options) = nullptr;
+  Holds holds = Holds::kWeights;
   bool has_tokenizer = false;  // `plan` takes the model's
   // A checkpoint is the only file of its plan, under the name that is given.
   bool is_file = false;
@@ -64,16 +73,16 @@ absl::StatusOr<ForeignCheckpoint> ReadMetaParts(Storage& storage, std::string_vi
 
 // Adds what trainers of transformers, and accelerate, keep beside a model: tensors and values of
 // "optimizer.pt" or "optimizer.bin" below "optimizer.", of "scheduler.pt" or "scheduler.bin" below
-// "scheduler.", and values of trainer_state.json, a JSON object, below "trainer_state.". What is
+// "scheduler.", and what trainer_state.json, a JSON object, has below "trainer_state.". What is
 // not there is left out, as is what is damaged in files that are not `needed`, with a note. Errors:
 // DataLoss naming the file; those of the storage.
 absl::Status AddTrainerFiles(Storage& storage, std::string_view folder, bool needed,
                              ForeignCheckpoint& checkpoint);
 
-// Sets the step of the trainer, and the consumed samples, from values whose names have one meaning:
-// those that a known program gives them, which another of its names tells. Numbers under names that
-// any script may use, such as "step", stay values only. A step that the optimizer has counted is
-// kept; a note says where the other differs.
+// Sets the step of the trainer, and the consumed samples, from values of the usual names: those that
+// a known program gives them, and "global_step", "step", "iteration" and "iter_num" in the outermost
+// dict. A step that the optimizer has counted is kept, and so is the first of several; notes say
+// where another differs.
 void TakeTrainerValues(ForeignCheckpoint& checkpoint);
 
 // A folder of a run, named by its step as another framework names it: checkpoint-500,

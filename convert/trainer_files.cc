@@ -1,22 +1,26 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
+#include "convert/core/known_step.h"
 #include "convert/core/reading.h"
+#include "convert/core/saved_values.h"
+#include "convert/core/value.h"
 #include "convert/formats.h"
 #include "convert/torch/read.h"
-#include "nlohmann/json.hpp"
+#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -34,45 +38,33 @@ absl::Status AddTorchFile(Storage& storage, std::string_view folder, const std::
   }
   TESSERA_RETURN_IF_ERROR(read.status());
   ForeignCheckpoint& added = *read;
-  const std::string prefix = file.substr(0, file.find('.') + 1);
+  const std::string stem = file.substr(0, file.find('.'));
+  const std::string prefix = stem + ".";
   for (ForeignTensor& tensor : added.tensors) {
     tensor.name.insert(0, prefix);
     if (!tensor.alias_of.empty()) tensor.alias_of.insert(0, prefix);
     checkpoint.tensors.push_back(std::move(tensor));
   }
-  for (ForeignValue& value : added.values) {
-    value.name.insert(0, prefix);
-    checkpoint.values.push_back(std::move(value));
-  }
+  RenameTensors([&](const std::string& name) { return prefix + name; }, added.state);
+  SavedValue::Dict state;
+  state.Add({stem}, std::move(added.state));
+  MergeInto({std::move(state)}, checkpoint.state);
   for (const std::string& note : added.notes) {
     checkpoint.notes.push_back(absl::StrCat(file, ": ", note));
   }
   return absl::OkStatus();
 }
 
-// Adds the numbers, truth values and texts at the top of the file.
 absl::Status AddTrainerState(Storage& storage, const std::string& path,
                              ForeignCheckpoint& checkpoint) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, path, kMaxJsonBytes));
-  const nlohmann::json json = ParseJson(text);
-  if (!json.is_object()) {
+  std::optional<SavedValue> tree = ValueOfJson(text);
+  if (!tree.has_value() || tree->As<SavedValue::Dict>() == nullptr) {
     return absl::DataLossError(absl::StrCat(storage.Describe(path), ": not a JSON object"));
   }
-  for (const auto& [key, field] : json.items()) {
-    ForeignValue value = {.name = "trainer_state." + key};
-    if (field.is_boolean()) {
-      value.value = field.get<bool>();
-    } else if (field.is_number_integer()) {
-      value.value = field.get<int64_t>();
-    } else if (field.is_number()) {
-      value.value = field.get<double>();
-    } else if (field.is_string()) {
-      value.value = field.get<std::string>();
-    } else {
-      continue;
-    }
-    checkpoint.values.push_back(std::move(value));
-  }
+  SavedValue::Dict state;
+  state.Add({std::string("trainer_state")}, *std::move(tree));
+  MergeInto({std::move(state)}, checkpoint.state);
   return absl::OkStatus();
 }
 
@@ -97,56 +89,76 @@ absl::Status AddTrainerFiles(Storage& storage, std::string_view folder, bool nee
 
 namespace {
 
-// The number of updates that a program has made, and a name by which its files are known.
+// A name of the step, and that by which the files of a program that gives it are known.
 struct StepName {
   const char* step;
   const char* mark;
 };
+// Those of certain programs first, then what scripts call it in the outermost dict.
 constexpr StepName kStepNames[] = {
     {"trainer_state.global_step", "trainer_state.global_step"},  // transformers
     {"global_step", "pytorch-lightning_version"},
     {"iteration", "checkpoint_version"},       // Megatron-LM
     {"iter_num", "model_args.n_layer"},        // nanoGPT
     {"train_state.step", "train_state.step"},  // torchtitan
-    {"tessera.trainer.step", "tessera.trainer.step"},
+    {"global_step", "global_step"},
+    {"step", "step"},
+    {"iteration", "iteration"},
+    {"iter_num", "iter_num"},
 };
 
-constexpr const char* kSampleNames[] = {"tessera.trainer.consumed_samples",
-                                        "consumed_train_samples", "consumed_samples"};
+constexpr const char* kSampleNames[] = {"consumed_train_samples", "consumed_samples"};
 
-const ForeignValue* Find(const ForeignCheckpoint& checkpoint, std::string_view name) {
-  for (const ForeignValue& value : checkpoint.values) {
-    if (value.name == name) return &value;
+using Values = std::map<std::string, const SavedValue*>;
+
+// A number without a fraction.
+std::optional<int64_t> FindCount(const Values& values, const std::string& name) {
+  const auto at = values.find(name);
+  if (at == values.end()) return std::nullopt;
+  std::optional<int64_t> count;
+  if (const auto* integer = at->second->As<int64_t>()) count = *integer;
+  const auto* const number = at->second->As<double>();
+  if (number != nullptr && *number == std::floor(*number) &&
+      std::abs(*number) <= kMaxTrainerCount) {
+    count = static_cast<int64_t>(*number);
   }
-  return nullptr;
-}
-
-std::optional<int64_t> FindCount(const ForeignCheckpoint& checkpoint, std::string_view name) {
-  const ForeignValue* const value = Find(checkpoint, name);
-  if (value == nullptr) return std::nullopt;
-  const int64_t* const count = std::get_if<int64_t>(&value->value);
-  if (count == nullptr || *count < 0 || *count > kMaxTrainerCount) return std::nullopt;
-  return *count;
+  if (!count.has_value() || *count < 0 || *count > kMaxTrainerCount) return std::nullopt;
+  return count;
 }
 
 }  // namespace
 
 void TakeTrainerValues(ForeignCheckpoint& checkpoint) {
   Manifest& description = checkpoint.description;
+  const Values values = ValuesByName(checkpoint.state);
+  const bool is_counted = TellsStep(description);
+  const char* taken = nullptr;
+  std::set<std::string> noted;
   for (const StepName& name : kStepNames) {
-    const std::optional<int64_t> step = FindCount(checkpoint, name.step);
-    if (!step.has_value() || Find(checkpoint, name.mark) == nullptr) continue;
-    if (!description.has_trainer()) {
+    const std::optional<int64_t> step = FindCount(values, name.step);
+    if (!step.has_value() || !values.contains(name.mark)) continue;
+    if (!TellsStep(description)) {
+      taken = name.step;
       SetProgress(*step, std::nullopt, description);
-    } else if (description.trainer().step() != *step) {
-      checkpoint.notes.push_back(absl::StrCat(name.step, " is ", *step,
-                                              ", but the optimizer has counted ",
-                                              description.trainer().step(), " updates."));
+    } else if (description.trainer().step() != *step && noted.insert(name.step).second) {
+      checkpoint.notes.push_back(absl::StrCat(
+          name.step, " is ", *step, ", but ",
+          is_counted
+              ? absl::StrCat("the optimizer has counted ", description.trainer().step(),
+                             " updates.")
+              : absl::StrCat("the step is ", taken, ", ", description.trainer().step(), ".")));
     }
   }
-  if (!description.has_trainer() || description.trainer().has_data()) return;
+  for (const ForeignTensor& tensor : checkpoint.tensors) {
+    const bool is_usual = std::ranges::any_of(
+        kStepNames, [&](const StepName& name) { return tensor.name == name.step; });
+    if (TellsStep(description) || !is_usual || ElementCount(tensor.shape) != 1) continue;
+    checkpoint.notes.push_back(absl::StrCat("The step may be in the tensor ", tensor.name,
+                                            ", which is not looked at: --ckpt-step=N states it."));
+  }
+  if (!TellsStep(description) || description.trainer().has_data()) return;
   for (const char* const name : kSampleNames) {
-    const std::optional<int64_t> samples = FindCount(checkpoint, name);
+    const std::optional<int64_t> samples = FindCount(values, name);
     if (!samples.has_value()) continue;
     description.mutable_trainer()->mutable_data()->set_consumed_samples(*samples);
     return;

@@ -1,5 +1,7 @@
 #include "convert/write_foreign.h"
 
+#include <google/protobuf/message.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -21,12 +23,16 @@
 #include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/include/open_storage.h"
 #include "checkpoint/include/storage.h"
 #include "checkpoint/storage/read_only_storage.h"
+#include "convert/core/known_step.h"
 #include "convert/core/models.h"
 #include "convert/core/read_digests.h"
+#include "convert/core/saved_values.h"
 #include "convert/core/state_names.h"
+#include "convert/core/value.h"
 #include "convert/formats.h"
 #include "convert/local_folder.h"
 #include "convert/open_foreign.h"
@@ -281,6 +287,63 @@ absl::Status CheckTokenizer(const WriteForeignOptions& options, const Format& fo
                                                  ": it is another one's"));
 }
 
+// Adds what the format has no place for. `--weights-only` wants no more than weights.
+void FindLeftOut(const Manifest& manifest, const SavedValue& state,
+                 const std::vector<OutputFile>& files, const Format& format,
+                 const WriteForeignOptions& options, LeftOut& left_out) {
+  std::map<std::string, DType> written;
+  for (const OutputFile& file : files) {
+    for (const OutputTensor& tensor : file.tensors) written[tensor.source_name] = tensor.dtype;
+  }
+  const auto is_wanted = [&](const LogicalTensor& tensor) {
+    return !options.weights_only || !BelongsToOptimizer(FromProto(tensor.role()));
+  };
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    const std::string& name = tensor.alias_of().empty() ? tensor.name() : tensor.alias_of();
+    const auto at = written.find(name);
+    if (at == written.end()) {
+      if (is_wanted(tensor)) left_out.tensors.push_back(tensor.name());
+    } else if (at->second != FromProto(tensor.dtype()) && options.dtype == DType::kUnspecified) {
+      left_out.dtypes.push_back(tensor.name());
+    }
+  }
+  if (options.weights_only || format.holds == Holds::kEverything) return;
+  left_out.plainer.clear();
+  for (const auto& [name, value] : ValuesByName(state)) left_out.values.push_back(name);
+  const google::protobuf::Reflection& reflection = *manifest.trainer().GetReflection();
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  reflection.ListFields(manifest.trainer(), &fields);
+  for (const google::protobuf::FieldDescriptor* const field : fields) {
+    const bool is_held = (field->name() == "step" && format.holds != Holds::kWeights) ||
+                         (field->name() == "data" && format.holds == Holds::kProgress);
+    if (!is_held && field->name() != "extra") left_out.trainer.push_back(field->name());
+  }
+  for (const auto& [name, bytes] : manifest.trainer().extra()) {
+    if (!IsValuesEntry(name) && name != kUnknownStepEntry) left_out.trainer.push_back(name);
+  }
+}
+
+std::vector<std::string> NotesOf(const LeftOut& left_out, std::string_view format) {
+  std::vector<std::string> notes;
+  const auto add = [&](const char* what, const std::vector<std::string>& names) {
+    if (names.empty()) return;
+    notes.push_back(absl::StrCat("Left out, as the format ", View(format), " has no place for ",
+                                 what, ": ", JoinFirst(names, ", "), "."));
+  };
+  add("these tensors", left_out.tensors);
+  add("these values", left_out.values);
+  add("this state of the trainer", left_out.trainer);
+  if (!left_out.dtypes.empty()) {
+    notes.push_back(absl::StrCat("Have another dtype, as the format ", View(format),
+                                 " has it: ", JoinFirst(left_out.dtypes, ", "), "."));
+  }
+  if (!left_out.plainer.empty()) {
+    notes.push_back(absl::StrCat("Types are plainer than they were (namedtuples are tuples) in: ",
+                                 JoinFirst(left_out.plainer, ", "), "."));
+  }
+  return notes;
+}
+
 }  // namespace
 
 std::vector<std::string> WrittenFormatNames() {
@@ -310,16 +373,27 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
                                                    absl::StrJoin(WrittenFormatNames(), ", ")));
   }
   const Checkpoint source = WithStatesNamedByMapping(checkpoint);
+  WriteForeignReport lacks;
+  SavedState saved;
+  if (options.state == nullptr) saved = StateOf(source.manifest());
+  const SavedValue& state = options.state == nullptr ? saved.root : *options.state;
+  lacks.left_out.values = std::move(saved.left_out);
+  lacks.left_out.plainer = std::move(saved.plainer);
   TESSERA_RETURN_IF_ERROR(CheckTokenizer(options, *format, source.manifest().model()));
   TESSERA_ASSIGN_OR_RETURN(
       std::vector<OutputFile> files,
       format->plan(source.manifest(), {.dtype = options.dtype,
                                        .weights_only = options.weights_only,
                                        .max_file_bytes = options.max_file_bytes,
+                                       .state = &state,
+                                       .left_out = &lacks.left_out.values,
                                        .tokenizer = options.tokenizer,
                                        .tokenizer_path = options.tokenizer_path}));
   TESSERA_ASSIGN_OR_RETURN(WriteForeignReport report,
                            WriteFiles(source, files, format->is_file, folder, options));
+  FindLeftOut(source.manifest(), state, files, *format, options, lacks.left_out);
+  report.left_out = std::move(lacks.left_out);
+  report.notes = NotesOf(report.left_out, format->name);
   if (options.tokenizer == nullptr && !format->without_tokenizer.empty()) {
     report.notes.emplace_back(format->without_tokenizer);
   }

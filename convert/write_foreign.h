@@ -9,13 +9,16 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/core/output.h"
+#include "convert/core/value.h"
 #include "layout/dtype.h"
 #include "tokenizer/tokenizer.h"
 
 namespace tessera::ckpt::convert {
 
 struct WriteForeignOptions {
-  std::string format;                       // one of WrittenFormatNames()
+  std::string format;  // one of WrittenFormatNames()
+  // What the checkpoint has besides tensors; null: what its manifest has (StateOf()).
+  const SavedValue* state = nullptr;
   DType dtype = DType::kUnspecified;        // of the weights; unspecified: as they are saved
   bool weights_only = false;                // in formats that have optimizer state
   uint64_t max_file_bytes = 5'000'000'000;  // in formats of several files
@@ -28,6 +31,16 @@ struct WriteForeignOptions {
   std::function<void(uint64_t, uint64_t)> progress;
 };
 
+// What a checkpoint has and the files that were made of it do not.
+struct LeftOut {
+  std::vector<std::string> tensors;  // names
+  std::vector<std::string>
+      dtypes;  // names of tensors that have another dtype, which none asked for
+  std::vector<std::string> values;   // names
+  std::vector<std::string> plainer;  // names of values that are there, with plainer types
+  std::vector<std::string> trainer;  // fields of TrainerState, "step" for example
+};
+
 struct WriteForeignReport {
   uint64_t bytes = 0;
   std::vector<std::string> files;
@@ -35,7 +48,8 @@ struct WriteForeignReport {
   int64_t digests_compared = 0;  // of them: equal to the digests that the source has
   double seconds = 0;
   std::vector<std::string> removed;  // see LocalFolder
-  std::vector<std::string> notes;    // what the new checkpoint lacks, one sentence each
+  LeftOut left_out;                  // what the new checkpoint lacks
+  std::vector<std::string> notes;    // the same, one sentence each
 };
 
 std::vector<std::string> WrittenFormatNames();

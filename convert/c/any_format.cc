@@ -4,11 +4,12 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "checkpoint/c/handles.h"
 #include "checkpoint/c/tessera_checkpoint.h"
+#include "convert/core/saved_values.h"
+#include "convert/core/value.h"
 #include "convert/operations/diff.h"
 #include "convert/operations/export.h"
 #include "convert/operations/named_checkpoint.h"
@@ -51,8 +52,8 @@ absl::Status Open(const std::string& name, const SourceOptions& options, tessera
                              .checkpoint = *std::move(named.opened),
                              .format = named.format,
                              .notes = named.notes});
-  for (const convert::ForeignValue& value : named.values) {
-    std::visit([&](const auto& v) { handle->values[value.name] = v; }, value.value);
+  for (const auto& [name, value] : convert::ValuesByName(named.state)) {
+    handle->values[name] = convert::ValueToPlainJson(*value);
   }
   handle->metadata = handle->checkpoint.metadata();
   *out = handle.release();
@@ -97,6 +98,7 @@ absl::StatusOr<Json> ExportByName(const std::string& source, const std::string& 
     to.tokenizer = tokenizer.get();
   }
   TESSERA_ASSIGN_OR_RETURN(const NamedCheckpoint named, FindCheckpoint(source, options.source));
+  to.state = named.foreign_state();
   TESSERA_ASSIGN_OR_RETURN(const convert::WriteForeignReport report,
                            Export(named, destination, to));
   return Json{{"path", destination},       {"format", format},

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/tensor_role.h"
+#include "convert/core/value.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "layout/partition.h"
@@ -37,13 +37,6 @@ struct ForeignTensor {
   std::vector<StoredPiece> pieces;
 };
 
-// What the files have besides tensors, under the name that a tensor there would have:
-// "optimizer.param_groups.0.lr". A list of nothing but integers is one value.
-struct ForeignValue {
-  std::string name;
-  std::variant<bool, int64_t, double, std::string, std::vector<int64_t>> value;
-};
-
 // What the index pass over the headers of another framework's files finds. Its numbers come from
 // those files and are not to be trusted: ForeignStorage::Create() checks them all.
 struct ForeignCheckpoint {
@@ -56,7 +49,8 @@ struct ForeignCheckpoint {
   // missing. The tensors then have the names of the files.
   std::string mismatch;
   bool in_module_order = false;  // tensors of a model are in the order in which its modules are
-  std::vector<ForeignValue> values;
+  // What the files have besides tensors and, where they are a state dict, the places of its tensors.
+  SavedValue state = {SavedValue::Dict{}};
   std::vector<std::string> notes;  // one sentence for each thing that was not understood or ignored
 };
 

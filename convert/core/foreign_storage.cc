@@ -324,7 +324,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> ForeignStorage::Create(
   storage->mismatch_ = std::move(checkpoint.mismatch);
   storage->FindChecksums();
   storage->format_ = std::move(checkpoint.format);
-  storage->values_ = std::move(checkpoint.values);
+  storage->state_ = std::move(checkpoint.state);
   return storage;
 }
 

@@ -48,7 +48,7 @@ class ForeignStorage final : public ReadOnlyStorage {
   const std::string& format() const { return format_; }
   const std::vector<std::string>& notes() const { return notes_; }
   const std::string& mismatch() const { return mismatch_; }  // see ForeignCheckpoint
-  const std::vector<ForeignValue>& values() const { return values_; }
+  const SavedValue& state() const { return state_; }         // see ForeignCheckpoint
 
   // Counts of the tensors that have elements: all of them, and those whose bytes all have a
   // checksum.
@@ -99,7 +99,7 @@ class ForeignStorage final : public ReadOnlyStorage {
   std::string format_;
   std::vector<std::string> notes_;
   std::string mismatch_;
-  std::vector<ForeignValue> values_;
+  SavedValue state_;
   std::string manifest_;                        // bytes of manifest.pb
   std::map<std::string, uint64_t> file_bytes_;  // of the foreign files
   std::map<std::string, std::unique_ptr<const StoredTensor>, std::less<>> tensors_;  // by path

@@ -17,6 +17,7 @@
 #include "checkpoint/include/storage.h"
 #include "checkpoint/include/tensor_role.h"
 #include "convert/core/foreign_checkpoint.h"
+#include "convert/core/value.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "tokenizer/tokenizer.h"
@@ -29,6 +30,10 @@ struct PlanOptions {
   bool weights_only = false;          // in formats that have optimizer state
   // The most bytes in one file of formats that have several, unless one tensor or chunk is larger.
   uint64_t max_file_bytes = 5'000'000'000;
+  // The tree of the checkpoint, for formats that hold values; may be null. Names of values that have
+  // no place are appended to `left_out`, which may be null, too.
+  const SavedValue* state = nullptr;
+  std::vector<std::string>* left_out = nullptr;
   // The model's, of at most its ids; may be null. In formats that have one.
   const Tokenizer* tokenizer = nullptr;
   std::string tokenizer_path;  // for messages

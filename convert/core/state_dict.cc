@@ -13,7 +13,6 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -28,7 +27,9 @@
 #include "convert/core/foreign_layout.h"
 #include "convert/core/known_model.h"
 #include "convert/core/numbered_parameters.h"
+#include "convert/core/optimizer_groups.h"
 #include "convert/core/reading.h"
+#include "convert/core/value.h"
 #include "convert/core/wrapped_names.h"
 #include "layout/box.h"
 
@@ -62,33 +63,6 @@ std::optional<StateName> ParseStateName(const std::string& name) {
   const size_t first = begin + kState.size(), end = name.rfind('.');
   if (end <= first || end == std::string::npos) return std::nullopt;
   return StateName{name.substr(0, begin), name.substr(first, end - first), name.substr(end + 1)};
-}
-
-// A group of an optimizer's state dict.
-struct TorchGroup {
-  std::vector<int64_t> numbers;         // of its parameters
-  std::map<size_t, std::string> names;  // by index into `numbers`; optional
-};
-using TorchGroups = std::map<int64_t, TorchGroup>;
-
-// Those of the optimizer whose names begin so.
-TorchGroups FindTorchGroups(const std::vector<ForeignValue>& values, const std::string& optimizer) {
-  const std::string prefix = optimizer + "param_groups.";
-  TorchGroups groups;
-  for (const ForeignValue& value : values) {
-    if (!value.name.starts_with(prefix)) continue;
-    const std::vector<std::string> parts = absl::StrSplit(value.name.substr(prefix.size()), '.');
-    int64_t group = 0;
-    if (parts.size() < 2 || !absl::SimpleAtoi(parts[0], &group)) continue;
-    if (const auto* numbers = std::get_if<std::vector<int64_t>>(&value.value)) {
-      if (parts.size() == 2 && parts[1] == "params") groups[group].numbers = *numbers;
-    } else if (const auto* name = std::get_if<std::string>(&value.value)) {
-      size_t index = 0;
-      const bool is_name = parts.size() == 3 && parts[1] == "param_names";
-      if (is_name && absl::SimpleAtoi(parts[2], &index)) groups[group].names[index] = *name;
-    }
-  }
-  return groups;
 }
 
 // Parameters by their names, and by their numbers.
@@ -324,13 +298,32 @@ class Namer {
     bool has_state = false;
     TESSERA_RETURN_IF_ERROR(AddStates(by_name, set, kept, &has_state));
     if (has_state) {
-      set.DescribeOptimizer(framework_.empty() ? "torch" : framework_,
-                            *checkpoint_.description.mutable_optimizer());
+      const std::string_view framework = framework_.empty() ? "torch" : framework_;
+      set.DescribeOptimizer(framework, *checkpoint_.description.mutable_optimizer());
+      TakeSettings(
+          optimizer_,
+          [&](const std::string& name_or_number) {
+            const ForeignParameter* const parameter = FindIn(by_name, name_or_number);
+            return parameter == nullptr ? "" : parameter->name;
+          },
+          framework, checkpoint_);
     }
     *checkpoint_.description.mutable_model() = model_.description.config;
     checkpoint_.tensors = std::move(set).Finish();
     for (ForeignTensor& tensor : kept) checkpoint_.tensors.push_back(std::move(tensor));
+    DropPlaces(by_name);
     return absl::OkStatus();
+  }
+
+  // The model has places for its parameters, their moments and the number of their updates.
+  void DropPlaces(const ByName& by_name) {
+    std::set<std::string> tensors;
+    for (const ForeignTensor& tensor : checkpoint_.tensors) tensors.insert(tensor.name);
+    Prune(checkpoint_.state, [&](const std::string& name, const SavedValue& leaf) {
+      if (const auto* tensor = leaf.As<SavedValue::Tensor>()) return tensors.contains(tensor->name);
+      const std::optional<StateName> state = ParseStateName(name);
+      return !state || state->state != "step" || FindIn(by_name, state->parameter) == nullptr;
+    });
   }
 
   absl::Status Add(const ForeignParameter& parameter, const ForeignKind& kind,
@@ -430,7 +423,7 @@ class Namer {
   absl::StatusOr<std::map<int64_t, size_t>> MatchStates(
       const std::string& optimizer, const std::map<int64_t, Shape>& shapes,
       const std::vector<OrderedParameter>& parameters, const ByName& by_name) const {
-    const TorchGroups found = FindTorchGroups(checkpoint_.values, optimizer);
+    const TorchGroups found = FindTorchGroups(checkpoint_.state, optimizer);
     std::vector<NumberedGroup> groups;
     size_t with_states = 0;
     std::map<std::string, size_t> indices;
@@ -445,9 +438,8 @@ class Namer {
         if (shape == shapes.end()) continue;
         ++with_states;
         groups.back().back().shape = shape->second;
-        const auto name = group.names.find(i);
-        if (name == group.names.end()) continue;
-        const auto parameter = by_name.find(WithoutWrappers(name->second));
+        if (i >= group.names.size()) continue;
+        const auto parameter = by_name.find(WithoutWrappers(group.names[i]));
         if (parameter != by_name.end()) named[number] = indices.at(parameter->second->name);
       }
     }
@@ -473,6 +465,7 @@ class Namer {
         steps.insert(step);
       } else if (parameter != nullptr && IsMoment(name->state)) {
         *has_state = true;
+        optimizer_ = name->optimizer;
         TESSERA_RETURN_IF_ERROR(Add(
             *parameter, name->state == "exp_avg" ? kForeignExpAvg : kForeignExpAvgSq, tensor, set));
       } else {
@@ -481,12 +474,12 @@ class Namer {
     }
     kept = std::move(others);
     // Before torch 1.12 the number of updates was no tensor.
-    for (const ForeignValue& value : checkpoint_.values) {
-      const std::optional<StateName> name = ParseStateName(value.name);
+    for (const auto& [full_name, value] : ValuesByName(checkpoint_.state)) {
+      const std::optional<StateName> name = ParseStateName(full_name);
       if (!name || name->state != "step" || FindIn(by_name, name->parameter) == nullptr) continue;
-      if (const int64_t* step = std::get_if<int64_t>(&value.value)) {
+      if (const auto* step = value->As<int64_t>()) {
         steps.insert(static_cast<double>(*step));
-      } else if (const double* real = std::get_if<double>(&value.value)) {
+      } else if (const auto* real = value->As<double>()) {
         steps.insert(*real);
       }
     }
@@ -530,6 +523,7 @@ class Namer {
   std::map<std::string, size_t> by_name_;  // indices of tensors
   std::map<std::string, size_t> weights_;  // of weights, by their names without wrappers
   std::string missing_;
+  std::string optimizer_;  // what precedes "state" in the names of the moments
 };
 
 }  // namespace

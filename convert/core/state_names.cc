@@ -29,7 +29,9 @@ NewNames NamesByMapping(const Manifest& manifest) {
     const auto first = first_names.find(parameter.parameter());
     const std::string& owner = first == first_names.end() ? parameter.parameter() : first->second;
     for (const auto& [state, tensor] : parameter.states()) {
-      std::string name = absl::StrCat(owner, ".", state);
+      // A tied parameter's state may have the name that the mapping gives the parameter.
+      const std::string as_mapped = absl::StrCat(parameter.parameter(), ".", state);
+      std::string name = tensor == as_mapped ? as_mapped : absl::StrCat(owner, ".", state);
       if (states.contains(tensor) && given.insert(name).second) names[tensor] = std::move(name);
     }
   }

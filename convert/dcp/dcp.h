@@ -22,9 +22,9 @@ absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder);
 // The tensors of a folder that torch.distributed.checkpoint wrote, under their names there. Their
 // chunks are files of torch.save() or safetensors files inside larger files. Tensors that share all
 // their chunks are aliases. Tensors below "X.state." where there is anything below
-// "X.param_groups", too, are optimizer state. Objects become values as those of ReadTorch() do.
-// Those that hold none, options of single parameters, and tensors of unknown dtypes are named in
-// the notes.
+// "X.param_groups", too, are optimizer state. Objects become values as those of ReadTorch() do, in
+// the places that torch's planner tells. Those that hold none, and tensors of unknown dtypes, are
+// named in the notes.
 //
 // Reads the metadata and the headers of all chunks. Errors: DataLoss, naming file and tensor;
 // Unimplemented for compressed chunks; NotFound where a file is missing; those of the storage.
@@ -41,7 +41,7 @@ struct DcpOutputOptions {
 };
 
 // The files of a folder that torch.distributed.checkpoint loads: .metadata, and files of data in
-// which each tensor is one chunk. Tied tensors share their chunk.
+// which each tensor is one chunk, and each value an object. Tied tensors share their chunk.
 std::vector<OutputFile> PlanDcp(const Manifest& manifest, const DcpOutputOptions& options);
 
 }  // namespace tessera::ckpt::convert

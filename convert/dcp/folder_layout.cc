@@ -114,14 +114,18 @@ void WriteStorageInfo(const DcpBlob& blob, Writer& writer) {
   EndObject(writer);
 }
 
-// The path of a name in the state dict.
-void WritePath(const std::string& name, bool is_nested, Writer& writer) {
+// The path of a name in the state dict. torch makes a list of what has indices.
+void WritePath(const std::string& name, const Path& path, Writer& writer) {
   writer.Text(name);
   writer.BeginTuple();
-  const size_t dot = name.find('.');
-  const bool is_below = is_nested && (name.starts_with("model.") || name.starts_with("optimizer."));
-  if (is_below) writer.Text(name.substr(0, dot));
-  writer.Text(is_below ? name.substr(dot + 1) : name);
+  if (path.empty()) writer.Text(name);
+  for (const PathPart& part : path) {
+    if (part.kind == PathPart::Kind::kIndex) {
+      writer.Int(part.number);
+    } else {
+      writer.Text(part.ToString());
+    }
+  }
   writer.EndTuple();
 }
 
@@ -144,9 +148,7 @@ std::string DcpMetadataPickle(const DcpMetadata& metadata) {
   writer.EndDict();
   writer.Text("planner_data");
   writer.BeginDict();
-  const auto write_path = [&](const auto& entry) {
-    WritePath(entry.name, metadata.is_nested, writer);
-  };
+  const auto write_path = [&](const auto& entry) { WritePath(entry.name, entry.path, writer); };
   std::ranges::for_each(metadata.tensors, write_path);
   std::ranges::for_each(metadata.objects, write_path);
   writer.EndDict();

@@ -2,7 +2,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -67,6 +69,7 @@ class MetadataReader {
 
  private:
   absl::Status ReadStorageData();
+  absl::StatusOr<std::map<std::string, Path>> ReadPaths();
   uint32_t NumberOf(const Value& name);
   absl::StatusOr<DcpBlob> ParseBlob(std::string_view name, const Value& info);
   absl::StatusOr<DcpBlob> TakeBlob(std::string_view name, const IndexKey& key);
@@ -189,9 +192,40 @@ absl::StatusOr<DcpTensor> MetadataReader::ParseTensor(const Value& key, const st
   return tensor;
 }
 
+// Where the names are in nested dicts and lists, for torch's own planner alone. Integers are
+// indices: torch makes texts of keys that are integers.
+absl::StatusOr<std::map<std::string, Path>> MetadataReader::ReadPaths() {
+  std::map<std::string, Path> paths;
+  const Value planner = Field(root_, "planner_data");
+  for (size_t i = 0; i < planner.entry_count(); ++i) {
+    const auto [name, parts] = planner.entry(i);
+    Path path;
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const std::string_view text = parts[p].AsText().value_or("");
+      TESSERA_RETURN_IF_ERROR(budget_.Take(sizeof(PathPart) + text.size()));
+      if (const auto index = parts[p].AsInt()) {
+        path.push_back(PathPart::Index(*index));
+      } else if (parts[p].AsText() && IsValidUtf8(text)) {
+        path.push_back(PathPart::Text(std::string(text)));
+      } else {
+        break;
+      }
+    }
+    const std::string_view text = name.AsText().value_or("");
+    TESSERA_RETURN_IF_ERROR(budget_.Take(text.size()));
+    if (path.size() == parts.size()) paths[std::string(text)] = std::move(path);
+  }
+  return paths;
+}
+
 absl::StatusOr<DcpMetadata> MetadataReader::Read() {
   if (!IsOf(root_, "Metadata")) return Malformed(kDcpMetadataFile, "not written by DCP");
   TESSERA_RETURN_IF_ERROR(ReadStorageData());
+  TESSERA_ASSIGN_OR_RETURN(const auto paths, ReadPaths());
+  const auto path_of = [&](const std::string& name) {
+    const auto at = paths.find(name);
+    return at == paths.end() ? Path() : at->second;
+  };
   DcpMetadata metadata;
   const Value names = Field(root_, "state_dict_metadata");
   for (size_t i = 0; i < names.entry_count(); ++i) {
@@ -202,10 +236,11 @@ absl::StatusOr<DcpMetadata> MetadataReader::Read() {
     if (name.empty() || !IsValidUtf8(name)) return Malformed(name, "no name of a tensor");
     if (IsOf(value, "TensorStorageMetadata")) {
       TESSERA_ASSIGN_OR_RETURN(DcpTensor tensor, ParseTensor(key, name, value));
+      tensor.path = path_of(name);
       metadata.tensors.push_back(std::move(tensor));
     } else if (IsOf(value, "BytesStorageMetadata")) {
       TESSERA_ASSIGN_OR_RETURN(DcpBlob blob, TakeBlob(name, {.name = NumberOf(key)}));
-      metadata.objects.push_back({.name = name, .blob = std::move(blob)});
+      metadata.objects.push_back({.name = name, .path = path_of(name), .blob = std::move(blob)});
     } else {
       return Malformed(name, "neither a tensor nor bytes");
     }

@@ -13,6 +13,7 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/storage.h"
 #include "convert/core/output.h"
+#include "convert/core/value.h"
 #include "convert/pickle/value.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
@@ -34,6 +35,7 @@ struct DcpChunk {
 
 struct DcpTensor {
   std::string name;
+  Path path;                          // in the state dict; empty: the name is a key at the top
   DType dtype = DType::kUnspecified;  // if torch has one that this version does not know
   Shape shape;
   std::vector<DcpChunk> chunks;  // those that hold any elements
@@ -42,13 +44,13 @@ struct DcpTensor {
 // Anything else: torch.save() of a Python object.
 struct DcpObject {
   std::string name;
+  Path path;
   DcpBlob blob;
 };
 
 struct DcpMetadata {
   std::vector<DcpTensor> tensors;
   std::vector<DcpObject> objects;
-  bool is_nested = false;  // written: names are keys of a dict below "model" or "optimizer"
 };
 
 // Memory is proportional to the file. Paths stay inside the folder. Errors: DataLoss with offset or

@@ -23,8 +23,10 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
+#include "convert/core/own_keys.h"
 #include "convert/core/reading.h"
 #include "convert/core/record_checks.h"
+#include "convert/core/value.h"
 #include "convert/dcp/dcp.h"
 #include "convert/dcp/metadata.h"
 #include "convert/pickle/value.h"
@@ -224,61 +226,89 @@ std::string NoteOf(const std::string& what, std::vector<std::string> names) {
   return absl::StrCat("Left out: ", what, ": ", JoinFirst(names, ", "), ".");
 }
 
-// What `parse` makes of the checkpoint's object of that name; of nothing, if it has none.
-template <typename Parse>
-auto ReadStated(OpenFiles& files, const DcpMetadata& metadata, std::string_view name,
-                const Parse& parse) -> absl::StatusOr<decltype(parse(pickle::Value()))> {
-  const auto object = std::ranges::find(metadata.objects, name, &DcpObject::name);
-  if (object == metadata.objects.end()) return parse(pickle::Value());
-  TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, files.ReadObject(*object));
-  return parse(archive.contents.root());
-}
+// The values of objects, each of which is a file of torch.save() of its own: in an object store,
+// reading one takes several requests. Several objects may be in one place.
+class Objects {
+ public:
+  Objects(OpenFiles& files, const DcpMetadata& metadata, uint64_t metadata_bytes,
+          ForeignCheckpoint& checkpoint)
+      : files_(files), metadata_(metadata), budget_(metadata_bytes), reader_(checkpoint) {}
 
-// An option of a single parameter, "optim.param_groups.layers.0.weight.lr", of which there may be
-// as many as there are parameters. Those of groups have a number.
-bool IsOption(const std::string& name) {
-  constexpr std::string_view kGroups = "param_groups.";
-  const size_t at = ("." + name).find("." + std::string(kGroups));
-  if (at == name.npos) return false;
-  const std::string rest = name.substr(at + kGroups.size());
-  return rest.empty() || !absl::ascii_isdigit(static_cast<unsigned char>(rest[0]));
-}
-
-// Adds the values of objects, each of which is a file of torch.save() of its own: in an object
-// store, reading one takes several requests. Objects without any are appended to `others`.
-absl::Status AddValues(OpenFiles& files, const DcpMetadata& metadata, bool has_names,
-                       std::vector<ForeignValue>& values, std::vector<std::string>& others) {
-  TESSERA_ASSIGN_OR_RETURN(const ReadableFile* metadata_file, files.Open(kDcpMetadataFile));
-  pickle::Budget budget(metadata_file->size_bytes());
-  std::set<std::pair<std::string, uint64_t>> places;  // several objects may be in one
-  constexpr size_t kMaxObjectsRead = 256;
-  size_t read = 0;
-  for (const DcpObject& object : metadata.objects) {
-    if (object.name == kTorchRolesKey || object.name == kTorchNamesKey) continue;
-    if (has_names && IsOption(object.name)) continue;
-    const size_t known = values.size();
-    bool is_none = false;
-    if (!IsOption(object.name) && read++ < kMaxObjectsRead) {
-      TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files.Open(object.blob.file));
-      const auto archive = ReadTorchArchive(*file, object.blob.part);
-      if (archive.ok() && places.emplace(object.blob.file, object.blob.part.offset).second) {
-        budget.AddInput(archive->contents.size_bytes());
-      }
-      if (archive.ok()) AddPlainValues(archive->contents, object.name, budget, values);
-      is_none = archive.ok() && archive->contents.root().is(pickle::Kind::kNone);
+  // Adds them to the tree. Appends the names of those that have no values to `others`.
+  absl::Status AddTo(TreeBuilder& tree, std::vector<std::string>& others) {
+    std::map<Place, std::vector<const DcpObject*>> places;
+    for (const DcpObject& object : metadata_.objects) {
+      places[{object.blob.file, object.blob.part.offset}].push_back(&object);
     }
-    if (values.size() == known && !is_none) others.push_back(object.name);
+    const std::vector<std::pair<Place, std::vector<const DcpObject*>>> all(places.begin(),
+                                                                           places.end());
+    std::map<std::string, SavedValue> values;
+    for (size_t first = 0; first < all.size() && first < kMaxPlaces; first += kPlacesAtOnce) {
+      const size_t count = std::min({all.size() - first, kMaxPlaces - first, kPlacesAtOnce});
+      std::vector<absl::StatusOr<TorchArchive>> archives(count);
+      TESSERA_RETURN_IF_ERROR(RunTasks(kThreads, count, [&](int, size_t i) {
+        archives[i] = files_.ReadObject(*all[first + i].second.front());
+        return absl::OkStatus();
+      }));
+      for (size_t i = 0; i < count; ++i) {
+        if (!archives[i].ok()) continue;
+        TESSERA_RETURN_IF_ERROR(AddValues(*archives[i], all[first + i].second, values));
+      }
+    }
+    reader_.AddNotes();
+    for (const DcpObject& object : metadata_.objects) {  // in the order of the state dict
+      const auto value = values.find(object.name);
+      const bool is_added =
+          value != values.end() && tree.Add(PathOf(object), std::move(value->second));
+      if (!is_added) others.push_back(object.name);
+    }
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
-}
 
-absl::Status AddNotes(OpenFiles& files, const DcpMetadata& metadata, bool has_names,
+  template <typename Named>
+  static Path PathOf(const Named& named) {
+    return named.path.empty() ? Path{PathPart::Text(named.name)} : named.path;
+  }
+
+ private:
+  using Place = std::pair<std::string, uint64_t>;
+  static constexpr size_t kPlacesAtOnce = 256, kMaxPlaces = size_t{1} << 16;
+
+  // A small pickle may be any number of objects, so that their bytes are limited.
+  absl::Status AddValues(const TorchArchive& archive, const std::vector<const DcpObject*>& objects,
+                         std::map<std::string, SavedValue>& values) {
+    const uint64_t bytes = archive.contents.size_bytes();
+    budget_.AddInput(bytes);
+    TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files_.Open(objects.front()->blob.file));
+    absl::StatusOr<std::optional<SavedValue>> value =
+        reader_.Read(*file, archive.contents, objects.front()->name);
+    if (!value.ok() || !value->has_value()) return absl::OkStatus();
+    for (const DcpObject* const object : objects) {
+      if (budget_.Has(bytes)) values[object->name] = **value;
+    }
+    return absl::OkStatus();
+  }
+
+  OpenFiles& files_;
+  const DcpMetadata& metadata_;
+  pickle::Budget budget_;
+  ObjectReader reader_;
+};
+
+absl::Status AddState(OpenFiles& files, const DcpMetadata& metadata, uint64_t metadata_bytes,
                       ForeignCheckpoint& checkpoint) {
   std::vector<std::string> objects, unknown;
-  TESSERA_RETURN_IF_ERROR(AddValues(files, metadata, has_names, checkpoint.values, objects));
+  TreeBuilder tree;
   for (const DcpTensor& tensor : metadata.tensors) {
-    if (tensor.dtype == DType::kUnspecified) unknown.push_back(tensor.name);
+    if (tensor.dtype == DType::kUnspecified) {
+      unknown.push_back(tensor.name);
+    } else {
+      tree.Add(Objects::PathOf(tensor), {SavedValue::Tensor{tensor.name}});
+    }
   }
+  TESSERA_RETURN_IF_ERROR(
+      Objects(files, metadata, metadata_bytes, checkpoint).AddTo(tree, objects));
+  checkpoint.state = std::move(tree).Finish();
   if (!objects.empty()) checkpoint.notes.push_back(NoteOf("objects that are no tensors", objects));
   if (!unknown.empty()) checkpoint.notes.push_back(NoteOf("tensors of unknown dtypes", unknown));
   return absl::OkStatus();
@@ -300,15 +330,6 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
   checkpoint.format = kDcp;
   checkpoint.description.mutable_producer()->set_program("torch.distributed.checkpoint");
   const std::set<std::string> optimizers = OptimizerPrefixes(metadata);
-  std::set<std::string_view> keys;
-  for (const DcpTensor& tensor : metadata.tensors) keys.insert(tensor.name);
-  TESSERA_ASSIGN_OR_RETURN(const auto roles,
-                           ReadStated(files, metadata, kTorchRolesKey, ReadTorchRoles));
-  const auto parse_names = [&](const pickle::Value& dict) {
-    return ReadTorchNames(dict, [&](const std::string& key) { return keys.contains(key); });
-  };
-  TESSERA_ASSIGN_OR_RETURN(const auto names,
-                           ReadStated(files, metadata, kTorchNamesKey, parse_names));
   struct Chunk {
     const DcpTensor* tensor;
     size_t index;        // of its chunks
@@ -316,13 +337,9 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
   };
   std::vector<Chunk> chunks;
   for (const DcpTensor& tensor : metadata.tensors) {
-    const auto name = names.find(tensor.name);
-    const bool is_hidden = name != names.end() && name->second.empty();
-    if (tensor.dtype == DType::kUnspecified || is_hidden) continue;
-    ForeignTensor added = {.name = name == names.end() ? tensor.name : name->second,
-                           .dtype = tensor.dtype};
+    if (tensor.dtype == DType::kUnspecified) continue;
+    ForeignTensor added = {.name = tensor.name, .dtype = tensor.dtype};
     if (IsOptimizerState(tensor.name, optimizers)) added.role = TensorRole::kOptimizerState;
-    if (const auto role = roles.find(tensor.name); role != roles.end()) added.role = role->second;
     added.shape = tensor.shape;
     added.pieces.resize(tensor.chunks.size());
     for (size_t c = 0; c < tensor.chunks.size(); ++c)
@@ -338,8 +355,9 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
                       ReadChunk(files, *tensor, chunk))));
     return absl::OkStatus();
   }));
+  TESSERA_RETURN_IF_ERROR(AddState(files, metadata, metadata_file->size_bytes(), checkpoint));
   FindAliases(checkpoint.tensors);
-  TESSERA_RETURN_IF_ERROR(AddNotes(files, metadata, !names.empty(), checkpoint));
+  TakeOwnKeys(checkpoint);
   return checkpoint;
 }
 

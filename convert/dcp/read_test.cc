@@ -123,9 +123,9 @@ TEST(ReadDcpTest, ShardsArePieces) {
                                                    {"replicated", 1},
                                                    {"half", 2},
                                                    {"plain", 1}}));
-  ASSERT_EQ(read->values.size(), 1);
-  EXPECT_EQ(read->values[0].name, "rank_independent");
-  EXPECT_EQ(std::get<std::string>(read->values[0].value), "text");
+  const auto values = ValuesByName(read->state);
+  ASSERT_EQ(values.size(), 1);
+  EXPECT_EQ(*values.at("rank_independent")->As<std::string>(), "text");
   EXPECT_TRUE(read->notes.empty()) << absl::StrJoin(read->notes, "\n");
 }
 

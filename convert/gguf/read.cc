@@ -10,6 +10,8 @@
 #include "base/text.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
+#include "convert/core/saved_values.h"
+#include "convert/core/value.h"
 #include "convert/gguf/gguf.h"
 #include "convert/gguf/gguf_file.h"
 #include "models/foreign/gguf_fields.h"
@@ -22,20 +24,20 @@ constexpr int64_t kMaxRopeFactors = 1 << 16;
 // The number of files that a model has been split into.
 constexpr std::string_view kSplitCount = "split.count";
 
-// The scalars of the metadata, as `ckpt inspect` shows them.
-std::vector<ForeignValue> Values(const GgufHeader& header) {
-  std::vector<ForeignValue> values;
+// The scalars of the metadata, whose keys have dots of their own.
+SavedValue Values(const GgufHeader& header) {
+  SavedValue::Dict values;
   for (const auto& entry : header.metadata) {
     std::visit(
         [&](const auto& value) {
-          using Value = std::decay_t<decltype(value)>;
-          if constexpr (std::is_constructible_v<decltype(ForeignValue::value), Value>) {
-            values.push_back({entry.first, value});
+          using Plain = std::decay_t<decltype(value)>;
+          if constexpr (std::is_constructible_v<decltype(SavedValue::data), Plain>) {
+            values.Add({entry.first}, {value});
           }
         },
         entry.second);
   }
-  return values;
+  return {std::move(values)};
 }
 
 absl::StatusOr<nlohmann::json> ReadRopeFactors(const ReadableFile& file, const GgufTensor& tensor) {
@@ -54,10 +56,10 @@ absl::StatusOr<nlohmann::json> ReadRopeFactors(const ReadableFile& file, const G
 
 // The object of models/foreign/gguf_fields.h.
 absl::StatusOr<std::string> Configuration(const ReadableFile& file, const GgufHeader& header,
-                                          const std::vector<ForeignValue>& values) {
+                                          const SavedValue& values) {
   nlohmann::json json = nlohmann::json::object();
-  for (const ForeignValue& named : values) {
-    std::visit([&](const auto& value) { json[named.name] = value; }, named.value);
+  for (const auto& [name, value] : ValuesByName(values)) {
+    json[name] = ValueToPlainJson(*value);
   }
   for (const GgufTensor& tensor : header.tensors) {
     if (tensor.name == kGgufEmbedding && !tensor.shape.empty()) {
@@ -71,9 +73,9 @@ absl::StatusOr<std::string> Configuration(const ReadableFile& file, const GgufHe
   return json.dump();
 }
 
-absl::Status CheckIsWhole(const std::vector<ForeignValue>& values) {
-  const auto count = std::ranges::find(values, kSplitCount, &ForeignValue::name);
-  const auto* const files = count == values.end() ? nullptr : std::get_if<int64_t>(&count->value);
+absl::Status CheckIsWhole(const SavedValue& values) {
+  const SavedValue* const count = values.As<SavedValue::Dict>()->Find(kSplitCount);
+  const auto* const files = count == nullptr ? nullptr : count->As<int64_t>();
   if (files == nullptr || *files <= 1) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("one of ", *files,
                                                  " files that a model was split into: join them "
@@ -100,9 +102,9 @@ absl::Status AddTensors(const Storage& storage, const std::string& file, const G
 absl::StatusOr<ForeignModel> ReadModel(const ReadableFile& file, GgufHeader& header,
                                        ForeignCheckpoint& checkpoint) {
   TESSERA_ASSIGN_OR_RETURN(header, ReadGgufHeader(file));
-  checkpoint.values = Values(header);
-  TESSERA_RETURN_IF_ERROR(CheckIsWhole(checkpoint.values));
-  TESSERA_ASSIGN_OR_RETURN(const std::string text, Configuration(file, header, checkpoint.values));
+  checkpoint.state = Values(header);
+  TESSERA_RETURN_IF_ERROR(CheckIsWhole(checkpoint.state));
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, Configuration(file, header, checkpoint.state));
   return ForeignModel::Read(kGguf, text, static_cast<int64_t>(header.tensors.size()),
                             file.size_bytes());
 }

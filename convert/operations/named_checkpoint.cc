@@ -10,9 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"
 #include "convert/contents.h"
 #include "convert/core/foreign_storage.h"
+#include "convert/core/known_step.h"
+#include "convert/core/reading.h"
 #include "convert/open_foreign.h"
 
 namespace tessera::ckpt {
@@ -43,7 +46,7 @@ absl::StatusOr<NamedCheckpoint> FindForeignCheckpoint(const std::string& name,
   TESSERA_ASSIGN_OR_RETURN(std::optional<convert::FoundSeal> seal,
                            convert::FindSeal(name, options.s3_endpoint));
   if (!seal.has_value()) {
-    TESSERA_ASSIGN_OR_RETURN(found, convert::FindForeign(name, /*step=*/std::nullopt, open));
+    TESSERA_ASSIGN_OR_RETURN(found, convert::FindForeign(name, options.step, open));
     TESSERA_ASSIGN_OR_RETURN(seal, convert::FindSeal(found.name, options.s3_endpoint));
   }
   if (!options.use_seal) seal.reset();
@@ -65,7 +68,7 @@ absl::StatusOr<NamedCheckpoint> FindForeignCheckpoint(const std::string& name,
                                 .format = storage->format(),
                                 .foreign_name = found.name,
                                 .notes = found.notes,
-                                .values = storage->values(),
+                                .state = storage->state(),
                                 .foreign = storage.get()};
   checkpoint.notes.insert(checkpoint.notes.end(), storage->notes().begin(), storage->notes().end());
   checkpoint.storage = std::move(storage);
@@ -94,8 +97,38 @@ bool IsForeignName(const std::string& name, const SourceOptions& options) {
                                     absl::StrCat(*local, ".", convert::kSealFileName), error)));
 }
 
-absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
-                                               const SourceOptions& options) {
+namespace {
+
+// States the step of a checkpoint, where it tells another or none.
+void SetStep(int64_t step, NamedCheckpoint& checkpoint) {
+  if (!checkpoint.opened.ok()) return;
+  Manifest manifest = checkpoint.opened->manifest();
+  if (convert::TellsStep(manifest) && manifest.trainer().step() == step) return;
+  if (manifest.has_trainer()) {
+    manifest.mutable_trainer()->set_step(step);
+    manifest.mutable_trainer()->mutable_extra()->erase(convert::kUnknownStepEntry);
+  } else {
+    convert::SetProgress(step, std::nullopt, manifest);
+  }
+  checkpoint.opened =
+      Checkpoint(checkpoint.storage, checkpoint.directory, std::move(manifest),
+                 std::make_shared<const ReadLock>(*checkpoint.storage, checkpoint.directory));
+}
+
+// The newest checkpoint of a folder, or that of the step.
+absl::StatusOr<CheckpointInfo> FindInFolder(Storage& storage, std::optional<int64_t> step) {
+  const CheckpointFolder folder(storage);
+  if (!step.has_value()) return folder.FindLatest();
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> all, folder.List());
+  const auto found = std::ranges::find(all, *step, &CheckpointInfo::step);
+  if (found != all.end()) return *found;
+  if (all.empty()) return absl::NotFoundError("");
+  return absl::FailedPreconditionError(
+      absl::StrCat(storage.Describe(""), ": no checkpoint of step ", *step,
+                   "; the newest one is that of step ", all.back().step));
+}
+
+absl::StatusOr<NamedCheckpoint> FindByName(const std::string& name, const SourceOptions& options) {
   if (IsForeignName(name, options)) return FindForeignCheckpoint(name, options);
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage,
                            OpenStorage(name, {.s3_endpoint = options.s3_endpoint}));
@@ -106,7 +139,7 @@ absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
   };
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage->List(""));
   if (std::ranges::find(names, kManifestFileName) != names.end()) return at("");
-  absl::StatusOr<CheckpointInfo> latest = CheckpointFolder(*storage).FindLatest();
+  absl::StatusOr<CheckpointInfo> latest = FindInFolder(*storage, options.step);
   if (absl::IsNotFound(latest.status())) {
     absl::StatusOr<NamedCheckpoint> foreign = FindForeignCheckpoint(name, options);
     if (!absl::IsNotFound(foreign.status())) return foreign;
@@ -117,6 +150,15 @@ absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
   }
   TESSERA_RETURN_IF_ERROR(latest.status());
   return at(std::move(latest->directory));
+}
+
+}  // namespace
+
+absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
+                                               const SourceOptions& options) {
+  absl::StatusOr<NamedCheckpoint> found = FindByName(name, options);
+  if (found.ok() && options.step.has_value()) SetStep(*options.step, *found);
+  return found;
 }
 
 }  // namespace tessera::ckpt

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
@@ -20,6 +21,7 @@
 #include "checkpoint/include/storage.h"
 #include "convert/core/notes.h"
 #include "convert/core/read_digests.h"
+#include "convert/core/saved_values.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -59,11 +61,20 @@ absl::StatusOr<Destination> FindPlace(const std::string& name, int64_t step,
   return place;
 }
 
-Manifest NewMetadata(const ReshardPlan& plan, const std::string& program) {
-  Manifest metadata = plan.source.opened->manifest();
+// Without tensors and files. Adds to `notes` what has no place in it.
+Manifest NewMetadata(const NamedCheckpoint& source, const Topology& topology,
+                     const std::string& program, std::vector<std::string>& notes) {
+  Manifest metadata = source.opened->manifest();
+  if (const convert::SavedValue* const state = source.foreign_state()) {
+    const std::vector<std::string> left_out = convert::SetEntries(*state, metadata);
+    if (!left_out.empty()) {
+      notes.push_back(absl::StrCat("Left out, as other values or tensors have these names: ",
+                                   JoinFirst(left_out, ", "), "."));
+    }
+  }
   metadata.clear_tensors();
   metadata.clear_files();
-  *metadata.mutable_topology() = ToProto(plan.topology);
+  *metadata.mutable_topology() = ToProto(topology);
   metadata.mutable_producer()->set_program(program);
   metadata.mutable_producer()->set_created_unix_ms(absl::ToUnixMillis(absl::Now()));
   return metadata;
@@ -79,8 +90,7 @@ absl::StatusOr<RewriteReport> Write(const ReshardPlan& plan, const ReshardReques
         const std::unique_ptr<Storage> storage,
         OpenStorage(plan.place.folder,
                     {.create_root = true, .s3_endpoint = request.open.s3_endpoint}));
-    return Rewrite(*plan.source.opened, {plan.layout.ranks, plan.plan}, *storage, "",
-                   NewMetadata(plan, request.program),
+    return Rewrite(*plan.source.opened, {plan.layout.ranks, plan.plan}, *storage, "", plan.metadata,
                    {.memory_bytes = request.memory_bytes,
                     .io_threads = request.threads,
                     .progress = request.progress});
@@ -125,6 +135,7 @@ absl::StatusOr<ReshardPlan> PlanReshard(const ReshardRequest& request) {
   TESSERA_RETURN_IF_ERROR(plan.source.opened.status());
   TESSERA_ASSIGN_OR_RETURN(plan.place, FindPlace(request.destination, plan.source.opened->step(),
                                                  request.open.s3_endpoint));
+  plan.metadata = NewMetadata(plan.source, plan.topology, request.program, plan.source.notes);
   const Manifest& manifest = plan.source.opened->manifest();
   absl::StatusOr<RankLayout> layout = LayOutRanks(manifest, plan.topology, request.layout);
   if (!plan.source.format.empty() && manifest.tensors().empty()) {

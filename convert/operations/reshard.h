@@ -40,6 +40,7 @@ struct Destination {
 // What is read, and what will be written.
 struct ReshardPlan {
   NamedCheckpoint source;  // which was opened
+  Manifest metadata;       // without tensors and files
   Destination place;
   Topology topology;
   RankLayout layout;

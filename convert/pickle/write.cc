@@ -28,6 +28,26 @@ void Writer::Text(std::string_view utf8) {
   bytes_ += utf8;
 }
 
+// As protocol 2 has them: the text of the characters that they are.
+void Writer::Bytes(std::string_view bytes) {
+  std::string utf8;
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x80) {
+      utf8 += c;
+    } else {
+      utf8 += static_cast<char>(0xC0 | (byte >> 6));
+      utf8 += static_cast<char>(0x80 | (byte & 0x3F));
+    }
+  }
+  Global("_codecs", "encode");
+  BeginTuple();
+  Text(utf8);
+  Text("latin1");
+  EndTuple();
+  Call();
+}
+
 void Writer::Global(std::string_view module, std::string_view name) {
   bytes_.append("c").append(module).append("\n").append(name).append("\n");
 }

@@ -28,6 +28,7 @@ class Writer {
   void Int(int64_t value);
   void Float(double value);
   void Text(std::string_view utf8);
+  void Bytes(std::string_view bytes);
   void Global(std::string_view module, std::string_view name);
 
   // Keys and values in turn.

@@ -381,31 +381,6 @@ absl::StatusOr<std::string> ReadTorchName(const Value& key, pickle::Budget& budg
   return Malformed("a tensor whose name is empty or not valid UTF-8");
 }
 
-std::map<std::string, TensorRole> ReadTorchRoles(const Value& dict) {
-  std::map<std::string, TensorRole> roles;
-  for (size_t i = 0; i < dict.entry_count(); ++i) {
-    const auto [name, role_name] = dict.entry(i);
-    RoleProto role = ROLE_UNSPECIFIED;
-    if (!RoleProto_Parse(std::string(role_name.AsText().value_or("")), &role)) continue;
-    if (role == ROLE_UNSPECIFIED) continue;
-    roles[std::string(name.AsText().value_or(""))] = FromProto(role);
-  }
-  return roles;
-}
-
-std::map<std::string, std::string> ReadTorchNames(
-    const Value& dict, const std::function<bool(const std::string&)>& is_key) {
-  constexpr size_t kMaxNameBytes = 1024;  // a pickle may repeat one long text in a few bytes
-  std::map<std::string, std::string> names;
-  for (size_t i = 0; i < dict.entry_count(); ++i) {
-    const auto [key, name] = dict.entry(i);
-    const std::string_view key_text = key.AsText().value_or(""), text = name.AsText().value_or("");
-    if (key_text.size() > kMaxNameBytes || text.size() > kMaxNameBytes) continue;
-    if (is_key(std::string(key_text))) names[std::string(key_text)] = std::string(text);
-  }
-  return names;
-}
-
 absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file) {
   TESSERA_ASSIGN_OR_RETURN(const std::string first,
                            ReadSome(file, {0, file.size_bytes()}, kFirstBytes));

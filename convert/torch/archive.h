@@ -4,8 +4,6 @@
 // What torch.save() wrote: a pickle, and the storages of its tensors as they were in memory.
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,7 +13,6 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/storage.h"
-#include "checkpoint/include/tensor_role.h"
 #include "convert/pickle/value.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
@@ -106,25 +103,6 @@ DType TorchDType(const pickle::Value& value);
 
 // The integers of a tuple or a torch.Size; nullopt unless it holds nothing else.
 std::optional<std::vector<int64_t>> TorchIntegers(const pickle::Value& value);
-
-// Key of a dict, in files that this library wrote, from the names of tensors other than weights to
-// their roles as the manifest calls them.
-inline constexpr char kTorchRolesKey[] = "tessera.roles";
-
-// Key of a dict, in files that this library wrote, from the keys of tensors to the names that the
-// checkpoint has them by. An empty name: the tensor is there for torch alone.
-inline constexpr char kTorchNamesKey[] = "tessera.names";
-
-// The names in such a dict of the tensors that `is_key` knows.
-std::map<std::string, std::string> ReadTorchNames(
-    const pickle::Value& dict, const std::function<bool(const std::string&)>& is_key);
-
-// The key of what TakeTrainerValues() finds: a dict with "step" and, where it is known,
-// "consumed_samples".
-inline constexpr char kTorchTrainerKey[] = "tessera.trainer";
-
-// The roles in a dict with the key kTorchRolesKey; entries that do not name a role are left out.
-std::map<std::string, TensorRole> ReadTorchRoles(const pickle::Value& dict);
 
 // Opens a file of torch.save() and reads its pickle. Errors: those of ReadTorchArchive(), naming
 // the file, and of the storage.

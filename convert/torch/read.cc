@@ -17,8 +17,9 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/directory/directory.h"
+#include "convert/core/own_keys.h"
 #include "convert/core/reading.h"
-#include "convert/pickle/numpy_array.h"
+#include "convert/core/value.h"
 #include "convert/pickle/value.h"
 #include "convert/torch/archive.h"
 #include "layout/box.h"
@@ -27,7 +28,6 @@ namespace tessera::ckpt::convert {
 namespace {
 
 using pickle::Kind;
-using pickle::Value;
 
 // Real state dicts nest five deep.
 constexpr int kMaxDepth = 64;
@@ -38,12 +38,22 @@ constexpr uint64_t kKeyBytesOfVisit = 32;
 constexpr size_t kMaxNotedNames = 3;
 constexpr size_t kMaxNotes = 100;
 
-// Collects the tensors of archives under dotted names.
+// Bytes that a tree of values takes beside its texts.
+constexpr uint64_t kValueBytes = 2 * sizeof(SavedValue);
+
+// Makes a tree of the values of pickles, and of the tensors of their archives.
 class Collector {
  public:
   explicit Collector(ForeignCheckpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  absl::Status AddFile(const TorchArchive& archive, const std::string& file);
+  // Adds the file of an archive to the checkpoint.
+  absl::Status AddFile(const ReadableFile& open, const TorchArchive& archive,
+                       const std::string& file);
+  // The tree of a pickle beside tensors, which stands at `name`; nullopt if nothing of it is a
+  // plain value. Its own tensors are left out, with a note.
+  absl::StatusOr<std::optional<SavedValue>> ReadObject(const ReadableFile& open,
+                                                       const pickle::Pickle& contents,
+                                                       const std::string& name);
   void AddNotes();
 
  private:
@@ -58,19 +68,27 @@ class Collector {
              std::tie(other.file, other.offset_bytes, other.dtype, other.shape, other.strides);
     }
   };
+  using Tree = absl::StatusOr<std::optional<SavedValue>>;  // nullopt: left out, with a note
 
   // These use path_, the name of the value that is looked at.
-  absl::Status Walk(const Value& value, TensorRole role, int depth);
-  absl::Status WalkEntries(const Value& dict, TensorRole role, int depth);
-  absl::Status WalkBelow(std::string_view key, const Value& value, TensorRole role, int depth);
-  absl::Status AddTensor(const Value& value, TensorRole role);
-  void Note(const std::string& what);
+  Tree Walk(const pickle::Value& value, TensorRole role, int depth);
+  Tree WalkItems(const pickle::Value& list, TensorRole role, int depth);
+  Tree WalkEntries(const pickle::Value& dict, TensorRole role, int depth);
+  Tree WalkBelow(std::string_view key, const pickle::Value& value, TensorRole role, int depth);
+  Tree AddTensor(const pickle::Value& value, TensorRole role);
+  Tree ReadBytes(const pickle::Value& value);
+  std::optional<SavedValue> Plain(const pickle::Value& value);
+  std::optional<SavedValue> LeftOut(const std::string& what);
+  // Whether so many bytes may be made of the pickle.
+  bool HasRoom(uint64_t text_bytes) { return values_budget_->Has(kValueBytes + text_bytes); }
 
   ForeignCheckpoint& checkpoint_;
-  const TorchArchive* archive_ = nullptr;
+  const ReadableFile* open_ = nullptr;
+  const TorchArchive* archive_ = nullptr;  // null: tensors are left out
   std::string file_;
   std::string path_;
   pickle::Budget* budget_ = nullptr;
+  pickle::Budget* values_budget_ = nullptr;
   std::map<StoredView, std::string> first_names_;
   std::set<std::string> names_;
   struct Noted {
@@ -80,50 +98,56 @@ class Collector {
   std::map<std::string, Noted> noted_;
 };
 
-// Aliases name their tensors by names, too.
-void RenameTensors(const std::map<std::string, std::string>& names,
-                   std::span<ForeignTensor> tensors) {
-  for (ForeignTensor& tensor : tensors) {
-    for (std::string* const name : {&tensor.name, &tensor.alias_of}) {
-      const auto at = names.find(*name);
-      if (at != names.end() && !at->second.empty()) *name = at->second;
-    }
-  }
-}
-
-absl::Status Collector::AddFile(const TorchArchive& archive, const std::string& file) {
+absl::Status Collector::AddFile(const ReadableFile& open, const TorchArchive& archive,
+                                const std::string& file) {
   archive_ = &archive;
+  open_ = &open;
   file_ = file;
-  pickle::Budget budget(archive.contents);
+  pickle::Budget budget(archive.contents), values_budget(archive.contents);
   budget_ = &budget;
-  const Value root = archive.contents.root();
-  const size_t first = checkpoint_.tensors.size();
+  values_budget_ = &values_budget;
+  const pickle::Value root = archive.contents.root();
   path_ = IsTorchTensor(root) ? "tensor" : "";
-  TESSERA_RETURN_IF_ERROR(Walk(root, TensorRole::kWeight, 0));
-  const std::map<std::string, TensorRole> roles = ReadTorchRoles(root.Find(kTorchRolesKey));
-  for (size_t i = first; i < checkpoint_.tensors.size(); ++i) {
-    const auto role = roles.find(checkpoint_.tensors[i].name);
-    if (role != roles.end()) checkpoint_.tensors[i].role = role->second;
+  TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> tree, Walk(root, TensorRole::kWeight, 0));
+  if (!tree.has_value()) return absl::OkStatus();
+  // A state is a dict. What has no keys gets those that are in the names of its tensors.
+  SavedValue::Dict dict;
+  if (tree->As<SavedValue::Tensor>() != nullptr) {
+    dict.Add({path_}, *std::move(tree));
+  } else if (tree->As<SavedValue::Dict>() != nullptr) {
+    dict = std::move(*tree->As<SavedValue::Dict>());
+  } else if (IsBranch(*tree)) {
+    auto* const list = tree->As<SavedValue::List>();
+    int64_t index = 0;
+    for (SavedValue& item : list != nullptr ? list->items : tree->As<SavedValue::Tuple>()->items) {
+      dict.Add({index++}, std::move(item));
+    }
+  } else {
+    LeftOut("a value that is in no dict");
   }
-  const std::map<std::string, std::string> names = ReadTorchNames(
-      root.Find(kTorchNamesKey), [this](const std::string& key) { return names_.contains(key); });
-  RenameTensors(names, std::span(checkpoint_.tensors).subspan(first));
-  pickle::Budget values_budget(archive.contents);
-  AddPlainValues(archive.contents, "", values_budget, checkpoint_.values);
-  std::erase_if(checkpoint_.values, [&](const ForeignValue& value) {
-    return value.name.starts_with(absl::StrCat(kTorchRolesKey, ".")) ||
-           value.name.starts_with(absl::StrCat(kTorchNamesKey, ".")) ||
-           (!names.empty() && value.name.starts_with("optimizer."));
-  });
+  MergeInto({std::move(dict)}, checkpoint_.state);
   return absl::OkStatus();
 }
 
-void Collector::Note(const std::string& what) {
+absl::StatusOr<std::optional<SavedValue>> Collector::ReadObject(const ReadableFile& open,
+                                                                const pickle::Pickle& contents,
+                                                                const std::string& name) {
+  archive_ = nullptr;
+  open_ = &open;
+  pickle::Budget budget(contents), values_budget(contents);
+  budget_ = &budget;
+  values_budget_ = &values_budget;
+  path_ = name;
+  return Walk(contents.root(), TensorRole::kWeight, 0);
+}
+
+std::optional<SavedValue> Collector::LeftOut(const std::string& what) {
   const bool is_known = noted_.size() < kMaxNotes || noted_.contains(what);
   Noted& noted = noted_[is_known ? what : "other objects"];
-  if (++noted.count > kMaxNotedNames) return;
+  if (++noted.count > kMaxNotedNames) return std::nullopt;
   absl::StrAppend(&noted.names, noted.count > 1 ? ", " : "",
                   path_.empty() ? "the file" : Shown(path_));
+  return std::nullopt;
 }
 
 void Collector::AddNotes() {
@@ -136,55 +160,73 @@ void Collector::AddNotes() {
   }
 }
 
-absl::Status Collector::Walk(const Value& value, TensorRole role, int depth) {
+Collector::Tree Collector::Walk(const pickle::Value& value, TensorRole role, int depth) {
   TESSERA_RETURN_IF_ERROR(budget_->Take(pickle::Budget::kVisitBytes));
   if (depth > kMaxDepth) {
     return absl::DataLossError(absl::StrCat("objects are nested more than ", kMaxDepth, " deep"));
   }
   if (IsTorchDict(value)) return WalkEntries(value, role, depth);
-  if (value.is(Kind::kList) || value.is(Kind::kTuple)) {
-    for (size_t i = 0; i < value.size(); ++i) {
-      TESSERA_RETURN_IF_ERROR(WalkBelow(absl::StrCat(i), value[i], role, depth));
-    }
-    return absl::OkStatus();
-  }
+  if (value.is(Kind::kList) || value.is(Kind::kTuple)) return WalkItems(value, role, depth);
   if (IsTorchTensor(value)) return AddTensor(value, role);
-  if (value.is(Kind::kObject)) {
-    Note(absl::StrCat("objects of ", Shown(value.callable().GlobalName())));
-  }
-  return absl::OkStatus();
+  if (value.is(Kind::kBytes) || value.IsObjectOf("_codecs.encode")) return ReadBytes(value);
+  return Plain(value);
 }
 
-absl::Status Collector::WalkBelow(std::string_view key, const Value& value, TensorRole role,
-                                  int depth) {
+Collector::Tree Collector::WalkBelow(std::string_view key, const pickle::Value& value,
+                                     TensorRole role, int depth) {
   const size_t parent_bytes = path_.size();
   if (!path_.empty()) path_ += '.';
   path_ += key;
-  TESSERA_RETURN_IF_ERROR(Walk(value, role, depth + 1));
+  Tree tree = Walk(value, role, depth + 1);
   path_.resize(parent_bytes);
-  return absl::OkStatus();
+  return tree;
 }
 
-absl::Status Collector::WalkEntries(const Value& dict, TensorRole role, int depth) {
+Collector::Tree Collector::WalkItems(const pickle::Value& list, TensorRole role, int depth) {
+  std::vector<SavedValue> items;
+  for (size_t i = 0; i < list.size(); ++i) {
+    TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> item,
+                             WalkBelow(absl::StrCat(i), list[i], role, depth));
+    // In the place of what is left out, so that the others keep theirs.
+    if (HasRoom(0)) items.push_back(std::move(item).value_or(SavedValue{SavedValue::None{}}));
+  }
+  if (items.size() < list.size())
+    return LeftOut("values that stand for many times the file's size");
+  if (list.is(Kind::kTuple)) return SavedValue{SavedValue::Tuple{std::move(items)}};
+  return SavedValue{SavedValue::List{std::move(items)}};
+}
+
+Collector::Tree Collector::WalkEntries(const pickle::Value& dict, TensorRole role, int depth) {
   const bool is_optimizer = dict.Find("state").present() && dict.Find("param_groups").present();
+  SavedValue::Dict tree;
   for (size_t i = 0; i < dict.entry_count(); ++i) {
     const auto [key, value] = dict.entry(i);
     const std::optional<std::string_view> text = key.AsText();
     const std::optional<int64_t> number = key.AsInt();
     if (!text && !number) {
-      Note("entries whose key is neither a text nor a number");
+      LeftOut("entries whose key is neither a text nor a number");
       continue;
     }
     TESSERA_RETURN_IF_ERROR(budget_->Take(text ? text->size() / kKeyBytesOfVisit : 0));
     const bool is_state = is_optimizer && text == "state";
     const std::string digits = number ? absl::StrCat(*number) : "";
-    TESSERA_RETURN_IF_ERROR(WalkBelow(text.value_or(digits), value,
-                                      is_state ? TensorRole::kOptimizerState : role, depth));
+    TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> child,
+                             WalkBelow(text.value_or(digits), value,
+                                       is_state ? TensorRole::kOptimizerState : role, depth));
+    if (!child.has_value()) continue;
+    if (!HasRoom(text ? text->size() : 0)) {
+      LeftOut("values that stand for many times the file's size");
+    } else if (text && !IsValidUtf8(*text)) {
+      LeftOut("entries whose key is not valid UTF-8");
+    } else {
+      tree.Add(text ? SavedValue{std::string(*text)} : SavedValue{*number}, *std::move(child));
+    }
   }
-  return absl::OkStatus();
+  return SavedValue{std::move(tree)};
 }
 
-absl::Status Collector::AddTensor(const Value& value, TensorRole role) {
+Collector::Tree Collector::AddTensor(const pickle::Value& value, TensorRole role) {
+  if (archive_ == nullptr) return LeftOut("tensors inside objects");
   const std::string& name = path_;
   const auto in_tensor = [&](const absl::Status& status) {
     return In(absl::StrCat("tensor ", Shown(name)), status);
@@ -195,8 +237,7 @@ absl::Status Collector::AddTensor(const Value& value, TensorRole role) {
   }
   absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(*archive_, value);
   if (tensor.status().code() == absl::StatusCode::kUnimplemented) {
-    Note(std::string(tensor.status().message()));
-    return absl::OkStatus();
+    return LeftOut(std::string(tensor.status().message()));
   }
   if (!tensor.ok()) return in_tensor(tensor.status());
   if (!names_.insert(name).second) return in_tensor(absl::DataLossError("the name occurs twice"));
@@ -216,75 +257,58 @@ absl::Status Collector::AddTensor(const Value& value, TensorRole role) {
     }
   }
   checkpoint_.tensors.push_back(std::move(added));
-  return absl::OkStatus();
+  if (!HasRoom(name.size())) return std::nullopt;  // the tensor is not left out
+  return SavedValue{SavedValue::Tensor{name}};
 }
 
-// Adds the values of a pickle under dotted names.
-class ValueWalker {
- public:
-  ValueWalker(pickle::Budget& budget, std::vector<ForeignValue>& values)
-      : values_(values), budget_(budget) {}
-
-  void Walk(const Value& value, const std::string& name, int depth) {
-    if (name.size() > kMaxPlainTextBytes || depth > kMaxDepth) return;
-    if (!budget_.Has(pickle::Budget::kVisitBytes)) return;
-    if (IsTorchDict(value)) {
-      for (size_t i = 0; i < value.entry_count(); ++i) {
-        const auto [key, child] = value.entry(i);
-        if (const auto text = key.AsText(); text && text->size() <= kMaxPlainTextBytes) {
-          Walk(child, Below(name, *text), depth + 1);
-        } else if (const auto number = key.AsInt()) {
-          Walk(child, Below(name, absl::StrCat(*number)), depth + 1);
-        }
-      }
-    } else if (value.is(Kind::kList) || value.is(Kind::kTuple)) {
-      WalkList(value, name, depth);
-    } else if (!name.empty()) {
-      AddScalar(value, name);
+// Bytes of protocol 3 and later are in the file. Before, they are a text whose characters they are.
+Collector::Tree Collector::ReadBytes(const pickle::Value& value) {
+  if (const std::optional<pickle::Extent> extent = value.extent()) {
+    if (extent->length > pickle::kMaxTextBytes || !HasRoom(extent->length)) {
+      return LeftOut("bytes, too many of them");
+    }
+    TESSERA_ASSIGN_OR_RETURN(std::string bytes, ReadPart(*open_, extent->offset, extent->length));
+    return SavedValue{SavedValue::Bytes{std::move(bytes)}};
+  }
+  const std::optional<std::string_view> text = value.arguments()[0].AsText();
+  if (!text || !value.arguments()[1].IsText("latin1") || !HasRoom(text->size())) {
+    return LeftOut("objects of _codecs.encode");
+  }
+  SavedValue::Bytes bytes;
+  for (size_t i = 0; i < text->size(); ++i) {
+    const auto first = static_cast<unsigned char>((*text)[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text->size() ? (*text)[i + 1] : 0);
+    if (first < 0x80) {
+      bytes.bytes += static_cast<char>(first);
+    } else if ((first == 0xC2 || first == 0xC3) && (next & 0xC0) == 0x80) {
+      bytes.bytes += static_cast<char>((first << 6) | (next & 0x3F));
+      ++i;
+    } else {
+      return LeftOut("objects of _codecs.encode");
     }
   }
+  return SavedValue{std::move(bytes)};
+}
 
- private:
-  static std::string Below(const std::string& name, std::string_view child) {
-    std::string path = name.empty() ? "" : name + ".";
-    path.append(child);
-    return path;
+// A value without others inside.
+std::optional<SavedValue> Collector::Plain(const pickle::Value& value) {
+  if (value.is(Kind::kObject)) {
+    return LeftOut(absl::StrCat("objects of ", Shown(value.callable().GlobalName())));
   }
-
-  void WalkList(const Value& list, const std::string& name, int depth) {
-    if (!name.empty() && budget_.Has(list.size())) {
-      std::optional<std::vector<int64_t>> integers = pickle::Integers(list);
-      if (integers.has_value() && !integers->empty()) {
-        const uint64_t bytes = integers->size() * sizeof(int64_t);
-        return Add(name, *std::move(integers), bytes);
-      }
-    }
-    for (size_t i = 0; i < list.size(); ++i) {
-      Walk(list[i], Below(name, absl::StrCat(i)), depth + 1);
-    }
+  const std::optional<std::string_view> text = value.AsText();
+  if (!HasRoom(text ? text->size() : 0)) {
+    return LeftOut("values that stand for many times the file's size");
   }
-
-  void AddScalar(const Value& value, const std::string& name) {
-    if (const auto truth = value.AsBool()) return Add(name, *truth);
-    if (const auto integer = value.AsInt()) return Add(name, *integer);
-    if (const auto number = value.AsFloat()) return Add(name, *number);
-    const std::optional<std::string_view> text = value.AsText();
-    if (text && text->size() <= kMaxPlainTextBytes && IsValidUtf8(*text)) {
-      Add(name, std::string(*text), text->size());
-    }
-  }
-
-  template <typename T>
-  void Add(const std::string& name, T value, uint64_t value_bytes = 0) {
-    if (!IsValidUtf8(name) || !budget_.Has(sizeof(ForeignValue) + name.size() + value_bytes)) {
-      return;
-    }
-    values_.push_back({name, std::move(value)});
-  }
-
-  std::vector<ForeignValue>& values_;
-  pickle::Budget& budget_;
-};
+  if (value.is(Kind::kNone)) return SavedValue{SavedValue::None{}};
+  if (const auto truth = value.AsBool()) return SavedValue{*truth};
+  if (const auto integer = value.AsInt()) return SavedValue{*integer};
+  if (const auto number = value.AsFloat()) return SavedValue{*number};
+  if (text && IsValidUtf8(*text)) return SavedValue{std::string(*text)};
+  if (value.is(Kind::kText)) return LeftOut("texts that are too long or not valid UTF-8");
+  if (value.is(Kind::kInt)) return LeftOut("integers beyond 64 bits");
+  if (value.is(Kind::kGlobal)) return LeftOut(Shown(value.GlobalName()));
+  return LeftOut(absl::StrCat("values of the kind ", View(pickle::KindName(value.kind()))));
+}
 
 // Whether a trainer of transformers, or accelerate, gives this name to a file beside the model.
 bool IsBesideModel(const std::string& name) {
@@ -325,16 +349,28 @@ absl::Status CheckRanks(const Storage& storage, std::string_view folder,
 
 }  // namespace
 
-bool IsTorchDict(const Value& value) {
+bool IsTorchDict(const pickle::Value& value) {
   return value.is(Kind::kDict) || value.IsObjectOf("collections.OrderedDict") ||
          value.IsObjectOf("collections.defaultdict") || value.IsObjectOf("builtins.dict") ||
          value.IsObjectOf("__builtin__.dict");
 }
 
-void AddPlainValues(const pickle::Pickle& contents, const std::string& name, pickle::Budget& budget,
-                    std::vector<ForeignValue>& values) {
-  ValueWalker(budget, values).Walk(contents.root(), name, 0);
+struct ObjectReader::Impl {
+  explicit Impl(ForeignCheckpoint& checkpoint) : collector(checkpoint) {}
+  Collector collector;
+};
+
+ObjectReader::ObjectReader(ForeignCheckpoint& checkpoint)
+    : impl_(std::make_unique<Impl>(checkpoint)) {}
+ObjectReader::~ObjectReader() = default;
+
+absl::StatusOr<std::optional<SavedValue>> ObjectReader::Read(const ReadableFile& file,
+                                                             const pickle::Pickle& contents,
+                                                             const std::string& name) {
+  return impl_->collector.ReadObject(file, contents, name);
 }
+
+void ObjectReader::AddNotes() { impl_->collector.AddNotes(); }
 
 absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, std::string_view folder,
                                                         const std::string& file) {
@@ -374,10 +410,13 @@ absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::string_view f
   Collector collector(checkpoint);
   for (const std::string& file : files) {
     const std::string path = JoinPath(folder, file);
-    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, path));
-    TESSERA_RETURN_IF_ERROR(At(storage, path, collector.AddFile(archive, file)));
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage.Open(path));
+    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive,
+                             At(storage, path, ReadTorchArchive(*open, {0, open->size_bytes()})));
+    TESSERA_RETURN_IF_ERROR(At(storage, path, collector.AddFile(*open, archive, file)));
   }
   collector.AddNotes();
+  TakeOwnKeys(checkpoint);
   return checkpoint;
 }
 

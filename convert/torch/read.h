@@ -1,6 +1,8 @@
 #ifndef TESSERA_CONVERT_TORCH_READ_H_
 #define TESSERA_CONVERT_TORCH_READ_H_
 
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -9,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
+#include "convert/core/value.h"
 #include "convert/pickle/value.h"
 
 namespace tessera::ckpt::convert {
@@ -21,8 +24,8 @@ inline constexpr std::string_view kTorch = "torch";
 // Dicts and lists inside each other give names with dots: "optimizer.state.3.exp_avg". A tensor
 // that is the same view of the same storage as an earlier one is its alias. Tensors below "state"
 // of a dict that has "param_groups", too, as optimizers of torch have, are optimizer state.
-// Numbers, truth values and texts become values (AddPlainValues()); objects of unknown classes and
-// tensors that this version cannot read are named in the notes.
+// Plain values are in the tree with them; what is none, and tensors that this version cannot read,
+// are named in the notes. What this library has put there itself is taken (TakeOwnKeys()).
 //
 // Reads headers and pickles, no tensor. Errors: DataLoss, naming file and tensor; Unimplemented for
 // a file of a form that cannot be read; those of the storage.
@@ -42,15 +45,26 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, std::s
 // Whether a value is a dict: one of Python's, or an OrderedDict or defaultdict.
 bool IsTorchDict(const pickle::Value& value);
 
-// Adds the numbers, truth values and texts in the dicts, lists and tuples of a pickle. `name` is
-// that of the pickle's root, whose entries have it before their own; empty for none.
-//
-// What is shared by several objects is added for each, as long as the budget lasts; texts and names
-// of more than kMaxPlainTextBytes are left out.
-void AddPlainValues(const pickle::Pickle& contents, const std::string& name, pickle::Budget& budget,
-                    std::vector<ForeignValue>& values);
+// Reads pickles of objects that stand beside tensors, each in a file or a part of one.
+class ObjectReader {
+ public:
+  // `checkpoint`, which gets notes, must outlive the reader.
+  explicit ObjectReader(ForeignCheckpoint& checkpoint);
+  ~ObjectReader();
 
-inline constexpr size_t kMaxPlainTextBytes = 1024;
+  // The values of a pickle that is called `name`; nullopt if it has none, of which there will be a
+  // note, as of each part that is no plain value. Errors: those of the file; DataLoss where objects
+  // are nested too deep, or stand for many times the size of the pickle.
+  absl::StatusOr<std::optional<SavedValue>> Read(const ReadableFile& file,
+                                                 const pickle::Pickle& contents,
+                                                 const std::string& name);
+  // Call once, after all objects.
+  void AddNotes();
+
+ private:
+  struct Impl;
+  const std::unique_ptr<Impl> impl_;
+};
 
 }  // namespace tessera::ckpt::convert
 

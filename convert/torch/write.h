@@ -6,10 +6,12 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/core/output.h"
+#include "convert/core/value.h"
 #include "convert/pickle/write.h"
 #include "convert/torch/zip.h"
 #include "layout/box.h"
@@ -52,7 +54,9 @@ void WriteTorchDType(DType dtype, pickle::Writer& writer);
 
 struct TorchOutputOptions {
   DType dtype = DType::kUnspecified;  // of floating weights; unspecified: as they are saved
-  bool weights_only = false;          // no optimizer state, no master weights
+  bool weights_only = false;          // no optimizer state, no master weights, no values
+  const SavedValue* state = nullptr;  // see PlanOptions
+  std::vector<std::string>* left_out = nullptr;
   // Names of parameters in the order in which the model's modules have them, which is that in which
   // optimizers number them. Empty: that of the manifest.
   std::vector<std::string> module_order;
@@ -61,7 +65,6 @@ struct TorchOutputOptions {
 // A tensor of a checkpoint as a file of torch has it. An alias has the index of its tensor.
 struct TorchOutputTensor {
   const LogicalTensor* logical = nullptr;
-  std::string key;  // in the state dict, see TorchOutputTensors
   DType dtype = DType::kUnspecified;
   size_t stored = 0;  // index of what is stored, which aliases share
 };
@@ -74,15 +77,12 @@ struct TorchOutputState {
 
 // A group of parameters that torch.optim.AdamW updates alike.
 struct TorchOutputGroup {
+  size_t number = 0;  // in the manifest
   const ParameterGroup* options = nullptr;
   bool decays = true;                    // whether weights do, where the options do not tell
   std::vector<TorchOutputState> states;  // in the order of the modules
 };
 
-// With moments, the state dict describes a model and its optimizer: the key of a weight is
-// "model.NAME", that of a moment "optimizer.state.NAME.exp_avg", and what torch has no place for
-// keeps its name. Where the weight of a parameter was not saved, its master weight is the model's.
-// Without moments, the keys are the names.
 struct TorchOutputTensors {
   std::vector<TorchOutputGroup> groups;   // that are not empty
   std::vector<TorchOutputTensor> all;     // in the manifest's order
@@ -97,36 +97,38 @@ uint64_t StoredBytes(const TorchOutputTensor& tensor);
 // A contiguous tensor at that place of a file.
 OutputTensor ToOutputTensor(const TorchOutputTensor& tensor, uint64_t offset_bytes);
 
-// What tensors other than weights are to training, for ReadTorchRoles(). Other programs ignore it.
-bool HasRoles(const TorchOutputTensors& tensors);
-void WriteRoles(const TorchOutputTensors& tensors, pickle::Writer& writer);
-
-// The names of tensors by their keys, where those are others: kTorchNamesKey. `hidden`: keys of
-// tensors that are there for torch alone.
-bool HasNames(const TorchOutputTensors& tensors);
-void WriteNames(const TorchOutputTensors& tensors, std::span<const std::string> hidden,
-                pickle::Writer& writer);
-
-// The settings of a group as torch.optim.AdamW has them in its param_groups, with its defaults for
-// those that the manifest does not tell.
-struct TorchSetting {
-  const char* name;
-  std::function<void(pickle::Writer&)> write;
-};
-std::vector<TorchSetting> SettingsOf(const TorchOutputGroup& group, const Manifest& manifest);
-
 // How often the optimizer has updated the weights.
 double UpdatesOf(const Manifest& manifest);
 
-// The state of the trainer, kTorchTrainerKey. None with the weights alone, or where it is unknown.
-bool HasTrainer(const Manifest& manifest, const TorchOutputOptions& options);
-void WriteTrainer(const TrainerState& trainer, pickle::Writer& writer);
+// A state dict that is to be written.
+struct TorchStateDict {
+  TorchOutputTensors tensors;
+  SavedValue root;  // tensors have their names in the checkpoint
+  // Keys of this library: what torch has no place for.
+  std::vector<std::pair<std::string, SavedValue>> own_keys;
+};
 
-// One file, checkpoint.pt, of a dict of contiguous tensors, which torch.load() reads with
-// weights_only=True. Without moments: from the names of all tensors. With them: "model" is the dict
-// for the model's load_state_dict(), "optimizer" that for torch.optim.AdamW's, whose groups are the
-// manifest's, and kTorchNamesKey has the names. Tied tensors share their storage. Where there are
-// others than weights, kTorchRolesKey is one more key, and so is kTorchTrainerKey.
+// How the optimizer's part is: as AdamW.load_state_dict() takes it, or flat, by the names of the
+// parameters.
+enum class OptimizerForm { kNumbered, kFlat };
+
+// The name of a tensor that is there for torch alone: the number of updates, in a flat form.
+inline constexpr char kUpdatesTensor[] = "";
+
+// The checkpoint as a state dict. Values have their own places. With moments it has "model" and
+// "optimizer", whose groups have the settings that the values have for groups of the same numbers;
+// what they have no place for beside these is left out. Without, tensors have the places that the
+// values tell, and others are at the top.
+TorchStateDict PlanStateDict(const Manifest& manifest, const TorchOutputOptions& options,
+                             OptimizerForm form);
+
+// Appends a value. `tensor` appends the tensor of that name.
+void WriteValue(const SavedValue& value, const std::function<void(const std::string&)>& tensor,
+                pickle::Writer& writer);
+
+// One file, checkpoint.pt, of a dict of contiguous tensors and values, which torch.load() reads with
+// weights_only=True: the state dict of PlanStateDict(). Tied tensors share their storage. Where the
+// weight of a parameter was not saved, its master weight is the model's.
 std::vector<OutputFile> PlanTorch(const Manifest& manifest, const TorchOutputOptions& options);
 
 }  // namespace tessera::ckpt::convert

@@ -15,6 +15,7 @@ from ._library import (CREATE, Handle, InvalidArgumentError, LoadOptions, Mismat
                        report, text)
 from ._progress import Progress, shown
 from ._state import TensorInfo
+from ._structure import STRUCTURE, encode as encode_structure
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -377,6 +378,7 @@ def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str
     """A state that is to be saved, for the library."""
     leaves = _state.flatten(state)
     all_entries = dict(entries or {})
+    all_entries.setdefault(STRUCTURE, encode_structure(state))
     if _state.VALUES in all_entries:
         raise InvalidArgumentError(f"the entry {_state.VALUES} is this package's own")
     all_entries[_state.VALUES] = _values.encode_all(leaves.values)

@@ -205,6 +205,24 @@ class FolderTest(Case):
             back = tessera_ckpt.convert(other, f"{self.folder}.{to}.back", "tessera")
             self.assertEqual(tessera_ckpt.diff(two, back.path, data=True).tensors, {})
 
+    def test_conversions_keep_values_and_nesting(self):
+        def state(fill, one):
+            return {"model": {"a.weight": np.full((2, 3), fill), "b": [np.full(2, fill)]},
+                    "optimizer": {
+                        "state": {0: {"step": 3.0 * one, "exp_avg": np.full((2, 3), fill)}},
+                        "param_groups": [{"lr": 1e-3 * one, "betas": (0.9 * one, 0.95)}]},
+                    "scheduler": {"last_epoch": 4 * one, "raw": b"\0\xff" * one, "none": None},
+                    "epoch": 3 * one}
+        source = self.save(state(5.0, 1), 1000).path
+        for i, to in enumerate(("torch", "dcp", "torch", "tessera")):
+            report = tessera_ckpt.convert(source, f"{self.folder}.{i}", to)
+            self.assertEqual(report.notes, [])
+            source = report.path
+        loaded = state(0.0, 0)
+        self.assertEqual(tessera_ckpt.load(source, loaded).step, 1000)
+        np.testing.assert_equal(loaded, state(5.0, 1))
+        self.assertIsInstance(loaded["optimizer"]["param_groups"][0]["betas"], tuple)
+
     def test_a_conversion_takes_the_tokenizer_along(self):
         exported = write_gpt2(f"{self.folder}.gpt2", vocab_size=300)
         tokenizer = write_tokenizer(f"{self.folder}.tokenizer")

@@ -1,6 +1,7 @@
 // State dicts of torch and of torch.distributed.checkpoint, in the names of transformers and of
 // Meta, as models of this library. What transformers itself stores in its own format is the judge.
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -9,7 +10,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,6 +20,7 @@
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
+#include "convert/core/value.h"
 #include "convert/open_foreign.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
@@ -95,10 +96,10 @@ Tensors LoadUntied(ckpt::Storage& storage) {
 
 template <typename T>
 T ValueOf(const ckpt::convert::ForeignStorage& storage, const std::string& name) {
-  for (const ckpt::convert::ForeignValue& value : storage.values()) {
-    const T* const found = value.name == name ? std::get_if<T>(&value.value) : nullptr;
-    if (found != nullptr) return *found;
-  }
+  const auto values = ckpt::convert::ValuesByName(storage.state());
+  const auto at = values.find(name);
+  const T* const found = at == values.end() ? nullptr : at->second->As<T>();
+  if (found != nullptr) return *found;
   ADD_FAILURE() << "no value " << name;
   return T();
 }
@@ -228,7 +229,12 @@ TEST(StateDictTest, AllThatATrainerOfTransformersSavesIsShown) {
   EXPECT_EQ(ValueOf<int64_t>(*storage, "trainer_state.global_step"), 3);
   EXPECT_EQ(ValueOf<int64_t>(*storage, "scheduler.last_epoch"), 3);
   EXPECT_EQ(ValueOf<double>(*storage, "optimizer.param_groups.0.weight_decay"), 0.1);
-  EXPECT_EQ(ValueOf<std::vector<int64_t>>(*storage, "optimizer.param_groups.1.params").size(), 5);
+  // Where the numbers are those of a model's parameters, its optimizer has the groups.
+  const ckpt::OptimizerState optimizer = ManifestOf(*storage).optimizer();
+  ASSERT_EQ(optimizer.groups_size(), 2);
+  EXPECT_EQ(optimizer.groups(0).options().at("weight_decay"), 0.1);
+  EXPECT_EQ(optimizer.groups(1).options().at("weight_decay"), 0);
+  EXPECT_EQ(std::ranges::count(optimizer.parameters(), 1U, &ckpt::OptimizerParameter::group), 5);
 }
 
 // The weights do not depend on a file of the optimizer; where that is needed, damage is an error.

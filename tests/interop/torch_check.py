@@ -45,7 +45,8 @@ def check_torch(ckpt, source, folder):
     assert loaded["lm_head.weight"].data_ptr() == loaded["wte.weight"].data_ptr()
     others = {"lm_head.weight", "tessera.roles", "tessera.trainer"}
     assert set(loaded) - set(EXPECTED) == others, list(loaded)
-    assert set(loaded["tessera.trainer"]) == {"step", "consumed_samples"}, loaded["tessera.trainer"]
+    trainer = loaded["tessera.trainer"]
+    assert set(trainer) == {"step", "consumed_samples", "manifest"}, trainer
     check_equal(torch.load(path, weights_only=True, mmap=True), "torch.load, mapped", EXPECTED)
     weights = folder + "-bf16"
     convert(ckpt, source, weights, "--to=torch", "--weights-only", "--dtype=bf16")

@@ -165,6 +165,8 @@ Writes the checkpoint at PATH, of any topology or another framework's, in anothe
   --max-file-size=SIZE         of one file (5GB; hf, megatron, dcp)
   --tokenizer=PATH             the model's, as for prepare_data: writes the files by which
                                transformers finds it (hf), or puts it into the file (gguf)
+  --ckpt-step=N                of the checkpoint in the folder PATH, or, where PATH is a single one,
+                               the step that it gets, whatever its files tell
   --topology=T                 as for ckpt reshard (tessera)
   --memory=SIZE                of all buffers (128MiB; tessera)
   --threads=N                  that read (4)
@@ -342,6 +344,13 @@ constexpr Flag kFlags[] = {
     {"convert", "--memory", true,
      [](std::string_view v, CommandOptions& o) {
        return ParseSize(v, o.reshard.memory_bytes.emplace());
+     }},
+    {"convert", "--ckpt-step", true,
+     [](std::string_view v, CommandOptions& o) {
+       int64_t step = 0;
+       std::string problem = ParseNumber<int64_t>(v, 0, kMaxTrainerCount, step);
+       if (problem.empty()) o.source.step = step;
+       return problem;
      }},
     {"convert", "--to", true,
      [](std::string_view v, CommandOptions& o) {

@@ -27,6 +27,7 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
   ProgressBar bar(output.progress);
   return Export(source, options.paths[1],
                 {.format = options.convert.format,
+                 .state = source.foreign_state(),
                  .dtype = options.convert.dtype,
                  .weights_only = options.convert.weights_only,
                  .max_file_bytes = options.convert.max_file_bytes,

@@ -19,6 +19,9 @@
 #include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
 #include "convert/core/foreign_checkpoint.h"
+#include "convert/core/known_step.h"
+#include "convert/core/saved_values.h"
+#include "convert/core/value.h"
 #include "convert/operations/named_checkpoint.h"
 #include "convert/operations/summary.h"
 #include "layout/partition.h"
@@ -80,38 +83,31 @@ std::string BestLossText(double loss) {
   return std::isinf(loss) && loss > 0 ? "best loss: none yet" : "best " + NumberText(loss);
 }
 
-Json Number(double value);
-
-Json ValueJson(const convert::ForeignValue& value) {
-  return std::visit(
-      [](const auto& plain) -> Json {
-        if constexpr (std::is_same_v<std::decay_t<decltype(plain)>, double>) {
-          return Number(plain);
-        } else {
-          return plain;
-        }
-      },
-      value.value);
-}
-
 // Long lists are cut short.
-std::string ValueText(const convert::ForeignValue& value) {
-  constexpr size_t kMaxShown = 8;
-  convert::ForeignValue shown = value;
-  auto* const list = std::get_if<std::vector<int64_t>>(&shown.value);
-  if (list == nullptr || list->size() <= kMaxShown) return ValueJson(shown).dump();
-  const size_t others = list->size() - kMaxShown;
-  list->resize(kMaxShown);
-  std::string text = ValueJson(shown).dump();
-  text.pop_back();
-  return absl::StrCat(text, ", and ", others, " more]");
+std::string ValueText(const convert::SavedValue& value) {
+  constexpr size_t kMaxShown = 8, kMaxTextBytes = 2000;
+  const auto* const list = value.As<convert::SavedValue::List>();
+  if (list != nullptr && list->items.size() > kMaxShown) {
+    convert::SavedValue::List first;
+    first.items.assign(list->items.begin(), list->items.begin() + kMaxShown);
+    std::string text = convert::ValueToPlainJson({std::move(first)}).dump();
+    text.pop_back();
+    return absl::StrCat(text, ",and ", list->items.size() - kMaxShown, " more]");
+  }
+  std::string text = convert::ValueToPlainJson(value).dump();
+  if (text.size() > kMaxTextBytes) {
+    text = absl::StrCat(absl::CHexEscape(text.substr(0, kMaxTextBytes)), "...");
+  }
+  return text;
 }
 
-void PrintValues(const std::vector<convert::ForeignValue>& values, std::ostream& out) {
+void PrintValues(const convert::SavedValue& state, std::ostream& out) {
   constexpr size_t kMaxShown = 100;
-  for (size_t i = 0; i < values.size() && i < kMaxShown; ++i) {
-    out << "value       " << absl::CHexEscape(values[i].name) << ": " << ValueText(values[i])
-        << "\n";
+  const auto values = convert::ValuesByName(state);
+  size_t shown = 0;
+  for (const auto& [name, value] : values) {
+    if (shown++ == kMaxShown) break;
+    out << "value       " << absl::CHexEscape(name) << ": " << ValueText(*value) << "\n";
   }
   if (values.size() > kMaxShown) {
     out << "value       and " << values.size() - kMaxShown << " more, which --json shows\n";
@@ -121,11 +117,11 @@ void PrintValues(const std::vector<convert::ForeignValue>& values, std::ostream&
 // What the files of another framework tell.
 void PrintForeign(const NamedCheckpoint& named, const Manifest& manifest, std::ostream& out) {
   out << "format      " << named.format << " (" << manifest.producer().program() << ")\n";
-  if (manifest.has_trainer()) out << "step        " << manifest.trainer().step() << "\n";
+  if (convert::TellsStep(manifest)) out << "step        " << manifest.trainer().step() << "\n";
   if (manifest.trainer().has_data()) {
     out << "data        " << manifest.trainer().data().consumed_samples() << " samples consumed\n";
   }
-  PrintValues(named.values, out);
+  PrintValues(named.state, out);
   for (const std::string& note : named.notes) out << "note        " << note << "\n";
 }
 
@@ -150,8 +146,9 @@ void PrintTrainer(const Manifest& manifest, std::ostream& out) {
         << trainer.numerics().library() << "\n";
   }
   for (const std::string& key : SortedKeys(trainer.extra())) {
-    PrintExtra(key, trainer.extra().at(key), out);
+    if (!convert::IsValuesEntry(key)) PrintExtra(key, trainer.extra().at(key), out);
   }
+  PrintValues(convert::StateOf(manifest).root, out);
 }
 
 void PrintModel(const Manifest& manifest, std::ostream& out) {
@@ -314,8 +311,8 @@ Json ContentsToJson(const NamedCheckpoint& named) {
   if (!named.format.empty()) {
     json["foreign_format"] = named.format;
     json["values"] = Json::object();
-    for (const convert::ForeignValue& value : named.values) {
-      json["values"][value.name] = ValueJson(value);
+    for (const auto& [name, value] : convert::ValuesByName(named.state)) {
+      json["values"][name] = convert::ValueToPlainJson(*value);
     }
     json["notes"] = named.notes;
     json.erase("files");

@@ -24,6 +24,7 @@
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "convert/contents.h"
 #include "convert/core/foreign_storage.h"
+#include "convert/core/known_step.h"
 #include "convert/core/notes.h"
 #include "convert/open_foreign.h"
 #include "trainer/config/config.h"
@@ -67,8 +68,9 @@ absl::Status CheckSaveFolder(const std::string& folder, ckpt::Storage& storage) 
 // Adds to a manifest what its writer did not know and the settings state: the step, and the
 // position in the data.
 void StateWhatIsUnknown(const CheckpointConfig& config, ckpt::Manifest& manifest) {
-  if (!manifest.has_trainer()) {
+  if (!ckpt::convert::TellsStep(manifest)) {
     if (!config.has_ckpt_step() && LoadContentOf(config).scheduler) return;
+    manifest.mutable_trainer()->mutable_extra()->erase(ckpt::convert::kUnknownStepEntry);
     manifest.mutable_trainer()->set_best_loss(std::numeric_limits<double>::infinity());
     if (config.has_ckpt_step()) manifest.mutable_trainer()->set_step(config.ckpt_step());
   }
@@ -502,7 +504,7 @@ absl::Status CheckTellsProgress(const SavedRun& saved, const TrainConfig& config
                               ? saved.Describe()
                               : absl::StrCat(saved.Describe(), " (", saved.foreign_format, ")");
   const ckpt::TrainerState& trainer = saved.manifest().trainer();
-  if (content.scheduler && !saved.manifest().has_trainer()) {
+  if (content.scheduler && !ckpt::convert::TellsStep(saved.manifest())) {
     return absl::FailedPreconditionError(
         absl::StrCat(who, " does not tell its step; --finetune takes the weights alone and starts ",
                      "at step 0, --ckpt-step=N states the step"));

@@ -1,0 +1,42 @@
+#ifndef TESSERA_CONVERT_CORE_OPTIMIZER_GROUPS_H_
+#define TESSERA_CONVERT_CORE_OPTIMIZER_GROUPS_H_
+
+// The groups of an optimizer of torch, as the values of a state dict tell them.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/core/value.h"
+
+namespace tessera::ckpt::convert {
+
+struct TorchGroup {
+  std::vector<int64_t> numbers;    // of its parameters
+  std::vector<std::string> names;  // of its parameters, in the same order; may be empty
+  SavedValue::Dict settings;       // the rest
+};
+using TorchGroups = std::map<int64_t, TorchGroup>;
+
+// Those in "param_groups" after `prefix`, which is empty or ends with a dot.
+TorchGroups FindTorchGroups(const SavedValue& state, const std::string& prefix);
+
+// Gives the optimizer of the description the groups and settings that the values have after
+// `prefix`: by the numbers of groups or, in state dicts that are flat, by names of parameters, of
+// which those with equal settings become a group. They are then in the tree as a list, in
+// "param_groups" of "optimizer". `foreign_name` is that of a parameter by its name or number in the
+// state dict, and that under which the description has it for `framework`; empty for none.
+//
+// Nothing changes where the groups do not have all of the optimizer's parameters.
+void TakeSettings(const std::string& prefix,
+                  const std::function<std::string(const std::string&)>& foreign_name,
+                  std::string_view framework, ForeignCheckpoint& checkpoint);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_CORE_OPTIMIZER_GROUPS_H_

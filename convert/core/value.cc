@@ -1,0 +1,269 @@
+#include "convert/core/value.h"
+
+#include <algorithm>
+#include <bit>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+// The elements of a list or tuple; null for anything else.
+const std::vector<SavedValue>* ItemsOf(const SavedValue& value) {
+  if (const auto* list = value.As<SavedValue::List>()) return &list->items;
+  if (const auto* tuple = value.As<SavedValue::Tuple>()) return &tuple->items;
+  return nullptr;
+}
+
+std::vector<SavedValue>* ItemsOf(SavedValue& value) {
+  return const_cast<std::vector<SavedValue>*>(ItemsOf(std::as_const(value)));
+}
+
+// Whether every key can be part of a name.
+bool HasNames(const SavedValue::Dict& dict) {
+  for (size_t i = 0; i < dict.size(); ++i) {
+    const SavedValue& key = dict.key(i);
+    if (key.As<std::string>() == nullptr && key.As<int64_t>() == nullptr) return false;
+  }
+  return true;
+}
+
+PathPart PartOf(const SavedValue& key) {
+  if (const auto* text = key.As<std::string>()) return PathPart::Text(*text);
+  return {PathPart::Kind::kInteger, "", *key.As<int64_t>()};
+}
+
+// Whether a container has a tensor in it, however deep.
+bool HoldsTensor(const SavedValue& value) {
+  if (value.As<SavedValue::Tensor>() != nullptr) return true;
+  const auto* const dict = value.As<SavedValue::Dict>();
+  const std::vector<SavedValue>* const items = dict != nullptr ? &dict->flat : ItemsOf(value);
+  return items != nullptr && std::ranges::any_of(*items, HoldsTensor);
+}
+
+// Whether a list has a dict in it, or in its lists.
+bool HoldsDict(const SavedValue& value) {
+  const auto* const list = value.As<SavedValue::List>();
+  return list != nullptr && std::ranges::any_of(list->items, [](const SavedValue& item) {
+           const auto* const dict = item.As<SavedValue::Dict>();
+           return dict != nullptr ? HasNames(*dict) : HoldsDict(item);
+         });
+}
+
+// Appends a part to a name for as long as it lives.
+class Below {
+ public:
+  Below(const PathPart& part, std::string& name) : name_(name), bytes_(name.size()) {
+    absl::StrAppend(&name, name.empty() ? "" : ".", part.ToString());
+  }
+  ~Below() { name_.resize(bytes_); }
+  Below(const Below&) = delete;
+  Below& operator=(const Below&) = delete;
+
+ private:
+  std::string& name_;
+  const size_t bytes_;
+};
+
+void AddLeaves(const SavedValue& value, Path& path, std::vector<Leaf>& leaves) {
+  if (!IsBranch(value)) {
+    leaves.push_back({NameOf(path), path, &value});
+    return;
+  }
+  if (const auto* dict = value.As<SavedValue::Dict>()) {
+    for (size_t i = 0; i < dict->size(); ++i) {
+      path.push_back(PartOf(dict->key(i)));
+      AddLeaves(dict->value(i), path, leaves);
+      path.pop_back();
+    }
+    return;
+  }
+  const std::vector<SavedValue>& items = *ItemsOf(value);
+  for (size_t i = 0; i < items.size(); ++i) {
+    path.push_back(PathPart::Index(static_cast<int64_t>(i)));
+    AddLeaves(items[i], path, leaves);
+    path.pop_back();
+  }
+}
+
+using IsWanted = std::function<bool(const std::string&, const SavedValue&)>;
+
+// Returns whether anything is left of a value.
+bool PruneBelow(SavedValue& value, std::string& name, const IsWanted& is_wanted) {
+  if (!IsBranch(value)) return is_wanted(name, value);
+  bool any = false;
+  if (auto* dict = value.As<SavedValue::Dict>()) {
+    SavedValue::Dict kept;
+    for (size_t i = 0; i < dict->size(); ++i) {
+      const Below below(PartOf(dict->key(i)), name);
+      if (!PruneBelow(dict->value(i), name, is_wanted)) continue;
+      kept.Add(std::move(dict->flat[2 * i]), std::move(dict->flat[2 * i + 1]));
+    }
+    any = dict->size() == 0 || kept.size() > 0;
+    *dict = std::move(kept);
+    return any;
+  }
+  int64_t index = 0;
+  for (SavedValue& item : *ItemsOf(value)) {
+    const Below below(PathPart::Index(index++), name);
+    if (PruneBelow(item, name, is_wanted)) {
+      any = true;
+    } else {
+      item = SavedValue{SavedValue::None{}};
+    }
+  }
+  return any;
+}
+
+}  // namespace
+
+bool SavedValue::List::operator==(const List&) const = default;
+bool SavedValue::Tuple::operator==(const Tuple&) const = default;
+bool SavedValue::Dict::operator==(const Dict&) const = default;
+
+bool SavedValue::operator==(const SavedValue& other) const {
+  const auto *mine = As<double>(), *others = other.As<double>();
+  if (mine == nullptr || others == nullptr) return data == other.data;
+  return std::bit_cast<uint64_t>(*mine) == std::bit_cast<uint64_t>(*others);
+}
+
+void SavedValue::Dict::Add(SavedValue key, SavedValue value) {
+  flat.push_back(std::move(key));
+  flat.push_back(std::move(value));
+}
+
+const SavedValue* SavedValue::Dict::Find(std::string_view text) const {
+  for (size_t i = 0; i < size(); ++i) {
+    const auto* found = key(i).As<std::string>();
+    if (found != nullptr && *found == text) return &value(i);
+  }
+  return nullptr;
+}
+
+SavedValue* SavedValue::Dict::Find(std::string_view text) {
+  return const_cast<SavedValue*>(std::as_const(*this).Find(text));
+}
+
+std::string PathPart::ToString() const { return kind == Kind::kText ? text : absl::StrCat(number); }
+
+std::string NameOf(const Path& path) {
+  std::string name;
+  for (const PathPart& part : path) {
+    absl::StrAppend(&name, name.empty() ? "" : ".", part.ToString());
+  }
+  return name;
+}
+
+bool IsBranch(const SavedValue& value) {
+  if (const auto* dict = value.As<SavedValue::Dict>()) return HasNames(*dict);
+  return ItemsOf(value) != nullptr && (HoldsTensor(value) || HoldsDict(value));
+}
+
+std::vector<Leaf> LeavesOf(const SavedValue& root) {
+  std::vector<Leaf> leaves;
+  Path path;
+  AddLeaves(root, path, leaves);
+  return leaves;
+}
+
+std::map<std::string, const SavedValue*> ValuesByName(const SavedValue& root) {
+  std::map<std::string, const SavedValue*> values;
+  for (const Leaf& leaf : LeavesOf(root)) {
+    if (leaf.value->As<SavedValue::Tensor>() == nullptr) values.emplace(leaf.name, leaf.value);
+  }
+  return values;
+}
+
+bool IsEmpty(const SavedValue& root) { return LeavesOf(root).empty(); }
+
+void Prune(SavedValue& root, const IsWanted& is_wanted) {
+  std::string name;
+  if (!PruneBelow(root, name, is_wanted)) root = SavedValue{SavedValue::Dict{}};
+}
+
+void RenameTensors(const std::function<std::string(const std::string&)>& name, SavedValue& root) {
+  if (auto* tensor = root.As<SavedValue::Tensor>()) {
+    tensor->name = name(tensor->name);
+  } else if (auto* dict = root.As<SavedValue::Dict>()) {
+    for (size_t i = 0; i < dict->size(); ++i) RenameTensors(name, dict->value(i));
+  } else if (auto* items = ItemsOf(root)) {
+    for (SavedValue& item : *items) RenameTensors(name, item);
+  }
+}
+
+struct TreeBuilder::Node {
+  bool is_leaf = false;
+  SavedValue leaf;
+  std::vector<PathPart> order;
+  std::map<PathPart, std::unique_ptr<Node>> children;
+
+  SavedValue Finish(bool is_root = false) {
+    if (is_leaf) return std::move(leaf);
+    const auto is_index = [](const PathPart& part) { return part.kind == PathPart::Kind::kIndex; };
+    // Indices, which are different, are 0, 1, ... where the last one is the number of the others.
+    const bool is_list =
+        !is_root && !children.empty() && std::ranges::all_of(order, is_index) &&
+        children.begin()->first.number == 0 &&
+        children.rbegin()->first.number + 1 == static_cast<int64_t>(children.size());
+    if (is_list) {
+      SavedValue::List list;
+      for (auto& [part, child] : children) list.items.push_back(child->Finish());
+      return {std::move(list)};
+    }
+    SavedValue::Dict dict;
+    for (const PathPart& part : order) {
+      SavedValue key =
+          part.kind == PathPart::Kind::kText ? SavedValue{part.text} : SavedValue{part.number};
+      dict.Add(std::move(key), children.at(part)->Finish());
+    }
+    return {std::move(dict)};
+  }
+};
+
+TreeBuilder::TreeBuilder() : root_(std::make_unique<Node>()) {}
+TreeBuilder::~TreeBuilder() = default;
+
+bool TreeBuilder::Add(const Path& path, SavedValue leaf) {
+  if (path.empty()) return false;
+  // Nothing is made before the whole way is known to be free.
+  const Node* known = root_.get();
+  for (size_t i = 0; i < path.size() && known != nullptr; ++i) {
+    if (known->is_leaf) return false;
+    const auto child = known->children.find(path[i]);
+    known = child == known->children.end() ? nullptr : child->second.get();
+  }
+  if (known != nullptr) return false;
+  Node* node = root_.get();
+  for (const PathPart& part : path) {
+    std::unique_ptr<Node>& child = node->children[part];
+    if (child == nullptr) {
+      child = std::make_unique<Node>();
+      node->order.push_back(part);
+    }
+    node = child.get();
+  }
+  node->is_leaf = true;
+  node->leaf = std::move(leaf);
+  return true;
+}
+
+SavedValue TreeBuilder::Finish() && { return root_->Finish(/*is_root=*/true); }
+
+void MergeInto(SavedValue more, SavedValue& root) {
+  auto *from = more.As<SavedValue::Dict>(), *to = root.As<SavedValue::Dict>();
+  if (to == nullptr) root = std::move(more);
+  if (to == nullptr || from == nullptr || !HasNames(*to) || !HasNames(*from)) return;
+  std::map<PathPart, size_t> known;
+  for (size_t i = 0; i < to->size(); ++i) known.emplace(PartOf(to->key(i)), i);
+  for (size_t i = 0; i < from->size(); ++i) {
+    const auto at = known.find(PartOf(from->key(i)));
+    if (at == known.end()) {
+      to->Add(std::move(from->flat[2 * i]), std::move(from->flat[2 * i + 1]));
+    } else if (to->value(at->second).As<SavedValue::Dict>() != nullptr) {
+      MergeInto(std::move(from->value(i)), to->value(at->second));
+    }
+  }
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,138 @@
+#ifndef TESSERA_CONVERT_CORE_VALUE_H_
+#define TESSERA_CONVERT_CORE_VALUE_H_
+
+// What a program saves: nested dicts and lists, whose leaves are tensors and plain values. Every
+// reader yields one such tree, and every format that holds values is written from one.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace tessera::ckpt::convert {
+
+// A value of Python, of the kinds that mean the same everywhere.
+struct SavedValue {
+  struct None {
+    bool operator==(const None&) const = default;
+  };
+  struct Bytes {
+    std::string bytes;
+    bool operator==(const Bytes&) const = default;
+  };
+  // The place of a tensor, which the checkpoint has under this name.
+  struct Tensor {
+    std::string name;
+    bool operator==(const Tensor&) const = default;
+  };
+  struct List {
+    std::vector<SavedValue> items;
+    bool operator==(const List&) const;
+  };
+  struct Tuple {
+    std::vector<SavedValue> items;
+    bool operator==(const Tuple&) const;
+  };
+  // Keys and values in turn, in the order of the program. Keys are not compared.
+  struct Dict {
+    std::vector<SavedValue> flat;
+    bool operator==(const Dict&) const;
+
+    size_t size() const { return flat.size() / 2; }
+    const SavedValue& key(size_t i) const { return flat[2 * i]; }
+    const SavedValue& value(size_t i) const { return flat[2 * i + 1]; }
+    SavedValue& value(size_t i) { return flat[2 * i + 1]; }
+    void Add(SavedValue key, SavedValue value);
+    const SavedValue* Find(std::string_view text) const;  // null where there is no such key
+    SavedValue* Find(std::string_view text);
+  };
+
+  std::variant<None, bool, int64_t, double, std::string, Bytes, Tensor, List, Tuple, Dict> data;
+
+  template <typename T>
+  const T* As() const {
+    return std::get_if<T>(&data);
+  }
+  template <typename T>
+  T* As() {
+    return std::get_if<T>(&data);
+  }
+  // Numbers are equal where their bits are.
+  bool operator==(const SavedValue& other) const;
+};
+
+// A step on the way to a leaf: the key in a dict, which is a text or an integer, or the index in a
+// list or tuple.
+struct PathPart {
+  enum class Kind : uint8_t { kText, kInteger, kIndex };
+  Kind kind = Kind::kText;
+  std::string text;
+  int64_t number = 0;
+
+  static PathPart Text(std::string text) { return {Kind::kText, std::move(text), 0}; }
+  static PathPart Index(int64_t index) { return {Kind::kIndex, "", index}; }
+  std::string ToString() const;
+  auto operator<=>(const PathPart&) const = default;
+};
+using Path = std::vector<PathPart>;
+
+// The parts with dots between them.
+std::string NameOf(const Path& path);
+
+struct Leaf {
+  std::string name;  // NameOf(path)
+  Path path;
+  const SavedValue* value = nullptr;
+};
+
+// Whether a value is not a leaf: a dict of texts and integers; a list or tuple that has a tensor in
+// it, however deep; a list that has such a dict in it, or in its lists. This is what the package
+// tessera_ckpt takes for one.
+bool IsBranch(const SavedValue& value);
+
+// All leaves in their order. Pointers are into `root`.
+std::vector<Leaf> LeavesOf(const SavedValue& root);
+// Those that are not tensors, by name; of one name the first.
+std::map<std::string, const SavedValue*> ValuesByName(const SavedValue& root);
+
+// Whether the tree has neither tensors nor values.
+bool IsEmpty(const SavedValue& root);
+
+// Removes the leaves that `is_wanted`, which is given their names, does not want, and the branches
+// that are empty then. In a list that keeps others, None takes their places.
+void Prune(SavedValue& root,
+           const std::function<bool(const std::string&, const SavedValue&)>& is_wanted);
+
+// Gives the tensors of a tree other names.
+void RenameTensors(const std::function<std::string(const std::string&)>& name, SavedValue& root);
+
+// Makes a tree of leaves and their paths.
+class TreeBuilder {
+ public:
+  TreeBuilder();
+  ~TreeBuilder();
+  // False, and nothing is added, for an empty path, one that is there already, and one that leads
+  // through a leaf.
+  bool Add(const Path& path, SavedValue leaf);
+  // A dict, in which those whose keys are the indices 0, 1, ... are lists; other indices are
+  // integers as keys.
+  SavedValue Finish() &&;
+
+ private:
+  struct Node;
+  std::unique_ptr<Node> root_;
+};
+
+// Adds the entries of `more` to a dict: those of dicts that both have to each other, and elsewhere
+// what `root` has stays. A root that is no dict is replaced.
+void MergeInto(SavedValue more, SavedValue& root);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_CORE_VALUE_H_

@@ -1,0 +1,147 @@
+// `ckpt convert` keeps what a checkpoint has beside tensors, or names what it leaves out.
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/testing.h"
+#include "convert/core/value.h"
+#include "convert/dcp/metadata.h"
+#include "convert/pickle/value.h"
+#include "convert/pickle/write.h"
+#include "convert/testing/string_file.h"
+#include "convert/torch/archive.h"
+#include "convert/torch/read.h"
+#include "convert/torch/write.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/interop/foreign_run.h"
+#include "tests/support/command.h"
+#include "tools/ckpt/commands.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+namespace convert = ckpt::convert;
+
+class ValuesCommandTest : public testing::ForeignTest {
+ protected:
+  // Converts, and returns the notes, a line each.
+  std::string Convert(const std::string& from, const std::string& to, const std::string& format,
+                      const std::vector<std::string>& flags = {}) {
+    std::vector<std::string> arguments = {"convert", from, to, "--to=" + format, "--json"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    EXPECT_EQ(Run(arguments), ckpt::kExitOk) << out_ << err_;
+    std::string notes;
+    const auto json = nlohmann::json::parse(out_, nullptr, false);
+    if (!json.is_object()) return notes;
+    for (const auto& note : json["notes"]) notes += note.get<std::string>() + "\n";
+    return notes;
+  }
+
+  // The step of what is in a folder.
+  int64_t StepOf(const std::string& path) {
+    EXPECT_EQ(Run({"inspect", path, "--json"}), ckpt::kExitOk) << err_;
+    return nlohmann::json::parse(out_, nullptr, false).value("step", int64_t{-1});
+  }
+
+  // The pickle of a file of torch, whose root `check` gets.
+  template <typename Check>
+  void WithPickle(const std::string& path, const Check& check) {
+    const convert::StringFile file(ReadFile(path));
+    ASSERT_OK_AND_ASSIGN(const auto archive,
+                         convert::ReadTorchArchive(file, {0, file.size_bytes()}));
+    check(archive.contents.root());
+  }
+
+  // A file of torch with a tensor, and a value under a key.
+  std::string MakeFile(const std::string& key, const convert::SavedValue& value) {
+    ckpt::pickle::Writer writer;
+    writer.BeginDict();
+    writer.Text("w");
+    convert::WriteTorchTensor(DType::kF32, {1}, 0, writer);
+    writer.Text(key);
+    convert::WriteValue(
+        value, [](const std::string&) {}, writer);
+    writer.EndDict();
+    const std::string path = In(key + ".pt");
+    std::ofstream(path, std::ios::binary)
+        << convert::TorchObjectFile("", std::move(writer).Finish(), std::string(4, '\1')).header;
+    return path;
+  }
+};
+
+// A script's state dict: by way of this library and DCP back to torch, in the same places.
+TEST_F(ValuesCommandTest, AStateDictKeepsItsPlaces) {
+  const std::string script = "convert/torch/testdata/training.pt";
+  const std::string notes = Convert(script, In("own"), "tessera");
+  EXPECT_THAT(notes, AllOf(HasSubstr("objects of argparse.Namespace: args"),
+                           HasSubstr("torch.bfloat16: dtype"), Not(HasSubstr("losses"))));
+  EXPECT_EQ(StepOf(In("own/step-00000002")), 2);
+  EXPECT_EQ(Convert(In("own"), In("dcp"), "dcp"), "");
+  EXPECT_EQ(Convert(In("dcp"), In("torch"), "torch"), "");
+  WithPickle(In("torch/checkpoint.pt"), [](const ckpt::pickle::Value& root) {
+    EXPECT_EQ(root.Find("step").AsInt(), 2);
+    EXPECT_EQ(root.Find("losses")[1].AsFloat(), 0.25);
+    const auto optimizer = root.Find("optimizer");
+    EXPECT_EQ(optimizer.Find("param_groups")[0].Find("lr").AsFloat(), 1e-3);
+    EXPECT_TRUE(optimizer.Find("param_groups")[0].Find("betas").is(ckpt::pickle::Kind::kTuple));
+    EXPECT_TRUE(convert::FindNumber(optimizer.Find("state"), 0).Find("exp_avg").present());
+    EXPECT_TRUE(convert::IsTorchTensor(root.Find("model").Find("0.weight")));
+  });
+  EXPECT_EQ(StepOf(In("torch")), 2);
+}
+
+// The optimizer of a model keeps its groups with all their settings, its trainer what it has.
+TEST_F(ValuesCommandTest, AModelsOptimizerKeepsItsGroups) {
+  const std::string trainer = "tests/interop/state_dict/trainer";
+  EXPECT_EQ(Convert(trainer, In("own"), "tessera"), "");
+  for (const auto& [from, to] : {std::pair(In("own"), In("a")), std::pair(trainer, In("b"))}) {
+    EXPECT_EQ(Convert(from, to, "torch"), "");
+    WithPickle(to + "/checkpoint.pt", [](const ckpt::pickle::Value& root) {
+      const auto groups = root.Find("optimizer").Find("param_groups");
+      ASSERT_EQ(groups.size(), 2);
+      EXPECT_EQ(groups[0].Find("weight_decay").AsFloat(), 0.1);
+      EXPECT_EQ(groups[1].Find("params").size(), 5);
+      EXPECT_EQ(root.Find("scheduler").Find("last_epoch").AsInt(), 3);
+      EXPECT_EQ(root.Find("trainer_state").Find("global_step").AsInt(), 3);
+    });
+    EXPECT_EQ(Convert(to, to + ".back", "tessera"), "");
+    EXPECT_EQ(Run({"diff", In("own"), to + ".back"}), ckpt::kExitOk) << out_ << err_;
+  }
+  EXPECT_THAT(Convert(In("own"), In("hf"), "hf"),
+              AllOf(HasSubstr("has no place for these tensors: "), HasSubstr(".exp_avg_sq"),
+                    HasSubstr("has no place for these values: "),
+                    HasSubstr("has no place for this state of the trainer: step")));
+  EXPECT_THAT(Convert(In("own"), In("llmc"), "llmc"), Not(HasSubstr("step")));
+}
+
+TEST_F(ValuesCommandTest, AStepHasAnyOfItsUsualNames) {
+  const auto count = [](int64_t n) { return convert::SavedValue{n}; };
+  for (const char* const name : {"global_step", "step", "iteration", "iter_num"}) {
+    const std::string file = MakeFile(name, count(1000));
+    Convert(file, In(name), "tessera");
+    EXPECT_EQ(StepOf(In(name) + "/step-00001000"), 1000) << name;
+  }
+  Convert(MakeFile("epoch", count(5)), In("epoch"), "tessera");
+  EXPECT_EQ(StepOf(In("epoch") + "/step-00000000"), 0);
+  // What the flag says wins.
+  Convert(In("step.pt"), In("stated"), "tessera", {"--ckpt-step=7"});
+  EXPECT_EQ(StepOf(In("stated/step-00000007")), 7);
+  Convert(In("epoch.pt"), In("stated"), "tessera", {"--ckpt-step=8"});
+  EXPECT_EQ(Convert(In("stated"), In("of_7"), "torch", {"--ckpt-step=7"}), "");
+  EXPECT_EQ(StepOf(In("of_7")), 7);
+  EXPECT_EQ(Run({"convert", In("stated"), In("none"), "--to=torch", "--ckpt-step=9"}),
+            ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("no checkpoint of step 9; the newest one is that of step 8"));
+}
+
+}  // namespace
+}  // namespace tessera
