@@ -4,13 +4,14 @@
 #include <map>
 #include <string>
 #include <utility>
-#include <variant>
 
 #include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
+#include "convert/core/saved_values.h"
+#include "convert/core/value.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "nlohmann/json.hpp"
@@ -67,10 +68,9 @@ absl::StatusOr<std::optional<ModelProto>> DescribedByValues(const ForeignCheckpo
                                                             int64_t tensor_count) {
   constexpr std::string_view kArguments = "model_args.";
   nlohmann::json arguments = nlohmann::json::object();
-  for (const ForeignValue& value : checkpoint.values) {
-    if (!value.name.starts_with(kArguments)) continue;
-    std::visit([&](const auto& v) { arguments[value.name.substr(kArguments.size())] = v; },
-               value.value);
+  for (const auto& [name, value] : ValuesByName(checkpoint.state)) {
+    if (!name.starts_with(kArguments)) continue;
+    arguments[name.substr(kArguments.size())] = ValueToPlainJson(*value);
   }
   if (!arguments.contains("block_size")) return std::nullopt;
   TESSERA_ASSIGN_OR_RETURN(ModelDescription model,

@@ -119,16 +119,22 @@ TEST(StateDictLayoutTest, SquareMatricesAreTransposedWithTheirNeighbours) {
 }
 
 TEST(StateDictLayoutTest, ModelArgumentsOfNanoGptAreTheModel) {
-  const auto with_arguments = [](ForeignCheckpoint checkpoint, bool bias) {
+  const auto with_arguments = [](ForeignCheckpoint checkpoint, bool bias,
+                                 const std::string& more = "") {
+    SavedValue::Dict arguments;
     for (const auto& [name, value] : {std::pair("n_layer", 2),
                                       {"n_head", 2},
                                       {"n_embd", 4},
                                       {"block_size", 5},
                                       {"vocab_size", 11}}) {
-      checkpoint.values.push_back({std::string("model_args.") + name, int64_t{value}});
+      arguments.Add({std::string(name)}, {int64_t{value}});
     }
-    checkpoint.values.push_back({"model_args.bias", bias});
-    checkpoint.values.push_back({"model_args.dropout", 0.125});
+    arguments.Add({std::string("bias")}, {bias});
+    arguments.Add({std::string("dropout")}, {0.125});
+    if (!more.empty()) arguments.Add({more}, {true});
+    SavedValue::Dict root;
+    root.Add({std::string("model_args")}, {std::move(arguments)});
+    checkpoint.state = {std::move(root)};
     return checkpoint;
   };
   for (const bool bias : {false, true}) {
@@ -151,8 +157,7 @@ TEST(StateDictLayoutTest, ModelArgumentsOfNanoGptAreTheModel) {
   ForeignCheckpoint exceeds = with_arguments(StateDict(Gpt2(), {}), false);
   EXPECT_TRUE(absl::IsDataLoss(Name(nullptr, exceeds)));
   // A setting of another program, with which it computes another model.
-  ForeignCheckpoint other = with_arguments(StateDict(Gpt2(), {}), true);
-  other.values.push_back({"model_args.use_rmsnorm", true});
+  ForeignCheckpoint other = with_arguments(StateDict(Gpt2(), {}), true, "use_rmsnorm");
   ASSERT_TRUE(Name(nullptr, other).ok());
   EXPECT_FALSE(other.description.has_model());
   EXPECT_THAT(other.notes, ::testing::ElementsAre(HasSubstr("use_rmsnorm is true, which is not "
