@@ -42,9 +42,10 @@ absl::StatusOr<ForeignCheckpoint> WithModelNames(const SourcePlace& place,
                                                  const OpenForeignOptions& options,
                                                  absl::StatusOr<ForeignCheckpoint> checkpoint) {
   TESSERA_RETURN_IF_ERROR(checkpoint.status());
-  // What this library has written describes itself.
+  // Beside safetensors there is the model's config.json. Files of torch describe a model, and tell
+  // the step, only where this library has written them.
   const bool tells_step = TellsStep(checkpoint->description);
-  if (!checkpoint->description.has_model()) {
+  if (checkpoint->format == kHuggingFace || !checkpoint->description.has_model()) {
     TESSERA_RETURN_IF_ERROR(
         NameStateDict(*place.storage, "", options.model, /*framework=*/"", *checkpoint));
   }

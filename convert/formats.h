@@ -79,10 +79,10 @@ absl::StatusOr<ForeignCheckpoint> ReadMetaParts(Storage& storage, std::string_vi
 absl::Status AddTrainerFiles(Storage& storage, std::string_view folder, bool needed,
                              ForeignCheckpoint& checkpoint);
 
-// Sets the step of the trainer, and the consumed samples, from values of the usual names: those that
-// a known program gives them, and "global_step", "step", "iteration" and "iter_num" in the outermost
-// dict. A step that the optimizer has counted is kept, and so is the first of several; notes say
-// where another differs.
+// Sets the step of the trainer, and the consumed samples, from values of the usual names: those
+// that a known program gives them, and "global_step", "step", "iteration" and "iter_num" in the
+// outermost dict. A step that the optimizer has counted is kept, and so is the first of several;
+// notes say where another differs.
 void TakeTrainerValues(ForeignCheckpoint& checkpoint);
 
 // A folder of a run, named by its step as another framework names it: checkpoint-500,

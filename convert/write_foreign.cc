@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -292,8 +293,12 @@ void FindLeftOut(const Manifest& manifest, const SavedValue& state,
                  const std::vector<OutputFile>& files, const Format& format,
                  const WriteForeignOptions& options, LeftOut& left_out) {
   std::map<std::string, DType> written;
+  std::map<std::string, std::set<std::string>> copies;
   for (const OutputFile& file : files) {
-    for (const OutputTensor& tensor : file.tensors) written[tensor.source_name] = tensor.dtype;
+    for (const OutputTensor& tensor : file.tensors) {
+      written[tensor.source_name] = tensor.dtype;
+      copies[tensor.source_name].insert(tensor.name);
+    }
   }
   const auto is_wanted = [&](const LogicalTensor& tensor) {
     return !options.weights_only || !BelongsToOptimizer(FromProto(tensor.role()));
@@ -306,6 +311,8 @@ void FindLeftOut(const Manifest& manifest, const SavedValue& state,
     } else if (at->second != FromProto(tensor.dtype()) && options.dtype == DType::kUnspecified) {
       left_out.dtypes.push_back(tensor.name());
     }
+    if (!tensor.alias_of().empty() && copies[name].size() > 1)
+      left_out.ties.push_back(tensor.name());
   }
   if (options.weights_only || format.holds == Holds::kEverything) return;
   left_out.plainer.clear();
@@ -314,8 +321,10 @@ void FindLeftOut(const Manifest& manifest, const SavedValue& state,
   std::vector<const google::protobuf::FieldDescriptor*> fields;
   reflection.ListFields(manifest.trainer(), &fields);
   for (const google::protobuf::FieldDescriptor* const field : fields) {
-    const bool is_held = (field->name() == "step" && format.holds != Holds::kWeights) ||
-                         (field->name() == "data" && format.holds == Holds::kProgress);
+    const bool is_held =
+        (field->name() == "step" && format.holds != Holds::kWeights) ||
+        (field->name() == "data" && format.holds == Holds::kProgress) ||
+        (field->name() == "best_loss" && std::isinf(manifest.trainer().best_loss()));
     if (!is_held && field->name() != "extra") left_out.trainer.push_back(field->name());
   }
   for (const auto& [name, bytes] : manifest.trainer().extra()) {
@@ -336,6 +345,10 @@ std::vector<std::string> NotesOf(const LeftOut& left_out, std::string_view forma
   if (!left_out.dtypes.empty()) {
     notes.push_back(absl::StrCat("Have another dtype, as the format ", View(format),
                                  " has it: ", JoinFirst(left_out.dtypes, ", "), "."));
+  }
+  if (!left_out.ties.empty()) {
+    notes.push_back(absl::StrCat("Tensors of their own, as the format ", View(format),
+                                 " has none that are tied: ", JoinFirst(left_out.ties, ", "), "."));
   }
   if (!left_out.plainer.empty()) {
     notes.push_back(absl::StrCat("Types are plainer than they were (namedtuples are tuples) in: ",

@@ -49,7 +49,7 @@ struct ForeignCheckpoint {
   // missing. The tensors then have the names of the files.
   std::string mismatch;
   bool in_module_order = false;  // tensors of a model are in the order in which its modules are
-  // What the files have besides tensors and, where they are a state dict, the places of its tensors.
+  // What the files have besides tensors and, if they are a state dict, the places of its tensors.
   SavedValue state = {SavedValue::Dict{}};
   std::vector<std::string> notes;  // one sentence for each thing that was not understood or ignored
 };

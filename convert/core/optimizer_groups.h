@@ -28,9 +28,9 @@ TorchGroups FindTorchGroups(const SavedValue& state, const std::string& prefix);
 
 // Gives the optimizer of the description the groups and settings that the values have after
 // `prefix`: by the numbers of groups or, in state dicts that are flat, by names of parameters, of
-// which those with equal settings become a group. They are then in the tree as a list, in
-// "param_groups" of "optimizer". `foreign_name` is that of a parameter by its name or number in the
-// state dict, and that under which the description has it for `framework`; empty for none.
+// which those with equal settings become a group. The tree then has them as the list "param_groups"
+// of "optimizer". `foreign_name` returns the name of a parameter for `framework`, as the
+// description has it, by its name or number in the state dict; empty if there is none.
 //
 // Nothing changes where the groups do not have all of the optimizer's parameters.
 void TakeSettings(const std::string& prefix,

@@ -30,7 +30,7 @@ struct PlanOptions {
   bool weights_only = false;          // in formats that have optimizer state
   // The most bytes in one file of formats that have several, unless one tensor or chunk is larger.
   uint64_t max_file_bytes = 5'000'000'000;
-  // The tree of the checkpoint, for formats that hold values; may be null. Names of values that have
+  // The tree of the checkpoint, for formats that hold values; may be null. Names of values that get
   // no place are appended to `left_out`, which may be null, too.
   const SavedValue* state = nullptr;
   std::vector<std::string>* left_out = nullptr;

@@ -72,8 +72,8 @@ std::string Dump(const Json& json) {
 
 // ---- From JSON.
 
-// In place of an integer beyond 64 bits, which a double would change without a word. JSON itself has
-// no tensors.
+// Stands for an integer beyond 64 bits, which would become another number as a double. JSON itself
+// does not have tensors.
 SavedValue LargeInteger() { return {SavedValue::Tensor{}}; }
 
 // Makes a tree of a JSON text: objects are dicts.

@@ -21,16 +21,16 @@ inline constexpr char kValuesEntry[] = "tessera_ckpt.values";
 // The containers, in the same form: leaves are null, and {"!": "tensor"} is a tensor. The name of
 // each leaf is its path.
 inline constexpr char kStructureEntry[] = "tessera_ckpt.structure";
-// Written by tessera_ckpt.dcp, where the structure is that of torch.distributed.checkpoint: an
-// object from names to paths.
+// Written by tessera_ckpt.dcp in place of the structure: an object from names to paths, as
+// torch.distributed.checkpoint has them.
 inline constexpr char kPlacesEntry[] = "torch.distributed.checkpoint";
 
-// A value for people and programs: tuples are arrays, dicts are arrays of pairs, bytes are in base64,
+// A value for people and programs: tuples are arrays, dicts are arrays of pairs, bytes are base64,
 // and numbers that are not finite are texts.
 nlohmann::json ValueToPlainJson(const SavedValue& value);
 
-// The tree of any JSON text, whose objects are dicts; nullopt for one that is no JSON, or nests too
-// deep. Integers beyond 64 bits are left out.
+// The tree of any JSON text, whose objects are dicts; nullopt if it is not JSON, or nests too deep.
+// Integers beyond 64 bits are left out.
 std::optional<SavedValue> ValueOfJson(std::string_view json);
 
 struct SavedState {
@@ -49,8 +49,8 @@ std::vector<std::string> SetEntries(const SavedValue& root, Manifest& manifest);
 
 // The structure alone.
 std::string StructureToJson(const SavedValue& root);
-// The tree of that structure with the leaves that `find` has, which is given the name and whether it
-// is a tensor; nullopt for a text that is no such structure.
+// The tree of that structure with the leaves that `find` returns, given their names and whether
+// they are tensors; nullopt if the text is not such a structure.
 using FindLeaf = std::function<std::optional<SavedValue>(const std::string& name, bool is_tensor)>;
 std::optional<SavedValue> ReadStructure(std::string_view json, const FindLeaf& find);
 

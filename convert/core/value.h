@@ -129,8 +129,8 @@ class TreeBuilder {
   std::unique_ptr<Node> root_;
 };
 
-// Adds the entries of `more` to a dict: those of dicts that both have to each other, and elsewhere
-// what `root` has stays. A root that is no dict is replaced.
+// Adds the entries of `more` to a dict. Where both have an entry, dicts are merged, and otherwise
+// that of `root` is kept. A root that is not a dict is replaced.
 void MergeInto(SavedValue more, SavedValue& root);
 
 }  // namespace tessera::ckpt::convert

@@ -367,6 +367,9 @@ absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(Storage& storage, std:
   for (ForeignTensor& tensor : stored.tensors) {
     for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
   }
+  std::vector<std::string> values;
+  for (const auto& [name, value] : ValuesByName(stored.state)) values.push_back(name);
+  if (!values.empty()) stored.notes.push_back(NoteOf("objects that are no tensors", values));
   if (notes != nullptr) *notes = std::move(stored.notes);
   return std::move(stored.tensors);
 }

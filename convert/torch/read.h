@@ -24,8 +24,8 @@ inline constexpr std::string_view kTorch = "torch";
 // Dicts and lists inside each other give names with dots: "optimizer.state.3.exp_avg". A tensor
 // that is the same view of the same storage as an earlier one is its alias. Tensors below "state"
 // of a dict that has "param_groups", too, as optimizers of torch have, are optimizer state.
-// Plain values are in the tree with them; what is none, and tensors that this version cannot read,
-// are named in the notes. What this library has put there itself is taken (TakeOwnKeys()).
+// Plain values are in the tree with them. Other objects, and tensors that this version cannot read,
+// are named in the notes. Keys of this library are taken out (TakeOwnKeys()).
 //
 // Reads headers and pickles, no tensor. Errors: DataLoss, naming file and tensor; Unimplemented for
 // a file of a form that cannot be read; those of the storage.
@@ -52,9 +52,9 @@ class ObjectReader {
   explicit ObjectReader(ForeignCheckpoint& checkpoint);
   ~ObjectReader();
 
-  // The values of a pickle that is called `name`; nullopt if it has none, of which there will be a
-  // note, as of each part that is no plain value. Errors: those of the file; DataLoss where objects
-  // are nested too deep, or stand for many times the size of the pickle.
+  // The values of a pickle that is called `name`; nullopt if it has none. Everything that is left
+  // out will be in a note. Errors: those of the file; DataLoss if objects are nested too deep, or
+  // stand for many times the size of the pickle.
   absl::StatusOr<std::optional<SavedValue>> Read(const ReadableFile& file,
                                                  const pickle::Pickle& contents,
                                                  const std::string& name);

@@ -291,7 +291,8 @@ bool IsInGroup(const std::string& name, const TorchOutputTensors& tensors,
                              [&](const TorchOutputGroup& group) { return group.number == number; });
 }
 
-// The keys of tensors that are no weights, and those that are not the tensors' names.
+// Adds the roles of tensors other than weights, the names that differ from the keys, and the rest
+// of the manifest.
 void AddOwnKeys(const Manifest& manifest, const TorchOutputOptions& options, TorchStateDict& dict) {
   std::map<std::string, const LogicalTensor*> tensors;
   for (const TorchOutputTensor& tensor : dict.tensors.all) {

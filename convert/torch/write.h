@@ -126,9 +126,9 @@ TorchStateDict PlanStateDict(const Manifest& manifest, const TorchOutputOptions&
 void WriteValue(const SavedValue& value, const std::function<void(const std::string&)>& tensor,
                 pickle::Writer& writer);
 
-// One file, checkpoint.pt, of a dict of contiguous tensors and values, which torch.load() reads with
-// weights_only=True: the state dict of PlanStateDict(). Tied tensors share their storage. Where the
-// weight of a parameter was not saved, its master weight is the model's.
+// One file, checkpoint.pt, of a dict of contiguous tensors and values, which torch.load() reads
+// with weights_only=True: the state dict of PlanStateDict(). Tied tensors share their storage. If
+// the weight of a parameter was not saved, its master weight is the model's.
 std::vector<OutputFile> PlanTorch(const Manifest& manifest, const TorchOutputOptions& options);
 
 }  // namespace tessera::ckpt::convert

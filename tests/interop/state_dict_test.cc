@@ -229,7 +229,7 @@ TEST(StateDictTest, AllThatATrainerOfTransformersSavesIsShown) {
   EXPECT_EQ(ValueOf<int64_t>(*storage, "trainer_state.global_step"), 3);
   EXPECT_EQ(ValueOf<int64_t>(*storage, "scheduler.last_epoch"), 3);
   EXPECT_EQ(ValueOf<double>(*storage, "optimizer.param_groups.0.weight_decay"), 0.1);
-  // Where the numbers are those of a model's parameters, its optimizer has the groups.
+  // The optimizer has the groups of the file, whose numbers have become names of parameters.
   const ckpt::OptimizerState optimizer = ManifestOf(*storage).optimizer();
   ASSERT_EQ(optimizer.groups_size(), 2);
   EXPECT_EQ(optimizer.groups(0).options().at("weight_decay"), 0.1);
