@@ -219,11 +219,12 @@ class Leaf:
 
 
 class States:
-    """Makes states. A state is described once, and built in any memory."""
+    """Makes states. A state is described once, and built in any memory. `for_torch`: only what
+    torch.distributed.checkpoint restores: keys that are texts, arrays that can be written to."""
 
-    def __init__(self, seed, text_keys=False):
+    def __init__(self, seed, for_torch=False):
         self.random = random.Random(seed)
-        self.text_keys = text_keys
+        self.for_torch = for_torch
         self.leaves = []
         self.refused = []  # paths
         self.refused_as_values = []  # paths of dicts that a tuple may hold beside tensors only
@@ -241,7 +242,7 @@ class States:
             f"w{self.random.randrange(60)}", f"w{self.random.randrange(60)}", "a.b", "a/b", "b",
             "täst", "0", 0, self.random.randrange(40), -1, 1 << 70, "weight", "optimizer", " x ",
             f"{self.random.randrange(40)}")
-        return str(key) if self.text_keys else key
+        return str(key) if self.for_torch else key
 
     def _node(self, path, depth):
         roll = self.random.random()
@@ -312,7 +313,7 @@ class States:
         dtype = self.random.choice(NUMPY_DTYPES)
         size = np.dtype(dtype).itemsize
         form = self._pick(*[""] * 6, "read-only", "matrix", "dlpack", "box", "flat")
-        if form == "dlpack" and dtype == "?":
+        if (form == "dlpack" and dtype == "?") or (form == "read-only" and self.for_torch):
             form = ""
         kind = "numpy?" if dtype == "?" else "numpy"
         number = self.random.randrange(3)
