@@ -17,7 +17,7 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-// A file without which others are no checkpoint.
+// A file that a checkpoint with the other files must have.
 struct MissingFile {
   const char* others;  // a pattern
   const char* name;

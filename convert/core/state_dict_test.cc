@@ -10,6 +10,7 @@
 
 #include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/models.h"
+#include "convert/core/value.h"
 #include "convert/core/wrapped_names.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

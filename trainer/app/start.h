@@ -26,7 +26,7 @@ absl::StatusOr<Progress> StartingPoint(const std::optional<SavedRun>& saved, Tra
 // settings allow for differences.
 absl::Status CheckModel(const SavedRun& saved, const TrainConfig& config, const NoteSink& notes);
 
-// The model file of llm.c that llmc_filepath names. FailedPrecondition where it is of another model.
+// The model file of llm.c that llmc_filepath names. FailedPrecondition if it is another model's.
 // Collective.
 absl::StatusOr<SavedRun> FindLlmcFile(const TrainConfig& config, const RankGroup& group);
 
