@@ -17,7 +17,6 @@ import warnings
 
 import numpy as np
 import tessera_ckpt
-from generated_states import OnlyDLPack
 from gpt2_files import write_gpt2, write_tokenizer
 from ranks import run_ranks
 from tessera_ckpt import Box, FlatShard
@@ -63,28 +62,6 @@ class StateTest(Case):
         self.assertEqual(state["trainer"], values)
         self.assertIsInstance(state["trainer"]["betas"], tuple)
         self.assertIsInstance(state["trainer"]["numpy"], np.float32)
-
-    def test_views_are_saved_and_filled_without_a_copy(self):
-        whole = np.arange(600, dtype="i4").reshape(20, 30)
-        views = {"transposed": whole.T, "steps": whole[::3, 5:20:2], "reversed": whole[::-1, ::-1],
-                 "column": whole[:, 7], "broadcast": np.broadcast_to(whole[0], (4, 30))}
-        self.save(views)
-        target = np.zeros((90, 90), dtype="i4")
-        filled = {"transposed": target[:30, :20], "steps": target[30:65:5, 0:80:10].copy().T,
-                  "reversed": target[70:90, 30:60][::-1], "column": target[60, 0:60:3],
-                  "broadcast": target[65:69, 60:90]}
-        filled["steps"] = np.zeros((8, 7), "i4").T
-        tessera_ckpt.load(self.folder, filled)
-        for name, view in views.items():
-            np.testing.assert_array_equal(view, filled[name], name)
-
-    def test_dlpack_is_enough(self):
-        source, target = np.arange(12.0).reshape(3, 4), np.zeros((3, 4))
-        self.save({"a": OnlyDLPack(source), "b": OnlyDLPack(source.T)})
-        into = np.zeros((4, 3))
-        tessera_ckpt.load(self.folder, {"a": OnlyDLPack(target), "b": OnlyDLPack(into)})
-        np.testing.assert_array_equal(source, target)
-        np.testing.assert_array_equal(source.T, into)
 
     def test_dtypes_are_converted_unless_they_must_not(self):
         self.save({"a": np.arange(5, dtype="f4")})

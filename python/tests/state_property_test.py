@@ -220,6 +220,30 @@ class NamedStatesTest(FolderCase):
         tessera_ckpt.load(self.folder, state, allow_unexpected=True)
         self.assertEqual(both.tolist(), [[1, 2] * 4] * 3)
 
+    def test_views_are_saved_and_filled_without_a_copy(self):
+        whole = np.arange(600, dtype="i4").reshape(20, 30)
+        views = {"transposed": whole.T, "steps": whole[::3, 5:20:2], "reversed": whole[::-1, ::-1],
+                 "column": whole[:, 7], "broadcast": np.broadcast_to(whole[0], (4, 30))}
+        tessera_ckpt.save(self.folder, 1, views)
+        target = np.zeros((90, 90), dtype="i4")
+        filled = {"transposed": target[:30, :20], "steps": target[30:65:5, 0:80:10].copy().T,
+                  "reversed": target[70:90, 30:60][::-1], "column": target[60, 0:60:3],
+                  "broadcast": target[65:69, 60:90]}
+        filled["steps"] = np.zeros((8, 7), "i4").T
+        tessera_ckpt.load(self.folder, filled)
+        for name, view in views.items():
+            np.testing.assert_array_equal(view, filled[name], name)
+
+    def test_dlpack_is_enough(self):
+        source, target = np.arange(12.0).reshape(3, 4), np.zeros((3, 4))
+        tessera_ckpt.save(self.folder, 1, {"a": generated.OnlyDLPack(source),
+                                           "b": generated.OnlyDLPack(source.T)})
+        into = np.zeros((4, 3))
+        tessera_ckpt.load(self.folder, {"a": generated.OnlyDLPack(target),
+                                        "b": generated.OnlyDLPack(into)})
+        np.testing.assert_array_equal(source, target)
+        np.testing.assert_array_equal(source.T, into)
+
     def test_tied_parameters_are_saved_once(self):
         table = np.random.default_rng(1).random((100, 50))
         report = tessera_ckpt.save(self.folder, 1, {"embedding": table, "head": table})
