@@ -30,7 +30,7 @@ TorchGroups FindTorchGroups(const SavedValue& state, const std::string& prefix);
 // `prefix`: by the numbers of groups or, in state dicts that are flat, by names of parameters, of
 // which those with equal settings become a group. The tree then has them as the list "param_groups"
 // of "optimizer". `foreign_name` returns the name of a parameter for `framework`, as the
-// description has it, given its name or number in the state dict; empty if it is unknown.
+// description has it, by its name or number in the state dict; empty for an unknown one.
 //
 // Nothing changes where the groups do not have all of the optimizer's parameters.
 void TakeSettings(const std::string& prefix,

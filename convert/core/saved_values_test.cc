@@ -199,5 +199,15 @@ TEST(OwnKeysTest, WhatAProgramHasChanged) {
   EXPECT_EQ(without.description.trainer().step(), 9);
 }
 
+// In DCP an empty dict is gone, and with it what made a branch of the list around it.
+TEST(OwnKeysTest, TheStructureFindsItemsOfAListThatHasLostItsDict) {
+  const SavedValue tree = DictOf({{Text("l"), {SavedValue::List{{{true}, DictOf({})}}}}});
+  ForeignCheckpoint checkpoint;
+  checkpoint.state = DictOf(
+      {{Text("l"), {SavedValue::List{{{true}}}}}, {Text(kStructureKey), {StructureToJson(tree)}}});
+  TakeOwnKeys(checkpoint);
+  EXPECT_TRUE(checkpoint.state == tree) << StructureToJson(checkpoint.state);
+}
+
 }  // namespace
 }  // namespace tessera::ckpt::convert
