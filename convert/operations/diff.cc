@@ -20,8 +20,10 @@
 namespace tessera::ckpt {
 namespace {
 
-// The entry of TrainerState.extra that holds a trainer's settings in text format.
+// The entries of TrainerState.extra that hold a trainer's settings in text format: those on which
+// the results depend, and those on which only the last bits do.
 constexpr char kSettings[] = "settings";
+constexpr char kBitSettings[] = "bit_settings";
 
 std::vector<std::string> CompareMessages(const google::protobuf::Message& a,
                                          const google::protobuf::Message& b) {
@@ -104,6 +106,10 @@ void CompareSettings(const TrainerState& a, const TrainerState& b, Differences& 
     differences.notes.push_back(
         absl::StrCat("settings: only the ", in_a ? "first" : "second", " checkpoint records them"));
   }
+  const auto bits_a = a.extra().find(kBitSettings), bits_b = b.extra().find(kBitSettings);
+  if (bits_a != a.extra().end() && bits_b != b.extra().end()) {
+    CompareConfigs("settings", bits_a->second, bits_b->second, differences.notes);
+  }
 }
 
 void CompareMetadata(const Manifest& a, const Manifest& b, Differences& differences) {
@@ -111,6 +117,7 @@ void CompareMetadata(const Manifest& a, const Manifest& b, Differences& differen
   for (auto [from, to] : {std::pair(&a, &state_a), std::pair(&b, &state_b)}) {
     *to->mutable_trainer() = from->trainer();
     to->mutable_trainer()->mutable_extra()->erase(kSettings);
+    to->mutable_trainer()->mutable_extra()->erase(kBitSettings);
     to->mutable_model()->set_architecture(from->model().architecture());
     *to->mutable_optimizer() = from->optimizer();
     // Their order has no meaning.

@@ -158,11 +158,11 @@ std::string InSamplesOf(int64_t seq_length, ckpt::Manifest& manifest) {
 // else.
 absl::StatusOr<SavedRun> FindForeign(const TrainConfig& settings, const NoteSink& notes) {
   const CheckpointConfig& config = settings.checkpoint();
-  TESSERA_ASSIGN_OR_RETURN(
-      const ckpt::convert::FoundForeign found,
-      ckpt::convert::FindForeign(
-          config.load(), config.has_ckpt_step() ? std::optional(config.ckpt_step()) : std::nullopt,
-          ForeignOptions(config, config.load_format())));
+  const absl::StatusOr<ckpt::convert::FoundForeign> known = ckpt::convert::FindForeign(
+      config.load(), config.has_ckpt_step() ? std::optional(config.ckpt_step()) : std::nullopt,
+      ForeignOptions(config, config.load_format()));
+  if (absl::IsNotFound(known.status())) return NothingToLoad(config);
+  TESSERA_ASSIGN_OR_RETURN(const ckpt::convert::FoundForeign found, known);
   absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> storage =
       OpenForeign(settings, found.name, config.load_format());
   TESSERA_RETURN_IF_ERROR(storage.status());
@@ -203,12 +203,7 @@ absl::StatusOr<SavedRun> FindToLoad(const TrainConfig& settings, const NoteSink&
       ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()});
   if (absl::IsNotFound(storage.status())) return NothingToLoad(config);
   TESSERA_RETURN_IF_ERROR(storage.status());
-  const auto find_foreign = [&]() -> absl::StatusOr<SavedRun> {
-    absl::StatusOr<SavedRun> foreign = FindForeign(settings, notes);
-    if (absl::IsNotFound(foreign.status())) return NothingToLoad(config);
-    return foreign;
-  };
-  if (is_foreign && !is_ours) return find_foreign();
+  if (is_foreign && !is_ours) return FindForeign(settings, notes);
   auto reading = std::make_shared<const ckpt::ReadLock>(**storage, "");
   absl::StatusOr<ckpt::Manifest> single = ckpt::ReadManifest(**storage, "");
   if (!absl::IsNotFound(single.status())) {
@@ -224,7 +219,8 @@ absl::StatusOr<SavedRun> FindToLoad(const TrainConfig& settings, const NoteSink&
         config.has_ckpt_step() ? checkpoint.step == config.ckpt_step() : saved.empty();
     if (needed) return checkpoint.committed.status();
   }
-  if (saved.empty()) return is_ours ? NothingToLoad(config) : find_foreign();
+  if (saved.empty() && !is_ours) return FindForeign(settings, notes);
+  if (saved.empty()) return NothingToLoad(config);
   TESSERA_ASSIGN_OR_RETURN(const size_t chosen, Choose(**storage, config, saved));
   const std::string& directory = saved[chosen].directory;
   std::optional<int64_t> older_step;
@@ -428,9 +424,12 @@ absl::Status AbandonLaterSteps(const TrainConfig& settings, const RankGroup& gro
 absl::Status NothingToLoad(const CheckpointConfig& config) {
   const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
       ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()});
+  const std::string& format = config.load_format();
   std::string text = absl::StrCat("load=", config.load(), " ");
-  if (storage.ok()) {
-    const std::string& format = config.load_format();
+  if (IsFile(config.load())) {
+    absl::StrAppend(&text, "is no checkpoint in ",
+                    format.empty() ? "a known format" : absl::StrCat("the format ", format));
+  } else if (storage.ok()) {
     absl::StrAppend(&text, "holds no checkpoint",
                     format.empty() ? "" : absl::StrCat(" in the format ", format), ": ",
                     ckpt::convert::DescribeContents(**storage));

@@ -26,7 +26,9 @@ using ::google::protobuf::FieldDescriptor;
 using ::google::protobuf::Message;
 using ::google::protobuf::Reflection;
 
+// Entries of TrainerState::extra: what the results depend on, and what only their last bits do.
 constexpr char kSettings[] = "settings";
+constexpr char kBitSettings[] = "bit_settings";
 
 // As the field declares it, or its group.
 Effect::Value EffectOf(const Setting& setting) {
@@ -37,6 +39,10 @@ Effect::Value EffectOf(const Setting& setting) {
 // Whether a resume compares it. The topology is in every manifest.
 bool IsCompared(const Setting& setting) {
   return EffectOf(setting) != Effect::NOTHING && EffectOf(setting) != Effect::TOPOLOGY;
+}
+
+bool IsOfBits(const Setting& setting) {
+  return EffectOf(setting) == Effect::BITS || EffectOf(setting) == Effect::FAST_BITS;
 }
 
 // Clears the other settings, and the groups of which nothing is left.
@@ -79,6 +85,11 @@ std::optional<TrainConfig> SettingsOf(const ckpt::Manifest& manifest) {
   TrainConfig config;
   if (saved == manifest.trainer().extra().end() || !Parse(saved->second, &config)) {
     return std::nullopt;
+  }
+  const auto of_bits = manifest.trainer().extra().find(kBitSettings);
+  TrainConfig bits;
+  if (of_bits != manifest.trainer().extra().end() && Parse(of_bits->second, &bits)) {
+    config.MergeFrom(bits);
   }
   if (!Parse(manifest.model().text(), config.mutable_model())) config.clear_model();
   AddNumerics(manifest, config);
@@ -124,13 +135,18 @@ std::string NumericsText(const TrainConfig& config) {
 
 void SaveSettings(const TrainConfig& config, uint64_t seed, ckpt::TrainerState& state) {
   (*state.mutable_extra())[kNumerics] = NumericsText(config);
-  TrainConfig settings = config;
-  settings.clear_model();
-  settings.mutable_training()->set_seed(static_cast<int64_t>(seed));
-  KeepOnly(IsCompared, settings);
-  std::string text;
-  google::protobuf::TextFormat::PrintToString(settings, &text);
-  (*state.mutable_extra())[kSettings] = text;
+  for (const char* const entry : {kSettings, kBitSettings}) {
+    TrainConfig settings = config;
+    settings.clear_model();
+    settings.mutable_training()->set_seed(static_cast<int64_t>(seed));
+    if (entry == kBitSettings) {
+      KeepOnly(IsOfBits, settings);
+    } else {
+      KeepOnly([](const Setting& setting) { return IsCompared(setting) && !IsOfBits(setting); },
+               settings);
+    }
+    google::protobuf::TextFormat::PrintToString(settings, &(*state.mutable_extra())[entry]);
+  }
 }
 
 std::string DeterminingSettings(const TrainConfig& config, uint64_t seed) {
