@@ -74,6 +74,12 @@ absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,
   TESSERA_ASSIGN_OR_RETURN(const DType dtype, WeightDType(weights, options.dtype));
   TESSERA_ASSIGN_OR_RETURN(output, WriteLlmcHeader(manifest.model(), dtype));
   const int64_t step = manifest.trainer().step();
+  constexpr int64_t kMaxStep = 99'999'999;  // of the eight digits in the names of files
+  if (step > kMaxStep) {
+    return absl::InvalidArgumentError(absl::StrCat("the step is ", step,
+                                                   ", and llm.c's files have at most ", kMaxStep,
+                                                   ": --ckpt-step=N states another"));
+  }
 
   std::vector<OutputFile> files(1);
   files[0].name = absl::StrFormat("model_%08d.bin", step);
