@@ -130,7 +130,10 @@ std::vector<std::string> ModuleOrder(const Manifest& manifest) {
 // In the order in which they are tried.
 constexpr Format kFormats[] = {
     // Before hf: trainers put the rounded weights in that format beside the state.
-    {.name = kDeepSpeed, .matches = InFolder<IsDeepSpeed>, .read = FromFolder<ReadDeepSpeed>},
+    {.name = kDeepSpeed,
+     .matches = InFolder<IsDeepSpeed>,
+     .read = FromFolder<ReadDeepSpeed>,
+     .has_unread_values = true},
     {.name = kHuggingFace,
      .matches = InFolder<IsHuggingFace>,
      .read = ReadHuggingFacePlace,
@@ -141,24 +144,28 @@ constexpr Format kFormats[] = {
      .matches = InFolder<IsMegatron>,
      .read = FromFolder<ReadMegatron>,
      .plan = PlanMegatron,
-     .holds = Holds::kProgress},
+     .holds = Holds::kProgress,
+     .has_unread_values = true},
     {.name = kPaddle,
      .matches = InFolder<IsPaddle>,
      .read =
          [](const SourcePlace& place, const OpenForeignOptions& options) {
            return ReadPaddlePlace(*place.storage, options);
-         }},
+         },
+     .has_unread_values = true},
     // Before torch, whose files it consists of.
     {.name = kInternEvo,
      .other_name = "internlm",
      .matches = InFolder<IsInternEvo>,
-     .read = FromFolder<ReadInternEvo>},
+     .read = FromFolder<ReadInternEvo>,
+     .has_unread_values = true},
     {.name = kInfiniTrain,
      .matches = InFolder<IsInfiniTrain>,
      .read =
          [](const SourcePlace& place, const OpenForeignOptions& options) {
            return ReadInfiniTrain(*place.storage, options.model);
-         }},
+         },
+     .has_unread_values = true},
     {.name = kDcp,
      .matches = InFolder<IsDcpFolder>,
      .read =

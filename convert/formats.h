@@ -53,6 +53,9 @@ struct Format {
   // A checkpoint is the only file of its plan, under the name that is given.
   bool is_file = false;
   std::string_view without_tokenizer = {};  // a note
+  // The files have values besides tensors of which only the step, the position and the like are
+  // read.
+  bool has_unread_values = false;
 };
 
 // In the order in which they are tried.

@@ -180,6 +180,15 @@ bool IsFormatName(std::string_view name) {
                              [&](const Format& format) { return IsCalled(format, name); });
 }
 
+std::string DescribeUnread(std::string_view format) {
+  const bool is_unread = std::ranges::any_of(Formats(), [&](const Format& known) {
+    return known.name == format && known.has_unread_values;
+  });
+  return is_unread ? "Left out: what the files have besides tensors, the step and the position in "
+                     "the data, such as schedules and random numbers."
+                   : "";
+}
+
 std::optional<ForeignObject> FindObject(std::string_view name) {
   const size_t slash = name.rfind('/');
   if (LocalPathOfName(name).has_value() || slash == name.npos || !name.ends_with(".gguf")) {

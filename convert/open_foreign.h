@@ -42,6 +42,9 @@ std::vector<std::string> FormatNames();
 // checkpoints) or "llama" (torch, the files of Meta's ranks).
 bool IsFormatName(std::string_view name);
 
+// A note for a conversion from this format: what its files have and is not read; empty for none.
+std::string DescribeUnread(std::string_view format);
+
 // A checkpoint of another framework.
 struct FoundForeign {
   std::string name;                // of its folder or file

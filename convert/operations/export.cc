@@ -2,6 +2,7 @@
 
 #include "base/status_macros.h"
 #include "convert/core/notes.h"
+#include "convert/open_foreign.h"
 
 namespace tessera::ckpt {
 
@@ -14,6 +15,8 @@ absl::StatusOr<convert::WriteForeignReport> Export(const NamedCheckpoint& source
       convert::WriteForeign(*source.opened, folder, options);
   if (!report.ok()) return convert::WithNotes(report.status(), source.notes);
   report->notes.insert(report->notes.begin(), source.notes.begin(), source.notes.end());
+  const std::string unread = convert::DescribeUnread(source.format);
+  if (!unread.empty()) report->notes.push_back(unread);
   return report;
 }
 

@@ -22,6 +22,7 @@
 #include "convert/core/notes.h"
 #include "convert/core/read_digests.h"
 #include "convert/core/saved_values.h"
+#include "convert/open_foreign.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -65,6 +66,8 @@ absl::StatusOr<Destination> FindPlace(const std::string& name, int64_t step,
 Manifest NewMetadata(const NamedCheckpoint& source, const Topology& topology,
                      const std::string& program, std::vector<std::string>& notes) {
   Manifest metadata = source.opened->manifest();
+  const std::string unread = convert::DescribeUnread(source.format);
+  if (!unread.empty()) notes.push_back(unread);
   if (const convert::SavedValue* const state = source.foreign_state()) {
     const std::vector<std::string> left_out = convert::SetEntries(*state, metadata);
     if (!left_out.empty()) {
@@ -138,9 +141,10 @@ absl::StatusOr<ReshardPlan> PlanReshard(const ReshardRequest& request) {
   plan.metadata = NewMetadata(plan.source, plan.topology, request.program, plan.source.notes);
   const Manifest& manifest = plan.source.opened->manifest();
   absl::StatusOr<RankLayout> layout = LayOutRanks(manifest, plan.topology, request.layout);
-  if (!plan.source.format.empty() && manifest.tensors().empty()) {
+  if (!plan.source.format.empty() && manifest.tensors().empty() &&
+      convert::IsEmpty(plan.source.state)) {
     layout = absl::FailedPreconditionError(
-        absl::StrCat(plan.source.Describe(), " has no tensors that could be converted"));
+        absl::StrCat(plan.source.Describe(), " has neither tensors nor values to convert"));
   }
   if (!layout.ok()) return convert::WithNotes(layout.status(), plan.source.notes);
   plan.layout = *std::move(layout);

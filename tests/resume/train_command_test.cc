@@ -76,6 +76,7 @@ TEST_F(TrainCommandTest, WhatIsNamedAndNotThereEndsTheRun) {
       {(root_ / "link").string(), "is a link to /nowhere/else, which " + not_there},
       {folder("empty", {}), "holds no checkpoint: it is empty"},
       {folder("other", {"notes.txt"}), "holds no checkpoint: it holds notes.txt; without"},
+      {folder("other", {}) + "/notes.txt", "is no checkpoint in a known format"},
       {folder("dcp", {"__0_0.distcp"}),
        "__0_0.distcp; .metadata, the index of a checkpoint of PyTorch's DCP, is missing"},
       {folder("hf", {"config.json", "model-00001-of-00002.safetensors"}),

@@ -165,6 +165,7 @@ absl::StatusOr<SavedRun> FindForeign(const TrainConfig& settings, const NoteSink
   TESSERA_ASSIGN_OR_RETURN(const ckpt::convert::FoundForeign found, known);
   absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> storage =
       OpenForeign(settings, found.name, config.load_format());
+  if (absl::IsNotFound(storage.status())) return NothingToLoad(config);
   TESSERA_RETURN_IF_ERROR(storage.status());
   std::vector<std::string> all_notes = found.notes;
   all_notes.insert(all_notes.end(), (*storage)->notes().begin(), (*storage)->notes().end());

@@ -88,7 +88,7 @@ absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig&
   TESSERA_RETURN_IF_ERROR(found.status());
   const absl::StatusOr<ckpt::convert::ForeignDescription> description =
       ckpt::convert::DescribeForeign(found->name, options);
-  if (absl::IsNotFound(description.status())) return std::nullopt;
+  if (absl::IsNotFound(description.status())) return NothingToLoad(config);
   TESSERA_RETURN_IF_ERROR(description.status());
   model = ModelOf(description->manifest, found->name);
   const bool needs_all = !config.allow_missing() && config.load_tensors().empty();
