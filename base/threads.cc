@@ -40,7 +40,7 @@ absl::Status NoThread(const std::string& reason) {
       "): raise the limit on processes (ulimit -u, or pids.max of the control group)"));
 }
 
-// For a thread that has nobody to report to.
+// Ends the process because a thread cannot report its error to a caller.
 [[noreturn]] void EndProcess(const std::bad_alloc& error) {
   constexpr std::chrono::seconds kLastMessageTime(5);
   const std::string message(NoMemoryStatus(error, "continue in a thread").message());

@@ -34,7 +34,7 @@ struct WriteForeignOptions {
 // What a checkpoint has and the files that were made of it do not.
 struct LeftOut {
   std::vector<std::string> tensors;  // names
-  std::vector<std::string> dtypes;   // names of tensors of another dtype, which nobody asked for
+  std::vector<std::string> dtypes;   // names of tensors of another dtype, without a request
   // Second names of tensors that are tensors of their own in the format, which has no tied ones.
   std::vector<std::string> ties;
   std::vector<std::string> values;   // names

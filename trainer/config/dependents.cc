@@ -38,8 +38,8 @@ bool IsOffItself(const TrainConfig& config, const Setting& setting) {
   return text.empty() || text == "0" || text == "false";
 }
 
-// The setting because of which this one is off, which may be itself or what it needs, directly or
-// not; without a field if it is on. Of alternatives, the first one is named.
+// Returns the setting that makes this one off: itself, or one that it needs, directly or not. The
+// result has no field if the setting is on. If it needs one of several, the first one is returned.
 Setting OffBecauseOf(const TrainConfig& config, const Setting& setting);
 
 Setting MissingNeed(const TrainConfig& config, const Setting& setting) {

@@ -21,10 +21,10 @@ struct LoadPolicy {
   bool with_optimizer = true;  // master weights and moments, too
   // Without the optimizer: master weights nevertheless, from the saved weights.
   bool with_masters = false;
-  // Parameters that were not saved keep their current values, as does their optimizer state. Of a
-  // parameter that was saved without any, as one that was frozen, the moments keep theirs, which
-  // must be zero, and the master weight comes from the weight; with one of two moments it is still
-  // an error.
+  // Parameters that were not saved keep their current values, as does their optimizer state. A
+  // parameter that was saved without optimizer state, because it was frozen, keeps its moments,
+  // which must be zero, and takes its master weight from its weight. A parameter that was saved
+  // with one of its two moments is still an error.
   bool allow_missing = false;
   // Saved tensors that the model does not have are skipped.
   bool allow_unexpected = false;
