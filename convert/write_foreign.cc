@@ -288,6 +288,18 @@ absl::Status CheckTokenizer(const WriteForeignOptions& options, const Format& fo
                                                  ": it is another one's"));
 }
 
+// FailedPrecondition where files without tensors and values are all that is left to write: a reader
+// would not take them for a checkpoint.
+absl::Status CheckHolds(const Checkpoint& source, const SavedValue& state,
+                        const std::vector<OutputFile>& files, const WriteForeignOptions& options) {
+  const auto has_tensors = [](const OutputFile& file) { return !file.tensors.empty(); };
+  const bool has_values = !options.weights_only && !IsEmpty(state);
+  if (has_values || std::ranges::any_of(files, has_tensors)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      source.storage().Describe(source.directory()), " has neither ",
+      options.weights_only ? "weights nor buffers to convert" : "tensors nor values to convert"));
+}
+
 // Adds what the format has no place for. `--weights-only` wants no more than weights.
 void FindLeftOut(const Manifest& manifest, const SavedValue& state,
                  const std::vector<OutputFile>& files, const Format& format,
@@ -402,6 +414,7 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
                                        .left_out = &lacks.left_out.values,
                                        .tokenizer = options.tokenizer,
                                        .tokenizer_path = options.tokenizer_path}));
+  TESSERA_RETURN_IF_ERROR(CheckHolds(source, state, files, options));
   TESSERA_ASSIGN_OR_RETURN(WriteForeignReport report,
                            WriteFiles(source, files, format->is_file, folder, options));
   FindLeftOut(source.manifest(), state, files, *format, options, lacks.left_out);
