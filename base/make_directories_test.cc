@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
-#include "base/power_loss.h"
 #include "base/testing.h"
 #include "gtest/gtest.h"
+#include "tests/worlds/power/power_loss.h"
 
 namespace tessera {
 namespace {

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "base/file_calls.h"
-#include "base/power_loss.h"
 #include "base/testing.h"
 #include "base/text.h"
 #include "gtest/gtest.h"
+#include "tests/worlds/power/power_loss.h"
 
 namespace tessera {
 namespace {

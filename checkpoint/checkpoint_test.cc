@@ -14,9 +14,9 @@
 
 #include "base/testing.h"
 #include "checkpoint/include/async_saver.h"
-#include "checkpoint/include/storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/storage.h"
 
 // A 16-bit floating type of the program's own.
 struct Brain16 {

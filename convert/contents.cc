@@ -12,7 +12,7 @@
 #include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/include/open_storage.h"
+#include "storage/open_storage.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/include/storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

@@ -13,10 +13,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/output_file.h"
 #include "convert/open_foreign.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

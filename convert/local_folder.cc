@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/include/open_storage.h"
+#include "storage/open_storage.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/include/storage.h"
 #include "checkpoint/manager/folder_lock.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

@@ -13,7 +13,7 @@
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/formats.h"
-#include "convert/torch/read.h"
+#include "convert/formats/torch/read.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "models/foreign/format.h"

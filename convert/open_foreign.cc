@@ -18,12 +18,12 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/include/open_storage.h"
-#include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/record_checks.h"
 #include "convert/formats.h"
 #include "models/foreign/format.h"
+#include "storage/open_storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

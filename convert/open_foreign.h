@@ -11,9 +11,9 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/include/storage.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/seal.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

@@ -2,10 +2,10 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/formats.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -21,10 +21,10 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/include/open_storage.h"
 #include "checkpoint/scan/scan.h"
 #include "convert/core/read_digests.h"
 #include "convert/formats.h"
+#include "storage/open_storage.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -12,10 +12,10 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/storage.h"
 #include "checkpoint/include/verify_options.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/seal.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

@@ -19,7 +19,7 @@
 #include "convert/core/saved_values.h"
 #include "convert/core/value.h"
 #include "convert/formats.h"
-#include "convert/torch/read.h"
+#include "convert/formats/torch/read.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {

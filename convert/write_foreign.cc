@@ -25,9 +25,6 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/include/open_storage.h"
-#include "checkpoint/include/storage.h"
-#include "checkpoint/storage/read_only_storage.h"
 #include "convert/core/known_step.h"
 #include "convert/core/models.h"
 #include "convert/core/read_digests.h"
@@ -37,6 +34,9 @@
 #include "convert/formats.h"
 #include "convert/local_folder.h"
 #include "convert/open_foreign.h"
+#include "storage/open_storage.h"
+#include "storage/read_only_storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 namespace {

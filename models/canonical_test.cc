@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
-#include "compute/comm/threads/thread_world.h"
+#include "comm/threads/thread_world.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/testing/compare.h"
 #include "compute/kernels/testing/random_tensors.h"

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "compute/tensor/tensor.h"
 #include "layout/partition.h"
 #include "models/config/config.pb.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

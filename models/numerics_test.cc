@@ -9,10 +9,10 @@
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/compare.h"
-#include "compute/tensor/memory.h"
 #include "gtest/gtest.h"
 #include "models/layers/model.h"
 #include "models/testing/test_model.h"
+#include "tensor/memory.h"
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "compute/comm/threads/thread_world.h"
+#include "comm/threads/thread_world.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/compare.h"

@@ -22,8 +22,8 @@
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/include/storage.h"
 #include "nlohmann/json.hpp"
+#include "storage/storage.h"
 
 // Each handle begins with a number that tells its kind.
 struct tessera_state {
@@ -48,7 +48,7 @@ struct tessera_folder {
 struct tessera_checkpoint {
   static constexpr uint32_t kKind = 0x7e550004;
   uint32_t kind = kKind;
-  std::shared_ptr<tessera::ckpt::Storage> storage;  // where the checkpoint does not own it
+  std::shared_ptr<tessera::Storage> storage;  // where the checkpoint does not own it
   tessera::ckpt::Checkpoint checkpoint;
   std::string format;  // empty: this library's, of which the next two say nothing
   std::vector<std::string> notes;

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/checkpoint_info.h"
-#include "checkpoint/include/storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <utility>
 
-#include "checkpoint/include/storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -19,7 +19,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/include/storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -26,9 +26,12 @@
 #include "checkpoint/include/save_options.h"
 #include "checkpoint/include/state_dict.h"
 
+namespace tessera {
+class Storage;  // storage/storage.h
+}  // namespace tessera
+
 namespace tessera::ckpt {
 
-class Storage;     // checkpoint/include/storage.h
 struct SaveHooks;  // checkpoint/save/save_hooks.h
 
 struct AsyncSaveOptions {

@@ -45,16 +45,19 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/include/checkpoint_info.h"  // CheckpointInfo
 #include "checkpoint/include/load_options.h"     // LoadOptions, LoadReport
-#include "checkpoint/include/open_storage.h"     // OpenStorageOptions
 #include "checkpoint/include/save_options.h"     // SaveOptions, SaveReport, Metadata
 #include "checkpoint/include/state_dict.h"       // StateDict, ShardedTensor, Shard
 #include "checkpoint/include/verify_options.h"   // VerifyOptions, VerifyReport
 #include "layout/box.h"                          // Shape, Box
+#include "storage/open_storage.h"                // OpenStorageOptions
+
+namespace tessera {
+class Storage;  // storage/storage.h
+}  // namespace tessera
 
 namespace tessera::ckpt {
 
 class ReadLock;  // checkpoint/directory/read_lock.h
-class Storage;   // storage.h
 
 // A tensor as a checkpoint has it.
 struct TensorInfo {

@@ -14,11 +14,15 @@
 #include "absl/time/time.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/manager_options.h"
-#include "checkpoint/include/open_storage.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/save_options.h"
 #include "checkpoint/include/state_dict.h"
-#include "checkpoint/include/storage.h"
+#include "storage/open_storage.h"
+#include "storage/storage.h"
+
+namespace tessera {
+class TieredStorage;  // storage/tiered/tiered_storage.h
+}  // namespace tessera
 
 namespace tessera::ckpt {
 
@@ -27,7 +31,6 @@ class FolderLock;
 class PlanCache;
 class Retention;
 class SaveSchedule;
-class TieredStorage;
 struct PlannedSave;
 struct SaveHooks;
 

@@ -35,10 +35,13 @@
 #include "checkpoint/include/save_options.h"
 #include "checkpoint/include/state_dict.h"
 
+namespace tessera {
+class Storage;  // storage/storage.h
+}  // namespace tessera
+
 namespace tessera::ckpt {
 
 class ProcessGroup;  // process_group.h
-class Storage;       // storage.h
 
 struct PeerReplicaOptions {
   // A folder in memory (in /dev/shm, or another tmpfs) that outlives the processes; the job's own

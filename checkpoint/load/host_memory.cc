@@ -18,9 +18,9 @@
 #include "base/checked_math.h"
 #include "base/files.h"
 #include "base/memory.h"
-#include "checkpoint/include/storage.h"
 #include "checkpoint/plan/plan.pb.h"
-#include "checkpoint/storage/posix_io.h"
+#include "storage/posix_io.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 namespace {

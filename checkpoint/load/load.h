@@ -7,8 +7,8 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/load_options.h"
 #include "checkpoint/include/state_dict.h"
-#include "checkpoint/include/storage.h"
 #include "checkpoint/scan/scan.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -40,7 +40,7 @@
 #include "checkpoint/load/placer.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/scan/scan.h"
-#include "checkpoint/storage/aligned_buffer.h"
+#include "storage/aligned_buffer.h"
 
 namespace tessera::ckpt {
 

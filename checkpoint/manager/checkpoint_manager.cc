@@ -17,7 +17,7 @@
 #include "checkpoint/save/plan_cache.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/save/save_hooks.h"
-#include "checkpoint/storage/tiered/tiered_storage.h"
+#include "storage/tiered/tiered_storage.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/include/storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

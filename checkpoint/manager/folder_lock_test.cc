@@ -19,9 +19,9 @@
 #include "absl/time/clock.h"
 #include "base/testing.h"
 #include "base/wall_clock_jump.h"
-#include "checkpoint/storage/posix_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/posix_storage.h"
 
 namespace tessera::ckpt {
 namespace {

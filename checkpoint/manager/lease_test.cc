@@ -12,11 +12,11 @@
 #include "absl/time/clock.h"
 #include "base/testing.h"
 #include "checkpoint/manager/folder_lock.h"
-#include "checkpoint/storage/s3/s3_storage.h"
-#include "checkpoint/storage/s3/testing/s3_server.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/s3/s3_storage.h"
+#include "storage/s3/testing/s3_server.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -20,7 +20,7 @@
 #include "checkpoint/manager/resume_messages.pb.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/saved_checkpoints.h"
-#include "checkpoint/verify/verify.h"
+#include "checkpoint/scan/verify.h"
 
 // 1. Rank 0 offers the newest checkpoint that it has not skipped, or nothing.
 // 2. All ranks load it. Their common error goes back to 1, where rank 0 judges it first.

@@ -20,7 +20,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manager_options.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/include/storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

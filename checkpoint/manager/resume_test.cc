@@ -20,10 +20,10 @@
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/storage/testing/fault_storage.h"
-#include "checkpoint/storage/testing/memory_storage.h"
-#include "checkpoint/storage/tiered/tiered_storage.h"
 #include "checkpoint/testing/test_state.h"
+#include "storage/testing/fault_storage.h"
+#include "storage/testing/memory_storage.h"
+#include "storage/tiered/tiered_storage.h"
 
 namespace tessera::ckpt {
 namespace {

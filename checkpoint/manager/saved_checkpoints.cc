@@ -17,7 +17,7 @@
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/manager/retention.h"
-#include "checkpoint/verify/verify.h"
+#include "checkpoint/scan/verify.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -18,8 +18,8 @@
 #include "absl/time/time.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/include/storage.h"
 #include "checkpoint/manager/retention.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -19,10 +19,10 @@
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/storage/posix_storage.h"
-#include "checkpoint/storage/testing/fault_storage.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
+#include "storage/posix_storage.h"
+#include "storage/testing/fault_storage.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {

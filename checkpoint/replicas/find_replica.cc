@@ -17,7 +17,7 @@
 #include "checkpoint/plan/share_reads.h"
 #include "checkpoint/replicas/replicas.pb.h"
 #include "checkpoint/scan/scan.h"
-#include "checkpoint/storage/read_only_storage.h"
+#include "storage/read_only_storage.h"
 
 // Rank 0 asks, and all ranks answer, until it has found a replica or has none left:
 // 1. every host lists what it has of the accepted replicas;

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/include/storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

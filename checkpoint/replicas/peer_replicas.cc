@@ -22,7 +22,6 @@
 #include "checkpoint/collective/watched_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/include/storage.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
@@ -31,7 +30,8 @@
 #include "checkpoint/replicas/replica_storage.h"
 #include "checkpoint/replicas/replicas.pb.h"
 #include "checkpoint/save/save_hooks.h"
-#include "checkpoint/storage/posix_storage.h"
+#include "storage/posix_storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -16,8 +16,8 @@
 #include "base/testing.h"
 #include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/include/thread_process_group.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {

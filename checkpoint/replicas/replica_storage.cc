@@ -13,8 +13,8 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/replicas/replicas.pb.h"
 #include "checkpoint/scan/scan.h"
-#include "checkpoint/storage/aligned_buffer.h"
-#include "checkpoint/storage/checks.h"
+#include "storage/aligned_buffer.h"
+#include "storage/checks.h"
 
 namespace tessera::ckpt {
 namespace {

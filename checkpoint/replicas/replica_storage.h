@@ -16,7 +16,7 @@
 #include "base/mutex.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/replicas/hosts.h"
-#include "checkpoint/storage/forwarding_storage.h"
+#include "storage/forwarding_storage.h"
 
 namespace tessera::ckpt {
 

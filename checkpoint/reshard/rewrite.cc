@@ -31,9 +31,9 @@
 #include "checkpoint/save/phase.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/scan/scan.h"
-#include "checkpoint/storage/aligned_buffer.h"
-#include "checkpoint/storage/pieces.h"
 #include "layout/box.h"
+#include "storage/aligned_buffer.h"
+#include "storage/pieces.h"
 
 namespace tessera::ckpt {
 namespace {

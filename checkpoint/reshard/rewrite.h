@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/storage.h"
 #include "checkpoint/plan/save_plan.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -19,9 +19,9 @@
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/reshard/rewrite.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/testing/test_state.h"
 #include "gtest/gtest.h"
+#include "storage/posix_storage.h"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)

@@ -12,9 +12,9 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/save_options.h"
-#include "checkpoint/include/storage.h"
 #include "checkpoint/save/save_agreement.h"
 #include "checkpoint/save/save_messages.pb.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -11,10 +11,10 @@
 #include "base/status_macros.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/elements/strided.h"
-#include "checkpoint/include/storage.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "layout/dtype.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 namespace {

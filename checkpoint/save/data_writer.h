@@ -20,7 +20,6 @@
 #include "base/byte_progress.h"
 #include "base/mutex.h"
 #include "checkpoint/include/state_dict.h"
-#include "checkpoint/include/storage.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/save/copy_order.h"
 #include "checkpoint/save/copy_policy.h"
@@ -28,7 +27,8 @@
 #include "checkpoint/save/memory_index.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/save/staging.h"
-#include "checkpoint/storage/aligned_buffer.h"
+#include "storage/aligned_buffer.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

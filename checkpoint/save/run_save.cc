@@ -19,7 +19,7 @@
 #include "checkpoint/save/save_agreement.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/save/staging.h"
-#include "checkpoint/storage/pieces.h"
+#include "storage/pieces.h"
 
 // The commit protocol
 //

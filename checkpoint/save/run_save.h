@@ -10,11 +10,11 @@
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/save_options.h"
 #include "checkpoint/include/state_dict.h"
-#include "checkpoint/include/storage.h"
 #include "checkpoint/save/data_writer.h"
 #include "checkpoint/save/plan_cache.h"
 #include "checkpoint/save/save_hooks.h"
 #include "checkpoint/save/staging.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -11,8 +11,8 @@
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "base/units.h"
-#include "checkpoint/include/storage.h"
-#include "checkpoint/storage/pieces.h"
+#include "storage/pieces.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "checkpoint/plan/plan.pb.h"
-#include "checkpoint/storage/aligned_buffer.h"
+#include "storage/aligned_buffer.h"
 
 namespace tessera::ckpt {
 

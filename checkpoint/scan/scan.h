@@ -33,9 +33,9 @@
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/include/storage.h"
 #include "checkpoint/include/verify_options.h"
-#include "checkpoint/storage/aligned_buffer.h"
+#include "storage/aligned_buffer.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -16,11 +16,11 @@
 #include "checkpoint/directory/damage.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/storage/forwarding_storage.h"
-#include "checkpoint/storage/testing/fault_storage.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/forwarding_storage.h"
+#include "storage/testing/fault_storage.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {

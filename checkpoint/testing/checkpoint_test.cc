@@ -20,13 +20,13 @@
 #include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/storage/posix_storage.h"
-#include "checkpoint/storage/testing/fault_storage.h"
-#include "checkpoint/storage/testing/memory_storage.h"
+#include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/posix_storage.h"
+#include "storage/testing/fault_storage.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {

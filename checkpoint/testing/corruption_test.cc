@@ -21,11 +21,11 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/load/load.h"
-#include "checkpoint/storage/testing/fault_storage.h"
-#include "checkpoint/storage/testing/memory_storage.h"
+#include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
+#include "storage/testing/fault_storage.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {

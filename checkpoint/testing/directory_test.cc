@@ -11,13 +11,13 @@
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/storage/posix_storage.h"
-#include "checkpoint/storage/testing/fault_storage.h"
-#include "checkpoint/storage/testing/memory_storage.h"
+#include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/posix_storage.h"
+#include "storage/testing/fault_storage.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -1,5 +1,5 @@
 // Two runs on a disk: one stands still at one of its operations, as a process does that is stopped,
-// swapped out or cut off from its file system, while the other one works. In checkpoint/simulation
+// swapped out or cut off from its file system, while the other one works. In tests/worlds/jobs
 // whole jobs never meet on a disk, because they lock their folder.
 
 #include <atomic>
@@ -17,11 +17,11 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/manager/saved_checkpoints.h"
-#include "checkpoint/storage/posix_storage.h"
-#include "checkpoint/storage/testing/fault_storage.h"
+#include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
+#include "storage/posix_storage.h"
+#include "storage/testing/fault_storage.h"
 
 namespace tessera::ckpt {
 namespace {

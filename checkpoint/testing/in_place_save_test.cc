@@ -27,12 +27,12 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/storage/forwarding_storage.h"
-#include "checkpoint/storage/testing/memory_storage.h"
+#include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/forwarding_storage.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {

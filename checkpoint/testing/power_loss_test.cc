@@ -3,7 +3,7 @@
 // promised exists. Omitting any single sync breaks that, so that none is superfluous and none can
 // be removed unnoticed.
 
-#include "base/power_loss.h"
+#include "tests/worlds/power/power_loss.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -27,13 +27,13 @@
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/reshard/rewrite.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/storage/forwarding_storage.h"
-#include "checkpoint/storage/posix_storage.h"
-#include "checkpoint/storage/testing/memory_storage.h"
+#include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/forwarding_storage.h"
+#include "storage/posix_storage.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -18,11 +18,11 @@
 #include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/storage/testing/memory_storage.h"
+#include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
 #include "layout/dtype.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {

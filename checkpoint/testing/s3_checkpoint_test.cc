@@ -15,11 +15,11 @@
 #include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/manager/resume.h"
-#include "checkpoint/storage/s3/s3_storage.h"
-#include "checkpoint/storage/s3/testing/s3_server.h"
+#include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
+#include "storage/s3/s3_storage.h"
+#include "storage/s3/testing/s3_server.h"
 
 namespace tessera::ckpt {
 namespace {

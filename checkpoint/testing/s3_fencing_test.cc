@@ -21,12 +21,12 @@
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/storage/s3/s3_storage.h"
-#include "checkpoint/storage/s3/testing/s3_server.h"
+#include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/s3/s3_storage.h"
+#include "storage/s3/testing/s3_server.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -27,11 +27,11 @@
 #include "checkpoint/load/load.h"
 #include "checkpoint/load/load_messages.pb.h"
 #include "checkpoint/plan/plan.pb.h"
-#include "checkpoint/storage/testing/fault_storage.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/testing/fault_storage.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {

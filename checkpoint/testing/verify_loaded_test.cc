@@ -21,12 +21,12 @@
 #include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/load/host_memory.h"
 #include "checkpoint/load/load.h"
-#include "checkpoint/storage/testing/fault_storage.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "layout/dtype.h"
+#include "storage/testing/fault_storage.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "compute/comm/nccl/nccl_api.h"
+#include "comm/nccl/nccl_api.h"
 #include "compute/device/training_device.h"
 #include "compute/kernels/numerics_fingerprint.h"
 

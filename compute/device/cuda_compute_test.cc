@@ -10,9 +10,9 @@
 #include "compute/device/cuda_device.h"
 #include "compute/device/training_device.h"
 #include "compute/kernels/backend.h"
-#include "compute/tensor/host_copies.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/host_copies.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -10,12 +10,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "compute/comm/communicator.h"
-#include "compute/comm/nccl/device_reducer.h"
+#include "comm/communicator.h"
+#include "comm/nccl/device_reducer.h"
 #include "compute/kernels/cuda/kernel_stream.h"
 #include "compute/kernels/cuda/tree_reduce.h"
-#include "compute/tensor/bfloat16.h"
-#include "compute/tensor/device.h"
+#include "tensor/bfloat16.h"
+#include "tensor/device.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "compute/comm/nccl/device_reducer.h"
+#include "comm/nccl/device_reducer.h"
 
 namespace tessera {
 

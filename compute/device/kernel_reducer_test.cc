@@ -13,14 +13,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "compute/comm/communicator.h"
-#include "compute/comm/nccl/nccl_world.h"
-#include "compute/comm/nccl/testing/fake_nccl.h"
-#include "compute/comm/testing/conformance.h"
-#include "compute/comm/threads/thread_world.h"
+#include "comm/communicator.h"
+#include "comm/nccl/nccl_world.h"
+#include "comm/nccl/testing/fake_nccl.h"
+#include "comm/testing/conformance.h"
+#include "comm/threads/thread_world.h"
 #include "compute/device/testing/simulated_device.h"
-#include "compute/tensor/bfloat16.h"
-#include "compute/tensor/fake_device_runtime.h"
+#include "tensor/bfloat16.h"
+#include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera {
 namespace {

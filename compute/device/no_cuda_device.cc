@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "compute/comm/nccl/nccl_api.h"
+#include "comm/nccl/nccl_api.h"
 #include "compute/device/compute_devices.h"
 #include "compute/device/cuda_device.h"
 #include "compute/device/training_device.h"

@@ -5,12 +5,12 @@
 #include <memory>
 #include <string>
 
-#include "compute/comm/nccl/device_reducer.h"
+#include "comm/nccl/device_reducer.h"
 #include "compute/kernels/backend.h"
-#include "compute/tensor/device.h"
-#include "compute/tensor/device_tensors.h"
-#include "compute/tensor/host_copies.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/device.h"
+#include "tensor/device_tensors.h"
+#include "tensor/host_copies.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

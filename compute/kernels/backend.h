@@ -24,7 +24,7 @@
 
 #include "absl/status/status.h"
 #include "compute/kernels/operations.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

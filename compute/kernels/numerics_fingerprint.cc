@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "compute/kernels/backend.h"
 #include "compute/random/philox.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

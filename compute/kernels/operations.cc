@@ -8,8 +8,8 @@
 #include <initializer_list>
 
 #include "compute/kernels/backend.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 namespace ops {

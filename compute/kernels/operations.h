@@ -16,7 +16,7 @@
 #include <span>
 
 #include "compute/random/philox.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "glog/logging.h"
 
 namespace tessera {

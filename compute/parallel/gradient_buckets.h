@@ -12,9 +12,9 @@
 
 #include "absl/status/status.h"
 #include "compute/kernels/backend.h"
-#include "compute/tensor/flat_parameter.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/flat_parameter.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

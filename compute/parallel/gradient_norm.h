@@ -11,12 +11,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "compute/kernels/backend.h"
 #include "compute/parallel/gradient_buckets.h"
 #include "compute/parallel/gradient_reducer.h"
 #include "compute/parallel/replicas.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "compute/comm/threads/thread_world.h"
+#include "comm/threads/thread_world.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/parallel/replicas.h"
 #include "compute/parallel/testing/fake_model.h"

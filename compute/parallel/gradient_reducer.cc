@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "compute/tensor/memory.h"
 #include "glog/logging.h"
+#include "tensor/memory.h"
 
 namespace tessera {
 namespace {

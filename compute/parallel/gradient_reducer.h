@@ -9,11 +9,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "compute/kernels/backend.h"
 #include "compute/parallel/gradient_buckets.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 
@@ -71,7 +71,7 @@ struct OwnedGradient {
 // on_two_stages parameters, a buffer of at most bucket_elements.
 //
 // Wire, per step, bytes of data rank r of P: for each bucket of n bytes with piece n_r, those of
-// the operation in compute/comm/communicator.h.
+// the operation in comm/communicator.h.
 //
 // Collective over data_parallel (and tie): all ranks have the same layout and options and make the
 // same calls in the same order. Returns the errors of the communicator. The returned views are

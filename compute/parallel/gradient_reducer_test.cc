@@ -12,12 +12,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "compute/comm/threads/thread_world.h"
+#include "comm/threads/thread_world.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/parallel/micro_batches.h"
 #include "compute/parallel/testing/fake_model.h"
-#include "compute/tensor/bfloat16.h"
-#include "compute/tensor/memory.h"
+#include "tensor/bfloat16.h"
+#include "tensor/memory.h"
 
 namespace tessera {
 namespace {
@@ -246,7 +246,7 @@ TEST(GradientReducerOneRankTest, FastWritesWhereTheOptimizerReads) {
   }
 }
 
-// The bytes of each operation according to compute/comm/communicator.h, summed over buckets.
+// The bytes of each operation according to comm/communicator.h, summed over buckets.
 int64_t TheoreticalBytes(const Case& which, const GradientReducer& reducer, int rank) {
   int64_t bytes = 0;
   for (const GradientBucket& bucket : reducer.buckets()) {

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "layout/topology.h"
 
 namespace tessera {

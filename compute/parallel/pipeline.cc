@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/trace.h"
-#include "compute/tensor/memory.h"
 #include "glog/logging.h"
+#include "tensor/memory.h"
 
 namespace tessera {
 namespace {

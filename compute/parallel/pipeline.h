@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "compute/comm/communicator.h"
-#include "compute/tensor/tensor.h"
+#include "comm/communicator.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -16,11 +16,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "compute/comm/communicator.h"
-#include "compute/comm/endpoint.h"
-#include "compute/comm/threads/thread_world.h"
-#include "compute/tensor/tensor.h"
+#include "comm/communicator.h"
+#include "comm/endpoint.h"
+#include "comm/threads/thread_world.h"
 #include "gtest/gtest.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "compute/kernels/backend.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

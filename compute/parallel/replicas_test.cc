@@ -9,12 +9,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
-#include "compute/comm/communicator.h"
-#include "compute/comm/threads/thread_world.h"
+#include "comm/communicator.h"
+#include "comm/threads/thread_world.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/reference/reference_backend.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -6,8 +6,8 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "compute/comm/communicator.h"
-#include "compute/tensor/tensor.h"
+#include "comm/communicator.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

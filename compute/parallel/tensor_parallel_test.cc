@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "compute/comm/threads/thread_world.h"
+#include "comm/threads/thread_world.h"
 #include "gtest/gtest.h"
 
 namespace tessera {

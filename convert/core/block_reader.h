@@ -15,9 +15,9 @@
 #include "checkpoint/include/load_options.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/scan/scan.h"
-#include "checkpoint/storage/aligned_buffer.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/output_file.h"
+#include "storage/aligned_buffer.h"
 
 namespace tessera::ckpt::convert {
 

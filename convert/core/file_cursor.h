@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "base/byte_order.h"
 #include "base/status_macros.h"
-#include "checkpoint/include/storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

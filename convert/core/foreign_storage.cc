@@ -19,11 +19,11 @@
 #include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/box_index.h"
-#include "checkpoint/storage/checks.h"
 #include "convert/core/block_reader.h"
 #include "convert/core/strided_read.h"
 #include "layout/box.h"
 #include "layout/coverage.h"
+#include "storage/checks.h"
 
 namespace tessera::ckpt::convert {
 namespace {

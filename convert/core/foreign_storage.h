@@ -13,10 +13,10 @@
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/include/storage.h"
-#include "checkpoint/storage/read_only_storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/record_checks.h"
+#include "storage/read_only_storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

@@ -16,12 +16,12 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/storage/forwarding_storage.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/strided_read.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "layout/dtype.h"
+#include "storage/forwarding_storage.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

@@ -17,10 +17,10 @@
 #include "base/threads.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/storage/aligned_buffer.h"
 #include "convert/core/block_reader.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
+#include "storage/aligned_buffer.h"
 #include "zlib.h"
 
 namespace tessera::ckpt::convert {

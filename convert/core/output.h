@@ -11,12 +11,12 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/output_file.h"
 #include "convert/core/progress.h"
 #include "convert/core/read_digests.h"
 #include "layout/box.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

@@ -14,12 +14,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/include/storage.h"
 #include "checkpoint/include/tensor_role.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/value.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
+#include "storage/storage.h"
 #include "tokenizer/tokenizer.h"
 
 namespace tessera::ckpt::convert {

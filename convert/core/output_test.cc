@@ -18,12 +18,12 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
-#include "checkpoint/storage/posix_storage.h"
-#include "checkpoint/storage/testing/fault_storage.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/read_digests.h"
 #include "gtest/gtest.h"
+#include "storage/posix_storage.h"
+#include "storage/testing/fault_storage.h"
+#include "storage/testing/memory_storage.h"
 #include "zlib.h"
 
 namespace tessera::ckpt::convert {

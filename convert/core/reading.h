@@ -16,9 +16,9 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/include/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
-#include "checkpoint/storage/checks.h"
+#include "storage/checks.h"
 #include "zlib.h"
 
 namespace tessera::ckpt::convert {

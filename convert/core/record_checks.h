@@ -14,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
-#include "checkpoint/include/storage.h"
-#include "checkpoint/storage/read_only_storage.h"
+#include "storage/read_only_storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

@@ -13,9 +13,9 @@
 #include "absl/status/status.h"
 #include "base/testing.h"
 #include "base/threads.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/testing/memory_storage.h"
 #include "zlib.h"
 
 namespace tessera::ckpt::convert {

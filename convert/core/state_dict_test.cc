@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/models.h"
 #include "convert/core/value.h"
 #include "convert/core/wrapped_names.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "layout/box.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
-#include "checkpoint/storage/aligned_buffer.h"
+#include "storage/aligned_buffer.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "checkpoint/elements/strided.h"
-#include "checkpoint/include/storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

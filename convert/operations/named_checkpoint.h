@@ -9,10 +9,10 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/storage.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/value.h"
 #include "convert/sealing.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -17,12 +17,12 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/include/open_storage.h"
-#include "checkpoint/include/storage.h"
 #include "convert/core/notes.h"
 #include "convert/core/read_digests.h"
 #include "convert/core/saved_values.h"
 #include "convert/open_foreign.h"
+#include "storage/open_storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 namespace {

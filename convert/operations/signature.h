@@ -14,8 +14,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/include/storage.h"
 #include "convert/operations/named_checkpoint.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/include/storage.h"
 #include "convert/pickle/value.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::pickle {
 

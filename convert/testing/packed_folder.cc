@@ -13,9 +13,9 @@
 #include "absl/strings/numbers.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/storage/checks.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_storage.h"
+#include "storage/checks.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "checkpoint/include/storage.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 

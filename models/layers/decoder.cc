@@ -6,8 +6,8 @@
 #include "base/status_macros.h"
 #include "base/trace.h"
 #include "compute/parallel/micro_batches.h"
-#include "compute/tensor/memory.h"
 #include "glog/logging.h"
+#include "tensor/memory.h"
 
 namespace tessera {
 namespace {

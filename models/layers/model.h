@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "compute/kernels/backend.h"
 #include "compute/parallel/gradient_buckets.h"
-#include "compute/tensor/tensor.h"
 #include "models/layers/parameter.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -5,10 +5,10 @@
 
 #include "absl/status/status.h"
 #include "compute/kernels/backend.h"
-#include "compute/tensor/tensor.h"
 #include "models/layers/arena.h"
 #include "models/layers/parameter.h"
 #include "models/layers/pass.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -9,10 +9,10 @@
 
 #include "base/threads.h"
 #include "compute/random/philox.h"
-#include "compute/tensor/bfloat16.h"
-#include "compute/tensor/flat_parameter.h"
-#include "compute/tensor/memory.h"
 #include "glog/logging.h"
+#include "tensor/bfloat16.h"
+#include "tensor/flat_parameter.h"
+#include "tensor/memory.h"
 
 namespace tessera {
 namespace {

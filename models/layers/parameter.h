@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "compute/tensor/tensor.h"
 #include "layout/partition.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <vector>
 
-#include "compute/tensor/bfloat16.h"
 #include "gtest/gtest.h"
 #include "models/layers/declare.h"
+#include "tensor/bfloat16.h"
 
 namespace tessera {
 namespace {

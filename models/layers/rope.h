@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "compute/kernels/backend.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "compute/tensor/tensor.h"
 #include "layout/topology.h"
 #include "models/config/config.pb.h"
 #include "models/layers/model.h"
 #include "models/layers/model_options.h"
 #include "models/layers/parameter.h"
+#include "tensor/tensor.h"
 
 namespace tessera::testing {
 

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "compute/random/philox.h"
-#include "compute/tensor/bfloat16.h"
 #include "glog/logging.h"
+#include "tensor/bfloat16.h"
 
 namespace tessera::testing {
 

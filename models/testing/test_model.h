@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <memory>
 
-#include "compute/tensor/tensor.h"
 #include "models/config/config.pb.h"
 #include "models/layers/model.h"
 #include "models/registry.h"
+#include "tensor/tensor.h"
 
 namespace tessera::testing {
 

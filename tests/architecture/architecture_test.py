@@ -23,12 +23,12 @@ NO_PATH = (
     ("layout", tuple(sorted(set(OURS) - {"base", "layout"}))),
     ("tokenizer", ("checkpoint", "compute", "convert", "models", "tests", "tools", "trainer")),
     ("checkpoint", ("compute", "convert", "models", "python", "tests", "tools", "trainer")),
-    ("checkpoint/format", ("checkpoint/storage",)),
-    ("checkpoint/plan", ("checkpoint/storage",)),
+    ("checkpoint/format", ("storage",)),
+    ("checkpoint/plan", ("storage",)),
     ("compute", ("checkpoint", "convert", "models", "tests", "tools", "trainer")),
-    ("compute/kernels", ("compute/comm", "compute/parallel")),
-    ("compute/comm", ("compute/kernels", "compute/parallel")),
-    ("compute/tensor", ("compute/comm", "compute/kernels")),
+    ("compute/kernels", ("comm", "compute/parallel")),
+    ("comm", ("compute/kernels", "compute/parallel")),
+    ("tensor", ("comm", "compute/kernels")),
     ("models", ("checkpoint", "convert", "tests", "tools", "trainer")),
     ("convert", ("python", "tests", "tools", "trainer")),
     ("python", ("tests", "tools", "trainer")),
@@ -215,7 +215,7 @@ def sources_of_programs():
             yield source
 
 
-FOR_TESTS = {"base/durable_files.cc", "base/testing.h", "tools/ckpt/ckpt_run.h",
+FOR_TESTS = {"tests/worlds/power/durable_files.cc", "base/testing.h", "tools/ckpt/ckpt_run.h",
              "trainer/data/test_files.h"}
 
 

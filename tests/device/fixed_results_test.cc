@@ -10,8 +10,8 @@
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/numerics_fingerprint.h"
-#include "compute/tensor/fake_device_runtime.h"
-#include "compute/tensor/guarded_memory.h"
+#include "tensor/testing/fake_device_runtime.h"
+#include "tensor/testing/guarded_memory.h"
 
 namespace tessera {
 namespace {

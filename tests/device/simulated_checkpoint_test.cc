@@ -19,7 +19,7 @@
 #include "base/testing.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "compute/device/testing/simulated_device.h"
 #include "tests/device/simulated_gpus.h"
 #include "tests/support/training.h"

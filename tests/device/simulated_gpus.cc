@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "compute/comm/nccl/nccl_world.h"
-#include "compute/comm/nccl/testing/fake_nccl.h"
-#include "compute/comm/threads/thread_world.h"
-#include "compute/kernels/cuda/simt_host.h"
-#include "compute/tensor/fake_device_runtime.h"
-#include "compute/tensor/guarded_memory.h"
+#include "comm/nccl/nccl_world.h"
+#include "comm/nccl/testing/fake_nccl.h"
+#include "comm/threads/thread_world.h"
+#include "compute/kernels/cuda/testing/simt_host.h"
+#include "tensor/testing/fake_device_runtime.h"
+#include "tensor/testing/guarded_memory.h"
 
 namespace tessera {
 

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "absl/status/status.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "compute/device/testing/simulated_device.h"
 
 namespace tessera {

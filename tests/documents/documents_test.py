@@ -35,7 +35,7 @@ REAL_PROGRAMS = ("grep", "ls", "sort", "uniq")
 # Flags of Bazel, mpirun and launch.py that the documents name.
 FLAGS_OF_OTHERS = {"config", "enable-recovery", "hostfile", "test-arg", "test-env"}
 # Where flags of programs that are not built for this test are declared.
-OTHER_SOURCES = ("checkpoint/simulation", "tests/crash", "tests/device/check", "tests/peers",
+OTHER_SOURCES = ("tests/worlds/jobs", "tests/crash", "tests/device/check", "tests/peers",
                  "tests/reshard", "tests/resume", "tests/support", "trainer/tools")
 # Checkpoints of other frameworks, by the names that they have in the documents.
 FOREIGN = {

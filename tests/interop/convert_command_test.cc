@@ -20,14 +20,14 @@
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/manager/folder_lock.h"
-#include "checkpoint/storage/posix_storage.h"
-#include "convert/llmc/llmc.h"
+#include "convert/formats/llmc/llmc.h"
 #include "convert/open_foreign.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "layout/box.h"
 #include "layout/foreign_parameter.h"
 #include "nlohmann/json.hpp"
+#include "storage/posix_storage.h"
 #include "tests/interop/foreign_run.h"
 #include "tests/support/command.h"
 #include "tokenizer/byte_tokenizer.h"
@@ -497,7 +497,7 @@ TEST_F(ConvertCommandTest, ErrorsHaveTheNotesThatExplainThem) {
   const std::map<std::string, std::string> reasons = {
       {meta, "add \"rope_scaling_factor\", which is 8 in Llama 3.1"},
       {gpt2, "the model's model.embed_tokens.weight is not among lm_head.weight, transformer.h.0."},
-      {"convert/torch/testdata/unread.pt", "Left out: a tensor of the kind "}};
+      {"convert/formats/torch/testdata/unread.pt", "Left out: a tensor of the kind "}};
   for (const auto& [source, reason] : reasons) {
     SCOPED_TRACE(source);
     ASSERT_EQ(Run({"inspect", source}), ckpt::kExitOk) << err_;
@@ -633,9 +633,8 @@ TEST_F(ConvertCommandTest, WhatAKilledConversionHasLeftIsRemoved) {
     if (with_lock) WriteFile(In(name + "/.lock"), "");
   };
   make("new.unfinished-00000001", true);  // being written
-  ASSERT_OK_AND_ASSIGN(
-      const auto writer,
-      ckpt::FolderLock::Acquire(*ckpt::OpenStorage(In("new.unfinished-00000001")), {}));
+  ASSERT_OK_AND_ASSIGN(const auto writer,
+                       ckpt::FolderLock::Acquire(*OpenStorage(In("new.unfinished-00000001")), {}));
   make("new.unfinished-00000002", false);  // somebody's own
   make("other.unfinished-00000003", true);
   make("new.unfinished-4", true);

@@ -10,7 +10,7 @@
 #include "checkpoint/format/safetensors.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/models.h"
-#include "convert/hugging_face/hugging_face.h"
+#include "convert/formats/hugging_face/hugging_face.h"
 #include "convert/testing/fuzz_check.h"
 #include "convert/testing/packed_folder.h"
 

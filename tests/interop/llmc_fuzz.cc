@@ -9,7 +9,7 @@
 
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_storage.h"
-#include "convert/llmc/llmc.h"
+#include "convert/formats/llmc/llmc.h"
 #include "convert/testing/fuzz_check.h"
 #include "convert/testing/packed_folder.h"
 #include "layout/box.h"
@@ -38,7 +38,7 @@ std::string SmallModel() {
 
 void Read(const std::map<std::string, std::string>& files) {
   // Copies that differ are refused.
-  ckpt::convert::ReadWholeFolder(ckpt::convert::FolderOf(files), [](ckpt::Storage& storage) {
+  ckpt::convert::ReadWholeFolder(ckpt::convert::FolderOf(files), [](Storage& storage) {
     return ckpt::convert::ReadLlmc(storage, kModel, nullptr);
   }).IgnoreError();
 }

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "convert/megatron/megatron.h"
+#include "convert/formats/megatron/megatron.h"
 #include "convert/testing/packed_folder.h"
 
 extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/storage/s3/testing/s3_server.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/s3/testing/s3_server.h"
 #include "tests/interop/foreign_run.h"
 #include "tools/ckpt/commands.h"
 

@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "convert/deepspeed/deepspeed.h"
-#include "convert/megatron/megatron.h"
+#include "convert/formats/deepspeed/deepspeed.h"
+#include "convert/formats/megatron/megatron.h"
 #include "gtest/gtest.h"
 
 namespace tessera {

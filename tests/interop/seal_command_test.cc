@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/storage/s3/testing/s3_server.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "storage/s3/testing/s3_server.h"
 #include "tests/interop/foreign_run.h"
 #include "tests/support/command.h"
 #include "tools/ckpt/commands.h"
@@ -83,10 +83,10 @@ TEST_F(SealCommandTest, EveryFormatCanBeSealed) {
       {"tests/interop/paddle/testdata/mp2_pp2", "paddle"},
       {"tests/interop/internevo/tp2", "internevo"},
       {"tests/interop/infinitrain/llama3/checkpoint_step_000003", "infinitrain"},
-      {"convert/dcp/testdata/one", "dcp"},
-      {"convert/torch/testdata/training.pt", "torch"},
+      {"convert/formats/dcp/testdata/one", "dcp"},
+      {"convert/formats/torch/testdata/training.pt", "torch"},
       {"tests/interop/pytorch/llama3_untied.model.bin", "llmc"},
-      {"convert/gguf/testdata/llama3_untied/model.gguf", "gguf"}};
+      {"convert/formats/gguf/testdata/llama3_untied/model.gguf", "gguf"}};
   for (const auto& [from, format] : kCheckpoints) {
     SCOPED_TRACE(format);
     const bool is_file = fs::is_regular_file(from);
@@ -207,7 +207,7 @@ TEST_F(SealCommandTest, ADamagedSealIsDamage) {
 
 TEST_F(SealCommandTest, DamageIsNotSealed) {
   const std::string path = In("training.pt");
-  std::string zip = ReadFile("convert/torch/testdata/training.pt");
+  std::string zip = ReadFile("convert/formats/torch/testdata/training.pt");
   zip[zip.size() / 4] ^= 1;
   Write(path, zip);
   EXPECT_EQ(Run({"seal", path}), ckpt::kExitDifferent) << out_ << err_;
@@ -236,7 +236,7 @@ TEST_F(SealCommandTest, AConversionIsComparedWithTheSeal) {
   EXPECT_THAT(err_, HasSubstr("logical digest"));
   EXPECT_EQ(Run({"convert", path, In("new"), "--to=hf"}), ckpt::kExitDifferent) << out_;
   // With another size, the seal is no longer believed.
-  const std::string file = Copy("convert/gguf/testdata/llama3_untied/model.gguf", "m.gguf");
+  const std::string file = Copy("convert/formats/gguf/testdata/llama3_untied/model.gguf", "m.gguf");
   ASSERT_EQ(Run({"seal", file}), 0) << err_;
   Write(file, ReadFile(file) + "x");
   EXPECT_EQ(Run({"inspect", file}), 0) << err_;

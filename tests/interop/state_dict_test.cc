@@ -17,7 +17,6 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
-#include "checkpoint/storage/testing/memory_storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/value.h"
@@ -25,6 +24,7 @@
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/testing/memory_storage.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/saved_model.h"
 
@@ -45,11 +45,9 @@ absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> Open(
   return ckpt::convert::OpenForeign(name, {.model = model});
 }
 
-ckpt::Manifest ManifestOf(ckpt::Storage& storage) {
-  return OrFail(ckpt::ReadManifest(storage, ""));
-}
+ckpt::Manifest ManifestOf(Storage& storage) { return OrFail(ckpt::ReadManifest(storage, "")); }
 
-Tensors Load(ckpt::Storage& storage) {
+Tensors Load(Storage& storage) {
   Tensors tensors;
   const auto checkpoint = ckpt::Checkpoint::Open(storage, "");
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -88,7 +86,7 @@ Tensors ReadExpected(const std::string& name) {
 }
 
 // The tensors of a storage less the second name of a tied embedding.
-Tensors LoadUntied(ckpt::Storage& storage) {
+Tensors LoadUntied(Storage& storage) {
   Tensors tensors = Load(storage);
   if (tensors.contains("transformer.wte.weight")) tensors.erase("lm_head.weight");
   return tensors;
@@ -173,12 +171,12 @@ TEST(StateDictTest, AnotherModelKeepsTheNamesOfTheFile) {
 }
 
 // The files of a folder by their names in memory.
-std::shared_ptr<ckpt::MemoryStorage> Copied(const std::map<std::string, std::string>& files) {
-  auto storage = std::make_shared<ckpt::MemoryStorage>();
+std::shared_ptr<MemoryStorage> Copied(const std::map<std::string, std::string>& files) {
+  auto storage = std::make_shared<MemoryStorage>();
   for (const auto& [name, source] : files) {
     std::ifstream file(Fixture(source), std::ios::binary);
     const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-    EXPECT_TRUE(ckpt::WriteAll(*storage, name, bytes).ok());
+    EXPECT_TRUE(WriteAll(*storage, name, bytes).ok());
   }
   return storage;
 }
@@ -193,11 +191,11 @@ TEST(StateDictTest, MetasVocabularyIsThatOfTheEmbeddings) {
       files[file] = name + "/" + file;
     }
     const auto storage = Copied(files);
-    ASSERT_OK_AND_ASSIGN(auto params, ckpt::ReadAll(*storage, "params.json", 1000));
+    ASSERT_OK_AND_ASSIGN(auto params, ReadAll(*storage, "params.json", 1000));
     const size_t size = params.find(name == "llama_meta" ? "61" : "62");
     ASSERT_NE(size, std::string::npos);
     params.replace(size, 2, "-1");
-    ASSERT_TRUE(ckpt::WriteAll(*storage, "params.json", params).ok());
+    ASSERT_TRUE(WriteAll(*storage, "params.json", params).ok());
     const auto opened = ckpt::convert::OpenForeignFolder(storage, {});
     ASSERT_TRUE(opened.ok()) << name << ": " << opened.status();
     EXPECT_EQ(Load(**opened), LoadFrom(Fixture(name))) << name;
@@ -245,9 +243,8 @@ TEST(StateDictTest, ADamagedFileOfTheOptimizerBesideAModel) {
     files[file] = std::string("trainer/") + file;
   }
   const auto storage = Copied(files);
-  ASSERT_OK_AND_ASSIGN(const auto optimizer, ckpt::ReadAll(*storage, "optimizer.pt", 1 << 20));
-  ASSERT_TRUE(
-      ckpt::WriteAll(*storage, "optimizer.pt", optimizer.substr(0, optimizer.size() / 2)).ok());
+  ASSERT_OK_AND_ASSIGN(const auto optimizer, ReadAll(*storage, "optimizer.pt", 1 << 20));
+  ASSERT_TRUE(WriteAll(*storage, "optimizer.pt", optimizer.substr(0, optimizer.size() / 2)).ok());
   const auto open = [&](bool needed) {
     return ckpt::convert::OpenForeignFolder(storage, {.needs_trainer_files = needed});
   };

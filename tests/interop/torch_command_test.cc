@@ -34,8 +34,8 @@ class TorchCommandTest : public testing::ForeignTest {
 };
 
 TEST_F(TorchCommandTest, OneFlippedByteIsFound) {
-  const std::string torch = "convert/torch/testdata/training.pt";
-  const std::string dcp = "convert/dcp/testdata/one";
+  const std::string torch = "convert/formats/torch/testdata/training.pt";
+  const std::string dcp = "convert/formats/dcp/testdata/one";
   const std::string into = In("from_damaged");
   for (const auto& [path, file] : {std::pair(torch, ""), std::pair(dcp, "__0_0.distcp")}) {
     SCOPED_TRACE(path);
@@ -57,7 +57,7 @@ TEST_F(TorchCommandTest, OneFlippedByteIsFound) {
 
 TEST_F(TorchCommandTest, OneFlippedByteOfThePickleIsFound) {
   const std::string damaged =
-      Changed("convert/torch/testdata/training.pt", "",
+      Changed("convert/formats/torch/testdata/training.pt", "",
               [](std::string& zip) { zip.replace(zip.find("exp_avg"), 7, "exp_bvg"); });
   EXPECT_EQ(Run({"verify", damaged}), ckpt::kExitDifferent) << out_;
   EXPECT_THAT(err_, HasSubstr("data.pkl of"));
@@ -66,7 +66,7 @@ TEST_F(TorchCommandTest, OneFlippedByteOfThePickleIsFound) {
 
 // Part of a storage that no tensor shows is checked as well.
 TEST_F(TorchCommandTest, ElementsThatNoTensorShowsAreChecked) {
-  const std::string views = "convert/torch/testdata/views.pt";
+  const std::string views = "convert/formats/torch/testdata/views.pt";
   for (const char* storage : {"/data/0", "/data/1"}) {
     const std::string damaged = Changed(views, "", [&](std::string& zip) {
       ASSERT_TRUE(ckpt::convert::DamageMember(storage, zip));
@@ -76,9 +76,9 @@ TEST_F(TorchCommandTest, ElementsThatNoTensorShowsAreChecked) {
 }
 
 TEST_F(TorchCommandTest, FilesWithoutChecksumsAreReadWithANote) {
-  const std::string file = Changed("convert/torch/testdata/training.pt", "", [](std::string& zip) {
-    zip = ckpt::convert::WithoutChecksums(std::move(zip));
-  });
+  const std::string file =
+      Changed("convert/formats/torch/testdata/training.pt", "",
+              [](std::string& zip) { zip = ckpt::convert::WithoutChecksums(std::move(zip)); });
   EXPECT_EQ(Run({"verify", file}), ckpt::kExitOk) << out_ << err_;
   EXPECT_THAT(out_, HasSubstr("these files (torch) have no checksums"));
   EXPECT_THAT(out_, HasSubstr("set_crc32_options(False)"));

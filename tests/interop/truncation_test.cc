@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "convert/dcp/metadata.h"
+#include "convert/formats/dcp/metadata.h"
 #include "convert/open_foreign.h"
 #include "convert/pickle/write.h"
 #include "gmock/gmock.h"

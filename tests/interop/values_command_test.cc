@@ -8,13 +8,13 @@
 
 #include "base/testing.h"
 #include "convert/core/value.h"
-#include "convert/dcp/metadata.h"
+#include "convert/formats/dcp/metadata.h"
+#include "convert/formats/torch/archive.h"
+#include "convert/formats/torch/read.h"
+#include "convert/formats/torch/write.h"
 #include "convert/pickle/value.h"
 #include "convert/pickle/write.h"
 #include "convert/testing/string_file.h"
-#include "convert/torch/archive.h"
-#include "convert/torch/read.h"
-#include "convert/torch/write.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -80,7 +80,7 @@ class ValuesCommandTest : public testing::ForeignTest {
 
 // A script's state dict: by way of this library and DCP back to torch, in the same places.
 TEST_F(ValuesCommandTest, AStateDictKeepsItsPlaces) {
-  const std::string script = "convert/torch/testdata/training.pt";
+  const std::string script = "convert/formats/torch/testdata/training.pt";
   const std::string notes = Convert(script, In("own"), "tessera");
   EXPECT_THAT(notes, AllOf(HasSubstr("objects of argparse.Namespace: args"),
                            HasSubstr("torch.bfloat16: dtype"), Not(HasSubstr("losses"))));

@@ -108,7 +108,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=50)
-    parser.add_argument("--wider", default="//checkpoint/testing/...,//checkpoint/simulation/...")
+    parser.add_argument("--wider", default="//checkpoint/testing/...,//tests/worlds/jobs/...")
     parser.add_argument("--copy", default="/var/tmp/tessera-mutation", type=pathlib.Path)
     parser.add_argument("folders", nargs="+")
     options = parser.parse_args()

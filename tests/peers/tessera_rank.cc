@@ -23,7 +23,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
-#include "compute/comm/mpi/mpi_world.h"
+#include "comm/mpi/mpi_world.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"

@@ -33,7 +33,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/storage.h"
+#include "storage/storage.h"
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/harness.h"
 #include "tests/perf/raw_disk.h"

@@ -138,7 +138,7 @@ double Deviation(const std::vector<double>& values) {
   return std::sqrt(sum / static_cast<double>(values.size() - 1));
 }
 
-absl::Status Delete(ckpt::Storage& storage, const ckpt::SaveReport& report) {
+absl::Status Delete(Storage& storage, const ckpt::SaveReport& report) {
   return storage.DeleteTree(report.directory);
 }
 
@@ -150,7 +150,7 @@ double PlainStep(Training& training, ckpt::AsyncSaver* saver, Measured& measured
   return measured.steps.back();
 }
 
-absl::Status SaveAndWait(Training& training, ckpt::Storage& storage, ckpt::PlanCache& plan_cache,
+absl::Status SaveAndWait(Training& training, Storage& storage, ckpt::PlanCache& plan_cache,
                          Measured& measured) {
   ckpt::SaveOptions options;
   options.io_threads = absl::GetFlag(FLAGS_io_threads);
@@ -164,7 +164,7 @@ absl::Status SaveAndWait(Training& training, ckpt::Storage& storage, ckpt::PlanC
 
 // Trains until the save is over; `before` is the duration of a step just before. One more step
 // afterwards measures the current duration again, because the load of the machine drifts.
-absl::Status SaveWhileTraining(Training& training, ckpt::AsyncSaver& saver, ckpt::Storage& storage,
+absl::Status SaveWhileTraining(Training& training, ckpt::AsyncSaver& saver, Storage& storage,
                                int64_t step, double before, Measured& measured) {
   const double start = Now();
   saver.Start(step, training.state());
@@ -215,7 +215,7 @@ void MeasurePrepare(Training& training, ckpt::AsyncSaver& saver, Measured& measu
 }
 
 // The memory of a save that no update interrupts, with all that Prepare() prefaults.
-absl::StatusOr<double> MeasureMemory(Training& training, ckpt::Storage& storage) {
+absl::StatusOr<double> MeasureMemory(Training& training, Storage& storage) {
   ForgetPeak();
   const double before = PeakResidentBytes();
   ckpt::AsyncSaver saver(storage, AsyncOptions());
@@ -228,7 +228,7 @@ absl::StatusOr<double> MeasureMemory(Training& training, ckpt::Storage& storage)
   return PeakResidentBytes() - before;
 }
 
-absl::StatusOr<Measured> MeasureRound(Training& training, ckpt::Storage& storage) {
+absl::StatusOr<Measured> MeasureRound(Training& training, Storage& storage) {
   ckpt::PlanCache plan_cache;
   Measured measured;
   training.Step(nullptr);
@@ -275,7 +275,7 @@ class Figures {
 };
 
 absl::Status Measure(const std::string& directory) {
-  TESSERA_ASSIGN_OR_RETURN(const auto storage, ckpt::OpenStorage(directory));
+  TESSERA_ASSIGN_OR_RETURN(const auto storage, OpenStorage(directory));
   int threads = absl::GetFlag(FLAGS_threads);
   if (threads == 0) threads = static_cast<int>(std::thread::hardware_concurrency());
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Training> training, Training::Create(threads));

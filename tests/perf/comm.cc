@@ -18,8 +18,8 @@
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "compute/comm/communicator.h"
-#include "compute/comm/mpi/mpi_world.h"
+#include "comm/communicator.h"
+#include "comm/mpi/mpi_world.h"
 #include "tests/perf/harness.h"
 
 ABSL_FLAG(int64_t, max_bytes, int64_t{256} << 20, "Largest size.");

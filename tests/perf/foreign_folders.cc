@@ -12,7 +12,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/models.h"
-#include "convert/llmc/llmc.h"
+#include "convert/formats/llmc/llmc.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera {

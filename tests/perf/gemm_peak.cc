@@ -17,8 +17,8 @@
 #include "base/cpu_level.h"
 #include "compute/kernels/cpu/gemm/gemm.h"
 #include "compute/kernels/cpu/gemm_libraries.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 #include "tests/perf/harness.h"
 
 // From libgomp, with which the system's oneDNN is built.

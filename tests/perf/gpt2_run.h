@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/include/checkpoint.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "compute/kernels/backend.h"
 #include "compute/parallel/mesh.h"
 #include "trainer/data/batch_loader.h"

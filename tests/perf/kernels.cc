@@ -23,8 +23,8 @@
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/random/philox.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 #include "tests/perf/gemm_peak.h"
 #include "tests/perf/harness.h"
 

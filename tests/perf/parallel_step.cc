@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "compute/comm/mpi/mpi_world.h"
+#include "comm/mpi/mpi_world.h"
 #include "compute/parallel/pipeline.h"
 #include "layout/topology.h"
 #include "tests/perf/gpt2_run.h"

@@ -17,7 +17,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/storage/aligned_buffer.h"
+#include "storage/aligned_buffer.h"
 
 namespace tessera {
 namespace {
@@ -30,7 +30,7 @@ absl::Status Failed(const char* operation, int error) {
 }
 
 // Transfers one block after the other, until none is left or one fails.
-void Transfer(int fd, bool write, uint64_t file_bytes, ckpt::AlignedBuffer* buffer,
+void Transfer(int fd, bool write, uint64_t file_bytes, AlignedBuffer* buffer,
               std::atomic<uint64_t>* next, std::atomic<int>* error) {
   const size_t block_bytes = buffer->size_bytes();
   while (*error == 0) {
@@ -51,7 +51,7 @@ void Transfer(int fd, bool write, uint64_t file_bytes, ckpt::AlignedBuffer* buff
 }
 
 // xorshift: data that a disk can neither compress nor deduplicate.
-void FillWithNoise(ckpt::AlignedBuffer* buffer, uint64_t seed) {
+void FillWithNoise(AlignedBuffer* buffer, uint64_t seed) {
   uint64_t state = seed * 0x9E3779B97F4A7C15u + 1;
   for (size_t at = 0; at + sizeof(state) <= buffer->size_bytes(); at += sizeof(state)) {
     state ^= state << 13;
@@ -92,10 +92,9 @@ absl::StatusOr<double> RawDiskFile::ReadOnce(const RawDiskShape& shape) {
 }
 
 absl::StatusOr<double> RawDiskFile::TransferOnce(const RawDiskShape& shape, bool write) {
-  std::vector<ckpt::AlignedBuffer> buffers;
+  std::vector<AlignedBuffer> buffers;
   for (int t = 0; t < shape.threads; ++t) {
-    TESSERA_ASSIGN_OR_RETURN(ckpt::AlignedBuffer buffer,
-                             ckpt::AlignedBuffer::Allocate(shape.block_bytes));
+    TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(shape.block_bytes));
     FillWithNoise(&buffer, t);
     buffers.push_back(std::move(buffer));
   }
@@ -103,7 +102,7 @@ absl::StatusOr<double> RawDiskFile::TransferOnce(const RawDiskShape& shape, bool
   std::atomic<int> error = 0;
   const absl::Time start = absl::Now();
   std::vector<std::thread> threads;
-  for (ckpt::AlignedBuffer& buffer : buffers) {
+  for (AlignedBuffer& buffer : buffers) {
     threads.emplace_back(Transfer, fd_, write, bytes_, &buffer, &next, &error);
   }
   for (std::thread& thread : threads) thread.join();

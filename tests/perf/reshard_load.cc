@@ -40,7 +40,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
-#include "compute/comm/mpi/mpi_world.h"
+#include "comm/mpi/mpi_world.h"
 #include "tests/perf/harness.h"
 #include "tests/perf/raw_disk.h"
 #include "tests/perf/reshard_load_state.h"

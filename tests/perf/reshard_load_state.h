@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/include/checkpoint.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "tests/perf/gpt2_run.h"
 
 namespace tessera {

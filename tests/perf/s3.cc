@@ -28,9 +28,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/storage/s3/http.h"
-#include "checkpoint/storage/s3/s3_storage.h"
-#include "checkpoint/storage/s3/testing/s3_server.h"
+#include "storage/s3/http.h"
+#include "storage/s3/s3_storage.h"
+#include "storage/s3/testing/s3_server.h"
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/harness.h"
 
@@ -153,8 +153,8 @@ absl::Status Measure() {
   std::printf("state: %zu tensors, %.1f MB\n", state.dict.tensors.size(), state.bytes / 1e6);
   const ckpt::s3::S3Server server({.verify = false});
   TESSERA_ASSIGN_OR_RETURN(
-      const std::unique_ptr<ckpt::Storage> storage,
-      ckpt::OpenS3Storage({.client = server.ForClient(), .prefix = "runs", .create_root = true}));
+      const std::unique_ptr<Storage> storage,
+      OpenS3Storage({.client = server.ForClient(), .prefix = "runs", .create_root = true}));
   const ckpt::CheckpointFolder folder(*storage);
   const int io_threads = absl::GetFlag(FLAGS_io_threads);
   const std::string raw_url = absl::StrCat(server.endpoint(), "/bucket/raw/");

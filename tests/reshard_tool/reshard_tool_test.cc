@@ -25,7 +25,7 @@
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
-#include "compute/comm/threads/thread_world.h"
+#include "comm/threads/thread_world.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/parallel/mesh.h"
 #include "google/protobuf/util/message_differencer.h"
@@ -221,7 +221,7 @@ class ReshardToolTest : public ::testing::TestWithParam<Kind> {
   }
 
   ckpt::Manifest ManifestOf(const std::string& folder) {
-    const auto storage = OrFail(ckpt::OpenStorage(folder));
+    const auto storage = OrFail(OpenStorage(folder));
     return OrFail(ckpt::ReadManifest(*storage, "step-00000007"));
   }
 

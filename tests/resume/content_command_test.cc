@@ -223,7 +223,7 @@ TEST_F(ContentCommandTest, TheBestLossIsTheTrainingsWithoutEvaluations) {
   for (const nlohmann::json& record : Records("run")) {
     best = std::min(best, record["loss"].get<double>());
   }
-  const auto storage = ckpt::OpenStorage(Checkpoints("run").string());
+  const auto storage = OpenStorage(Checkpoints("run").string());
   ASSERT_TRUE(storage.ok()) << storage.status();
   const auto manifest = ckpt::ReadManifest(**storage, "step-00000004");
   ASSERT_TRUE(manifest.ok()) << manifest.status();

@@ -371,7 +371,7 @@ TEST_F(ForeignCommandTest, ConsumedSamplesStatesThePositionInTheData) {
       << "other samples";
 
   // What it saves knows the rest, and is a checkpoint like any other.
-  ASSERT_OK_AND_ASSIGN(const auto saved, ckpt::OpenStorage(Checkpoints("single").string()));
+  ASSERT_OK_AND_ASSIGN(const auto saved, OpenStorage(Checkpoints("single").string()));
   ASSERT_OK_AND_ASSIGN(const auto manifest, ckpt::ReadManifest(*saved, "step-00000009"));
   EXPECT_EQ(manifest.trainer().step(), 9);
   EXPECT_EQ(manifest.trainer().data().consumed_samples(), 16 + 2 * 8);

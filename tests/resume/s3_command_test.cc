@@ -12,9 +12,9 @@
 #include <regex>
 #include <string>
 
-#include "checkpoint/storage/s3/testing/s3_server.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/s3/testing/s3_server.h"
 #include "tests/resume/audit_run.h"
 #include "tests/support/command.h"
 

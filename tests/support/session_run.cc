@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "compute/comm/communicator.h"
-#include "compute/comm/threads/thread_world.h"
+#include "comm/communicator.h"
+#include "comm/threads/thread_world.h"
 #include "compute/device/cuda_device.h"
 #include "layout/topology.h"
 #include "trainer/app/train_loop.h"

@@ -12,7 +12,7 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "checkpoint/manager/save_schedule.h"
-#include "compute/comm/threads/thread_world.h"
+#include "comm/threads/thread_world.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/random/philox.h"
 #include "trainer/config/config.h"

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/storage/s3/testing/s3_server.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/s3/testing/s3_server.h"
 #include "tools/ckpt/ckpt_run.h"
 
 namespace tessera::ckpt {

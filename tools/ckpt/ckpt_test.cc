@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "base/text.h"
-#include "checkpoint/storage/s3/testing/s3_server.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "storage/s3/testing/s3_server.h"
 #include "tools/ckpt/ckpt_run.h"
 #include "tools/ckpt/commands.h"
 

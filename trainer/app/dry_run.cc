@@ -16,14 +16,14 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "checkpoint/include/open_storage.h"
-#include "checkpoint/include/storage.h"
-#include "compute/comm/threads/thread_world.h"
+#include "comm/threads/thread_world.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/parallel/mesh.h"
-#include "compute/tensor/memory.h"
 #include "layout/topology.h"
 #include "models/model_config.h"
+#include "storage/open_storage.h"
+#include "storage/storage.h"
+#include "tensor/memory.h"
 #include "trainer/app/host_share.h"
 #include "trainer/app/start.h"
 #include "trainer/config/config.h"
@@ -158,8 +158,7 @@ std::string DescribeCheckpoints(const TrainConfig& config, int64_t first_step) {
     const int64_t saves = (last + interval - 1) / interval - first_step / interval;
     absl::StrAppend(&text, ", every ", interval, " steps: ", saves, " of them");
   }
-  const auto storage =
-      ckpt::OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
+  const auto storage = OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
   const absl::StatusOr<uint64_t> free = storage.ok() ? (*storage)->FreeBytes() : storage.status();
   if (free.ok()) absl::StrAppend(&text, "; ", HumanBytes(*free), " are free there");
   return text;

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "compute/tensor/memory.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/memory.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -16,10 +16,10 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "compute/kernels/cuda/attention_memory.h"
-#include "compute/tensor/device_runtime.h"
 #include "layout/dtype.h"
 #include "layout/topology.h"
 #include "models/model_config.h"
+#include "tensor/device_runtime.h"
 #include "trainer/config/config.h"
 
 namespace tessera {

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "compute/device/training_device.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/step/trainer.h"

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "compute/device/compute_devices.h"
 #include "layout/topology.h"
 #include "trainer/config/config.pb.h"

@@ -4,9 +4,9 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "compute/comm/communicator.h"
-#include "compute/comm/nccl/nccl_api.h"
-#include "compute/comm/nccl/nccl_world.h"
+#include "comm/communicator.h"
+#include "comm/nccl/nccl_api.h"
+#include "comm/nccl/nccl_world.h"
 #include "compute/device/compute_devices.h"
 #include "compute/device/training_device.h"
 #include "compute/kernels/backend.h"

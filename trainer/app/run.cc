@@ -56,7 +56,7 @@ absl::Status HoldRunFolder(Session& session, ProgressLine& progress_line) {
     return absl::OkStatus();
   }
   const auto note = [&](const std::string& text) { progress_line.Message(text); };
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::Storage> storage, ckpt::OpenStorage(run_dir));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage, OpenStorage(run_dir));
   TESSERA_ASSIGN_OR_RETURN(session.run_folder,
                            ckpt::FolderLock::Acquire(std::move(storage), {.on_wait = note}));
   if (!session.run_folder->warning().empty()) note(session.run_folder->warning());

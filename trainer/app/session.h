@@ -12,7 +12,7 @@
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/manager/folder_lock.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "compute/device/compute_devices.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/numerics_fingerprint.h"

@@ -19,7 +19,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/include/manifest.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "glog/logging.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "trainer/state/run_state.h"

@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
-#include "compute/comm/communicator.h"
-#include "compute/comm/threads/thread_world.h"
+#include "comm/communicator.h"
+#include "comm/threads/thread_world.h"
 #include "compute/parallel/mesh.h"
 #include "gtest/gtest.h"
 #include "layout/topology.h"

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "base/replace_file.h"
 #include "base/trace.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "compute/parallel/mesh.h"
 #include "trainer/config/check_config.h"
 #include "trainer/config/config.pb.h"

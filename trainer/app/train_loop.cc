@@ -20,10 +20,10 @@
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "compute/device/training_device.h"
-#include "compute/tensor/device_runtime.h"
 #include "layout/dtype.h"
+#include "tensor/device_runtime.h"
 #include "trainer/app/dry_run.h"
 #include "trainer/app/gemm_peak.h"
 #include "trainer/app/memory_reserve.h"
@@ -106,10 +106,9 @@ constexpr uint64_t kMaxIdentityBytes = 1024;
 std::string ObeyedStopFile(const TrainConfig& config) {
   if (!Saves(config)) return "";
   const CheckpointConfig& checkpoint = config.checkpoint();
-  const auto storage =
-      ckpt::OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
+  const auto storage = OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
   if (!storage.ok()) return "";
-  return ckpt::ReadAll(**storage, kObeyedStopFile, kMaxIdentityBytes).value_or("");
+  return ReadAll(**storage, kObeyedStopFile, kMaxIdentityBytes).value_or("");
 }
 
 UsedMemory MeasureMemory(const Session& session) {
@@ -482,10 +481,9 @@ void TrainLoop::Happened(const std::string& name, int64_t step, const std::strin
 void TrainLoop::RememberStopFile() const {
   if (stop_file_ == nullptr || !Saves(config_)) return;
   const CheckpointConfig& checkpoint = config_.checkpoint();
-  const auto storage =
-      ckpt::OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
+  const auto storage = OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
   if (!storage.ok()) return;
-  ckpt::WriteAll(**storage, kObeyedStopFile, stop_file_->Identity(leader_.stop_file.version))
+  WriteAll(**storage, kObeyedStopFile, stop_file_->Identity(leader_.stop_file.version))
       .IgnoreError();
 }
 

@@ -13,13 +13,13 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/flag_options.pb.h"
-#include "base/power_loss.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "layout/topology.h"
 #include "models/model_config.h"
+#include "tests/worlds/power/power_loss.h"
 #include "trainer/config/flags.h"
 
 namespace tessera {

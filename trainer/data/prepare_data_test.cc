@@ -15,9 +15,9 @@
 
 #include "absl/strings/escaping.h"
 #include "base/file_descriptor.h"
-#include "base/power_loss.h"
 #include "base/testing.h"
 #include "nlohmann/json.hpp"
+#include "tests/worlds/power/power_loss.h"
 #include "tokenizer/files/load_tokenizer.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/dataset_summary.h"

@@ -14,9 +14,9 @@
 
 #include "absl/status/status.h"
 #include "base/file_calls.h"
-#include "base/power_loss.h"
 #include "base/testing.h"
 #include "nlohmann/json.hpp"
+#include "tests/worlds/power/power_loss.h"
 
 namespace tessera {
 namespace {

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <utility>
 
-#include "compute/tensor/memory.h"
 #include "glog/logging.h"
+#include "tensor/memory.h"
 
 namespace tessera {
 namespace {

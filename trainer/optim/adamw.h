@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "compute/kernels/backend.h"
-#include "compute/tensor/flat_parameter.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/flat_parameter.h"
+#include "tensor/tensor.h"
 #include "trainer/config/config.pb.h"
 
 namespace tessera {

@@ -10,7 +10,7 @@
 
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/reference/reference_backend.h"
-#include "compute/tensor/bfloat16.h"
+#include "tensor/bfloat16.h"
 
 namespace tessera {
 namespace {

@@ -49,7 +49,7 @@ bool LoadsItsOwn(const CheckpointConfig& config) {
 }
 
 // The requested checkpoint in `saved`.
-absl::StatusOr<size_t> Choose(ckpt::Storage& storage, const CheckpointConfig& config,
+absl::StatusOr<size_t> Choose(Storage& storage, const CheckpointConfig& config,
                               const std::vector<ckpt::CheckpointInfo>& saved) {
   if (!config.has_ckpt_step()) return saved.size() - 1;
   const auto found = std::ranges::find(saved, config.ckpt_step(), &ckpt::CheckpointInfo::step);
@@ -59,7 +59,7 @@ absl::StatusOr<size_t> Choose(ckpt::Storage& storage, const CheckpointConfig& co
 }
 
 // A checkpoint in place of the folder that contains it would look like a folder without any.
-absl::Status CheckSaveFolder(const std::string& folder, ckpt::Storage& storage) {
+absl::Status CheckSaveFolder(const std::string& folder, Storage& storage) {
   if (absl::IsNotFound(ckpt::ReadManifest(storage, "").status())) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("save=", folder, " is a single checkpoint: expected the folder above it"));
@@ -81,7 +81,7 @@ void StateWhatIsUnknown(const CheckpointConfig& config, ckpt::Manifest& manifest
 
 // `name` is itself a checkpoint.
 absl::StatusOr<SavedRun> TakeSingleCheckpoint(const std::string& name,
-                                              std::unique_ptr<ckpt::Storage> storage,
+                                              std::unique_ptr<Storage> storage,
                                               absl::StatusOr<ckpt::Manifest> manifest,
                                               const CheckpointConfig& config,
                                               std::shared_ptr<const ckpt::ReadLock> reading = {}) {
@@ -98,7 +98,7 @@ absl::StatusOr<SavedRun> TakeSingleCheckpoint(const std::string& name,
 
 // Permanent and rolling checkpoints, ascending by step; of one step the permanent one first.
 absl::StatusOr<std::vector<ckpt::CheckpointInfo>> ListWithRolling(
-    ckpt::Storage& storage, std::vector<ckpt::CheckpointInfo>* unreadable) {
+    Storage& storage, std::vector<ckpt::CheckpointInfo>* unreadable) {
   TESSERA_RETURN_IF_ERROR(ckpt::CheckpointFolder(storage).List(unreadable).status());
   TESSERA_ASSIGN_OR_RETURN(std::vector<ckpt::CheckpointInfo> all, ckpt::ListForResume(storage));
   std::ranges::sort(all, {}, [](const ckpt::CheckpointInfo& checkpoint) {
@@ -189,7 +189,7 @@ absl::StatusOr<SavedRun> FindForeign(const TrainConfig& settings, const NoteSink
 
 bool IsFile(const std::string& name) {
   std::error_code error;
-  const std::optional<std::string> local = ckpt::LocalPathOfName(name);
+  const std::optional<std::string> local = LocalPathOfName(name);
   return local.has_value() && std::filesystem::is_regular_file(*local, error);
 }
 
@@ -200,8 +200,8 @@ absl::StatusOr<SavedRun> FindToLoad(const TrainConfig& settings, const NoteSink&
   const bool is_ours = format == kTesseraFormat;
   const bool is_foreign = !format.empty() || !config.parameter_to_structured_name().empty();
   if (IsFile(config.load()) && !is_ours) return FindForeign(settings, notes);
-  absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
-      ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()});
+  absl::StatusOr<std::unique_ptr<Storage>> storage =
+      OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()});
   if (absl::IsNotFound(storage.status())) return NothingToLoad(config);
   TESSERA_RETURN_IF_ERROR(storage.status());
   if (is_foreign && !is_ours) return FindForeign(settings, notes);
@@ -255,9 +255,9 @@ void NoteAbandoned(const CheckpointConfig& config, const std::vector<std::string
 }
 
 // `save` on each rank; null where it is not there.
-absl::StatusOr<std::shared_ptr<ckpt::Storage>> OpenOwn(const CheckpointConfig& config,
-                                                       const RankGroup& group) {
-  absl::StatusOr<std::shared_ptr<ckpt::Storage>> storage = OpenSaveStorage(config);
+absl::StatusOr<std::shared_ptr<Storage>> OpenOwn(const CheckpointConfig& config,
+                                                 const RankGroup& group) {
+  absl::StatusOr<std::shared_ptr<Storage>> storage = OpenSaveStorage(config);
   if (absl::IsNotFound(storage.status())) storage = nullptr;
   TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, storage.status(), group.deadline));
   return storage;
@@ -292,7 +292,7 @@ absl::StatusOr<bool> ResumeOwn(const TrainConfig& settings, const RankGroup& gro
   const CheckpointConfig& config = settings.checkpoint();
   const bool had_replica = replica.has_value();
   const bool loads_other = !LoadsItsOwn(config) && !config.load().empty();
-  TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<ckpt::Storage> storage, OpenOwn(config, group));
+  TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<Storage> storage, OpenOwn(config, group));
   const ckpt::LoadOnThisRank load = [&](const ckpt::Checkpoint& checkpoint) -> absl::Status {
     if (replica.has_value() && replica->checkpoint.step() >= checkpoint.step()) {
       TESSERA_ASSIGN_OR_RETURN(const bool used,
@@ -350,13 +350,13 @@ absl::StatusOr<SavedRun> Decode(const std::string& bytes, const TrainConfig& set
   if (!message.ParseFromString(bytes) || !manifest.ParseFromString(message.manifest())) {
     return absl::InternalError("rank 0's message about the checkpoint does not parse");
   }
-  std::shared_ptr<ckpt::Storage> storage;
+  std::shared_ptr<Storage> storage;
   if (!message.foreign_format().empty()) {
     TESSERA_ASSIGN_OR_RETURN(
         storage, OpenForeign(settings, message.foreign_name(), message.foreign_format()));
   } else {
-    TESSERA_ASSIGN_OR_RETURN(
-        storage, ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()}));
+    TESSERA_ASSIGN_OR_RETURN(storage,
+                             OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()}));
   }
   SavedRun run = {
       .checkpoint = ckpt::Checkpoint(std::move(storage), message.directory(), std::move(manifest)),
@@ -378,8 +378,8 @@ absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockOnThisRank(const Checkpoin
                                                                  const NoteSink& notes,
                                                                  absl::Duration wait) {
   TESSERA_ASSIGN_OR_RETURN(
-      std::unique_ptr<ckpt::Storage> storage,
-      ckpt::OpenStorage(config.save(), {.create_root = true, .s3_endpoint = config.s3_endpoint()}));
+      std::unique_ptr<Storage> storage,
+      OpenStorage(config.save(), {.create_root = true, .s3_endpoint = config.s3_endpoint()}));
   TESSERA_RETURN_IF_ERROR(CheckSaveFolder(config.save(), *storage));
   const std::optional<std::string> folder = storage->LocalPath("");
   if (folder.has_value()) TESSERA_RETURN_IF_ERROR(CheckWritable(*folder));
@@ -391,8 +391,8 @@ absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockOnThisRank(const Checkpoin
 }
 
 absl::Status CheckLaterOnThisRank(const CheckpointConfig& config, int64_t step, bool from_own) {
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
-                           ckpt::OpenStorage(config.save(), {.s3_endpoint = config.s3_endpoint()}));
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Storage> storage,
+                           OpenStorage(config.save(), {.s3_endpoint = config.s3_endpoint()}));
   const bool leaves_step_out = LoadsItsOwn(config) && !LoadContentOf(config).scheduler;
   const absl::Status status = ckpt::CheckNoneIsLater(
       *storage, step, /*only_unreadable=*/from_own,
@@ -410,9 +410,8 @@ absl::Status AbandonLaterSteps(const TrainConfig& settings, const RankGroup& gro
   if (!Saves(settings) || !LoadsItsOwn(config) || !config.has_ckpt_step()) return absl::OkStatus();
   if (group.ranks.rank() == 0) {
     if (lock != nullptr) TESSERA_RETURN_IF_ERROR(lock->Confirm());
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::unique_ptr<ckpt::Storage> storage,
-        ckpt::OpenStorage(config.save(), {.s3_endpoint = config.s3_endpoint()}));
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Storage> storage,
+                             OpenStorage(config.save(), {.s3_endpoint = config.s3_endpoint()}));
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> moved,
                              ckpt::AbandonLater(*storage, config.ckpt_step()));
     NoteAbandoned(config, moved, notes);
@@ -423,8 +422,8 @@ absl::Status AbandonLaterSteps(const TrainConfig& settings, const RankGroup& gro
 }  // namespace
 
 absl::Status NothingToLoad(const CheckpointConfig& config) {
-  const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
-      ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()});
+  const absl::StatusOr<std::unique_ptr<Storage>> storage =
+      OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()});
   const std::string& format = config.load_format();
   std::string text = absl::StrCat("load=", config.load(), " ");
   if (IsFile(config.load())) {
@@ -540,8 +539,8 @@ TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved
 
 absl::StatusOr<std::string> DescribeSkipped(const std::string& folder, int64_t step,
                                             const std::string& s3_endpoint) {
-  const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
-      ckpt::OpenStorage(folder, {.s3_endpoint = s3_endpoint});
+  const absl::StatusOr<std::unique_ptr<Storage>> storage =
+      OpenStorage(folder, {.s3_endpoint = s3_endpoint});
   if (absl::IsNotFound(storage.status())) return "";
   TESSERA_RETURN_IF_ERROR(storage.status());
   TESSERA_ASSIGN_OR_RETURN(const std::string skipped, ckpt::DescribeUnfinished(**storage, step));

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/include/process_group.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 
 namespace tessera {
 

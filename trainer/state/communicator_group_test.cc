@@ -7,8 +7,8 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "compute/comm/communicator.h"
-#include "compute/comm/threads/thread_world.h"
+#include "comm/communicator.h"
+#include "comm/threads/thread_world.h"
 #include "gtest/gtest.h"
 
 namespace tessera {

@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
-#include "compute/tensor/device.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/device.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "compute/tensor/device.h"
-#include "compute/tensor/fake_device_runtime.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/device.h"
+#include "tensor/tensor.h"
+#include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera {
 namespace {

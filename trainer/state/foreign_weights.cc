@@ -17,7 +17,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/models.h"
-#include "convert/llmc/llmc.h"
+#include "convert/formats/llmc/llmc.h"
 #include "convert/write_foreign.h"
 #include "tokenizer/files/hugging_face_files.h"
 #include "trainer/state/run_state.h"
@@ -57,8 +57,8 @@ std::error_code PutInPlace(const fs::path& folder, const fs::path& made, const f
 
 absl::Status SyncAbove(const std::string& path) {
   const fs::path parent = fs::path(path).parent_path();
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> above,
-                           ckpt::OpenStorage(parent.empty() ? "." : parent.string()));
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Storage> above,
+                           OpenStorage(parent.empty() ? "." : parent.string()));
   return above->SyncDirectory("");
 }
 
@@ -100,14 +100,14 @@ absl::Status CheckForeignWeights(const ForeignWeights& weights, const ModelConfi
                             absl::StrCat(weights.tokenizer_path, ": ", files.message()));
       }
     }
-    if (!ckpt::LocalPathOfName(weights.path).has_value()) {
+    if (!LocalPathOfName(weights.path).has_value()) {
       return absl::InvalidArgumentError(
           absl::StrCat(weights.path,
                        ": a run writes these folders to a file system only; ckpt "
                        "convert --to=hf writes to an object store"));
     }
     const fs::path folder = fs::path(weights.path).parent_path();
-    TESSERA_RETURN_IF_ERROR(ckpt::OpenStorage(folder.string(), {.create_root = true}).status());
+    TESSERA_RETURN_IF_ERROR(OpenStorage(folder.string(), {.create_root = true}).status());
   }
   return FileReplacement::Create(weights.path).status();
 }
@@ -122,8 +122,7 @@ absl::Status WriteForeignWeights(const ForeignWeights& weights, const ModelConfi
   const bool is_first = group.ranks.rank() == 0;
   if (is_first) RemoveUnfinished(folder);
   TESSERA_RETURN_IF_ERROR(agree(absl::OkStatus()));
-  absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
-      ckpt::OpenStorage(folder, {.create_root = true});
+  absl::StatusOr<std::unique_ptr<Storage>> storage = OpenStorage(folder, {.create_root = true});
   TESSERA_RETURN_IF_ERROR(agree(storage.status()));
   ckpt::Manifest run;
   *run.mutable_model() = ToProto(model);

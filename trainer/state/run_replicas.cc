@@ -42,8 +42,8 @@ absl::StatusOr<std::shared_ptr<RunReplicas>> RunReplicas::Open(const TrainConfig
   std::shared_ptr<RunReplicas> run(new RunReplicas(config, world, group));
   absl::Status ready;
   if (group.ranks.rank() == 0) {
-    absl::StatusOr<std::unique_ptr<ckpt::Storage>> store =
-        ckpt::OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
+    absl::StatusOr<std::unique_ptr<Storage>> store =
+        OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
     ready = store.status();
     if (store.ok()) run->store_ = *std::move(store);
     if (ready.ok() && !checkpoint.replicate_to_peers()) {

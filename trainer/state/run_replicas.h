@@ -11,7 +11,7 @@
 #include "checkpoint/include/peer_replicas.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/state_dict.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/checkpoints.h"
 
@@ -43,7 +43,7 @@ class RunReplicas {
   Communicator* const world_;
   const std::unique_ptr<ckpt::ProcessGroup> ranks_;
   const absl::Duration deadline_;
-  std::unique_ptr<ckpt::Storage> store_;  // on rank 0
+  std::unique_ptr<Storage> store_;  // on rank 0
 
   // Destroyed in reverse order.
   std::unique_ptr<Communicator> background_communicator_;

@@ -8,7 +8,7 @@
 #include "base/trace.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
-#include "checkpoint/storage/tiered/staging_folder.h"
+#include "storage/tiered/staging_folder.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/save_storage.h"
 

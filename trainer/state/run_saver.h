@@ -17,9 +17,9 @@
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/manager/save_schedule.h"
-#include "checkpoint/storage/tiered/tiered_storage.h"
-#include "compute/comm/communicator.h"
-#include "compute/tensor/tensor.h"
+#include "comm/communicator.h"
+#include "storage/tiered/tiered_storage.h"
+#include "tensor/tensor.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/run_replicas.h"
@@ -134,8 +134,8 @@ class RunSaver {
   const RankGroup group_;
   const RunSaverHooks hooks_;
   std::optional<ckpt::OptimizerState> optimizer_names_;  // set if the optimizer is saved
-  std::shared_ptr<ckpt::Storage> storage_;
-  ckpt::TieredStorage* upload_ = nullptr;  // the same, with async_upload
+  std::shared_ptr<Storage> storage_;
+  TieredStorage* upload_ = nullptr;  // the same, with async_upload
   // A save, a replica, or both, that begin once the mirror has the state.
   struct Mirrored {
     ckpt::SaveRequest request;

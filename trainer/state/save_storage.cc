@@ -12,8 +12,8 @@
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "checkpoint/storage/tiered/staging_folder.h"
-#include "checkpoint/verify/verify.h"
+#include "checkpoint/scan/verify.h"
+#include "storage/tiered/staging_folder.h"
 
 namespace tessera {
 namespace {
@@ -32,7 +32,7 @@ std::string Endpoint(const CheckpointConfig& config) {
 // A folder in `parent`, or in memory, of this user and this `save`.
 std::string OwnFolder(const CheckpointConfig& config, const std::string& parent,
                       const std::string& suffix) {
-  const std::optional<std::string> path = ckpt::LocalPathOfName(config.save());
+  const std::optional<std::string> path = LocalPathOfName(config.save());
   const std::string job = path.has_value() ? std::filesystem::absolute(*path).string()
                                            : absl::StrCat(Endpoint(config), config.save());
   return absl::StrFormat("%s/tessera-%d-%08x%s", parent.empty() ? "/dev/shm" : parent, geteuid(),
@@ -47,9 +47,9 @@ absl::Status CheckApart(const TrainConfig& config, const char* setting, const st
   for (const auto& [name, value] : {std::pair("save", config.checkpoint().save()),
                                     std::pair("load", config.checkpoint().load()),
                                     std::pair("run_dir", config.output().run_dir())}) {
-    const std::optional<std::string> path = ckpt::LocalPathOfName(value);
+    const std::optional<std::string> path = LocalPathOfName(value);
     if (value.empty() || !path.has_value()) continue;
-    TESSERA_ASSIGN_OR_RETURN(const bool overlap, ckpt::FoldersOverlap(folder, *path));
+    TESSERA_ASSIGN_OR_RETURN(const bool overlap, FoldersOverlap(folder, *path));
     if (!overlap) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(setting, "=", folder, " and ", name, "=", value,
@@ -60,20 +60,18 @@ absl::Status CheckApart(const TrainConfig& config, const char* setting, const st
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenSaveStorage(const CheckpointConfig& config,
-                                                               bool create_root) {
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::Storage> remote,
-                           ckpt::OpenStorage(config.save(), {.create_root = create_root,
-                                                             .s3_endpoint = config.s3_endpoint()}));
+absl::StatusOr<std::unique_ptr<Storage>> OpenSaveStorage(const CheckpointConfig& config,
+                                                         bool create_root) {
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> remote,
+                           OpenStorage(config.save(), {.create_root = create_root,
+                                                       .s3_endpoint = config.s3_endpoint()}));
   if (!config.async_upload()) return remote;
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::Storage> nearby,
-                           ckpt::OpenStagingFolder(NearbyFolder(config)));
-  return std::make_unique<ckpt::TieredStorage>(std::move(nearby), std::move(remote));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> nearby,
+                           OpenStagingFolder(NearbyFolder(config)));
+  return std::make_unique<TieredStorage>(std::move(nearby), std::move(remote));
 }
 
-ckpt::TieredStorage* AsUploadStorage(ckpt::Storage& storage) {
-  return dynamic_cast<ckpt::TieredStorage*>(&storage);
-}
+TieredStorage* AsUploadStorage(Storage& storage) { return dynamic_cast<TieredStorage*>(&storage); }
 
 std::string NearbyFolder(const CheckpointConfig& config) {
   return OwnFolder(config, config.async_upload_tmp_folder(), "_tmp_ckpt");
@@ -101,7 +99,7 @@ absl::Status CheckNearbyFolder(const TrainConfig& config) {
 
 absl::StatusOr<std::string> CheckNearbyCopies(const CheckpointConfig& config,
                                               const ckpt::Checkpoint& checkpoint) {
-  ckpt::TieredStorage* const upload = AsUploadStorage(checkpoint.storage());
+  TieredStorage* const upload = AsUploadStorage(checkpoint.storage());
   if (upload == nullptr) return std::string();
   TESSERA_ASSIGN_OR_RETURN(const ckpt::NearbyCopies copies,
                            ckpt::DropDamagedCopies(*upload, checkpoint.directory()));

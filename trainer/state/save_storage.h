@@ -9,18 +9,18 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/storage/tiered/tiered_storage.h"
+#include "storage/tiered/tiered_storage.h"
 #include "trainer/config/config.pb.h"
 
 namespace tessera {
 
 // With async_upload, a TieredStorage over NearbyFolder(), where nothing but copies of this `save`
 // may be: FailedPrecondition. For writing, `create_root`.
-absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenSaveStorage(const CheckpointConfig& config,
-                                                               bool create_root = false);
+absl::StatusOr<std::unique_ptr<Storage>> OpenSaveStorage(const CheckpointConfig& config,
+                                                         bool create_root = false);
 
 // The storage that OpenSaveStorage() has returned with async_upload; null for other ones.
-ckpt::TieredStorage* AsUploadStorage(ckpt::Storage& storage);
+TieredStorage* AsUploadStorage(Storage& storage);
 
 // This user's and this `save`'s own folder in async_upload_tmp_folder, or in memory. Buckets of one
 // name in stores of different addresses (s3_endpoint, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL) have

@@ -15,10 +15,10 @@
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/checkpoint.h"
-#include "compute/tensor/tensor.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "layout/partition.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -13,8 +13,8 @@
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "compute/kernels/backend.h"
-#include "compute/tensor/tensor.h"
 #include "models/layers/parameter.h"
+#include "tensor/tensor.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/state/device_mirror.h"
 

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/include/manifest.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 #include "trainer/state/state_dict.h"
 
 namespace tessera {

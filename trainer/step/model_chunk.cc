@@ -5,13 +5,13 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "compute/comm/communicator.h"
-#include "compute/tensor/device_runtime.h"
-#include "compute/tensor/device_tensors.h"
-#include "compute/tensor/memory.h"
+#include "comm/communicator.h"
 #include "layout/topology.h"
 #include "models/model_config.h"
 #include "models/registry.h"
+#include "tensor/device_runtime.h"
+#include "tensor/device_tensors.h"
+#include "tensor/memory.h"
 
 namespace tessera {
 namespace {

@@ -11,8 +11,8 @@
 #include "compute/parallel/gradient_reducer.h"
 #include "compute/parallel/mesh.h"
 #include "compute/parallel/tensor_parallel.h"
-#include "compute/tensor/tensor.h"
 #include "models/layers/model.h"
+#include "tensor/tensor.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/optim/adamw.h"
 

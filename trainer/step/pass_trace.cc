@@ -10,9 +10,9 @@
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "compute/parallel/replicas.h"
-#include "compute/tensor/flat_parameter.h"
-#include "compute/tensor/memory.h"
 #include "layout/dtype.h"
+#include "tensor/flat_parameter.h"
+#include "tensor/memory.h"
 
 namespace tessera {
 namespace {

@@ -13,8 +13,8 @@
 #include "compute/kernels/backend.h"
 #include "compute/parallel/gradient_buckets.h"
 #include "compute/parallel/mesh.h"
-#include "compute/tensor/tensor.h"
 #include "models/layers/parameter.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

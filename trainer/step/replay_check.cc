@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "compute/comm/communicator.h"
+#include "comm/communicator.h"
 
 namespace tessera {
 namespace {

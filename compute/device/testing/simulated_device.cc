@@ -11,11 +11,11 @@
 #include "compute/kernels/cuda/cublaslt_products.h"
 #include "compute/kernels/cuda/device_backend.h"
 #include "compute/kernels/cuda/testing/fake_cublaslt.h"
-#include "compute/tensor/device.h"
-#include "compute/tensor/device_tensors.h"
-#include "compute/tensor/fake_device_runtime.h"
-#include "compute/tensor/host_copies.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/device.h"
+#include "tensor/device_tensors.h"
+#include "tensor/host_copies.h"
+#include "tensor/tensor.h"
+#include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera {
 namespace {

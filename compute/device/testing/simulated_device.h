@@ -5,7 +5,7 @@
 
 #include "compute/device/training_device.h"
 #include "compute/kernels/cuda/testing/fake_cublaslt.h"
-#include "compute/tensor/fake_device_runtime.h"
+#include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera {
 

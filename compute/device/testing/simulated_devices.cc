@@ -3,8 +3,8 @@
 #include <cstddef>
 
 #include "compute/device/testing/simulated_device.h"
-#include "compute/kernels/cuda/simt_host.h"
-#include "compute/tensor/guarded_memory.h"
+#include "compute/kernels/cuda/testing/simt_host.h"
+#include "tensor/testing/guarded_memory.h"
 
 namespace tessera {
 namespace {

@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "compute/comm/nccl/nccl_api.h"
-#include "compute/comm/nccl/testing/fake_nccl.h"
+#include "comm/nccl/nccl_api.h"
+#include "comm/nccl/testing/fake_nccl.h"
 #include "compute/device/compute_devices.h"
 #include "compute/device/training_device.h"
 #include "compute/kernels/numerics_fingerprint.h"
-#include "compute/tensor/fake_device_runtime.h"
+#include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera {
 

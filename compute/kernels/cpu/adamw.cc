@@ -13,7 +13,7 @@
 #include "compute/kernels/cpu/cpu_backend_impl.h"
 #include "compute/kernels/cpu/loops.h"
 #include "compute/kernels/cpu/vector-inl.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {

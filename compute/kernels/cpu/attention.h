@@ -20,7 +20,7 @@
 #include <cstring>
 
 #include "compute/kernels/backend.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -30,8 +30,8 @@
 #include "compute/kernels/cpu/gemm.h"
 #include "compute/kernels/cpu/loops.h"
 #include "compute/kernels/cpu/vector-inl.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {

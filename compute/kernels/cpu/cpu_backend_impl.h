@@ -11,7 +11,7 @@
 #include "compute/kernels/cpu/matmul_product.h"
 #include "compute/kernels/cpu/thread_pool.h"
 #include "compute/kernels/cpu/workspace.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

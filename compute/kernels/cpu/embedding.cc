@@ -15,7 +15,7 @@
 #include "compute/kernels/cpu/elementwise-inl.h"
 #include "compute/kernels/cpu/loops.h"
 #include "compute/kernels/cpu/vector-inl.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {

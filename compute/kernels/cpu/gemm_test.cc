@@ -17,9 +17,9 @@
 #include "compute/kernels/cpu/thread_pool.h"
 #include "compute/kernels/cpu/workspace.h"
 #include "compute/kernels/testing/random_tensors.h"
-#include "compute/tensor/bfloat16.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/bfloat16.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "compute/kernels/cpu/thread_pool.h"
-#include "compute/tensor/bfloat16.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/bfloat16.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -8,7 +8,7 @@
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend_impl.h"
 #include "compute/kernels/cpu/matmul_product.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

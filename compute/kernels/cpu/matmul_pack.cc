@@ -10,8 +10,8 @@
 #include "base/dispatch.h"
 #include "compute/kernels/cpu/elementwise-inl.h"
 #include "compute/kernels/cpu/loops.h"
-#include "compute/tensor/bfloat16.h"
 #include "layout/dtype.h"
+#include "tensor/bfloat16.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "compute/tensor/bfloat16.h"
 #include "layout/dtype.h"
+#include "tensor/bfloat16.h"
 
 namespace tessera {
 

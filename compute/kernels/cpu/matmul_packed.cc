@@ -25,9 +25,9 @@
 #include "compute/kernels/cpu/thread_pool.h"
 #include "compute/kernels/cpu/tree.h"
 #include "compute/kernels/cpu/workspace.h"
-#include "compute/tensor/bfloat16.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/bfloat16.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

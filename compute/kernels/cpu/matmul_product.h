@@ -8,7 +8,7 @@
 #include "compute/kernels/cpu/gemm_cache.h"
 #include "compute/kernels/cpu/thread_pool.h"
 #include "compute/kernels/cpu/workspace.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -14,8 +14,8 @@
 #include "compute/kernels/cpu/thread_pool.h"
 #include "compute/kernels/cpu/tree.h"
 #include "compute/kernels/cpu/workspace.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -16,7 +16,7 @@
 #include "compute/kernels/cpu/loops.h"
 #include "compute/kernels/cpu/thread_pool.h"
 #include "compute/kernels/cpu/vector-inl.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {

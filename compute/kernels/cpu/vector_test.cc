@@ -15,7 +15,7 @@
 #include "base/cpu_level.h"
 #include "base/dispatch.h"
 #include "compute/kernels/cpu/vector-inl.h"
-#include "compute/tensor/bfloat16.h"
+#include "tensor/bfloat16.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "compute/tensor/memory.h"
+#include "tensor/memory.h"
 
 namespace tessera {
 

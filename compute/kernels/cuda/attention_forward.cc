@@ -13,7 +13,7 @@
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/philox_device.h"
 #include "compute/kernels/cuda/simt.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera::cuda {
 

@@ -26,9 +26,9 @@
 #include "compute/kernels/cuda/cublaslt_abi.h"
 #include "compute/kernels/cuda/cublaslt_api.h"
 #include "compute/kernels/cuda/products.h"
-#include "compute/tensor/device.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/device.h"
+#include "tensor/tensor.h"
 
 namespace tessera::cuda {
 

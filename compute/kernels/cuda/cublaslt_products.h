@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "compute/kernels/cuda/cublaslt_api.h"
 #include "compute/kernels/cuda/products.h"
-#include "compute/tensor/device.h"
+#include "tensor/device.h"
 
 namespace tessera::cuda {
 

@@ -18,10 +18,10 @@
 #include "compute/kernels/cuda/kernel_stream.h"
 #include "compute/kernels/cuda/products.h"
 #include "compute/kernels/cuda/tree_reduce.h"
-#include "compute/tensor/device.h"
-#include "compute/tensor/host_copies.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/device.h"
+#include "tensor/host_copies.h"
+#include "tensor/tensor.h"
 
 namespace tessera::cuda {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/products.h"
-#include "compute/tensor/device.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/device.h"
+#include "tensor/tensor.h"
 
 namespace tessera::cuda {
 

@@ -22,10 +22,10 @@
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/compare.h"
 #include "compute/kernels/testing/random_tensors.h"
-#include "compute/tensor/device.h"
-#include "compute/tensor/fake_device_runtime.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/device.h"
+#include "tensor/tensor.h"
+#include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera::cuda {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/simt.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera::cuda {
 

@@ -14,13 +14,13 @@
 #include "absl/status/status.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
-#include "compute/kernels/cuda/simt_host.h"
-#include "compute/kernels/cuda/simulated_backend.h"
+#include "compute/kernels/cuda/testing/simt_host.h"
+#include "compute/kernels/cuda/testing/simulated_backend.h"
 #include "compute/kernels/testing/compare.h"
 #include "compute/kernels/testing/random_tensors.h"
 #include "compute/random/philox.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera::cuda {
 namespace {

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "compute/kernels/cuda/memory_access.h"
 #include "compute/kernels/cuda/simt.h"
+#include "compute/kernels/cuda/testing/memory_access.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

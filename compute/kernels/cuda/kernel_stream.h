@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "compute/kernels/cuda/simt.h"
-#include "compute/tensor/device.h"
+#include "tensor/device.h"
 #ifndef __CUDACC__
-#include "compute/tensor/fake_device_runtime.h"
+#include "tensor/testing/fake_device_runtime.h"
 #endif
 
 namespace tessera::cuda {

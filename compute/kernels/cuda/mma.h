@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "compute/kernels/cuda/simt.h"
-#include "compute/tensor/bfloat16.h"
+#include "tensor/bfloat16.h"
 
 namespace tessera::cuda {
 

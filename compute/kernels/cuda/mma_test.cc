@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "compute/kernels/cuda/simt.h"
-#include "compute/kernels/cuda/simt_host.h"
-#include "compute/tensor/bfloat16.h"
+#include "compute/kernels/cuda/testing/simt_host.h"
+#include "tensor/bfloat16.h"
 
 namespace tessera::cuda {
 namespace {

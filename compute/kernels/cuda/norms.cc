@@ -9,7 +9,7 @@
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/row_kernels.h"
 #include "compute/kernels/cuda/simt.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera::cuda {
 

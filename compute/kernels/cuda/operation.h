@@ -17,9 +17,9 @@
 
 #include "compute/kernels/cuda/simt.h"
 #include "compute/kernels/cuda/simt_common.h"
-#include "compute/tensor/bfloat16.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/bfloat16.h"
+#include "tensor/tensor.h"
 
 namespace tessera::cuda {
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera::cuda {
 

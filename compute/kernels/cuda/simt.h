@@ -50,7 +50,7 @@
 #ifdef __CUDACC__
 #include "compute/kernels/cuda/simt_device.h"
 #else
-#include "compute/kernels/cuda/simt_host.h"
+#include "compute/kernels/cuda/testing/simt_host.h"
 #endif
 
 #include <cstdint>

@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "compute/kernels/cuda/simt_common.h"
-#include "compute/tensor/bfloat16.h"
+#include "tensor/bfloat16.h"
 
 #define TESSERA_KERNEL __global__
 #define TESSERA_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "compute/kernels/cuda/simt.h"
-#include "compute/tensor/bfloat16.h"
+#include "tensor/bfloat16.h"
 
 namespace tessera::cuda {
 namespace {

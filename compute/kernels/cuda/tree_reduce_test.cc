@@ -10,10 +10,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "compute/kernels/cuda/simt_host.h"
-#include "compute/tensor/bfloat16.h"
-#include "compute/tensor/tensor.h"
+#include "compute/kernels/cuda/testing/simt_host.h"
 #include "layout/dtype.h"
+#include "tensor/bfloat16.h"
+#include "tensor/tensor.h"
 
 namespace tessera::cuda {
 namespace {

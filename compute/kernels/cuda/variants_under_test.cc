@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "compute/kernels/cuda/simulated_backend.h"
+#include "compute/kernels/cuda/testing/simulated_backend.h"
 #include "compute/kernels/testing/kernel_test.h"
 
 namespace tessera {

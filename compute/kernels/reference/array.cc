@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "compute/tensor/bfloat16.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/bfloat16.h"
+#include "tensor/tensor.h"
 
 namespace tessera::reference {
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "compute/kernels/backend.h"
-#include "compute/tensor/bfloat16.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/bfloat16.h"
+#include "tensor/tensor.h"
 
 namespace tessera::reference {
 

@@ -12,7 +12,7 @@
 #include "compute/kernels/backend.h"
 #include "compute/kernels/reference/array.h"
 #include "compute/random/philox.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera::reference {
 

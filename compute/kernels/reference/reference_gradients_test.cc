@@ -16,8 +16,8 @@
 #include "compute/kernels/testing/gradient_check.h"
 #include "compute/kernels/testing/random_tensors.h"
 #include "compute/random/philox.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

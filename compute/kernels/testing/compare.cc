@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "compute/kernels/reference/array.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera::testing {
 namespace {

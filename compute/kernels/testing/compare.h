@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera::testing {
 

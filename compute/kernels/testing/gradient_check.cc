@@ -10,8 +10,8 @@
 
 #include "compute/kernels/reference/array.h"
 #include "compute/kernels/testing/compare.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera::testing {
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera::testing {
 

@@ -19,8 +19,8 @@
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/compare.h"
 #include "compute/kernels/testing/random_tensors.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

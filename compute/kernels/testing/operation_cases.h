@@ -14,8 +14,8 @@
 
 #include "compute/kernels/backend.h"
 #include "compute/kernels/testing/random_tensors.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera::testing {
 

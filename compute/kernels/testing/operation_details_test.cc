@@ -19,9 +19,9 @@
 #include "compute/kernels/testing/kernel_test.h"
 #include "compute/kernels/testing/random_tensors.h"
 #include "compute/random/philox.h"
-#include "compute/tensor/bfloat16.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/bfloat16.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -20,8 +20,8 @@
 #include "compute/kernels/testing/kernel_test.h"
 #include "compute/kernels/testing/operation_cases.h"
 #include "compute/kernels/testing/random_tensors.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "compute/kernels/reference/array.h"
 #include "compute/kernels/reference/reference_backend.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera::testing {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <random>
 
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera::testing {
 

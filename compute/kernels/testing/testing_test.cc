@@ -8,8 +8,8 @@
 #include "compute/kernels/testing/compare.h"
 #include "compute/kernels/testing/gradient_check.h"
 #include "compute/kernels/testing/random_tensors.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera::testing {
 namespace {

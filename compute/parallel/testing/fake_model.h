@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "compute/parallel/gradient_buckets.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -16,10 +16,10 @@
 #include "base/testing.h"
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/backend.h"
-#include "compute/tensor/fake_device_runtime.h"
-#include "compute/tensor/guarded_memory.h"
-#include "compute/tensor/tensor.h"
 #include "models/testing/profiling_backend.h"
+#include "tensor/tensor.h"
+#include "tensor/testing/fake_device_runtime.h"
+#include "tensor/testing/guarded_memory.h"
 #include "tests/device/check/check.h"
 #include "tests/device/check/training_checks.h"
 

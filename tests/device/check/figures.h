@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "compute/device/training_device.h"
 #include "compute/kernels/backend.h"
-#include "compute/tensor/tensor.h"
+#include "tensor/tensor.h"
 
 namespace tessera::testing {
 

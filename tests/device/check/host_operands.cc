@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "compute/kernels/backend.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 #include "tests/device/check/device_checks.h"
 
 namespace tessera::testing {

@@ -15,8 +15,8 @@
 #include "compute/kernels/testing/operation_cases.h"
 #include "compute/kernels/testing/random_tensors.h"
 #include "compute/random/philox.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
 
 namespace tessera::testing {
 namespace {

@@ -8,10 +8,10 @@
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
-#include "compute/tensor/fake_device_runtime.h"
-#include "compute/tensor/guarded_memory.h"
-#include "compute/tensor/tensor.h"
 #include "layout/dtype.h"
+#include "tensor/tensor.h"
+#include "tensor/testing/fake_device_runtime.h"
+#include "tensor/testing/guarded_memory.h"
 #include "tests/device/check/device_checks.h"
 
 namespace tessera::testing {

@@ -4,10 +4,10 @@
 Needs numpy and safetensors:
   python make_fixtures.py
 
-Also the files that //convert/infinitrain:infinitrain_fuzz begins with.
+Also the files that //convert/formats/infinitrain:infinitrain_fuzz begins with.
 
 The framework itself trains on GPUs. So this script writes its files from their description
-(//convert/infinitrain:state_file): the values are those of the state dicts of torch in
+(//convert/formats/infinitrain:state_file): the values are those of the state dicts of torch in
 //tests/interop:state_dicts, put into the names and layouts of InfiniTrain's modules. The tensors
 of a file are in no particular order, as those of a hash table. Folders iter_NNNNNNN are those of a
 later release, in which metadata.json tells where each rank's part of a tensor belongs.
@@ -269,7 +269,7 @@ def make_all_sharded():
 
 
 def make_corpus():
-    folder = HERE.parents[2] / "convert/infinitrain/testdata"
+    folder = HERE.parents[2] / "convert/formats/infinitrain/testdata"
     write_state_dict(folder / "small.ckpt", {
         "transformer.wte.weight": numpy.arange(6, dtype=numpy.float32).reshape(2, 3),
         "transformer.ln_f.weight": numpy.ones(3, dtype=numpy.float32),

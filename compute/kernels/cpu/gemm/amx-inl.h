@@ -25,7 +25,7 @@
 
 #include "compute/kernels/cpu/gemm/kernels.h"
 #include "compute/kernels/cpu/gemm/pack-inl.h"
-#include "compute/tensor/bfloat16.h"
+#include "tensor/bfloat16.h"
 
 #if HWY_TARGET <= HWY_AVX3
 HWY_BEFORE_NAMESPACE();

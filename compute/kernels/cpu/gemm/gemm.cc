@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "compute/kernels/cpu/gemm/kernels.h"
-#include "compute/tensor/bfloat16.h"
 #include "layout/dtype.h"
+#include "tensor/bfloat16.h"
 
 namespace tessera {
 namespace {

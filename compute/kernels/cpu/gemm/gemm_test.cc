@@ -18,8 +18,8 @@
 
 #include "base/for_each_target.h"
 #include "compute/kernels/cpu/gemm/kernels.h"
-#include "compute/tensor/bfloat16.h"
 #include "layout/dtype.h"
+#include "tensor/bfloat16.h"
 
 namespace tessera {
 namespace {

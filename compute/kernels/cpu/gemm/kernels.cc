@@ -21,8 +21,8 @@
 #include "compute/kernels/cpu/gemm/amx-inl.h"
 #include "compute/kernels/cpu/gemm/pack-inl.h"
 #include "compute/kernels/cpu/gemm/registers-inl.h"
-#include "compute/tensor/bfloat16.h"
 #include "layout/dtype.h"
+#include "tensor/bfloat16.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {

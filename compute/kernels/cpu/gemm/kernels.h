@@ -13,8 +13,8 @@
 
 #include <cstdint>
 
-#include "compute/tensor/bfloat16.h"
 #include "layout/dtype.h"
+#include "tensor/bfloat16.h"
 
 namespace tessera::gemm {
 

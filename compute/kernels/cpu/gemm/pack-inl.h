@@ -15,7 +15,7 @@
 
 #include "compute/kernels/cpu/gemm/kernels.h"
 #include "compute/kernels/cpu/gemm/registers-inl.h"
-#include "compute/tensor/bfloat16.h"
+#include "tensor/bfloat16.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "compute/kernels/cuda/cublaslt_abi.h"
-#include "compute/tensor/bfloat16.h"
-#include "compute/tensor/fake_device_runtime.h"
+#include "tensor/bfloat16.h"
+#include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "compute/kernels/cuda/cublaslt_api.h"
-#include "compute/tensor/fake_device_runtime.h"
+#include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera::cuda {
 

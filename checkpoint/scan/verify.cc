@@ -1,0 +1,259 @@
+#include "checkpoint/scan/verify.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/mutex.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/read_lock.h"
+#include "checkpoint/format/digest.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/scan/scan.h"
+#include "storage/pieces.h"
+
+namespace tessera::ckpt {
+namespace {
+
+class Verifier {
+ public:
+  Verifier(Storage& storage, std::string_view directory, const Manifest& manifest,
+           const VerifyOptions& options)
+      : manifest_(manifest),
+        options_(options),
+        scanner_(storage, directory, manifest,
+                 {.io_threads = options.io_threads,
+                  .read_original = true,
+                  .on_damage = [this](Damage damage) { Report(std::move(damage)); }}) {}
+
+  absl::Status Run() {
+    for (const LogicalTensor& tensor : manifest_.tensors()) {
+      if (!tensor.alias_of().empty()) continue;
+      const absl::Status covered = ValidateCoverage(tensor);
+      if (covered.ok()) continue;
+      Report({std::string(kManifestFileName), 0, tensor.name(), std::string(covered.message())});
+    }
+    TESSERA_RETURN_IF_ERROR(scanner_.OpenAll());
+    for (int f = 0; f < manifest_.files_size(); ++f) TESSERA_RETURN_IF_ERROR(CheckHeader(f));
+    return options_.contents ? ReadEverything() : absl::OkStatus();
+  }
+
+  VerifyReport Finish() && {
+    std::ranges::stable_sort(report_.damage, {}, [](const Damage& d) {
+      return std::pair(std::string_view(d.file), d.offset_bytes);
+    });
+    return std::move(report_);
+  }
+
+ private:
+  void Report(Damage damage) { report_.damage.push_back(std::move(damage)); }
+
+  // The file's own header must agree with the manifest, since other tools read it.
+  absl::Status CheckHeader(uint32_t index) {
+    const DataFile& description = manifest_.files(static_cast<int>(index));
+    const ReadableFile* const file = scanner_.file(index);
+    // A missing file and a wrong size were reported. A file without checksums, or with a header
+    // that is not at its start, does not have this format.
+    if (file == nullptr || !HasChecksums(description) ||
+        file->size_bytes() != description.size_bytes() || file->size_bytes() < 8) {
+      return absl::OkStatus();
+    }
+    const absl::StatusOr<SafetensorsHeader> header = ReadHeader(*file);
+    const absl::Status checked = header.ok() ? CompareHeader(index, *header) : header.status();
+    if (checked.ok()) return absl::OkStatus();
+    if (!absl::IsDataLoss(checked)) return checked;
+    Report({description.path(), 0, "", absl::StrCat("header: ", checked.message())});
+    return absl::OkStatus();
+  }
+
+  static absl::StatusOr<SafetensorsHeader> ReadHeader(const ReadableFile& file) {
+    char length[8];
+    TESSERA_RETURN_IF_ERROR(file.ReadOriginalAt(0, std::as_writable_bytes(std::span(length))));
+    TESSERA_ASSIGN_OR_RETURN(
+        const uint64_t bytes,
+        SafetensorsHeaderBytes(std::string_view(length, 8), file.size_bytes()));
+    std::string text(bytes, '\0');
+    TESSERA_RETURN_IF_ERROR(file.ReadOriginalAt(0, std::as_writable_bytes(std::span(text))));
+    return ParseSafetensorsHeader(text, file.size_bytes());
+  }
+
+  absl::Status CompareHeader(uint32_t index, const SafetensorsHeader& header) const {
+    const std::vector<FileMap::Extent>& extents = scanner_.map().extents(index);
+    std::map<uint64_t, const SafetensorsEntry*> by_offset;
+    size_t not_empty = 0;
+    for (const SafetensorsEntry& entry : header.entries) {
+      if (entry.length_bytes == 0) continue;
+      by_offset[entry.file_offset] = &entry;
+      ++not_empty;
+    }
+    if (not_empty != extents.size()) {
+      return absl::DataLossError(
+          absl::StrCat("expected ", extents.size(), " tensors, found ", not_empty));
+    }
+    for (const FileMap::Extent& extent : extents) {
+      const LogicalTensor& tensor = manifest_.tensors(extent.tensor);
+      const Box box = ShardBox(tensor, extent.shard);
+      const std::string key = ShardKey(tensor.name(), GlobalShape(tensor), box);
+      const auto at = by_offset.find(extent.begin);
+      if (at == by_offset.end()) {
+        return absl::DataLossError(
+            absl::StrCat("nothing at offset ", extent.begin, ", expected ", key));
+      }
+      const SafetensorsEntry& entry = *at->second;
+      if (entry.key != key || entry.dtype != FromProto(tensor.dtype()) ||
+          entry.shape != box.shape) {
+        return absl::DataLossError(
+            absl::StrCat("at offset ", extent.begin, ": expected ", key, " ",
+                         DTypeProto_Name(tensor.dtype()), " ", ShapeToString(box.shape), ", found ",
+                         entry.key, " ", ProtoName(entry.dtype), " ", ShapeToString(entry.shape)));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadEverything() {
+    std::optional<TensorDigests> digests;
+    if (options_.digests) {
+      digests.emplace(manifest_, scanner_.map(), options_.io_threads);
+      for (const auto& [file, damage] : digests->cut()) {
+        scanner_.ReportDamage(file, [&damage = damage] { return damage; });
+      }
+    }
+    const std::vector<FilePiece> ranges = scanner_.WholeFiles();
+    uint64_t total = 0;
+    for (const FilePiece& range : ranges) total += range.size();
+    Mutex mutex;
+    TESSERA_RETURN_IF_ERROR(
+        scanner_.Run(ranges, [&](int worker, const FilePiece& chunk, const std::byte* data) {
+          if (digests.has_value()) digests->Add(worker, chunk, data);
+          const MutexLock lock(&mutex);
+          report_.bytes_read += chunk.size();
+          if (options_.progress) options_.progress(report_.bytes_read, total);
+          return absl::OkStatus();
+        }));
+    if (digests.has_value()) CompareDigests(*digests);
+    return absl::OkStatus();
+  }
+
+  void CompareDigests(const TensorDigests& digests) {
+    for (int t = 0; t < manifest_.tensors_size(); ++t) {
+      const LogicalTensor& tensor = manifest_.tensors(t);
+      if (!tensor.alias_of().empty()) continue;
+      if (!tensor.has_digest() && ElementCount(GlobalShape(tensor)) > 0) {
+        ++report_.digests_missing;
+        continue;
+      }
+      const LogicalDigest expected = {tensor.digest().lo(), tensor.digest().hi()};
+      const LogicalDigest found = digests.Sum(t);
+      if (found == expected) {
+        ++report_.digests_verified;
+        continue;
+      }
+      report_.damage.push_back(
+          {std::string(kManifestFileName), 0, tensor.name(),
+           absl::StrFormat("logical digest: expected %016x%016x, found %016x%016x", expected.hi,
+                           expected.lo, found.hi, found.lo)});
+    }
+  }
+
+  const Manifest& manifest_;
+  const VerifyOptions& options_;
+  VerifyReport report_;
+  Scanner scanner_;  // reports damage from one thread at a time
+};
+
+// For scans that only check.
+absl::Status Ignore(int, const FilePiece&, const std::byte*) { return absl::OkStatus(); }
+
+}  // namespace
+
+absl::StatusOr<VerifyReport> VerifyCheckpoint(Storage& storage, std::string_view checkpoint_dir,
+                                              const VerifyOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckIoThreads(options.io_threads));
+  const ReadLock reading(storage, checkpoint_dir);
+  const absl::StatusOr<Manifest> manifest = ReadManifest(storage, checkpoint_dir);
+  if (absl::IsDataLoss(manifest.status())) {
+    VerifyReport report;
+    report.damage.push_back(
+        {std::string(kManifestFileName), 0, "", std::string(manifest.status().message())});
+    return report;
+  }
+  TESSERA_RETURN_IF_ERROR(manifest.status());
+  return VerifyFiles(storage, checkpoint_dir, *manifest, options);
+}
+
+absl::StatusOr<VerifyReport> VerifyFiles(Storage& storage, std::string_view checkpoint_dir,
+                                         const Manifest& manifest, const VerifyOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckIoThreads(options.io_threads));
+  const auto start = std::chrono::steady_clock::now();
+  Verifier verifier(storage, checkpoint_dir, manifest, options);
+  TESSERA_RETURN_IF_ERROR(verifier.Run());
+  VerifyReport report = std::move(verifier).Finish();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
+                         const Manifest& manifest, const std::vector<DamagedPart>& parts) {
+  for (int f = 0; f < manifest.files_size(); ++f) {
+    const DataFile& description = manifest.files(f);
+    const uint64_t chunk_bytes = description.chunk_bytes();
+    if (!HasChecksums(description) || chunk_bytes > kMaxChunkBytes) continue;
+    std::vector<FilePiece> ranges;
+    for (const DamagedPart& part : parts) {
+      const uint64_t end = std::min<uint64_t>(part.end_bytes, description.size_bytes());
+      if (part.file != description.path() || part.begin_bytes >= end) continue;
+      const uint64_t begin = part.begin_bytes / chunk_bytes * chunk_bytes;
+      const uint64_t last = (end - 1) / chunk_bytes * chunk_bytes + chunk_bytes;
+      ranges.push_back(
+          {static_cast<uint32_t>(f), begin, std::min<uint64_t>(last, description.size_bytes())});
+    }
+    if (ranges.empty()) continue;
+    Scanner scanner(storage, checkpoint_dir, manifest,
+                    {.io_threads = 1, .staging_bytes = chunk_bytes, .read_original = true});
+    TESSERA_RETURN_IF_ERROR(scanner.Open({&ranges.front().file_index, 1}));
+    TESSERA_RETURN_IF_ERROR(scanner.Run(ranges, Ignore));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<NearbyCopies> DropDamagedCopies(TieredStorage& storage,
+                                               std::string_view checkpoint_dir) {
+  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(storage, checkpoint_dir));
+  NearbyCopies copies;
+  ScanBuffers buffers;
+  const auto only_check = [](int, const FilePiece&, const std::byte*) { return absl::OkStatus(); };
+  for (int f = 0; f < manifest.files_size(); ++f) {
+    const DataFile& described = manifest.files(f);
+    const std::string path = JoinPath(checkpoint_dir, described.path());
+    absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.staging().Open(path);
+    if (!file.ok()) continue;
+    Scanner scanner(storage.staging(), checkpoint_dir, manifest, {});
+    absl::Status intact = scanner.Add(f, *std::move(file));
+    if (intact.ok()) intact = scanner.Run(scanner.WholeFiles(), only_check, &buffers);
+    if (intact.ok()) {
+      copies.good_bytes += described.size_bytes();
+      continue;
+    }
+    // Another process of this machine may have been faster.
+    const absl::Status deleted = storage.staging().Delete(path);
+    if (!absl::IsNotFound(deleted)) TESSERA_RETURN_IF_ERROR(deleted);
+    ++copies.dropped_files;
+  }
+  return copies;
+}
+
+}  // namespace tessera::ckpt

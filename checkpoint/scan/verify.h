@@ -1,0 +1,49 @@
+#ifndef TESSERA_CHECKPOINT_SCAN_VERIFY_H_
+#define TESSERA_CHECKPOINT_SCAN_VERIFY_H_
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/directory/damage.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/verify_options.h"
+#include "storage/storage.h"
+#include "storage/tiered/tiered_storage.h"
+
+namespace tessera::ckpt {
+
+// Reads every byte of a checkpoint; see Checkpoint::Verify() in checkpoint.h. A manifest that is
+// damaged is in the report, too.
+absl::StatusOr<VerifyReport> VerifyCheckpoint(Storage& storage, std::string_view checkpoint_dir,
+                                              const VerifyOptions& options = {});
+
+// The same for the files of a checkpoint whose manifest has been read.
+absl::StatusOr<VerifyReport> VerifyFiles(Storage& storage, std::string_view checkpoint_dir,
+                                         const Manifest& manifest, const VerifyOptions& options);
+
+// Reads the chunks that hold the named bytes, and compares their checksums. Skips parts of other
+// files than the data files, and parts without bytes. Reads a chunk whose checksum is wrong twice
+// more: bytes that were damaged on their way from a remote storage are intact then.
+//
+// DataLoss or NotFound names what is damaged; other errors are the storage's. Memory: one chunk.
+absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
+                         const Manifest& manifest, const std::vector<DamagedPart>& parts);
+
+struct NearbyCopies {
+  uint64_t good_bytes = 0;  // in files that a load reads from the staging tier
+  int64_t dropped_files = 0;
+};
+
+// Call before a load. Reads the copies of a committed checkpoint's data files in the staging tier,
+// and deletes those that are not, byte for byte by their checksums, what the remote manifest
+// describes. Files without such a copy are not read. Errors: those of the manifest, see
+// ReadManifest().
+absl::StatusOr<NearbyCopies> DropDamagedCopies(TieredStorage& storage,
+                                               std::string_view checkpoint_dir);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_SCAN_VERIFY_H_

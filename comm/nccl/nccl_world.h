@@ -1,0 +1,65 @@
+#ifndef TESSERA_COMM_NCCL_NCCL_WORLD_H_
+#define TESSERA_COMM_NCCL_NCCL_WORLD_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "comm/nccl/device_reducer.h"
+#include "comm/nccl/nccl_api.h"
+#include "tensor/device.h"
+
+namespace tessera {
+
+// A world whose buffers are device memory that NCCL moves, over a world of the same ranks in host
+// memory:
+//   auto nccl = NcclWorld::Create(host, *api, compute, reducer);
+//   (*nccl)->world().AllReduce(device_buffer, ReduceOp::kSum);
+//
+// Operations on byte strings, barriers, the agreement on splits, deadlines, diagnostics and Abort()
+// are the host world's. Everything else is queued on streams of the device:
+// - A Start method records an event on the compute stream. The operation runs on its communicator's
+//   own stream after that event.
+// - Wait() returns once the operation has ended on the device, so that work queued afterwards on
+//   any stream sees its result. Until then it polls the device, NCCL's asynchronous error, the host
+//   world's failures and the clock.
+// - Follow() returns once the operation has been queued and the compute stream waits for its event.
+//   From then on, every Synchronize() of the device (device.h) polls the operation as Wait() does,
+//   and ends with its error.
+// - NCCL moves bytes; `reducer` adds them in the fixed tree order of ReduceOp. So results have the
+//   bits of every other implementation.
+// - Messages: the two ranks first agree on the host that both sides have been started, then the
+//   message moves on a communicator and a stream of its own for this pair and direction, which is
+//   created at the first message. Messages therefore never wait behind collective operations, nor
+//   messages with one tag behind those with another.
+//
+// Failures: when a wait fails, or the host world does, a watchdog aborts every NCCL communicator of
+// this rank, so that no kernel waits for a missing rank. Sizes that differ between ranks, which
+// NCCL does not detect, are found for messages only.
+//
+// Memory: a reduction uses up to 16 MiB a rank for received pieces.
+// Threads: as any Communicator. A thread that drives an operation leaves the device selected.
+class NcclWorld {
+ public:
+  // Every rank of `host` calls it; returns before NCCL has connected the ranks, which the first
+  // operation waits for. All arguments must outlive the world. `host` is a world of threads/ or
+  // mpi/.
+  static absl::StatusOr<std::unique_ptr<NcclWorld>> Create(Communicator& host, NcclApi& api,
+                                                           Stream& compute, DeviceReducer& reducer);
+  // Communicators that were split from the world must be destroyed before it.
+  ~NcclWorld();
+  NcclWorld(const NcclWorld&) = delete;
+  NcclWorld& operator=(const NcclWorld&) = delete;
+
+  Communicator& world();
+
+ private:
+  class Impl;
+  explicit NcclWorld(std::unique_ptr<Impl> impl);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMM_NCCL_NCCL_WORLD_H_

@@ -1,0 +1,129 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CUDA_TESTING_MEMORY_ACCESS_H_
+#define TESSERA_COMPUTE_KERNELS_CUDA_TESTING_MEMORY_ACCESS_H_
+
+// Finds races of simulated kernels: between the threads of a block on shared memory, and between
+// blocks on global memory.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace tessera::simt {
+
+inline constexpr int64_t kCellBytes = 2;  // that are recorded together
+
+// The shared memory of one simulated block, and who touched it since which barrier.
+//
+// A race is an access by one thread to what another wrote, or a write to what another read, with no
+// barrier of the block, or of the warp that both belong to, in between. What a thread copies
+// asynchronously nobody may touch until it has waited, and is then as if the thread had written it.
+class SharedAccess {
+ public:
+  // A new block: memory is all ones, which is NaN in every floating type.
+  void Reset(int64_t bytes, int threads);
+  // What a thread does to memory; kReadByWarp: any lane of its warp may be the reader.
+  enum class Use { kRead, kReadByWarp, kWrite, kCopy };
+  void SyncBlock() { ++block_epoch_; }
+  void SyncWarp(int warp) { ++warp_epochs_[warp]; }
+
+  // Records an access. Returns what is wrong with it, or null. Precondition: `begin` and `bytes`
+  // are even, and within bounds.
+  const char* Check(int thread, int64_t begin, int64_t bytes, Use use);
+  // After a Check for kCopy: the thread's FinishCopies() copies 16 bytes, zeros if `from` is null.
+  void CopyPack(int thread, char* to, const void* from) { copies_[thread].push_back({to, from}); }
+  void FinishCopies(int thread);
+  bool IsCopying(int thread) const { return !copies_[thread].empty(); }
+
+  char* data() { return memory_.data(); }
+  int64_t bytes() const { return static_cast<int64_t>(memory_.size()); }
+
+ private:
+  // The last accesses to two adjacent bytes.
+  struct Cell {
+    uint32_t write_epoch = 0;  // 0: not written in this block
+    uint32_t write_warp_epoch = 0;
+    uint32_t read_epoch = 0;
+    uint32_t read_warp_epoch = 0;
+    int32_t writer = 0;
+    int32_t reader = 0;          // the last one
+    bool copying = false;        // by the writer
+    bool warp_readers = false;   // others of the reader's warp, too, since the warp's barrier
+    bool block_readers = false;  // readers of several warps, since the block's barrier
+  };
+
+  bool Ordered(int thread, int other, uint32_t block_epoch, uint32_t warp_epoch) const;
+  const char* CheckRead(Cell& cell, int thread) const;
+  const char* CheckWrite(Cell& cell, int thread) const;
+  void SetWritten(Cell& cell, int thread, bool copying) const;
+
+  struct Copy {
+    char* to;
+    const void* from;
+  };
+
+  std::vector<char> memory_;
+  std::vector<Cell> cells_;
+  uint32_t block_epoch_ = 1;
+  std::vector<uint32_t> warp_epochs_;
+  std::vector<std::vector<Copy>> copies_;  // of each thread
+};
+
+// Which blocks of one launch touched which global memory.
+//
+// The blocks of a launch run in no order. So two of them that touch the same bytes race, unless
+// both only read them, or both by atomic operations.
+//
+// The compiler reports the accesses: sources that are compiled with -fsanitize=thread call
+// functions for them, which are defined here in place of ThreadSanitizer's. Memory: six times what
+// a launch touches.
+class GlobalAccess {
+ public:
+  enum class Kind { kRead, kWrite, kAtomic };
+
+  // A new launch.
+  void Reset();
+  // Records an access of a block, by its number. Returns false for a race, and appends to `error`
+  // what is wrong.
+  bool Check(int64_t block, const void* address, int64_t bytes, Kind kind, std::string* error);
+
+ private:
+  static constexpr int64_t kPageBytes = 4096;
+  static constexpr size_t kRecentPages = 256;
+  // What touched two adjacent bytes: nothing, 0; one block, its number and 1; or several.
+  struct Cell {
+    uint32_t writer = 0;
+    uint32_t reader = 0;
+    uint32_t atomic = 0;
+  };
+  struct Page {
+    uintptr_t index = 0;
+    uint64_t launch = 0;  // whose accesses these are
+    std::array<Cell, kPageBytes / kCellBytes> cells;
+  };
+
+  Page& PageAt(uintptr_t index) {
+    Page* const recent = recent_[index % kRecentPages];
+    if (recent != nullptr && recent->index == index && recent->launch == launch_) return *recent;
+    return FindPage(index);
+  }
+  Page& FindPage(uintptr_t index);
+
+  std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
+  std::array<Page*, kRecentPages> recent_ = {};  // by index
+  uint64_t launch_ = 0;
+};
+
+namespace internal {
+
+// Checks an access of the thread that runs, if one does, and ends the thread if it is a race.
+// Accesses to the thread's stack and to shared memory are left out.
+void AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind);
+
+}  // namespace internal
+}  // namespace tessera::simt
+
+#endif  // TESSERA_COMPUTE_KERNELS_CUDA_TESTING_MEMORY_ACCESS_H_

@@ -1,0 +1,457 @@
+#include "compute/kernels/cuda/testing/simt_host.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "compute/kernels/cuda/simt_common.h"
+#include "compute/kernels/cuda/testing/fiber.h"
+#include "compute/kernels/cuda/testing/memory_access.h"
+
+namespace tessera::simt {
+namespace internal {
+
+thread_local Position position;
+
+namespace {
+
+enum class State { kNotStarted, kReady, kAtBarrier, kAtMeeting, kDone };
+
+// A thread of the block that runs.
+struct Thread {
+  State state = State::kNotStarted;
+  Fiber* fiber = nullptr;
+  Site site = {};            // of the barrier or meeting
+  const char* meeting = "";  // "a shuffle", ...
+  uint32_t lanes = 0;        // that the meeting names
+  const void* input = nullptr;
+  void* output = nullptr;
+};
+
+std::string ToString(const Site& site) {
+  const std::string_view path = site.file;
+  const size_t slash = path.rfind('/');
+  return std::string(slash == std::string_view::npos ? path : path.substr(slash + 1)) + ":" +
+         std::to_string(site.line);
+}
+
+// Runs the blocks of this thread's launches.
+class Simulator;
+thread_local Simulator* running = nullptr;  // while a thread of a block runs
+
+class Simulator {
+ public:
+  void SetOptions(const SimulatorOptions& options) {
+    options_ = options;
+    random_.seed(options.seed);
+  }
+  Counters TakeCounters() { return std::exchange(counters_, {}); }
+
+  void Run(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
+           int64_t max_shared_bytes, const std::string& scope,
+           const std::function<void()>& thread_body);
+
+  // Called on fibers.
+  void SetError(const std::string& what);
+  [[noreturn]] void EndThread();
+  void Barrier(Site site);
+  void Meet(const char* kind, uint32_t lanes, const void* input, void* output, Exchange exchange,
+            Site site);
+  SharedAccess& shared() { return shared_; }
+  void AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind);
+
+ private:
+  bool WithinLimits(Grid grid, int threads, int64_t shared_bytes);
+  std::vector<int64_t> BlockOrder(int64_t blocks);
+  void RunBlock(int threads, int64_t shared_bytes, const std::function<void()>& thread_body);
+  void RunThread(int index, const std::function<void()>& thread_body);
+  Fiber* TakeFiber();
+  void MakeReady(int index);
+  void Wait();
+  // Why no thread can run although some have not finished.
+  std::string Deadlock() const;
+  std::string Describe(int index) const;
+
+  SimulatorOptions options_;
+  std::mt19937_64 random_{options_.seed};
+  std::string& error_ = LaunchError();
+  Counters counters_;
+  std::string kernel_;
+  Grid grid_;
+  int64_t max_shared_bytes_ = 0;
+
+  // The state of the block that runs.
+  std::vector<Thread> threads_;
+  std::vector<int> runnable_;  // not started, or ready
+  int finished_ = 0;
+  int at_barrier_ = 0;
+  int first_at_barrier_ = 0;
+  SharedAccess shared_;
+  int64_t block_index_ = 0;
+  GlobalAccess global_;
+  const Fiber* watched_ = nullptr;  // whose accesses are checked
+  std::string race_;
+  // The lanes of each warp that wait for all of it, at the place of the first, while no lane of it
+  // has returned or waits for some: what most meetings are.
+  struct Warp {
+    int at_whole_meeting = 0;
+    int first = 0;
+    bool ordinary = true;
+  };
+  std::vector<Warp> warps_;
+
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Fiber*> idle_fibers_;
+};
+
+Simulator& ThisSimulator() {
+  thread_local Simulator simulator;
+  return simulator;
+}
+
+bool Simulator::WithinLimits(Grid grid, int threads, int64_t shared_bytes) {
+  std::string what;
+  if (!IsWithinLimits(grid)) {
+    what = "a grid of " + ToString(grid);
+  } else if (threads < 1 || threads > kMaxThreads || threads % kWarpSize != 0) {
+    what = "blocks of " + std::to_string(threads) + " threads";
+  } else if (shared_bytes < 0 || shared_bytes > max_shared_bytes_) {
+    what = std::to_string(shared_bytes) + " bytes of shared memory";
+  } else {
+    return true;
+  }
+  error_ = kernel_ + ": launched with " + what;
+  return false;
+}
+
+// All blocks, or a sample of them, in random order.
+std::vector<int64_t> Simulator::BlockOrder(int64_t blocks) {
+  std::vector<int64_t> order;
+  const int64_t sample = options_.sampled_blocks;
+  if (sample == 0 || blocks <= sample) {
+    order.resize(blocks);
+    std::iota(order.begin(), order.end(), 0);
+  } else {
+    order = {0, blocks - 1};
+    std::uniform_int_distribution<int64_t> any(0, blocks - 1);
+    while (static_cast<int64_t>(order.size()) < sample) order.push_back(any(random_));
+    std::sort(order.begin(), order.end());
+    order.erase(std::unique(order.begin(), order.end()), order.end());
+  }
+  std::shuffle(order.begin(), order.end(), random_);
+  return order;
+}
+
+void Simulator::Run(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
+                    int64_t max_shared_bytes, const std::string& scope,
+                    const std::function<void()>& thread_body) {
+  if (!error_.empty()) return;
+  max_shared_bytes_ = max_shared_bytes;
+  kernel_ = ShortKernelName(pretty_name);
+  grid_ = grid;
+  if (WithinLimits(grid, threads, shared_bytes) && grid.x > 0 && grid.y > 0 && grid.z > 0) {
+    ++counters_.launches;
+    global_.Reset();
+    for (const int64_t block : BlockOrder(grid.x * grid.y * grid.z)) {
+      position.block = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
+      block_index_ = block;
+      RunBlock(threads, shared_bytes, thread_body);
+      if (!error_.empty()) break;
+    }
+  }
+  if (!error_.empty()) error_ += scope;
+}
+
+void Simulator::RunBlock(int threads, int64_t shared_bytes,
+                         const std::function<void()>& thread_body) {
+  ++counters_.blocks;
+  counters_.threads += threads;
+  position.threads = threads;
+  threads_.assign(threads, Thread());
+  warps_.assign(threads / kWarpSize, Warp());
+  shared_.Reset(shared_bytes, threads);
+  finished_ = 0;
+  at_barrier_ = 0;
+  runnable_.resize(threads);
+  std::iota(runnable_.begin(), runnable_.end(), 0);
+  while (error_.empty() && finished_ < threads) {
+    if (runnable_.empty()) {
+      error_ = Deadlock();
+      break;
+    }
+    const size_t choice = std::uniform_int_distribution<size_t>(0, runnable_.size() - 1)(random_);
+    const int index = std::exchange(runnable_[choice], runnable_.back());
+    runnable_.pop_back();
+    RunThread(index, thread_body);
+  }
+  for (Thread& thread : threads_) {
+    if (thread.state == State::kDone || thread.fiber == nullptr) continue;
+    thread.fiber->Reset();
+    idle_fibers_.push_back(thread.fiber);
+  }
+}
+
+Fiber* Simulator::TakeFiber() {
+  if (idle_fibers_.empty()) {
+    fibers_.push_back(std::make_unique<Fiber>());
+    return fibers_.back().get();
+  }
+  Fiber* const fiber = idle_fibers_.back();
+  idle_fibers_.pop_back();
+  return fiber;
+}
+
+// Until the thread waits, fails or returns.
+void Simulator::RunThread(int index, const std::function<void()>& thread_body) {
+  Thread& thread = threads_[index];
+  position.thread = index;
+  const bool start = thread.state == State::kNotStarted;
+  thread.state = State::kReady;
+  running = this;
+  if (start) {
+    thread.fiber = TakeFiber();
+    watched_ = thread.fiber;
+    thread.fiber->Start(thread_body);
+  } else {
+    watched_ = thread.fiber;
+    thread.fiber->Resume();
+  }
+  watched_ = nullptr;
+  running = nullptr;
+  if (thread.fiber->running()) return;
+  if (shared_.IsCopying(index)) SetError("returns and has not waited for its copies");
+  thread.state = State::kDone;
+  warps_[index / kWarpSize].ordinary = false;
+  ++finished_;
+  idle_fibers_.push_back(thread.fiber);
+}
+
+void Simulator::MakeReady(int index) {
+  threads_[index].state = State::kReady;
+  runnable_.push_back(index);
+}
+
+void Simulator::Wait() {
+  const int index = position.thread;
+  threads_[index].fiber->Yield();
+  CHECK_EQ(position.thread, index);
+}
+
+void Simulator::SetError(const std::string& what) {
+  if (!error_.empty()) return;
+  error_ = kernel_ + ": block " + ToString(position.block) + " of " + ToString(grid_) +
+           ", thread " + std::to_string(position.thread) + ": " + what;
+}
+
+void Simulator::EndThread() {
+  for (;;) Wait();  // RunBlock() ends with the error and abandons the fiber.
+}
+
+std::string Simulator::Describe(int index) const {
+  const Thread& thread = threads_[index];
+  const std::string name = "thread " + std::to_string(index);
+  switch (thread.state) {
+    case State::kAtBarrier:
+      return name + " waits at the barrier " + ToString(thread.site);
+    case State::kAtMeeting:
+      return name + " waits at " + thread.meeting + " at " + ToString(thread.site);
+    default:
+      return name + " has returned";
+  }
+}
+
+std::string Simulator::Deadlock() const {
+  // One thread of each kind explains it.
+  std::string text;
+  std::array<bool, 5> described = {};
+  for (int i = 0; i < static_cast<int>(threads_.size()); ++i) {
+    bool& done = described[static_cast<size_t>(threads_[i].state)];
+    if (done) continue;
+    done = true;
+    text += (text.empty() ? "" : ", ") + Describe(i);
+  }
+  return kernel_ + ": block " + ToString(position.block) + " of " + ToString(grid_) +
+         ": divergent barrier: " + text;
+}
+
+void Simulator::Barrier(Site site) {
+  const int index = position.thread;
+  Thread& thread = threads_[index];
+  thread.state = State::kAtBarrier;
+  thread.site = site;
+  if (at_barrier_ == 0) first_at_barrier_ = index;
+  if (!(threads_[first_at_barrier_].site == site)) {
+    SetError("divergent barrier: it waits at " + ToString(site) + ", and " +
+             Describe(first_at_barrier_));
+    EndThread();
+  }
+  ++at_barrier_;
+  if (at_barrier_ == static_cast<int>(threads_.size())) {
+    ++counters_.barriers;
+    at_barrier_ = 0;
+    shared_.SyncBlock();
+    for (int i = 0; i < static_cast<int>(threads_.size()); ++i) MakeReady(i);
+  }
+  Wait();
+}
+
+void Simulator::Meet(const char* kind, uint32_t lanes, const void* input, void* output,
+                     Exchange exchange, Site site) {
+  const int index = position.thread;
+  const int first = index / kWarpSize * kWarpSize;
+  if ((lanes >> (index - first) & 1) == 0) {
+    SetError(std::string("lane mask of ") + kind + " at " + ToString(site) +
+             " does not name the lane that uses it");
+    EndThread();
+  }
+  Thread& self = threads_[index];
+  self = {State::kAtMeeting, self.fiber, site, kind, lanes, input, output};
+  Warp& warp = warps_[index / kWarpSize];
+  warp.ordinary = warp.ordinary && lanes == kAllLanes;
+  if (warp.ordinary) {
+    if (warp.at_whole_meeting++ == 0) warp.first = index;
+    const bool same = threads_[warp.first].site == site;
+    if (same && warp.at_whole_meeting < kWarpSize) return Wait();
+    warp.at_whole_meeting = 0;
+  }
+  const void* inputs[kWarpSize] = {};
+  void* outputs[kWarpSize] = {};
+  bool complete = true;
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    if ((lanes >> lane & 1) == 0) continue;
+    const Thread& other = threads_[first + lane];
+    if (other.state == State::kDone) {
+      SetError(std::string("lane mask of ") + kind + " at " + ToString(site) + " names lane " +
+               std::to_string(lane) + ", and " + Describe(first + lane));
+      EndThread();
+    }
+    if (other.state != State::kAtMeeting) {
+      complete = false;
+      continue;
+    }
+    const bool same = other.lanes == lanes && other.site == site;
+    if (!same && (other.lanes >> (index - first) & 1) != 0) {
+      SetError(std::string("lane mask of ") + kind + " at " + ToString(site) +
+               ": the lanes disagree, " + Describe(first + lane) + " with another mask or place");
+      EndThread();
+    }
+    complete = complete && same;
+    inputs[lane] = other.input;
+    outputs[lane] = other.output;
+  }
+  if (complete) {
+    // Reads and writes what is on the stacks of other threads.
+    const Fiber* const watched = std::exchange(watched_, nullptr);
+    exchange(inputs, outputs);
+    watched_ = watched;
+    for (int lane = 0; lane < kWarpSize; ++lane) {
+      if ((lanes >> lane & 1) != 0) MakeReady(first + lane);
+    }
+  }
+  Wait();
+}
+
+void Simulator::AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind) {
+  if (watched_ == nullptr || watched_->HasOnStack(address)) return;
+  const char* const at = static_cast<const char*>(address);
+  if (at >= shared_.data() && at < shared_.data() + shared_.bytes()) return;
+  ++counters_.global_accesses;
+  if (global_.Check(block_index_, address, bytes, kind, &race_)) return;
+  std::ostringstream text;
+  text << std::exchange(race_, "") << " (" << bytes << " bytes of global memory at 0x" << std::hex
+       << reinterpret_cast<uintptr_t>(address) << ")";
+  SetError(text.str());
+}
+
+}  // namespace
+
+void AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind) {
+  if (running != nullptr) running->AccessGlobal(address, bytes, kind);
+}
+
+void SetError(const std::string& what) { ThisSimulator().SetError(what); }
+
+void EndThread() { ThisSimulator().EndThread(); }
+
+void MeetLanes(const char* kind, uint32_t lanes, const void* input, void* output, Exchange exchange,
+               Site site) {
+  ThisSimulator().Meet(kind, lanes, input, output, exchange, site);
+}
+
+char* AccessShared(int64_t begin_byte, int64_t bytes, Use use) {
+  SharedAccess& shared = running->shared();
+  const char* const error = shared.Check(position.thread, begin_byte, bytes, use);
+  if (error != nullptr) {
+    SetError(std::string(error) + " (bytes " + std::to_string(begin_byte) + " to " +
+             std::to_string(begin_byte + bytes) + " of shared memory)");
+    EndThread();
+  }
+  return shared.data() + begin_byte;
+}
+
+int64_t SharedBytes() { return ThisSimulator().shared().bytes(); }
+
+void CopyAsync(char* to, const void* from) {
+  if (from != nullptr) AccessGlobal(from, 16, GlobalAccess::Kind::kRead);
+  running->shared().CopyPack(position.thread, to, from);
+}
+
+void CheckAlignment(const void* address, int64_t alignment) {
+  if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(alignment) != 0) {
+    SetError("a pack of " + std::to_string(alignment) + " bytes is not aligned");
+    EndThread();
+  }
+}
+
+void RunLaunch(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
+               Stream stream, std::function<void()> thread_body) {
+  const int64_t max_shared_bytes = stream == nullptr ? kMaxSharedBytes : stream->max_shared_bytes();
+  const auto run = [=, scope = LaunchScope::DescribeCurrent()] {
+    ThisSimulator().Run(pretty_name, grid, threads, shared_bytes, max_shared_bytes, scope,
+                        thread_body);
+  };
+  if (stream == nullptr) {
+    run();
+  } else {
+    stream->Add(run);
+  }
+}
+
+}  // namespace internal
+
+void SetSimulatorOptions(const SimulatorOptions& options) {
+  internal::ThisSimulator().SetOptions(options);
+}
+
+Counters TakeCounters() { return internal::ThisSimulator().TakeCounters(); }
+
+int32_t AtomicAdd(int32_t* address, int32_t value) {
+  internal::AccessGlobal(address, sizeof(int32_t), GlobalAccess::Kind::kAtomic);
+  return std::exchange(*address, *address + value);
+}
+
+void WaitForCopies() { internal::ThisSimulator().shared().FinishCopies(internal::position.thread); }
+
+void SyncThreads(Site site) { internal::ThisSimulator().Barrier(site); }
+
+void SyncWarp(Site site) {
+  internal::MeetLanes(
+      "a warp's barrier", kAllLanes, nullptr, nullptr,
+      [](const void* const*, void* const*) {
+        internal::ThisSimulator().shared().SyncWarp(internal::position.thread / kWarpSize);
+      },
+      site);
+}
+
+}  // namespace tessera::simt

@@ -1,0 +1,259 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CUDA_TESTING_SIMT_HOST_H_
+#define TESSERA_COMPUTE_KERNELS_CUDA_TESTING_SIMT_HOST_H_
+
+// simt.h on a simulated device: each thread of a block is a fiber of the calling thread, one block
+// after the other. Included by simt.h; tests include it for SimulatorOptions and Counters.
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "compute/kernels/cuda/simt_common.h"
+#include "compute/kernels/cuda/testing/memory_access.h"
+#include "tensor/bfloat16.h"
+
+#define TESSERA_KERNEL
+#define TESSERA_BOUNDS(threads, blocks)
+#define TESSERA_DEVICE inline
+#define TESSERA_HOST_DEVICE inline
+
+namespace tessera::simt {
+
+// The shared memory that a block may have at compute capability 9.0; at 8.0, 163 KiB; at 8.6, 8.9
+// and 12.0, 99 KiB.
+inline constexpr int64_t kMaxSharedBytes = 227 * 1024;
+
+// A simulated stream: runs what it is given, in that order, now or later.
+class WorkQueue {
+ public:
+  virtual ~WorkQueue() = default;
+  virtual void Add(std::function<void()> work) = 0;
+  // The shared memory that a block may have on the stream's device.
+  virtual int64_t max_shared_bytes() const { return kMaxSharedBytes; }
+};
+using Stream = WorkQueue*;  // null: launches run at once
+
+struct SimulatorOptions {
+  uint64_t seed = 1;  // of the order of blocks and threads
+  // Runs that many blocks of larger grids: the first, the last, and others at random. 0: all.
+  int64_t sampled_blocks = 0;
+};
+// Sets the options for launches of the calling thread. After an error, they do nothing until it is
+// taken by TakeLaunchError().
+void SetSimulatorOptions(const SimulatorOptions& options);
+
+// What this thread's launches have run.
+struct Counters {
+  int64_t launches = 0;
+  int64_t blocks = 0;
+  int64_t threads = 0;
+  int64_t barriers = 0;
+  int64_t global_accesses = 0;  // of sources that report them
+};
+Counters TakeCounters();
+
+// A place in a kernel: a barrier, or a shuffle.
+struct Site {
+  const char* file;
+  int line;
+
+  static constexpr Site Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return {file, line};
+  }
+  bool operator==(const Site& other) const { return line == other.line && file == other.file; }
+};
+
+struct Position {
+  int thread = 0;
+  int threads = 0;
+  Grid block;
+};
+
+namespace internal {
+
+extern thread_local Position position;
+using Use = SharedAccess::Use;
+
+// Makes `what` the error of the running thread, unless its launch has one already.
+void SetError(const std::string& what);
+// Ends the running thread, its block and the launch after SetError(). Nothing on the thread's stack
+// is unwound: callers must own nothing.
+[[noreturn]] void EndThread();
+
+inline constexpr int kMaxExchangeBytes = 64;
+// Lets the lanes of `lanes` meet: when all are there, `exchange` gets each lane's input and output,
+// null for the lanes that are not named. `kind` names the operation in messages.
+using Exchange = void (*)(const void* const inputs[kWarpSize], void* const outputs[kWarpSize]);
+void MeetLanes(const char* kind, uint32_t lanes, const void* input, void* output, Exchange exchange,
+               Site site);
+
+// Checks an access of the running thread to shared memory, and returns its address.
+char* AccessShared(int64_t begin_byte, int64_t bytes, Use use);
+// After an access for a copy of a pack: zeros, if `from` is null.
+void CopyAsync(char* to, const void* from);
+int64_t SharedBytes();
+void CheckAlignment(const void* address, int64_t alignment);
+
+void RunLaunch(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
+               Stream stream, std::function<void()> thread_body);
+
+}  // namespace internal
+
+inline int ThreadIndex() { return internal::position.thread; }
+inline int ThreadCount() { return internal::position.threads; }
+inline int64_t BlockX() { return internal::position.block.x; }
+inline int64_t BlockY() { return internal::position.block.y; }
+inline int64_t BlockZ() { return internal::position.block.z; }
+
+void WaitForCopies();
+void SyncThreads(Site site = Site::Here());
+void SyncWarp(Site site = Site::Here());
+
+template <typename T>
+T ShuffleFrom(uint32_t lanes, T value, int source, Site site = Site::Here()) {
+  struct Offer {
+    T value;
+    int source;
+  };
+  static_assert(sizeof(Offer) <= internal::kMaxExchangeBytes);
+  const Offer offer = {value, source};
+  T result = value;
+  internal::MeetLanes(
+      "a shuffle", lanes, &offer, &result,
+      [](const void* const inputs[kWarpSize], void* const outputs[kWarpSize]) {
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+          if (inputs[lane] == nullptr) continue;
+          const int from = static_cast<const Offer*>(inputs[lane])->source;
+          if (from < 0 || from >= kWarpSize || inputs[from] == nullptr) {
+            internal::SetError("lane " + std::to_string(lane) + " reads from lane " +
+                               std::to_string(from) + ", which the lane mask does not name");
+            internal::EndThread();
+          }
+          *static_cast<T*>(outputs[lane]) = static_cast<const Offer*>(inputs[from])->value;
+        }
+      },
+      site);
+  return result;
+}
+
+template <typename T>
+T ShuffleXor(uint32_t lanes, T value, int distance, Site site = Site::Here()) {
+  return ShuffleFrom(lanes, value, (ThreadIndex() % kWarpSize) ^ distance, site);
+}
+
+int32_t AtomicAdd(int32_t* address, int32_t value);
+
+template <typename T>
+class SharedArray {
+ public:
+  SharedArray(int64_t begin_byte, int64_t count) : begin_byte_(begin_byte), count_(count) {}
+
+  T Get(int i) const {
+    T value;
+    std::memcpy(&value, Access(i, 1, internal::Use::kRead), sizeof(T));
+    return value;
+  }
+  void Set(int i, T value) const {
+    std::memcpy(Access(i, 1, internal::Use::kWrite), &value, sizeof(T));
+  }
+  SharedArray Slice(int begin, int count) const {
+    if (begin < 0 || count < 0 || begin + count > count_) OutOfBounds(begin + count);
+    return SharedArray(begin_byte_ + begin * Bytes(1), count);
+  }
+  static constexpr int kPack = 16 / sizeof(T);
+  void GetPack(int i, T (&to)[kPack]) const {
+    std::memcpy(to, AccessPack(i, internal::Use::kRead), 16);
+  }
+  void CopyPackAsync(int i, const T* from, bool copies) const {
+    internal::CheckAlignment(from, 16);
+    internal::CopyAsync(AccessPack(i, internal::Use::kCopy), copies ? from : nullptr);
+  }
+  // A pack that every lane of the warp may read.
+  const char* PackForWarp(int i) const { return AccessPack(i, internal::Use::kReadByWarp); }
+
+ private:
+  static int64_t Bytes(int64_t count) { return count * static_cast<int64_t>(sizeof(T)); }
+  [[noreturn]] void OutOfBounds(int64_t i) const {
+    internal::SetError("element " + std::to_string(i) + " of an array of " +
+                       std::to_string(count_) + " in shared memory");
+    internal::EndThread();
+  }
+  char* Access(int i, int count, internal::Use use) const {
+    if (i < 0 || i + count > count_) OutOfBounds(i);
+    return internal::AccessShared(begin_byte_ + Bytes(i), Bytes(count), use);
+  }
+
+  char* AccessPack(int i, internal::Use use) const {
+    if ((begin_byte_ + Bytes(i)) % 16 != 0) {
+      internal::SetError("a pack in shared memory is not aligned");
+      internal::EndThread();
+    }
+    return Access(i, kPack, use);
+  }
+
+  int64_t begin_byte_;
+  int64_t count_;
+};
+
+class SharedMemory {
+ public:
+  template <typename T>
+  SharedArray<T> Take(int count) {
+    const SharedArray<T> array(next_, count);
+    const int64_t end = next_ + count * static_cast<int64_t>(sizeof(T));
+    if (end > internal::SharedBytes()) {
+      internal::SetError("takes " + std::to_string(end) +
+                         " bytes of shared memory, launched with " +
+                         std::to_string(internal::SharedBytes()));
+      internal::EndThread();
+    }
+    next_ = (end + 15) / 16 * 16;
+    return array;
+  }
+
+ private:
+  int64_t next_ = 0;
+};
+
+inline float ToFloat(float value) { return value; }
+inline float ToFloat(BFloat16 value) { return static_cast<float>(value); }
+inline float Exp2(float x) { return std::exp2(x); }
+template <typename T>
+T FromFloat(float value) {
+  const T rounded = static_cast<T>(value);
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (value != value) return std::bit_cast<BFloat16>(uint16_t{0x7fff});  // as the device has it
+  }
+  return rounded;
+}
+inline uint32_t BFloat16Pair(float first, float second) {
+  return FromFloat<BFloat16>(first).bits | static_cast<uint32_t>(FromFloat<BFloat16>(second).bits)
+                                               << 16;
+}
+
+template <int kCount, typename T>
+void LoadPack(const T* from, float (&to)[kCount]) {
+  internal::CheckAlignment(from, kPackAlignment<T, kCount>);
+  for (int i = 0; i < kCount; ++i) to[i] = ToFloat(from[i]);
+}
+
+template <int kCount, typename T>
+void StorePack(const float (&from)[kCount], T* to) {
+  internal::CheckAlignment(to, kPackAlignment<T, kCount>);
+  for (int i = 0; i < kCount; ++i) to[i] = FromFloat<T>(from[i]);
+}
+
+template <auto kKernel, typename... Arguments>
+void Launch(Grid grid, int threads, int64_t shared_bytes, Stream stream, Arguments... arguments) {
+  internal::RunLaunch(PrettyKernelName<kKernel>(), grid, threads, shared_bytes, stream,
+                      [=] { kKernel(arguments...); });
+}
+
+}  // namespace tessera::simt
+
+#endif  // TESSERA_COMPUTE_KERNELS_CUDA_TESTING_SIMT_HOST_H_

@@ -1,0 +1,49 @@
+#ifndef TESSERA_CONVERT_FORMATS_DCP_DCP_H_
+#define TESSERA_CONVERT_FORMATS_DCP_DCP_H_
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/core/output.h"
+#include "convert/formats/torch/write.h"
+#include "storage/storage.h"
+
+namespace tessera::ckpt::convert {
+
+inline constexpr std::string_view kDcp = "dcp";
+
+// Whether the folder holds a checkpoint of torch.distributed.checkpoint (DCP).
+absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder);
+
+// The tensors of a folder that torch.distributed.checkpoint wrote, under their names there. Their
+// chunks are files of torch.save() or safetensors files inside larger files. Tensors that share all
+// their chunks are aliases. Tensors below "X.state." where there is anything below
+// "X.param_groups", too, are optimizer state. Objects become values as those of ReadTorch() do, in
+// the places that torch's planner tells. Those that hold none, and tensors of unknown dtypes, are
+// named in the notes.
+//
+// Reads the metadata and the headers of all chunks. Errors: DataLoss, naming file and tensor;
+// Unimplemented for compressed chunks; NotFound where a file is missing; those of the storage.
+absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view folder);
+
+// Its tensors alone, whose files are relative to the storage's root. `notes` may be null.
+absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(
+    Storage& storage, std::string_view folder, std::vector<std::string>* notes = nullptr);
+
+struct DcpOutputOptions {
+  TorchOutputOptions tensors;
+  // The most bytes that one file of data has, unless a single tensor is larger.
+  uint64_t max_file_bytes = 5'000'000'000;
+};
+
+// The files of a folder that torch.distributed.checkpoint loads: .metadata, and files of data in
+// which each tensor is one chunk, and each value an object. Tied tensors share their chunk.
+std::vector<OutputFile> PlanDcp(const Manifest& manifest, const DcpOutputOptions& options);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_FORMATS_DCP_DCP_H_

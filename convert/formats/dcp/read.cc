@@ -1,0 +1,377 @@
+#include "convert/formats/torch/read.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/mutex.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "base/threads.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/safetensors.h"
+#include "convert/core/own_keys.h"
+#include "convert/core/reading.h"
+#include "convert/core/record_checks.h"
+#include "convert/core/value.h"
+#include "convert/formats/dcp/dcp.h"
+#include "convert/formats/dcp/metadata.h"
+#include "convert/formats/torch/archive.h"
+#include "convert/pickle/value.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+using pickle::Extent;
+
+constexpr uint64_t kSafetensorsLengthBytes = 8;
+// Threads that read headers of chunks, each of which is a few small reads of a disk.
+constexpr int kThreads = 8;
+
+// The files of the folder, each opened once. Thread-safe.
+class OpenFiles {
+ public:
+  OpenFiles(Storage& storage, std::string_view folder) : storage_(storage), folder_(folder) {}
+
+  absl::StatusOr<const ReadableFile*> Open(const std::string& file) {
+    const MutexLock lock(&mutex_);
+    std::unique_ptr<ReadableFile>& open = files_[file];
+    if (open == nullptr) {
+      TESSERA_ASSIGN_OR_RETURN(open, storage_.Open(JoinPath(folder_, file)));
+    }
+    return open.get();
+  }
+
+  // The pickle of an object. Errors name its file.
+  absl::StatusOr<TorchArchive> ReadObject(const DcpObject& object) {
+    TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, Open(object.blob.file));
+    return At(storage_, JoinPath(folder_, object.blob.file),
+              ReadTorchArchive(*file, object.blob.part));
+  }
+
+ private:
+  Storage& storage_;
+  const std::string folder_;
+  Mutex mutex_;
+  std::map<std::string, std::unique_ptr<ReadableFile>> files_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Part of a file, the beginning and the end of which are read at once: what torch writes around the
+// elements of a tensor is there, in many small records.
+class EndsInMemory final : public ChecksummedFile {
+ public:
+  static constexpr uint64_t kBytes = 4096;
+
+  // Precondition: the part lies in the file, which must outlive this one.
+  static absl::StatusOr<EndsInMemory> Create(const ReadableFile& file, Extent part) {
+    EndsInMemory ends(file, part);
+    const uint64_t first = part.length <= 2 * kBytes ? part.length : kBytes;
+    TESSERA_ASSIGN_OR_RETURN(ends.first_, ReadPart(file, part.offset, first));
+    const uint64_t last = std::min(part.length - first, kBytes);
+    TESSERA_ASSIGN_OR_RETURN(ends.last_, ReadPart(file, part.offset + part.length - last, last));
+    return ends;
+  }
+
+  absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
+    const uint64_t last_offset = part_.offset + part_.length - last_.size();
+    for (const auto& [begin, bytes] : {std::pair(part_.offset, std::string_view(first_)),
+                                       std::pair(last_offset, std::string_view(last_))}) {
+      if (offset_bytes < begin || offset_bytes - begin > bytes.size() ||
+          out.size() > bytes.size() - (offset_bytes - begin)) {
+        continue;
+      }
+      std::ranges::copy(std::as_bytes(std::span(bytes).subspan(offset_bytes - begin, out.size())),
+                        out.begin());
+      return absl::OkStatus();
+    }
+    return file_.ReadAt(offset_bytes, out);
+  }
+  uint64_t size_bytes() const override { return file_.size_bytes(); }
+  void AddRecord(StoredRecord record) const override {
+    if (checked_ != nullptr) checked_->AddRecord(std::move(record));
+  }
+  void AddUnchecked() const override {
+    if (checked_ != nullptr) checked_->AddUnchecked();
+  }
+
+ private:
+  EndsInMemory(const ReadableFile& file, Extent part)
+      : file_(file), checked_(dynamic_cast<const ChecksummedFile*>(&file)), part_(part) {}
+
+  const ReadableFile& file_;
+  const ChecksummedFile* const checked_;
+  const Extent part_;
+  std::string first_, last_;
+};
+
+absl::StatusOr<TorchTensor> ReadTorchChunk(const ReadableFile& whole, Extent part) {
+  TESSERA_ASSIGN_OR_RETURN(const EndsInMemory file, EndsInMemory::Create(whole, part));
+  TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(file, part));
+  const pickle::Value root = archive.contents.root();
+  if (!IsTorchTensor(root)) return absl::DataLossError("a chunk that is no tensor");
+  return ResolveTorchTensor(archive, root);
+}
+
+TorchTensor TensorOf(const SafetensorsEntry& entry, uint64_t offset_bytes) {
+  return {.dtype = entry.dtype,
+          .shape = entry.shape,
+          .strides = ContiguousStrides(entry.shape),
+          .offset_bytes = offset_bytes + entry.file_offset};
+}
+
+// A chunk is a safetensors file of its own, or a tensor of the one that the whole file is: there
+// the place that the metadata names means nothing, and the key is the tensor's name.
+absl::StatusOr<TorchTensor> ReadSafetensorsChunk(const ReadableFile& file, Extent part,
+                                                 const std::string& name) {
+  const absl::StatusOr<SafetensorsHeader> chunk = ReadSafetensors(file, part.offset, part.length);
+  if (chunk.ok() && chunk->entries.size() == 1) return TensorOf(chunk->entries[0], part.offset);
+  TESSERA_ASSIGN_OR_RETURN(const SafetensorsHeader whole,
+                           ReadSafetensors(file, 0, file.size_bytes()));
+  for (const SafetensorsEntry& entry : whole.entries) {
+    if (entry.key == name) return TensorOf(entry, 0);
+  }
+  return absl::DataLossError("the safetensors file does not have the tensor");
+}
+
+// Whether a chunk, or the file that holds it, begins as a safetensors file does: with the length of
+// a header, and '{'.
+absl::StatusOr<bool> IsSafetensors(const ReadableFile& file, Extent part) {
+  if (part.offset > file.size_bytes() || part.length > file.size_bytes() - part.offset) {
+    return absl::DataLossError(absl::StrCat("a chunk of ", part.length, " bytes at offset ",
+                                            part.offset, " in a file of ", file.size_bytes(),
+                                            " bytes"));
+  }
+  const uint64_t length = kSafetensorsLengthBytes + 1;
+  if (file.size_bytes() - part.offset < length) return false;
+  TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadPart(file, part.offset, length));
+  return first.back() == '{' && !first.starts_with("PK");
+}
+
+absl::StatusOr<StoredPiece> ReadChunk(OpenFiles& files, const DcpTensor& tensor,
+                                      const DcpChunk& chunk) {
+  TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files.Open(chunk.blob.file));
+  TESSERA_ASSIGN_OR_RETURN(const bool is_safetensors, IsSafetensors(*file, chunk.blob.part));
+  TESSERA_ASSIGN_OR_RETURN(
+      TorchTensor stored, is_safetensors ? ReadSafetensorsChunk(*file, chunk.blob.part, tensor.name)
+                                         : ReadTorchChunk(*file, chunk.blob.part));
+  if (stored.dtype != tensor.dtype || stored.shape != chunk.box.shape) {
+    return absl::DataLossError(absl::StrCat(
+        "the metadata says ", ProtoName(tensor.dtype), " ", ShapeToString(chunk.box.shape),
+        ", the chunk is ", ProtoName(stored.dtype), " ", ShapeToString(stored.shape)));
+  }
+  return StoredPiece{.box = chunk.box,
+                     .file = chunk.blob.file,
+                     .offset_bytes = stored.offset_bytes,
+                     .strides = std::move(stored.strides)};
+}
+
+bool AreSamePieces(const ForeignTensor& a, const ForeignTensor& b) {
+  return a.dtype == b.dtype && a.shape == b.shape &&
+         std::ranges::equal(a.pieces, b.pieces, [](const StoredPiece& p, const StoredPiece& q) {
+           return p.box == q.box && p.file == q.file && p.offset_bytes == q.offset_bytes &&
+                  p.strides == q.strides;
+         });
+}
+
+// Tensors that are stored once under several names become aliases of the first.
+void FindAliases(std::vector<ForeignTensor>& tensors) {
+  std::map<std::pair<std::string, uint64_t>, const ForeignTensor*> first_by_place;
+  for (ForeignTensor& tensor : tensors) {
+    if (tensor.pieces.empty()) continue;
+    const StoredPiece& piece = tensor.pieces.front();
+    const auto [first, is_new] =
+        first_by_place.try_emplace({piece.file, piece.offset_bytes}, &tensor);
+    if (is_new || !AreSamePieces(*first->second, tensor)) continue;
+    tensor.alias_of = first->second->name;
+    tensor.pieces.clear();
+  }
+}
+
+// "X" of each "X.param_groups..." among all names; "" of "param_groups...".
+std::set<std::string> OptimizerPrefixes(const DcpMetadata& metadata) {
+  std::set<std::string> prefixes;
+  const auto add = [&](const std::string& name) {
+    constexpr std::string_view kGroups = "param_groups";
+    const size_t at = name.find(kGroups);
+    if (at == 0) prefixes.insert("");
+    if (at != name.npos && at > 0 && name[at - 1] == '.') prefixes.insert(name.substr(0, at - 1));
+  };
+  for (const DcpTensor& tensor : metadata.tensors) add(tensor.name);
+  for (const DcpObject& object : metadata.objects) add(object.name);
+  return prefixes;
+}
+
+bool IsOptimizerState(const std::string& name, const std::set<std::string>& prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(), [&](const std::string& prefix) {
+    return name.starts_with(prefix.empty() ? "state." : prefix + ".state.");
+  });
+}
+
+std::string NoteOf(const std::string& what, std::vector<std::string> names) {
+  for (std::string& name : names) name = absl::CHexEscape(name.substr(0, 200));
+  return absl::StrCat("Left out: ", what, ": ", JoinFirst(names, ", "), ".");
+}
+
+// The values of objects, each of which is a file of torch.save() of its own: in an object store,
+// reading one takes several requests. Several objects may be in one place.
+class Objects {
+ public:
+  Objects(OpenFiles& files, const DcpMetadata& metadata, uint64_t metadata_bytes,
+          ForeignCheckpoint& checkpoint)
+      : files_(files), metadata_(metadata), budget_(metadata_bytes), reader_(checkpoint) {}
+
+  // Adds them to the tree. Appends the names of those that have no values to `others`.
+  absl::Status AddTo(TreeBuilder& tree, std::vector<std::string>& others) {
+    std::map<Place, std::vector<const DcpObject*>> places;
+    for (const DcpObject& object : metadata_.objects) {
+      places[{object.blob.file, object.blob.part.offset}].push_back(&object);
+    }
+    const std::vector<std::pair<Place, std::vector<const DcpObject*>>> all(places.begin(),
+                                                                           places.end());
+    std::map<std::string, SavedValue> values;
+    for (size_t first = 0; first < all.size() && first < kMaxPlaces; first += kPlacesAtOnce) {
+      const size_t count = std::min({all.size() - first, kMaxPlaces - first, kPlacesAtOnce});
+      std::vector<absl::StatusOr<TorchArchive>> archives(count);
+      TESSERA_RETURN_IF_ERROR(RunTasks(kThreads, count, [&](int, size_t i) {
+        archives[i] = files_.ReadObject(*all[first + i].second.front());
+        return absl::OkStatus();
+      }));
+      for (size_t i = 0; i < count; ++i) {
+        if (!archives[i].ok()) continue;
+        TESSERA_RETURN_IF_ERROR(AddValues(*archives[i], all[first + i].second, values));
+      }
+    }
+    reader_.AddNotes();
+    for (const DcpObject& object : metadata_.objects) {  // in the order of the state dict
+      const auto value = values.find(object.name);
+      const bool is_added =
+          value != values.end() && tree.Add(PathOf(object), std::move(value->second));
+      if (!is_added) others.push_back(object.name);
+    }
+    return absl::OkStatus();
+  }
+
+  template <typename Named>
+  static Path PathOf(const Named& named) {
+    return named.path.empty() ? Path{PathPart::Text(named.name)} : named.path;
+  }
+
+ private:
+  using Place = std::pair<std::string, uint64_t>;
+  static constexpr size_t kPlacesAtOnce = 256, kMaxPlaces = size_t{1} << 16;
+
+  // A small pickle may be any number of objects, so that their bytes are limited.
+  absl::Status AddValues(const TorchArchive& archive, const std::vector<const DcpObject*>& objects,
+                         std::map<std::string, SavedValue>& values) {
+    const uint64_t bytes = archive.contents.size_bytes();
+    budget_.AddInput(bytes);
+    TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files_.Open(objects.front()->blob.file));
+    absl::StatusOr<std::optional<SavedValue>> value =
+        reader_.Read(*file, archive.contents, objects.front()->name);
+    if (!value.ok() || !value->has_value()) return absl::OkStatus();
+    for (const DcpObject* const object : objects) {
+      if (budget_.Has(bytes)) values[object->name] = **value;
+    }
+    return absl::OkStatus();
+  }
+
+  OpenFiles& files_;
+  const DcpMetadata& metadata_;
+  pickle::Budget budget_;
+  ObjectReader reader_;
+};
+
+absl::Status AddState(OpenFiles& files, const DcpMetadata& metadata, uint64_t metadata_bytes,
+                      ForeignCheckpoint& checkpoint) {
+  std::vector<std::string> objects, unknown;
+  TreeBuilder tree;
+  for (const DcpTensor& tensor : metadata.tensors) {
+    if (tensor.dtype == DType::kUnspecified) {
+      unknown.push_back(tensor.name);
+    } else {
+      tree.Add(Objects::PathOf(tensor), {SavedValue::Tensor{tensor.name}});
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(
+      Objects(files, metadata, metadata_bytes, checkpoint).AddTo(tree, objects));
+  checkpoint.state = std::move(tree).Finish();
+  if (!objects.empty()) checkpoint.notes.push_back(NoteOf("objects that are no tensors", objects));
+  if (!unknown.empty()) checkpoint.notes.push_back(NoteOf("tensors of unknown dtypes", unknown));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder) {
+  return Exists(storage, JoinPath(folder, kDcpMetadataFile));
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view folder) {
+  OpenFiles files(storage, folder);
+  TESSERA_ASSIGN_OR_RETURN(const ReadableFile* metadata_file, files.Open(kDcpMetadataFile));
+  TESSERA_ASSIGN_OR_RETURN(
+      const DcpMetadata metadata,
+      At(storage, JoinPath(folder, kDcpMetadataFile), ReadDcpMetadata(*metadata_file)));
+  ForeignCheckpoint checkpoint;
+  checkpoint.format = kDcp;
+  checkpoint.description.mutable_producer()->set_program("torch.distributed.checkpoint");
+  const std::set<std::string> optimizers = OptimizerPrefixes(metadata);
+  struct Chunk {
+    const DcpTensor* tensor;
+    size_t index;        // of its chunks
+    StoredPiece* piece;  // to be filled; it stays where it is when its tensor moves
+  };
+  std::vector<Chunk> chunks;
+  for (const DcpTensor& tensor : metadata.tensors) {
+    if (tensor.dtype == DType::kUnspecified) continue;
+    ForeignTensor added = {.name = tensor.name, .dtype = tensor.dtype};
+    if (IsOptimizerState(tensor.name, optimizers)) added.role = TensorRole::kOptimizerState;
+    added.shape = tensor.shape;
+    added.pieces.resize(tensor.chunks.size());
+    for (size_t c = 0; c < tensor.chunks.size(); ++c)
+      chunks.push_back({&tensor, c, &added.pieces[c]});
+    checkpoint.tensors.push_back(std::move(added));
+  }
+  TESSERA_RETURN_IF_ERROR(RunTasks(kThreads, chunks.size(), [&](int, size_t i) -> absl::Status {
+    const auto& [tensor, index, piece] = chunks[i];
+    const DcpChunk& chunk = tensor->chunks[index];
+    TESSERA_ASSIGN_OR_RETURN(
+        *piece, At(storage, JoinPath(folder, chunk.blob.file),
+                   In(absl::StrCat("tensor ", absl::CHexEscape(tensor->name), ToString(chunk.box)),
+                      ReadChunk(files, *tensor, chunk))));
+    return absl::OkStatus();
+  }));
+  TESSERA_RETURN_IF_ERROR(AddState(files, metadata, metadata_file->size_bytes(), checkpoint));
+  FindAliases(checkpoint.tensors);
+  TakeOwnKeys(checkpoint);
+  return checkpoint;
+}
+
+absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(Storage& storage, std::string_view folder,
+                                                          std::vector<std::string>* notes) {
+  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint stored, ReadDcp(storage, folder));
+  for (ForeignTensor& tensor : stored.tensors) {
+    for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
+  }
+  std::vector<std::string> values;
+  for (const auto& [name, value] : ValuesByName(stored.state)) values.push_back(name);
+  if (!values.empty()) stored.notes.push_back(NoteOf("objects that are no tensors", values));
+  if (notes != nullptr) *notes = std::move(stored.notes);
+  return std::move(stored.tensors);
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,226 @@
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/byte_order.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/include/checkpoint.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/core/foreign_storage.h"
+#include "convert/formats/dcp/dcp.h"
+#include "convert/formats/dcp/metadata.h"
+#include "convert/testing/memory_meter.h"
+#include "convert/testing/packed_folder.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "layout/dtype.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kFolder[] = "convert/formats/dcp/testdata";
+
+std::string Contents(const std::string& file) {
+  std::ifstream stream(std::filesystem::path(kFolder) / file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+std::shared_ptr<Storage> Folder() {
+  auto storage = OpenStorage(kFolder);
+  EXPECT_TRUE(storage.ok()) << storage.status();
+  return *std::move(storage);
+}
+
+// The checkpoint of a folder as one of this library.
+absl::StatusOr<std::unique_ptr<ForeignStorage>> Present(std::shared_ptr<Storage> storage,
+                                                        const std::string& folder) {
+  absl::StatusOr<ForeignCheckpoint> read = ReadDcp(*storage, folder);
+  if (!read.ok()) return read.status();
+  return ForeignStorage::Create(std::move(storage), folder, *std::move(read));
+}
+
+// Loads one tensor in equal parts along `dim`, each at its place in row-major memory.
+std::string LoadInParts(const Checkpoint& checkpoint, const TensorInfo& info, size_t dim,
+                        int64_t parts) {
+  const int64_t element_bytes = ElementSize(info.dtype);
+  std::string bytes(ElementCount(info.global_shape) * element_bytes, '\x55');
+  const std::vector<int64_t> strides = ContiguousStrides(info.global_shape);
+  for (int64_t part = 0; part < parts; ++part) {
+    Box box = WholeBox(info.global_shape);
+    if (dim < box.shape.size()) {
+      const int64_t extent = box.shape[dim];
+      box.global_offset[dim] = extent * part / parts;
+      box.shape[dim] = extent * (part + 1) / parts - box.global_offset[dim];
+    } else if (part > 0) {
+      continue;
+    }
+    if (box.empty()) continue;
+    int64_t at = 0;
+    for (size_t d = 0; d < strides.size(); ++d) at += box.global_offset[d] * strides[d];
+    const Shard shard = {.box = box,
+                         .data = bytes.data() + at * element_bytes,
+                         .strides = strides,
+                         .dtype = info.dtype};
+    const absl::Status status = checkpoint.LoadTensor(info.name, shard);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  return bytes;
+}
+
+void ExpectEqualsTwin(ForeignStorage& storage, const std::string& twin_file) {
+  const std::string twin = Contents(twin_file);
+  const auto header = ParseSafetensorsHeader(twin, twin.size());
+  ASSERT_TRUE(header.ok()) << header.status();
+  const auto checkpoint = Checkpoint::Open(storage, "");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->tensors().size(), header->entries.size());
+  for (const SafetensorsEntry& expected : header->entries) {
+    const auto info = checkpoint->Find(expected.key);
+    ASSERT_TRUE(info.ok()) << info.status();
+    EXPECT_EQ(info->dtype, expected.dtype) << expected.key;
+    EXPECT_EQ(info->global_shape, expected.shape) << expected.key;
+    if (expected.length_bytes == 0) continue;
+    for (const auto& [dim, parts] :
+         std::vector<std::pair<size_t, int64_t>>{{0, 1}, {0, 2}, {0, 3}, {1, 2}, {1, 3}}) {
+      EXPECT_EQ(LoadInParts(*checkpoint, *info, dim, parts),
+                twin.substr(expected.file_offset, expected.length_bytes))
+          << expected.key << " in " << parts << " parts of dim " << dim;
+    }
+  }
+}
+
+TEST(ReadDcpTest, EqualsWhatTorchSavedUnderEverySharding) {
+  for (const char* name : {"one", "blobs_of_safetensors", "sharded", "fsdp"}) {
+    SCOPED_TRACE(name);
+    const auto storage = Present(Folder(), name);
+    ASSERT_TRUE(storage.ok()) << storage.status();
+    ExpectEqualsTwin(**storage, absl::StrCat(name, ".safetensors"));
+  }
+}
+
+TEST(ReadDcpTest, ShardsArePieces) {
+  const auto read = ReadDcp(*Folder(), "sharded");
+  ASSERT_TRUE(read.ok()) << read.status();
+  std::map<std::string, size_t> pieces;
+  for (const ForeignTensor& tensor : read->tensors) pieces[tensor.name] = tensor.pieces.size();
+  EXPECT_EQ(pieces, (std::map<std::string, size_t>{{"rows", 4},
+                                                   {"columns", 4},
+                                                   {"few", 2},
+                                                   {"both", 4},
+                                                   {"twice", 4},
+                                                   {"replicated", 1},
+                                                   {"half", 2},
+                                                   {"plain", 1}}));
+  const auto values = ValuesByName(read->state);
+  ASSERT_EQ(values.size(), 1);
+  EXPECT_EQ(*values.at("rank_independent")->As<std::string>(), "text");
+  EXPECT_TRUE(read->notes.empty()) << absl::StrJoin(read->notes, "\n");
+}
+
+TEST(ReadDcpTest, OptimizerStateHasItsRole) {
+  const auto read = ReadDcp(*Folder(), "fsdp");
+  ASSERT_TRUE(read.ok()) << read.status();
+  for (const ForeignTensor& tensor : read->tensors) {
+    EXPECT_EQ(tensor.role, tensor.name.starts_with("optim.state.") ? TensorRole::kOptimizerState
+                                                                   : TensorRole::kWeight)
+        << tensor.name;
+  }
+}
+
+TEST(ReadDcpTest, FoldersOfDcpAreFound) {
+  const auto storage = Folder();
+  EXPECT_EQ(*IsDcp(*storage, "one"), true);
+  EXPECT_EQ(*IsDcp(*storage, ""), false);
+  EXPECT_EQ(*IsDcp(*storage, "none"), false);
+}
+
+// The checkpoint "one" with other metadata.
+std::shared_ptr<Storage> WithMetadata(const std::string& metadata) {
+  return FolderOf({{".metadata", metadata}, {"__0_0.distcp", Contents("one/__0_0.distcp")}});
+}
+
+TEST(ReadDcpTest, PropertiesOfOlderReleases) {
+  const auto storage = Present(WithMetadata(Contents("old_properties.metadata")), "");
+  ASSERT_TRUE(storage.ok()) << storage.status();
+  ExpectEqualsTwin(**storage, "one.safetensors");
+}
+
+TEST(ReadDcpTest, ErrorsNameFileAndTensor) {
+  const std::map<std::string, std::string> cases = {
+      {"absolute", "scalar: stored in \"/etc/passwd\", which is no file inside the folder"},
+      {"outside", "scalar: stored in \"../one/__0_0.distcp\", which is no file inside the folder"},
+      {"beyond", "tensor scalar[]: a chunk of 4611686018427387904 bytes at offset"},
+      {"elsewhere", "tensor scalar[]: the metadata says F64 [], the chunk is BF16 [5]"},
+      {"not_stored", "scalar@[]: not stored in any file"},
+      {"overlapping", "model.b"},
+      {"too_large", "model.b: no size, or one that is too large"},
+      {"transformed", "scalar is transformed before it is stored, by \"zstd\""},
+  };
+  for (const auto& [name, message] : cases) {
+    const auto storage = Present(WithMetadata(Contents("bad_" + name + ".metadata")), "");
+    EXPECT_FALSE(storage.ok()) << name;
+    EXPECT_THAT(std::string(storage.status().message()), HasSubstr(message)) << name;
+  }
+}
+
+TEST(ReadDcpTest, DamagedMetadataIsAnError) {
+  const std::string metadata = Contents("one/.metadata");
+  for (size_t size = 0; size < metadata.size(); size += 7) {
+    const auto read = ReadDcp(*WithMetadata(metadata.substr(0, size)), "");
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss) << size;
+  }
+  const auto other = ReadDcp(*WithMetadata("}."), "");
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("not written by DCP"));
+}
+
+// Metadata whose storage data has one long name with many offsets, all for one object.
+std::string LongNamesMetadata(size_t name_bytes, int entries) {
+  const auto text = [](const std::string& text) {
+    std::string opcodes = "X";
+    AppendLittleEndian(static_cast<uint32_t>(text.size()), opcodes);
+    return opcodes + text;
+  };
+  const std::string module = "ctorch.distributed.checkpoint.metadata\n";
+  std::string pickle = module + "Metadata\n)\x81}(" + text("state_dict_metadata") + "}" +
+                       text("storage_data") + "}(";
+  for (int i = 0; i < entries; ++i) {
+    const auto once = [&](char number, const std::string& opcodes) {
+      return i == 0 ? opcodes + "q" + number : std::string("h") + number;
+    };
+    pickle += once('\1', module + "MetadataIndex\n") + ")\x81}(" + once('\2', text("fqn")) +
+              once('\3', text(std::string(name_bytes, 'n'))) + once('\4', text("offset")) + "(J";
+    AppendLittleEndian(static_cast<uint32_t>(i), pickle);
+    pickle += "tubN";
+  }
+  return pickle + "uub.";
+}
+
+TEST(ReadDcpTest, SharedNamesTakeNoMoreMemoryThanTheFileAllows) {
+  const std::string metadata = LongNamesMetadata(500'000, 20'000);
+  const auto storage = WithMetadata(metadata);
+  const MemoryMeter meter(AllowedBytes(metadata.size()));
+  const auto read = ReadDcp(*storage, "");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_TRUE(read->tensors.empty());
+}
+
+TEST(ReadDcpTest, MissingFilesAreNamed) {
+  const auto read = ReadDcp(*FolderOf({{".metadata", Contents("one/.metadata")}}), "");
+  EXPECT_EQ(read.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(read.status().message()), HasSubstr("__0_0.distcp"));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt::convert

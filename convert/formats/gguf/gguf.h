@@ -1,0 +1,39 @@
+#ifndef TESSERA_CONVERT_FORMATS_GGUF_GGUF_H_
+#define TESSERA_CONVERT_FORMATS_GGUF_GGUF_H_
+
+// Files of llama.cpp, which Ollama and others run, too: weights, metadata and tokenizer in one.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/core/output_file.h"
+#include "storage/storage.h"
+
+namespace tessera::ckpt::convert {
+
+// The GGUF file that a place means: `file` in the storage or, where that is empty, the only one
+// whose name ends in .gguf. Empty if no file is one; InvalidArgument, listing them, for several.
+absl::StatusOr<std::string> FindGguf(Storage& storage, std::string_view file);
+
+// The index pass over the file's header, and over the factors of its rotary frequencies. The
+// tokenizer is left where it is. Errors: those of ReadGgufHeader(), with the file; InvalidArgument
+// for a model that is not known here, a tensor that it does not have, and one of several files of a
+// model; DataLoss, naming them, for tensors that are missing or misshapen.
+absl::StatusOr<ForeignCheckpoint> ReadGguf(Storage& storage, const std::string& file);
+
+// One file, as llama.cpp's converter writes it for weights of F32, F16 or BF16: vectors and
+// embeddings of positions are F32, whatever the dtype of the other weights. With a tokenizer the
+// file has it, and as many tokens as the model has ids.
+//
+// InvalidArgument: a model that llama.cpp does not have, or another dtype. Errors also:
+// DescribeForGguf(), and as PlanHuggingFace().
+absl::StatusOr<std::vector<OutputFile>> PlanGguf(const Manifest& manifest,
+                                                 const PlanOptions& options);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_FORMATS_GGUF_GGUF_H_

@@ -1,0 +1,211 @@
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/parse_json.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/safetensors.h"
+#include "convert/core/reading.h"
+#include "convert/core/wrapped_names.h"
+#include "convert/formats/hugging_face/hugging_face.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+constexpr std::string_view kConfig = "config.json";
+constexpr std::string_view kSingle = "model.safetensors";
+constexpr std::string_view kIndex = "model.safetensors.index.json";
+
+using TensorsByName = std::map<std::string, ForeignTensor>;
+
+// The files of the index, and which tensors are in which.
+absl::StatusOr<std::map<std::string, std::set<std::string>>> ReadIndex(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                           ReadAll(storage, std::string(kIndex), kMaxJsonBytes));
+  const nlohmann::json json = ParseJson(text);
+  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
+    return Damaged(storage, kIndex, "no JSON object with a weight_map");
+  }
+  std::map<std::string, std::set<std::string>> files;
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    if (!file.is_string()) {
+      return Damaged(storage, kIndex, absl::StrCat("weight_map: ", tensor, ": not a file"));
+    }
+    files[file.get<std::string>()].insert(tensor);
+  }
+  return files;
+}
+
+// Adds the tensors in the header of one file.
+absl::Status ReadHeader(Storage& storage, const std::string& name, TensorsByName& tensors) {
+  const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(name);
+  if (absl::IsInvalidArgument(file.status())) {
+    return Damaged(storage, kIndex, file.status().message());
+  }
+  TESSERA_RETURN_IF_ERROR(file.status());
+  TESSERA_ASSIGN_OR_RETURN(SafetensorsHeader header,
+                           At(storage, name, ReadSafetensors(**file, 0, (*file)->size_bytes())));
+  for (SafetensorsEntry& entry : header.entries) {
+    ForeignTensor tensor = {.name = entry.key, .dtype = entry.dtype, .shape = entry.shape};
+    tensor.pieces = {
+        {WholeBox(entry.shape), name, entry.file_offset, ContiguousStrides(entry.shape)}};
+    const auto [at, is_new] = tensors.emplace(entry.key, std::move(tensor));
+    if (is_new) continue;
+    return Damaged(
+        storage, name,
+        absl::StrCat("tensor ", at->first, " is in ", at->second.pieces[0].file, " too"));
+  }
+  return absl::OkStatus();
+}
+
+// Matches the tensors of a model with those of its files.
+class ModelReader {
+ public:
+  explicit ModelReader(const HuggingFaceDescription& description) : description_(description) {}
+
+  absl::StatusOr<std::vector<ForeignTensor>> Read(TensorsByName tensors) {
+    for (auto& [name, tensor] : tensors) {
+      std::string own = WithoutWrappers(name);
+      if (description_.IsComputed(own)) continue;
+      const auto [at, is_new] = tensors_.emplace(std::move(own), std::move(tensor));
+      if (is_new) continue;
+      return absl::DataLossError(absl::StrCat(
+          "tensor ", name, ": without its wrappers it is called as ", at->second.name));
+    }
+    std::vector<ForeignTensor> result;
+    for (const LogicalParameter& parameter : description_.model.parameters) {
+      AddParameter(parameter, result);
+    }
+    std::vector<std::string> others;
+    for (const auto& [name, tensor] : tensors_) others.push_back(tensor.name);
+    if (problems_.empty() && others.empty()) return result;
+    std::string message = JoinFirst(problems_, "; ");
+    if (!others.empty()) {
+      absl::StrAppend(&message, message.empty() ? "" : "; ", "the files have ", SomeOf(others),
+                      ", which no parameter is called");
+    }
+    return absl::DataLossError(message);
+  }
+
+ private:
+  // Removes the tensor of this logical name, which may lack its prefix, from those of the files.
+  std::optional<ForeignTensor> Take(const std::string& name) {
+    const std::string_view prefix = description_.format->prefix;
+    auto found = tensors_.find(name);
+    if (found == tensors_.end() && name.starts_with(prefix)) {
+      found = tensors_.find(name.substr(prefix.size()));
+    }
+    if (found == tensors_.end()) return std::nullopt;
+    ForeignTensor tensor = std::move(found->second);
+    tensors_.erase(found);
+    return tensor;
+  }
+
+  void AddParameter(const LogicalParameter& parameter, std::vector<ForeignTensor>& result) {
+    // Some programs store tied parameters under both names, and some under the second alone.
+    std::vector<ForeignTensor> copies;
+    for (const std::string& name : {parameter.name, parameter.tied_name}) {
+      if (name.empty()) continue;
+      if (std::optional<ForeignTensor> tensor = Take(name)) copies.push_back(*std::move(tensor));
+    }
+    if (copies.empty()) {
+      problems_.push_back(absl::StrCat("tensor ", parameter.name, " is missing"));
+      return;
+    }
+    ForeignTensor tensor = {.name = parameter.name,
+                            .dtype = copies[0].dtype,
+                            .shape = parameter.shape,
+                            .partition = parameter.partition};
+    for (ForeignTensor& copy : copies) {
+      if (copy.shape != parameter.shape || copy.dtype != tensor.dtype) {
+        problems_.push_back(absl::StrCat(
+            "tensor ", copy.name, " in ", copy.pieces[0].file, ": expected ",
+            std::string(SafetensorsName(tensor.dtype)), " ", ShapeToString(parameter.shape),
+            ", found ", std::string(SafetensorsName(copy.dtype)), " ", ShapeToString(copy.shape)));
+        return;
+      }
+      tensor.pieces.push_back(std::move(copy.pieces[0]));
+    }
+    if (!parameter.tied_name.empty()) {
+      result.push_back({.name = parameter.tied_name,
+                        .dtype = tensor.dtype,
+                        .shape = tensor.shape,
+                        .alias_of = parameter.name});
+    }
+    result.push_back(std::move(tensor));
+  }
+
+  const HuggingFaceDescription& description_;
+  TensorsByName tensors_;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace
+
+absl::StatusOr<bool> IsHuggingFace(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
+  const auto has = [&](std::string_view name) {
+    return std::ranges::find(names, name) != names.end();
+  };
+  return has(kConfig) && (has(kSingle) || has(kIndex));
+}
+
+absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
+  TensorsByName tensors;
+  if (std::ranges::find(names, kIndex) == names.end()) {
+    TESSERA_RETURN_IF_ERROR(ReadHeader(storage, std::string(kSingle), tensors));
+    return tensors;
+  }
+  TESSERA_ASSIGN_OR_RETURN(const auto files, ReadIndex(storage));
+  std::vector<std::string> missing;
+  for (const auto& [file, unused] : files) {
+    const absl::Status read = ReadHeader(storage, file, tensors);
+    if (!absl::IsNotFound(read)) TESSERA_RETURN_IF_ERROR(read);
+    if (!read.ok()) missing.push_back(file);
+  }
+  if (!missing.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat(storage.Describe(kIndex), ": missing: ", JoinFirst(missing, ", ")));
+  }
+  size_t indexed = 0;
+  for (const auto& [file, wanted] : files) {
+    indexed += wanted.size();
+    for (const std::string& tensor : wanted) {
+      const auto found = tensors.find(tensor);
+      if (found != tensors.end() && found->second.pieces[0].file == file) continue;
+      return Damaged(storage, file, absl::StrCat("no tensor ", tensor));
+    }
+  }
+  if (indexed == tensors.size()) return tensors;
+  return Damaged(storage, kIndex,
+                 absl::StrCat(indexed, " tensors, the files have ", tensors.size()));
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors, ReadHuggingFaceTensors(storage));
+  ForeignCheckpoint checkpoint = {.format = std::string(kHuggingFace)};
+  checkpoint.description.mutable_producer()->set_program("transformers");
+  TESSERA_ASSIGN_OR_RETURN(const std::string config,
+                           ReadAll(storage, std::string(kConfig), kMaxJsonBytes));
+  TESSERA_ASSIGN_OR_RETURN(
+      const HuggingFaceDescription description,
+      At(storage, "", ReadHuggingFaceConfig(config, static_cast<int64_t>(tensors.size()))));
+  *checkpoint.description.mutable_model() = description.model.config;
+  TESSERA_ASSIGN_OR_RETURN(checkpoint.tensors,
+                           At(storage, "", ModelReader(description).Read(std::move(tensors))));
+  return checkpoint;
+}
+
+}  // namespace tessera::ckpt::convert

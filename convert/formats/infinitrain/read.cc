@@ -1,0 +1,471 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
+#include "convert/core/rank_grid.h"
+#include "convert/core/reading.h"
+#include "convert/core/state_dict.h"
+#include "convert/formats/infinitrain/infinitrain.h"
+#include "convert/formats/infinitrain/state_file.h"
+#include "layout/box.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+constexpr std::string_view kModelFile = "model.ckpt";
+constexpr std::string_view kOptimizerFile = "optimizer.ckpt";
+constexpr std::string_view kTrainerStateFile = "trainer_state.json";
+constexpr char kMetadataFile[] = "metadata.json";
+constexpr uint64_t kMaxTrainerStateBytes = uint64_t{1} << 20;
+
+// Whether there is such a file of InfiniTrain's.
+absl::StatusOr<bool> HasStateFile(Storage& storage, const std::string& path) {
+  const auto open = storage.Open(path);
+  if (absl::IsNotFound(open.status())) return false;
+  TESSERA_RETURN_IF_ERROR(open.status());
+  return IsInfiniTrainStateFile(**open);
+}
+
+// Whether there is a metadata.json that tells how ranks cut tensors.
+absl::StatusOr<bool> IsShardedInfiniTrain(Storage& storage) {
+  const auto open = storage.Open(kMetadataFile);
+  if (absl::IsNotFound(open.status())) return false;
+  TESSERA_RETURN_IF_ERROR(open.status());
+  TESSERA_ASSIGN_OR_RETURN(const std::string start,
+                           ReadPart(**open, 0, std::min<uint64_t>((*open)->size_bytes(), 256)));
+  return absl::StrContains(start, "infinitrain_sharded");
+}
+
+// Where the elements of a shard are in its file: a piece for each segment.
+std::vector<StoredPiece> PiecesOf(const InfiniTrainShard& shard, const InfiniTrainTensor& stored) {
+  const std::vector<int64_t> strides = ContiguousStrides(stored.shape);
+  std::vector<StoredPiece> pieces;
+  for (const InfiniTrainShard::Segment& segment : shard.segments) {
+    StoredPiece& piece = pieces.emplace_back();
+    piece.box = {shard.global_offset, shard.local_shape};
+    piece.file = shard.file;
+    piece.strides = strides;
+    piece.offset_bytes = stored.offset_bytes;
+    if (stored.shape.empty()) continue;
+    piece.box.global_offset[shard.dim] = segment.global_offset;
+    piece.box.shape[shard.dim] = segment.length;
+    piece.offset_bytes += static_cast<uint64_t>(segment.local_offset * strides[shard.dim]) *
+                          ElementSize(stored.dtype);
+  }
+  return pieces;
+}
+
+// Cuts off the rows of a box beyond those of a tensor. Whether any are left.
+bool Crop(const Shape& shape, Box& box) {
+  if (shape.empty()) return true;
+  box.shape[0] = std::min(box.shape[0], shape[0] - box.global_offset[0]);
+  return box.shape[0] > 0;
+}
+
+std::string RankFolder(int64_t rank) { return RankPattern("rank_{6}").Name({&rank, 1}); }
+
+// The folders of ranks: "" alone where the root has their files itself.
+absl::StatusOr<std::vector<std::string>> FindRanks(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
+  const bool is_single = std::ranges::find(names, kModelFile) != names.end();
+  const RankPattern pattern("rank_{6}");
+  std::vector<std::string> present, missing, folders;
+  int64_t count = 0;
+  for (const std::string& name : names) {
+    if (!name.ends_with('/')) continue;
+    const std::string folder = name.substr(0, name.size() - 1);
+    const std::optional<std::vector<int64_t>> rank = pattern.Parse(folder);
+    if (!rank) continue;
+    present.push_back(folder);
+    count = std::max(count, rank->front() + 1);
+  }
+  if (is_single && present.empty()) return std::vector<std::string>{""};
+  if (is_single) {
+    return Damaged(storage, "",
+                   absl::StrCat("both ", std::string(kModelFile), " and ", present.front(),
+                                "/ are there, which are of different runs: keep one of them"));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<RankFile> grid,
+                           CompleteGrid(pattern, {&count, 1}, present, missing));
+  if (!missing.empty()) {
+    return Damaged(storage, "",
+                   absl::StrCat(missing.front(), " is missing, ", present.back(), " is there"));
+  }
+  for (const RankFile& file : grid) folders.push_back(file.name);
+  return folders;
+}
+
+// The suffix of a moment's name, "NAME" of "adam.m.NAME", and torch's name of the state.
+struct Moment {
+  std::string parameter;
+  const char* state = nullptr;
+  bool numbered = false;
+};
+
+std::optional<Moment> ParseMoment(const std::string& name) {
+  for (const auto& [prefix, state] :
+       {std::pair<std::string_view, const char*>("adam.m.", "exp_avg"),
+        {"adam.v.", "exp_avg_sq"}}) {
+    if (!name.starts_with(prefix)) continue;
+    Moment moment = {.parameter = name.substr(prefix.size()), .state = state};
+    int64_t number = 0;
+    moment.numbered = absl::SimpleAtoi(moment.parameter, &number);
+    return moment;
+  }
+  return std::nullopt;
+}
+
+class Reader {
+ public:
+  Reader(Storage& storage, std::vector<std::string> ranks)
+      : storage_(storage), ranks_(std::move(ranks)) {}
+
+  absl::StatusOr<ForeignCheckpoint> Read() {
+    for (const std::string& rank : ranks_) {
+      TESSERA_ASSIGN_OR_RETURN(texts_.emplace_back(), ReadTrainerState(rank));
+    }
+    checkpoint_.format = kInfiniTrain;
+    checkpoint_.description.mutable_producer()->set_program("InfiniTrain");
+    TESSERA_ASSIGN_OR_RETURN(const std::optional<std::vector<InfiniTrainShard>> shards,
+                             ReadShards());
+    if (shards.has_value()) {
+      for (const InfiniTrainShard& shard : *shards) TESSERA_RETURN_IF_ERROR(AddShard(shard));
+      TESSERA_RETURN_IF_ERROR(DescribeRun());
+      DescribeTopology();
+      return std::move(checkpoint_);
+    }
+    TESSERA_RETURN_IF_ERROR(CheckTopology());
+    for (rank_ = 0; rank_ < ranks_.size(); ++rank_) {
+      TESSERA_RETURN_IF_ERROR(AddFile(kModelFile, TensorRole::kWeight));
+      TESSERA_ASSIGN_OR_RETURN(const bool has_optimizer,
+                               HasStateFile(storage_, PathOf(kOptimizerFile)));
+      if (has_optimizer)
+        TESSERA_RETURN_IF_ERROR(AddFile(kOptimizerFile, TensorRole::kOptimizerState));
+      TESSERA_RETURN_IF_ERROR(CheckComplete());
+    }
+    TESSERA_RETURN_IF_ERROR(DescribeRun());
+    return std::move(checkpoint_);
+  }
+
+  // FailedPrecondition where the sizes in trainer_state.json are not those of the model.
+  absl::Status CheckModel(const ModelProto& model) const {
+    TESSERA_ASSIGN_OR_RETURN(const std::string text, WriteForeignConfig(kInfiniTrain, model));
+    const nlohmann::json sizes = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    for (const auto& [key, size] : sizes.items()) {
+      const std::optional<int64_t> found = FindInfiniTrainNumber(texts_.front(), key);
+      if (!found.has_value() || *found == size.get<int64_t>()) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat(storage_.Describe(JoinPath(ranks_.front(), kTrainerStateFile)), ": ", key,
+                       " is ", *found, ", but the model's is ", size.get<int64_t>()));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string PathOf(std::string_view file) const { return JoinPath(ranks_[rank_], file); }
+
+  // The trainer's state as JSON; empty if the rank's folder does not have the file.
+  absl::StatusOr<std::string> ReadTrainerState(const std::string& rank) const {
+    absl::StatusOr<std::string> text =
+        ReadAll(storage_, JoinPath(rank, kTrainerStateFile), kMaxTrainerStateBytes);
+    if (absl::IsNotFound(text.status())) return std::string();
+    return text;
+  }
+
+  // Unimplemented unless every rank has the whole model.
+  absl::Status CheckTopology() const {
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      for (const char* const key : {"tp_size", "pp_size", "sp_size", "cp_size"}) {
+        const std::optional<int64_t> size = FindInfiniTrainNumber(texts_[rank], key);
+        const bool is_needed = ranks_.size() > 1 && (key[0] == 't' || key[0] == 'p');
+        if (size.value_or(is_needed ? 0 : 1) == 1) continue;
+        return absl::UnimplementedError(absl::StrCat(
+            Folders(), ": ", key, " in ", std::string(kTrainerStateFile), " is ",
+            size.has_value() ? absl::StrCat(*size) : "missing",
+            ", but the files do not say how ranks cut tensors: only those of runs with "
+            "tp_size 1 and pp_size 1 are read"));
+      }
+    }
+    const auto count = static_cast<int64_t>(ranks_.size());
+    const int64_t expected = FindInfiniTrainNumber(texts_.front(), "ddp_size").value_or(count);
+    if (count == 1 || expected == count) return absl::OkStatus();
+    return absl::DataLossError(
+        absl::StrCat(Folders(), ": expected ", expected, " folders of ranks, found ", count));
+  }
+
+  std::string Folders() const {
+    const std::string first = storage_.Describe(ranks_.front());
+    return ranks_.size() == 1 ? first : absl::StrCat(first, " to ", ranks_.back());
+  }
+
+  absl::Status DamagedTensor(std::string_view file, const std::string& name,
+                             const absl::AlphaNum& problem) const {
+    return Damaged(storage_, PathOf(file), absl::StrCat("tensor ", name, ": ", problem));
+  }
+
+  absl::Status AddFile(std::string_view file, TensorRole role) {
+    const std::string path = PathOf(file);
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
+    TESSERA_ASSIGN_OR_RETURN(std::vector<InfiniTrainTensor> tensors,
+                             At(storage_, path, ReadInfiniTrainStateFile(*open)));
+    for (InfiniTrainTensor& tensor : tensors) {
+      if (role == TensorRole::kWeight) {
+        TESSERA_RETURN_IF_ERROR(AddTensor(file, role, std::move(tensor)));
+      } else if (tensor.name == "adam.t") {
+        TESSERA_RETURN_IF_ERROR(TakeUpdates(path, *open, tensor));
+      } else {
+        TESSERA_RETURN_IF_ERROR(AddState(file, std::move(tensor)));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddState(std::string_view file, InfiniTrainTensor tensor) {
+    const std::optional<Moment> moment = ParseMoment(tensor.name);
+    if (moment.has_value() && moment->numbered) {
+      has_numbers_ = true;
+      return absl::OkStatus();
+    }
+    if (moment.has_value()) {
+      tensor.name = absl::StrCat("state.", moment->parameter, ".", moment->state);
+    }
+    return AddTensor(file, TensorRole::kOptimizerState, std::move(tensor));
+  }
+
+  // The tensor, or a rank's copy of it.
+  absl::Status AddTensor(std::string_view file, TensorRole role, InfiniTrainTensor tensor) {
+    std::vector<ForeignTensor>& tensors = checkpoint_.tensors;
+    const auto [at, is_new] = index_.emplace(tensor.name, tensors.size());
+    if (is_new) {
+      if (rank_ > 0)
+        return DamagedTensor(file, tensor.name, absl::StrCat("not in ", ranks_.front()));
+      tensors.push_back(
+          {.name = tensor.name, .role = role, .dtype = tensor.dtype, .shape = tensor.shape});
+      copies_.push_back(0);
+    }
+    ForeignTensor& first = tensors[at->second];
+    if (copies_[at->second]++ != rank_) return DamagedTensor(file, tensor.name, "occurs twice");
+    if (first.dtype != tensor.dtype || first.shape != tensor.shape) {
+      return DamagedTensor(file, tensor.name,
+                           absl::StrCat(ProtoName(tensor.dtype), " ", ShapeToString(tensor.shape),
+                                        ", in ", ranks_.front(), " ", ProtoName(first.dtype), " ",
+                                        ShapeToString(first.shape)));
+    }
+    if (ElementCount(tensor.shape) == 0) return absl::OkStatus();
+    first.pieces.push_back({.box = WholeBox(tensor.shape),
+                            .file = JoinPath(ranks_[rank_], file),
+                            .offset_bytes = tensor.offset_bytes,
+                            .strides = ContiguousStrides(tensor.shape)});
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckComplete() const {
+    for (size_t i = 0; i < copies_.size(); ++i) {
+      if (copies_[i] == rank_ + 1) continue;
+      const ForeignTensor& tensor = checkpoint_.tensors[i];
+      return DamagedTensor(tensor.role == TensorRole::kWeight ? kModelFile : kOptimizerFile,
+                           tensor.name, absl::StrCat("missing, but in ", ranks_.front()));
+    }
+    return absl::OkStatus();
+  }
+
+  // Adam's number of updates.
+  absl::Status TakeUpdates(const std::string& path, const ReadableFile& file,
+                           const InfiniTrainTensor& tensor) {
+    const auto damaged = [&](const absl::AlphaNum& problem) {
+      return Damaged(storage_, path, absl::StrCat("tensor ", tensor.name, ": ", problem));
+    };
+    if (tensor.dtype != DType::kI64 || ElementCount(tensor.shape) != 1) {
+      return damaged("expected one I64");
+    }
+    int64_t updates = 0;
+    TESSERA_RETURN_IF_ERROR(
+        file.ReadAt(tensor.offset_bytes, std::as_writable_bytes(std::span(&updates, 1))));
+    if (updates_.value_or(updates) != updates) {
+      return damaged(absl::StrCat(updates, ", in other ranks' files ", *updates_));
+    }
+    updates_ = updates;
+    return absl::OkStatus();
+  }
+
+  // The shards that metadata.json describes; nullopt where there is no such file.
+  absl::StatusOr<std::optional<std::vector<InfiniTrainShard>>> ReadShards() const {
+    TESSERA_ASSIGN_OR_RETURN(const bool is_sharded, IsShardedInfiniTrain(storage_));
+    if (!is_sharded) return std::nullopt;
+    const std::string path(kMetadataFile);
+    TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                             ReadAll(storage_, path, kMaxInfiniTrainMetadataBytes));
+    TESSERA_ASSIGN_OR_RETURN(std::vector<InfiniTrainShard> shards,
+                             At(storage_, path, ParseInfiniTrainMetadata(text)));
+    return shards;
+  }
+
+  // The tensors of a file by name; each file is read once.
+  absl::StatusOr<const std::map<std::string, InfiniTrainTensor>*> TensorsOf(
+      const std::string& path) {
+    const auto [at, is_new] = files_.try_emplace(path);
+    if (is_new) {
+      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
+      TESSERA_ASSIGN_OR_RETURN(std::vector<InfiniTrainTensor> tensors,
+                               At(storage_, path, ReadInfiniTrainStateFile(*open)));
+      for (InfiniTrainTensor& tensor : tensors) {
+        std::string name = tensor.name;
+        at->second.emplace(std::move(name), std::move(tensor));
+      }
+    }
+    return &at->second;
+  }
+
+  absl::Status AddShard(const InfiniTrainShard& shard) {
+    TESSERA_ASSIGN_OR_RETURN(const auto* const tensors, TensorsOf(shard.file));
+    const auto at = tensors->find(shard.key);
+    const auto damaged = [&](const absl::AlphaNum& problem) {
+      return Damaged(storage_, shard.file, absl::StrCat("tensor ", shard.key, ": ", problem));
+    };
+    if (at == tensors->end()) return damaged(absl::StrCat("missing, but in ", kMetadataFile));
+    const InfiniTrainTensor& stored = at->second;
+    if (stored.shape != shard.local_shape || stored.offset_bytes != shard.offset_bytes) {
+      return damaged(absl::StrCat(ShapeToString(stored.shape), " at byte ", stored.offset_bytes,
+                                  ", in ", kMetadataFile, " ", ShapeToString(shard.local_shape),
+                                  " at byte ", shard.offset_bytes));
+    }
+    if (shard.key == "adam.t") {
+      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(shard.file));
+      return TakeUpdates(shard.file, *open, stored);
+    }
+    const std::optional<Moment> moment = ParseMoment(shard.key);
+    const std::string name = moment.has_value()
+                                 ? absl::StrCat("state.", moment->parameter, ".", moment->state)
+                                 : shard.key;
+    std::vector<ForeignTensor>& tensors_found = checkpoint_.tensors;
+    const Shape shape =
+        WithoutPadding(moment.has_value() ? moment->parameter : name, shard.global_shape);
+    const auto [index, is_new] = index_.emplace(name, tensors_found.size());
+    if (is_new) {
+      tensors_found.push_back(
+          {.name = name,
+           .role = moment.has_value() ? TensorRole::kOptimizerState : TensorRole::kWeight,
+           .dtype = stored.dtype,
+           .shape = shape});
+    }
+    ForeignTensor& tensor = tensors_found[index->second];
+    if (tensor.dtype != stored.dtype || tensor.shape != shape) {
+      return damaged(absl::StrCat(ProtoName(stored.dtype), " ", ShapeToString(shape),
+                                  ", in another rank's file ", ProtoName(tensor.dtype), " ",
+                                  ShapeToString(tensor.shape)));
+    }
+    for (StoredPiece& piece : PiecesOf(shard, stored)) {
+      if (Crop(shape, piece.box)) tensor.pieces.push_back(std::move(piece));
+    }
+    return absl::OkStatus();
+  }
+
+  // The vocabulary's rows without those that pad it for tensor-parallel ranks.
+  Shape WithoutPadding(std::string_view parameter, Shape shape) const {
+    const auto padded = FindInfiniTrainNumber(texts_.front(), "padded_vocab_size");
+    const auto rows = FindInfiniTrainNumber(texts_.front(), "original_vocab_size");
+    const bool has_vocabulary =
+        parameter == "transformer.wte.weight" || parameter == "lm_head.weight";
+    if (has_vocabulary && padded && rows && !shape.empty() && shape[0] == *padded && *rows > 0 &&
+        *rows < *padded) {
+      shape[0] = *rows;
+    }
+    return shape;
+  }
+
+  // The topology that saved, as far as trainer_state.json tells.
+  void DescribeTopology() {
+    const auto size = [this](std::string_view key) {
+      const int64_t found = FindInfiniTrainNumber(texts_.front(), key).value_or(1);
+      return static_cast<uint32_t>(std::clamp<int64_t>(found, 1, 1 << 20));
+    };
+    TopologyProto& topology = *checkpoint_.description.mutable_topology();
+    topology.set_data_parallel(size("ddp_size"));
+    topology.set_tensor_parallel(size("tp_size"));
+    topology.set_pipeline_parallel(size("pp_size"));
+    topology.set_virtual_pipeline(size("vpp_size"));
+  }
+
+  // Step, consumed samples and notes.
+  absl::Status DescribeRun() {
+    if (has_numbers_) {
+      checkpoint_.notes.emplace_back(
+          "Left out: moments by number (adam.m.3): which parameters these are depends on the hash "
+          "tables of the program that wrote them, and is not in the files; later releases of "
+          "InfiniTrain name them (adam.m.transformer.wte.weight).");
+    }
+    const std::optional<int64_t> step = FindInfiniTrainNumber(texts_.front(), "global_step");
+    const std::optional<int64_t> samples =
+        FindInfiniTrainNumber(texts_.front(), "consumed_train_samples");
+    for (size_t rank = 1; rank < ranks_.size(); ++rank) {
+      if (FindInfiniTrainNumber(texts_[rank], "global_step") == step) continue;
+      return absl::DataLossError(
+          absl::StrCat(storage_.Describe(JoinPath(ranks_[rank], kTrainerStateFile)),
+                       ": global_step differs from ", "that of ", ranks_.front()));
+    }
+    if (step.has_value() && updates_.value_or(*step) != *step) {
+      checkpoint_.notes.push_back(absl::StrCat("The step is unknown: global_step is ", *step,
+                                               ", but Adam has counted ", *updates_, " updates."));
+      return absl::OkStatus();
+    }
+    const int64_t known = step.value_or(updates_.value_or(-1));
+    if (known < 0) return absl::OkStatus();
+    SetProgress(known, samples, checkpoint_.description);
+    checkpoint_.description.mutable_topology()->set_data_parallel(
+        static_cast<uint32_t>(ranks_.size()));
+    return absl::OkStatus();
+  }
+
+  Storage& storage_;
+  const std::vector<std::string> ranks_;
+  std::vector<std::string> texts_;  // of the ranks' trainer_state.json
+  size_t rank_ = 0;                 // whose files are being read
+  ForeignCheckpoint checkpoint_;
+  std::map<std::string, size_t> index_;                                    // of tensors, by name
+  std::vector<size_t> copies_;                                             // of each tensor
+  std::map<std::string, std::map<std::string, InfiniTrainTensor>> files_;  // with metadata.json
+  std::optional<int64_t> updates_;
+  bool has_numbers_ = false;
+};
+
+}  // namespace
+
+absl::StatusOr<bool> IsInfiniTrain(Storage& storage) {
+  for (const std::string& rank : {std::string(), RankFolder(0)}) {
+    TESSERA_ASSIGN_OR_RETURN(const bool found, HasStateFile(storage, JoinPath(rank, kModelFile)));
+    if (found) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, const ModelProto* model) {
+  TESSERA_ASSIGN_OR_RETURN(const bool is_sharded, IsShardedInfiniTrain(storage));
+  std::vector<std::string> ranks = {""};
+  if (!is_sharded) {
+    TESSERA_ASSIGN_OR_RETURN(ranks, FindRanks(storage));
+  }
+  Reader reader(storage, std::move(ranks));
+  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, reader.Read());
+  TESSERA_RETURN_IF_ERROR(NameStateDict(storage, "", model, kInfiniTrain, checkpoint));
+  if (checkpoint.description.has_model()) {
+    TESSERA_RETURN_IF_ERROR(reader.CheckModel(checkpoint.description.model()));
+  }
+  return checkpoint;
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,72 @@
+#ifndef TESSERA_CONVERT_FORMATS_INFINITRAIN_STATE_FILE_H_
+#define TESSERA_CONVERT_FORMATS_INFINITRAIN_STATE_FILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "layout/box.h"
+#include "layout/dtype.h"
+#include "storage/storage.h"
+
+namespace tessera::ckpt::convert {
+
+// A tensor of InfiniTrain's `model.ckpt` or `optimizer.ckpt`.
+struct InfiniTrainTensor {
+  std::string name;
+  DType dtype = DType::kUnspecified;
+  Shape shape;
+  uint64_t offset_bytes = 0;  // of the elements, which are row-major
+};
+
+// Whether the file begins as one of InfiniTrain's state dicts does.
+absl::StatusOr<bool> IsInfiniTrainStateFile(const ReadableFile& file);
+
+// The tensors of a state dict, in the file's order, which a hash table settled. Their names are
+// unique and valid UTF-8. The file, in which all numbers are little-endian:
+//
+//   "CKPT", u32 version (1), u32 number of tensors; for each tensor:
+//   u32 length and text of the name, i8 dtype, u32 rank, i64 dims[rank], u64 bytes, the elements
+//
+// Reads no elements; memory is proportional to what it returns. Errors: DataLoss, naming the
+// tensor; Unimplemented for another version; those of the file.
+absl::StatusOr<std::vector<InfiniTrainTensor>> ReadInfiniTrainStateFile(const ReadableFile& file);
+
+// A rank's part of a tensor, as `metadata.json` describes it.
+struct InfiniTrainShard {
+  // Indices of `dim` that are contiguous both in the tensor and in the part.
+  struct Segment {
+    int64_t global_offset = 0;
+    int64_t local_offset = 0;
+    int64_t length = 0;
+  };
+  std::string key;   // of the tensor
+  std::string file;  // relative to the checkpoint's folder
+  Shape global_shape;
+  Shape local_shape;
+  Shape global_offset;
+  uint64_t offset_bytes = 0;      // in the file
+  size_t dim = 0;                 // the one that is cut
+  std::vector<Segment> segments;  // one at least
+};
+
+inline constexpr uint64_t kMaxInfiniTrainMetadataBytes = uint64_t{256} << 20;
+
+// The shards in the text of the `metadata.json` beside the folders of tensor-parallel and pipeline
+// ranks (format infinitrain_sharded, version 3). Every segment lies inside its part and its tensor.
+// Errors: DataLoss, naming the tensor; Unimplemented for another version. Pure.
+absl::StatusOr<std::vector<InfiniTrainShard>> ParseInfiniTrainMetadata(std::string_view text);
+
+// An integer in the text of InfiniTrain's `trainer_state.json`: one "KEY": NUMBER on a line, of
+// which some releases leave out a comma, so that it is no JSON. Nullopt where the key is not there,
+// is there more than once, or has another value. Pure.
+std::optional<int64_t> FindInfiniTrainNumber(std::string_view text, std::string_view key);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_FORMATS_INFINITRAIN_STATE_FILE_H_

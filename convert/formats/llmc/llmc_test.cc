@@ -1,0 +1,107 @@
+#include "convert/formats/llmc/llmc.h"
+
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "convert/core/foreign_storage.h"
+#include "convert/testing/packed_folder.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kFile[] = "model.bin";
+
+std::string Fixture(const std::string& name) {
+  std::ifstream in("tests/interop/pytorch/" + name + ".model.bin", std::ios::binary);
+  EXPECT_TRUE(in.good()) << name;
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::string WithField(std::string file, int field, int32_t value) {
+  std::memcpy(file.data() + 4 * field, &value, sizeof(value));
+  return file;
+}
+
+std::shared_ptr<Storage> StorageOf(const std::string& file) { return FolderOf({{kFile, file}}); }
+
+absl::StatusOr<ForeignCheckpoint> Read(const std::string& file, const ModelProto* model = nullptr) {
+  return ReadLlmc(*StorageOf(file), kFile, model);
+}
+
+void ExpectDataLoss(const std::string& file, const std::string& message) {
+  const absl::Status status = Read(file).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+}
+
+TEST(LlmcTest, WrongLengthMagicAndVersionSayWhatWasExpected) {
+  const std::string file = Fixture("gpt2");
+  for (const size_t size :
+       {size_t{0}, size_t{1023}, size_t{1024}, size_t{1025}, file.size() / 2, file.size() - 1}) {
+    ExpectDataLoss(file.substr(0, size), "truncated: expected ");
+  }
+  ExpectDataLoss(file + "x", "trailing bytes: expected 36416 bytes, found 36417");
+  ExpectDataLoss(WithField(file, 0, 20240520),
+                 "expected 20240326 (GPT-2) or 20240803 (Llama-3), found 20240520");
+  ExpectDataLoss(WithField(file, 1, 4), "expected 3 (fp32) or 5 (bf16), found 4");
+}
+
+// No header crashes the reader or makes it allocate; every field that the model depends on is
+// checked.
+TEST(LlmcTest, HostileHeaderFieldsAreDataLoss) {
+  for (const std::string name : {"gpt2", "llama3_untied"}) {
+    const std::string file = Fixture(name);
+    constexpr int kLastSizeField = 7;
+    for (int field = 2; field <= 15; ++field) {
+      for (const int32_t value : {INT32_MIN, -1, 0, 1 << 30, INT32_MAX, 0x7fc00000}) {
+        const absl::Status status = Read(WithField(file, field, value)).status();
+        const bool is_needed = field <= kLastSizeField && !(name == "llama3_untied" && field == 2);
+        if (is_needed || !status.ok()) {
+          EXPECT_TRUE(absl::IsDataLoss(status)) << name << " " << field << " = " << value;
+        }
+      }
+    }
+  }
+}
+
+// llm.c truncates 1.3, 1e-5 and 50.0 to 1, 0 and 50; other programs store the bits of the fp32.
+TEST(LlmcTest, RealsAreReadAsTheDecimalsThatWereMeant) {
+  const std::string bits = Fixture("llama3_untied");
+  for (const std::string& file :
+       {bits, WithField(WithField(WithField(bits, 8, 1), 10, 0), 11, 50)}) {
+    const auto read = Read(file);
+    ASSERT_TRUE(read.ok()) << read.status();
+    const auto config = ConfigOf(read->description.model());
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->ffn_multiplier(), 1.3);
+    EXPECT_EQ(config->ffn_hidden_size(), 56);
+    EXPECT_EQ(config->norm_epsilon(), 1e-5);
+    EXPECT_EQ(config->rotary_base(), 50);
+    EXPECT_EQ(config->num_query_groups(), 2);
+  }
+}
+
+TEST(LlmcTest, ATiedModelRefusesAHeadOfItsOwn) {
+  for (const bool is_tied : {true, false}) {
+    const std::string file = Fixture(is_tied ? "llama3_tied" : "llama3_untied");
+    auto model = Read(file)->description.model();
+    auto config = *ConfigOf(model);
+    config.set_untie_embeddings_and_output_weights(false);
+    model = DescribeModel(config).config;
+    auto read = Read(file, &model);
+    ASSERT_TRUE(read.ok()) << read.status();
+    const auto storage = ForeignStorage::Create(StorageOf(file), "", *std::move(read));
+    EXPECT_EQ(storage.ok(), is_tied) << storage.status();
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,215 @@
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "convert/core/foreign_layout.h"
+#include "convert/core/reading.h"
+#include "convert/formats/llmc/llmc.h"
+#include "layout/box.h"
+#include "layout/dtype.h"
+#include "models/layers/architecture.h"
+#include "models/registry.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+constexpr int kMaxRanks = 1 << 16;
+
+// N of "PREFIXnnnnnnnnSUFFIX", eight digits.
+std::optional<int64_t> StepOf(std::string_view name, std::string_view prefix,
+                              std::string_view suffix) {
+  if (name.size() != prefix.size() + 8 + suffix.size() || !name.starts_with(prefix) ||
+      !name.ends_with(suffix)) {
+    return std::nullopt;
+  }
+  const std::string digits(name.substr(prefix.size(), 8));
+  int64_t step = 0;
+  if (!std::ranges::all_of(digits, [](char c) { return '0' <= c && c <= '9'; }) ||
+      !absl::SimpleAtoi(digits, &step)) {
+    return std::nullopt;
+  }
+  return step;
+}
+
+std::optional<int64_t> StepOfModel(std::string_view file) { return StepOf(file, "model_", ".bin"); }
+
+absl::StatusOr<LlmcFile> ReadHeader(Storage& storage, const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage.Open(path));
+  LlmcFile opened = {.path = storage.Describe(path),
+                     .size_bytes = static_cast<int64_t>(file->size_bytes())};
+  if (opened.size_bytes < kLlmcHeaderBytes) {
+    return opened.Corrupt(absl::StrCat("truncated: expected ", kLlmcHeaderBytes,
+                                       " bytes of header, found ", opened.size_bytes));
+  }
+  TESSERA_RETURN_IF_ERROR(file->ReadAt(0, std::as_writable_bytes(std::span(opened.header))));
+  return opened;
+}
+
+class LlmcReader {
+ public:
+  LlmcReader(Storage& storage, LlmcDescription description)
+      : storage_(storage), description_(std::move(description)), set_(description_.model) {
+    for (const ForeignParameter& tensor : description_.tensors) {
+      elements_ += ElementCount(tensor.shape);
+    }
+  }
+
+  absl::Status ReadModel(const std::string& file) {
+    ForeignPlace place = {
+        .file = file, .offset_bytes = kLlmcHeaderBytes, .dtype = description_.dtype};
+    return AddTensors(kForeignWeight, 0, 1, place);
+  }
+
+  // The optimizer's state in the files of all ranks; none where rank 0 has no file.
+  absl::Status ReadStates(int64_t step, ForeignCheckpoint& checkpoint) {
+    absl::StatusOr<LlmcFile> first = ReadHeader(storage_, StateFile(step, 0));
+    if (absl::IsNotFound(first.status())) {
+      checkpoint.notes.push_back("There is no optimizer state: no " + StateFile(step, 0) + ".");
+      return absl::OkStatus();
+    }
+    TESSERA_RETURN_IF_ERROR(first.status());
+    const int32_t ranks = first->header[2];
+    if (ranks < 1 || ranks > kMaxRanks) {
+      return Damaged(storage_, StateFile(step, 0),
+                     absl::StrCat("header field 2: ", ranks, " ranks"));
+    }
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::string file = StateFile(step, rank);
+      TESSERA_ASSIGN_OR_RETURN(const LlmcFile opened, ReadHeader(storage_, file));
+      TESSERA_RETURN_IF_ERROR(CheckState(file, opened.header, first->header, rank, step));
+      TESSERA_RETURN_IF_ERROR(ReadState(file, opened));
+    }
+    checkpoint.description.mutable_topology()->set_data_parallel(static_cast<uint32_t>(ranks));
+    return absl::OkStatus();
+  }
+
+  absl::Status MoveTo(ForeignCheckpoint& checkpoint) && {
+    return std::move(set_).MoveTo(kLlmc, storage_.Describe(""), checkpoint);
+  }
+
+ private:
+  static std::string StateFile(int64_t step, int rank) {
+    return absl::StrFormat("state_%08d_%05d.bin", step, rank);
+  }
+
+  // An equal part of every tensor, from the place on, which then is where they end.
+  absl::Status AddTensors(const ForeignKind& kind, int64_t part, int64_t parts,
+                          ForeignPlace& place) {
+    for (const ForeignParameter& tensor : description_.tensors) {
+      const int64_t count = ElementCount(tensor.shape), each = count / parts;
+      if (count % parts != 0) {
+        return Damaged(storage_, place.file,
+                       absl::StrCat("tensor ", tensor.name, ": ", parts,
+                                    " ranks do not divide its ", count, " elements"));
+      }
+      TESSERA_RETURN_IF_ERROR(
+          set_.AddRange(tensor, {}, kind, part * each, (part + 1) * each, place));
+      place.offset_bytes += static_cast<uint64_t>(each) * ElementSize(place.dtype);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckState(const std::string& file, const LlmcHeader& header,
+                          const LlmcHeader& first, int rank, int64_t step) const {
+    const std::array<std::pair<int, int64_t>, 4> expected = {
+        {{0, kStateMagic}, {1, kStateVersion}, {3, rank}, {10, step}}};
+    for (const auto& [field, value] : expected) {
+      if (header[field] == value) continue;
+      return Damaged(
+          storage_, file,
+          absl::StrCat("header field ", field, ": expected ", value, ", found ", header[field]));
+    }
+    for (const int field : {2, 4}) {
+      if (header[field] == first[field]) continue;
+      return Damaged(storage_, file,
+                     absl::StrCat("header field ", field, ": ", header[field],
+                                  ", in rank 0's file ", first[field]));
+    }
+    return absl::OkStatus();
+  }
+
+  // m, v and, where there are any, master weights, each for the whole model in the model file's
+  // order. With ZeRO, of each tensor an equal part by rank.
+  absl::Status ReadState(const std::string& file, const LlmcFile& opened) {
+    const int ranks = opened.header[2], rank = opened.header[3];
+    const bool has_master = opened.header[4] != 0;
+    const int64_t arrays = has_master ? 3 : 2;
+    const auto body = static_cast<uint64_t>(opened.size_bytes - kLlmcHeaderBytes);
+    const auto bytes_of = [&](int64_t parts) {
+      return static_cast<uint64_t>(arrays * (elements_ / parts)) * sizeof(float);
+    };
+    // A shuffled data loader's state may follow.
+    const bool shuffles = opened.header[5] != 0;
+    const auto fits = [&](uint64_t bytes) { return shuffles ? body >= bytes : body == bytes; };
+    const int parts = fits(bytes_of(1)) ? 1 : ranks;
+    if (!fits(bytes_of(parts))) {
+      return Damaged(storage_, file,
+                     absl::StrCat("expected ", kLlmcHeaderBytes + bytes_of(1), " bytes or, in ",
+                                  ranks, " parts, ", kLlmcHeaderBytes + bytes_of(ranks), ", found ",
+                                  opened.size_bytes));
+    }
+    const int part = parts == 1 ? 0 : rank;
+    ForeignPlace place = {.file = file, .offset_bytes = kLlmcHeaderBytes, .dtype = DType::kF32};
+    TESSERA_RETURN_IF_ERROR(AddTensors(kForeignExpAvg, part, parts, place));
+    TESSERA_RETURN_IF_ERROR(AddTensors(kForeignExpAvgSq, part, parts, place));
+    return has_master ? AddTensors(kForeignMaster, part, parts, place) : absl::OkStatus();
+  }
+
+  Storage& storage_;
+  const LlmcDescription description_;
+  ForeignTensorSet set_;
+  int64_t elements_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<std::string> FindLlmcModel(Storage& storage, std::string_view file) {
+  std::string model(file);
+  if (model.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
+    std::set<int64_t> models, done;
+    for (const std::string& name : names) {
+      if (const std::optional<int64_t> step = StepOfModel(name)) models.insert(*step);
+      if (const std::optional<int64_t> step = StepOf(name, "DONE_", "")) done.insert(*step);
+    }
+    if (!done.empty()) std::erase_if(models, [&](int64_t step) { return !done.contains(step); });
+    if (models.empty()) return std::string();
+    model = absl::StrFormat("model_%08d.bin", *models.rbegin());
+  }
+  const absl::StatusOr<LlmcFile> opened = ReadHeader(storage, model);
+  if (absl::IsDataLoss(opened.status())) return std::string();
+  TESSERA_RETURN_IF_ERROR(opened.status());
+  for (const Architecture* const architecture : Architectures()) {
+    if (architecture->llmc != nullptr && architecture->llmc->magic == opened->header[0]) {
+      return model;
+    }
+  }
+  return std::string();
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadLlmc(Storage& storage, const std::string& model_file,
+                                           const ModelProto* model) {
+  TESSERA_ASSIGN_OR_RETURN(LlmcFile opened, ReadHeader(storage, model_file));
+  TESSERA_ASSIGN_OR_RETURN(LlmcDescription description, ReadLlmcHeader(opened, model));
+  ForeignCheckpoint checkpoint = {.format = std::string(kLlmc)};
+  checkpoint.description.mutable_producer()->set_program("llm.c");
+  LlmcReader reader(storage, std::move(description));
+  TESSERA_RETURN_IF_ERROR(reader.ReadModel(model_file));
+  if (const std::optional<int64_t> step = StepOfModel(model_file)) {
+    SetProgress(*step, std::nullopt, checkpoint.description);
+    TESSERA_RETURN_IF_ERROR(reader.ReadStates(*step, checkpoint));
+  }
+  TESSERA_RETURN_IF_ERROR(std::move(reader).MoveTo(checkpoint));
+  return checkpoint;
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,108 @@
+#include <array>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/byte_order.h"
+#include "base/status_macros.h"
+#include "checkpoint/format/dtype.h"
+#include "convert/core/foreign_layout.h"
+#include "convert/core/saved_weights.h"
+#include "convert/formats/llmc/llmc.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+constexpr int kHeaderFields = 256;
+
+// The model's tensors, or one state of each, behind what a file has already.
+void AddTensors(const LlmcDescription& description, TensorRole role, const std::string& state,
+                DType dtype, OutputFile& file) {
+  std::map<std::string, Shape> shapes;
+  for (const LogicalParameter& parameter : description.model.parameters) {
+    shapes[parameter.name] = parameter.shape;
+  }
+  const auto named = [&](const std::string& name) {
+    return state.empty() ? name : absl::StrCat(name, ".", state);
+  };
+  for (const ForeignParameter& tensor : description.tensors) {
+    const std::string& parameter = tensor.blocks[0].name;
+    const int64_t elements = ElementCount(tensor.shape);
+    file.tensors.push_back({.name = named(tensor.name),
+                            .source_name = named(parameter),
+                            .role = role,
+                            .dtype = dtype,
+                            .shape = shapes.at(parameter),
+                            .offset_bytes = file.size_bytes,
+                            .elements = elements,
+                            .pieces = WholeParameterPieces(tensor, dtype)});
+    file.size_bytes += static_cast<uint64_t>(elements) * ElementSize(dtype);
+  }
+}
+
+std::string StateHeader(int64_t step, bool has_master) {
+  std::array<int32_t, kHeaderFields> fields = {};
+  fields[0] = kStateMagic;
+  fields[1] = kStateVersion;
+  fields[2] = 1;  // rank 0 of 1
+  fields[4] = has_master ? 1 : 0;
+  fields[10] = static_cast<int32_t>(step);
+  std::string bytes;
+  for (const int32_t field : fields) AppendLittleEndian(static_cast<uint32_t>(field), bytes);
+  return bytes;
+}
+
+// Whether the parameters have this state. InvalidArgument where it is not fp32.
+absl::StatusOr<bool> HasState(const Manifest& manifest, const ModelDescription& model,
+                              const std::string& state) {
+  TESSERA_ASSIGN_OR_RETURN(const DType dtype, StateDType(manifest, model, state));
+  if (dtype == DType::kF32 || dtype == DType::kUnspecified) return dtype == DType::kF32;
+  return absl::InvalidArgumentError(
+      absl::StrCat(state, " is ", ProtoName(dtype), ": llm.c has fp32 optimizer state"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,
+                                                 const PlanOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(LlmcOutput output, WriteLlmcHeader(manifest.model(), DType::kF32));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedWeight> weights,
+                           FindWeights(manifest, output.description.model));
+  TESSERA_ASSIGN_OR_RETURN(const DType dtype, WeightDType(weights, options.dtype));
+  TESSERA_ASSIGN_OR_RETURN(output, WriteLlmcHeader(manifest.model(), dtype));
+  const int64_t step = manifest.trainer().step();
+  constexpr int64_t kMaxStep = 99'999'999;  // of the eight digits in the names of files
+  if (step > kMaxStep) {
+    return absl::InvalidArgumentError(absl::StrCat("the step is ", step,
+                                                   ", and llm.c's files have at most ", kMaxStep,
+                                                   ": --ckpt-step=N states another"));
+  }
+
+  std::vector<OutputFile> files(1);
+  files[0].name = absl::StrFormat("model_%08d.bin", step);
+  files[0].header = output.header;
+  files[0].size_bytes = output.header.size();
+  AddTensors(output.description, TensorRole::kWeight, "", dtype, files[0]);
+  const ModelDescription& model = output.description.model;
+  TESSERA_ASSIGN_OR_RETURN(const bool has_moments, HasState(manifest, model, "exp_avg"));
+  if (has_moments && !options.weights_only) {
+    TESSERA_ASSIGN_OR_RETURN(const bool has_squares, HasState(manifest, model, "exp_avg_sq"));
+    TESSERA_ASSIGN_OR_RETURN(const bool has_master, HasState(manifest, model, "master"));
+    if (!has_squares) return absl::InvalidArgumentError("there is exp_avg, but no exp_avg_sq");
+    OutputFile state = {.name = absl::StrFormat("state_%08d_00000.bin", step),
+                        .header = StateHeader(step, has_master)};
+    state.size_bytes = state.header.size();
+    AddTensors(output.description, TensorRole::kOptimizerState, "exp_avg", DType::kF32, state);
+    AddTensors(output.description, TensorRole::kOptimizerState, "exp_avg_sq", DType::kF32, state);
+    if (has_master)
+      AddTensors(output.description, TensorRole::kMasterWeight, "master", DType::kF32, state);
+    files.push_back(std::move(state));
+  }
+  files.push_back({.name = absl::StrFormat("DONE_%08d", step), .commits = true});
+  return files;
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,55 @@
+// A fuzz target: any bytes are a file of a rank of Megatron-LM, with tensors that lie inside the
+// file, or an error.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "checkpoint/format/manifest.pb.h"
+#include "convert/formats/megatron/rank_file.h"
+#include "convert/formats/megatron/run.h"
+#include "convert/formats/torch/archive.h"
+#include "convert/testing/fuzz_check.h"
+#include "convert/testing/string_file.h"
+#include "layout/dtype.h"
+
+namespace {
+
+namespace convert = tessera::ckpt::convert;
+using convert::Check;
+using convert::CheckInside;
+
+void CheckVectors(const convert::StateVectors& vectors, size_t file_bytes) {
+  for (const auto& [kind, tensor] : vectors) CheckInside(tensor, file_bytes);
+}
+
+}  // namespace
+
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
+  const convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
+  const auto archive = convert::ReadTorchArchive(file, {0, size});
+  if (!archive.ok()) return 0;
+  const tessera::ckpt::pickle::Value root = archive->contents.root();
+  const convert::MegatronRun run(root);
+  tessera::ckpt::Manifest manifest;
+  run.Describe(manifest);
+  Check(!run.ArgumentsAsJson().empty() && run.BucketElements() >= 0);
+  if (const auto chunks = convert::ReadRankChunks(*archive); chunks.ok()) {
+    for (const convert::RankChunk& chunk : *chunks) {
+      for (const auto& [name, tensor] : chunk.tensors) CheckInside(tensor, size);
+    }
+  }
+  const auto groups = convert::ReadNumberedState(*archive, root.Find("optimizer"));
+  if (groups.ok()) {
+    for (const convert::MegatronGroup& group : *groups) {
+      for (const auto& vectors : group.parameters) CheckVectors(vectors, size);
+    }
+  }
+  if (const auto buffers = convert::ReadGatheredState(*archive, root); buffers.ok()) {
+    for (const convert::GatheredBuffer& buffer : *buffers) {
+      for (const auto& [kind, tensor] : buffer.vectors) Check(tensor.shape[0] == buffer.elements);
+      CheckVectors(buffer.vectors, size);
+    }
+  }
+  return 0;
+}

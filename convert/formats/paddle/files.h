@@ -1,0 +1,148 @@
+#ifndef TESSERA_CONVERT_FORMATS_PADDLE_FILES_H_
+#define TESSERA_CONVERT_FORMATS_PADDLE_FILES_H_
+
+// What PaddleNLP's files are called, and what model_meta.json and the keys of optimizer states say.
+//
+// There is one file of the model and one of the optimizer for each rank, named
+// "model_state.tp00_pp01.pdparams" and "optimizer.tp00_pp01_shard00.pdopt". An axis of one rank is
+// left out.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "convert/core/foreign_layout.h"
+#include "convert/pickle/numpy_array.h"
+#include "layout/box.h"
+#include "layout/dtype.h"
+#include "storage/storage.h"
+
+namespace tessera::ckpt::convert {
+
+// Ranks of each axis.
+struct PaddleDegrees {
+  int64_t tensor = 1;
+  int64_t pipeline = 1;
+  int64_t sharding = 1;
+  bool operator==(const PaddleDegrees&) const = default;
+};
+
+struct PaddleRankFile {
+  std::string name;
+  int64_t tensor = 0, pipeline = 0, shard = 0;
+};
+
+struct PaddleRankFiles {
+  PaddleDegrees degrees;
+  // In the order of tensor, pipeline and shard; empty if the folder has no files of the kind.
+  std::vector<PaddleRankFile> models, optimizers;
+};
+
+// Whether a file of this name has a model's or an optimizer's state. Files of schedulers and loss
+// scalers do not.
+bool IsPaddleStateName(const std::string& name);
+
+// The files among `names`, all of each kind: the grid that the names span is complete. Errors:
+// DataLoss naming every file that is missing, or for a grid that no folder has room for;
+// InvalidArgument naming two files that do not belong together.
+absl::StatusOr<PaddleRankFiles> FindPaddleRankFiles(std::span<const std::string> names);
+
+// Describes all ranks that have the same tensor-parallel rank and the same pipeline rank.
+struct PaddleShardingMeta {
+  std::string strategy;  // "ShardingV1", "ShardingV2" or empty
+  // By tensor name. Tied parameters have one tensor.
+  std::multimap<std::string, std::string> structured_names;
+  std::map<std::string, int64_t> owners;  // by tensor name: its sharding rank
+  std::map<std::string, Shape> shapes;    // by structured name
+};
+
+// model_meta.json, which PaddleNLP writes beside the states where each sharding rank saves its own.
+struct PaddleModelMeta {
+  std::optional<PaddleDegrees> degrees;
+  int64_t virtual_pipeline = 1;
+  std::map<std::pair<int64_t, int64_t>, PaddleShardingMeta> ranks;  // by tensor, pipeline
+};
+
+// Errors: DataLoss, a phrase.
+absl::StatusOr<PaddleModelMeta> ParsePaddleModelMeta(std::string_view json);
+
+// Names of parameters by names of tensors, of all ranks or of those of a tensor-parallel and a
+// pipeline rank: {"linear_0.w_0": "llama.layers..."}, or {"tp00_pp01": {"linear_0.w_0": ...}},
+// which becomes "tp00_pp01/linear_0.w_0". Errors: InvalidArgument, a phrase.
+absl::StatusOr<std::map<std::string, std::string>> ParsePaddleParameterNames(std::string_view json);
+
+// "tp00_pp01", as model_meta.json and that map have it.
+std::string PaddleRankKey(int64_t tensor, int64_t pipeline);
+
+// Adam's states of a tensor.
+enum class PaddleState { kMoment1, kMoment2, kBeta1Power, kBeta2Power, kMasterWeight };
+
+// "moment1", ..., "master_weights", for messages.
+std::string_view PaddleStateName(PaddleState state);
+
+// What a key of an optimizer's state dict says: "slice@linear_0.w_0_fp32_master_0_moment1_0".
+struct PaddleStateKey {
+  std::string tensor_name;  // "linear_0.w_0"
+  PaddleState state;
+  bool sliced = false;  // by stage 3
+};
+
+// nullopt for a key that is not of this form. It is taken apart from its end, so that no name
+// ("linear_1.w_0") is mistaken for the beginning of another ("linear_10.w_0").
+std::optional<PaddleStateKey> ParsePaddleStateKey(std::string_view key);
+
+// The same of a key of master_weights, which is the tensor's name.
+PaddleStateKey ParsePaddleMasterKey(std::string_view key);
+
+// What paddle.save() wrote of a state dict: a pickle of numpy arrays.
+
+struct PaddleArray {
+  std::string key;          // in the dict
+  std::string tensor_name;  // of the tensor, which the optimizer's names begin with; may be empty
+  // BF16 where the array has the dtype uint16: Paddle has no tensors of that, and stores bfloat16
+  // so.
+  DType dtype = DType::kUnspecified;
+  Shape shape;
+  // One, or flat parts of an array beyond 1 GiB, in their order.
+  std::vector<pickle::NumpyArray> parts;
+};
+
+struct PaddleStateFile {
+  std::vector<PaddleArray> arrays;
+  std::vector<PaddleArray> master_weights;  // of the nested dict of that name
+  std::optional<int64_t> last_epoch;        // of LR_Scheduler: how often it was stepped
+};
+
+// Errors: DataLoss and Unimplemented, with the key, and those of ReadPickle().
+absl::StatusOr<PaddleStateFile> ReadPaddleStateFile(const ReadableFile& file);
+
+// What one sharding rank has of a state.
+struct PaddleStored {
+  const PaddleRankFile* file = nullptr;
+  const PaddleArray* array = nullptr;
+};
+
+// A parameter as the files of one tensor-parallel rank have it.
+struct PaddleTarget {
+  const ForeignParameter* parameter = nullptr;
+  TensorParallelShare share;
+  ForeignKind kind;
+  std::optional<Shape> local_shape;  // where the model's files or metadata tell it
+};
+
+// Adds a weight or a state, which `stored` has in the order of sharding ranks: whole, once or as
+// copies, or as flat slices. Errors: DataLoss and InvalidArgument naming the files.
+absl::Status AddPaddleState(const PaddleTarget& target, const std::vector<PaddleStored>& stored,
+                            Storage& storage, ForeignTensorSet& set);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_FORMATS_PADDLE_FILES_H_

@@ -1,0 +1,37 @@
+// A fuzz target: any bytes are a state dict whose arrays lie inside the file, or an error.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "convert/formats/paddle/files.h"
+#include "convert/testing/fuzz_check.h"
+#include "convert/testing/string_file.h"
+#include "layout/box.h"
+#include "layout/dtype.h"
+
+namespace {
+
+namespace ckpt = tessera::ckpt;
+using tessera::ckpt::convert::Check;
+
+void CheckArray(const ckpt::convert::PaddleArray& array, size_t file_bytes) {
+  uint64_t elements = 0;
+  for (const ckpt::pickle::NumpyArray& part : array.parts) {
+    ckpt::convert::CheckInside(part, file_bytes);
+    elements += static_cast<uint64_t>(tessera::ElementCount(part.shape));
+  }
+  Check(elements == static_cast<uint64_t>(tessera::ElementCount(array.shape)));
+  ckpt::convert::ParsePaddleStateKey(array.key);
+}
+
+}  // namespace
+
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
+  const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
+  const auto state = ckpt::convert::ReadPaddleStateFile(file);
+  if (!state.ok()) return 0;
+  for (const auto& array : state->arrays) CheckArray(array, size);
+  for (const auto& array : state->master_weights) CheckArray(array, size);
+  return 0;
+}

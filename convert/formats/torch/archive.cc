@@ -1,0 +1,419 @@
+#include "convert/formats/torch/archive.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/byte_order.h"
+#include "base/checked_math.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "checkpoint/format/dtype.h"
+#include "convert/core/reading.h"
+#include "convert/core/record_checks.h"
+#include "convert/formats/torch/zip.h"
+#include "convert/pickle/numpy_array.h"
+#include "convert/pickle/read.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt::convert {
+
+namespace {
+
+using pickle::Extent;
+using pickle::Kind;
+using pickle::Pickle;
+using pickle::Value;
+
+// The pickle of the magic number 0x1950A86A20F9469CFC6C, protocol 2, with which the legacy form
+// begins.
+constexpr std::string_view kLegacyMagic =
+    "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
+constexpr int64_t kLegacyVersion = 1001;
+constexpr uint64_t kFirstBytes = 262;  // up to the end of a tar archive's mark
+
+// Before version 0.1.10, torch.save() wrote a tar archive whose first member is "sys_info".
+bool LooksLikeTarForm(std::string_view first_bytes) {
+  return first_bytes.starts_with(std::string_view("sys_info\0", 9)) &&
+         first_bytes.substr(std::min<size_t>(257, first_bytes.size())).starts_with("ustar");
+}
+
+absl::Status Malformed(std::string_view what) { return absl::DataLossError(View(what)); }
+
+// The beginning of a part of the file, at most `max_bytes` of it.
+absl::StatusOr<std::string> ReadSome(const ReadableFile& file, Extent part, uint64_t max_bytes) {
+  return ReadPart(file, part.offset, std::min(part.length, max_bytes));
+}
+
+// The type whose storages are of the class that a global names; null for an unknown one.
+const TorchType* FindStorageClass(const pickle::Value& global) {
+  const std::string name = global.GlobalName();
+  if (!name.starts_with("torch.")) return nullptr;
+  const std::string_view last = std::string_view(name).substr(name.rfind('.') + 1);
+  const auto known = std::ranges::find(kTorchTypes, last, &TorchType::storage_class);
+  return last.empty() || known == std::end(kTorchTypes) ? nullptr : known;
+}
+
+// What a persistent id of torch says: ("storage", class, key, location, number of elements), and in
+// the legacy form a view: None or (key, offset, number of elements).
+struct StorageReference {
+  const TorchType* elements = nullptr;
+  std::string key;
+  uint64_t count = 0;
+  Value view;
+};
+
+absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
+  const Value id = value.persistent_id();
+  if (!id.is(Kind::kTuple) || id.size() < 5 || !id[0].IsText("storage")) {
+    return Malformed("a tensor without a storage");
+  }
+  StorageReference storage = {.elements = FindStorageClass(id[1]),
+                              .key = std::string(id[2].AsText().value_or("")),
+                              .count = id[4].AsUint().value_or(UINT64_MAX),
+                              .view = id[5]};
+  if (storage.elements == nullptr) {
+    return absl::UnimplementedError(
+        absl::StrCat("a storage of the class ", Shown(id[1].GlobalName())));
+  }
+  if (storage.key.empty() || storage.count == UINT64_MAX) return Malformed("a malformed storage");
+  return storage;
+}
+
+// The bytes that a storage of an archive shows, which lie within the file.
+absl::StatusOr<Extent> LocateStorage(const TorchArchive& archive, const StorageReference& storage) {
+  const auto found = archive.storages.find(storage.key);
+  if (found == archive.storages.end()) {
+    return Malformed(absl::StrCat("the storage ", Shown(storage.key), " is missing"));
+  }
+  const Extent bytes = found->second;
+  if (storage.count > bytes.length / storage.elements->element_bytes) {
+    return Malformed(absl::StrCat("the storage ", Shown(storage.key), " has ", bytes.length,
+                                  " bytes, expected ", storage.count, " elements of ",
+                                  storage.elements->element_bytes, " bytes"));
+  }
+  uint64_t offset = 0, count = storage.count;
+  if (storage.view.is(Kind::kTuple)) {
+    offset = storage.view[1].AsUint().value_or(UINT64_MAX);
+    count = storage.view[2].AsUint().value_or(UINT64_MAX);
+    if (offset > storage.count || count > storage.count - offset) {
+      return Malformed(absl::StrCat("a view beyond the end of the storage ", Shown(storage.key)));
+    }
+  }
+  return Extent{bytes.offset + offset * storage.elements->element_bytes,
+                count * storage.elements->element_bytes};
+}
+
+// The folder that begins all names, with its slash. What it is called does not matter.
+absl::StatusOr<std::string> FindFolder(const std::vector<ZipMember>& members) {
+  constexpr absl::string_view kPickle = "/data.pkl";
+  std::string folder;
+  for (const ZipMember& member : members) {
+    if (!absl::EndsWith(member.name, kPickle)) continue;
+    if (member.name.find('/') != member.name.size() - kPickle.size()) continue;
+    if (!folder.empty()) return Malformed("two files data.pkl in one archive");
+    folder = member.name.substr(0, member.name.size() - kPickle.size() + 1);
+  }
+  if (!folder.empty()) return folder;
+  return Malformed("a zip archive without data.pkl: not written by torch.save()");
+}
+
+absl::Status CheckByteOrder(const ReadableFile& file, const ZipMember& member) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string order, ReadSome(file, member.data, 16));
+  if (order == "little") return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat("storages in the byte order \"", absl::CHexEscape(order), "\""));
+}
+
+// Larger members are not read for their checksums alone, since a hole may be of any size.
+constexpr uint64_t kWholeRecordBytes = uint64_t{64} << 20;
+
+// Checks all members but the storages, which are checked as they are read where the file does so.
+// Where no member has a checksum, torch.save() was told not to compute any.
+absl::Status UseChecksums(const ReadableFile& file, const std::vector<ZipMember>& members,
+                          const std::string& storages) {
+#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
+  return absl::OkStatus();  // no mutation would get past a checksum
+#endif
+  const auto* const checked = dynamic_cast<const ChecksummedFile*>(&file);
+  if (std::ranges::all_of(members, [](const ZipMember& member) { return member.crc32 == 0; })) {
+    if (checked != nullptr) checked->AddUnchecked();
+    return absl::OkStatus();
+  }
+  for (const ZipMember& member : members) {
+    if (member.compressed) continue;
+    StoredRecord record = {member.name, member.data.offset, member.data.length, member.crc32};
+    if (!absl::StartsWith(member.name, storages) && record.size_bytes <= kWholeRecordBytes) {
+      TESSERA_RETURN_IF_ERROR(CheckRecord(file, record));
+    } else if (checked != nullptr) {
+      checked->AddRecord(std::move(record));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TorchArchive> ReadZip(const ReadableFile& file, Extent part) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ZipMember> members, ReadZipDirectory(file, part));
+  TESSERA_ASSIGN_OR_RETURN(const std::string folder, FindFolder(members));
+  const std::string data = folder + "data/";
+  absl::flat_hash_map<std::string, Extent> storages;
+  Extent pickled;
+  for (const ZipMember& member : members) {
+    if (member.name == folder + "constants.pkl") {
+      return absl::UnimplementedError("a TorchScript program: save its state_dict() instead");
+    }
+  }
+  for (const ZipMember& member : members) {
+    const bool is_pickle = member.name == folder + "data.pkl";
+    const bool is_order = member.name == folder + "byteorder";
+    const bool is_storage = absl::StartsWith(member.name, data);
+    if (member.compressed && (is_pickle || is_order || is_storage)) {
+      return Malformed(absl::StrCat(absl::CHexEscape(member.name),
+                                    " is compressed; torch.save() stores everything as it is"));
+    }
+    if (is_pickle) pickled = member.data;
+    if (is_order) TESSERA_RETURN_IF_ERROR(CheckByteOrder(file, member));
+    if (is_storage) storages.emplace(member.name.substr(data.size()), member.data);
+  }
+  TESSERA_RETURN_IF_ERROR(UseChecksums(file, members, data));
+  TESSERA_ASSIGN_OR_RETURN(Pickle contents, pickle::ReadPickle(file, pickled));
+  return TorchArchive{TorchArchive::Form::kZip, std::move(contents), std::move(storages)};
+}
+
+// Bytes of an element of each storage that the pickle refers to, by key.
+absl::StatusOr<absl::flat_hash_map<std::string, uint64_t>> ElementSizes(const Pickle& contents) {
+  absl::flat_hash_map<std::string, uint64_t> sizes;
+  for (size_t i = 0; i < contents.node_count(); ++i) {
+    const Value value = contents.at(static_cast<pickle::NodeId>(i));
+    if (!value.persistent_id()[0].IsText("storage")) continue;
+    TESSERA_ASSIGN_OR_RETURN(const StorageReference storage, ParseStorage(value));
+    const auto [found, is_new] = sizes.emplace(storage.key, storage.elements->element_bytes);
+    if (!is_new && found->second != storage.elements->element_bytes) {
+      return Malformed("a storage of two dtypes");
+    }
+  }
+  return sizes;
+}
+
+absl::StatusOr<TorchArchive> ReadLegacy(const ReadableFile& file, Extent part) {
+  const uint64_t end = part.offset + part.length;
+  uint64_t at = part.offset + kLegacyMagic.size();
+  const auto next = [&]() -> absl::StatusOr<Pickle> {
+    TESSERA_ASSIGN_OR_RETURN(Pickle read, pickle::ReadPickle(file, {at, end - at}));
+    at = read.end_offset();
+    return read;
+  };
+  TESSERA_ASSIGN_OR_RETURN(const Pickle version, next());
+  if (version.root().AsInt() != kLegacyVersion) {
+    return absl::UnimplementedError("an unknown version of torch's legacy form");
+  }
+  TESSERA_ASSIGN_OR_RETURN(const Pickle system, next());
+  if (system.root().Find("little_endian").AsBool() == false) {
+    return absl::UnimplementedError("storages in big-endian byte order");
+  }
+  TESSERA_ASSIGN_OR_RETURN(Pickle contents, next());
+  TESSERA_ASSIGN_OR_RETURN(const Pickle keys, next());
+  TESSERA_ASSIGN_OR_RETURN(const auto element_sizes, ElementSizes(contents));
+  absl::flat_hash_map<std::string, Extent> storages;
+  for (size_t i = 0; i < keys.root().size(); ++i) {
+    const std::string key(keys.root()[i].AsText().value_or(""));
+    const std::string shown = Shown(key);
+    const auto element_bytes = element_sizes.find(key);
+    if (element_bytes == element_sizes.end()) {
+      return Malformed(absl::StrCat("the storage ", shown, " belongs to no tensor"));
+    }
+    constexpr uint64_t kCountBytes = 8;
+    if (end - at < kCountBytes) return Malformed("the file ends before its storages do");
+    TESSERA_ASSIGN_OR_RETURN(const std::string count_bytes, ReadPart(file, at, kCountBytes));
+    const auto count = LoadLittleEndian<uint64_t>(count_bytes.data());
+    at += kCountBytes;
+    if (count > (end - at) / element_bytes->second) {
+      return Malformed(absl::StrCat("offset ", at, ": the storage ", shown, " has ", count,
+                                    " elements, and the file ends before"));
+    }
+    const Extent bytes = {at, count * element_bytes->second};
+    if (!storages.emplace(key, bytes).second) {
+      return Malformed(absl::StrCat("the storage ", shown, " occurs twice"));
+    }
+    at += bytes.length;
+  }
+  return TorchArchive{TorchArchive::Form::kLegacy, std::move(contents), std::move(storages)};
+}
+
+// A call that makes a tensor: the function's name and its arguments.
+struct TensorCall {
+  std::string function;
+  Value arguments;
+};
+
+constexpr int kMaxWrappers = 8;
+
+// Parameters and subclasses wrap the call that makes their tensor.
+TensorCall Unwrap(Value value) {
+  TensorCall call;
+  for (int i = 0; i < kMaxWrappers; ++i) {
+    const bool is_parameter = value.IsObjectOf("torch._utils._rebuild_parameter") ||
+                              value.IsObjectOf("torch._utils._rebuild_parameter_with_state");
+    if (is_parameter) {
+      value = value.arguments()[0];
+      continue;
+    }
+    if (value.IsObjectOf("torch._tensor._rebuild_from_type_v2")) {
+      const Value type = value.arguments()[1];
+      const bool is_plain = type.IsGlobal("torch.Tensor") ||
+                            type.IsGlobal("torch._tensor.Tensor") ||
+                            type.IsGlobal("torch.nn.parameter.Parameter") ||
+                            type.IsGlobal("torch.nn.parameter.Buffer");
+      if (!is_plain) return {type.GlobalName(), {}};
+      const Value function = value.arguments()[0];
+      const Value arguments = value.arguments()[2];
+      if (function.GlobalName().starts_with("torch._utils._rebuild_parameter")) {
+        value = arguments[0];
+        continue;
+      }
+      return {function.GlobalName(), arguments};
+    }
+    return {value.callable().GlobalName(), value.arguments()};
+  }
+  return call;
+}
+
+// Elements of a storage that a tensor shows, of bounds that were checked.
+absl::Status CheckView(const TorchTensor& tensor, uint64_t first, uint64_t storage_elements) {
+  const absl::StatusOr<int64_t> count = CheckedByteCount(tensor.shape, 1);
+  if (!count.ok()) return absl::DataLossError(count.status().message());
+  if (tensor.strides.size() != tensor.shape.size()) {
+    return Malformed(absl::StrCat("shape ", ShapeToString(tensor.shape), " with ",
+                                  tensor.strides.size(), " strides"));
+  }
+  if (*count == 0) return absl::OkStatus();
+  std::optional<uint64_t> last = first;
+  for (size_t d = 0; d < tensor.shape.size() && last; ++d) {
+    if (tensor.strides[d] < 0) return Malformed("a negative stride");
+    const std::optional<uint64_t> span =
+        CheckedMultiply<uint64_t>(tensor.shape[d] - 1, tensor.strides[d]);
+    last = span ? CheckedAdd(*last, *span) : std::nullopt;
+  }
+  if (!last || *last >= storage_elements) {
+    return Malformed(absl::StrCat("shape ", ShapeToString(tensor.shape), " at element ", first,
+                                  " reaches beyond its storage of ", storage_elements,
+                                  " elements"));
+  }
+  if (static_cast<uint64_t>(*count) > storage_elements) {
+    return absl::UnimplementedError(
+        absl::StrCat("an expanded tensor: shape ", ShapeToString(tensor.shape),
+                     " shows the elements of a storage of ", storage_elements, " repeatedly"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+DType TorchDType(const Value& value) {
+  const std::string name = value.GlobalName();
+  for (const TorchType& type : kTorchTypes) {
+    if (name == absl::StrCat("torch.", type.name)) return type.dtype;
+  }
+  return DType::kUnspecified;
+}
+
+std::optional<std::vector<int64_t>> TorchIntegers(const Value& value) {
+  return pickle::Integers(value.IsObjectOf("torch.Size") ? value.arguments()[0] : value);
+}
+
+bool IsTorchTensor(const Value& value) {
+  const std::string name = value.callable().GlobalName();
+  return name.starts_with("torch._utils._rebuild_") || name.starts_with("torch._tensor._rebuild_");
+}
+
+absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, const Value& value) {
+  const TensorCall call = Unwrap(value);
+  const bool with_dtype = call.function == "torch._utils._rebuild_tensor_v3";
+  if (!with_dtype && call.function != "torch._utils._rebuild_tensor_v2" &&
+      call.function != "torch._utils._rebuild_tensor") {
+    return absl::UnimplementedError(absl::StrCat("a tensor of the kind ", Shown(call.function)));
+  }
+  const Value& arguments = call.arguments;
+  if (arguments[with_dtype ? 7 : 6].entry_count() > 0) {
+    return absl::UnimplementedError("a tensor that is to be negated or conjugated");
+  }
+  TESSERA_ASSIGN_OR_RETURN(const StorageReference storage, ParseStorage(arguments[0]));
+  TESSERA_ASSIGN_OR_RETURN(const Extent bytes, LocateStorage(archive, storage));
+  TorchTensor tensor;
+  tensor.dtype = with_dtype ? TorchDType(arguments[6]) : storage.elements->dtype;
+  if (tensor.dtype == DType::kUnspecified) {
+    return absl::UnimplementedError(absl::StrCat("a tensor of ", Shown(arguments[6].GlobalName()),
+                                                 " in a ", View(storage.elements->storage_class)));
+  }
+  std::optional<std::vector<int64_t>> shape = TorchIntegers(arguments[2]);
+  std::optional<std::vector<int64_t>> strides = TorchIntegers(arguments[3]);
+  const std::optional<uint64_t> first = arguments[1].AsUint();
+  if (!shape || !strides || !first || shape->size() > kMaxRank) {
+    return Malformed("offset, shape or strides are malformed");
+  }
+  tensor.shape = *std::move(shape);
+  tensor.strides = *std::move(strides);
+  const uint64_t element_bytes = ElementSize(tensor.dtype);
+  TESSERA_RETURN_IF_ERROR(CheckView(tensor, *first, bytes.length / element_bytes));
+  const bool empty = ElementCount(tensor.shape) == 0;
+  tensor.offset_bytes = bytes.offset + (empty ? 0 : *first * element_bytes);
+  return tensor;
+}
+
+absl::StatusOr<TorchTensor> ResolveTorchVector(const TorchArchive& archive, const Value& value) {
+  if (!IsTorchTensor(value)) return Malformed("no tensor");
+  TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, ResolveTorchTensor(archive, value));
+  if (tensor.shape.size() == 1 && (tensor.strides[0] == 1 || tensor.shape[0] <= 1)) return tensor;
+  return Malformed(
+      absl::StrCat("shape ", ShapeToString(tensor.shape), ", expected a contiguous vector"));
+}
+
+absl::StatusOr<std::string> ReadTorchName(const Value& key, pickle::Budget& budget) {
+  const std::string_view text = key.AsText().value_or("");
+  TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(TorchTensor) + text.size()));
+  if (!text.empty() && IsValidUtf8(text)) return std::string(text);
+  return Malformed("a tensor whose name is empty or not valid UTF-8");
+}
+
+absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string first,
+                           ReadSome(file, {0, file.size_bytes()}, kFirstBytes));
+  return LooksLikeZip(first) || first.starts_with(kLegacyMagic) || LooksLikeTarForm(first);
+}
+
+absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent part) {
+  if (part.offset > file.size_bytes() || part.length > file.size_bytes() - part.offset) {
+    return Malformed(absl::StrCat("an archive of ", part.length, " bytes at offset ", part.offset,
+                                  " in a file of ", file.size_bytes(), " bytes"));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadSome(file, part, kFirstBytes));
+  if (LooksLikeZip(first)) return ReadZip(file, part);
+  if (first.starts_with(kLegacyMagic)) return ReadLegacy(file, part);
+  if (LooksLikeTarForm(first)) {
+    return absl::UnimplementedError(
+        "a tar archive as torch.save() wrote it before version 0.1.10: load it with torch and save "
+        "it again");
+  }
+  return Malformed("neither a zip archive nor torch's legacy form: not written by torch.save()");
+}
+
+absl::StatusOr<TorchArchive> ReadTorchFile(Storage& storage, const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage.Open(path));
+  return At(storage, path, ReadTorchArchive(*file, {0, file->size_bytes()}));
+}
+
+pickle::Value FindNumber(const pickle::Value& dict, int64_t key) {
+  for (size_t i = dict.entry_count(); i > 0; --i) {
+    const auto [name, value] = dict.entry(i - 1);
+    if (name.AsInt() == key) return value;
+  }
+  return {};
+}
+
+}  // namespace tessera::ckpt::convert

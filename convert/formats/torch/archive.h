@@ -1,0 +1,116 @@
+#ifndef TESSERA_CONVERT_FORMATS_TORCH_ARCHIVE_H_
+#define TESSERA_CONVERT_FORMATS_TORCH_ARCHIVE_H_
+
+// What torch.save() wrote: a pickle, and the storages of its tensors as they were in memory.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "convert/pickle/value.h"
+#include "layout/box.h"
+#include "layout/dtype.h"
+#include "storage/storage.h"
+
+namespace tessera::ckpt::convert {
+
+struct TorchArchive {
+  enum class Form {
+    kZip,     // since 1.6
+    kLegacy,  // one pickle after another, then the storages
+  };
+  Form form = Form::kZip;
+  pickle::Pickle contents;
+  absl::flat_hash_map<std::string, pickle::Extent> storages;  // by key; of the file
+};
+
+// Reads the archive that fills part of a file. Of the zip form, everything but the storages is
+// compared with its CRC-32, and a ChecksummedFile is given the storages' CRC-32s. Errors: DataLoss
+// with the offset, or with the record that is damaged; Unimplemented for TorchScript programs,
+// storages in big-endian byte order and the tar form of torch before 0.1.10; the file's own.
+absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, pickle::Extent part);
+
+// Whether the file begins as one of the forms of torch.save() does, the tar form included.
+absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file);
+
+// A tensor: strided elements of a storage.
+struct TorchTensor {
+  DType dtype = DType::kUnspecified;
+  Shape shape;
+  std::vector<int64_t> strides;  // in elements, one per dim
+  uint64_t offset_bytes = 0;     // of its first element, from the beginning of the file
+};
+
+// Whether a value of the archive's pickle is a tensor, or a parameter, of any kind.
+bool IsTorchTensor(const pickle::Value& value);
+
+// Its elements, which lie within their storage. Errors: DataLoss where they do not or where the
+// description is malformed; Unimplemented for tensors other than dense ones of known dtypes, and
+// for those that show elements of their storage more often than it has any (expanded ones).
+// Precondition: IsTorchTensor(value).
+absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive,
+                                               const pickle::Value& value);
+
+// The same for a flat state: a contiguous vector. DataLoss for any other value, too.
+absl::StatusOr<TorchTensor> ResolveTorchVector(const TorchArchive& archive,
+                                               const pickle::Value& value);
+
+// The key of a tensor in a dict, for which the budget is asked first. DataLoss if it is empty or
+// not valid UTF-8.
+absl::StatusOr<std::string> ReadTorchName(const pickle::Value& key, pickle::Budget& budget);
+
+// What torch calls a type of elements.
+struct TorchType {
+  DType dtype = DType::kUnspecified;  // if this version has none
+  uint64_t element_bytes = 0;
+  const char* name = "";                // of the torch.dtype; empty: only storages have it
+  std::string_view storage_class = "";  // empty: torch writes the bytes of an UntypedStorage
+};
+
+inline constexpr TorchType kTorchTypes[] = {
+    {DType::kF64, 8, "float64", "DoubleStorage"},
+    {DType::kF32, 4, "float32", "FloatStorage"},
+    {DType::kF16, 2, "float16", "HalfStorage"},
+    {DType::kBF16, 2, "bfloat16", "BFloat16Storage"},
+    {DType::kI64, 8, "int64", "LongStorage"},
+    {DType::kI32, 4, "int32", "IntStorage"},
+    {DType::kI16, 2, "int16", "ShortStorage"},
+    {DType::kI8, 1, "int8", "CharStorage"},
+    {DType::kU8, 1, "uint8", "ByteStorage"},
+    {DType::kBool, 1, "bool", "BoolStorage"},
+    {DType::kU16, 2, "uint16"},
+    {DType::kU32, 4, "uint32"},
+    {DType::kU64, 8, "uint64"},
+    {DType::kF8E4M3, 1, "float8_e4m3fn"},
+    {DType::kF8E5M2, 1, "float8_e5m2"},
+    {.element_bytes = 1, .storage_class = "UntypedStorage"},
+    {.element_bytes = 8, .storage_class = "ComplexFloatStorage"},
+    {.element_bytes = 16, .storage_class = "ComplexDoubleStorage"},
+    {.element_bytes = 1, .storage_class = "QUInt8Storage"},
+    {.element_bytes = 1, .storage_class = "QInt8Storage"},
+    {.element_bytes = 4, .storage_class = "QInt32Storage"},
+    {.element_bytes = 1, .storage_class = "QUInt4x2Storage"},
+    {.element_bytes = 1, .storage_class = "QUInt2x4Storage"},
+};
+
+// The dtype that a global such as torch.float32 names; DType::kUnspecified for any other value.
+DType TorchDType(const pickle::Value& value);
+
+// The integers of a tuple or a torch.Size; nullopt unless it holds nothing else.
+std::optional<std::vector<int64_t>> TorchIntegers(const pickle::Value& value);
+
+// Opens a file of torch.save() and reads its pickle. Errors: those of ReadTorchArchive(), naming
+// the file, and of the storage.
+absl::StatusOr<TorchArchive> ReadTorchFile(Storage& storage, const std::string& path);
+
+// The value of the entry whose key is this integer; absent if the dict has no such entry.
+pickle::Value FindNumber(const pickle::Value& dict, int64_t key);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_FORMATS_TORCH_ARCHIVE_H_

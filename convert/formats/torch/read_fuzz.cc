@@ -1,0 +1,51 @@
+// A fuzz target: any bytes are an archive whose tensors lie inside the file, with a name each, or
+// an error; and so is their zip directory behind a hole of a TiB.
+
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "convert/formats/torch/archive.h"
+#include "convert/formats/torch/read.h"
+#include "convert/formats/torch/zip.h"
+#include "convert/pickle/value.h"
+#include "convert/testing/fuzz_check.h"
+#include "convert/testing/string_file.h"
+#include "layout/box.h"
+#include "layout/dtype.h"
+#include "storage/testing/memory_storage.h"
+
+namespace {
+
+namespace ckpt = tessera::ckpt;
+using tessera::ckpt::convert::Check;
+
+void ReadNames(std::string_view contents) {
+  MemoryStorage storage;
+  Check(WriteAll(storage, "file.pt", contents).ok());
+  const auto read = ckpt::convert::ReadTorch(storage, "", std::vector<std::string>{"file.pt"});
+  if (!read.ok()) return;
+  std::set<std::string_view> names;
+  for (const auto& tensor : read->tensors) Check(names.insert(tensor.name).second);
+}
+
+}  // namespace
+
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
+  const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
+  const ckpt::convert::FileWithHole with_hole(file.contents());
+  (void)ckpt::convert::ReadZipDirectory(with_hole, {0, with_hole.size_bytes()});
+  const auto archive = ckpt::convert::ReadTorchArchive(file, {0, size});
+  if (!archive.ok()) return 0;
+  ReadNames(file.contents());
+  for (size_t i = 0; i < archive->contents.node_count(); ++i) {
+    const ckpt::pickle::Value value = archive->contents.at(i);
+    if (!ckpt::convert::IsTorchTensor(value)) continue;
+    const auto tensor = ckpt::convert::ResolveTorchTensor(*archive, value);
+    if (tensor.ok()) ckpt::convert::CheckInside(*tensor, size);
+  }
+  return 0;
+}

@@ -1,0 +1,349 @@
+#include "convert/formats/torch/read.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/include/checkpoint.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/formats/torch/archive.h"
+#include "convert/formats/torch/write.h"
+#include "convert/formats/torch/zip.h"
+#include "convert/pickle/write.h"
+#include "convert/testing/memory_meter.h"
+#include "convert/testing/string_file.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "layout/box.h"
+#include "layout/dtype.h"
+#include "storage/testing/memory_storage.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kFolder[] = "convert/formats/torch/testdata";
+
+std::string Contents(const std::string& file) {
+  std::ifstream stream(std::filesystem::path(kFolder) / file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+absl::StatusOr<ForeignCheckpoint> Read(const std::string& file) {
+  const auto storage = OpenStorage(kFolder);
+  if (!storage.ok()) return storage.status();
+  return ReadTorch(**storage, "", std::vector<std::string>{file});
+}
+
+std::map<std::string, ForeignTensor> ByName(const ForeignCheckpoint& checkpoint) {
+  std::map<std::string, ForeignTensor> tensors;
+  for (const ForeignTensor& tensor : checkpoint.tensors) tensors[tensor.name] = tensor;
+  return tensors;
+}
+
+// The elements of a piece in row-major order, one after another.
+std::string Gather(const std::string& file, const StoredPiece& piece, size_t element_bytes) {
+  std::string bytes;
+  const int64_t count = ElementCount(piece.box.shape);
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t rest = i, at = 0;
+    for (size_t d = piece.box.shape.size(); d-- > 0;) {
+      at += rest % piece.box.shape[d] * piece.strides[d];
+      rest /= piece.box.shape[d];
+    }
+    bytes += file.substr(piece.offset_bytes + at * element_bytes, element_bytes);
+  }
+  return bytes;
+}
+
+TEST(ReadTorchTest, EqualsWhatTorchWroteAsSafetensors) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    SCOPED_TRACE(entry.path());
+    const std::string file = entry.path().stem().string() + ".pt";
+    const std::string torch_bytes = Contents(file), twin = Contents(entry.path().filename());
+    const auto header = ParseSafetensorsHeader(twin, twin.size());
+    ASSERT_TRUE(header.ok()) << header.status();
+    const auto checkpoint = Read(file);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    const auto tensors = ByName(*checkpoint);
+    EXPECT_EQ(tensors.size(), header->entries.size());
+    for (const SafetensorsEntry& expected : header->entries) {
+      ASSERT_TRUE(tensors.contains(expected.key)) << expected.key;
+      ForeignTensor tensor = tensors.at(expected.key);
+      if (!tensor.alias_of.empty()) tensor = tensors.at(tensor.alias_of);
+      EXPECT_EQ(tensor.dtype, expected.dtype) << expected.key;
+      EXPECT_EQ(tensor.shape, expected.shape) << expected.key;
+      std::string bytes;
+      for (const StoredPiece& piece : tensor.pieces) {
+        EXPECT_EQ(piece.box, WholeBox(tensor.shape));
+        bytes += Gather(torch_bytes, piece, ElementSize(tensor.dtype));
+      }
+      EXPECT_EQ(bytes, twin.substr(expected.file_offset, expected.length_bytes)) << expected.key;
+    }
+    ++files;
+  }
+  EXPECT_EQ(files, 12);
+}
+
+TEST(ReadTorchTest, TheSameViewIsAnAlias) {
+  for (const char* file : {"views.pt", "views_legacy.pt", "python_zip.pt"}) {
+    const auto checkpoint = Read(file);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    for (const auto& [name, tensor] : ByName(*checkpoint)) {
+      const bool same = name == "same" || name == "same_again";
+      EXPECT_EQ(tensor.alias_of, same ? "base" : "") << name;
+    }
+  }
+}
+
+TEST(ReadTorchTest, OptimizerStateHasItsRole) {
+  const auto checkpoint = Read("training.pt");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto tensors = ByName(*checkpoint);
+  EXPECT_EQ(tensors.at("optimizer.state.0.exp_avg").role, TensorRole::kOptimizerState);
+  EXPECT_EQ(tensors.at("model.0.weight").role, TensorRole::kWeight);
+  EXPECT_EQ(tensors.at("model.tied.weight").alias_of, "model.0.weight");
+  EXPECT_EQ(tensors.at("parameters.0").alias_of, "model.2.weight");
+  const std::string notes = absl::StrJoin(checkpoint->notes, "\n");
+  EXPECT_THAT(notes, HasSubstr("objects of argparse.Namespace: args"));
+  EXPECT_THAT(notes, HasSubstr("objects of torch.Size: shape"));
+  EXPECT_THAT(notes, HasSubstr("key is neither a text nor a number: the file"));
+}
+
+TEST(ReadTorchTest, WhatIsNoTensorCanBeLookedUp) {
+  const StringFile file(Contents("training.pt"));
+  const auto archive = ReadTorchArchive(file, {0, file.size_bytes()});
+  ASSERT_TRUE(archive.ok()) << archive.status();
+  const pickle::Value root = archive->contents.root();
+  EXPECT_EQ(root.Find("step").AsInt(), 2);
+  EXPECT_EQ(root.Find("losses")[1].AsFloat(), 0.25);
+  EXPECT_EQ(root.Find("args").state().Find("lr").AsFloat(), 1e-3);
+  EXPECT_EQ(TorchIntegers(root.Find("shape")), (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(TorchDType(root.Find("dtype")), DType::kBF16);
+  EXPECT_EQ(root.Find("optimizer").Find("param_groups")[0].Find("lr").AsFloat(), 1e-3);
+}
+
+TEST(ReadTorchTest, TensorsThatCannotBeReadAreNamed) {
+  const auto checkpoint = Read("unread.pt");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  ASSERT_EQ(checkpoint->tensors.size(), 1);
+  EXPECT_EQ(checkpoint->tensors[0].name, "good");
+  const std::string notes = absl::StrJoin(checkpoint->notes, "\n");
+  for (const char* name : {"complex", "sparse", "quantized", "expanded", "negated"}) {
+    EXPECT_THAT(notes, HasSubstr(name));
+  }
+  EXPECT_THAT(notes, HasSubstr("an expanded tensor: shape [1000,1000]"));
+}
+
+TEST(ReadTorchTest, SeveralFilesAreOneStateDict) {
+  const auto storage = OpenStorage("convert/formats/torch");
+  ASSERT_TRUE(storage.ok()) << storage.status();
+  const auto both =
+      ReadTorch(**storage, "testdata", std::vector<std::string>{"listed.pt", "root.pt"});
+  ASSERT_TRUE(both.ok()) << both.status();
+  EXPECT_EQ(both->tensors.size(), 4);
+  EXPECT_EQ(both->tensors[3].pieces[0].file, "root.pt");
+  const auto twice =
+      ReadTorch(**storage, "testdata", std::vector<std::string>{"root.pt", "protocol4.pt"});
+  EXPECT_EQ(twice.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(twice.status().message()),
+              HasSubstr("protocol4.pt: tensor tensor: the name occurs twice"));
+}
+
+TEST(FindTorchFilesTest, OneFileOrAllParts) {
+  MemoryStorage storage;
+  const auto find = [&](const std::string& folder, const std::string& file) {
+    return FindTorchFiles(storage, folder, file);
+  };
+  const auto add = [&](const std::string& path, const std::string& contents) {
+    ASSERT_TRUE(WriteAll(storage, path, contents).ok());
+  };
+  using Names = std::vector<std::string>;
+  for (const char* folder : {"one", "parts", "several"}) {
+    ASSERT_TRUE(storage.MakeDirectory(folder).ok());
+  }
+  add("one/model.pth", Contents("root_legacy.pt"));
+  add("one/tokens.bin", "no file of torch");
+  add("one/notes.txt", Contents("root.pt"));
+  EXPECT_EQ(*find("one", ""), Names{"model.pth"});
+  EXPECT_EQ(*find("one", "notes.txt"), Names{"notes.txt"});
+  EXPECT_EQ(*find("one", "tokens.bin"), Names{});
+  EXPECT_EQ(*find("", ""), Names{});
+  add("parts/model-00001-of-00002.bin", Contents("root.pt"));
+  add("parts/model-00002-of-00002.bin", Contents("listed.pt"));
+  EXPECT_EQ(*find("parts", ""), (Names{"model-00001-of-00002.bin", "model-00002-of-00002.bin"}));
+  add("several/a.pt", Contents("root.pt"));
+  add("several/b.pt", Contents("listed.pt"));
+  EXPECT_EQ(find("several", "").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(find("several", "").status().message()), HasSubstr("a.pt, b.pt"));
+}
+
+TEST(ReadTorchTest, ErrorsNameFileAndTensor) {
+  const std::map<std::string, std::string> cases = {
+      {"beyond_storage.pt",
+       "beyond_storage.pt: tensor tensor: shape [3,2] at element 1 reaches beyond its storage of "
+       "6 elements"},
+      {"overflowing_strides.pt", "reaches beyond its storage of 6 elements"},
+      {"short_storage.pt", "the storage 0 has 23 bytes, expected 6 elements of 4 bytes"},
+      {"no_storage.pt", "the storage 0 is missing"},
+      {"big_endian.pt", "storages in the byte order \"big\""},
+      {"before_0_1_10.pt", "a tar archive as torch.save() wrote it before version 0.1.10"},
+      {"torchscript.pt", "a TorchScript program"},
+      {"root.safetensors", "not written by torch.save()"},
+      {"none.pt", "none.pt"},
+  };
+  for (const auto& [file, message] : cases) {
+    const auto checkpoint = Read(file);
+    EXPECT_FALSE(checkpoint.ok()) << file;
+    EXPECT_THAT(std::string(checkpoint.status().message()), HasSubstr(message));
+  }
+}
+
+absl::Status StatusOf(std::string contents) {
+  const StringFile file(std::move(contents));
+  return ReadTorchArchive(file, {0, file.size_bytes()}).status();
+}
+
+TEST(ReadTorchTest, CutFilesAreErrors) {
+  for (const char* name : {"root.pt", "root_legacy.pt", "python_zip.pt"}) {
+    const std::string contents = Contents(name);
+    for (size_t size = 0; size < contents.size(); ++size) {
+      EXPECT_EQ(StatusOf(contents.substr(0, size)).code(), absl::StatusCode::kDataLoss)
+          << name << " " << size;
+    }
+    EXPECT_TRUE(StatusOf(contents).ok()) << name;
+  }
+}
+
+// Replaces the n-th occurrence of `from`.
+std::string Replaced(std::string text, std::string_view from, std::string_view to, int n = 1) {
+  size_t at = text.find(from);
+  while (--n > 0) at = text.find(from, at + 1);
+  return text.replace(at, from.size(), to);
+}
+
+TEST(ZipDirectoryTest, AmbiguousArchivesAreErrors) {
+  const std::string zip = Contents("short_storage.pt");  // of Python's zipfile
+  ASSERT_TRUE(StatusOf(zip).ok());
+  const std::string central = "PK\x01\x02";
+  const size_t first = zip.find(central);
+  const auto with_byte = [&](size_t at, char value) {
+    std::string changed = zip;
+    changed[at] = value;
+    return changed;
+  };
+  const std::map<std::string, std::string> cases = {
+      {Replaced(zip, "root/version", "root/versiox"), "directory and local header differ"},
+      {Replaced(zip, "root/version", "root/versiox", 2), "directory and local header differ"},
+      {with_byte(first + 10, 8), "directory and local header differ"},
+      {with_byte(first + 8, 1), "is encrypted"},
+      {with_byte(first + 24, 7), "stored, and yet of two sizes"},
+      {with_byte(first, 'X'), "no entry of the directory"},
+      {zip + "more", "it has no end"},
+      {"PK\x03\x04" + zip, "does not match the directory"},
+      {with_byte(first + 42, 1), "directory and local header differ"},
+      {with_byte(first + 28, '\xFF'), "differ"},
+  };
+  for (const auto& [contents, message] : cases) {
+    const absl::Status status = StatusOf(contents);
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << message;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+  }
+}
+
+TEST(ZipDirectoryTest, DuplicatesAreErrors) {
+  // One name becomes that of another member, in its local header and in the directory.
+  std::string zip = Contents("views.pt");
+  while (zip.find("views/data/1") != zip.npos) zip = Replaced(zip, "views/data/1", "views/data/0");
+  EXPECT_THAT(std::string(StatusOf(zip).message()), HasSubstr("views/data/0 occurs twice"));
+}
+
+TEST(ZipDirectoryTest, AHoleInPlaceOfTheDirectoryTakesNoMemory) {
+  const FileWithHole file(Contents("hole.zip"));
+  const MemoryMeter meter(AllowedBytes(0));
+  const auto members = ReadZipDirectory(file, {0, file.size_bytes()});
+  EXPECT_EQ(members.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(members.status().message()), HasSubstr("no entry of the directory"));
+}
+
+// A file of torch.save() with this pickle, and a storage of one float.
+std::string TorchFile(std::string pickle) {
+  constexpr uint32_t kCrcOfZeros = 0x2144DF1C;
+  const uint64_t bytes = sizeof(float);
+  const TorchArchiveLayout layout(std::move(pickle), std::span(&bytes, 1));
+  std::string file(layout.size_bytes(), '\0');
+  for (const OutputBytes& record : layout.Records(std::span(&kCrcOfZeros, 1), 0)) {
+    file.replace(record.offset_bytes, record.bytes.size(), record.bytes);
+  }
+  return file;
+}
+
+// The opcodes of one object.
+template <typename Write>
+std::string Opcodes(Write write) {
+  pickle::Writer writer;
+  write(writer);
+  const std::string pickle = std::move(writer).Finish();
+  return pickle.substr(2, pickle.size() - 3);
+}
+std::string TextOpcodes(const std::string& text) {
+  return Opcodes([&](pickle::Writer& writer) { writer.Text(text); });
+}
+
+// Dicts in each other, all under one long key, around one of many names of one tensor.
+std::string LongNamesPickle(int depth, size_t key_bytes, int tensors) {
+  std::string pickle = "\x80\x02";
+  for (int i = 0; i < depth; ++i) {
+    pickle += i == 0 ? "}" + TextOpcodes(std::string(key_bytes, 'k')) + std::string("q\0", 2)
+                     : std::string("}h\0", 3);
+  }
+  pickle += "}(";
+  for (int i = 0; i < tensors; ++i) {
+    pickle += TextOpcodes(absl::StrCat("t", i));
+    pickle += i > 0 ? "h\1" : Opcodes([](pickle::Writer& writer) {
+                                WriteTorchTensor(DType::kF32, {1}, 0, writer);
+                              }) + "q\1";
+  }
+  return pickle + "u" + std::string(depth, 's') + ".";
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadContents(const std::string& contents) {
+  MemoryStorage storage;
+  EXPECT_TRUE(WriteAll(storage, "file.pt", contents).ok());
+  const MemoryMeter meter(AllowedBytes(contents.size()));
+  return ReadTorch(storage, "", std::vector<std::string>{"file.pt"});
+}
+
+TEST(ReadTorchTest, SharedKeysTakeNoMoreMemoryThanTheFileAllows) {
+  const auto good = ReadContents(TorchFile(LongNamesPickle(2, 100, 300)));
+  ASSERT_TRUE(good.ok()) << good.status();
+  ASSERT_EQ(good->tensors.size(), 300);
+  EXPECT_EQ(good->tensors[299].name, std::string(100, 'k') + "." + std::string(100, 'k') + ".t299");
+  for (const auto& [depth, key_bytes, tensors] :
+       {std::tuple(30, 30'000, 3000), std::tuple(60, 1'000'000, 100),
+        std::tuple(1, 100, 500'000)}) {
+    const std::string contents = TorchFile(LongNamesPickle(depth, key_bytes, tensors));
+    const auto read = ReadContents(contents);
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss) << contents.size();
+    EXPECT_THAT(std::string(read.status().message()), HasSubstr("again and again"));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,421 @@
+#include "convert/formats/torch/write.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "convert/core/own_keys.h"
+#include "convert/core/saved_values.h"
+#include "convert/pickle/write.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+bool IsFloating(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+    case DType::kF32:
+    case DType::kF16:
+    case DType::kBF16:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool IsOfModel(const TorchOutputTensor& tensor) {
+  const TensorRole role = FromProto(tensor.logical->role());
+  return role == TensorRole::kWeight || role == TensorRole::kBuffer;
+}
+
+// Parameters with both moments, by group, in the order of the modules.
+std::vector<TorchOutputGroup> FindGroups(const Manifest& manifest,
+                                         const std::vector<TorchOutputTensor>& all,
+                                         const std::vector<std::string>& module_order) {
+  std::map<std::string, size_t> indices, ranks;
+  for (size_t i = 0; i < all.size(); ++i) indices[all[i].logical->name()] = i;
+  for (size_t i = 0; i < module_order.size(); ++i) ranks.emplace(module_order[i], i);
+  std::map<uint32_t, TorchOutputGroup> groups;
+  const auto index_of = [&](const OptimizerParameter& parameter, const char* state) {
+    const auto name = parameter.states().find(state);
+    const auto at = name == parameter.states().end() ? indices.end() : indices.find(name->second);
+    return at == indices.end() ? all.size() : at->second;
+  };
+  for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
+    const size_t first = index_of(parameter, "exp_avg"), second = index_of(parameter, "exp_avg_sq");
+    if (first == all.size() || second == all.size()) continue;
+    groups[parameter.group()].states.push_back({parameter.parameter(), first, second});
+  }
+  std::vector<TorchOutputGroup> found;
+  for (auto& [number, group] : groups) {
+    group.number = number;
+    group.decays = number == 0;
+    if (number < static_cast<uint32_t>(manifest.optimizer().groups_size())) {
+      group.options = &manifest.optimizer().groups(static_cast<int>(number));
+    }
+    std::ranges::stable_sort(group.states, {}, [&](const TorchOutputState& state) {
+      const auto rank = ranks.find(state.parameter);
+      return rank == ranks.end() ? module_order.size() : rank->second;
+    });
+    found.push_back(std::move(group));
+  }
+  return found;
+}
+
+// Parameters that have only a master weight, by its name.
+std::map<std::string, std::string> MasterWeights(const Manifest& manifest,
+                                                 const TorchOutputTensors& tensors) {
+  std::set<std::string> weights;
+  for (const TorchOutputTensor& tensor : tensors.all) {
+    if (IsOfModel(tensor)) weights.insert(tensor.logical->name());
+  }
+  std::map<std::string, std::string> parameters;
+  for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
+    const auto master = parameter.states().find("master");
+    if (master == parameter.states().end() || weights.contains(parameter.parameter())) continue;
+    parameters[master->second] = parameter.parameter();
+  }
+  return parameters;
+}
+
+}  // namespace
+
+uint64_t StoredBytes(const TorchOutputTensor& tensor) {
+  return static_cast<uint64_t>(ElementCount(GlobalShape(*tensor.logical))) *
+         ElementSize(tensor.dtype);
+}
+
+OutputTensor ToOutputTensor(const TorchOutputTensor& tensor, uint64_t offset_bytes) {
+  const Shape shape = GlobalShape(*tensor.logical);
+  const size_t size = ElementSize(tensor.dtype);
+  return {.name = tensor.logical->name(),
+          .source_name = tensor.logical->name(),
+          .role = FromProto(tensor.logical->role()),
+          .dtype = tensor.dtype,
+          .shape = shape,
+          .offset_bytes = offset_bytes,
+          .elements = ElementCount(shape),
+          .pieces = [shape, size](int64_t begin, int64_t end) {
+            return RowMajorPieces(shape, size, begin, end);
+          }};
+}
+
+TorchOutputTensors SelectTensors(const Manifest& manifest, const TorchOutputOptions& options) {
+  TorchOutputTensors tensors;
+  std::map<std::string, size_t> stored;
+  const auto is_wanted = [&](const LogicalTensor& tensor) {
+    return !options.weights_only || FromProto(tensor.role()) == TensorRole::kWeight ||
+           FromProto(tensor.role()) == TensorRole::kBuffer;
+  };
+  const auto dtype_of = [&](const LogicalTensor& tensor) {
+    const bool converts =
+        options.dtype != DType::kUnspecified && FromProto(tensor.role()) == TensorRole::kWeight;
+    return converts && IsFloating(FromProto(tensor.dtype())) ? options.dtype
+                                                             : FromProto(tensor.dtype());
+  };
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    if (!is_wanted(tensor) || !tensor.alias_of().empty()) continue;
+    stored.emplace(tensor.name(), tensors.stored.size());
+    tensors.stored.push_back({&tensor, dtype_of(tensor), tensors.stored.size()});
+  }
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    const auto at = stored.find(tensor.alias_of().empty() ? tensor.name() : tensor.alias_of());
+    if (!is_wanted(tensor) || at == stored.end()) continue;
+    tensors.all.push_back({&tensor, tensors.stored[at->second].dtype, at->second});
+  }
+  tensors.groups = FindGroups(manifest, tensors.all, options.module_order);
+  return tensors;
+}
+
+namespace {
+
+SavedValue Text(std::string_view text) { return {std::string(text)}; }
+
+// The values of a group that has a dict in "param_groups" of "optimizer"; null where it has none.
+const SavedValue::Dict* ValuesOfGroup(const SavedValue* state, size_t number) {
+  const auto* const root = state == nullptr ? nullptr : state->As<SavedValue::Dict>();
+  const SavedValue* const optimizer = root == nullptr ? nullptr : root->Find("optimizer");
+  const auto* const dict = optimizer == nullptr ? nullptr : optimizer->As<SavedValue::Dict>();
+  const SavedValue* const groups = dict == nullptr ? nullptr : dict->Find("param_groups");
+  const auto* const list = groups == nullptr ? nullptr : groups->As<SavedValue::List>();
+  return list == nullptr || number >= list->items.size()
+             ? nullptr
+             : list->items[number].As<SavedValue::Dict>();
+}
+
+// The settings of a group as torch.optim.AdamW has them in its param_groups: those of the values,
+// those that the manifest tells, and torch's defaults for the others.
+SavedValue::Dict SettingsOf(const TorchOutputGroup& group, const Manifest& manifest,
+                            const TorchOutputOptions& options) {
+  const auto option = [&](const char* name, double by_default) {
+    if (group.options == nullptr) return by_default;
+    const auto at = group.options->options().find(name);
+    return at == group.options->options().end() ? by_default : at->second;
+  };
+  SavedValue::Dict settings;
+  // What the program has saved, in its order; "params" are numbers of its own.
+  if (const SavedValue::Dict* const saved = ValuesOfGroup(options.state, group.number)) {
+    for (size_t i = 0; i < saved->size(); ++i) {
+      const auto* const key = saved->key(i).As<std::string>();
+      if (key != nullptr && *key != "params") settings.Add(saved->key(i), saved->value(i));
+    }
+  }
+  const auto add = [&](const char* name, SavedValue value) {
+    if (settings.Find(name) == nullptr) settings.Add(Text(name), std::move(value));
+  };
+  const bool has_rate = manifest.trainer().has_schedule();
+  add("lr", {has_rate ? manifest.trainer().schedule().learning_rate() : 1e-3});
+  add("betas", {SavedValue::Tuple{{{option("beta1", 0.9)}, {option("beta2", 0.999)}}}});
+  add("eps", {option("epsilon", 1e-8)});
+  add("weight_decay", {option("weight_decay", group.decays ? 1e-2 : 0)});
+  for (const char* const name : {"amsgrad", "maximize", "capturable", "differentiable"}) {
+    add(name, {false});
+  }
+  for (const char* const name : {"foreach", "fused"}) add(name, {SavedValue::None{}});
+  add("decoupled_weight_decay", {true});
+  return settings;
+}
+
+}  // namespace
+
+// A trainer that skips steps counts its updates apart.
+double UpdatesOf(const Manifest& manifest) {
+  const auto updates = manifest.trainer().extra().find("optimizer_updates");
+  int64_t count = 0;
+  const bool is_known =
+      updates != manifest.trainer().extra().end() && absl::SimpleAtoi(updates->second, &count);
+  return static_cast<double>(is_known ? count : manifest.trainer().step());
+}
+
+namespace {
+
+SavedValue TensorLeaf(const TorchOutputTensor& tensor) {
+  return {SavedValue::Tensor{tensor.logical->name()}};
+}
+
+// The places of all tensors but moments: "model" has the model's, and the top the others.
+SavedValue::Dict ModelTree(const Manifest& manifest, const TorchOutputTensors& tensors) {
+  std::set<size_t> moments;
+  for (const TorchOutputGroup& group : tensors.groups) {
+    for (const TorchOutputState& state : group.states) {
+      moments.insert({state.exp_avg, state.exp_avg_sq});
+    }
+  }
+  const std::map<std::string, std::string> masters = MasterWeights(manifest, tensors);
+  SavedValue::Dict model, root;
+  for (size_t i = 0; i < tensors.all.size(); ++i) {
+    const TorchOutputTensor& tensor = tensors.all[i];
+    const auto master = masters.find(tensor.logical->name());
+    if (master != masters.end()) {
+      model.Add(Text(master->second), TensorLeaf(tensor));
+    } else if (IsOfModel(tensor)) {
+      model.Add(Text(tensor.logical->name()), TensorLeaf(tensor));
+    } else if (!moments.contains(i)) {
+      root.Add(Text(tensor.logical->name()), TensorLeaf(tensor));
+    }
+  }
+  root.flat.insert(root.flat.begin(), {Text("model"), {std::move(model)}});
+  return root;
+}
+
+// What AdamW.load_state_dict() takes. Parameters have numbers, group by group.
+SavedValue::Dict NumberedOptimizer(const Manifest& manifest, const TorchOutputTensors& tensors,
+                                   const TorchOutputOptions& options) {
+  SavedValue::Dict states;
+  SavedValue::List groups;
+  int64_t number = 0;
+  for (const TorchOutputGroup& group : tensors.groups) {
+    SavedValue::List numbers;
+    for (const TorchOutputState& state : group.states) {
+      SavedValue::Dict moments;
+      moments.Add(Text("step"), {UpdatesOf(manifest)});
+      moments.Add(Text("exp_avg"), TensorLeaf(tensors.all[state.exp_avg]));
+      moments.Add(Text("exp_avg_sq"), TensorLeaf(tensors.all[state.exp_avg_sq]));
+      numbers.items.push_back({number});
+      states.Add({number++}, {std::move(moments)});
+    }
+    SavedValue::Dict settings = SettingsOf(group, manifest, options);
+    settings.Add(Text("params"), {std::move(numbers)});
+    groups.items.push_back({std::move(settings)});
+  }
+  SavedValue::Dict optimizer;
+  optimizer.Add(Text("state"), {std::move(states)});
+  optimizer.Add(Text("param_groups"), {std::move(groups)});
+  return optimizer;
+}
+
+// What get_optimizer_state_dict() of torch.distributed.checkpoint.state_dict gives with
+// flatten_optimizer_state_dict: everything by the names of the parameters.
+SavedValue::Dict FlatOptimizer(const Manifest& manifest, const TorchOutputTensors& tensors,
+                               const TorchOutputOptions& options) {
+  SavedValue::Dict optimizer;
+  for (const TorchOutputGroup& group : tensors.groups) {
+    const SavedValue::Dict settings = SettingsOf(group, manifest, options);
+    for (const TorchOutputState& state : group.states) {
+      const std::string below = absl::StrCat("state.", state.parameter, ".");
+      optimizer.Add(Text(below + "exp_avg"), TensorLeaf(tensors.all[state.exp_avg]));
+      optimizer.Add(Text(below + "exp_avg_sq"), TensorLeaf(tensors.all[state.exp_avg_sq]));
+      optimizer.Add(Text(below + "step"), {SavedValue::Tensor{kUpdatesTensor}});
+      for (size_t i = 0; i < settings.size(); ++i) {
+        optimizer.Add(Text(absl::StrCat("param_groups.", state.parameter, ".",
+                                        *settings.key(i).As<std::string>())),
+                      settings.value(i));
+      }
+    }
+  }
+  return optimizer;
+}
+
+// Whether a value is in the settings of a group that is written.
+bool IsInGroup(const std::string& name, const TorchOutputTensors& tensors,
+               const SavedValue* state) {
+  constexpr std::string_view kGroups = "optimizer.param_groups.";
+  size_t number = 0;
+  if (!name.starts_with(kGroups)) return false;
+  const std::string rest = name.substr(kGroups.size());
+  return absl::SimpleAtoi(rest.substr(0, rest.find('.')), &number) &&
+         ValuesOfGroup(state, number) != nullptr &&
+         std::ranges::any_of(tensors.groups,
+                             [&](const TorchOutputGroup& group) { return group.number == number; });
+}
+
+// Adds the roles of tensors other than weights, the names that differ from the keys, and the rest
+// of the manifest.
+void AddOwnKeys(const Manifest& manifest, const TorchOutputOptions& options, TorchStateDict& dict) {
+  std::map<std::string, const LogicalTensor*> tensors;
+  for (const TorchOutputTensor& tensor : dict.tensors.all) {
+    tensors[tensor.logical->name()] = tensor.logical;
+  }
+  SavedValue::Dict names, roles;
+  for (const Leaf& leaf : LeavesOf(dict.root)) {
+    const auto* const tensor = leaf.value->As<SavedValue::Tensor>();
+    if (tensor == nullptr) continue;
+    if (tensor->name != leaf.name) names.Add(Text(leaf.name), Text(tensor->name));
+    const auto at = tensors.find(tensor->name);
+    if (at == tensors.end() || FromProto(at->second->role()) == TensorRole::kWeight) continue;
+    roles.Add(Text(leaf.name), Text(RoleProto_Name(at->second->role())));
+  }
+  const bool is_model = !dict.tensors.groups.empty();
+  if (is_model) dict.own_keys.emplace_back(kNamesKey, SavedValue{std::move(names)});
+  if (roles.size() > 0) dict.own_keys.emplace_back(kRolesKey, SavedValue{std::move(roles)});
+  if (options.weights_only || !(is_model || manifest.has_trainer())) return;
+  Manifest described;
+  if (manifest.has_trainer()) *described.mutable_trainer() = manifest.trainer();
+  if (manifest.has_model()) *described.mutable_model() = manifest.model();
+  if (manifest.has_optimizer()) *described.mutable_optimizer() = manifest.optimizer();
+  // A model and its optimizer are in places of torch's: where the values stood is described.
+  if (is_model && options.state != nullptr) SetEntries(*options.state, described);
+  dict.own_keys.emplace_back(kTrainerKey, TrainerValue(described, !is_model));
+}
+
+}  // namespace
+
+TorchStateDict PlanStateDict(const Manifest& manifest, const TorchOutputOptions& options,
+                             OptimizerForm form) {
+  TorchStateDict dict = {.tensors = SelectTensors(manifest, options)};
+  const TorchOutputTensors& tensors = dict.tensors;
+  const bool is_model = !tensors.groups.empty();
+  std::set<std::string> unplaced;
+  for (const TorchOutputTensor& tensor : tensors.all) unplaced.insert(tensor.logical->name());
+  SavedValue saved = options.state == nullptr ? SavedValue{SavedValue::Dict{}} : *options.state;
+  Prune(saved, [&](const std::string& name, const SavedValue& leaf) {
+    if (const auto* tensor = leaf.As<SavedValue::Tensor>()) {
+      return !is_model && tensor->name == name && unplaced.erase(name) > 0;
+    }
+    return !options.weights_only && !(is_model && IsInGroup(name, tensors, options.state));
+  });
+  SavedValue::Dict root;
+  if (is_model) {
+    root = ModelTree(manifest, tensors);
+    root.Add(Text("optimizer"),
+             {form == OptimizerForm::kNumbered ? NumberedOptimizer(manifest, tensors, options)
+                                               : FlatOptimizer(manifest, tensors, options)});
+  }
+  dict.root = {std::move(root)};
+  std::vector<std::string> values;
+  for (const auto& [name, value] : ValuesByName(saved)) values.push_back(name);
+  MergeInto(std::move(saved), dict.root);
+  if (options.left_out != nullptr) {
+    const auto written = ValuesByName(dict.root);
+    for (std::string& name : values) {
+      if (!written.contains(name)) options.left_out->push_back(std::move(name));
+    }
+  }
+  for (const TorchOutputTensor& tensor : tensors.all) {
+    if (is_model || !unplaced.contains(tensor.logical->name())) continue;
+    dict.root.As<SavedValue::Dict>()->Add(Text(tensor.logical->name()), TensorLeaf(tensor));
+  }
+  AddOwnKeys(manifest, options, dict);
+  return dict;
+}
+
+void WriteValue(const SavedValue& value, const std::function<void(const std::string&)>& tensor,
+                pickle::Writer& writer) {
+  if (value.As<SavedValue::None>() != nullptr) return writer.None();
+  if (const auto* truth = value.As<bool>()) return writer.Bool(*truth);
+  if (const auto* integer = value.As<int64_t>()) return writer.Int(*integer);
+  if (const auto* number = value.As<double>()) return writer.Float(*number);
+  if (const auto* text = value.As<std::string>()) return writer.Text(*text);
+  if (const auto* bytes = value.As<SavedValue::Bytes>()) return writer.Bytes(bytes->bytes);
+  if (const auto* place = value.As<SavedValue::Tensor>()) return tensor(place->name);
+  if (const auto* list = value.As<SavedValue::List>()) {
+    writer.BeginList();
+    for (const SavedValue& item : list->items) WriteValue(item, tensor, writer);
+    return writer.EndList();
+  }
+  if (const auto* tuple = value.As<SavedValue::Tuple>()) {
+    writer.BeginTuple();
+    for (const SavedValue& item : tuple->items) WriteValue(item, tensor, writer);
+    return writer.EndTuple();
+  }
+  writer.BeginDict();
+  for (const SavedValue& item : value.As<SavedValue::Dict>()->flat)
+    WriteValue(item, tensor, writer);
+  writer.EndDict();
+}
+
+std::vector<OutputFile> PlanTorch(const Manifest& manifest, const TorchOutputOptions& options) {
+  TorchStateDict dict = PlanStateDict(manifest, options, OptimizerForm::kNumbered);
+  for (auto& [key, value] : dict.own_keys) {
+    dict.root.As<SavedValue::Dict>()->Add(Text(key), std::move(value));
+  }
+  const TorchOutputTensors& tensors = dict.tensors;
+  std::map<std::string, const TorchOutputTensor*> by_name;
+  for (const TorchOutputTensor& tensor : tensors.all) by_name[tensor.logical->name()] = &tensor;
+  pickle::Writer writer;
+  WriteValue(
+      dict.root,
+      [&](const std::string& name) {
+        const TorchOutputTensor& tensor = *by_name.at(name);
+        WriteTorchTensor(tensor.dtype, GlobalShape(*tensor.logical), tensor.stored, writer);
+      },
+      writer);
+  std::vector<uint64_t> bytes;
+  for (const TorchOutputTensor& tensor : tensors.stored) bytes.push_back(StoredBytes(tensor));
+  const auto layout = std::make_shared<const TorchArchiveLayout>(std::move(writer).Finish(), bytes);
+  OutputFile file = {.name = "checkpoint.pt", .size_bytes = layout->size_bytes()};
+  for (size_t i = 0; i < tensors.stored.size(); ++i) {
+    file.tensors.push_back(ToOutputTensor(tensors.stored[i], layout->storage_offset(i)));
+  }
+  file.records = [layout](size_t tensor, uint32_t crc32) {
+    return std::vector{layout->StorageHeader(tensor, crc32, 0)};
+  };
+  file.finish = [layout](std::span<const uint32_t> crc32) {
+    return layout->OtherRecords(crc32, 0);
+  };
+  return {std::move(file)};
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,136 @@
+#ifndef TESSERA_CONVERT_FORMATS_TORCH_WRITE_H_
+#define TESSERA_CONVERT_FORMATS_TORCH_WRITE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/format/manifest.pb.h"
+#include "convert/core/output.h"
+#include "convert/core/value.h"
+#include "convert/formats/torch/zip.h"
+#include "convert/pickle/write.h"
+#include "layout/box.h"
+#include "layout/dtype.h"
+
+namespace tessera::ckpt::convert {
+
+// A zip archive as torch.save() writes it: the pickle of an object, and the storages that its
+// tensors show. Where everything goes is known before any storage is.
+class TorchArchiveLayout {
+ public:
+  TorchArchiveLayout(std::string pickle, std::span<const uint64_t> storage_bytes);
+
+  // Where the first byte of a storage is, in bytes from the beginning of the archive.
+  uint64_t storage_offset(size_t storage) const { return storage_offsets_[storage]; }
+  uint64_t size_bytes() const { return size_bytes_; }
+
+  // Everything but the storages, for an archive that begins at `offset_bytes` of its file.
+  // `crc32`: of the storages.
+  std::vector<OutputBytes> Records(std::span<const uint32_t> crc32, uint64_t offset_bytes) const;
+
+  // The same in two parts: what is directly before a storage, and all the rest.
+  OutputBytes StorageHeader(size_t storage, uint32_t crc32, uint64_t offset_bytes) const;
+  std::vector<OutputBytes> OtherRecords(std::span<const uint32_t> crc32,
+                                        uint64_t offset_bytes) const;
+
+ private:
+  ZipLayout zip_;
+  std::vector<std::string> texts_;  // contents of the first members
+  std::vector<uint64_t> text_offsets_;
+  std::vector<uint64_t> storage_offsets_;
+  uint64_t size_bytes_ = 0;
+};
+
+// Appends a contiguous tensor that is all of a storage of the archive.
+void WriteTorchTensor(DType dtype, const Shape& shape, size_t storage, pickle::Writer& writer);
+
+// Appends a torch.dtype. Precondition: ElementSize(dtype) > 0.
+void WriteTorchDType(DType dtype, pickle::Writer& writer);
+
+struct TorchOutputOptions {
+  DType dtype = DType::kUnspecified;  // of floating weights; unspecified: as they are saved
+  bool weights_only = false;          // no optimizer state, no master weights, no values
+  const SavedValue* state = nullptr;  // see PlanOptions
+  std::vector<std::string>* left_out = nullptr;
+  // Names of parameters in the order in which the model's modules have them, which is that in which
+  // optimizers number them. Empty: that of the manifest.
+  std::vector<std::string> module_order;
+};
+
+// A tensor of a checkpoint as a file of torch has it. An alias has the index of its tensor.
+struct TorchOutputTensor {
+  const LogicalTensor* logical = nullptr;
+  DType dtype = DType::kUnspecified;
+  size_t stored = 0;  // index of what is stored, which aliases share
+};
+
+// A parameter with Adam's moments, as indices into TorchOutputTensors::all.
+struct TorchOutputState {
+  std::string parameter;
+  size_t exp_avg = 0, exp_avg_sq = 0;
+};
+
+// A group of parameters that torch.optim.AdamW updates alike.
+struct TorchOutputGroup {
+  size_t number = 0;  // in the manifest
+  const ParameterGroup* options = nullptr;
+  bool decays = true;                    // whether weights do, where the options do not tell
+  std::vector<TorchOutputState> states;  // in the order of the modules
+};
+
+struct TorchOutputTensors {
+  std::vector<TorchOutputGroup> groups;   // that are not empty
+  std::vector<TorchOutputTensor> all;     // in the manifest's order
+  std::vector<TorchOutputTensor> stored;  // those that are not aliases, by index
+};
+
+// The tensors that the options select, with the aliases of those. The manifest must outlive them.
+TorchOutputTensors SelectTensors(const Manifest& manifest, const TorchOutputOptions& options);
+
+uint64_t StoredBytes(const TorchOutputTensor& tensor);
+
+// A contiguous tensor at that place of a file.
+OutputTensor ToOutputTensor(const TorchOutputTensor& tensor, uint64_t offset_bytes);
+
+// How often the optimizer has updated the weights.
+double UpdatesOf(const Manifest& manifest);
+
+// A state dict that is to be written.
+struct TorchStateDict {
+  TorchOutputTensors tensors;
+  SavedValue root;  // tensors have their names in the checkpoint
+  // Keys of this library: what torch has no place for.
+  std::vector<std::pair<std::string, SavedValue>> own_keys;
+};
+
+// How the optimizer's part is: as AdamW.load_state_dict() takes it, or flat, by the names of the
+// parameters.
+enum class OptimizerForm { kNumbered, kFlat };
+
+// The name of a tensor that is there for torch alone: the number of updates, in a flat form.
+inline constexpr char kUpdatesTensor[] = "";
+
+// The checkpoint as a state dict. Values have their own places. With moments it has "model" and
+// "optimizer", whose groups have the settings that the values have for groups of the same numbers;
+// what they have no place for beside these is left out. Without, tensors have the places that the
+// values tell, and others are at the top.
+TorchStateDict PlanStateDict(const Manifest& manifest, const TorchOutputOptions& options,
+                             OptimizerForm form);
+
+// Appends a value. `tensor` appends the tensor of that name.
+void WriteValue(const SavedValue& value, const std::function<void(const std::string&)>& tensor,
+                pickle::Writer& writer);
+
+// One file, checkpoint.pt, of a dict of contiguous tensors and values, which torch.load() reads
+// with weights_only=True: the state dict of PlanStateDict(). Tied tensors share their storage. If
+// the weight of a parameter was not saved, its master weight is the model's.
+std::vector<OutputFile> PlanTorch(const Manifest& manifest, const TorchOutputOptions& options);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_FORMATS_TORCH_WRITE_H_

@@ -1,0 +1,34 @@
+#ifndef TESSERA_STORAGE_PIECES_H_
+#define TESSERA_STORAGE_PIECES_H_
+
+#include <algorithm>
+#include <cstdint>
+
+namespace tessera {
+
+// The unit of work of saving and loading: large enough that a disk runs at full speed with a few in
+// flight, small enough that several fit into the staging limit.
+inline constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
+
+// Larger checksum chunks would make staging buffers unbounded.
+inline constexpr uint64_t kMaxChunkBytes = uint64_t{256} << 20;
+
+struct PieceLayout {
+  uint64_t piece_bytes;  // a multiple of the chunk size
+  int workers;           // workers * piece_bytes <= limit, if one chunk fits
+};
+
+// `wanted_bytes`: of a piece.
+inline PieceLayout LayOutPieces(uint64_t chunk_bytes, int workers, uint64_t limit_bytes,
+                                uint64_t wanted_bytes = kPieceBytes) {
+  workers = std::max(workers, 1);
+  const uint64_t share = limit_bytes / workers;
+  const uint64_t chunks = std::max<uint64_t>(std::min(share, wanted_bytes) / chunk_bytes, 1);
+  const uint64_t piece_bytes = chunks * chunk_bytes;
+  const uint64_t affordable = std::max<uint64_t>(limit_bytes / piece_bytes, 1);
+  return {piece_bytes, static_cast<int>(std::min<uint64_t>(workers, affordable))};
+}
+
+}  // namespace tessera
+
+#endif  // TESSERA_STORAGE_PIECES_H_

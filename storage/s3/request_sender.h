@@ -1,0 +1,141 @@
+#ifndef TESSERA_STORAGE_S3_REQUEST_SENDER_H_
+#define TESSERA_STORAGE_S3_REQUEST_SENDER_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "storage/s3/dialect.h"
+#include "storage/s3/http.h"
+#include "storage/s3/sigv4.h"
+
+namespace tessera::ckpt::s3 {
+
+struct ClientOptions {
+  std::string endpoint;  // "https://host" or "http://host:9000"; without a path
+  std::string bucket;
+  std::string region = "us-east-1";
+  Credentials credentials;
+  // Reads them again: before they expire, and where the store refuses them, after which the request
+  // is repeated once. Called by one thread at a time. Null: they are what they are.
+  std::function<absl::StatusOr<Credentials>()> read_credentials;
+  // bucket.host/key instead of host/bucket/key.
+  bool virtual_host = false;
+  Dialect dialect;
+
+  // A request is repeated until it is answered or this has passed.
+  absl::Duration deadline = absl::Minutes(5);
+  absl::Duration connect_timeout = absl::Seconds(10);
+  absl::Duration stall_timeout = absl::Seconds(30);  // without a byte in either direction
+  // Pauses between repetitions: random, up to a limit that doubles from the first to the second.
+  absl::Duration min_backoff = absl::Milliseconds(200);
+  absl::Duration max_backoff = absl::Seconds(10);
+
+  std::shared_ptr<HttpClient> http;  // sends the requests; null: MakeHttpClient()
+};
+
+// A request to a bucket, as it is before it is signed.
+struct Request {
+  std::string method;
+  std::string key;  // empty: the bucket itself
+  std::map<std::string, std::string> query = {};
+  std::map<std::string, std::string> headers = {};
+  std::span<const std::byte> body = {};
+  std::span<std::byte> sink = {};  // see HttpRequest
+  int sink_status = 206;
+  bool sign_body = false;
+  bool may_take_long = false;  // before the first byte of the answer
+};
+
+// Signs requests to one bucket, sends them, and repeats those that fail in a way that may pass:
+// lost and torn connections, time-outs, 408, 409, 429, 500, 502, 503, 504, and bodies that arrived
+// damaged.
+//
+// Errors: NotFound (404), AlreadyExists (412; 409 where nothing may be overwritten in TOS or OSS),
+// OutOfRange (416), Unimplemented (501), FailedPrecondition (no such bucket, another region,
+// unusable endpoint), PermissionDenied (keys, rights, a wrong clock), ResourceExhausted (quota,
+// sizes), Unavailable (the rest, at the deadline with the last reason). Messages say what the store
+// answered.
+//
+// Thread-safe.
+class RequestSender {
+ public:
+  explicit RequestSender(ClientOptions options);
+
+  const ClientOptions& options() const { return options_; }
+
+  // Sends until the answer is a success or a failure that will not pass, or until the deadline. A
+  // body with an <Error> in it is a failure whatever its status. `restart` (may be null) is called
+  // before each repetition with the previous answer; it adapts the request, or ends the call with
+  // an error.
+  using Restart = std::function<absl::Status(const HttpResponse&, Request&)>;
+  absl::StatusOr<HttpResponse> Send(Request request, Restart restart = nullptr);
+
+  // One of several requests.
+  struct Sending {
+    Request request;
+    Restart restart = nullptr;
+    // Completes the request before it is sent first, while those before it are on their way. May
+    // be null.
+    std::function<void(Request&)> prepare = nullptr;
+    absl::StatusOr<HttpResponse> response = absl::UnknownError("not sent");  // the result
+  };
+  // Send() of several requests, each over a connection of its own. They are sent together by the
+  // calling thread, which returns when the last one has its answer.
+  void SendAll(std::span<Sending> all);
+
+  // See Storage::Abandon().
+  void Abandon();
+
+  // Number of requests sent so far, repetitions included.
+  int64_t request_count() const { return request_count_; }
+
+ private:
+  struct Attempts;  // to send one request
+
+  // The request as it is sent, for an attempt until SteadyNow() is `deadline`.
+  HttpRequest Sign(const Request& request, const Credentials& credentials,
+                   absl::Duration deadline) const;
+  // Begins an attempt, unless its `restart` ends them.
+  void Start(Attempts& attempts, HttpBatch& batch, size_t id);
+  // Judges how an attempt ended: that was the last one, or the next one has a time.
+  void Judge(Attempts& attempts, absl::Status status);
+  // Returns the credentials for the next attempt; reads them again if they are about to expire.
+  Credentials CurrentCredentials();
+  // Reads the credentials again, or waits for another thread that does, unless they already differ
+  // from `refused`.
+  absl::Status RenewCredentials(const Credentials& refused);
+  void ReadCredentials() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns earlier once Abandon() was called.
+  void Pause(absl::Duration pause);
+  std::string PathOf(const std::string& key) const;
+
+  const ClientOptions options_;
+  const std::shared_ptr<HttpClient> http_;
+  std::string scheme_, host_;
+  std::atomic<bool> abandoned_ = false;
+  Mutex mutex_;
+  CondVar changed_;  // signals changes of what the mutex guards, and of abandoned_
+  Credentials credentials_ ABSL_GUARDED_BY(mutex_);
+  absl::Status credentials_error_ ABSL_GUARDED_BY(mutex_);  // of the last time they were read
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time renewal_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<int64_t> request_count_ = 0;
+};
+
+// The value of a header of an answer; "" if it is not there.
+std::string Header(const HttpResponse& response, const std::string& name);
+
+}  // namespace tessera::ckpt::s3
+
+#endif  // TESSERA_STORAGE_S3_REQUEST_SENDER_H_

@@ -1,0 +1,559 @@
+#include "storage/s3/s3_client.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "base/threads.h"
+#include "gtest/gtest.h"
+#include "storage/s3/testing/s3_server.h"
+
+namespace tessera::ckpt::s3 {
+namespace {
+
+std::span<const std::byte> Bytes(const std::string& text) {
+  return std::as_bytes(std::span<const char>(text));
+}
+
+std::span<std::byte> Bytes(std::string& text) {
+  return std::as_writable_bytes(std::span<char>(text));
+}
+
+std::string Pattern(size_t size) {
+  std::string text(size, '\0');
+  for (size_t i = 0; i < size; ++i) text[i] = static_cast<char>(i * 2654435761u >> 24);
+  return text;
+}
+
+absl::StatusOr<UploadedPart> UploadPart(S3Client& client, const S3Client::Upload& upload,
+                                        int number, std::span<const std::byte> bytes) {
+  const S3Client::PartBody body = {.number = number, .bytes = bytes};
+  const auto parts = client.UploadParts(upload, {&body, 1});
+  if (!parts.ok()) return parts.status();
+  return parts->front();
+}
+
+class S3ClientTest : public testing::Test {
+ protected:
+  void Fail(Fault fault) { server_.AddFault(std::move(fault)); }
+  std::string ReadBack(const std::string& key) {
+    const auto info = client_.Head(key);
+    if (!info.ok()) return info.status().ToString();
+    std::string out(info->size_bytes, '\0');
+    const absl::Status read = client_.Get(key, info->etag, 0, Bytes(out));
+    return read.ok() ? out : read.ToString();
+  }
+
+  // Whether so many requests that contain `text` arrive in time.
+  bool Arrives(const std::string& text, int count = 1) {
+    for (int i = 0; i < 1000; ++i) {
+      const std::vector<std::string> requests = server_.requests();
+      if (std::ranges::count_if(requests, [&](const std::string& request) {
+            return request.find(text) != std::string::npos;
+          }) >= count) {
+        return true;
+      }
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    return false;
+  }
+
+  S3Server server_;
+  S3Client client_{server_.ForClient()};
+};
+
+TEST_F(S3ClientTest, PartsAreOnTheirWayTogether) {
+  const size_t size = 5 << 20;
+  const std::string contents = Pattern(2 * size);
+  const S3Client::PartBody bodies[] = {{1, Bytes(contents).first(size)},
+                                       {2, Bytes(contents).subspan(size)}};
+  const auto upload = [&](const std::string& key, int requests) {
+    const auto begun = client_.CreateUpload(key);
+    ASSERT_TRUE(begun.ok()) << begun.status();
+    const int64_t before = client_.request_count();
+    const auto parts = client_.UploadParts(*begun, bodies);
+    ASSERT_TRUE(parts.ok()) << parts.status();
+    EXPECT_EQ(client_.request_count() - before, requests);
+    ASSERT_TRUE(client_.CompleteUpload(*begun, *parts).ok());
+    EXPECT_TRUE(server_.contents(key) == contents);
+  };
+  bool together = false, again = false;
+  Fail({.query = "partNumber", .meanwhile = [&] { together = Arrives("a?partNumber", 2); }});
+  upload("a", 2);
+  EXPECT_TRUE(together) << "a part waits for the one before";
+  // The other part is answered only once the refused one has arrived again.
+  Fail({.status = 503, .code = "SlowDown", .query = "partNumber"});
+  Fail({.query = "partNumber", .meanwhile = [&] { again = Arrives("b?partNumber", 3); }});
+  upload("b", 3);
+  EXPECT_TRUE(again) << "a part is not repeated before the others are there";
+}
+
+TEST_F(S3ClientTest, ALongReadIsOfRangesOnTheirWayTogether) {
+  const std::string contents = Pattern(kMaxRanges * kMinRangeBytes + 12345);
+  server_.PutObject("key", contents);
+  std::string out(contents.size() - 7, '\0');
+  const auto get = [&](int requests) {
+    out.assign(out.size(), '\0');
+    const int64_t before = client_.request_count();
+    const absl::Status read = client_.Get("key", "", 7, Bytes(out));
+    EXPECT_TRUE(read.ok()) << read;
+    EXPECT_TRUE(contents.compare(7, contents.npos, out) == 0);
+    EXPECT_EQ(client_.request_count() - before, requests);
+  };
+  bool together = false;
+  Fail({.method = "GET", .meanwhile = [&] { together = Arrives("GET key", kMaxRanges); }});
+  get(kMaxRanges);
+  EXPECT_TRUE(together);
+  // Each is continued where it broke, and asked for again where it was another one.
+  Fail({.kind = FaultKind::kTear, .method = "GET", .skip = 1, .times = 2});
+  get(kMaxRanges + 2);
+  Fail({.kind = FaultKind::kShortenRange, .method = "GET", .skip = 2});
+  get(kMaxRanges + 1);
+  Fail({.status = 404, .code = "NoSuchKey", .method = "GET", .skip = 3});
+  EXPECT_EQ(client_.Get("key", "", 7, Bytes(out)).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(S3ClientTest, ABatchEndsWhatIsNotFinished) {
+  server_.PutObject("key", "contents");
+  Fail({.kind = FaultKind::kStall, .method = "GET"});
+  const std::shared_ptr<HttpClient> http = MakeHttpClient();
+  HttpResponse response;
+  {
+    const std::unique_ptr<HttpBatch> batch = http->NewBatch();
+    EXPECT_FALSE(batch->Wait(absl::InfiniteDuration()).has_value()) << "none is on its way";
+    batch->Start(7, {.method = "GET", .url = server_.endpoint() + "/bucket/key"}, response);
+    EXPECT_FALSE(batch->Wait(absl::Milliseconds(50)).has_value()) << "none is finished";
+  }
+  EXPECT_TRUE(
+      http->Perform({.method = "GET", .url = server_.endpoint() + "/bucket/key"}, response).ok());
+}
+
+TEST_F(S3ClientTest, ObjectsComeBack) {
+  const std::string contents = Pattern(100'000);
+  ASSERT_TRUE(client_.Put("a/b c+%", Bytes(contents)).ok());
+  EXPECT_EQ(server_.contents("a/b c+%"), contents);
+  EXPECT_EQ(ReadBack("a/b c+%"), contents);
+  std::string part(1000, '\0');
+  ASSERT_TRUE(client_.Get("a/b c+%", "", 777, Bytes(part)).ok());
+  EXPECT_EQ(part, contents.substr(777, 1000));
+  EXPECT_EQ(client_.Head("none").status().code(), absl::StatusCode::kNotFound);
+}
+
+// Each failure that may pass, at each kind of request.
+TEST_F(S3ClientTest, FailuresThatPassAreRepeated) {
+  const std::vector<Fault> faults = {
+      {.kind = FaultKind::kRefuse, .status = 500},
+      {.kind = FaultKind::kRefuse, .status = 503, .code = "SlowDown"},
+      {.kind = FaultKind::kRefuse, .status = 502, .code = ""},
+      {.kind = FaultKind::kRefuse, .status = 409, .code = "ConditionalRequestConflict"},
+      {.kind = FaultKind::kRefuse, .status = 400, .code = "RequestTimeout"},
+      {.kind = FaultKind::kRefuse, .status = 200, .code = "InternalError"},
+      {.kind = FaultKind::kDrop},
+      {.kind = FaultKind::kLoseAnswer},
+      {.kind = FaultKind::kTear},
+      {.kind = FaultKind::kSlow},
+      {.kind = FaultKind::kDamageRequest}};
+  const std::string contents = Pattern(200'000);
+  for (Fault fault : faults) {
+    SCOPED_TRACE(testing::Message() << static_cast<int>(fault.kind) << " " << fault.status);
+    server_.ClearFaults();
+    fault.times = 2;
+    for (const char* method : {"PUT", "GET", "POST", "DELETE"}) {
+      // Only what has a body can arrive damaged.
+      if (fault.kind == FaultKind::kDamageRequest && method != std::string("PUT")) continue;
+      fault.method = method;
+      Fail(fault);
+    }
+    ASSERT_TRUE(client_.Put("key", Bytes(contents)).ok());
+    EXPECT_EQ(ReadBack("key"), contents);
+    auto upload = client_.CreateUpload("parts");
+    ASSERT_TRUE(upload.ok()) << upload.status();
+    const auto part = UploadPart(client_, *upload, 1, Bytes(contents));
+    ASSERT_TRUE(part.ok()) << part.status();
+    ASSERT_TRUE(client_.CompleteUpload(*upload, {*part}).ok());
+    EXPECT_EQ(ReadBack("parts"), contents);
+    EXPECT_EQ(client_.List("", false)->objects.size(), 2);
+    ASSERT_TRUE(client_.Delete("key", "").ok());
+    ASSERT_TRUE(client_.Delete("parts", "").ok());
+    EXPECT_TRUE(server_.keys().empty());
+    EXPECT_GE(server_.fault_count(), 2);
+  }
+}
+
+// Its signature is of a time at which this process stood still.
+TEST_F(S3ClientTest, ARequestThatArrivesTooLateIsSignedAgain) {
+  Fail({.status = 403, .code = "RequestTimeTooSkewed"});
+  EXPECT_TRUE(client_.PutIf("late", Bytes("1"), "").ok());
+  Fail({.status = 403, .code = "RequestTimeTooSkewed", .times = 1000});
+  ClientOptions options = server_.ForClient();
+  options.deadline = absl::Milliseconds(50);
+  const absl::Status status = S3Client(options).Put("late", Bytes("2"));
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+}
+
+TEST_F(S3ClientTest, WhatDoesNotPassIsNotRepeated) {
+  Fail({.kind = FaultKind::kRefuse, .status = 403, .code = "AccessDenied"});
+  EXPECT_EQ(client_.List("", false).status().code(), absl::StatusCode::kPermissionDenied);
+  Fail({.kind = FaultKind::kRefuse, .status = 400, .code = "EntityTooLarge"});
+  EXPECT_EQ(client_.Put("a", {}).code(), absl::StatusCode::kResourceExhausted);
+  Fail({.kind = FaultKind::kRefuse, .status = 501, .code = "NotImplemented"});
+  EXPECT_EQ(client_.Delete("a", "").code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(client_.request_count(), 3);
+}
+
+TEST_F(S3ClientTest, ThereIsADeadline) {
+  Fail({.kind = FaultKind::kRefuse, .status = 503, .code = "SlowDown", .times = 1'000'000});
+  ClientOptions options = server_.ForClient();
+  options.deadline = absl::Milliseconds(100);
+  S3Client client(options);
+  const absl::Status status = client.Put("a", {});
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  for (const char* part : {"503 SlowDown", "attempts", "http://127.0.0.1"}) {
+    EXPECT_NE(status.ToString().find(part), std::string::npos) << status;
+  }
+  EXPECT_GT(client.request_count(), 1);
+}
+
+TEST_F(S3ClientTest, AStalledAnswerIsAbandoned) {
+  server_.PutObject("key", "contents");
+  Fail({.kind = FaultKind::kStall, .method = "GET"});
+  std::string out(8, '\0');
+  ASSERT_TRUE(client_.Get("key", "", 0, Bytes(out)).ok());
+  EXPECT_EQ(out, "contents");
+  EXPECT_EQ(server_.fault_count(), 1);
+}
+
+TEST_F(S3ClientTest, ATornAnswerIsContinuedWhereItBroke) {
+  const std::string contents = Pattern(1'000'000);
+  server_.PutObject("key", contents);
+  Fail({.kind = FaultKind::kTear, .method = "GET", .times = 3});
+  std::string out(contents.size(), '\0');
+  ASSERT_TRUE(client_.Get("key", "", 0, Bytes(out)).ok());
+  EXPECT_EQ(out, contents);
+  EXPECT_EQ(client_.request_count(), 4);
+}
+
+TEST_F(S3ClientTest, AnAnswerWithOtherBytesIsAskedForAgainAFewTimes) {
+  const std::string contents = Pattern(1000);
+  server_.PutObject("key", contents);
+  Fail({.kind = FaultKind::kShortenRange, .method = "GET", .times = 3});
+  std::string out(contents.size(), '\0');
+  ASSERT_TRUE(client_.Get("key", "", 0, Bytes(out)).ok());
+  EXPECT_EQ(out, contents);
+  EXPECT_EQ(server_.fault_count(), 3);
+  Fail({.kind = FaultKind::kShortenRange, .method = "GET", .times = 100});
+  const absl::Status refused = client_.Get("key", "", 0, Bytes(out));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(refused.ToString().find("asked for bytes 0-999"), std::string::npos) << refused;
+  EXPECT_EQ(server_.fault_count(), 3 + 4) << "bounded";
+}
+
+TEST_F(S3ClientTest, AConditionalPutNeverReplaces) {
+  ASSERT_TRUE(client_.PutIf("key", Bytes("first"), "").ok());
+  EXPECT_EQ(client_.PutIf("key", Bytes("first"), "").status().code(),
+            absl::StatusCode::kAlreadyExists)
+      << "not even by the same bytes of another call";
+  EXPECT_EQ(server_.contents("key"), "first");
+}
+
+TEST_F(S3ClientTest, AConditionalPutRecognisesItsOwnObject) {
+  Fail({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
+  EXPECT_TRUE(client_.PutIf("key", Bytes("mine"), "").ok());
+  EXPECT_EQ(server_.fault_count(), 1);
+  // The answer is lost and, before the request is repeated, another program's object is there.
+  Fail({.kind = FaultKind::kDrop, .method = "PUT", .key_part = "other"});
+  server_.PutObject("other", "theirs");
+  EXPECT_EQ(client_.PutIf("other", Bytes("mine"), "").status().code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(server_.contents("other"), "theirs");
+}
+
+TEST_F(S3ClientTest, ADeletionThatArrivesLateSparesAnotherObject) {
+  ASSERT_TRUE(client_.Put("a", Bytes("1")).ok());
+  const std::string etag = client_.Head("a")->etag;
+  Fail({.method = "DELETE", .meanwhile = [&] {
+          ASSERT_TRUE(client_.Delete("a", etag).ok());
+          ASSERT_TRUE(client_.Put("a", Bytes("2")).ok());
+        }});
+  EXPECT_TRUE(client_.Delete("a", etag).ok());
+  EXPECT_EQ(server_.contents("a"), "2");
+  // A store that refuses to look at the condition.
+  Fail({.status = 501, .code = "NotImplemented", .method = "DELETE"});
+  EXPECT_TRUE(client_.Delete("a", client_.Head("a")->etag).ok());
+  EXPECT_EQ(client_.Head("a").status().code(), absl::StatusCode::kNotFound);
+}
+
+// What a call stores damaged, it replaces, but not what another program has put there since.
+TEST_F(S3ClientTest, ADamagedObjectIsNotRepairedOverAnotherOne) {
+  Fail({.kind = FaultKind::kDamageStored, .method = "PUT"});
+  Fail({.method = "PUT", .skip = 0, .meanwhile = [&] { server_.PutObject("key", "theirs"); }});
+  EXPECT_EQ(client_.PutIf("key", Bytes("mine"), "").status().code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(server_.contents("key"), "theirs");
+}
+
+TEST(S3ClientMetadataTest, AConditionalPutRecognisesItsContentsInAStoreWithoutMetadata) {
+  S3Server server({.keeps_metadata = false});
+  S3Client client(server.ForClient());
+  server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
+  EXPECT_TRUE(client.PutIf("key", Bytes("mine"), "").ok());
+  EXPECT_EQ(server.fault_count(), 1);
+  EXPECT_EQ(client.PutIf("key", Bytes("more"), "").status().code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(*client.ObeysIfMatch("key", Bytes("mine")));
+  EXPECT_EQ(server.contents("key"), "mine");
+  S3Server careless({.ignores_conditions = true, .ignores_matches = true});
+  careless.PutObject("key", "mine");
+  EXPECT_FALSE(*S3Client(careless.ForClient()).ObeysIfMatch("key", Bytes("mine")));
+}
+
+TEST_F(S3ClientTest, AnObjectIsReplacedOnlyWhereItHasTheEtag) {
+  const auto first = client_.PutIf("key", Bytes("1"), "");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(*client_.ObeysIfMatch("key", Bytes("1")));
+  Fail({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
+  const auto second = client_.PutIf("key", Bytes("2"), *first);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(*second, client_.Head("key")->etag);
+  EXPECT_EQ(server_.fault_count(), 1);
+  EXPECT_EQ(client_.PutIf("key", Bytes("3"), *first).status().code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(client_.PutIf("none", Bytes("3"), *second).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(client_.GetContents("key", 100)->bytes, "2");
+  EXPECT_EQ(*client_.PutIf("key", Bytes("4"), *second), client_.Head("key")->etag);
+}
+
+TEST_F(S3ClientTest, OfALongerObjectTheBeginningIsRead) {
+  server_.PutObject("key", "a longer one");
+  EXPECT_EQ(client_.GetContents("key", 3)->bytes, "a l");
+  server_.PutObject("key", "");
+  EXPECT_EQ(client_.GetContents("key", 3)->bytes, "");
+  EXPECT_EQ(client_.GetContents("key", 3)->etag, client_.Head("key")->etag);
+}
+
+// What a store answers where credentials that were good are so no more.
+TEST_F(S3ClientTest, RefusedCredentialsAreReadAgainAndTheRequestRepeatedOnce) {
+  int reads = 0;
+  ClientOptions options = server_.ForClient();
+  options.credentials.session_token = "old";
+  Credentials current = options.credentials;
+  options.read_credentials = [&]() -> absl::StatusOr<Credentials> {
+    ++reads;
+    return current;
+  };
+  server_.SetCredentials(current);
+  S3Client client(options);
+  ASSERT_TRUE(client.Put("a", Bytes("1")).ok());
+  EXPECT_EQ(reads, 0);
+  current.session_token = "new";
+  server_.SetCredentials(current);
+  // 400 ExpiredToken; of HEAD without a word about it.
+  EXPECT_EQ(client.Head("a")->size_bytes, 1);
+  EXPECT_EQ(reads, 1);
+  current = {.access_key_id = "OTHER", .secret_access_key = "secret", .session_token = ""};
+  server_.SetCredentials(current);
+  EXPECT_TRUE(client.PutIf("b", Bytes("2"), "").ok());
+  EXPECT_EQ(reads, 2);
+  for (const auto& [status, code] :
+       {std::pair(400, "InvalidToken"), std::pair(403, "InvalidAccessKeyId"),
+        std::pair(403, "SignatureDoesNotMatch"), std::pair(403, "AccessDenied")}) {
+    Fail({.kind = FaultKind::kRefuse, .status = status, .code = code});
+    EXPECT_TRUE(client.Put("c", Bytes("3")).ok()) << code;
+  }
+  EXPECT_EQ(reads, 6);
+  // Once.
+  server_.SetCredentials({.access_key_id = "GONE", .secret_access_key = "x", .session_token = ""});
+  const int64_t before = client.request_count();
+  EXPECT_EQ(client.Delete("c", "").code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(client.request_count(), before + 2);
+}
+
+TEST_F(S3ClientTest, CredentialsThatCannotBeReadAgainAreAnError) {
+  ClientOptions options = server_.ForClient();
+  options.credentials.session_token = "old";
+  options.read_credentials = [] { return absl::UnavailableError("no role here"); };
+  S3Client client(options);
+  const absl::Status status = client.Delete("a", "");
+  EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
+  for (const char* part : {"the session token has expired", "no role here"}) {
+    EXPECT_NE(status.ToString().find(part), std::string::npos) << status;
+  }
+}
+
+TEST_F(S3ClientTest, CredentialsAreRenewedBeforeTheyExpireByOneThread) {
+  std::atomic<int> reads = 0;
+  ClientOptions options = server_.ForClient();
+  options.credentials.session_token = "0";
+  options.credentials.expiration = absl::Now() + absl::Seconds(1);
+  options.read_credentials = [&]() -> absl::StatusOr<Credentials> {
+    Credentials next = server_.ForClient().credentials;
+    next.session_token = std::to_string(++reads);
+    next.expiration = absl::Now() + absl::Hours(1);
+    server_.SetCredentials(next);
+    return next;
+  };
+  server_.SetCredentials(options.credentials);
+  S3Client client(options);
+  ASSERT_TRUE(client.Delete("a", "").ok());
+  EXPECT_EQ(reads, 0);
+  absl::SleepFor(absl::Seconds(1.1));
+  EXPECT_EQ(RunTasks(8, 8, [&](int, size_t) { return client.Delete("a", ""); }), absl::OkStatus());
+  EXPECT_EQ(reads, 1);
+  for (const std::string& request : server_.requests()) EXPECT_EQ(request, "DELETE a");
+  EXPECT_EQ(server_.requests().size(), 9) << "none was refused";
+}
+
+// For five minutes otherwise.
+TEST_F(S3ClientTest, WhatIsAbandonedWaitsForNothing) {
+  Fail({.kind = FaultKind::kRefuse, .status = 503, .code = "SlowDown", .times = 1'000'000});
+  ClientOptions options = server_.ForClient();
+  options.min_backoff = options.max_backoff = absl::Minutes(4);
+  options.deadline = options.stall_timeout = absl::Minutes(5);
+  S3Client refused(options), stalled(options);
+  const absl::Time start = absl::Now();
+  std::thread waits([&] { EXPECT_TRUE(absl::IsUnavailable(refused.Delete("a", ""))); });
+  while (server_.fault_count() == 0) absl::SleepFor(absl::Milliseconds(1));
+  refused.Abandon();
+  waits.join();
+  EXPECT_EQ(refused.request_count(), 1);
+  EXPECT_TRUE(absl::IsUnavailable(refused.Delete("a", ""))) << "tried once";
+  EXPECT_EQ(refused.request_count(), 2);
+  server_.ClearFaults();
+  Fail({.kind = FaultKind::kStall});
+  std::thread hangs([&] { EXPECT_TRUE(absl::IsUnavailable(stalled.Delete("a", ""))); });
+  while (server_.fault_count() == 0) absl::SleepFor(absl::Milliseconds(1));
+  stalled.Abandon();
+  hangs.join();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(30));
+  EXPECT_TRUE(stalled.PutIf("b", Bytes("2"), "").ok()) << "the store answers";
+}
+
+TEST_F(S3ClientTest, ACompletedUploadIsRecognised) {
+  const auto upload = client_.CreateUpload("key");
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  const auto part = UploadPart(client_, *upload, 1, Bytes("contents"));
+  ASSERT_TRUE(part.ok()) << part.status();
+  Fail({.kind = FaultKind::kLoseAnswer, .method = "POST"});
+  EXPECT_TRUE(client_.CompleteUpload(*upload, {*part}).ok());
+  EXPECT_EQ(server_.contents("key"), "contents");
+  EXPECT_EQ(server_.fault_count(), 1);
+  // One that another program has removed is not.
+  const auto removed = client_.CreateUpload("key");
+  ASSERT_TRUE(client_.AbortUpload("key", removed->id).ok());
+  EXPECT_EQ(client_.CompleteUpload(*removed, {*part}).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(S3ClientMetadataTest, ACompletedUploadIsRecognisedByItsPartsInAStoreWithoutMetadata) {
+  S3Server server({.min_part_bytes = 1, .keeps_metadata = false});
+  S3Client client(server.ForClient());
+  const auto upload = client.CreateUpload("key");
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  const auto first = UploadPart(client, *upload, 1, Bytes("con"));
+  const auto last = UploadPart(client, *upload, 2, Bytes("tents"));
+  ASSERT_TRUE(first.ok() && last.ok());
+  server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "POST"});
+  const absl::Status completed = client.CompleteUpload(*upload, {*first, *last});
+  EXPECT_TRUE(completed.ok()) << completed;
+  EXPECT_EQ(server.fault_count(), 1);
+  for (const char* others : {"content5", "contents and more"}) {
+    server.PutObject("key", others);
+    EXPECT_EQ(client.CompleteUpload(*upload, {*first, *last}).code(),
+              absl::StatusCode::kUnavailable);
+  }
+}
+
+TEST_F(S3ClientTest, AnUploadThatWasCreatedTwiceLeavesNothing) {
+  Fail({.kind = FaultKind::kLoseAnswer, .method = "POST"});
+  const auto upload = client_.CreateUpload("key");
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  const auto other = client_.CreateUpload("key/below");
+  EXPECT_EQ(server_.upload_count(), 3);
+  client_.AbortTwins(*upload);
+  client_.AbortTwins(*other);
+  EXPECT_EQ(server_.upload_count(), 2);
+  ASSERT_TRUE(client_.AbortUpload("key", upload->id).ok());
+  EXPECT_EQ(server_.upload_count(), 1);
+}
+
+TEST_F(S3ClientTest, BytesThatAreStoredDamagedAreSentAgain) {
+  Fail({.kind = FaultKind::kDamageStored, .method = "PUT"});
+  ASSERT_TRUE(client_.PutIf("key", Bytes("contents"), "").ok());
+  EXPECT_EQ(server_.contents("key"), "contents");
+  const auto upload = client_.CreateUpload("parts");
+  Fail({.kind = FaultKind::kDamageStored, .method = "PUT"});
+  const auto part = UploadPart(client_, *upload, 1, Bytes("part"));
+  ASSERT_TRUE(part.ok()) << part.status();
+  ASSERT_TRUE(client_.CompleteUpload(*upload, {*part}).ok());
+  EXPECT_EQ(server_.contents("parts"), "part");
+}
+
+TEST_F(S3ClientTest, AReplacedObjectIsNotMixedWithTheOldOne) {
+  server_.PutObject("key", "old");
+  const auto info = client_.Head("key");
+  server_.PutObject("key", "new");
+  std::string out(3, '\0');
+  const absl::Status status = client_.Get("key", info->etag, 0, Bytes(out));
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(status.ToString().find("replaced"), std::string::npos);
+}
+
+TEST_F(S3ClientTest, ReadsPastTheEndAreErrors) {
+  server_.PutObject("key", "12345");
+  std::string out(3, '\0');
+  EXPECT_EQ(client_.Get("key", "", 5, Bytes(out)).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(client_.Get("key", "", 4, Bytes(out)).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(S3ClientPagesTest, ListsHaveManyPages) {
+  S3Server server({.max_keys = 3});
+  S3Client client(server.ForClient());
+  for (int i = 0; i < 20; ++i) {
+    server.PutObject("a/" + std::to_string(i / 2) + "/" + std::to_string(i), "x");
+    ASSERT_TRUE(client.CreateUpload("b/" + std::to_string(i)).ok());
+  }
+  EXPECT_EQ(client.List("a/", false)->objects.size(), 20);
+  EXPECT_EQ(client.List("a/", true)->prefixes.size(), 10);
+  EXPECT_EQ(client.List("a/", false, 1)->objects.size(), 1);
+  EXPECT_EQ(client.ListUploads("b/")->size(), 20);
+  EXPECT_EQ(client.ListUploads("b/1")->size(), 11);
+}
+
+TEST(S3ClientPagesTest, ManyObjectsAreDeletedInBatches) {
+  S3Server server;
+  S3Client client(server.ForClient());
+  std::vector<std::string> keys;
+  for (int i = 0; i < 2001; ++i) {
+    keys.push_back("k/" + std::to_string(i) + "<&>");
+    server.PutObject(keys.back(), "");
+  }
+  ASSERT_TRUE(client.DeleteAll(keys).ok());
+  EXPECT_TRUE(server.keys().empty());
+  EXPECT_EQ(client.request_count(), 3);
+}
+
+// The server is not S3, or what stands before it.
+TEST(S3ClientAnswersTest, AnyAnswerIsAnErrorAndNothingWorse) {
+  for (const std::string body :
+       {"", "<html>", "<ListBucketResult", "<ListBucketResult><Contents><Size>x</Size></Contents>",
+        "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"}) {
+    HttpServer server([&](HttpMessage&) {
+      auto text = std::make_shared<std::string>(body);
+      return HttpReply{.headers = {}, .body = {{text, 0, text->size()}}};
+    });
+    S3Client client({.endpoint = server.url(), .bucket = "b"});
+    EXPECT_EQ(client.List("", false).status().code(), absl::StatusCode::kUnavailable) << body;
+    EXPECT_FALSE(client.CreateUpload("a").ok()) << body;
+    EXPECT_FALSE(client.ListUploads("a").ok()) << body;
+    std::string out(4, '\0');
+    EXPECT_FALSE(client.Get("a", "", 0, Bytes(out)).ok()) << body;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ckpt::s3

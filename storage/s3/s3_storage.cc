@@ -1,0 +1,368 @@
+#include "storage/s3/s3_storage.h"
+
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <regex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "storage/checks.h"
+#include "storage/s3/s3_file.h"
+
+namespace tessera {
+namespace {
+
+using s3::InOperation;
+using s3::S3Client;
+
+constexpr uint64_t kPreferredParts = 2;  // in one write
+constexpr char kNoObject[] = "";         // see S3Client::PutIf()
+// Renaming reads and writes the contents; it is for manifests.
+constexpr uint64_t kMaxRenamedBytes = uint64_t{256} << 20;
+
+// Whether a path below the root names a data file of a checkpoint, which only saves write:
+// "step-00000042/model-00001-of-00004-0123abcd.safetensors", perhaps below a rolling slot.
+bool IsDataFile(const std::string& path) {
+  static const std::regex pattern(
+      "([^/]+/|rolling-[01]/[0-9a-f]{8}/)?step-[0-9]{8,}[^/]*/"
+      "[a-z]+-[0-9]{5,}-of-[0-9]{5,}-[0-9a-f]{8}\\.safetensors");
+  return path.size() < 1024 && std::regex_match(path, pattern);
+}
+
+class S3Storage final : public Storage {
+ public:
+  explicit S3Storage(const S3StorageOptions& options)
+      : options_(options),
+        client_(options.client),
+        memory_(options.max_buffered_bytes, s3::ChoosePartBytes(options.part_bytes, 0)) {}
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
+                                                       uint64_t size_hint_bytes) override;
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
+  absl::Status Rename(std::string_view from, std::string_view to) override;
+  absl::Status Publish(std::string_view path, std::string_view contents,
+                       const std::function<absl::Status()>& ready) override;
+  bool RenamesDirectories() const override { return false; }
+  absl::Status Exchange(std::string_view path, std::string_view expected, std::string_view contents,
+                        const std::function<absl::Status()>& ready) override;
+  absl::Status MakeDirectory(std::string_view path) override;
+  absl::Status SyncDirectory(std::string_view path) override;
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
+  absl::Status Delete(std::string_view path) override;
+  absl::Status DeleteFiles(std::string_view directory,
+                           const std::vector<std::string>& names) override;
+  absl::Status DeleteTree(std::string_view path) override;
+  // Whole parts are sent from the caller's memory, each over a connection of its own.
+  uint64_t PreferredWriteBytes() const override {
+    return kPreferredParts * s3::ChoosePartBytes(options_.part_bytes, 0);
+  }
+  std::string Describe(std::string_view path) const override;
+  absl::StatusOr<Version> ReadVersion(std::string_view path, uint64_t max_bytes) override;
+  absl::StatusOr<std::string> ReplaceVersion(std::string_view path, std::string_view contents,
+                                             const std::string& tag) override;
+  void Abandon() override { client_.Abandon(); }
+
+  void RemoveStaleUploads();
+
+ private:
+  std::string Key(std::string_view path) const;
+  // The prefix of the keys below a directory; "" for the root of the whole bucket.
+  std::string Below(std::string_view path) const;
+  absl::StatusOr<bool> IsDirectory(std::string_view path);
+  // InvalidArgument for a directory.
+  absl::StatusOr<S3Client::ObjectInfo> Find(std::string_view path);
+  absl::Status RenameObject(std::string_view from, std::string_view to);
+  int AbortUploads(const std::string& prefix);
+
+  const S3StorageOptions options_;
+  S3Client client_;
+  s3::PartMemory memory_;
+};
+
+std::string S3Storage::Describe(std::string_view path) const {
+  const std::string s3 = "s3://" + options_.client.bucket;
+  return absl::StrCat(options_.name.empty() ? s3 : options_.name, "/", Key(path));
+}
+
+std::string S3Storage::Key(std::string_view path) const {
+  if (path.empty() || options_.prefix.empty())
+    return absl::StrCat(options_.prefix, std::string(path));
+  return absl::StrCat(options_.prefix, "/", std::string(path));
+}
+
+std::string S3Storage::Below(std::string_view path) const {
+  std::string key = Key(path);
+  return key.empty() ? key : key + "/";
+}
+
+absl::StatusOr<bool> S3Storage::IsDirectory(std::string_view path) {
+  TESSERA_ASSIGN_OR_RETURN(const s3::ListPage page,
+                           client_.List(Below(path), /*delimiter=*/false, /*max_keys=*/1));
+  return !page.objects.empty();
+}
+
+absl::StatusOr<std::unique_ptr<WritableFile>> S3Storage::Create(std::string_view path,
+                                                                uint64_t size_hint_bytes) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("Create", path, /*root_allowed=*/false));
+  return std::make_unique<s3::S3WritableFile>(
+      Describe(path), Key(path), s3::ChoosePartBytes(options_.part_bytes, size_hint_bytes), client_,
+      memory_);
+}
+
+absl::StatusOr<S3Client::ObjectInfo> S3Storage::Find(std::string_view path) {
+  absl::StatusOr<S3Client::ObjectInfo> info = client_.Head(Key(path));
+  if (!absl::IsNotFound(info.status())) return info;
+  // The answer to this request tells a missing bucket, which is another error, from a missing
+  // object.
+  TESSERA_ASSIGN_OR_RETURN(const bool is_directory, IsDirectory(path));
+  if (is_directory) return absl::InvalidArgumentError("is a directory");
+  return absl::NotFoundError("there is no such object");
+}
+
+absl::StatusOr<std::unique_ptr<ReadableFile>> S3Storage::Open(std::string_view path) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("Open", path, /*root_allowed=*/false));
+  absl::StatusOr<S3Client::ObjectInfo> info = Find(path);
+  if (!info.ok()) return InOperation("Open", Describe(path), info.status());
+  return std::make_unique<s3::S3ReadableFile>(Describe(path), Key(path), *std::move(info), client_);
+}
+
+absl::Status S3Storage::RenameObject(std::string_view from, std::string_view to) {
+  TESSERA_ASSIGN_OR_RETURN(const bool is_directory, IsDirectory(to));
+  if (is_directory || from == to) return absl::AlreadyExistsError("the target exists");
+  TESSERA_ASSIGN_OR_RETURN(const S3Client::ObjectInfo info, client_.Head(Key(from)));
+  if (info.size_bytes > kMaxRenamedBytes) {
+    return absl::UnimplementedError("an object store cannot rename a large file");
+  }
+  std::string contents(info.size_bytes, '\0');
+  TESSERA_RETURN_IF_ERROR(
+      client_.Get(Key(from), info.etag, 0, std::as_writable_bytes(std::span<char>(contents))));
+  TESSERA_RETURN_IF_ERROR(client_.PutIf(Key(to), AsBytes(contents), kNoObject).status());
+  return client_.Delete(Key(from), info.etag);
+}
+
+absl::Status S3Storage::Rename(std::string_view from, std::string_view to) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("Rename", from, /*root_allowed=*/false));
+  TESSERA_RETURN_IF_ERROR(CheckPath("Rename", to, /*root_allowed=*/false));
+  const std::string where = absl::StrCat(Describe(from), " to ", Describe(to));
+  if (to.starts_with(absl::StrCat(std::string(from), "/"))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Rename ", where, ": a directory cannot be moved into itself"));
+  }
+  const absl::Status renamed = RenameObject(from, to);
+  if (!absl::IsNotFound(renamed)) return InOperation("Rename", where, renamed);
+  const absl::StatusOr<bool> is_directory = IsDirectory(from);
+  if (!is_directory.ok()) return InOperation("Rename", where, is_directory.status());
+  if (!*is_directory) return InOperation("Rename", where, renamed);
+  return absl::UnimplementedError(
+      absl::StrCat("Rename ", where, ": an object store has no directories to rename"));
+}
+
+absl::Status S3Storage::Publish(std::string_view path, std::string_view contents,
+                                const std::function<absl::Status()>& ready) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("Publish", path, /*root_allowed=*/false));
+  if (ready) TESSERA_RETURN_IF_ERROR(ready());
+  return InOperation("Publish", Describe(path),
+                     client_.PutIf(Key(path), AsBytes(contents), kNoObject, ready).status());
+}
+
+absl::Status S3Storage::Exchange(std::string_view path, std::string_view expected,
+                                 std::string_view contents,
+                                 const std::function<absl::Status()>& ready) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("Exchange", path, /*root_allowed=*/false));
+  const std::string key = Key(path);
+  const auto exchange = [&]() -> absl::Status {
+    const absl::StatusOr<S3Client::ObjectInfo> info = client_.Head(key);
+    if (absl::IsNotFound(info.status())) return absl::AbortedError("there is no such object");
+    TESSERA_RETURN_IF_ERROR(info.status());
+    TESSERA_ASSIGN_OR_RETURN(const bool same, client_.Holds(key, *info, AsBytes(expected)));
+    if (!same) return absl::AbortedError("other contents are there");
+    TESSERA_ASSIGN_OR_RETURN(const bool obeys, client_.ObeysIfMatch(key, AsBytes(expected)));
+    if (!obeys) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the store at ", options_.client.endpoint,
+                       options_.client.dialect.replaces_versions
+                           ? " replaces objects although If-Match forbids it"
+                           : " has no condition under which it replaces an object",
+                       ", so that two runs could overwrite each other's checkpoints"));
+    }
+    if (ready) TESSERA_RETURN_IF_ERROR(ready());
+    const absl::Status replaced = client_.PutIf(key, AsBytes(contents), info->etag, ready).status();
+    const bool is_other = absl::IsAlreadyExists(replaced) || absl::IsNotFound(replaced);
+    return is_other ? absl::AbortedError(replaced.message()) : replaced;
+  };
+  return InOperation("Exchange", Describe(path), exchange());
+}
+
+absl::StatusOr<Storage::Version> S3Storage::ReadVersion(std::string_view path, uint64_t max_bytes) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("ReadVersion", path, /*root_allowed=*/false));
+  absl::StatusOr<S3Client::Contents> found = client_.GetContents(Key(path), max_bytes);
+  if (!found.ok()) return InOperation("ReadVersion", Describe(path), found.status());
+  return Version{.contents = std::move(found->bytes), .tag = std::move(found->etag)};
+}
+
+absl::StatusOr<std::string> S3Storage::ReplaceVersion(std::string_view path,
+                                                      std::string_view contents,
+                                                      const std::string& tag) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("ReplaceVersion", path, /*root_allowed=*/false));
+  // A version that can never be replaced again would look like one that is held.
+  if (!options_.client.dialect.replaces_versions) {
+    return absl::UnimplementedError(
+        absl::StrCat("ReplaceVersion ", Describe(path), ": the store at ", options_.client.endpoint,
+                     " has no condition under which it replaces an object"));
+  }
+  absl::StatusOr<std::string> replaced = client_.PutIf(Key(path), AsBytes(contents), tag);
+  if (!replaced.ok()) return InOperation("ReplaceVersion", Describe(path), replaced.status());
+  return replaced;
+}
+
+// Best effort: keys without the right to list uploads can still write objects.
+int S3Storage::AbortUploads(const std::string& prefix) {
+  const auto uploads = client_.ListUploads(prefix);
+  if (!uploads.ok()) return 0;
+  int aborted = 0;
+  for (const s3::UploadsPage::Upload& upload : *uploads) {
+    aborted += client_.AbortUpload(upload.key, upload.upload_id).ok();
+  }
+  return aborted;
+}
+
+absl::Status S3Storage::MakeDirectory(std::string_view path) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("MakeDirectory", path, /*root_allowed=*/true));
+  if (!path.empty()) AbortUploads(Below(path));
+  return absl::OkStatus();
+}
+
+absl::Status S3Storage::SyncDirectory(std::string_view path) {
+  return CheckPath("SyncDirectory", path, /*root_allowed=*/true);
+}
+
+absl::StatusOr<std::vector<std::string>> S3Storage::List(std::string_view path) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("List", path, /*root_allowed=*/true));
+  const std::string below = Below(path);
+  const absl::StatusOr<s3::ListPage> all = client_.List(below, /*delimiter=*/true);
+  if (!all.ok()) return InOperation("List", Describe(path), all.status());
+  if (all->objects.empty() && all->prefixes.empty() && !path.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("List ", Describe(path), ": there is nothing in this directory"));
+  }
+  std::vector<std::string> names = all->prefixes;
+  for (const s3::ListPage::Object& object : all->objects) names.push_back(object.key);
+  for (std::string& name : names) name.erase(0, below.size());
+  // Some programs make an object of the prefix itself.
+  std::erase_if(names, [](const std::string& name) { return name.empty() || name == "/"; });
+  std::ranges::sort(names);
+  return names;
+}
+
+absl::Status S3Storage::Delete(std::string_view path) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("Delete", path, /*root_allowed=*/false));
+  // A store does not say whether there was something to delete.
+  const absl::StatusOr<S3Client::ObjectInfo> there = Find(path);
+  if (absl::IsInvalidArgument(there.status())) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("Delete ", Describe(path), ": the directory is not empty"));
+  }
+  return InOperation("Delete", Describe(path),
+                     there.ok() ? client_.Delete(Key(path), there->etag) : there.status());
+}
+
+absl::Status S3Storage::DeleteFiles(std::string_view directory,
+                                    const std::vector<std::string>& names) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("DeleteFiles", directory, /*root_allowed=*/true));
+  std::vector<std::string> keys;
+  for (const std::string& name : names) keys.push_back(Below(directory) + name);
+  return InOperation("DeleteFiles", Describe(directory), client_.DeleteAll(keys));
+}
+
+absl::Status S3Storage::DeleteTree(std::string_view path) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("DeleteTree", path, /*root_allowed=*/false));
+  const auto delete_all = [&]() -> absl::Status {
+    // Uploads first: one that is completed in between becomes an object.
+    const int aborted = AbortUploads(Below(path));
+    TESSERA_ASSIGN_OR_RETURN(const s3::ListPage all,
+                             client_.List(Below(path), /*delimiter=*/false));
+    std::vector<std::string> keys;
+    for (const s3::ListPage::Object& object : all.objects) keys.push_back(object.key);
+    const absl::Status is_file = client_.Head(Key(path)).status();
+    if (is_file.ok()) keys.push_back(Key(path));
+    if (!is_file.ok() && !absl::IsNotFound(is_file)) return is_file;
+    if (keys.empty() && aborted == 0) {
+      return absl::NotFoundError("there is no such object or directory");
+    }
+    return client_.DeleteAll(keys);
+  };
+  return InOperation("DeleteTree", Describe(path), delete_all());
+}
+
+// Other programs may have uploads in the same place, above all in a whole bucket.
+void S3Storage::RemoveStaleUploads() {
+  const std::string below = Below("");
+  const auto uploads = client_.ListUploads(below);
+  if (!uploads.ok()) return;
+  for (const s3::UploadsPage::Upload& upload : *uploads) {
+    if (absl::Now() - upload.initiated < options_.stale_upload_age) continue;
+    if (!IsDataFile(upload.key.substr(below.size()))) continue;
+    client_.AbortUpload(upload.key, upload.upload_id).IgnoreError();
+  }
+}
+
+// The names of the headers that ask a store to replace nothing.
+std::string Forbids(const s3::Dialect& dialect) {
+  const std::string first(dialect.create_only[0].name), second(dialect.create_only[1].name);
+  const std::string usual = first == "if-none-match" ? "If-None-Match" : first;
+  return second.empty() ? usual : absl::StrCat(usual, " or ", second);
+}
+
+// Does once what a save does.
+absl::Status Ping(const S3StorageOptions& options, const std::string& name) {
+  s3::ClientOptions impatient = options.client;
+  impatient.deadline = options.ping_deadline;
+  S3Client client(impatient);
+  const std::string below = options.prefix.empty() ? "" : options.prefix + "/";
+  const auto cannot = [&](const char* what, const absl::Status& status) {
+    return absl::Status(status.code(),
+                        absl::StrCat("cannot ", what, " ", name, ": ", status.message()));
+  };
+  if (const auto listed = client.List(below, /*delimiter=*/true, /*max_keys=*/1); !listed.ok()) {
+    return cannot("list what is in", listed.status());
+  }
+  const std::string key =
+      absl::StrCat(below, ".write-test-", absl::Hex(std::random_device()(), absl::kZeroPad8),
+                   absl::Hex(std::random_device()(), absl::kZeroPad8));
+  if (const auto written = client.PutIf(key, AsBytes("1"), kNoObject); !written.ok()) {
+    return cannot("write to", written.status());
+  }
+  const absl::Status again = client.PutIf(key, AsBytes("2"), kNoObject).status();
+  if (const auto deleted = client.Delete(key, /*etag=*/""); !deleted.ok())
+    return cannot("delete from", deleted);
+  if (absl::IsAlreadyExists(again)) return absl::OkStatus();
+  if (!again.ok()) return cannot("write to", again);
+  return absl::FailedPreconditionError(
+      absl::StrCat("cannot save in ", name, ": the store at ", options.client.endpoint,
+                   " replaces objects although ", Forbids(options.client.dialect),
+                   " forbids it, so that two runs could overwrite each other's checkpoints"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Storage>> OpenS3Storage(const S3StorageOptions& options) {
+  auto storage = std::make_unique<S3Storage>(options);
+  if (!options.prefix.empty()) {
+    TESSERA_RETURN_IF_ERROR(CheckPath("Open", options.prefix, /*root_allowed=*/false));
+  }
+  if (options.create_root) {
+    TESSERA_RETURN_IF_ERROR(Ping(options, storage->Describe("")));
+    storage->RemoveStaleUploads();
+  }
+  return storage;
+}
+
+}  // namespace tessera

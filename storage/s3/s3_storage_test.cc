@@ -1,0 +1,490 @@
+#include "storage/s3/s3_storage.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/crc32c.h"
+#include "base/text.h"
+#include "base/threads.h"
+#include "gtest/gtest.h"
+#include "storage/s3/s3_file.h"
+#include "storage/s3/testing/s3_server.h"
+#include "storage/testing/storage_conformance.h"
+
+namespace tessera {
+namespace {
+
+using s3::Fault;
+using s3::FaultKind;
+using s3::S3Server;
+using s3::S3ServerOptions;
+using s3::Vendor;
+
+constexpr StorageTraits kObjectStore = {.has_directories = false,
+                                        .files_change_after_sync = false,
+                                        .readers_keep_replaced_files = false};
+
+StorageFixture OnServer(std::string name, const S3ServerOptions& options, const std::string& prefix,
+                        const std::vector<Fault>& faults = {}) {
+  struct Owner {
+    explicit Owner(const S3ServerOptions& options) : server(options) {}
+    S3Server server;
+    std::unique_ptr<Storage> storage;
+  };
+  const auto make = [options, prefix, faults]() -> std::shared_ptr<Storage> {
+    auto owner = std::make_shared<Owner>(options);
+    auto storage =
+        OpenS3Storage({.client = owner->server.ForClient(), .prefix = prefix, .create_root = true});
+    EXPECT_TRUE(storage.ok()) << storage.status();
+    if (!storage.ok()) return nullptr;
+    owner->storage = *std::move(storage);
+    for (const Fault& fault : faults) owner->server.AddFault(fault);
+    return {owner, owner->storage.get()};
+  };
+  return {.name = std::move(name), .make = make, .traits = kObjectStore};
+}
+
+// Failures that pass, of every kind, at requests of every kind.
+std::vector<Fault> Storm() {
+  constexpr int kAlways = 1 << 30;
+  return {{.kind = FaultKind::kRefuse,
+           .status = 503,
+           .code = "SlowDown",
+           .period = 7,
+           .times = kAlways},
+          {.kind = FaultKind::kRefuse, .status = 500, .period = 11, .times = kAlways},
+          {.kind = FaultKind::kDrop, .period = 13, .times = kAlways},
+          {.kind = FaultKind::kLoseAnswer, .period = 17, .times = kAlways},
+          {.kind = FaultKind::kTear, .period = 19, .times = kAlways},
+          {.kind = FaultKind::kDamageRequest, .method = "PUT", .period = 5, .times = kAlways}};
+}
+
+INSTANTIATE_TEST_SUITE_P(S3, StorageConformance,
+                         testing::Values(OnServer("S3", {}, "runs/a"),
+                                         OnServer("S3WholeBucketSmallPages", {.max_keys = 2}, ""),
+                                         OnServer("S3Stormy", {}, "runs/a", Storm())),
+                         StorageFixtureName);
+
+// Stores of others, by their rules.
+std::vector<StorageFixture> OfVendors() {
+  std::vector<StorageFixture> fixtures;
+  const std::pair<Vendor, std::string> vendors[] = {
+      {Vendor::kVolcano, "Volcano"}, {Vendor::kAliyun, "Aliyun"}, {Vendor::kGoogle, "Google"}};
+  for (const auto& [vendor, name] : vendors) {
+    for (const bool storm : {false, true}) {
+      fixtures.push_back(OnServer(name + (storm ? "Stormy" : ""), {.vendor = vendor}, "runs/a",
+                                  storm ? Storm() : std::vector<Fault>()));
+      fixtures.back().traits.exchanges = vendor == Vendor::kGoogle;
+    }
+  }
+  return fixtures;
+}
+
+INSTANTIATE_TEST_SUITE_P(OthersThanAmazon, StorageConformance, testing::ValuesIn(OfVendors()),
+                         StorageFixtureName);
+
+std::string Pattern(size_t size) {
+  std::string text(size, '\0');
+  for (size_t i = 0; i < size; ++i) text[i] = static_cast<char>(i * 0x9E3779B97F4A7C15u >> 56);
+  return text;
+}
+
+class S3StorageTest : public testing::Test {
+ protected:
+  S3StorageTest() { Open({}); }
+
+  // Part sizes as small as S3 allows.
+  void Open(S3StorageOptions options) {
+    options.client = server_.ForClient();
+    options.prefix = "run";
+    options.part_bytes = s3::kMinPartBytes;
+    auto storage = OpenS3Storage(options);
+    ASSERT_TRUE(storage.ok()) << storage.status();
+    storage_ = *std::move(storage);
+  }
+
+  int CountRequests(const std::string& beginning) const {
+    int count = 0;
+    for (const std::string& request : server_.requests()) count += request.starts_with(beginning);
+    return count;
+  }
+
+  S3Server server_;
+  std::unique_ptr<Storage> storage_;
+};
+
+// Four threads write and read pieces in any order.
+TEST_F(S3StorageTest, ALargeFileIsUploadedInParts) {
+  constexpr size_t kPiece = (size_t{1} << 20) + 13;
+  constexpr int kPieces = 22, kStep = 7;  // in the order 0, 7, 14, 21, 6, ...
+  const std::string contents = Pattern(kPiece * kPieces - 5);
+  auto file = storage_->Create("file", contents.size());
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto in_threads = [&](const auto& piece) {
+    return RunTasks(4, kPieces, [&](int, size_t i) {
+      const size_t offset = i * kStep % kPieces * kPiece;
+      return piece(offset, std::min(kPiece, contents.size() - offset));
+    });
+  };
+  EXPECT_EQ(in_threads([&](size_t offset, size_t size) {
+              return (*file)->WriteAt(offset, AsBytes(contents).subspan(offset, size));
+            }),
+            absl::OkStatus());
+  EXPECT_TRUE(server_.keys().empty()) << "it does not exist before it is complete";
+  ASSERT_TRUE((*file)->Sync().ok());
+  EXPECT_TRUE(server_.contents("run/file") == contents);
+  ASSERT_TRUE((*file)->Close().ok());
+  EXPECT_EQ(CountRequests("PUT run/file?partNumber="), 5);
+  const auto reader = storage_->Open("file");
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::string found(contents.size(), '\0');
+  EXPECT_EQ(in_threads([&](size_t offset, size_t size) {
+              return (*reader)->ReadAt(
+                  offset, std::as_writable_bytes(std::span(found)).subspan(offset, size));
+            }),
+            absl::OkStatus());
+  EXPECT_TRUE(found == contents);
+}
+
+TEST_F(S3StorageTest, AWriteOfWholePartsAndGapsIsPutTogether) {
+  const std::string contents = Pattern(2 * s3::kMinPartBytes);
+  auto file = storage_->Create("file", 0);
+  ASSERT_TRUE(file.ok()) << file.status();
+  // Parts 1 and 2 at once; nothing of part 0; parts 3 and 4 up to a byte in the middle.
+  ASSERT_TRUE((*file)->WriteAt(s3::kMinPartBytes, AsBytes(contents)).ok());
+  ASSERT_TRUE((*file)->WriteAt(4 * s3::kMinPartBytes + 99, AsBytes("x")).ok());
+  ASSERT_TRUE((*file)->Close().ok());
+  std::string expected(4 * s3::kMinPartBytes + 100, '\0');
+  expected.replace(s3::kMinPartBytes, contents.size(), contents).back() = 'x';
+  EXPECT_TRUE(server_.contents("run/file") == expected);
+}
+
+TEST_F(S3StorageTest, ASmallFileIsOneRequest) {
+  ASSERT_TRUE(WriteAll(*storage_, "d/file", "contents").ok());
+  EXPECT_EQ(server_.requests(), std::vector<std::string>({"PUT run/d/file"}));
+}
+
+TEST_F(S3StorageTest, AFileThatIsNotClosedLeavesNothing) {
+  const std::string part = Pattern(s3::kMinPartBytes);
+  {
+    auto file = storage_->Create("file", 0);
+    ASSERT_TRUE((*file)->WriteAt(0, AsBytes(part)).ok());
+    EXPECT_EQ(server_.upload_count(), 1);
+  }
+  EXPECT_EQ(server_.upload_count(), 0);
+  EXPECT_TRUE(server_.keys().empty());
+}
+
+TEST_F(S3StorageTest, AFailedFileLeavesNothing) {
+  const std::string part = Pattern(s3::kMinPartBytes);
+  server_.AddFault({.kind = FaultKind::kRefuse,
+                    .status = 403,
+                    .code = "AccessDenied",
+                    .query = "partNumber",
+                    .skip = 1});
+  {
+    auto file = storage_->Create("file", 0);
+    ASSERT_TRUE((*file)->WriteAt(0, AsBytes(part)).ok());
+    const absl::Status failed = (*file)->WriteAt(part.size(), AsBytes(part));
+    EXPECT_EQ(failed.code(), absl::StatusCode::kPermissionDenied) << failed;
+    EXPECT_EQ((*file)->Sync().code(), absl::StatusCode::kPermissionDenied) << "errors are final";
+    EXPECT_EQ((*file)->Close().code(), absl::StatusCode::kPermissionDenied);
+  }
+  EXPECT_EQ(server_.upload_count(), 0);
+  EXPECT_TRUE(server_.keys().empty());
+}
+
+TEST_F(S3StorageTest, MemoryForIncompletePartsIsBounded) {
+  Open({.max_buffered_bytes = 3000});
+  auto file = storage_->Create("file", 0);
+  const std::string piece(1000, 'x');
+  for (uint64_t part = 0; part < 3; ++part) {
+    ASSERT_TRUE((*file)->WriteAt(part * s3::kMinPartBytes, AsBytes(piece)).ok());
+  }
+  const absl::Status status = (*file)->WriteAt(3 * s3::kMinPartBytes, AsBytes(piece));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  file->reset();
+  ASSERT_TRUE(WriteAll(*storage_, "file", piece + piece).ok()) << "what it held is free again";
+}
+
+// The store refuses bytes that are not those of the checksum, from whoever computed it.
+TEST_F(S3StorageTest, AKnownChecksumGoesWithThePart) {
+  const uint64_t part = s3::kMinPartBytes;
+  const std::string contents = Pattern(2 * part);
+  const auto crcs_of = [&](uint64_t chunk_bytes) {
+    std::vector<uint32_t> crcs;
+    for (uint64_t at = 0; at < contents.size(); at += chunk_bytes) {
+      crcs.push_back(Crc32c(std::string_view(contents).substr(at, chunk_bytes)));
+    }
+    return crcs;
+  };
+  const auto write = [&](uint64_t chunk_bytes, const std::vector<uint32_t>& crcs) {
+    S3StorageOptions options = {.client = server_.ForClient(), .part_bytes = part};
+    options.client.deadline = absl::Milliseconds(300);
+    const auto storage = *OpenS3Storage(options);
+    const auto file = *storage->Create("file", contents.size());
+    const absl::Status written = file->WriteCheckedAt(0, AsBytes(contents), {chunk_bytes, crcs});
+    return written.ok() ? file->Close() : written;
+  };
+  for (const uint64_t chunk : {part, part / 5, uint64_t{1} << 20}) {
+    std::vector<uint32_t> crcs = crcs_of(chunk);
+    EXPECT_TRUE(write(chunk, crcs).ok());
+    EXPECT_EQ(server_.contents("file"), contents);
+    crcs[crcs.size() / 2] ^= 1;  // of the second part
+    EXPECT_TRUE(absl::IsUnavailable(write(chunk, crcs))) << chunk;
+  }
+  // They say nothing of parts that begin or end within a chunk, or are not covered.
+  EXPECT_TRUE(write(3 << 20, {1, 2, 3, 4}).ok());
+  EXPECT_TRUE(write(1 << 20, {}).ok());
+  EXPECT_EQ(server_.contents("file"), contents);
+}
+
+TEST_F(S3StorageTest, WritesOfThePreferredSizeNeedNoMemoryForParts) {
+  Open({.max_buffered_bytes = 3000});
+  const uint64_t size = storage_->PreferredWriteBytes();
+  const std::string bytes = Pattern(size);
+  const auto file = storage_->Create("file", 2 * size);
+  ASSERT_TRUE((*file)->WriteAt(size, AsBytes(bytes)).ok());
+  ASSERT_TRUE((*file)->WriteAt(0, AsBytes(bytes)).ok());
+  ASSERT_TRUE((*file)->Close().ok());
+  EXPECT_EQ(*ReadAll(*storage_, "file", 2 * size), bytes + bytes);
+}
+
+TEST_F(S3StorageTest, DeletingATreeAndMakingADirectoryAbortTheUploadsInside) {
+  const std::string part = Pattern(s3::kMinPartBytes);
+  for (const auto abort : {&Storage::DeleteTree, &Storage::MakeDirectory}) {
+    auto inside = storage_->Create("step/file", 0), beside = storage_->Create("steps/file", 0);
+    ASSERT_TRUE((*inside)->WriteAt(0, AsBytes(part)).ok());
+    ASSERT_TRUE((*beside)->WriteAt(0, AsBytes(part)).ok());
+    ASSERT_TRUE(storage_->MakeDirectory("").ok());
+    EXPECT_EQ(server_.upload_count(), 2);
+    ASSERT_TRUE(((*storage_).*abort)("step").ok());
+    EXPECT_EQ(server_.upload_count(), 1);
+    EXPECT_EQ(storage_->DeleteTree("step").code(), absl::StatusCode::kNotFound);
+    EXPECT_FALSE((*inside)->Close().ok()) << "its writer notices";
+    ASSERT_TRUE((*beside)->Close().ok());
+    EXPECT_EQ(server_.keys(), std::vector<std::string>({"run/steps/file"}));
+  }
+}
+
+TEST_F(S3StorageTest, PublishingIsOneConditionalRequest) {
+  ASSERT_TRUE(storage_->Publish("d/file", "first", nullptr).ok());
+  EXPECT_EQ(server_.requests(), std::vector<std::string>({"PUT run/d/file"}));
+  server_.AddFault({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
+  EXPECT_TRUE(storage_->Publish("d/other", "x", nullptr).ok()) << "it is this call's own";
+  const absl::Status second = storage_->Publish("d/file", "second", nullptr);
+  EXPECT_EQ(second.code(), absl::StatusCode::kAlreadyExists) << second;
+  EXPECT_EQ(server_.contents("run/d/file"), "first");
+}
+
+// What a repetition finds after a lost answer, in a store that answers 409 and one of generations.
+TEST(S3VendorTest, WhatIsPublishedIsNeverReplacedAndKnownAsOnesOwn) {
+  for (const Vendor vendor : {Vendor::kVolcano, Vendor::kAliyun, Vendor::kGoogle}) {
+    S3Server server({.vendor = vendor});
+    auto storage = OpenS3Storage(
+        {.client = server.ForClient(), .prefix = "run", .name = "x://bucket", .create_root = true});
+    ASSERT_TRUE(storage.ok()) << storage.status();
+    server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
+    EXPECT_TRUE((*storage)->Publish("d/file", "first", nullptr).ok());
+    const size_t before = server.requests().size();
+    const absl::Status again = (*storage)->Publish("d/file", "second", nullptr);
+    EXPECT_EQ(again,
+              absl::AlreadyExistsError("Publish x://bucket/run/d/file: another object is there"));
+    EXPECT_EQ(server.requests().size(), before + 2) << "it is not repeated";
+    EXPECT_EQ(server.contents("run/d/file"), "first");
+    // Parts, each with its checksum.
+    const std::string part = Pattern(s3::ChoosePartBytes(0, 0));
+    server.AddFault({.kind = FaultKind::kDamageRequest, .query = "partNumber"});
+    ASSERT_TRUE(WriteAll(**storage, "large", part + part + "end").ok());
+    EXPECT_TRUE(server.contents("run/large") == part + part + "end");
+  }
+}
+
+// A store without conditional replacement refuses to make a version; others replace the one meant.
+TEST(S3VendorTest, VersionsAreReplacedWhereTheStoreCan) {
+  S3Server oss({.vendor = Vendor::kAliyun}), gcs({.vendor = Vendor::kGoogle});
+  const auto none = OpenS3Storage({.client = oss.ForClient(), .prefix = ""});
+  const absl::Status status = (*none)->ReplaceVersion("lease", "x", "").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+  EXPECT_TRUE(oss.keys().empty());
+  const auto storage = OpenS3Storage({.client = gcs.ForClient(), .prefix = ""});
+  const auto first = (*storage)->ReplaceVersion("lease", "first", "");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ((*storage)->ReadVersion("lease", 100)->tag, *first);
+  const auto second = (*storage)->ReplaceVersion("lease", "second", *first);
+  ASSERT_TRUE(second.ok()) << second.status();
+  for (const std::string tag : {"", first->c_str(), "\"0000\""}) {
+    const absl::Status refused = (*storage)->ReplaceVersion("lease", "third", tag).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists) << tag << ": " << refused;
+  }
+  EXPECT_EQ(gcs.contents("lease"), "second");
+  ASSERT_TRUE((*storage)->Delete("lease").ok());
+  EXPECT_EQ((*storage)->ReplaceVersion("lease", "third", *second).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(S3StorageTest, AbandonedUploadsOfCheckpointsAreRemovedWhenTheStorageIsOpened) {
+  s3::S3Client client(server_.ForClient());
+  const std::string file = "step-00000004/model-00001-of-00002-0123abcd.safetensors";
+  std::vector<std::string> kept = {"backup.tar", "model-00001-of-00002-0123abcd.safetensors",
+                                   "step-00000004/model-00001-of-00002.safetensors",
+                                   "step-00000004/notes.txt", "mirror/of/" + file};
+  std::vector<std::string> removed = {file, "rolling-1/" + file, "rolling-1/1a2b3c4d/" + file};
+  for (const std::string prefix : {"", "run/"}) {
+    for (const std::string& key : kept) ASSERT_TRUE(client.CreateUpload(prefix + key).ok());
+    for (const std::string& key : removed) ASSERT_TRUE(client.CreateUpload(prefix + key).ok());
+  }
+  server_.AgeUploads(absl::Hours(25));
+  auto recent = storage_->Create(file, 0);
+  ASSERT_TRUE((*recent)->WriteAt(0, AsBytes(Pattern(s3::kMinPartBytes))).ok());
+  ASSERT_TRUE(
+      OpenS3Storage({.client = server_.ForClient(), .prefix = "", .create_root = true}).ok());
+  ASSERT_TRUE(
+      OpenS3Storage({.client = server_.ForClient(), .prefix = "run", .create_root = true}).ok());
+  std::vector<std::string> left;
+  const auto uploads = client.ListUploads("");
+  for (const auto& upload : *uploads) left.push_back(upload.key);
+  std::vector<std::string> expected = {"run/" + file};
+  for (const std::string& key : kept) {
+    expected.push_back(key);
+    expected.push_back("run/" + key);
+  }
+  std::ranges::sort(expected);
+  EXPECT_EQ(left, expected);
+  EXPECT_TRUE((*recent)->Close().ok());
+}
+
+TEST_F(S3StorageTest, PartsGrowWithTheFile) {
+  EXPECT_EQ(s3::ChoosePartBytes(1, 0), s3::kMinPartBytes);
+  EXPECT_EQ(s3::ChoosePartBytes(8 << 20, 1 << 30), 8 << 20);
+  for (const uint64_t size : {uint64_t{100} << 30, uint64_t{1} << 40, s3::kMaxObjectBytes}) {
+    const uint64_t part_bytes = s3::ChoosePartBytes(8 << 20, size);
+    EXPECT_LE((size + part_bytes - 1) / part_bytes, s3::kMaxParts) << size;
+    EXPECT_LE(part_bytes, (size / s3::kMaxParts) + (uint64_t{2} << 20)) << size;
+  }
+}
+
+// What is wrong is said in a sentence when a storage is opened for writing.
+struct PingCase {
+  const char* name;
+  S3ServerOptions server;
+  void (*change)(s3::ClientOptions& options);
+  absl::StatusCode code;
+  const char* message;
+};
+
+class S3PingTest : public testing::TestWithParam<PingCase> {};
+
+TEST_P(S3PingTest, SaysWhatIsWrong) {
+  const PingCase& ping = GetParam();
+  S3Server server(ping.server);
+  S3StorageOptions options = {.client = server.ForClient(), .prefix = "run", .create_root = true};
+  options.ping_deadline = absl::Milliseconds(500);
+  ping.change(options.client);
+  const absl::Time start = absl::Now();
+  const auto storage = OpenS3Storage(options);
+  EXPECT_EQ(storage.status().code(), ping.code) << storage.status();
+  EXPECT_NE(storage.status().ToString().find(ping.message), std::string::npos) << storage.status();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(30));
+}
+
+void Unchanged(s3::ClientOptions& /*options*/) {}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, S3PingTest,
+    testing::Values(PingCase{"NoBucket",
+                             {},
+                             [](s3::ClientOptions& o) { o.bucket = "other"; },
+                             absl::StatusCode::kFailedPrecondition,
+                             "there is no bucket other"},
+                    PingCase{"NoKey",
+                             {},
+                             [](s3::ClientOptions& o) { o.credentials.access_key_id = "NOKEY"; },
+                             absl::StatusCode::kPermissionDenied,
+                             "there is no access key NOKEY"},
+                    PingCase{"WrongSecret",
+                             {},
+                             [](s3::ClientOptions& o) { o.credentials.secret_access_key = "x"; },
+                             absl::StatusCode::kPermissionDenied,
+                             "the secret key does not belong to"},
+                    PingCase{"WrongRegion",
+                             {},
+                             [](s3::ClientOptions& o) { o.region = "us-east-1"; },
+                             absl::StatusCode::kFailedPrecondition,
+                             "is in the region eu-test-1"},
+                    PingCase{"WrongClock",
+                             {.clock_offset = absl::Minutes(-20)},
+                             Unchanged,
+                             absl::StatusCode::kPermissionDenied,
+                             "this machine's clock is wrong"},
+                    PingCase{"NotListable",
+                             {.denied_method = "GET"},
+                             Unchanged,
+                             absl::StatusCode::kPermissionDenied,
+                             "cannot list what is in s3://bucket/run"},
+                    PingCase{"NotWritable",
+                             {.denied_method = "PUT"},
+                             Unchanged,
+                             absl::StatusCode::kPermissionDenied,
+                             "cannot write to s3://bucket/run"},
+                    PingCase{"NotDeletable",
+                             {.denied_method = "DELETE"},
+                             Unchanged,
+                             absl::StatusCode::kPermissionDenied,
+                             "cannot delete from s3://bucket/run"},
+                    PingCase{"NoConditions",
+                             {.ignores_conditions = true},
+                             Unchanged,
+                             absl::StatusCode::kFailedPrecondition,
+                             "although If-None-Match forbids it"},
+                    PingCase{"NoConditionsOfVolcano",
+                             {.vendor = Vendor::kVolcano, .ignores_conditions = true},
+                             Unchanged,
+                             absl::StatusCode::kFailedPrecondition,
+                             "although If-None-Match or x-tos-forbid-overwrite forbids it"},
+                    PingCase{"NoConditionsOfAliyun",
+                             {.vendor = Vendor::kAliyun, .ignores_conditions = true},
+                             Unchanged,
+                             absl::StatusCode::kFailedPrecondition,
+                             "although x-oss-forbid-overwrite forbids it"},
+                    PingCase{"NoConditionsOfGoogle",
+                             {.vendor = Vendor::kGoogle, .ignores_conditions = true},
+                             Unchanged,
+                             absl::StatusCode::kFailedPrecondition,
+                             "although x-goog-if-generation-match forbids it"},
+                    PingCase{"BucketInThePath",
+                             {.vendor = Vendor::kAliyun},
+                             [](s3::ClientOptions& o) { o.virtual_host = false; },
+                             absl::StatusCode::kPermissionDenied,
+                             "403 SecondLevelDomainForbidden"},
+                    PingCase{"ConditionsThatOssDoesNotKnow",
+                             {.vendor = Vendor::kAliyun},
+                             [](s3::ClientOptions& o) {
+                               o.dialect.create_only = s3::kAmazon.create_only;
+                             },
+                             absl::StatusCode::kUnimplemented,
+                             "501 NotImplemented"},
+                    PingCase{"SignedForAmazonAtGoogle",
+                             {.vendor = Vendor::kGoogle},
+                             [](s3::ClientOptions& o) { o.dialect = s3::kAmazon; },
+                             absl::StatusCode::kUnavailable,
+                             "400 InvalidArgument"},
+                    PingCase{"NoServer",
+                             {},
+                             [](s3::ClientOptions& o) { o.endpoint = "http://127.0.0.1:1"; },
+                             absl::StatusCode::kUnavailable,
+                             "http://127.0.0.1:1"},
+                    PingCase{"NoTls",
+                             {},
+                             [](s3::ClientOptions& o) { o.endpoint.replace(0, 4, "https"); },
+                             absl::StatusCode::kUnavailable,
+                             "https://127.0.0.1"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,23 @@
+#ifndef TESSERA_STORAGE_S3_TESTING_SIGNATURE_CHECK_H_
+#define TESSERA_STORAGE_S3_TESTING_SIGNATURE_CHECK_H_
+
+#include <string>
+
+#include "storage/s3/testing/http_server.h"
+
+namespace tessera::ckpt::s3 {
+
+// How a store signs, as its documents say.
+struct SignatureRules {
+  std::string begin = "AWS4", service = "s3", end = "aws4_request";
+  std::string headers = "x-amz-";  // those that begin like this must be signed
+};
+
+// Whether a request has the signature of `secret`, computed anew from what arrived, with no code of
+// the client. Returns what is wrong with it; empty if nothing is.
+std::string CheckSignature(const HttpMessage& request, const std::string& secret,
+                           const SignatureRules& rules);
+
+}  // namespace tessera::ckpt::s3
+
+#endif  // TESSERA_STORAGE_S3_TESTING_SIGNATURE_CHECK_H_

@@ -1,0 +1,27 @@
+#ifndef TESSERA_STORAGE_S3_TESTING_VENDOR_RULES_H_
+#define TESSERA_STORAGE_S3_TESTING_VENDOR_RULES_H_
+
+#include <string>
+
+#include "storage/s3/testing/http_server.h"
+#include "storage/s3/testing/s3_server.h"
+
+namespace tessera::ckpt::s3 {
+
+// "" for what is not in the request.
+std::string Header(const HttpMessage& request, const std::string& name);
+std::string Parameter(const HttpMessage& request, const std::string& name);
+
+HttpReply XmlReply(const std::string& body);
+HttpReply ErrorReply(int status, const std::string& code);
+HttpReply EmptyReply(int status);
+
+// Whether a bucket is in the host's name alone.
+bool NeedsVirtualHost(Vendor vendor);
+
+// Adds what the store says about a body that it has stored.
+void AddChecksum(Vendor vendor, const std::string& body, bool verify, HttpReply& reply);
+
+}  // namespace tessera::ckpt::s3
+
+#endif  // TESSERA_STORAGE_S3_TESTING_VENDOR_RULES_H_

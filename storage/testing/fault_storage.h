@@ -1,0 +1,173 @@
+#ifndef TESSERA_STORAGE_TESTING_FAULT_STORAGE_H_
+#define TESSERA_STORAGE_TESTING_FAULT_STORAGE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "storage/forwarding_storage.h"
+#include "storage/storage.h"
+
+namespace tessera {
+
+enum class OperationKind {
+  kCreate,
+  kWriteAt,
+  kSync,
+  kClose,
+  kOpen,
+  kReadAt,
+  kRename,
+  kMakeDirectory,
+  kSyncDirectory,
+  kList,
+  kDelete,
+  kDeleteTree,
+  kFreeBytes,
+  kExchange,
+};
+
+// One call, as FaultInjectingStorage observed it.
+struct Operation {
+  OperationKind kind;
+  std::string path;
+  std::string to_path = "";   // kRename
+  uint64_t offset_bytes = 0;  // kWriteAt, kReadAt
+  uint64_t size_bytes = 0;    // kWriteAt, kReadAt; kCreate: the hint
+};
+
+// "WriteAt a/model.safetensors [4096, 8192)".
+std::string ToString(const Operation& operation);
+std::ostream& operator<<(std::ostream& stream, const Operation& operation);
+
+// Forwards everything to another storage, and counts, records and breaks it: for tests that fail,
+// or die, at each I/O operation in turn. Operations are numbered from 0 in the order of their
+// arrival; failing calls are counted too, including those with bad paths.
+//
+// Thread-safe. `base` must outlive it. SetDiskBytes() does not count files that existed before.
+class FaultInjectingStorage final : public ForwardingStorage {
+ public:
+  explicit FaultInjectingStorage(Storage& base);
+
+  // Operation `number` fails with `status` and has no effect. A failing write may first forward
+  // `torn_bytes` of its data.
+  void FailAt(int64_t number, absl::Status status, uint64_t torn_bytes = 0);
+
+  // Simulates the death of the process: operation `number` (torn as above) and all later ones fail
+  // with Unavailable and have no effect.
+  void DieAt(int64_t number, uint64_t torn_bytes = 0);
+
+  // Fails every operation that `matches` accepts, until ClearFaults(). `matches` is called under a
+  // lock.
+  void FailWhere(std::function<bool(const Operation&)> matches, absl::Status status);
+
+  // Every rename that `matches` accepts succeeds, but is answered with `status`: the reply to the
+  // request was lost, and a repetition found it done. Until ClearFaults().
+  void MisreportRenames(std::function<bool(const Operation&)> matches, absl::Status status);
+
+  // Simulates a disk with that much free space. What does not fit fails with ResourceExhausted: a
+  // Create() by its hint, a write after the part that fits. Deleting frees space.
+  void SetDiskBytes(uint64_t free_bytes);
+
+  // Replaces the result of PreferredWriteBytes(), which is the base's otherwise.
+  void SetPreferredWriteBytes(uint64_t bytes) { preferred_write_bytes_ = bytes; }
+  // The same for InPlaceAlignmentBytes(). ClearFaults() does not take it back.
+  void SetInPlaceAlignmentBytes(uint64_t bytes) { in_place_alignment_bytes_ = bytes; }
+
+  // Flips the bits of `mask` in the byte at `offset_bytes` of `path`, whenever it is read.
+  void CorruptReads(const std::string& path, uint64_t offset_bytes, std::byte mask);
+
+  // Readers see the file end at this size at the latest.
+  void TruncateReads(const std::string& path, uint64_t size_bytes);
+
+  // Removes all of the above; counting and recording continue.
+  void ClearFaults();
+
+  int64_t operation_count() const;
+  std::vector<Operation> operations() const;
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
+                                                       uint64_t size_hint_bytes) override;
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
+  absl::Status Rename(std::string_view from, std::string_view to) override;
+  // By the operations of this storage, so that each of them can fail.
+  absl::Status Publish(std::string_view path, std::string_view contents,
+                       const std::function<absl::Status()>& ready) override {
+    return Storage::Publish(path, contents, ready);
+  }
+  absl::Status Exchange(std::string_view path, std::string_view expected, std::string_view contents,
+                        const std::function<absl::Status()>& ready) override;
+  absl::Status MakeDirectory(std::string_view path) override;
+  absl::Status SyncDirectory(std::string_view path) override;
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
+  absl::Status Delete(std::string_view path) override;
+  absl::Status DeleteFiles(std::string_view directory,
+                           const std::vector<std::string>& names) override {
+    return Storage::DeleteFiles(directory, names);
+  }
+  absl::Status DeleteTree(std::string_view path) override;
+  absl::StatusOr<uint64_t> FreeBytes() override;
+  uint64_t PreferredWriteBytes() const override { return preferred_write_bytes_; }
+  uint64_t InPlaceAlignmentBytes() override {
+    return in_place_alignment_bytes_.value_or(base().InPlaceAlignmentBytes());
+  }
+
+ private:
+  class Writer;
+  class Reader;
+
+  struct Verdict {
+    absl::Status status;
+    uint64_t torn_bytes = 0;  // written by a failing write
+  };
+  // Counts and records the operation, and decides what happens to it.
+  Verdict Arrive(Operation operation);
+  // How many bytes of [begin, end) fit on the disk; reserves that space.
+  uint64_t TakeRoom(const std::string& path, uint64_t begin_bytes, uint64_t end_bytes);
+  void GiveRoomBack(const std::string& path, bool tree);
+  void CorruptRead(const std::string& path, uint64_t offset_bytes, std::span<std::byte> out) const;
+  uint64_t TruncatedSize(const std::string& path, uint64_t size_bytes) const;
+
+  struct Fault {
+    int64_t number;
+    Verdict verdict;
+  };
+  struct Corruption {
+    std::string path;
+    uint64_t offset_bytes;
+    std::byte mask;
+  };
+
+  std::atomic<uint64_t> preferred_write_bytes_;  // without a lock: `matches` may wait for a caller
+  std::optional<uint64_t> in_place_alignment_bytes_;
+  mutable Mutex mutex_;
+  std::vector<Operation> operations_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Fault> death_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<std::function<bool(const Operation&)>, absl::Status>> conditions_
+      ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<std::function<bool(const Operation&)>, absl::Status>> misreports_
+      ABSL_GUARDED_BY(mutex_);
+  std::optional<uint64_t> free_bytes_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, uint64_t> taken_bytes_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Corruption> corruptions_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, uint64_t> truncations_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_STORAGE_TESTING_FAULT_STORAGE_H_

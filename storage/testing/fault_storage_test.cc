@@ -1,0 +1,186 @@
+#include "storage/testing/fault_storage.h"
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "gtest/gtest.h"
+#include "storage/testing/memory_storage.h"
+
+namespace tessera {
+namespace {
+
+using Names = std::vector<std::string>;
+
+class FaultStorageTest : public testing::Test {
+ protected:
+  // Calls one operation of each kind, except FreeBytes, up to the first error.
+  absl::Status Everything() {
+    absl::Status status = storage_.MakeDirectory("d");
+    if (!status.ok()) return status;
+    auto writer = storage_.Create("d/tmp", 10);
+    if (!writer.ok()) return writer.status();
+    status = (*writer)->WriteAt(0, AsBytes("0123456789"));
+    if (status.ok()) status = (*writer)->Sync();
+    if (status.ok()) status = (*writer)->Close();
+    if (status.ok()) status = storage_.Rename("d/tmp", "d/file");
+    if (status.ok()) status = storage_.SyncDirectory("d");
+    if (status.ok()) status = storage_.List("d").status();
+    if (!status.ok()) return status;
+    auto reader = storage_.Open("d/file");
+    if (!reader.ok()) return reader.status();
+    std::byte out[4];
+    status = (*reader)->ReadAt(2, out);
+    if (status.ok()) status = storage_.Delete("d/file");
+    if (status.ok()) status = storage_.DeleteTree("d");
+    return status;
+  }
+
+  MemoryStorage memory_;
+  FaultInjectingStorage storage_{memory_};
+};
+
+const Names kEverything = {"MakeDirectory d",      "Create d/tmp",  "WriteAt d/tmp [0, 10)",
+                           "Sync d/tmp",           "Close d/tmp",   "Rename d/tmp to d/file",
+                           "SyncDirectory d",      "List d",        "Open d/file",
+                           "ReadAt d/file [2, 6)", "Delete d/file", "DeleteTree d"};
+
+TEST_F(FaultStorageTest, RecordsEveryOperation) {
+  ASSERT_TRUE(Everything().ok());
+  EXPECT_EQ(storage_.FreeBytes().status().code(), absl::StatusCode::kUnimplemented);
+  Names found;
+  for (const Operation& operation : storage_.operations()) found.push_back(ToString(operation));
+  Names expected = kEverything;
+  expected.push_back("FreeBytes ");
+  EXPECT_EQ(found, expected);
+  EXPECT_EQ(storage_.operation_count(), expected.size());
+}
+
+TEST_F(FaultStorageTest, FailsEachOperationInTurnAndOnlyIt) {
+  for (size_t i = 0; i < kEverything.size(); ++i) {
+    storage_.FailAt(storage_.operation_count() + i, absl::PermissionDeniedError("no"));
+    const absl::Status status = Everything();
+    EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
+    EXPECT_NE(status.message().find(kEverything[i]), std::string::npos) << status;
+    EXPECT_NE(status.message().find("no (injected"), std::string::npos) << status;
+    // The next operation finds a working storage.
+    if (i > 0) {
+      EXPECT_TRUE(storage_.DeleteTree("d").ok()) << i;
+    }
+    EXPECT_EQ(*memory_.List(""), Names());
+  }
+}
+
+TEST_F(FaultStorageTest, AfterDeathNothingHappens) {
+  for (size_t i = 0; i < kEverything.size(); ++i) {
+    MemoryStorage memory;
+    FaultInjectingStorage storage(memory);
+    storage.DieAt(i);
+    absl::Status status = storage.MakeDirectory("a");
+    for (size_t k = 1; k < kEverything.size(); ++k) {
+      status = WriteAll(storage, "a/" + std::to_string(k), "x");
+    }
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    const Operation died = storage.operations()[i];
+    EXPECT_EQ(storage.Rename("a", "b").code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(storage.List("").status().code(), absl::StatusCode::kUnavailable);
+    // Four operations per file: those before the death took effect, the one at which the process
+    // died did not.
+    const size_t files = i == 0 ? 0 : (i - 1 + 3) / 4;
+    EXPECT_EQ(i == 0 ? memory.List("")->size() : memory.List("a")->size(), files) << died;
+    storage.ClearFaults();
+    EXPECT_TRUE(storage.MakeDirectory("a").ok());
+  }
+}
+
+TEST_F(FaultStorageTest, TornWritesLeaveAPrefix) {
+  for (bool dies : {false, true}) {
+    auto file = storage_.Create("file", 0);
+    ASSERT_TRUE(file.ok()) << file.status();
+    const int64_t next = storage_.operation_count();
+    if (dies) {
+      storage_.DieAt(next, /*torn_bytes=*/4);
+    } else {
+      storage_.FailAt(next, absl::UnavailableError("torn"), /*torn_bytes=*/4);
+    }
+    EXPECT_EQ((*file)->WriteAt(0, AsBytes("0123456789")).code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(*ReadAll(memory_, "file", 100), "0123");
+    // Only the first write is torn, and only a process that is alive can write the rest.
+    EXPECT_EQ((*file)->WriteAt(4, AsBytes("456789")).ok(), !dies);
+    EXPECT_EQ(*ReadAll(memory_, "file", 100), dies ? "0123" : "0123456789");
+  }
+}
+
+TEST_F(FaultStorageTest, FailsByCondition) {
+  storage_.FailWhere(
+      [](const Operation& operation) {
+        return operation.kind == OperationKind::kSync && operation.path == "bad";
+      },
+      absl::UnavailableError("broken cable"));
+  EXPECT_TRUE(WriteAll(storage_, "good", "x").ok());
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(WriteAll(storage_, "bad", "x").code(), absl::StatusCode::kUnavailable);
+  }
+  storage_.ClearFaults();
+  EXPECT_TRUE(WriteAll(storage_, "bad", "x").ok());
+}
+
+TEST_F(FaultStorageTest, TheDiskFillsUp) {
+  constexpr auto kFull = absl::StatusCode::kResourceExhausted;
+  ASSERT_TRUE(memory_.MakeDirectory("d").ok());
+  storage_.SetDiskBytes(100);
+  EXPECT_EQ(*storage_.FreeBytes(), 100);
+  EXPECT_EQ(storage_.Create("file", 101).status().code(), kFull);
+  EXPECT_EQ(*memory_.List(""), Names({"d/"}));
+  ASSERT_TRUE(WriteAll(storage_, "d/first", std::string(60, 'a')).ok());
+  EXPECT_EQ(*storage_.FreeBytes(), 40);
+
+  auto file = storage_.Create("file", 10);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(*storage_.FreeBytes(), 30);
+  ASSERT_TRUE((*file)->WriteAt(0, AsBytes(std::string(20, 'b'))).ok());
+  const absl::Status status = (*file)->WriteAt(20, AsBytes(std::string(30, 'c')));
+  EXPECT_EQ(status.code(), kFull) << status;
+  EXPECT_NE(status.message().find("memory:file"), std::string::npos) << status;
+  EXPECT_EQ(*ReadAll(memory_, "file", 100), std::string(20, 'b') + std::string(20, 'c'));
+
+  ASSERT_TRUE(storage_.Rename("d/first", "d/second").ok());
+  ASSERT_TRUE(storage_.Delete("file").ok());
+  EXPECT_EQ(*storage_.FreeBytes(), 40);
+  ASSERT_TRUE(storage_.DeleteTree("d").ok());
+  EXPECT_EQ(*storage_.FreeBytes(), 100);
+}
+
+TEST_F(FaultStorageTest, CorruptsWhatIsRead) {
+  ASSERT_TRUE(WriteAll(memory_, "file", "0123456789").ok());
+  ASSERT_TRUE(WriteAll(memory_, "other", "0123456789").ok());
+  storage_.CorruptReads("file", 3, std::byte{0x04});
+  EXPECT_EQ(*ReadAll(storage_, "file", 100), "0127456789");
+  EXPECT_EQ(*ReadAll(storage_, "other", 100), "0123456789");
+  auto file = storage_.Open("file");
+  std::byte out[2];
+  ASSERT_TRUE((*file)->ReadAt(2, out).ok());
+  EXPECT_EQ(out[1], std::byte{'7'});
+  ASSERT_TRUE((*file)->ReadAt(4, out).ok());
+  EXPECT_EQ(out[0], std::byte{'4'});
+  EXPECT_EQ(*ReadAll(memory_, "file", 100), "0123456789");
+}
+
+TEST_F(FaultStorageTest, TruncatesWhatIsRead) {
+  ASSERT_TRUE(WriteAll(memory_, "file", "0123456789").ok());
+  auto file = storage_.Open("file");
+  storage_.TruncateReads("file", 6);
+  EXPECT_EQ(*ReadAll(storage_, "file", 100), "012345");
+  EXPECT_EQ((*file)->size_bytes(), 6);
+  std::byte out[4];
+  EXPECT_TRUE((*file)->ReadAt(2, out).ok());
+  const absl::Status status = (*file)->ReadAt(4, out);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(status.message(),
+            "ReadAt memory:file: expected 4 bytes at offset 4, found 2: the file ends at 6");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,55 @@
+#ifndef TESSERA_STORAGE_TESTING_MEMORY_STORAGE_H_
+#define TESSERA_STORAGE_TESTING_MEMORY_STORAGE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/storage.h"
+
+namespace tessera {
+
+// A storage for tests. What is in it is gone with it.
+//
+// Thread-safe; every call holds one lock. Files may outlive the storage.
+class MemoryStorage final : public Storage {
+ public:
+  // Without `renames_directories` it has Exchange() instead, as object stores do.
+  explicit MemoryStorage(bool renames_directories = true);
+  ~MemoryStorage() override;
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
+                                                       uint64_t size_hint_bytes) override;
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
+  absl::Status Rename(std::string_view from, std::string_view to) override;
+  bool RenamesDirectories() const override { return renames_directories_; }
+  absl::Status Exchange(std::string_view path, std::string_view expected, std::string_view contents,
+                        const std::function<absl::Status()>& ready) override;
+  absl::Status MakeDirectory(std::string_view path) override;
+  absl::Status SyncDirectory(std::string_view path) override;
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
+  absl::Status Delete(std::string_view path) override;
+  absl::Status DeleteTree(std::string_view path) override;
+  std::string Describe(std::string_view path) const override;
+
+ private:
+  struct Shared;
+  struct Node;
+  class Writer;
+  class Reader;
+  using NodePtr = std::shared_ptr<Node>;
+
+  const bool renames_directories_;
+  // Shared with open files.
+  const std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_STORAGE_TESTING_MEMORY_STORAGE_H_

@@ -1,0 +1,88 @@
+#include "storage/tiered/staging_folder.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "storage/posix_storage.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::Status MarkIfEmpty(Storage& storage, const std::string& path) {
+  const auto is_marked = [&] { return storage.Open(kStagingMarker).ok(); };
+  if (is_marked()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
+  if (names.empty()) {
+    return WriteAll(storage, kStagingMarker,
+                    "Copies of checkpoints on their way to another storage. Runs empty this "
+                    "folder.\n");
+  }
+  // Another process of the run may have been faster.
+  if (is_marked()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(path, " is not empty and no staging folder (", std::string(kStagingMarker),
+                   " is missing): its files would be deleted; remove it, or name another folder"));
+}
+
+// Whether `folder` is `inner` or one of the folders above it. Both without links.
+bool IsAbove(const fs::path& folder, const fs::path& inner) {
+  for (fs::path path = inner;; path = path.parent_path()) {
+    std::error_code ignored;
+    // One folder may have two names for other reasons than links.
+    if (path == folder || fs::equivalent(path, folder, ignored)) return true;
+    if (path == path.parent_path()) return false;
+  }
+}
+
+absl::StatusOr<fs::path> WithoutLinks(const std::string& path) {
+  std::error_code error;
+  fs::path resolved = fs::weakly_canonical(fs::absolute(path, error), error);
+  if (error) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot find out where ", path, " is: ", error.message()));
+  }
+  return resolved.has_filename() ? resolved : resolved.parent_path();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Storage>> OpenStagingFolder(const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage,
+                           OpenPosixStorage(path, {.create_root = true, .private_to = geteuid()}));
+  TESSERA_RETURN_IF_ERROR(MarkIfEmpty(*storage, path));
+  return storage;
+}
+
+void KeepStagingMarker(Storage& storage) {
+  const std::optional<std::string> marker = storage.LocalPath(kStagingMarker);
+  if (marker.has_value()) utimensat(AT_FDCWD, marker->c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
+}
+
+void RemoveStagingFolder(Storage& storage) {
+  const std::optional<std::string> path = storage.LocalPath("");
+  const auto names = storage.List("");
+  if (!path.has_value() || !names.ok() || *names != std::vector{std::string(kStagingMarker)}) {
+    return;
+  }
+  storage.Delete(kStagingMarker).IgnoreError();
+  rmdir(path->c_str());
+}
+
+absl::StatusOr<bool> FoldersOverlap(const std::string& a, const std::string& b) {
+  TESSERA_ASSIGN_OR_RETURN(const fs::path first, WithoutLinks(a));
+  TESSERA_ASSIGN_OR_RETURN(const fs::path second, WithoutLinks(b));
+  return IsAbove(first, second) || IsAbove(second, first);
+}
+
+}  // namespace tessera

@@ -1,0 +1,196 @@
+#include "storage/tiered/tiered_storage.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "base/mutex.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "storage/aligned_buffer.h"
+#include "storage/checks.h"
+#include "storage/tiered/staging_folder.h"
+#include "storage/written_ranges.h"
+
+namespace tessera {
+namespace {
+
+constexpr uint64_t kMinUploadBlockBytes = 8 << 20;
+
+// A file that is written to the staging tier. Sync() uploads what was written since the last one.
+class StagedFile final : public WritableFile {
+ public:
+  StagedFile(Storage& staging, std::string_view path, std::string name,
+             std::unique_ptr<WritableFile> file, std::unique_ptr<WritableFile> remote,
+             uint64_t upload_block_bytes)
+      : staging_(staging),
+        path_(path),
+        name_(std::move(name)),
+        file_(std::move(file)),
+        remote_(std::move(remote)),
+        upload_block_bytes_(upload_block_bytes) {}
+
+  absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override {
+    TESSERA_RETURN_IF_ERROR(Staged(file_->WriteAt(offset_bytes, data)));
+    const MutexLock lock(&mutex_);
+    return written_.Claim(name_, offset_bytes, data.size());
+  }
+
+  absl::Status Sync() override {
+    TESSERA_RETURN_IF_ERROR(Upload());
+    return remote_->Sync();
+  }
+
+  absl::Status Close() override {
+    absl::Status status = Upload();
+    status.Update(Staged(file_->Close()));
+    status.Update(remote_->Close());
+    return status;
+  }
+
+ private:
+  absl::Status Upload() {
+    WrittenRanges written;
+    {
+      const MutexLock lock(&mutex_);
+      std::swap(written, written_);
+    }
+    if (written.ranges().empty()) return absl::OkStatus();
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> source, staging_.Open(path_));
+    TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(upload_block_bytes_));
+    // Neighbours are uploaded in large blocks, whatever the size of the writes was.
+    for (const auto& [begin, end] : written.ranges()) {
+      TESSERA_RETURN_IF_ERROR(UploadRange(*source, begin, end, buffer.span()));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status UploadRange(const ReadableFile& source, uint64_t begin, uint64_t end,
+                           std::span<std::byte> buffer) {
+    while (begin < end) {
+      const std::span<std::byte> block =
+          buffer.first(std::min<uint64_t>(end - begin, buffer.size()));
+      TESSERA_RETURN_IF_ERROR(Staged(source.ReadAt(begin, block)));
+      TESSERA_RETURN_IF_ERROR(remote_->WriteAt(begin, block));
+      begin += block.size();
+    }
+    return absl::OkStatus();
+  }
+
+  // Adds the remote file's name to an error of the staging tier.
+  absl::Status Staged(const absl::Status& status) const {
+    if (status.ok()) return status;
+    return absl::Status(status.code(),
+                        absl::StrCat(status.message(), " (to be uploaded to ", name_, ")"));
+  }
+
+  Storage& staging_;
+  const std::string path_;
+  const std::string name_;  // for messages
+  const std::unique_ptr<WritableFile> file_;
+  const std::unique_ptr<WritableFile> remote_;
+  const uint64_t upload_block_bytes_;
+  Mutex mutex_;
+  WrittenRanges written_ ABSL_GUARDED_BY(mutex_);  // and not yet uploaded
+};
+
+// Reads a staged copy, and the remote file where the copy cannot be read.
+class StagedCopy final : public ReadableFile {
+ public:
+  StagedCopy(std::unique_ptr<ReadableFile> staged, std::unique_ptr<ReadableFile> remote)
+      : staged_(std::move(staged)), remote_(std::move(remote)) {}
+
+  absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
+    return staged_->ReadAt(offset_bytes, out).ok() ? absl::OkStatus()
+                                                   : remote_->ReadAt(offset_bytes, out);
+  }
+  absl::Status ReadOriginalAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
+    return remote_->ReadAt(offset_bytes, out);
+  }
+  uint64_t size_bytes() const override { return remote_->size_bytes(); }
+
+ private:
+  const std::unique_ptr<ReadableFile> staged_;
+  const std::unique_ptr<ReadableFile> remote_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WritableFile>> TieredStorage::Create(std::string_view path,
+                                                                    uint64_t size_hint_bytes) {
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> remote,
+                           remote_->Create(path, size_hint_bytes));
+  // A copy of an older file of this name must not be taken for the new one.
+  staging_->Delete(path).IgnoreError();
+  if (has_room_ && !has_room_(size_hint_bytes)) return remote;
+  if (!staging_->MakeDirectory(SplitPath(path).first).ok()) return remote;
+  absl::StatusOr<std::unique_ptr<WritableFile>> file = staging_->Create(path, size_hint_bytes);
+  if (!file.ok()) return remote;
+  return std::make_unique<StagedFile>(
+      *staging_, path, Describe(path), *std::move(file), std::move(remote),
+      std::max(remote_->PreferredWriteBytes(), kMinUploadBlockBytes));
+}
+
+absl::StatusOr<std::unique_ptr<ReadableFile>> TieredStorage::Open(std::string_view path) {
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ReadableFile> remote, remote_->Open(path));
+  absl::StatusOr<std::unique_ptr<ReadableFile>> staged = staging_->Open(path);
+  if (!staged.ok() || (*staged)->size_bytes() != remote->size_bytes()) return remote;
+  return std::make_unique<StagedCopy>(*std::move(staged), std::move(remote));
+}
+
+absl::Status TieredStorage::Rename(std::string_view from, std::string_view to) {
+  TESSERA_RETURN_IF_ERROR(remote_->Rename(from, to));
+  // A copy under the old name would be found again by a later file of that name.
+  staging_->DeleteTree(from).IgnoreError();
+  return absl::OkStatus();
+}
+
+absl::Status TieredStorage::Delete(std::string_view path) {
+  staging_->Delete(path).IgnoreError();
+  return remote_->Delete(path);
+}
+
+absl::Status TieredStorage::DeleteFiles(std::string_view directory,
+                                        const std::vector<std::string>& names) {
+  staging_->DeleteFiles(directory, names).IgnoreError();
+  return remote_->DeleteFiles(directory, names);
+}
+
+absl::Status TieredStorage::DeleteTree(std::string_view path) {
+  staging_->DeleteTree(path).IgnoreError();
+  return remote_->DeleteTree(path);
+}
+
+absl::Status TieredStorage::ForgetAllBut(std::string_view kept) {
+  KeepStagingMarker(*staging_);
+  return ForgetBelow("", kept);
+}
+
+absl::Status TieredStorage::ForgetBelow(const std::string& directory, std::string_view kept) {
+  absl::StatusOr<std::vector<std::string>> names = staging_->List(directory);
+  if (absl::IsNotFound(names.status())) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(names.status());
+  absl::Status first_error;
+  for (std::string_view name : *names) {
+    const bool is_directory = name.ends_with('/');
+    if (is_directory) name.remove_suffix(1);
+    const std::string path = absl::StrCat(directory, directory.empty() ? "" : "/", View(name));
+    absl::Status status;
+    if (path == kept || path == kStagingMarker) {
+      continue;
+    } else if (is_directory && kept.starts_with(path + "/")) {
+      status = ForgetBelow(path, kept);
+    } else {
+      status = staging_->DeleteTree(path);
+    }
+    // Another process of this machine may have been faster.
+    if (!absl::IsNotFound(status)) first_error.Update(status);
+  }
+  return first_error;
+}
+
+}  // namespace tessera

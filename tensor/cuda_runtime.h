@@ -1,0 +1,43 @@
+#ifndef TESSERA_TENSOR_CUDA_RUNTIME_H_
+#define TESSERA_TENSOR_CUDA_RUNTIME_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tensor/device_runtime.h"
+
+namespace tessera {
+
+// GPUs that this process sees.
+int CountCudaDevices();
+// The same; NotFound, with the driver's reason, if this process sees no GPU.
+absl::StatusOr<int> FindCudaDevices();
+
+struct CudaDeviceInfo {
+  std::string name;  // "NVIDIA H200"
+  int major = 0;     // of the compute capability
+  int minor = 0;
+  int multiprocessors = 0;
+  int64_t shared_bytes_of_block = 0;  // the most that a kernel may ask for
+  std::string uuid;  // the same in every process, and of a part of a GPU (MIG) its own
+};
+absl::StatusOr<CudaDeviceInfo> DescribeCudaDevice(int device);
+// "NVIDIA H200, sm_90, 132 multiprocessors". cuBLASLt chooses algorithms by the number of
+// multiprocessors, which differs between GPUs of one name and between the parts of one.
+std::string TypeOf(const CudaDeviceInfo& info);
+
+// Makes a GPU the current device of the calling thread.
+absl::Status UseCudaDevice(int device);
+// The major number of its compute capability: 9 is Hopper. 0 where there is no such device.
+int CudaComputeMajor(int device);
+
+// The calling thread's use of a GPU from now on, and its runtime. Memory comes from the device's
+// default pool, which keeps what is given back. NotFound where there is no such device.
+absl::StatusOr<std::unique_ptr<DeviceRuntime>> MakeCudaRuntime(int device);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TENSOR_CUDA_RUNTIME_H_

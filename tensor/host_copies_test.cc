@@ -1,0 +1,60 @@
+#include "tensor/host_copies.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tensor/device.h"
+#include "tensor/testing/fake_device_runtime.h"
+
+namespace tessera {
+namespace {
+
+TEST(HostCopiesTest, BytesArriveThoughTheHostChangesItsOwnAtOnce) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    DeviceContext context(std::make_unique<FakeDeviceRuntime>(FakeDeviceOptions{.seed = seed}));
+    Stream stream = *Stream::Create(context);
+    const std::unique_ptr<HostCopies> copies =
+        *HostCopies::Create(stream, {.slot_bytes = 64, .slots = 3});
+    for (int64_t bytes : {0, 1, 64, 65, 192, 1000}) {
+      const DeviceBuffer device = *DeviceBuffer::Allocate(stream, bytes, "test");
+      std::vector<char> from(bytes);
+      std::iota(from.begin(), from.end(), static_cast<char>(seed));
+      const std::vector<char> expected = from;
+      EXPECT_EQ(copies->ToDevice(from.data(), bytes, device.data()), absl::OkStatus());
+      from.assign(from.size(), 0);
+      std::vector<char> to(bytes);
+      EXPECT_EQ(copies->ToHost(device.data(), bytes, to.data()), absl::OkStatus());
+      EXPECT_EQ(to, expected) << bytes;
+    }
+    EXPECT_EQ(stream.Synchronize(), absl::OkStatus());
+  }
+}
+
+// The host queues small copies ahead of the device.
+TEST(HostCopiesTest, WaitsOnlyForASlot) {
+  auto owned = std::make_unique<FakeDeviceRuntime>(FakeDeviceOptions{.seed = 0});
+  FakeDeviceRuntime* const runtime = owned.get();
+  DeviceContext context(std::move(owned));
+  Stream stream = *Stream::Create(context);
+  const std::unique_ptr<HostCopies> copies =
+      *HostCopies::Create(stream, {.slot_bytes = 8, .slots = 2});
+  const DeviceBuffer device = *DeviceBuffer::Allocate(stream, 8, "test");
+  bool ran = false;
+  runtime->Enqueue(stream.handle(), [&] { ran = true; });
+  const int64_t value = 7;
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(copies->ToDevice(&value, 8, device.data()), absl::OkStatus());
+    EXPECT_FALSE(ran);
+  }
+  EXPECT_EQ(copies->ToDevice(&value, 8, device.data()), absl::OkStatus());
+  EXPECT_TRUE(ran);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,152 @@
+#ifndef TESSERA_TENSOR_TESTING_FAKE_DEVICE_RUNTIME_H_
+#define TESSERA_TENSOR_TESTING_FAKE_DEVICE_RUNTIME_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "tensor/device_runtime.h"
+#include "tensor/testing/guarded_memory.h"
+
+namespace tessera {
+
+// What devices that exchange data share: their work runs one at a time, on whichever thread waits
+// for any of it.
+struct FakeFabric {
+  Mutex mutex;
+  CondVar changed;  // work was queued or has run
+  // Where device memory lies that only work of the devices may touch: host code that does ends the
+  // process. Null: host code may, too.
+  std::unique_ptr<GuardedMemory> guarded;
+};
+
+struct FakeDeviceOptions {
+  // 0: work runs as late as it may, when something is synchronized that depends on it. Others: at
+  // every call, some work of some streams runs, at random.
+  uint64_t seed = 0;
+  int64_t memory_bytes = int64_t{1} << 30;
+  // The shared memory that a block of a kernel may have; of an H100 by default.
+  int64_t shared_bytes_of_block = 227 * 1024;
+  std::shared_ptr<FakeFabric> fabric;  // null: one of its own
+  // WaitEvent() does nothing where this is true of the number of the call, from 0 on: as if the
+  // program had no such wait. Null: nowhere.
+  std::function<bool(int64_t)> drops_wait;
+  bool at_once = false;  // work runs when it is queued
+};
+
+// A device in host memory whose streams run late and in adversarial order: all that only an event
+// wait, or the order of a stream, promises does happen, and nothing else. New memory, and memory
+// that was given back, is all ones (NaN). Copies and fills that touch memory given back are errors.
+//
+// Work runs on threads that call the devices of its fabric. Thread-safe. Each question whether an
+// event is done also runs at most one piece of work that the event depends on, so that polling
+// ends.
+//
+// As with CUDA, each thread has a current device: the one that it created or selected last, or none
+// at first. To create a stream or an event, to record one, or to queue work, on a device that is
+// not the calling thread's is an error; CUDA forgives some of these.
+class FakeDeviceRuntime final : public DeviceRuntime {
+ public:
+  explicit FakeDeviceRuntime(const FakeDeviceOptions& options = {});
+  ~FakeDeviceRuntime() override;
+
+  absl::Status Select() override;
+
+  // Queues work of the test's own: a kernel.
+  void Enqueue(StreamHandle stream, std::function<void()> work);
+  // Queues work that other devices of the fabric take part in. It is called with the fabric locked
+  // when it is first in the stream, until it returns true.
+  void EnqueueShared(StreamHandle stream, std::function<bool()> try_run);
+  // Runs one piece of work of the stream, if it can run. Only within shared work.
+  bool RunNext(StreamHandle stream) { return RunOne(*static_cast<FakeStream*>(stream)); }
+  // Wakes threads that wait for work; to be called when shared work has become able to run.
+  void Notify() { fabric_->changed.NotifyAll(); }
+  int64_t shared_bytes_of_block() const { return options_.shared_bytes_of_block; }
+
+  absl::StatusOr<StreamHandle> CreateStream() override;
+  void DestroyStream(StreamHandle stream) override;
+  absl::Status SynchronizeStream(StreamHandle stream) override;
+  absl::StatusOr<EventHandle> CreateEvent() override;
+  void DestroyEvent(EventHandle event) override;
+  absl::Status RecordEvent(EventHandle event, StreamHandle stream) override;
+  absl::Status WaitEvent(StreamHandle stream, EventHandle event) override;
+  absl::Status SynchronizeEvent(EventHandle event) override;
+  absl::StatusOr<bool> IsEventDone(EventHandle event) override;
+  absl::StatusOr<void*> Allocate(StreamHandle stream, int64_t bytes) override;
+  absl::Status Free(StreamHandle stream, void* memory) override;
+  absl::StatusOr<void*> AllocatePinned(int64_t bytes) override;
+  void FreePinned(void* memory) override;
+  absl::Status Copy(StreamHandle stream, const void* from, int64_t bytes, void* to) override;
+  absl::Status Zero(StreamHandle stream, void* memory, int64_t bytes) override;
+  absl::StatusOr<MemoryInfo> Memory() override;
+
+ private:
+  struct FakeStream;
+  // One recording of an event: done once its stream has come to it.
+  struct Mark {
+    FakeStream* stream = nullptr;
+    bool done = false;
+  };
+  struct FakeEvent {
+    std::shared_ptr<Mark> mark;
+  };
+  struct Work {
+    std::function<bool()> try_run;   // false: it cannot run yet; null: nothing to run
+    std::shared_ptr<Mark> wait_for;  // null: nothing
+  };
+  struct FakeStream {
+    std::deque<Work> queue;
+    bool running = false;  // its first work
+  };
+  struct FreeMemory {
+    FreeMemory() : guarded(false) {}
+    explicit FreeMemory(bool is_guarded) : guarded(is_guarded) {}
+    bool guarded;  // not to be freed by itself
+    void operator()(char* memory) const;
+  };
+  // Aligned to 256 bytes, as CUDA's memory is.
+  struct Block {
+    std::unique_ptr<char, FreeMemory> memory;
+    int64_t bytes = 0;
+    bool freed = false;
+
+    void Poison();
+  };
+
+  // All of these are called with the fabric locked.
+  void Add(StreamHandle stream, Work work);
+  // Runs the first work of a stream, or a piece of work that it waits for. False where neither can
+  // run: another device has not come as far.
+  bool RunOne(FakeStream& stream);
+  bool RunTowards(const Mark& mark);
+  void RunSome();
+  bool TouchesFreedMemory(const void* address) const;
+  void* NewBlock(int64_t bytes, bool on_device);
+  // Work may touch guarded memory.
+  bool TryRun(const Work& work);
+  absl::Status TakeError() { return std::exchange(error_, absl::OkStatus()); }
+  // FailedPrecondition where the device is not the calling thread's.
+  absl::Status CheckSelected(const char* what) const;
+
+  const FakeDeviceOptions options_;
+  const std::shared_ptr<FakeFabric> fabric_;
+  std::mt19937_64 random_;
+  int64_t live_bytes_ = 0;
+  int64_t waits_ = 0;
+  absl::Status error_;  // of work, until the next synchronization
+  std::vector<std::unique_ptr<FakeStream>> streams_;
+  std::map<EventHandle, std::unique_ptr<FakeEvent>> events_;
+  std::map<const char*, std::unique_ptr<Block>> blocks_;  // by their first byte
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TENSOR_TESTING_FAKE_DEVICE_RUNTIME_H_

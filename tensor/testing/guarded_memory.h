@@ -1,0 +1,37 @@
+#ifndef TESSERA_TENSOR_TESTING_GUARDED_MEMORY_H_
+#define TESSERA_TENSOR_TESTING_GUARDED_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tessera {
+
+// Memory for tests that only some code may touch: between Open() and Close(), which nest; any other
+// access ends the process. Starts closed. What Take() returned is never used again. Not
+// thread-safe.
+class GuardedMemory {
+ public:
+  // Reserves that many bytes of addresses; memory is used as it is touched.
+  explicit GuardedMemory(size_t capacity_bytes);
+  ~GuardedMemory();
+  GuardedMemory(const GuardedMemory&) = delete;
+  GuardedMemory& operator=(const GuardedMemory&) = delete;
+
+  // Aligned to a page. CHECKs that there is room.
+  char* Take(int64_t bytes);
+
+  void Open();
+  void Close();
+
+ private:
+  void Protect(int protection);
+
+  const size_t capacity_bytes_;
+  char* memory_;
+  size_t used_bytes_ = 0;
+  int depth_ = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TENSOR_TESTING_GUARDED_MEMORY_H_
