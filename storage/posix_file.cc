@@ -10,7 +10,7 @@
 #include "base/file_calls.h"
 #include "storage/checks.h"
 
-namespace tessera::ckpt::internal {
+namespace tessera::internal {
 namespace {
 
 absl::Status ClosedStatus(std::string_view operation, const std::string& name) {
@@ -133,4 +133,4 @@ absl::Status PosixReadableFile::FinishReadAt(RingTransfer* started, uint64_t off
   return absl::OkStatus();
 }
 
-}  // namespace tessera::ckpt::internal
+}  // namespace tessera::internal

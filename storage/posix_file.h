@@ -16,7 +16,7 @@
 #include "storage/storage.h"
 #include "storage/written_ranges.h"
 
-namespace tessera::ckpt::internal {
+namespace tessera::internal {
 
 class PosixWritableFile final : public WritableFile {
  public:
@@ -73,6 +73,6 @@ class PosixReadableFile final : public ReadableFile {
   const uint64_t size_bytes_;
 };
 
-}  // namespace tessera::ckpt::internal
+}  // namespace tessera::internal
 
 #endif  // TESSERA_STORAGE_POSIX_FILE_H_

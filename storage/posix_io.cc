@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/storage.h"
 
-namespace tessera::ckpt::internal {
+namespace tessera::internal {
 namespace {
 
 absl::StatusCode CodeOf(int error) {
@@ -346,4 +346,4 @@ int DualFile::Close() {
   return direct_error != 0 ? direct_error : buffered_error;
 }
 
-}  // namespace tessera::ckpt::internal
+}  // namespace tessera::internal

@@ -24,7 +24,7 @@
 #include "storage/storage.h"
 #include "storage/transfer_ring.h"
 
-namespace tessera::ckpt::internal {
+namespace tessera::internal {
 
 // "WriteAt /runs/a: No space left on device" under the code that storage.h promises for `error`.
 absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view where);
@@ -215,6 +215,6 @@ class DualFile {
   std::map<uint64_t, PartialBlock> partial_ ABSL_GUARDED_BY(partial_mutex_);  // by their offsets
 };
 
-}  // namespace tessera::ckpt::internal
+}  // namespace tessera::internal
 
 #endif  // TESSERA_STORAGE_POSIX_IO_H_

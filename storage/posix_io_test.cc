@@ -23,7 +23,7 @@
 #include "gtest/gtest.h"
 #include "storage/storage.h"
 
-namespace tessera::ckpt::internal {
+namespace tessera::internal {
 namespace {
 
 // A fake kernel that misbehaves on request. Both descriptors of the file under test are ordinary
@@ -484,4 +484,4 @@ TEST(ErrnoStatusTest, HasTheCodesOfTheInterface) {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt::internal
+}  // namespace tessera::internal

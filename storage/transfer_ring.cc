@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <string_view>
 
-namespace tessera::ckpt::internal {
+namespace tessera::internal {
 namespace {
 
 constexpr int kRingTransfers = 16;
@@ -106,4 +106,4 @@ int RingTransfer::Wait() {
   return result_;
 }
 
-}  // namespace tessera::ckpt::internal
+}  // namespace tessera::internal

@@ -10,7 +10,7 @@
 #include <memory>
 #include <span>
 
-namespace tessera::ckpt::internal {
+namespace tessera::internal {
 
 // Used by the thread that started it.
 class RingTransfer {
@@ -37,6 +37,6 @@ class RingTransfer {
   int result_ = 0;
 };
 
-}  // namespace tessera::ckpt::internal
+}  // namespace tessera::internal
 
 #endif  // TESSERA_STORAGE_TRANSFER_RING_H_

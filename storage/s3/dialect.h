@@ -4,7 +4,7 @@
 #include <array>
 #include <string_view>
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 
 // What a store that speaks the S3 protocol calls things, and what it cannot do.
 struct Dialect {
@@ -61,6 +61,6 @@ inline constexpr Dialect kGoogle = {.signature = "GOOG4",
                                     .numbers_versions = true,
                                     .create_only = {{{"x-goog-if-generation-match", "0"}, {}}}};
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3
 
 #endif  // TESSERA_STORAGE_S3_DIALECT_H_

@@ -22,7 +22,7 @@
 #include "base/mutex.h"
 #include "base/steady_time.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 using CurlLong = long;  // NOLINT(google-runtime-int): what libcurl takes and gives
@@ -446,4 +446,4 @@ std::unique_ptr<HttpBatch> HttpClient::NewBatch() {
 
 std::unique_ptr<HttpClient> MakeHttpClient() { return std::make_unique<CurlClient>(); }
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3

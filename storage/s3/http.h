@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 
 struct HttpRequest {
   std::string method;  // GET, HEAD, PUT, POST or DELETE
@@ -96,6 +96,6 @@ struct CertificateAuthorities {
 // `root`: the library that checks certificates knows that of the system it was built on.
 CertificateAuthorities FindCertificateAuthorities(const std::string& root = "");
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3
 
 #endif  // TESSERA_STORAGE_S3_HTTP_H_

@@ -16,7 +16,7 @@
 #include "base/steady_time.h"
 #include "storage/s3/xml.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 constexpr absl::Duration kRenewalMargin = absl::Minutes(5);
@@ -393,4 +393,4 @@ absl::StatusOr<HttpResponse> RequestSender::Send(Request request, Restart restar
   return std::move(one.response);
 }
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3

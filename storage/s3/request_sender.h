@@ -19,7 +19,7 @@
 #include "storage/s3/http.h"
 #include "storage/s3/sigv4.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 
 struct ClientOptions {
   std::string endpoint;  // "https://host" or "http://host:9000"; without a path
@@ -136,6 +136,6 @@ class RequestSender {
 // The value of a header of an answer; "" if it is not there.
 std::string Header(const HttpResponse& response, const std::string& name);
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3
 
 #endif  // TESSERA_STORAGE_S3_REQUEST_SENDER_H_

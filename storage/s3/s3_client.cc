@@ -18,7 +18,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 using Restart = RequestSender::Restart;
@@ -412,4 +412,4 @@ absl::Status S3Client::DeleteAll(const std::vector<std::string>& keys) {
   return absl::OkStatus();
 }
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3

@@ -17,7 +17,7 @@
 #include "storage/s3/request_sender.h"
 #include "storage/s3/xml.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 
 // See S3Client::Get(): a store answers each connection at its own rate.
 inline constexpr uint64_t kMinRangeBytes = uint64_t{2} << 20;
@@ -152,6 +152,6 @@ class S3Client {
 // The value of x-amz-checksum-crc32c.
 std::string ChecksumHeader(uint32_t crc32c);
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3
 
 #endif  // TESSERA_STORAGE_S3_S3_CLIENT_H_

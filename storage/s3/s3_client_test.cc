@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "storage/s3/testing/s3_server.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 std::span<const std::byte> Bytes(const std::string& text) {
@@ -556,4 +556,4 @@ TEST(S3ClientAnswersTest, AnyAnswerIsAnErrorAndNothingWorse) {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3

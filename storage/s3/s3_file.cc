@@ -9,7 +9,7 @@
 #include "base/units.h"
 #include "storage/checks.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 // New memory costs more than filling it.
@@ -363,4 +363,4 @@ absl::Status S3ReadableFile::ReadAt(uint64_t offset_bytes, std::span<std::byte> 
                                    offset_bytes, ": ", status.message()));
 }
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3

@@ -21,7 +21,7 @@
 #include "storage/storage.h"
 #include "storage/written_ranges.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 
 // The limits of S3.
 inline constexpr uint64_t kMinPartBytes = uint64_t{5} << 20;
@@ -153,6 +153,6 @@ class S3ReadableFile final : public ReadableFile {
 absl::Status InOperation(const char* operation, const std::string& name,
                          const absl::Status& status);
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3
 
 #endif  // TESSERA_STORAGE_S3_S3_FILE_H_

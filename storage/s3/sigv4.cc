@@ -15,7 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 std::string HmacSha256(std::string_view key, std::string_view data) {
@@ -115,4 +115,4 @@ std::string AuthorizationHeader(const SignedParts& parts, const Credentials& cre
                       ",Signature=", Sign(parts, credentials, region, amz_date, dialect));
 }
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3

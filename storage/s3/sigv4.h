@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 #include "storage/s3/dialect.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 
 struct Credentials {
   std::string access_key_id;
@@ -60,6 +60,6 @@ std::string AuthorizationHeader(const SignedParts& parts, const Credentials& cre
                                 std::string_view region, std::string_view amz_date,
                                 const Dialect& dialect = kAmazon);
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3
 
 #endif  // TESSERA_STORAGE_S3_SIGV4_H_

@@ -4,7 +4,7 @@
 
 #include "gtest/gtest.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 // The examples of "Authenticating Requests: Using the Authorization Header" in Amazon's S3 API
@@ -84,4 +84,4 @@ TEST(SigV4Test, NamesAreEncodedAsBytes) {
 TEST(SigV4Test, DatesAreInUtc) { EXPECT_EQ(AmzDate(absl::FromUnixSeconds(1369353600)), kDate); }
 
 }  // namespace
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3

@@ -18,7 +18,7 @@
 #include "storage/s3/testing/certificate.h"
 #include "storage/s3/testing/s3_server.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 using ::testing::HasSubstr;
@@ -149,4 +149,4 @@ TEST_F(TlsTest, EachSystemHasThemSomewhereElse) {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3

@@ -8,7 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 // pugixml's nodes, by name: a missing one is empty.
@@ -148,4 +148,4 @@ std::optional<ErrorDocument> ParseDeleteErrors(std::string_view body) {
   return result;
 }
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3

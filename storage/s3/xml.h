@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 
 // An <Error> document. Empty strings for what is not in it.
 struct ErrorDocument {
@@ -63,6 +63,6 @@ std::string DeleteDocument(const std::vector<std::string>& keys);
 // The first key that was not deleted, with the reason; nullopt where all were.
 std::optional<ErrorDocument> ParseDeleteErrors(std::string_view body);
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3
 
 #endif  // TESSERA_STORAGE_S3_XML_H_

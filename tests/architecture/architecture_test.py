@@ -12,24 +12,26 @@ import unittest
 import xml.etree.ElementTree
 
 OURS = (
-    "base", "checkpoint", "compute", "convert", "layout", "models", "python", "tests", "tokenizer",
-    "tools", "trainer",
+    "base", "checkpoint", "comm", "compute", "convert", "layout", "models", "python", "storage",
+    "tensor", "tests", "tokenizer", "tools", "trainer",
 )
 
 # (from, to): no path, of any length, leads from one folder to the other. A folder stands for what
 # is below it, too.
+_ABOVE = ("convert", "models", "python", "tests", "tools", "trainer")
 NO_PATH = (
     ("base", tuple(sorted(set(OURS) - {"base"}))),
     ("layout", tuple(sorted(set(OURS) - {"base", "layout"}))),
-    ("tokenizer", ("checkpoint", "compute", "convert", "models", "tests", "tools", "trainer")),
-    ("checkpoint", ("compute", "convert", "models", "python", "tests", "tools", "trainer")),
+    ("storage", tuple(sorted(set(OURS) - {"base", "storage"}))),
+    ("tensor", tuple(sorted(set(OURS) - {"base", "layout", "tensor"}))),
+    ("comm", ("checkpoint", "compute", "storage") + _ABOVE),
+    ("tokenizer", ("checkpoint", "comm", "compute", "storage") + _ABOVE),
+    ("checkpoint", ("comm", "compute", "tensor") + _ABOVE),
     ("checkpoint/format", ("storage",)),
     ("checkpoint/plan", ("storage",)),
-    ("compute", ("checkpoint", "convert", "models", "tests", "tools", "trainer")),
+    ("compute", ("checkpoint", "convert", "models", "storage", "tests", "tools", "trainer")),
     ("compute/kernels", ("comm", "compute/parallel")),
-    ("comm", ("compute/kernels", "compute/parallel")),
-    ("tensor", ("comm", "compute/kernels")),
-    ("models", ("checkpoint", "convert", "tests", "tools", "trainer")),
+    ("models", ("checkpoint", "convert", "storage", "tests", "tools", "trainer")),
     ("convert", ("python", "tests", "tools", "trainer")),
     ("python", ("tests", "tools", "trainer")),
     ("trainer", ("tests", "tools")),

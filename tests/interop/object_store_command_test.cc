@@ -30,7 +30,7 @@ class ObjectStoreCommandTest : public testing::ForeignTest {
 
 // In an object store, the file that makes it a checkpoint comes last.
 TEST_F(ObjectStoreCommandTest, EveryFormatIsWrittenToAnObjectStore) {
-  const ckpt::s3::S3Server server({.region = "us-east-1"});
+  const s3::S3Server server({.region = "us-east-1"});
   const std::string endpoint = "--s3-endpoint=" + server.endpoint();
   const std::string source = "tests/interop/megatron/gpt2_tp2_pp2";
   const std::string weights = In("weights");
@@ -62,7 +62,7 @@ TEST_F(ObjectStoreCommandTest, EveryFormatIsWrittenToAnObjectStore) {
 
 // A GGUF file is an object by itself, beside others.
 TEST_F(ObjectStoreCommandTest, AFileOfLlamaCppIsWrittenToAnObjectStore) {
-  ckpt::s3::S3Server server({.region = "us-east-1"});
+  s3::S3Server server({.region = "us-east-1"});
   const std::string endpoint = "--s3-endpoint=" + server.endpoint(), hf = PytorchFixture("gpt2.hf");
   for (const std::string place : {"s3://bucket/models/a.gguf", "s3://bucket/models/b.gguf"}) {
     ASSERT_EQ(Run({"convert", hf, place, "--to=gguf", endpoint}), 0) << err_;
@@ -85,7 +85,7 @@ TEST_F(ObjectStoreCommandTest, AFileOfLlamaCppIsWrittenToAnObjectStore) {
 TEST_F(ObjectStoreCommandTest, AnObjectStoreKeepsNothingOfAFailure) {
   for (const char* part : {"hf/model-00002", "hf/model.safetensors.index", "hf/config.json"}) {
     SCOPED_TRACE(part);
-    ckpt::s3::S3Server server({.region = "us-east-1"});
+    s3::S3Server server({.region = "us-east-1"});
     // Twice: credentials are read again, and the request is repeated.
     server.AddFault(
         {.status = 403, .code = "AccessDenied", .method = "PUT", .key_part = part, .times = 2});
@@ -96,7 +96,7 @@ TEST_F(ObjectStoreCommandTest, AnObjectStoreKeepsNothingOfAFailure) {
     EXPECT_TRUE(server.keys().empty());
   }
   // Another writer is at work, or has died.
-  ckpt::s3::S3Server server({.region = "us-east-1"});
+  s3::S3Server server({.region = "us-east-1"});
   server.PutObject("hf/unfinished", "");
   EXPECT_EQ(Run({"convert", PytorchFixture("gpt2.model.bin"), "s3://bucket/hf", "--to=hf",
                  "--s3-endpoint=" + server.endpoint()}),

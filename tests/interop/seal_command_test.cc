@@ -258,7 +258,7 @@ TEST_F(SealCommandTest, OfARunTheNewestIsMeant) {
 }
 
 TEST_F(SealCommandTest, InAnObjectStore) {
-  const ckpt::s3::S3Server server({.region = "us-east-1"});
+  const s3::S3Server server({.region = "us-east-1"});
   setenv("AWS_ACCESS_KEY_ID", "TESTKEY", 1);
   setenv("AWS_SECRET_ACCESS_KEY", "a/secret+key", 1);
   const std::string endpoint = "--s3-endpoint=" + server.endpoint();

@@ -43,7 +43,7 @@ namespace {
 
 constexpr size_t kObjectBytes = size_t{8} << 20;
 using CurlLong = long;  // NOLINT(google-runtime-int): what libcurl takes and gives
-constexpr auto kBufferBytes = static_cast<CurlLong>(ckpt::s3::kHttpBufferBytes);
+constexpr auto kBufferBytes = static_cast<CurlLong>(s3::kHttpBufferBytes);
 
 // One connection that moves one object at a time.
 class Connection {
@@ -151,7 +151,7 @@ absl::Status Measure() {
   TESSERA_ASSIGN_OR_RETURN(Gpt2State state, Gpt2State::Create());
   std::vector<char> memory(state.bytes, 'x');
   std::printf("state: %zu tensors, %.1f MB\n", state.dict.tensors.size(), state.bytes / 1e6);
-  const ckpt::s3::S3Server server({.verify = false});
+  const s3::S3Server server({.verify = false});
   TESSERA_ASSIGN_OR_RETURN(
       const std::unique_ptr<Storage> storage,
       OpenS3Storage({.client = server.ForClient(), .prefix = "runs", .create_root = true}));

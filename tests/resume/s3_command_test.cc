@@ -55,7 +55,7 @@ class S3CommandTest : public CommandTest {
     return losses;
   }
 
-  ckpt::s3::S3Server server_{{.region = "us-east-1"}};
+  s3::S3Server server_{{.region = "us-east-1"}};
 };
 
 // The checkpoints that a replay begins with are where the run has saved them.
@@ -131,7 +131,7 @@ TEST_F(S3CommandTest, ALastSaveThatIsDiscardedMeanwhileEndsTheRunWithAnError) {
 
 // The run diverges while its first save waits for a store that does not answer.
 TEST_F(S3CommandTest, ARunThatFailsDoesNotWaitForItsStore) {
-  server_.AddFault({.kind = ckpt::s3::FaultKind::kStall,
+  server_.AddFault({.kind = s3::FaultKind::kStall,
                     .method = "PUT",
                     .key_part = ".safetensors",
                     .times = 1'000'000});
@@ -162,7 +162,7 @@ TEST_F(S3CommandTest, ARunThatIsKilledWhileItCommitsGoesOnAlsoOnAnotherMachine) 
     };
     const std::string manifest = run + "/step-00000010/manifest.pb";
     const int faults = server_.fault_count();
-    server_.AddFault({.kind = ckpt::s3::FaultKind::kStall, .method = "PUT", .key_part = manifest});
+    server_.AddFault({.kind = s3::FaultKind::kStall, .method = "PUT", .key_part = manifest});
     const Process process(command("lost"), root_);
     EXPECT_TRUE(process.WaitUntil([&] { return server_.fault_count() > faults; }));
     process.Kill(SIGKILL);

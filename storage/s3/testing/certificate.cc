@@ -8,7 +8,7 @@
 
 #include "glog/logging.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 void AddExtension(X509* x509, int id, const std::string& value) {
@@ -49,4 +49,4 @@ void Certificate::Write(const std::string& path) const {
   std::fclose(file);
 }
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3

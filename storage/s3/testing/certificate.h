@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 
 struct CertificateOptions {
   std::string names;                          // "IP:127.0.0.1", "DNS:a,DNS:b"
@@ -33,6 +33,6 @@ class Certificate {
   X509* const x509_ = X509_new();
 };
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3
 
 #endif  // TESSERA_STORAGE_S3_TESTING_CERTIFICATE_H_

@@ -22,7 +22,7 @@
 #include "glog/logging.h"
 #include "storage/s3/testing/certificate.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 constexpr size_t kReadBytes = 256 << 10;
@@ -252,4 +252,4 @@ bool HttpServer::Send(Stream& stream, const HttpMessage& request, const HttpRepl
   return !reply.tear;
 }
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3

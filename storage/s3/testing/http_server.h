@@ -15,7 +15,7 @@
 
 struct ssl_ctx_st;
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 
 // A request as it arrived.
 struct HttpMessage {
@@ -95,6 +95,6 @@ class HttpServer {
   std::vector<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3
 
 #endif  // TESSERA_STORAGE_S3_TESTING_HTTP_SERVER_H_

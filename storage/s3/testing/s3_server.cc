@@ -19,7 +19,7 @@
 #include "base/crc32c.h"
 #include "storage/s3/testing/vendor_rules.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 // Bytes [begin, end) of the chunks.
@@ -469,4 +469,4 @@ HttpReply S3Server::DeleteMany(const HttpMessage& request) {
   return XmlReply("<DeleteResult></DeleteResult>");
 }
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3

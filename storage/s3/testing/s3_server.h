@@ -16,7 +16,7 @@
 #include "storage/s3/sigv4.h"
 #include "storage/s3/testing/http_server.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 
 // What a fault does to a request that it applies to.
 enum class FaultKind {
@@ -167,6 +167,6 @@ class S3Server {
   std::unique_ptr<HttpServer> http_;  // last: its threads use the rest
 };
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3
 
 #endif  // TESSERA_STORAGE_S3_TESTING_S3_SERVER_H_

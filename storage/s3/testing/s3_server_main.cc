@@ -18,7 +18,7 @@ ABSL_FLAG(
     int, fault_period, 0,
     "Each so many-th request is refused, each so many-th answer lost, torn or slow. 0: none.");
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 void AddFaults(S3Server& server, int period) {
@@ -48,9 +48,9 @@ int Main() {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  return tessera::ckpt::s3::Main();
+  return tessera::s3::Main();
 }

@@ -14,7 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 std::string Keyed(const std::string& key, const std::string& text) {
@@ -105,4 +105,4 @@ std::string CheckSignature(const HttpMessage& request, const std::string& secret
   return is_right ? "" : "the signature";
 }
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3

@@ -5,7 +5,7 @@
 
 #include "storage/s3/testing/http_server.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 
 // How a store signs, as its documents say.
 struct SignatureRules {
@@ -18,6 +18,6 @@ struct SignatureRules {
 std::string CheckSignature(const HttpMessage& request, const std::string& secret,
                            const SignatureRules& rules);
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3
 
 #endif  // TESSERA_STORAGE_S3_TESTING_SIGNATURE_CHECK_H_

@@ -15,7 +15,7 @@
 #include "base/crc32c.h"
 #include "storage/s3/testing/signature_check.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 namespace {
 
 constexpr char kChecksum[] = "x-amz-checksum-crc32c";
@@ -189,4 +189,4 @@ HttpReply S3Server::CheckCondition(const HttpMessage& request, const std::string
   return there->second.etag == match ? EmptyReply(200) : ErrorReply(412, "PreconditionFailed");
 }
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3

@@ -6,7 +6,7 @@
 #include "storage/s3/testing/http_server.h"
 #include "storage/s3/testing/s3_server.h"
 
-namespace tessera::ckpt::s3 {
+namespace tessera::s3 {
 
 // "" for what is not in the request.
 std::string Header(const HttpMessage& request, const std::string& name);
@@ -22,6 +22,6 @@ bool NeedsVirtualHost(Vendor vendor);
 // Adds what the store says about a body that it has stored.
 void AddChecksum(Vendor vendor, const std::string& body, bool verify, HttpReply& reply);
 
-}  // namespace tessera::ckpt::s3
+}  // namespace tessera::s3
 
 #endif  // TESSERA_STORAGE_S3_TESTING_VENDOR_RULES_H_

@@ -29,10 +29,10 @@
 namespace tessera::simulation {
 namespace {
 
-using ckpt::s3::HttpMessage;
-using ckpt::s3::HttpReply;
-using ckpt::s3::HttpRequest;
-using ckpt::s3::HttpResponse;
+using s3::HttpMessage;
+using s3::HttpReply;
+using s3::HttpRequest;
+using s3::HttpResponse;
 
 // "http://store/bucket/key?a=b"
 HttpMessage ToMessage(const HttpRequest& request) {
@@ -55,7 +55,7 @@ void Receive(const HttpReply& reply, const HttpRequest& request, HttpResponse& r
     response.headers[absl::AsciiStrToLower(name)] = value;
   }
   const bool fills_sink = reply.status == request.sink_status && !request.sink.empty();
-  for (const ckpt::s3::BodyPiece& piece : reply.body) {
+  for (const s3::BodyPiece& piece : reply.body) {
     const char* const bytes = piece.bytes->data() + piece.offset;
     if (!fills_sink) {
       response.body.append(bytes, piece.size);
@@ -75,16 +75,16 @@ HttpReply Refusal(int status, std::string_view code) {
   return reply;
 }
 
-HttpReply Answer(ckpt::s3::S3Server& store, HttpMessage message) {
+HttpReply Answer(s3::S3Server& store, HttpMessage message) {
   const Uninterrupted uninterrupted;
   return store.Handle(message);
 }
 
 // A client whose requests go to a store in memory. On their way they are delayed, lost, repeated,
 // answered with errors, or arrive after the client has given up. The store must outlive it.
-class SimulatedClient final : public ckpt::s3::HttpClient {
+class SimulatedClient final : public s3::HttpClient {
  public:
-  explicit SimulatedClient(ckpt::s3::S3Server& store) : store_(store) {}
+  explicit SimulatedClient(s3::S3Server& store) : store_(store) {}
 
   absl::Status Perform(const HttpRequest& request, HttpResponse& response) override {
     response = HttpResponse();
@@ -144,10 +144,10 @@ class SimulatedClient final : public ckpt::s3::HttpClient {
     return absl::UnavailableError("timed out");
   }
 
-  ckpt::s3::S3Server& store_;
+  s3::S3Server& store_;
 };
 
-ckpt::s3::Credentials WithToken(int token) {
+s3::Credentials WithToken(int token) {
   return {.access_key_id = "TESTKEY",
           .secret_access_key = "a/secret+key",
           .session_token = absl::StrCat("token-", token)};
@@ -159,10 +159,10 @@ Site::Site(const Script& script, const std::string& root, Model& model)
     : script_(script), root_(root), model_(model) {
   if (script.object_store) {
     for (auto* const store : {&store_, &other_}) {
-      *store = std::make_unique<ckpt::s3::S3Server>(
-          ckpt::s3::S3ServerOptions{.credentials = WithToken(token_),
-                                    .keeps_metadata = !script.loses_metadata,
-                                    .listens = false});
+      *store = std::make_unique<s3::S3Server>(
+          s3::S3ServerOptions{.credentials = WithToken(token_),
+                              .keeps_metadata = !script.loses_metadata,
+                              .listens = false});
     }
   }
 }
@@ -248,7 +248,7 @@ absl::StatusOr<std::unique_ptr<Storage>> Site::OpenRemote(bool blind, bool creat
   if (!script_.object_store) {
     return OpenPosixStorage(root_ + (blind ? "/other" : "/saves"), {.create_root = create_root});
   }
-  ckpt::s3::S3Server& store = blind ? *other_ : *store_;
+  s3::S3Server& store = blind ? *other_ : *store_;
   S3StorageOptions options = {.client = store.ForClient(), .prefix = "saves"};
   options.client.http = std::make_shared<SimulatedClient>(store);
   const auto read = [this] {

@@ -45,7 +45,7 @@ class Site {
   const Script& script_;
   const std::string root_;
   Model& model_;
-  std::unique_ptr<ckpt::s3::S3Server> store_, other_;
+  std::unique_ptr<s3::S3Server> store_, other_;
   int token_ = 0;
   int64_t readable_at_ns_ = 0;
 };
