@@ -20,6 +20,8 @@ import local_names  # pylint: disable=wrong-import-position
 
 MAX_FILE_BYTES = 1000000
 MAX_COLUMNS = 100
+# Packages that any other may use.
+LIBRARIES = ("base/", "comm/", "convert/", "storage/", "tensor/", "tests/worlds/power/")
 FIX_COMMAND = "./bazelw run //tests/format:fix"
 FILES_PER_FORMATTER = 16
 
@@ -86,7 +88,7 @@ def visibility_faults(name, text):
     if ("default_visibility" in text and
             'default_visibility = ["//visibility:private"]' not in text):
         yield f"{name}: the default visibility of a package is private"
-    if name.startswith(("base/", "comm/", "convert/", "storage/", "tensor/", "tests/worlds/power/")):
+    if name.startswith(LIBRARIES):
         return
     for number, line in enumerate(text.splitlines(), 1):
         if "//visibility:public" in line:
