@@ -70,7 +70,7 @@ absl::Status RunSaver::ForgetNearbyCopies() {
   if (hooks_.replicas != nullptr) TESSERA_RETURN_IF_ERROR(hooks_.replicas->replicas().Remove());
   if (upload_ == nullptr) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(upload_->ForgetAllBut(""));
-  ckpt::RemoveStagingFolder(upload_->staging());
+  RemoveStagingFolder(upload_->staging());
   return absl::OkStatus();
 }
 
