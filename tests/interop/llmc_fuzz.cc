@@ -38,7 +38,7 @@ std::string SmallModel() {
 
 void Read(const std::map<std::string, std::string>& files) {
   // Copies that differ are refused.
-  ckpt::convert::ReadWholeFolder(ckpt::convert::FolderOf(files), [](Storage& storage) {
+  ckpt::convert::ReadWholeFolder(ckpt::convert::FolderOf(files), [](tessera::Storage& storage) {
     return ckpt::convert::ReadLlmc(storage, kModel, nullptr);
   }).IgnoreError();
 }

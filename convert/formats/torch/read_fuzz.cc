@@ -24,7 +24,7 @@ namespace ckpt = tessera::ckpt;
 using tessera::ckpt::convert::Check;
 
 void ReadNames(std::string_view contents) {
-  MemoryStorage storage;
+  tessera::MemoryStorage storage;
   Check(WriteAll(storage, "file.pt", contents).ok());
   const auto read = ckpt::convert::ReadTorch(storage, "", std::vector<std::string>{"file.pt"});
   if (!read.ok()) return;
