@@ -14,6 +14,11 @@ inline absl::Duration SteadyNow() {
   return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
 
+// The seconds since SteadyNow() has returned `start`.
+inline double SecondsSince(absl::Duration start) {
+  return absl::ToDoubleSeconds(SteadyNow() - start);
+}
+
 }  // namespace tessera
 
 #endif  // TESSERA_BASE_STEADY_TIME_H_

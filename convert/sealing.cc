@@ -3,7 +3,6 @@
 #include <openssl/evp.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
@@ -19,6 +18,7 @@
 #include "base/mutex.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/scan/scan.h"
@@ -229,7 +229,7 @@ absl::StatusOr<std::optional<FoundSeal>> FindSeal(std::string_view name,
 absl::StatusOr<WriteSealReport> WriteSeal(std::string_view name, const Checkpoint& checkpoint,
                                           const ForeignStorage& files,
                                           const WriteSealOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
+  const absl::Duration start = SteadyNow();
   TESSERA_ASSIGN_OR_RETURN(const std::optional<FoundSeal> old, FindSeal(name, options.s3_endpoint));
   TESSERA_ASSIGN_OR_RETURN(SourcePlace source, FindPlace(name, options.s3_endpoint));
   const FoundSeal place = {.folder = std::move(source.storage),
@@ -264,12 +264,12 @@ absl::StatusOr<WriteSealReport> WriteSeal(std::string_view name, const Checkpoin
   }
   for (const SealedFile& file : seal.files()) report.bytes += file.file().size_bytes();
   for (const SealedTensor& tensor : seal.tensors()) report.tensors += tensor.has_digest();
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = SecondsSince(start);
   return report;
 }
 
 absl::StatusOr<VerifyReport> VerifySealed(const FoundSeal& found, const VerifyOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
+  const absl::Duration start = SteadyNow();
   TESSERA_RETURN_IF_ERROR(CheckIoThreads(options.io_threads));
   const Seal& seal = *found.seal;
   const Manifest manifest = ToScannedManifest(seal);
@@ -319,7 +319,7 @@ absl::StatusOr<VerifyReport> VerifySealed(const FoundSeal& found, const VerifyOp
   std::ranges::stable_sort(report.damage, {}, [](const Damage& damage) {
     return std::pair(std::string_view(damage.file), damage.offset_bytes);
   });
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = SecondsSince(start);
   return report;
 }
 

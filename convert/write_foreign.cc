@@ -3,7 +3,6 @@
 #include <google/protobuf/message.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
@@ -390,7 +390,7 @@ std::vector<std::string> FormatsWithTokenizer() {
 absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
                                                 const std::string& folder,
                                                 const WriteForeignOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
+  const absl::Duration start = SteadyNow();
   const auto format = std::ranges::find(Formats(), options.format, &Format::name);
   if (format == Formats().end() || format->plan == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("unknown format \"", options.format,
@@ -427,7 +427,7 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
     report.files.push_back(file.name);
     report.bytes += file.size_bytes;
   }
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = SecondsSince(start);
   return report;
 }
 

@@ -1,7 +1,6 @@
 #include "checkpoint/load/load.h"
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <set>
 #include <span>
@@ -11,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/text.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/damage.h"
@@ -42,12 +42,6 @@
 
 namespace tessera::ckpt {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 std::string PackBits(const std::vector<bool>& bits) {
   std::string packed((bits.size() + 7) / 8, '\0');
@@ -227,7 +221,7 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
 // Step 5, on request.
 absl::Status CheckDigests(const Manifest& manifest, const Comparison& comparison,
                           ProcessGroup& group, const LoadOptions& options, LoadReport& report) {
-  const auto start = Clock::now();
+  const absl::Duration start = SteadyNow();
   TESSERA_ASSIGN_OR_RETURN(
       LoadedDigests digests,
       VerifyLoaded(manifest, comparison, group, options.io_threads, options.deadline));
@@ -273,7 +267,7 @@ absl::StatusOr<LoadReport> LoadCheckpoint(Storage& storage, std::string_view che
                                           const StateDict& state, const LoadOptions& options) {
   SingleProcessGroup alone;
   ProcessGroup& group = options.group != nullptr ? *options.group : alone;
-  const auto start = Clock::now();
+  const absl::Duration start = SteadyNow();
   const ReadLock reading(storage, checkpoint_dir);
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
                            ShareManifest(storage, checkpoint_dir, nullptr, state, group, options));
@@ -288,7 +282,7 @@ absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view c
                                             const LoadOptions& options, ScanBuffers* buffers) {
   SingleProcessGroup alone;
   ProcessGroup& group = options.group != nullptr ? *options.group : alone;
-  const auto start = Clock::now();
+  const absl::Duration start = SteadyNow();
   const ReadLock reading(storage, checkpoint_dir);
   Manifest shared;
   if (group.size() == 1) {

@@ -1,7 +1,6 @@
 #include "checkpoint/reshard/rewrite.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -15,6 +14,7 @@
 #include "base/crc32c.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/threads.h"
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
@@ -447,7 +447,7 @@ uint64_t LeastRewriteMemory(const Manifest& source, const Manifest& planned) {
 absl::StatusOr<RewriteReport> Rewrite(const Checkpoint& source, const RewritePlan& plan,
                                       Storage& storage, std::string_view root,
                                       const Manifest& metadata, const RewriteOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
+  const absl::Duration start = SteadyNow();
   Rewriter rewriter(source, plan, storage, options);
   TESSERA_RETURN_IF_ERROR(rewriter.Check());
   Coordinator coordinator(storage, root, metadata);
@@ -465,7 +465,7 @@ absl::StatusOr<RewriteReport> Rewrite(const Checkpoint& source, const RewritePla
   }
   RewriteReport report = rewriter.report();
   report.directory = target->directory;
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = SecondsSince(start);
   return report;
 }
 

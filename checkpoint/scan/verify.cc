@@ -1,7 +1,6 @@
 #include "checkpoint/scan/verify.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -15,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/digest.h"
@@ -198,11 +198,11 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(Storage& storage, std::string_view
 absl::StatusOr<VerifyReport> VerifyFiles(Storage& storage, std::string_view checkpoint_dir,
                                          const Manifest& manifest, const VerifyOptions& options) {
   TESSERA_RETURN_IF_ERROR(CheckIoThreads(options.io_threads));
-  const auto start = std::chrono::steady_clock::now();
+  const absl::Duration start = SteadyNow();
   Verifier verifier(storage, checkpoint_dir, manifest, options);
   TESSERA_RETURN_IF_ERROR(verifier.Run());
   VerifyReport report = std::move(verifier).Finish();
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = SecondsSince(start);
   return report;
 }
 

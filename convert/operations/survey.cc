@@ -1,7 +1,6 @@
 #include "convert/operations/survey.h"
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -11,6 +10,7 @@
 
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
@@ -209,7 +209,7 @@ void MarkUnsealed(const NamedCheckpoint& named, const VerifyReport& report,
 absl::StatusOr<CheckpointSurvey> Survey(const NamedCheckpoint& named,
                                         const SurveyOptions& options) {
   TESSERA_RETURN_IF_ERROR(named.opened.status());
-  const auto start = std::chrono::steady_clock::now();
+  const absl::Duration start = SteadyNow();
   const bool sealed = named.seal.has_value();
   TESSERA_ASSIGN_OR_RETURN(VerifyReport report,
                            Verify(named, {.contents = sealed, .io_threads = options.threads}));
@@ -229,7 +229,7 @@ absl::StatusOr<CheckpointSurvey> Survey(const NamedCheckpoint& named,
     return std::pair(std::string_view(damage.file), damage.offset_bytes);
   });
   survey.bytes_read += report.bytes_read;
-  survey.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  survey.seconds = SecondsSince(start);
   return survey;
 }
 

@@ -3,7 +3,6 @@
 
 #include <glog/logging.h>
 
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -11,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/steady_time.h"
 #include "compute/kernels/backend.h"
 #include "tensor/tensor.h"
 
@@ -40,8 +40,6 @@ class ProfilingBackend : public Backend {
   TESSERA_OPERATIONS(TESSERA_FORWARD_RUN)
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   template <typename Op, typename Call>
   auto Forward(const Op& op, const char* name, const Call& call) -> decltype(call()) {
     Total& total = totals_[absl::StrCat(name, SizesOf(op))];
@@ -57,13 +55,13 @@ class ProfilingBackend : public Backend {
     Timer(ProfilingBackend& owner, Total& total) : owner_(owner), total_(total) {}
     ~Timer() {
       CHECK_EQ(owner_.backend_.Synchronize(), absl::OkStatus());
-      total_.seconds += std::chrono::duration<double>(Clock::now() - start_).count();
+      total_.seconds += SecondsSince(start_);
     }
 
    private:
     ProfilingBackend& owner_;
     Total& total_;
-    const Clock::time_point start_ = Clock::now();
+    const absl::Duration start_ = SteadyNow();
   };
 
   // " M x K x N", and which operands are transposed.

@@ -3,7 +3,6 @@
 //   bazel run //models/testing:step_profile -- gpt2-124m 4 64 float32 [threads [shards]]
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -12,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/steady_time.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/parallel/tensor_parallel.h"
 #include "glog/logging.h"
@@ -20,12 +20,6 @@
 
 namespace tessera {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 void Print(const std::string& name, const testing::ProfilingBackend::Total& total,
            double step_seconds) {
@@ -48,7 +42,7 @@ int Run(const std::string& size, int64_t batch, int64_t sequence, bool bf16, int
   const TensorParallel tensor_parallel(nullptr, shards, /*sequence_parallel=*/false);
   options.tensor_parallel = &tensor_parallel;
   const auto model = testing::MakeTestModel(config, options, backend);
-  const auto start = Clock::now();
+  const absl::Duration start = SteadyNow();
   model->parameters().Initialize(1);
   std::printf("initialised in %.2f s\n", SecondsSince(start));
   const testing::TestBatch data = testing::MakeTestBatch(batch, sequence, 256, 1);
@@ -59,7 +53,7 @@ int Run(const std::string& size, int64_t batch, int64_t sequence, bool bf16, int
   std::map<std::string, testing::ProfilingBackend::Total> least;
   double least_step = 1e9;
   for (int step = 0; step <= kSteps; ++step) {
-    const auto begin = Clock::now();
+    const absl::Duration begin = SteadyNow();
     CHECK(model->Forward(data.batch, *activations, {}, {}).ok());
     CHECK(model->Backward(data.batch, *activations, 1e-3, /*accumulate=*/false, {}, {}, nullptr)
               .ok());

@@ -8,7 +8,6 @@
 #include <mpi/mpi.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -18,6 +17,7 @@
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/steady_time.h"
 #include "comm/communicator.h"
 #include "comm/mpi/mpi_world.h"
 #include "tests/perf/harness.h"
@@ -39,10 +39,9 @@ double Best(const std::vector<double>& values) {
 // Duration in seconds of one call on the slowest rank.
 double TimeRound(int64_t calls, const std::function<void()>& call) {
   MPI_Barrier(MPI_COMM_WORLD);
-  const auto start = std::chrono::steady_clock::now();
+  const absl::Duration start = SteadyNow();
   for (int64_t i = 0; i < calls; ++i) call();
-  double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / calls;
+  double seconds = SecondsSince(start) / calls;
   MPI_Allreduce(MPI_IN_PLACE, &seconds, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   return seconds;
 }

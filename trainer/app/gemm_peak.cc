@@ -1,26 +1,20 @@
 #include "trainer/app/gemm_peak.h"
 
 #include <algorithm>
-#include <chrono>
 #include <vector>
 
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "tensor/memory.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int64_t kLongestSide = 4096;
 constexpr int kMaxRuns = 12;
 // Limits of a single run, as far as it can be predicted, and of all runs of one product.
 constexpr double kMaxSecondsOfARun = 0.1, kMaxSecondsOfAProduct = 0.1;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 absl::StatusOr<double> BestRate(Backend& backend, DType dtype, const ProductSize& size) {
   const Device device = backend.device();
@@ -31,9 +25,9 @@ absl::StatusOr<double> BestRate(Backend& backend, DType dtype, const ProductSize
   backend.Fill({x, 0.5});
   backend.Fill({w, 0.25});
   double best_seconds = 1e9;
-  Clock::time_point first_start;
+  absl::Duration first_start;
   for (int run = -1; run < kMaxRuns; ++run) {
-    const Clock::time_point start = Clock::now();
+    const absl::Duration start = SteadyNow();
     if (run <= 0) first_start = start;
     backend.MatMul({x, w.view().Transpose(0, 1), y, /*accumulate=*/false});
     TESSERA_RETURN_IF_ERROR(backend.Synchronize());

@@ -1,6 +1,5 @@
 #include "tests/device/check/check.h"
 
-#include <chrono>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "base/steady_time.h"
 
 namespace tessera::testing {
 namespace {
@@ -42,10 +42,9 @@ absl::Status RunChecks(const std::vector<Check>& checks, const std::string& only
     names.push_back(check.name);
     if (!only.empty() && check.name != only) continue;
     found = true;
-    const auto start = std::chrono::steady_clock::now();
+    const absl::Duration start = SteadyNow();
     const CheckOutcome outcome = check.run();
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = SecondsSince(start);
     if (outcome.kind == CheckOutcome::kFailed) failed.push_back(check.name);
     table << absl::StrFormat("%-7s  %-12s %6.1f s  %s\n", Word(outcome.kind), check.name, seconds,
                              absl::StrReplaceAll(outcome.detail, {{"\n", "\n    "}}))

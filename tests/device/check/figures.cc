@@ -1,7 +1,6 @@
 #include "tests/device/check/figures.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "checkpoint/include/checkpoint.h"
 #include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
@@ -32,15 +32,9 @@
 namespace tessera::testing {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int kWarmUpSteps = 2;
 // While a save is in flight; more than it can take.
 constexpr int kMaxStepsOfASave = 2000;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // In [-1, 1): zeros would be multiplied faster.
 Tensor RandomMatrix(Backend& backend, Device device, int64_t side, uint64_t stream) {
@@ -56,7 +50,7 @@ Tensor RandomMatrix(Backend& backend, Device device, int64_t side, uint64_t stre
 }
 
 absl::StatusOr<double> TimedStep(TrainingRank& rank) {
-  const Clock::time_point start = Clock::now();
+  const absl::Duration start = SteadyNow();
   TESSERA_RETURN_IF_ERROR(rank.Step().status());
   return SecondsSince(start);
 }
@@ -67,7 +61,7 @@ double Median(std::vector<double> values) {
 }
 
 absl::Status MeasureSave(TrainingRank& rank, TrainingFigures* figures) {
-  const Clock::time_point start = Clock::now();
+  const absl::Duration start = SteadyNow();
   TESSERA_RETURN_IF_ERROR(rank.Save());
   figures->blocked_seconds = SecondsSince(start);
   figures->lost_seconds = figures->blocked_seconds;
@@ -117,7 +111,7 @@ absl::StatusOr<double> MeasureGemmRate(Backend& backend, Device device, int64_t 
   double best_seconds = HUGE_VAL;
   for (int round = 0; round <= kRounds; ++round) {
     TESSERA_RETURN_IF_ERROR(backend.Synchronize());
-    const Clock::time_point start = Clock::now();
+    const absl::Duration start = SteadyNow();
     for (int i = 0; i < products; ++i) {
       backend.MatMul({a, b.view().Transpose(0, 1), c, /*accumulate=*/false});
     }
