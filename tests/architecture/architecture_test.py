@@ -184,6 +184,49 @@ class ArchitectureTest(unittest.TestCase):
         self.assertEqual(both_ways, [])
 
 
+# The recipes of ARCHITECTURE.md's "Where to add", and the folders that followed them: what a recipe
+# names is in each of these, is a path of the tree, or is declared in a header.
+RECIPES = {
+    "A model": ("models/gpt2", "models/llama3"),
+    "A kernel": ("compute/kernels",),
+    "A storage": ("storage/s3",),
+    "A transport": ("comm/threads", "comm/mpi"),
+    "A foreign format": ("convert/formats/dcp", "convert/formats/gguf"),
+}
+
+
+class RecipesTest(unittest.TestCase):
+    def recipes(self):
+        """The words in backticks of each recipe, by its name."""
+        text = pathlib.Path("ARCHITECTURE.md").read_text().split("## Where to add")[1]
+        found = re.findall(r"^\*\*(.+?)\.\*\* (.*?)(?=^\*\*|^## |\Z)", text, re.MULTILINE | re.DOTALL)
+        return {name: [word for word in re.findall(r"`([^`]+)`", recipe) if word[0] != "-"]
+                for name, recipe in found}
+
+    def is_in(self, folder, word):
+        """Whether the folder has files of this name, or a folder."""
+        return any(any(folder.glob(f"{word.rstrip('/')}{end}")) for end in ("", ".*"))
+
+    def test_each_has_an_example(self):
+        self.assertEqual(sorted(self.recipes()), sorted(RECIPES))
+
+    def test_what_they_name_is_there(self):
+        headers = [path.read_text() for path in pathlib.Path().glob("[a-z]*/**/*.h")
+                   if not path.parts[0].startswith("bazel-")]
+        for name, words in self.recipes().items():
+            for word in words:
+                with self.subTest(recipe=name, word=word):
+                    if re.fullmatch(r"[A-Z]\w+(\(\))?", word):
+                        self.assertTrue(any(word.rstrip("()") in header for header in headers))
+                        continue
+                    parents = [pathlib.Path(folder).parent for folder in RECIPES[name]]
+                    if any(self.is_in(folder, word) for folder in [pathlib.Path(), *parents]):
+                        continue
+                    for folder in RECIPES[name]:
+                        self.assertTrue(self.is_in(pathlib.Path(folder), word),
+                                        f"{folder} has no {word}")
+
+
 # What has one home, and the files that may do it nevertheless: a name, a pattern, text of a
 # statement that makes it harmless, those files.
 HOMES = (
