@@ -25,6 +25,15 @@ absl::Status CheckCountable(const ModelConfig& config) {
 
 }  // namespace
 
+void FillCommonDefaults(ModelConfig& config) {
+  if (!config.has_num_query_groups()) config.set_num_query_groups(config.num_attention_heads());
+  if (!config.has_make_vocab_size_divisible_by()) config.set_make_vocab_size_divisible_by(128);
+  if (!config.has_norm_epsilon()) config.set_norm_epsilon(1e-5);
+  if (!config.has_init_method_std()) config.set_init_method_std(0.02);
+  if (!config.has_hidden_dropout()) config.set_hidden_dropout(0);
+  if (!config.has_attention_dropout()) config.set_attention_dropout(0);
+}
+
 absl::Status CheckCommonFields(const ModelConfig& config) {
   const struct {
     const char* name;

@@ -1,9 +1,12 @@
 #ifndef TESSERA_MODELS_CONFIG_CONFIG_CHECKS_H_
 #define TESSERA_MODELS_CONFIG_CONFIG_CHECKS_H_
 
-// Shared by the two architectures' config.cc: defaults and checks of single fields.
+// Shared by the architectures' config.cc: defaults and checks of single fields.
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -43,7 +46,23 @@ inline absl::Status NotForArchitecture(const char* field, const char* architectu
       absl::StrCat(field, " is set, but ", architecture, " has no such thing"));
 }
 
-// Checks the fields that both architectures have and that no default can replace.
+// Whether norms and linear layers have the biases that their architecture knows.
+inline bool HasBiases(const ModelConfig& config) {
+  return !config.has_use_biases() || config.use_biases();
+}
+
+// The names of the rows of a table of sizes.
+template <typename Size, size_t n>
+constexpr std::array<std::string_view, n> SizeNamesOf(const Size (&sizes)[n]) {
+  std::array<std::string_view, n> names;
+  for (size_t i = 0; i < n; ++i) names[i] = sizes[i].name;
+  return names;
+}
+
+// Sets unset fields whose defaults are the same in all architectures.
+void FillCommonDefaults(ModelConfig& config);
+
+// Checks the fields that all architectures have and that no default can replace.
 absl::Status CheckCommonFields(const ModelConfig& config);
 
 // Rows of the token embedding in memory, over all ranks: a multiple of make_vocab_size_divisible_by

@@ -6,7 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "models/gpt2/sharding.h"
+#include "models/config/config_checks.h"
+#include "models/gpt2/names.h"
 
 namespace tessera::gpt2 {
 

@@ -5,7 +5,7 @@
 #include "base/status_macros.h"
 #include "models/foreign/gguf_fields.h"
 #include "models/gpt2/foreign.h"
-#include "models/gpt2/sharding.h"
+#include "models/gpt2/names.h"
 
 namespace tessera::gpt2 {
 namespace {

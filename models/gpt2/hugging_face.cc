@@ -1,6 +1,7 @@
 #include "base/status_macros.h"
+#include "models/config/config_checks.h"
 #include "models/gpt2/foreign.h"
-#include "models/gpt2/sharding.h"
+#include "models/gpt2/names.h"
 
 namespace tessera::gpt2 {
 namespace {

@@ -4,9 +4,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "models/config/config_checks.h"
+#include "models/gpt2/config.h"
 #include "models/gpt2/foreign.h"
-#include "models/gpt2/model.h"
-#include "models/gpt2/sharding.h"
+#include "models/gpt2/names.h"
 
 namespace tessera::gpt2 {
 namespace {

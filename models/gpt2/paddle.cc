@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "models/gpt2/foreign.h"
-#include "models/gpt2/sharding.h"
+#include "models/gpt2/names.h"
 
 namespace tessera::gpt2 {
 namespace {

@@ -44,8 +44,6 @@ class Norm {
 
 class LayerNorm final : public Norm {
  public:
-  LayerNorm(Parameter& weight, Parameter& bias, double epsilon)
-      : weight_(&weight), bias_(&bias), epsilon_(epsilon) {}
   // `bias` may be null: then it is zero and not learned, and its gradient is not used. The weight
   // has its memory, on this device.
   LayerNorm(Parameter& weight, Parameter* bias, double epsilon, const Device& device);

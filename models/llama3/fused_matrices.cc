@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "models/llama3/sharding.h"
+#include "models/llama3/names.h"
 
 namespace tessera::llama3 {
 namespace {

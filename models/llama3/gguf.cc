@@ -1,15 +1,16 @@
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "models/foreign/gguf_fields.h"
+#include "models/layers/decoder_family.h"
 #include "models/llama3/foreign.h"
 #include "models/llama3/fused_matrices.h"
-#include "models/llama3/model.h"
-#include "models/llama3/sharding.h"
+#include "models/llama3/names.h"
 
 namespace tessera::llama3 {
 namespace {
@@ -26,6 +27,17 @@ constexpr char kOriginalPositions[] = "tessera.rope_scaling.original_max_positio
 
 // Factors are stored as fp32, and computed in fp32 by llama.cpp's converter.
 constexpr double kFactorTolerance = 1e-4;
+
+// How many times slower Llama 3.1's scaling turns each of the pairs of rows of a head, whether the
+// config uses it or not. Precondition: all settings of rotary embeddings are set.
+std::vector<double> RopeFactors(const ModelConfig& config) {
+  const std::shared_ptr<Rope> plain = MakeRope(config, false), scaled = MakeRope(config, true);
+  std::vector<double> factors;
+  for (size_t i = 0; i < plain->frequencies().size(); ++i) {
+    factors.push_back(plain->frequencies()[i] / scaled->frequencies()[i]);
+  }
+  return factors;
+}
 
 bool Describes(const JsonFields& fields) { return IsGgufArchitecture(fields, kName); }
 

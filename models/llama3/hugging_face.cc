@@ -6,7 +6,7 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "models/llama3/foreign.h"
-#include "models/llama3/sharding.h"
+#include "models/llama3/names.h"
 
 namespace tessera::llama3 {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "models/llama3/foreign.h"
 #include "models/llama3/fused_matrices.h"
-#include "models/llama3/sharding.h"
+#include "models/llama3/names.h"
 
 namespace tessera::llama3 {
 namespace {

@@ -6,10 +6,10 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "models/llama3/config.h"
 #include "models/llama3/foreign.h"
 #include "models/llama3/fused_matrices.h"
-#include "models/llama3/model.h"
-#include "models/llama3/sharding.h"
+#include "models/llama3/names.h"
 
 namespace tessera::llama3 {
 namespace {

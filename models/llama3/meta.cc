@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "models/llama3/foreign.h"
 #include "models/llama3/fused_matrices.h"
-#include "models/llama3/sharding.h"
+#include "models/llama3/names.h"
 
 namespace tessera::llama3 {
 namespace {
