@@ -109,7 +109,7 @@ class DecoderDeclaration {
     return p;
   }
 
-  // A shard's rows of a matrix from `width` to C, whose bias is no shard's.
+  // A shard's rows of a matrix from `width` to C. Its bias is not sharded.
   Parameter* RowParallel(const TensorNames& names, int64_t width, const VirtualShard& shard) {
     const int64_t c = config_.hidden_size();
     const Partition partition = {.dim = in_out() ? 0 : 1, .place = InLayer(layer_)};

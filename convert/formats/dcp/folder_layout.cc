@@ -8,8 +8,9 @@
 #include "base/checked_math.h"
 #include "convert/formats/dcp/metadata.h"
 #include "convert/formats/torch/write.h"
-#include "convert/formats/torch/zip.h"
+#include "convert/pickle/torch_archive_layout.h"
 #include "convert/pickle/write.h"
+#include "convert/pickle/zip.h"
 #include "layout/dtype.h"
 #include "zlib.h"
 

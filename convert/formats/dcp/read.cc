@@ -29,7 +29,7 @@
 #include "convert/core/value.h"
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/dcp/metadata.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 #include "layout/box.h"
 

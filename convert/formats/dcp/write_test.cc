@@ -22,7 +22,7 @@
 #include "convert/core/read_digests.h"
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/torch/read.h"
-#include "convert/formats/torch/zip.h"
+#include "convert/pickle/zip.h"
 #include "gtest/gtest.h"
 #include "storage/testing/memory_storage.h"
 

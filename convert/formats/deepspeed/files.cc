@@ -14,7 +14,7 @@
 #include "checkpoint/directory/directory.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 #include "layout/box.h"
 #include "storage/checks.h"

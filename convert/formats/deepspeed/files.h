@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "convert/core/foreign_layout.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "layout/box.h"
 #include "storage/storage.h"
 

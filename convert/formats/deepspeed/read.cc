@@ -17,7 +17,7 @@
 #include "convert/core/reading.h"
 #include "convert/formats/deepspeed/deepspeed.h"
 #include "convert/formats/deepspeed/files.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 #include "layout/box.h"
 #include "layout/dtype.h"

@@ -18,7 +18,7 @@
 #include "convert/core/foreign_layout.h"
 #include "convert/core/rank_grid.h"
 #include "convert/formats/internevo/internevo.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 #include "nlohmann/json.hpp"
 

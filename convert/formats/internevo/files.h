@@ -19,7 +19,7 @@
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 #include "layout/box.h"
 #include "storage/storage.h"

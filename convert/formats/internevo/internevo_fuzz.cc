@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_split.h"
 #include "convert/formats/internevo/files.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 #include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"

@@ -8,7 +8,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/formats/internevo/files.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 
 namespace tessera::ckpt::convert {

@@ -10,7 +10,7 @@
 #include "convert/formats/dcp/metadata.h"
 #include "convert/formats/megatron/rank_file.h"
 #include "convert/formats/megatron/state_buffer.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 #include "layout/box.h"
 

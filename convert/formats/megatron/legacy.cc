@@ -18,7 +18,7 @@
 #include "convert/formats/megatron/rank_file.h"
 #include "convert/formats/megatron/run.h"
 #include "convert/formats/megatron/state_buffer.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {

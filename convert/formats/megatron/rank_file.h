@@ -14,7 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "convert/core/foreign_layout.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 
 namespace tessera::ckpt::convert {

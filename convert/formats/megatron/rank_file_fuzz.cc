@@ -8,7 +8,7 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/formats/megatron/rank_file.h"
 #include "convert/formats/megatron/run.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"
 #include "layout/dtype.h"

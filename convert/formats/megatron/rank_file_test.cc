@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "convert/formats/dcp/metadata.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/write.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"

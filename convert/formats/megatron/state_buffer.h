@@ -21,7 +21,7 @@
 #include "convert/core/reading.h"
 #include "convert/formats/megatron/rank_file.h"
 #include "convert/formats/megatron/run.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 #include "storage/storage.h"
 

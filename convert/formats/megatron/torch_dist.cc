@@ -13,7 +13,7 @@
 #include "convert/formats/megatron/megatron.h"
 #include "convert/formats/megatron/run.h"
 #include "convert/formats/megatron/state_buffer.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 

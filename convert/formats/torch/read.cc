@@ -20,7 +20,7 @@
 #include "convert/core/own_keys.h"
 #include "convert/core/reading.h"
 #include "convert/core/value.h"
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 #include "layout/box.h"
 

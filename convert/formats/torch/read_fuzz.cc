@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "convert/formats/torch/archive.h"
 #include "convert/formats/torch/read.h"
-#include "convert/formats/torch/zip.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
+#include "convert/pickle/zip.h"
 #include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"
 #include "layout/box.h"

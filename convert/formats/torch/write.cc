@@ -17,6 +17,7 @@
 #include "checkpoint/format/manifest.h"
 #include "convert/core/own_keys.h"
 #include "convert/core/saved_values.h"
+#include "convert/pickle/torch_archive_layout.h"
 #include "convert/pickle/write.h"
 #include "layout/box.h"
 

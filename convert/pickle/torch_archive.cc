@@ -1,4 +1,4 @@
-#include "convert/formats/torch/archive.h"
+#include "convert/pickle/torch_archive.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -17,9 +17,9 @@
 #include "checkpoint/format/dtype.h"
 #include "convert/core/reading.h"
 #include "convert/core/record_checks.h"
-#include "convert/formats/torch/zip.h"
 #include "convert/pickle/numpy_array.h"
 #include "convert/pickle/read.h"
+#include "convert/pickle/zip.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
@@ -44,7 +44,7 @@ bool LooksLikeTarForm(std::string_view first_bytes) {
          first_bytes.substr(std::min<size_t>(257, first_bytes.size())).starts_with("ustar");
 }
 
-absl::Status Malformed(std::string_view what) { return absl::DataLossError(View(what)); }
+absl::Status MalformedArchive(std::string_view what) { return absl::DataLossError(View(what)); }
 
 // The beginning of a part of the file, at most `max_bytes` of it.
 absl::StatusOr<std::string> ReadSome(const ReadableFile& file, Extent part, uint64_t max_bytes) {
@@ -72,7 +72,7 @@ struct StorageReference {
 absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
   const Value id = value.persistent_id();
   if (!id.is(Kind::kTuple) || id.size() < 5 || !id[0].IsText("storage")) {
-    return Malformed("a tensor without a storage");
+    return MalformedArchive("a tensor without a storage");
   }
   StorageReference storage = {.elements = FindStorageClass(id[1]),
                               .key = std::string(id[2].AsText().value_or("")),
@@ -82,7 +82,8 @@ absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
     return absl::UnimplementedError(
         absl::StrCat("a storage of the class ", Shown(id[1].GlobalName())));
   }
-  if (storage.key.empty() || storage.count == UINT64_MAX) return Malformed("a malformed storage");
+  if (storage.key.empty() || storage.count == UINT64_MAX)
+    return MalformedArchive("a malformed storage");
   return storage;
 }
 
@@ -90,20 +91,21 @@ absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
 absl::StatusOr<Extent> LocateStorage(const TorchArchive& archive, const StorageReference& storage) {
   const auto found = archive.storages.find(storage.key);
   if (found == archive.storages.end()) {
-    return Malformed(absl::StrCat("the storage ", Shown(storage.key), " is missing"));
+    return MalformedArchive(absl::StrCat("the storage ", Shown(storage.key), " is missing"));
   }
   const Extent bytes = found->second;
   if (storage.count > bytes.length / storage.elements->element_bytes) {
-    return Malformed(absl::StrCat("the storage ", Shown(storage.key), " has ", bytes.length,
-                                  " bytes, expected ", storage.count, " elements of ",
-                                  storage.elements->element_bytes, " bytes"));
+    return MalformedArchive(absl::StrCat("the storage ", Shown(storage.key), " has ", bytes.length,
+                                         " bytes, expected ", storage.count, " elements of ",
+                                         storage.elements->element_bytes, " bytes"));
   }
   uint64_t offset = 0, count = storage.count;
   if (storage.view.is(Kind::kTuple)) {
     offset = storage.view[1].AsUint().value_or(UINT64_MAX);
     count = storage.view[2].AsUint().value_or(UINT64_MAX);
     if (offset > storage.count || count > storage.count - offset) {
-      return Malformed(absl::StrCat("a view beyond the end of the storage ", Shown(storage.key)));
+      return MalformedArchive(
+          absl::StrCat("a view beyond the end of the storage ", Shown(storage.key)));
     }
   }
   return Extent{bytes.offset + offset * storage.elements->element_bytes,
@@ -117,11 +119,11 @@ absl::StatusOr<std::string> FindFolder(const std::vector<ZipMember>& members) {
   for (const ZipMember& member : members) {
     if (!absl::EndsWith(member.name, kPickle)) continue;
     if (member.name.find('/') != member.name.size() - kPickle.size()) continue;
-    if (!folder.empty()) return Malformed("two files data.pkl in one archive");
+    if (!folder.empty()) return MalformedArchive("two files data.pkl in one archive");
     folder = member.name.substr(0, member.name.size() - kPickle.size() + 1);
   }
   if (!folder.empty()) return folder;
-  return Malformed("a zip archive without data.pkl: not written by torch.save()");
+  return MalformedArchive("a zip archive without data.pkl: not written by torch.save()");
 }
 
 absl::Status CheckByteOrder(const ReadableFile& file, const ZipMember& member) {
@@ -174,8 +176,9 @@ absl::StatusOr<TorchArchive> ReadZip(const ReadableFile& file, Extent part) {
     const bool is_order = member.name == folder + "byteorder";
     const bool is_storage = absl::StartsWith(member.name, data);
     if (member.compressed && (is_pickle || is_order || is_storage)) {
-      return Malformed(absl::StrCat(absl::CHexEscape(member.name),
-                                    " is compressed; torch.save() stores everything as it is"));
+      return MalformedArchive(
+          absl::StrCat(absl::CHexEscape(member.name),
+                       " is compressed; torch.save() stores everything as it is"));
     }
     if (is_pickle) pickled = member.data;
     if (is_order) TESSERA_RETURN_IF_ERROR(CheckByteOrder(file, member));
@@ -195,7 +198,7 @@ absl::StatusOr<absl::flat_hash_map<std::string, uint64_t>> ElementSizes(const Pi
     TESSERA_ASSIGN_OR_RETURN(const StorageReference storage, ParseStorage(value));
     const auto [found, is_new] = sizes.emplace(storage.key, storage.elements->element_bytes);
     if (!is_new && found->second != storage.elements->element_bytes) {
-      return Malformed("a storage of two dtypes");
+      return MalformedArchive("a storage of two dtypes");
     }
   }
   return sizes;
@@ -226,20 +229,20 @@ absl::StatusOr<TorchArchive> ReadLegacy(const ReadableFile& file, Extent part) {
     const std::string shown = Shown(key);
     const auto element_bytes = element_sizes.find(key);
     if (element_bytes == element_sizes.end()) {
-      return Malformed(absl::StrCat("the storage ", shown, " belongs to no tensor"));
+      return MalformedArchive(absl::StrCat("the storage ", shown, " belongs to no tensor"));
     }
     constexpr uint64_t kCountBytes = 8;
-    if (end - at < kCountBytes) return Malformed("the file ends before its storages do");
+    if (end - at < kCountBytes) return MalformedArchive("the file ends before its storages do");
     TESSERA_ASSIGN_OR_RETURN(const std::string count_bytes, ReadPart(file, at, kCountBytes));
     const auto count = LoadLittleEndian<uint64_t>(count_bytes.data());
     at += kCountBytes;
     if (count > (end - at) / element_bytes->second) {
-      return Malformed(absl::StrCat("offset ", at, ": the storage ", shown, " has ", count,
-                                    " elements, and the file ends before"));
+      return MalformedArchive(absl::StrCat("offset ", at, ": the storage ", shown, " has ", count,
+                                           " elements, and the file ends before"));
     }
     const Extent bytes = {at, count * element_bytes->second};
     if (!storages.emplace(key, bytes).second) {
-      return Malformed(absl::StrCat("the storage ", shown, " occurs twice"));
+      return MalformedArchive(absl::StrCat("the storage ", shown, " occurs twice"));
     }
     at += bytes.length;
   }
@@ -289,21 +292,21 @@ absl::Status CheckView(const TorchTensor& tensor, uint64_t first, uint64_t stora
   const absl::StatusOr<int64_t> count = CheckedByteCount(tensor.shape, 1);
   if (!count.ok()) return absl::DataLossError(count.status().message());
   if (tensor.strides.size() != tensor.shape.size()) {
-    return Malformed(absl::StrCat("shape ", ShapeToString(tensor.shape), " with ",
-                                  tensor.strides.size(), " strides"));
+    return MalformedArchive(absl::StrCat("shape ", ShapeToString(tensor.shape), " with ",
+                                         tensor.strides.size(), " strides"));
   }
   if (*count == 0) return absl::OkStatus();
   std::optional<uint64_t> last = first;
   for (size_t d = 0; d < tensor.shape.size() && last; ++d) {
-    if (tensor.strides[d] < 0) return Malformed("a negative stride");
+    if (tensor.strides[d] < 0) return MalformedArchive("a negative stride");
     const std::optional<uint64_t> span =
         CheckedMultiply<uint64_t>(tensor.shape[d] - 1, tensor.strides[d]);
     last = span ? CheckedAdd(*last, *span) : std::nullopt;
   }
   if (!last || *last >= storage_elements) {
-    return Malformed(absl::StrCat("shape ", ShapeToString(tensor.shape), " at element ", first,
-                                  " reaches beyond its storage of ", storage_elements,
-                                  " elements"));
+    return MalformedArchive(absl::StrCat("shape ", ShapeToString(tensor.shape), " at element ",
+                                         first, " reaches beyond its storage of ", storage_elements,
+                                         " elements"));
   }
   if (static_cast<uint64_t>(*count) > storage_elements) {
     return absl::UnimplementedError(
@@ -355,7 +358,7 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   std::optional<std::vector<int64_t>> strides = TorchIntegers(arguments[3]);
   const std::optional<uint64_t> first = arguments[1].AsUint();
   if (!shape || !strides || !first || shape->size() > kMaxRank) {
-    return Malformed("offset, shape or strides are malformed");
+    return MalformedArchive("offset, shape or strides are malformed");
   }
   tensor.shape = *std::move(shape);
   tensor.strides = *std::move(strides);
@@ -367,10 +370,10 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
 }
 
 absl::StatusOr<TorchTensor> ResolveTorchVector(const TorchArchive& archive, const Value& value) {
-  if (!IsTorchTensor(value)) return Malformed("no tensor");
+  if (!IsTorchTensor(value)) return MalformedArchive("no tensor");
   TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, ResolveTorchTensor(archive, value));
   if (tensor.shape.size() == 1 && (tensor.strides[0] == 1 || tensor.shape[0] <= 1)) return tensor;
-  return Malformed(
+  return MalformedArchive(
       absl::StrCat("shape ", ShapeToString(tensor.shape), ", expected a contiguous vector"));
 }
 
@@ -378,7 +381,7 @@ absl::StatusOr<std::string> ReadTorchName(const Value& key, pickle::Budget& budg
   const std::string_view text = key.AsText().value_or("");
   TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(TorchTensor) + text.size()));
   if (!text.empty() && IsValidUtf8(text)) return std::string(text);
-  return Malformed("a tensor whose name is empty or not valid UTF-8");
+  return MalformedArchive("a tensor whose name is empty or not valid UTF-8");
 }
 
 absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file) {
@@ -389,8 +392,9 @@ absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file) {
 
 absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent part) {
   if (part.offset > file.size_bytes() || part.length > file.size_bytes() - part.offset) {
-    return Malformed(absl::StrCat("an archive of ", part.length, " bytes at offset ", part.offset,
-                                  " in a file of ", file.size_bytes(), " bytes"));
+    return MalformedArchive(absl::StrCat("an archive of ", part.length, " bytes at offset ",
+                                         part.offset, " in a file of ", file.size_bytes(),
+                                         " bytes"));
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadSome(file, part, kFirstBytes));
   if (LooksLikeZip(first)) return ReadZip(file, part);
@@ -400,7 +404,8 @@ absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent p
         "a tar archive as torch.save() wrote it before version 0.1.10: load it with torch and save "
         "it again");
   }
-  return Malformed("neither a zip archive nor torch's legacy form: not written by torch.save()");
+  return MalformedArchive(
+      "neither a zip archive nor torch's legacy form: not written by torch.save()");
 }
 
 absl::StatusOr<TorchArchive> ReadTorchFile(Storage& storage, const std::string& path) {

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_FORMATS_TORCH_ZIP_H_
-#define TESSERA_CONVERT_FORMATS_TORCH_ZIP_H_
+#ifndef TESSERA_CONVERT_PICKLE_ZIP_H_
+#define TESSERA_CONVERT_PICKLE_ZIP_H_
 
 // Zip archives, zip64 included: finding the members of one, and laying out a new one.
 
@@ -80,4 +80,4 @@ class ZipLayout {
 
 }  // namespace tessera::ckpt::convert
 
-#endif  // TESSERA_CONVERT_FORMATS_TORCH_ZIP_H_
+#endif  // TESSERA_CONVERT_PICKLE_ZIP_H_

@@ -1,4 +1,4 @@
-#include "convert/formats/torch/zip.h"
+#include "convert/pickle/zip.h"
 
 #include <algorithm>
 #include <cstddef>

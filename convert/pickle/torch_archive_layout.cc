@@ -1,10 +1,11 @@
+#include "convert/pickle/torch_archive_layout.h"
+
 #include <algorithm>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "convert/formats/torch/archive.h"
-#include "convert/formats/torch/write.h"
+#include "convert/pickle/torch_archive.h"
 #include "layout/dtype.h"
 #include "zlib.h"
 

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_FORMATS_TORCH_ARCHIVE_H_
-#define TESSERA_CONVERT_FORMATS_TORCH_ARCHIVE_H_
+#ifndef TESSERA_CONVERT_PICKLE_TORCH_ARCHIVE_H_
+#define TESSERA_CONVERT_PICKLE_TORCH_ARCHIVE_H_
 
 // What torch.save() wrote: a pickle, and the storages of its tensors as they were in memory.
 
@@ -113,4 +113,4 @@ pickle::Value FindNumber(const pickle::Value& dict, int64_t key);
 
 }  // namespace tessera::ckpt::convert
 
-#endif  // TESSERA_CONVERT_FORMATS_TORCH_ARCHIVE_H_
+#endif  // TESSERA_CONVERT_PICKLE_TORCH_ARCHIVE_H_
