@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
+#include "trainer/metrics/record_fields.h"
 
 namespace tessera {
 namespace {
@@ -104,15 +105,6 @@ void RemoveSkipped(const RunRecords& run, std::vector<int64_t>& steps) {
   std::erase_if(steps, [&](int64_t step) { return step <= last || step - last < interval; });
 }
 
-// The median of the numbers that are finite; NaN if none is.
-double Median(std::vector<double> numbers) {
-  std::erase_if(numbers, [](double number) { return !std::isfinite(number); });
-  if (numbers.empty()) return std::numeric_limits<double>::quiet_NaN();
-  const auto middle = numbers.begin() + static_cast<ptrdiff_t>(numbers.size() / 2);
-  std::nth_element(numbers.begin(), middle, numbers.end());
-  return *middle;
-}
-
 }  // namespace
 
 double RelativeDifference(double a, double b) {
@@ -134,7 +126,7 @@ double SpeedRatio(const RunRecords& a, const RunRecords& b) {
     of_a.push_back(record.tokens_per_second);
     of_b.push_back(other->second.tokens_per_second);
   }
-  return Median(std::move(of_b)) / Median(std::move(of_a));
+  return MedianOfFinite(std::move(of_b)) / MedianOfFinite(std::move(of_a));
 }
 
 RunComparison CompareRuns(const RunRecords& a, const RunRecords& b, const CompareOptions& options) {

@@ -15,8 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/page/plot.h"
 #include "nlohmann/json.hpp"
-#include "trainer/metrics/plot.h"
 
 namespace tessera {
 namespace {

@@ -1,11 +1,9 @@
 #include "tools/compare_runs/run_records.h"
 
 #include <algorithm>
-#include <bit>
-#include <charconv>
-#include <cmath>
 #include <filesystem>
 #include <set>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -18,6 +16,7 @@
 #include "tools/compare_runs/foreign_runs.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
+#include "trainer/metrics/record_fields.h"
 
 namespace tessera {
 namespace {
@@ -33,51 +32,26 @@ constexpr char kLookedFor[] =
     "InfiniTrain (\"s:0 trl:...\", \"step 1/10 | loss ...\"), of Megatron-LM (\"iteration 1/ 10 | "
     "... | lm loss: ...\") or of torchtitan (\"step: 1  loss: ...\")";
 
-double Number(const Json& record, const char* name) {
-  const auto field = record.find(name);
-  if (field == record.end() || !field->is_number()) return std::numeric_limits<double>::quiet_NaN();
-  return field->get<double>();
-}
-
-// The 16 hexadecimal digits of `bits_name` where they are there, else the number `name`.
-double ExactNumber(const Json& record, const char* name, const char* bits_name) {
-  const auto field = record.find(bits_name);
-  if (field == record.end() || !field->is_string()) return Number(record, name);
-  const std::string digits = field->get<std::string>();
-  uint64_t bits = 0;
-  const auto [end, error] =
-      std::from_chars(digits.data(), digits.data() + digits.size(), bits, /*base=*/16);
-  if (error != std::errc() || end != digits.data() + digits.size() || digits.size() != 16) {
-    return Number(record, name);
-  }
-  return std::bit_cast<double>(bits);
-}
-
 // Adds one line to `records`. Returns false if it is not a record of metrics.jsonl, of which those
 // of steps and evaluations matter.
 bool AddRecord(const std::string& line, RunRecords& records) {
   if (line.find_first_not_of(" \t") != line.find('{')) return false;
   const Json record = ParseJson(line);
   if (!record.is_object()) return false;
-  const auto step_field = record.find("step"), kind = record.find("kind");
-  if (kind == record.end() || !kind->is_string()) return false;
-  if (*kind != "step" && *kind != "eval") return true;
-  if (step_field == record.end() || !step_field->is_number_integer()) return false;
-  const auto step = step_field->get<int64_t>();
-  if (step > kMaxStep || step < -kMaxStep) return false;
+  const std::string_view kind = KindOf(record);
+  if (kind != "step" && kind != "eval") return !kind.empty();
+  const std::optional<int64_t> found = StepOf(record);
+  if (!found || *found > kMaxStep || *found < -kMaxStep) return false;
+  const int64_t step = *found;
   bool is_new = true;
-  if (*kind == "step") {
-    is_new = records.steps
-                 .insert_or_assign(
-                     step, StepRecord{.loss = ExactNumber(record, "loss", "loss_bits"),
-                                      .grad_norm = Number(record, "grad_norm"),
-                                      .lr = Number(record, "lr"),
-                                      .tokens_per_second = Number(record, "tokens_per_second")})
-                 .second;
+  if (kind == "step") {
+    const StepRecord numbers = {.loss = LossOf(record, "loss"),
+                                .grad_norm = NumberOf(record, "grad_norm"),
+                                .lr = NumberOf(record, "lr"),
+                                .tokens_per_second = NumberOf(record, "tokens_per_second")};
+    is_new = records.steps.insert_or_assign(step, numbers).second;
   } else {
-    is_new = records.evaluation_losses
-                 .insert_or_assign(step, ExactNumber(record, "eval_loss", "eval_loss_bits"))
-                 .second;
+    is_new = records.evaluation_losses.insert_or_assign(step, LossOf(record, "eval_loss")).second;
   }
   if (!is_new) {
     records.Note(

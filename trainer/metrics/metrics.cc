@@ -18,6 +18,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "nlohmann/json.hpp"
+#include "trainer/metrics/record_fields.h"
 
 namespace tessera {
 namespace {
@@ -161,15 +162,12 @@ struct KeptLine {
 };
 
 std::optional<Record> ParseRecord(const nlohmann::json& json) {
-  const auto step = json.find("step");
-  if (step == json.end() || !step->is_number_integer()) return std::nullopt;
-  const auto kind = json.find("kind");
-  const bool named = kind != json.end() && kind->is_string();
-  const auto seconds = json.find("step_seconds");
-  const bool timed = seconds != json.end() && seconds->is_number();
-  return Record{.kind = named ? kind->get<std::string>() : "",
-                .step = step->get<int64_t>(),
-                .seconds = timed ? seconds->get<double>() : 0};
+  const std::optional<int64_t> step = StepOf(json);
+  if (!step) return std::nullopt;
+  const double seconds = NumberOf(json, "step_seconds");
+  return Record{.kind = std::string(KindOf(json)),
+                .step = *step,
+                .seconds = std::isnan(seconds) ? 0 : seconds};
 }
 
 // Steps up to last_step without a record: all that follow the first recorded one or, where no line

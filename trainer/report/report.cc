@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -27,6 +28,7 @@
 #include "base/replace_file.h"
 #include "base/status_macros.h"
 #include "trainer/metrics/input_stream.h"
+#include "trainer/metrics/record_fields.h"
 #include "trainer/metrics/record_file.h"
 #include "trainer/report/report_page.h"
 
@@ -80,11 +82,6 @@ struct Step {
   std::array<double, kTimes.size()> seconds;
 };
 
-double Number(const Json& record, std::string_view name) {
-  const auto field = record.find(name);
-  return field != record.end() && field->is_number() ? field->get<double>() : kNone;
-}
-
 // Six digits are less than a pixel.
 Json Rounded(double value) {
   if (!std::isfinite(value)) return Json();
@@ -103,12 +100,6 @@ std::string Text(const Json& record, const char* name, int64_t max_bytes) {
   return text.substr(0, end) + "...";
 }
 
-std::string_view Kind(const Json& record) {
-  const auto kind = record.find("kind");
-  if (kind == record.end() || !kind->is_string()) return {};
-  return kind->get_ref<const std::string&>();
-}
-
 // Memory is one number, or one by rank or by kind.
 double Sum(const Json& value) {
   if (value.is_number()) return value.get<double>();
@@ -118,11 +109,11 @@ double Sum(const Json& value) {
   return sum;
 }
 
-Step StepOf(int64_t number, const Json& record) {
+Step StepIn(int64_t number, const Json& record) {
   Step step{.step = number};
   const auto skipped = record.find("skipped");
   step.skipped = skipped != record.end() && *skipped == true;
-  for (size_t i = 0; i < kCurves.size(); ++i) step.values[i] = Number(record, kCurves[i]);
+  for (size_t i = 0; i < kCurves.size(); ++i) step.values[i] = NumberOf(record, kCurves[i]);
   if (const auto memory = record.find("memory_bytes"); memory != record.end()) {
     step.values[3] = Sum(*memory);
   }
@@ -130,7 +121,7 @@ Step StepOf(int64_t number, const Json& record) {
   const auto time = record.find("time");
   const bool has_time = time != record.end() && time->is_object();
   for (size_t i = 0; i < kTimes.size(); ++i) {
-    step.seconds[i] = has_time ? Number(*time, kTimes[i]) : kNone;
+    step.seconds[i] = has_time ? NumberOf(*time, kTimes[i]) : kNone;
   }
   return step;
 }
@@ -159,7 +150,7 @@ bool ForEachRecord(const fs::path& path, const std::function<bool(std::string_vi
     if (skip != nullptr && skip(line)) continue;
     const RecordLine record = ParseRecordLine(line);
     const bool is_good =
-        record.value.is_object() && !Kind(record.value).empty() && take(record.value);
+        record.value.is_object() && !KindOf(record.value).empty() && take(record.value);
     // The last line of a killed process may be torn: nothing is damaged.
     const bool is_torn = !is_complete && line.size() < InputStream::kMaxLineBytes;
     if (!is_good && !is_torn) ++damaged;
@@ -190,16 +181,16 @@ void AddWire(const Json& record, Reading& reading) {
 }
 
 bool AddMetrics(const Json& record, Reading& reading) {
-  const auto number = record.find("step");
-  if (number == record.end() || !number->is_number_integer()) return false;
-  const int64_t step = number->get<int64_t>();
-  if (Kind(record) == "eval") {
+  const std::optional<int64_t> found = StepOf(record);
+  if (!found) return false;
+  const int64_t step = *found;
+  if (KindOf(record) == "eval") {
     Step evaluation{.step = step};
     evaluation.values.fill(kNone);
-    evaluation.values[0] = Number(record, "eval_loss");
+    evaluation.values[0] = NumberOf(record, "eval_loss");
     reading.evaluations.push_back(evaluation);
-  } else if (Kind(record) == "step") {
-    reading.steps.push_back(StepOf(step, record));
+  } else if (KindOf(record) == "step") {
+    reading.steps.push_back(StepIn(step, record));
     AddWire(record, reading);
     const std::string head = Text(record, "ledger", 200);
     if (!head.empty()) reading.ledger = {{"step", step}, {"head", head}};
@@ -304,13 +295,6 @@ std::vector<double> Values(const std::vector<Step>& steps, std::string_view curv
   return values;
 }
 
-Json Median(std::vector<double> values) {
-  if (values.empty()) return Json();
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return Rounded(*middle);
-}
-
 // `every`: each step stands for so many.
 Json TimeStretches(const std::vector<Step>& steps, int64_t every) {
   std::vector<const Step*> timed;
@@ -345,7 +329,7 @@ Json RanksOf(const Json& record) {
     if (!rank.is_object() || ranks.size() == kMaxRanks) continue;
     Json bytes;
     for (const char* kind : {"rank", "weights", "gradients", "optimizer", "activations"}) {
-      const double value = Number(rank, kind);
+      const double value = NumberOf(rank, kind);
       bytes[kind] = std::isfinite(value) ? value : 0;
     }
     ranks.push_back(std::move(bytes));
@@ -354,10 +338,10 @@ Json RanksOf(const Json& record) {
 }
 
 Json EventOf(const Json& record, const RunDataLimits& limits) {
-  Json event = {{"event", Text(record, "event", 100)}, {"step", Number(record, "step")}};
+  Json event = {{"event", Text(record, "event", 100)}, {"step", NumberOf(record, "step")}};
   for (const char* name : {"time", "lost_steps", "lost_seconds", "down_seconds", "seconds", "bytes",
                            "parameters", "predicted_step_seconds"}) {
-    const double value = Number(record, name);
+    const double value = NumberOf(record, name);
     if (std::isfinite(value)) event[name] = value;
   }
   for (const char* name : {"topology", "text", "prompt", "directory"}) {
@@ -402,7 +386,7 @@ void AddEvents(const fs::path& path, const RunDataLimits& limits, bool& found, J
   Json events = Json::array(), samples = Json::array();
   run["latest"] = run["resumes"] = Json::object();
   const auto take = [&](const Json& record) {
-    if (Kind(record) != "event" || Text(record, "event", 100).empty()) return false;
+    if (KindOf(record) != "event" || Text(record, "event", 100).empty()) return false;
     Json event = EventOf(record, limits);
     if (event["event"] != "sample") {
       SumUp(record, event, run);
@@ -426,12 +410,12 @@ void AddSaves(const fs::path& path, const RunDataLimits& limits, bool& found, Js
   Json saves = Json::array();
   std::set<std::pair<double, std::string>> known;
   const auto take = [&](const Json& record) {
-    if (!std::isfinite(Number(record, "step"))) return false;
-    Json save = {{"step", Number(record, "step")}};
+    if (!std::isfinite(NumberOf(record, "step"))) return false;
+    Json save = {{"step", NumberOf(record, "step")}};
     for (const char* name : {"ledger", "state", "save"}) save[name] = Text(record, name, 200);
     // A resumed run says again what it has loaded.
     const std::string digest = Text(record, "save", 200);
-    if (digest.empty() || known.insert({Number(record, "step"), digest}).second) {
+    if (digest.empty() || known.insert({NumberOf(record, "step"), digest}).second) {
       saves.push_back(std::move(save));
     }
     return true;
@@ -501,7 +485,7 @@ void AddTotals(const Reading& reading, int64_t every, Json& run) {
   run["skipped"] = every * std::ranges::count_if(reading.steps, &Step::skipped);
   run["seconds"] = Rounded(sum * static_cast<double>(every));
   run["mean_step_seconds"] = Rounded(sum / static_cast<double>(seconds.size()));
-  run["tokens_per_second"] = Median(Values(reading.steps, "tokens_per_second"));
+  run["tokens_per_second"] = Rounded(MedianOfFinite(Values(reading.steps, "tokens_per_second")));
   run["time"] = TimeStretches(reading.steps, every);
 }
 

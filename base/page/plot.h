@@ -1,5 +1,5 @@
-#ifndef TESSERA_TRAINER_METRICS_PLOT_H_
-#define TESSERA_TRAINER_METRICS_PLOT_H_
+#ifndef TESSERA_BASE_PAGE_PLOT_H_
+#define TESSERA_BASE_PAGE_PLOT_H_
 
 // Line plots as SVG: a grid of panels, each with a title, axes and curves, and one legend for all.
 
@@ -28,4 +28,4 @@ std::string PlotSvg(const std::string& title, const std::vector<Panel>& panels, 
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_METRICS_PLOT_H_
+#endif  // TESSERA_BASE_PAGE_PLOT_H_

@@ -1,4 +1,4 @@
-#include "trainer/metrics/plot.h"
+#include "base/page/plot.h"
 
 #include <algorithm>
 #include <cmath>
