@@ -172,14 +172,8 @@ constexpr Format kFormats[] = {
          [](const SourcePlace& place, const OpenForeignOptions& options) {
            return WithModelNames(place, options, ReadDcp(*place.storage, ""));
          },
-     .plan = [](const Manifest& manifest,
-                const PlanOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
-       return PlanDcp(manifest, {.tensors = {.dtype = options.dtype,
-                                             .weights_only = options.weights_only,
-                                             .state = options.state,
-                                             .left_out = options.left_out},
-                                 .max_file_bytes = options.max_file_bytes});
-     },
+     .plan = [](const Manifest& manifest, const PlanOptions& options)
+         -> absl::StatusOr<std::vector<OutputFile>> { return PlanDcp(manifest, options); },
      .holds = Holds::kEverything},
     {.name = kLlmc,
      .matches =
@@ -203,11 +197,7 @@ constexpr Format kFormats[] = {
      .read = ReadTorchPlace,
      .plan = [](const Manifest& manifest,
                 const PlanOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
-       return PlanTorch(manifest, {.dtype = options.dtype,
-                                   .weights_only = options.weights_only,
-                                   .state = options.state,
-                                   .left_out = options.left_out,
-                                   .module_order = ModuleOrder(manifest)});
+       return PlanTorch(manifest, options, ModuleOrder(manifest));
      },
      .holds = Holds::kEverything},
     // Last: beside a model there may be several files of this format that were made from it.

@@ -4,14 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,6 +22,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "convert/core/bytes_file.h"
 #include "convert/core/known_step.h"
 #include "convert/core/models.h"
 #include "convert/core/read_digests.h"
@@ -41,25 +39,6 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-class FileInMemory final : public ReadableFile {
- public:
-  FileInMemory(std::string name, std::string contents)
-      : name_(std::move(name)), contents_(std::move(contents)) {}
-
-  absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
-    if (offset_bytes > contents_.size() || out.size() > contents_.size() - offset_bytes) {
-      return absl::DataLossError(absl::StrCat(name_, ": ", out.size(), " bytes at offset ",
-                                              offset_bytes, " of a file of ", contents_.size()));
-    }
-    if (!out.empty()) std::memcpy(out.data(), contents_.data() + offset_bytes, out.size());
-    return absl::OkStatus();
-  }
-  uint64_t size_bytes() const override { return contents_.size(); }
-
- private:
-  const std::string name_, contents_;
-};
-
 // A folder as its readers will find it once its last files have been published: read-only. Files
 // that are not in the storage yet are in memory.
 class UnpublishedFolder final : public ReadOnlyStorage {
@@ -73,7 +52,7 @@ class UnpublishedFolder final : public ReadOnlyStorage {
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override {
     const auto file = files_.find(std::string(path));
     if (file == files_.end()) return base_->Open(path);
-    return std::make_unique<FileInMemory>(Describe(path), file->second);
+    return std::make_unique<BytesFile>(Describe(path), file->second);
   }
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override {
     TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, base_->List(path));

@@ -20,6 +20,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/box_index.h"
 #include "convert/core/block_reader.h"
+#include "convert/core/bytes_file.h"
 #include "convert/core/strided_read.h"
 #include "layout/box.h"
 #include "layout/coverage.h"
@@ -156,26 +157,6 @@ std::string DescribeCoverage(const std::vector<StoredPiece>& pieces,
   };
   return absl::StrCat(element, " is in ", place(problem.first), " and in ", place(problem.second));
 }
-
-// The manifest, as a file.
-class StringFile final : public ReadableFile {
- public:
-  StringFile(std::string name, const std::string& contents)
-      : name_(std::move(name)), contents_(contents) {}
-
-  absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
-    if (offset_bytes > contents_.size() || out.size() > contents_.size() - offset_bytes) {
-      return ShortReadStatus(name_, offset_bytes, out.size(), contents_.size());
-    }
-    if (!out.empty()) std::memcpy(out.data(), contents_.data() + offset_bytes, out.size());
-    return absl::OkStatus();
-  }
-  uint64_t size_bytes() const override { return contents_.size(); }
-
- private:
-  const std::string name_;
-  const std::string& contents_;
-};
 
 }  // namespace
 
@@ -512,7 +493,7 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> ForeignStorage::OpenTensor(
 
 absl::StatusOr<std::unique_ptr<ReadableFile>> ForeignStorage::Open(std::string_view path) {
   TESSERA_RETURN_IF_ERROR(CheckPath("Open", path, /*root_allowed=*/false));
-  if (path == kManifestFileName) return std::make_unique<StringFile>(Describe(path), manifest_);
+  if (path == kManifestFileName) return std::make_unique<BytesFile>(Describe(path), manifest_);
   const auto found = tensors_.find(path);
   if (found == tensors_.end()) {
     return absl::NotFoundError(

@@ -1,9 +1,12 @@
 #include "convert/core/notes.h"
 
-#include "absl/strings/str_cat.h"
 #include "base/text.h"
 
 namespace tessera::ckpt::convert {
+
+std::string LeftOutNote(const absl::AlphaNum& what, const std::vector<std::string>& names) {
+  return absl::StrCat("Left out: ", what, ": ", JoinFirst(names, ", "), ".");
+}
 
 absl::Status WithNotes(const absl::Status& status, const std::vector<std::string>& notes) {
   const bool may_explain = absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||

@@ -5,8 +5,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 
 namespace tessera::ckpt::convert {
+
+// "Left out: WHAT: a, b, c and 14 more."
+std::string LeftOutNote(const absl::AlphaNum& what, const std::vector<std::string>& names);
 
 // An error of an operation on another framework's checkpoint, followed by what its reader noted,
 // which may be the reason: "the checkpoint has no model. Left out: ...". Errors that do not come

@@ -49,8 +49,8 @@ ParameterGroup Options(const SavedValue::Dict& settings) {
     const SavedValue& value = settings.value(i);
     if (const auto number = NumberOf(value)) {
       options[name == "eps" ? "epsilon" : name == "lr" ? "learning_rate" : name] = *number;
-    } else if (const auto* betas = value.As<SavedValue::Tuple>();
-               name == "betas" && betas != nullptr && betas->items.size() == 2) {
+    } else if (const auto* betas = value.As<SavedValue::List>();
+               name == "betas" && betas != nullptr && betas->is_tuple && betas->items.size() == 2) {
       const auto first = NumberOf(betas->items[0]), second = NumberOf(betas->items[1]);
       if (first && second) options["beta1"] = *first, options["beta2"] = *second;
     }

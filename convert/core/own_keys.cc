@@ -122,26 +122,11 @@ void SetDescription(Manifest described, ForeignCheckpoint& checkpoint) {
 // now, but its items were leaves when the structure was written.
 void AddByName(const SavedValue& container, const std::string& name,
                std::map<std::string, const SavedValue*>& values) {
-  const auto add = [&](const std::string& part, const SavedValue& value) {
-    const std::string below = name.empty() ? part : absl::StrCat(name, ".", part);
+  ForEachChild<const SavedValue>(container, [&](const PathPart& part, const SavedValue& value) {
+    const std::string below = absl::StrCat(name, name.empty() ? "" : ".", part.ToString());
     values.emplace(below, &value);
     AddByName(value, below, values);
-  };
-  if (const auto* const dict = container.As<SavedValue::Dict>()) {
-    for (size_t i = 0; i < dict->size(); ++i) {
-      const auto* const text = dict->key(i).As<std::string>();
-      const auto* const number = dict->key(i).As<int64_t>();
-      if (text != nullptr || number != nullptr) {
-        add(text != nullptr ? *text : absl::StrCat(*number), dict->value(i));
-      }
-    }
-    return;
-  }
-  const auto* const list = container.As<SavedValue::List>();
-  const auto* const tuple = container.As<SavedValue::Tuple>();
-  if (list == nullptr && tuple == nullptr) return;
-  const std::vector<SavedValue>& items = list != nullptr ? list->items : tuple->items;
-  for (size_t i = 0; i < items.size(); ++i) add(absl::StrCat(i), items[i]);
+  });
 }
 
 // The step and the samples beside the description, which win: a program may have changed them.

@@ -30,11 +30,16 @@ absl::Status Damaged(const Storage& storage, std::string_view path, const absl::
 
 std::string Shown(std::string_view text) { return absl::CHexEscape(View(text.substr(0, 200))); }
 
+absl::StatusOr<std::unique_ptr<ReadableFile>> OpenIfPresent(Storage& storage,
+                                                            std::string_view path) {
+  absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
+  if (absl::IsNotFound(file.status())) return nullptr;
+  return file;
+}
+
 absl::StatusOr<bool> Exists(Storage& storage, std::string_view path) {
-  const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
-  if (absl::IsNotFound(file.status())) return false;
-  TESSERA_RETURN_IF_ERROR(file.status());
-  return true;
+  TESSERA_ASSIGN_OR_RETURN(const auto file, OpenIfPresent(storage, path));
+  return file != nullptr;
 }
 
 absl::StatusOr<std::string> ReadPart(const ReadableFile& file, uint64_t offset, uint64_t length) {
@@ -50,6 +55,18 @@ absl::StatusOr<SafetensorsHeader> ReadSafetensors(const ReadableFile& file, uint
   TESSERA_ASSIGN_OR_RETURN(const uint64_t header_bytes, SafetensorsHeaderBytes(first, length));
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes, ReadPart(file, offset, header_bytes));
   return ParseSafetensorsHeader(bytes, length);
+}
+
+void SetTopology(const ForeignTopology& topology, Manifest& manifest) {
+  TopologyProto& proto = *manifest.mutable_topology();
+  const auto ranks = [](int64_t number) {
+    return static_cast<uint32_t>(number < 1 || number > INT32_MAX ? 1 : number);
+  };
+  proto.set_data_parallel(ranks(topology.data));
+  proto.set_tensor_parallel(ranks(topology.tensor));
+  proto.set_pipeline_parallel(ranks(topology.pipeline));
+  proto.set_virtual_pipeline(ranks(topology.virtual_pipeline));
+  proto.set_zero_stage(topology.zero_stage);
 }
 
 void SetProgress(int64_t step, std::optional<int64_t> samples, Manifest& manifest) {

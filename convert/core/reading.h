@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -44,6 +45,10 @@ absl::Status Damaged(const Storage& storage, std::string_view path, const absl::
 // A text of a file, for messages: escaped, and cut where it is long.
 std::string Shown(std::string_view text);
 
+// The file of this name; null where there is no such file.
+absl::StatusOr<std::unique_ptr<ReadableFile>> OpenIfPresent(Storage& storage,
+                                                            std::string_view path);
+
 // Whether there is a file of this name.
 absl::StatusOr<bool> Exists(Storage& storage, std::string_view path);
 
@@ -53,6 +58,14 @@ absl::StatusOr<std::string> ReadPart(const ReadableFile& file, uint64_t offset, 
 // The header of the safetensors file that is part of a file.
 absl::StatusOr<SafetensorsHeader> ReadSafetensors(const ReadableFile& file, uint64_t offset,
                                                   uint64_t length);
+
+// The numbers of ranks of a run. One that no run can have counts as 1.
+struct ForeignTopology {
+  int64_t data = 1, tensor = 1, pipeline = 1;
+  int64_t virtual_pipeline = 1;
+  uint32_t zero_stage = 0;
+};
+void SetTopology(const ForeignTopology& topology, Manifest& manifest);
 
 // Where a trainer is: its step and, where they are known and not negative, the samples it has
 // consumed. The best loss is unknown.

@@ -53,9 +53,9 @@ Json ToJson(const SavedValue& value, bool skeleton) {
   if (const auto* bytes = value.As<SavedValue::Bytes>()) {
     return Tagged("bytes", absl::Base64Escape(bytes->bytes));
   }
-  if (const auto* list = value.As<SavedValue::List>()) return items(list->items);
-  if (const auto* tuple = value.As<SavedValue::Tuple>())
-    return Tagged("tuple", items(tuple->items));
+  if (const auto* list = value.As<SavedValue::List>()) {
+    return list->is_tuple ? Tagged("tuple", items(list->items)) : items(list->items);
+  }
   if (const auto* dict = value.As<SavedValue::Dict>()) {
     Json pairs = Json::array();
     for (size_t i = 0; i < dict->size(); ++i) {
@@ -185,7 +185,7 @@ class Decoder {
     if (kind == "dict" || kind == "OrderedDict") return DecodeDict(list->items);
     if (kind != "tuple" && kind != "namedtuple" && kind != "torch.Size") return std::nullopt;
     if (!DecodeAll(list->items)) return std::nullopt;
-    return SavedValue{SavedValue::Tuple{std::move(list->items)}};
+    return SavedValue{SavedValue::List{std::move(list->items), /*is_tuple=*/true}};
   }
 
   std::optional<SavedValue> DecodeDict(std::vector<SavedValue>& pairs) {
@@ -229,30 +229,12 @@ bool Fill(SavedValue& node, Path& path, const FindLeaf& find) {
     node = found ? *std::move(leaf) : SavedValue{SavedValue::None{}};
     return found;
   }
-  bool any = false;
-  if (auto* dict = node.As<SavedValue::Dict>()) {
-    SavedValue::Dict kept;
-    for (size_t i = 0; i < dict->size(); ++i) {
-      const auto* number = dict->key(i).As<int64_t>();
-      path.push_back(number == nullptr ? PathPart::Text(*dict->key(i).As<std::string>())
-                                       : PathPart{PathPart::Kind::kInteger, "", *number});
-      if (Fill(dict->value(i), path, find)) {
-        kept.Add(std::move(dict->flat[2 * i]), std::move(dict->flat[2 * i + 1]));
-      }
-      path.pop_back();
-    }
-    any = dict->size() == 0 || kept.size() > 0;
-    *dict = std::move(kept);
-    return any;
-  }
-  auto* const list = node.As<SavedValue::List>();
-  int64_t index = 0;
-  for (SavedValue& item : list != nullptr ? list->items : node.As<SavedValue::Tuple>()->items) {
-    path.push_back(PathPart::Index(index++));
-    any = Fill(item, path, find) || any;
+  return KeepChildren(node, [&](const PathPart& part, SavedValue& child) {
+    path.push_back(part);
+    const bool is_found = Fill(child, path, find);
     path.pop_back();
-  }
-  return any;
+    return is_found;
+  });
 }
 
 // The paths that kPlacesEntry tells, by name.
@@ -323,7 +305,6 @@ nlohmann::json ValueToPlainJson(const SavedValue& value) {
     for (const SavedValue& item : from) array.push_back(ValueToPlainJson(item));
     return array;
   };
-  if (const auto* tuple = value.As<SavedValue::Tuple>()) return items(tuple->items);
   if (const auto* list = value.As<SavedValue::List>()) return items(list->items);
   if (const auto* dict = value.As<SavedValue::Dict>()) {
     Json pairs = Json::array();

@@ -58,7 +58,7 @@ TEST(SavedValuesTest, EntriesAreTheTreeAndItsInverse) {
                 {Text("param_groups"),
                  {SavedValue::List{
                      {DictOf({{Text("lr"), {1e-3}},
-                              {Text("betas"), {SavedValue::Tuple{{{0.9}, {0.95}}}}}})}}}}})},
+                              {Text("betas"), {SavedValue::List{{{0.9}, {0.95}}, true}}}})}}}}})},
        {Text("raw"), {SavedValue::Bytes{std::string("\0\xFF", 2)}}},
        {Text("far"), {SavedValue::List{{{-infinity}, {SavedValue::None{}}, {true}, Text("ü")}}}},
        {Text("empty"), DictOf({})},
@@ -111,7 +111,7 @@ TEST(SavedValuesTest, KindsOfThePackage) {
   EXPECT_THAT(state.plainer, ElementsAre("number", "named", "ordered"));
   const auto values = ValuesByName(state.root);
   EXPECT_TRUE(std::isnan(*values.at("number")->As<double>()));
-  const SavedValue pair = {SavedValue::Tuple{{{int64_t{1}}, {int64_t{2}}}}};
+  const SavedValue pair = {SavedValue::List{{{int64_t{1}}, {int64_t{2}}}, true}};
   EXPECT_TRUE(*values.at("named") == pair);
   EXPECT_EQ(*values.at("whole")->As<int64_t>(), INT64_MAX);
   EXPECT_EQ(*values.at("exact")->As<double>(), 1e22);

@@ -49,6 +49,11 @@ absl::StatusOr<std::vector<SavedWeight>> FindWeights(const Manifest& manifest,
   return absl::FailedPreconditionError(JoinFirst(problems, "; "));
 }
 
+bool IsFloating(DType dtype) {
+  return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kF16 ||
+         dtype == DType::kBF16;
+}
+
 absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType wanted) {
   if (wanted != DType::kUnspecified) return wanted;
   std::set<DType> dtypes;

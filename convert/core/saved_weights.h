@@ -23,6 +23,9 @@ struct SavedWeight {
 absl::StatusOr<std::vector<SavedWeight>> FindWeights(const Manifest& manifest,
                                                      const ModelDescription& model);
 
+// Whether elements are real numbers that loading converts to each other.
+bool IsFloating(DType dtype);
+
 // The dtype that is asked for or, where that is unspecified, that of all weights. InvalidArgument
 // where they have several.
 absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType wanted);

@@ -26,6 +26,7 @@
 #include "checkpoint/format/manifest.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/known_model.h"
+#include "convert/core/notes.h"
 #include "convert/core/numbered_parameters.h"
 #include "convert/core/optimizer_groups.h"
 #include "convert/core/reading.h"
@@ -360,8 +361,7 @@ class Namer {
       left_out.push_back(tensor.name);
     }
     if (!left_out.empty()) {
-      checkpoint_.notes.push_back(absl::StrCat(
-          "Left out: tensors that are not the model's: ", JoinFirst(left_out, ", "), "."));
+      checkpoint_.notes.push_back(LeftOutNote("tensors that are not the model's", left_out));
     }
     return absl::OkStatus();
   }

@@ -9,17 +9,6 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-// The elements of a list or tuple; null for anything else.
-const std::vector<SavedValue>* ItemsOf(const SavedValue& value) {
-  if (const auto* list = value.As<SavedValue::List>()) return &list->items;
-  if (const auto* tuple = value.As<SavedValue::Tuple>()) return &tuple->items;
-  return nullptr;
-}
-
-std::vector<SavedValue>* ItemsOf(SavedValue& value) {
-  return const_cast<std::vector<SavedValue>*>(ItemsOf(std::as_const(value)));
-}
-
 // Whether every key can be part of a name.
 bool HasNames(const SavedValue::Dict& dict) {
   for (size_t i = 0; i < dict.size(); ++i) {
@@ -38,17 +27,19 @@ PathPart PartOf(const SavedValue& key) {
 bool HoldsTensor(const SavedValue& value) {
   if (value.As<SavedValue::Tensor>() != nullptr) return true;
   const auto* const dict = value.As<SavedValue::Dict>();
-  const std::vector<SavedValue>* const items = dict != nullptr ? &dict->flat : ItemsOf(value);
-  return items != nullptr && std::ranges::any_of(*items, HoldsTensor);
+  if (dict != nullptr) return std::ranges::any_of(dict->flat, HoldsTensor);
+  const auto* const list = value.As<SavedValue::List>();
+  return list != nullptr && std::ranges::any_of(list->items, HoldsTensor);
 }
 
 // Whether a list has a dict in it, or in its lists.
 bool HoldsDict(const SavedValue& value) {
   const auto* const list = value.As<SavedValue::List>();
-  return list != nullptr && std::ranges::any_of(list->items, [](const SavedValue& item) {
-           const auto* const dict = item.As<SavedValue::Dict>();
-           return dict != nullptr ? HasNames(*dict) : HoldsDict(item);
-         });
+  if (list == nullptr || list->is_tuple) return false;
+  return std::ranges::any_of(list->items, [](const SavedValue& item) {
+    const auto* const dict = item.As<SavedValue::Dict>();
+    return dict != nullptr ? HasNames(*dict) : HoldsDict(item);
+  });
 }
 
 // Appends a part to a name for as long as it lives.
@@ -71,20 +62,11 @@ void AddLeaves(const SavedValue& value, Path& path, std::vector<Leaf>& leaves) {
     leaves.push_back({NameOf(path), path, &value});
     return;
   }
-  if (const auto* dict = value.As<SavedValue::Dict>()) {
-    for (size_t i = 0; i < dict->size(); ++i) {
-      path.push_back(PartOf(dict->key(i)));
-      AddLeaves(dict->value(i), path, leaves);
-      path.pop_back();
-    }
-    return;
-  }
-  const std::vector<SavedValue>& items = *ItemsOf(value);
-  for (size_t i = 0; i < items.size(); ++i) {
-    path.push_back(PathPart::Index(static_cast<int64_t>(i)));
-    AddLeaves(items[i], path, leaves);
+  ForEachChild<const SavedValue>(value, [&](const PathPart& part, const SavedValue& child) {
+    path.push_back(part);
+    AddLeaves(child, path, leaves);
     path.pop_back();
-  }
+  });
 }
 
 using IsWanted = std::function<bool(const std::string&, const SavedValue&)>;
@@ -92,34 +74,17 @@ using IsWanted = std::function<bool(const std::string&, const SavedValue&)>;
 // Returns whether anything is left of a value.
 bool PruneBelow(SavedValue& value, std::string& name, const IsWanted& is_wanted) {
   if (!IsBranch(value)) return is_wanted(name, value);
-  bool any = false;
-  if (auto* dict = value.As<SavedValue::Dict>()) {
-    SavedValue::Dict kept;
-    for (size_t i = 0; i < dict->size(); ++i) {
-      const Below below(PartOf(dict->key(i)), name);
-      if (!PruneBelow(dict->value(i), name, is_wanted)) continue;
-      kept.Add(std::move(dict->flat[2 * i]), std::move(dict->flat[2 * i + 1]));
-    }
-    any = dict->size() == 0 || kept.size() > 0;
-    *dict = std::move(kept);
-    return any;
-  }
-  int64_t index = 0;
-  for (SavedValue& item : *ItemsOf(value)) {
-    const Below below(PathPart::Index(index++), name);
-    if (PruneBelow(item, name, is_wanted)) {
-      any = true;
-    } else {
-      item = SavedValue{SavedValue::None{}};
-    }
-  }
-  return any;
+  return KeepChildren(value, [&](const PathPart& part, SavedValue& child) {
+    const Below below(part, name);
+    const bool is_kept = PruneBelow(child, name, is_wanted);
+    if (!is_kept) child = SavedValue{SavedValue::None{}};
+    return is_kept;
+  });
 }
 
 }  // namespace
 
 bool SavedValue::List::operator==(const List&) const = default;
-bool SavedValue::Tuple::operator==(const Tuple&) const = default;
 bool SavedValue::Dict::operator==(const Dict&) const = default;
 
 bool SavedValue::operator==(const SavedValue& other) const {
@@ -157,7 +122,38 @@ std::string NameOf(const Path& path) {
 
 bool IsBranch(const SavedValue& value) {
   if (const auto* dict = value.As<SavedValue::Dict>()) return HasNames(*dict);
-  return ItemsOf(value) != nullptr && (HoldsTensor(value) || HoldsDict(value));
+  return value.As<SavedValue::List>() != nullptr && (HoldsTensor(value) || HoldsDict(value));
+}
+
+template <typename Value>
+void ForEachChild(Value& branch, const std::function<void(const PathPart&, Value&)>& visit) {
+  auto* const dict = branch.template As<SavedValue::Dict>();
+  if (dict != nullptr && HasNames(*dict)) {
+    for (size_t i = 0; i < dict->size(); ++i) visit(PartOf(dict->key(i)), dict->value(i));
+  } else if (auto* const list = branch.template As<SavedValue::List>()) {
+    int64_t index = 0;
+    for (Value& item : list->items) visit(PathPart::Index(index++), item);
+  }
+}
+template void ForEachChild(SavedValue&, const std::function<void(const PathPart&, SavedValue&)>&);
+template void ForEachChild(const SavedValue&,
+                           const std::function<void(const PathPart&, const SavedValue&)>&);
+
+bool KeepChildren(SavedValue& branch,
+                  const std::function<bool(const PathPart&, SavedValue&)>& keep) {
+  auto* const dict = branch.As<SavedValue::Dict>();
+  bool any = dict != nullptr && dict->size() == 0;
+  SavedValue::Dict kept;
+  size_t entry = 0;
+  ForEachChild<SavedValue>(branch, [&](const PathPart& part, SavedValue& child) {
+    const bool is_kept = keep(part, child);
+    any = any || is_kept;
+    if (dict == nullptr) return;
+    if (is_kept) kept.Add(std::move(dict->flat[2 * entry]), std::move(child));
+    ++entry;
+  });
+  if (dict != nullptr) *dict = std::move(kept);
+  return any;
 }
 
 std::vector<Leaf> LeavesOf(const SavedValue& root) {
@@ -187,8 +183,8 @@ void RenameTensors(const std::function<std::string(const std::string&)>& name, S
     tensor->name = name(tensor->name);
   } else if (auto* dict = root.As<SavedValue::Dict>()) {
     for (size_t i = 0; i < dict->size(); ++i) RenameTensors(name, dict->value(i));
-  } else if (auto* items = ItemsOf(root)) {
-    for (SavedValue& item : *items) RenameTensors(name, item);
+  } else if (auto* list = root.As<SavedValue::List>()) {
+    for (SavedValue& item : list->items) RenameTensors(name, item);
   }
 }
 

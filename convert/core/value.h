@@ -33,11 +33,8 @@ struct SavedValue {
   };
   struct List {
     std::vector<SavedValue> items;
+    bool is_tuple = false;
     bool operator==(const List&) const;
-  };
-  struct Tuple {
-    std::vector<SavedValue> items;
-    bool operator==(const Tuple&) const;
   };
   // Keys and values in turn, in the order of the program. Keys are not compared.
   struct Dict {
@@ -53,7 +50,7 @@ struct SavedValue {
     SavedValue* Find(std::string_view text);
   };
 
-  std::variant<None, bool, int64_t, double, std::string, Bytes, Tensor, List, Tuple, Dict> data;
+  std::variant<None, bool, int64_t, double, std::string, Bytes, Tensor, List, Dict> data;
 
   template <typename T>
   const T* As() const {
@@ -103,6 +100,16 @@ std::map<std::string, const SavedValue*> ValuesByName(const SavedValue& root);
 
 // Whether the tree has neither tensors nor values.
 bool IsEmpty(const SavedValue& root);
+
+// Calls `visit` with each value inside a dict of texts and integers, a list or a tuple, and what
+// leads to it, in their order.
+template <typename Value>
+void ForEachChild(Value& branch, const std::function<void(const PathPart&, Value& child)>& visit);
+
+// Removes the entries of a dict that `keep` does not want. Those of a list stay in their places.
+// Returns whether anything is left, an empty dict included.
+bool KeepChildren(SavedValue& branch,
+                  const std::function<bool(const PathPart&, SavedValue& child)>& keep);
 
 // Removes the leaves that `is_wanted`, which is given their names, does not want, and the branches
 // that are empty then. In a list that keeps others, None takes their places.

@@ -14,6 +14,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/plan/rank_states.h"
+#include "convert/core/saved_weights.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -21,10 +22,7 @@ namespace {
 // Memory for each side at a time, as saved, unless one row needs more.
 constexpr int64_t kBatchBytes = int64_t{32} << 20;
 
-bool IsFloating(DType dtype) {
-  return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kF16 ||
-         dtype == DType::kBF16;
-}
+using convert::IsFloating;
 
 // Some rows of a tensor.
 struct Slab {

@@ -238,7 +238,7 @@ class Generator {
       case 7:
         return {SavedValue::List{Items(depth)}};
       case 8:
-        return {SavedValue::Tuple{Items(depth)}};
+        return {SavedValue::List{Items(depth), true}};
       default: {
         SavedValue::Dict dict;
         std::set<std::string> names;

@@ -160,9 +160,10 @@ constexpr Layout kLayouts[] = {
     {"hf_gpt2", kHfGpt2, kHfGpt2},
     {"hf_llama3_tied", "interop/pytorch/llama3_tied.hf", "interop/pytorch/llama3_tied.hf"},
     {"hf_llama3_untied", kHfLlama, kHfLlama},
-    {"gguf_gpt2", "../convert/gguf/testdata/gpt2", kHfGpt2},
-    {"gguf_llama3_tied", "../convert/gguf/testdata/llama3_tied", "interop/pytorch/llama3_tied.hf"},
-    {"gguf_llama3_untied", "../convert/gguf/testdata/llama3_untied/model.gguf", kHfLlama},
+    {"gguf_gpt2", "../convert/formats/gguf/testdata/gpt2", kHfGpt2},
+    {"gguf_llama3_tied", "../convert/formats/gguf/testdata/llama3_tied",
+     "interop/pytorch/llama3_tied.hf"},
+    {"gguf_llama3_untied", "../convert/formats/gguf/testdata/llama3_untied/model.gguf", kHfLlama},
     {"llmc_gpt2", "interop/pytorch/gpt2.model.bin", kHfGpt2},
     {"llmc_llama3_untied", "interop/pytorch/llama3_untied.model.bin", kHfLlama},
 };

@@ -500,7 +500,7 @@ std::vector<Refusal> InternEvoRefusals() {
 }
 
 std::vector<Refusal> GgufRefusals() {
-  const std::string gpt2 = "../../convert/gguf/testdata/gpt2", file = "model.gguf";
+  const std::string gpt2 = "../../convert/formats/gguf/testdata/gpt2", file = "model.gguf";
   // Behind the name: the number of dims, two extents, the type.
   const auto set_type = [&](char type) {
     return Edit(file, [=](std::string& contents) {

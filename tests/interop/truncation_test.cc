@@ -63,7 +63,7 @@ TEST_F(TruncationTest, IsRefused) {
            {"infinitrain/llama3_dp2_tp2_pp2/iter_0000003",
             "infinitrain",
             {"rank_000001/model.ckpt", "rank_000004/optimizer.ckpt"}},
-           {"../../convert/gguf/testdata/llama3_untied", "gguf", {"model.gguf"}}}) {
+           {"../../convert/formats/gguf/testdata/llama3_untied", "gguf", {"model.gguf"}}}) {
     for (const std::string& file : truncated.files) {
       const uint64_t size = fs::file_size(Fixture(truncated.checkpoint) + "/" + file);
       for (const uint64_t length : {uint64_t{5}, size / 2, size - 1}) {

@@ -1,15 +1,13 @@
 #ifndef TESSERA_CONVERT_FORMATS_DCP_DCP_H_
 #define TESSERA_CONVERT_FORMATS_DCP_DCP_H_
 
-#include <cstdint>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "convert/core/output.h"
-#include "convert/formats/torch/write.h"
+#include "convert/core/output_file.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
@@ -34,15 +32,9 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
 absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(
     Storage& storage, std::string_view folder, std::vector<std::string>* notes = nullptr);
 
-struct DcpOutputOptions {
-  TorchOutputOptions tensors;
-  // The most bytes that one file of data has, unless a single tensor is larger.
-  uint64_t max_file_bytes = 5'000'000'000;
-};
-
 // The files of a folder that torch.distributed.checkpoint loads: .metadata, and files of data in
 // which each tensor is one chunk, and each value an object. Tied tensors share their chunk.
-std::vector<OutputFile> PlanDcp(const Manifest& manifest, const DcpOutputOptions& options);
+std::vector<OutputFile> PlanDcp(const Manifest& manifest, const PlanOptions& options);
 
 }  // namespace tessera::ckpt::convert
 

@@ -23,6 +23,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
+#include "convert/core/notes.h"
 #include "convert/core/own_keys.h"
 #include "convert/core/reading.h"
 #include "convert/core/record_checks.h"
@@ -223,7 +224,7 @@ bool IsOptimizerState(const std::string& name, const std::set<std::string>& pref
 
 std::string NoteOf(const std::string& what, std::vector<std::string> names) {
   for (std::string& name : names) name = absl::CHexEscape(name.substr(0, 200));
-  return absl::StrCat("Left out: ", what, ": ", JoinFirst(names, ", "), ".");
+  return LeftOutNote(what, names);
 }
 
 // The values of objects, each of which is a file of torch.save() of its own: in an object store,

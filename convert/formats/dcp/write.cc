@@ -49,8 +49,8 @@ class SmallArchives {
 
 }  // namespace
 
-std::vector<OutputFile> PlanDcp(const Manifest& manifest, const DcpOutputOptions& options) {
-  const TorchStateDict dict = PlanStateDict(manifest, options.tensors, OptimizerForm::kFlat);
+std::vector<OutputFile> PlanDcp(const Manifest& manifest, const PlanOptions& options) {
+  const TorchStateDict dict = PlanStateDict(manifest, options, OptimizerForm::kFlat);
   DcpDataFiles data(options.max_file_bytes);
   std::vector<DcpBlob> blobs;
   std::map<std::string, const TorchOutputTensor*> by_name;
@@ -94,8 +94,8 @@ std::vector<OutputFile> PlanDcp(const Manifest& manifest, const DcpOutputOptions
   }
   for (const auto& [key, value] : dict.own_keys) add_object(key, {}, value);
   // Keys that are integers, tuples that are branches, and what is empty become something else.
-  const bool has_structure = dict.tensors.groups.empty() && options.tensors.state != nullptr &&
-                             !options.tensors.weights_only && !IsEmpty(*options.tensors.state);
+  const bool has_structure = dict.tensors.groups.empty() && options.state != nullptr &&
+                             !options.weights_only && !IsEmpty(*options.state);
   if (has_structure) {
     add_object(kStructureKey, {}, SavedValue{StructureToJson(dict.root)});
   }

@@ -118,14 +118,15 @@ DigestsByName WriteAndRead(Source& source, const std::vector<OutputFile>& files,
   return *std::move(digests);
 }
 
-DigestsByName TorchDigests(Source& source, const TorchOutputOptions& options) {
-  return WriteAndRead(source, PlanTorch(source.manifest(), options),
+DigestsByName TorchDigests(Source& source, const PlanOptions& options,
+                           const std::vector<std::string>& module_order = {}) {
+  return WriteAndRead(source, PlanTorch(source.manifest(), options, module_order),
                       std::make_shared<MemoryStorage>(), [](Storage& storage) {
                         return ReadTorch(storage, "", std::vector<std::string>{"checkpoint.pt"});
                       });
 }
 
-DigestsByName DcpDigests(Source& source, const DcpOutputOptions& options) {
+DigestsByName DcpDigests(Source& source, const PlanOptions& options) {
   return WriteAndRead(source, PlanDcp(source.manifest(), options),
                       std::make_shared<MemoryStorage>(),
                       [](Storage& storage) { return ReadDcp(storage, ""); });
@@ -148,7 +149,7 @@ TEST(WriteTorchFormatsTest, MomentsAreThoseOfAnOptimizersStateDict) {
   ASSERT_TRUE(expected.ok()) << expected.status();
   source.DescribeOptimizer();
   EXPECT_TRUE(TorchDigests(source, {}) == *expected);
-  EXPECT_TRUE(TorchDigests(source, {.module_order = {"of.4", "of.2"}}) == *expected);
+  EXPECT_TRUE(TorchDigests(source, {}, {"of.4", "of.2"}) == *expected);
   EXPECT_TRUE(DcpDigests(source, {}) == *expected);
   const auto files = PlanDcp(source.manifest(), {});
   const auto metadata =
@@ -166,7 +167,7 @@ TEST(WriteTorchFormatsTest, MomentsAreThoseOfAnOptimizersStateDict) {
 
 TEST(WriteTorchFormatsTest, FloatingWeightsAreConverted) {
   Source source;
-  const auto files = PlanDcp(source.manifest(), {.tensors = {.dtype = DType::kBF16}});
+  const auto files = PlanDcp(source.manifest(), {.dtype = DType::kBF16});
   std::map<std::string, DType> dtypes;
   for (const OutputFile& file : files) {
     for (const OutputTensor& tensor : file.tensors) dtypes[tensor.name] = tensor.dtype;

@@ -35,19 +35,16 @@ constexpr uint64_t kMaxTrainerStateBytes = uint64_t{1} << 20;
 
 // Whether there is such a file of InfiniTrain's.
 absl::StatusOr<bool> HasStateFile(Storage& storage, const std::string& path) {
-  const auto open = storage.Open(path);
-  if (absl::IsNotFound(open.status())) return false;
-  TESSERA_RETURN_IF_ERROR(open.status());
-  return IsInfiniTrainStateFile(**open);
+  TESSERA_ASSIGN_OR_RETURN(const auto file, OpenIfPresent(storage, path));
+  return file == nullptr ? false : IsInfiniTrainStateFile(*file);
 }
 
 // Whether there is a metadata.json that tells how ranks cut tensors.
 absl::StatusOr<bool> IsShardedInfiniTrain(Storage& storage) {
-  const auto open = storage.Open(kMetadataFile);
-  if (absl::IsNotFound(open.status())) return false;
-  TESSERA_RETURN_IF_ERROR(open.status());
+  TESSERA_ASSIGN_OR_RETURN(const auto file, OpenIfPresent(storage, kMetadataFile));
+  if (file == nullptr) return false;
   TESSERA_ASSIGN_OR_RETURN(const std::string start,
-                           ReadPart(**open, 0, std::min<uint64_t>((*open)->size_bytes(), 256)));
+                           ReadPart(*file, 0, std::min<uint64_t>(file->size_bytes(), 256)));
   return absl::StrContains(start, "infinitrain_sharded");
 }
 
@@ -391,14 +388,13 @@ class Reader {
   // The topology that saved, as far as trainer_state.json tells.
   void DescribeTopology() {
     const auto size = [this](std::string_view key) {
-      const int64_t found = FindInfiniTrainNumber(texts_.front(), key).value_or(1);
-      return static_cast<uint32_t>(std::clamp<int64_t>(found, 1, 1 << 20));
+      return FindInfiniTrainNumber(texts_.front(), key).value_or(1);
     };
-    TopologyProto& topology = *checkpoint_.description.mutable_topology();
-    topology.set_data_parallel(size("ddp_size"));
-    topology.set_tensor_parallel(size("tp_size"));
-    topology.set_pipeline_parallel(size("pp_size"));
-    topology.set_virtual_pipeline(size("vpp_size"));
+    SetTopology({.data = size("ddp_size"),
+                 .tensor = size("tp_size"),
+                 .pipeline = size("pp_size"),
+                 .virtual_pipeline = size("vpp_size")},
+                checkpoint_.description);
   }
 
   // Step, consumed samples and notes.

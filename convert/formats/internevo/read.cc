@@ -277,12 +277,12 @@ absl::Status RankFilesReader::AddOptimizers(const ModelFile& model) {
 }
 
 void RankFilesReader::DescribeTopology(Manifest& description) const {
-  TopologyProto& topology = *description.mutable_topology();
-  topology.set_tensor_parallel(static_cast<uint32_t>(files_.parts));
-  topology.set_pipeline_parallel(static_cast<uint32_t>(files_.stages));
-  topology.set_virtual_pipeline(static_cast<uint32_t>(layers_.chunks()));
-  topology.set_data_parallel(static_cast<uint32_t>(files_.zero_ranks));
-  topology.set_zero_stage(files_.zero_ranks > 1 ? 1 : 0);
+  SetTopology({.data = files_.zero_ranks,
+               .tensor = files_.parts,
+               .pipeline = files_.stages,
+               .virtual_pipeline = layers_.chunks(),
+               .zero_stage = files_.zero_ranks > 1 ? 1u : 0},
+              description);
 }
 
 // ---- Universal checkpoints.

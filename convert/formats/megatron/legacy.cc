@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
+#include "convert/core/notes.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/formats/megatron/megatron.h"
@@ -377,8 +378,7 @@ absl::StatusOr<ForeignCheckpoint> LegacyReader::Read() {
       std::move(*set_).MoveTo(kMegatron, storage_.Describe(folder_), checkpoint));
   TESSERA_RETURN_IF_ERROR(CheckMasterWeights(storage_, checkpoint.tensors));
   if (!left_out_.empty()) {
-    checkpoint.notes.push_back(
-        absl::StrCat("Left out: states of modules: ", JoinFirst(left_out_, ", "), "."));
+    checkpoint.notes.push_back(LeftOutNote("states of modules", left_out_));
   }
   return checkpoint;
 }

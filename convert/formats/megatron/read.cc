@@ -26,11 +26,9 @@ constexpr uint64_t kMaxTrackerBytes = 64;
 // The contents of a small file; nullopt where there is no such file, or a larger one.
 absl::StatusOr<std::optional<std::string>> ReadSmall(Storage& storage, const std::string& path,
                                                      uint64_t max_bytes) {
-  const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
-  if (absl::IsNotFound(file.status())) return std::nullopt;
-  TESSERA_RETURN_IF_ERROR(file.status());
-  if ((*file)->size_bytes() > max_bytes) return std::nullopt;
-  return ReadPart(**file, 0, (*file)->size_bytes());
+  TESSERA_ASSIGN_OR_RETURN(const auto file, OpenIfPresent(storage, path));
+  if (file == nullptr || file->size_bytes() > max_bytes) return std::nullopt;
+  return ReadPart(*file, 0, file->size_bytes());
 }
 
 // The folder of the iteration that a run's folder names; nullopt where it names none.

@@ -44,16 +44,13 @@ int64_t MegatronRun::BucketElements() const {
 
 void MegatronRun::Describe(Manifest& manifest) const {
   manifest.mutable_producer()->set_program("Megatron-LM");
-  TopologyProto& topology = *manifest.mutable_topology();
-  const auto size = [&](std::string_view name) {
-    const int64_t value = Integer(name).value_or(1);
-    return static_cast<uint32_t>(value < 1 || value > INT32_MAX ? 1 : value);
-  };
-  topology.set_tensor_parallel(size("tensor_model_parallel_size"));
-  topology.set_pipeline_parallel(size("pipeline_model_parallel_size"));
-  topology.set_virtual_pipeline(size("virtual_pipeline_model_parallel_size"));
-  topology.set_data_parallel(size("data_parallel_size"));
-  topology.set_zero_stage(IsTrue("use_distributed_optimizer") ? 1 : 0);
+  const auto size = [&](std::string_view name) { return Integer(name).value_or(1); };
+  SetTopology({.data = size("data_parallel_size"),
+               .tensor = size("tensor_model_parallel_size"),
+               .pipeline = size("pipeline_model_parallel_size"),
+               .virtual_pipeline = size("virtual_pipeline_model_parallel_size"),
+               .zero_stage = IsTrue("use_distributed_optimizer") ? 1u : 0},
+              manifest);
   const std::optional<int64_t> step = state_.Find("iteration").AsInt();
   if (!step || *step < 0) return;
   SetProgress(*step, Integer("consumed_train_samples"), manifest);

@@ -463,12 +463,14 @@ class PaddleReader {
     Manifest& manifest = checkpoint.description;
     manifest.mutable_producer()->set_program("PaddleNLP");
     *manifest.mutable_model() = model_->description().config;
-    TopologyProto& topology = *manifest.mutable_topology();
-    topology.set_data_parallel(static_cast<uint32_t>(files_.degrees.sharding));
-    topology.set_tensor_parallel(static_cast<uint32_t>(files_.degrees.tensor));
-    topology.set_pipeline_parallel(static_cast<uint32_t>(files_.degrees.pipeline));
-    topology.set_virtual_pipeline(static_cast<uint32_t>(VirtualPipeline()));
-    topology.set_zero_stage(files_.degrees.sharding == 1 ? 0 : is_sliced_ ? 3 : 1);
+    SetTopology({.data = files_.degrees.sharding,
+                 .tensor = files_.degrees.tensor,
+                 .pipeline = files_.degrees.pipeline,
+                 .virtual_pipeline = VirtualPipeline(),
+                 .zero_stage = files_.degrees.sharding == 1 ? 0u
+                               : is_sliced_                 ? 3
+                                                            : 1},
+                manifest);
     TESSERA_ASSIGN_OR_RETURN(const std::optional<int64_t> step, ReadStep());
     if (step) {
       SetProgress(*step, std::nullopt, manifest);

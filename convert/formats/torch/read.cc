@@ -117,11 +117,9 @@ absl::Status Collector::AddFile(const ReadableFile& open, const TorchArchive& ar
   } else if (tree->As<SavedValue::Dict>() != nullptr) {
     dict = std::move(*tree->As<SavedValue::Dict>());
   } else if (IsBranch(*tree)) {
-    auto* const list = tree->As<SavedValue::List>();
-    int64_t index = 0;
-    for (SavedValue& item : list != nullptr ? list->items : tree->As<SavedValue::Tuple>()->items) {
-      dict.Add({index++}, std::move(item));
-    }
+    ForEachChild<SavedValue>(*tree, [&](const PathPart& part, SavedValue& item) {
+      dict.Add({part.number}, std::move(item));
+    });
   } else {
     LeftOut("a value that is in no dict");
   }
@@ -192,8 +190,7 @@ Collector::Tree Collector::WalkItems(const pickle::Value& list, TensorRole role,
   }
   if (items.size() < list.size())
     return LeftOut("values that stand for many times the file's size");
-  if (list.is(Kind::kTuple)) return SavedValue{SavedValue::Tuple{std::move(items)}};
-  return SavedValue{SavedValue::List{std::move(items)}};
+  return SavedValue{SavedValue::List{std::move(items), list.is(Kind::kTuple)}};
 }
 
 Collector::Tree Collector::WalkEntries(const pickle::Value& dict, TensorRole role, int depth) {

@@ -17,24 +17,13 @@
 #include "checkpoint/format/manifest.h"
 #include "convert/core/own_keys.h"
 #include "convert/core/saved_values.h"
+#include "convert/core/saved_weights.h"
 #include "convert/pickle/torch_archive_layout.h"
 #include "convert/pickle/write.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 namespace {
-
-bool IsFloating(DType dtype) {
-  switch (dtype) {
-    case DType::kF64:
-    case DType::kF32:
-    case DType::kF16:
-    case DType::kBF16:
-      return true;
-    default:
-      return false;
-  }
-}
 
 bool IsOfModel(const TorchOutputTensor& tensor) {
   const TensorRole role = FromProto(tensor.logical->role());
@@ -113,7 +102,11 @@ OutputTensor ToOutputTensor(const TorchOutputTensor& tensor, uint64_t offset_byt
           }};
 }
 
-TorchOutputTensors SelectTensors(const Manifest& manifest, const TorchOutputOptions& options) {
+namespace {
+
+// The tensors that the options select, with the aliases of those.
+TorchOutputTensors SelectTensors(const Manifest& manifest, const PlanOptions& options,
+                                 const std::vector<std::string>& module_order) {
   TorchOutputTensors tensors;
   std::map<std::string, size_t> stored;
   const auto is_wanted = [&](const LogicalTensor& tensor) {
@@ -136,11 +129,9 @@ TorchOutputTensors SelectTensors(const Manifest& manifest, const TorchOutputOpti
     if (!is_wanted(tensor) || at == stored.end()) continue;
     tensors.all.push_back({&tensor, tensors.stored[at->second].dtype, at->second});
   }
-  tensors.groups = FindGroups(manifest, tensors.all, options.module_order);
+  tensors.groups = FindGroups(manifest, tensors.all, module_order);
   return tensors;
 }
-
-namespace {
 
 SavedValue Text(std::string_view text) { return {std::string(text)}; }
 
@@ -159,7 +150,7 @@ const SavedValue::Dict* ValuesOfGroup(const SavedValue* state, size_t number) {
 // The settings of a group as torch.optim.AdamW has them in its param_groups: those of the values,
 // those that the manifest tells, and torch's defaults for the others.
 SavedValue::Dict SettingsOf(const TorchOutputGroup& group, const Manifest& manifest,
-                            const TorchOutputOptions& options) {
+                            const PlanOptions& options) {
   const auto option = [&](const char* name, double by_default) {
     if (group.options == nullptr) return by_default;
     const auto at = group.options->options().find(name);
@@ -178,7 +169,8 @@ SavedValue::Dict SettingsOf(const TorchOutputGroup& group, const Manifest& manif
   };
   const bool has_rate = manifest.trainer().has_schedule();
   add("lr", {has_rate ? manifest.trainer().schedule().learning_rate() : 1e-3});
-  add("betas", {SavedValue::Tuple{{{option("beta1", 0.9)}, {option("beta2", 0.999)}}}});
+  add("betas",
+      {SavedValue::List{{{option("beta1", 0.9)}, {option("beta2", 0.999)}}, /*is_tuple=*/true}});
   add("eps", {option("epsilon", 1e-8)});
   add("weight_decay", {option("weight_decay", group.decays ? 1e-2 : 0)});
   for (const char* const name : {"amsgrad", "maximize", "capturable", "differentiable"}) {
@@ -233,7 +225,7 @@ SavedValue::Dict ModelTree(const Manifest& manifest, const TorchOutputTensors& t
 
 // What AdamW.load_state_dict() takes. Parameters have numbers, group by group.
 SavedValue::Dict NumberedOptimizer(const Manifest& manifest, const TorchOutputTensors& tensors,
-                                   const TorchOutputOptions& options) {
+                                   const PlanOptions& options) {
   SavedValue::Dict states;
   SavedValue::List groups;
   int64_t number = 0;
@@ -260,7 +252,7 @@ SavedValue::Dict NumberedOptimizer(const Manifest& manifest, const TorchOutputTe
 // What get_optimizer_state_dict() of torch.distributed.checkpoint.state_dict gives with
 // flatten_optimizer_state_dict: everything by the names of the parameters.
 SavedValue::Dict FlatOptimizer(const Manifest& manifest, const TorchOutputTensors& tensors,
-                               const TorchOutputOptions& options) {
+                               const PlanOptions& options) {
   SavedValue::Dict optimizer;
   for (const TorchOutputGroup& group : tensors.groups) {
     const SavedValue::Dict settings = SettingsOf(group, manifest, options);
@@ -294,7 +286,7 @@ bool IsInGroup(const std::string& name, const TorchOutputTensors& tensors,
 
 // Adds the roles of tensors other than weights, the names that differ from the keys, and the rest
 // of the manifest.
-void AddOwnKeys(const Manifest& manifest, const TorchOutputOptions& options, TorchStateDict& dict) {
+void AddOwnKeys(const Manifest& manifest, const PlanOptions& options, TorchStateDict& dict) {
   std::map<std::string, const LogicalTensor*> tensors;
   for (const TorchOutputTensor& tensor : dict.tensors.all) {
     tensors[tensor.logical->name()] = tensor.logical;
@@ -323,9 +315,9 @@ void AddOwnKeys(const Manifest& manifest, const TorchOutputOptions& options, Tor
 
 }  // namespace
 
-TorchStateDict PlanStateDict(const Manifest& manifest, const TorchOutputOptions& options,
-                             OptimizerForm form) {
-  TorchStateDict dict = {.tensors = SelectTensors(manifest, options)};
+TorchStateDict PlanStateDict(const Manifest& manifest, const PlanOptions& options,
+                             OptimizerForm form, const std::vector<std::string>& module_order) {
+  TorchStateDict dict = {.tensors = SelectTensors(manifest, options, module_order)};
   const TorchOutputTensors& tensors = dict.tensors;
   const bool is_model = !tensors.groups.empty();
   std::set<std::string> unplaced;
@@ -372,14 +364,9 @@ void WriteValue(const SavedValue& value, const std::function<void(const std::str
   if (const auto* bytes = value.As<SavedValue::Bytes>()) return writer.Bytes(bytes->bytes);
   if (const auto* place = value.As<SavedValue::Tensor>()) return tensor(place->name);
   if (const auto* list = value.As<SavedValue::List>()) {
-    writer.BeginList();
+    list->is_tuple ? writer.BeginTuple() : writer.BeginList();
     for (const SavedValue& item : list->items) WriteValue(item, tensor, writer);
-    return writer.EndList();
-  }
-  if (const auto* tuple = value.As<SavedValue::Tuple>()) {
-    writer.BeginTuple();
-    for (const SavedValue& item : tuple->items) WriteValue(item, tensor, writer);
-    return writer.EndTuple();
+    return list->is_tuple ? writer.EndTuple() : writer.EndList();
   }
   writer.BeginDict();
   for (const SavedValue& item : value.As<SavedValue::Dict>()->flat)
@@ -387,8 +374,9 @@ void WriteValue(const SavedValue& value, const std::function<void(const std::str
   writer.EndDict();
 }
 
-std::vector<OutputFile> PlanTorch(const Manifest& manifest, const TorchOutputOptions& options) {
-  TorchStateDict dict = PlanStateDict(manifest, options, OptimizerForm::kNumbered);
+std::vector<OutputFile> PlanTorch(const Manifest& manifest, const PlanOptions& options,
+                                  const std::vector<std::string>& module_order) {
+  TorchStateDict dict = PlanStateDict(manifest, options, OptimizerForm::kNumbered, module_order);
   for (auto& [key, value] : dict.own_keys) {
     dict.root.As<SavedValue::Dict>()->Add(Text(key), std::move(value));
   }

@@ -18,16 +18,6 @@
 
 namespace tessera::ckpt::convert {
 
-struct TorchOutputOptions {
-  DType dtype = DType::kUnspecified;  // of floating weights; unspecified: as they are saved
-  bool weights_only = false;          // no optimizer state, no master weights, no values
-  const SavedValue* state = nullptr;  // see PlanOptions
-  std::vector<std::string>* left_out = nullptr;
-  // Names of parameters in the order in which the model's modules have them, which is that in which
-  // optimizers number them. Empty: that of the manifest.
-  std::vector<std::string> module_order;
-};
-
 // A tensor of a checkpoint as a file of torch has it. An alias has the index of its tensor.
 struct TorchOutputTensor {
   const LogicalTensor* logical = nullptr;
@@ -54,9 +44,6 @@ struct TorchOutputTensors {
   std::vector<TorchOutputTensor> all;     // in the manifest's order
   std::vector<TorchOutputTensor> stored;  // those that are not aliases, by index
 };
-
-// The tensors that the options select, with the aliases of those. The manifest must outlive them.
-TorchOutputTensors SelectTensors(const Manifest& manifest, const TorchOutputOptions& options);
 
 uint64_t StoredBytes(const TorchOutputTensor& tensor);
 
@@ -85,8 +72,11 @@ inline constexpr char kUpdatesTensor[] = "";
 // "optimizer", whose groups have the settings that the values have for groups of the same numbers;
 // what they have no place for beside these is left out. Without, tensors have the places that the
 // values tell, and others are at the top.
-TorchStateDict PlanStateDict(const Manifest& manifest, const TorchOutputOptions& options,
-                             OptimizerForm form);
+//
+// `module_order`: names of parameters in the order in which the model's modules have them, which is
+// that in which optimizers number them; empty: that of the manifest, which must outlive the result.
+TorchStateDict PlanStateDict(const Manifest& manifest, const PlanOptions& options,
+                             OptimizerForm form, const std::vector<std::string>& module_order = {});
 
 // Appends a value. `tensor` appends the tensor of that name.
 void WriteValue(const SavedValue& value, const std::function<void(const std::string&)>& tensor,
@@ -95,7 +85,8 @@ void WriteValue(const SavedValue& value, const std::function<void(const std::str
 // One file, checkpoint.pt, of a dict of contiguous tensors and values, which torch.load() reads
 // with weights_only=True: the state dict of PlanStateDict(). Tied tensors share their storage. If
 // the weight of a parameter was not saved, its master weight is the model's.
-std::vector<OutputFile> PlanTorch(const Manifest& manifest, const TorchOutputOptions& options);
+std::vector<OutputFile> PlanTorch(const Manifest& manifest, const PlanOptions& options,
+                                  const std::vector<std::string>& module_order = {});
 
 }  // namespace tessera::ckpt::convert
 
