@@ -12,13 +12,13 @@ import unittest
 import xml.etree.ElementTree
 
 OURS = (
-    "base", "checkpoint", "comm", "compute", "convert", "layout", "models", "python", "storage",
-    "tensor", "tests", "tokenizer", "tools", "trainer",
+    "base", "checkpoint", "comm", "compute", "convert", "layout", "models", "operations", "python",
+    "storage", "tensor", "tests", "tokenizer", "tools", "trainer",
 )
 
 # (from, to): no path, of any length, leads from one folder to the other. A folder stands for what
 # is below it, too.
-_ABOVE = ("convert", "models", "python", "tests", "tools", "trainer")
+_ABOVE = ("convert", "models", "operations", "python", "tests", "tools", "trainer")
 NO_PATH = (
     ("base", tuple(sorted(set(OURS) - {"base"}))),
     ("layout", tuple(sorted(set(OURS) - {"base", "layout"}))),
@@ -29,10 +29,12 @@ NO_PATH = (
     ("checkpoint", ("comm", "compute", "tensor") + _ABOVE),
     ("checkpoint/format", ("storage",)),
     ("checkpoint/plan", ("storage",)),
-    ("compute", ("checkpoint", "convert", "models", "storage", "tests", "tools", "trainer")),
+    ("compute", ("checkpoint", "convert", "models", "operations", "storage", "tests", "tools",
+                 "trainer")),
     ("compute/kernels", ("comm", "compute/parallel")),
-    ("models", ("checkpoint", "convert", "storage", "tests", "tools", "trainer")),
-    ("convert", ("python", "tests", "tools", "trainer")),
+    ("models", ("checkpoint", "convert", "operations", "storage", "tests", "tools", "trainer")),
+    ("convert", ("operations", "python", "tests", "tools", "trainer")),
+    ("operations", ("python", "tests", "tools", "trainer")),
     ("python", ("tests", "tools", "trainer")),
     ("trainer", ("tests", "tools")),
 )

@@ -24,13 +24,13 @@
 #include "convert/core/models.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/value.h"
-#include "convert/operations/named_checkpoint.h"
-#include "convert/operations/reshard.h"
 #include "convert/write_foreign.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
 #include "layout/box.h"
 #include "models/model_config.h"
+#include "operations/named_checkpoint.h"
+#include "operations/reshard.h"
 
 namespace tessera::ckpt {
 namespace {

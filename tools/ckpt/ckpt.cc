@@ -11,8 +11,8 @@
 #include "absl/strings/str_join.h"
 #include "base/version.h"
 #include "checkpoint/format/manifest.h"
-#include "convert/operations/partition_rules.h"
 #include "convert/write_foreign.h"
+#include "operations/partition_rules.h"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/report.h"
 

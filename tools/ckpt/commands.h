@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "checkpoint/format/manifest.pb.h"
-#include "convert/operations/named_checkpoint.h"
-#include "convert/operations/rank_layout.h"
 #include "layout/dtype.h"
+#include "operations/named_checkpoint.h"
+#include "operations/rank_layout.h"
 
 namespace tessera::ckpt {
 

@@ -4,10 +4,10 @@
 
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "convert/operations/export.h"
-#include "convert/operations/named_checkpoint.h"
 #include "convert/write_foreign.h"
 #include "nlohmann/json.hpp"
+#include "operations/export.h"
+#include "operations/named_checkpoint.h"
 #include "tokenizer/files/load_tokenizer.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/ckpt/commands.h"

@@ -1,11 +1,11 @@
-#include "convert/operations/diff.h"
+#include "operations/diff.h"
 
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "convert/operations/named_checkpoint.h"
+#include "operations/named_checkpoint.h"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/report.h"
 

@@ -22,10 +22,10 @@
 #include "convert/core/known_step.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/value.h"
-#include "convert/operations/named_checkpoint.h"
-#include "convert/operations/summary.h"
 #include "layout/partition.h"
 #include "nlohmann/json.hpp"
+#include "operations/named_checkpoint.h"
+#include "operations/summary.h"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/report.h"
 

@@ -11,9 +11,9 @@
 #include "base/units.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
-#include "convert/operations/named_checkpoint.h"
-#include "convert/operations/summary.h"
 #include "nlohmann/json.hpp"
+#include "operations/named_checkpoint.h"
+#include "operations/summary.h"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/report.h"
 

@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 #include "checkpoint/include/checkpoint.h"
-#include "convert/operations/named_checkpoint.h"
 #include "nlohmann/json.hpp"
+#include "operations/named_checkpoint.h"
 #include "tools/ckpt/commands.h"
 
 namespace tessera::ckpt {

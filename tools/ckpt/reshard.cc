@@ -1,4 +1,4 @@
-#include "convert/operations/reshard.h"
+#include "operations/reshard.h"
 
 #include <cstdint>
 #include <string>
@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/units.h"
 #include "checkpoint/plan/save_plan.h"
-#include "convert/operations/summary.h"
 #include "layout/topology.h"
 #include "nlohmann/json.hpp"
+#include "operations/summary.h"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/report.h"
 

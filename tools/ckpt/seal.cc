@@ -2,9 +2,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/units.h"
-#include "convert/operations/named_checkpoint.h"
-#include "convert/operations/signature.h"
 #include "convert/sealing.h"
+#include "operations/named_checkpoint.h"
+#include "operations/signature.h"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/report.h"
 

@@ -1,4 +1,4 @@
-#include "convert/operations/verify.h"
+#include "operations/verify.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 #include "base/units.h"
 #include "checkpoint/include/checkpoint.h"
-#include "convert/operations/named_checkpoint.h"
-#include "convert/operations/signature.h"
 #include "nlohmann/json.hpp"
+#include "operations/named_checkpoint.h"
+#include "operations/signature.h"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/report.h"
 

@@ -1,11 +1,11 @@
-#ifndef TESSERA_CONVERT_OPERATIONS_EXPORT_H_
-#define TESSERA_CONVERT_OPERATIONS_EXPORT_H_
+#ifndef TESSERA_OPERATIONS_EXPORT_H_
+#define TESSERA_OPERATIONS_EXPORT_H_
 
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "convert/operations/named_checkpoint.h"
 #include "convert/write_foreign.h"
+#include "operations/named_checkpoint.h"
 
 namespace tessera::ckpt {
 
@@ -18,4 +18,4 @@ absl::StatusOr<convert::WriteForeignReport> Export(const NamedCheckpoint& source
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CONVERT_OPERATIONS_EXPORT_H_
+#endif  // TESSERA_OPERATIONS_EXPORT_H_

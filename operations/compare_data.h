@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_OPERATIONS_COMPARE_DATA_H_
-#define TESSERA_CONVERT_OPERATIONS_COMPARE_DATA_H_
+#ifndef TESSERA_OPERATIONS_COMPARE_DATA_H_
+#define TESSERA_OPERATIONS_COMPARE_DATA_H_
 
 #include <cstdint>
 #include <map>
@@ -28,4 +28,4 @@ absl::StatusOr<std::map<std::string, DataDifference>> CompareData(
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CONVERT_OPERATIONS_COMPARE_DATA_H_
+#endif  // TESSERA_OPERATIONS_COMPARE_DATA_H_

@@ -1,13 +1,13 @@
-#ifndef TESSERA_CONVERT_OPERATIONS_VERIFY_H_
-#define TESSERA_CONVERT_OPERATIONS_VERIFY_H_
+#ifndef TESSERA_OPERATIONS_VERIFY_H_
+#define TESSERA_OPERATIONS_VERIFY_H_
 
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/include/verify_options.h"
-#include "convert/operations/named_checkpoint.h"
 #include "nlohmann/json.hpp"
+#include "operations/named_checkpoint.h"
 
 namespace tessera::ckpt {
 
@@ -27,4 +27,4 @@ nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& repor
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CONVERT_OPERATIONS_VERIFY_H_
+#endif  // TESSERA_OPERATIONS_VERIFY_H_

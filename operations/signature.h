@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_OPERATIONS_SIGNATURE_H_
-#define TESSERA_CONVERT_OPERATIONS_SIGNATURE_H_
+#ifndef TESSERA_OPERATIONS_SIGNATURE_H_
+#define TESSERA_OPERATIONS_SIGNATURE_H_
 
 // Signatures of checkpoints: Ed25519 (RFC 8032), of the bytes of a manifest or of a seal. Beside
 // manifest.pb stands manifest.sig, beside tessera.seal tessera.seal.sig: one line,
@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "convert/operations/named_checkpoint.h"
+#include "operations/named_checkpoint.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
@@ -46,4 +46,4 @@ absl::StatusOr<std::string> CheckSignature(const SignedFile& file, const std::st
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CONVERT_OPERATIONS_SIGNATURE_H_
+#endif  // TESSERA_OPERATIONS_SIGNATURE_H_

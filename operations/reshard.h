@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_OPERATIONS_RESHARD_H_
-#define TESSERA_CONVERT_OPERATIONS_RESHARD_H_
+#ifndef TESSERA_OPERATIONS_RESHARD_H_
+#define TESSERA_OPERATIONS_RESHARD_H_
 
 #include <cstdint>
 #include <functional>
@@ -9,9 +9,9 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/reshard/rewrite.h"
-#include "convert/operations/named_checkpoint.h"
-#include "convert/operations/rank_layout.h"
 #include "layout/topology.h"
+#include "operations/named_checkpoint.h"
+#include "operations/rank_layout.h"
 
 namespace tessera::ckpt {
 
@@ -59,4 +59,4 @@ absl::StatusOr<RewriteReport> Reshard(const ReshardPlan& plan, const ReshardRequ
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CONVERT_OPERATIONS_RESHARD_H_
+#endif  // TESSERA_OPERATIONS_RESHARD_H_

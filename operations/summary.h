@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_OPERATIONS_SUMMARY_H_
-#define TESSERA_CONVERT_OPERATIONS_SUMMARY_H_
+#ifndef TESSERA_OPERATIONS_SUMMARY_H_
+#define TESSERA_OPERATIONS_SUMMARY_H_
 
 // Text about a manifest that several commands print.
 
@@ -30,4 +30,4 @@ std::string NumberText(double value);
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CONVERT_OPERATIONS_SUMMARY_H_
+#endif  // TESSERA_OPERATIONS_SUMMARY_H_

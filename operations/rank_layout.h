@@ -1,13 +1,13 @@
-#ifndef TESSERA_CONVERT_OPERATIONS_RANK_LAYOUT_H_
-#define TESSERA_CONVERT_OPERATIONS_RANK_LAYOUT_H_
+#ifndef TESSERA_OPERATIONS_RANK_LAYOUT_H_
+#define TESSERA_OPERATIONS_RANK_LAYOUT_H_
 
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "convert/operations/partition_rules.h"
 #include "layout/topology.h"
+#include "operations/partition_rules.h"
 
 namespace tessera::ckpt {
 
@@ -42,4 +42,4 @@ absl::StatusOr<RankLayout> LayOutRanks(const Manifest& saved, const Topology& to
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CONVERT_OPERATIONS_RANK_LAYOUT_H_
+#endif  // TESSERA_OPERATIONS_RANK_LAYOUT_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_OPERATIONS_PARTITION_RULES_H_
-#define TESSERA_CONVERT_OPERATIONS_PARTITION_RULES_H_
+#ifndef TESSERA_OPERATIONS_PARTITION_RULES_H_
+#define TESSERA_OPERATIONS_PARTITION_RULES_H_
 
 // How each tensor of a checkpoint may be cut: as its manifest says, as rules from the command line
 // say, or, where neither does, by a guess.
@@ -52,4 +52,4 @@ absl::StatusOr<std::vector<PartitionedTensor>> PartitionTensors(
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CONVERT_OPERATIONS_PARTITION_RULES_H_
+#endif  // TESSERA_OPERATIONS_PARTITION_RULES_H_

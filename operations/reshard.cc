@@ -1,4 +1,4 @@
-#include "convert/operations/reshard.h"
+#include "operations/reshard.h"
 
 #include <unistd.h>
 

@@ -1,7 +1,7 @@
 // What rules mean, and which of them counts. That whole checkpoints come out as promised is shown
 // by tests/reshard_tool.
 
-#include "convert/operations/partition_rules.h"
+#include "operations/partition_rules.h"
 
 #include <string>
 #include <vector>

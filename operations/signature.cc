@@ -1,4 +1,4 @@
-#include "convert/operations/signature.h"
+#include "operations/signature.h"
 
 #include <openssl/bio.h>
 #include <openssl/evp.h>

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_OPERATIONS_ELEMENT_STATISTICS_H_
-#define TESSERA_CONVERT_OPERATIONS_ELEMENT_STATISTICS_H_
+#ifndef TESSERA_OPERATIONS_ELEMENT_STATISTICS_H_
+#define TESSERA_OPERATIONS_ELEMENT_STATISTICS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -53,4 +53,4 @@ void AddElements(DType dtype, const std::byte* data, int64_t count, ElementStati
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CONVERT_OPERATIONS_ELEMENT_STATISTICS_H_
+#endif  // TESSERA_OPERATIONS_ELEMENT_STATISTICS_H_

@@ -1,4 +1,4 @@
-#include "convert/operations/named_checkpoint.h"
+#include "operations/named_checkpoint.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -1,4 +1,4 @@
-#include "convert/operations/verify.h"
+#include "operations/verify.h"
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"

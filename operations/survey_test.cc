@@ -1,6 +1,6 @@
 // Statistics of elements against naive loops over the same values, alone and read from files.
 
-#include "convert/operations/survey.h"
+#include "operations/survey.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,10 +17,10 @@
 
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
-#include "convert/operations/element_statistics.h"
-#include "convert/operations/named_checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "operations/element_statistics.h"
+#include "operations/named_checkpoint.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_OPERATIONS_DIFF_H_
-#define TESSERA_CONVERT_OPERATIONS_DIFF_H_
+#ifndef TESSERA_OPERATIONS_DIFF_H_
+#define TESSERA_OPERATIONS_DIFF_H_
 
 #include <cstdint>
 #include <map>
@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "convert/operations/compare_data.h"
-#include "convert/operations/named_checkpoint.h"
 #include "nlohmann/json.hpp"
+#include "operations/compare_data.h"
+#include "operations/named_checkpoint.h"
 
 namespace tessera::ckpt {
 
@@ -49,4 +49,4 @@ nlohmann::ordered_json ToJson(const Differences& differences);
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CONVERT_OPERATIONS_DIFF_H_
+#endif  // TESSERA_OPERATIONS_DIFF_H_

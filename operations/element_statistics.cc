@@ -1,4 +1,4 @@
-#include "convert/operations/element_statistics.h"
+#include "operations/element_statistics.h"
 
 #include <algorithm>
 #include <array>

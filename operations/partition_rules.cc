@@ -1,4 +1,4 @@
-#include "convert/operations/partition_rules.h"
+#include "operations/partition_rules.h"
 
 #include <algorithm>
 #include <map>

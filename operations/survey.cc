@@ -1,4 +1,4 @@
-#include "convert/operations/survey.h"
+#include "operations/survey.h"
 
 #include <algorithm>
 #include <numeric>
@@ -15,7 +15,7 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/scan/scan.h"
-#include "convert/operations/verify.h"
+#include "operations/verify.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -1,4 +1,4 @@
-#include "convert/operations/compare_data.h"
+#include "operations/compare_data.h"
 
 #include <algorithm>
 #include <cmath>

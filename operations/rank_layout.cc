@@ -1,4 +1,4 @@
-#include "convert/operations/rank_layout.h"
+#include "operations/rank_layout.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_OPERATIONS_SURVEY_H_
-#define TESSERA_CONVERT_OPERATIONS_SURVEY_H_
+#ifndef TESSERA_OPERATIONS_SURVEY_H_
+#define TESSERA_OPERATIONS_SURVEY_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/include/verify_options.h"
-#include "convert/operations/element_statistics.h"
-#include "convert/operations/named_checkpoint.h"
+#include "operations/element_statistics.h"
+#include "operations/named_checkpoint.h"
 
 namespace tessera::ckpt {
 
@@ -42,4 +42,4 @@ absl::StatusOr<CheckpointSurvey> Survey(const NamedCheckpoint& named, const Surv
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CONVERT_OPERATIONS_SURVEY_H_
+#endif  // TESSERA_OPERATIONS_SURVEY_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_OPERATIONS_NAMED_CHECKPOINT_H_
-#define TESSERA_CONVERT_OPERATIONS_NAMED_CHECKPOINT_H_
+#ifndef TESSERA_OPERATIONS_NAMED_CHECKPOINT_H_
+#define TESSERA_OPERATIONS_NAMED_CHECKPOINT_H_
 
 #include <cstdint>
 #include <memory>
@@ -70,4 +70,4 @@ absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CONVERT_OPERATIONS_NAMED_CHECKPOINT_H_
+#endif  // TESSERA_OPERATIONS_NAMED_CHECKPOINT_H_

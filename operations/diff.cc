@@ -1,4 +1,4 @@
-#include "convert/operations/diff.h"
+#include "operations/diff.h"
 
 #include <algorithm>
 #include <set>
@@ -14,8 +14,8 @@
 #include "checkpoint/directory/damage.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "convert/operations/summary.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "operations/summary.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -1,4 +1,4 @@
-#include "convert/operations/export.h"
+#include "operations/export.h"
 
 #include "base/status_macros.h"
 #include "convert/core/notes.h"

@@ -1,4 +1,4 @@
-#include "convert/operations/summary.h"
+#include "operations/summary.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
