@@ -16,6 +16,7 @@
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/output_file.h"
 #include "convert/open_foreign.h"
+#include "storage/open_storage.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
@@ -28,7 +29,7 @@ struct SourcePlace {
 
 // Where what a name means is, which need not be a checkpoint. An object of an object store is what
 // FindObject() finds.
-absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const std::string& s3_endpoint);
+absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenStorageOptions& stores);
 
 // What a format that is written has a place for, besides the tensors that its plan has.
 enum class Holds {

@@ -27,17 +27,15 @@
 
 namespace tessera::ckpt::convert {
 
-absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const std::string& s3_endpoint) {
+absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenStorageOptions& stores) {
   const std::optional<std::string> local = LocalPathOfName(name);
   if (const std::optional<ForeignObject> object = FindObject(name)) {
-    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage,
-                             OpenStorage(object->folder, {.s3_endpoint = s3_endpoint}));
+    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(object->folder, stores));
     return SourcePlace{std::move(storage), object->file};
   }
   std::error_code error;
   if (!local.has_value() || !std::filesystem::is_regular_file(*local, error)) {
-    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage,
-                             OpenStorage(name, {.s3_endpoint = s3_endpoint}));
+    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(name, stores));
     return SourcePlace{std::move(storage), ""};
   }
   const std::filesystem::path path = std::filesystem::path(*local);
@@ -94,7 +92,7 @@ absl::StatusOr<std::optional<FoundForeign>> FirstCheckpoint(std::string run,
   for (const StepFolder& folder : folders) {
     if (step.has_value() && folder.step != *step) continue;
     FoundForeign found = {absl::StrCat(run, "/", folder.name), {}};
-    TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(found.name, options.s3_endpoint));
+    TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(found.name, options.stores));
     const absl::Status format = FindFormat(place, options).status();
     // What was sealed is a checkpoint, whatever has become of it.
     if (format.ok() || place.storage->Open(kSealFileName).ok()) {
@@ -156,13 +154,14 @@ void TakeDigests(Storage& storage, const Seal& seal, ForeignCheckpoint& checkpoi
 
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(SourcePlace place,
                                                           const OpenForeignOptions& options) {
-  place.storage = std::make_shared<CheckedStorage>(std::move(place.storage));
+  const auto checked = std::make_shared<CheckedStorage>(std::move(place.storage));
+  place.storage = checked;
   TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
   if (options.seal != nullptr) TakeDigests(*place.storage, *options.seal, *checkpoint);
   absl::StatusOr<std::unique_ptr<ForeignStorage>> storage =
-      ForeignStorage::Create(place.storage, "", *std::move(checkpoint));
+      ForeignStorage::Create(checked, "", *std::move(checkpoint), checked);
   if (!storage.ok()) return MissingIsDamage(storage.status());
   return storage;
 }
@@ -199,7 +198,7 @@ std::optional<ForeignObject> FindObject(std::string_view name) {
 
 absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<int64_t> step,
                                          const OpenForeignOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options.s3_endpoint));
+  TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options.stores));
   FoundForeign itself = {std::string(name), {}};
   if (!place.file.empty()) return itself;
   const absl::Status format = FindFormat(place, options).status();
@@ -221,7 +220,7 @@ absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<in
 
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,
                                                             const OpenForeignOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(SourcePlace place, FindPlace(name, options.s3_endpoint));
+  TESSERA_ASSIGN_OR_RETURN(SourcePlace place, FindPlace(name, options.stores));
   return OpenPlace(std::move(place), options);
 }
 
@@ -233,7 +232,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(std::shared_pt
 
 absl::StatusOr<ForeignDescription> DescribeForeign(std::string_view name,
                                                    const OpenForeignOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options.s3_endpoint));
+  TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options.stores));
   TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());

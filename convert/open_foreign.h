@@ -13,13 +13,14 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/seal.h"
+#include "storage/open_storage.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 
 struct OpenForeignOptions {
-  std::string format;       // see IsFormatName(); empty: found out by looking at the files
-  std::string s3_endpoint;  // see OpenStorage()
+  std::string format;         // see IsFormatName(); empty: found out by looking at the files
+  OpenStorageOptions stores;  // for every storage that is opened
   // Names of tensors, as states of the optimizer have them, to names of the model's parameters: for
   // PaddleNLP's files that do not tell them (see ReadPaddle()). The name of a JSON file with such a
   // map adds to it (see ParsePaddleParameterNames()), and demands the format "paddle".

@@ -40,11 +40,11 @@ bool IsSealName(std::string_view name) {
 }
 
 // A file need not be there for its seal to be found.
-absl::StatusOr<SourcePlace> PlaceOfSeal(std::string_view name, const std::string& s3_endpoint) {
+absl::StatusOr<SourcePlace> PlaceOfSeal(std::string_view name, const OpenStorageOptions& stores) {
   const std::optional<std::string> local = LocalPathOfName(name);
   std::error_code error;
   if (!local.has_value() || !std::filesystem::is_regular_file(SealPath(*local), error)) {
-    return FindPlace(name, s3_endpoint);
+    return FindPlace(name, stores);
   }
   const std::filesystem::path path = *local;
   const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
@@ -194,8 +194,8 @@ absl::Status PutBeside(Storage& storage, const std::string& path, std::string_vi
                        bool overwrite) {
   const std::optional<std::string> local = storage.LocalPath(path);
   if (!overwrite) {
-    const absl::Status published = storage.Publish(path, bytes, nullptr);
-    return absl::IsAlreadyExists(published) ? AlreadyThere(storage, path) : published;
+    const absl::Status written = storage.Write(path, bytes, {}).status();
+    return absl::IsAlreadyExists(written) ? AlreadyThere(storage, path) : written;
   }
   if (local.has_value()) return ReplaceFile(*local, bytes);
   TESSERA_RETURN_IF_ERROR(WriteAll(storage, path, bytes));
@@ -203,8 +203,8 @@ absl::Status PutBeside(Storage& storage, const std::string& path, std::string_vi
 }
 
 absl::StatusOr<std::optional<FoundSeal>> FindSeal(std::string_view name,
-                                                  const std::string& s3_endpoint) {
-  absl::StatusOr<SourcePlace> place = PlaceOfSeal(name, s3_endpoint);
+                                                  const OpenStorageOptions& stores) {
+  absl::StatusOr<SourcePlace> place = PlaceOfSeal(name, stores);
   if (absl::IsNotFound(place.status()) || absl::IsInvalidArgument(place.status())) {
     return std::nullopt;
   }
@@ -230,8 +230,8 @@ absl::StatusOr<WriteSealReport> WriteSeal(std::string_view name, const Checkpoin
                                           const ForeignStorage& files,
                                           const WriteSealOptions& options) {
   const absl::Duration start = SteadyNow();
-  TESSERA_ASSIGN_OR_RETURN(const std::optional<FoundSeal> old, FindSeal(name, options.s3_endpoint));
-  TESSERA_ASSIGN_OR_RETURN(SourcePlace source, FindPlace(name, options.s3_endpoint));
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<FoundSeal> old, FindSeal(name, options.stores));
+  TESSERA_ASSIGN_OR_RETURN(SourcePlace source, FindPlace(name, options.stores));
   const FoundSeal place = {.folder = std::move(source.storage),
                            .path = SealPath(source.file),
                            .file = source.file,

@@ -15,6 +15,7 @@
 #include "checkpoint/include/verify_options.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/seal.h"
+#include "storage/open_storage.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
@@ -34,7 +35,7 @@ struct FoundSeal {
 // The seal of what a name means: "tessera.seal" in a folder, "m.gguf.tessera.seal" beside a file.
 // Neither the folder's other files nor the file need be there. nullopt without a seal.
 absl::StatusOr<std::optional<FoundSeal>> FindSeal(std::string_view name,
-                                                  const std::string& s3_endpoint);
+                                                  const OpenStorageOptions& stores);
 
 // Writes a small file beside a checkpoint, atomically and durably. AlreadyExists where it is there,
 // unless `overwrite`.
@@ -42,8 +43,8 @@ absl::Status PutBeside(Storage& storage, const std::string& path, std::string_vi
                        bool overwrite);
 
 struct WriteSealOptions {
-  bool overwrite = false;  // a seal that is there
-  std::string s3_endpoint;
+  bool overwrite = false;     // a seal that is there
+  OpenStorageOptions stores;  // for every storage that is opened
   int io_threads = 4;
   // May be null. Called with the bytes done and in total, while tensors and, from the beginning,
   // while files are read.

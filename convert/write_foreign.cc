@@ -189,7 +189,7 @@ absl::StatusOr<WriteForeignReport> WriteObjects(const Checkpoint& source,
   TESSERA_RETURN_IF_ERROR(
       CheckWritten(std::make_shared<UnpublishedFolder>(storage, last), file, written, options));
   for (const auto& [name, contents] : last) {
-    TESSERA_RETURN_IF_ERROR(storage->Publish(name, contents, nullptr));
+    TESSERA_RETURN_IF_ERROR(storage->Write(name, contents, {}).status());
   }
   return report;
 }
@@ -201,9 +201,8 @@ absl::StatusOr<WriteForeignReport> WriteToStore(const Checkpoint& source,
                                                 const WriteForeignOptions& options) {
   const std::string described =
       place.file.empty() ? place.folder : absl::StrCat(place.folder, "/", place.file);
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::shared_ptr<Storage> storage,
-      OpenStorage(place.folder, {.create_root = true, .s3_endpoint = options.s3_endpoint}));
+  TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<Storage> storage,
+                           OpenStorage(place.folder, options.stores.ForWriting()));
   const std::string unfinished = UnfinishedName(place.file);
   const absl::StatusOr<std::vector<std::string>> names = storage->List("");
   if (!absl::IsNotFound(names.status())) {
@@ -212,7 +211,7 @@ absl::StatusOr<WriteForeignReport> WriteToStore(const Checkpoint& source,
     if (has(unfinished)) return ExistsUnfinished(place);
     if (place.file.empty() ? !names->empty() : has(place.file)) return Exists(described);
   }
-  const absl::Status alone = storage->Publish(unfinished, "", nullptr);
+  const absl::Status alone = storage->Write(unfinished, "", {}).status();
   if (absl::IsAlreadyExists(alone)) return ExistsUnfinished(place);
   TESSERA_RETURN_IF_ERROR(alone);
   absl::StatusOr<WriteForeignReport> report =

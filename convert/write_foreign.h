@@ -11,6 +11,7 @@
 #include "convert/core/output.h"
 #include "convert/core/value.h"
 #include "layout/dtype.h"
+#include "storage/open_storage.h"
 #include "tokenizer/tokenizer.h"
 
 namespace tessera::ckpt::convert {
@@ -24,7 +25,7 @@ struct WriteForeignOptions {
   uint64_t max_file_bytes = 5'000'000'000;  // in formats of several files
   const Tokenizer* tokenizer = nullptr;     // the model's; in FormatsWithTokenizer()
   std::string tokenizer_path;               // for messages
-  std::string s3_endpoint;                  // see OpenStorage()
+  OpenStorageOptions stores;                // for every storage that is opened
   int io_threads = 4;
   // May be null. Called with the bytes done and in total, while writing and, from the beginning,
   // while reading back.

@@ -40,14 +40,14 @@ NamedCheckpoint Unopened(const convert::FoundForeign& found, convert::FoundSeal 
 absl::StatusOr<NamedCheckpoint> FindForeignCheckpoint(const std::string& name,
                                                       const SourceOptions& options) {
   convert::OpenForeignOptions open = {.format = options.format,
-                                      .s3_endpoint = options.s3_endpoint,
+                                      .stores = options.stores,
                                       .parameter_names_file = options.parameter_names_file};
   convert::FoundForeign found = {name, {}};
   TESSERA_ASSIGN_OR_RETURN(std::optional<convert::FoundSeal> seal,
-                           convert::FindSeal(name, options.s3_endpoint));
+                           convert::FindSeal(name, options.stores));
   if (!seal.has_value()) {
     TESSERA_ASSIGN_OR_RETURN(found, convert::FindForeign(name, options.step, open));
-    TESSERA_ASSIGN_OR_RETURN(seal, convert::FindSeal(found.name, options.s3_endpoint));
+    TESSERA_ASSIGN_OR_RETURN(seal, convert::FindSeal(found.name, options.stores));
   }
   if (!options.use_seal) seal.reset();
   if (seal.has_value() && seal->seal.ok()) {
@@ -130,8 +130,7 @@ absl::StatusOr<CheckpointInfo> FindInFolder(Storage& storage, std::optional<int6
 
 absl::StatusOr<NamedCheckpoint> FindByName(const std::string& name, const SourceOptions& options) {
   if (IsForeignName(name, options)) return FindForeignCheckpoint(name, options);
-  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage,
-                           OpenStorage(name, {.s3_endpoint = options.s3_endpoint}));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(name, options.stores));
   const auto at = [&](std::string directory) {
     absl::StatusOr<Checkpoint> opened = Checkpoint::Open(*storage, directory);
     return NamedCheckpoint{

@@ -12,6 +12,7 @@
 #include "convert/core/foreign_storage.h"
 #include "convert/core/value.h"
 #include "convert/sealing.h"
+#include "storage/open_storage.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
@@ -49,7 +50,7 @@ struct NamedCheckpoint {
 
 // How the names of checkpoints are understood.
 struct SourceOptions {
-  std::string s3_endpoint;           // see OpenStorage()
+  OpenStorageOptions stores;         // for every storage that is opened
   std::string format;                // another framework's; empty: found out by looking
   std::string parameter_names_file;  // see OpenForeignOptions
   bool use_seal = true;              // of another framework's

@@ -28,9 +28,8 @@ namespace tessera::ckpt {
 namespace {
 
 // Whether a checkpoint is committed in the directory of that name.
-absl::StatusOr<bool> HoldsCheckpoint(const std::string& name, const std::string& s3_endpoint) {
-  const absl::StatusOr<std::unique_ptr<Storage>> storage =
-      OpenStorage(name, {.s3_endpoint = s3_endpoint});
+absl::StatusOr<bool> HoldsCheckpoint(const std::string& name, const OpenStorageOptions& stores) {
+  const absl::StatusOr<std::unique_ptr<Storage>> storage = OpenStorage(name, stores);
   // No directory, which is found out when it is opened for writing.
   if (absl::IsNotFound(storage.status()) || absl::IsInvalidArgument(storage.status())) return false;
   TESSERA_RETURN_IF_ERROR(storage.status());
@@ -39,7 +38,7 @@ absl::StatusOr<bool> HoldsCheckpoint(const std::string& name, const std::string&
 
 // `name` is the folder, or the checkpoint's directory in it, which must be named for its step.
 absl::StatusOr<Destination> FindPlace(const std::string& name, int64_t step,
-                                      const std::string& s3_endpoint) {
+                                      const OpenStorageOptions& stores) {
   std::string_view folder = name;
   while (folder.size() > 1 && folder.ends_with('/')) folder.remove_suffix(1);  // "a/b/"
   Destination place = {name, StepDirectoryName(step)};
@@ -49,12 +48,12 @@ absl::StatusOr<Destination> FindPlace(const std::string& name, int64_t step,
     place.folder = folder.substr(0, folder.size() - place.directory.size() - 1);
     if (place.folder.empty()) place.folder = "/";
   }
-  TESSERA_ASSIGN_OR_RETURN(const bool exists, HoldsCheckpoint(place.path(), s3_endpoint));
+  TESSERA_ASSIGN_OR_RETURN(const bool exists, HoldsCheckpoint(place.path(), stores));
   if (exists) {
     return absl::AlreadyExistsError(
         absl::StrCat(place.path(), " is a committed checkpoint, which is never overwritten"));
   }
-  TESSERA_ASSIGN_OR_RETURN(const bool is_checkpoint, HoldsCheckpoint(place.folder, s3_endpoint));
+  TESSERA_ASSIGN_OR_RETURN(const bool is_checkpoint, HoldsCheckpoint(place.folder, stores));
   if (is_checkpoint) {
     return absl::AlreadyExistsError(
         absl::StrCat(place.folder, " is a checkpoint, expected the folder for the new one"));
@@ -89,10 +88,8 @@ absl::StatusOr<RewriteReport> Write(const ReshardPlan& plan, const ReshardReques
   std::error_code error;
   const bool is_new = local.has_value() && !std::filesystem::exists(*local, error);
   const auto write = [&]() -> absl::StatusOr<RewriteReport> {
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::unique_ptr<Storage> storage,
-        OpenStorage(plan.place.folder,
-                    {.create_root = true, .s3_endpoint = request.open.s3_endpoint}));
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Storage> storage,
+                             OpenStorage(plan.place.folder, ForSaving(request.open.stores)));
     return Rewrite(*plan.source.opened, {plan.layout.ranks, plan.plan}, *storage, "", plan.metadata,
                    {.memory_bytes = request.memory_bytes,
                     .io_threads = request.threads,
@@ -107,9 +104,8 @@ absl::StatusOr<RewriteReport> Write(const ReshardPlan& plan, const ReshardReques
 // Another framework's files have no digests: reads them once more, and compares their digests with
 // those of what was written. Returns the number of tensors; DataLoss, naming the tensor.
 absl::StatusOr<int64_t> CompareWithForeign(const ReshardPlan& plan, const ReshardRequest& request) {
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::unique_ptr<Storage> storage,
-      OpenStorage(plan.place.path(), {.s3_endpoint = request.open.s3_endpoint}));
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Storage> storage,
+                           OpenStorage(plan.place.path(), request.open.stores));
   TESSERA_ASSIGN_OR_RETURN(const Manifest written, ReadManifest(*storage, ""));
   TESSERA_ASSIGN_OR_RETURN(
       const convert::DigestsByName read,
@@ -136,8 +132,8 @@ absl::StatusOr<ReshardPlan> PlanReshard(const ReshardRequest& request) {
   TESSERA_ASSIGN_OR_RETURN(plan.topology, ParseTopology(request.topology));
   TESSERA_ASSIGN_OR_RETURN(plan.source, FindCheckpoint(request.source, request.open));
   TESSERA_RETURN_IF_ERROR(plan.source.opened.status());
-  TESSERA_ASSIGN_OR_RETURN(plan.place, FindPlace(request.destination, plan.source.opened->step(),
-                                                 request.open.s3_endpoint));
+  TESSERA_ASSIGN_OR_RETURN(
+      plan.place, FindPlace(request.destination, plan.source.opened->step(), request.open.stores));
   plan.metadata = NewMetadata(plan.source, plan.topology, request.program, plan.source.notes);
   const Manifest& manifest = plan.source.opened->manifest();
   absl::StatusOr<RankLayout> layout = LayOutRanks(manifest, plan.topology, request.layout);

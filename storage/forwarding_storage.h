@@ -2,7 +2,6 @@
 #define TESSERA_STORAGE_FORWARDING_STORAGE_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,16 +14,17 @@
 
 namespace tessera {
 
-// Passes every call on to another storage: a storage that changes some operations of another one
-// derives from this class and overrides those.
+// Passes every call on to another storage. Derive from this class to change some operations of a
+// storage, and override those.
 //
-// Publish() and DeleteFiles() are passed on as a whole. A class that must see their steps, as calls
-// of its own Create(), Rename() and Delete(), overrides both with the ones of Storage.
+// Write(), Read() and DeleteFiles() are passed on as a whole. A class that must see their steps, as
+// calls of its own Create(), Open(), Rename() and Delete(), overrides them with those of Storage.
 class ForwardingStorage : public Storage {
  public:
   // `base` must outlive the storage.
   explicit ForwardingStorage(Storage& base) : base_(base) {}
 
+  StorageTraits Traits() override { return base_.Traits(); }
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override {
     return base_.Create(path, size_hint_bytes);
@@ -35,14 +35,12 @@ class ForwardingStorage : public Storage {
   absl::Status Rename(std::string_view from, std::string_view to) override {
     return base_.Rename(from, to);
   }
-  absl::Status Publish(std::string_view path, std::string_view contents,
-                       const std::function<absl::Status()>& ready) override {
-    return base_.Publish(path, contents, ready);
+  absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
+                                    const WriteCondition& condition) override {
+    return base_.Write(path, contents, condition);
   }
-  bool RenamesDirectories() const override { return base_.RenamesDirectories(); }
-  absl::Status Exchange(std::string_view path, std::string_view expected, std::string_view contents,
-                        const std::function<absl::Status()>& ready) override {
-    return base_.Exchange(path, expected, contents, ready);
+  absl::StatusOr<VersionedContents> Read(std::string_view path, uint64_t max_bytes) override {
+    return base_.Read(path, max_bytes);
   }
   absl::Status MakeDirectory(std::string_view path) override { return base_.MakeDirectory(path); }
   absl::Status SyncDirectory(std::string_view path) override { return base_.SyncDirectory(path); }
@@ -57,21 +55,15 @@ class ForwardingStorage : public Storage {
   absl::Status DeleteTree(std::string_view path) override { return base_.DeleteTree(path); }
   bool IsLink(std::string_view path) override { return base_.IsLink(path); }
   absl::StatusOr<uint64_t> FreeBytes() override { return base_.FreeBytes(); }
-  absl::StatusOr<Version> ReadVersion(std::string_view path, uint64_t max_bytes) override {
-    return base_.ReadVersion(path, max_bytes);
-  }
-  absl::StatusOr<std::string> ReplaceVersion(std::string_view path, std::string_view contents,
-                                             const std::string& tag) override {
-    return base_.ReplaceVersion(path, contents, tag);
-  }
-  void Abandon() override { base_.Abandon(); }
-  uint64_t PreferredWriteBytes() const override { return base_.PreferredWriteBytes(); }
-  uint64_t InPlaceAlignmentBytes() override { return base_.InPlaceAlignmentBytes(); }
   std::optional<std::string> LocalPath(std::string_view path) const override {
     return base_.LocalPath(path);
   }
-  bool PresentsForeignFiles() const override { return base_.PresentsForeignFiles(); }
+  Storage* staging() override { return base_.staging(); }
+  std::vector<uint32_t> ReadersOf(std::string_view path) const override {
+    return base_.ReadersOf(path);
+  }
   std::string Describe(std::string_view path) const override { return base_.Describe(path); }
+  void Abandon() override { base_.Abandon(); }
 
  protected:
   Storage& base() const { return base_; }

@@ -109,6 +109,7 @@ class PosixStorage final : public Storage {
         options_(options),
         bounce_(options.bounce_buffer_bytes, options.max_bounce_buffers) {}
 
+  StorageTraits Traits() override;
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override;
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
@@ -120,7 +121,6 @@ class PosixStorage final : public Storage {
   absl::Status DeleteTree(std::string_view path) override;
   bool IsLink(std::string_view path) override;
   absl::StatusOr<uint64_t> FreeBytes() override;
-  uint64_t InPlaceAlignmentBytes() override;
   std::optional<std::string> LocalPath(std::string_view path) const override {
     return Describe(path);
   }
@@ -185,7 +185,7 @@ absl::Status PosixStorage::DeletionStatus(int error, std::string_view operation,
 }
 
 ScopedFd PosixStorage::CreateExclusively(const std::string& path) {
-  // Creates a new inode and never uses O_TRUNC: an older checkpoint may share the old one by a hard
+  // Creates a new inode and never uses O_TRUNC: another name may share the old one by a hard
   // link, and a symbolic link might point anywhere. Another process can take the name between the
   // two calls.
   constexpr int kAttempts = 10;
@@ -268,16 +268,16 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> PosixStorage::Open(std::string_vie
                                              static_cast<uint64_t>(info.st_size));
 }
 
-// A file without a name tells: not every file system has direct I/O, and each asks for another
-// alignment.
-uint64_t PosixStorage::InPlaceAlignmentBytes() {
+// Finds the alignment with a file that has no name: not every file system has direct I/O, and each
+// asks for another alignment.
+StorageTraits PosixStorage::Traits() {
   std::call_once(probed_, [&] {
     if (!options_.direct_io) return;
     const ScopedFd fd(
         openat(root_fd_.get(), ".", O_TMPFILE | O_WRONLY | O_DIRECT | O_CLOEXEC, 0600));
     if (fd.valid()) in_place_alignment_bytes_ = internal::DirectMemoryAlignment(fd.get());
   });
-  return in_place_alignment_bytes_;
+  return {.in_place_alignment_bytes = in_place_alignment_bytes_};
 }
 
 absl::Status PosixStorage::Rename(std::string_view from_view, std::string_view to_view) {

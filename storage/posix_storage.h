@@ -22,8 +22,9 @@ struct PosixStorageOptions {
   // write.
   std::optional<uid_t> private_to;
 
-  // Bypasses the page cache (O_DIRECT) where the file system allows it. Checkpoints are written
-  // once and rarely read soon after: caching them costs a copy and evicts useful pages.
+  // Bypasses the page cache (O_DIRECT) if the file system allows it. Large files that are written
+  // once and rarely read soon after gain nothing from a cache, which costs a copy and evicts useful
+  // pages.
   bool direct_io = true;
   // Smaller reads go through the page cache, and so do all writes to a file that is created with a
   // smaller hint of its size. Other files are written past the page cache only.

@@ -221,7 +221,7 @@ TEST_F(PosixStorageTest, LargeTransfersStayOutOfThePageCache) {
   for (bool direct_io : {true, false}) {
     for (size_t shift : {0, 1}) {
       auto storage = *OpenPosixStorage(root(), {.direct_io = direct_io});
-      EXPECT_LE(storage->InPlaceAlignmentBytes(), direct_io ? kIoAlignmentBytes : 0);
+      EXPECT_LE(storage->Traits().in_place_alignment_bytes, direct_io ? kIoAlignmentBytes : 0);
       const size_t size = data.size_bytes() - 4096;
       auto writer = storage->Create("file", size);
       ASSERT_TRUE(writer.ok()) << writer.status();

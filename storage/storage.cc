@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/crc32c.h"
+#include "base/status_macros.h"
 #include "storage/checks.h"
 
 namespace tessera {
@@ -44,25 +46,29 @@ std::optional<uint32_t> ChunkChecksums::OfRange(uint64_t offset_bytes, uint64_t 
   return crc;
 }
 
-absl::Status Storage::Publish(std::string_view path, std::string_view contents,
-                              const std::function<absl::Status()>& ready) {
+absl::StatusOr<std::string> Storage::Write(std::string_view path, std::string_view contents,
+                                           const WriteCondition& condition) {
+  if (!condition.version.empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat("Write ", Describe(path), ": files have no versions"));
+  }
   // Two processes may be at it at the same time.
   const std::string temporary =
       absl::StrFormat("%s.tmp-%08x", std::string(path), std::random_device()());
   absl::Status status = WriteAll(*this, temporary, contents);
-  if (status.ok() && ready) status = ready();
+  if (status.ok() && condition.ready) status = condition.ready();
   if (status.ok()) status = Rename(temporary, path);
   if (!status.ok()) {
     Delete(temporary).IgnoreError();
     return status;
   }
-  return SyncDirectory(SplitPath(path).first);
+  TESSERA_RETURN_IF_ERROR(SyncDirectory(SplitPath(path).first));
+  return std::string();
 }
 
-absl::Status Storage::Exchange(std::string_view path, std::string_view /*expected*/,
-                               std::string_view /*contents*/,
-                               const std::function<absl::Status()>& /*ready*/) {
-  return absl::UnimplementedError(absl::StrCat("Exchange ", Describe(path), ": not supported"));
+absl::StatusOr<VersionedContents> Storage::Read(std::string_view path, uint64_t max_bytes) {
+  TESSERA_ASSIGN_OR_RETURN(std::string contents, ReadAll(*this, path, max_bytes));
+  return VersionedContents{.contents = std::move(contents)};
 }
 
 absl::Status Storage::DeleteFiles(std::string_view directory,
@@ -86,16 +92,7 @@ absl::StatusOr<uint64_t> Storage::FreeBytes() {
   return absl::UnimplementedError(absl::StrCat(Describe(""), ": free space is not known"));
 }
 
-absl::StatusOr<Storage::Version> Storage::ReadVersion(std::string_view path,
-                                                      uint64_t /*max_bytes*/) {
-  return absl::UnimplementedError(absl::StrCat(Describe(path), ": files have no versions"));
-}
-
-absl::StatusOr<std::string> Storage::ReplaceVersion(std::string_view path,
-                                                    std::string_view /*contents*/,
-                                                    const std::string& /*tag*/) {
-  return absl::UnimplementedError(absl::StrCat(Describe(path), ": files have no versions"));
-}
+std::vector<uint32_t> Storage::ReadersOf(std::string_view /*path*/) const { return {}; }
 
 absl::StatusOr<std::string> ReadAll(Storage& storage, std::string_view path, uint64_t max_bytes) {
   absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);

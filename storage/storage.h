@@ -1,8 +1,19 @@
 #ifndef TESSERA_STORAGE_STORAGE_H_
 #define TESSERA_STORAGE_STORAGE_H_
 
-// The interface to a place that keeps checkpoints: files written at any offset, files read at any
-// offset, and names that become durable when their directory is synced.
+// A Storage is a tree of files behind one interface: a folder of this machine, a prefix of a bucket
+// in an object store, or a combination of both. Large files are written and read at any offset, by
+// several threads. Small files are written as a whole under a condition, which is how programs that
+// share a storage agree on something.
+//
+//   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage,
+//                            OpenStorage("s3://bucket/prefix", {.create_root = true}));
+//   TESSERA_RETURN_IF_ERROR(storage->MakeDirectory("a"));
+//   TESSERA_RETURN_IF_ERROR(WriteAll(*storage, "a/data", bytes));  // may be interrupted halfway
+//   TESSERA_RETURN_IF_ERROR(storage->SyncDirectory("a"));
+//   absl::StatusOr<std::string> version = storage->Write("a/done", "yes", {});  // all or nothing
+//
+// OpenStorage() is in open_storage.h, and a program that uses this library in example/.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,152 +30,220 @@
 
 namespace tessera {
 
-// A transfer whose buffer address, file offset and length are all multiples of this many bytes can
-// go between the disk and the caller's buffer without a copy.
+// A transfer needs no copy between the disk and the caller's buffer if the buffer's address, the
+// file offset and the length are multiples of this many bytes.
 inline constexpr size_t kIoAlignmentBytes = 4096;
 
-// A read or a write that was started, and that the caller's memory must outlive. The destructor
-// waits for its end, too, so that the memory is the caller's again however it goes on.
+// A read or a write in progress, and a promise by the caller: its memory stays in place until
+// Wait() has returned or the object is destroyed. The destructor waits, too, and drops the result.
 class PendingIo {
  public:
   virtual ~PendingIo() = default;
 
-  // Waits for the end and returns what the call that does not return before would have returned. To
-  // be called at most once, before the file is closed or destroyed, by the thread that started it.
+  // Waits for the end of the transfer and returns its status. Call at most once, on the thread that
+  // started the transfer, before the file is closed or destroyed.
   virtual absl::Status Wait() = 0;
 };
 
-// What is known of data that is written: the CRC-32C of each `chunk_bytes` of it, from its
-// beginning on; the last chunk may be shorter. Empty: nothing.
+// Checksums that the writer of some data has computed already: the CRC-32C of each chunk of
+// `chunk_bytes` from the beginning of the data. The last chunk may be shorter. Default: none.
 struct ChunkChecksums {
   uint64_t chunk_bytes = 0;
   std::span<const uint32_t> crc32c = {};
 
-  // What is known of the data without its first bytes.
+  // The checksums of the data from `offset_bytes` on. None if a chunk does not begin there.
   ChunkChecksums From(uint64_t offset_bytes) const;
-  // The CRC-32C of whole chunks; nullopt where the range is of other parts, or nothing is known.
+  // The CRC-32C of a range that consists of whole chunks; nullopt for other ranges.
   std::optional<uint32_t> OfRange(uint64_t offset_bytes, uint64_t size_bytes) const;
 };
 
-// A file being written. Writes may come from several threads, at any offset, in any order, but each
-// byte is written once: a write that overlaps with another one, even one that has failed, is
-// refused. Parts never written read as zeros, and the file ends where the last byte was written.
-// Nothing is durable before Sync() has returned OK. Close() must be called and does not imply
-// Sync(); the destructor releases resources and reports nothing.
+// Receives checksums that a file states of its own parts, as zip archives do, from the code that
+// parses the file. A file that has such a receiver compares the parts with what is read of them.
+// Thread-safe.
+class StatedChecksums {
+ public:
+  virtual ~StatedChecksums() = default;
+
+  // A part of a file with its CRC-32 as zlib computes it.
+  struct Part {
+    std::string name;  // for messages
+    uint64_t offset_bytes = 0;
+    uint64_t size_bytes = 0;
+    uint32_t crc32 = 0;
+  };
+  virtual void Add(Part part) = 0;
+  // The file could have stated checksums, but its writer left them out.
+  virtual void AddUnchecked() = 0;
+};
+
+// A file that is being written. Threads may write at any offset and in any order, but each byte is
+// written once: a write that overlaps with an earlier one, even a failed one, is refused. Bytes
+// that were never written read as zeros, and the file ends after the last byte that was written.
+//
+// Nothing is durable before Sync() returns OK. Call Close() at the end; it does not imply Sync().
+// The destructor releases resources and reports nothing.
 class WritableFile {
  public:
   virtual ~WritableFile() = default;
 
-  // Writes all of `data`, or returns an error, after which the range's contents are unspecified.
-  // Errors: ResourceExhausted when the disk is full, FailedPrecondition after Close(), and
-  // with nothing changed where some of the bytes belong to another write.
+  // Writes all of `data`. After an error, the contents of the range are unspecified. Errors:
+  // ResourceExhausted if the disk is full; FailedPrecondition, with nothing changed, after Close()
+  // or if some of the bytes belong to an earlier write.
   virtual absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) = 0;
 
-  // WriteAt() of data with known checksums. A storage that sends checksums with the data, which
-  // whoever keeps it compares, sends these: they protect it from where they were computed on.
+  // Like WriteAt(), for data whose checksums are known. A storage whose server compares checksums
+  // sends these, which protects the data from the moment they were computed.
   virtual absl::Status WriteCheckedAt(uint64_t offset_bytes, std::span<const std::byte> data,
                                       const ChunkChecksums& /*checksums*/) {
     return WriteAt(offset_bytes, data);
   }
 
-  // Starts WriteCheckedAt() and goes on where the storage can: one thread then keeps several writes
-  // in flight. Wait() does the rest, by default everything. Neither `data` nor `checksums`, which
-  // may be empty, may change before.
+  // Starts WriteCheckedAt() and returns before it ends if the storage can, so that one thread keeps
+  // several writes in flight. By default, Wait() does all the work. `data` and `checksums` must not
+  // change until then.
   virtual std::unique_ptr<PendingIo> StartWriteAt(uint64_t offset_bytes,
                                                   std::span<const std::byte> data,
                                                   const ChunkChecksums& checksums);
 
-  // Makes contents and length durable, but not the name: see Storage::SyncDirectory(). Covers the
-  // writes that returned before the call. An error is final: the file must be written again.
+  // Makes contents and length durable, but not the name: see Storage::SyncDirectory(). Covers
+  // writes that returned before the call. After an error, the file must be written again.
   virtual absl::Status Sync() = 0;
 
-  // Must not overlap with another call, and must be the last one.
+  // Call last, and while no other call is in progress.
   virtual absl::Status Close() = 0;
 };
 
-// A file being read. Thread-safe.
+// A file that is being read. Thread-safe.
 class ReadableFile {
  public:
   virtual ~ReadableFile() = default;
 
-  // Fills all of `out`, or fails: DataLoss, naming file and offset, when the file is too short
-  // (with expected and found size) and when the disk cannot return its contents. Large reads bypass
-  // the cache; callers provide the parallelism.
+  // Fills all of `out`. Large reads bypass the cache; callers provide the parallelism. Errors name
+  // file and offset: DataLoss if the file is too short or the disk cannot return its contents.
   virtual absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const = 0;
 
-  // ReadAt(), but never from a copy that the storage keeps to be faster: whether a file is damaged
-  // is decided by these bytes.
+  // Like ReadAt(), but never from a copy that the storage keeps to be faster. Use it to decide
+  // whether the file itself is damaged.
   virtual absl::Status ReadOriginalAt(uint64_t offset_bytes, std::span<std::byte> out) const {
     return ReadAt(offset_bytes, out);
   }
 
-  // Starts ReadAt(), or, if `original`, ReadOriginalAt(), and goes on where the storage can: one
-  // thread then keeps several reads in flight. Wait() does the rest, by default everything.
+  // Starts ReadAt(), or ReadOriginalAt() if `original`, and returns before it ends if the storage
+  // can, so that one thread keeps several reads in flight. By default, Wait() does all the work.
   virtual std::unique_ptr<PendingIo> StartReadAt(uint64_t offset_bytes, std::span<std::byte> out,
                                                  bool original) const;
 
-  // Where in a page of memory a large read at this offset begins if it is to need no copy.
+  // The offset in a page of memory at which a large read from `offset_bytes` needs no copy.
   virtual size_t OffsetInPage(uint64_t offset_bytes) const {
     return offset_bytes % kIoAlignmentBytes;
   }
+
+  // Where to report the checksums that the file states of its parts. Null: nothing compares them.
+  virtual StatedChecksums* stated_checksums() const { return nullptr; }
 
   // The size at the time of Open().
   virtual uint64_t size_bytes() const = 0;
 };
 
-// A file-system-like place to keep checkpoints.
+// What distinguishes storages. Constant while a storage is open.
+struct StorageTraits {
+  // Rename() moves directories. A program can then take a directory out of the reach of others
+  // before it deletes it.
+  bool renames_directories = true;
+
+  // Write() replaces a file under the condition that it has a given version. A store may still turn
+  // out to ignore conditions, which Write() detects.
+  bool replaces_versions = false;
+
+  // The files are made by this process from files of another format. Their names mean nothing to
+  // others, and nobody but this process has ever computed a checksum of them.
+  bool is_translation = false;
+
+  // Writes of this size, at multiples of it, cost the least. 0: all sizes cost the same.
+  uint64_t preferred_write_bytes = 0;
+
+  // A write copies nothing, and takes as long as a disk of this machine, if the address of its data
+  // is a multiple of this (a power of two, at most kIoAlignmentBytes) and its offset and length are
+  // multiples of kIoAlignmentBytes: important for memory that a program waits to overwrite. 0: a
+  // write copies its data, or may wait for other machines.
+  uint64_t in_place_alignment_bytes = 0;
+};
+
+// The contents of a small file, and a token that differs for each version of the file. Without
+// StorageTraits::replaces_versions, the token means nothing and may be empty.
+struct VersionedContents {
+  std::string contents;
+  std::string version;
+};
+
+// The condition of Storage::Write().
+struct WriteCondition {
+  // The version that the file must have. Empty: the file must not exist.
+  std::string version = {};
+
+  // Called when nothing but the file's name is missing. If it returns an error, so does Write(),
+  // with nothing changed. Called again before a request is repeated, because its first sending may
+  // still arrive later; an error is returned then, too. Null: not called.
+  //
+  // In storages with directories, a temporary file lies in the directory by then: if the directory
+  // is renamed or deleted after the call, Write() fails.
+  std::function<absl::Status()> ready = nullptr;
+};
+
+// A tree of files.
 //
-// Paths are relative to the storage's root and use '/'. "" is the root itself, for the operations
-// on directories. InvalidArgument for an absolute path, an empty, "." or ".." component, a trailing
-// '/' and a NUL.
+// Paths are relative to the root and use '/'. "" is the root itself, for operations on directories.
+// InvalidArgument for an absolute path, an empty, "." or ".." component, a trailing '/' and a NUL.
 //
 // Errors: NotFound, AlreadyExists, PermissionDenied, ResourceExhausted (no space), InvalidArgument
-// (bad path, or a directory where a file is needed), DataLoss (a file that cannot be read),
-// Unavailable for other errors; each message names path and operation.
+// (bad path, or a directory instead of a file), DataLoss (a file that cannot be read), Unavailable
+// for others. Each message names the path and the operation.
 //
 // Nothing is ever deleted or replaced through a symbolic link, whether by Delete(), DeleteTree(),
-// Create() or Rename(): FailedPrecondition or AlreadyExists where a directory on the path is a
-// link. All other operations follow links.
+// Create() or Rename(): FailedPrecondition or AlreadyExists if a directory on the path is a link.
+// All other operations follow links.
 //
-// Thread-safe. A storage must outlive its files. A file that is being read must not be written.
+// Thread-safe. A storage must outlive its files. Do not write to a file that is being read.
 class Storage {
  public:
   virtual ~Storage() = default;
 
-  // Creates an empty file, replacing an existing one (readers that have the old file open, and
-  // other hard links to it, keep the old contents). The directory must exist. `size_hint_bytes` (0:
-  // unknown) lets the file system reserve space up front, so that a full disk is reported here and
-  // not halfway through. It does not determine the length, but an exact hint is the fastest.
+  virtual StorageTraits Traits() { return {}; }
+
+  // Large files.
+
+  // Creates an empty file in an existing directory and replaces a file of that name. Readers that
+  // have the old file open, and its other hard links, keep the old contents.
+  //
+  // `size_hint_bytes` (0: unknown) lets a file system reserve space, so that a full disk is
+  // reported here and not halfway through. The hint does not determine the length of the file; an
+  // exact one is the fastest.
   virtual absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                                uint64_t size_hint_bytes) = 0;
 
   virtual absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) = 0;
 
-  // Atomically gives the file or directory `from` the name `to`. Nothing is ever replaced:
-  // AlreadyExists. Unimplemented where a storage has no such operation, as object stores do not.
-  virtual absl::Status Rename(std::string_view from, std::string_view to) = 0;
+  // Small files.
 
-  // Creates a small file with these contents, atomically and durably, its name included.
-  // AlreadyExists where the name is taken: that file is unchanged, and nothing is left of this one.
+  // Writes a file as a whole, atomically and durably, its name included, if the condition holds.
+  // Returns the new version. Give the versions of a file different contents, which identify a
+  // request whose answer was lost.
   //
-  // `ready` (may be null) is called when all that is missing is the name; its error is returned,
-  // with nothing created. It is called again before a request is repeated whose first sending may
-  // still arrive, at any time; its error is returned then, too. Where the storage has directories,
-  // the file is by then a temporary one inside the directory: if the directory is renamed or
-  // deleted after `ready` has looked at it, the call fails.
-  virtual absl::Status Publish(std::string_view path, std::string_view contents,
-                               const std::function<absl::Status()>& ready);
+  // Errors, with nothing changed: AlreadyExists if the file must not exist but does; Aborted if it
+  // has another version or is gone; Unimplemented if the storage cannot replace versions.
+  virtual absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
+                                            const WriteCondition& condition);
 
-  // Whether Rename() renames directories too, so that one which is to be deleted can be taken out
-  // of other writers' reach first. Where it does not, as in object stores, Exchange() fences them.
-  virtual bool RenamesDirectories() const { return true; }
+  // Reads a file as a whole. ResourceExhausted, before anything is allocated, if it is longer than
+  // `max_bytes`.
+  virtual absl::StatusOr<VersionedContents> Read(std::string_view path, uint64_t max_bytes);
 
-  // Replaces a small file whose contents are `expected`, atomically and durably. Aborted, with
-  // nothing changed, where it has other contents or is gone. `ready` as in Publish(). Unimplemented
-  // in storages that rename directories, which need no such operation.
-  virtual absl::Status Exchange(std::string_view path, std::string_view expected,
-                                std::string_view contents,
-                                const std::function<absl::Status()>& ready);
+  // Names.
+
+  // Gives the file or directory `from` the name `to`, atomically. AlreadyExists if the name is
+  // taken: nothing is ever replaced. Unimplemented for directories unless
+  // StorageTraits::renames_directories.
+  virtual absl::Status Rename(std::string_view from, std::string_view to) = 0;
 
   // Creates the directory and its parents; OK if they exist. All of them are durable on return,
   // including existing ones.
@@ -173,16 +252,16 @@ class Storage {
   // Makes creations, renames and deletions directly inside the directory durable.
   virtual absl::Status SyncDirectory(std::string_view path) = 0;
 
-  // Names (not paths) inside a directory, sorted; those of directories end in '/'. NotFound if the
-  // directory does not exist.
+  // Returns the names (not paths) inside a directory, sorted; names of directories end in '/'.
+  // NotFound if the directory does not exist.
   virtual absl::StatusOr<std::vector<std::string>> List(std::string_view path) = 0;
 
-  // Deletes one file, or an empty directory: AlreadyExists where it is not empty. A symbolic
-  // link itself is deleted, not its target.
+  // Deletes one file or an empty directory; AlreadyExists if the directory is not empty. Deletes a
+  // symbolic link itself, not its target.
   virtual absl::Status Delete(std::string_view path) = 0;
 
-  // Deletes files of one directory; none of them need be there. Returns the first error, having
-  // tried all.
+  // Deletes files of one directory and skips those that do not exist. Tries all and returns the
+  // first error.
   virtual absl::Status DeleteFiles(std::string_view directory,
                                    const std::vector<std::string>& names);
 
@@ -190,58 +269,43 @@ class Storage {
   // nothing exists under the name; InvalidArgument for the root.
   virtual absl::Status DeleteTree(std::string_view path) = 0;
 
-  // Whether the last component of the path is a symbolic link. False in storages without links.
+  // Returns whether the last component of the path is a symbolic link. False in storages without
+  // links.
   virtual bool IsLink(std::string_view path);
 
-  // Free space, for a check before a save; another process may use it meanwhile. Unimplemented
-  // where a storage has no such limit.
+  // Places.
+
+  // Returns the free space. Other programs may use it at any time. Unimplemented in storages
+  // without a limit.
   virtual absl::StatusOr<uint64_t> FreeBytes();
 
-  // A small file that is replaced as a whole, by whichever of several programs is the first to do
-  // it. Unimplemented where a storage cannot.
-  struct Version {
-    std::string contents;
-    std::string tag;  // unlike that of any other version under this name
-  };
-  // Returns the first `max_bytes` of longer contents.
-  virtual absl::StatusOr<Version> ReadVersion(std::string_view path, uint64_t max_bytes);
-  // Replaces the version with this tag; creates the file where the tag is empty. Returns the new
-  // tag. AlreadyExists where another version is there. NotFound where none is. The contents must be
-  // unlike all others, which is how a request whose answer was lost is recognised.
-  virtual absl::StatusOr<std::string> ReplaceVersion(std::string_view path,
-                                                     std::string_view contents,
-                                                     const std::string& tag);
-
-  // For a process that is about to end: from now on nothing is tried again, and nobody waits for
-  // another machine that does not answer. What makes progress is completed.
-  virtual void Abandon() {}
-
-  // The size of write, at multiples of itself, that costs the least; 0: all sizes cost the same.
-  virtual uint64_t PreferredWriteBytes() const { return 0; }
-
-  // For memory that a program waits to overwrite: with an address at a multiple of this (a power of
-  // two, at most kIoAlignmentBytes), and with offset and length as for direct I/O, WriteAt() copies
-  // nothing and takes as long as a disk of this machine. 0: it copies, or may wait for others.
-  virtual uint64_t InPlaceAlignmentBytes() { return 0; }
-
-  // The same place in the file system of this machine, for what this interface does not offer:
-  // locks and checks of permissions. Nullopt in storages outside the file system.
+  // Returns the path in the file system of this machine, for what this interface does not offer,
+  // such as locks. Nullopt in storages outside of the file system.
   virtual std::optional<std::string> LocalPath(std::string_view path) const;
 
-  // Whether the storage presents files of another format as one checkpoint. Its manifest is then
-  // made in memory by this process, and its data files have no checksums.
-  virtual bool PresentsForeignFiles() const { return false; }
+  // Returns the storage in which this one keeps copies of its files that are faster to read. Null:
+  // none. Copies may vanish at any time.
+  virtual Storage* staging() { return nullptr; }
 
-  // For messages: "/runs/a" or "memory:a".
+  // Returns which of the processes that opened the storage together can read the file, by their
+  // numbers, ascending. Empty: all of them, the default. The other processes can open the file, but
+  // cannot read it.
+  virtual std::vector<uint32_t> ReadersOf(std::string_view path) const;
+
+  // Returns the path as messages name it: "/data/a" or "s3://bucket/a".
   virtual std::string Describe(std::string_view path) const = 0;
+
+  // Call when the process is about to end. From then on, nothing is tried again, and no call waits
+  // for a machine that does not answer. What makes progress is completed.
+  virtual void Abandon() {}
 };
 
-// Convenience functions over the interface, for small files such as a manifest.
-
-// ResourceExhausted for a file above `max_bytes`, before anything is allocated.
+// Reads a small file. ResourceExhausted, before anything is allocated, if it is longer than
+// `max_bytes`.
 absl::StatusOr<std::string> ReadAll(Storage& storage, std::string_view path, uint64_t max_bytes);
 
-// The contents are synced, the name is not; see Storage::SyncDirectory().
+// Creates or replaces a file with these contents and syncs them, but not the name: see
+// Storage::SyncDirectory(). Not atomic, unlike Storage::Write().
 absl::Status WriteAll(Storage& storage, std::string_view path, std::string_view contents);
 
 }  // namespace tessera

@@ -103,8 +103,7 @@ absl::Status Give(absl::StatusOr<Checkpoint> opened, tessera_checkpoint** out) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Checkpoint> OpenByName(const std::string& name, const std::string& s3_endpoint) {
-  const OpenStorageOptions options = {.s3_endpoint = s3_endpoint};
+absl::StatusOr<Checkpoint> OpenByName(const std::string& name, const OpenStorageOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const CheckpointFolder folder, CheckpointFolder::Open(name, options));
   absl::StatusOr<Checkpoint> itself = Checkpoint::Open(name, options);
   if (!absl::IsNotFound(itself.status())) return itself;
@@ -262,7 +261,7 @@ int32_t tessera_open(const char* name, const char* s3_endpoint, tessera_checkpoi
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(checkpoint, "checkpoint"));
     TESSERA_ASSIGN_OR_RETURN(const std::string text, Text(name, "name"));
-    return Give(OpenByName(text, TextOrEmpty(s3_endpoint)), checkpoint);
+    return Give(OpenByName(text, {.s3_endpoint = TextOrEmpty(s3_endpoint)}), checkpoint);
   });
 }
 

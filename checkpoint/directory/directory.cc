@@ -171,11 +171,12 @@ absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view
 absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view checkpoint_dir,
                                           std::string_view bytes) {
   const auto path = [&] { return storage.Describe(JoinPath(checkpoint_dir, kManifestFileName)); };
-  absl::StatusOr<Manifest> manifest = DecodeManifest(
-      bytes, storage.PresentsForeignFiles() ? Checksums::kOptional : Checksums::kRequired);
+  const bool is_translation = storage.Traits().is_translation;
+  absl::StatusOr<Manifest> manifest =
+      DecodeManifest(bytes, is_translation ? Checksums::kOptional : Checksums::kRequired);
   if (!manifest.ok()) return WithPath(path(), manifest.status());
   // The name of a foreign folder says nothing.
-  if (storage.PresentsForeignFiles()) return manifest;
+  if (is_translation) return manifest;
   const std::string name = LastComponent(checkpoint_dir.empty() ? storage.Describe(checkpoint_dir)
                                                                 : std::string(checkpoint_dir));
   const std::optional<int64_t> step = ParseStepDirectoryName(name);

@@ -22,9 +22,10 @@ std::string PathIn(std::string_view dir, std::string_view name) {
 }  // namespace
 
 absl::Status MarkAsFenced(Storage& storage, std::string_view checkpoint_dir) {
-  const absl::Status marked =
-      storage.Publish(PathIn(checkpoint_dir, kFencedFileName),
-                      "manifest.pb may be a tombstone: see FORMAT.md.\n", nullptr);
+  const absl::Status marked = storage
+                                  .Write(PathIn(checkpoint_dir, kFencedFileName),
+                                         "manifest.pb may be a tombstone: see FORMAT.md.\n", {})
+                                  .status();
   return absl::IsAlreadyExists(marked) ? absl::OkStatus() : marked;
 }
 
@@ -50,13 +51,13 @@ bool IsQuarantinedName(std::string_view name) {
   return suffix.starts_with('.') && !suffix.starts_with(".tmp") && name != kFencedFileName;
 }
 
-absl::StatusOr<std::optional<std::string>> ReadTombstone(Storage& storage,
-                                                         std::string_view checkpoint_dir) {
+absl::StatusOr<std::optional<VersionedContents>> ReadTombstone(Storage& storage,
+                                                               std::string_view checkpoint_dir) {
   const std::string path = PathIn(checkpoint_dir, kManifestFileName);
-  absl::StatusOr<std::string> bytes = ReadAll(storage, path, kMaxManifestBytes);
-  if (absl::IsNotFound(bytes.status())) return std::nullopt;
-  TESSERA_RETURN_IF_ERROR(bytes.status());
-  if (IsTombstone(*bytes)) return *std::move(bytes);
+  absl::StatusOr<VersionedContents> there = storage.Read(path, kMaxManifestBytes);
+  if (absl::IsNotFound(there.status())) return std::nullopt;
+  TESSERA_RETURN_IF_ERROR(there.status());
+  if (IsTombstone(there->contents)) return *std::move(there);
   return absl::AlreadyExistsError(absl::StrCat(storage.Describe(path), " is no tombstone"));
 }
 

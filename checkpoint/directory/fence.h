@@ -35,14 +35,14 @@ bool IsTombstone(std::string_view manifest_bytes);
 // When it was made, in seconds since 1970; 0 where that cannot be read.
 int64_t TombstoneTime(std::string_view tombstone);
 
-// Whether that is the name of a manifest that was set aside: "manifest.pb.damaged-2". Nothing that
+// Whether that is the name of a quarantined manifest: "manifest.pb.damaged-2". Nothing that
 // it names is deleted or replaced, nor is it.
 bool IsQuarantinedName(std::string_view name);
 
-// The tombstone in place of a directory's manifest; nullopt where there is neither. AlreadyExists
-// for a manifest.
-absl::StatusOr<std::optional<std::string>> ReadTombstone(Storage& storage,
-                                                         std::string_view checkpoint_dir);
+// The tombstone in place of a directory's manifest; nullopt if there is neither. AlreadyExists for a
+// manifest.
+absl::StatusOr<std::optional<VersionedContents>> ReadTombstone(Storage& storage,
+                                                               std::string_view checkpoint_dir);
 
 }  // namespace tessera::ckpt
 

@@ -43,12 +43,12 @@ struct AsyncSaveOptions {
   // available and configured.
   //
   // Little of the memory is ever touched where the disk takes the state before a caller waits for
-  // it: tensors whose memory is contiguous and aligned for the storage
-  // (Storage::InPlaceAlignmentBytes()) are written from where they are, and copied only if a caller
-  // waits for them, or for what comes before them, and that has not begun. Where callers do come
-  // before the disk, what they came to first is copied from then on, and the disk writes from the
-  // other end meanwhile: the memory for it is touched in the background after that save. Earlier, a
-  // caller waits for the disk if that takes less than the first touch of the memory.
+  // it: tensors whose memory is contiguous and aligned for the storage (see
+  // StorageTraits::in_place_alignment_bytes) are written from where they are, and copied only if a
+  // caller waits for them, or for what comes before them, and that has not begun. Where callers do
+  // come before the disk, what they came to first is copied from then on, and the disk writes from
+  // the other end meanwhile: the memory for it is touched in the background after that save.
+  // Earlier, a caller waits for the disk if that takes less than the first touch of the memory.
   SaveOptions save = {.staging_bytes = std::numeric_limits<uint64_t>::max()};
 
   // What Start() does while another save is in flight.

@@ -59,6 +59,10 @@ namespace tessera::ckpt {
 
 class ReadLock;  // checkpoint/directory/read_lock.h
 
+// The options with what a storage needs that checkpoints are saved to: its root is created, and
+// uploads that saves left behind when they died are removed.
+OpenStorageOptions ForSaving(OpenStorageOptions options);
+
 // A tensor as a checkpoint has it.
 struct TensorInfo {
   std::string name;

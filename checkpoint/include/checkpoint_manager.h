@@ -20,9 +20,7 @@
 #include "storage/open_storage.h"
 #include "storage/storage.h"
 
-namespace tessera {
-class TieredStorage;  // storage/tiered/tiered_storage.h
-}  // namespace tessera
+namespace tessera {}  // namespace tessera
 
 namespace tessera::ckpt {
 
@@ -139,7 +137,6 @@ class CheckpointManager {
 
   std::unique_ptr<FolderLock> lock_;  // on rank 0, after Open()
   const std::shared_ptr<Storage> storage_;
-  TieredStorage* const upload_;  // the same, where it is one
   CheckpointManagerOptions options_;
   SingleProcessGroup alone_;
   const std::unique_ptr<Retention> retention_;   // used by the saving thread

@@ -123,12 +123,12 @@ absl::StatusOr<Manifest> ShareManifest(Storage& storage, std::string_view checkp
 // By file, the ranks that can read it; empty: all of them.
 std::vector<RankList> FindOpeners(Storage& storage, std::string_view checkpoint_dir,
                                   const Manifest& manifest) {
-  const auto* const spread = dynamic_cast<const SpreadFiles*>(&storage);
   std::vector<RankList> openers;
-  for (int f = 0; spread != nullptr && f < manifest.files_size(); ++f) {
-    openers.push_back(spread->RanksWith(JoinPath(checkpoint_dir, manifest.files(f).path())));
+  for (const DataFile& file : manifest.files()) {
+    openers.push_back(storage.ReadersOf(JoinPath(checkpoint_dir, file.path())));
   }
-  return openers;
+  const bool by_all = std::ranges::all_of(openers, &RankList::empty);
+  return by_all ? std::vector<RankList>() : openers;
 }
 
 // Assigns reads: sends what this rank needs, or its error, to rank 0 and returns its part of the

@@ -33,7 +33,19 @@ std::shared_ptr<Storage> Borrow(Storage& storage) {
   return std::shared_ptr<Storage>(std::shared_ptr<Storage>(), &storage);
 }
 
+// Names of data files, perhaps below a rolling slot:
+// "step-00000042/model-00001-of-00004-0123abcd.safetensors".
+constexpr char kDataFilePattern[] =
+    "([^/]+/|rolling-[01]/[0-9a-f]{8}/)?step-[0-9]{8,}[^/]*/"
+    "[a-z]+-[0-9]{5,}-of-[0-9]{5,}-[0-9a-f]{8}\\.safetensors";
+
 }  // namespace
+
+OpenStorageOptions ForSaving(OpenStorageOptions options) {
+  options.create_root = true;
+  options.own_uploads = kDataFilePattern;
+  return options;
+}
 
 absl::StatusOr<Checkpoint> Checkpoint::Read(std::shared_ptr<Storage> storage,
                                             std::string_view directory) {
@@ -116,7 +128,8 @@ absl::Status Checkpoint::LoadTensor(std::string_view name, const Shard& destinat
 
 absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(std::string_view name,
                                                         const OpenStorageOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage, OpenStorage(name, options));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage,
+                           OpenStorage(name, options.create_root ? ForSaving(options) : options));
   return CheckpointFolder(std::move(storage));
 }
 

@@ -17,7 +17,7 @@
 #include "checkpoint/save/plan_cache.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/save/save_hooks.h"
-#include "storage/tiered/tiered_storage.h"
+#include "storage/tiered/staging_folder.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -38,8 +38,7 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
     std::string_view name, CheckpointManagerOptions options, const OpenStorageOptions& open) {
   SingleProcessGroup alone;
   ProcessGroup& group = options.save.group != nullptr ? *options.save.group : alone;
-  OpenStorageOptions creating = open;
-  creating.create_root = true;
+  const OpenStorageOptions creating = ForSaving(open);
   absl::StatusOr<std::unique_ptr<FolderLock>> lock = nullptr;
   if (group.rank() == 0) lock = LockFolder(name, creating);
   TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, lock.status(), options.save.deadline));
@@ -63,7 +62,6 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
 CheckpointManager::CheckpointManager(std::shared_ptr<Storage> storage,
                                      CheckpointManagerOptions options)
     : storage_(std::move(storage)),
-      upload_(dynamic_cast<TieredStorage*>(storage_.get())),
       options_(std::move(options)),
       retention_(std::make_unique<Retention>(*storage_, options_.keep)),
       plan_cache_(std::make_unique<PlanCache>()),
@@ -208,8 +206,9 @@ void CheckpointManager::AfterCommit(SaveReport& report) {
     }
   }
   if (!room_note_.empty()) AddNote(report, room_note_);
-  if (upload_ == nullptr) return;
-  if (const absl::Status forgotten = upload_->ForgetAllBut(report.directory); !forgotten.ok()) {
+  Storage* const staging = storage_->staging();
+  if (staging == nullptr) return;
+  if (const absl::Status forgotten = ForgetCopiesBut(*staging, report.directory); !forgotten.ok()) {
     AddNote(report, absl::StrCat("older copies are still there: ", forgotten.message()));
   }
 }

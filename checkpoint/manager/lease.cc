@@ -28,16 +28,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr char kLeaseName[] = ".lease";
-constexpr uint64_t kMaxLeaseBytes = 4096;
-constexpr int kRenewals = 4;  // in each period
-constexpr int kPolls = 20;    // in each period, by a waiting job
+constexpr uint64_t kMaxLeaseBytes = uint64_t{1} << 20;  // foreign contents are a lease, too
+constexpr int kRenewals = 4;                            // in each period
+constexpr int kPolls = 20;                              // in each period, by a waiting job
 constexpr int kRefusals = 3;  // in a row, before the store is taken to have no leases for this job
 // A holder that renews is alive; but one renewal may still arrive when its sender is dead.
 constexpr int kChangesOfTheLiving = 2;
 constexpr absl::Duration kMaxPeriod = absl::Minutes(10);
 constexpr std::chrono::seconds kPatience(5);  // of the destructor
-// As no object has it.
-constexpr char kNoTag[] = "\"00000000000000000000000000000000\"";
 
 std::string RandomName() { return absl::StrCat(absl::Hex(std::random_device()())); }
 
@@ -112,7 +110,8 @@ class Lease final : public FolderLock {
 
   // Makes the lease this object's; FailedPrecondition while another holder is alive.
   absl::Status Take();
-  // Proves that the store refuses to replace what has changed.
+  // Proves that the lease can be replaced; deletes it where it cannot, so that no other job waits
+  // for its end.
   absl::Status CheckConditions();
   // Takes one of these steps again where the store refuses it, which may pass: as rights that are
   // not known everywhere yet, or keys that were just replaced.
@@ -128,8 +127,8 @@ class Lease final : public FolderLock {
 
  private:
   std::string Contents(const char* state);
-  // Replaces the version with `tag`, and remembers the new one.
-  absl::Status Write(const std::string& tag, const char* state);
+  // Replaces this version, or creates the object if it is empty, and remembers the new one.
+  absl::Status Write(const std::string& version, const char* state);
   absl::Status InUse(Fields& fields) const;
   absl::Status Renew() ABSL_LOCKS_EXCLUDED(mutex_);
   void Work();
@@ -139,7 +138,7 @@ class Lease final : public FolderLock {
   const std::string attempt_ = RandomName();
 
   Mutex writing_;  // held while the object is replaced
-  std::string tag_;
+  std::string version_;
   Clock::time_point written_;
 
   mutable Mutex mutex_;
@@ -157,10 +156,11 @@ std::string Lease::Contents(const char* state) {
                       RandomName(), "\n");
 }
 
-absl::Status Lease::Write(const std::string& tag, const char* state) {
+absl::Status Lease::Write(const std::string& version, const char* state) {
   // Counted from before: what the watcher sees is younger.
   const Clock::time_point now = Clock::now();
-  TESSERA_ASSIGN_OR_RETURN(tag_, storage_->ReplaceVersion(kLeaseName, Contents(state), tag));
+  TESSERA_ASSIGN_OR_RETURN(version_,
+                           storage_->Write(kLeaseName, Contents(state), {.version = version}));
   written_ = now;
   return absl::OkStatus();
 }
@@ -176,22 +176,21 @@ absl::Status Lease::Take() {
   Clock::time_point since;
   bool said = false;
   for (int versions = 0;; absl::SleepFor(options_.lease_period / kPolls)) {
-    const absl::StatusOr<Storage::Version> found =
-        storage_->ReadVersion(kLeaseName, kMaxLeaseBytes);
+    const absl::StatusOr<VersionedContents> found = storage_->Read(kLeaseName, kMaxLeaseBytes);
     if (!found.ok() && !absl::IsNotFound(found.status())) return found.status();
-    const std::string tag = found.ok() ? found->tag : "";
+    const std::string version = found.ok() ? found->version : "";
     Fields fields = ParseFields(found.ok() ? found->contents : "state free");
-    if (tag != seen || versions == 0) {
-      seen = tag;
+    if (version != seen || versions == 0) {
+      seen = version;
       since = Clock::now();
       ++versions;
     }
     const absl::Duration unchanged = absl::FromChrono(Clock::now() - since);
     const absl::Duration period = PeriodOf(fields, options_.lease_period);
     if (fields["state"] == "free" || unchanged >= period || IsKnownToBeDead(fields["process"])) {
-      const absl::Status written = Write(tag, "held");
+      const absl::Status written = Write(version, "held");
       // Another one was faster.
-      if (absl::IsAlreadyExists(written) || absl::IsNotFound(written)) continue;
+      if (absl::IsAlreadyExists(written) || absl::IsAborted(written)) continue;
       return written;
     }
     if (options_.wait <= absl::ZeroDuration() || versions > kChangesOfTheLiving) {
@@ -207,12 +206,10 @@ absl::Status Lease::Take() {
 }
 
 absl::Status Lease::CheckConditions() {
-  const absl::StatusOr<std::string> written =
-      storage_->ReplaceVersion(kLeaseName, Contents("held"), kNoTag);
-  if (absl::IsAlreadyExists(written.status())) return absl::OkStatus();
-  if (!written.ok()) return written.status();
-  storage_->ReplaceVersion(kLeaseName, Contents("free"), *written).IgnoreError();
-  return absl::UnimplementedError("it replaces objects although If-Match forbids it");
+  const absl::Status replaced = Write(version_, "held");
+  if (absl::IsAborted(replaced)) return absl::OkStatus();  // which the next renewal finds, too
+  if (absl::IsUnimplemented(replaced)) storage_->Delete(kLeaseName).IgnoreError();
+  return replaced;
 }
 
 absl::Status Lease::Patiently(absl::Status (Lease::*step)()) {
@@ -231,10 +228,14 @@ absl::Status Lease::StartRenewing() {
 absl::Status Lease::Renew() {
   const MutexLock writing(&writing_);
   TESSERA_RETURN_IF_ERROR(Check());
-  absl::Status status = Write(tag_, "held");
-  if (absl::IsNotFound(status)) status = Write("", "held");  // another program deleted it
-  if (!absl::IsAlreadyExists(status)) return status;
-  const absl::StatusOr<Storage::Version> found = storage_->ReadVersion(kLeaseName, kMaxLeaseBytes);
+  absl::Status status = Write(version_, "held");
+  if (!absl::IsAborted(status)) return status;
+  absl::StatusOr<VersionedContents> found = storage_->Read(kLeaseName, kMaxLeaseBytes);
+  if (absl::IsNotFound(found.status())) {  // another program deleted it
+    status = Write("", "held");
+    if (!absl::IsAlreadyExists(status)) return status;
+    found = storage_->Read(kLeaseName, kMaxLeaseBytes);
+  }
   Fields fields = ParseFields(found.ok() ? found->contents : "");
   status = absl::FailedPreconditionError(
       absl::StrCat("another job has taken over ", storage_->Describe(""), " (",
@@ -270,7 +271,7 @@ void Lease::Work() {
   lock.Unlock();
   if (is_held) {
     const MutexLock writing(&writing_);
-    Write(tag_, "free").IgnoreError();
+    Write(version_, "free").IgnoreError();
   }
   lock.Lock();
   stopped_ = true;
@@ -302,6 +303,10 @@ std::string ProcessIdentity(pid_t pid) {
 absl::StatusOr<std::unique_ptr<FolderLock>> AcquireLease(std::unique_ptr<Storage> storage,
                                                          const FolderLock::Options& options) {
   const std::string where = storage->Describe("");
+  if (!storage->Traits().replaces_versions) {
+    return std::make_unique<NoLease>(
+        where, absl::UnimplementedError("it has no condition under which it replaces a file"));
+  }
   auto lease = std::make_unique<Lease>(std::move(storage), options);
   absl::Status taken = lease->Patiently(&Lease::Take);
   if (taken.ok()) taken = lease->Patiently(&Lease::CheckConditions);

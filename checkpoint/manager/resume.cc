@@ -165,9 +165,8 @@ class Decision {
     }
     for (SkippedCheckpoint& skipped : skipped_) {
       const auto judged = manifests_.find(skipped.directory);
-      absl::StatusOr<std::string> moved_to =
-          ckpt::Quarantine(*storage_, skipped.directory, skipped.word,
-                           judged == manifests_.end() ? nullptr : &judged->second);
+      absl::StatusOr<std::string> moved_to = Removal::In(*storage_)->Quarantine(
+          skipped.directory, skipped.word, judged == manifests_.end() ? nullptr : &judged->second);
       // Another process has moved or replaced it.
       if (absl::IsNotFound(moved_to.status()) || absl::IsAborted(moved_to.status())) continue;
       TESSERA_RETURN_IF_ERROR(moved_to.status());

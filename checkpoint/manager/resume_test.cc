@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/testing.h"
+#include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
@@ -420,7 +421,7 @@ TEST_F(ObjectStoreResumeTest, WhatWasQuarantinedIsStillKnown) {
 void ExpectAnotherCheckpointStays(MemoryStorage& memory, const std::function<void()>& save) {
   SingleProcessGroup alone;
   const auto resumed = ResumeFromLatest(Shared(&memory), alone, {}, [&](const Checkpoint&) {
-    EXPECT_TRUE(Quarantine(memory, "step-00000008", "damaged").ok());
+    EXPECT_TRUE(Removal::In(memory)->Quarantine("step-00000008", "damaged").ok());
     save();
     return absl::OkStatus();
   });

@@ -14,7 +14,6 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/directory/read_lock.h"
-#include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/scan/verify.h"
@@ -35,16 +34,9 @@ absl::StatusOr<Manifest> ReadIntactOnce(Storage& storage, std::string_view direc
                                           more > 0 ? absl::StrCat(" (and ", more, " more)") : ""));
 }
 
-// "a/b" and "c" of "a/b/c".
-std::pair<std::string, std::string> SplitPath(std::string_view path) {
-  const size_t slash = path.rfind('/');
-  if (slash == path.npos) return {"", std::string(path)};
-  return {std::string(path.substr(0, slash)), std::string(path.substr(slash + 1))};
-}
-
 // Whether the directory of a rolling checkpoint, or its slot, is a symbolic link.
 bool IsLinked(Storage& storage, std::string_view directory) {
-  return storage.IsLink(directory) || storage.IsLink(SplitPath(directory).first);
+  return storage.IsLink(directory) || storage.IsLink(FolderOf(directory));
 }
 
 // The step directories of a slot, and of the folders of attempts in it.
@@ -66,10 +58,11 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListSlot(Storage& storage, std::stri
 }
 
 // False, with nothing done, while the checkpoint is being read.
-absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const CheckpointInfo& dir) {
+absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
+                                      const CheckpointInfo& dir) {
   const RemovalLock lock(storage, dir.directory);
   if (lock.refused()) return false;
-  return RemoveStepDirectory(storage, dir);
+  return removal.Delete(dir);
 }
 
 }  // namespace
@@ -177,25 +170,6 @@ absl::Status CheckNoneIsLater(Storage& storage, int64_t step, bool only_unreadab
                    std::string(hint), ", or save to another folder"));
 }
 
-absl::StatusOr<std::string> Quarantine(Storage& storage, std::string_view directory,
-                                       std::string_view word, const std::string* expected) {
-  const auto [parent, name] = SplitPath(directory);
-  if (!storage.RenamesDirectories()) return QuarantineManifest(storage, directory, word, expected);
-  if (expected != nullptr) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::string manifest,
-        ReadAll(storage, JoinPath(directory, kManifestFileName), kMaxManifestBytes));
-    if (manifest != *expected) {
-      return absl::AbortedError(absl::StrCat(storage.Describe(directory), " has been replaced"));
-    }
-  }
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> siblings, storage.List(parent));
-  std::string to = JoinPath(parent, FreeName(siblings, name, word));
-  TESSERA_RETURN_IF_ERROR(storage.Rename(directory, to));
-  TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(parent));
-  return to;
-}
-
 absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, int64_t step) {
   std::vector<CheckpointInfo> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved,
@@ -205,10 +179,11 @@ absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, int64_t 
     if (dir.step > step) return dir.committed.status();
   }
   std::vector<std::string> moved_to;
+  const std::unique_ptr<Removal> removal = Removal::In(storage);
   for (const CheckpointInfo& checkpoint : saved) {
     if (checkpoint.step <= step) break;
     TESSERA_ASSIGN_OR_RETURN(std::string to,
-                             Quarantine(storage, checkpoint.directory, "abandoned"));
+                             removal->Quarantine(checkpoint.directory, "abandoned"));
     moved_to.push_back(std::move(to));
   }
   return moved_to;
@@ -228,18 +203,19 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage) {
   // Nothing is deleted through a link.
   if (storage.IsLink(kRollingSlots[chosen])) chosen = 1 - chosen;
   const std::optional<int64_t> newest = std::max(steps[0], steps[1]);
+  const std::unique_ptr<Removal> removal = Removal::In(storage);
   for (const CheckpointInfo& dir : directories[chosen]) {
     if (IsLinked(storage, dir.directory)) continue;
     // Another attempt may still commit it, and be the only one to have a checkpoint.
-    if (!storage.RenamesDirectories() && !*dir.committed && dir.step > newest) continue;
-    TESSERA_RETURN_IF_ERROR(RemoveUnlessRead(storage, dir).status());
+    if (!removal->frees_names() && !*dir.committed && dir.step > newest) continue;
+    TESSERA_RETURN_IF_ERROR(RemoveUnlessRead(storage, *removal, dir).status());
   }
   std::string slot(kRollingSlots[chosen]);
-  return storage.RenamesDirectories() ? slot : JoinPath(slot, MakeRollingAttempt());
+  return removal->frees_names() ? slot : JoinPath(slot, MakeRollingAttempt());
 }
 
 Retention::Retention(Storage& storage, const RetentionOptions& options)
-    : storage_(storage), options_(options) {}
+    : storage_(storage), removal_(Removal::In(storage)), options_(options) {}
 
 absl::Status Retention::Apply(absl::Time now) {
   if (!options_.deletes()) return absl::OkStatus();
@@ -270,7 +246,7 @@ absl::Status Retention::Apply(absl::Time now) {
     if (!*dir.committed && dir.step < committed.back()->step) deleted.push_back(&dir);
   }
   for (const CheckpointInfo* dir : deleted) {
-    const absl::StatusOr<bool> removed = RemoveUnlessRead(storage_, *dir);
+    const absl::StatusOr<bool> removed = RemoveUnlessRead(storage_, *removal_, *dir);
     first_error.Update(removed.status());
     if (removed.ok() && *removed) described_.erase(dir->directory);
   }
@@ -291,7 +267,7 @@ absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& c
   if (droppable.bytes < lacking()) return deleted;
   for (const CheckpointInfo& checkpoint : droppable.checkpoints) {
     if (lacking() == 0) break;
-    TESSERA_ASSIGN_OR_RETURN(const bool removed, RemoveUnlessRead(storage_, checkpoint));
+    TESSERA_ASSIGN_OR_RETURN(const bool removed, RemoveUnlessRead(storage_, *removal_, checkpoint));
     if (!removed) continue;
     described_.erase(checkpoint.directory);
     deleted.push_back(checkpoint.directory);

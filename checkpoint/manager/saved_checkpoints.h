@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/manager/retention.h"
 #include "storage/storage.h"
@@ -56,17 +58,6 @@ absl::Status NoSuchCheckpoint(const Storage& storage, std::vector<CheckpointInfo
 // one of its own, which has taken the later ones out of the way.
 absl::Status CheckNoneIsLater(Storage& storage, int64_t step, bool only_unreadable,
                               std::string_view hint);
-
-// Renames "step-00000500" to "step-00000500.damaged", where `word` is "damaged", or to
-// "step-00000500.damaged-2" and so on where that exists: from then on, readers do not take it for a
-// checkpoint, but all of it is still there. Returns the new directory. A storage that cannot rename
-// directories keeps it in place, with its manifest renamed.
-//
-// With `expected`, the manifest's bytes, nothing but the checkpoint that they describe is renamed:
-// Aborted if another one has taken its place.
-absl::StatusOr<std::string> Quarantine(Storage& storage, std::string_view directory,
-                                       std::string_view word,
-                                       const std::string* expected = nullptr);
 
 // Quarantines, as "abandoned", the checkpoints of later steps than `step`: those of a future that a
 // run abandons when it continues from an earlier step on request. Returns the new directories. The
@@ -128,6 +119,7 @@ class Retention {
   absl::StatusOr<Droppable> FindDroppable(const ComingSave& coming, absl::Time now);
 
   Storage& storage_;
+  const std::unique_ptr<Removal> removal_;
   const RetentionOptions options_;
   std::map<std::string, Described> described_;  // permanent ones, by directory
 };

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -14,17 +13,6 @@
 namespace tessera::ckpt {
 
 using RankList = std::vector<uint32_t>;
-
-// What a Storage derives from, too, whose files not every rank of a load can read, though every
-// rank can open them and sees their sizes. A load reads each file on ranks that can, which send the
-// others what they want.
-class SpreadFiles {
- public:
-  virtual ~SpreadFiles() = default;
-
-  // The ranks of the loading group that can read a file, ascending. Used on rank 0.
-  virtual RankList RanksWith(std::string_view path) const = 0;
-};
 
 // Assigns reads to ranks: serialized ReadNeeds by rank -> serialized ReadShares by rank. Every byte
 // that any rank needs is read by exactly one of the ranks that need it, and by no other.

@@ -50,7 +50,7 @@ class FileElsewhere final : public ReadableFile {
 };
 
 // One replica, as it is on all hosts.
-class HeldStorage final : public ReadOnlyStorage, public SpreadFiles {
+class HeldStorage final : public ReadOnlyStorage {
  public:
   struct Held {
     uint64_t size_bytes = 0;
@@ -75,7 +75,7 @@ class HeldStorage final : public ReadOnlyStorage, public SpreadFiles {
   std::string Describe(std::string_view path) const override {
     return absl::StrCat(StepOf(std::string(path)), " in the memory of ", where_);
   }
-  RankList RanksWith(std::string_view path) const override {
+  RankList ReadersOf(std::string_view path) const override {
     const auto held = files_.find(std::string(path));
     return held == files_.end() ? RankList() : held->second.ranks;
   }

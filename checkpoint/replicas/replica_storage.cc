@@ -222,15 +222,15 @@ absl::StatusOr<std::unique_ptr<WritableFile>> ReplicaStorage::Create(std::string
   return base().Create(path, size_hint_bytes);
 }
 
-absl::Status ReplicaStorage::Publish(std::string_view path, std::string_view contents,
-                                     const std::function<absl::Status()>& ready) {
+absl::StatusOr<std::string> ReplicaStorage::Write(std::string_view path, std::string_view contents,
+                                                  const WriteCondition& condition) {
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, DecodeManifest(contents));
   {
     const MutexLock lock(&mutex_);
     committed_.clear();
     for (const DataFile& file : manifest.files()) committed_.insert(file.path());
   }
-  return base().Publish(path, contents, ready);
+  return base().Write(path, contents, condition);
 }
 
 absl::StatusOr<std::vector<std::string>> ReplicaStorage::List(std::string_view path) {
@@ -330,7 +330,7 @@ absl::Status ReplicaStorage::Spread(const std::string& directory, const Hosts& h
   status = VerifyCopies(base(), directory, plan, hosts, group.rank());
   if (status.ok() && cleans_ && group.rank() != 0) {
     status = base().MakeDirectory(directory);
-    if (status.ok()) status = base().Publish(manifest_path, plan.manifest(), nullptr);
+    if (status.ok()) status = base().Write(manifest_path, plan.manifest(), {}).status();
   }
   TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, status, deadline));
   // Every host has all of it: the one before is not needed any more.

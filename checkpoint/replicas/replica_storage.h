@@ -2,7 +2,6 @@
 #define TESSERA_CHECKPOINT_REPLICAS_REPLICA_STORAGE_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -30,8 +29,8 @@ class ReplicaStorage final : public ForwardingStorage {
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override;
-  absl::Status Publish(std::string_view path, std::string_view contents,
-                       const std::function<absl::Status()>& ready) override;
+  absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
+                                    const WriteCondition& condition) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
   // The room of one host says nothing about a checkpoint on all of them; see CheckRoom().
   absl::StatusOr<uint64_t> FreeBytes() override { return Storage::FreeBytes(); }

@@ -1,6 +1,7 @@
 #include "checkpoint/save/coordinator.h"
 
 #include <algorithm>
+#include <optional>
 #include <random>
 #include <utility>
 
@@ -10,7 +11,6 @@
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/fence.h"
-#include "checkpoint/directory/removal.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest.h"
 
@@ -19,6 +19,7 @@ namespace tessera::ckpt {
 Coordinator::Coordinator(Storage& storage, std::string_view root, const Manifest& metadata,
                          std::function<absl::StatusOr<std::string>(uint64_t)> choose_root)
     : storage_(storage),
+      removal_(Removal::In(storage)),
       choose_root_(std::move(choose_root)),
       root_(root),
       directory_(JoinPath(root, StepDirectoryName(metadata.trainer().step()))),
@@ -61,13 +62,12 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
     may_be_committed_ = files_are_there.ok();
     return files_are_there;
   };
-  const absl::Status published = fence_.has_value()
-                                     ? storage_.Exchange(path, *fence_, encoded, ready)
-                                     : storage_.Publish(path, encoded, ready);
+  const absl::Status published =
+      storage_.Write(path, encoded, {.version = fence_version_, .ready = ready}).status();
   if (!files_are_there.ok()) return published;
   TESSERA_RETURN_IF_ERROR(SettleCommit(published, encoded));
   TESSERA_RETURN_IF_ERROR(TakeBackIfFilesAreGone(encoded));
-  if (other_attempts_left_) DeleteOtherAttempts(storage_, directory_, manifest_).IgnoreError();
+  if (other_attempts_left_) removal_->DeleteOtherAttempts(directory_, manifest_).IgnoreError();
   return std::to_string(bytes);
 }
 
@@ -98,7 +98,7 @@ absl::Status Coordinator::TakeBackIfFilesAreGone(const std::string& encoded) {
   const absl::Status gone = CheckFilesAreThere();
   // They were there a moment ago.
   if (!absl::IsAborted(gone)) return absl::OkStatus();
-  const absl::Status taken_back = TakeBack(storage_, directory_, encoded);
+  const absl::Status taken_back = removal_->TakeBack(directory_, encoded);
   may_be_committed_ = !taken_back.ok();
   if (taken_back.ok()) return gone;
   return absl::AbortedError(
@@ -134,7 +134,7 @@ absl::Status Coordinator::ChooseDirectory() {
 }
 
 absl::Status Coordinator::PrepareDirectory() {
-  TESSERA_ASSIGN_OR_RETURN(const Leftovers leftovers, DiscardLeftovers(storage_, directory_));
+  TESSERA_ASSIGN_OR_RETURN(const Leftovers leftovers, removal_->DiscardLeftovers(directory_));
   if (leftovers == Leftovers::kCommitted) {
     return absl::AlreadyExistsError(absl::StrCat("a committed checkpoint is in ",
                                                  storage_.Describe(directory_),
@@ -142,9 +142,11 @@ absl::Status Coordinator::PrepareDirectory() {
   }
   other_attempts_left_ = leftovers == Leftovers::kKept;
   // Before anything is written: an attempt that is fenced later must fail.
-  fence_.reset();
+  fence_version_.clear();
   if (other_attempts_left_) {
-    TESSERA_ASSIGN_OR_RETURN(fence_, ReadTombstone(storage_, directory_));
+    TESSERA_ASSIGN_OR_RETURN(const std::optional<VersionedContents> fence,
+                             ReadTombstone(storage_, directory_));
+    if (fence.has_value()) fence_version_ = fence->version;
   }
   TESSERA_RETURN_IF_ERROR(CheckRoom());
   directory_is_made_ = true;

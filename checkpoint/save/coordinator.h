@@ -3,13 +3,14 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/save_options.h"
 #include "checkpoint/save/save_agreement.h"
@@ -52,6 +53,7 @@ class Coordinator {
   void AddDigest(const TensorReport& report);
 
   Storage& storage_;
+  const std::unique_ptr<Removal> removal_;
   const std::function<absl::StatusOr<std::string>(uint64_t data_bytes)> choose_root_;
   std::string root_;
   std::string directory_;
@@ -59,8 +61,8 @@ class Coordinator {
   const Manifest& metadata_;
   Manifest manifest_;
   bool directory_is_made_ = false;
-  bool other_attempts_left_ = false;  // files in the directory that could not be set aside
-  std::optional<std::string> fence_;  // the tombstone that the manifest replaces
+  bool other_attempts_left_ = false;  // files in the directory that could not be discarded
+  std::string fence_version_;         // of the tombstone that the manifest replaces; empty: none
   bool may_be_committed_ = false;
 };
 

@@ -113,14 +113,11 @@ SavePlanOptions PlanOptions(const SaveOptions& options) {
 }
 
 DataWriterOptions WriterOptions(const SaveContext& context) {
-  return {context.options.checksum_chunk_bytes,
-          context.options.io_threads,
-          context.copy_ahead_threads,
-          context.options.staging_bytes,
-          context.storage.PreferredWriteBytes(),
-          context.options.progress,
-          context.storage.InPlaceAlignmentBytes(),
-          context.copy_ahead_bytes};
+  const StorageTraits traits = context.storage.Traits();
+  return {context.options.checksum_chunk_bytes, context.options.io_threads,
+          context.copy_ahead_threads,           context.options.staging_bytes,
+          traits.preferred_write_bytes,         context.options.progress,
+          traits.in_place_alignment_bytes,      context.copy_ahead_bytes};
 }
 
 // Steps 1 and 2.

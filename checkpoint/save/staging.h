@@ -108,10 +108,10 @@ struct DataWriterOptions {
   // threads copy, at once, while it is not.
   int copy_ahead_threads;
   uint64_t staging_bytes;    // at most, or one chunk
-  uint64_t write_bytes = 0;  // of a piece where there is room, see Storage::PreferredWriteBytes()
+  uint64_t write_bytes = 0;  // of a piece where there is room, see StorageTraits
   std::function<void(uint64_t, uint64_t)> progress = nullptr;  // see SaveOptions
-  uint64_t in_place_alignment = 0;  // see Storage::InPlaceAlignmentBytes()
-  uint64_t ahead_bytes = 0;         // see AsyncSaveOptions::copy_ahead_bytes
+  uint64_t in_place_alignment = 0;                             // see StorageTraits
+  uint64_t ahead_bytes = 0;  // see AsyncSaveOptions::copy_ahead_bytes
 };
 
 // How the pieces of a rank's data files lie in staging memory.

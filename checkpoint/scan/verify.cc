@@ -230,18 +230,19 @@ absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
   return absl::OkStatus();
 }
 
-absl::StatusOr<NearbyCopies> DropDamagedCopies(TieredStorage& storage,
-                                               std::string_view checkpoint_dir) {
-  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(storage, checkpoint_dir));
+absl::StatusOr<NearbyCopies> DropDamagedCopies(Storage& storage, std::string_view checkpoint_dir) {
   NearbyCopies copies;
+  Storage* const staging = storage.staging();
+  if (staging == nullptr) return copies;
+  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(storage, checkpoint_dir));
   ScanBuffers buffers;
   const auto only_check = [](int, const FilePiece&, const std::byte*) { return absl::OkStatus(); };
   for (int f = 0; f < manifest.files_size(); ++f) {
     const DataFile& described = manifest.files(f);
     const std::string path = JoinPath(checkpoint_dir, described.path());
-    absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.staging().Open(path);
+    absl::StatusOr<std::unique_ptr<ReadableFile>> file = staging->Open(path);
     if (!file.ok()) continue;
-    Scanner scanner(storage.staging(), checkpoint_dir, manifest, {});
+    Scanner scanner(*staging, checkpoint_dir, manifest, {});
     absl::Status intact = scanner.Add(f, *std::move(file));
     if (intact.ok()) intact = scanner.Run(scanner.WholeFiles(), only_check, &buffers);
     if (intact.ok()) {
@@ -249,7 +250,7 @@ absl::StatusOr<NearbyCopies> DropDamagedCopies(TieredStorage& storage,
       continue;
     }
     // Another process of this machine may have been faster.
-    const absl::Status deleted = storage.staging().Delete(path);
+    const absl::Status deleted = staging->Delete(path);
     if (!absl::IsNotFound(deleted)) TESSERA_RETURN_IF_ERROR(deleted);
     ++copies.dropped_files;
   }

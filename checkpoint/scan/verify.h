@@ -11,7 +11,6 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/verify_options.h"
 #include "storage/storage.h"
-#include "storage/tiered/tiered_storage.h"
 
 namespace tessera::ckpt {
 
@@ -39,10 +38,9 @@ struct NearbyCopies {
 
 // Call before a load. Reads the copies of a committed checkpoint's data files in the staging tier,
 // and deletes those that are not, byte for byte by their checksums, what the remote manifest
-// describes. Files without such a copy are not read. Errors: those of the manifest, see
-// ReadManifest().
-absl::StatusOr<NearbyCopies> DropDamagedCopies(TieredStorage& storage,
-                                               std::string_view checkpoint_dir);
+// describes. Files without such a copy are not read. Does nothing without a staging tier
+// (Storage::staging()). Errors: those of the manifest, see ReadManifest().
+absl::StatusOr<NearbyCopies> DropDamagedCopies(Storage& storage, std::string_view checkpoint_dir);
 
 }  // namespace tessera::ckpt
 

@@ -51,8 +51,9 @@ class WatchedStorage final : public ForwardingStorage {
   WatchedStorage(Storage& base, OnWrite on_write)
       : ForwardingStorage(base), on_write_(std::move(on_write)) {}
 
-  uint64_t InPlaceAlignmentBytes() override { return alignment_bytes; }
-  uint64_t PreferredWriteBytes() const override { return 1 << 20; }
+  StorageTraits Traits() override {
+    return {.preferred_write_bytes = 1 << 20, .in_place_alignment_bytes = alignment_bytes};
+  }
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override {
     auto file = base().Create(path, size_hint_bytes);

@@ -72,9 +72,9 @@ class MachineStorage final : public ForwardingStorage {
   absl::Status Rename(std::string_view from, std::string_view to) override {
     return Change({from, to}, [&] { return base().Rename(from, to); });
   }
-  absl::Status Publish(std::string_view path, std::string_view contents,
-                       const std::function<absl::Status()>& ready) override {
-    return Storage::Publish(path, contents, ready);
+  absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
+                                    const WriteCondition& condition) override {
+    return Storage::Write(path, contents, condition);
   }
   absl::Status MakeDirectory(std::string_view path) override {
     return Change({path.substr(0, path.find('/')), path},

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <random>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -32,8 +33,10 @@ using s3::Vendor;
 constexpr int kForever = 1 << 30;
 
 std::unique_ptr<Storage> MustOpen(const S3Server& server, bool create_root = true) {
-  return OrFail(
-      OpenS3Storage({.client = server.ForClient(), .prefix = "runs", .create_root = create_root}));
+  return OrFail(OpenS3Storage({.client = server.ForClient(),
+                               .prefix = "runs",
+                               .create_root = create_root,
+                               .own_uploads = ForSaving({}).own_uploads}));
 }
 
 std::vector<WholeTensor> Tensors(uint64_t seed, int64_t rows) {
@@ -152,7 +155,20 @@ TEST_P(S3VendorCheckpointTest, FailuresThatPassAreNotNoticed) {
   EXPECT_EQ(server.upload_count(), 0);
 }
 
-// The storage knows them by their names.
+TEST(S3CheckpointTest, ASaveKnowsItsUploadsByTheirNames) {
+  const std::regex own(ForSaving({}).own_uploads);
+  const std::string file = "step-00000004/model-00001-of-00002-0123abcd.safetensors";
+  for (const std::string& name : {file, "rolling-1/" + file, "rolling-1/1a2b3c4d/" + file}) {
+    EXPECT_TRUE(std::regex_match(name, own)) << name;
+  }
+  for (const std::string& name :
+       {std::string("backup.tar"), std::string("model-00001-of-00002-0123abcd.safetensors"),
+        std::string("step-00000004/model-00001-of-00002.safetensors"),
+        std::string("step-00000004/notes.txt"), "mirror/of/" + file}) {
+    EXPECT_FALSE(std::regex_match(name, own)) << name;
+  }
+}
+
 TEST(S3CheckpointTest, UploadsOfADeadSaveAreRemovedOnceTheyAreOld) {
   S3Server server;
   const auto storage = MustOpen(server);

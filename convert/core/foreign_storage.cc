@@ -278,17 +278,20 @@ class ForeignStorage::TensorFile final : public ReadableFile {
   std::map<uint64_t, Run> runs_;  // by where they begin
 };
 
-ForeignStorage::ForeignStorage(std::shared_ptr<Storage> base, std::string_view folder)
+ForeignStorage::ForeignStorage(std::shared_ptr<Storage> base, std::string_view folder,
+                               std::shared_ptr<CheckedStorage> checked)
     : ReadOnlyStorage("files of another format are only read"),
       base_(std::move(base)),
-      checked_(std::dynamic_pointer_cast<CheckedStorage>(base_)),
+      checked_(std::move(checked)),
       folder_(folder) {}
 
 ForeignStorage::~ForeignStorage() = default;
 
 absl::StatusOr<std::unique_ptr<ForeignStorage>> ForeignStorage::Create(
-    std::shared_ptr<Storage> base, std::string_view folder, ForeignCheckpoint checkpoint) {
-  std::unique_ptr<ForeignStorage> storage(new ForeignStorage(std::move(base), folder));
+    std::shared_ptr<Storage> base, std::string_view folder, ForeignCheckpoint checkpoint,
+    std::shared_ptr<CheckedStorage> checked) {
+  std::unique_ptr<ForeignStorage> storage(
+      new ForeignStorage(std::move(base), folder, std::move(checked)));
   TESSERA_RETURN_IF_ERROR(storage->FindFiles(checkpoint));
   Manifest manifest = std::move(checkpoint.description);
   manifest.clear_tensors();

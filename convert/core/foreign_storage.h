@@ -38,12 +38,13 @@ class ForeignStorage final : public ReadOnlyStorage {
   // Checks everything that the description says before anything is read: the manifest's rules, that
   // every piece lies inside its file, that every element of every tensor is in exactly one piece or
   // in copies of it, and that the copies are equal, which reads them. `folder` is inside `base`.
+  // `checked` is the base if that compares checksums.
   //
   // Errors: DataLoss, naming file and tensor; NotFound lists every file that is missing.
   using ReadOnlyStorage::Create;
-  static absl::StatusOr<std::unique_ptr<ForeignStorage>> Create(std::shared_ptr<Storage> base,
-                                                                std::string_view folder,
-                                                                ForeignCheckpoint checkpoint);
+  static absl::StatusOr<std::unique_ptr<ForeignStorage>> Create(
+      std::shared_ptr<Storage> base, std::string_view folder, ForeignCheckpoint checkpoint,
+      std::shared_ptr<CheckedStorage> checked = nullptr);
 
   const std::string& format() const { return format_; }
   const std::vector<std::string>& notes() const { return notes_; }
@@ -72,7 +73,7 @@ class ForeignStorage final : public ReadOnlyStorage {
   // show parts. Returns an error, naming file and record, for each one that is damaged.
   std::vector<absl::Status> CheckOtherRecords() const;
 
-  bool PresentsForeignFiles() const override { return true; }
+  StorageTraits Traits() override { return {.is_translation = true}; }
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
   // The place of the foreign files; a data file is described as its tensor.
@@ -82,7 +83,8 @@ class ForeignStorage final : public ReadOnlyStorage {
   class TensorFile;
   struct StoredTensor;
 
-  ForeignStorage(std::shared_ptr<Storage> base, std::string_view folder);
+  ForeignStorage(std::shared_ptr<Storage> base, std::string_view folder,
+                 std::shared_ptr<CheckedStorage> checked);
   absl::Status FindFiles(const ForeignCheckpoint& checkpoint);
   void FindChecksums();
   absl::Status AddTensor(ForeignTensor tensor, Manifest& manifest);
@@ -93,7 +95,7 @@ class ForeignStorage final : public ReadOnlyStorage {
   absl::StatusOr<std::unique_ptr<ReadableFile>> OpenTensor(const StoredTensor& tensor);
 
   const std::shared_ptr<Storage> base_;
-  const std::shared_ptr<CheckedStorage> checked_;  // the base, where it is one
+  const std::shared_ptr<CheckedStorage> checked_;  // the base, or null
   const std::string folder_;
   Proof proof_;
   std::string format_;

@@ -111,14 +111,14 @@ absl::Status CheckRecord(const ReadableFile& file, const StoredRecord& record) {
   return found == record.crc32 ? absl::OkStatus() : DamagedRecord(record, found);
 }
 
-class CheckedStorage::FileRecords {
+class CheckedStorage::FileRecords final : public StatedChecksums {
  public:
-  void Add(StoredRecord record) {
+  void Add(StoredRecord record) override {
     const MutexLock lock(&mutex_);
     const uint64_t offset = record.offset_bytes;
     if (record.size_bytes > 0) records_.try_emplace(offset, std::move(record));
   }
-  void AddUnchecked() {
+  void AddUnchecked() override {
     const MutexLock lock(&mutex_);
     is_unchecked_ = true;
   }
@@ -174,7 +174,7 @@ class CheckedStorage::FileRecords {
   bool is_unchecked_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-class CheckedStorage::File final : public ChecksummedFile {
+class CheckedStorage::File final : public ReadableFile {
  public:
   File(std::unique_ptr<ReadableFile> base, std::string name, std::shared_ptr<FileRecords> records)
       : base_(std::move(base)), name_(std::move(name)), records_(std::move(records)) {}
@@ -193,8 +193,7 @@ class CheckedStorage::File final : public ChecksummedFile {
     return base_->OffsetInPage(offset_bytes);
   }
   uint64_t size_bytes() const override { return base_->size_bytes(); }
-  void AddRecord(StoredRecord record) const override { records_->Add(std::move(record)); }
-  void AddUnchecked() const override { records_->AddUnchecked(); }
+  StatedChecksums* stated_checksums() const override { return records_.get(); }
 
  private:
   absl::Status Check(const absl::Status& read, uint64_t offset_bytes,

@@ -20,12 +20,7 @@
 namespace tessera::ckpt::convert {
 
 // Part of a file of which the file has the CRC-32: zlib's, as in zip archives.
-struct StoredRecord {
-  std::string name;
-  uint64_t offset_bytes = 0;
-  uint64_t size_bytes = 0;
-  uint32_t crc32 = 0;
-};
+using StoredRecord = StatedChecksums::Part;
 
 // Bytes [begin, end) of a file.
 struct ByteRange {
@@ -36,17 +31,8 @@ struct ByteRange {
 // DataLoss where the contents of a record are not those of its checksum. Reads all of it.
 absl::Status CheckRecord(const ReadableFile& file, const StoredRecord& record);
 
-// A file that compares what is read of it with checksums that it contains. Readers of formats with
-// such checksums look for this class behind the ReadableFile that they are given, and add the
-// records that they come upon.
-class ChecksummedFile : public ReadableFile {
- public:
-  virtual void AddRecord(StoredRecord record) const = 0;
-  // Says that the file has an archive that was written without checksums.
-  virtual void AddUnchecked() const = 0;
-};
-
-// A read-only view of a storage whose files are ChecksummedFiles. A record is checked by the read
+// A read-only view of a storage whose files compare what is read of them with the checksums that
+// they state (ReadableFile::stated_checksums()). A record is checked by the read
 // after which all of it has been read, whatever the reads were; this read, and all later ones of
 // the record, are DataLoss where it is damaged. So a program that reads whole records, in pieces
 // and on several threads, needs no second pass.

@@ -41,7 +41,7 @@ class RecordChecksTest : public ::testing::Test {
     storage_ = std::make_unique<CheckedStorage>(base);
     auto file = storage_->Open("file");
     EXPECT_TRUE(file.ok());
-    dynamic_cast<const ChecksummedFile&>(**file).AddRecord(record_);
+    (*file)->stated_checksums()->Add(record_);
     return *std::move(file);
   }
 

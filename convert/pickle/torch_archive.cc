@@ -143,9 +143,9 @@ absl::Status UseChecksums(const ReadableFile& file, const std::vector<ZipMember>
 #ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
   return absl::OkStatus();  // no mutation would get past a checksum
 #endif
-  const auto* const checked = dynamic_cast<const ChecksummedFile*>(&file);
+  StatedChecksums* const stated = file.stated_checksums();
   if (std::ranges::all_of(members, [](const ZipMember& member) { return member.crc32 == 0; })) {
-    if (checked != nullptr) checked->AddUnchecked();
+    if (stated != nullptr) stated->AddUnchecked();
     return absl::OkStatus();
   }
   for (const ZipMember& member : members) {
@@ -153,8 +153,8 @@ absl::Status UseChecksums(const ReadableFile& file, const std::vector<ZipMember>
     StoredRecord record = {member.name, member.data.offset, member.data.length, member.crc32};
     if (!absl::StartsWith(member.name, storages) && record.size_bytes <= kWholeRecordBytes) {
       TESSERA_RETURN_IF_ERROR(CheckRecord(file, record));
-    } else if (checked != nullptr) {
-      checked->AddRecord(std::move(record));
+    } else if (stated != nullptr) {
+      stated->Add(std::move(record));
     }
   }
   return absl::OkStatus();

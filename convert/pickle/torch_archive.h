@@ -30,9 +30,10 @@ struct TorchArchive {
 };
 
 // Reads the archive that fills part of a file. Of the zip form, everything but the storages is
-// compared with its CRC-32, and a ChecksummedFile is given the storages' CRC-32s. Errors: DataLoss
-// with the offset, or with the record that is damaged; Unimplemented for TorchScript programs,
-// storages in big-endian byte order and the tar form of torch before 0.1.10; the file's own.
+// compared with its CRC-32, and the storages' CRC-32s are reported (see
+// ReadableFile::stated_checksums()). Errors: DataLoss with the offset, or with the record that is
+// damaged; Unimplemented for TorchScript programs, storages in big-endian byte order and the tar
+// form of torch before 0.1.10; the file's own.
 absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, pickle::Extent part);
 
 // Whether the file begins as one of the forms of torch.save() does, the tar form included.

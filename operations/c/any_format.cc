@@ -33,8 +33,8 @@ struct ReadOptions {
 
 absl::StatusOr<ReadOptions> Read(const tessera_read_options* options) {
   TESSERA_ASSIGN_OR_RETURN(const tessera_read_options from, ReadStruct(options, "options"));
-  ReadOptions to = {
-      .source = {.s3_endpoint = TextOrEmpty(from.s3_endpoint), .format = TextOrEmpty(from.format)}};
+  ReadOptions to = {.source = {.stores = {.s3_endpoint = TextOrEmpty(from.s3_endpoint)},
+                               .format = TextOrEmpty(from.format)}};
   TESSERA_RETURN_IF_ERROR(SetCount(from.threads, "threads", to.threads));
   if (from.progress != nullptr) {
     to.progress = [from](uint64_t done, uint64_t total) {
@@ -85,7 +85,7 @@ absl::StatusOr<Json> ExportByName(const std::string& source, const std::string& 
   convert::WriteForeignOptions to = {.format = format,
                                      .dtype = static_cast<DType>(write.dtype),
                                      .weights_only = write.weights_only != 0,
-                                     .s3_endpoint = options.source.s3_endpoint,
+                                     .stores = options.source.stores,
                                      .io_threads = options.threads,
                                      .progress = options.progress};
   if (write.max_file_bytes > 0) to.max_file_bytes = write.max_file_bytes;
@@ -141,8 +141,9 @@ int32_t tessera_open_foreign(const char* name, const char* format, const char* s
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(checkpoint, "checkpoint"));
     TESSERA_ASSIGN_OR_RETURN(const std::string text, Text(name, "name"));
-    return Open(text, {.s3_endpoint = TextOrEmpty(s3_endpoint), .format = TextOrEmpty(format)},
-                checkpoint);
+    return Open(
+        text, {.stores = {.s3_endpoint = TextOrEmpty(s3_endpoint)}, .format = TextOrEmpty(format)},
+        checkpoint);
   });
 }
 

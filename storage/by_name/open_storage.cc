@@ -24,7 +24,9 @@ absl::StatusOr<S3StorageOptions> Resolve(const S3Name& name, const OpenStorageOp
   const std::shared_ptr<s3::HttpClient> http = s3::MakeHttpClient();
   TESSERA_ASSIGN_OR_RETURN(S3Account account,
                            FindAccount(name.provider, ProcessEnvironment, *http));
-  S3StorageOptions resolved = {.prefix = name.prefix, .create_root = options.create_root};
+  S3StorageOptions resolved = {.prefix = name.prefix,
+                               .create_root = options.create_root,
+                               .own_uploads = options.own_uploads};
   s3::ClientOptions& client = resolved.client;
   client.bucket = name.bucket;
   client.http = http;

@@ -101,9 +101,9 @@ TEST_P(OpenVendorStorageTest, PutsGetsListsAndReplacesNothing) {
   EXPECT_EQ(server.contents("runs/a/file of mine"), "contents");
   EXPECT_EQ(*ReadAll(**storage, "file of mine", 100), "contents");
   EXPECT_EQ(*(*storage)->List(""), std::vector<std::string>({"file of mine"}));
-  ASSERT_TRUE((*storage)->Publish("manifest", "first", nullptr).ok());
-  EXPECT_EQ((*storage)->Publish("manifest", "second", nullptr),
-            absl::AlreadyExistsError("Publish " + name + "/manifest: another object is there"));
+  ASSERT_TRUE((*storage)->Write("manifest", "first", {}).ok());
+  EXPECT_EQ((*storage)->Write("manifest", "second", {}).status(),
+            absl::AlreadyExistsError("Write " + name + "/manifest: another object is there"));
   EXPECT_EQ(server.contents("runs/a/manifest"), "first");
   ASSERT_TRUE((*storage)->DeleteTree("manifest").ok());
   for (const std::string& connection : server.connections()) EXPECT_EQ(connection, host + ":443");

@@ -161,8 +161,20 @@ absl::StatusOr<S3Client::Contents> S3Client::GetContents(const std::string& key,
   const bool is_empty = absl::IsOutOfRange(response.status());
   if (is_empty) response = sender_.Send({.method = "HEAD", .key = key});
   TESSERA_RETURN_IF_ERROR(response.status());
-  return Contents{.bytes = is_empty ? "" : response->body.substr(0, max_bytes),
-                  .etag = Header(*response, std::string(dialect().version))};
+  Contents found = {.etag = Header(*response, std::string(dialect().version))};
+  if (is_empty) return found;
+  found.bytes = response->body.substr(0, max_bytes);
+  // "bytes 0-4095/100000". A store that ignores ranges sends the whole object.
+  const std::string range = Header(*response, "content-range");
+  found.size_bytes = response->body.size();
+  const size_t slash = range.rfind('/');
+  if (slash != range.npos && !absl::SimpleAtoi(range.substr(slash + 1), &found.size_bytes)) {
+    return absl::UnavailableError("the answer does not say how long the object is");
+  }
+  if (found.bytes.size() != std::min(max_bytes, found.size_bytes)) {
+    return absl::UnavailableError("the store sent another part of the object than was asked for");
+  }
+  return found;
 }
 
 absl::StatusOr<std::string> S3Client::Write(const std::string& key, std::span<const std::byte> body,

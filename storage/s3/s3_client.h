@@ -56,9 +56,10 @@ class S3Client {
   absl::Status Get(const std::string& key, const std::string& etag, uint64_t offset_bytes,
                    std::span<std::byte> out);
 
-  // A small object with its etag, by one request; of a longer one, the first `max_bytes`.
+  // The first `max_bytes` of an object, with its size and its etag, by one request.
   struct Contents {
     std::string bytes;
+    uint64_t size_bytes = 0;  // of the whole object
     std::string etag;
   };
   absl::StatusOr<Contents> GetContents(const std::string& key, uint64_t max_bytes);
@@ -69,7 +70,7 @@ class S3Client {
   // etag. AlreadyExists where another object is there, NotFound where the one to be replaced is
   // gone, unless this very call wrote what is there: objects carry a random number of the call that
   // wrote them. In a store that does not return this number, an object with the same contents
-  // counts as written by it. `before_repeating`: see Storage::Publish().
+  // counts as written by it. `before_repeating`: see WriteCondition.
   using BeforeRepeating = std::function<absl::Status()>;
   absl::StatusOr<std::string> PutIf(const std::string& key, std::span<const std::byte> body,
                                     const std::string& etag,

@@ -1,7 +1,7 @@
 #include "storage/s3/s3_storage.h"
 
 #include <algorithm>
-#include <functional>
+#include <atomic>
 #include <random>
 #include <regex>
 #include <span>
@@ -25,17 +25,12 @@ using s3::S3Client;
 
 constexpr uint64_t kPreferredParts = 2;  // in one write
 constexpr char kNoObject[] = "";         // see S3Client::PutIf()
-// Renaming reads and writes the contents; it is for manifests.
+constexpr size_t kMaxOwnPath = 1024;     // std::regex recurses
+// Renaming reads and writes the contents.
 constexpr uint64_t kMaxRenamedBytes = uint64_t{256} << 20;
 
-// Whether a path below the root names a data file of a checkpoint, which only saves write:
-// "step-00000042/model-00001-of-00004-0123abcd.safetensors", perhaps below a rolling slot.
-bool IsDataFile(const std::string& path) {
-  static const std::regex pattern(
-      "([^/]+/|rolling-[01]/[0-9a-f]{8}/)?step-[0-9]{8,}[^/]*/"
-      "[a-z]+-[0-9]{5,}-of-[0-9]{5,}-[0-9a-f]{8}\\.safetensors");
-  return path.size() < 1024 && std::regex_match(path, pattern);
-}
+// The first request of Read() fetches up to this many bytes.
+constexpr uint64_t kReadAtOnceBytes = uint64_t{64} << 10;
 
 class S3Storage final : public Storage {
  public:
@@ -44,15 +39,19 @@ class S3Storage final : public Storage {
         client_(options.client),
         memory_(options.max_buffered_bytes, s3::ChoosePartBytes(options.part_bytes, 0)) {}
 
+  // Whole parts are sent from the caller's memory, each over a connection of its own.
+  StorageTraits Traits() override {
+    return {.renames_directories = false,
+            .replaces_versions = options_.client.dialect.replaces_versions,
+            .preferred_write_bytes = kPreferredParts * s3::ChoosePartBytes(options_.part_bytes, 0)};
+  }
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override;
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
   absl::Status Rename(std::string_view from, std::string_view to) override;
-  absl::Status Publish(std::string_view path, std::string_view contents,
-                       const std::function<absl::Status()>& ready) override;
-  bool RenamesDirectories() const override { return false; }
-  absl::Status Exchange(std::string_view path, std::string_view expected, std::string_view contents,
-                        const std::function<absl::Status()>& ready) override;
+  absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
+                                    const WriteCondition& condition) override;
+  absl::StatusOr<VersionedContents> Read(std::string_view path, uint64_t max_bytes) override;
   absl::Status MakeDirectory(std::string_view path) override;
   absl::Status SyncDirectory(std::string_view path) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
@@ -60,14 +59,7 @@ class S3Storage final : public Storage {
   absl::Status DeleteFiles(std::string_view directory,
                            const std::vector<std::string>& names) override;
   absl::Status DeleteTree(std::string_view path) override;
-  // Whole parts are sent from the caller's memory, each over a connection of its own.
-  uint64_t PreferredWriteBytes() const override {
-    return kPreferredParts * s3::ChoosePartBytes(options_.part_bytes, 0);
-  }
   std::string Describe(std::string_view path) const override;
-  absl::StatusOr<Version> ReadVersion(std::string_view path, uint64_t max_bytes) override;
-  absl::StatusOr<std::string> ReplaceVersion(std::string_view path, std::string_view contents,
-                                             const std::string& tag) override;
   void Abandon() override { client_.Abandon(); }
 
   void RemoveStaleUploads();
@@ -80,11 +72,14 @@ class S3Storage final : public Storage {
   // InvalidArgument for a directory.
   absl::StatusOr<S3Client::ObjectInfo> Find(std::string_view path);
   absl::Status RenameObject(std::string_view from, std::string_view to);
+  // OK if the object has this version and the store honours conditions. Asks the store once.
+  absl::Status CheckReplaceable(const std::string& key, const std::string& version);
   int AbortUploads(const std::string& prefix);
 
   const S3StorageOptions options_;
   S3Client client_;
   s3::PartMemory memory_;
+  std::atomic<bool> obeys_conditions_ = false;  // once the store has proved it
 };
 
 std::string S3Storage::Describe(std::string_view path) const {
@@ -165,62 +160,70 @@ absl::Status S3Storage::Rename(std::string_view from, std::string_view to) {
       absl::StrCat("Rename ", where, ": an object store has no directories to rename"));
 }
 
-absl::Status S3Storage::Publish(std::string_view path, std::string_view contents,
-                                const std::function<absl::Status()>& ready) {
-  TESSERA_RETURN_IF_ERROR(CheckPath("Publish", path, /*root_allowed=*/false));
-  if (ready) TESSERA_RETURN_IF_ERROR(ready());
-  return InOperation("Publish", Describe(path),
-                     client_.PutIf(Key(path), AsBytes(contents), kNoObject, ready).status());
+absl::Status S3Storage::CheckReplaceable(const std::string& key, const std::string& version) {
+  if (obeys_conditions_) return absl::OkStatus();
+  const absl::StatusOr<S3Client::ObjectInfo> info = client_.Head(key);
+  if (absl::IsNotFound(info.status())) return absl::AbortedError("there is no such object");
+  TESSERA_RETURN_IF_ERROR(info.status());
+  if (info->etag != version) return absl::AbortedError("another object is there");
+  std::string there(info->size_bytes, '\0');
+  TESSERA_RETURN_IF_ERROR(
+      client_.Get(key, version, 0, std::as_writable_bytes(std::span<char>(there))));
+  TESSERA_ASSIGN_OR_RETURN(obeys_conditions_, client_.ObeysIfMatch(key, AsBytes(there)));
+  if (obeys_conditions_) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat("the store at ", options_.client.endpoint,
+                   " replaces objects although If-Match forbids it, so that two programs could "
+                   "overwrite each other's files"));
 }
 
-absl::Status S3Storage::Exchange(std::string_view path, std::string_view expected,
-                                 std::string_view contents,
-                                 const std::function<absl::Status()>& ready) {
-  TESSERA_RETURN_IF_ERROR(CheckPath("Exchange", path, /*root_allowed=*/false));
+absl::StatusOr<std::string> S3Storage::Write(std::string_view path, std::string_view contents,
+                                             const WriteCondition& condition) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("Write", path, /*root_allowed=*/false));
   const std::string key = Key(path);
-  const auto exchange = [&]() -> absl::Status {
-    const absl::StatusOr<S3Client::ObjectInfo> info = client_.Head(key);
-    if (absl::IsNotFound(info.status())) return absl::AbortedError("there is no such object");
-    TESSERA_RETURN_IF_ERROR(info.status());
-    TESSERA_ASSIGN_OR_RETURN(const bool same, client_.Holds(key, *info, AsBytes(expected)));
-    if (!same) return absl::AbortedError("other contents are there");
-    TESSERA_ASSIGN_OR_RETURN(const bool obeys, client_.ObeysIfMatch(key, AsBytes(expected)));
-    if (!obeys) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("the store at ", options_.client.endpoint,
-                       options_.client.dialect.replaces_versions
-                           ? " replaces objects although If-Match forbids it"
-                           : " has no condition under which it replaces an object",
-                       ", so that two runs could overwrite each other's checkpoints"));
-    }
-    if (ready) TESSERA_RETURN_IF_ERROR(ready());
-    const absl::Status replaced = client_.PutIf(key, AsBytes(contents), info->etag, ready).status();
-    const bool is_other = absl::IsAlreadyExists(replaced) || absl::IsNotFound(replaced);
-    return is_other ? absl::AbortedError(replaced.message()) : replaced;
-  };
-  return InOperation("Exchange", Describe(path), exchange());
-}
-
-absl::StatusOr<Storage::Version> S3Storage::ReadVersion(std::string_view path, uint64_t max_bytes) {
-  TESSERA_RETURN_IF_ERROR(CheckPath("ReadVersion", path, /*root_allowed=*/false));
-  absl::StatusOr<S3Client::Contents> found = client_.GetContents(Key(path), max_bytes);
-  if (!found.ok()) return InOperation("ReadVersion", Describe(path), found.status());
-  return Version{.contents = std::move(found->bytes), .tag = std::move(found->etag)};
-}
-
-absl::StatusOr<std::string> S3Storage::ReplaceVersion(std::string_view path,
-                                                      std::string_view contents,
-                                                      const std::string& tag) {
-  TESSERA_RETURN_IF_ERROR(CheckPath("ReplaceVersion", path, /*root_allowed=*/false));
-  // A version that can never be replaced again would look like one that is held.
-  if (!options_.client.dialect.replaces_versions) {
+  if (!condition.version.empty() && !options_.client.dialect.replaces_versions) {
     return absl::UnimplementedError(
-        absl::StrCat("ReplaceVersion ", Describe(path), ": the store at ", options_.client.endpoint,
-                     " has no condition under which it replaces an object"));
+        absl::StrCat("Write ", Describe(path), ": the store at ", options_.client.endpoint,
+                     " has no condition under which it replaces an object, so that two programs "
+                     "could overwrite each other's files"));
   }
-  absl::StatusOr<std::string> replaced = client_.PutIf(Key(path), AsBytes(contents), tag);
-  if (!replaced.ok()) return InOperation("ReplaceVersion", Describe(path), replaced.status());
-  return replaced;
+  if (!condition.version.empty()) {
+    TESSERA_RETURN_IF_ERROR(
+        InOperation("Write", Describe(path), CheckReplaceable(key, condition.version)));
+  }
+  if (condition.ready) TESSERA_RETURN_IF_ERROR(condition.ready());
+  absl::StatusOr<std::string> written =
+      client_.PutIf(key, AsBytes(contents), condition.version, condition.ready);
+  if (written.ok()) return written;
+  absl::Status status = written.status();
+  const bool is_other = absl::IsAlreadyExists(status) || absl::IsNotFound(status);
+  if (is_other && !condition.version.empty()) status = absl::AbortedError(status.message());
+  return InOperation("Write", Describe(path), status);
+}
+
+absl::StatusOr<VersionedContents> S3Storage::Read(std::string_view path, uint64_t max_bytes) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("Read", path, /*root_allowed=*/false));
+  const auto read = [&]() -> absl::StatusOr<VersionedContents> {
+    const std::string key = Key(path);
+    TESSERA_ASSIGN_OR_RETURN(
+        S3Client::Contents first,
+        client_.GetContents(key, std::clamp<uint64_t>(max_bytes, 1, kReadAtOnceBytes)));
+    if (first.size_bytes > max_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the object has ", first.size_bytes, " bytes, at most ", max_bytes, " are accepted"));
+    }
+    const uint64_t begun = first.bytes.size();
+    first.bytes.resize(first.size_bytes);
+    if (begun < first.size_bytes) {
+      TESSERA_RETURN_IF_ERROR(
+          client_.Get(key, first.etag, begun,
+                      std::as_writable_bytes(std::span<char>(first.bytes)).subspan(begun)));
+    }
+    return VersionedContents{.contents = std::move(first.bytes), .version = std::move(first.etag)};
+  };
+  absl::StatusOr<VersionedContents> found = read();
+  if (!found.ok()) return InOperation("Read", Describe(path), found.status());
+  return found;
 }
 
 // Best effort: keys without the right to list uploads can still write objects.
@@ -304,12 +307,15 @@ absl::Status S3Storage::DeleteTree(std::string_view path) {
 
 // Other programs may have uploads in the same place, above all in a whole bucket.
 void S3Storage::RemoveStaleUploads() {
+  if (options_.own_uploads.empty()) return;
+  const std::regex own(options_.own_uploads);
   const std::string below = Below("");
   const auto uploads = client_.ListUploads(below);
   if (!uploads.ok()) return;
   for (const s3::UploadsPage::Upload& upload : *uploads) {
     if (absl::Now() - upload.initiated < options_.stale_upload_age) continue;
-    if (!IsDataFile(upload.key.substr(below.size()))) continue;
+    const std::string path = upload.key.substr(below.size());
+    if (path.size() > kMaxOwnPath || !std::regex_match(path, own)) continue;
     client_.AbortUpload(upload.key, upload.upload_id).IgnoreError();
   }
 }
@@ -321,7 +327,7 @@ std::string Forbids(const s3::Dialect& dialect) {
   return second.empty() ? usual : absl::StrCat(usual, " or ", second);
 }
 
-// Does once what a save does.
+// Does once what writing a file does.
 absl::Status Ping(const S3StorageOptions& options, const std::string& name) {
   s3::ClientOptions impatient = options.client;
   impatient.deadline = options.ping_deadline;
@@ -346,9 +352,9 @@ absl::Status Ping(const S3StorageOptions& options, const std::string& name) {
   if (absl::IsAlreadyExists(again)) return absl::OkStatus();
   if (!again.ok()) return cannot("write to", again);
   return absl::FailedPreconditionError(
-      absl::StrCat("cannot save in ", name, ": the store at ", options.client.endpoint,
+      absl::StrCat("cannot write to ", name, ": the store at ", options.client.endpoint,
                    " replaces objects although ", Forbids(options.client.dialect),
-                   " forbids it, so that two runs could overwrite each other's checkpoints"));
+                   " forbids it, so that two programs could overwrite each other's files"));
 }
 
 }  // namespace

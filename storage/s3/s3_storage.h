@@ -18,10 +18,14 @@ struct S3StorageOptions {
   std::string name;    // of the bucket, in messages; empty: s3://bucket
 
   // For writing: proves at once that the endpoint answers, the bucket is there, and objects can be
-  // listed, created without replacing one, and deleted; removes uploads of checkpoints'
-  // files that were abandoned long ago. Takes at most ping_deadline for each request.
+  // listed, created without replacing one, and deleted. Takes at most ping_deadline for each
+  // request.
   bool create_root = false;
   absl::Duration ping_deadline = absl::Seconds(15);
+
+  // With create_root, uploads that began stale_upload_age ago are removed if their whole path below
+  // the prefix matches this regular expression (ECMAScript). Empty: none are.
+  std::string own_uploads;
   absl::Duration stale_upload_age = absl::Hours(24);
 
   uint64_t part_bytes = uint64_t{8} << 20;  // at least; see s3::ChoosePartBytes
@@ -36,14 +40,15 @@ struct S3StorageOptions {
 // A prefix of a bucket of S3, or of a store that speaks its protocol.
 //
 // A file is an object, which appears as a whole at Sync() or Close(), whichever is first, and does
-// not change after that; a reader of an object that is replaced gets Unavailable. Publish() and
-// Exchange() are conditional requests (If-None-Match, If-Match, or what the store has instead).
-// Where it cannot replace an object on a condition, Exchange() is FailedPrecondition and
-// ReplaceVersion() Unimplemented. Directories are prefixes: each
-// exists while there is an object in it. SyncDirectory() has nothing to do. MakeDirectory() creates
-// nothing, but aborts the uploads that others have begun inside: it comes before a save, and makes
-// room for it. So does DeleteTree(). Rename() of a directory is Unimplemented, since it could not
-// be atomic; that of a small file copies and deletes it, so that both names exist for a moment.
+// not change after that; a reader of an object that is replaced gets Unavailable. Write() is a
+// conditional request (If-None-Match, If-Match, or what the store has instead). Before an object is
+// replaced for the first time, the store has to prove that it honours the condition: Unimplemented
+// if it does not.
+//
+// Directories are prefixes: each exists while there is an object in it. SyncDirectory() has nothing
+// to do. MakeDirectory() creates nothing, but aborts the uploads that others have begun inside, and
+// so does DeleteTree(). Rename() of a directory is Unimplemented, since it could not be atomic.
+// Rename() of a small file copies and deletes it, so that both names exist for a moment.
 //
 // Errors: those of Storage; FailedPrecondition where there is no such bucket. Thread-safe.
 absl::StatusOr<std::unique_ptr<Storage>> OpenS3Storage(const S3StorageOptions& options);

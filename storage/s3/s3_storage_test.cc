@@ -25,7 +25,7 @@ using s3::S3Server;
 using s3::S3ServerOptions;
 using s3::Vendor;
 
-constexpr StorageTraits kObjectStore = {.has_directories = false,
+constexpr FixtureTraits kObjectStore = {.has_directories = false,
                                         .files_change_after_sync = false,
                                         .readers_keep_replaced_files = false};
 
@@ -79,7 +79,7 @@ std::vector<StorageFixture> OfVendors() {
     for (const bool storm : {false, true}) {
       fixtures.push_back(OnServer(name + (storm ? "Stormy" : ""), {.vendor = vendor}, "runs/a",
                                   storm ? Storm() : std::vector<Fault>()));
-      fixtures.back().traits.exchanges = vendor == Vendor::kGoogle;
+      fixtures.back().traits.honors_conditions = vendor == Vendor::kGoogle;
     }
   }
   return fixtures;
@@ -246,7 +246,7 @@ TEST_F(S3StorageTest, AKnownChecksumGoesWithThePart) {
 
 TEST_F(S3StorageTest, WritesOfThePreferredSizeNeedNoMemoryForParts) {
   Open({.max_buffered_bytes = 3000});
-  const uint64_t size = storage_->PreferredWriteBytes();
+  const uint64_t size = storage_->Traits().preferred_write_bytes;
   const std::string bytes = Pattern(size);
   const auto file = storage_->Create("file", 2 * size);
   ASSERT_TRUE((*file)->WriteAt(size, AsBytes(bytes)).ok());
@@ -272,29 +272,29 @@ TEST_F(S3StorageTest, DeletingATreeAndMakingADirectoryAbortTheUploadsInside) {
   }
 }
 
-TEST_F(S3StorageTest, PublishingIsOneConditionalRequest) {
-  ASSERT_TRUE(storage_->Publish("d/file", "first", nullptr).ok());
+TEST_F(S3StorageTest, WritingANewFileIsOneConditionalRequest) {
+  ASSERT_TRUE(storage_->Write("d/file", "first", {}).ok());
   EXPECT_EQ(server_.requests(), std::vector<std::string>({"PUT run/d/file"}));
   server_.AddFault({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
-  EXPECT_TRUE(storage_->Publish("d/other", "x", nullptr).ok()) << "it is this call's own";
-  const absl::Status second = storage_->Publish("d/file", "second", nullptr);
+  EXPECT_TRUE(storage_->Write("d/other", "x", {}).ok()) << "it is this call's own";
+  const absl::Status second = storage_->Write("d/file", "second", {}).status();
   EXPECT_EQ(second.code(), absl::StatusCode::kAlreadyExists) << second;
   EXPECT_EQ(server_.contents("run/d/file"), "first");
 }
 
 // What a repetition finds after a lost answer, in a store that answers 409 and one of generations.
-TEST(S3VendorTest, WhatIsPublishedIsNeverReplacedAndKnownAsOnesOwn) {
+TEST(S3VendorTest, ANewFileReplacesNothingAndIsKnownAsOnesOwn) {
   for (const Vendor vendor : {Vendor::kVolcano, Vendor::kAliyun, Vendor::kGoogle}) {
     S3Server server({.vendor = vendor});
     auto storage = OpenS3Storage(
         {.client = server.ForClient(), .prefix = "run", .name = "x://bucket", .create_root = true});
     ASSERT_TRUE(storage.ok()) << storage.status();
     server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
-    EXPECT_TRUE((*storage)->Publish("d/file", "first", nullptr).ok());
+    EXPECT_TRUE((*storage)->Write("d/file", "first", {}).ok());
     const size_t before = server.requests().size();
-    const absl::Status again = (*storage)->Publish("d/file", "second", nullptr);
+    const absl::Status again = (*storage)->Write("d/file", "second", {}).status();
     EXPECT_EQ(again,
-              absl::AlreadyExistsError("Publish x://bucket/run/d/file: another object is there"));
+              absl::AlreadyExistsError("Write x://bucket/run/d/file: another object is there"));
     EXPECT_EQ(server.requests().size(), before + 2) << "it is not repeated";
     EXPECT_EQ(server.contents("run/d/file"), "first");
     // Parts, each with its checksum.
@@ -305,57 +305,78 @@ TEST(S3VendorTest, WhatIsPublishedIsNeverReplacedAndKnownAsOnesOwn) {
   }
 }
 
-// A store without conditional replacement refuses to make a version; others replace the one meant.
-TEST(S3VendorTest, VersionsAreReplacedWhereTheStoreCan) {
+// A small file is read by one request; the version that it returns is the one that is replaced.
+TEST(S3VendorTest, AVersionIsReplacedOnlyByThoseWhoHaveReadIt) {
   S3Server oss({.vendor = Vendor::kAliyun}), gcs({.vendor = Vendor::kGoogle});
   const auto none = OpenS3Storage({.client = oss.ForClient(), .prefix = ""});
-  const absl::Status status = (*none)->ReplaceVersion("lease", "x", "").status();
+  EXPECT_FALSE((*none)->Traits().replaces_versions);
+  ASSERT_TRUE((*none)->Write("lease", "x", {}).ok());
+  const absl::Status status = (*none)->Write("lease", "y", {.version = "\"1\""}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
-  EXPECT_TRUE(oss.keys().empty());
+  EXPECT_EQ(oss.contents("lease"), "x");
+
   const auto storage = OpenS3Storage({.client = gcs.ForClient(), .prefix = ""});
-  const auto first = (*storage)->ReplaceVersion("lease", "first", "");
+  EXPECT_TRUE((*storage)->Traits().replaces_versions);
+  const auto first = (*storage)->Write("lease", "first", {});
   ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ((*storage)->ReadVersion("lease", 100)->tag, *first);
-  const auto second = (*storage)->ReplaceVersion("lease", "second", *first);
+  const size_t before = gcs.requests().size();
+  EXPECT_EQ((*storage)->Read("lease", 100)->version, *first);
+  EXPECT_EQ(gcs.requests().size(), before + 1);
+  const auto second = (*storage)->Write("lease", "second", {.version = *first});
   ASSERT_TRUE(second.ok()) << second.status();
-  for (const std::string tag : {"", first->c_str(), "\"0000\""}) {
-    const absl::Status refused = (*storage)->ReplaceVersion("lease", "third", tag).status();
-    EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists) << tag << ": " << refused;
+  EXPECT_TRUE(absl::IsAlreadyExists((*storage)->Write("lease", "third", {}).status()));
+  for (const std::string version : {first->c_str(), "\"0000\""}) {
+    const absl::Status refused = (*storage)->Write("lease", "third", {.version = version}).status();
+    EXPECT_TRUE(absl::IsAborted(refused)) << version << ": " << refused;
   }
   EXPECT_EQ(gcs.contents("lease"), "second");
+  const size_t proven = gcs.requests().size();
+  ASSERT_TRUE((*storage)->Write("lease", "third", {.version = *second}).ok());
+  EXPECT_EQ(gcs.requests().size(), proven + 1) << "the store has proved already that it obeys";
   ASSERT_TRUE((*storage)->Delete("lease").ok());
-  EXPECT_EQ((*storage)->ReplaceVersion("lease", "third", *second).status().code(),
-            absl::StatusCode::kNotFound);
+  EXPECT_TRUE(absl::IsAborted((*storage)->Write("lease", "fourth", {.version = *second}).status()));
 }
 
-TEST_F(S3StorageTest, AbandonedUploadsOfCheckpointsAreRemovedWhenTheStorageIsOpened) {
+TEST_F(S3StorageTest, ReadsSmallFilesOfAnySizeUpToTheLimit) {
+  for (const size_t size : {0, 1, 65'535, 65'536, 65'537, 5'000'000}) {
+    server_.PutObject("run/file", Pattern(size));
+    const auto found = storage_->Read("file", size);
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->contents, Pattern(size));
+    if (size == 0) continue;
+    const absl::Status longer = storage_->Read("file", size - 1).status();
+    EXPECT_TRUE(absl::IsResourceExhausted(longer)) << longer;
+  }
+  EXPECT_TRUE(absl::IsNotFound(storage_->Read("none", 10).status()));
+}
+
+TEST_F(S3StorageTest, OldUploadsOfItsOwnAreRemovedWhenTheStorageIsOpenedForWriting) {
   s3::S3Client client(server_.ForClient());
-  const std::string file = "step-00000004/model-00001-of-00002-0123abcd.safetensors";
-  std::vector<std::string> kept = {"backup.tar", "model-00001-of-00002-0123abcd.safetensors",
-                                   "step-00000004/model-00001-of-00002.safetensors",
-                                   "step-00000004/notes.txt", "mirror/of/" + file};
-  std::vector<std::string> removed = {file, "rolling-1/" + file, "rolling-1/1a2b3c4d/" + file};
-  for (const std::string prefix : {"", "run/"}) {
-    for (const std::string& key : kept) ASSERT_TRUE(client.CreateUpload(prefix + key).ok());
-    for (const std::string& key : removed) ASSERT_TRUE(client.CreateUpload(prefix + key).ok());
+  for (const std::string key : {"mine-1", "other", "deep/mine-1"}) {
+    for (const std::string prefix : {"", "run/"}) {
+      ASSERT_TRUE(client.CreateUpload(prefix + key).ok());
+    }
   }
   server_.AgeUploads(absl::Hours(25));
-  auto recent = storage_->Create(file, 0);
+  auto recent = storage_->Create("mine-2", 0);
   ASSERT_TRUE((*recent)->WriteAt(0, AsBytes(Pattern(s3::kMinPartBytes))).ok());
-  ASSERT_TRUE(
-      OpenS3Storage({.client = server_.ForClient(), .prefix = "", .create_root = true}).ok());
-  ASSERT_TRUE(
-      OpenS3Storage({.client = server_.ForClient(), .prefix = "run", .create_root = true}).ok());
+  const auto open = [&](const char* prefix, bool create_root, const char* own) {
+    ASSERT_TRUE(OpenS3Storage({.client = server_.ForClient(),
+                               .prefix = prefix,
+                               .create_root = create_root,
+                               .own_uploads = own})
+                    .ok());
+  };
+  open("", true, "");
+  open("", false, "mine-.*");
+  EXPECT_EQ(server_.upload_count(), 7);
+  open("", true, "mine-.*");
+  open("run", true, "mine-.*");
   std::vector<std::string> left;
   const auto uploads = client.ListUploads("");
   for (const auto& upload : *uploads) left.push_back(upload.key);
-  std::vector<std::string> expected = {"run/" + file};
-  for (const std::string& key : kept) {
-    expected.push_back(key);
-    expected.push_back("run/" + key);
-  }
-  std::ranges::sort(expected);
-  EXPECT_EQ(left, expected);
+  EXPECT_EQ(left, std::vector<std::string>(
+                      {"deep/mine-1", "other", "run/deep/mine-1", "run/mine-2", "run/other"}));
   EXPECT_TRUE((*recent)->Close().ok());
 }
 

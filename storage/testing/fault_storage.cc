@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kKindNames[] = {
     "Create",        "WriteAt",       "Sync", "Close",  "Open",       "ReadAt",    "Rename",
-    "MakeDirectory", "SyncDirectory", "List", "Delete", "DeleteTree", "FreeBytes", "Exchange"};
+    "MakeDirectory", "SyncDirectory", "List", "Delete", "DeleteTree", "FreeBytes", "Replace"};
 
 bool IsAtOrBelow(std::string_view path, std::string_view tree) {
   return path.substr(0, tree.size()) == tree &&
@@ -102,7 +102,7 @@ class FaultInjectingStorage::Reader final : public ReadableFile {
 };
 
 FaultInjectingStorage::FaultInjectingStorage(Storage& base)
-    : ForwardingStorage(base), preferred_write_bytes_(base.PreferredWriteBytes()) {}
+    : ForwardingStorage(base), preferred_write_bytes_(base.Traits().preferred_write_bytes) {}
 
 void FaultInjectingStorage::FailAt(int64_t number, absl::Status status, uint64_t torn_bytes) {
   MutexLock lock(&mutex_);
@@ -150,7 +150,7 @@ void FaultInjectingStorage::ClearFaults() {
   conditions_.clear();
   misreports_.clear();
   free_bytes_.reset();
-  preferred_write_bytes_ = base().PreferredWriteBytes();
+  preferred_write_bytes_ = base().Traits().preferred_write_bytes;
   taken_bytes_.clear();
   corruptions_.clear();
   truncations_.clear();
@@ -272,11 +272,30 @@ absl::Status FaultInjectingStorage::Rename(std::string_view from, std::string_vi
   return status;
 }
 
-absl::Status FaultInjectingStorage::Exchange(std::string_view path, std::string_view expected,
-                                             std::string_view contents,
-                                             const std::function<absl::Status()>& ready) {
-  TESSERA_RETURN_IF_ERROR(Arrive({OperationKind::kExchange, std::string(path)}).status);
-  return base().Exchange(path, expected, contents, ready);
+absl::StatusOr<std::string> FaultInjectingStorage::Write(std::string_view path,
+                                                         std::string_view contents,
+                                                         const WriteCondition& condition) {
+  if (condition.version.empty()) return Storage::Write(path, contents, condition);
+  TESSERA_RETURN_IF_ERROR(Arrive({OperationKind::kReplace, std::string(path)}).status);
+  return base().Write(path, contents, condition);
+}
+
+absl::StatusOr<VersionedContents> FaultInjectingStorage::Read(std::string_view path,
+                                                              uint64_t max_bytes) {
+  // The version first: one that is older than the contents replaces nothing.
+  const absl::StatusOr<VersionedContents> from_base = base().Read(path, max_bytes);
+  TESSERA_ASSIGN_OR_RETURN(VersionedContents found, Storage::Read(path, max_bytes));
+  if (from_base.ok()) found.version = from_base->version;
+  return found;
+}
+
+StorageTraits FaultInjectingStorage::Traits() {
+  StorageTraits traits = base().Traits();
+  traits.preferred_write_bytes = preferred_write_bytes_;
+  if (in_place_alignment_bytes_.has_value()) {
+    traits.in_place_alignment_bytes = *in_place_alignment_bytes_;
+  }
+  return traits;
 }
 
 absl::Status FaultInjectingStorage::MakeDirectory(std::string_view path) {

@@ -38,7 +38,7 @@ enum class OperationKind {
   kDelete,
   kDeleteTree,
   kFreeBytes,
-  kExchange,
+  kReplace,  // Write() under the condition of a version
 };
 
 // One call, as FaultInjectingStorage observed it.
@@ -83,9 +83,8 @@ class FaultInjectingStorage final : public ForwardingStorage {
   // Create() by its hint, a write after the part that fits. Deleting frees space.
   void SetDiskBytes(uint64_t free_bytes);
 
-  // Replaces the result of PreferredWriteBytes(), which is the base's otherwise.
+  // Replaces traits, which are the base's otherwise. ClearFaults() takes back the former only.
   void SetPreferredWriteBytes(uint64_t bytes) { preferred_write_bytes_ = bytes; }
-  // The same for InPlaceAlignmentBytes(). ClearFaults() does not take it back.
   void SetInPlaceAlignmentBytes(uint64_t bytes) { in_place_alignment_bytes_ = bytes; }
 
   // Flips the bits of `mask` in the byte at `offset_bytes` of `path`, whenever it is read.
@@ -104,13 +103,11 @@ class FaultInjectingStorage final : public ForwardingStorage {
                                                        uint64_t size_hint_bytes) override;
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
   absl::Status Rename(std::string_view from, std::string_view to) override;
-  // By the operations of this storage, so that each of them can fail.
-  absl::Status Publish(std::string_view path, std::string_view contents,
-                       const std::function<absl::Status()>& ready) override {
-    return Storage::Publish(path, contents, ready);
-  }
-  absl::Status Exchange(std::string_view path, std::string_view expected, std::string_view contents,
-                        const std::function<absl::Status()>& ready) override;
+  // A new file is written by the operations of this storage, so that each of them can fail.
+  absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
+                                    const WriteCondition& condition) override;
+  // The contents likewise; the version is the base's.
+  absl::StatusOr<VersionedContents> Read(std::string_view path, uint64_t max_bytes) override;
   absl::Status MakeDirectory(std::string_view path) override;
   absl::Status SyncDirectory(std::string_view path) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
@@ -121,10 +118,7 @@ class FaultInjectingStorage final : public ForwardingStorage {
   }
   absl::Status DeleteTree(std::string_view path) override;
   absl::StatusOr<uint64_t> FreeBytes() override;
-  uint64_t PreferredWriteBytes() const override { return preferred_write_bytes_; }
-  uint64_t InPlaceAlignmentBytes() override {
-    return in_place_alignment_bytes_.value_or(base().InPlaceAlignmentBytes());
-  }
+  StorageTraits Traits() override;
 
  private:
   class Writer;

@@ -1,6 +1,7 @@
 #include "storage/testing/memory_storage.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -28,8 +29,14 @@ absl::Status Fail(absl::StatusCode code, std::string_view operation, std::string
 
 struct MemoryStorage::Node {
   explicit Node(bool is_directory) : is_directory(is_directory) {}
+  // "7", unlike that of any other file.
+  static std::string NextVersion() {
+    static std::atomic<uint64_t> last = 0;
+    return std::to_string(++last);
+  }
 
   const bool is_directory;
+  const std::string version = NextVersion();
   std::string data;
   std::map<std::string, NodePtr, std::less<>> entries;
 };
@@ -207,21 +214,37 @@ absl::Status MemoryStorage::Rename(std::string_view from, std::string_view to) {
   return absl::OkStatus();
 }
 
-absl::Status MemoryStorage::Exchange(std::string_view path, std::string_view expected,
-                                     std::string_view contents,
-                                     const std::function<absl::Status()>& ready) {
-  if (renames_directories_) return Storage::Exchange(path, expected, contents, ready);
-  if (absl::Status status = CheckPath("Exchange", path, false); !status.ok()) return status;
-  if (ready) {
-    if (absl::Status status = ready(); !status.ok()) return status;
+absl::StatusOr<std::string> MemoryStorage::Write(std::string_view path, std::string_view contents,
+                                                 const WriteCondition& condition) {
+  if (renames_directories_) return Storage::Write(path, contents, condition);
+  if (absl::Status status = CheckPath("Write", path, false); !status.ok()) return status;
+  if (condition.ready) {
+    if (absl::Status status = condition.ready(); !status.ok()) return status;
   }
   MutexLock lock(&shared_->mutex);
-  const NodePtr node = shared_->Find(path);
-  if (node == nullptr || node->is_directory || node->data != expected) {
-    return Fail(absl::StatusCode::kAborted, "Exchange", path, "other contents are there");
+  const auto [parent, name] = SplitPath(path);
+  absl::StatusOr<NodePtr> directory = shared_->FindDirectory("Write", parent, path);
+  if (!directory.ok()) return directory.status();
+  const NodePtr there = shared_->Find(path);
+  if (condition.version.empty() && there != nullptr) {
+    return Fail(absl::StatusCode::kAlreadyExists, "Write", path, "the name is taken");
   }
+  if (!condition.version.empty() && (there == nullptr || there->version != condition.version)) {
+    return Fail(absl::StatusCode::kAborted, "Write", path, "another version is there");
+  }
+  const NodePtr node = std::make_shared<Node>(/*is_directory=*/false);
   node->data = std::string(contents);
-  return absl::OkStatus();
+  (*directory)->entries[std::string(name)] = node;
+  return node->version;
+}
+
+absl::StatusOr<VersionedContents> MemoryStorage::Read(std::string_view path, uint64_t max_bytes) {
+  absl::StatusOr<VersionedContents> found = Storage::Read(path, max_bytes);
+  if (!found.ok() || renames_directories_) return found;
+  MutexLock lock(&shared_->mutex);
+  const NodePtr node = shared_->Find(path);
+  if (node != nullptr && node->data == found->contents) found->version = node->version;
+  return found;
 }
 
 absl::Status MemoryStorage::MakeDirectory(std::string_view path) {

@@ -2,7 +2,6 @@
 #define TESSERA_STORAGE_TESTING_MEMORY_STORAGE_H_
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,22 +14,26 @@
 
 namespace tessera {
 
-// A storage for tests. What is in it is gone with it.
+// A storage for tests, whose files vanish with it.
 //
 // Thread-safe; every call holds one lock. Files may outlive the storage.
 class MemoryStorage final : public Storage {
  public:
-  // Without `renames_directories` it has Exchange() instead, as object stores do.
+  // Without `renames_directories`, it replaces versions instead, as object stores do.
   explicit MemoryStorage(bool renames_directories = true);
   ~MemoryStorage() override;
 
+  StorageTraits Traits() override {
+    return {.renames_directories = renames_directories_,
+            .replaces_versions = !renames_directories_};
+  }
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override;
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
   absl::Status Rename(std::string_view from, std::string_view to) override;
-  bool RenamesDirectories() const override { return renames_directories_; }
-  absl::Status Exchange(std::string_view path, std::string_view expected, std::string_view contents,
-                        const std::function<absl::Status()>& ready) override;
+  absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
+                                    const WriteCondition& condition) override;
+  absl::StatusOr<VersionedContents> Read(std::string_view path, uint64_t max_bytes) override;
   absl::Status MakeDirectory(std::string_view path) override;
   absl::Status SyncDirectory(std::string_view path) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;

@@ -166,61 +166,69 @@ TEST_P(StorageConformance, RenameNeverReplacesDirectories) {
   EXPECT_EQ(*storage_->List(""), Names({"empty/", "file"}));
 }
 
-TEST_P(StorageConformance, PublishesAFileUnlessItsNameIsTaken) {
+TEST_P(StorageConformance, WritesAFileAsAWholeUnlessItsNameIsTaken) {
   ASSERT_TRUE(storage_->MakeDirectory("d").ok());
   bool called = false;
-  ASSERT_TRUE(storage_
-                  ->Publish("d/file", "first",
-                            [&] {
-                              called = true;
-                              EXPECT_FALSE(storage_->Open("d/file").ok());
-                              return absl::OkStatus();
-                            })
-                  .ok());
+  const auto ready = [&] {
+    called = true;
+    EXPECT_FALSE(storage_->Open("d/file").ok());
+    return absl::OkStatus();
+  };
+  ASSERT_TRUE(storage_->Write("d/file", "first", {.ready = ready}).ok());
   EXPECT_TRUE(called);
   EXPECT_EQ(Get("d/file"), "first");
-  EXPECT_EQ(storage_->Publish("d/file", "second", nullptr).code(),
-            absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(absl::IsAlreadyExists(storage_->Write("d/file", "second", {}).status()));
   EXPECT_EQ(Get("d/file"), "first");
   EXPECT_EQ(*storage_->List("d"), Names({"file"}));
 }
 
-TEST_P(StorageConformance, PublishesNothingThatIsNotReady) {
+TEST_P(StorageConformance, WritesNothingThatIsNotReady) {
   ASSERT_TRUE(storage_->MakeDirectory("d").ok());
   const absl::Status refused = absl::AbortedError("not yet");
-  EXPECT_EQ(storage_->Publish("d/file", "x", [&] { return refused; }), refused);
+  EXPECT_EQ(storage_->Write("d/file", "x", {.ready = [&] { return refused; }}).status(), refused);
   EXPECT_EQ(storage_->Open("d/file").status().code(), absl::StatusCode::kNotFound);
   if (traits().has_directories) {
     EXPECT_EQ(*storage_->List("d"), Names());
   }
 }
 
-TEST_P(StorageConformance, ExchangesOnlyExpectedContentsWhereDirectoriesCannotBeRenamed) {
+TEST_P(StorageConformance, ReadsAFileAsAWhole) {
+  Put("file", "contents");
+  EXPECT_EQ(storage_->Read("file", 8)->contents, "contents");
+  EXPECT_TRUE(absl::IsResourceExhausted(storage_->Read("file", 7).status()));
+  EXPECT_TRUE(absl::IsNotFound(storage_->Read("none", 7).status()));
+  if (storage_->Traits().replaces_versions) EXPECT_NE(storage_->Read("file", 8)->version, "");
+}
+
+TEST_P(StorageConformance, ReplacesOnlyTheVersionThatItIsGiven) {
   ASSERT_TRUE(storage_->MakeDirectory("d").ok());
-  ASSERT_TRUE(storage_->Publish("d/file", "first", nullptr).ok());
-  if (storage_->RenamesDirectories()) {
-    EXPECT_EQ(storage_->Exchange("d/file", "first", "second", nullptr).code(),
-              absl::StatusCode::kUnimplemented);
+  ASSERT_TRUE(storage_->Write("d/file", "first", {}).ok());
+  const std::string version = storage_->Read("d/file", 100)->version;
+  const bool replaces = storage_->Traits().replaces_versions;
+  if (!replaces || !traits().honors_conditions) {
+    const WriteCondition condition = {.version = replaces ? version : "any"};
+    ExpectError(storage_->Write("d/file", "second", condition).status(),
+                absl::StatusCode::kUnimplemented, "Write", "d/file");
     EXPECT_EQ(Get("d/file"), "first");
     return;
   }
-  const absl::Status refused =
-      traits().exchanges ? absl::AbortedError("not yet") : absl::FailedPreconditionError("never");
-  EXPECT_EQ(storage_->Exchange("d/file", "first", "second", [&] { return refused; }).code(),
-            refused.code());
-  EXPECT_EQ(storage_->Exchange("d/file", "other", "second", nullptr).code(),
-            absl::StatusCode::kAborted);
-  EXPECT_EQ(storage_->Exchange("d/none", "", "second", nullptr).code(), absl::StatusCode::kAborted);
+  const absl::Status refused = absl::AbortedError("not yet");
+  EXPECT_EQ(storage_->Write("d/file", "x", {.version = version, .ready = [&] { return refused; }})
+                .status(),
+            refused);
+  ASSERT_TRUE(storage_->Write("d/other", "other", {}).ok());
+  const std::string other = storage_->Read("d/other", 100)->version;
+  EXPECT_NE(other, version);
+  EXPECT_TRUE(absl::IsAborted(storage_->Write("d/file", "x", {.version = other}).status()));
+  EXPECT_TRUE(absl::IsAborted(storage_->Write("d/none", "x", {.version = version}).status()));
   EXPECT_EQ(Get("d/file"), "first");
-  if (!traits().exchanges) {
-    ExpectError(storage_->Exchange("d/file", "first", "second", nullptr),
-                absl::StatusCode::kFailedPrecondition, "Exchange", "d/file");
-    EXPECT_EQ(Get("d/file"), "first");
-    return;
-  }
-  ASSERT_TRUE(storage_->Exchange("d/file", "first", "second", nullptr).ok());
+  const absl::StatusOr<std::string> second =
+      storage_->Write("d/file", "second", {.version = version});
+  ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(Get("d/file"), "second");
-  EXPECT_EQ(*storage_->List("d"), Names({"file"}));
+  EXPECT_EQ(storage_->Read("d/file", 100)->version, *second);
+  EXPECT_TRUE(absl::IsAborted(storage_->Write("d/file", "third", {.version = version}).status()));
+  EXPECT_EQ(*storage_->List("d"), Names({"file", "other"}));
 }
 
 TEST_P(StorageConformance, DeletesTheNamedFilesOfADirectory) {
@@ -234,12 +242,12 @@ TEST_P(StorageConformance, DeletesTheNamedFilesOfADirectory) {
   EXPECT_EQ(*storage_->List(""), Names({"d/"}));
 }
 
-// If several writers publish one name at the same time, exactly one succeeds, with its contents.
-TEST_P(StorageConformance, PublishesOneOfManyAtTheSameTime) {
+// If several programs write one name at the same time, exactly one succeeds, with its contents.
+TEST_P(StorageConformance, WritesOneOfManyAtTheSameTime) {
   constexpr int kWriters = 8;
   std::vector<absl::Status> results(kWriters);
   const absl::Status ran = RunTasks(kWriters, kWriters, [&](int, size_t w) {
-    results[w] = storage_->Publish("file", std::string(100, static_cast<char>('a' + w)), nullptr);
+    results[w] = storage_->Write("file", std::string(100, static_cast<char>('a' + w)), {}).status();
     return absl::OkStatus();
   });
   EXPECT_TRUE(ran.ok());

@@ -20,7 +20,7 @@
 namespace tessera {
 
 // What a storage cannot do by its nature. Cases that need more expect its documented answer.
-struct StorageTraits {
+struct FixtureTraits {
   // Directories are things of their own, which exist without anything in them and under names that
   // no file has, and can be renamed. In an object store they are prefixes of the names of objects.
   bool has_directories = true;
@@ -28,8 +28,8 @@ struct StorageTraits {
   bool files_change_after_sync = true;
   // An object that is replaced is gone for readers, too, which get Unavailable.
   bool readers_keep_replaced_files = true;
-  // Where directories cannot be renamed, an object with expected contents can be replaced.
-  bool exchanges = true;
+  // A storage that is to replace versions keeps to the condition.
+  bool honors_conditions = true;
 };
 
 struct StorageFixture {
@@ -39,7 +39,7 @@ struct StorageFixture {
   // Makes `link` a symbolic link to `target`, both paths in the storage. Null: without links.
   std::function<void(Storage& storage, const std::string& target, const std::string& link)>
       make_link = nullptr;
-  StorageTraits traits = {};
+  FixtureTraits traits = {};
 };
 
 inline std::string StorageFixtureName(const testing::TestParamInfo<StorageFixture>& info) {
@@ -53,7 +53,7 @@ class StorageConformance : public testing::TestWithParam<StorageFixture> {
     ASSERT_NE(storage_, nullptr);
   }
 
-  const StorageTraits& traits() const { return GetParam().traits; }
+  const FixtureTraits& traits() const { return GetParam().traits; }
 
   // Makes a directory, with a file in it if the storage has no empty directories.
   void Mkdir(const std::string& path) {

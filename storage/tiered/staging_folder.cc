@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "storage/posix_storage.h"
 
 namespace tessera {
@@ -25,10 +26,10 @@ absl::Status MarkIfEmpty(Storage& storage, const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   if (names.empty()) {
     return WriteAll(storage, kStagingMarker,
-                    "Copies of checkpoints on their way to another storage. Runs empty this "
+                    "Copies of files on their way to another storage. Programs empty this "
                     "folder.\n");
   }
-  // Another process of the run may have been faster.
+  // Another process may have been faster.
   if (is_marked()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(path, " is not empty and no staging folder (", std::string(kStagingMarker),
@@ -55,6 +56,29 @@ absl::StatusOr<fs::path> WithoutLinks(const std::string& path) {
   return resolved.has_filename() ? resolved : resolved.parent_path();
 }
 
+absl::Status ForgetBelow(Storage& staging, const std::string& directory, std::string_view kept) {
+  absl::StatusOr<std::vector<std::string>> names = staging.List(directory);
+  if (absl::IsNotFound(names.status())) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(names.status());
+  absl::Status first_error;
+  for (std::string_view name : *names) {
+    const bool is_directory = name.ends_with('/');
+    if (is_directory) name.remove_suffix(1);
+    const std::string path = absl::StrCat(directory, directory.empty() ? "" : "/", View(name));
+    absl::Status status;
+    if (path == kept || path == kStagingMarker) {
+      continue;
+    } else if (is_directory && kept.starts_with(path + "/")) {
+      status = ForgetBelow(staging, path, kept);
+    } else {
+      status = staging.DeleteTree(path);
+    }
+    // Another process of this machine may have been faster.
+    if (!absl::IsNotFound(status)) first_error.Update(status);
+  }
+  return first_error;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Storage>> OpenStagingFolder(const std::string& path) {
@@ -67,6 +91,11 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenStagingFolder(const std::string& pa
 void KeepStagingMarker(Storage& storage) {
   const std::optional<std::string> marker = storage.LocalPath(kStagingMarker);
   if (marker.has_value()) utimensat(AT_FDCWD, marker->c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
+}
+
+absl::Status ForgetCopiesBut(Storage& staging, std::string_view kept) {
+  KeepStagingMarker(staging);
+  return ForgetBelow(staging, "", kept);
 }
 
 void RemoveStagingFolder(Storage& storage) {

@@ -18,7 +18,9 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class StagingFolderTest : public testing::Test {
  protected:
@@ -71,14 +73,29 @@ TEST_F(StagingFolderTest, ForgettingKeepsTheMarkerAndRemovingLeavesNothing) {
   const std::string marker = folder_ + "/" + std::string(kStagingMarker);
   fs::last_write_time(marker, fs::file_time_type::clock::now() - std::chrono::hours(1000));
   std::ofstream(folder_ + "/copy") << "bytes";
-  RemoveStagingFolder(upload.staging());
+  RemoveStagingFolder(*upload.staging());
   EXPECT_TRUE(fs::exists(folder_ + "/copy")) << "it is not empty";
-  ASSERT_TRUE(upload.ForgetAllBut("").ok());
+  ASSERT_TRUE(ForgetCopiesBut(*upload.staging(), "").ok());
   EXPECT_FALSE(fs::exists(folder_ + "/copy"));
   EXPECT_GT(fs::last_write_time(marker), fs::file_time_type::clock::now() - std::chrono::hours(1));
-  RemoveStagingFolder(upload.staging());
+  RemoveStagingFolder(*upload.staging());
   EXPECT_FALSE(fs::exists(folder_));
-  EXPECT_TRUE(upload.ForgetAllBut("").ok()) << "another process of the run was faster";
+  EXPECT_TRUE(ForgetCopiesBut(*upload.staging(), "").ok()) << "another process was faster";
+}
+
+TEST(StagingTest, ForgetsAllCopiesButThoseInOneDirectory) {
+  MemoryStorage staging;
+  for (const std::string directory : {"run/1", "run/2", "other"}) {
+    ASSERT_TRUE(staging.MakeDirectory(directory).ok());
+    ASSERT_TRUE(WriteAll(staging, directory + "/a", "x").ok());
+  }
+  ASSERT_TRUE(WriteAll(staging, "b", "x").ok());
+  ASSERT_TRUE(ForgetCopiesBut(staging, "run/2").ok());
+  EXPECT_THAT(*staging.List(""), ElementsAre("run/"));
+  EXPECT_THAT(*staging.List("run"), ElementsAre("2/"));
+  EXPECT_EQ(*ReadAll(staging, "run/2/a", 10), "x");
+  ASSERT_TRUE(ForgetCopiesBut(staging, "").ok());
+  EXPECT_THAT(*staging.List(""), IsEmpty());
 }
 
 TEST_F(StagingFolderTest, OverlapsAreFoundThroughLinks) {

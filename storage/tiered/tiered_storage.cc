@@ -10,10 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "base/text.h"
 #include "storage/aligned_buffer.h"
 #include "storage/checks.h"
-#include "storage/tiered/staging_folder.h"
 #include "storage/written_ranges.h"
 
 namespace tessera {
@@ -120,6 +118,14 @@ class StagedCopy final : public ReadableFile {
 
 }  // namespace
 
+StorageTraits TieredStorage::Traits() {
+  StorageTraits traits = remote_->Traits();
+  const StorageTraits staging = staging_->Traits();
+  traits.preferred_write_bytes = staging.preferred_write_bytes;
+  traits.in_place_alignment_bytes = staging.in_place_alignment_bytes;
+  return traits;
+}
+
 absl::StatusOr<std::unique_ptr<WritableFile>> TieredStorage::Create(std::string_view path,
                                                                     uint64_t size_hint_bytes) {
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> remote,
@@ -132,7 +138,7 @@ absl::StatusOr<std::unique_ptr<WritableFile>> TieredStorage::Create(std::string_
   if (!file.ok()) return remote;
   return std::make_unique<StagedFile>(
       *staging_, path, Describe(path), *std::move(file), std::move(remote),
-      std::max(remote_->PreferredWriteBytes(), kMinUploadBlockBytes));
+      std::max(remote_->Traits().preferred_write_bytes, kMinUploadBlockBytes));
 }
 
 absl::StatusOr<std::unique_ptr<ReadableFile>> TieredStorage::Open(std::string_view path) {
@@ -163,34 +169,6 @@ absl::Status TieredStorage::DeleteFiles(std::string_view directory,
 absl::Status TieredStorage::DeleteTree(std::string_view path) {
   staging_->DeleteTree(path).IgnoreError();
   return remote_->DeleteTree(path);
-}
-
-absl::Status TieredStorage::ForgetAllBut(std::string_view kept) {
-  KeepStagingMarker(*staging_);
-  return ForgetBelow("", kept);
-}
-
-absl::Status TieredStorage::ForgetBelow(const std::string& directory, std::string_view kept) {
-  absl::StatusOr<std::vector<std::string>> names = staging_->List(directory);
-  if (absl::IsNotFound(names.status())) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(names.status());
-  absl::Status first_error;
-  for (std::string_view name : *names) {
-    const bool is_directory = name.ends_with('/');
-    if (is_directory) name.remove_suffix(1);
-    const std::string path = absl::StrCat(directory, directory.empty() ? "" : "/", View(name));
-    absl::Status status;
-    if (path == kept || path == kStagingMarker) {
-      continue;
-    } else if (is_directory && kept.starts_with(path + "/")) {
-      status = ForgetBelow(path, kept);
-    } else {
-      status = staging_->DeleteTree(path);
-    }
-    // Another process of this machine may have been faster.
-    if (!absl::IsNotFound(status)) first_error.Update(status);
-  }
-  return first_error;
 }
 
 }  // namespace tessera

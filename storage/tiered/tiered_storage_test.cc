@@ -130,11 +130,13 @@ TEST_F(TieredStorageTest, WritesToTheRemoteStorageWhereTheStagingTierHasNoRoom) 
 }
 
 TEST_F(TieredStorageTest, WritesToTheRemoteStorageWhatTheLimitLeavesNoRoomFor) {
-  storage_->LimitRoom([](uint64_t size_bytes) { return size_bytes <= 2; });
-  ASSERT_TRUE(WriteAll(*storage_, path_, "abc").ok());
+  TieredStorage limited(std::make_unique<FaultInjectingStorage>(staged_files_),
+                        std::make_unique<FaultInjectingStorage>(remote_files_),
+                        [](uint64_t size_bytes) { return size_bytes <= 2; });
+  ASSERT_TRUE(WriteAll(limited, path_, "abc").ok());
   EXPECT_EQ(Get(staged_files_, path_), "none");
-  EXPECT_EQ(Get(*storage_, path_), "abc");
-  ASSERT_TRUE(WriteAll(*storage_, path_, "ab").ok());
+  EXPECT_EQ(Get(limited, path_), "abc");
+  ASSERT_TRUE(WriteAll(limited, path_, "ab").ok());
   EXPECT_EQ(Get(staged_files_, path_), "ab");
 }
 
@@ -145,25 +147,10 @@ TEST_F(TieredStorageTest, AFailedUploadIsAnErrorOfTheSync) {
   EXPECT_TRUE(absl::IsUnavailable(WriteAll(*storage_, path_, "abc")));
 }
 
-TEST_F(TieredStorageTest, CommitsAreNotReadFromTheStagingTier) {
-  ASSERT_TRUE(storage_->Publish("run/step-00000001/manifest.pb", "m", nullptr).ok());
+TEST_F(TieredStorageTest, SmallFilesAreNotReadFromTheStagingTier) {
+  ASSERT_TRUE(storage_->Write("run/step-00000001/manifest.pb", "m", {}).ok());
   EXPECT_EQ(Get(staged_files_, "run/step-00000001/manifest.pb"), "none");
   EXPECT_EQ(Get(*storage_, "run/step-00000001/manifest.pb"), "m");
-}
-
-TEST_F(TieredStorageTest, ForgetsAllCopiesButThoseOfOneCheckpoint) {
-  for (const std::string directory : {"run/step-00000001", "run/step-00000002", "other"}) {
-    ASSERT_TRUE(storage_->MakeDirectory(directory).ok());
-    ASSERT_TRUE(WriteAll(*storage_, directory + "/a", "x").ok());
-  }
-  ASSERT_TRUE(WriteAll(*storage_, "b", "x").ok());
-  ASSERT_TRUE(storage_->ForgetAllBut("run/step-00000002").ok());
-  EXPECT_THAT(*staged_files_.List(""), ElementsAre("run/"));
-  EXPECT_THAT(*staged_files_.List("run"), ElementsAre("step-00000002/"));
-  EXPECT_EQ(Get(staged_files_, "run/step-00000002/a"), "x");
-  EXPECT_EQ(Get(*storage_, "run/step-00000001/a"), "x") << "the remote files stay";
-  ASSERT_TRUE(storage_->ForgetAllBut("").ok());
-  EXPECT_THAT(*staged_files_.List(""), IsEmpty());
 }
 
 }  // namespace

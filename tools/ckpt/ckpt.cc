@@ -280,7 +280,7 @@ constexpr Flag kFlags[] = {
      [](std::string_view v, CommandOptions& o) { return ParseNumber(v, 1, 1024, o.threads); }},
     {"", "--s3-endpoint", true,
      [](std::string_view v, CommandOptions& o) {
-       o.source.s3_endpoint = v;
+       o.source.stores.s3_endpoint = v;
        return std::string();
      }},
     {"", "--from", true,

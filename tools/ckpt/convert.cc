@@ -33,7 +33,7 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
                  .max_file_bytes = options.convert.max_file_bytes,
                  .tokenizer = tokenizer.get(),
                  .tokenizer_path = tokenizer_path,
-                 .s3_endpoint = options.source.s3_endpoint,
+                 .stores = options.source.stores,
                  .io_threads = options.threads,
                  .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
 }

@@ -126,7 +126,7 @@ int RunLs(const CommandOptions& options, const CommandOutput& output) {
     const absl::StatusOr<int> listed = ListForeign(options, output);
     return listed.ok() ? *listed : fail(listed.status());
   }
-  const auto storage = OpenStorage(path, {.s3_endpoint = options.source.s3_endpoint});
+  const auto storage = OpenStorage(path, options.source.stores);
   if (!storage.ok()) return fail(storage.status());
   std::vector<CheckpointInfo> unreadable;
   const auto checkpoints = CheckpointFolder(**storage).List(&unreadable);

@@ -32,7 +32,7 @@ int RunSeal(const CommandOptions& options, const CommandOutput& output) {
     report = convert::WriteSeal(
         named->foreign_name, *named->opened, *named->foreign,
         {.overwrite = options.overwrite,
-         .s3_endpoint = options.source.s3_endpoint,
+         .stores = options.source.stores,
          .io_threads = options.threads,
          .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
   }

@@ -62,8 +62,7 @@ class FolderVerifier {
       : options_(options), output_(output) {}
 
   int Run() {
-    const auto storage =
-        OpenStorage(options_.paths[0], {.s3_endpoint = options_.source.s3_endpoint});
+    const auto storage = OpenStorage(options_.paths[0], options_.source.stores);
     if (!storage.ok()) return Fail(storage.status());
     std::vector<CheckpointInfo> unreadable;
     const auto checkpoints = CheckpointFolder(**storage).List(&unreadable);

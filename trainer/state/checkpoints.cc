@@ -111,7 +111,7 @@ absl::StatusOr<std::vector<ckpt::CheckpointInfo>> ListWithRolling(
 ckpt::convert::OpenForeignOptions ForeignOptions(const CheckpointConfig& config,
                                                  const std::string& format) {
   return {.format = format,
-          .s3_endpoint = config.s3_endpoint(),
+          .stores = StoresOf(config),
           .parameter_names_file = config.parameter_to_structured_name(),
           .needs_trainer_files = LoadContentOf(config).optimizer};
 }

@@ -56,21 +56,22 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(const TrainConfig& co
 }
 
 absl::Status RunSaver::OpenStorage() {
-  TESSERA_ASSIGN_OR_RETURN(storage_, OpenSaveStorage(config_.checkpoint(), /*create_root=*/true));
-  upload_ = AsUploadStorage(*storage_);
-  if (upload_ == nullptr) return absl::OkStatus();
-  if (hooks_.available_memory_bytes) {
-    upload_->LimitRoom(
-        [this](uint64_t size_bytes) { return size_bytes <= hooks_.available_memory_bytes() / 2; });
-  }
-  return upload_->ForgetAllBut(hooks_.resumed_directory);
+  const auto has_room = [this](uint64_t size_bytes) {
+    return !hooks_.available_memory_bytes || size_bytes <= hooks_.available_memory_bytes() / 2;
+  };
+  TESSERA_ASSIGN_OR_RETURN(storage_,
+                           OpenSaveStorage(config_.checkpoint(), /*create_root=*/true, has_room));
+  Storage* const staging = storage_->staging();
+  if (staging == nullptr) return absl::OkStatus();
+  return ForgetCopiesBut(*staging, hooks_.resumed_directory);
 }
 
 absl::Status RunSaver::ForgetNearbyCopies() {
   if (hooks_.replicas != nullptr) TESSERA_RETURN_IF_ERROR(hooks_.replicas->replicas().Remove());
-  if (upload_ == nullptr) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(upload_->ForgetAllBut(""));
-  RemoveStagingFolder(upload_->staging());
+  Storage* const staging = storage_->staging();
+  if (staging == nullptr) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(ForgetCopiesBut(*staging, ""));
+  RemoveStagingFolder(*staging);
   return absl::OkStatus();
 }
 

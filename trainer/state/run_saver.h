@@ -18,7 +18,7 @@
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/manager/save_schedule.h"
 #include "comm/communicator.h"
-#include "storage/tiered/tiered_storage.h"
+#include "storage/storage.h"
 #include "tensor/tensor.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/checkpoints.h"
@@ -135,7 +135,6 @@ class RunSaver {
   const RunSaverHooks hooks_;
   std::optional<ckpt::OptimizerState> optimizer_names_;  // set if the optimizer is saved
   std::shared_ptr<Storage> storage_;
-  TieredStorage* upload_ = nullptr;  // the same, with async_upload
   // A save, a replica, or both, that begin once the mirror has the state.
   struct Mirrored {
     ckpt::SaveRequest request;

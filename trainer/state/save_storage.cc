@@ -14,6 +14,7 @@
 #include "base/units.h"
 #include "checkpoint/scan/verify.h"
 #include "storage/tiered/staging_folder.h"
+#include "storage/tiered/tiered_storage.h"
 
 namespace tessera {
 namespace {
@@ -60,18 +61,21 @@ absl::Status CheckApart(const TrainConfig& config, const char* setting, const st
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Storage>> OpenSaveStorage(const CheckpointConfig& config,
-                                                         bool create_root) {
+OpenStorageOptions StoresOf(const CheckpointConfig& config) {
+  return {.s3_endpoint = config.s3_endpoint()};
+}
+
+absl::StatusOr<std::unique_ptr<Storage>> OpenSaveStorage(
+    const CheckpointConfig& config, bool create_root,
+    std::function<bool(uint64_t size_bytes)> has_room) {
+  const OpenStorageOptions open = StoresOf(config);
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> remote,
-                           OpenStorage(config.save(), {.create_root = create_root,
-                                                       .s3_endpoint = config.s3_endpoint()}));
+                           OpenStorage(config.save(), create_root ? ckpt::ForSaving(open) : open));
   if (!config.async_upload()) return remote;
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> nearby,
                            OpenStagingFolder(NearbyFolder(config)));
-  return std::make_unique<TieredStorage>(std::move(nearby), std::move(remote));
+  return std::make_unique<TieredStorage>(std::move(nearby), std::move(remote), std::move(has_room));
 }
-
-TieredStorage* AsUploadStorage(Storage& storage) { return dynamic_cast<TieredStorage*>(&storage); }
 
 std::string NearbyFolder(const CheckpointConfig& config) {
   return OwnFolder(config, config.async_upload_tmp_folder(), "_tmp_ckpt");
@@ -99,15 +103,13 @@ absl::Status CheckNearbyFolder(const TrainConfig& config) {
 
 absl::StatusOr<std::string> CheckNearbyCopies(const CheckpointConfig& config,
                                               const ckpt::Checkpoint& checkpoint) {
-  TieredStorage* const upload = AsUploadStorage(checkpoint.storage());
-  if (upload == nullptr) return std::string();
   TESSERA_ASSIGN_OR_RETURN(const ckpt::NearbyCopies copies,
-                           ckpt::DropDamagedCopies(*upload, checkpoint.directory()));
+                           ckpt::DropDamagedCopies(checkpoint.storage(), checkpoint.directory()));
   std::string sentence;
   if (copies.good_bytes > 0) {
     sentence = absl::StrCat("reading ", HumanBytes(copies.good_bytes), " of ",
-                            upload->Describe(checkpoint.directory()), " from copies in ",
-                            NearbyFolder(config));
+                            checkpoint.storage().Describe(checkpoint.directory()),
+                            " from copies in ", NearbyFolder(config));
   }
   if (copies.dropped_files > 0) {
     absl::StrAppend(&sentence, sentence.empty() ? "" : "; ", copies.dropped_files,

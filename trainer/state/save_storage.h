@@ -3,24 +3,29 @@
 
 // The storage of the folder `save`: where a run saves, and what it resumes from by itself.
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/include/checkpoint.h"
-#include "storage/tiered/tiered_storage.h"
+#include "storage/open_storage.h"
+#include "storage/storage.h"
 #include "trainer/config/config.pb.h"
 
 namespace tessera {
 
-// With async_upload, a TieredStorage over NearbyFolder(), where nothing but copies of this `save`
-// may be: FailedPrecondition. For writing, `create_root`.
-absl::StatusOr<std::unique_ptr<Storage>> OpenSaveStorage(const CheckpointConfig& config,
-                                                         bool create_root = false);
+// How storages are opened whose names are in the settings.
+OpenStorageOptions StoresOf(const CheckpointConfig& config);
 
-// The storage that OpenSaveStorage() has returned with async_upload; null for other ones.
-TieredStorage* AsUploadStorage(Storage& storage);
+// With async_upload, a TieredStorage over NearbyFolder(), where nothing but copies of this `save`
+// may be: FailedPrecondition. For writing, `create_root`; then files are copied if `has_room`
+// returns true for their size in bytes. Null: all files are.
+absl::StatusOr<std::unique_ptr<Storage>> OpenSaveStorage(
+    const CheckpointConfig& config, bool create_root = false,
+    std::function<bool(uint64_t size_bytes)> has_room = nullptr);
 
 // This user's and this `save`'s own folder in async_upload_tmp_folder, or in memory. Buckets of one
 // name in stores of different addresses (s3_endpoint, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL) have

@@ -15,6 +15,7 @@
 #include "google/protobuf/text_format.h"
 #include "models/model_config.h"
 #include "trainer/state/checkpoints.h"
+#include "trainer/state/save_storage.h"
 
 namespace tessera {
 namespace {
@@ -79,7 +80,7 @@ absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig&
   TESSERA_RETURN_IF_ERROR(CheckLoadFormat(config));
   const ckpt::convert::OpenForeignOptions options = {
       .format = format,
-      .s3_endpoint = config.s3_endpoint(),
+      .stores = StoresOf(config),
       .parameter_names_file = config.parameter_to_structured_name(),
       .needs_trainer_files = false};
   const absl::StatusOr<ckpt::convert::FoundForeign> found =

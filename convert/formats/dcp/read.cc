@@ -26,7 +26,6 @@
 #include "convert/core/notes.h"
 #include "convert/core/own_keys.h"
 #include "convert/core/reading.h"
-#include "convert/core/record_checks.h"
 #include "convert/core/value.h"
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/dcp/metadata.h"
@@ -73,7 +72,7 @@ class OpenFiles {
 
 // Part of a file, the beginning and the end of which are read at once: what torch writes around the
 // elements of a tensor is there, in many small records.
-class EndsInMemory final : public ChecksummedFile {
+class EndsInMemory final : public ReadableFile {
  public:
   static constexpr uint64_t kBytes = 4096;
 
@@ -102,19 +101,12 @@ class EndsInMemory final : public ChecksummedFile {
     return file_.ReadAt(offset_bytes, out);
   }
   uint64_t size_bytes() const override { return file_.size_bytes(); }
-  void AddRecord(StoredRecord record) const override {
-    if (checked_ != nullptr) checked_->AddRecord(std::move(record));
-  }
-  void AddUnchecked() const override {
-    if (checked_ != nullptr) checked_->AddUnchecked();
-  }
+  StatedChecksums* stated_checksums() const override { return file_.stated_checksums(); }
 
  private:
-  EndsInMemory(const ReadableFile& file, Extent part)
-      : file_(file), checked_(dynamic_cast<const ChecksummedFile*>(&file)), part_(part) {}
+  EndsInMemory(const ReadableFile& file, Extent part) : file_(file), part_(part) {}
 
   const ReadableFile& file_;
-  const ChecksummedFile* const checked_;
   const Extent part_;
   std::string first_, last_;
 };

@@ -21,6 +21,7 @@
 #include "storage/posix_storage.h"
 #include "storage/s3/http.h"
 #include "storage/s3/s3_storage.h"
+#include "storage/tiered/staging_folder.h"
 #include "storage/tiered/tiered_storage.h"
 #include "tests/worlds/jobs/faults.h"
 #include "tests/worlds/jobs/model.h"
@@ -173,7 +174,7 @@ absl::StatusOr<std::unique_ptr<Storage>> Site::Open(const Phase& phase, bool bli
   auto staging = OpenPosixStorage(root_ + "/nearby", {.create_root = true});
   if (!staging.ok()) return staging;
   auto tiered = std::make_unique<TieredStorage>(*std::move(staging), *std::move(remote));
-  const absl::Status forgotten = tiered->ForgetAllBut("");
+  const absl::Status forgotten = ForgetCopiesBut(*tiered->staging(), "");
   if (!forgotten.ok()) return forgotten;
   return tiered;
 }
