@@ -39,8 +39,8 @@ int64_t TombstoneTime(std::string_view tombstone);
 // it names is deleted or replaced, nor is it.
 bool IsQuarantinedName(std::string_view name);
 
-// The tombstone in place of a directory's manifest; nullopt if there is neither. AlreadyExists for a
-// manifest.
+// The tombstone in place of a directory's manifest; nullopt if there is neither. AlreadyExists for
+// a manifest.
 absl::StatusOr<std::optional<VersionedContents>> ReadTombstone(Storage& storage,
                                                                std::string_view checkpoint_dir);
 

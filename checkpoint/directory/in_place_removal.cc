@@ -125,7 +125,7 @@ absl::StatusOr<Leftovers> InPlaceRemoval::FenceLeftovers(std::string_view dir,
   if (!Contains(names, kManifestFileName)) return Leftovers::kKept;
   const absl::Status tombstone = ReadTombstone(storage_, dir).status();
   if (absl::IsAlreadyExists(tombstone)) {
-    // The manifest is being quarantined, and that was interrupted, unless it was committed just now.
+    // Its quarantine was interrupted, unless the manifest was committed just now.
     TESSERA_ASSIGN_OR_RETURN(const bool fenced, Fence(dir));
     return fenced ? Leftovers::kKept : Leftovers::kCommitted;
   }

@@ -163,8 +163,8 @@ class FencingRemoval final : public InPlaceRemoval {
     return absl::IsAborted(taken) ? absl::OkStatus() : taken;
   }
 
-  // Copies the manifest and replaces it by a tombstone. Once the copy is there, the checkpoint is no
-  // longer committed (IsCommitted). The next call completes one that was interrupted in between.
+  // Copies the manifest and replaces it by a tombstone. Once the copy is there, the checkpoint is
+  // no longer committed (IsCommitted); the next call completes one that was interrupted in between.
   absl::StatusOr<std::string> Quarantine(std::string_view checkpoint_dir, std::string_view word,
                                          const std::string* expected) override {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage().List(checkpoint_dir));

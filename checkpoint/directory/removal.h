@@ -45,10 +45,10 @@ class Removal {
   virtual absl::StatusOr<Leftovers> DiscardLeftovers(std::string_view checkpoint_dir) = 0;
 
   // Deletes the directory of a checkpoint, or of an attempt that was not committed. Without
-  // frees_names(), an attempt may be deleted only if a checkpoint that takes its place is committed.
+  // frees_names(), delete an attempt only if a checkpoint that takes its place is committed.
   // Returns false if the directory stays, because another attempt has committed meanwhile or
-  // something quarantined in it cannot be read. A crash halfway leaves no checkpoint that looks complete and
-  // is not. Precondition: dir.committed is OK.
+  // something quarantined in it cannot be read. A crash halfway leaves no checkpoint that looks
+  // complete and is not. Precondition: dir.committed is OK.
   virtual absl::StatusOr<bool> Delete(const CheckpointInfo& dir) = 0;
 
   // Deletes the files of other attempts beside a committed checkpoint, which fences them.
@@ -59,8 +59,8 @@ class Removal {
   virtual absl::Status TakeBack(std::string_view checkpoint_dir,
                                 std::string_view manifest_bytes) = 0;
 
-  // Quarantines a checkpoint: readers no longer find it, but all of it is still there. A file system
-  // renames "step-00000500" to "step-00000500.damaged" if `word` is "damaged", or to
+  // Quarantines a checkpoint: readers no longer find it, but all of it is still there. A file
+  // system renames "step-00000500" to "step-00000500.damaged" if `word` is "damaged", or to
   // "step-00000500.damaged-2" and so on if that exists. An object store renames only the manifest,
   // to "manifest.pb.damaged" and so on. Returns the new path.
   //

@@ -7,10 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -21,10 +18,9 @@
 #include "base/mutex.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/plan/plan.pb.h"
-#include "checkpoint/save/copy_order.h"
-#include "checkpoint/save/copy_policy.h"
-#include "checkpoint/save/data_file_contents.h"
+#include "checkpoint/save/data_file.h"
 #include "checkpoint/save/memory_index.h"
+#include "checkpoint/save/piece_table.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/save/staging.h"
 #include "storage/aligned_buffer.h"
@@ -32,28 +28,21 @@
 
 namespace tessera::ckpt {
 
-// Writes the data files that a plan gives to one rank and makes their contents and names durable.
+// Writes the data files that a plan gives to one rank, and makes their contents and names durable.
 //
-// The files are cut into pieces. Each is copied from the state into staging memory, checksummed and
-// digested, and written. When a thread copies and when it writes is CopyPolicy's decision; which
-// piece comes next, CopyOrder's: in the background in the order in which an update comes to them
-// (UpdateOrder()), otherwise in that of the files.
+//   TESSERA_ASSIGN_OR_RETURN(auto writer, DataWriter::Make(...));  // reserves staging memory
+//   TESSERA_ASSIGN_OR_RETURN(WriteReport report, writer->Run());   // on one thread
+//   writer->WaitUntilCopied(data, size);                           // on any other
 //
-// A piece whose bytes lie in memory as in the file, but for a few, is not copied where the storage
-// writes from any memory (DataWriterOptions::in_place_alignment): it is written from where it is,
-// and checksummed and digested in a single pass. That pass does not wait for the write. It comes
-// when the processors are idle, or else when an update waits for the memory, which is then in the
-// cache. A thread that waits before the write has begun copies the piece. Afterwards its wait ends
-// when the piece is written and checked; it checks the piece itself if no other thread does. Where
-// there is memory for what is left then, that is copied in the order of the update, and written in
-// place from the other end.
+// The files are cut into pieces; PieceTable decides which of them is copied, checked and written
+// when. Run() works with threads of its own, with fewer if the system gives no more. A thread that
+// is about to change the state calls WaitUntilCopied() first, and helps while it waits.
 //
-// Run() works with threads of its own, with fewer where the system gives no more; a thread that is
-// about to change the state calls WaitUntilCopied() first. Both may outlive the arguments of
-// Make(), except the state's memory, the storage and the pool.
+// The state's memory, the storage and the pool must outlive the writer; the other arguments of
+// Make() need not. An update of memory that is being written from where it is waits for the disk.
 class DataWriter {
  public:
-  // Reserves staging memory: ResourceExhausted where there is too little.
+  // ResourceExhausted if there is too little staging memory.
   static absl::StatusOr<std::shared_ptr<DataWriter>> Make(
       Storage& storage, std::string_view directory, const StateDict& state, const RankState& local,
       const RankPlan& plan, const DataWriterOptions& options, StagingPool& pool);
@@ -68,12 +57,15 @@ class DataWriter {
   void WaitUntilCopied(const std::byte* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 
-  // How much staging memory the pieces take that are not written from where they are, and what of
-  // the others is to be ready for an update.
+  // How much staging memory is to be touched before the save: that of all pieces that are not
+  // written from where they are, and DataWriterOptions::ahead_bytes of the others.
   uint64_t staged_bytes() const { return staged_bytes_ + ahead_bytes_; }
 
   // The time at which the last piece was copied, or written in place, if it was.
-  std::optional<std::chrono::steady_clock::time_point> copied_at() const;
+  std::optional<std::chrono::steady_clock::time_point> copied_at() const {
+    const MutexLock lock(&mutex_);
+    return copied_at_;
+  }
 
   // Processor time of the threads that Run() started, and of the copies and checks by those that
   // waited. Valid once Run() has returned.
@@ -83,159 +75,73 @@ class DataWriter {
   }
 
  private:
-  // kBusy: being copied, or written in place and checked. kReleased: its memory is no longer read.
-  enum class PieceState : uint8_t { kPending, kBusy, kReleased };
-  // Whether its checksums and digests are computed.
-  enum class CheckState : uint8_t { kUnchecked, kChecking, kChecked };
+  using Digests = DataFile::Digests;
 
-  // A data file, and how much of it has been written.
-  struct File {
-    FileContents contents;
-    std::vector<uint32_t> crcs;
-    size_t pieces_left = 0;  // not yet written; under mutex_ once Run() works
-    std::once_flag created;
-    absl::Status create_status;
-    std::unique_ptr<WritableFile> file;
-  };
-
+  // A part of a file.
   struct Piece {
-    File* file;
+    DataFile* file;
+    size_t file_number;
     uint64_t begin;
     uint64_t end;
-    bool in_place;  // may be written from where it is
-    PieceState state = PieceState::kPending;
-    CheckState check = CheckState::kUnchecked;
-    bool wanted = false;  // a caller waits, or has waited, for it
-    bool staged = false;  // copied, or being copied
-    bool written = false;
-    int readers = 0;  // of its memory: threads, and the disk
-    std::byte* buffer = nullptr;
-  };
-
-  using Digests = std::vector<LogicalDigest>;
-
-  // Writes of a piece in flight: meanwhile the thread copies or checks another one.
-  struct Write {
-    Piece* piece;
-    std::vector<std::unique_ptr<PendingIo>> parts;
   };
 
   // What a thread of Run() has for itself.
   struct Worker {
+    PieceTable::Worker table;
     Digests digests;
-    AlignedBuffer between;  // the bytes between what is in place
-    std::deque<Write> writes;
-    int has_read = 0;          // so many pieces, since it has ended a write
-    double check_seconds = 0;  // of the processor, since it has rested
+    AlignedBuffer between;    // see DataFile::StartWriteInPlace()
+    DataFile::Writes writes;  // of one piece
   };
 
   DataWriter(Storage& storage, std::string_view directory, const DataWriterOptions& options,
-             StagingPool& pool)
-      : storage_(storage),
-        directory_(directory),
-        options_(options),
-        policy_(options),
-        pool_(pool) {}
+             StagingPool& pool);
 
   absl::Status CutIntoPieces(const StateDict& state, const RankState& local, const RankPlan& plan)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // As an update comes to them.
-  void OrderPieces(std::vector<MemoryIndex::Range>& memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CutBuffers(uint64_t stride_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void WaitForPieces(const std::vector<size_t>& pieces);
-
+  // Brings the pieces into the order in which an update comes to them.
+  void OrderPieces(std::vector<MemoryIndex::Range>& memory, std::vector<bool>& in_place);
+  StagingBuffers CutBuffers(uint64_t stride_bytes) const;
+  void WaitForPieces(std::vector<size_t> pieces);
   void Work(Worker& worker);
-  absl::Status Act(Worker& worker, bool& has_waited) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Keeps the first error.
   void Note(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void KeepForTheNextSave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  CopyLoad Load() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool Over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !error_.ok() || (pieces_left_ == 0 && unchecked_ == 0);
-  }
-  bool IsPending(size_t piece) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return pieces_[piece].state == PieceState::kPending;
-  }
-  bool IsReleased(size_t piece) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::optional<size_t> NextToCopy() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::optional<size_t> NextInPlace(const CopyLoad& load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether there is memory to copy everything that the disk has not begun to write.
-  bool CanCopyTheRest(const CopyLoad& load) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::optional<size_t> NextToCheck(bool wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What an update that waits will come to next.
-  std::optional<size_t> NextAhead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether the piece is written, or being written, from where it is, and nobody has checked it.
-  static bool NeedsCheck(const Piece& piece) {
-    return piece.state == PieceState::kBusy && !piece.staged &&
-           piece.check == CheckState::kUnchecked;
-  }
-  // These release the mutex meanwhile.
-  void CopyPiece(size_t index, Digests& digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CheckInPlace(size_t index, Digests& digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CheckAsWorker(size_t index, Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ReadAsWaiter(void (DataWriter::*read)(size_t, Digests&), size_t index)
+
+  // Ends a task, and tells those who wait.
+  void End(const PieceTable::Task& task, PieceTable::Worker* worker,
+           const PieceTable::Result& result, PieceTable::Clock::time_point now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CopyAsWaiter(size_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    ReadAsWaiter(&DataWriter::CopyPiece, index);
-  }
-  void CheckAsWaiter(size_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    ReadAsWaiter(&DataWriter::CheckInPlace, index);
-  }
-  void SetChecked(Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether the thread has to end its first write before it begins anything else: it is waited for.
-  bool MustFinish(const Worker& worker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status StartStaged(Piece& piece, Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status StartInPlace(size_t index, Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status FinishFirst(Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // If the piece is copied, or written and checked.
-  void TryToRelease(Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CopyBytes(const Piece& piece, Digests& digests) const;
-  void CheckBytes(const Piece& piece, Digests& digests) const;
-  absl::Status CreateFile(File& file);
-  absl::Status WriteStaged(Write& write);
-  absl::Status WriteSegments(Write& write, AlignedBuffer& between);
-  static absl::Status SyncFile(const File& file);
-  void ExtendChecksums(File& file, uint64_t offset, std::span<const std::byte> bytes) const;
+
+  // These release the mutex meanwhile.
+  absl::Status Act(const PieceTable::Task& task, Worker& worker)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Read(const PieceTable::Task& task, PieceTable::Worker* worker, Digests& digests)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReadAsWaiter(const PieceTable::Task& task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status StartWrite(const PieceTable::Task& task, Worker& worker)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status FinishWrite(const PieceTable::Task& task, Worker& worker)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   WriteReport Report() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  Storage& storage_;
-  const std::string directory_;
+  const DataFile::Place place_;
   const DataWriterOptions options_;
-  const CopyPolicy policy_;
   StagingPool& pool_;  // used by the thread that calls Make() and Run()
   DigestSlots slots_;
-  std::deque<File> files_;
+  std::deque<DataFile> files_;
+  std::vector<Piece> pieces_;  // as in the table
   MemoryIndex memory_;
   std::vector<Worker> workers_;
   uint64_t staged_bytes_ = 0, ahead_bytes_ = 0;  // see staged_bytes()
-  size_t piece_count_ = 0;
-  std::optional<ByteProgress> progress_;  // of writing, once the pieces are known
+  std::optional<ByteProgress> progress_;         // of writing, once the pieces are known
 
   mutable Mutex mutex_;
   CondVar changed_;  // any guarded member
-  std::vector<Piece> pieces_ ABSL_GUARDED_BY(mutex_);
-  CopyOrder to_stage_ ABSL_GUARDED_BY(mutex_);
-  CopyOrder in_place_ ABSL_GUARDED_BY(mutex_);  // without those that are waited for
-  CopyOrder ahead_ ABSL_GUARDED_BY(mutex_);     // in place
-  size_t pending_in_place_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<size_t> to_check_ ABSL_GUARDED_BY(mutex_);  // in place; what is waited for comes first
-  std::deque<size_t> copied_ ABSL_GUARDED_BY(mutex_);    // to be written
-  StagingBuffers buffers_ ABSL_GUARDED_BY(mutex_);
-  int waiters_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool had_waiters_ ABSL_GUARDED_BY(mutex_) = false;
+  PieceTable table_ ABSL_GUARDED_BY(mutex_);
+  std::vector<size_t> pieces_left_ ABSL_GUARDED_BY(mutex_);     // by file: not yet written
   std::deque<Digests> waiter_digests_ ABSL_GUARDED_BY(mutex_);  // at most one for each waiter
   std::vector<Digests*> idle_digests_ ABSL_GUARDED_BY(mutex_);
-  std::chrono::steady_clock::time_point rests_until_ ABSL_GUARDED_BY(mutex_);
-  int copying_ ABSL_GUARDED_BY(mutex_) = 0;  // or checking: pieces, by Run()'s threads and waiters
-  int writing_ ABSL_GUARDED_BY(mutex_) = 0;
-  size_t pieces_to_copy_ ABSL_GUARDED_BY(mutex_) = 0;
-  size_t pieces_left_ ABSL_GUARDED_BY(mutex_) = 0;  // not yet written
-  size_t unchecked_ ABSL_GUARDED_BY(mutex_) = 0;    // pieces
   double processor_seconds_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::chrono::steady_clock::time_point started_at_ ABSL_GUARDED_BY(mutex_);  // Run()
-  int touching_ ABSL_GUARDED_BY(mutex_) = 0;                                  // see CopyLoad
-  double touch_seconds_ ABSL_GUARDED_BY(mutex_) = 0;  // see CopyLoad; as last seen
-  size_t came_first_to_ ABSL_GUARDED_BY(mutex_) = 0;  // pieces in place: an update, before the disk
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   std::optional<std::chrono::steady_clock::time_point> copied_at_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> released_ = false;  // everything is copied, or Run() has returned

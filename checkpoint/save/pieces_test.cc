@@ -1,4 +1,4 @@
-// What DataWriter's threads do next, apart from the threads.
+// The order of pieces and the memory for them, apart from the threads.
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,6 @@
 
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/save/copy_order.h"
-#include "checkpoint/save/copy_policy.h"
 #include "checkpoint/save/memory_index.h"
 #include "checkpoint/save/staging.h"
 #include "gmock/gmock.h"
@@ -67,61 +66,6 @@ TEST(StagingLayoutTest, PiecesAreWhatTheStorageWritesBest) {
   EXPECT_EQ(LayOutStaging(plan, options, 64 * kMiB).pieces, 13);
   EXPECT_EQ(NeededStaging(plan, options).wanted_bytes, 32 * kMiB);
   EXPECT_EQ(LayOutStaging(plan, options, 16 * kMiB).piece_bytes, 4 * kMiB);
-}
-
-TEST(CopyPolicyTest, CopiesAheadOfTheDiskAsFarAsMemoryIsPresent) {
-  const CopyPolicy policy({.chunk_bytes = 1, .io_threads = 4, .copy_ahead_threads = 2});
-  EXPECT_TRUE(policy.MayCopy({.copying = 1, .has_present = true}));
-  EXPECT_FALSE(policy.MayCopy({.copying = 2, .has_present = true}));
-  EXPECT_FALSE(policy.MayCopy({.has_untouched = true}));
-}
-
-TEST(CopyPolicyTest, AllThreadsCopyWhatIsWaitedFor) {
-  const CopyPolicy policy({.chunk_bytes = 1, .io_threads = 4, .copy_ahead_threads = 2});
-  EXPECT_TRUE(policy.MayCopy({.waiters = 1, .copying = 3, .has_present = true}));
-  EXPECT_FALSE(policy.MayCopy({.waiters = 1, .copying = 4, .has_present = true}));
-  EXPECT_TRUE(policy.MayCopy({.waiters = 1, .has_untouched = true}));
-  // The disk does not stand still for it.
-  EXPECT_FALSE(
-      policy.MayCopy({.waiters = 1, .writing = 1, .has_copied = true, .has_untouched = true}));
-  EXPECT_TRUE(
-      policy.MayCopy({.waiters = 1, .writing = 2, .has_copied = true, .has_untouched = true}));
-}
-
-TEST(CopyPolicyTest, TouchesNewMemoryAheadOfAnUpdateWhereTheDiskTakesLonger) {
-  EXPECT_FALSE(CopyPolicy::MayCopyAhead({.has_present = true})) << "nobody waits";
-  EXPECT_TRUE(CopyPolicy::MayCopyAhead(
-      {.waiters = 1, .has_present = true, .touch_seconds = 2, .disk_seconds = 1}));
-  EXPECT_FALSE(CopyPolicy::MayCopyAhead({.waiters = 1, .touch_seconds = 1, .disk_seconds = 2}));
-  CopyLoad load = {.waiters = 1, .has_untouched = true, .touch_seconds = 1, .disk_seconds = 2};
-  EXPECT_TRUE(CopyPolicy::MayCopyAhead(load));
-  load.touching = 1;
-  EXPECT_FALSE(CopyPolicy::MayCopyAhead(load));
-  load.touching = 0;
-  load.touch_seconds = 3;
-  EXPECT_FALSE(CopyPolicy::MayCopyAhead(load));
-}
-
-// What is written from where it is needs no memory, but as much of the processors.
-TEST(CopyPolicyTest, ChecksWithAsManyThreadsAsCopyWhileTheProcessorsAreIdle) {
-  const CopyPolicy policy({.chunk_bytes = 1, .io_threads = 4, .copy_ahead_threads = 2});
-  EXPECT_TRUE(policy.MayCheck({.copying = 1}));
-  EXPECT_FALSE(policy.MayCheck({.copying = 2}));
-  EXPECT_FALSE(policy.MayCheck({.rests = true}));
-  EXPECT_TRUE(policy.YieldsProcessors({}));
-}
-
-TEST(CopyPolicyTest, ChecksEverythingOnceAnUpdateHasBegun) {
-  const CopyPolicy policy({.chunk_bytes = 1, .io_threads = 4, .copy_ahead_threads = 2});
-  EXPECT_TRUE(policy.MayCheck({.copying = 3, .had_waiters = true, .rests = true}));
-  EXPECT_FALSE(policy.MayCheck({.copying = 4, .had_waiters = true}));
-  EXPECT_FALSE(policy.YieldsProcessors({.had_waiters = true}));
-}
-
-TEST(CopyPolicyTest, WithoutCopyingAheadEveryThreadCopiesAndWrites) {
-  const CopyPolicy policy({.chunk_bytes = 1, .io_threads = 4, .copy_ahead_threads = 0});
-  EXPECT_TRUE(policy.MayCopy({.copying = 3, .has_present = true}));
-  EXPECT_FALSE(policy.MayCopy({.copying = 4, .has_present = true}));
 }
 
 TEST(StagingBuffersTest, PresentOnesComeFirstThenNewOnesInOrder) {

@@ -1,0 +1,80 @@
+#ifndef TESSERA_CHECKPOINT_SAVE_DATA_FILE_H_
+#define TESSERA_CHECKPOINT_SAVE_DATA_FILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "checkpoint/format/digest.h"
+#include "checkpoint/save/data_file_contents.h"
+#include "checkpoint/save/save_messages.pb.h"
+#include "storage/aligned_buffer.h"
+#include "storage/storage.h"
+
+namespace tessera::ckpt {
+
+// One data file of a save: its bytes, their checksums, and the file in the storage, which is
+// created when the first of them is written. Ranges begin at multiples of a checksum chunk.
+// Thread-safe for ranges that do not overlap, but for Sync().
+class DataFile {
+ public:
+  using Digests = std::vector<LogicalDigest>;
+  using Writes = std::vector<std::unique_ptr<PendingIo>>;
+
+  // Where files are written. Outlives them.
+  struct Place {
+    Storage& storage;
+    std::string directory;
+    uint32_t chunk_bytes;
+    uint64_t in_place_alignment;  // see StorageTraits
+  };
+
+  DataFile(const Place& place, FileContents contents);
+
+  const FileContents& contents() const { return contents_; }
+
+  // Whether the range can be written from where it is in memory, but for a few bytes.
+  bool IsInPlace(uint64_t begin, uint64_t end) const;
+
+  // Copies the range to `out`, and computes its checksums and digests in the same pass.
+  void Copy(uint64_t begin, uint64_t end, std::byte* out, Digests& digests);
+  // Computes the checksums and digests of the range where it is.
+  void Check(uint64_t begin, uint64_t end, Digests& digests);
+
+  // Start to write the range, from a copy or from where it is, and add the writes in flight.
+  // `between` is memory for the bytes between those in place, kept from call to call.
+  absl::Status StartWriteOfCopy(uint64_t begin, uint64_t end, const std::byte* copy,
+                                Writes& writes);
+  absl::Status StartWriteInPlace(uint64_t begin, uint64_t end, AlignedBuffer& between,
+                                 Writes& writes);
+
+  // Makes the contents durable and closes the file. Call when everything is written.
+  absl::Status Sync();
+  // Whether the file is in its place, with its size.
+  absl::Status CheckThere() const;
+
+  // Adds the file with its checksums.
+  void AddTo(WriteReport& report) const;
+
+ private:
+  absl::Status Create();
+
+  const Place& place_;
+  const FileContents contents_;
+  const std::string path_;
+  std::vector<uint32_t> crcs_;  // by chunk
+  std::once_flag created_;
+  absl::Status create_status_;
+  std::unique_ptr<WritableFile> file_;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_SAVE_DATA_FILE_H_

@@ -1,0 +1,260 @@
+#include "checkpoint/save/piece_table.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera::ckpt {
+namespace {
+
+// So many pieces are copied or checked by a thread whose write is in flight before it waits for
+// that, while an update waits; otherwise one.
+constexpr int kTasksPerWrite = 4;
+
+// Ratio of idle time to the time of checks while the program wants the processors.
+constexpr int kRestRatio = 20;
+
+}  // namespace
+
+PieceTable::PieceTable(std::vector<bool> in_place, StagingBuffers buffers, const Options& options)
+    : options_(options),
+      buffers_(std::move(buffers)),
+      unreleased_(in_place.size()),
+      unwritten_(in_place.size()),
+      unchecked_(in_place.size()),
+      touch_seconds_(options.touch_seconds) {
+  for (const bool piece : in_place) pieces_.push_back({.in_place = piece});
+  pending_in_place_ = std::ranges::count(in_place, true);
+  for (CopyOrder* const order : {&to_stage_, &in_place_, &ahead_}) order->set_count(size());
+}
+
+// Goes ahead of writing as far as memory is present. While something waits, new memory is touched,
+// too, unless the disk would stand still: memory that is written becomes free, too, and soon.
+bool PieceTable::MayCopy() const {
+  const bool disk_is_busy = copied_.empty() || writing_ >= (options_.io_threads + 1) / 2;
+  const bool may_touch = waiters_ > 0 && buffers_.has_untouched() && disk_is_busy;
+  const bool by_all = options_.copy_ahead_threads == 0 || waiters_ > 0;
+  return (buffers_.has_present() || may_touch) &&
+         reading_ < (by_all ? options_.io_threads : options_.copy_ahead_threads);
+}
+
+// A check takes as much from the program's threads as a copy, but need not be done before the
+// memory is waited for.
+bool PieceTable::MayCheck(Clock::time_point now) const {
+  if (had_waiters_) return reading_ < options_.io_threads;
+  const int threads =
+      options_.copy_ahead_threads == 0 ? options_.io_threads : options_.copy_ahead_threads;
+  return now >= rests_until_ && reading_ < threads;
+}
+
+// Whether copying a piece to new memory takes less than the disk takes for one.
+bool PieceTable::TouchingPays(Clock::time_point now) const {
+  const std::chrono::duration<double> elapsed = now - started_at_;
+  const size_t written = std::max<size_t>(1, size() - unwritten_);
+  return touch_seconds_ <= elapsed.count() / static_cast<double>(written);
+}
+
+bool PieceTable::CanCopyTheRest(Clock::time_point now) const {
+  const size_t room = buffers_.present() + (TouchingPays(now) ? buffers_.untouched() : 0);
+  return had_waiters_ && room >= pending_in_place_;
+}
+
+// Copies while permitted, otherwise writes: what is waited for from where it is, as it need not be
+// copied then, before what was copied. What is written from where it is is checked meanwhile, and
+// what an update will come to is copied: few pieces for each write, as a storage may write only
+// while a thread waits for it.
+PieceTable::Task PieceTable::Take(Worker& worker, Clock::time_point now) {
+  if (worker.writing.has_value()) {
+    const size_t index = *worker.writing;
+    const Piece& piece = pieces_[index];
+    const bool is_waited_for = piece.wanted && piece.state == State::kBusy;
+    if (!is_waited_for && worker.tasks_meanwhile < (waiters_ > 0 ? kTasksPerWrite : 1) && !over()) {
+      ++worker.tasks_meanwhile;
+      if (const auto ahead = NextAhead(now)) return BeginCopy(*ahead);
+      if (const auto check = MayCheck(now) ? NextToCheck(/*wanted=*/false) : std::nullopt) {
+        return BeginCheck(*check);
+      }
+    }
+    worker.writing.reset();
+    return {.what = Do::kFinishWrite, .piece = index, .buffer = piece.buffer};
+  }
+  if (const auto copy = MayCopy() ? NextToCopy() : std::nullopt) return BeginCopy(*copy);
+  if (waiters_ > 0 || copied_.empty() || CanCopyTheRest(now)) {
+    if (const auto in_place = NextInPlace(now)) return BeginWrite(*in_place, worker);
+  }
+  if (!copied_.empty()) {
+    const size_t piece = copied_.front();
+    copied_.pop_front();
+    return BeginWrite(piece, worker);
+  }
+  if (const auto ahead = NextAhead(now)) return BeginCopy(*ahead);
+  if (const auto check = MayCheck(now) ? NextToCheck(/*wanted=*/false) : std::nullopt) {
+    return BeginCheck(*check);
+  }
+  return {.what = now < rests_until_ ? Do::kRest : Do::kWait};
+}
+
+void PieceTable::Arrive(const Waiter& waiter) {
+  for (const size_t piece : waiter.pieces) {
+    if (IsPending(piece)) to_stage_.Want(piece);
+    pieces_[piece].wanted = true;
+    if (piece + 1 < size()) ahead_.Want(piece + 1);
+  }
+  // As a rule the caller comes to the neighbours next.
+  for (const size_t next : {1, 0}) {
+    for (const size_t piece : waiter.pieces) {
+      if (piece + next < size()) to_check_.push_front(piece + next);
+    }
+  }
+  if (!std::exchange(had_waiters_, true)) updated_first_ = pending_in_place_;
+  ++waiters_;
+}
+
+PieceTable::Task PieceTable::TakeAsWaiter(Waiter& waiter, Clock::time_point now) {
+  const std::vector<size_t>& pieces = waiter.pieces;
+  size_t& released = waiter.released;
+  size_t& started = waiter.started;
+  while (released < pieces.size() && IsReleased(pieces[released])) ++released;
+  if (released == pieces.size()) return {.what = Do::kReleased};
+  while (started < pieces.size() && !IsPending(pieces[started])) ++started;
+  if (started < pieces.size() && buffers_.has_any() && !over()) return BeginCopy(pieces[started]);
+  if (const auto wanted = NextToCheck(/*wanted=*/true)) return BeginCheck(*wanted);
+  if (const auto ahead = NextAhead(now)) return BeginCopy(*ahead);
+  if (const auto check = NextToCheck(/*wanted=*/false)) return BeginCheck(*check);
+  return {.what = Do::kWait};
+}
+
+std::optional<size_t> PieceTable::NextToCopy() {
+  const auto is_pending = [&](size_t i) { return IsPending(i); };
+  if (const std::optional<size_t> wanted = to_stage_.Wanted(is_pending)) return wanted;
+  return to_stage_.Next([&](size_t i) { return IsPending(i) && !pieces_[i].in_place; });
+}
+
+// A piece that is waited for is left to those who copy it while they have memory. If all can be
+// copied, an update that has begun and the disk work towards each other; otherwise the disk would
+// write what the update waits for next.
+std::optional<size_t> PieceTable::NextInPlace(Clock::time_point now) {
+  if (!buffers_.has_any()) {
+    const std::optional<size_t> wanted = to_stage_.Wanted([&](size_t i) { return IsPending(i); });
+    if (wanted && pieces_[*wanted].in_place) return wanted;
+  }
+  const auto is_left = [&](size_t i) {
+    return IsPending(i) && pieces_[i].in_place && !pieces_[i].wanted;
+  };
+  return CanCopyTheRest(now) ? in_place_.Last(is_left) : in_place_.Next(is_left);
+}
+
+// While an update waits, what it will come to next is copied, although the disk would take it from
+// where it is, if that is faster. One thread at a time finds out what a touch of new memory takes.
+std::optional<size_t> PieceTable::NextAhead(Clock::time_point now) {
+  const bool may_touch = buffers_.has_untouched() && touching_ == 0 && TouchingPays(now);
+  if (waiters_ == 0 || over() || !(buffers_.has_present() || may_touch)) return std::nullopt;
+  const auto is_pending = [&](size_t i) { return IsPending(i) && pieces_[i].in_place; };
+  if (const std::optional<size_t> soon = ahead_.Wanted(is_pending)) return soon;
+  return ahead_.Next(is_pending);
+}
+
+std::optional<size_t> PieceTable::NextToCheck(bool wanted) {
+  while (!to_check_.empty() && !NeedsCheck(pieces_[to_check_.front()])) to_check_.pop_front();
+  if (to_check_.empty() || over() || (wanted && !pieces_[to_check_.front()].wanted)) {
+    return std::nullopt;
+  }
+  return to_check_.front();
+}
+
+// Preconditions: the piece is pending; there is a buffer.
+PieceTable::Task PieceTable::BeginCopy(size_t index) {
+  Piece& piece = pieces_[index];
+  const bool touches = !buffers_.has_present();
+  piece.state = State::kBusy;
+  piece.staged = true;
+  piece.buffer = buffers_.Take();
+  pending_in_place_ -= piece.in_place ? 1 : 0;
+  touching_ += touches ? 1 : 0;
+  ++reading_;
+  ++piece.readers;
+  return {.what = Do::kCopy, .piece = index, .buffer = piece.buffer, .touches = touches};
+}
+
+// Precondition: NeedsCheck().
+PieceTable::Task PieceTable::BeginCheck(size_t index) {
+  Piece& piece = pieces_[index];
+  piece.check = Check::kChecking;
+  ++reading_;
+  ++piece.readers;
+  return {.what = Do::kCheck, .piece = index};
+}
+
+PieceTable::Task PieceTable::BeginWrite(size_t index, Worker& worker) {
+  Piece& piece = pieces_[index];
+  worker.writing = index;
+  worker.tasks_meanwhile = 0;
+  ++writing_;
+  if (piece.staged) return {.what = Do::kWriteCopy, .piece = index, .buffer = piece.buffer};
+  piece.state = State::kBusy;
+  --pending_in_place_;
+  ++piece.readers;
+  to_check_.push_back(index);
+  return {.what = Do::kWriteInPlace, .piece = index};
+}
+
+void PieceTable::End(const Task& task, Worker* worker, const Result& result,
+                     Clock::time_point now) {
+  if (!result.ok) failed_ = true;
+  Piece& piece = pieces_[task.piece];
+  switch (task.what) {
+    case Do::kCopy:
+      EndRead(task, result);
+      copied_.push_back(task.piece);
+      break;
+    case Do::kCheck:
+      EndRead(task, result);
+      if (worker == nullptr) break;
+      // Checks ahead of time only if the program leaves the processors to it: otherwise the thread
+      // takes longer than it computes, and rests.
+      worker->check_seconds += result.processor_seconds;
+      if (result.seconds > 1.5 * result.processor_seconds && options_.copy_ahead_threads > 0 &&
+          !had_waiters_) {
+        rests_until_ =
+            now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
+                      kRestRatio * std::exchange(worker->check_seconds, 0)));
+      }
+      break;
+    case Do::kFinishWrite:
+      --writing_;
+      piece.written = result.ok;
+      if (piece.staged) {
+        buffers_.Return(std::exchange(piece.buffer, nullptr));
+      } else {
+        --piece.readers;
+        TryToRelease(piece);
+      }
+      break;
+    case Do::kWriteCopy:
+    case Do::kWriteInPlace:
+    case Do::kRest:
+    case Do::kWait:
+    case Do::kReleased:
+      break;
+  }
+}
+
+void PieceTable::EndRead(const Task& task, const Result& result) {
+  Piece& piece = pieces_[task.piece];
+  if (task.touches) {
+    --touching_;
+    touch_seconds_ = result.processor_seconds;
+  }
+  piece.check = Check::kChecked;
+  --unchecked_;
+  --reading_;
+  --piece.readers;
+  TryToRelease(piece);
+}
+
+void PieceTable::TryToRelease(Piece& piece) {
+  if (!piece.staged && !(piece.written && piece.check == Check::kChecked)) return;
+  piece.state = State::kReleased;
+  --unreleased_;
+}
+
+}  // namespace tessera::ckpt
