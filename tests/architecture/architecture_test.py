@@ -201,7 +201,8 @@ class RecipesTest(unittest.TestCase):
     def recipes(self):
         """The words in backticks of each recipe, by its name."""
         text = pathlib.Path("ARCHITECTURE.md").read_text().split("## Where to add")[1]
-        found = re.findall(r"^\*\*(.+?)\.\*\* (.*?)(?=^\*\*|^## |\Z)", text, re.MULTILINE | re.DOTALL)
+        recipe = r"^\*\*(.+?)\.\*\* (.*?)(?=^\*\*|^## |\Z)"
+        found = re.findall(recipe, text, re.MULTILINE | re.DOTALL)
         return {name: [word for word in re.findall(r"`([^`]+)`", recipe) if word[0] != "-"]
                 for name, recipe in found}
 

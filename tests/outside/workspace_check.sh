@@ -45,7 +45,8 @@ END
   for header in "$tessera"/checkpoint/include/*.h; do
     name="$(basename "$header" .h)"
     echo "#include \"checkpoint/include/$name.h\"" > "only_$name.cc"
-    echo "cc_library(name = \"$name\", srcs = [\"only_$name.cc\"], deps = [\"@tessera//checkpoint\"])"
+    printf 'cc_library(name = "%s", srcs = ["only_%s.cc"], deps = ["@tessera//checkpoint"])\n' \
+      "$name" "$name"
   done
 } > BUILD.bazel
 
