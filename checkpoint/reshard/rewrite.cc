@@ -24,6 +24,7 @@
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/pieces.h"
 #include "checkpoint/load/compare.h"
 #include "checkpoint/load/placer.h"
 #include "checkpoint/plan/load_plan.h"
@@ -33,7 +34,6 @@
 #include "checkpoint/scan/scan.h"
 #include "layout/box.h"
 #include "storage/aligned_buffer.h"
-#include "storage/pieces.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -52,7 +52,7 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
   for (const FilePlan& file_plan : plan.files()) {
     TESSERA_ASSIGN_OR_RETURN(FileContents contents,
                              FileContents::Make(state, local, file_plan, slots_));
-    DataFile& file = files_.emplace_back(place_, std::move(contents));
+    FileWriter& file = files_.emplace_back(place_, std::move(contents));
     const size_t file_number = pieces_left_.size();
     const uint64_t size = file_plan.size_bytes();
     total_bytes += size;
@@ -160,7 +160,7 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
   if (!files_.empty()) {
     TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, place_.storage.SyncDirectory(place_.directory)));
   }
-  for (const DataFile& file : files_) {
+  for (const FileWriter& file : files_) {
     TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, file.CheckThere()));
   }
   return Report();
@@ -310,7 +310,7 @@ absl::Status DataWriter::FinishWrite(const PieceTable::Task& task, Worker& worke
 
 WriteReport DataWriter::Report() const {
   WriteReport report;
-  for (const DataFile& file : files_) file.AddTo(report);
+  for (const FileWriter& file : files_) file.AddTo(report);
   for (const auto& [tensor, slot] : slots_) {
     LogicalDigest digest;
     for (const Worker& worker : workers_) digest += worker.digests[slot];

@@ -18,7 +18,7 @@
 #include "base/mutex.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/plan/plan.pb.h"
-#include "checkpoint/save/data_file.h"
+#include "checkpoint/save/file_writer.h"
 #include "checkpoint/save/memory_index.h"
 #include "checkpoint/save/piece_table.h"
 #include "checkpoint/save/save_messages.pb.h"
@@ -75,11 +75,11 @@ class DataWriter {
   }
 
  private:
-  using Digests = DataFile::Digests;
+  using Digests = FileWriter::Digests;
 
   // A part of a file.
   struct Piece {
-    DataFile* file;
+    FileWriter* file;
     size_t file_number;
     uint64_t begin;
     uint64_t end;
@@ -89,8 +89,8 @@ class DataWriter {
   struct Worker {
     PieceTable::Worker table;
     Digests digests;
-    AlignedBuffer between;    // see DataFile::StartWriteInPlace()
-    DataFile::Writes writes;  // of one piece
+    AlignedBuffer between;      // see FileWriter::StartWriteInPlace()
+    FileWriter::Writes writes;  // of one piece
   };
 
   DataWriter(Storage& storage, std::string_view directory, const DataWriterOptions& options,
@@ -124,11 +124,11 @@ class DataWriter {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   WriteReport Report() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const DataFile::Place place_;
+  const FileWriter::Place place_;
   const DataWriterOptions options_;
   StagingPool& pool_;  // used by the thread that calls Make() and Run()
   DigestSlots slots_;
-  std::deque<DataFile> files_;
+  std::deque<FileWriter> files_;
   std::vector<Piece> pieces_;  // as in the table
   MemoryIndex memory_;
   std::vector<Worker> workers_;

@@ -199,7 +199,7 @@ TEST_F(PieceTableTest, NewMemoryIsTouchedForAnUpdateIfThatTakesLessThanTheDisk) 
 }
 
 TEST_F(PieceTableTest, ChecksRestWhileTheProgramNeedsTheProcessors) {
-  Make("iiii", 0, 0);
+  Make("ii", 0, 0);
   std::array<Worker, 2> workers;
   EXPECT_EQ(ToString(Take(workers[0])), "write in place 0");
   EXPECT_EQ(ToString(Take(workers[1])), "write in place 1");

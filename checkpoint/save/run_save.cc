@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "base/trace.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/format/pieces.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/save/coordinator.h"
@@ -19,7 +20,6 @@
 #include "checkpoint/save/save_agreement.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/save/staging.h"
-#include "storage/pieces.h"
 
 // The commit protocol
 //

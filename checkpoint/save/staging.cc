@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "base/units.h"
-#include "storage/pieces.h"
+#include "checkpoint/format/pieces.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {

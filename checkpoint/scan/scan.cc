@@ -16,7 +16,7 @@
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "storage/pieces.h"
+#include "checkpoint/format/pieces.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -21,9 +21,9 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/format/pieces.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/scan/scan.h"
-#include "storage/pieces.h"
 
 namespace tessera::ckpt {
 namespace {

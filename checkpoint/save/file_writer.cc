@@ -1,4 +1,4 @@
-#include "checkpoint/save/data_file.h"
+#include "checkpoint/save/file_writer.h"
 
 #include <algorithm>
 
@@ -20,13 +20,13 @@ constexpr uint64_t kMaxBetweenBytes = 1 << 20;
 
 }  // namespace
 
-DataFile::DataFile(const Place& place, FileContents contents)
+FileWriter::FileWriter(const Place& place, FileContents contents)
     : place_(place),
       contents_(std::move(contents)),
       path_(JoinPath(place.directory, contents_.path())),
       crcs_(CeilDivide(contents_.size_bytes(), uint64_t{place.chunk_bytes})) {}
 
-bool DataFile::IsInPlace(uint64_t begin, uint64_t end) const {
+bool FileWriter::IsInPlace(uint64_t begin, uint64_t end) const {
   uint64_t between = 0;
   bool any = false;
   for (const auto& segment : contents_.Segments(begin, end, place_.in_place_alignment)) {
@@ -36,7 +36,7 @@ bool DataFile::IsInPlace(uint64_t begin, uint64_t end) const {
   return any && between <= kMaxBetweenBytes;
 }
 
-void DataFile::Copy(uint64_t begin, uint64_t end, std::byte* out, Digests& digests) {
+void FileWriter::Copy(uint64_t begin, uint64_t end, std::byte* out, Digests& digests) {
   TraceSpan span("save", "copy and check");
   span.Add("bytes", static_cast<int64_t>(end - begin));
   uint64_t at = begin;
@@ -56,7 +56,7 @@ void DataFile::Copy(uint64_t begin, uint64_t end, std::byte* out, Digests& diges
   }
 }
 
-void DataFile::Check(uint64_t begin, uint64_t end, Digests& digests) {
+void FileWriter::Check(uint64_t begin, uint64_t end, Digests& digests) {
   const TraceSpan span("save", "check");
   for (uint64_t next; begin < end; begin = next) {
     uint32_t& crc = crcs_[begin / place_.chunk_bytes];
@@ -65,7 +65,7 @@ void DataFile::Check(uint64_t begin, uint64_t end, Digests& digests) {
   }
 }
 
-absl::Status DataFile::Create() {
+absl::Status FileWriter::Create() {
   std::call_once(created_, [&] {
     auto created = place_.storage.Create(path_, contents_.size_bytes());
     create_status_ = created.status();
@@ -74,8 +74,8 @@ absl::Status DataFile::Create() {
   return create_status_;
 }
 
-absl::Status DataFile::StartWriteOfCopy(uint64_t begin, uint64_t end, const std::byte* copy,
-                                        Writes& writes) {
+absl::Status FileWriter::StartWriteOfCopy(uint64_t begin, uint64_t end, const std::byte* copy,
+                                          Writes& writes) {
   TESSERA_RETURN_IF_ERROR(Create());
   const std::span crcs = std::span(crcs_).subspan(begin / place_.chunk_bytes);
   writes.push_back(file_->StartWriteAt(begin, {copy, end - begin}, {place_.chunk_bytes, crcs}));
@@ -83,8 +83,8 @@ absl::Status DataFile::StartWriteOfCopy(uint64_t begin, uint64_t end, const std:
 }
 
 // What is in place is written while the bytes between are put together.
-absl::Status DataFile::StartWriteInPlace(uint64_t begin, uint64_t end, AlignedBuffer& between,
-                                         Writes& writes) {
+absl::Status FileWriter::StartWriteInPlace(uint64_t begin, uint64_t end, AlignedBuffer& between,
+                                           Writes& writes) {
   TESSERA_RETURN_IF_ERROR(Create());
   const std::vector<FileContents::Segment> segments =
       contents_.Segments(begin, end, place_.in_place_alignment);
@@ -105,17 +105,17 @@ absl::Status DataFile::StartWriteInPlace(uint64_t begin, uint64_t end, AlignedBu
   return absl::OkStatus();
 }
 
-absl::Status DataFile::Sync() {
+absl::Status FileWriter::Sync() {
   const TraceSpan span("save", "sync");
   TESSERA_RETURN_IF_ERROR(file_->Sync());
   return file_->Close();
 }
 
-absl::Status DataFile::CheckThere() const {
+absl::Status FileWriter::CheckThere() const {
   return CheckDataFile(place_.storage, path_, contents_.size_bytes());
 }
 
-void DataFile::AddTo(WriteReport& report) const {
+void FileWriter::AddTo(WriteReport& report) const {
   FileReport& file = *report.add_files();
   file.set_file_index(contents_.index());
   file.mutable_chunk_crc32c()->Add(crcs_.begin(), crcs_.end());

@@ -1,10 +1,10 @@
-#ifndef TESSERA_STORAGE_PIECES_H_
-#define TESSERA_STORAGE_PIECES_H_
+#ifndef TESSERA_CHECKPOINT_FORMAT_PIECES_H_
+#define TESSERA_CHECKPOINT_FORMAT_PIECES_H_
 
 #include <algorithm>
 #include <cstdint>
 
-namespace tessera {
+namespace tessera::ckpt {
 
 // The unit of work of saving and loading: large enough that a disk runs at full speed with a few in
 // flight, small enough that several fit into the staging limit.
@@ -29,6 +29,6 @@ inline PieceLayout LayOutPieces(uint64_t chunk_bytes, int workers, uint64_t limi
   return {piece_bytes, static_cast<int>(std::min<uint64_t>(workers, affordable))};
 }
 
-}  // namespace tessera
+}  // namespace tessera::ckpt
 
-#endif  // TESSERA_STORAGE_PIECES_H_
+#endif  // TESSERA_CHECKPOINT_FORMAT_PIECES_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_SAVE_DATA_FILE_H_
-#define TESSERA_CHECKPOINT_SAVE_DATA_FILE_H_
+#ifndef TESSERA_CHECKPOINT_SAVE_FILE_WRITER_H_
+#define TESSERA_CHECKPOINT_SAVE_FILE_WRITER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -20,10 +20,10 @@
 
 namespace tessera::ckpt {
 
-// One data file of a save: its bytes, their checksums, and the file in the storage, which is
+// Writes one data file of a save: its bytes, their checksums, and the file in the storage, which is
 // created when the first of them is written. Ranges begin at multiples of a checksum chunk.
 // Thread-safe for ranges that do not overlap, but for Sync().
-class DataFile {
+class FileWriter {
  public:
   using Digests = std::vector<LogicalDigest>;
   using Writes = std::vector<std::unique_ptr<PendingIo>>;
@@ -36,7 +36,7 @@ class DataFile {
     uint64_t in_place_alignment;  // see StorageTraits
   };
 
-  DataFile(const Place& place, FileContents contents);
+  FileWriter(const Place& place, FileContents contents);
 
   const FileContents& contents() const { return contents_; }
 
@@ -77,4 +77,4 @@ class DataFile {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_SAVE_DATA_FILE_H_
+#endif  // TESSERA_CHECKPOINT_SAVE_FILE_WRITER_H_
