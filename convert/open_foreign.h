@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/seal.h"
 #include "storage/open_storage.h"

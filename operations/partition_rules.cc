@@ -9,8 +9,8 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt {

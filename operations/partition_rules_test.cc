@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/layout_proto.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "gtest/gtest.h"
 #include "layout/box.h"
 

@@ -4,8 +4,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/manifest.h"
 
 namespace tessera::ckpt {
 

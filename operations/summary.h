@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 
 namespace tessera::ckpt {
 

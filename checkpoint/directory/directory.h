@@ -9,8 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/checkpoint_info.h"
+#include "checkpoint/include/manifest.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
@@ -30,11 +31,6 @@ std::optional<int64_t> ParseStepDirectoryName(std::string_view name);
 // True if the directory holds a committed manifest; false also if the directory does not exist, for
 // a tombstone (fence.h), and while the manifest is being quarantined.
 absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_dir);
-
-// Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing the existing
-// ones), DataLoss, also if the directory is named for another step than the manifest's; a directory
-// whose name does not state a step can hold any step.
-absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir);
 
 // The bytes of a committed manifest that passes CheckManifestBytes(). NotFound lists the existing
 // checkpoints; DataLoss names the file.

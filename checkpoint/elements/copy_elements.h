@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "layout/dtype.h"
 
 namespace tessera::ckpt {

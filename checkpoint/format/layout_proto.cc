@@ -1,8 +1,8 @@
-#include "checkpoint/format/layout_proto.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+
+#include "checkpoint/include/manifest.h"
 
 namespace tessera::ckpt {
 

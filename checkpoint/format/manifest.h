@@ -10,7 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt {
@@ -73,12 +74,6 @@ absl::Status ValidateMetadata(const Manifest& manifest);
 // tensor, element and shards.
 absl::Status ValidateCoverage(const Manifest& manifest);
 absl::Status ValidateCoverage(const LogicalTensor& tensor);
-
-// Accessors of one tensor. Precondition: a valid tensor, shard in [0, ShardCount).
-Shape GlobalShape(const LogicalTensor& tensor);
-int64_t ShardCount(const LogicalTensor& tensor);
-Box ShardBox(const LogicalTensor& tensor, int64_t shard);
-uint64_t ShardBytes(const LogicalTensor& tensor, int64_t shard);
 
 // False for a file that has bytes, but no checksums: see Checksums.
 bool HasChecksums(const DataFile& file);

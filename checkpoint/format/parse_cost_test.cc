@@ -9,8 +9,8 @@
 #include <string>
 
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/format/testing/test_manifest.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

@@ -5,22 +5,65 @@
 // of it than checkpoint.h asks for (topology, trainer state, model, optimizer) or read more than
 // Checkpoint offers. manifest.proto and FORMAT.md describe its fields.
 
+#include <cstdint>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
 
-#include "checkpoint/directory/directory.h"  // ReadManifest()
-#include "checkpoint/format/dtype.h"         // DType, TensorRole <-> their enums
-#include "checkpoint/format/layout_proto.h"  // Partition, Topology <-> their messages
-#include "checkpoint/format/manifest.h"      // accessors of its tensors, its codec
-#include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/include/checkpoint.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/include/manifest.pb.h"
+#include "checkpoint/include/save_options.h"
+#include "checkpoint/include/tensor_role.h"
+#include "layout/box.h"
+#include "layout/dtype.h"
+#include "layout/partition.h"
+#include "layout/topology.h"
+
+namespace tessera {
+class Storage;  // storage/storage.h
+}  // namespace tessera
 
 namespace tessera::ckpt {
 
-// For SaveOptions::metadata and AsyncSaver::Start(). Its tensors and files must be empty.
+// Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing the existing
+// ones), DataLoss, also if the directory is named for another step than the manifest's; a directory
+// whose name does not state a step can hold any step.
+absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir);
+
+// Wraps a manifest for SaveOptions::metadata and AsyncSaver::Start(). Its tensors and files must be
+// empty.
 inline Metadata ToMetadata(Manifest manifest) {
   return {.manifest = std::make_shared<const Manifest>(std::move(manifest))};
 }
+
+// Accessors of one tensor. Precondition: a valid tensor, shard in [0, ShardCount).
+Shape GlobalShape(const LogicalTensor& tensor);
+int64_t ShardCount(const LogicalTensor& tensor);
+Box ShardBox(const LogicalTensor& tensor, int64_t shard);
+uint64_t ShardBytes(const LogicalTensor& tensor, int64_t shard);
+
+// Dtypes and roles in the manifest's enums, and back. A number that this version does not know
+// stays one.
+inline DTypeProto ToProto(DType dtype) { return static_cast<DTypeProto>(dtype); }
+inline RoleProto ToProto(TensorRole role) { return static_cast<RoleProto>(role); }
+inline DType FromProto(DTypeProto dtype) { return static_cast<DType>(dtype); }
+inline TensorRole FromProto(RoleProto role) { return static_cast<TensorRole>(role); }
+
+// The names in the manifest's enums, for messages: "F32", "OPTIMIZER_STATE".
+inline const std::string& ProtoName(DType dtype) { return DTypeProto_Name(ToProto(dtype)); }
+inline const std::string& ProtoName(TensorRole role) { return RoleProto_Name(ToProto(role)); }
+
+PartitionProto ToProto(const Partition& partition);
+
+// Numbers that no int holds become ones that CheckPartition refuses.
+Partition FromProto(const PartitionProto& proto);
+
+TopologyProto ToProto(const Topology& topology);
+
+// Absent sizes are 1; sizes that no process count can have, as another program may have written
+// them, are the largest. A manifest's topology is information: it is shown, never relied on.
+Topology FromProto(const TopologyProto& proto);
 
 }  // namespace tessera::ckpt
 

@@ -8,8 +8,8 @@
 
 #include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/elements/digest_elements.h"
-#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/load_options.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/plan/load_plan.h"
 

@@ -4,8 +4,8 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/load_options.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/scan/scan.h"
 #include "storage/storage.h"

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "base/byte_progress.h"
 #include "checkpoint/elements/box_runs.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/load/compare.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/plan.pb.h"

@@ -9,7 +9,7 @@
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/save/run_save.h"

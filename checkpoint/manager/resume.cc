@@ -15,7 +15,7 @@
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/manager/resume_messages.pb.h"
 #include "checkpoint/manager/retention.h"

@@ -19,7 +19,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/removal.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/manager/retention.h"
 #include "storage/storage.h"
 

@@ -18,7 +18,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/layout_proto.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/plan/box_index.h"
 #include "layout/box.h"
 #include "layout/coverage.h"

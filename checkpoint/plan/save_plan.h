@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "layout/box.h"
 

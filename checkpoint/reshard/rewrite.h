@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/plan/save_plan.h"
 #include "storage/storage.h"
 

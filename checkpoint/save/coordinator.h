@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/directory/removal.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/save_options.h"
 #include "checkpoint/save/save_agreement.h"
 #include "checkpoint/save/save_messages.pb.h"

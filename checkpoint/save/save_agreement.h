@@ -31,7 +31,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/plan/save_plan.h"

@@ -32,7 +32,7 @@
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/verify_options.h"
 #include "storage/aligned_buffer.h"
 #include "storage/storage.h"

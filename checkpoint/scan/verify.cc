@@ -20,9 +20,9 @@
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/format/pieces.h"
 #include "checkpoint/format/safetensors.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/scan/scan.h"
 
 namespace tessera::ckpt {

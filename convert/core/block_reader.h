@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/load_options.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/scan/scan.h"
 #include "convert/core/foreign_checkpoint.h"

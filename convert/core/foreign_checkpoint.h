@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/tensor_role.h"
 #include "convert/core/value.h"
 #include "layout/box.h"

@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/tensor_role.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"

@@ -1,7 +1,7 @@
 #ifndef TESSERA_CONVERT_CORE_KNOWN_STEP_H_
 #define TESSERA_CONVERT_CORE_KNOWN_STEP_H_
 
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 
 namespace tessera::ckpt::convert {
 

@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/value.h"
 

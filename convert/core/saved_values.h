@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "convert/core/value.h"
 #include "nlohmann/json.hpp"
 

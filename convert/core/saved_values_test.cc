@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "convert/core/known_step.h"
 #include "convert/core/optimizer_groups.h"
 #include "convert/core/own_keys.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "layout/dtype.h"
 #include "operations/named_checkpoint.h"
 #include "operations/rank_layout.h"

@@ -10,7 +10,7 @@ import stat
 import struct
 import subprocess
 
-# The numbers of checkpoint/format/manifest.proto.
+# The numbers of checkpoint/include/manifest.proto.
 ROLES = {"WEIGHT": 1, "MASTER_WEIGHT": 2, "OPTIMIZER_STATE": 3, "BUFFER": 4}
 DTYPES = {"F64": 1, "F32": 2, "F16": 3, "BF16": 4, "I64": 5, "I32": 6, "I16": 7, "I8": 8, "U8": 9,
           "BOOL": 10, "U16": 11, "U32": 12, "U64": 13}

@@ -1,7 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_FORMAT_TESTING_TEST_MANIFEST_H_
 #define TESSERA_CHECKPOINT_FORMAT_TESTING_TEST_MANIFEST_H_
 
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 
 namespace tessera::ckpt {
 

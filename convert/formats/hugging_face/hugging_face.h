@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/output_file.h"
 #include "storage/storage.h"

@@ -2,7 +2,7 @@
 #define TESSERA_CONVERT_FORMATS_INFINITRAIN_INFINITRAIN_H_
 
 #include "absl/status/statusor.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "models/foreign/format.h"
 #include "storage/storage.h"

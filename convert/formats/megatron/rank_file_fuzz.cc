@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "convert/formats/megatron/rank_file.h"
 #include "convert/formats/megatron/run.h"
 #include "convert/pickle/torch_archive.h"

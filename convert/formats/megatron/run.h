@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/reading.h"
 #include "convert/pickle/value.h"

@@ -15,7 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "tests/worlds/jobs/faults.h"
 #include "tests/worlds/jobs/scheduler.h"
 #include "tests/worlds/jobs/world.h"
