@@ -174,12 +174,22 @@ class Movable {
       views_.insert(views_.end(), {&part.grad, &part.master, &part.m, &part.v, &part.param});
     }
   }
+  void Collect(std::span<const TensorView>& tensors) {
+    tensors_.assign(tensors.begin(), tensors.end());
+    tensors = tensors_;
+    for (TensorView& tensor : tensors_) views_.push_back(&tensor);
+  }
+  // Results, which every backend writes to the host's memory.
+  void Collect(std::span<double>& /*sums*/) {}
   template <typename Setting>
-  void Collect(Setting& /*setting*/) {}
+  void Collect(Setting& /*setting*/) {
+    static_assert(!requires(Setting setting) { setting.data(); }, "memory that is not moved");
+  }
 
   Op op_;
   std::vector<MatMulOperands> products_;
   std::vector<AdamWOperands> parts_;
+  std::vector<TensorView> tensors_;
   std::vector<TensorView*> views_;
 };
 
