@@ -26,17 +26,6 @@ std::function<void(uint64_t, uint64_t)> ProgressOf(tessera_progress progress, vo
   return [=](uint64_t done, uint64_t total) { progress(context, done, total); };
 }
 
-// Without the group. `options` has the defaults.
-absl::Status ReadSaveOptions(const tessera_save_options& from, SaveOptions& options) {
-  TESSERA_RETURN_IF_ERROR(SetDeadline(from.deadline_seconds, options.deadline));
-  TESSERA_RETURN_IF_ERROR(SetCount(from.io_threads, "io_threads", options.io_threads));
-  if (from.checksum_chunk_bytes > 0) options.checksum_chunk_bytes = from.checksum_chunk_bytes;
-  if (from.max_file_bytes > 0) options.max_file_bytes = from.max_file_bytes;
-  if (from.staging_bytes > 0) options.staging_bytes = from.staging_bytes;
-  options.progress = ProgressOf(from.progress, from.progress_context);
-  return absl::OkStatus();
-}
-
 absl::StatusOr<LoadOptions> ReadLoadOptions(const tessera_load_options& from) {
   LoadOptions options;
   TESSERA_RETURN_IF_ERROR(SetDeadline(from.deadline_seconds, options.deadline));
@@ -172,17 +161,30 @@ absl::Status CreateSaver(const tessera_folder& folder, const tessera_save_option
 
 absl::Status Poll(AsyncSaver& saver, bool wait, char** report) {
   TESSERA_RETURN_IF_ERROR(CheckPointer(report, "report"));
-  Json json = Json::array();
-  if (wait) {
-    for (const SaveOutcome& outcome : saver.Finish()) json.push_back(ToJson(outcome));
-  } else {
-    while (const std::optional<SaveOutcome> outcome = saver.Poll())
-      json.push_back(ToJson(*outcome));
-  }
-  return GiveJson(json, report);
+  std::vector<SaveOutcome> outcomes;
+  if (wait) outcomes = saver.Finish();
+  while (std::optional<SaveOutcome> outcome = saver.Poll()) outcomes.push_back(*std::move(outcome));
+  return GiveJson(c::ToJson(outcomes), report);
 }
 
 }  // namespace
+
+absl::Status ReadSaveOptions(const tessera_save_options& from, SaveOptions& options) {
+  TESSERA_RETURN_IF_ERROR(SetDeadline(from.deadline_seconds, options.deadline));
+  TESSERA_RETURN_IF_ERROR(SetCount(from.io_threads, "io_threads", options.io_threads));
+  if (from.checksum_chunk_bytes > 0) options.checksum_chunk_bytes = from.checksum_chunk_bytes;
+  if (from.max_file_bytes > 0) options.max_file_bytes = from.max_file_bytes;
+  if (from.staging_bytes > 0) options.staging_bytes = from.staging_bytes;
+  options.progress = ProgressOf(from.progress, from.progress_context);
+  return absl::OkStatus();
+}
+
+Json ToJson(const std::vector<SaveOutcome>& outcomes) {
+  Json json = Json::array();
+  for (const SaveOutcome& outcome : outcomes) json.push_back(ToJson(outcome));
+  return json;
+}
+
 }  // namespace tessera::ckpt::c
 
 using namespace tessera::ckpt::c;  // NOLINT(google-build-using-namespace)

@@ -21,6 +21,7 @@
 #include "checkpoint/c/tessera_checkpoint.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/process_group.h"
 #include "nlohmann/json.hpp"
 #include "storage/storage.h"
@@ -62,6 +63,13 @@ struct tessera_saver {
   tessera::ckpt::CheckpointFolder folder;
   std::unique_ptr<tessera::ckpt::ProcessGroup> group;
   std::unique_ptr<tessera::ckpt::AsyncSaver> saver;
+};
+
+struct tessera_manager {
+  static constexpr uint32_t kKind = 0x7e550006;
+  uint32_t kind = kKind;
+  std::unique_ptr<tessera::ckpt::ProcessGroup> group, background_group;
+  std::unique_ptr<tessera::ckpt::CheckpointManager> manager;
 };
 
 namespace tessera::ckpt::c {
@@ -137,6 +145,12 @@ absl::Status GiveJson(const nlohmann::ordered_json& json, char** out);
 
 // A count that is 0 for the default.
 absl::Status SetCount(int32_t value, std::string_view name, int& to);
+
+// Sets `options`, which has the defaults, but for the group.
+absl::Status ReadSaveOptions(const tessera_save_options& from, SaveOptions& options);
+
+// [{"step", "directory", ...}, ...].
+nlohmann::ordered_json ToJson(const std::vector<SaveOutcome>& outcomes);
 
 // The structure's group, or null: it is then this process alone.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> MakeGroup(const tessera_group* group);

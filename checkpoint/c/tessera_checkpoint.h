@@ -299,6 +299,53 @@ TESSERA_API int32_t tessera_saver_wait_copied(tessera_saver* saver, const void* 
  * {"step", "code", "error"}, ...]. With `wait`, waits for those in flight. */
 TESSERA_API int32_t tessera_saver_poll(tessera_saver* saver, int32_t wait, char** report);
 
+/* ---- The checkpoints of a job: when it saves, what it keeps, where it resumes; see
+ * checkpoint/include/checkpoint_manager.h. */
+
+typedef struct tessera_manager tessera_manager;
+
+typedef struct {
+  size_t struct_bytes;
+  const char* s3_endpoint;
+  const tessera_save_options* save; /* the group and the files; NULL: the defaults */
+  const tessera_save_options*
+      background; /* NULL: saves in the foreground; its group: another one */
+  /* When the job saves and ends, each 0: not for this reason. A job that ends saves before. */
+  int64_t last_step;
+  int64_t interval_steps;
+  int64_t rolling_interval_steps;
+  double interval_seconds;
+  double exit_after_seconds;
+  const char* stop_file; /* on one rank; NULL: none */
+  /* What stays, of permanent checkpoints: all, where each is 0. */
+  int64_t keep_newest;
+  int64_t keep_every_steps;
+} tessera_manager_options;
+
+/* Opens the folder, creates it where it is not there, and locks it; collective over the group, as
+ * are the next two. */
+TESSERA_API int32_t tessera_manager_open(const char* name, const tessera_manager_options* options,
+                                         tessera_manager** manager);
+/* Waits for saves in flight. */
+TESSERA_API void tessera_manager_free(tessera_manager* manager);
+
+/* Loads the newest valid checkpoint into the memory of the state. The report: {"step", "directory",
+ * "skipped": [sentences]}; without one, the first two are null and the state is as it was. */
+TESSERA_API int32_t tessera_manager_resume(tessera_manager* manager, const tessera_state* state,
+                                           char** report);
+
+/* Call after each step: saves if it is time. What one rank says counts for all: `stop_signal` (0:
+ * none) ends the job; in a step that is not `healthy` nothing is saved for the time being. The
+ * report: {"save": "permanent", "rolling" or null, "end": why the job ends, or null, "outcomes": as
+ * of tessera_saver_poll()}. */
+TESSERA_API int32_t tessera_manager_save(tessera_manager* manager, int64_t step,
+                                         int32_t stop_signal, int32_t healthy,
+                                         const tessera_state* state, char** report);
+
+/* As tessera_saver_wait_copied(). */
+TESSERA_API int32_t tessera_manager_wait_copied(tessera_manager* manager, const void* data,
+                                                size_t bytes);
+
 /* ---- Checkpoints of any format, by their names. */
 
 typedef struct {

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/include/agree_on_status.h"
 #include "checkpoint/include/process_group.h"
 
 namespace tessera::ckpt {
@@ -44,9 +45,6 @@ using CombineEach =
     std::function<absl::StatusOr<std::vector<std::string>>(const std::vector<std::string>&)>;
 absl::StatusOr<std::string> AgreeEach(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
                                       const CombineEach& combine, absl::Duration deadline);
-
-// Agree() without payloads: OK if every rank contributed OK.
-absl::Status AgreeOnStatus(ProcessGroup& group, const absl::Status& mine, absl::Duration deadline);
 
 }  // namespace tessera::ckpt
 

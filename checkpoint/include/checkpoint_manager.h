@@ -20,17 +20,7 @@
 #include "storage/open_storage.h"
 #include "storage/storage.h"
 
-namespace tessera {}  // namespace tessera
-
 namespace tessera::ckpt {
-
-// The library's own.
-class FolderLock;
-class PlanCache;
-class Retention;
-class SaveSchedule;
-struct PlannedSave;
-struct SaveHooks;
 
 struct CheckpointManagerOptions {
   // The ranks of the job, deadlines, the layout of the files, before_commit. Its metadata is not
@@ -41,10 +31,30 @@ struct CheckpointManagerOptions {
   // of the same ranks as save.group.
   std::optional<AsyncSaveOptions> background;
 
-  SaveScheduleOptions schedule;  // when TrySave() saves
+  SaveScheduleOptions schedule;  // when the job saves and ends
+  FailedSavesOptions failures;   // when it ends because it cannot save
   RetentionOptions keep;         // which permanent checkpoints stay; by default all
-  ResumeOptions resume;          // of TryResume()
+
+  // A file of the local file system by which a person asks the job to save or to end (stop_file.h);
+  // empty: none. Each rank that names one reads it, and what one of them reads counts for all: name
+  // a file on one rank only. The folder remembers in ".stop_file" which request ended the job, so
+  // that it ends no later one.
+  std::string stop_file;
+
+  absl::Duration lock_wait = absl::Seconds(10);  // for another holder of the folder to end
+  // Receives sentences for the user, on the rank that has something to say. May be null.
+  std::function<void(const std::string&)> notes;
+  // Called on rank 0 by the saving thread once a checkpoint is committed, before those that it
+  // makes superfluous are deleted. May be null.
+  std::function<void(const SaveReport&)> on_commit;
 };
+
+// Loads a checkpoint on this rank; collective, and returns the same status on all ranks, as
+// Checkpoint::Load() does. A rank that fails on its own account agrees with the others first
+// (agree_on_status.h), or leaves the group, so that the others' waits end: an error that is not
+// known to be of damage (damage.h) and agreed upon ends TryResume() without another call of the
+// group.
+using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 
 // The checkpoints of one job in one folder: when it saves, what it keeps, and where it resumes.
 //
@@ -69,86 +79,118 @@ struct CheckpointManagerOptions {
 // full for a save, those that the save would replace are deleted first.
 //
 // Collective: every rank of save.group has a manager and makes the same calls in the same order.
-// Calls come from one thread; WaitUntilCopied() and WaitUntilAllCopied() from any.
+// Calls come from one thread; WaitUntilCopied(), WaitUntilAllCopied() and CheckFolder() from any.
 class CheckpointManager {
  public:
   // Opens the folder that `name` names (OpenStorage()), creates it where it is not there, and locks
-  // it until the manager is destroyed, so that no two jobs save there. FailedPrecondition, on every
-  // rank, while another job does, after a wait of ten seconds; InvalidArgument for a bad name; the
-  // errors of OpenStorage().
+  // it until the manager is destroyed, so that no two jobs save there. A job that does not save
+  // (schedule.saves) neither creates nor locks it. FailedPrecondition, on every rank, while another
+  // job holds the lock; InvalidArgument for a bad name; the errors of OpenStorage().
   static absl::StatusOr<std::unique_ptr<CheckpointManager>> Open(
       std::string_view name, CheckpointManagerOptions options, const OpenStorageOptions& open = {});
 
-  // Over the root of a storage, for a job that holds the lock of the folder itself.
-  CheckpointManager(std::shared_ptr<Storage> storage, CheckpointManagerOptions options);
+  // The same over the root of a storage. `to_lock` is another object for the same place, whose
+  // folder is locked on rank 0; null: nothing is locked. Without a storage, a job that does not
+  // save resumes from nothing.
+  static absl::StatusOr<std::unique_ptr<CheckpointManager>> Open(std::shared_ptr<Storage> storage,
+                                                                 std::unique_ptr<Storage> to_lock,
+                                                                 CheckpointManagerOptions options);
 
   // Waits for a save in flight.
-  ~CheckpointManager();
+  virtual ~CheckpointManager() = default;
   CheckpointManager(const CheckpointManager&) = delete;
   CheckpointManager& operator=(const CheckpointManager&) = delete;
 
+  // ---- Resuming
+
   // Loads the newest valid checkpoint into `state`: the newest, permanent or rolling, that every
   // rank reads without damage, and whose manifest does not say that the run had diverged. Newer
-  // ones, which were skipped, are renamed once it is loaded (ResumeOptions::quarantine). Without
-  // any checkpoint, `state` is unchanged and the result has none.
+  // ones, which were skipped, are quarantined once it is loaded: they get another name, such as
+  // "step-00000500.damaged", under which no reader takes them for a checkpoint. A job that does not
+  // save leaves them as they are. Without any checkpoint, `state` is unchanged and the result has
+  // none.
   //
-  // Errors, the same on every rank, with nothing renamed: FailedPrecondition, listing them, where
-  // checkpoints are there, or have been, and none is valid; Unavailable where ranks see different
-  // files; NotFound where ResumeOptions::step names none; otherwise as Checkpoint::Load().
-  absl::StatusOr<ResumeResult> TryResume(const StateDict& state);
+  // Errors, the same on every rank, with nothing renamed: see ResumeProblem; Unavailable where
+  // ranks see different files; otherwise as Checkpoint::Load().
+  virtual absl::StatusOr<ResumeResult> TryResume(const StateDict& state,
+                                                 const ResumeOptions& options = {}) = 0;
 
-  // Saves if the schedule says so after this step; call it once after each. now.elapsed is measured
-  // by rank 0. In the foreground, returns when the checkpoint is committed, or with the error of
-  // the save. In the background, returns immediately, and outcomes come from Poll(); but a decision
-  // that ends the job waits for all saves.
-  absl::StatusOr<SaveDecision> TrySave(StepState now, const StateDict& state,
-                                       const Metadata& metadata = {});
+  // The same for a program that loads by itself: `load` is called with one checkpoint after the
+  // other, newest first, until it succeeds. While it runs, the checkpoint is marked as being read.
+  virtual absl::StatusOr<ResumeResult> TryResume(const LoadOnThisRank& load,
+                                                 const ResumeOptions& options = {}) = 0;
 
-  // What TrySave() does once it has decided: saves now.
-  absl::Status Save(const SaveRequest& request, const StateDict& state);
+  // Quarantines, as "abandoned", the checkpoints of later steps than `step`, from which a job
+  // continues that has loaded its state from elsewhere. Returns the new names on rank 0, none on
+  // other ranks.
+  virtual absl::StatusOr<std::vector<std::string>> AbandonLater(int64_t step) = 0;
+
+  // The job begins its steps after `step`: its time counts from here. TryResume() calls it; for a
+  // job that builds something afterwards, or has loaded its state from elsewhere. `last_step`
+  // replaces the schedule's, for a job that takes so many steps from wherever it resumes.
+  virtual void Begin(int64_t step, std::optional<int64_t> last_step = std::nullopt) = 0;
+
+  // ---- Saving
+
+  // Saves if the schedule says so after this step, and says whether the job ends; call it once
+  // after each step. In the foreground, returns when the checkpoint is committed, or with the error
+  // of the save. In the background, returns immediately, and outcomes come from Poll(); but a
+  // decision that ends the job waits for all saves. Returns an error in place of a trouble.
+  //
+  // One exchange of about 100 bytes for each rank.
+  virtual absl::StatusOr<SaveDecision> TrySave(const StepState& now, const StateDict& state,
+                                               const Metadata& metadata = {}) = 0;
+
+  // TrySave() in parts, for a program that has an exchange of its own after each step, in which the
+  // facts can ride, or something to do between the decision and the save:
+  //
+  //   StepFacts facts = manager.Observe({.step = step});
+  //   ...adds facts.counts of all ranks, in the program's own all-reduce...
+  //   const SaveDecision decision = manager.Decide(step, facts);
+  //   if (decision.trouble != SaveTrouble::kNone) ...ends with an error...
+  //   if (decision.end != EndReason::kNone) manager.Finish();
+  //   if (decision.save != SaveKind::kNone) manager.Save(...);
+  //
+  // What this rank knows. Never waits for other ranks.
+  virtual StepFacts Observe(const StepState& now) = 0;
+  // What all ranks do, by the sum of their facts: equal on every rank.
+  virtual SaveDecision Decide(int64_t step, const StepFacts& of_all_ranks) = 0;
+  // Saves now.
+  virtual absl::Status Save(const SaveRequest& request, const StateDict& state) = 0;
+
+  // In the background: a save whose state is not in memory yet counts as in flight from here on;
+  // Save() or Refuse() then begins it.
+  virtual void Announce() = 0;
   // See AsyncSaver::Refuse(); in the background only.
-  void Refuse(int64_t step, const absl::Status& error);
+  virtual void Refuse(int64_t step, const absl::Status& error) = 0;
 
   // See AsyncSaver. Without saves in the background, these return immediately.
-  void Prepare(const StateDict& state);
-  void WaitUntilCopied(const void* data, uint64_t size_bytes);
-  void WaitUntilAllCopied();
+  virtual void Prepare(const StateDict& state) = 0;
+  virtual void WaitUntilCopied(const void* data, uint64_t size_bytes) = 0;
+  virtual void WaitUntilAllCopied() = 0;
 
-  // Whether a save in the background has been started of which TrySave(), Poll() and Finish() have
+  // Whether a save in the background has been started of which Observe(), Poll() and Finish() have
   // not seen the outcome yet.
-  bool save_in_flight() const { return started_ > finished_; }
+  virtual bool save_in_flight() const = 0;
   // The saves that have finished since the last call, oldest first. Never waits.
-  std::vector<SaveOutcome> Poll();
+  virtual std::vector<SaveOutcome> Poll() = 0;
   // Waits for saves in flight.
-  std::vector<SaveOutcome> Finish();
+  virtual std::vector<SaveOutcome> Finish() = 0;
+  // The outcome of the newest finished save that was not skipped.
+  virtual const absl::Status& last_save() const = 0;
+
+  // FailedPrecondition once it is known that another job has taken the folder over; never waits.
+  // On rank 0.
+  virtual absl::Status CheckFolder() const = 0;
 
   // For a process that is about to end with an error: its saves wait for nobody any more.
-  void Abandon() { storage_->Abandon(); }
+  virtual void Abandon() = 0;
 
-  Storage& storage() { return *storage_; }
+  // Precondition: there is one.
+  virtual Storage& storage() const = 0;
 
- private:
-  SaveHooks Hooks();
-  absl::StatusOr<std::string> ChooseRoot(const PlannedSave& planned);
-  void AfterCommit(SaveReport& report);
-  void CollectOutcomes();
-  void WaitForSaves();
-  ProcessGroup& group() { return options_.save.group != nullptr ? *options_.save.group : alone_; }
-
-  std::unique_ptr<FolderLock> lock_;  // on rank 0, after Open()
-  const std::shared_ptr<Storage> storage_;
-  CheckpointManagerOptions options_;
-  SingleProcessGroup alone_;
-  const std::unique_ptr<Retention> retention_;   // used by the saving thread
-  std::string room_note_;                        // likewise: what was deleted to make room
-  const std::unique_ptr<PlanCache> plan_cache_;  // of saves in the foreground
-  std::unique_ptr<SaveSchedule> schedule_;       // begins with the first step
-  int64_t resumed_step_ = 0;
-  const absl::Duration began_;
-  std::vector<SaveOutcome> done_;  // not returned yet
-  int64_t started_ = 0;            // saves in the background
-  int64_t finished_ = 0;
-  std::unique_ptr<AsyncSaver> background_;  // its thread uses the members above
+ protected:
+  CheckpointManager() = default;
 };
 
 }  // namespace tessera::ckpt

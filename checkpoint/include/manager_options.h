@@ -4,6 +4,7 @@
 // Options and results of a CheckpointManager (checkpoint_manager.h): when a job saves, which
 // checkpoints it keeps, and where it resumes.
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -15,12 +16,13 @@
 
 namespace tessera::ckpt {
 
-class FolderLock;  // checkpoint/manager/folder_lock.h
+class FolderLock;  // checkpoint/include/folder_lock.h
 
 // ---- When a job saves, and when it ends.
 
 struct SaveScheduleOptions {
-  bool saves = true;  // false: nothing is ever saved, only the end of the run is decided
+  // False: nothing is saved, locked or renamed; only the end of the run is decided.
+  bool saves = true;
 
   // Permanent checkpoints. Each zero: not for this reason. The last step of a run is always saved.
   int64_t interval_steps = 0;
@@ -38,6 +40,35 @@ struct SaveScheduleOptions {
   bool saves_at_signals = true;  // false: a signal ends the run without a checkpoint
 };
 
+// When a job ends because it cannot save.
+struct FailedSavesOptions {
+  int64_t max_failed_saves = 3;  // in a row; 0: any number
+  absl::Duration max_without_checkpoint = absl::InfiniteDuration();
+};
+
+// What a rank says after an optimizer step. The facts of all ranks decide together.
+struct StepState {
+  int64_t step = 0;           // completed; the same on every rank
+  int stop_signal = 0;        // SIGINT or SIGTERM, for which every other signal counts; 0: none
+  bool records_fail = false;  // what the run writes beside checkpoints cannot be written: it ends
+  // The step changed the state, and its loss is plausible. Checkpoints that are due wait for a step
+  // that is healthy on every rank, so that retention and rolling slots keep good ones; those that
+  // an end of the run or a stop file asks for do not wait.
+  bool healthy = true;
+};
+
+// The facts of one rank after a step, or of several: the sum of their counts, which an all-reduce
+// adds. What each count means is the library's.
+struct StepFacts {
+  static constexpr int kCounts = 9;
+  std::array<int64_t, kCounts> counts = {};
+
+  StepFacts& operator+=(const StepFacts& other) {
+    for (int i = 0; i < kCounts; ++i) counts[i] += other.counts[i];
+    return *this;
+  }
+};
+
 enum class SaveKind { kNone, kRolling, kPermanent };
 
 enum class EndReason {
@@ -50,32 +81,23 @@ enum class EndReason {
   kExitInterval
 };
 
-// The contents of a stop file: one integer, by which a person asks a job to save and to end.
-struct StopRequest {
-  // N > 0: save at step N and end the run. N < 0: save at step -N and continue. 0: nothing.
-  int64_t step = 0;
-  // Counts what was written to the file, so that one value is acted upon once. 1: the contents that
-  // the file had when the run began; 0: never read.
-  int64_t version = 0;
+// Why a job should end with an error. Ranks agree on a number: never renumber within a release.
+enum class SaveTrouble {
+  kNone = 0,
+  kNoRoom = 1,       // the last save has failed for want of space
+  kFailures = 2,     // max_failed_saves in a row
+  kTooLong = 3,      // no checkpoint for max_without_checkpoint
+  kFolderTaken = 4,  // another job saves to the folder
 };
 
-// The situation after an optimizer step. Ranks that pass equal values decide equally.
-struct StepState {
-  int64_t step = 0;           // completed
-  absl::Duration elapsed;     // since the run began
-  int stop_signal = 0;        // 0: none
-  bool records_fail = false;  // what the run writes beside checkpoints cannot be written: it ends
-  StopRequest stop_file;
-  bool save_in_flight = false;  // an asynchronous save is not finished
-  // The step changed the state, and its loss is plausible. Checkpoints that are due wait for the
-  // next healthy step, so that retention and rolling slots keep good ones; those that an end of the
-  // run or a stop file asks for do not wait.
-  bool healthy = true;
-};
-
+// What all ranks do after a step.
 struct SaveDecision {
   SaveKind save = SaveKind::kNone;
   EndReason end = EndReason::kNone;
+  // Without a reason to end, or where the folder is taken; a job that ends anyway tries to save.
+  SaveTrouble trouble = SaveTrouble::kNone;
+  int stop_signal = 0;        // to any rank, whatever ends the run; SIGINT before SIGTERM
+  bool records_fail = false;  // on any rank
 
   bool operator==(const SaveDecision&) const = default;
 };
@@ -98,28 +120,21 @@ struct RetentionOptions {
 // ---- Where it resumes.
 
 struct ResumeOptions {
-  // Renames what was skipped, which would otherwise be in the way of the coming saves: from
-  // "step-00000500" to "step-00000500.damaged", or to "step-00000500.damaged-2" and so on where
-  // that exists. Readers do not take it for a checkpoint any more, but all of it is still there.
-  // False: leaves it as it is, for a job that does not save.
-  bool quarantine = true;
-  // Continues from the checkpoint of this step instead of the latest valid one. NotFound, listing
-  // the steps that exist, if it does not, and the error of its manifest or files if it is damaged.
-  // Once it is loaded, checkpoints of later steps are quarantined as "abandoned".
+  // Continues from the checkpoint of this step instead of the latest valid one, which is an error
+  // where it is not there or damaged. Once it is loaded, checkpoints of later steps are quarantined
+  // as "abandoned".
   std::optional<int64_t> step;
-  // How a user asks for a step, for the error's message: "ckpt_step 400".
-  std::string step_name = "step";
   // Begins without a checkpoint where there have been some and none is valid.
   bool ignore_no_valid = false;
-  // How a user sets ignore_no_valid, for the error's message: "--resume-anew begins at step 0".
-  std::string ignore_no_valid_hint;
-  // How a user has named the folder, for the error of a rank that has none: "save: no folder /a".
-  std::string no_folder = "no folder";
-  // On rank 0, the lock of the folder, where the program holds it and not the manager: nothing is
-  // renamed where it was lost meanwhile. May be null.
-  FolderLock* lock = nullptr;
-  absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
 };
+
+// What a resume could not find, as a payload of its error: a program may word it for its users.
+enum class ResumeProblem {
+  kNone,        // the error is of another kind
+  kNoSuchStep,  // NotFound: no checkpoint of ResumeOptions::step; lists the steps that exist
+  kNoneValid,   // FailedPrecondition: checkpoints are there, or have been, and none is valid
+};
+ResumeProblem ProblemOf(const absl::Status& status);
 
 // A checkpoint that was newer than the one resumed from, and why that one was not taken.
 struct SkippedCheckpoint {

@@ -1,15 +1,18 @@
 #include "checkpoint/include/checkpoint_manager.h"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/manager/folder_lock.h"
+#include "checkpoint/include/folder_lock.h"
+#include "checkpoint/include/stop_file.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/save_schedule.h"
@@ -22,15 +25,361 @@
 namespace tessera::ckpt {
 namespace {
 
+// In the folder: the identity of the stop file's request that has ended the last job. Even where
+// the checkpoint of that step is damaged later, the same request ends no other one.
+constexpr char kObeyedStopFile[] = ".stop_file";
+constexpr uint64_t kMaxIdentityBytes = 1024;
+
 void AddNote(SaveReport& report, std::string_view note) {
   absl::StrAppend(&report.note, report.note.empty() ? "" : "; ", std::string(note));
 }
 
-absl::StatusOr<std::unique_ptr<FolderLock>> LockFolder(std::string_view name,
-                                                       const OpenStorageOptions& open) {
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage, OpenStorage(name, open));
-  return FolderLock::Acquire(std::move(storage), {});
+// Rank 0's answer to the facts of all ranks: their sum. Ranks are of one program on one kind of
+// machine, so that the numbers are sent as they are in memory.
+absl::StatusOr<std::string> AddFacts(const std::vector<std::string>& of_ranks) {
+  StepFacts sum;
+  for (const std::string& bytes : of_ranks) {
+    StepFacts one;
+    if (bytes.size() != sizeof(one.counts)) {
+      return absl::InternalError(
+          "a rank's facts about a step have another size: is it another "
+          "build?");
+    }
+    std::memcpy(one.counts.data(), bytes.data(), bytes.size());
+    sum += one;
+  }
+  return std::string(reinterpret_cast<const char*>(sum.counts.data()), sizeof(sum.counts));
 }
+
+class Manager final : public CheckpointManager {
+ public:
+  Manager(std::shared_ptr<Storage> storage, std::unique_ptr<FolderLock> lock,
+          CheckpointManagerOptions options)
+      : lock_(std::move(lock)),
+        storage_(std::move(storage)),
+        staging_(storage_ != nullptr ? storage_->staging() : nullptr),
+        options_(std::move(options)),
+        schedule_(options_.schedule),
+        failed_saves_(options_.failures),
+        began_(SteadyNow()) {
+    OpenStopFile();
+    if (storage_ == nullptr || !options_.schedule.saves) return;
+    retention_.emplace(*storage_, options_.keep);
+    if (!options_.background.has_value()) {
+      ConfirmBeforeCommit(options_.save);
+      return;
+    }
+    ConfirmBeforeCommit(options_.background->save);
+    background_ = std::make_unique<AsyncSaver>(*storage_, *options_.background, Hooks());
+  }
+
+  absl::StatusOr<ResumeResult> TryResume(const StateDict& state,
+                                         const ResumeOptions& options) override {
+    const LoadOnThisRank load = [&](const Checkpoint& checkpoint) {
+      LoadOptions load_options;
+      load_options.group = &group();
+      load_options.deadline = options_.save.deadline;
+      return checkpoint.Load(state, load_options).status();
+    };
+    return TryResume(load, options);
+  }
+
+  absl::StatusOr<ResumeResult> TryResume(const LoadOnThisRank& load,
+                                         const ResumeOptions& options) override {
+    TESSERA_ASSIGN_OR_RETURN(ResumeResult resumed,
+                             ResumeFromLatest(storage_, group(),
+                                              {.quarantine = options_.schedule.saves,
+                                               .step = options.step,
+                                               .ignore_no_valid = options.ignore_no_valid,
+                                               .lock = lock_.get(),
+                                               .deadline = options_.save.deadline},
+                                              load));
+    Begin(resumed.checkpoint.has_value() ? resumed.checkpoint->step() : 0, std::nullopt);
+    return resumed;
+  }
+
+  absl::StatusOr<std::vector<std::string>> AbandonLater(int64_t step) override {
+    absl::StatusOr<std::vector<std::string>> moved = std::vector<std::string>();
+    if (group().rank() == 0) {
+      const absl::Status held = lock_ != nullptr ? lock_->Confirm() : absl::OkStatus();
+      moved = held.ok() ? ckpt::AbandonLater(*storage_, step)
+                        : absl::StatusOr<std::vector<std::string>>(held);
+    }
+    TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group(), moved.status(), options_.save.deadline));
+    return moved;
+  }
+
+  void Begin(int64_t step, std::optional<int64_t> last_step) override {
+    if (last_step.has_value()) options_.schedule.last_step = *last_step;
+    stop_requests_ = StopRequests(step);
+    schedule_ = SaveSchedule(options_.schedule);
+    began_ = SteadyNow();
+  }
+
+  absl::StatusOr<SaveDecision> TrySave(const StepState& now, const StateDict& state,
+                                       const Metadata& metadata) override {
+    TESSERA_ASSIGN_OR_RETURN(const StepFacts all, Exchange(Observe(now)));
+    const SaveDecision decision = Decide(now.step, all);
+    TESSERA_RETURN_IF_ERROR(Check(decision.trouble));
+    const bool ends = decision.end != EndReason::kNone;
+    if (ends) WaitForSaves();  // so that the last save is not skipped
+    if (decision.save != SaveKind::kNone) {
+      TESSERA_RETURN_IF_ERROR(
+          Save({now.step, decision.save == SaveKind::kRolling, metadata}, state));
+    }
+    if (ends) WaitForSaves();
+    return decision;
+  }
+
+  StepFacts Observe(const StepState& now) override {
+    CollectOutcomes();
+    KnownFacts known = {.step = now.step,
+                        .stop_signal = now.stop_signal,
+                        .records_fail = now.records_fail,
+                        .healthy = now.healthy};
+    if (stop_file_ != nullptr) {
+      const std::string note = stop_file_->TakeNote();
+      if (!note.empty()) Say(note);
+      known.stop_file = stop_requests_.AfterStep(now.step, stop_file_->Poll());
+      if (known.stop_file == StopFileAsks::kSaveAndEnd) stopped_at_ = now.step;
+    }
+    known.elapsed = SteadyNow() - began_;
+    known.save_in_flight = save_in_flight();
+    known.trouble =
+        CheckFolder().ok() ? failed_saves_.Judge(known.elapsed) : SaveTrouble::kFolderTaken;
+    return Encode(known, /*is_rank_0=*/group().rank() == 0);
+  }
+
+  SaveDecision Decide(int64_t step, const StepFacts& of_all_ranks) override {
+    const KnownFacts known = Decode(step, of_all_ranks);
+    elapsed_ = known.elapsed;
+    return schedule_.AfterStep(known);
+  }
+
+  absl::Status Save(const SaveRequest& request, const StateDict& state) override {
+    if (background_ != nullptr) {
+      NoteStarted();
+      background_->Start(request, state);
+      return absl::OkStatus();
+    }
+    TESSERA_ASSIGN_OR_RETURN(SaveReport report,
+                             SaveNow(*storage_, request, state, options_.save, Hooks()));
+    AfterCommit(report);
+    Add({.step = request.step, .report = std::move(report)});
+    return absl::OkStatus();
+  }
+
+  void Announce() override {
+    announced_ = true;
+    ++started_;
+  }
+
+  void Refuse(int64_t step, const absl::Status& error) override {
+    NoteStarted();
+    background_->Refuse(step, error);
+  }
+
+  void Prepare(const StateDict& state) override {
+    if (background_ != nullptr) background_->Prepare(state);
+  }
+
+  void WaitUntilCopied(const void* data, uint64_t size_bytes) override {
+    if (background_ != nullptr) background_->WaitUntilCopied(data, size_bytes);
+  }
+
+  void WaitUntilAllCopied() override {
+    if (background_ != nullptr) background_->WaitUntilAllCopied();
+  }
+
+  bool save_in_flight() const override { return started_ > finished_; }
+
+  std::vector<SaveOutcome> Poll() override {
+    CollectOutcomes();
+    return std::exchange(done_, {});
+  }
+
+  std::vector<SaveOutcome> Finish() override {
+    WaitForSaves();
+    return std::exchange(done_, {});
+  }
+
+  const absl::Status& last_save() const override { return failed_saves_.last(); }
+
+  absl::Status CheckFolder() const override {
+    return lock_ != nullptr ? lock_->Check() : absl::OkStatus();
+  }
+
+  void Abandon() override {
+    if (lock_ != nullptr) lock_->Abandon();
+    if (storage_ != nullptr) storage_->Abandon();
+  }
+
+  Storage& storage() const override { return *storage_; }
+
+ private:
+  ProcessGroup& group() { return options_.save.group != nullptr ? *options_.save.group : alone_; }
+
+  void Say(const std::string& sentence) const {
+    if (options_.notes) options_.notes(sentence);
+  }
+
+  SaveHooks Hooks() {
+    return {.choose_root = [this](const PlannedSave& planned) { return ChooseRoot(planned); },
+            .plan_cache = &plan_cache_,
+            .on_committed = [this](SaveReport& report) { AfterCommit(report); }};
+  }
+
+  void ConfirmBeforeCommit(SaveOptions& options) {
+    if (lock_ == nullptr) return;
+    options.before_commit = [this, before = std::move(options.before_commit)]() -> absl::Status {
+      TESSERA_RETURN_IF_ERROR(lock_->Confirm());
+      return before ? before() : absl::OkStatus();
+    };
+  }
+
+  void OpenStopFile() {
+    if (options_.stop_file.empty()) return;
+    std::string obeyed;
+    if (storage_ != nullptr && options_.schedule.saves) {
+      obeyed = ReadAll(*storage_, kObeyedStopFile, kMaxIdentityBytes).value_or("");
+    }
+    stop_file_ = std::make_unique<StopFile>(options_.stop_file, obeyed);
+  }
+
+  // Failures do no harm.
+  void RememberStopFile() {
+    WriteAll(*storage_, kObeyedStopFile, stop_file_->Identity(stop_requests_.handled_version()))
+        .IgnoreError();
+    if (staging_ != nullptr) staging_->Delete(kObeyedStopFile).IgnoreError();
+  }
+
+  absl::StatusOr<StepFacts> Exchange(StepFacts facts) {
+    if (group().size() == 1) return facts;
+    const std::string mine(reinterpret_cast<const char*>(facts.counts.data()),
+                           sizeof(facts.counts));
+    TESSERA_ASSIGN_OR_RETURN(const std::string all,
+                             Agree(group(), mine, AddFacts, options_.save.deadline));
+    if (all.size() != sizeof(facts.counts)) {
+      return absl::InternalError("rank 0's facts about a step have another size");
+    }
+    std::memcpy(facts.counts.data(), all.data(), all.size());
+    return facts;
+  }
+
+  absl::Status Check(SaveTrouble trouble) {
+    const std::string last =
+        last_save().ok() ? "" : absl::StrCat("; the last one: ", last_save().message());
+    switch (trouble) {
+      case SaveTrouble::kNone:
+        return absl::OkStatus();
+      case SaveTrouble::kNoRoom:
+        WaitForSaves();
+        return last_save();
+      case SaveTrouble::kFailures:
+        return absl::AbortedError(absl::StrCat("nothing can be saved to ", storage_->Describe(""),
+                                               ": ", options_.failures.max_failed_saves,
+                                               " saves in a row have failed", last));
+      case SaveTrouble::kTooLong:
+        return absl::AbortedError(
+            absl::StrCat("no checkpoint has been saved to ", storage_->Describe(""), " for ",
+                         absl::FormatDuration(options_.failures.max_without_checkpoint), last));
+      case SaveTrouble::kFolderTaken:
+        // Rank 0 alone knows more.
+        TESSERA_RETURN_IF_ERROR(CheckFolder());
+        return absl::FailedPreconditionError(
+            absl::StrCat("another job saves to ", storage_->Describe("")));
+    }
+    return absl::OkStatus();
+  }
+
+  void NoteStarted() {
+    if (!std::exchange(announced_, false)) ++started_;
+  }
+
+  void Add(SaveOutcome outcome) {
+    failed_saves_.Add(outcome.report.status(), elapsed_);
+    if (outcome.report.ok() && stopped_at_ == outcome.step) RememberStopFile();
+    done_.push_back(std::move(outcome));
+  }
+
+  void CollectOutcomes() {
+    if (background_ == nullptr) return;
+    while (std::optional<SaveOutcome> outcome = background_->Poll()) {
+      ++finished_;
+      Add(*std::move(outcome));
+    }
+  }
+
+  void WaitForSaves() {
+    if (background_ == nullptr) return;
+    for (SaveOutcome& outcome : background_->Finish()) {
+      ++finished_;
+      Add(std::move(outcome));
+    }
+  }
+
+  // On rank 0, before a save writes: where it goes. Empties a rolling slot; where the disk is too
+  // full, deletes what may go.
+  absl::StatusOr<std::string> ChooseRoot(const PlannedSave& planned) {
+    std::string root;
+    if (planned.rolling) {
+      TESSERA_ASSIGN_OR_RETURN(root, EmptyRollingSlot(*storage_));
+    }
+    room_note_.clear();
+    // The manifest and the file system's own records are small beside the data.
+    const uint64_t needed_bytes = planned.data_bytes + planned.data_bytes / 64 +
+                                  std::min<uint64_t>(planned.data_bytes, 64 << 10);
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::vector<std::string> deleted,
+        retention_->MakeRoom({planned.step, planned.rolling, needed_bytes}, absl::Now()));
+    if (!deleted.empty()) {
+      room_note_ = absl::StrCat("the disk is full: ", absl::StrJoin(deleted, " and "),
+                                " made room for step ", planned.step);
+    }
+    return root;
+  }
+
+  // Deletes what a new checkpoint makes superfluous. An error is a note: the checkpoint is
+  // complete.
+  void AfterCommit(SaveReport& report) {
+    if (group().rank() == 0 && options_.on_commit) options_.on_commit(report);
+    const bool permanent = report.directory.find('/') == report.directory.npos;
+    if (group().rank() == 0 && permanent) {
+      if (const absl::Status pruned = retention_->Apply(absl::Now()); !pruned.ok()) {
+        AddNote(report, absl::StrCat("older checkpoints are still there: ", pruned.message()));
+      }
+    }
+    if (!room_note_.empty()) AddNote(report, room_note_);
+    if (staging_ == nullptr) return;
+    if (const absl::Status forgotten = ForgetCopiesBut(*staging_, report.directory);
+        !forgotten.ok()) {
+      AddNote(report, absl::StrCat("older copies are still there: ", forgotten.message()));
+    }
+  }
+
+  const std::unique_ptr<FolderLock> lock_;  // on rank 0
+  const std::shared_ptr<Storage> storage_;  // null: a job that does not save has none
+  Storage* const staging_;                  // its staging tier; may be null
+  CheckpointManagerOptions options_;
+  SingleProcessGroup alone_;
+  std::optional<Retention> retention_;  // used by the saving thread
+  std::string room_note_;               // likewise: what was deleted to make room
+  PlanCache plan_cache_;                // likewise
+
+  SaveSchedule schedule_;
+  StopRequests stop_requests_;
+  std::unique_ptr<StopFile> stop_file_;  // on the ranks that name one
+  std::optional<int64_t> stopped_at_;    // the step at which this rank's has asked for the end
+  FailedSaves failed_saves_;
+  absl::Duration began_;
+  absl::Duration elapsed_;  // since then, when ranks decided last
+
+  std::vector<SaveOutcome> done_;  // not returned yet
+  int64_t started_ = 0;            // saves in the background
+  int64_t finished_ = 0;
+  bool announced_ = false;                  // the last of those that are counted as started
+  std::unique_ptr<AsyncSaver> background_;  // its thread uses the members above
+};
 
 }  // namespace
 
@@ -38,179 +387,34 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
     std::string_view name, CheckpointManagerOptions options, const OpenStorageOptions& open) {
   SingleProcessGroup alone;
   ProcessGroup& group = options.save.group != nullptr ? *options.save.group : alone;
-  const OpenStorageOptions creating = ForSaving(open);
+  const bool saves = options.schedule.saves;
+  const OpenStorageOptions opening = saves ? ForSaving(open) : open;
+  absl::StatusOr<std::unique_ptr<Storage>> to_lock = nullptr;
+  absl::StatusOr<std::unique_ptr<Storage>> storage = OpenStorage(name, opening);
+  if (!saves && absl::IsNotFound(storage.status())) storage = nullptr;
+  if (saves && group.rank() == 0) to_lock = OpenStorage(name, opening);
+  absl::Status opened = storage.status();
+  opened.Update(to_lock.status());
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, opened, options.save.deadline));
+  return Open(*std::move(storage), *std::move(to_lock), std::move(options));
+}
+
+absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
+    std::shared_ptr<Storage> storage, std::unique_ptr<Storage> to_lock,
+    CheckpointManagerOptions options) {
+  SingleProcessGroup alone;
+  ProcessGroup& group = options.save.group != nullptr ? *options.save.group : alone;
   absl::StatusOr<std::unique_ptr<FolderLock>> lock = nullptr;
-  if (group.rank() == 0) lock = LockFolder(name, creating);
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, lock.status(), options.save.deadline));
-  absl::StatusOr<std::unique_ptr<Storage>> storage = OpenStorage(name, creating);
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, storage.status(), options.save.deadline));
-
-  if (*lock != nullptr) {
-    FolderLock* const held = lock->get();
-    options.resume.lock = held;
-    SaveOptions& saves = options.background.has_value() ? options.background->save : options.save;
-    saves.before_commit = [held, before = std::move(saves.before_commit)]() -> absl::Status {
-      TESSERA_RETURN_IF_ERROR(held->Confirm());
-      return before ? before() : absl::OkStatus();
-    };
+  if (to_lock != nullptr && group.rank() == 0) {
+    lock = FolderLock::Acquire(std::move(to_lock),
+                               {.wait = options.lock_wait, .on_wait = options.notes});
   }
-  auto manager = std::make_unique<CheckpointManager>(*std::move(storage), std::move(options));
-  manager->lock_ = *std::move(lock);
-  return manager;
-}
-
-CheckpointManager::CheckpointManager(std::shared_ptr<Storage> storage,
-                                     CheckpointManagerOptions options)
-    : storage_(std::move(storage)),
-      options_(std::move(options)),
-      retention_(std::make_unique<Retention>(*storage_, options_.keep)),
-      plan_cache_(std::make_unique<PlanCache>()),
-      began_(SteadyNow()) {
-  if (!options_.background.has_value()) return;
-  background_ = std::make_unique<AsyncSaver>(*storage_, *options_.background, Hooks());
-}
-
-CheckpointManager::~CheckpointManager() = default;
-
-SaveHooks CheckpointManager::Hooks() {
-  return {.choose_root = [this](const PlannedSave& planned) { return ChooseRoot(planned); },
-          .plan_cache = plan_cache_.get(),
-          .on_committed = [this](SaveReport& report) { AfterCommit(report); }};
-}
-
-absl::StatusOr<ResumeResult> CheckpointManager::TryResume(const StateDict& state) {
-  const LoadOnThisRank load = [&](const Checkpoint& checkpoint) {
-    LoadOptions load_options;
-    load_options.group = &group();
-    load_options.deadline = options_.save.deadline;
-    return checkpoint.Load(state, load_options).status();
-  };
-  TESSERA_ASSIGN_OR_RETURN(ResumeResult resumed,
-                           ResumeFromLatest(storage_, group(), options_.resume, load));
-  if (resumed.checkpoint.has_value()) resumed_step_ = resumed.checkpoint->step();
-  return resumed;
-}
-
-absl::StatusOr<SaveDecision> CheckpointManager::TrySave(StepState now, const StateDict& state,
-                                                        const Metadata& metadata) {
-  if (schedule_ == nullptr) {
-    schedule_ = std::make_unique<SaveSchedule>(options_.schedule, resumed_step_);
+  const absl::Status agreed = AgreeOnStatus(group, lock.status(), options.save.deadline);
+  TESSERA_RETURN_IF_ERROR(lock.ok() ? agreed : lock.status());
+  if (*lock != nullptr && options.notes && !(*lock)->warning().empty()) {
+    options.notes((*lock)->warning());
   }
-  CollectOutcomes();
-  // One clock decides for all ranks, and one view of what is in flight.
-  int64_t facts[2] = {absl::ToInt64Nanoseconds(SteadyNow() - began_), save_in_flight() ? 1 : 0};
-  if (group().size() > 1) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::string sent,
-        group().Broadcast(absl::StrCat(facts[0], " ", facts[1]), options_.save.deadline));
-    const size_t space = sent.find(' ');
-    if (space == sent.npos || !absl::SimpleAtoi(sent.substr(0, space), &facts[0]) ||
-        !absl::SimpleAtoi(sent.substr(space + 1), &facts[1])) {
-      return absl::InternalError("rank 0's message about the time does not parse");
-    }
-  }
-  now.elapsed = absl::Nanoseconds(facts[0]);
-  now.save_in_flight = facts[1] != 0;
-  const SaveDecision decision = schedule_->AfterStep(now);
-  const bool ends = decision.end != EndReason::kNone;
-  if (ends) WaitForSaves();  // so that the last save is not skipped
-  if (decision.save != SaveKind::kNone) {
-    TESSERA_RETURN_IF_ERROR(Save({now.step, decision.save == SaveKind::kRolling, metadata}, state));
-  }
-  if (ends) WaitForSaves();
-  return decision;
-}
-
-absl::Status CheckpointManager::Save(const SaveRequest& request, const StateDict& state) {
-  if (background_ != nullptr) {
-    ++started_;
-    background_->Start(request, state);
-    return absl::OkStatus();
-  }
-  TESSERA_ASSIGN_OR_RETURN(SaveReport report,
-                           SaveNow(*storage_, request, state, options_.save, Hooks()));
-  AfterCommit(report);
-  done_.push_back({.step = request.step, .report = std::move(report)});
-  return absl::OkStatus();
-}
-
-void CheckpointManager::Refuse(int64_t step, const absl::Status& error) {
-  ++started_;
-  background_->Refuse(step, error);
-}
-
-void CheckpointManager::Prepare(const StateDict& state) {
-  if (background_ != nullptr) background_->Prepare(state);
-}
-
-void CheckpointManager::WaitUntilCopied(const void* data, uint64_t size_bytes) {
-  if (background_ != nullptr) background_->WaitUntilCopied(data, size_bytes);
-}
-
-void CheckpointManager::WaitUntilAllCopied() {
-  if (background_ != nullptr) background_->WaitUntilAllCopied();
-}
-
-void CheckpointManager::CollectOutcomes() {
-  if (background_ == nullptr) return;
-  while (std::optional<SaveOutcome> outcome = background_->Poll()) {
-    ++finished_;
-    done_.push_back(*std::move(outcome));
-  }
-}
-
-void CheckpointManager::WaitForSaves() {
-  if (background_ == nullptr) return;
-  for (SaveOutcome& outcome : background_->Finish()) {
-    ++finished_;
-    done_.push_back(std::move(outcome));
-  }
-}
-
-std::vector<SaveOutcome> CheckpointManager::Poll() {
-  CollectOutcomes();
-  return std::exchange(done_, {});
-}
-
-std::vector<SaveOutcome> CheckpointManager::Finish() {
-  WaitForSaves();
-  return std::exchange(done_, {});
-}
-
-// On rank 0, before a save writes: where it goes. Empties a rolling slot; where the disk is too
-// full, deletes what may go.
-absl::StatusOr<std::string> CheckpointManager::ChooseRoot(const PlannedSave& planned) {
-  std::string root;
-  if (planned.rolling) {
-    TESSERA_ASSIGN_OR_RETURN(root, EmptyRollingSlot(*storage_));
-  }
-  room_note_.clear();
-  // The manifest and the file system's own records are small beside the data.
-  const uint64_t needed_bytes = planned.data_bytes + planned.data_bytes / 64 + (64 << 10);
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> deleted,
-      retention_->MakeRoom({planned.step, planned.rolling, needed_bytes}, absl::Now()));
-  if (!deleted.empty()) {
-    room_note_ = absl::StrCat("the disk is full: ", absl::StrJoin(deleted, " and "),
-                              " made room for step ", planned.step);
-  }
-  return root;
-}
-
-// Deletes what a new checkpoint makes superfluous. An error is a note: the checkpoint is complete.
-void CheckpointManager::AfterCommit(SaveReport& report) {
-  const bool permanent = report.directory.find('/') == report.directory.npos;
-  if (group().rank() == 0 && permanent) {
-    if (const absl::Status pruned = retention_->Apply(absl::Now()); !pruned.ok()) {
-      AddNote(report, absl::StrCat("older checkpoints are still there: ", pruned.message()));
-    }
-  }
-  if (!room_note_.empty()) AddNote(report, room_note_);
-  Storage* const staging = storage_->staging();
-  if (staging == nullptr) return;
-  if (const absl::Status forgotten = ForgetCopiesBut(*staging, report.directory); !forgotten.ok()) {
-    AddNote(report, absl::StrCat("older copies are still there: ", forgotten.message()));
-  }
+  return std::make_unique<Manager>(std::move(storage), *std::move(lock), std::move(options));
 }
 
 }  // namespace tessera::ckpt

@@ -1,4 +1,4 @@
-#include "checkpoint/manager/folder_lock.h"
+#include "checkpoint/include/folder_lock.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -16,6 +16,7 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "checkpoint/manager/lease.h"
 
 namespace tessera::ckpt {
 namespace {

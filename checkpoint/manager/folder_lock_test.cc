@@ -1,4 +1,4 @@
-#include "checkpoint/manager/folder_lock.h"
+#include "checkpoint/include/folder_lock.h"
 
 #include <fcntl.h>
 #include <signal.h>

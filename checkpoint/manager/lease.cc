@@ -1,3 +1,5 @@
+#include "checkpoint/manager/lease.h"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,7 +22,7 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
-#include "checkpoint/manager/folder_lock.h"
+#include "checkpoint/include/folder_lock.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -1,3 +1,5 @@
+#include "checkpoint/manager/lease.h"
+
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,7 +13,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "base/testing.h"
-#include "checkpoint/manager/folder_lock.h"
+#include "checkpoint/include/folder_lock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/s3/s3_storage.h"

@@ -5,8 +5,10 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/collective/agree.h"
@@ -15,8 +17,8 @@
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/folder_lock.h"
 #include "checkpoint/include/manifest.pb.h"
-#include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/manager/resume_messages.pb.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/saved_checkpoints.h"
@@ -33,6 +35,15 @@ namespace {
 
 constexpr std::string_view kDamaged = "damaged";
 constexpr std::string_view kDiverged = "diverged";
+
+// Payloads of errors, whose contents do not matter.
+constexpr char kNoSuchStep[] = "tessera.ckpt.no_such_step";
+constexpr char kNoneValid[] = "tessera.ckpt.none_valid";
+
+absl::Status WithProblem(absl::Status status, const char* problem) {
+  status.SetPayload(problem, absl::Cord("resume"));
+  return status;
+}
 
 bool IsQuarantineWord(std::string_view suffix) {
   return suffix.starts_with(kDamaged) || suffix.starts_with(kDiverged);
@@ -95,12 +106,12 @@ absl::Status WhyDiverged(const Manifest& manifest) {
 // What rank 0 knows.
 class Decision {
  public:
-  Decision(Storage* storage, const ResumeOptions& options) : storage_(storage), options_(options) {}
+  Decision(Storage* storage, const ResumeRules& rules) : storage_(storage), rules_(rules) {}
 
   // Returns the next checkpoint to load as a message, which is empty if none is left.
   absl::StatusOr<std::string> FindLatestValid() {
     if (storage_ == nullptr) return std::string();
-    if (seen_.empty() && options_.quarantine) {
+    if (seen_.empty() && rules_.quarantine) {
       // A checkpoint that was committed while its directory was being discarded gets its name back.
       for (const std::string& place : Places()) {
         SettleDiscarded(*storage_, place).IgnoreError();
@@ -109,7 +120,7 @@ class Decision {
     std::vector<CheckpointInfo> unreadable;
     TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved,
                              ListForResume(*storage_, &unreadable));
-    if (options_.step.has_value()) return FindStep(saved);
+    if (rules_.step.has_value()) return FindStep(saved);
     for (const CheckpointInfo& checkpoint : saved) {
       if (seen_.contains(checkpoint.directory)) continue;
       // Each of these may be a later checkpoint.
@@ -135,7 +146,7 @@ class Decision {
 
   // Where nothing was offered.
   absl::Status CheckNoneIsExpected() {
-    if (storage_ == nullptr || options_.ignore_no_valid) return absl::OkStatus();
+    if (storage_ == nullptr || rules_.ignore_no_valid) return absl::OkStatus();
     std::vector<std::string> lines;
     for (const SkippedCheckpoint& skipped : skipped_) {
       lines.push_back(
@@ -146,22 +157,21 @@ class Decision {
       TESSERA_ASSIGN_OR_RETURN(lines, ListQuarantined(*storage_));
       if (lines.empty()) return absl::OkStatus();
     }
-    const std::string hint = options_.ignore_no_valid_hint.empty()
-                                 ? std::string()
-                                 : absl::StrCat("; ", options_.ignore_no_valid_hint);
-    return absl::FailedPreconditionError(absl::StrCat("no checkpoint in ", storage_->Describe(""),
-                                                      " is valid (", JoinFirst(lines, "; "),
-                                                      "); nothing was renamed", hint));
+    return WithProblem(absl::FailedPreconditionError(
+                           absl::StrCat("no checkpoint in ", storage_->Describe(""), " is valid (",
+                                        JoinFirst(lines, "; "), "); nothing was renamed")),
+                       kNoneValid);
   }
 
   // Renames what was skipped, or is abandoned.
   absl::Status Quarantine() {
     reading_ = ReadLock();
-    const bool goes_back = options_.step.has_value() && storage_ != nullptr;
-    if (!options_.quarantine || (skipped_.empty() && !goes_back)) return absl::OkStatus();
-    if (options_.lock != nullptr) TESSERA_RETURN_IF_ERROR(options_.lock->Confirm());
+    const bool goes_back = rules_.step.has_value() && storage_ != nullptr;
+    if (!rules_.quarantine) return absl::OkStatus();
+    // A job that stood still meanwhile, and has lost its folder, ends before it saves.
+    if (rules_.lock != nullptr) TESSERA_RETURN_IF_ERROR(rules_.lock->Confirm());
     if (goes_back) {
-      TESSERA_ASSIGN_OR_RETURN(abandoned_, AbandonLater(*storage_, *options_.step));
+      TESSERA_ASSIGN_OR_RETURN(abandoned_, AbandonLater(*storage_, *rules_.step));
     }
     for (SkippedCheckpoint& skipped : skipped_) {
       const auto judged = manifests_.find(skipped.directory);
@@ -195,11 +205,12 @@ class Decision {
 
   // The checkpoint that was asked for.
   absl::StatusOr<std::string> FindStep(const std::vector<CheckpointInfo>& saved) {
-    const auto found = std::ranges::find(saved, *options_.step, &CheckpointInfo::step);
+    const auto found = std::ranges::find(saved, *rules_.step, &CheckpointInfo::step);
     if (found == saved.end()) {
       const absl::Status none = NoSuchCheckpoint(*storage_, saved);
-      return absl::Status(
-          none.code(), absl::StrCat(options_.step_name, " ", *options_.step, ": ", none.message()));
+      return WithProblem(
+          absl::Status(none.code(), absl::StrCat("step ", *rules_.step, ": ", none.message())),
+          kNoSuchStep);
     }
     TESSERA_RETURN_IF_ERROR(Choose(*found));
     return Offer();
@@ -264,7 +275,7 @@ class Decision {
   }
 
   Storage* const storage_;
-  const ResumeOptions& options_;
+  const ResumeRules& rules_;
   std::set<std::string> seen_;  // directories that are not offered again
   std::vector<SkippedCheckpoint> skipped_;
   std::vector<std::string> abandoned_;
@@ -281,7 +292,7 @@ using PartsOfLoads = std::map<std::string, std::vector<DamagedPart>>;
 
 // What another rank sees that rank 0 does not, as it follows "rank 3 "; or nothing.
 absl::StatusOr<std::string> Contradict(Storage* storage, const ResumeOffer& offer,
-                                       const ResumeOptions& options, PartsOfLoads& parts) {
+                                       const ResumeRules& rules, PartsOfLoads& parts) {
   if (storage == nullptr) return std::string();
   for (const ResumeOffer::Skipped& skipped : offer.skipped()) {
     if (!skipped.damaged()) continue;
@@ -295,7 +306,7 @@ absl::StatusOr<std::string> Contradict(Storage* storage, const ResumeOffer& offe
     return absl::StrCat("reads ", storage->Describe(skipped.directory()),
                         " well, which rank 0 finds damaged (", skipped.reason(), ")");
   }
-  if (offer.found() || offer.skipped_size() > 0 || options.ignore_no_valid) return std::string();
+  if (offer.found() || offer.skipped_size() > 0 || rules.ignore_no_valid) return std::string();
   TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved, ListForResume(*storage));
   if (saved.empty()) return std::string();
   return absl::StrCat("finds ", storage->Describe(saved.front().directory),
@@ -315,7 +326,7 @@ absl::Status CheckNoneContradicts(const std::vector<std::string>& seen) {
 // The checkpoint of rank 0's message on this rank, whose storage may lack the folder.
 absl::StatusOr<std::optional<Checkpoint>> Decode(const std::string& bytes,
                                                  const std::shared_ptr<Storage>& storage,
-                                                 const std::string& no_folder, ResumeOffer& offer) {
+                                                 ResumeOffer& offer) {
   Manifest manifest;
   if (!offer.ParseFromString(bytes) || !manifest.ParseFromString(offer.manifest())) {
     return absl::InternalError("rank 0's message about the checkpoint does not parse");
@@ -323,13 +334,19 @@ absl::StatusOr<std::optional<Checkpoint>> Decode(const std::string& bytes,
   if (!offer.found()) return std::nullopt;
   if (storage == nullptr) {
     return absl::UnavailableError(
-        absl::StrCat(no_folder, ", in which rank 0 finds checkpoints: make sure that every rank ",
-                     "sees the same files there"));
+        "no folder, in which rank 0 finds checkpoints: make sure that every rank sees the same "
+        "files there");
   }
   return Checkpoint(storage, offer.directory(), std::move(manifest));
 }
 
 }  // namespace
+
+ResumeProblem ProblemOf(const absl::Status& status) {
+  if (status.GetPayload(kNoSuchStep).has_value()) return ResumeProblem::kNoSuchStep;
+  if (status.GetPayload(kNoneValid).has_value()) return ResumeProblem::kNoneValid;
+  return ResumeProblem::kNone;
+}
 
 std::string Describe(const Storage& storage, const SkippedCheckpoint& skipped) {
   return absl::StrCat("skipped ", storage.Describe(skipped.directory), ": ",
@@ -340,9 +357,9 @@ std::string Describe(const Storage& storage, const SkippedCheckpoint& skipped) {
 }
 
 absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& storage,
-                                              ProcessGroup& group, const ResumeOptions& options,
+                                              ProcessGroup& group, const ResumeRules& rules,
                                               const LoadOnThisRank& load) {
-  Decision decision(storage.get(), options);
+  Decision decision(storage.get(), rules);
   absl::Status loaded;
   std::vector<DamagedPart> damaged;  // what `loaded` says
   PartsOfLoads all_damaged;
@@ -355,14 +372,13 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& st
       return decision.FindLatestValid();
     };
     TESSERA_ASSIGN_OR_RETURN(const std::string reply,
-                             Agree(group, std::string(), judge_and_offer, options.deadline));
-    absl::StatusOr<std::optional<Checkpoint>> offered =
-        Decode(reply, storage, options.no_folder, offer);
-    TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, offered.status(), options.deadline));
+                             Agree(group, std::string(), judge_and_offer, rules.deadline));
+    absl::StatusOr<std::optional<Checkpoint>> offered = Decode(reply, storage, offer);
+    TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, offered.status(), rules.deadline));
     result.checkpoint = *std::move(offered);
     loaded = result.checkpoint.has_value() ? load(*result.checkpoint) : absl::OkStatus();
     if (loaded.ok()) break;
-    if (options.step.has_value()) return loaded;
+    if (rules.step.has_value()) return loaded;
     damaged = FindDamagedParts(loaded).value_or(std::vector<DamagedPart>());
     const bool agreed = group.size() == 1 || std::ranges::all_of(damaged, [](const DamagedPart& p) {
                           return p.rank >= 0;
@@ -372,14 +388,14 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& st
   }
 
   absl::StatusOr<std::string> seen = std::string();
-  if (group.rank() != 0) seen = Contradict(storage.get(), offer, options, all_damaged);
+  if (group.rank() != 0) seen = Contradict(storage.get(), offer, rules, all_damaged);
   const Combine finish = [&](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
     TESSERA_RETURN_IF_ERROR(CheckNoneContradicts(all));
     if (!offer.found()) TESSERA_RETURN_IF_ERROR(decision.CheckNoneIsExpected());
     TESSERA_RETURN_IF_ERROR(decision.Quarantine());
     return std::string();
   };
-  TESSERA_RETURN_IF_ERROR(Agree(group, seen, finish, options.deadline).status());
+  TESSERA_RETURN_IF_ERROR(Agree(group, seen, finish, rules.deadline).status());
   decision.Report(result);
   return result;
 }

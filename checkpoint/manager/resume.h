@@ -12,24 +12,35 @@
 //   if (!resumed.ok()) ...end the job: nothing in the storage has changed...
 //   if (!resumed->checkpoint.has_value()) ...begin at step 0...
 
-#include <functional>
+#include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/checkpoint_manager.h"
+#include "checkpoint/include/folder_lock.h"
 #include "checkpoint/include/manager_options.h"
 #include "checkpoint/include/process_group.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
 
-// Loads a checkpoint on this rank; a collective call, too, which returns the same status on all
-// ranks, as Load() does. A rank that fails on its own account agrees with the others first
-// (AgreeOnStatus()), or leaves the group, so that the others' waits end: an error that is not known
-// to be of damage and agreed upon is returned from ResumeFromLatest() without another call of the
-// group.
-using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
+// How a job resumes: what its program asks for, and what its manager adds.
+struct ResumeRules {
+  // Renames what was skipped, which would otherwise be in the way of the coming saves: from
+  // "step-00000500" to "step-00000500.damaged", or to "step-00000500.damaged-2" and so on where
+  // that exists. Readers do not take it for a checkpoint any more, but all of it is still there.
+  // False: leaves it as it is, for a job that does not save.
+  bool quarantine = true;
+  std::optional<int64_t> step;  // as ResumeOptions, both
+  bool ignore_no_valid = false;
+  // On rank 0, the lock of the folder: nothing is renamed where it was lost meanwhile. May be null.
+  FolderLock* lock = nullptr;
+  absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
+};
 
 // Loads, on all ranks, the newest committed checkpoint, permanent or rolling, that is healthy and
 // that every rank reads without damage. `load` is called with one checkpoint after the other,
@@ -37,7 +48,7 @@ using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 //
 // Rank 0 decides. It skips what it finds damaged or diverged. Where `load` failed because of
 // damage, whose place the status carries (FindDamagedParts() in
-// checkpoint/directory/damage.h), rank 0 reads the named bytes itself: if they are damaged
+// checkpoint/include/damage.h), rank 0 reads the named bytes itself: if they are damaged
 // there, too, the checkpoint is skipped; if not, the call fails. Other errors of `load`, such as
 // those of a storage that does not reply, never lead to another checkpoint.
 //
@@ -73,7 +84,7 @@ using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 // (read_lock.h). Cost: three agreements, and two for each checkpoint that fails to load. Bytes on
 // the wire: the manifest and why others were skipped, to every rank.
 absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& storage,
-                                              ProcessGroup& group, const ResumeOptions& options,
+                                              ProcessGroup& group, const ResumeRules& rules,
                                               const LoadOnThisRank& load);
 
 }  // namespace tessera::ckpt

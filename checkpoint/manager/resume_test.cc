@@ -15,10 +15,10 @@
 #include "base/testing.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/folder_lock.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/thread_process_group.h"
-#include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/testing/test_state.h"
@@ -103,7 +103,7 @@ class ResumeTest : public ::testing::Test {
   }
 
   // Resumes on all ranks, which must return the same.
-  absl::StatusOr<ResumeResult> Resume(const ResumeOptions& options = {}) {
+  absl::StatusOr<ResumeResult> Resume(const ResumeRules& options = {}) {
     std::vector<absl::StatusOr<ResumeResult>> results(kRanks, absl::UnknownError("none"));
     std::vector<std::vector<float>> loaded(kRanks, std::vector<float>(kRows / kRanks));
     loads_ = 0;
@@ -128,14 +128,14 @@ class ResumeTest : public ::testing::Test {
     return results[0];
   }
   // The step that is resumed from; -1: none.
-  int64_t Step(const ResumeOptions& options = {}) {
+  int64_t Step(const ResumeRules& options = {}) {
     const auto result = OrFail(Resume(options));
     skipped_ = result.skipped;
     return result.checkpoint.has_value() ? result.checkpoint->step() : -1;
   }
   // An error with this code and these texts, and no file changed.
   void ExpectEnds(absl::StatusCode code, const std::vector<std::string>& texts,
-                  const ResumeOptions& options = {}) {
+                  const ResumeRules& options = {}) {
     const auto before = Everything();
     const absl::Status status = Resume(options).status();
     EXPECT_EQ(status.code(), code) << status;
@@ -235,7 +235,7 @@ TEST_F(ResumeTest, DamagedCopiesNearbyAreNoDamagedCheckpoint) {
 TEST_F(ResumeTest, WhatRank0AloneFindsDamagedEndsTheRunAndIsNotCondemned) {
   for (const int64_t step : {4, 8}) Save(step);
   const std::string data = Data("step-00000008"), manifest = "step-00000008/manifest.pb";
-  const auto expect_ends = [&](const std::string& why, const ResumeOptions& options = {}) {
+  const auto expect_ends = [&](const std::string& why, const ResumeRules& options = {}) {
     ExpectEnds(absl::StatusCode::kUnavailable,
                {"rank 1 reads memory:step-00000008 well, which rank 0 finds damaged (" + why,
                 "make sure that every rank sees the same files there; nothing was renamed"},
@@ -288,8 +288,10 @@ TEST_F(ResumeTest, AStepThatIsAskedForIsTakenAndLaterOnesAreAbandoned) {
   EXPECT_THAT(resumed.abandoned,
               ElementsAre("step-00000008.abandoned", "rolling-0/step-00000007.abandoned"));
   // Nothing is renamed for a step that is not there, or is damaged.
-  EXPECT_THAT(std::string(Resume({.step = 5, .step_name = "ckpt_step"}).status().message()),
-              HasSubstr("ckpt_step 5: no such checkpoint in memory:; there are steps 4, 6"));
+  const absl::Status none = Resume({.step = 5}).status();
+  EXPECT_EQ(ProblemOf(none), ResumeProblem::kNoSuchStep);
+  EXPECT_THAT(std::string(none.message()),
+              HasSubstr("step 5: no such checkpoint in memory:; there are steps 4, 6"));
   DamageManifest("step-00000004");
   EXPECT_TRUE(absl::IsDataLoss(Resume({.step = 4}).status()));
   EXPECT_EQ(Step(), 6);
@@ -363,17 +365,16 @@ TEST_F(ResumeTest, WhereNoneIsValidTheRunEndsUnlessItMayBeginAnew) {
     Save(step);
     DamageManifest(absl::StrCat("step-0000000", step));
   }
-  const ResumeOptions options = {.ignore_no_valid_hint = "--anew begins at step 0"};
   ExpectEnds(absl::StatusCode::kFailedPrecondition,
-             {"no checkpoint in ", " is valid (step-00000008: ", "; step-00000004: ",
-              "nothing was renamed; --anew begins at step 0"},
-             options);
+             {"no checkpoint in ",
+              " is valid (step-00000008: ", "; step-00000004: ", "nothing was renamed"});
+  EXPECT_EQ(ProblemOf(Resume().status()), ResumeProblem::kNoneValid);
   EXPECT_EQ(Step({.ignore_no_valid = true}), -1);
   ASSERT_EQ(skipped_.size(), 2u);
   EXPECT_EQ(skipped_[1].moved_to, "step-00000004.damaged");
   // The next start finds nothing but what was quarantined.
   ExpectEnds(absl::StatusCode::kFailedPrecondition,
-             {"is valid (step-00000004.damaged; step-00000008.damaged)", "--anew"}, options);
+             {"is valid (step-00000004.damaged; step-00000008.damaged)"});
   EXPECT_EQ(Step({.ignore_no_valid = true}), -1);
   Save(2);
   EXPECT_EQ(Step(), 2);

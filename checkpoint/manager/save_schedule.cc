@@ -1,66 +1,108 @@
 #include "checkpoint/manager/save_schedule.h"
 
 #include <algorithm>
+#include <csignal>
 
 namespace tessera::ckpt {
 namespace {
 
 bool Divides(int64_t interval, int64_t step) { return interval > 0 && step % interval == 0; }
 
+// The indices of StepFacts::counts: each counts the ranks that say so, or is a number that rank 0
+// alone contributes.
+enum Count {
+  kInterrupts,
+  kTerminations,
+  kRecordsFail,
+  kUnhealthy,
+  kStopFileSaves,
+  kStopFileEnds,
+  kElapsedMicroseconds,  // rank 0's, as are the next ones
+  kSaveInFlight,
+  kTrouble,
+  kCountsUsed
+};
+static_assert(kCountsUsed == StepFacts::kCounts);
+
 }  // namespace
 
-SaveSchedule::SaveSchedule(const SaveScheduleOptions& options, int64_t resumed_step)
-    : options_(options), resumed_step_(resumed_step) {}
-
-bool SaveSchedule::ActsOnStopFile(const StepState& state) {
-  const StopRequest& request = state.stop_file;
-  if (request.step == 0 || request.version == handled_version_) return false;
+StopFileAsks StopRequests::AfterStep(int64_t step, const StopRequest& request) {
+  if (request.step == 0 || request.version == handled_version_) return StopFileAsks::kNothing;
   // The smallest integer has no opposite.
-  const int64_t step = request.step > 0 ? request.step : -(request.step + 1) + 1;
-  if (request.version == 1 && step <= resumed_step_) {
-    handled_version_ = request.version;
-    return false;
-  }
-  if (state.step < step) return false;
+  const int64_t at = request.step > 0 ? request.step : -(request.step + 1) + 1;
+  const bool is_stale = request.version == 1 && at <= resumed_step_;
+  if (!is_stale && step < at) return StopFileAsks::kNothing;
   handled_version_ = request.version;
-  return true;
+  if (is_stale) return StopFileAsks::kNothing;
+  return request.step > 0 ? StopFileAsks::kSaveAndEnd : StopFileAsks::kSave;
 }
 
-EndReason SaveSchedule::End(const StepState& state, bool stop_file_acts) const {
-  if (state.step >= options_.last_step) return EndReason::kLastStep;
-  if (state.stop_signal != 0) return EndReason::kSignal;
-  if (state.records_fail) return EndReason::kRecordsFail;
-  if (stop_file_acts && state.stop_file.step > 0) return EndReason::kStopFile;
-  if (state.elapsed >= options_.exit_after) return EndReason::kExitDuration;
-  if (Divides(options_.exit_interval_steps, state.step)) return EndReason::kExitInterval;
+StepFacts Encode(const KnownFacts& of_rank, bool is_rank_0) {
+  StepFacts facts;
+  facts.counts[kInterrupts] = of_rank.stop_signal == SIGINT ? 1 : 0;
+  facts.counts[kTerminations] = of_rank.stop_signal != 0 && of_rank.stop_signal != SIGINT ? 1 : 0;
+  facts.counts[kRecordsFail] = of_rank.records_fail ? 1 : 0;
+  facts.counts[kUnhealthy] = of_rank.healthy ? 0 : 1;
+  facts.counts[kStopFileSaves] = of_rank.stop_file == StopFileAsks::kSave ? 1 : 0;
+  facts.counts[kStopFileEnds] = of_rank.stop_file == StopFileAsks::kSaveAndEnd ? 1 : 0;
+  if (!is_rank_0) return facts;
+  facts.counts[kElapsedMicroseconds] = absl::ToInt64Microseconds(of_rank.elapsed);
+  facts.counts[kSaveInFlight] = of_rank.save_in_flight ? 1 : 0;
+  facts.counts[kTrouble] = static_cast<int64_t>(of_rank.trouble);
+  return facts;
+}
+
+KnownFacts Decode(int64_t step, const StepFacts& sum) {
+  return {.step = step,
+          .stop_signal = sum.counts[kInterrupts] > 0     ? SIGINT
+                         : sum.counts[kTerminations] > 0 ? SIGTERM
+                                                         : 0,
+          .records_fail = sum.counts[kRecordsFail] > 0,
+          .healthy = sum.counts[kUnhealthy] == 0,
+          .stop_file = sum.counts[kStopFileEnds] > 0    ? StopFileAsks::kSaveAndEnd
+                       : sum.counts[kStopFileSaves] > 0 ? StopFileAsks::kSave
+                                                        : StopFileAsks::kNothing,
+          .elapsed = absl::Microseconds(sum.counts[kElapsedMicroseconds]),
+          .save_in_flight = sum.counts[kSaveInFlight] > 0,
+          .trouble = static_cast<SaveTrouble>(sum.counts[kTrouble])};
+}
+
+EndReason SaveSchedule::End(const KnownFacts& facts) const {
+  if (facts.step >= options_.last_step) return EndReason::kLastStep;
+  if (facts.stop_signal != 0) return EndReason::kSignal;
+  if (facts.records_fail) return EndReason::kRecordsFail;
+  if (facts.stop_file == StopFileAsks::kSaveAndEnd) return EndReason::kStopFile;
+  if (facts.elapsed >= options_.exit_after) return EndReason::kExitDuration;
+  if (Divides(options_.exit_interval_steps, facts.step)) return EndReason::kExitInterval;
   return EndReason::kNone;
 }
 
-void SaveSchedule::NoteDue(const StepState& state) {
+void SaveSchedule::NoteDue(const KnownFacts& facts) {
   const bool by_clock = options_.interval > absl::ZeroDuration() &&
-                        state.elapsed - last_permanent_ >= options_.interval;
-  if (Divides(options_.interval_steps, state.step) || by_clock ||
-      (options_.continuous && !state.save_in_flight)) {
+                        facts.elapsed - last_permanent_ >= options_.interval;
+  if (Divides(options_.interval_steps, facts.step) || by_clock ||
+      (options_.continuous && !facts.save_in_flight)) {
     due_ = SaveKind::kPermanent;
-  } else if (Divides(options_.rolling_interval_steps, state.step)) {
+  } else if (Divides(options_.rolling_interval_steps, facts.step)) {
     due_ = std::max(due_, SaveKind::kRolling);
   }
 }
 
-SaveDecision SaveSchedule::AfterStep(const StepState& state) {
-  const bool stop_file_acts = ActsOnStopFile(state);
-  SaveDecision decision{.end = End(state, stop_file_acts)};
+SaveDecision SaveSchedule::AfterStep(const KnownFacts& facts) {
+  SaveDecision decision{
+      .end = End(facts), .stop_signal = facts.stop_signal, .records_fail = facts.records_fail};
+  const bool ends = decision.end != EndReason::kNone;
+  if (!ends || facts.trouble == SaveTrouble::kFolderTaken) decision.trouble = facts.trouble;
   if (!options_.saves) return decision;
-  NoteDue(state);
-  const bool asked = decision.end == EndReason::kSignal ? options_.saves_at_signals
-                                                        : decision.end != EndReason::kNone;
-  if (asked || stop_file_acts) {
+  NoteDue(facts);
+  const bool asked = decision.end == EndReason::kSignal ? options_.saves_at_signals : ends;
+  if (asked || facts.stop_file != StopFileAsks::kNothing) {
     decision.save = SaveKind::kPermanent;
-  } else if (state.healthy) {
+  } else if (facts.healthy) {
     decision.save = due_;
   }
   if (decision.save != SaveKind::kNone) due_ = SaveKind::kNone;
-  if (decision.save == SaveKind::kPermanent) last_permanent_ = state.elapsed;
+  if (decision.save == SaveKind::kPermanent) last_permanent_ = facts.elapsed;
   return decision;
 }
 

@@ -8,48 +8,71 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "checkpoint/include/manager_options.h"
+#include "checkpoint/include/stop_file.h"
 
 namespace tessera::ckpt {
 
-// Remembers what is due and which stop request was acted upon. Deterministic. Not thread-safe.
-class SaveSchedule {
+// What a stop file asks for after a step.
+enum class StopFileAsks { kNothing, kSave, kSaveAndEnd };
+
+// Acts once on each request of a stop file. Deterministic. Not thread-safe.
+class StopRequests {
  public:
-  // `resumed_step`: the step that the run continues from, 0 for a new one. A stop file that asks
-  // for a step up to it, and was there when the run began, was acted upon by an earlier run.
-  SaveSchedule(const SaveScheduleOptions& options, int64_t resumed_step);
+  // `resumed_step`: the step that the run continues from, 0 for a new one. A request for a step up
+  // to it that was there when the run began was acted upon by an earlier run.
+  explicit StopRequests(int64_t resumed_step = 0) : resumed_step_(resumed_step) {}
 
   // Call once after each step, in order.
-  SaveDecision AfterStep(const StepState& state);
+  StopFileAsks AfterStep(int64_t step, const StopRequest& request);
+
+  // The version of the request that was acted upon last; 0: none.
+  int64_t handled_version() const { return handled_version_; }
 
  private:
-  bool ActsOnStopFile(const StepState& state);
-  EndReason End(const StepState& state, bool stop_file_acts) const;
-  void NoteDue(const StepState& state);
+  int64_t resumed_step_;
+  int64_t handled_version_ = 0;
+};
 
-  const SaveScheduleOptions options_;
-  const int64_t resumed_step_;
-  int64_t handled_version_ = 0;     // of the stop file
+// What is known after a step: of one rank, or of all together.
+struct KnownFacts {
+  int64_t step = 0;
+  int stop_signal = 0;  // to any rank
+  bool records_fail = false;
+  bool healthy = true;
+  StopFileAsks stop_file = StopFileAsks::kNothing;
+  // What rank 0 knows; other ranks contribute nothing.
+  absl::Duration elapsed;       // since the run began
+  bool save_in_flight = false;  // a save in the background is not finished
+  SaveTrouble trouble = SaveTrouble::kNone;
+};
+
+// The facts of one rank, for an exchange in which ranks add them up. In whole microseconds.
+StepFacts Encode(const KnownFacts& of_rank, bool is_rank_0);
+
+// What the sum over all ranks says: any signal, stop file or failure of records counts for all, and
+// all must be healthy.
+KnownFacts Decode(int64_t step, const StepFacts& sum);
+
+// Remembers what is due. Deterministic. Not thread-safe.
+class SaveSchedule {
+ public:
+  explicit SaveSchedule(const SaveScheduleOptions& options) : options_(options) {}
+
+  // Call once after each step, in order. Ranks that pass equal facts decide equally.
+  SaveDecision AfterStep(const KnownFacts& facts);
+
+ private:
+  EndReason End(const KnownFacts& facts) const;
+  void NoteDue(const KnownFacts& facts);
+
+  SaveScheduleOptions options_;
   absl::Duration last_permanent_;   // elapsed time at the last one
   SaveKind due_ = SaveKind::kNone;  // not saved yet
 };
 
-// When a run that cannot save ends: a pure policy, without I/O and without a clock.
-
-struct FailedSavesOptions {
-  int64_t max_failed_saves = 3;  // in a row; 0: any number
-  absl::Duration max_without_checkpoint = absl::InfiniteDuration();
-};
-
-// Why a run should end. Ranks agree on a number: never renumber within a release.
-enum class SaveTrouble {
-  kNone = 0,
-  kNoRoom = 1,    // the last save has failed for want of space
-  kFailures = 2,  // max_failed_saves in a row
-  kTooLong = 3,   // no checkpoint for max_without_checkpoint
-};
-
-// Call Add() with the outcome of each save, in order, then Judge(). Times are since the run began.
-// Deterministic. Not thread-safe.
+// When a run that cannot save ends: a pure policy, without I/O and without a clock. Call Add() with
+// the outcome of each save, in order, then Judge(). Times are since the run began. Deterministic.
+// Not thread-safe.
 class FailedSaves {
  public:
   explicit FailedSaves(const FailedSavesOptions& options) : options_(options) {}

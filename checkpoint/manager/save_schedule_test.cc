@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -15,21 +17,26 @@
 namespace tessera::ckpt {
 namespace {
 
-constexpr SaveDecision kNothing;
+struct State : KnownFacts {
+  StopRequest request;  // what the stop file says
+};
 
 // The decisions of a run other than "nothing", by step: "permanent", "rolling end" and so on.
 class Schedule {
  public:
   explicit Schedule(const SaveScheduleOptions& options, int64_t resumed_step = 0)
-      : schedule_(options, resumed_step), step_(resumed_step) {}
+      : schedule_(options), requests_(resumed_step), step_(resumed_step) {}
 
-  // Takes steps up to `step`, each with the state that `change` makes of a quiet one.
-  Schedule& To(int64_t step, const std::function<void(StepState&)>& change = nullptr) {
+  // Takes steps up to `step`, each with the facts that `change` makes of quiet ones.
+  Schedule& To(int64_t step, const std::function<void(State&)>& change = nullptr) {
     while (step_ < step && !ended_) {
-      StepState state{.step = ++step_, .elapsed = absl::Seconds(step_)};
+      State state;
+      state.step = ++step_;
+      state.elapsed = absl::Seconds(step_);
       if (change) change(state);
+      state.stop_file = requests_.AfterStep(step_, state.request);
       const SaveDecision decision = schedule_.AfterStep(state);
-      if (decision == kNothing) continue;
+      if (decision.save == SaveKind::kNone && decision.end == EndReason::kNone) continue;
       ended_ = decision.end != EndReason::kNone;
       constexpr const char* kSaves[] = {"nothing", "rolling", "permanent"};
       constexpr const char* kEnds[] = {"",           " last",     " signal",  " records",
@@ -44,14 +51,15 @@ class Schedule {
 
  private:
   SaveSchedule schedule_;
+  StopRequests requests_;
   int64_t step_;
   bool ended_ = false;
 };
 
 using Decisions = std::map<int64_t, std::string>;
 
-std::function<void(StepState&)> StopFile(int64_t value, int64_t version) {
-  return [=](StepState& state) { state.stop_file = {.step = value, .version = version}; };
+std::function<void(State&)> StopFile(int64_t value, int64_t version) {
+  return [=](State& state) { state.request = {.step = value, .version = version}; };
 }
 
 TEST(SaveScheduleTest, IntervalAndLastStep) {
@@ -97,7 +105,7 @@ TEST(SaveScheduleTest, ByTheClock) {
 }
 
 TEST(SaveScheduleTest, ContinuousWaitsForTheSaveInFlight) {
-  const auto busy = [](StepState& state) { state.save_in_flight = state.step % 3 != 0; };
+  const auto busy = [](State& state) { state.save_in_flight = state.step % 3 != 0; };
   EXPECT_EQ(Schedule({.continuous = true, .last_step = 100}).To(8, busy).decisions,
             (Decisions{{3, "permanent"}, {6, "permanent"}}));
 }
@@ -112,13 +120,13 @@ TEST(SaveScheduleTest, ExitIntervalAndExitDurationSaveAndEnd) {
 }
 
 TEST(SaveScheduleTest, RecordsThatFailSaveAndEnd) {
-  const auto fail = [](StepState& state) { state.records_fail = state.step >= 5; };
+  const auto fail = [](State& state) { state.records_fail = state.step >= 5; };
   EXPECT_EQ(Schedule({.last_step = 100}).To(50, fail).decisions,
             (Decisions{{5, "permanent records"}}));
 }
 
 TEST(SaveScheduleTest, ASignalSavesAndEnds) {
-  const auto signal = [](StepState& state) { state.stop_signal = state.step >= 5 ? 15 : 0; };
+  const auto signal = [](State& state) { state.stop_signal = state.step >= 5 ? 15 : 0; };
   EXPECT_EQ(Schedule({.last_step = 100}).To(50, signal).decisions,
             (Decisions{{5, "permanent signal"}}));
   EXPECT_EQ(Schedule({.rolling_interval_steps = 5, .last_step = 100}).To(50, signal).decisions,
@@ -179,7 +187,7 @@ TEST(SaveScheduleTest, AStaleStopFileDoesNotStopAResumedRunAgain) {
 
 TEST(SaveScheduleTest, CheckpointsThatAreDueWaitForAHealthyStep) {
   const auto ill_until = [](int64_t step) {
-    return [step](StepState& state) { state.healthy = state.step > step; };
+    return [step](State& state) { state.healthy = state.step > step; };
   };
   EXPECT_EQ(Schedule({.interval_steps = 4, .last_step = 100}).To(7, ill_until(5)).decisions,
             (Decisions{{6, "permanent"}}));
@@ -192,12 +200,68 @@ TEST(SaveScheduleTest, CheckpointsThatAreDueWaitForAHealthyStep) {
   // The end of a run does not wait, and neither does a stop file.
   EXPECT_EQ(Schedule({.interval_steps = 2, .last_step = 8}).To(9, ill_until(50)).decisions,
             (Decisions{{8, "permanent last"}}));
-  const auto ill_with_request = [](StepState& state) {
+  const auto ill_with_request = [](State& state) {
     state.healthy = false;
-    state.stop_file = {.step = -3, .version = 2};
+    state.request = {.step = -3, .version = 2};
   };
   EXPECT_EQ(Schedule({.interval_steps = 2, .last_step = 100}).To(9, ill_with_request).decisions,
             (Decisions{{3, "permanent"}}));
+}
+
+TEST(SaveScheduleTest, TroubleEndsARunThatDoesNotEndAnyway) {
+  SaveSchedule schedule({.last_step = 3});
+  const auto trouble = [&](int64_t step, SaveTrouble found) {
+    KnownFacts facts;
+    facts.step = step;
+    facts.trouble = found;
+    return schedule.AfterStep(facts).trouble;
+  };
+  EXPECT_EQ(trouble(1, SaveTrouble::kNone), SaveTrouble::kNone);
+  EXPECT_EQ(trouble(2, SaveTrouble::kFailures), SaveTrouble::kFailures);
+  EXPECT_EQ(trouble(3, SaveTrouble::kFailures), SaveTrouble::kNone) << "it tries once more";
+  EXPECT_EQ(trouble(3, SaveTrouble::kFolderTaken), SaveTrouble::kFolderTaken);
+}
+
+// What ranks with these facts know together.
+KnownFacts Combined(const std::vector<KnownFacts>& of_ranks) {
+  StepFacts sum;
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    sum += Encode(of_ranks[rank], /*is_rank_0=*/rank == 0);
+  }
+  return Decode(9, sum);
+}
+
+TEST(StepFactsTest, WhatOneRankKnowsCountsForAll) {
+  for (int rank = 0; rank < 3; ++rank) {
+    std::vector<KnownFacts> ranks(3);
+    EXPECT_EQ(Combined(ranks).stop_signal, 0);
+    EXPECT_TRUE(Combined(ranks).healthy);
+    EXPECT_FALSE(Combined(ranks).records_fail);
+    ranks[rank].stop_signal = SIGTERM;
+    EXPECT_EQ(Combined(ranks).stop_signal, SIGTERM);
+    ranks[(rank + 1) % 3].stop_signal = SIGINT;
+    EXPECT_EQ(Combined(ranks).stop_signal, SIGINT);
+    ranks[rank].healthy = false;
+    EXPECT_FALSE(Combined(ranks).healthy);
+    ranks[rank].records_fail = true;
+    EXPECT_TRUE(Combined(ranks).records_fail);
+    ranks[rank].stop_file = StopFileAsks::kSave;
+    EXPECT_EQ(Combined(ranks).stop_file, StopFileAsks::kSave);
+    ranks[(rank + 2) % 3].stop_file = StopFileAsks::kSaveAndEnd;
+    EXPECT_EQ(Combined(ranks).stop_file, StopFileAsks::kSaveAndEnd);
+  }
+}
+
+TEST(StepFactsTest, TimeAndSavesAreRankZeros) {
+  const KnownFacts first = {
+      .elapsed = absl::Milliseconds(7), .save_in_flight = true, .trouble = SaveTrouble::kTooLong};
+  const KnownFacts other = {.elapsed = absl::Seconds(70), .trouble = SaveTrouble::kNoRoom};
+  const KnownFacts all = Combined({first, other, other});
+  EXPECT_EQ(all.step, 9);
+  EXPECT_EQ(all.elapsed, absl::Milliseconds(7));
+  EXPECT_TRUE(all.save_in_flight);
+  EXPECT_EQ(all.trouble, SaveTrouble::kTooLong);
+  EXPECT_FALSE(Combined({other, first}).save_in_flight);
 }
 
 const absl::Status kFailed = absl::PermissionDeniedError("the token has expired");

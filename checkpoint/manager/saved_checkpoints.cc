@@ -112,29 +112,6 @@ std::string WithoutDirectory(const Storage& storage, std::string_view directory,
                              {{absl::StrCat(name, "/"), ""}, {absl::StrCat(name, ": "), ""}});
 }
 
-absl::StatusOr<std::string> DescribeUnfinished(Storage& storage, int64_t step) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> directories,
-                           ListStepDirectories(storage, ""));
-  std::vector<std::string> later, unreadable;
-  for (const CheckpointInfo& dir : directories) {
-    if (!dir.committed.ok()) {
-      unreadable.push_back(absl::StrCat(
-          dir.directory, ", which cannot be read (",
-          WithoutDirectory(storage, dir.directory, dir.committed.status().message()), ")"));
-    } else if (!*dir.committed && dir.step > step) {
-      later.push_back(dir.directory);
-    }
-  }
-  std::vector<std::string> sentences;
-  if (!later.empty()) {
-    sentences.push_back(absl::StrCat(JoinFirst(later, ", "),
-                                     later.size() == 1 ? ", a save that was" : ", saves that were",
-                                     " never completed (no manifest.pb)"));
-  }
-  if (!unreadable.empty()) sentences.push_back(JoinFirst(unreadable, "; "));
-  return absl::StrJoin(sentences, "; ");
-}
-
 absl::Status NoSuchCheckpoint(const Storage& storage, std::vector<CheckpointInfo> saved) {
   std::ranges::sort(saved, {}, &CheckpointInfo::step);
   const auto add_step = [](std::string* text, const CheckpointInfo& checkpoint) {
@@ -145,29 +122,6 @@ absl::Status NoSuchCheckpoint(const Storage& storage, std::vector<CheckpointInfo
                     : absl::StrCat("there are steps ", absl::StrJoin(saved, ", ", add_step));
   return absl::NotFoundError(
       absl::StrCat("no such checkpoint in ", storage.Describe(""), "; ", steps));
-}
-
-absl::Status CheckNoneIsLater(Storage& storage, int64_t step, bool only_unreadable,
-                              std::string_view hint) {
-  std::vector<CheckpointInfo> unreadable;
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved,
-                           ListForResume(storage, &unreadable));
-  for (const CheckpointInfo& dir : unreadable) {
-    if (dir.step <= step || dir.rolling) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        storage.Describe(dir.directory), ", of a later step than this run starts from (", step,
-        "), cannot be read and may be a checkpoint: make it readable or move it away (",
-        WithoutDirectory(storage, dir.directory, dir.committed.status().message()), ")"));
-  }
-  std::vector<int64_t> later;
-  for (const CheckpointInfo& checkpoint : saved) {
-    if (checkpoint.step > step) later.insert(later.begin(), checkpoint.step);
-  }
-  if (only_unreadable || later.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(storage.Describe(""), " holds checkpoints of later steps (",
-                   absl::StrJoin(later, ", "), ") than this run starts from (", step, "); ",
-                   std::string(hint), ", or save to another folder"));
 }
 
 absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, int64_t step) {

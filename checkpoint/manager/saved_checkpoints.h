@@ -20,19 +20,11 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/include/manifest.pb.h"
+#include "checkpoint/include/saved_checkpoints.h"
 #include "checkpoint/manager/retention.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
-
-// Committed checkpoints, permanent and rolling, in the order in which a run tries to resume from
-// them: newest first, and of one step the permanent one first. None if the folder is not there.
-// Directories that cannot be listed are left out, and added to `unreadable` (may be null).
-absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(
-    Storage& storage, std::vector<CheckpointInfo>* unreadable = nullptr);
-
-// Whether the state was finite when it was saved, and the loss plausible, as far as is known.
-bool IsHealthy(const Manifest& manifest);
 
 // The manifest of a checkpoint whose files are there, have the sizes that it states, and begin with
 // the headers that belong to it. Contents are not read: a load checks their checksums. DataLoss
@@ -43,21 +35,6 @@ absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory
 // A message about what is in `directory`, for a sentence that has named the directory already.
 std::string WithoutDirectory(const Storage& storage, std::string_view directory,
                              absl::string_view message);
-
-// What Latest() and a resume skip without a word in the folder: saves of steps after `step` that
-// were never completed, as a sudden death leaves them, and directories that cannot be read, with
-// the reason. Half a sentence, or empty.
-absl::StatusOr<std::string> DescribeUnfinished(Storage& storage, int64_t step);
-
-// NotFound: "no such checkpoint in", and the steps that are there.
-absl::Status NoSuchCheckpoint(const Storage& storage, std::vector<CheckpointInfo> saved);
-
-// FailedPrecondition where checkpoints of later steps than `step`, with which a job that starts
-// there would mix its own, exist, or may exist in a directory that cannot be read. Then `hint` says
-// what else to do than to save to another folder. `only_unreadable`: for a job that continues from
-// one of its own, which has taken the later ones out of the way.
-absl::Status CheckNoneIsLater(Storage& storage, int64_t step, bool only_unreadable,
-                              std::string_view hint);
 
 // Quarantines, as "abandoned", the checkpoints of later steps than `step`: those of a future that a
 // run abandons when it continues from an earlier step on request. Returns the new directories. The

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/directory/damage.h"
 #include "checkpoint/include/manifest.pb.h"
+#include "checkpoint/include/saved_checkpoints.h"
 #include "checkpoint/include/verify_options.h"
 #include "storage/storage.h"
 
@@ -30,17 +31,6 @@ absl::StatusOr<VerifyReport> VerifyFiles(Storage& storage, std::string_view chec
 // DataLoss or NotFound names what is damaged; other errors are the storage's. Memory: one chunk.
 absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
                          const Manifest& manifest, const std::vector<DamagedPart>& parts);
-
-struct NearbyCopies {
-  uint64_t good_bytes = 0;  // in files that a load reads from the staging tier
-  int64_t dropped_files = 0;
-};
-
-// Call before a load. Reads the copies of a committed checkpoint's data files in the staging tier,
-// and deletes those that are not, byte for byte by their checksums, what the remote manifest
-// describes. Files without such a copy are not read. Does nothing without a staging tier
-// (Storage::staging()). Errors: those of the manifest, see ReadManifest().
-absl::StatusOr<NearbyCopies> DropDamagedCopies(Storage& storage, std::string_view checkpoint_dir);
 
 }  // namespace tessera::ckpt
 

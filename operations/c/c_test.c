@@ -81,6 +81,43 @@ static int Load(const char* folder_name, const float* rows) {
   return 0;
 }
 
+/* A job of ten steps that is ended after the fifth and started again. */
+static int Manage(const char* folder_name) {
+  const int64_t shape[] = {2}, all[] = {0};
+  float memory[2] = {0};
+  tessera_state* state = NULL;
+  tessera_manager* manager = NULL;
+  char* report = NULL;
+  tessera_manager_options options = {
+      .struct_bytes = sizeof(options), .last_step = 10, .interval_steps = 4, .keep_newest = 1};
+  CHECK(tessera_state_create(&state) == TESSERA_OK);
+  CHECK(tessera_state_add_tensor(state, "w", TESSERA_WEIGHT, TESSERA_F32, 1, shape) == TESSERA_OK);
+  CHECK(tessera_state_add_shard(state, memory, 2, all, shape, NULL, 0) == TESSERA_OK);
+  for (int run = 0; run < 2; ++run) {
+    CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_OK);
+    CHECK(tessera_manager_resume(manager, state, &report) == TESSERA_OK);
+    CHECK(strstr(report, run == 0 ? "\"step\":null" : "\"step\":5") != NULL);
+    CHECK(memory[0] == 5.0F * (float)run);
+    tessera_text_free(report);
+    for (int64_t step = run == 0 ? 1 : 6; step <= 10; ++step) {
+      memory[0] = memory[1] = (float)step;
+      CHECK(tessera_manager_save(manager, step, run == 0 && step == 5 ? 15 : 0, 1, state,
+                                 &report) == TESSERA_OK);
+      const int ends = strstr(report, "\"end\":null") == NULL;
+      CHECK((strstr(report, "\"save\":null") == NULL) == (step == 4 || step == 8 || ends));
+      CHECK(!ends || strstr(report, run == 0 ? "\"signal\"" : "\"last step\"") != NULL);
+      tessera_text_free(report);
+      if (ends) break;
+    }
+    memory[0] = memory[1] = 0;
+    tessera_manager_free(manager);
+  }
+  options.keep_newest = -1;
+  CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_INVALID_ARGUMENT);
+  tessera_state_free(state);
+  return 0;
+}
+
 static int Refuse(const char* folder_name) {
   const int64_t shape[] = {2};
   tessera_state* state = NULL;
@@ -115,9 +152,11 @@ static int Refuse(const char* folder_name) {
 
 int main(void) {
   float rows[12];
-  char folder[1024];
+  char folder[1100];
   const char* scratch = getenv("TEST_TMPDIR");
-  snprintf(folder, sizeof(folder), "%s/c_test", scratch == NULL ? "/tmp" : scratch);
+  snprintf(folder, 1024, "%s/c_test", scratch == NULL ? "/tmp" : scratch);
   for (int i = 0; i < 12; ++i) rows[i] = (float)i + 0.5F;
-  return Save(folder, rows) || Load(folder, rows) || Refuse(folder);
+  if (Save(folder, rows) || Load(folder, rows) || Refuse(folder)) return 1;
+  strcat(folder, "-managed");
+  return Manage(folder);
 }

@@ -25,8 +25,8 @@
 #include "tests/support/training.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
+#include "trainer/state/resume.h"
 
 namespace tessera {
 namespace {

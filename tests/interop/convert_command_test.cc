@@ -19,7 +19,7 @@
 
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/manager/folder_lock.h"
+#include "checkpoint/include/folder_lock.h"
 #include "convert/formats/llmc/llmc.h"
 #include "convert/open_foreign.h"
 #include "gmock/gmock.h"

@@ -17,7 +17,7 @@
 #include "tests/support/logical_state.h"
 #include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/state/checkpoints.h"
+#include "trainer/state/find_saved.h"
 
 namespace tessera::testing {
 

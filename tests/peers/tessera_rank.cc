@@ -21,11 +21,10 @@
 #include "base/status_macros.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "comm/mpi/mpi_world.h"
-#include "trainer/config/config.pb.h"
-#include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
 
 namespace tessera {
@@ -127,19 +126,18 @@ class Rank {
 
   // Returns the step, or nullopt where there is no checkpoint.
   absl::StatusOr<std::optional<int64_t>> Restart(const std::string& folder) {
-    TrainConfig config;
-    config.mutable_checkpoint()->set_save(folder);
-    config.mutable_training()->set_train_iters(1);
-    const RankGroup ranks = {group_};
-    const auto notes = [](const std::string&) {};
+    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage,
+                             OpenStorage(folder, {.create_root = true}));
+    // Nothing is locked.
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::unique_ptr<ckpt::CheckpointManager> manager,
+        ckpt::CheckpointManager::Open(std::move(storage), nullptr, {.save = {.group = &group_}}));
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::ResumeResult resumed,
+                             manager->TryResume([&](const ckpt::Checkpoint& checkpoint) {
+                               return LoadFrom(checkpoint);
+                             }));
     std::optional<int64_t> step;
-    const auto use = [&](const std::optional<SavedRun>& saved) -> absl::Status {
-      if (!saved.has_value()) return absl::OkStatus();
-      TESSERA_RETURN_IF_ERROR(LoadFrom(saved->checkpoint));
-      step = saved->manifest().trainer().step();
-      return absl::OkStatus();
-    };
-    TESSERA_RETURN_IF_ERROR(ContinueFromSaved(config, ranks, /*lock=*/nullptr, notes, use));
+    if (resumed.checkpoint.has_value()) step = resumed.checkpoint->step();
     return step;
   }
 

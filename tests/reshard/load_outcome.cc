@@ -14,9 +14,9 @@
 #include "tensor/memory.h"
 #include "tests/support/training.h"
 #include "trainer/config/config.h"
-#include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/load_tensors.h"
+#include "trainer/state/resume.h"
 
 namespace tessera::testing {
 namespace {

@@ -11,13 +11,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "checkpoint/manager/save_schedule.h"
+#include "checkpoint/include/manager_options.h"
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/random/philox.h"
 #include "trainer/config/config.h"
 #include "trainer/data/token_file.h"
 #include "trainer/state/communicator_group.h"
+#include "trainer/state/resume.h"
 #include "trainer/state/state_dict.h"
 
 namespace tessera::testing {
@@ -242,7 +243,8 @@ absl::StatusOr<std::vector<ckpt::SaveReport>> TrainingRank::FinishSaves() {
 
 absl::Status TrainingRank::OpenSaver(Communicator& world) {
   if (config_.checkpoint().save().empty()) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(saver_, RunSaver::Create(config_, state(), group(), &world));
+  TESSERA_ASSIGN_OR_RETURN(saver_, RunSaver::Open(config_, &world));
+  TESSERA_RETURN_IF_ERROR(saver_->Begin(state()));
   if (!config_.checkpoint().async_save()) return absl::OkStatus();
   trainer_->set_before_overwrite(
       [saver = saver_.get()](const TensorView& memory) { saver->BeforeOverwrite(memory); },

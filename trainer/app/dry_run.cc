@@ -30,9 +30,11 @@
 #include "trainer/config/load_content.h"
 #include "trainer/data/dataset.h"
 #include "trainer/metrics/run_events.h"
-#include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
+#include "trainer/state/describe_saved.h"
+#include "trainer/state/resume.h"
 #include "trainer/state/run_state.h"
+#include "trainer/state/save_storage.h"
 #include "trainer/state/saved_settings.h"
 #include "trainer/step/trainer.h"
 
@@ -61,13 +63,10 @@ struct Start {
 };
 
 absl::StatusOr<Start> FindStart(const TrainConfig& config) {
-  // A run that does not save leaves everything as it is.
-  TrainConfig looks_only = config;
-  looks_only.mutable_checkpoint()->set_enable_save_ckpt(false);
   const std::unique_ptr<ckpt::ProcessGroup> alone = MakeProcessGroup(nullptr);
   Start start = {.config = config, .from = "step 0, with initial weights"};
   const NoteSink note = [&](const std::string& text) { start.notes.push_back(text); };
-  TESSERA_ASSIGN_OR_RETURN(start.saved, FindSavedRun(looks_only, {.ranks = *alone}, note));
+  TESSERA_ASSIGN_OR_RETURN(start.saved, FindSavedRun(config, {.ranks = *alone}, note));
   TESSERA_ASSIGN_OR_RETURN(start.progress, StartingPoint(start.saved, &start.config));
   if (!start.saved.has_value()) {
     const std::string& llmc = config.checkpoint().llmc_filepath();

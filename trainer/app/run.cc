@@ -24,7 +24,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/manager/folder_lock.h"
+#include "checkpoint/include/folder_lock.h"
 #include "trainer/app/launch.h"
 #include "trainer/app/memory_reserve.h"
 #include "trainer/app/sample_text.h"
@@ -36,7 +36,8 @@
 #include "trainer/metrics/progress.h"
 #include "trainer/metrics/run_events.h"
 #include "trainer/report/report.h"
-#include "trainer/state/checkpoints.h"
+#include "trainer/state/describe_saved.h"
+#include "trainer/state/save_storage.h"
 
 namespace tessera {
 namespace {
@@ -51,7 +52,7 @@ absl::Status HoldRunFolder(Session& session, ProgressLine& progress_line) {
                      ": cannot create the folder: ", std::generic_category().message(error)));
   }
   std::error_code no_folder;
-  if (session.save_folder != nullptr &&
+  if (Saves(session.config) &&
       std::filesystem::equivalent(run_dir, session.config.checkpoint().save(), no_folder)) {
     return absl::OkStatus();
   }
@@ -128,9 +129,7 @@ absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line,
   TESSERA_RETURN_IF_ERROR(status);
   if (session.metrics != nullptr) TESSERA_RETURN_IF_ERROR(session.metrics->Sync());
   const bool is_complete = session.progress.step == session.config.training().train_iters();
-  if (is_complete && session.saver != nullptr) {
-    TESSERA_RETURN_IF_ERROR(session.saver->ForgetNearbyCopies());
-  }
+  if (is_complete) TESSERA_RETURN_IF_ERROR(session.saver->ForgetNearbyCopies());
   return loop.stopped_by();
 }
 
@@ -275,8 +274,7 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
   // The other ranks are notified immediately; the session then waits for a save in flight, unless
   // nothing answers that one.
   if (!status.ok() && world != nullptr) world->Abort(status);
-  if (!status.ok() && session->save_folder != nullptr) session->save_folder->Abandon();
-  if (!status.ok() && session->saver != nullptr) session->saver->Abandon();
+  if (!status.ok()) session->saver->manager().Abandon();
   RecordEnd(*session, status);
   ReportRun(*session, progress_line);
   return status;

@@ -9,8 +9,8 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "checkpoint/directory/damage.h"
-#include "checkpoint/manager/saved_checkpoints.h"
+#include "checkpoint/include/damage.h"
+#include "checkpoint/include/saved_checkpoints.h"
 #include "compute/device/training_device.h"
 #include "layout/topology.h"
 #include "tensor/device_runtime.h"
@@ -22,8 +22,10 @@
 #include "trainer/app/step_agreement.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load_content.h"
+#include "trainer/state/describe_saved.h"
 #include "trainer/state/ledger.h"
 #include "trainer/state/load_tensors.h"
+#include "trainer/state/resume.h"
 #include "trainer/state/run_replicas.h"
 #include "trainer/state/save_storage.h"
 #include "trainer/state/saved_settings.h"
@@ -166,8 +168,7 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
   const bool foreign = saved.has_value() && !saved->foreign_format.empty();
   if (session.first_rank() && !folder.empty() && !options.has_ckpt_step() && !foreign) {
     const int64_t step = saved.has_value() ? saved->manifest().trainer().step() : -1;
-    TESSERA_ASSIGN_OR_RETURN(const std::string skipped,
-                             DescribeSkipped(folder, step, options.s3_endpoint()));
+    TESSERA_ASSIGN_OR_RETURN(const std::string skipped, DescribeSkipped(folder, step, options));
     if (!skipped.empty()) notes(skipped);
   }
   if (saved.has_value()) {
@@ -200,54 +201,53 @@ absl::Status OpenFiles(Session& session, bool from_own, const Notes& notes) {
   return absl::OkStatus();
 }
 
+// What the saves of a session ask for while it is there.
+struct Saving {
+  Session* session = nullptr;
+  int64_t spare_memory = 0;
+};
+
+// The copies of saves use only memory that neither training nor another rank will need. The records
+// of the steps that led to a checkpoint are durable before it is, unless they cannot be written,
+// which ends the run after a save (TrainLoop).
+RunSaverHooks HooksOf(const std::shared_ptr<Saving>& saving, const Notes& notes) {
+  return {.available_memory_bytes =
+              [saving] {
+                return static_cast<uint64_t>(std::min(saving->spare_memory, AvailableHostMemory()));
+              },
+          .before_commit =
+              [saving] {
+                TESSERA_RETURN_IF_ERROR(CheckMemory("save"));
+                MetricsWriter* const metrics = saving->session->metrics.get();
+                if (metrics != nullptr) metrics->Sync().IgnoreError();
+                return absl::OkStatus();
+              },
+          .notes = notes};
+}
+
 // Asynchronous saves read the state during training: an update waits for the memory that it
-// overwrites. Their copies use only memory that neither training nor another rank will need. The
-// records of the steps that led to a checkpoint are durable before it is, unless they cannot be
-// written, which ends the run after a save (TrainLoop).
-absl::Status OpenSaver(Session& session, const std::optional<SavedRun>& saved, int64_t spare_memory,
-                       const std::shared_ptr<RunReplicas>& replicas, const Notes& notes) {
+// overwrites.
+absl::Status BeginSaves(RunSaver& saver, const std::optional<SavedRun>& saved,
+                        const std::shared_ptr<RunReplicas>& replicas, const Notes& notes,
+                        Session& session) {
   if (!session.trains || !Saves(session.config)) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(
-      session.saver,
-      RunSaver::Create(session.config, session.state(), session.group(), session.mesh->world(),
-                       {.available_memory_bytes =
-                            [spare_memory] {
-                              return static_cast<uint64_t>(
-                                  std::min(spare_memory, AvailableHostMemory()));
-                            },
-                        .before_commit =
-                            [&session] {
-                              TESSERA_RETURN_IF_ERROR(CheckMemory("save"));
-                              if (session.save_folder != nullptr) {
-                                TESSERA_RETURN_IF_ERROR(session.save_folder->Confirm());
-                              }
-                              if (session.metrics != nullptr) session.metrics->Sync().IgnoreError();
-                              return absl::OkStatus();
-                            },
-                        .resumed_directory = saved.has_value() && saved->is_own && !saved->in_memory
-                                                 ? saved->checkpoint.directory()
-                                                 : std::string(),
-                        .loaded = saved.has_value() ? &saved->manifest() : nullptr,
-                        .replicas = replicas}));
+  const bool is_stored = saved.has_value() && saved->is_own && !saved->in_memory;
+  TESSERA_RETURN_IF_ERROR(
+      saver.Begin(session.state(),
+                  {.resumed_directory = is_stored ? saved->checkpoint.directory() : std::string(),
+                   .loaded = saved.has_value() ? &saved->manifest() : nullptr,
+                   .replicas = replicas}));
   if (replicas != nullptr) {
-    TESSERA_RETURN_IF_ERROR(session.saver->BeginReplicas(
+    TESSERA_RETURN_IF_ERROR(saver.BeginReplicas(
         saved.has_value() && saved->in_memory,
-        [&session] {
-          return session.save_folder == nullptr ? absl::OkStatus() : session.save_folder->Check();
-        },
-        notes));
+        [&manager = saver.manager()] { return manager.CheckFolder(); }, notes));
   }
   if (session.config.checkpoint().async_save() || replicas != nullptr) {
     session.trainer->set_before_overwrite(
-        [saver = session.saver.get()](const TensorView& memory) { saver->BeforeOverwrite(memory); },
-        [saver = session.saver.get()] { return saver->reads_state(); });
+        [&saver](const TensorView& memory) { saver.BeforeOverwrite(memory); },
+        [&saver] { return saver.reads_state(); });
   }
   return absl::OkStatus();
-}
-
-RankGroup GroupOf(ckpt::ProcessGroup& ranks, const TrainConfig& config) {
-  return {.ranks = ranks,
-          .deadline = absl::Minutes(config.parallel().distributed_timeout_minutes())};
 }
 
 absl::StatusOr<std::unique_ptr<RankDevice>> OpenDevice(const TrainConfig& config,
@@ -311,8 +311,9 @@ void AbortDevices(RankDevice& device, Communicator* world, const absl::Status& s
 
 // The session continues from `saved`. An error of damage is the same on every rank.
 absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& host,
-                      Communicator* world, const std::shared_ptr<RunReplicas>& replicas,
-                      const Notes& notes, Session* session) {
+                      Communicator* world, RunSaver& saver, Saving& saving,
+                      const std::shared_ptr<RunReplicas>& replicas, const Notes& notes,
+                      Session* session) {
   const TrainConfig& config = session->config;
   TESSERA_ASSIGN_OR_RETURN(session->mesh,
                            Mesh::Create(ConfigTopology(config), world, session->device->world()));
@@ -332,15 +333,16 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& hos
   TESSERA_RETURN_IF_ERROR(OpenFiles(*session, from_own, notes));
 
   const bool loads = saved.has_value() || !config.checkpoint().llmc_filepath().empty();
-  TESSERA_ASSIGN_OR_RETURN(const int64_t spare_memory, BuildModel(*session, loads, host));
+  saving.session = session;
+  TESSERA_ASSIGN_OR_RETURN(saving.spare_memory, BuildModel(*session, loads, host));
   if (from_own) {
     TESSERA_ASSIGN_OR_RETURN(const std::string nearby,
                              CheckNearbyCopies(config.checkpoint(), saved->checkpoint));
     if (!nearby.empty()) notes(nearby);
   }
   TESSERA_RETURN_IF_ERROR(FillWeights(saved, *session, notes));
-  TESSERA_RETURN_IF_ERROR(OpenSaver(*session, saved, spare_memory, replicas, notes));
-  if (session->saver == nullptr) session->mirror = nullptr;
+  TESSERA_RETURN_IF_ERROR(BeginSaves(saver, saved, replicas, notes, *session));
+  if (!session->trains || !Saves(config)) session->mirror = nullptr;
   return absl::OkStatus();
 }
 
@@ -351,8 +353,9 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevic
                                                  const Notes& notes) {
   TESSERA_RETURN_IF_ERROR(CheckSameNumerics(device->numerics(), config, group, notes));
   TESSERA_RETURN_IF_ERROR(CheckNearbyFolder(config));
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::FolderLock> lock,
-                           LockSaveFolder(config, group, notes));
+  const auto saving = std::make_shared<Saving>();
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RunSaver> saver,
+                           RunSaver::Open(config, world, HooksOf(saving, notes)));
   TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<RunReplicas> replicas,
                            RunReplicas::Open(config, world, group));
   std::optional<SavedRun> replica;
@@ -365,7 +368,8 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevic
     session->config = config;
     session->ranks = MakeProcessGroup(world);
     session->device = device;
-    absl::Status built = Continue(saved, host, world, replicas, notes, session.get());
+    absl::Status built =
+        Continue(saved, host, world, *saver, *saving, replicas, notes, session.get());
     if (built.ok()) return built;
     // All ranks return from damage together, perhaps to another checkpoint.
     if (!ckpt::FindDamagedParts(built).has_value()) AbortDevices(*device, world, built);
@@ -373,10 +377,10 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevic
     return built;
   };
   TESSERA_RETURN_IF_ERROR(
-      ContinueFromSaved(config, group, lock.get(), notes, build, std::move(replica)));
-  session->save_folder = std::move(lock);
+      ContinueFromSaved(config, group, saver->manager(), notes, build, std::move(replica)));
+  session->saver = std::move(saver);
   // A run that has nothing left to train needs no restart.
-  if (replicas != nullptr && session->saver == nullptr) {
+  if (replicas != nullptr && !session->trains) {
     TESSERA_RETURN_IF_ERROR(replicas->replicas().Remove());
   }
   return session;

@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/include/folder_lock.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/manager/folder_lock.h"
 #include "comm/communicator.h"
 #include "compute/device/compute_devices.h"
 #include "compute/kernels/backend.h"
@@ -24,7 +24,6 @@
 #include "trainer/data/dataset.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/metrics/run_events.h"
-#include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/device_mirror.h"
 #include "trainer/state/foreign_weights.h"
@@ -55,7 +54,6 @@ struct Session {
   std::optional<DataSource> valid_data;
   std::unique_ptr<Tokenizer> tokenizer;  // null without tokenizer_model
   Progress progress;
-  std::unique_ptr<ckpt::FolderLock> save_folder;  // on rank 0; null without saves
   // Rank 0's lock of run_dir. Null until it writes there, and if `save` is the same folder.
   std::unique_ptr<ckpt::FolderLock> run_folder;
   // Rank 0's record of the run; null without one, and until the run begins.
@@ -66,7 +64,7 @@ struct Session {
   std::optional<SaveRecord> loaded;
   // Rank 0's record of what happens to the run, with the same exceptions.
   std::unique_ptr<RunEvents> events;
-  // Null without saves. A save in flight uses the members before it.
+  // A save in flight uses the members before it.
   std::unique_ptr<RunSaver> saver;
   bool resumed = false;            // the progress came from a checkpoint
   std::string resumed_from;        // its name; empty otherwise

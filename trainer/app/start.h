@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "tokenizer/tokenizer.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/state/checkpoints.h"
+#include "trainer/state/find_saved.h"
 #include "trainer/state/run_state.h"
 
 namespace tessera {

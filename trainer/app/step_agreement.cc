@@ -1,8 +1,8 @@
 #include "trainer/app/step_agreement.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -36,21 +36,13 @@ constexpr std::array<double TimeSplit::*, 4> kTimeFields = {
 // Summed over ranks.
 struct Counts {
   enum {
-    kInterrupts,
-    kTerminations,
     kWaitShare,
     kHostMemory,
     kGpuMemory,
     kTime,
     kTimeEnd = kTime + static_cast<int>(kTimeFields.size()) - 1,
-    // Rank 0 alone sends these; the others send zero.
-    kElapsedMicroseconds,
-    kStopStep,
-    kStopVersion,
-    kSaveInFlight,
-    kSaveTrouble,
-    kFolderIsTaken,
-    kRecordsFail,
+    kFacts,
+    kFactsEnd = kFacts + ckpt::StepFacts::kCounts - 1,
     kTraffic
   };
   std::array<int64_t, kTraffic + kGroups.size()* kCommOpCount> values = {};
@@ -63,28 +55,6 @@ size_t GroupIndex(std::string_view name) {
     if (kGroups[i] == name) return i;
   }
   LOG(FATAL) << "no group of ranks is called " << name;
-}
-
-void AddLeader(const LeaderState& leader, Counts& counts) {
-  counts.values[Counts::kElapsedMicroseconds] = absl::ToInt64Microseconds(leader.elapsed);
-  counts.values[Counts::kStopStep] = leader.stop_file.step;
-  counts.values[Counts::kStopVersion] = leader.stop_file.version;
-  counts.values[Counts::kSaveInFlight] = leader.save_in_flight ? 1 : 0;
-  counts.values[Counts::kSaveTrouble] = static_cast<int64_t>(leader.save_trouble);
-  counts.values[Counts::kFolderIsTaken] = leader.folder_is_taken ? 1 : 0;
-  counts.values[Counts::kRecordsFail] = leader.records_fail ? 1 : 0;
-}
-
-LeaderState LeaderOf(const Counts& counts) {
-  return {
-      .elapsed = absl::Microseconds(counts.values[Counts::kElapsedMicroseconds]),
-      .stop_file = {.step = counts.values[Counts::kStopStep],
-                    .version = counts.values[Counts::kStopVersion]},
-      .save_in_flight = counts.values[Counts::kSaveInFlight] != 0,
-      .save_trouble = static_cast<ckpt::SaveTrouble>(counts.values[Counts::kSaveTrouble]),
-      .folder_is_taken = counts.values[Counts::kFolderIsTaken] != 0,
-      .records_fail = counts.values[Counts::kRecordsFail] != 0,
-  };
 }
 
 std::vector<WireBytes> WireOf(Counts& counts) {
@@ -103,31 +73,26 @@ std::vector<WireBytes> WireOf(Counts& counts) {
 
 }  // namespace
 
-absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pipeline_wait_share,
-                                          const LeaderState& leader, const TimeSplit& time,
+absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, const ckpt::StepFacts& facts,
+                                          double pipeline_wait_share, const TimeSplit& time,
                                           const UsedMemory& memory) {
-  StepAgreement agreement{
-      .stop_signal = stop_signal, .leader = leader, .memory = memory, .time = time};
+  StepAgreement agreement{.facts = facts, .memory = memory, .time = time};
   if (mesh.world() == nullptr || mesh.world()->size() == 1) return agreement;
   Counts counts;
-  counts.values[Counts::kInterrupts] = stop_signal == SIGINT ? 1 : 0;
-  counts.values[Counts::kTerminations] = stop_signal == SIGTERM ? 1 : 0;
+  std::ranges::copy(facts.counts, counts.values.begin() + Counts::kFacts);
   counts.values[Counts::kWaitShare] = std::llround(pipeline_wait_share * kShareUnits);
   counts.values[Counts::kHostMemory] = memory.host;
   counts.values[Counts::kGpuMemory] = memory.gpu;
   for (size_t i = 0; i < kTimeFields.size(); ++i) {
     counts.values[Counts::kTime + i] = std::llround(time.*kTimeFields[i] * kShareUnits);
   }
-  if (mesh.rank() == 0) AddLeader(leader, counts);
   for (const WireTraffic& traffic : mesh.TakeTraffic()) {
     counts.Traffic(GroupIndex(traffic.group), static_cast<int>(traffic.op)) += traffic.bytes_sent;
   }
   TESSERA_RETURN_IF_ERROR(mesh.world()->AllReduce(std::span<int64_t>(counts.values), ReduceOp::kSum,
                                                   {.what = "signals and counters of a step"}));
-  agreement.stop_signal = counts.values[Counts::kInterrupts] > 0     ? SIGINT
-                          : counts.values[Counts::kTerminations] > 0 ? SIGTERM
-                                                                     : 0;
-  agreement.leader = LeaderOf(counts);
+  std::copy_n(counts.values.begin() + Counts::kFacts, ckpt::StepFacts::kCounts,
+              agreement.facts.counts.begin());
   agreement.memory = {.host = counts.values[Counts::kHostMemory],
                       .gpu = counts.values[Counts::kGpuMemory]};
   if (mesh.pipeline() != nullptr) {

@@ -10,25 +10,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/manager/save_schedule.h"
+#include "checkpoint/include/manager_options.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "compute/parallel/mesh.h"
 #include "trainer/config/config.h"
 #include "trainer/data/token_checksums.h"
 #include "trainer/metrics/metrics.h"
-#include "trainer/state/checkpoints.h"
+#include "trainer/state/communicator_group.h"
 
 namespace tessera {
-
-// What rank 0 knows and every rank decides by.
-struct LeaderState {
-  absl::Duration elapsed;       // since the run began, in whole microseconds
-  ckpt::StopRequest stop_file;  // as rank 0 has read it
-  bool save_in_flight = false;
-  ckpt::SaveTrouble save_trouble = ckpt::SaveTrouble::kNone;  // of saves in the background
-  bool folder_is_taken = false;                               // another job saves to the same place
-  bool records_fail = false;                                  // metrics.jsonl cannot be written
-};
 
 // Memory of this process, and of its GPU, in bytes.
 struct UsedMemory {
@@ -38,19 +28,17 @@ struct UsedMemory {
 
 // The result of an agreement after a step, the same on each rank.
 struct StepAgreement {
-  int stop_signal = 0;  // SIGINT or SIGTERM, when some rank got one; else 0
-  LeaderState leader;
+  ckpt::StepFacts facts;            // of all ranks together, for CheckpointManager::Decide()
   double pipeline_wait_share = -1;  // mean over ranks; negative without a pipeline
   UsedMemory memory;                // of all ranks together
   std::vector<WireBytes> wire;  // sent by all ranks since the last agreement; empty for one rank
   TimeSplit time;               // mean over ranks
 };
 
-// `stop_signal`, `pipeline_wait_share`, `time` and `memory`: this rank's. `leader`: of rank 0, not
-// read on others. Collective; one all-reduce of about 500 bytes.
-absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pipeline_wait_share,
-                                          const LeaderState& leader = {},
-                                          const TimeSplit& time = {},
+// Each rank contributes the facts of its CheckpointManager and its measurements. Collective; one
+// all-reduce of about 500 bytes, the only exchange of a step beside its computation.
+absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, const ckpt::StepFacts& facts,
+                                          double pipeline_wait_share, const TimeSplit& time = {},
                                           const UsedMemory& memory = {});
 
 // Properties that every rank must have in common, or the run would silently train something else.

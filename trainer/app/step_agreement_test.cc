@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <csignal>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -23,9 +22,9 @@ namespace {
 TEST(AgreeOnStepTest, OneProcessAgreesWithItself) {
   const auto mesh = Mesh::Create(Topology{}, nullptr);
   ASSERT_TRUE(mesh.ok()) << mesh.status();
-  const absl::StatusOr<StepAgreement> agreement = AgreeOnStep(**mesh, SIGTERM, 0);
+  const absl::StatusOr<StepAgreement> agreement = AgreeOnStep(**mesh, {.counts = {1, 2}}, 0);
   ASSERT_TRUE(agreement.ok());
-  EXPECT_EQ(agreement->stop_signal, SIGTERM);
+  EXPECT_EQ(agreement->facts.counts[1], 2);
   EXPECT_TRUE(agreement->wire.empty());
   EXPECT_LT(agreement->pipeline_wait_share, 0);
 }
@@ -37,7 +36,7 @@ TEST(AgreeOnStepTest, TheTimeIsTheMeanOverRanks) {
     const double own = mesh->rank();
     TESSERA_ASSIGN_OR_RETURN(
         const StepAgreement agreed,
-        AgreeOnStep(*mesh, 0, 0, {}, {.compute = 1 + own, .communication = own, .waiting = 0.5}));
+        AgreeOnStep(*mesh, {}, 0, {.compute = 1 + own, .communication = own, .waiting = 0.5}));
     EXPECT_DOUBLE_EQ(agreed.time.compute, 1.5);
     EXPECT_DOUBLE_EQ(agreed.time.communication, 0.5);
     EXPECT_DOUBLE_EQ(agreed.time.waiting, 0.5);
@@ -47,51 +46,22 @@ TEST(AgreeOnStepTest, TheTimeIsTheMeanOverRanks) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST(AgreeOnStepTest, ASignalToOneRankIsEverybodys) {
+TEST(AgreeOnStepTest, FactsAndMemoryAreAddedUp) {
   ThreadWorld world(4);
   const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const auto mesh,
                              Mesh::Create(Topology{.data = 2, .pipeline = 2}, &comm));
+    ckpt::StepFacts facts;
+    for (int i = 0; i < ckpt::StepFacts::kCounts; ++i) facts.counts[i] = i + mesh->rank();
     TESSERA_ASSIGN_OR_RETURN(
-        StepAgreement agreed,
-        AgreeOnStep(*mesh, 0, 0.5 * mesh->rank(), {}, {}, {.host = 100 + mesh->rank(), .gpu = 7}));
-    EXPECT_EQ(agreed.stop_signal, 0);
+        const StepAgreement agreed,
+        AgreeOnStep(*mesh, facts, 0.5 * mesh->rank(), {}, {.host = 100 + mesh->rank(), .gpu = 7}));
+    for (int i = 0; i < ckpt::StepFacts::kCounts; ++i) {
+      EXPECT_EQ(agreed.facts.counts[i], 4 * i + 6);
+    }
     EXPECT_EQ(agreed.memory.host, 406);
     EXPECT_EQ(agreed.memory.gpu, 28);
     EXPECT_DOUBLE_EQ(agreed.pipeline_wait_share, 0.75);
-    const int signal = mesh->rank() == 2 ? SIGTERM : 0;
-    TESSERA_ASSIGN_OR_RETURN(agreed, AgreeOnStep(*mesh, signal, 0));
-    EXPECT_EQ(agreed.stop_signal, SIGTERM);
-    // SIGINT has precedence over SIGTERM: all ranks return the same.
-    const int either = mesh->rank() == 1 ? SIGINT : mesh->rank() == 3 ? SIGTERM : 0;
-    TESSERA_ASSIGN_OR_RETURN(agreed, AgreeOnStep(*mesh, either, 0));
-    EXPECT_EQ(agreed.stop_signal, SIGINT);
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-TEST(AgreeOnStepTest, WhatRankZeroKnowsIsEverybodys) {
-  ThreadWorld world(3);
-  const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(const auto mesh, Mesh::Create(Topology{.data = 3}, &comm));
-    const int64_t own = mesh->rank() + 1;
-    TESSERA_ASSIGN_OR_RETURN(const StepAgreement agreed,
-                             AgreeOnStep(*mesh, 0, 0,
-                                         {.elapsed = absl::Seconds(own),
-                                          .stop_file = {.step = -own, .version = own},
-                                          .save_in_flight = own > 1,
-                                          .save_trouble = own == 1 ? ckpt::SaveTrouble::kTooLong
-                                                                   : ckpt::SaveTrouble::kNone,
-                                          .folder_is_taken = own == 1,
-                                          .records_fail = own == 1}));
-    EXPECT_EQ(agreed.leader.elapsed, absl::Seconds(1));
-    EXPECT_EQ(agreed.leader.stop_file.step, -1);
-    EXPECT_EQ(agreed.leader.stop_file.version, 1);
-    EXPECT_FALSE(agreed.leader.save_in_flight);
-    EXPECT_EQ(agreed.leader.save_trouble, ckpt::SaveTrouble::kTooLong);
-    EXPECT_TRUE(agreed.leader.folder_is_taken);
-    EXPECT_TRUE(agreed.leader.records_fail);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -110,7 +80,7 @@ TEST(AgreeOnStepTest, BytesOfAllRanksByAxisAndOperation) {
     } else {
       TESSERA_RETURN_IF_ERROR(mesh->data()->Receive(values, 0, 0));
     }
-    TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed, AgreeOnStep(*mesh, 0, 0));
+    TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed, AgreeOnStep(*mesh, {}, 0));
     EXPECT_LT(agreed.pipeline_wait_share, 0) << "there is no pipeline";
     EXPECT_EQ(agreed.wire.size(), 2u);
     if (agreed.wire.size() != 2) return absl::OkStatus();
@@ -121,7 +91,7 @@ TEST(AgreeOnStepTest, BytesOfAllRanksByAxisAndOperation) {
     EXPECT_EQ(agreed.wire[1].operation, CommOpName(CommOp::kSend));
     EXPECT_EQ(agreed.wire[1].bytes, 2 * 400);
     // The next step sends nothing except the agreement itself.
-    TESSERA_ASSIGN_OR_RETURN(agreed, AgreeOnStep(*mesh, 0, 0));
+    TESSERA_ASSIGN_OR_RETURN(agreed, AgreeOnStep(*mesh, {}, 0));
     EXPECT_EQ(agreed.wire.size(), 1u);
     if (!agreed.wire.empty()) EXPECT_EQ(agreed.wire[0].axis, "world");
     return absl::OkStatus();

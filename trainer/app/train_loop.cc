@@ -17,7 +17,7 @@
 #include "base/steady_time.h"
 #include "base/trace.h"
 #include "base/units.h"
-#include "checkpoint/collective/agree.h"
+#include "checkpoint/include/agree_on_status.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "comm/communicator.h"
@@ -32,9 +32,9 @@
 #include "trainer/app/step_agreement.h"
 #include "trainer/config/config.h"
 #include "trainer/metrics/run_events.h"
-#include "trainer/state/checkpoints.h"
 #include "trainer/state/ledger.h"
 #include "trainer/state/run_state.h"
+#include "trainer/state/save_storage.h"
 #include "trainer/state/state_health.h"
 
 namespace tessera {
@@ -76,41 +76,6 @@ absl::StatusOr<double> MeasurePeak(const Session& session) {
   return peak;
 }
 
-ckpt::SaveScheduleOptions ScheduleOptions(const TrainConfig& config) {
-  const CheckpointConfig& checkpoint = config.checkpoint();
-  const double exit_minutes = config.training().exit_duration_in_mins();
-  return {.saves = Saves(config),
-          .interval_steps = checkpoint.save_interval(),
-          .interval = absl::Minutes(checkpoint.save_interval_minutes()),
-          .continuous = checkpoint.save_continuously(),
-          .rolling_interval_steps = checkpoint.non_persistent_save_interval(),
-          .last_step = config.training().train_iters(),
-          .exit_interval_steps = config.training().exit_interval(),
-          .exit_after = exit_minutes > 0 ? absl::Minutes(exit_minutes) : absl::InfiniteDuration(),
-          .saves_at_signals = checkpoint.exit_signal_handler()};
-}
-
-ckpt::FailedSavesOptions FailureOptions(const TrainConfig& config) {
-  const CheckpointConfig& checkpoint = config.checkpoint();
-  const double minutes = checkpoint.max_minutes_without_checkpoint();
-  return {.max_failed_saves = checkpoint.max_failed_saves(),
-          .max_without_checkpoint =
-              Saves(config) && minutes > 0 ? absl::Minutes(minutes) : absl::InfiniteDuration()};
-}
-
-// A file in `save`: the identity of the stop file that has ended the last run. Even where the
-// checkpoint of that step is damaged later, the same request ends no other run.
-constexpr char kObeyedStopFile[] = ".stop_file";
-constexpr uint64_t kMaxIdentityBytes = 1024;
-
-std::string ObeyedStopFile(const TrainConfig& config) {
-  if (!Saves(config)) return "";
-  const CheckpointConfig& checkpoint = config.checkpoint();
-  const auto storage = OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
-  if (!storage.ok()) return "";
-  return ReadAll(**storage, kObeyedStopFile, kMaxIdentityBytes).value_or("");
-}
-
 UsedMemory MeasureMemory(const Session& session) {
   struct rusage usage = {};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -138,13 +103,8 @@ TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line)
       config_(session.config),
       ledger_settings_(SettingsDigest(config_, session.progress.seed, session.progress.data_seed)),
       progress_line_(progress_line),
-      start_(SteadyNow()),
-      schedule_(ScheduleOptions(config_), session.resumed ? session.progress.step : 0),
-      failed_saves_(FailureOptions(config_)) {
-  const std::string& stop_file = config_.checkpoint().stop_file_path();
-  if (session.first_rank() && !stop_file.empty()) {
-    stop_file_ = std::make_unique<ckpt::StopFile>(stop_file, ObeyedStopFile(config_));
-  }
+      manager_(session.saver->manager()) {
+  manager_.Begin(session.resumed ? session.progress.step : 0);
 }
 
 absl::Status TrainLoop::Run() {
@@ -175,9 +135,8 @@ absl::Status TrainLoop::Run() {
   const absl::Status recorded = timeline_ == nullptr ? absl::OkStatus() : timeline_->Finish();
   TESSERA_RETURN_IF_ERROR(saved);
   TESSERA_RETURN_IF_ERROR(recorded);
-  if (stopped_by_file_) RememberStopFile();
   TESSERA_RETURN_IF_ERROR(CheckRecords());
-  return stopped_by_ != 0 ? absl::OkStatus() : CheckNotDiverged();
+  return stopped_by() != 0 ? absl::OkStatus() : CheckNotDiverged();
 }
 
 absl::Status TrainLoop::Train() {
@@ -189,10 +148,8 @@ absl::Status TrainLoop::Train() {
     rates_->Measure(Seconds(start), &metrics);
     TESSERA_RETURN_IF_ERROR(Report(metrics));
     TESSERA_RETURN_IF_ERROR(CheckMemory("train"));
-    if (session_.saver != nullptr) {
-      ReportSaves(session_.saver->Poll());
-      ReportReplicas(session_.saver->PollReplicas());
-    }
+    ReportSaves(session_.saver->Poll());
+    ReportReplicas(session_.saver->PollReplicas());
     if (session_.valid_data.has_value() && AtInterval(config_.training().eval_interval())) {
       TESSERA_RETURN_IF_ERROR(Evaluate());
     }
@@ -202,53 +159,33 @@ absl::Status TrainLoop::Train() {
     if (AtInterval(config_.checkpoint().export_hf_interval())) {
       TESSERA_RETURN_IF_ERROR(Export(HuggingFaceExportOfStep(session_)));
     }
-    const ckpt::SaveDecision decision = Decide();
-    const bool ends = decision.end != ckpt::EndReason::kNone;
-    stopped_by_file_ = decision.end == ckpt::EndReason::kStopFile;
-    SayEnd(decision.end);
+    const bool ends = decision_.end != ckpt::EndReason::kNone;
+    SayEnd();
     // Without checkpoints, what a death costs would grow with each step.
-    if (!ends || leader_.folder_is_taken) TESSERA_RETURN_IF_ERROR(CheckSaves());
+    TESSERA_RETURN_IF_ERROR(CheckSaves());
     // The last save is not skipped because an earlier one is still being written.
-    if (ends && session_.saver != nullptr) ReportSaves(session_.saver->Finish());
-    const bool replicates = IsToReplicate(decision);
-    if (decision.save != ckpt::SaveKind::kNone || replicates) {
-      TESSERA_RETURN_IF_ERROR(Keep(decision.save, replicates));
+    if (ends) ReportSaves(session_.saver->Finish());
+    const bool replicates = IsToReplicate();
+    if (decision_.save != ckpt::SaveKind::kNone || replicates) {
+      TESSERA_RETURN_IF_ERROR(Keep(replicates));
     }
     if (ends) break;
   }
   return absl::OkStatus();
 }
 
-ckpt::SaveDecision TrainLoop::Decide() {
-  if (stop_file_ != nullptr) {
-    const std::string note = stop_file_->TakeNote();
-    if (!note.empty()) progress_line_.Message(note);
-  }
-  const Progress& progress = session_.progress;
-  return schedule_.AfterStep({.step = progress.step,
-                              .elapsed = leader_.elapsed,
-                              .stop_signal = stopped_by_,
-                              .records_fail = leader_.records_fail,
-                              .stop_file = leader_.stop_file,
-                              .save_in_flight = leader_.save_in_flight,
-                              .healthy = IsHealthy()});
-}
-
-bool TrainLoop::IsHealthy() const {
-  return updated_ && IsSaneLoss(session_.progress.last_loss, config_.model().vocab_size());
-}
-
-bool TrainLoop::IsToReplicate(const ckpt::SaveDecision& decision) const {
-  return session_.saver != nullptr && config_.checkpoint().replicate_to_peers() &&
-         decision.end == ckpt::EndReason::kNone && IsHealthy() &&
+bool TrainLoop::IsToReplicate() const {
+  return Saves(config_) && config_.checkpoint().replicate_to_peers() &&
+         decision_.end == ckpt::EndReason::kNone && healthy_ &&
          AtInterval(config_.checkpoint().replicate_interval());
 }
 
-void TrainLoop::SayEnd(ckpt::EndReason reason) {
+void TrainLoop::SayEnd() {
   const int64_t step = session_.progress.step;
-  if (stopped_by_ != 0) {
+  const ckpt::EndReason reason = decision_.end;
+  if (stopped_by() != 0) {
     Happened("signal", step,
-             absl::StrFormat("stopped by signal %d after step %d", stopped_by_, step));
+             absl::StrFormat("stopped by signal %d after step %d", stopped_by(), step));
   } else if (reason == ckpt::EndReason::kStopFile) {
     Happened("stop_file", step,
              absl::StrFormat("stopped by %s after step %d", config_.checkpoint().stop_file_path(),
@@ -260,30 +197,24 @@ void TrainLoop::SayEnd(ckpt::EndReason reason) {
   }
 }
 
-void TrainLoop::UpdateLeader() {
-  leader_.elapsed = SteadyNow() - start_;
-  if (stop_file_ != nullptr) leader_.stop_file = stop_file_->Poll();
-  leader_.save_in_flight = session_.saver != nullptr && session_.saver->save_in_flight();
-  leader_.save_trouble = failed_saves_.Judge(leader_.elapsed);
-  leader_.folder_is_taken = session_.save_folder != nullptr && !session_.save_folder->Check().ok();
-  leader_.records_fail = session_.metrics != nullptr && !session_.metrics->status().ok();
-}
-
 absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   Progress& progress = session_.progress;
   TESSERA_ASSIGN_OR_RETURN(const StepResult result,
                            session_.trainer->Step(*session_.train_data->loader,
                                                   {.step = progress.step,
                                                    .consumed_samples = progress.consumed_samples}));
-  UpdateLeader();
+  healthy_ = result.updated && IsSaneLoss(result.loss, config_.model().vocab_size());
+  const ckpt::StepFacts facts = manager_.Observe(
+      {.step = progress.step + 1,
+       .stop_signal = StopSignal(),
+       .records_fail = session_.metrics != nullptr && !session_.metrics->status().ok(),
+       .healthy = healthy_});
   const TimeSplit time = TakeTimeSplit();
   TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed,
-                           AgreeOnStep(*session_.mesh, StopSignal(), result.pipeline_wait_share,
-                                       leader_, time, MeasureMemory(session_)));
-  stopped_by_ = agreed.stop_signal;
-  leader_ = agreed.leader;
-  updated_ = result.updated;
+                           AgreeOnStep(*session_.mesh, facts, result.pipeline_wait_share, time,
+                                       MeasureMemory(session_)));
   progress.step += 1;
+  decision_ = manager_.Decide(progress.step, agreed.facts);
   progress.updates = session_.trainer->updates();
   const int64_t first_sample = progress.consumed_samples;
   progress.consumed_samples += config_.training().global_batch_size();
@@ -377,7 +308,7 @@ absl::Status TrainLoop::Export(const ForeignWeights& weights) {
   return absl::OkStatus();
 }
 
-absl::Status TrainLoop::Keep(ckpt::SaveKind kind, bool replicates) {
+absl::Status TrainLoop::Keep(bool replicates) {
   const TimeSpent spent(TimeUse::kSaving);
   const TraceSpan span("save", "begin of a save");
   const Progress& progress = session_.progress;
@@ -391,8 +322,8 @@ absl::Status TrainLoop::Keep(ckpt::SaveKind kind, bool replicates) {
       *run.mutable_trainer()->mutable_health(),
       MeasureHealth(session_.state(), session_.mesh->world(), progress.last_loss,
                     config_.model().vocab_size(), validation_loss));
-  if (kind != ckpt::SaveKind::kNone) {
-    TESSERA_RETURN_IF_ERROR(session_.saver->Save(run, kind));
+  if (decision_.save != ckpt::SaveKind::kNone) {
+    TESSERA_RETURN_IF_ERROR(session_.saver->Save(run, decision_.save));
     ReportSaves(session_.saver->Poll());
   }
   if (replicates) TESSERA_RETURN_IF_ERROR(session_.saver->Replicate(std::move(run)));
@@ -428,7 +359,6 @@ void TrainLoop::ReportReplicas(const std::vector<ckpt::SaveOutcome>& outcomes) {
 void TrainLoop::ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes) {
   const TimeSpent spent(TimeUse::kSaving);
   for (const ckpt::SaveOutcome& outcome : outcomes) {
-    failed_saves_.Add(outcome.report.status(), leader_.elapsed);
     if (absl::IsCancelled(outcome.report.status())) {
       Happened("not_saved", outcome.step,
                absl::StrFormat("step %d is not saved: an earlier save is still being written",
@@ -478,38 +408,20 @@ void TrainLoop::Happened(const std::string& name, int64_t step, const std::strin
   session_.events->Add(event);
 }
 
-void TrainLoop::RememberStopFile() const {
-  if (stop_file_ == nullptr || !Saves(config_)) return;
-  const CheckpointConfig& checkpoint = config_.checkpoint();
-  const auto storage = OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
-  if (!storage.ok()) return;
-  WriteAll(**storage, kObeyedStopFile, stop_file_->Identity(leader_.stop_file.version))
-      .IgnoreError();
-}
-
 absl::Status TrainLoop::FinishSaves() {
-  if (session_.saver == nullptr) return absl::OkStatus();
   ReportSaves(session_.saver->Finish());
   ReportReplicas(session_.saver->FinishReplicas());
-  return failed_saves_.last();
+  return manager_.last_save();
 }
 
 absl::Status TrainLoop::CheckSaves() {
   const TimeSpent spent(TimeUse::kSaving);
   const CheckpointConfig& checkpoint = config_.checkpoint();
-  if (leader_.folder_is_taken) {
-    // Rank 0 alone knows more.
-    TESSERA_RETURN_IF_ERROR(session_.save_folder == nullptr ? absl::OkStatus()
-                                                            : session_.save_folder->Check());
-    return absl::FailedPreconditionError(
-        absl::StrFormat("another job saves to %s: this run ends", checkpoint.save()));
-  }
-  const std::string last = failed_saves_.last().ok()
-                               ? ""
-                               : absl::StrCat("; the last one: ", failed_saves_.last().message());
+  const absl::Status& newest = manager_.last_save();
+  const std::string last = newest.ok() ? "" : absl::StrCat("; the last one: ", newest.message());
   constexpr char kWhatToDo[] =
       "; the same command resumes from the newest checkpoint once it can save";
-  switch (leader_.save_trouble) {
+  switch (decision_.trouble) {
     case ckpt::SaveTrouble::kNone:
       return absl::OkStatus();
     case ckpt::SaveTrouble::kNoRoom:
@@ -522,6 +434,11 @@ absl::Status TrainLoop::CheckSaves() {
       return absl::AbortedError(absl::StrFormat(
           "no checkpoint has been saved to %s for %g minutes (max_minutes_without_checkpoint)%s%s",
           checkpoint.save(), checkpoint.max_minutes_without_checkpoint(), last, kWhatToDo));
+    case ckpt::SaveTrouble::kFolderTaken:
+      // Rank 0 alone knows more.
+      TESSERA_RETURN_IF_ERROR(manager_.CheckFolder());
+      return absl::FailedPreconditionError(
+          absl::StrFormat("another job saves to %s: this run ends", checkpoint.save()));
   }
   return absl::OkStatus();
 }
@@ -529,7 +446,7 @@ absl::Status TrainLoop::CheckSaves() {
 absl::Status TrainLoop::CheckRecords() const {
   const absl::Status own =
       session_.metrics == nullptr ? absl::OkStatus() : session_.metrics->status();
-  if (!leader_.records_fail) return own;
+  if (!decision_.records_fail) return own;
   const RankGroup group = session_.group();
   return ckpt::AgreeOnStatus(group.ranks, own, group.deadline);
 }

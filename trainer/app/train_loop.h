@@ -12,8 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/include/async_saver.h"
-#include "checkpoint/manager/save_schedule.h"
-#include "checkpoint/manager/stop_file.h"
+#include "checkpoint/include/checkpoint_manager.h"
 #include "trainer/app/session.h"
 #include "trainer/app/step_agreement.h"
 #include "trainer/app/timeline.h"
@@ -37,19 +36,17 @@ class TrainLoop {
   TrainLoop(Session& session, ProgressLine& progress_line);
 
   // Trains up to train_iters, or until a stop signal to any rank, a stop file or another setting
-  // ends the run; see SaveSchedule. Saves when it is time, and after the last step. Errors: those
-  // of data, ranks and checkpoint; those of metrics, after a save; Aborted for a run that has
-  // diverged.
+  // ends the run; see ckpt::CheckpointManager. Saves when it is time, and after the last step.
+  // Errors: those of data, ranks and checkpoint; those of metrics, after a save; Aborted for a run
+  // that has diverged.
   absl::Status Run();
 
   // The signal that ended Run(), the same on every rank; 0 if there was none.
-  int stopped_by() const { return stopped_by_; }
+  int stopped_by() const { return decision_.stop_signal; }
 
  private:
   absl::Status Train();
   absl::StatusOr<StepMetrics> TrainStep();
-  // What this rank knows after a step; rank 0's is then everybody's.
-  void UpdateLeader();
   // How this rank has spent the time since the last call.
   TimeSplit TakeTimeSplit();
   absl::Status Report(const StepMetrics& metrics);
@@ -60,15 +57,13 @@ class TrainLoop {
   // A failure, which is said, is the end of the event file, but not of the run.
   void CheckEvents(const absl::Status& status);
   absl::Status Export(const ForeignWeights& weights);
-  // Once after each step.
-  ckpt::SaveDecision Decide();
-  void SayEnd(ckpt::EndReason reason);
+  // Says what has ended the run, where that is not its last step.
+  void SayEnd();
   // Whether the state is kept in memory after this step.
-  bool IsToReplicate(const ckpt::SaveDecision& decision) const;
+  bool IsToReplicate() const;
   // Saves and replicates, as decided.
-  absl::Status Keep(ckpt::SaveKind kind, bool replicates);
+  absl::Status Keep(bool replicates);
   void ReportReplicas(const std::vector<ckpt::SaveOutcome>& outcomes);
-  bool IsHealthy() const;
   // Reports finished saves. An asynchronous save that failed is a message, not an error: training
   // can continue, as far as CheckSaves() allows.
   void ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes);
@@ -77,9 +72,7 @@ class TrainLoop {
   // Says what has happened and, on rank 0, records it as an event.
   void Happened(const std::string& name, int64_t step, const std::string& text,
                 const ckpt::SaveReport* saved = nullptr);
-  // Records, for the next run, that the stop file has ended this one. Failures do no harm.
-  void RememberStopFile() const;
-  // Whether rank 0 has found that the run can save no more; the same on every rank.
+  // An error where the run can save no more, as all ranks have decided.
   absl::Status CheckSaves();
   // Waits for saves in flight; returns the newest one's error.
   absl::Status FinishSaves();
@@ -98,16 +91,11 @@ class TrainLoop {
   std::unique_ptr<EventFile> events_;   // likewise; null without metrics, and once it fails
   std::unique_ptr<Timeline> timeline_;  // likewise; null without trace_steps
   absl::Duration time_split_at_;        // of the last TakeTimeSplit(), of SteadyNow()
-  const absl::Duration start_;          // of SteadyNow()
-  ckpt::SaveSchedule schedule_;
-  std::unique_ptr<ckpt::StopFile> stop_file_;  // on rank 0; null without one
-  LeaderState leader_;                         // after the last step
-  bool updated_ = true;                        // by the last step
-  std::optional<EvalMetrics> evaluation_;      // the last one
-  ckpt::FailedSaves failed_saves_;
+  ckpt::CheckpointManager& manager_;
+  ckpt::SaveDecision decision_;            // after the last step
+  bool healthy_ = true;                    // the last step changed the state, with a plausible loss
+  std::optional<EvalMetrics> evaluation_;  // the last one
   absl::StatusCode last_replica_ = absl::StatusCode::kUnknown;  // its outcome; unknown: none yet
-  int stopped_by_ = 0;
-  bool stopped_by_file_ = false;
 };
 
 // Mean loss over the first samples of the validation data, timed. Collective, as Trainer::Evaluate.

@@ -73,4 +73,9 @@ std::unique_ptr<ckpt::ProcessGroup> MakeProcessGroup(Communicator* world) {
   return std::make_unique<CommunicatorGroup>(*world);
 }
 
+RankGroup GroupOf(ckpt::ProcessGroup& ranks, const TrainConfig& config) {
+  return {.ranks = ranks,
+          .deadline = absl::Minutes(config.parallel().distributed_timeout_minutes())};
+}
+
 }  // namespace tessera

@@ -2,6 +2,7 @@
 #define TESSERA_TRAINER_STATE_COMMUNICATOR_GROUP_H_
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,6 +13,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/include/process_group.h"
 #include "comm/communicator.h"
+#include "trainer/config/config.pb.h"
 
 namespace tessera {
 
@@ -38,6 +40,18 @@ class CommunicatorGroup final : public ckpt::ProcessGroup {
 
 // `world` as a group; null is one process.
 std::unique_ptr<ckpt::ProcessGroup> MakeProcessGroup(Communicator* world);
+
+// The ranks of a run, and how long to wait for them.
+struct RankGroup {
+  ckpt::ProcessGroup& ranks;
+  absl::Duration deadline = absl::Minutes(10);
+};
+
+// With distributed_timeout_minutes.
+RankGroup GroupOf(ckpt::ProcessGroup& ranks, const TrainConfig& config);
+
+// Receives sentences for the user.
+using NoteSink = std::function<void(const std::string&)>;
 
 }  // namespace tessera
 

@@ -12,8 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
-#include "checkpoint/collective/agree.h"
-#include "checkpoint/directory/directory.h"
+#include "checkpoint/include/agree_on_status.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/models.h"
@@ -32,9 +31,10 @@ constexpr char kConverted[] = "converted", kReplaced[] = "replaced";
 // Removes what WriteForeignWeights() puts into the folder, and the folder if nothing else is in it.
 void RemoveUnfinished(const fs::path& folder) {
   std::error_code error;
-  for (const std::string& name :
-       {ckpt::StepDirectoryName(0), std::string(kConverted), std::string(kReplaced)}) {
-    fs::remove_all(folder / name, error);
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename();
+    const bool is_ours = name.starts_with("step-") || name == kConverted || name == kReplaced;
+    if (is_ours) fs::remove_all(entry.path(), error);
   }
   fs::remove(folder, error);
 }
@@ -64,9 +64,9 @@ absl::Status SyncAbove(const std::string& path) {
 
 // On rank 0: makes the file or folder of the checkpoint in `folder`.
 absl::Status Convert(const std::string& folder, const ForeignWeights& weights) {
-  TESSERA_ASSIGN_OR_RETURN(
-      const ckpt::Checkpoint source,
-      ckpt::Checkpoint::Open(absl::StrCat(folder, "/", ckpt::StepDirectoryName(0))));
+  TESSERA_ASSIGN_OR_RETURN(const ckpt::CheckpointFolder opened,
+                           ckpt::CheckpointFolder::Open(folder));
+  TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint source, opened.Latest());
   const fs::path converted = fs::path(folder) / kConverted;
   TESSERA_ASSIGN_OR_RETURN(const ckpt::convert::WriteForeignReport report,
                            ckpt::convert::WriteForeign(source, converted.string(),

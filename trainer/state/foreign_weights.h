@@ -7,7 +7,7 @@
 #include "layout/dtype.h"
 #include "models/config/config.pb.h"
 #include "tokenizer/tokenizer.h"
-#include "trainer/state/checkpoints.h"
+#include "trainer/state/communicator_group.h"
 #include "trainer/state/state_dict.h"
 
 namespace tessera {

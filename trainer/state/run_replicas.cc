@@ -7,9 +7,9 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
-#include "checkpoint/collective/agree.h"
+#include "checkpoint/include/agree_on_status.h"
 #include "checkpoint/include/checkpoint.h"
-#include "trainer/state/communicator_group.h"
+#include "trainer/state/resume.h"
 #include "trainer/state/save_storage.h"
 
 namespace tessera {

@@ -13,7 +13,8 @@
 #include "checkpoint/include/state_dict.h"
 #include "comm/communicator.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/state/checkpoints.h"
+#include "trainer/state/communicator_group.h"
+#include "trainer/state/find_saved.h"
 
 namespace tessera {
 

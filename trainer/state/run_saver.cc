@@ -1,15 +1,22 @@
 #include "trainer/state/run_saver.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/trace.h"
+#include "checkpoint/include/agree_on_status.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "storage/tiered/staging_folder.h"
-#include "trainer/state/communicator_group.h"
+#include "trainer/config/config.h"
 #include "trainer/state/save_storage.h"
 
 namespace tessera {
@@ -19,6 +26,28 @@ namespace {
 // messages long before.
 constexpr absl::Duration kBackgroundDeadline = absl::Hours(24);
 
+ckpt::SaveScheduleOptions ToSchedule(const TrainConfig& config) {
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  const double exit_minutes = config.training().exit_duration_in_mins();
+  return {.saves = Saves(config),
+          .interval_steps = checkpoint.save_interval(),
+          .interval = absl::Minutes(checkpoint.save_interval_minutes()),
+          .continuous = checkpoint.save_continuously(),
+          .rolling_interval_steps = checkpoint.non_persistent_save_interval(),
+          .last_step = config.training().train_iters(),
+          .exit_interval_steps = config.training().exit_interval(),
+          .exit_after = exit_minutes > 0 ? absl::Minutes(exit_minutes) : absl::InfiniteDuration(),
+          .saves_at_signals = checkpoint.exit_signal_handler()};
+}
+
+ckpt::FailedSavesOptions ToFailures(const TrainConfig& config) {
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  const double minutes = checkpoint.max_minutes_without_checkpoint();
+  return {.max_failed_saves = checkpoint.max_failed_saves(),
+          .max_without_checkpoint =
+              Saves(config) && minutes > 0 ? absl::Minutes(minutes) : absl::InfiniteDuration()};
+}
+
 ckpt::RetentionOptions ToRetention(const CheckpointConfig& config) {
   return {.newest = config.max_checkpoint_keep(),
           .every_steps = config.save_retain_interval(),
@@ -26,72 +55,109 @@ ckpt::RetentionOptions ToRetention(const CheckpointConfig& config) {
           .within = absl::Minutes(config.save_retain_minutes())};
 }
 
+// `save` for its lock, once it is known that a run can save there. An existing folder may be
+// read-only, which the first save would find out late; a checkpoint in place of the folder that
+// contains it would look like a folder without any.
+absl::StatusOr<std::unique_ptr<Storage>> OpenToLock(const CheckpointConfig& config) {
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage,
+                           OpenStorage(config.save(), StoresOf(config).ForWriting()));
+  if (!absl::IsNotFound(ckpt::ReadManifest(*storage, "").status())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "save=", config.save(), " is a single checkpoint: expected the folder above it"));
+  }
+  const std::optional<std::string> folder = storage->LocalPath("");
+  if (!folder.has_value() || faccessat(AT_FDCWD, folder->c_str(), W_OK | X_OK, AT_EACCESS) == 0) {
+    return storage;
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("save: nothing can be written to ", *folder, ": ", std::strerror(errno)));
+}
+
 }  // namespace
 
-RunSaver::RunSaver(const TrainConfig& config, std::vector<StateChunk> chunks,
-                   const RankGroup& group, RunSaverHooks hooks)
-    : config_(config), chunks_(std::move(chunks)), group_(group), hooks_(std::move(hooks)) {}
+RunSaver::RunSaver(const TrainConfig& config, Communicator* world, RunSaverHooks hooks)
+    : config_(config),
+      hooks_(std::move(hooks)),
+      ranks_(MakeProcessGroup(world)),
+      group_(GroupOf(*ranks_, config)) {}
 
 RunSaver::~RunSaver() {
   if (mirrored_.has_value()) StartMirrored();
 }
 
-absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(const TrainConfig& config,
-                                                           std::vector<StateChunk> chunks,
-                                                           const RankGroup& group,
-                                                           Communicator* world,
-                                                           RunSaverHooks hooks) {
-  std::unique_ptr<RunSaver> saver(new RunSaver(config, std::move(chunks), group, std::move(hooks)));
-  TESSERA_RETURN_IF_ERROR(saver->OpenStorage());
-  if (!config.checkpoint().no_save_optim()) {
-    TESSERA_ASSIGN_OR_RETURN(
-        saver->optimizer_names_,
-        OptimizerNames(saver->chunks_, config.optimizer(), group.ranks, group.deadline));
-    if (saver->hooks_.loaded != nullptr) {
-      KeepForeignNames(*saver->hooks_.loaded, *saver->optimizer_names_);
-    }
+absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Open(const TrainConfig& config,
+                                                         Communicator* world, RunSaverHooks hooks,
+                                                         absl::Duration lock_wait) {
+  std::unique_ptr<RunSaver> saver(new RunSaver(config, world, std::move(hooks)));
+  const bool saves = Saves(config);
+  ckpt::ProcessGroup& ranks = *saver->ranks_;
+  absl::StatusOr<std::unique_ptr<Storage>> to_lock = nullptr;
+  if (saves && ranks.rank() == 0) to_lock = OpenToLock(config.checkpoint());
+  absl::StatusOr<std::shared_ptr<Storage>> storage = nullptr;
+  if (to_lock.ok() && !config.checkpoint().save().empty()) {
+    const auto has_room = [hooks = &saver->hooks_](uint64_t size_bytes) {
+      return !hooks->available_memory_bytes || size_bytes <= hooks->available_memory_bytes() / 2;
+    };
+    storage = OpenSaveStorage(config.checkpoint(), /*create_root=*/saves, has_room);
+    if (!saves && absl::IsNotFound(storage.status())) storage = nullptr;
   }
-  TESSERA_RETURN_IF_ERROR(saver->OpenManager(world));
+  absl::Status opened = to_lock.status();
+  opened.Update(storage.status());
+  const absl::Status agreed = ckpt::AgreeOnStatus(ranks, opened, saver->group_.deadline);
+  TESSERA_RETURN_IF_ERROR(opened.ok() ? agreed : opened);
+  if (saves && config.checkpoint().async_save()) {
+    if (world != nullptr) {
+      TESSERA_ASSIGN_OR_RETURN(saver->background_communicator_,
+                               world->Split(/*color=*/0, world->rank(), "saves"));
+    }
+    saver->background_group_ = MakeProcessGroup(saver->background_communicator_.get());
+  }
+  ckpt::CheckpointManagerOptions options = saver->ManagerOptions();
+  options.lock_wait = lock_wait;
+  TESSERA_ASSIGN_OR_RETURN(
+      saver->manager_,
+      ckpt::CheckpointManager::Open(*std::move(storage), *std::move(to_lock), std::move(options)));
   return saver;
 }
 
-absl::Status RunSaver::OpenStorage() {
-  const auto has_room = [this](uint64_t size_bytes) {
-    return !hooks_.available_memory_bytes || size_bytes <= hooks_.available_memory_bytes() / 2;
-  };
-  TESSERA_ASSIGN_OR_RETURN(storage_,
-                           OpenSaveStorage(config_.checkpoint(), /*create_root=*/true, has_room));
-  Storage* const staging = storage_->staging();
-  if (staging == nullptr) return absl::OkStatus();
-  return ForgetCopiesBut(*staging, hooks_.resumed_directory);
+absl::Status RunSaver::Begin(std::vector<StateChunk> chunks, SavedBefore before) {
+  chunks_ = std::move(chunks);
+  before_ = std::move(before);
+  Storage* const staging = manager_->storage().staging();
+  if (staging != nullptr) {
+    TESSERA_RETURN_IF_ERROR(ForgetCopiesBut(*staging, before_.resumed_directory));
+  }
+  if (!config_.checkpoint().no_save_optim()) {
+    TESSERA_ASSIGN_OR_RETURN(optimizer_names_, OptimizerNames(chunks_, config_.optimizer(),
+                                                              group_.ranks, group_.deadline));
+    if (before_.loaded != nullptr) KeepForeignNames(*before_.loaded, *optimizer_names_);
+  }
+  manager_->Prepare(State());
+  return absl::OkStatus();
 }
 
 absl::Status RunSaver::ForgetNearbyCopies() {
-  if (hooks_.replicas != nullptr) TESSERA_RETURN_IF_ERROR(hooks_.replicas->replicas().Remove());
-  Storage* const staging = storage_->staging();
+  if (before_.replicas != nullptr) TESSERA_RETURN_IF_ERROR(before_.replicas->replicas().Remove());
+  Storage* const staging = Saves(config_) ? manager_->storage().staging() : nullptr;
   if (staging == nullptr) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(ForgetCopiesBut(*staging, ""));
   RemoveStagingFolder(*staging);
   return absl::OkStatus();
 }
 
-absl::Status RunSaver::OpenManager(Communicator* world) {
+ckpt::CheckpointManagerOptions RunSaver::ManagerOptions() const {
+  const CheckpointConfig& checkpoint = config_.checkpoint();
   ckpt::CheckpointManagerOptions options;
-  options.keep = ToRetention(config_.checkpoint());
   options.save.group = &group_.ranks;
   options.save.deadline = group_.deadline;
   options.save.before_commit = hooks_.before_commit;
-  if (config_.checkpoint().async_save()) {
-    if (world != nullptr) {
-      TESSERA_ASSIGN_OR_RETURN(background_communicator_,
-                               world->Split(/*color=*/0, world->rank(), "saves"));
-    }
-    background_group_ = MakeProcessGroup(background_communicator_.get());
-    options.background = BackgroundOptions();
-  }
-  manager_ = std::make_unique<ckpt::CheckpointManager>(storage_, std::move(options));
-  if (config_.checkpoint().async_save()) manager_->Prepare(State());
-  return absl::OkStatus();
+  if (background_group_ != nullptr) options.background = BackgroundOptions();
+  options.schedule = ToSchedule(config_);
+  options.failures = ToFailures(config_);
+  options.keep = ToRetention(checkpoint);
+  if (group_.ranks.rank() == 0) options.stop_file = checkpoint.stop_file_path();
+  options.notes = hooks_.notes;
+  return options;
 }
 
 ckpt::AsyncSaveOptions RunSaver::BackgroundOptions() const {
@@ -101,7 +167,8 @@ ckpt::AsyncSaveOptions RunSaver::BackgroundOptions() const {
   options.save.before_commit = hooks_.before_commit;
   options.available_memory_bytes = hooks_.available_memory_bytes;
   // The mirror keeps its contents until the next save: a small part of it in copies is enough.
-  if (mirror() != nullptr) options.save.staging_bytes = ckpt::SaveOptions().staging_bytes;
+  if (config_.training().device() == ComputeDevice::CUDA)
+    options.save.staging_bytes = ckpt::SaveOptions().staging_bytes;
   if (config_.checkpoint().async_save_memory() > 0) {
     options.save.staging_bytes = static_cast<uint64_t>(config_.checkpoint().async_save_memory());
     options.copy_ahead_bytes = options.save.staging_bytes;
@@ -135,6 +202,7 @@ absl::Status RunSaver::Save(ckpt::Manifest run, ckpt::SaveKind kind) {
   if (mirror() == nullptr) return manager_->Save(request, State());
   TESSERA_RETURN_IF_ERROR(StartMirror());
   if (config_.checkpoint().async_save()) {
+    manager_->Announce();
     mirrored_ = {.request = std::move(request), .saves = true};
     return absl::OkStatus();
   }
@@ -146,7 +214,7 @@ absl::Status RunSaver::Replicate(ckpt::Manifest run) {
   const TimeSpent spent(TimeUse::kSaving);
   ckpt::SaveRequest request = RequestOf(std::move(run));
   if (mirror() == nullptr) {
-    hooks_.replicas->replicas().Start(request, State());
+    before_.replicas->replicas().Start(request, State());
     return absl::OkStatus();
   }
   if (mirrored_.has_value() && mirrored_->request.step == request.step) {
@@ -161,7 +229,7 @@ absl::Status RunSaver::Replicate(ckpt::Manifest run) {
 absl::Status RunSaver::StartMirror() {
   if (mirrored_.has_value()) StartMirrored();
   manager_->WaitUntilAllCopied();
-  if (hooks_.replicas != nullptr) hooks_.replicas->replicas().WaitUntilAllCopied();
+  if (before_.replicas != nullptr) before_.replicas->replicas().WaitUntilAllCopied();
   mirror()->StartDownload();
   return absl::OkStatus();
 }
@@ -179,9 +247,9 @@ void RunSaver::StartMirrored() {
   }
   if (!mirrored.replicates) return;
   if (copied.ok()) {
-    hooks_.replicas->replicas().Start(mirrored.request, State());
+    before_.replicas->replicas().Start(mirrored.request, State());
   } else {
-    hooks_.replicas->replicas().Refuse(mirrored.request.step, copied);
+    before_.replicas->replicas().Refuse(mirrored.request.step, copied);
   }
 }
 
@@ -189,20 +257,21 @@ void RunSaver::BeforeOverwrite(const TensorView& memory) {
   const TimeSpent spent(TimeUse::kSaving);
   if (mirror() != nullptr) return mirror()->BeforeOverwrite(memory);
   manager_->WaitUntilCopied(memory.data(), static_cast<uint64_t>(memory.bytes()));
-  if (hooks_.replicas == nullptr) return;
-  hooks_.replicas->replicas().WaitUntilCopied(memory.data(), static_cast<uint64_t>(memory.bytes()));
+  if (before_.replicas == nullptr) return;
+  before_.replicas->replicas().WaitUntilCopied(memory.data(),
+                                               static_cast<uint64_t>(memory.bytes()));
 }
 
 std::vector<ckpt::SaveOutcome> RunSaver::PollReplicas() {
-  if (hooks_.replicas == nullptr) return {};
-  return hooks_.replicas->replicas().Poll();
+  if (before_.replicas == nullptr) return {};
+  return before_.replicas->replicas().Poll();
 }
 
 std::vector<ckpt::SaveOutcome> RunSaver::FinishReplicas() {
   const TimeSpent spent(TimeUse::kSaving);
-  if (hooks_.replicas == nullptr) return {};
+  if (before_.replicas == nullptr) return {};
   if (mirrored_.has_value()) StartMirrored();
-  return hooks_.replicas->replicas().Finish();
+  return before_.replicas->replicas().Finish();
 }
 
 std::vector<ckpt::SaveOutcome> RunSaver::Poll() {
@@ -217,7 +286,7 @@ std::vector<ckpt::SaveOutcome> RunSaver::Poll() {
 
 absl::StatusOr<ckpt::Manifest> RunSaver::Saved(const std::string& directory) const {
   TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint checkpoint,
-                           ckpt::Checkpoint::Open(*storage_, directory));
+                           ckpt::Checkpoint::Open(manager_->storage(), directory));
   return checkpoint.manifest();
 }
 

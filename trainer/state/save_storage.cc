@@ -12,7 +12,7 @@
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "checkpoint/scan/verify.h"
+#include "checkpoint/include/saved_checkpoints.h"
 #include "storage/tiered/staging_folder.h"
 #include "storage/tiered/tiered_storage.h"
 
@@ -60,6 +60,11 @@ absl::Status CheckApart(const TrainConfig& config, const char* setting, const st
 }
 
 }  // namespace
+
+bool Saves(const TrainConfig& config) {
+  return !config.checkpoint().save().empty() && config.checkpoint().enable_save_ckpt() &&
+         config.training().train_iters() > 0;
+}
 
 OpenStorageOptions StoresOf(const CheckpointConfig& config) {
   return {.s3_endpoint = config.s3_endpoint()};

@@ -20,6 +20,9 @@ namespace tessera {
 // How storages are opened whose names are in the settings.
 OpenStorageOptions StoresOf(const CheckpointConfig& config);
 
+// Whether the run saves: it has a folder to save to and has not been told to leave it alone.
+bool Saves(const TrainConfig& config);
+
 // With async_upload, a TieredStorage over NearbyFolder(), where nothing but copies of this `save`
 // may be: FailedPrecondition. For writing, `create_root`; then files are copied if `has_room`
 // returns true for their size in bytes. Null: all files are.

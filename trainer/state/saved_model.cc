@@ -9,12 +9,12 @@
 #include "base/status_macros.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
-#include "checkpoint/manager/saved_checkpoints.h"
+#include "checkpoint/include/saved_checkpoints.h"
 #include "convert/core/notes.h"
 #include "convert/open_foreign.h"
 #include "google/protobuf/text_format.h"
 #include "models/model_config.h"
-#include "trainer/state/checkpoints.h"
+#include "trainer/state/describe_saved.h"
 #include "trainer/state/save_storage.h"
 
 namespace tessera {
@@ -32,7 +32,7 @@ std::optional<SavedModel> ModelOf(const ckpt::Manifest& manifest, const std::str
 }
 
 // The model of the newest checkpoint in a folder, or of the folder itself, whose manifest can be
-// read: of the one of `step` where that is there. What cannot be read is left to FindSavedRun(),
+// read: of the one of `step` where that is there. What cannot be read is left to FindToLoad(),
 // which reports it. `is_there` gets whether there is any checkpoint of ours, readable or not.
 std::optional<SavedModel> ModelIn(const std::string& folder, std::optional<int64_t> step,
                                   const CheckpointConfig& config, bool* is_there) {

@@ -26,8 +26,8 @@
 #include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/optim/adamw.h"
-#include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
+#include "trainer/state/resume.h"
 #include "trainer/step/trainer.h"
 
 namespace tessera::testing {

@@ -4,24 +4,20 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/include/async_saver.h"
-#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/thread_process_group.h"
-#include "checkpoint/save/save_hooks.h"
-#include "storage/storage.h"
 #include "tests/worlds/jobs/model.h"
 #include "tests/worlds/jobs/run_case.h"
 #include "tests/worlds/jobs/site.h"
 
 namespace tessera::simulation {
 
-// A job as a trainer runs it: the same calls of the library in the same order, one process for each
-// rank. It outlives its processes, of which some may have been killed.
+// A job that a CheckpointManager resumes and saves, with one process for each rank. It outlives its
+// processes, of which some may have been killed.
 class Job {
  public:
   Job(int number, const Phase& phase, const Script& script, Site& site, Model& model)
@@ -41,24 +37,16 @@ class Job {
  private:
   struct Rank;
   absl::Status Run(int rank);
-  absl::Status Lock(Rank& rank);
+  absl::Status OpenManager(Rank& rank);
   absl::Status Resume(Rank& rank);
-  absl::Status GoBack(Rank& rank);
-  absl::Status LoadFrom(Rank& rank, const std::string& directory, int64_t id);
-  void OpenSaver(Rank& rank);
-  ckpt::SaveHooks Hooks(Rank& rank);
+  absl::Status LoadFrom(Rank& rank, const ckpt::Checkpoint& checkpoint);
   absl::Status Train(Rank& rank);
-  struct StepAgreement;
-  absl::StatusOr<StepAgreement> AgreeOnStep(Rank& rank);
-  static void NoteSaves(Rank& rank, const std::vector<ckpt::SaveOutcome>& outcomes);
-  absl::Status SaveStep(Rank& rank, int64_t step, bool rolling, bool healthy);
-  absl::Status Confirm(Rank& rank);
-  absl::StatusOr<std::string> ChooseRoot(Rank& rank, const ckpt::PlannedSave& planned);
-  void AfterCommit(Rank& rank, const ckpt::SaveReport& report);
-  absl::Status Agree(Rank& rank, const absl::Status& mine);
-  int64_t IdOf(int64_t step, bool rolling) const {
-    return number_ * 1000 + step * 2 + (rolling ? 1 : 0);
-  }
+  // What a rank says after a step, which may differ from what the others say.
+  ckpt::StepState After(const Rank& rank, int64_t step) const;
+  void Committed(const ckpt::SaveReport& report);
+  // One of the ranks, by the job and `salt`.
+  int Chosen(uint64_t salt) const;
+  int64_t IdOf(int64_t step) const { return number_ * 1000 + step * 2; }
 
   const int number_;
   const Phase phase_;

@@ -32,15 +32,16 @@ const Sighting* Find(const Model::View& view, int64_t id) {
 
 }  // namespace
 
-void Model::SaveBegins(int64_t id, int64_t step, bool rolling, bool healthy) {
-  records_[id] = {.id = id, .step = step, .rolling = rolling, .healthy = healthy};
-  Journal::Get().Note(absl::StrCat("save ", id, " of step ", step, rolling ? ", rolling" : "",
-                                   healthy ? "" : ", diverged"));
+void Model::MayBeSaved(int64_t id, int64_t step, bool healthy) {
+  records_[id] = {.id = id, .step = step, .healthy = healthy};
+  RetentionRuns();
 }
 
-void Model::SaveSucceeded(int64_t id) {
+void Model::SaveSucceeded(int64_t id, bool rolling) {
   records_[id].succeeded = true;
-  Journal::Get().Note(absl::StrCat("save ", id, " succeeded"));
+  records_[id].rolling = rolling;
+  Journal::Get().Note(absl::StrCat("save ", id, " succeeded", rolling ? ", rolling" : "",
+                                   records_[id].healthy ? "" : ", diverged"));
 }
 
 void Model::Abandons(int64_t after_step) {
@@ -88,6 +89,7 @@ void Model::Look(const View& view) {
     if (found == records_.end()) continue;
     Record& record = found->second;
     there.insert(record.id);
+    record.rolling = sighting.directory.starts_with("rolling-");
     if (sighting.committed) {
       record.seen = true;
       // A deletion that was not durable is undone by a loss of power.

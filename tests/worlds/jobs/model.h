@@ -78,8 +78,9 @@ class Model {
       : retention_(retention), tight_(tight) {}
 
   // What a job does.
-  void SaveBegins(int64_t id, int64_t step, bool rolling, bool healthy);
-  void SaveSucceeded(int64_t id);
+  // A job has the state of this step, and saves it if it is time.
+  void MayBeSaved(int64_t id, int64_t step, bool healthy);
+  void SaveSucceeded(int64_t id, bool rolling);
   void Abandons(int64_t after_step);
   // Their deletions can take effect for minutes.
   void RetentionRuns();

@@ -207,12 +207,13 @@ void DrawRates(Dice& dice, Faults::Rates& rates) {
 
 // The switches of a phase, by the parts that name them.
 constexpr std::pair<const char*, bool Phase::*> kSwitches[] = {
-    {"async", &Phase::async},       {"staging", &Phase::staging_tier},
-    {"overlaps", &Phase::overlaps}, {"back", &Phase::goes_back},
-    {"diverges", &Phase::diverges}, {"deletes", &Phase::user_deletes},
-    {"rots", &Phase::file_rots},    {"skips", &Phase::skips},
-    {"stops", &Phase::stops},       {"token", &Phase::token_expires},
-    {"jumps", &Phase::clock_jumps}, {"tended", &Phase::is_tended},
+    {"async", &Phase::async},         {"staging", &Phase::staging_tier},
+    {"overlaps", &Phase::overlaps},   {"back", &Phase::goes_back},
+    {"diverges", &Phase::diverges},   {"deletes", &Phase::user_deletes},
+    {"rots", &Phase::file_rots},      {"skips", &Phase::skips},
+    {"stops", &Phase::stops},         {"token", &Phase::token_expires},
+    {"jumps", &Phase::clock_jumps},   {"tended", &Phase::is_tended},
+    {"differ", &Phase::ranks_differ}, {"signal", &Phase::is_signalled},
 };
 
 void TakeOut(const std::string& part, Script& script) {
@@ -250,6 +251,11 @@ Script DrawScript(uint64_t seed) {
   DrawRates(dice, script.rates);
   Dice more(~seed);
   for (Phase& phase : script.phases) DrawMore(more, script.object_store, phase);
+  Dice facts(Hash(seed, 1001));
+  for (Phase& phase : script.phases) {
+    phase.ranks_differ = facts.OneIn(2);
+    phase.is_signalled = facts.OneIn(4);
+  }
   return script;
 }
 

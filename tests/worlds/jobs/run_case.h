@@ -28,6 +28,8 @@ struct Phase {
   int64_t clock_offset_s = 0;  // its machine's clock is wrong by so much
   bool skips = false;          // an asynchronous save is skipped while another one is in flight
   bool stops = false;          // has more steps, and is asked to end by a stop file
+  bool ranks_differ = false;   // one of them has the stop file, the signal, an unhealthy step
+  bool is_signalled = false;   // in its later steps, one rank has got a signal to end
   // What happens to the storage and its machine meanwhile.
   bool token_expires = false;  // it can be renewed after so long
   int token_outage_s = 0;

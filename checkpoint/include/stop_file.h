@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_MANAGER_STOP_FILE_H_
-#define TESSERA_CHECKPOINT_MANAGER_STOP_FILE_H_
+#ifndef TESSERA_CHECKPOINT_INCLUDE_STOP_FILE_H_
+#define TESSERA_CHECKPOINT_INCLUDE_STOP_FILE_H_
 
 #include <cstdint>
 #include <memory>
@@ -8,9 +8,17 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/manager/save_schedule.h"
 
 namespace tessera::ckpt {
+
+// The contents of a stop file: one integer, by which a person asks a job to save and to end.
+struct StopRequest {
+  // N > 0: save at step N and end the run. N < 0: save at step -N and continue. 0: nothing.
+  int64_t step = 0;
+  // Counts what was written to the file, so that one value is acted upon once. 1: the contents that
+  // the file had when the run began; 0: never read.
+  int64_t version = 0;
+};
 
 // The contents of a stop file: one integer, with white space around it. 0 for an empty one;
 // InvalidArgument for anything else.
@@ -54,4 +62,4 @@ class StopFile {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_MANAGER_STOP_FILE_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_STOP_FILE_H_

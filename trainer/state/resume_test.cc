@@ -1,4 +1,4 @@
-#include "trainer/state/checkpoints.h"
+#include "trainer/state/resume.h"
 
 #include <cstdlib>
 #include <filesystem>
@@ -13,10 +13,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/crc32c.h"
-#include "checkpoint/directory/damage.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/damage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "trainer/state/describe_saved.h"
+#include "trainer/state/run_saver.h"
 #include "trainer/state/save_storage.h"
 
 namespace tessera {
@@ -52,8 +54,9 @@ class CheckpointsTest : public ::testing::Test {
   auto Find(const CheckpointConfig& checkpoint) {
     return FindSavedRun(Of(checkpoint), group_, Sink());
   }
-  auto Lock(const CheckpointConfig& checkpoint) {
-    return LockSaveFolder(Of(checkpoint), group_, Sink(), absl::ZeroDuration());
+  auto OpenSaver(const CheckpointConfig& checkpoint) {
+    return RunSaver::Open(Of(checkpoint), /*world=*/nullptr, {.notes = Sink()},
+                          absl::ZeroDuration());
   }
   NoteSink Sink() {
     return [this](const std::string& note) { notes_ += note + "\n"; };
@@ -95,7 +98,7 @@ TEST_F(CheckpointsTest, ACheckpointIsNotTakenForAFolderWithoutAny) {
   config.set_save(folder_ + "/step-00000002");
   const absl::Status load = Find(config).status();
   EXPECT_TRUE(absl::IsDataLoss(load)) << load;
-  const absl::Status save = Lock(config).status();
+  const absl::Status save = OpenSaver(config).status();
   EXPECT_TRUE(absl::IsInvalidArgument(save)) << save;
   EXPECT_THAT(std::string(save.message()), HasSubstr("save=" + config.save()));
 }
@@ -104,7 +107,7 @@ TEST_F(CheckpointsTest, SavesThatWereNeverCompletedAreSaid) {
   CheckpointConfig config;
   config.set_load(folder_);
   const auto said = [&](int64_t step) {
-    const absl::StatusOr<std::string> sentence = DescribeSkipped(config.load(), step, "");
+    const absl::StatusOr<std::string> sentence = DescribeSkipped(config.load(), step, config);
     EXPECT_TRUE(sentence.ok()) << sentence.status();
     return sentence.value_or("");
   };
@@ -250,8 +253,10 @@ class ReplicaTest : public CheckpointsTest {
     SavedRun replica = {
         .checkpoint = save(folder_ + "/memory", 120), .is_own = true, .in_memory = true};
     Outcome outcome;
+    const auto saver = OpenSaver(config);
+    EXPECT_TRUE(saver.ok()) << saver.status();
     outcome.status = ContinueFromSaved(
-        Of(config), group_, /*lock=*/nullptr, Sink(),
+        Of(config), group_, (*saver)->manager(), Sink(),
         [&](const std::optional<SavedRun>& saved) {
           outcome.tried.push_back(!saved.has_value()
                                       ? "nothing"

@@ -1,7 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_MANAGER_FOLDER_LOCK_H_
-#define TESSERA_CHECKPOINT_MANAGER_FOLDER_LOCK_H_
-
-#include <sys/types.h>
+#ifndef TESSERA_CHECKPOINT_INCLUDE_FOLDER_LOCK_H_
+#define TESSERA_CHECKPOINT_INCLUDE_FOLDER_LOCK_H_
 
 #include <functional>
 #include <memory>
@@ -74,14 +72,6 @@ class FolderLock {
   std::string warning_;
 };
 
-// FolderLock::Acquire() for an object store.
-absl::StatusOr<std::unique_ptr<FolderLock>> AcquireLease(std::unique_ptr<Storage> storage,
-                                                         const FolderLock::Options& options);
-
-// A name that no other process has or had: of this boot of this machine. Empty where the system
-// does not tell.
-std::string ProcessIdentity(pid_t pid);
-
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_MANAGER_FOLDER_LOCK_H_
+#endif  // TESSERA_CHECKPOINT_INCLUDE_FOLDER_LOCK_H_

@@ -1,0 +1,153 @@
+// The checkpoints of a job.
+
+#include <limits>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "checkpoint/c/handles.h"
+
+namespace tessera::ckpt::c {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+absl::Status CheckCount(int64_t value, std::string_view name) {
+  if (value >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(std::string(name), " is ", value));
+}
+
+absl::Status CheckSeconds(double value, std::string_view name) {
+  if (value >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(std::string(name), " is ", value));
+}
+
+absl::StatusOr<SaveScheduleOptions> ScheduleOf(const tessera_manager_options& from) {
+  TESSERA_RETURN_IF_ERROR(CheckCount(from.last_step, "last_step"));
+  TESSERA_RETURN_IF_ERROR(CheckCount(from.interval_steps, "interval_steps"));
+  TESSERA_RETURN_IF_ERROR(CheckCount(from.rolling_interval_steps, "rolling_interval_steps"));
+  TESSERA_RETURN_IF_ERROR(CheckSeconds(from.interval_seconds, "interval_seconds"));
+  TESSERA_RETURN_IF_ERROR(CheckSeconds(from.exit_after_seconds, "exit_after_seconds"));
+  SaveScheduleOptions schedule = {.interval_steps = from.interval_steps,
+                                  .interval = absl::Seconds(from.interval_seconds),
+                                  .rolling_interval_steps = from.rolling_interval_steps};
+  schedule.last_step = from.last_step > 0 ? from.last_step : std::numeric_limits<int64_t>::max();
+  if (from.exit_after_seconds > 0) schedule.exit_after = absl::Seconds(from.exit_after_seconds);
+  return schedule;
+}
+
+// The group of a save, which the handle then has.
+absl::Status ReadSave(const tessera_save_options* from, std::string_view name, SaveOptions& options,
+                      std::unique_ptr<ProcessGroup>& group) {
+  TESSERA_ASSIGN_OR_RETURN(const tessera_save_options copy, ReadStruct(from, name));
+  TESSERA_RETURN_IF_ERROR(ReadSaveOptions(copy, options));
+  TESSERA_ASSIGN_OR_RETURN(group, MakeGroup(copy.group));
+  options.group = group.get();
+  return absl::OkStatus();
+}
+
+absl::Status OpenManager(const std::string& name, const tessera_manager_options* from,
+                         tessera_manager** out) {
+  TESSERA_ASSIGN_OR_RETURN(const tessera_manager_options copy, ReadStruct(from, "options"));
+  std::unique_ptr<tessera_manager> manager(new tessera_manager);
+  CheckpointManagerOptions options;
+  TESSERA_RETURN_IF_ERROR(ReadSave(copy.save, "save", options.save, manager->group));
+  if (copy.background != nullptr) {
+    options.background.emplace();
+    TESSERA_RETURN_IF_ERROR(ReadSave(copy.background, "background", options.background->save,
+                                     manager->background_group));
+    if (copy.background->skip_when_busy != 0) {
+      options.background->when_busy = AsyncSaveOptions::WhenBusy::kSkip;
+    }
+  }
+  TESSERA_ASSIGN_OR_RETURN(options.schedule, ScheduleOf(copy));
+  TESSERA_RETURN_IF_ERROR(CheckCount(copy.keep_newest, "keep_newest"));
+  TESSERA_RETURN_IF_ERROR(CheckCount(copy.keep_every_steps, "keep_every_steps"));
+  options.keep = {.newest = copy.keep_newest, .every_steps = copy.keep_every_steps};
+  options.stop_file = TextOrEmpty(copy.stop_file);
+  TESSERA_ASSIGN_OR_RETURN(manager->manager,
+                           CheckpointManager::Open(name, std::move(options),
+                                                   {.s3_endpoint = TextOrEmpty(copy.s3_endpoint)}));
+  *out = manager.release();
+  return absl::OkStatus();
+}
+
+absl::Status Resume(CheckpointManager& manager, const StateDict& state, char** report) {
+  TESSERA_ASSIGN_OR_RETURN(const ResumeResult resumed, manager.TryResume(state));
+  Json json = {{"step", nullptr}, {"directory", nullptr}, {"skipped", Json::array()}};
+  if (resumed.checkpoint.has_value()) {
+    json["step"] = resumed.checkpoint->step();
+    json["directory"] = resumed.checkpoint->directory();
+  }
+  for (const SkippedCheckpoint& skipped : resumed.skipped) {
+    json["skipped"].push_back(Describe(manager.storage(), skipped));
+  }
+  return GiveJson(json, report);
+}
+
+absl::Status Save(CheckpointManager& manager, const StepState& now, const tessera_state& state,
+                  char** report) {
+  TESSERA_ASSIGN_OR_RETURN(const SaveDecision decision,
+                           manager.TrySave(now, state.dict, state.metadata));
+  constexpr const char* kSaves[] = {nullptr, "rolling", "permanent"};
+  constexpr const char* kEnds[] = {nullptr,     "last step", "signal",       "records",
+                                   "stop file", "duration",  "exit interval"};
+  const char* const save = kSaves[static_cast<int>(decision.save)];
+  const char* const end = kEnds[static_cast<int>(decision.end)];
+  return GiveJson({{"save", save == nullptr ? Json() : Json(save)},
+                   {"end", end == nullptr ? Json() : Json(end)},
+                   {"outcomes", ToJson(manager.Poll())}},
+                  report);
+}
+
+}  // namespace
+}  // namespace tessera::ckpt::c
+
+using namespace tessera::ckpt::c;  // NOLINT(google-build-using-namespace)
+
+extern "C" {
+
+int32_t tessera_manager_open(const char* name, const tessera_manager_options* options,
+                             tessera_manager** manager) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckPointer(manager, "manager"));
+    TESSERA_ASSIGN_OR_RETURN(const std::string text, Text(name, "name"));
+    return OpenManager(text, options, manager);
+  });
+}
+
+void tessera_manager_free(tessera_manager* manager) { Free(manager); }
+
+int32_t tessera_manager_resume(tessera_manager* manager, const tessera_state* state,
+                               char** report) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
+    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+    return Resume(*manager->manager, state->dict, report);
+  });
+}
+
+int32_t tessera_manager_save(tessera_manager* manager, int64_t step, int32_t stop_signal,
+                             int32_t healthy, const tessera_state* state, char** report) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
+    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+    TESSERA_RETURN_IF_ERROR(CheckCount(step, "step"));
+    return Save(*manager->manager,
+                {.step = step, .stop_signal = stop_signal, .healthy = healthy != 0}, *state,
+                report);
+  });
+}
+
+int32_t tessera_manager_wait_copied(tessera_manager* manager, const void* data, size_t bytes) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
+    if (data == nullptr) {
+      manager->manager->WaitUntilAllCopied();
+    } else {
+      manager->manager->WaitUntilCopied(data, bytes);
+    }
+    return absl::OkStatus();
+  });
+}
+
+}  // extern "C"

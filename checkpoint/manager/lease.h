@@ -1,0 +1,25 @@
+#ifndef TESSERA_CHECKPOINT_MANAGER_LEASE_H_
+#define TESSERA_CHECKPOINT_MANAGER_LEASE_H_
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/include/folder_lock.h"
+#include "storage/storage.h"
+
+namespace tessera::ckpt {
+
+// FolderLock::Acquire() for an object store.
+absl::StatusOr<std::unique_ptr<FolderLock>> AcquireLease(std::unique_ptr<Storage> storage,
+                                                         const FolderLock::Options& options);
+
+// A name that no other process has or had: of this boot of this machine. Empty where the system
+// does not tell.
+std::string ProcessIdentity(pid_t pid);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_MANAGER_LEASE_H_
