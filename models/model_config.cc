@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "layout/box.h"
 #include "models/layers/architecture.h"
 #include "models/layers/model_options.h"
 #include "models/layers/parameter.h"
@@ -83,13 +84,18 @@ absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config) {
 }
 
 int64_t ParameterCount(const ModelConfig& config) {
-  return FindArchitecture(config)->parameter_count(config);
+  int64_t count = 0;
+  for (const LogicalParameter& p : LogicalParameters(config)) count += ElementCount(p.shape);
+  return count;
 }
 
 int64_t HeadInLayers(const ModelConfig& config) {
-  const auto layer = static_cast<double>(FindArchitecture(config)->layer_matrix_weights(config));
+  int64_t layer = 0;
+  for (const LogicalParameter& p : LogicalParameters(config)) {
+    if (p.partition.place.layer == 0 && p.shape.size() > 1) layer += ElementCount(p.shape);
+  }
   return std::llround(static_cast<double>(config.vocab_size()) *
-                      static_cast<double>(config.hidden_size()) / layer);
+                      static_cast<double>(config.hidden_size()) / static_cast<double>(layer));
 }
 
 std::vector<LogicalParameter> LogicalParameters(const ModelConfig& config) {

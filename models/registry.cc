@@ -21,8 +21,8 @@ std::vector<const Architecture*>& Registry() {
 void RegisterArchitecture(const Architecture& architecture) {
   for (const Architecture* other : Registry()) CHECK(other->name != architecture.name);
   CHECK(!architecture.name.empty() && architecture.value == ModelConfig::OTHER);
-  CHECK(architecture.fill_defaults && architecture.validate && architecture.parameter_count &&
-        architecture.layer_matrix_weights && architecture.make_model)
+  CHECK(architecture.fill_defaults && architecture.validate && architecture.make_model &&
+        architecture.declare_parameters)
       << std::string(architecture.name);
   Registry().push_back(&architecture);
 }

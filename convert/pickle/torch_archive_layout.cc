@@ -1,5 +1,3 @@
-#include "convert/pickle/torch_archive_layout.h"
-
 #include <algorithm>
 #include <string_view>
 #include <utility>

@@ -35,19 +35,16 @@ constexpr const ForeignFormat* kForeignFormats[] = {
 
 }  // namespace
 
-constinit const Architecture kArchitecture = {
-    .name = "gpt2",
-    .value = ModelConfig::GPT2,
-    .size_names = SizeNames,
-    .named_size = NamedSize,
-    .fill_defaults = FillDefaults,
-    .validate = Validate,
-    .parameter_count = DecoderOf<kFamily>::ParameterCount,
-    .layer_matrix_weights = DecoderOf<kFamily>::LayerMatrixWeights,
-    .make_model = DecoderOf<kFamily>::Make,
-    .declare_parameters = DecoderOf<kFamily>::Declare,
-    .hugging_face = &kHuggingFaceFormat,
-    .llmc = &kLlmcFormat,
-    .foreign_formats = kForeignFormats};
+constinit const Architecture kArchitecture = {.name = "gpt2",
+                                              .value = ModelConfig::GPT2,
+                                              .size_names = SizeNames,
+                                              .named_size = NamedSize,
+                                              .fill_defaults = FillDefaults,
+                                              .validate = Validate,
+                                              .make_model = DecoderOf<kFamily>::Make,
+                                              .declare_parameters = DecoderOf<kFamily>::Declare,
+                                              .hugging_face = &kHuggingFaceFormat,
+                                              .llmc = &kLlmcFormat,
+                                              .foreign_formats = kForeignFormats};
 
 }  // namespace tessera::gpt2

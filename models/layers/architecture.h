@@ -1,7 +1,6 @@
 #ifndef TESSERA_MODELS_LAYERS_ARCHITECTURE_H_
 #define TESSERA_MODELS_LAYERS_ARCHITECTURE_H_
 
-#include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -34,18 +33,14 @@ struct Architecture {
   // InvalidArgument: one sentence about the first wrong field.
   absl::Status (*validate)(const ModelConfig& config) = nullptr;
 
-  // Weights of the unsharded model, padding excluded, tied parameters once.
-  int64_t (*parameter_count)(const ModelConfig& config) = nullptr;
-  // Those of one layer that take part in matrix products.
-  int64_t (*layer_matrix_weights)(const ModelConfig& config) = nullptr;
   // Parameters are allocated, not initialised. options.stage is set and in range, and
   // the shards divide heads and columns.
   std::unique_ptr<Model> (*make_model)(const ModelConfig& config, const ModelOptions& options,
                                        Backend& backend) = nullptr;
-  // Declares the parameters of a stage, as make_model does, without a model. What follows is null
-  // in architectures whose checkpoints are not converted.
+  // Declares the parameters of a stage, as make_model does, without a model.
   void (*declare_parameters)(const ModelConfig& config, const ModelOptions& options,
                              ParameterSet& set) = nullptr;
+  // Null in architectures whose checkpoints are not converted.
   const HuggingFaceFormat* hugging_face = nullptr;
   const LlmcFormat* llmc = nullptr;
   std::span<const ForeignFormat* const> foreign_formats = {};

@@ -30,6 +30,12 @@ int64_t TotalWidth(const std::vector<int64_t>& widths) {
   return std::accumulate(widths.begin(), widths.end(), int64_t{0});
 }
 
+// The weights of one layer that take part in matrix products.
+int64_t MatrixWeights(const DecoderFamily& family, const ModelConfig& config) {
+  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
+  return c * (TotalWidth(QkvWidths(config)) + c + TotalWidth(UpWidths(family, config)) + f);
+}
+
 // Adds parameters of one family and config to a set.
 class DecoderDeclaration {
  public:
@@ -262,33 +268,10 @@ std::unique_ptr<Model> MakeDecoder(const DecoderFamily& family, const ModelConfi
   if (stage.has_head) {
     parts.head.emplace(assembly.MakeNorm(p.final_norm), p.head, config.vocab_size());
   }
-  parts.matrix_weights = config.num_layers() * DecoderLayerMatrixWeights(family, config) +
+  parts.matrix_weights = config.num_layers() * MatrixWeights(family, config) +
                          config.vocab_size() * config.hidden_size();
   parts.attention_columns = config.num_layers() * config.hidden_size();
   return std::make_unique<Decoder>(std::move(parts), backend);
-}
-
-int64_t DecoderParameterCount(const DecoderFamily& family, const ModelConfig& config) {
-  const int64_t c = config.hidden_size();
-  const auto bias = [&](const TensorNames& names, int64_t width) {
-    return names.bias != nullptr && HasBiases(config) ? width : 0;
-  };
-  const auto norm = [&](const TensorNames& names) { return c + bias(names, c); };
-  const int64_t layer =
-      norm(family.attention_norm) + norm(family.mlp_norm) +
-      DecoderLayerMatrixWeights(family, config) +
-      bias(family.qkv[0], TotalWidth(QkvWidths(config))) + bias(family.projection, c) +
-      bias(family.up[0], TotalWidth(UpWidths(family, config))) + bias(family.down, c);
-  const int64_t tables = config.untie_embeddings_and_output_weights() ? 2 : 1;
-  const int64_t positions = family.position_embedding ? config.max_position_embeddings() : 0;
-  return (tables * config.vocab_size() + positions) * c + config.num_layers() * layer +
-         norm(family.final_norm);
-}
-
-int64_t DecoderLayerMatrixWeights(const DecoderFamily& family, const ModelConfig& config) {
-  const int64_t c = config.hidden_size();
-  return c * (TotalWidth(QkvWidths(config)) + c + TotalWidth(UpWidths(family, config)) +
-              config.ffn_hidden_size());
 }
 
 std::shared_ptr<Rope> MakeRope(const ModelConfig& config, bool scaled) {

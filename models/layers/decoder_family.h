@@ -99,23 +99,12 @@ DecoderParameters DeclareDecoder(const DecoderFamily& family, const ModelConfig&
 std::unique_ptr<Model> MakeDecoder(const DecoderFamily& family, const ModelConfig& config,
                                    const ModelOptions& options, Backend& backend);
 
-// Weights of the unsharded model, padding excluded, tied parameters once.
-int64_t DecoderParameterCount(const DecoderFamily& family, const ModelConfig& config);
-// Those of one layer that take part in matrix products.
-int64_t DecoderLayerMatrixWeights(const DecoderFamily& family, const ModelConfig& config);
-
 // The rotary embedding that the config's fields describe, with or without Llama 3.1's scaling.
 std::shared_ptr<Rope> MakeRope(const ModelConfig& config, bool scaled);
 
 // The functions of an Architecture whose models are decoders of this family.
 template <const DecoderFamily& family>
 struct DecoderOf {
-  static int64_t ParameterCount(const ModelConfig& config) {
-    return DecoderParameterCount(family, config);
-  }
-  static int64_t LayerMatrixWeights(const ModelConfig& config) {
-    return DecoderLayerMatrixWeights(family, config);
-  }
   static std::unique_ptr<Model> Make(const ModelConfig& config, const ModelOptions& options,
                                      Backend& backend) {
     return MakeDecoder(family, config, options, backend);

@@ -36,19 +36,16 @@ constexpr const ForeignFormat* kForeignFormats[] = {
 
 }  // namespace
 
-constinit const Architecture kArchitecture = {
-    .name = "llama3",
-    .value = ModelConfig::LLAMA3,
-    .size_names = SizeNames,
-    .named_size = NamedSize,
-    .fill_defaults = FillDefaults,
-    .validate = Validate,
-    .parameter_count = DecoderOf<kFamily>::ParameterCount,
-    .layer_matrix_weights = DecoderOf<kFamily>::LayerMatrixWeights,
-    .make_model = DecoderOf<kFamily>::Make,
-    .declare_parameters = DecoderOf<kFamily>::Declare,
-    .hugging_face = &kHuggingFaceFormat,
-    .llmc = &kLlmcFormat,
-    .foreign_formats = kForeignFormats};
+constinit const Architecture kArchitecture = {.name = "llama3",
+                                              .value = ModelConfig::LLAMA3,
+                                              .size_names = SizeNames,
+                                              .named_size = NamedSize,
+                                              .fill_defaults = FillDefaults,
+                                              .validate = Validate,
+                                              .make_model = DecoderOf<kFamily>::Make,
+                                              .declare_parameters = DecoderOf<kFamily>::Declare,
+                                              .hugging_face = &kHuggingFaceFormat,
+                                              .llmc = &kLlmcFormat,
+                                              .foreign_formats = kForeignFormats};
 
 }  // namespace tessera::llama3

@@ -12,7 +12,6 @@
 #include "convert/formats/torch/read.h"
 #include "convert/formats/torch/write.h"
 #include "convert/pickle/torch_archive.h"
-#include "convert/pickle/torch_archive_layout.h"
 #include "convert/pickle/value.h"
 #include "convert/pickle/write.h"
 #include "convert/testing/string_file.h"

@@ -29,7 +29,7 @@
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/torch/write.h"
 #include "convert/pickle/read.h"
-#include "convert/pickle/torch_archive_layout.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/write.h"
 #include "storage/read_only_storage.h"
 #include "storage/storage.h"

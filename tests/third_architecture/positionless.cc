@@ -46,12 +46,10 @@ void FillDefaults(ModelConfig& config) {
 
 }  // namespace
 
-constinit const Architecture kPositionless = {
-    .name = "positionless",
-    .fill_defaults = FillDefaults,
-    .validate = CheckCommonFields,
-    .parameter_count = DecoderOf<kFamily>::ParameterCount,
-    .layer_matrix_weights = DecoderOf<kFamily>::LayerMatrixWeights,
-    .make_model = DecoderOf<kFamily>::Make};
+constinit const Architecture kPositionless = {.name = "positionless",
+                                              .fill_defaults = FillDefaults,
+                                              .validate = CheckCommonFields,
+                                              .make_model = DecoderOf<kFamily>::Make,
+                                              .declare_parameters = DecoderOf<kFamily>::Declare};
 
 }  // namespace tessera::testing

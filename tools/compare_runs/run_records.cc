@@ -9,7 +9,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "nlohmann/json.hpp"
@@ -22,7 +21,6 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
 constexpr size_t kMaxNotes = 20;
 // What is looked at below a folder in search of event files.
@@ -35,11 +33,11 @@ constexpr char kLookedFor[] =
 // Adds one line to `records`. Returns false if it is not a record of metrics.jsonl, of which those
 // of steps and evaluations matter.
 bool AddRecord(const std::string& line, RunRecords& records) {
-  if (line.find_first_not_of(" \t") != line.find('{')) return false;
-  const Json record = ParseJson(line);
-  if (!record.is_object()) return false;
+  const std::optional<nlohmann::json> read = RecordOf(line);
+  if (!read.has_value()) return false;
+  const nlohmann::json& record = *read;
   const std::string_view kind = KindOf(record);
-  if (kind != "step" && kind != "eval") return !kind.empty();
+  if (kind != "step" && kind != "eval") return true;
   const std::optional<int64_t> found = StepOf(record);
   if (!found || *found > kMaxStep || *found < -kMaxStep) return false;
   const int64_t step = *found;

@@ -8,8 +8,20 @@
 #include <limits>
 #include <string>
 #include <system_error>
+#include <utility>
+
+#include "trainer/metrics/record_file.h"
 
 namespace tessera {
+
+std::optional<nlohmann::json> RecordOf(std::string_view line) {
+  // Lines of another program's log are not parsed.
+  const size_t begin = line.find_first_not_of(std::string_view(" \t\0", 3));
+  if (begin == line.npos || line[begin] != '{') return std::nullopt;
+  RecordLine record = ParseRecordLine(line);
+  if (!record.value.is_object() || KindOf(record.value).empty()) return std::nullopt;
+  return std::move(record.value);
+}
 
 std::string_view KindOf(const nlohmann::json& record) {
   const auto kind = record.find("kind");

@@ -12,6 +12,10 @@
 
 namespace tessera {
 
+// The record that a line is, without what a power loss has left before it; nullopt if the line is
+// not a JSON object with a kind.
+std::optional<nlohmann::json> RecordOf(std::string_view line);
+
 // "step", "eval", "save" or "event"; empty if the record has no such text.
 std::string_view KindOf(const nlohmann::json& record);
 

@@ -24,12 +24,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/page/page.h"
-#include "base/parse_json.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
 #include "trainer/metrics/input_stream.h"
 #include "trainer/metrics/record_fields.h"
-#include "trainer/metrics/record_file.h"
 #include "trainer/report/report_page.h"
 
 namespace tessera {
@@ -148,9 +146,8 @@ bool ForEachRecord(const fs::path& path, const std::function<bool(std::string_vi
   bool is_complete = false;
   for (std::string line; file.ReadLine(line, is_complete);) {
     if (skip != nullptr && skip(line)) continue;
-    const RecordLine record = ParseRecordLine(line);
-    const bool is_good =
-        record.value.is_object() && !KindOf(record.value).empty() && take(record.value);
+    const std::optional<Json> record = RecordOf(line);
+    const bool is_good = record.has_value() && take(*record);
     // The last line of a killed process may be torn: nothing is damaged.
     const bool is_torn = !is_complete && line.size() < InputStream::kMaxLineBytes;
     if (!is_good && !is_torn) ++damaged;
@@ -229,7 +226,7 @@ int64_t ReadMetrics(const fs::path& path, const RunDataLimits& limits, bool& fou
   found |= ForEachRecord(
       path, every > 1 ? std::function<bool(std::string_view)>(skip) : nullptr,
       [&](const Json& record) { return AddMetrics(record, reading); }, reading.notes);
-  if (const Json record = ParseJson(last); record.is_object()) AddMetrics(record, reading);
+  if (const std::optional<Json> record = RecordOf(last)) AddMetrics(*record, reading);
   KeepLast(reading.steps);
   KeepLast(reading.evaluations);
   return every;

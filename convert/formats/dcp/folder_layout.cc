@@ -8,7 +8,7 @@
 #include "base/checked_math.h"
 #include "convert/formats/dcp/metadata.h"
 #include "convert/formats/torch/write.h"
-#include "convert/pickle/torch_archive_layout.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/write.h"
 #include "convert/pickle/zip.h"
 #include "layout/dtype.h"

@@ -15,7 +15,7 @@
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/dcp/metadata.h"
 #include "convert/formats/torch/write.h"
-#include "convert/pickle/torch_archive_layout.h"
+#include "convert/pickle/torch_archive.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {

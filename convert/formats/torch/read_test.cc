@@ -21,7 +21,6 @@
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/formats/torch/write.h"
 #include "convert/pickle/torch_archive.h"
-#include "convert/pickle/torch_archive_layout.h"
 #include "convert/pickle/write.h"
 #include "convert/pickle/zip.h"
 #include "convert/testing/memory_meter.h"

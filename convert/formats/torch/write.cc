@@ -18,7 +18,7 @@
 #include "convert/core/own_keys.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/saved_weights.h"
-#include "convert/pickle/torch_archive_layout.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/write.h"
 #include "layout/box.h"
 
