@@ -3,26 +3,92 @@
 #include <algorithm>
 #include <optional>
 #include <random>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/damage.h"
 #include "checkpoint/directory/fence.h"
-#include "checkpoint/directory/in_place_removal.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera::ckpt {
 namespace {
 
-using internal::Contains;
-using internal::FreeName;
-using internal::InPlaceRemoval;
-using internal::ListIfThere;
-using internal::ManifestPath;
-
 constexpr std::string_view kDiscarded = ".discarded-";
+
+// After that long, no request can be on its way any more: an object store refuses one that was
+// signed a quarter of an hour ago.
+constexpr absl::Duration kTombstoneLife = absl::Hours(24);
+
+constexpr int kAttemptsToFence = 5;
+
+using Names = std::set<std::string>;
+
+std::string ManifestPath(std::string_view dir) { return JoinPath(dir, kManifestFileName); }
+
+bool Contains(const std::vector<std::string>& names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+// None if the directory does not exist.
+absl::StatusOr<std::vector<std::string>> ListIfThere(Storage& storage, std::string_view dir) {
+  absl::StatusOr<std::vector<std::string>> names = storage.List(dir);
+  if (absl::IsNotFound(names.status())) return std::vector<std::string>();
+  return names;
+}
+
+// "x.damaged", or the first of "x.damaged-2", "x.damaged-3" ... that is not in `names`, a listing.
+std::string FreeName(const std::vector<std::string>& names, std::string_view name,
+                     std::string_view word) {
+  const std::string first = absl::StrCat(std::string(name), ".", std::string(word));
+  std::string candidate = first;
+  for (int number = 2; Contains(names, candidate) || Contains(names, candidate + "/"); ++number) {
+    candidate = absl::StrCat(first, "-", number);
+  }
+  return candidate;
+}
+
+// The quarantined names among `names`, and those of all files that belong to them. Nullopt if that
+// is not known, so that everything in the directory must stay.
+absl::StatusOr<std::optional<Names>> FindQuarantined(Storage& storage, std::string_view dir,
+                                                     const std::vector<std::string>& names) {
+  Names quarantined;
+  for (const std::string& name : names) {
+    if (!IsQuarantinedName(name)) continue;
+    quarantined.insert(name);
+    const absl::StatusOr<std::string> bytes =
+        ReadAll(storage, JoinPath(dir, name), kMaxManifestBytes);
+    const bool unreadable = absl::IsNotFound(bytes.status()) || absl::IsDataLoss(bytes.status()) ||
+                            absl::IsResourceExhausted(bytes.status()) ||
+                            absl::IsInvalidArgument(bytes.status());
+    if (unreadable) return std::nullopt;
+    TESSERA_RETURN_IF_ERROR(bytes.status());
+    if (IsTombstone(*bytes)) continue;  // names no files
+    const absl::StatusOr<Manifest> manifest = DecodeManifest(*bytes);
+    if (!manifest.ok()) return std::nullopt;
+    for (const DataFile& file : manifest->files()) {
+      const size_t slash = file.path().find('/');
+      quarantined.insert(slash == std::string::npos ? file.path()
+                                                    : file.path().substr(0, slash + 1));
+    }
+  }
+  return quarantined;
+}
+
+// Data files, those of temporary manifests included, that are not quarantined.
+std::vector<std::string> FindData(const std::vector<std::string>& names, const Names& quarantined) {
+  std::vector<std::string> data;
+  for (const std::string& name : names) {
+    const bool is_data =
+        name != kManifestFileName && name != kFencedFileName && !name.ends_with('/');
+    if (is_data && !quarantined.contains(name)) data.push_back(name);
+  }
+  return data;
+}
 
 std::string DiscardedName(std::string_view dir) {
   return absl::StrFormat("%s%s%08x", std::string(dir), std::string(kDiscarded),
@@ -39,70 +105,179 @@ absl::Status DeleteManifest(Storage& storage, std::string_view dir) {
   return storage.SyncDirectory(dir);
 }
 
+// What both ways of removal do in a directory that keeps its name: in an object store, and in a
+// file system if something in the directory is quarantined.
+class InPlaceRemoval : public Removal {
+ public:
+  explicit InPlaceRemoval(Storage& storage) : storage_(storage) {}
+
+  absl::Status DeleteOtherAttempts(std::string_view checkpoint_dir,
+                                   const Manifest& committed) override {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage_.List(checkpoint_dir));
+    TESSERA_ASSIGN_OR_RETURN(std::optional<Names> kept,
+                             FindQuarantined(storage_, checkpoint_dir, names));
+    if (!kept.has_value()) return absl::OkStatus();
+    for (const DataFile& file : committed.files()) kept->insert(file.path());
+    const std::vector<std::string> others = FindData(names, *kept);
+    if (others.empty()) return absl::OkStatus();
+    TESSERA_RETURN_IF_ERROR(FenceOthers(checkpoint_dir));
+    return storage_.DeleteFiles(checkpoint_dir, others);
+  }
+
+ protected:
+  // Takes the manifest away, durably. `names`: what is in the directory.
+  virtual absl::Status Uncommit(std::string_view dir, const std::vector<std::string>& names,
+                                const Names& quarantined) = 0;
+  // Replaces a manifest that does not count as committed, so that no attempt that has begun can
+  // commit. Aborted if it has another version by now.
+  virtual absl::Status ReplaceByTombstone(const std::string& path, const std::string& version) = 0;
+  // Before files of other attempts are deleted beside a committed checkpoint.
+  virtual absl::Status FenceOthers(std::string_view dir) = 0;
+
+  // Makes a directory that keeps its name ready for another save.
+  absl::StatusOr<Leftovers> FenceLeftovers(std::string_view dir,
+                                           const std::vector<std::string>& names) {
+    if (names.empty()) return Leftovers::kNone;
+    if (!Contains(names, kManifestFileName)) return Leftovers::kKept;
+    const absl::Status tombstone = ReadTombstone(storage_, dir).status();
+    if (absl::IsAlreadyExists(tombstone)) {
+      // Its quarantine was interrupted, unless the manifest was committed just now.
+      TESSERA_ASSIGN_OR_RETURN(const bool fenced, Fence(dir));
+      return fenced ? Leftovers::kKept : Leftovers::kCommitted;
+    }
+    TESSERA_RETURN_IF_ERROR(tombstone);
+    return Leftovers::kKept;
+  }
+
+  // Deletes all but what is quarantined.
+  absl::StatusOr<bool> DeleteInPlace(const CheckpointInfo& dir,
+                                     const std::vector<std::string>& names,
+                                     const Names& quarantined) {
+    const std::vector<std::string> data = FindData(names, quarantined);
+    if (*dir.committed) {
+      TESSERA_RETURN_IF_ERROR(Uncommit(dir.directory, names, quarantined));
+    } else if (data.empty()) {
+      TESSERA_RETURN_IF_ERROR(ForgetFence(dir.directory, names));
+      return true;
+    } else {
+      TESSERA_ASSIGN_OR_RETURN(const bool fenced, Fence(dir.directory));
+      if (!fenced) return false;
+    }
+    TESSERA_RETURN_IF_ERROR(storage_.DeleteFiles(dir.directory, data));
+    return true;
+  }
+
+  Storage& storage_;
+
+ private:
+  // Puts a new tombstone in the manifest's place, so that no attempt that has begun can commit.
+  // False if one has committed, or others keep changing it.
+  absl::StatusOr<bool> Fence(std::string_view dir) {
+    TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage_, dir));
+    const std::string path = ManifestPath(dir);
+    for (int i = 0; i < kAttemptsToFence; ++i) {
+      const absl::StatusOr<VersionedContents> there = storage_.Read(path, kMaxManifestBytes);
+      absl::Status fenced;
+      if (absl::IsNotFound(there.status())) {
+        fenced = storage_.Write(path, MakeTombstone(), {}).status();
+      } else {
+        TESSERA_RETURN_IF_ERROR(there.status());
+        TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage_, dir));
+        if (committed) return false;
+        fenced = ReplaceByTombstone(path, there->version);
+      }
+      if (fenced.ok()) {
+        // Another process may just have found that an old fence can go.
+        TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage_, dir));
+        return true;
+      }
+      if (!absl::IsAlreadyExists(fenced) && !absl::IsAborted(fenced)) return fenced;
+    }
+    return false;
+  }
+
+  // Deletes the remains of a fence that is no longer needed.
+  absl::Status ForgetFence(std::string_view dir, const std::vector<std::string>& names) {
+    if (!Contains(names, kFencedFileName)) return absl::OkStatus();
+    if (Contains(names, kManifestFileName)) {
+      TESSERA_ASSIGN_OR_RETURN(const std::optional<VersionedContents> tombstone,
+                               ReadTombstone(storage_, dir));
+      if (tombstone.has_value()) {
+        const absl::Time made = absl::FromUnixSeconds(TombstoneTime(tombstone->contents));
+        if (absl::Now() - made < kTombstoneLife) return absl::OkStatus();
+      }
+    }
+    // A tombstone without the other file would look like a manifest.
+    const absl::Status deleted = storage_.Delete(ManifestPath(dir));
+    if (!absl::IsNotFound(deleted)) TESSERA_RETURN_IF_ERROR(deleted);
+    return storage_.DeleteFiles(dir, {std::string(kFencedFileName)});
+  }
+};
+
 // In a storage that renames directories.
 class RenamingRemoval final : public InPlaceRemoval {
  public:
   explicit RenamingRemoval(Storage& storage) : InPlaceRemoval(storage) {}
 
   absl::StatusOr<Leftovers> DiscardLeftovers(std::string_view checkpoint_dir) override {
-    TESSERA_ASSIGN_OR_RETURN(bool committed, IsCommitted(storage(), checkpoint_dir));
+    TESSERA_ASSIGN_OR_RETURN(bool committed, IsCommitted(storage_, checkpoint_dir));
     if (committed) return Leftovers::kCommitted;
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                             ListIfThere(storage(), checkpoint_dir));
+                             ListIfThere(storage_, checkpoint_dir));
     if (HasQuarantined(names)) return ReuseDirectory(checkpoint_dir, names);
-    const absl::Status renamed = storage().Rename(checkpoint_dir, DiscardedName(checkpoint_dir));
+    const absl::Status renamed = storage_.Rename(checkpoint_dir, DiscardedName(checkpoint_dir));
     if (absl::IsUnimplemented(renamed)) return names.empty() ? Leftovers::kNone : Leftovers::kKept;
     if (!absl::IsNotFound(renamed)) TESSERA_RETURN_IF_ERROR(renamed);
-    TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage(), FolderOf(checkpoint_dir)));
-    TESSERA_ASSIGN_OR_RETURN(committed, IsCommitted(storage(), checkpoint_dir));
+    TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage_, FolderOf(checkpoint_dir)));
+    TESSERA_ASSIGN_OR_RETURN(committed, IsCommitted(storage_, checkpoint_dir));
     return committed ? Leftovers::kCommitted : Leftovers::kNone;
   }
 
   absl::StatusOr<bool> Delete(const CheckpointInfo& dir) override {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                             ListIfThere(storage(), dir.directory));
+                             ListIfThere(storage_, dir.directory));
     TESSERA_ASSIGN_OR_RETURN(const std::optional<Names> quarantined,
-                             FindQuarantined(dir.directory, names));
+                             FindQuarantined(storage_, dir.directory, names));
     if (!quarantined.has_value()) return false;
     if (!quarantined->empty()) return DeleteInPlace(dir, names, *quarantined);
-    if (*dir.committed) TESSERA_RETURN_IF_ERROR(DeleteManifest(storage(), dir.directory));
+    if (*dir.committed) TESSERA_RETURN_IF_ERROR(DeleteManifest(storage_, dir.directory));
     const std::string discarded = DiscardedName(dir.directory);
-    const absl::Status renamed = storage().Rename(dir.directory, discarded);
+    const absl::Status renamed = storage_.Rename(dir.directory, discarded);
     if (absl::IsNotFound(renamed)) return true;
     TESSERA_RETURN_IF_ERROR(renamed);
-    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage(), discarded));
+    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage_, discarded));
     if (committed) {
-      TESSERA_RETURN_IF_ERROR(storage().Rename(discarded, dir.directory));
+      TESSERA_RETURN_IF_ERROR(storage_.Rename(discarded, dir.directory));
       return false;
     }
-    TESSERA_RETURN_IF_ERROR(storage().DeleteTree(discarded));
+    TESSERA_RETURN_IF_ERROR(storage_.DeleteTree(discarded));
     return true;
   }
 
   absl::Status TakeBack(std::string_view checkpoint_dir, std::string_view manifest_bytes) override {
     const absl::StatusOr<std::string> there =
-        ReadAll(storage(), ManifestPath(checkpoint_dir), kMaxManifestBytes);
+        ReadAll(storage_, ManifestPath(checkpoint_dir), kMaxManifestBytes);
     if (absl::IsNotFound(there.status())) return absl::OkStatus();
     TESSERA_RETURN_IF_ERROR(there.status());
-    return *there == manifest_bytes ? DeleteManifest(storage(), checkpoint_dir) : absl::OkStatus();
+    return *there == manifest_bytes ? DeleteManifest(storage_, checkpoint_dir) : absl::OkStatus();
   }
 
   absl::StatusOr<std::string> Quarantine(std::string_view checkpoint_dir, std::string_view word,
                                          const std::string* expected) override {
     if (expected != nullptr) {
       TESSERA_ASSIGN_OR_RETURN(const std::string manifest,
-                               ReadAll(storage(), ManifestPath(checkpoint_dir), kMaxManifestBytes));
+                               ReadAll(storage_, ManifestPath(checkpoint_dir), kMaxManifestBytes));
       if (manifest != *expected) {
         return absl::AbortedError(
-            absl::StrCat(storage().Describe(checkpoint_dir), " has been replaced"));
+            absl::StrCat(storage_.Describe(checkpoint_dir), " has been replaced"));
       }
     }
     const std::string_view parent = FolderOf(checkpoint_dir);
     const std::string_view name = checkpoint_dir.substr(parent.empty() ? 0 : parent.size() + 1);
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> siblings, storage().List(parent));
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> siblings, storage_.List(parent));
     std::string to = JoinPath(parent, FreeName(siblings, name, word));
-    TESSERA_RETURN_IF_ERROR(storage().Rename(checkpoint_dir, to));
-    TESSERA_RETURN_IF_ERROR(storage().SyncDirectory(parent));
+    TESSERA_RETURN_IF_ERROR(storage_.Rename(checkpoint_dir, to));
+    TESSERA_RETURN_IF_ERROR(storage_.SyncDirectory(parent));
     return to;
   }
 
@@ -114,14 +289,14 @@ class RenamingRemoval final : public InPlaceRemoval {
                                            const std::vector<std::string>& names) {
     TESSERA_ASSIGN_OR_RETURN(const Leftovers left, FenceLeftovers(dir, names));
     if (left == Leftovers::kKept && Contains(names, kManifestFileName)) {
-      TESSERA_RETURN_IF_ERROR(storage().Delete(ManifestPath(dir)));
+      TESSERA_RETURN_IF_ERROR(storage_.Delete(ManifestPath(dir)));
     }
     return left;
   }
 
   absl::Status Uncommit(std::string_view dir, const std::vector<std::string>&,
                         const Names&) override {
-    return DeleteManifest(storage(), dir);
+    return DeleteManifest(storage_, dir);
   }
   // What is there already keeps others from committing.
   absl::Status ReplaceByTombstone(const std::string&, const std::string&) override {
@@ -136,26 +311,26 @@ class FencingRemoval final : public InPlaceRemoval {
   explicit FencingRemoval(Storage& storage) : InPlaceRemoval(storage) {}
 
   absl::StatusOr<Leftovers> DiscardLeftovers(std::string_view checkpoint_dir) override {
-    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage(), checkpoint_dir));
+    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage_, checkpoint_dir));
     if (committed) return Leftovers::kCommitted;
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                             ListIfThere(storage(), checkpoint_dir));
+                             ListIfThere(storage_, checkpoint_dir));
     return FenceLeftovers(checkpoint_dir, names);
   }
 
   absl::StatusOr<bool> Delete(const CheckpointInfo& dir) override {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                             ListIfThere(storage(), dir.directory));
+                             ListIfThere(storage_, dir.directory));
     TESSERA_ASSIGN_OR_RETURN(const std::optional<Names> quarantined,
-                             FindQuarantined(dir.directory, names));
+                             FindQuarantined(storage_, dir.directory, names));
     if (!quarantined.has_value()) return false;
     return DeleteInPlace(dir, names, *quarantined);
   }
 
   absl::Status TakeBack(std::string_view checkpoint_dir, std::string_view manifest_bytes) override {
-    TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage(), checkpoint_dir));
+    TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage_, checkpoint_dir));
     const std::string path = ManifestPath(checkpoint_dir);
-    const absl::StatusOr<VersionedContents> there = storage().Read(path, kMaxManifestBytes);
+    const absl::StatusOr<VersionedContents> there = storage_.Read(path, kMaxManifestBytes);
     if (absl::IsNotFound(there.status())) return absl::OkStatus();
     TESSERA_RETURN_IF_ERROR(there.status());
     if (there->contents != manifest_bytes) return absl::OkStatus();
@@ -167,38 +342,38 @@ class FencingRemoval final : public InPlaceRemoval {
   // no longer committed (IsCommitted); the next call completes one that was interrupted in between.
   absl::StatusOr<std::string> Quarantine(std::string_view checkpoint_dir, std::string_view word,
                                          const std::string* expected) override {
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage().List(checkpoint_dir));
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage_.List(checkpoint_dir));
     const std::string from = ManifestPath(checkpoint_dir);
     TESSERA_ASSIGN_OR_RETURN(const VersionedContents manifest,
-                             storage().Read(from, kMaxManifestBytes));
+                             storage_.Read(from, kMaxManifestBytes));
     if (expected != nullptr && manifest.contents != *expected) {
-      return absl::AbortedError(absl::StrCat(storage().Describe(from), " has been replaced"));
+      return absl::AbortedError(absl::StrCat(storage_.Describe(from), " has been replaced"));
     }
     std::string to;
     for (const std::string& name : names) {
       if (!IsQuarantinedName(name)) continue;
       const std::string path = JoinPath(checkpoint_dir, name);
-      const absl::StatusOr<std::string> copy = ReadAll(storage(), path, kMaxManifestBytes);
+      const absl::StatusOr<std::string> copy = ReadAll(storage_, path, kMaxManifestBytes);
       if (copy.ok() && *copy == manifest.contents) to = path;
     }
     if (to.empty()) {
       to = JoinPath(checkpoint_dir, FreeName(names, kManifestFileName, word));
-      TESSERA_RETURN_IF_ERROR(storage().Write(to, manifest.contents, {}).status());
+      TESSERA_RETURN_IF_ERROR(storage_.Write(to, manifest.contents, {}).status());
     }
     // A transfer may have damaged what was read, and the copy with it.
-    TESSERA_ASSIGN_OR_RETURN(const std::string again, ReadAll(storage(), from, kMaxManifestBytes));
+    TESSERA_ASSIGN_OR_RETURN(const std::string again, ReadAll(storage_, from, kMaxManifestBytes));
     if (again != manifest.contents) {
-      return absl::UnavailableError(absl::StrCat(storage().Describe(from), ": reads differ"));
+      return absl::UnavailableError(absl::StrCat(storage_.Describe(from), ": reads differ"));
     }
     // A deletion whose repetition arrives late could delete what was committed since.
-    TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage(), checkpoint_dir));
+    TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage_, checkpoint_dir));
     const absl::Status replaced = ReplaceByTombstone(from, manifest.version);
     if (!absl::IsUnimplemented(replaced)) {
       TESSERA_RETURN_IF_ERROR(replaced);
       return to;
     }
     // The store has no conditional replacement, and so no tombstone could be replaced either.
-    TESSERA_RETURN_IF_ERROR(DeleteManifest(storage(), checkpoint_dir));
+    TESSERA_RETURN_IF_ERROR(DeleteManifest(storage_, checkpoint_dir));
     return to;
   }
 
@@ -210,7 +385,7 @@ class FencingRemoval final : public InPlaceRemoval {
   absl::Status Uncommit(std::string_view dir, const std::vector<std::string>& names,
                         const Names& quarantined) override {
     const std::string path = ManifestPath(dir);
-    const absl::StatusOr<VersionedContents> there = storage().Read(path, kMaxManifestBytes);
+    const absl::StatusOr<VersionedContents> there = storage_.Read(path, kMaxManifestBytes);
     if (absl::IsNotFound(there.status())) return absl::OkStatus();
     TESSERA_RETURN_IF_ERROR(there.status());
     const absl::StatusOr<Manifest> manifest = DecodeManifest(there->contents);
@@ -222,18 +397,18 @@ class FencingRemoval final : public InPlaceRemoval {
         manifest.ok() && std::ranges::all_of(FindData(names, quarantined),
                                              [&](const auto& name) { return own.contains(name); });
     if (!alone || Contains(names, kFencedFileName)) {
-      TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage(), dir));
+      TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage_, dir));
       const absl::Status fenced = ReplaceByTombstone(path, there->version);
       // A store without conditional replacement cannot keep a repeated commit from arriving.
       if (!alone || !absl::IsUnimplemented(fenced)) return fenced;
     }
-    return DeleteManifest(storage(), dir);
+    return DeleteManifest(storage_, dir);
   }
   absl::Status ReplaceByTombstone(const std::string& path, const std::string& version) override {
-    return storage().Write(path, MakeTombstone(), {.version = version}).status();
+    return storage_.Write(path, MakeTombstone(), {.version = version}).status();
   }
   // They can try to commit as soon as the checkpoint beside them is deleted or quarantined.
-  absl::Status FenceOthers(std::string_view dir) override { return MarkAsFenced(storage(), dir); }
+  absl::Status FenceOthers(std::string_view dir) override { return MarkAsFenced(storage_, dir); }
 };
 
 }  // namespace

@@ -30,3 +30,5 @@ coproc SERVER { "$server" --mirror="$TEST_TMPDIR/mirror"; }
 read -r endpoint <&"${SERVER[0]}"
 export AWS_ENDPOINT_URL="$endpoint" AWS_ACCESS_KEY_ID=TESTKEY AWS_SECRET_ACCESS_KEY=a/secret+key
 check s3://bucket/releases
+eval "exec ${SERVER[1]}>&-"
+wait
