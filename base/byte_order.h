@@ -13,7 +13,7 @@ namespace tessera {
 static_assert(std::endian::native == std::endian::little,
               "tensor data would have to be swapped on this machine");
 
-// The address need not be aligned. Precondition: sizeof(T) bytes at the address.
+// Reads a number from memory, which need not be aligned. Precondition: sizeof(T) bytes at `from`.
 template <std::unsigned_integral T>
 T LoadLittleEndian(const void* from) {
   T value;

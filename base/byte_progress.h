@@ -10,13 +10,13 @@
 
 namespace tessera {
 
-// Counts the bytes that several threads have processed, and tells a function the count and the
+// Counts the bytes that several threads have processed, and calls a function with the count and the
 // total, from one thread at a time. Thread-safe.
 class ByteProgress {
  public:
   using Function = std::function<void(uint64_t done_bytes, uint64_t total_bytes)>;
 
-  // `function` may be null: nothing is counted.
+  // If `function` is null, nothing is counted.
   ByteProgress(Function function, uint64_t total_bytes)
       : function_(std::move(function)), total_bytes_(total_bytes) {}
 

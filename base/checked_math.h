@@ -29,7 +29,8 @@ std::optional<To> CheckedCast(From value) {
   return static_cast<To>(value);
 }
 
-// Preconditions: a >= 0, b > 0; for RoundUp the result fits T.
+// Returns a / b rounded up, and `a` rounded up to a multiple. Preconditions: a >= 0, b > 0; for
+// RoundUp() the result fits T.
 template <std::integral T>
 constexpr T CeilDivide(T a, std::type_identity_t<T> b) {
   return a / b + (a % b != 0 ? 1 : 0);

@@ -13,25 +13,26 @@ namespace tessera {
 // whose loops it can run. kAvx512 stands for F, BW, CD, DQ and VL together.
 enum class CpuLevel { kSse4, kAvx2, kAvx512 };
 
-// "sse4", "avx2", "avx512".
+// Returns "sse4", "avx2" or "avx512".
 std::string_view CpuLevelName(CpuLevel level);
 
-// The level with that name; InvalidArgument, naming the environment variable, for any other word.
+// Returns the level with that name; InvalidArgument, naming the environment variable, for any other
+// word.
 absl::StatusOr<CpuLevel> ParseCpuLevel(std::string_view name);
 
-// The limit set by the environment variable TESSERA_CPU, which is read once per process. nullopt
-// when it is not set or not the name of a level (see CheckCpuLevel()).
+// Returns the limit set by the environment variable TESSERA_CPU, which is read once per process;
+// nullopt if it is not set or not the name of a level (see CheckCpuLevel()).
 //
 // With the limit kAvx512, newer instructions are not used either (AVX-512's bfloat16, AMX). Without
 // a limit, everything that the processor has is used. A limit above the processor's level has no
 // effect.
 std::optional<CpuLevel> CpuLevelLimit();
 
-// The level at which loops run: the processor's, or the limit if that is lower.
+// Returns the level at which loops run: the processor's, or the limit if it is lower.
 CpuLevel EffectiveCpuLevel();
 
-// InvalidArgument when TESSERA_CPU is not the name of a level. Programs call it first; a library
-// that is linked into another program ignores the limit instead.
+// Returns InvalidArgument if TESSERA_CPU is not the name of a level. Programs call it first; a
+// library that is linked into another program ignores the limit instead.
 absl::Status CheckCpuLevel();
 
 // Applies the limit to Highway's dispatch, on the first call. Thread-safe.

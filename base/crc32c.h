@@ -8,21 +8,22 @@
 
 namespace tessera {
 
-// CRC-32C (Castagnoli; RFC 3720, appendix B.4): reflected polynomial 0x82F63B78, initial value and
-// final xor 0xFFFFFFFF. Runs at memory bandwidth where the processor has carry-less multiplication
-// (from SSE4 on; in the cache four times as fast with VPCLMULQDQ), at 1 to 2 GB/s elsewhere.
-// Thread-safe.
+// Returns the CRC-32C (Castagnoli; RFC 3720, appendix B.4) of the data: reflected polynomial
+// 0x82F63B78, initial value and final xor 0xFFFFFFFF. Runs at memory bandwidth where the processor
+// has carry-less multiplication (from SSE4 on; in the cache four times as fast with VPCLMULQDQ), at
+// 1 to 2 GB/s elsewhere. Thread-safe.
 uint32_t Crc32c(std::span<const std::byte> data);
 uint32_t Crc32c(std::string_view data);
 
-// Checksum of A followed by `data`, given `crc`, the checksum of A. The checksum of no bytes is 0.
+// Returns the checksum of A followed by `data`, given `crc`, the checksum of A. The checksum of no
+// bytes is 0.
 uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> data);
 
-// Checksum of A followed by B, given those of both and B's size.
+// Returns the checksum of A followed by B, given the checksums of both and B's size.
 uint32_t CombineCrc32c(uint32_t crc_a, uint32_t crc_b, uint64_t b_bytes);
 
 // ExtendCrc32c() for the CRC-32 of zip, gzip and PNG: reflected polynomial 0xEDB88320, initial
-// value and final xor as above, as fast.
+// value and final xor 0xFFFFFFFF. As fast as CRC-32C.
 uint32_t ExtendZipCrc32(uint32_t crc, std::span<const std::byte> data);
 
 namespace internal {

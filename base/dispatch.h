@@ -59,7 +59,7 @@
 
 namespace tessera {
 
-// The one of `targets` on which vector code runs; 0 where the processor supports none of them.
+// Returns the one of `targets` on which vector code runs; 0 if the processor supports none of them.
 template <int64_t targets>
 int64_t ChosenTarget() {
   ApplyCpuLevelLimit();

@@ -3,7 +3,7 @@
 
 // The system calls that determine what a power loss leaves behind. Every sync and rename of a file
 // that must survive uses these functions, so that a test can record it, drop it or make it fail.
-// Each returns 0 or an errno, and repeats a call that was interrupted by a signal.
+// Each function returns 0 or an errno, and repeats a call that was interrupted by a signal.
 
 #include "absl/functional/function_ref.h"
 
@@ -16,25 +16,26 @@ int SyncContents(int fd);
 // system that reports that it has no such operation.
 int SyncNames(int directory_fd);
 
-// Renames, and replaces a file that has the new name.
+// Renames a file. Replaces a file that has the new name.
 int RenameName(int from_directory_fd, const char* from, int to_directory_fd, const char* to);
 
-// Renames a file or a directory, but replaces nothing: EEXIST. Atomic with renameat2(), or, for a
-// file, with link(); only on a file system that has neither can a name that another process takes
-// at the same moment be replaced. A rename that was done although its reply was lost,
-// as network file systems report it, is a success.
+// Renames a file or a directory. Returns EEXIST if the new name is taken. Atomic with renameat2(),
+// or, for a file, with link(); on a file system that has neither, a name that another process takes
+// at the same moment may be replaced. A rename that was done although its reply was lost, as
+// happens on network file systems, is a success.
 int RenameNameIfFree(int from_directory_fd, const char* from, int to_directory_fd, const char* to);
 
 // Intercepts the functions above. Thread-safe, as they are.
 class FileCallInterceptor {
  public:
   virtual ~FileCallInterceptor() = default;
-  // `call` performs the sync. Returns the result; without the call nothing is synced.
+  // Called in place of a sync; `call` performs it. Returns the result that the caller sees.
   virtual int Sync(int fd, absl::FunctionRef<int()> call) = 0;
   virtual int Rename(absl::FunctionRef<int()> call) = 0;
 };
 
-// For tests. Null (the default) removes it. Must not change while calls are in progress.
+// Installs an interceptor, for tests; null (the default) removes it. Must not be called while calls
+// are in progress.
 void SetFileCallInterceptor(FileCallInterceptor* interceptor);
 
 }  // namespace tessera

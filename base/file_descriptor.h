@@ -1,7 +1,7 @@
 #ifndef TESSERA_BASE_FILE_DESCRIPTOR_H_
 #define TESSERA_BASE_FILE_DESCRIPTOR_H_
 
-// Local files. Every Status names the path.
+// Access to local files. Every Status names the path.
 
 #include <cstdint>
 #include <memory>
@@ -18,15 +18,16 @@ namespace tessera {
 // Owns a file descriptor.
 class FileDescriptor {
  public:
-  // Errors: NotFound, PermissionDenied and so on; InvalidArgument for something that is not a
-  // regular file, which is never waited for.
+  // Opens a regular file. Errors: NotFound, PermissionDenied and so on; InvalidArgument for
+  // anything else, such as a pipe, which is never waited for.
   static absl::StatusOr<FileDescriptor> OpenForReading(const std::string& path);
-  // Creates the file where it is missing; everything is written at its end.
+  // Opens a file for Append(). Creates it if it is missing.
   static absl::StatusOr<FileDescriptor> OpenForAppending(const std::string& path);
-  // Does not follow a symbolic link.
+  // Opens a folder. Does not follow a symbolic link.
   static absl::StatusOr<FileDescriptor> OpenFolder(const std::string& path);
 
-  // Locks until this object is destroyed or the process ends. An error if it is locked elsewhere.
+  // Locks the file until this object is destroyed or the process ends. Returns an error if it is
+  // locked elsewhere.
   absl::Status TryLock() const;
   // Makes the names in a folder durable.
   absl::Status Sync() const;
@@ -34,7 +35,8 @@ class FileDescriptor {
   absl::Status SyncContents() const;
   // Writes at the end of a file that is open for appending.
   absl::Status Append(std::string_view text) const;
-  // Whether the path still leads to this file: it may have been deleted, moved or replaced.
+  // Returns whether the path still leads to this file, which may have been deleted, moved or
+  // replaced.
   bool IsAtItsPath() const;
 
   FileDescriptor(FileDescriptor&& other) noexcept;
@@ -59,14 +61,13 @@ class FileDescriptor {
   std::string path_;
 };
 
-// Reads the whole file. Errors: as OpenForReading; InvalidArgument when it is longer than
-// max_bytes.
+// Reads a whole file. Errors: as OpenForReading(); InvalidArgument if it is longer than max_bytes.
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes);
 
-// Runs of digits compare as numbers: shard_2 before shard_10.
+// Compares names in natural order, where runs of digits are numbers: shard_2 before shard_10.
 bool NaturalLess(std::string_view a, std::string_view b);
-// The paths that a shell pattern matches, in natural order. NotFound, naming the pattern, if it
-// matches nothing.
+// Returns the paths that a shell pattern matches, in natural order; NotFound, naming the pattern,
+// if it matches nothing.
 absl::StatusOr<std::vector<std::string>> Glob(const std::string& pattern);
 
 }  // namespace tessera

@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-// Whether a name matches a pattern: * stands for any characters, ? for one, [...] for one of a set.
+// Returns whether a name matches a pattern: * stands for any characters, ? for one, [...] for one
+// of a set.
 bool MatchesGlob(const std::string& pattern, const std::string& name);
 
 // Opens a regular file, without ever waiting: refuses pipes, devices and sockets. Every package
@@ -18,14 +19,15 @@ bool MatchesGlob(const std::string& pattern, const std::string& name);
 // not a regular one.
 int OpenRegularFile(int at, const std::string& path, int flags);
 
-// The id of this boot of the machine, the same for all processes; empty if it is not known.
+// Returns the id of this boot of the machine, the same for all processes; empty if it is not known.
 std::string BootId();
 
-// The bytes of a regular file, of one of the kernel's, too, which has no size. nullopt with errno,
-// as from OpenRegularFile(), if it cannot be opened or read; ESRCH if its process has ended.
+// Returns the bytes of a regular file, which may be one of the kernel's that has no size. Returns
+// nullopt with errno, as OpenRegularFile() sets it, if the file cannot be opened or read; ESRCH if
+// its process has ended.
 std::optional<std::string> ReadWholeFile(const std::string& path);
 
-// Creates a directory with its parents. Returns 0, or an errno: EEXIST where something else has the
+// Creates a directory with its parents. Returns 0, or an errno: EEXIST if something else has the
 // name. `path` is relative to the open directory `at`, or, with AT_FDCWD, to the current one.
 //
 // The names of all directories on the path are durable on return. Existing ones are synced too:

@@ -7,16 +7,18 @@
 
 namespace tessera {
 
-// The memory that this process can still allocate without causing swapping or a kill: the minimum
-// of what the machine has (MemAvailable) and what the process's control group has left. UINT64_MAX
-// if neither is known.
+// Returns the memory that this process can still allocate without causing swapping or a kill: the
+// minimum of what the machine has (MemAvailable) and what the process's control group has left;
+// UINT64_MAX if neither is known.
 uint64_t AvailableMemoryBytes();
 
-// Bytes of the "MemAvailable: N kB" line in the text of /proc/meminfo; UINT64_MAX without one.
+// Returns the bytes of the line "MemAvailable: N kB" in the text of /proc/meminfo; UINT64_MAX
+// without such a line.
 uint64_t ParseMemAvailable(std::string_view meminfo);
 
-// limit - (usage - reclaimable), from the texts of memory.max, memory.current and memory.stat
-// (control groups, version 2); UINT64_MAX without a limit or if a text cannot be parsed.
+// Returns limit - (usage - reclaimable), from the texts of memory.max, memory.current and
+// memory.stat (control groups, version 2); UINT64_MAX without a limit or if a text cannot be
+// parsed.
 uint64_t ParseControlGroupRoom(std::string_view max, std::string_view current,
                                std::string_view stat);
 
@@ -24,8 +26,8 @@ uint64_t ParseControlGroupRoom(std::string_view max, std::string_view current,
 inline constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 // Maps zeroed memory that begins at the boundary of a huge page, and asks for huge pages. `flags`
-// are further ones of mmap(). MAP_FAILED, with errno, where the system has no memory; unmapped by
-// munmap(data, size_bytes). Precondition: whole pages.
+// are passed to mmap() in addition. Returns MAP_FAILED, with errno, if the system has no memory.
+// The caller unmaps it with munmap(data, size_bytes). Precondition: whole pages.
 void* MapOnHugePages(size_t size_bytes, int flags = 0);
 
 }  // namespace tessera

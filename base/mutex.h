@@ -10,13 +10,13 @@
 
 namespace tessera {
 
-// Locks that the compiler's thread-safety analysis understands, as absl::Mutex is, and
-// ThreadSanitizer too, which cannot see into the uninstrumented absl::Mutex of a Debian system and
-// would report every access that one guards as a race. The standard library's own locks are
-// invisible to the analysis.
+// Locks that both the compiler's thread-safety analysis and ThreadSanitizer understand. The
+// standard library's locks are invisible to the analysis. ThreadSanitizer cannot see into the
+// uninstrumented absl::Mutex of a Debian system, and would report every access that one guards as a
+// race.
 //
-// A lambda is a function of its own to the analysis: where it runs under a lock that its caller
-// holds, it says ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) before its body.
+// To the analysis, a lambda is a function of its own: one that runs under a lock of its caller says
+// ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) before its body.
 class ABSL_LOCKABLE Mutex {
  public:
   void lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
@@ -27,7 +27,7 @@ class ABSL_LOCKABLE Mutex {
   std::mutex mutex_;
 };
 
-// Held until the end of the scope, except between Unlock() and Lock().
+// Holds a mutex until the end of the scope, except between Unlock() and Lock().
 class ABSL_SCOPED_LOCKABLE MutexLock {
  public:
   explicit MutexLock(Mutex* mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : mutex_(mutex) {
@@ -53,8 +53,7 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   bool held_ = true;
 };
 
-// Waits for another thread's change; to be called in a loop that tests for it. The mutex is
-// released meanwhile.
+// A condition variable. Waits release the mutex, and belong in a loop that tests the condition.
 class CondVar {
  public:
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
@@ -62,7 +61,7 @@ class CondVar {
     changed_.wait(lock);
     lock.release();
   }
-  // Returns false once it is `deadline`.
+  // Returns false once `deadline` has come.
   template <typename Clock, typename Duration>
   bool WaitUntil(Mutex* mutex, std::chrono::time_point<Clock, Duration> deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
@@ -78,7 +77,7 @@ class CondVar {
   std::condition_variable changed_;
 };
 
-// Several readers, or one writer.
+// A lock held by several readers or by one writer.
 class ABSL_LOCKABLE SharedMutex {
  public:
   void lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }

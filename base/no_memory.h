@@ -22,7 +22,7 @@ class NoMemory : public std::bad_alloc {
   const std::string what_;
 };
 
-// ResourceExhausted: "not enough memory to ACTION: ..."; `action` may be empty.
+// Returns ResourceExhausted: "not enough memory to ACTION: ..."; `action` may be empty.
 absl::Status NoMemoryStatus(const std::bad_alloc& error, std::string_view action);
 
 // Returns body(), an absl::Status or absl::StatusOr; std::bad_alloc becomes ResourceExhausted.

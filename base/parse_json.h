@@ -7,11 +7,12 @@
 
 namespace tessera {
 
-// What programs write nests a few levels; each level costs forty times the byte that opens it.
+// Limit of nested objects and arrays. A level costs forty times the byte that opens it; texts that
+// programs write nest a few levels.
 inline constexpr int kMaxJsonDepth = 64;
 
-// The value in a file that anybody may have written; discarded where the text is not JSON, or nests
-// objects and arrays deeper than kMaxJsonDepth.
+// Returns the value in a text that anybody may have written; a discarded value if the text is not
+// JSON or nests deeper than kMaxJsonDepth.
 nlohmann::json ParseJson(std::string_view text);
 
 }  // namespace tessera

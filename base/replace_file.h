@@ -19,8 +19,8 @@ namespace tessera {
 //   file->Append(...); file->WriteAt(...);
 //   file->Commit();
 //
-// Until Commit() an existing file of that name keeps its contents, and readers that have it open
-// keep them afterwards. The new contents are written under a temporary name in the same directory,
+// Until Commit(), an existing file of that name keeps its contents; readers that have it open see
+// them afterwards, too. The new contents are written under a temporary name in the same directory,
 // which no other process or object uses; the directory must exist, be readable and not be moved. A
 // symbolic link itself is replaced. After a crash or a power loss the name has the old or the new
 // contents, and once Commit() has returned OK the new ones; the temporary file may remain.
@@ -55,7 +55,7 @@ class FileReplacement {
   int64_t size_bytes_ = 0;
 };
 
-// The same in one call.
+// Replaces a file's contents in one call.
 absl::Status ReplaceFile(const std::string& path, std::string_view contents);
 
 }  // namespace tessera

@@ -12,28 +12,28 @@
 namespace tessera {
 
 struct LibrarySearch {
-  // Sets the only place; "TESSERA_NCCL", say.
+  // Environment variable that names the only place: "TESSERA_NCCL".
   std::string variable;
-  // "libnccl.so.2", in order of preference.
+  // Names of the file, in order of preference: "libnccl.so.2".
   std::vector<std::string> files;
   // Folders below a Python package folder that PyTorch's packages put it in: "nvidia/nccl/lib".
   std::vector<std::string> package_folders;
-  // Put before /usr and /usr/local; tests have a file system of their own.
+  // Prefix of /usr and /usr/local, for tests that have a file system of their own.
   std::string root = "";
 };
 
-// $`variable` alone where it is set. Else the dynamic linker's own search ($LD_LIBRARY_PATH
-// included), the CUDA toolkit ($CUDA_HOME, /usr/local/cuda, /usr/local/cuda-13.0 and the like), and
-// the packages of PyTorch: those of the active environment ($VIRTUAL_ENV, $CONDA_PREFIX), of every
-// python3 in $PATH, of the user and of the system; each for the first of the files, then for the
-// next.
+// Returns the places to open a library from: $`variable` alone if it is set. Otherwise the dynamic
+// linker's own search ($LD_LIBRARY_PATH included), the CUDA toolkit ($CUDA_HOME, /usr/local/cuda,
+// /usr/local/cuda-13.0 and the like), and the packages of PyTorch: in the active environment
+// ($VIRTUAL_ENV, $CONDA_PREFIX), of every python3 in $PATH, of the user and of the system. All
+// places for the first of the files come before the places for the next.
 std::vector<std::string> LibraryPlaces(const LibrarySearch& search);
 
 struct SharedLibrary {
   void* handle = nullptr;  // of dlopen(); the library stays open until the process ends
   std::string place;
 
-  // The function's address; null where the library has no such function.
+  // Returns the function's address; null if the library has no such function.
   void* Find(const char* name) const;
 };
 

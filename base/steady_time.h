@@ -7,14 +7,14 @@
 
 namespace tessera {
 
-// The time since some moment before the process: differences are time that has passed, whatever the
-// machine's clock is set to meanwhile. What is compared with times on disk, or is shown, is
-// absl::Now() instead.
+// Returns the time since some moment before the process. Differences are the time that has passed,
+// even if the machine's clock is set meanwhile. Use absl::Now() for times that are shown or
+// compared with times on disk.
 inline absl::Duration SteadyNow() {
   return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
 
-// The seconds since SteadyNow() has returned `start`.
+// Returns the seconds since SteadyNow() returned `start`.
 inline double SecondsSince(absl::Duration start) {
   return absl::ToDoubleSeconds(SteadyNow() - start);
 }

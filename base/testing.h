@@ -1,7 +1,7 @@
 #ifndef TESSERA_BASE_TESTING_H_
 #define TESSERA_BASE_TESTING_H_
 
-// What tests of every package need: values without errors, a folder, random numbers.
+// Helpers for the tests of every package: values without errors, a folder, random numbers.
 
 #include <stdlib.h>
 
@@ -35,7 +35,7 @@
 
 namespace tessera {
 
-// The value; an error is a failure of the test, and an empty value is returned.
+// Returns the value. An error fails the test, and an empty value is returned.
 template <typename T>
 T OrFail(absl::StatusOr<T> value) {
   EXPECT_TRUE(value.ok()) << value.status();
@@ -59,7 +59,7 @@ class TestFolder {
 
   const std::string& path() const { return path_; }
   std::string File(std::string_view name) const { return path_ + "/" + std::string(name); }
-  // Writes a file, in new folders where its name has some; returns its path.
+  // Writes a file, and creates the folders in its name. Returns its path.
   std::string Write(std::string_view name, std::string_view contents) const {
     const std::filesystem::path path = File(name);
     std::filesystem::create_directories(path.parent_path());
@@ -71,8 +71,8 @@ class TestFolder {
   std::string path_;
 };
 
-// Seed of a property test: a new one for each run, which is printed, or the one in
-// TESSERA_TEST_SEED to repeat a run.
+// Returns and prints the seed of a property test: a new one for each run, or the one in
+// TESSERA_TEST_SEED, to repeat a run.
 inline uint64_t TestSeed() {
   const char* fixed = std::getenv("TESSERA_TEST_SEED");
   const uint64_t seed =

@@ -13,16 +13,16 @@ namespace tessera {
 
 // std::thread's constructor throws where the system cannot start a thread (the limit of a control
 // group or a user, or memory), and destroying a vector of running threads ends the process.
-// Therefore every thread of this program is started with these functions.
+// Therefore every thread of this program is started with the functions below.
 
-// ResourceExhausted, with the system's reason, if no thread can be started.
+// Starts a thread. Returns ResourceExhausted, with the system's reason, if none can be started.
 absl::StatusOr<std::thread> StartThread(std::function<void()> body);
 
 // Starts up to `count` threads that run body(0), body(1), ...: as many as possible, perhaps none.
 // The caller does the work of the missing ones, and joins the others. `body` is copied.
 std::vector<std::thread> StartThreads(int count, const std::function<void(int)>& body);
 
-// For tests: `left` more threads can be started by this process; negative: unlimited.
+// Lets this process start `left` more threads, for tests; negative: unlimited.
 void LimitThreads(int left);
 
 // Runs task(worker, i) for i in [0, count), started in ascending order by `workers` threads, or as
@@ -37,7 +37,7 @@ absl::Status RunTasks(int workers, size_t count,
 // stays unchanged.
 void LowerThreadPriority(int nice, bool idle_io_priority);
 
-// Processor time that the calling thread has used.
+// Returns the processor time that the calling thread has used.
 double ThreadProcessorSeconds();
 
 }  // namespace tessera

@@ -7,8 +7,8 @@
 //   TraceThread thread(recorder, "training");          // this thread's spans go to the recorder
 //   { TraceSpan span("operation", "forward"); ... }    // wherever the code of the thread is
 //
-// A rank has one recorder. Ranks may be threads of one process: nothing here is common to a
-// process. A thread that works for another one binds what BoundTrace() returned there.
+// A rank has one recorder. Ranks may be threads of one process, so nothing here is common to a
+// process. A thread that works for another one binds the recorder that BoundTrace() returned there.
 //
 // Threads: a recorder is thread-safe; the other classes are for the thread that constructs them.
 // Ownership: a thread that is bound to a recorder, and an operation that is being recorded, hold a
@@ -31,12 +31,12 @@
 
 namespace tessera {
 
-// What keeps a thread from computing.
+// Activities that keep a thread from computing.
 enum class TimeUse : uint8_t { kCommunication, kWaiting, kSaving };
 inline constexpr int kTimeUseCount = 3;
 
-// Adds its lifetime to the thread's time of one use. Within another one it adds nothing: what a
-// save sends to other ranks is time of the save.
+// Adds its lifetime to the thread's time of one use. Within another TimeSpent it adds nothing:
+// communication during a save is time of the save.
 class TimeSpent {
  public:
   explicit TimeSpent(TimeUse use);
@@ -49,10 +49,11 @@ class TimeSpent {
   int64_t start_ns_ = -1;  // negative within another one
 };
 
-// The calling thread's seconds by use since its last call.
+// Returns the calling thread's seconds by use since its last call.
 std::array<double, kTimeUseCount> TakeTimeSpent();
 
-// The clock of timelines, in nanoseconds: steady, from a moment that each machine has for itself.
+// Returns the time on the clock of timelines, in nanoseconds: a steady clock with its own start on
+// each machine.
 int64_t TraceNow();
 
 // A span of one thread, or an operation that belongs to no thread.
@@ -69,19 +70,20 @@ void AddTraceArgument(std::string& arguments, const char* key, std::string_view 
 // The timeline of one rank: idle, then active between Start() and Stop(), once.
 class TraceRecorder {
  public:
-  // Further events are counted, not kept.
+  // Limit of the events kept; further ones are only counted.
   static constexpr int64_t kMaxEvents = int64_t{1} << 19;
 
   void Start() { active_.store(true); }
-  // Spans that are open end here, marked as unfinished.
+  // Ends the recording. Open spans end here, marked as unfinished.
   void Stop();
   bool active() const { return active_.load(std::memory_order_relaxed); }
 
-  // Operations that overlap in time are shown in as many rows of this name as they need.
+  // Adds an operation to the rows of this name: as many rows as it takes for operations that
+  // overlap in time.
   void AddOperation(const std::string& row, TraceEvent event);
 
-  // After Stop(): rows and events in Chrome's format, objects separated by commas; times are
-  // `shift_ns` after TraceNow()'s.
+  // Returns rows and events in Chrome's format, objects separated by commas, with times shifted by
+  // `shift_ns` from TraceNow(). Call after Stop().
   std::string Json(int process, int64_t shift_ns) const;
   int64_t dropped() const;
 
@@ -110,8 +112,9 @@ class TraceRecorder {
   int64_t stopped_ns_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// Lets the calling thread's spans go to a row of a recorder (null: leaves the thread as it is)
-// until its destruction. A row of that name which no other thread has bound is continued.
+// Binds the calling thread to a row of a recorder until its destruction: the thread's spans go
+// there. A null recorder changes nothing. A row of that name that no other thread has bound is
+// continued.
 class TraceThread {
  public:
   TraceThread(std::shared_ptr<TraceRecorder> recorder, std::string_view row);
@@ -130,18 +133,19 @@ class TraceThread {
   TraceThread* outer_ = nullptr;
 };
 
-// The recorder of the calling thread; null without one.
+// Returns the recorder of the calling thread; null if it has none.
 inline std::shared_ptr<TraceRecorder> BoundTrace() {
   return TraceThread::bound_ == nullptr ? nullptr : TraceThread::bound_->recorder_;
 }
-// The same where it is active.
+// Returns the recorder of the calling thread if it is active, otherwise null.
 inline std::shared_ptr<TraceRecorder> ActiveTrace() {
   return TraceThread::bound_ == nullptr || !TraceThread::bound_->recorder_->active()
              ? nullptr
              : TraceThread::bound_->recorder_;
 }
 
-// What the calling thread does from the construction to the destruction. Spans of a thread nest.
+// Records an activity of the calling thread, from construction to destruction. Spans of a thread
+// nest.
 class TraceSpan {
  public:
   TraceSpan(const char* category, std::string_view name) {
@@ -153,7 +157,7 @@ class TraceSpan {
   TraceSpan(const TraceSpan&) = delete;
   TraceSpan& operator=(const TraceSpan&) = delete;
 
-  // Whether it is recorded: for arguments that cost something.
+  // Whether the span is recorded. Tested before computing arguments that cost something.
   bool active() const { return thread_ != nullptr; }
   template <typename Value>
   TraceSpan& Add(const char* key, const Value& value) {

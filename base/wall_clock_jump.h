@@ -12,16 +12,17 @@
 
 namespace tessera {
 
-// How far a test has set the machine's clock, for the whole program: what asks for the time of day
-// (absl::Now(), std::chrono::system_clock) is that much off; a steady clock does not change.
+// Seconds by which a test has set the clock of the whole program. The time of day (absl::Now(),
+// std::chrono::system_clock) is that much off; steady clocks do not change.
 inline std::atomic<int64_t> wall_clock_jump_s = 0;
 
-// absl::Now() extrapolates the last time that it has read for about two seconds.
+// Time after which absl::Now() shows a jump: it extrapolates the time that it read last for about
+// two seconds.
 inline constexpr absl::Duration kWallClockIsReadAgainAfter = absl::Milliseconds(2300);
 
 }  // namespace tessera
 
-// Stands in for the C library's: only one source of a program may include this header.
+// Replaces the C library's function; only one source of a program may include this header.
 extern "C" int clock_gettime(clockid_t clock, timespec* now) noexcept {
   const auto result = static_cast<int>(syscall(SYS_clock_gettime, clock, now));
   if (clock == CLOCK_REALTIME) now->tv_sec += tessera::wall_clock_jump_s;

@@ -31,7 +31,7 @@ namespace tessera {
 // - Reductions have one fixed order (see ReduceOp), so that results have the same bits in every
 //   implementation.
 
-// What one element is on the wire. kBytes can be moved but not reduced.
+// The type of one element on the wire. kBytes can be moved but not reduced.
 enum class CommType : uint8_t { kF32, kBF16, kF64, kI32, kI64, kBytes };
 
 CommType ToCommType(DType dtype);
@@ -52,9 +52,9 @@ constexpr CommType CommTypeOf() {
   return CommType::kBytes;
 }
 
-// A view of contiguous elements, to read and to write. A tensor that is converted to one must be
-// contiguous (CHECKed). The memory must stay valid, and for a Buffer unmodified by the caller,
-// until the operation that uses it has completed.
+// A view of contiguous elements that an operation reads and writes. A tensor that is converted to
+// one must be contiguous (CHECKed). The memory must stay valid, and the caller must not modify it,
+// until the operation has completed.
 struct Buffer {
   Buffer() = default;
   Buffer(void* data, CommType type, int64_t elements)
@@ -74,6 +74,8 @@ struct Buffer {
   int64_t elements = 0;
 };
 
+// A view of contiguous elements that an operation only reads. The memory must stay valid until the
+// operation has completed.
 struct ConstBuffer {
   ConstBuffer() = default;
   ConstBuffer(const void* data, CommType type, int64_t elements)
@@ -103,8 +105,9 @@ struct ConstBuffer {
 // is NaN.
 enum class ReduceOp { kSum, kMax };
 
-// output[i] = the reduction over inputs[0][i], inputs[1][i], ... in that order, in host memory.
-// `output` may be one of the inputs; no other overlap. Precondition: a type that can be reduced.
+// Sets output[i] to the reduction over inputs[0][i], inputs[1][i], ... in the order of ReduceOp, in
+// host memory. `output` may be one of the inputs; no other overlap. Precondition: a type that can
+// be reduced.
 void ReduceInTreeOrder(ReduceOp op, CommType type, std::span<const void* const> inputs,
                        void* output, int64_t elements);
 
@@ -155,10 +158,10 @@ struct CommCounters {
 
 // Settings of a whole world of ranks.
 struct CommOptions {
-  // Default timeout of a wait. It must cover the longest time that ranks may drift apart, such as a
+  // Default timeout of a wait. Must cover the longest time that ranks may drift apart, such as a
   // checkpoint's write or an evaluation on one rank.
   absl::Duration timeout = absl::Minutes(10);
-  // How long all processes of a world may take to find each other.
+  // The time that all processes of a world may take to find each other.
   absl::Duration start_timeout = absl::Minutes(5);
   // A wait that has lasted this long asks, once per such period, whether the ranks that it waits
   // for still exist. A rank that no longer exists ends the wait immediately.
@@ -185,19 +188,20 @@ class Pending {
   Pending() = default;  // nothing to wait for
   explicit Pending(absl::Status failed) : result_(std::move(failed)) {}
   Pending(Pending&&) noexcept = default;
-  // Waits for the operation that it held before.
+  // Waits for the operation that this object held before.
   Pending& operator=(Pending&&) noexcept;
   // Waits until the operation completes or the group fails, so that no transfer outlives its
   // buffers.
   ~Pending();
 
-  // Returns the operation's result; later calls return the same. The timeout starts with this call.
+  // Waits for the operation and returns its result; later calls return the same result. The timeout
+  // starts with this call.
   absl::Status Wait(std::optional<absl::Duration> timeout = std::nullopt);
   // Wait() for a result that only work of the device reads, or a buffer that only such work writes.
-  // With device memory (nccl/), returns once the operation has been queued: what is queued on the
-  // compute stream from now on runs after it, and the host continues. An error that comes later, a
-  // missing rank or the timeout included, is returned by Synchronize() of the device's streams and
-  // by later operations. Elsewhere it is Wait().
+  // With device memory (nccl/), returns once the operation has been queued: work that is queued on
+  // the compute stream from now on runs after it, and the host continues. A later error, a missing
+  // rank or the timeout included, is returned by Synchronize() of the device's streams and by later
+  // operations. With host memory, Follow() is Wait().
   absl::Status Follow(std::optional<absl::Duration> timeout = std::nullopt);
   // True once the operation has completed successfully. Never blocks. Makes progress, like
   // Communicator::Progress().
@@ -242,8 +246,8 @@ struct CommGroup {
 // different threads at once.
 class Communicator {
  public:
-  // The group of all ranks of the endpoint's world. The endpoint must outlive it and the groups
-  // that are split from it.
+  // Creates the group of all ranks of the endpoint's world. The endpoint must outlive this object
+  // and the groups that are split from it.
   explicit Communicator(Endpoint* endpoint);
   // Waits for followed operations.
   virtual ~Communicator();
@@ -252,36 +256,37 @@ class Communicator {
 
   int rank() const { return group_.rank; }
   int size() const { return static_cast<int>(group_.world_ranks.size()); }
-  // The rank in the world, which messages name. WorldRank(rank()) is the calling rank.
+  // Returns the rank in the world, which messages name. WorldRank(rank()) is the calling rank.
   int WorldRank(int group_rank) const { return group_.world_ranks[group_rank]; }
   const std::string& name() const { return group_.name; }
   const CommCounters& counters() const { return counters_; }
   void ResetCounters() { counters_ = {}; }
 
-  // Every rank's `data` becomes the reduction of all.
+  // Sets every rank's `data` to the reduction of all.
   Pending StartAllReduce(Buffer data, ReduceOp op, CallOptions options = {});
-  // `output` becomes piece rank() of the reduction of all ranks' `input`. `output` may be that
+  // Sets `output` to piece rank() of the reduction of all ranks' `input`. `output` may be that
   // piece of `input`, which is otherwise left unmodified.
   Pending StartReduceScatter(ConstBuffer input, Buffer output, ReduceOp op,
                              std::span<const int64_t> counts = {}, CallOptions options = {});
-  // `output` becomes the pieces of all ranks in order. `input` may be piece rank() of `output`.
+  // Sets `output` to the pieces of all ranks in order. `input` may be piece rank() of `output`.
   Pending StartAllGather(ConstBuffer input, Buffer output, std::span<const int64_t> counts = {},
                          CallOptions options = {});
-  // Piece i of `input` goes to rank i; piece i of `output` comes from rank i. `input` and `output`
-  // must not overlap.
+  // Sends piece i of `input` to rank i, and receives piece i of `output` from rank i. `input` and
+  // `output` must not overlap.
   Pending StartAllToAll(ConstBuffer input, std::span<const int64_t> send_counts, Buffer output,
                         std::span<const int64_t> receive_counts, CallOptions options = {});
+  // Sets every rank's `data` to the root's.
   Pending StartBroadcast(Buffer data, int root, CallOptions options = {});
-  // Messages between one pair of ranks with one tag arrive in the order in which they were sent. A
-  // send may complete before the message is received, but need not. 0 <= tag < kTagLimit. A rank
-  // may send to itself if both sides are started before either is waited for.
+  // Sends a message. Messages between one pair of ranks with one tag arrive in the order in which
+  // they were sent. A send may complete before the message is received, but need not. 0 <= tag <
+  // kTagLimit. A rank may send to itself if both sides are started before either is waited for.
   Pending StartSend(ConstBuffer data, int destination, int tag, CallOptions options = {});
-  // `data` must have the size of the incoming message.
+  // Receives a message. `data` must have the size of the message.
   Pending StartReceive(Buffer data, int source, int tag, CallOptions options = {});
   static constexpr int kTagLimit = 1 << 12;
 
-  // For small control messages. Gathers the strings of all ranks, by rank, on `root`; returns an
-  // empty vector elsewhere. Uses a binomial tree.
+  // Returns the strings of all ranks, by rank, on `root`, and an empty vector elsewhere. For small
+  // control messages; uses a binomial tree.
   absl::StatusOr<std::vector<std::string>> GatherBytes(std::string_view mine, int root,
                                                        CallOptions options = {});
   // Returns `root`'s string on every rank.
@@ -290,23 +295,24 @@ class Communicator {
   // Returns on no rank before every rank has called it.
   absl::Status Barrier(CallOptions options = {});
 
-  // Creates a group for each color, with its ranks ordered by (key, rank in this group); null where
-  // color < 0. Every rank of this group must call it. `name` appears in messages: the mesh axis.
+  // Creates a group for each color, with its ranks ordered by (key, rank in this group); null on
+  // ranks with color < 0. Every rank of this group must call it. `name` appears in messages: the
+  // mesh axis.
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key, std::string_view name,
                                                       CallOptions options = {});
 
-  // Makes progress on this rank's operations of all its communicators. In the background,
-  // operations progress only as far as the transport does by itself: a long computation that
-  // overlaps one should call this (or Test()) from time to time. Never blocks. Any Wait() makes
-  // progress on all operations as well.
+  // Makes progress on this rank's operations of all its communicators. Never blocks. In the
+  // background, operations progress only as far as the transport does by itself, so a long
+  // computation that overlaps one should call Progress() or Test() from time to time. Any Wait()
+  // makes progress on all operations, too.
   void Progress();
 
-  // Aborts the run: every wait of every rank of the WORLD, current and future, fails with this
+  // Aborts the run: every wait of every rank of the world, current and future, fails with this
   // error. The first error wins. Returning an error from a rank's main function has the same
   // effect.
   void Abort(const absl::Status& error);
 
-  // The same operations, started and waited for.
+  // The blocking operations: each starts the operation of its name and waits for it.
   absl::Status AllReduce(Buffer data, ReduceOp op, CallOptions options = {});
   absl::Status ReduceScatter(ConstBuffer input, Buffer output, ReduceOp op,
                              std::span<const int64_t> counts = {}, CallOptions options = {});
@@ -325,14 +331,14 @@ class Communicator {
 
  protected:
   Communicator(Endpoint* endpoint, CommGroup group);
-  // Waits for followed operations: the first thing in the destructor of a class whose members these
+  // Waits for followed operations. Called first in the destructor of a class whose members these
   // operations use.
   void EndFollowed();
 
-  // How the group's data moves: a task for each operation whose buffers the caller provides. By
-  // default they are in host memory and move as messages over the endpoint's transport (tasks.h);
-  // nccl/ overrides all of them. Arguments have been validated; counts have one entry per rank.
-  // Operations on byte strings, barriers and Agree() always use the transport.
+  // Make the task of each operation whose buffers the caller provides. By default the buffers are
+  // in host memory and move as messages over the endpoint's transport (tasks.h); nccl/ overrides
+  // all of these methods. Arguments have been validated; counts have one entry per rank. Operations
+  // on byte strings, barriers and Agree() always use the transport.
   virtual std::unique_ptr<Task> MakeAllReduce(Buffer data, ReduceOp op);
   virtual std::unique_ptr<Task> MakeReduceScatter(ConstBuffer input, Buffer output, ReduceOp op,
                                                   std::vector<int64_t> counts);
@@ -340,9 +346,8 @@ class Communicator {
   virtual std::unique_ptr<Task> MakeBroadcast(Buffer data, int root);
   virtual std::unique_ptr<Task> MakeSend(ConstBuffer data, int destination);
   virtual std::unique_ptr<Task> MakeReceive(Buffer data, int source);
-  // Sets *child to the communicator of the new group that this rank belongs to; null where it takes
-  // no part. Returns a task that must end before the child is used; null where there is nothing to
-  // wait for.
+  // Sets *child to the communicator of this rank's new group, null if the rank takes no part.
+  // Returns a task that must end before the child is used, null if there is nothing to wait for.
   virtual std::unique_ptr<Task> MakeSplit(int color, CommGroup group,
                                           std::unique_ptr<Communicator>* child);
 
@@ -351,11 +356,13 @@ class Communicator {
   absl::Status Invalid(CommOp op, const std::string& message) const;
   absl::Status CheckRank(CommOp op, std::string_view role, int rank) const;
   absl::Status CheckPeer(CommOp op, std::string_view role, int rank, int tag) const;
-  // Piece sizes in elements; an error unless there is one per rank and they add up to `elements`.
+  // Returns the piece sizes in elements; an error unless there is one per rank and they add up to
+  // `elements`.
   absl::StatusOr<std::vector<int64_t>> Pieces(CommOp op, std::string_view role,
                                               std::span<const int64_t> counts,
                                               int64_t elements) const;
-  // The same where `whole` consists of the pieces and this rank's is `piece`.
+  // Returns Pieces() of an operation in which `whole` consists of the pieces and `piece` is this
+  // rank's.
   absl::StatusOr<std::vector<int64_t>> PiecesOf(CommOp op, ConstBuffer whole,
                                                 std::string_view whole_role, ConstBuffer piece,
                                                 std::string_view piece_role,

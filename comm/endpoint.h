@@ -48,45 +48,46 @@ class TransferList {
   std::vector<std::unique_ptr<Transfer[]>> blocks_;
 };
 
-// One operation's part on one rank: which messages it posts, and what it does as they complete.
+// One rank's part of an operation: posts messages, and acts as they complete.
 class Task {
  public:
   virtual ~Task() = default;
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
 
-  // Called once at the start and again after messages of this task have completed, until it returns
-  // true, which means finished. Never blocks.
+  // Does the next steps of the operation; returns true when it is finished. Called once at the
+  // start, and again after messages of this task have completed. Never blocks.
   virtual bool Advance() = 0;
 
-  // True for a task that waits for a device, too: Advance() is then also called whenever the
-  // endpoint makes progress. Constant.
+  // Whether Advance() is also called whenever the endpoint makes progress, for a task that waits
+  // for a device. Constant.
   virtual bool polled() const { return false; }
-  // For diagnostics: the group ranks that a polled task waits for while it has no message.
+  // Returns the group ranks that a polled task waits for while it has no message, for diagnostics.
   virtual std::vector<int> Awaited() const { return {}; }
   // Called when the task is given up, after which its buffers may no longer be touched.
   virtual void Withdraw() {}
 
-  // For a task that ends on a device: whether all of its work there has been queued. Other tasks
-  // only end.
+  // Whether all work of a task that ends on a device has been queued there. False for other tasks.
   virtual bool queued() const { return false; }
-  // Called once it is queued: the device's work that is queued from now on runs after this task.
+  // Makes the device's work that is queued from now on run after this task. Called once the task is
+  // queued.
   virtual void Follow() {}
 
-  // The size of this rank's data, for timelines.
+  // Sets the size of this rank's data, for timelines.
   void set_payload_bytes(int64_t bytes) { payload_bytes_ = bytes; }
 
  protected:
   Task() = default;
 
-  // Takes group ranks and the phase of the operation: messages of different phases never match.
+  // Post a message to or from a group rank. Messages of different phases of the operation never
+  // match.
   Transfer* Send(int peer, const void* data, int64_t bytes, int phase = 0);
   Transfer* Receive(int peer, void* data, int64_t bytes, int phase = 0);
-  // The same for a message that is not payload: its bytes are not counted.
+  // Posts a message that is not payload: its bytes are not counted.
   Transfer* SendUncounted(int peer, const void* data, int64_t bytes, int phase);
   // Counts payload that was sent by other means than Send().
   void CountSent(int64_t bytes) { counter_->bytes_sent += bytes; }
-  // Ends the world with this operation's error. Only within Advance().
+  // Ends the world with this operation's error. Called only within Advance().
   void Fail(const absl::Status& status);
   int64_t outstanding() const { return outstanding_; }
   int rank() const { return rank_; }
@@ -141,30 +142,30 @@ class Endpoint {
   // Ids of groups, agreed by the members of a group that is being split.
   uint32_t next_group_id() const { return next_group_id_; }
   void set_next_group_id(uint32_t id) { next_group_id_ = id; }
-  // A copy that lives as long as this endpoint.
+  // Returns a copy that lives as long as this endpoint.
   const std::string* KeepName(std::string_view name);
 
-  // The task must stay alive until it is finished or dropped.
+  // Starts a task, which must stay alive until it is finished or dropped.
   void Start(Task* task);
   absl::Status Wait(Task* task, std::optional<absl::Duration> timeout);
   absl::StatusOr<bool> Test(Task* task);
   void Progress();
 
-  // Waits until the task has ended or has been queued on its device. In the latter case the work of
-  // the device follows it, and the endpoint keeps it until it has ended; Watch() applies the
+  // Waits until the task has ended or has been queued on its device. Later work of the device
+  // follows a queued task, which the endpoint keeps until it has ended; Watch() applies the
   // timeout.
   absl::Status Follow(const std::shared_ptr<Task>& task, std::optional<absl::Duration> timeout);
-  // Makes progress, and fails the world where a followed task takes too long or waits for a rank
-  // that is gone. Returns the failure of the world. Must be called repeatedly during any wait for
-  // the device. Returns soon, except where the world fails.
+  // Makes progress, and fails the world if a followed task takes too long or waits for a rank that
+  // is gone. Returns the failure of the world. Must be called repeatedly during any wait for the
+  // device. Returns soon, unless the world fails.
   absl::Status Watch();
   // Waits for the followed tasks of the group with these ranks.
   void EndFollowed(const std::vector<int>* world_ranks);
 
-  // The status that every call returns once the world has failed; OK before that.
+  // Returns the status that every call returns once the world has failed; OK before that.
   absl::Status FailureStatus() const;
 
-  // What this rank is doing, for the diagnostics of other ranks.
+  // Returns this rank's activity, for the diagnostics of other ranks.
   PeerState Activity() const;
 
  private:
@@ -197,7 +198,8 @@ class Endpoint {
   std::vector<Task*> active_ ABSL_GUARDED_BY(mutex_);
   std::vector<Task*> polled_ ABSL_GUARDED_BY(mutex_);  // those of active_ that are polled
   std::vector<std::shared_ptr<Task>> followed_ ABSL_GUARDED_BY(mutex_);  // the oldest first
-  // When Watch() asks next whether the ranks that the oldest one waits for still exist.
+  // Time at which Watch() next asks whether the ranks that the oldest followed task waits for still
+  // exist.
   Clock::time_point next_watch_probe_ ABSL_GUARDED_BY(mutex_);
   std::vector<Transfer*> ended_ ABSL_GUARDED_BY(mutex_);
   std::vector<Task*> dirty_ ABSL_GUARDED_BY(mutex_);
@@ -217,7 +219,7 @@ class Endpoint {
   Clock::time_point waiting_since_ ABSL_GUARDED_BY(activity_mutex_);
 };
 
-// "all-reduce #17 of 'dp' (gradients of bucket 3)".
+// Returns "all-reduce #17 of 'dp' (gradients of bucket 3)".
 std::string DescribeOperation(CommOp op, uint64_t number, std::string_view group,
                               std::string_view what);
 

@@ -12,25 +12,25 @@
 
 namespace tessera {
 
-// The algorithms, in terms of messages between two ranks. Arguments have been validated; counts
-// have one entry per rank of the group. Every piece is sent directly from the rank that has it to
-// the rank that needs it: a single step in which no rank depends on another's progress, and each
-// sum can be taken in any order, for as many bytes as a ring would send.
+// The algorithms of the operations, as messages between two ranks. Arguments have been validated;
+// counts have one entry per rank of the group. Every piece is sent directly from the rank that has
+// it to the rank that needs it: a single step in which no rank depends on another's progress, and
+// in which each sum can be taken in any order, for as many bytes as a ring would send.
 
-// Sends a piece to every rank and receives one from every rank: all-gather, all-to-all.
-// Displacements are in bytes.
+// The data of an all-gather or all-to-all: a piece is sent to every rank, and one is received from
+// every rank. Displacements are in bytes.
 struct Exchange {
   const char* send = nullptr;
   std::vector<int64_t> send_at, send_bytes;
   char* receive = nullptr;
   std::vector<int64_t> receive_at, receive_bytes;
 };
-// Where pieces of these sizes begin, one behind the other.
+// Returns where pieces of these sizes begin, one behind the other.
 std::vector<int64_t> Displacements(const std::vector<int64_t>& sizes);
 
 std::unique_ptr<Task> MakeExchangeTask(Exchange exchange);
 
-// output: this rank's piece of the reduced input.
+// `output` is this rank's piece of the reduced input.
 std::unique_ptr<Task> MakeReduceScatterTask(ConstBuffer input, Buffer output, ReduceOp op,
                                             std::vector<int64_t> counts);
 
@@ -41,10 +41,10 @@ std::unique_ptr<Task> MakeBroadcastTask(Buffer data, int root);
 std::unique_ptr<Task> MakeSendTask(ConstBuffer data, int destination);
 std::unique_ptr<Task> MakeReceiveTask(Buffer data, int source);
 
-// Dissemination barrier: in round i each rank notifies the rank that is 2^i further on.
+// Makes a dissemination barrier: in round i each rank notifies the rank that is 2^i further on.
 std::unique_ptr<Task> MakeBarrierTask();
 
-// `mine` must stay valid; `gathered` is filled on the root.
+// Makes a gather of byte strings. `mine` must stay valid; `gathered` is filled on the root.
 std::unique_ptr<Task> MakeGatherBytesTask(std::string_view mine, int root,
                                           std::vector<std::string>* gathered);
 // Copies the root's *bytes to the other ranks' *bytes.

@@ -13,8 +13,8 @@ namespace tessera {
 
 class Task;
 
-// One message between two ranks of a world. The caller that posts it keeps it at the same address
-// until it is done or withdrawn.
+// One message between two ranks of a world. The caller that posts a transfer keeps it at the same
+// address until it is done or withdrawn.
 struct Transfer {
   bool is_send = false;
   int peer = 0;          // world rank
@@ -34,8 +34,8 @@ struct Failure {
   absl::StatusCode code = absl::StatusCode::kUnknown;
   std::string message;
   int rank = 0;  // the rank that reported it
-  // True for a rank's own error, which is the reason for the failure; false for a rank that noticed
-  // others missing.
+  // True for a rank's own error, which is the reason of the failure; false if the rank only noticed
+  // that others are missing.
   bool is_cause = true;
 };
 
@@ -46,8 +46,8 @@ struct PeerState {
   std::vector<int> waiting_for;  // world ranks, if it waits itself
 };
 
-// How one rank's bytes reach other ranks, and how it learns that they failed. Calls of Post, Poll
-// and Withdraw never overlap; the other methods are thread-safe.
+// Carries one rank's messages to other ranks, and reports their failures. Calls of Post(), Poll()
+// and Withdraw() never overlap; the other methods are thread-safe.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -66,13 +66,14 @@ class Transport {
   // slept.
   virtual bool Idle(uint64_t seen, int64_t idle_calls, absl::Duration longest) = 0;
 
-  // True once a failure is known, of this rank or another. Cheap.
+  // Whether a failure of this rank or another is known. Cheap.
   virtual bool failed() const = 0;
   virtual Failure failure() const = 0;
   // Sets this world's failure and sends it to every rank. The first failure wins.
   virtual void Fail(Failure failure) = 0;
 
-  // The states of other ranks, from themselves or from ranks that they reported to. Bounded time.
+  // Returns the states of other ranks, from themselves or from ranks that they reported to, in
+  // bounded time.
   virtual std::vector<PeerState> Ask(std::span<const int> ranks) = 0;
 };
 

@@ -12,17 +12,18 @@
 
 namespace tessera {
 
-// No framework has more than 64 dims; a small bound keeps hostile files cheap.
+// The most dims of a tensor. Frameworks stop at 64 or before; a small bound keeps hostile files
+// cheap.
 inline constexpr int kMaxRank = 32;
 
 // Extents of a tensor, one per dim, in elements. A scalar has none and holds one element.
 using Shape = std::vector<int64_t>;
 
-// Number of elements; 1 for a scalar. Precondition: extents are non-negative and the product fits
-// (see CheckedElementCount for numbers that come from a file).
+// Returns the number of elements; 1 for a scalar. Precondition: extents are non-negative and the
+// product fits (see CheckedElementCount() for numbers that come from a file).
 int64_t ElementCount(const Shape& shape);
 
-// Row-major strides in elements. Extents of 0 count as 1, so that no stride is 0.
+// Returns row-major strides in elements. Extents of 0 count as 1, so that no stride is 0.
 std::vector<int64_t> ContiguousStrides(const Shape& shape);
 
 // A half-open hyper-rectangle of a logical tensor: elements with
@@ -35,42 +36,44 @@ struct Box {
   bool operator==(const Box&) const = default;
 };
 
-// The box that covers a whole tensor.
+// Returns the box that covers a whole tensor.
 Box WholeBox(const Shape& global_shape);
 
-// The intersection of two boxes of the same rank; nullopt when it is empty.
+// Returns the intersection of two boxes of the same rank; nullopt if it is empty.
 std::optional<Box> Intersect(const Box& a, const Box& b);
 
-// True if every element of `inner` lies in `outer`. An empty box lies in every box of its rank.
+// Returns whether every element of `inner` lies in `outer`. An empty box lies in every box of its
+// rank.
 bool Contains(const Box& outer, const Box& inner);
 
-// "[0:4,8:16]", for messages and for keys of data files; "[]" for a scalar.
+// Returns "[0:4,8:16]", for messages and for keys of data files; "[]" for a scalar.
 std::string ToString(const Box& box);
 
-// "[4,8]"; "[]" for a scalar.
+// Returns "[4,8]"; "[]" for a scalar.
 std::string ShapeToString(const Shape& shape);
 
-// Inverse of ToString, and strict: no spaces, signs or leading zeros; begin <= end; at most
-// kMaxRank dims. nullopt for any other text.
+// Parses the output of ToString(box) strictly: no spaces, signs or leading zeros; begin <= end; at
+// most kMaxRank dims. Returns nullopt for any other text.
 std::optional<Box> ParseBox(std::string_view text);
 
-// Number of elements of a shape from an untrusted source. InvalidArgument: more than kMaxRank dims,
-// a negative extent, a product beyond int64 (extents of 0 do not hide an overflow of the others).
+// Returns the number of elements of a shape from an untrusted source. InvalidArgument: more than
+// kMaxRank dims, a negative extent, a product beyond int64 (extents of 0 do not hide an overflow of
+// the others).
 absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape);
 
-// The same in bytes.
+// CheckedElementCount() in bytes; InvalidArgument also if the bytes exceed int64.
 absl::StatusOr<int64_t> CheckedByteCount(const Shape& shape, int64_t element_bytes);
 
-// InvalidArgument unless the box has the rank of the shape, no negative numbers, and lies inside
-// the shape; empty boxes included. The message names the dim.
+// Returns InvalidArgument, naming the dim, unless the box, even an empty one, has the rank of the
+// shape, no negative numbers, and lies inside the shape.
 absl::Status CheckBoxInside(const Shape& global_shape, const Box& box);
 
 // Appends `box` without `hole` to `out`, as disjoint boxes, at most two per dim.
 void SubtractBox(const Box& box, const Box& hole, std::vector<Box>& out);
 
-// Boxes whose union is the elements [begin, end) of the row-major flattening of `local`, a box of a
-// logical tensor, in global coordinates. This converts a ZeRO rank's range of a flat buffer into
-// shards, without any communication.
+// Returns boxes, in global coordinates, whose union is the elements [begin, end) of the row-major
+// flattening of `local`, a box of a logical tensor. This converts a ZeRO rank's range of a flat
+// buffer into shards, without any communication.
 //
 // The boxes are disjoint, not empty, at most max(1, 2N - 1) for N dims, and in the order of the
 // range: each box is contiguous in the flat buffer and the next one begins where it ends. An empty

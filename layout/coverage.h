@@ -25,13 +25,14 @@ struct CoverageProblem {
   std::vector<int64_t> index;
 };
 
-// nullopt if every element of the tensor lies in exactly one box. Empty boxes are allowed. Replicas
-// count as overlaps: remove identical boxes first. Cost: O(n log n) for n boxes of a grid, of slabs
-// and of flat ranges; memory O(n).
+// Returns nullopt if every element of the tensor lies in exactly one box, otherwise a problem.
+// Empty boxes are allowed. Replicas count as overlaps: remove identical boxes first. Cost: O(n log
+// n) for n boxes of a grid, of slabs and of flat ranges; memory O(n).
 std::optional<CoverageProblem> FindCoverageProblem(const Shape& global_shape,
                                                    std::span<const Box> boxes);
 
-// "element [3,0] is in no shard", "element [0,4] is in shards 0 [0:4,0:8] and 2 [0:2,4:8]".
+// Returns "element [3,0] is in no shard" or "element [0,4] is in shards 0 [0:4,0:8] and 2
+// [0:2,4:8]".
 std::string ToString(const CoverageProblem& problem, std::span<const Box> boxes);
 
 }  // namespace tessera

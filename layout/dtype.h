@@ -29,7 +29,8 @@ enum class DType {
   kF8E5M2 = 15,
 };
 
-// Bytes of one element; 0 for kUnspecified and for a dtype that this version does not know.
+// Returns the bytes of one element; 0 for kUnspecified and for a dtype that this version does not
+// know.
 constexpr int64_t ElementSize(DType dtype) {
   switch (dtype) {
     case DType::kF64:
@@ -57,7 +58,8 @@ constexpr int64_t ElementSize(DType dtype) {
   return 0;
 }
 
-// As torch calls it: "float32", "bfloat16", "float8_e4m3fn"; "unknown" without an element size.
+// Returns torch's name: "float32", "bfloat16", "float8_e4m3fn"; "unknown" for a dtype without an
+// element size.
 constexpr std::string_view DTypeName(DType dtype) {
   switch (dtype) {
     case DType::kF64:

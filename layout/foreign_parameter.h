@@ -1,8 +1,8 @@
 #ifndef TESSERA_LAYOUT_FOREIGN_PARAMETER_H_
 #define TESSERA_LAYOUT_FOREIGN_PARAMETER_H_
 
-// Where the logical tensors of an architecture are in the parameters of another framework, which
-// transposes, fuses and stacks them.
+// The places of an architecture's logical tensors in the parameters of another framework, which may
+// transpose, fuse and stack them.
 
 #include <cstdint>
 #include <string>
@@ -31,23 +31,25 @@ struct ForeignParameter {
   std::string name;
   Shape shape;
   int tensor_parallel_dim = -1;  // -1: every rank has all of it
-  // Equal parts of that dim, of each of which a rank has its share: gate and up in one matrix.
+  // Number of equal parts of that dim, each of which is cut among the ranks: gate and up in one
+  // matrix.
   int64_t sections = 1;
-  // Files may have more rows (dim 0) than `shape`; the others are padding. A reader sets shape[0]
-  // to the number that it finds.
+  // Whether files may have more rows (dim 0) than `shape`; the rest is padding. A reader sets
+  // shape[0] to the number that it finds.
   bool padded = false;
   std::vector<ForeignBlock> blocks;
   std::vector<std::string> other_names;  // of copies, such as a tied head
 };
 
-// A parameter that is one logical tensor, whose shape is given. The dim is the parameter's.
+// Returns a parameter that is one logical tensor of this shape. The dim is the parameter's.
 ForeignParameter SameTensor(std::string name, std::string logical_name, Shape shape,
                             int tensor_parallel_dim = -1);
-// The same for a matrix that the framework has transposed.
+// Returns a parameter that is the transpose of one logical matrix of `rows` x `columns`. The dim is
+// the parameter's.
 ForeignParameter TransposedMatrix(std::string name, std::string logical_name, int64_t rows,
                                   int64_t columns, int tensor_parallel_dim = -1);
 
-// The parameters of equal shapes, one for each layer, as one with a leading dim of layers.
+// Joins parameters of equal shapes, one for each layer, into one with a leading dim of layers.
 ForeignParameter StackLayers(std::string name, const std::vector<ForeignParameter>& layers);
 
 }  // namespace tessera

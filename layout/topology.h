@@ -1,8 +1,8 @@
 #ifndef TESSERA_LAYOUT_TOPOLOGY_H_
 #define TESSERA_LAYOUT_TOPOLOGY_H_
 
-// The sizes of a run's parallel axes: how they are written and checked, where a rank stands on each
-// axis, and which layers a pipeline stage has. Shared by trainers, the tools and the manifest.
+// The sizes of a run's parallel axes, as text and checked; the position of a rank on each axis; and
+// the layers of a pipeline stage. Shared by trainers, the tools and the manifest.
 
 #include <cstdint>
 #include <string>
@@ -41,27 +41,29 @@ struct Topology {
   int stages() const { return pipeline * virtual_pipeline; }  // chunks of the whole pipeline
   int size(Axis axis) const;
 
-  // Preconditions: 0 <= rank < world_size(), or a coordinate inside the sizes.
+  // Converts between ranks and coordinates. Preconditions: 0 <= rank < world_size(), or a
+  // coordinate inside the sizes.
   Coordinate CoordinateOf(int rank) const;
   int RankOf(const Coordinate& coordinate) const;
-  // The ranks that differ from `rank` on this axis alone, itself included, in order of the axis.
+  // Returns `rank` and the ranks that differ from it on this axis alone, in order of the axis.
   std::vector<int> GroupOf(int rank, Axis axis) const;
 };
 
-// Number of virtual shards of a tensor-parallel layer: exact_tp_shards, or, in FAST numerics, where
-// that is 0, the tensor-parallel size.
+// Returns the number of virtual shards of a tensor-parallel layer: exact_tp_shards, or the
+// tensor-parallel size in FAST numerics, where exact_tp_shards is 0.
 inline int VirtualShards(const Topology& topology, int exact_tp_shards) {
   return exact_tp_shards > 0 ? exact_tp_shards : topology.tensor;
 }
 
-// "dp4_zero2_tp2_pp2_vpp2_sp": what is 1 or off is left out; "single" when nothing is left.
+// Returns "dp4_zero2_tp2_pp2_vpp2_sp": sizes of 1 and what is off are left out; "single" if nothing
+// is left.
 std::string ToString(const Topology& topology);
-// The inverse of ToString(); parts may be in any order. InvalidArgument, naming the part, if it is
-// unknown or comes twice.
+// Parses the output of ToString(), with parts in any order. InvalidArgument, naming the part, if it
+// is unknown or comes twice.
 absl::StatusOr<Topology> ParseTopology(std::string_view text);
 
-// Whether the sizes make sense by themselves. InvalidArgument: one sentence, which names the sizes
-// as Megatron-LM's settings do ("tensor_model_parallel_size").
+// Checks whether the sizes make sense by themselves. InvalidArgument: one sentence, which names the
+// sizes as Megatron-LM's settings do ("tensor_model_parallel_size").
 absl::Status ValidateSizes(const Topology& topology);
 
 // The layers [first, last), by global index, of one chunk, and whether it includes the parts before
@@ -78,11 +80,11 @@ struct ChunkLayers {
 // The only chunk of a pipeline without stages.
 constexpr ChunkLayers AllLayers(int64_t num_layers) { return {0, num_layers, true, true}; }
 
-// Chunk `chunk` of pipeline rank `pipeline` is virtual stage chunk * pipeline size + rank. The head
-// counts as `head_layers`: the last stage, which has it, gets that many layers fewer, but at least
-// one; the others get equal numbers, and the remaining layers go to those right before the last, so
-// that the first ranks, which hold the most activations, get them last. Preconditions: the topology
-// fits the model, and the chunk exists.
+// Returns the layers of chunk `chunk` of pipeline rank `pipeline`, which is virtual stage chunk *
+// pipeline size + rank. The head counts as `head_layers`: the last stage, which has it, gets that
+// many layers fewer, but at least one. The other stages get equal numbers. Remaining layers go to
+// the stages right before the last, so that the first ranks, which hold the most activations, get
+// them last. Preconditions: the topology fits the model, and the chunk exists.
 ChunkLayers LayersOfChunk(int64_t num_layers, int64_t head_layers, const Topology& topology,
                           int pipeline, int chunk);
 

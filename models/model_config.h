@@ -13,23 +13,24 @@
 
 namespace tessera {
 
-// Every named size, GPT-2 first, in rising order of each architecture.
+// Returns every named size, GPT-2 first, in rising order of each architecture.
 std::vector<std::string_view> ModelSizeNames();
 
-// Sets the unset fields of `config`, from its named size, then from the architecture's defaults,
-// and validates the result: a resolved config has every field that its architecture uses, and no
-// others. Idempotent. InvalidArgument: one sentence that names the field and its value.
+// Returns the resolved config: sets the unset fields of `config` from its named size, then from the
+// architecture's defaults, and validates the result. A resolved config has every field that its
+// architecture uses, and no others. Idempotent. InvalidArgument: one sentence that names the field
+// and its value.
 absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config);
 
-// "gpt2", or what an architecture is registered as: how manifests name it.
+// Returns the name in manifests: "gpt2", or the name under which an architecture is registered.
 std::string ArchitectureName(const ModelConfig& config);
 
-// Weights of the unsharded model, padding excluded, tied parameters once. Precondition (here and
-// below): resolved.
+// Returns the number of weights of the unsharded model, padding excluded, tied parameters once.
+// Precondition (here and below): a resolved config.
 int64_t ParameterCount(const ModelConfig& config);
 
-// The time that a model's head takes, in units of layers: by the weights in matrix products,
-// rounded.
+// Returns the time that a model's head takes, in units of layers: by the weights in matrix
+// products, rounded.
 int64_t HeadInLayers(const ModelConfig& config);
 
 // A trainable logical tensor of a model, whatever its sharding.
@@ -41,8 +42,8 @@ struct LogicalParameter {
   std::string tied_name;  // a second name of the same tensor, or empty
 };
 
-// All of a model, in its order. Nothing is allocated in proportion to their sizes. Precondition: a
-// resolved config.
+// Returns all logical parameters of a model, in its order. Allocates nothing in proportion to their
+// sizes. Precondition: a resolved config.
 std::vector<LogicalParameter> LogicalParameters(const ModelConfig& config);
 
 }  // namespace tessera

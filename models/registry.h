@@ -13,16 +13,16 @@
 
 namespace tessera {
 
-// Adds an architecture to those that come with Tessera, GPT-2 and Llama-3: configs name it
-// `architecture: OTHER other_architecture: "<name>"`, and nothing else has to know it. To be called
-// before other threads use a config, once for each; `architecture` must stay valid. CHECKs that its
-// name is new and its functions are given.
+// Adds an architecture to those that come with Tessera, GPT-2 and Llama-3. Configs name it
+// `architecture: OTHER other_architecture: "<name>"`; nothing else has to know it. Call once for
+// each architecture, before other threads use a config; `architecture` must stay valid. CHECKs that
+// its name is new and its functions are given.
 void RegisterArchitecture(const Architecture& architecture);
 
-// In the order of registration, those of Tessera first.
+// Returns all architectures in the order of registration, those of Tessera first.
 std::vector<const Architecture*> Architectures();
 
-// Null for a config that names none, or one that is not registered.
+// Returns the architecture of a config; null if it names none, or one that is not registered.
 const Architecture* FindArchitecture(const ModelConfig& config);
 
 // Builds the model that `config` (resolved or not) describes and allocates its parameters, which

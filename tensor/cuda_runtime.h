@@ -11,9 +11,10 @@
 
 namespace tessera {
 
-// GPUs that this process sees.
+// Returns the number of GPUs that this process sees.
 int CountCudaDevices();
-// The same; NotFound, with the driver's reason, if this process sees no GPU.
+// Returns the number of GPUs that this process sees; NotFound, with the driver's reason, if it is
+// zero.
 absl::StatusOr<int> FindCudaDevices();
 
 struct CudaDeviceInfo {
@@ -25,17 +26,18 @@ struct CudaDeviceInfo {
   std::string uuid;  // the same in every process, and of a part of a GPU (MIG) its own
 };
 absl::StatusOr<CudaDeviceInfo> DescribeCudaDevice(int device);
-// "NVIDIA H200, sm_90, 132 multiprocessors". cuBLASLt chooses algorithms by the number of
+// Returns "NVIDIA H200, sm_90, 132 multiprocessors". cuBLASLt chooses algorithms by the number of
 // multiprocessors, which differs between GPUs of one name and between the parts of one.
 std::string TypeOf(const CudaDeviceInfo& info);
 
 // Makes a GPU the current device of the calling thread.
 absl::Status UseCudaDevice(int device);
-// The major number of its compute capability: 9 is Hopper. 0 where there is no such device.
+// Returns the major number of a device's compute capability: 9 is Hopper. 0 if there is no such
+// device.
 int CudaComputeMajor(int device);
 
-// The calling thread's use of a GPU from now on, and its runtime. Memory comes from the device's
-// default pool, which keeps what is given back. NotFound where there is no such device.
+// Makes a GPU the current device of the calling thread, and returns its runtime. Memory comes from
+// the device's default pool, which keeps freed memory. NotFound if there is no such device.
 absl::StatusOr<std::unique_ptr<DeviceRuntime>> MakeCudaRuntime(int device);
 
 }  // namespace tessera

@@ -3,8 +3,8 @@
 
 // Streams, events and memory of a device as owning types.
 //
-// Nothing waits by itself: only the methods named Synchronize() do. Queuing work returns no error;
-// the first one is kept by the DeviceContext until the end of the step, see TakeError().
+// Only methods named Synchronize() and Drain() wait. Queuing work returns no error: the
+// DeviceContext keeps the first one until the end of the step, see TakeError().
 
 #include <cstdint>
 #include <functional>
@@ -22,7 +22,7 @@
 
 namespace tessera {
 
-// One device, its errors, and what its memory is used for. Outlives all that is made from it.
+// One device, its errors, and the uses of its memory. Outlives all that is made from it.
 // Thread-safe.
 class DeviceContext {
  public:
@@ -30,21 +30,22 @@ class DeviceContext {
 
   DeviceRuntime& runtime() { return *runtime_; }
 
-  // The first error since the last call, with what it was that could not be done.
+  // Returns the first error since the last call; its message says what could not be done.
   absl::Status TakeError() ABSL_LOCKS_EXCLUDED(mutex_);
   void KeepError(std::string_view what, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // `progress` makes progress on what the device's work depends on besides itself: other ranks. It
-  // is called repeatedly, on any thread, while a Synchronize() of this context's streams and events
-  // waits, and once when the wait has ended; an error ends the wait, and Synchronize() returns it.
-  // Null: none. Returns when no call of the previous function is in progress.
+  // Sets a function that makes progress on what the device's work depends on besides itself: other
+  // ranks. It is called repeatedly, on any thread, while a Synchronize() of this context's streams
+  // and events waits, and once when the wait has ended. An error from it ends the wait, and
+  // Synchronize() returns it. Null: no function. Returns when no call of the previous function is
+  // in progress.
   void SetProgress(std::function<absl::Status()> progress) ABSL_LOCKS_EXCLUDED(progress_mutex_);
   // Waits for an event that was recorded.
   absl::Status Await(DeviceRuntime::EventHandle event) ABSL_LOCKS_EXCLUDED(progress_mutex_);
 
-  // Adds to the bytes of one purpose.
+  // Adds to the bytes that are used for one purpose.
   void CountMemory(const std::string& purpose, int64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
-  // "300 bytes of weights, 20 bytes of activations": the largest first.
+  // Returns "300 bytes of weights, 20 bytes of activations", the largest first.
   std::string DescribeMemory() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -60,7 +61,7 @@ class DeviceContext {
 
 class Event;
 
-// A queue of work that runs in order. Move-only. Work that is queued when it is destroyed is done.
+// A queue of work that runs in order. Move-only. Work that is still queued at destruction is done.
 class Stream {
  public:
   static absl::StatusOr<Stream> Create(DeviceContext& context);
@@ -72,16 +73,16 @@ class Stream {
   // cudaStream_t for CUDA.
   DeviceRuntime::StreamHandle handle() const { return handle_; }
 
-  // Between any of device memory and pinned memory.
+  // Queues a copy between any of device memory and pinned memory.
   void Copy(const void* from, int64_t bytes, void* to);
-  // Sets device memory to zeros.
+  // Queues setting device memory to zeros.
   void Zero(void* memory, int64_t bytes);
-  // What is queued from now on runs after the event as last recorded. CHECKs that it was recorded:
-  // waiting for an event that is not would not wait.
+  // Makes work that is queued from now on run after the event as last recorded. CHECKs that it was
+  // recorded, since waiting for any other event would not wait.
   void Wait(const Event& event);
   // Waits until everything queued is done. Returns, once, the first error of the context.
   absl::Status Synchronize();
-  // The same, and returns only the error of the wait.
+  // Waits until everything queued is done. Returns only the error of the wait.
   absl::Status Drain();
 
  private:
@@ -103,7 +104,7 @@ class Event {
   DeviceRuntime::EventHandle handle() const { return handle_; }
   bool recorded() const { return recorded_; }
 
-  // The event becomes the end of what is queued on the stream now.
+  // Moves the event to the end of what is queued on the stream now.
   void Record(const Stream& stream);
   // Both CHECK that the event was recorded.
   absl::StatusOr<bool> IsDone() const;
@@ -118,12 +119,12 @@ class Event {
   bool recorded_ = false;
 };
 
-// Device memory in the order of a stream: it may be used by what is queued there after Allocate(),
-// and is given back after what is queued there when it is destroyed. Other streams wait for events.
-// Move-only; the stream outlives it.
+// Device memory in the order of a stream: work that is queued there after Allocate() may use it,
+// and it is freed after the work that is queued there at destruction. Other streams must wait for
+// events. Move-only; the stream outlives it.
 class DeviceBuffer {
  public:
-  // ResourceExhausted names `purpose`, and what the memory of the device is used for.
+  // ResourceExhausted names `purpose` and the uses of the device's memory.
   static absl::StatusOr<DeviceBuffer> Allocate(Stream& stream, int64_t bytes, std::string purpose);
   DeviceBuffer(DeviceBuffer&& other) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&&) = delete;
@@ -148,7 +149,7 @@ class DeviceBuffer {
 };
 
 // Host memory that the device copies to and from by itself. Move-only. Callers synchronize before
-// they destroy what is still being copied.
+// they destroy a buffer that is still being copied.
 class PinnedBuffer {
  public:
   static absl::StatusOr<PinnedBuffer> Allocate(DeviceContext& context, int64_t bytes);

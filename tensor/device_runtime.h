@@ -8,11 +8,11 @@
 
 namespace tessera {
 
-// What the types of device.h need of a device: streams, events and memory. Implementations: CUDA's
-// runtime library, and a fake one for tests whose streams run late.
+// The streams, events and memory of a device, as the types of device.h need them. Implementations:
+// CUDA's runtime library, and a fake one for tests whose streams run late.
 //
-// Work is queued: calls with a stream return before it is done, and report only that it could not
-// be queued. Thread-safe.
+// Calls with a stream queue work and return before it is done; their errors say only that it could
+// not be queued. Thread-safe.
 class DeviceRuntime {
  public:
   // cudaStream_t and cudaEvent_t for CUDA.
@@ -29,33 +29,33 @@ class DeviceRuntime {
   virtual absl::Status Select() { return absl::OkStatus(); }
 
   virtual absl::StatusOr<StreamHandle> CreateStream() = 0;
-  // Work that is queued is still done.
+  // Destroys a stream. Work that is queued is still done.
   virtual void DestroyStream(StreamHandle stream) = 0;
   virtual absl::Status SynchronizeStream(StreamHandle stream) = 0;
 
   virtual absl::StatusOr<EventHandle> CreateEvent() = 0;
   virtual void DestroyEvent(EventHandle event) = 0;
-  // The event becomes the end of what is queued on the stream now.
+  // Moves the event to the end of what is queued on the stream now.
   virtual absl::Status RecordEvent(EventHandle event, StreamHandle stream) = 0;
-  // What is queued on the stream from now on waits for the event as last recorded.
+  // Makes work that is queued on the stream from now on wait for the event as last recorded.
   virtual absl::Status WaitEvent(StreamHandle stream, EventHandle event) = 0;
   virtual absl::Status SynchronizeEvent(EventHandle event) = 0;
   virtual absl::StatusOr<bool> IsEventDone(EventHandle event) = 0;
 
-  // Device memory, for work that is queued on the stream after the call, until Free() is queued on
-  // it. ResourceExhausted if too little memory is left.
+  // Allocates device memory for work that is queued on the stream after the call and before Free().
+  // ResourceExhausted if too little memory is left.
   virtual absl::StatusOr<void*> Allocate(StreamHandle stream, int64_t bytes) = 0;
   virtual absl::Status Free(StreamHandle stream, void* memory) = 0;
-  // Host memory that copies run to and from without the host's help.
+  // Allocates host memory that copies run to and from without the host's help.
   virtual absl::StatusOr<void*> AllocatePinned(int64_t bytes) = 0;
   virtual void FreePinned(void* memory) = 0;
 
-  // Between any of device memory and pinned memory.
+  // Copies between any of device memory and pinned memory.
   virtual absl::Status Copy(StreamHandle stream, const void* from, int64_t bytes, void* to) = 0;
   // Sets device memory to zeros.
   virtual absl::Status Zero(StreamHandle stream, void* memory, int64_t bytes) = 0;
 
-  // Memory of the device at this moment, as all its processes use it.
+  // Returns the memory of the device at this moment, as all its processes use it.
   virtual absl::StatusOr<MemoryInfo> Memory() = 0;
 };
 

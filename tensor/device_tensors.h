@@ -7,10 +7,10 @@
 
 namespace tessera {
 
-// While it exists, Tensor(dtype, shape, device) can be made: memory in the order of `stream`, whose
-// purpose is the calling thread's memory category. AllocationScope in memory.h says what happens if
-// too little memory is left. A process has at most one DeviceTensors for each device; the stream
-// and the device's context outlive it and every tensor.
+// Makes Tensor(dtype, shape, device) work during its lifetime. Such memory is in the order of
+// `stream`, and its purpose is the calling thread's memory category. AllocationScope in memory.h
+// says what happens if too little memory is left. A process has at most one DeviceTensors for each
+// device; the stream and the device's context outlive it and every tensor.
 class DeviceTensors {
  public:
   DeviceTensors(Device device, Stream& stream);
@@ -22,7 +22,7 @@ class DeviceTensors {
   const Device device_;
 };
 
-// The memory of a GPU that has DeviceTensors; nothing if the driver does not say.
+// Returns the memory of a GPU that has DeviceTensors; zeros if the driver does not say.
 DeviceRuntime::MemoryInfo DeviceMemory(Device device);
 
 }  // namespace tessera

@@ -13,7 +13,7 @@
 namespace tessera {
 
 // Copies between ordinary host memory and a device, on one stream, through pinned memory of its
-// own. For what is small or rare: token ids, losses, weights at the start. Not thread-safe.
+// own. For small or rare data: token ids, losses, weights at the start. Not thread-safe.
 class HostCopies {
  public:
   struct Options {
@@ -28,10 +28,10 @@ class HostCopies {
   HostCopies(const HostCopies&) = delete;
   HostCopies& operator=(const HostCopies&) = delete;
 
-  // Queues a copy; `from` may be changed once it has returned. Waits only where every slot holds
-  // bytes that are still to be copied.
+  // Queues a copy; the caller may change `from` afterwards. Waits only if every slot holds bytes
+  // that are still to be copied.
   absl::Status ToDevice(const void* from, int64_t bytes, void* to);
-  // Waits for what is queued on the stream so far, and for the copy.
+  // Copies after the work that is queued on the stream so far, and waits for the copy.
   absl::Status ToHost(const void* from, int64_t bytes, void* to);
 
  private:

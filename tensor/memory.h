@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// The purpose of a buffer. A buffer belongs to the category that was current when it was allocated.
+// The purpose of a buffer: the category that was current when it was allocated.
 enum class MemoryCategory {
   kOther,
   kWeights,
@@ -23,9 +23,9 @@ enum class MemoryCategory {
   kWorkspace,
 };
 inline constexpr int kMemoryCategoryCount = 6;
-// "weights", say.
+// Returns a name such as "weights".
 std::string_view MemoryCategoryName(MemoryCategory category);
-// The category that the calling thread has now.
+// Returns the calling thread's current category.
 MemoryCategory CurrentMemoryCategory();
 
 // Sets this thread's category until the end of the scope. Scopes nest.
@@ -45,25 +45,25 @@ struct MemoryUse {
   int64_t peak_bytes = 0;  // since the start, or since the last ResetPeakMemory()
 };
 
-// Usage over all buffers, and of one category. Counts the requested sizes, without rounding to
-// pages. Thread-safe.
+// Returns the use of memory by all buffers, or by those of one category. Counts the requested
+// sizes, without rounding to pages. Thread-safe.
 MemoryUse TensorMemory();
 MemoryUse TensorMemory(MemoryCategory category);
 // Sets the peak to the live bytes.
 void ResetPeakMemory();
 
-// The memory that this process may still allocate without causing swapping or its own death: the
-// kernel's estimate (MemAvailable), or the limit of control groups where that is less.
+// Returns the memory that this process may still allocate without causing swapping or its own
+// death: the kernel's estimate (MemAvailable), or the room in control groups if it is less.
 int64_t AvailableHostMemory();
 
-// Host memory, zero-initialised, 4096-byte aligned; large buffers use huge pages and are touched
-// lazily. Counted until the last reference is released. A size of zero gives a valid pointer. If
-// memory runs out, the process ends with a message that gives the sizes.
+// Allocates host memory, zero-initialised and 4096-byte aligned; large buffers use huge pages and
+// are touched lazily. The memory is counted until the last reference is released. A size of zero
+// gives a valid pointer. If memory runs out, the process ends with a message that gives the sizes.
 std::shared_ptr<void> AllocateHostMemory(int64_t size_bytes);
 
-// In its scope, a GPU that has no memory left does not end the process: the calling thread's Tensor
-// is empty, and End() says why, before anything uses the tensor. Scopes nest: the innermost one
-// takes the error.
+// A scope in which a GPU without free memory does not end the process. Instead, the calling
+// thread's Tensor is empty, and End(), which must be called before the tensor is used, returns the
+// reason. Scopes nest: the innermost one takes the error.
 //
 //   AllocationScope allocations;
 //   Tensor x(DType::kF32, {rows, columns}, device);
@@ -86,13 +86,13 @@ class AllocationScope {
   absl::Status status_;
 };
 
-// Memory of a GPU, counted like host memory. If the GPU has none left: null in an AllocationScope;
-// elsewhere the process ends with a message that says what uses it. Precondition: SetDeviceMemory()
-// was called for the GPU.
+// Allocates memory of a GPU, counted like host memory. If the GPU has none left, returns null in an
+// AllocationScope; elsewhere the process ends with a message that says what uses the memory.
+// Precondition: SetDeviceMemory() was called for the GPU.
 std::shared_ptr<void> AllocateDeviceMemory(int device, int64_t size_bytes);
-// Allocates on one GPU. Thread-safe, and returns zeros. See device_tensors.h.
+// Allocates zeroed memory on one GPU. Thread-safe. See device_tensors.h.
 using DeviceAllocator = std::function<absl::StatusOr<std::shared_ptr<void>>(int64_t size_bytes)>;
-// How AllocateDeviceMemory() allocates on one GPU; null: not at all from now on.
+// Sets how AllocateDeviceMemory() allocates on one GPU; null: no longer.
 void SetDeviceMemory(int device, DeviceAllocator allocate);
 
 }  // namespace tessera

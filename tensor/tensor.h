@@ -20,8 +20,8 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-// A strided view of memory that another object owns. Cheap to copy. It does not express const-ness:
-// every operation documents which operands it writes.
+// A strided view of memory that another object owns. Cheap to copy. The view does not express
+// const-ness: every operation documents which operands it writes.
 class TensorView {
  public:
   TensorView() = default;
@@ -45,9 +45,9 @@ class TensorView {
   bool contiguous() const;
   bool empty() const { return data_ == nullptr; }  // no tensor (an omitted optional operand)
 
-  // Elements [begin, end) of one dim.
+  // Returns the view of elements [begin, end) of one dim.
   TensorView Slice(int dim, int64_t begin, int64_t end) const;
-  // Precondition: contiguous, same number of elements.
+  // Returns the same memory with another shape. Precondition: contiguous, same number of elements.
   TensorView Reshape(Shape shape) const;
   // Swaps two dims; moves no data.
   TensorView Transpose(int dim0, int dim1) const;
@@ -59,13 +59,13 @@ class TensorView {
   std::vector<int64_t> strides_;
 };
 
-// Called with memory right before an update overwrites it, so that the callee can wait for pending
-// reads of it. Null if there are no such reads.
+// A function that is called with memory right before an update overwrites it, to wait for pending
+// reads of the memory. Null if there are no such reads.
 using BeforeOverwrite = std::function<void(const TensorView& memory)>;
 
-// Owning, contiguous, zero-initialised; aligned to 4096 bytes on the host, to 256 on a GPU.
-// Move-only. Memory is counted: see memory.h. That of a GPU is in the order of its compute stream,
-// see device_tensors.h; the host cannot access it.
+// An owning, contiguous tensor, zero-initialised; aligned to 4096 bytes on the host, to 256 on a
+// GPU. Move-only. The memory is counted, see memory.h. GPU memory is in the order of the GPU's
+// compute stream, see device_tensors.h; the host cannot access it.
 class Tensor {
  public:
   Tensor() = default;

@@ -9,13 +9,13 @@
 
 namespace tessera {
 
-// One id per byte, and 256 for end of text: 257 ids. Lossless for any bytes. Stored as an llm.c
-// tokenizer file.
+// A tokenizer with one id per byte, and 256 for end of text: 257 ids. Lossless for any bytes.
+// Stored as an llm.c tokenizer file.
 class ByteTokenizer : public Tokenizer {
  public:
   static constexpr int64_t kVocabSize = 257;
 
-  // True when `tokenizer` has exactly the ids of a ByteTokenizer.
+  // Returns whether `tokenizer` has exactly the ids of a ByteTokenizer.
   static bool Matches(const Tokenizer& tokenizer);
 
   std::string_view kind() const override { return "byte"; }

@@ -18,11 +18,11 @@
 
 namespace tessera {
 
-// Can only decode: the file does not specify how text is split into tokens.
+// A tokenizer that can only decode, since the file does not specify how text is split into tokens.
 class LlmcTokenizer : public Tokenizer {
  public:
-  // `path` is used in messages. In version 1, which exists for GPT-2's vocabulary only, the last id
-  // is the end of text. Errors: DataLoss with file, offset, expected and found.
+  // Parses a file. `path` is used in messages. In version 1, which exists for GPT-2's vocabulary
+  // only, the last id is the end of text. Errors: DataLoss with file, offset, expected and found.
   static absl::StatusOr<std::unique_ptr<LlmcTokenizer>> Parse(const std::string& path,
                                                               std::string_view contents);
 
@@ -38,13 +38,13 @@ class LlmcTokenizer : public Tokenizer {
   int32_t end_of_text_ = 0;
 };
 
-// True when the contents begin with the magic number.
+// Returns whether the contents begin with the magic number.
 bool IsLlmcTokenizerFile(std::string_view contents);
 
 inline constexpr char kLlmcTokenizerName[] = "tokenizer.bin";
 
-// A file of version 2. Errors: InvalidArgument when a token is longer than 255 bytes; an empty one,
-// which llm.c refuses, is written as U+FFFD.
+// Returns a file of version 2. An empty token, which llm.c refuses, is written as U+FFFD. Errors:
+// InvalidArgument if a token is longer than 255 bytes.
 absl::StatusOr<std::string> LlmcTokenizerFile(const Tokenizer& tokenizer);
 
 }  // namespace tessera

@@ -27,48 +27,50 @@ struct TokenizerFile {
   std::string contents;
 };
 
-// Text to token ids and back. Thread-safe.
+// Converts text to token ids and back. Thread-safe.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // "byte", "sentencepiece", "llm.c" or "bpe".
+  // Returns "byte", "sentencepiece", "llm.c" or "bpe".
   virtual std::string_view kind() const = 0;
-  // One more than the largest id.
+  // Returns one more than the largest id.
   virtual int64_t vocab_size() const = 0;
-  // Precedes each document in the training data; also the prompt for text "from nothing".
+  // Returns the token that precedes each document in the training data, and is the prompt for text
+  // "from nothing".
   virtual int32_t end_of_text() const = 0;
-  // The token that the tokenizer's own files put before every text, if any. Encoding does not add
-  // it.
+  // Returns the token that the tokenizer's own files put before every text, if any. Encoding does
+  // not add it.
   virtual std::optional<int32_t> begin_of_text() const { return std::nullopt; }
-  // The tokens that ordinary text does not produce.
+  // Returns the tokens that ordinary text does not produce.
   virtual std::vector<SpecialToken> special_tokens() const { return {}; }
 
-  // Special tokens are not recognised: the same characters are ordinary text. Unimplemented where
-  // the tokenizer can only decode.
+  // Encodes a text. Special tokens are not recognised: their characters are ordinary text.
+  // Unimplemented if the tokenizer can only decode.
   virtual absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const = 0;
-  // Encodes special tokens as their ids.
+  // Encodes a text, and special tokens in it as their ids.
   virtual absl::StatusOr<std::vector<int32_t>> EncodeWithSpecialTokens(
       std::string_view text) const {
     return Encode(text);
   }
-  // How many bytes of `text`, which will continue, may be encoded on their own, so that their ids
-  // and the rest's ids are the ids of the whole. 0 if more of the text must be known first.
+  // Returns how many bytes of `text`, which will continue, may be encoded on their own, so that
+  // their ids and the rest's ids are the ids of the whole. 0 if more of the text must be known
+  // first.
   virtual size_t EncodablePrefix(std::string_view text) const;
 
-  // The bytes that one id stands for; empty where no token has this id.
+  // Returns the bytes for which one id stands; empty if no token has this id.
   virtual std::string_view TokenText(int32_t id) const = 0;
-  // The files from which the same tokenizer can be loaded.
+  // Returns the files from which the same tokenizer can be loaded.
   virtual std::vector<TokenizerFile> Files() const = 0;
 
-  // The bytes of all ids, joined; may begin or end in the middle of a character. Without the space
-  // that encoding may have put before a text. Errors: InvalidArgument naming the position of an id
-  // that is not in [0, vocab_size).
+  // Returns the bytes of all ids, joined, without the space that encoding may have put before a
+  // text. The result may begin or end in the middle of a character. Errors: InvalidArgument, naming
+  // the position of an id that is not in [0, vocab_size).
   virtual absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const;
 };
 
-// The length of the longest prefix of a text that ends after a line or, where no line ends, between
-// two characters. Positive unless the text is empty.
+// Returns the length of the longest prefix of a text that ends after a line or, if no line ends,
+// between two characters. Positive unless the text is empty.
 size_t LastCut(std::string_view text);
 
 }  // namespace tessera

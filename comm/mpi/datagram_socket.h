@@ -26,7 +26,8 @@ class DatagramSocket {
     friend bool operator==(const Endpoint&, const Endpoint&) = default;
   };
 
-  // With `hear_refusals`, NextRefusal() reports datagrams that were sent to closed ports.
+  // Opens a socket. With `hear_refusals`, NextRefusal() reports datagrams that were sent to closed
+  // ports.
   static absl::StatusOr<std::unique_ptr<DatagramSocket>> Open(bool hear_refusals);
   ~DatagramSocket();
   DatagramSocket(const DatagramSocket&) = delete;
@@ -35,12 +36,12 @@ class DatagramSocket {
   int fd() const { return fd_; }  // for poll()
   uint16_t port() const { return port_; }
 
-  // Best effort: a datagram that cannot be sent is dropped, as it could be in transit.
+  // Sends a datagram. Best effort: one that cannot be sent is dropped, as it could be in transit.
   void Send(const void* data, size_t bytes, const Endpoint& to) const;
   // Returns the number of bytes received; negative if no datagram is there.
   ssize_t Receive(void* data, size_t bytes, Endpoint* from) const;
-  // A destination of an earlier datagram whose machine answered that the port is closed; nullopt
-  // when there are no more.
+  // Returns the next destination of an earlier datagram whose machine answered that the port is
+  // closed; nullopt if there are no more.
   std::optional<Endpoint> NextRefusal() const;
 
  private:

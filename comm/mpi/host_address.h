@@ -12,18 +12,18 @@ namespace tessera {
 using HostAddress = std::array<uint8_t, 16>;
 inline constexpr int kIpv4PrefixBytes = 12;  // ::ffff:
 
-// The loopback addresses of both families.
+// Returns the loopback addresses of both families.
 std::vector<HostAddress> LoopbackAddresses();
 
-// The addresses of this machine's interfaces that other machines may reach: interfaces that are up,
+// Returns the addresses at which other machines may reach this one: of interfaces that are up,
 // without loopback and without IPv6 link-local addresses, which mean nothing without an interface.
-// At most `max_per_family` of IPv4, then as many of IPv6.
+// At most `max_per_family` of IPv4, then at most as many of IPv6.
 std::vector<HostAddress> OwnAddresses(int max_per_family);
 
-// The addresses, among those of a process on another machine, at which it may be reached. Addresses
+// Returns those addresses of a process on another machine at which it may be reached. Addresses
 // that this machine has as well are left out (container bridges have the same address on every
-// machine); those of networks that are likely to be shared, with the longest common prefix, come
-// first.
+// machine). Addresses with the longest prefix in common with one of `ours` come first, because
+// their networks are likely to be shared.
 std::vector<HostAddress> AddressesToTry(std::span<const HostAddress> theirs,
                                         std::span<const HostAddress> ours);
 

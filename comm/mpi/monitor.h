@@ -54,15 +54,15 @@ class Monitor {
   ~Monitor();
 
   const MonitorAddress& address() const { return address_; }
-  // Until Stop() or the destructor, the monitor's thread may call `activity`.
+  // Starts the monitor's thread, which may call `activity` until Stop() or the destructor.
   void Start(int rank, std::vector<MonitorAddress> peers, uint64_t secret,
              std::function<PeerState()> activity);
   void Stop();
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  // The best known failure: a cause before a symptom, then the lowest rank.
+  // Returns the best known failure: a cause before a symptom, then the lowest rank.
   Failure failure() const;
-  // Reports this rank's own failure; ignored when some failure is known already.
+  // Reports this rank's own failure; ignored if some failure is known already.
   void Fail(Failure failure);
 
   std::vector<PeerState> Ask(std::span<const int> ranks);
@@ -96,14 +96,14 @@ class Monitor {
   void SpreadFailure();
   void CheckWatch();
   std::vector<Path> MakePaths(const MonitorAddress& peer) const;
-  // Sends by the paths that have answered, or by all of them where none has yet.
+  // Sends by the paths that have answered, or by all of them if none has yet.
   void SendTo(int rank, Packet& packet, const DatagramSocket& socket) const;
   void NoteAnswer(const Packet& packet);
   bool IsGone(int rank, const DatagramSocket::Endpoint& refused) const;
   void CollectAnswers(const DatagramSocket& socket, std::span<const int> ranks,
                       std::vector<Question>* questions);
   std::vector<int> Guardians(int rank) const;
-  // Whether that rank's process state can be read on this machine.
+  // Returns whether that rank's process state can be read on this machine.
   bool SameMachine(int rank) const;
   std::string Describe(int rank) const;
   PeerState Missing(int rank, bool gone, const std::optional<std::string>& last) const;
@@ -117,7 +117,7 @@ class Monitor {
   std::thread thread_;
   std::atomic<bool> started_ = false, stop_ = false, failed_ = false;
 
-  // Used by the monitor's thread only: the next rank to query, and the number of rounds done.
+  // The next rank to query, and the number of rounds done. Used by the monitor's thread only.
   int introduced_ = 0, introductions_ = 0;
   Clock::time_point next_introduction_;
 
@@ -125,7 +125,7 @@ class Monitor {
   std::vector<std::vector<Path>> paths_ ABSL_GUARDED_BY(mutex_);  // by rank
   Failure failure_ ABSL_GUARDED_BY(mutex_);
   int spreads_left_ ABSL_GUARDED_BY(mutex_) = 0;
-  // By rank, for the ranks that report here.
+  // Last reports by rank, of the ranks that report here.
   std::vector<LastReport> reports_ ABSL_GUARDED_BY(mutex_);
   std::optional<Clock::time_point> watch_until_ ABSL_GUARDED_BY(mutex_);
   std::string watch_message_ ABSL_GUARDED_BY(mutex_);

@@ -12,18 +12,18 @@
 
 namespace tessera {
 
-// Messages are nonblocking MPI sends and receives on one MPI communicator: groups are told apart by
-// tags, so that splitting a group can time out like any other operation. MPI must provide
-// MPI_THREAD_SERIALIZED: the endpoint serializes its calls.
+// A transport whose messages are nonblocking MPI sends and receives on one MPI communicator. Groups
+// are told apart by tags, so that splitting a group can time out like any other operation. MPI must
+// provide MPI_THREAD_SERIALIZED: the endpoint serializes its calls.
 //
 // MPI cannot be made to release memory: a send that has begun, and a receive that has matched a
 // message, continue whenever any call makes MPI progress. Therefore this transport makes no more
 // MPI calls once such a message has been withdrawn, which happens only in a world that has failed:
-// nothing is delivered into memory that its owner has released. (An adapter that writes to memory
-// by itself may still do so in the seconds before the process ends.)
+// nothing is delivered into memory that its owner has released. (A network adapter that writes to
+// memory by itself may still do so in the seconds before the process ends.)
 class MpiTransport final : public Transport {
  public:
-  // Both must outlive it.
+  // `comm` and `monitor` must outlive the transport.
   MpiTransport(MPI_Comm comm, Monitor* monitor, int64_t part_bytes);
 
   int rank() const override { return rank_; }
@@ -45,7 +45,7 @@ class MpiTransport final : public Transport {
     Transfer* transfer = nullptr;
     int bytes = 0;
   };
-  // Cancels a request; returns false where MPI still uses its memory.
+  // Cancels a request; returns false if MPI still uses its memory.
   bool TakeBack(MPI_Request* request, bool is_send);
   void Finish(const Part& part, const MPI_Status& status, int error);
 

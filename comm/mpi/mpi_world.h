@@ -25,11 +25,10 @@ class MpiWorld {
   Communicator& world();
 
   // Ends this process's part in the run and returns the exit code of a successful run. Every rank
-  // calls it, and must hold no other communicator. With an error, or when another rank fails, it
-  // ends the process instead, with exit code 2 for InvalidArgument and 1 otherwise. Of the ranks
-  // that failed, one prints "rank 2: MESSAGE" (the lowest rank whose error was its own), and the
-  // job is aborted. In that case it takes no longer than a few seconds, whatever state the other
-  // processes are in.
+  // calls Finish(), and must hold no other communicator. With an error, or if another rank fails,
+  // it ends the process instead, with exit code 2 for InvalidArgument and 1 otherwise: the lowest
+  // rank whose error was its own prints "rank 2: MESSAGE", and the job is aborted. A failed run
+  // ends within a few seconds, whatever state the other processes are in.
   int Finish(const absl::Status& status);
 
  private:
@@ -38,7 +37,7 @@ class MpiWorld {
   const std::unique_ptr<Impl> impl_;
 };
 
-// main() of a rank: creates the world, runs `rank_main`, and finishes. Returns the exit code.
+// The main() of a rank: creates the world, runs `rank_main`, and finishes. Returns the exit code.
 int RunMpiRank(CommOptions options, const std::function<absl::Status(Communicator&)>& rank_main);
 
 }  // namespace tessera

@@ -9,14 +9,14 @@
 
 namespace tessera {
 
-// Adds on the device what NCCL has moved: ReduceInTreeOrder() over device memory.
+// Reduces on the device the data that NCCL has moved: ReduceInTreeOrder() over device memory.
 class DeviceReducer {
  public:
   virtual ~DeviceReducer() = default;
 
-  // Queues output[i] = the reduction over inputs[0][i], inputs[1][i], ... in the order that
-  // ReduceOp promises. `output` may be one of the inputs; no other overlap. Errors are kept by the
-  // stream's context.
+  // Queues setting output[i] to the reduction over inputs[0][i], inputs[1][i], ... in the order
+  // that ReduceOp promises. `output` may be one of the inputs; no other overlap. The stream's
+  // context keeps errors.
   virtual void Reduce(Stream& stream, ReduceOp op, CommType type,
                       std::span<const void* const> inputs, void* output, int64_t elements) = 0;
 };

@@ -37,10 +37,10 @@ class NcclApi {
   virtual ~NcclApi() = default;
 
   virtual Result GetUniqueId(UniqueId* id) = 0;
-  // Returns before the communicator is complete.
+  // Begins to create a communicator; returns before it is complete.
   virtual Result CommInitRank(Comm* comm, int ranks, const UniqueId& id, int rank) = 0;
-  // Collective over `parent`. color < 0: this rank gets no communicator. *child is valid once
-  // AsyncError() of the parent is no longer kInProgress.
+  // Splits `parent`; every rank of it calls. A rank with color < 0 gets no communicator. *child is
+  // valid once AsyncError() of the parent is no longer kInProgress.
   virtual Result CommSplit(Comm parent, int color, int key, Comm* child) = 0;
   virtual Result CommDestroy(Comm comm) = 0;
   // Ends the kernels of the communicator that are running or queued, and destroys it.
@@ -53,13 +53,13 @@ class NcclApi {
   virtual Result GroupEnd() = 0;
   virtual Result Send(const void* data, size_t bytes, int peer, Comm comm, StreamHandle stream) = 0;
   virtual Result Receive(void* data, size_t bytes, int peer, Comm comm, StreamHandle stream) = 0;
-  // `send` may be piece rank() of `receive`. `bytes`: of one piece.
+  // Gathers pieces of `bytes` each. `send` may be piece rank() of `receive`.
   virtual Result AllGather(const void* send, void* receive, size_t bytes, Comm comm,
                            StreamHandle stream) = 0;
   virtual Result Broadcast(void* data, size_t bytes, int root, Comm comm, StreamHandle stream) = 0;
 
   virtual std::string ErrorString(Result result) = 0;
-  // Details of the communicator's last error; may be empty.
+  // Returns details of the communicator's last error; may be empty.
   virtual std::string LastError(Comm comm) = 0;
 };
 

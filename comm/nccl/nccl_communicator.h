@@ -16,7 +16,7 @@ namespace tessera {
 class NcclCommunicator final : public Communicator {
  public:
   // `lane` has a communicator of the group's ranks, or none in a group of one rank. `shared` must
-  // outlive it.
+  // outlive this object.
   NcclCommunicator(Endpoint* endpoint, CommGroup group, NcclRank& shared,
                    std::unique_ptr<NcclLane> lane)
       : Communicator(endpoint, std::move(group)), shared_(shared), lane_(std::move(lane)) {}
@@ -36,7 +36,7 @@ class NcclCommunicator final : public Communicator {
  private:
   NcclRank& shared_;
   const std::unique_ptr<NcclLane> lane_;
-  // For messages, by the peer's group rank.
+  // Lanes of messages, by the peer's group rank.
   std::map<int, std::unique_ptr<NcclLane>> incoming_, outgoing_;
 };
 

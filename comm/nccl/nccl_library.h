@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// What the library agrees on with its callers, as in NCCL's own header.
+// Declarations of the library's binary interface, as in NCCL's own header.
 namespace nccl_abi {
 
 // ncclConfig_t as of NCCL 2.18. Later versions read only as many bytes as `size` says.
@@ -42,9 +42,9 @@ inline constexpr int kMinVersion = 21800;  // the first with ncclCommSplit
 // FailedPrecondition for a version before 2.18 and for a library without the needed functions.
 absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(std::span<const std::string> places);
 
-// $TESSERA_NCCL alone where it is set. Else the dynamic linker's own search, the CUDA toolkit
-// ($CUDA_HOME, /usr/local/cuda), and the nvidia-nccl packages of PyTorch in the active virtual
-// environment and in Python's system-wide and per-user folders.
+// Returns the places to look for NCCL: $TESSERA_NCCL alone if it is set. Otherwise the dynamic
+// linker's own search, the CUDA toolkit ($CUDA_HOME, /usr/local/cuda), and the nvidia-nccl packages
+// of PyTorch, as LibraryPlaces() lists them.
 std::vector<std::string> NcclPlaces();
 
 }  // namespace tessera

@@ -22,7 +22,7 @@ namespace tessera {
 
 class NcclLane;
 
-// What the operations of one rank share. Thread-safe.
+// State shared by the operations of one rank. Thread-safe.
 class NcclRank {
  public:
   NcclRank(NcclApi& api, Stream& compute, DeviceReducer& reducer)
@@ -32,9 +32,9 @@ class NcclRank {
   Stream& compute() { return compute_; }
   DeviceReducer& reducer() { return reducer_; }
 
-  // A new id for communicators of several ranks.
+  // Returns a new id for communicators of several ranks.
   absl::StatusOr<NcclApi::UniqueId> NewId();
-  // Aborts every lane, those that are created later too.
+  // Aborts every lane, and those that are created later, too.
   void AbortAll() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -62,7 +62,7 @@ class NcclLane {
   NcclLane& operator=(const NcclLane&) = delete;
 
   Stream& stream() { return stream_; }
-  // As given to Connect().
+  // The id given to Connect().
   const NcclApi::UniqueId& id() const { return id_; }
 
   // Begins to connect the ranks.
@@ -70,14 +70,14 @@ class NcclLane {
   // Takes a communicator that CommSplit() has created.
   void Adopt(NcclApi::Comm comm);
 
-  // The order in which operations are queued: an operation takes a place, is queued when it is
-  // next, and passes.
+  // The order in which operations are queued: an operation takes a place, is queued when its place
+  // is next, and passes.
   uint64_t TakePlace() { return places_++; }
   bool IsNext(uint64_t place) const { return place == next_; }
   void Pass() { ++next_; }
 
-  // Whether the communicator takes another call: nothing is in progress. The communicator's
-  // asynchronous error: Unavailable where a peer or the network is the reason, else Internal.
+  // Returns whether the communicator takes another call, since nothing is in progress; or its
+  // asynchronous error: Unavailable if a peer or the network is the reason, otherwise Internal.
   absl::StatusOr<bool> IsSettled() ABSL_LOCKS_EXCLUDED(mutex_);
   // Calls NCCL with the communicator, which must be settled.
   absl::Status Call(const std::function<NcclApi::Result(NcclApi&, NcclApi::Comm)>& call)
@@ -99,7 +99,7 @@ class NcclLane {
 };
 
 // An operation on device memory: steps that are queued, in the order of the lane's places, behind
-// what the compute stream held when the operation was started.
+// the work that the compute stream held when the operation was started.
 //
 // Each step makes at most one call of NCCL. The next one follows when the communicator has settled,
 // because only then has the call been queued. The operation has ended when an event behind the last
@@ -120,9 +120,10 @@ class NcclTask : public Task {
 
   // Called once, at the start.
   virtual absl::Status Begin() = 0;
-  // Called after Begin() until Enter() has been called. True if the operation has ended without it.
+  // Called after Begin() until Enter() has been called. Returns true if the operation has ended
+  // without steps.
   virtual absl::StatusOr<bool> Agree() { return false; }
-  // Called once the steps have ended on the device. True when nothing is left to do.
+  // Called once the steps have ended on the device. Returns true when nothing is left to do.
   virtual bool Finish() { return true; }
 
   void Enter(NcclLane* lane, uint64_t place) {
@@ -130,14 +131,14 @@ class NcclTask : public Task {
     place_ = place;
   }
   void AddStep(Step step) { steps_.push_back(std::move(step)); }
-  // What the compute stream holds now comes before the operation.
+  // Makes the operation run after the work that the compute stream holds now.
   absl::Status FollowCompute();
   NcclRank& shared() { return shared_; }
   NcclLane* lane() { return lane_; }
 
  private:
   absl::StatusOr<bool> TryAdvance();
-  // True once every step has been queued.
+  // Queues steps; returns true once every step has been queued.
   absl::StatusOr<bool> Queue();
 
   NcclRank& shared_;

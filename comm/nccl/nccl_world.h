@@ -16,8 +16,8 @@ namespace tessera {
 //   auto nccl = NcclWorld::Create(host, *api, compute, reducer);
 //   (*nccl)->world().AllReduce(device_buffer, ReduceOp::kSum);
 //
-// Operations on byte strings, barriers, the agreement on splits, deadlines, diagnostics and Abort()
-// are the host world's. Everything else is queued on streams of the device:
+// The host world does operations on byte strings, barriers, the agreement on splits, deadlines,
+// diagnostics and Abort(). Everything else is queued on streams of the device:
 // - A Start method records an event on the compute stream. The operation runs on its communicator's
 //   own stream after that event.
 // - Wait() returns once the operation has ended on the device, so that work queued afterwards on
@@ -26,24 +26,24 @@ namespace tessera {
 // - Follow() returns once the operation has been queued and the compute stream waits for its event.
 //   From then on, every Synchronize() of the device (device.h) polls the operation as Wait() does,
 //   and ends with its error.
-// - NCCL moves bytes; `reducer` adds them in the fixed tree order of ReduceOp. So results have the
-//   bits of every other implementation.
+// - NCCL moves bytes; `reducer` adds them in the fixed tree order of ReduceOp, so results have the
+//   same bits as in every other implementation.
 // - Messages: the two ranks first agree on the host that both sides have been started, then the
 //   message moves on a communicator and a stream of its own for this pair and direction, which is
 //   created at the first message. Messages therefore never wait behind collective operations, nor
 //   messages with one tag behind those with another.
 //
-// Failures: when a wait fails, or the host world does, a watchdog aborts every NCCL communicator of
-// this rank, so that no kernel waits for a missing rank. Sizes that differ between ranks, which
-// NCCL does not detect, are found for messages only.
+// Failures: when a wait or the host world fails, a watchdog aborts every NCCL communicator of this
+// rank, so that no kernel waits for a missing rank. Sizes that differ between ranks are detected
+// for messages only, since NCCL does not check them.
 //
 // Memory: a reduction uses up to 16 MiB a rank for received pieces.
 // Threads: as any Communicator. A thread that drives an operation leaves the device selected.
 class NcclWorld {
  public:
-  // Every rank of `host` calls it; returns before NCCL has connected the ranks, which the first
-  // operation waits for. All arguments must outlive the world. `host` is a world of threads/ or
-  // mpi/.
+  // Creates the world; every rank of `host` calls. Returns before NCCL has connected the ranks; the
+  // first operation waits for that. `host` is a world of threads/ or mpi/. All arguments must
+  // outlive the world.
   static absl::StatusOr<std::unique_ptr<NcclWorld>> Create(Communicator& host, NcclApi& api,
                                                            Stream& compute, DeviceReducer& reducer);
   // Communicators that were split from the world must be destroyed before it.

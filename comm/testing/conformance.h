@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// The contract of every implementation of Communicator, for any number of ranks: each case is
-// called by all ranks of a world and returns an error where the contract is broken. Results are
+// A test case of the contract of every implementation of Communicator, for any number of ranks. All
+// ranks of a world call `run`, which returns an error if the contract is broken. Results are
 // compared bit for bit with naive oracles.
 struct ConformanceCase {
   std::string name;  // CamelCase

@@ -33,11 +33,11 @@ class ThreadWorld {
   ThreadWorld& operator=(const ThreadWorld&) = delete;
 
   // Calls `rank_main` on a thread for each rank and returns when all have returned. The first rank
-  // that returns an error ends the waits of all others with it. Returns that error, "rank 2: "
-  // before its message; OK when every rank returned OK. Each call is a new world.
+  // that returns an error ends the waits of all others with it. Returns the error, with "rank 2: "
+  // before its message, or OK if every rank returned OK. Each call is a new world.
   absl::Status Run(const std::function<absl::Status(Communicator&)>& rank_main);
 
-  // The status that each rank returned from the last Run().
+  // Returns the status of each rank in the last Run().
   const std::vector<absl::Status>& statuses() const { return statuses_; }
 
  private:
@@ -62,7 +62,7 @@ class ThreadHub {
     Endpoint* endpoint = nullptr;  // null before the rank starts and after it has returned
     bool returned = false;
   };
-  // Source, destination, match.
+  // The source, destination and match of a message.
   using Route = std::tuple<int, int, uint32_t>;
   struct Waiting {
     std::deque<Transfer*> sends, receives;  // one of them is empty
@@ -74,19 +74,19 @@ class ThreadHub {
   mutable Mutex mutex_;
   std::vector<Rank> ranks_ ABSL_GUARDED_BY(mutex_);
   std::map<Route, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
-  // Both sides of copies in progress, outside the mutex.
+  // Both sides of copies in progress, which run without the mutex.
   std::vector<Transfer*> copying_ ABSL_GUARDED_BY(mutex_);
   CondVar copied_;
   std::atomic<bool> failed_ = false;
   Failure failure_ ABSL_GUARDED_BY(mutex_);
 };
 
-// One rank's side.
+// The transport of one rank.
 class ThreadTransport final : public Transport {
  public:
   ThreadTransport(ThreadHub* hub, int rank) : hub_(hub), rank_(rank) {}
 
-  // Between these two calls, other ranks may query the activity of this one.
+  // Begin and end the time in which other ranks may query the activity of this one.
   void Enter(Endpoint* endpoint);
   void Leave();
 

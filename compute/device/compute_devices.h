@@ -18,17 +18,19 @@ class ComputeDevices {
  public:
   virtual ~ComputeDevices() = default;
 
-  // A name of each GPU that this process sees, the same in all processes that see it. At least one.
+  // Returns a name of each GPU that this process sees, at least one. A GPU has the same name in all
+  // processes that see it.
   virtual absl::StatusOr<std::vector<std::string>> Find() = 0;
 
-  // Opens GPU `index` of these, which becomes the current device of the calling thread. Products of
-  // fp32 operands have the bits of processors in EXACT numerics with `exact_products`.
+  // Opens GPU `index` of Find(), which becomes the current device of the calling thread. With
+  // `exact_products`, products of fp32 operands have the bits that processors compute in EXACT
+  // numerics.
   virtual absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index, bool exact_products) = 0;
 
-  // What the bits of its results depend on.
+  // Returns what the bits of the device's results depend on.
   virtual NumericsFingerprint Numerics(TrainingDevice& device) = 0;
 
-  // NCCL for a rank. `device` and this object outlive it.
+  // Opens NCCL for a rank. `device` and this object must outlive it.
   virtual absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(TrainingDevice& device) = 0;
 };
 

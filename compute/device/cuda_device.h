@@ -12,22 +12,22 @@ namespace tessera {
 struct CudaDeviceOptions {
   // Products of fp32 operands are computed in TF32.
   bool allow_tf32 = false;
-  // They are a kernel of ours (kernels/cuda/device_backend.h).
+  // Products of fp32 operands are a kernel of ours (kernels/cuda/device_backend.h).
   bool exact_products = false;
 };
 
-// GPUs that this process sees. 0 in a program that was built without CUDA.
+// Returns the number of GPUs that this process sees; 0 in a program that was built without CUDA.
 int CudaDeviceCount();
 
-// Opens GPU `index`, which becomes the current device of the calling thread, and cuBLASLt. Other
-// threads Select() it by the context's runtime before they use what was made from it.
+// Opens cuBLASLt and GPU `index`, which becomes the current device of the calling thread. Other
+// threads call Select() of the context's runtime before they use objects made from the device.
 //
-// Errors: FailedPrecondition in a program that was built without CUDA, and for a GPU that it was
-// not built for; NotFound where there is no such GPU, or no cuBLASLt.
+// Errors: FailedPrecondition in a program that was built without CUDA, and for a GPU that the
+// program was not built for; NotFound if there is no such GPU or no cuBLASLt.
 absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(
     int index, const CudaDeviceOptions& options = {});
 
-// The GPUs that this process sees, for a run.
+// Returns the GPUs that this process sees.
 std::unique_ptr<ComputeDevices> MakeCudaDevices(const CudaDeviceOptions& options = {});
 
 }  // namespace tessera

@@ -14,11 +14,11 @@
 
 namespace tessera {
 
-// A GPU, or a simulated one, as a rank of a training run uses it. While it exists, Tensor(dtype,
-// shape, device) can be made; all such tensors must be destroyed before it.
+// A GPU, or a simulated one, as a rank of a training run uses it. Makes Tensor(dtype, shape,
+// device) work during its lifetime; all such tensors must be destroyed before it.
 //
-// Threads: those of the members. Work of the training thread is queued on `compute`; NCCL and
-// staging have streams of their own, made from the context.
+// Threads: as each member. Work of the training thread is queued on `compute`; NCCL and staging
+// have streams of their own, made from the context.
 struct TrainingDevice {
   virtual ~TrainingDevice() = default;
 

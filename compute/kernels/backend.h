@@ -33,12 +33,12 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual Device device() const = 0;
-  // Waits for all that is queued. Returns the first error since the last call, which names what
+  // Waits for all queued operations. Returns the first error since the last call, which names what
   // failed; results of operations after it are undefined. Called at the end of a step.
   virtual absl::Status Synchronize() { return absl::OkStatus(); }
 
-  // `to` (contiguous) becomes the bytes at `host`, in the order of the queue. `host` may be reused
-  // on return.
+  // Copies the bytes at `host` to `to` (contiguous), in the order of the queue. `host` may be
+  // reused on return.
   virtual void Upload(const void* host, TensorView to) {
     std::memcpy(to.data(), host, static_cast<size_t>(to.bytes()));
   }
@@ -47,7 +47,7 @@ class Backend {
     std::memcpy(host, from.data(), static_cast<size_t>(from.bytes()));
   }
 
-  // Whether operands of any dtypes and strides are taken, as only the reference does.
+  // Whether operands of any dtypes and strides are allowed, as only in the reference.
   virtual bool takes_any_operands() const { return false; }
 
   // One method for each operation: GeluForward({x, out}) checks the operands and runs it.
@@ -60,7 +60,7 @@ class Backend {
 #undef TESSERA_CALL_OPERATION
 
  protected:
-  // What an implementation has: each operation, on operands that have been checked.
+  // The methods of an implementation: each operation, on operands that have been checked.
 #define TESSERA_RUN_PRIMITIVE(Result, Name) virtual Result Run(const ops::Name& op) = 0;
 #define TESSERA_RUN_COMPOSED(Result, Name) virtual Result Run(const ops::Name& op);
   TESSERA_PRIMITIVE_OPERATIONS(TESSERA_RUN_PRIMITIVE)
@@ -69,13 +69,12 @@ class Backend {
 #undef TESSERA_RUN_COMPOSED
 };
 
-// In a class derived from Backend, with one of the lists of operations: declares their
-// implementations.
+// Declares the implementations of the operations of a list, in a class derived from Backend.
 #define TESSERA_DECLARE_RUN(Result, Name) Result Run(const ops::Name& op) override;
 
-// The same for a class that wraps the Backend `backend_`: Forward(op, name, call) runs around each
-// operation, where call() runs it on backend_. It is a template of the operation and the call, and
-// returns what call() returns.
+// Defines the implementations of the operations of a list, in a class that wraps the Backend
+// `backend_`. Each calls the class's template Forward(op, name, call), where call() runs the
+// operation on backend_; Forward() returns the result of call().
 #define TESSERA_FORWARD_RUN(Result, Name)                               \
   Result Run(const ops::Name& op) override {                            \
     return Forward(op, #Name, [&] { return this->backend_.Name(op); }); \

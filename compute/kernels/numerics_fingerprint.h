@@ -13,10 +13,11 @@ namespace tessera {
 // change of a bit.
 inline constexpr char kAnyInstructionSet[] = "any (contract 1)";
 
-// What the bits of a process's results depend on besides operands and shapes. Two processes with
+// The causes of the bits of a process's results, apart from operands and shapes. Two processes with
 // equal fingerprints compute the same bits, as far as a few fixed examples can show.
 struct NumericsFingerprint {
-  // What our own loops use: kAnyInstructionSet, the same bits on every processor; or a GPU's.
+  // Instruction set of our own loops: kAnyInstructionSet for the same bits on every processor, or a
+  // GPU's.
   std::string instruction_set;
   std::string library;         // of matrix products: "oneDNN 2.6.3 avx512_core", "contract 1"
   uint64_t products_hash = 0;  // of the results of fixed matrix products
@@ -25,8 +26,8 @@ struct NumericsFingerprint {
   bool operator==(const NumericsFingerprint&) const = default;
 };
 
-// The differences, for a message: "instruction set avx512, here avx2". `here` names the place of
-// `b`.
+// Returns the differences for a message: "instruction set avx512, here avx2". `here` names the
+// place of `b`.
 std::vector<std::string> NumericsDifferences(const NumericsFingerprint& a,
                                              const NumericsFingerprint& b, const std::string& here);
 

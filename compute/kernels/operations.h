@@ -1,9 +1,9 @@
 #ifndef TESSERA_COMPUTE_KERNELS_OPERATIONS_H_
 #define TESSERA_COMPUTE_KERNELS_OPERATIONS_H_
 
-// The operations that models are made of: a struct each, whose fields are its operands in the order
-// of the call, `backend.GeluForward({x, out})`. The list at the end names them all; the methods of
-// Backend, of its implementations and of what wraps one are generated from it.
+// The operations that models are made of. Each is a struct whose fields are the operands in the
+// order of the call, `backend.GeluForward({x, out})`. The list at the end names all of them; the
+// methods of Backend, of its implementations and of its wrappers are generated from the list.
 //
 // Legend: R rows (tokens of a micro-batch, batch-major), B batch, T sequence, C channels, V
 // vocabulary (local, padded), H heads, K key/value heads, D head size.
@@ -64,7 +64,7 @@ struct MatMulOperands {
   TensorView a, b;
 };
 
-// What AdamW updates, see ops::AdamW.
+// The tensors that AdamW reads and updates, see ops::AdamW.
 struct AdamWOperands {
   TensorView grad, master, m, v, param;
   double weight_decay = 0;
@@ -117,15 +117,15 @@ struct MatMulTree {
 };
 
 // pre[M,N] = a b (+ bias), as MatMul does, and act[M,N] = GELU(pre); both contiguous and of the
-// compute dtype. This definition has the bits of the two operations. A backend may instead take the
-// GELU before the product is rounded to `pre`: the result is still a pure function of operands,
+// compute dtype. This definition has the bits of MatMul and GELU. A backend may instead take the
+// GELU before the product is rounded to `pre`; the result is still a pure function of operands,
 // shapes and strides.
 struct MatMulGelu {
   TensorView a, b, bias, pre, act;
 };
 
 // d_pre[M,N] = a b times the derivative of GELU at pre[M,N]: the gradient of MatMulGelu's product,
-// where a b is the gradient of its result. The same rules hold.
+// where a b is the gradient of its result. The rules of MatMulGelu hold.
 struct MatMulGeluBackward {
   TensorView a, b, pre, d_pre;
 };
@@ -152,9 +152,9 @@ struct EmbeddingForward {
   TensorView out;
 };
 
-// Sums over rows in canonical units: the rows are `units` equal runs, a power of two. What each of
-// them contributes is added in row order, and the units' sums in the tree T(0, units) that
-// communicator.h's ReduceOp describes.
+// Sums over rows are taken in canonical units: `units` equal runs of rows, a power of two. Within a
+// unit, rows are added in order; the units' sums are added in the tree T(0, units) of
+// communicator.h's ReduceOp.
 
 // d_table[V,C] (fp32) += sums of d_out rows by id, rows of one id added in row order, in units.
 struct EmbeddingBackward {
@@ -183,7 +183,7 @@ struct AddPositionsBackward {
 
 // --- norms ---------------------------------------------------------------------------------------
 
-// mean, rstd [R] (fp32) are written for the backward pass.
+// LayerNorm over the rows of x. mean, rstd [R] (fp32) are written for the backward pass.
 struct LayerNormForward {
   TensorView x, weight, bias;
   double epsilon = 0;
@@ -233,7 +233,7 @@ struct GeluForward {
   TensorView x, out;
 };
 
-// d_x may be d_out.
+// The gradient of GELU; d_x may be d_out.
 struct GeluBackward {
   TensorView d_out, x, d_x;
 };
@@ -270,7 +270,7 @@ struct AttentionForward {
   TensorView q, k, v, out, log_sum_exp;
 };
 
-// d_q, d_k, d_v are overwritten.
+// The gradient of attention; d_q, d_k, d_v are overwritten.
 struct AttentionBackward {
   AttentionOptions options;
   TensorView d_out, q, k, v, out, log_sum_exp, d_q, d_k, d_v;
@@ -328,24 +328,24 @@ struct Sum {
 
 // sums[i] = the sum of squares of parts[i], in fp64; 0 for an empty one. Blocks of `block` elements
 // of a part are summed first, each to a function of its elements and their number alone, then its
-// blocks in the tree T(0, n) of communicator.h's ReduceOp. So a subtree of a part's tree, given as
-// a part of its own, has the sum that it has there. Parts are contiguous and of one dtype. One wait
-// for all of them.
+// blocks in the tree T(0, n) of communicator.h's ReduceOp. So a subtree of a part's tree has the
+// same sum if it is given as a part of its own. Parts are contiguous and of one dtype. Waits once
+// for all sums.
 struct SumsOfSquares {
   std::span<const TensorView> parts;
   int64_t block = 1;
   std::span<double> sums;
 };
 
-// Decoupled weight decay. All operands are contiguous and of the same length. master, m, v fp32;
-// grad fp32; `param` (compute dtype) receives the rounded master; when param IS fp32, master may be
-// empty and param is updated itself.
+// One update of AdamW, with decoupled weight decay. All operands are contiguous and of the same
+// length. master, m, v fp32; grad fp32; `param` (compute dtype) receives the rounded master; when
+// param IS fp32, master may be empty and param is updated itself.
 struct AdamW {
   AdamWOptions options;
   TensorView grad, master, m, v, param;
 };
 
-// AdamW of each part, with the part's weight decay in place of the options'. The parts are
+// AdamW of several parts, each with its own weight decay instead of the options'. The parts are
 // disjoint; their parameters have one dtype.
 struct AdamWAll {
   AdamWOptions options;
@@ -395,7 +395,8 @@ struct AdamWAll {
   TESSERA_PRODUCT_OPERATIONS(V)         \
   TESSERA_LOOP_OPERATIONS(V)
 
-// Those that Backend makes of others where an implementation has nothing better.
+// Calls V(type of the result, name) for the operations that Backend composes of others unless an
+// implementation has a better one.
 #define TESSERA_COMPOSED_OPERATIONS(V) \
   V(void, MatMulGelu)                  \
   V(void, MatMulGeluBackward)          \
@@ -410,8 +411,8 @@ struct AdamWAll {
 
 namespace ops {
 
-// CHECK-fails unless the operands fit each other, as documented above. Not `strict`: the shapes
-// alone, whatever the dtypes and strides.
+// CHECK-fails unless the operands fit each other, as documented above. If not `strict`, checks the
+// shapes alone, whatever the dtypes and strides.
 #define TESSERA_DECLARE_CHECK(Result, Name) void Check(const Name& op, bool strict);
 TESSERA_OPERATIONS(TESSERA_DECLARE_CHECK)
 #undef TESSERA_DECLARE_CHECK

@@ -1,9 +1,8 @@
 #ifndef TESSERA_COMPUTE_PARALLEL_GRADIENT_BUCKETS_H_
 #define TESSERA_COMPUTE_PARALLEL_GRADIENT_BUCKETS_H_
 
-// The gradient space of a stage, how it is divided into buckets, the units of reduction, and every
-// bucket into one piece per data-parallel rank, the units of ZeRO ownership; and the memory and the
-// sum of a bucket.
+// The gradient space of a stage; its buckets, the units of reduction; the pieces of a bucket, one
+// per data-parallel rank, the units of ZeRO ownership; and the memory and the sum of a bucket.
 
 #include <array>
 #include <cstdint>
@@ -27,15 +26,15 @@ namespace tessera {
 class GradientObserver {
  public:
   virtual ~GradientObserver() = default;
-  // Gradients in [begin, end) are about to be written: until Ready() their views must point to
+  // Called before gradients in [begin, end) are written: until Ready(), their views must point to
   // memory.
   virtual absl::Status Prepare(int64_t begin, int64_t end) = 0;
-  // Gradients in [begin, end) have their final values for this micro-batch.
+  // Called when gradients in [begin, end) have their final values for this micro-batch.
   virtual absl::Status Ready(int64_t begin, int64_t end) = 0;
 };
 
-// Buckets and pieces are cut at multiples of it, and the gradients' norm (gradient_norm.h) is taken
-// over blocks of it.
+// Elements of a block. Buckets and pieces are cut at multiples of it, and the gradients' norm
+// (gradient_norm.h) is taken over blocks.
 inline constexpr int64_t kGradientBlock = kFlatAlignment;
 
 struct GradientLayout {
@@ -52,16 +51,16 @@ struct GradientBucket {
   std::vector<int64_t> piece_elements;  // by data rank; some may be 0
 
   int64_t elements() const { return end - begin; }
-  // The beginning of a rank's piece.
+  // Returns the beginning of a rank's piece.
   int64_t PieceBegin(int rank) const;
   int64_t PieceEnd(int rank) const { return PieceBegin(rank) + piece_elements[rank]; }
 };
 
-// Buckets from the end of the values to their start, the order in which a backward pass completes
-// them (second gradients first), covering the gradient space. Each contains as many neighbouring
-// parameters as fit into `bucket_elements`, but at least one. Pieces: multiples of kGradientBlock
-// (except at the end of the space), as equal as that permits. Preconditions (CHECKed): parameters
-// are disjoint, in order, at multiples of kGradientBlock.
+// Returns buckets that cover the gradient space, from the end of the values to their start, the
+// order in which a backward pass completes them (second gradients first). Each contains as many
+// neighbouring parameters as fit into `bucket_elements`, but at least one. Pieces: multiples of
+// kGradientBlock (except at the end of the space), as equal as that permits. Preconditions
+// (CHECKed): parameters are disjoint, in order, at multiples of kGradientBlock.
 std::vector<GradientBucket> CutBuckets(const GradientLayout& layout, int64_t bucket_elements,
                                        int data_ranks);
 
@@ -75,22 +74,22 @@ class BucketBuffers {
     bool none() const { return buffer < 0; }
   };
 
-  // Every request is for at most `large` elements. `limits`: the number of buffers per size that
-  // Borrow() allocates.
+  // Every request is for at most `large_elements`. `limits` are the numbers of buffers per size
+  // that Borrow() allocates.
   BucketBuffers(DType dtype, Device device, int64_t small_elements, int64_t large_elements,
                 int small_limit, int large_limit)
       : dtype_(dtype),
         device_(device),
         sizes_{Size{small_elements, small_limit, {}}, Size{large_elements, large_limit, {}}} {}
 
-  // No loan if all buffers of that size are lent and the limit is reached.
+  // Lends a buffer. Returns no loan if all buffers of that size are lent and the limit is reached.
   Loan Borrow(int64_t elements);
-  // Exceeds the limit if necessary.
+  // Lends a buffer. Exceeds the limit if necessary.
   Loan BorrowAnyway(int64_t elements);
-  // Empties the loan.
+  // Takes a buffer back, and empties the loan.
   void Return(Loan& loan);
 
-  // Elements of all buffers within the limits.
+  // Returns the elements of all buffers within the limits.
   int64_t max_elements() const {
     return sizes_[0].elements * sizes_[0].limit + sizes_[1].elements * sizes_[1].limit;
   }
@@ -130,11 +129,13 @@ class BucketSum {
   BucketSum(TensorView result, Device device, int64_t contributions, bool tree)
       : result_(std::move(result)), device_(device), contributions_(contributions), tree_(tree) {}
 
-  // Between Place(i) and Add(i), neither may be called for another contribution.
+  // Returns where contribution i has to be stored, see above. Between Place(i) and Add(i), neither
+  // may be called for another contribution.
   TensorView Place(int64_t i);
-  // `from`: Place(i), or any memory of the result's shape, which may be reused after the call.
+  // Adds contribution i. `from` is Place(i), or any memory of the result's shape, which may be
+  // reused after the call.
   void Add(Backend& backend, int64_t i, const TensorView& from);
-  // Must be called before the next step.
+  // Forgets the contributions. Must be called before the next step.
   void Reset();
 
   const TensorView& result() const { return result_; }
@@ -156,7 +157,7 @@ class BucketSum {
   std::vector<int> free_;
 };
 
-// The number of buffers that a BucketSum allocates besides the result.
+// Returns the number of buffers that a BucketSum allocates besides the result.
 int64_t MaxOpenTerms(int64_t contributions, bool tree);
 
 }  // namespace tessera

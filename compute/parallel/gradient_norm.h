@@ -49,17 +49,17 @@ class GradientNorm {
     Communicator* pipeline = nullptr;  // ranks with other layers
   };
 
-  // Exchanges keys and sizes. `parts`: all parameters of this rank, of all chunks, including those
-  // of which it owns nothing. Internal for inconsistent parts: a key with two sizes, a gap between
-  // owners. Collective over the groups, as is Compute(). The backend must outlive the norm.
+  // Exchanges keys and sizes. `parts` are all parameters of this rank, of all chunks, including
+  // those of which it owns nothing. Internal for inconsistent parts: a key with two sizes, a gap
+  // between owners. Collective over the groups, as is Compute(). The backend must outlive the norm.
   static absl::StatusOr<std::unique_ptr<GradientNorm>> Create(Backend& backend,
                                                               std::vector<GradientPart> parts,
                                                               const Groups& groups);
 
-  // The norm of the current contents of the parts' views. Sends at most 16 log2(blocks) bytes per
-  // parameter to each data rank (8 in total where every one owns everything), and 8 per parameter
-  // to each tensor and pipeline rank. Errors: also those of `on_divergence`; if that returns OK,
-  // one of the copies is used.
+  // Returns the norm of the current contents of the parts' views. Sends at most 16 log2(blocks)
+  // bytes per parameter to each data rank (8 in total where every one owns everything), and 8 per
+  // parameter to each tensor and pipeline rank. Errors: also those of `on_divergence`; if it
+  // returns OK, one of the copies is used.
   absl::StatusOr<double> Compute(const OnDivergence& on_divergence);
 
  private:
@@ -71,8 +71,8 @@ class GradientNorm {
     int64_t end_block = 0;
   };
   using Runs = std::vector<Run>;  // by key
-  // Combines values that the ranks of a group have by key, some keys on several ranks, into one
-  // value per key.
+  // A plan that combines values that the ranks of a group have by key, some keys on several ranks,
+  // into one value per key.
   struct Exchange {
     Communicator* group = nullptr;  // null: nothing to do
     std::vector<std::string> keys;
@@ -87,12 +87,12 @@ class GradientNorm {
   static absl::StatusOr<std::vector<Runs>> ExchangeRuns(const Runs& mine, Communicator* group);
   absl::Status PlanOwners(const std::vector<Runs>& ranks, Communicator* group);
   void PlanTrees();
-  // Replaces this rank's runs by those of the whole group.
+  // Plans an exchange, and replaces this rank's runs by those of the whole group.
   static absl::StatusOr<Exchange> PlanExchange(Communicator* group, Runs* runs);
-  // Sums of squares, by part.
+  // Returns the sums of squares, by part.
   absl::StatusOr<std::vector<double>> ParameterSums();
-  // Compares the sums of data ranks that own all gradients. Returns the same sums on all of them,
-  // also where theirs differ.
+  // Compares the sums of data ranks that own all gradients. Returns the same sums on all ranks,
+  // even if theirs differ.
   absl::StatusOr<std::vector<double>> CompareOwners(std::vector<double> sums,
                                                     const OnDivergence& on_divergence);
   static absl::StatusOr<std::vector<double>> MakeExchange(const Exchange& exchange,

@@ -70,8 +70,8 @@ struct OwnedGradient {
 // largest bucket beyond; more only where a backward pass writes more buckets at once. For
 // on_two_stages parameters, a buffer of at most bucket_elements.
 //
-// Wire, per step, bytes of data rank r of P: for each bucket of n bytes with piece n_r, those of
-// the operation in comm/communicator.h.
+// Wire, per step, on data rank r of P: for each bucket of n bytes with piece n_r, the bytes of the
+// operation in comm/communicator.h.
 //
 // Collective over data_parallel (and tie): all ranks have the same layout and options and make the
 // same calls in the same order. Returns the errors of the communicator. The returned views are
@@ -86,27 +86,28 @@ class GradientReducer : public GradientObserver {
   // CHECKs the layout. Binds all gradients, except where Prepare() does so later.
   GradientReducer(Backend& backend, GradientLayout layout, GradientReducerOptions options);
 
-  // Requires 0 <= micro_batch < options.micro_batches, in order.
+  // Begins a micro-batch. Requires 0 <= micro_batch < options.micro_batches, in order.
   void StartMicroBatch(int64_t micro_batch);
   // Whether the backward pass of this micro-batch accumulates into the gradients instead of
   // overwriting them.
   bool accumulate() const;
-  // Whether accumulate() is true for every micro-batch but the first of a step, whose own gradient
-  // is then nowhere in memory.
+  // Whether accumulate() is true for every micro-batch but the first of a step. If so, the
+  // gradients of later micro-batches alone are nowhere in memory.
   bool accumulates() const { return in_place_ && options_.micro_batches > 1; }
   absl::Status Prepare(int64_t begin, int64_t end) override;
   absl::Status Ready(int64_t begin, int64_t end) override;
   // Ends the step: owned() holds the gradients of the whole global batch.
   absl::Status Finish();
 
-  // Ordered by `begin`, disjoint, none empty. A parameter lies in at most one of them, completely
-  // or partly: what a rank owns of it is contiguous. ZeRO 0: all values in one.
+  // The ranges that this rank owns: ordered by `begin`, disjoint, none empty. A parameter lies in
+  // at most one range, completely or partly, so a rank owns a contiguous part of it. ZeRO 0: one
+  // range of all values.
   const std::vector<OwnedGradient>& owned() const { return owned_; }
   // Sends the owned ranges of the flat `values` [value_elements], contiguous, to the other ranks,
-  // and receives the rest. No effect for ZeRO 0.
+  // and receives the rest. Does nothing for ZeRO 0.
   absl::Status GatherValues(const TensorView& values, const BeforeOverwrite& before = nullptr);
 
-  // The maximum memory of a step, as above, whether allocated yet or not.
+  // Returns the maximum memory of a step, as above, whether allocated yet or not.
   int64_t memory_bytes() const;
 
   const GradientLayout& layout() const { return layout_; }
@@ -146,7 +147,7 @@ class GradientReducer : public GradientObserver {
   // Binds the gradients to their memory between steps.
   void BindResult();
   TensorView OwnedPiece(int bucket) const;
-  // Visits each range in [begin, end), the last first.
+  // Visits each range in [begin, end), from the last to the first.
   absl::Status ForEachRange(int64_t begin, int64_t end,
                             const std::function<absl::Status(const GradientRange&)>& visit) const;
 
@@ -166,9 +167,9 @@ class GradientReducer : public GradientObserver {
   const GradientLayout layout_;
   const GradientReducerOptions options_;
   const std::vector<GradientBucket> buckets_;
-  // Reduces once per micro-batch (ZeRO 2) instead of once per step.
+  // Whether gradients are reduced once per micro-batch (ZeRO 2) instead of once per step.
   const bool by_micro_batch_;
-  // The backward pass writes to the result in every micro-batch.
+  // Whether the backward pass writes to the result in every micro-batch.
   const bool in_place_;
   const std::vector<GradientRange> ranges_;  // by `begin`
   Tensor gradients_;  // the gradient space, or (by_micro_batch_) the owned pieces of all buckets

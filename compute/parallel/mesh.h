@@ -22,7 +22,7 @@ struct WireTraffic {
   int64_t bytes_sent = 0;  // as CommCounter counts them, by this rank
 };
 
-// The communicators of a mesh for host memory; null where the axis has size 1.
+// The communicators of a mesh for host memory; null if the axis has size 1.
 struct HostGroups {
   Communicator* tensor = nullptr;
   Communicator* data = nullptr;
@@ -35,11 +35,11 @@ struct HostGroups {
 // Threads: as Communicator.
 class Mesh {
  public:
-  // `world` may be null if the topology has one rank; otherwise its size must be the topology's
-  // (the error names both and the axes' sizes). Whether a model fits the topology is checked by
-  // ValidateTopology. Every rank of `world`, which must outlive the mesh, calls it with the same
-  // topology. `device_world`: the same ranks with buffers in device memory; null where tensors are
-  // in host memory.
+  // Creates a mesh; every rank of `world`, which must outlive the mesh, calls with the same
+  // topology. `world` may be null if the topology has one rank; otherwise its size must be the
+  // topology's (the error names both and the axes' sizes). `device_world` has the same ranks with
+  // buffers in device memory; null if tensors are in host memory. ValidateTopology() checks whether
+  // a model fits the topology.
   static absl::StatusOr<std::unique_ptr<Mesh>> Create(const Topology& topology, Communicator* world,
                                                       Communicator* device_world = nullptr);
 
@@ -47,17 +47,17 @@ class Mesh {
   const Coordinate& coordinate() const { return coordinate_; }
   int rank() const { return topology_.RankOf(coordinate_); }
 
-  // For host memory. Null if created without one.
+  // The world, for host memory; null if the mesh was created without one.
   Communicator* world() const { return groups_[kWorld].communicator; }
-  // The ranks that differ from this one on one axis only, by their position on it; null where the
-  // axis has size 1. For tensors, in the memory of the mesh's device.
+  // The groups of ranks that differ from this one on one axis only, by their position on it; null
+  // if the axis has size 1. Buffers are tensors in the memory of the mesh's device.
   Communicator* tensor() const { return OfTensors(kTensor); }
   Communicator* data() const { return OfTensors(kData); }
   Communicator* pipeline() const { return OfTensors(kPipeline); }
   // The first (rank 0) and the last stage (rank 1) at the same tensor and data coordinates, which
   // both hold the table of tied embeddings; null with one stage and on the stages between.
   Communicator* tied() const { return OfTensors(kTied); }
-  // The same groups for host memory.
+  // The groups of the axes, for host memory.
   HostGroups host() const {
     return {.tensor = groups_[kTensor].communicator,
             .data = groups_[kData].communicator,
@@ -67,13 +67,13 @@ class Mesh {
 
   bool first_stage() const { return coordinate_.pipeline == 0; }
   bool last_stage() const { return coordinate_.pipeline == topology_.pipeline - 1; }
-  // The layers of one of this rank's chunks.
+  // Returns the layers of one of this rank's chunks.
   ChunkLayers LayersOf(int64_t num_layers, int64_t head_layers, int chunk) const {
     return LayersOfChunk(num_layers, head_layers, topology_, coordinate_.pipeline, chunk);
   }
 
-  // Bytes that this rank has sent since the last call (initially: since Create), without operations
-  // that were not called. Does not reset the communicators' own counters.
+  // Returns the bytes that this rank has sent since the last call, or since Create(), without
+  // operations that were not called. Does not reset the communicators' own counters.
   std::vector<WireTraffic> TakeTraffic();
 
  private:

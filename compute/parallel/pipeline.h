@@ -29,7 +29,7 @@ struct PipelineShape {
   int64_t micro_batches = 1;
 };
 
-// The actions of one rank in one step, in order. With one chunk: 1F1B (Narayanan et al.,
+// Returns the actions of one rank in one step, in order. With one chunk: 1F1B (Narayanan et al.,
 // PipeDream-Flush, ICML 2021). With several: interleaved 1F1B (Narayanan et al., "Efficient
 // large-scale language model training on GPU clusters using Megatron-LM", SC 2021).
 //
@@ -38,17 +38,18 @@ struct PipelineShape {
 // interleaved schedules need micro_batches to be a multiple of ranks.
 std::vector<PipelineAction> PipelineSchedule(const PipelineShape& shape, int rank);
 
-// The actions of each rank, in order, when all micro-batches run forward only. Any number of them.
+// Returns the actions of each rank, in order, when all micro-batches, of any number, run forward
+// only.
 std::vector<PipelineAction> ForwardSchedule(const PipelineShape& shape);
 
-// The maximum number of (micro-batch, chunk) pairs between their forward and backward passes: the
-// number of sets of activations that the rank must hold.
+// Returns the maximum number of (micro-batch, chunk) pairs between their forward and backward
+// passes: the number of sets of activations that the rank must hold.
 int64_t MaxInFlight(const std::vector<PipelineAction>& actions);
-// The same for one chunk only.
+// Returns MaxInFlight() of one chunk only.
 int64_t MaxInFlight(const std::vector<PipelineAction>& actions, int chunk);
 
-// The pipeline bubble: the share of time that ranks wait, if all chunks take equally long and
-// messages take no time: (ranks - 1) / (chunks * micro_batches + ranks - 1).
+// Returns the pipeline bubble: the share of time that ranks wait, if all chunks take equally long
+// and messages take no time: (ranks - 1) / (chunks * micro_batches + ranks - 1).
 double BubbleShare(const PipelineShape& shape);
 
 // One micro-batch's pass through one chunk of this rank's layers.
@@ -63,13 +64,14 @@ struct PipelinePass {
 class PipelineStage {
  public:
   virtual ~PipelineStage() = default;
-  // `input` [R,C]: empty for the first layers of the model; may be overwritten. `output` [R,C]:
-  // empty for the last ones. Both belong to the pipeline and are valid during the call. Returns the
-  // loss of the micro-batch after the last layers; ignored elsewhere.
+  // Runs the forward pass. `input` [R,C] is empty for the first layers of the model, and may be
+  // overwritten. `output` [R,C] is empty for the last layers. Both belong to the pipeline and are
+  // valid during the call. Returns the loss of the micro-batch after the last layers; ignored
+  // elsewhere.
   virtual absl::StatusOr<double> Forward(const PipelinePass& pass, TensorView input,
                                          TensorView output) = 0;
-  // Backward of the last Forward with this chunk and slot. `d_output` is empty for the last layers,
-  // `d_input` for the first ones.
+  // Runs the backward pass of the last Forward() with this chunk and slot. `d_output` is empty for
+  // the last layers, `d_input` for the first ones.
   virtual absl::Status Backward(const PipelinePass& pass, TensorView d_output,
                                 TensorView d_input) = 0;
 };
@@ -88,7 +90,7 @@ struct PipelineOptions {
 };
 
 struct PipelineRun {
-  // By micro-batch, on the rank that has the last layers; empty elsewhere.
+  // Losses by micro-batch, on the rank that has the last layers; empty elsewhere.
   std::vector<double> losses;
   double total_s = 0;
   // The part of total_s spent waiting for messages. On the first stage, whose run is the longest,
@@ -106,11 +108,11 @@ struct PipelineRun {
 // of micro-batches. Messages never block a rank that has work: receives are posted as soon as their
 // buffers are free, and a send is waited for only when its buffer is needed again. Each chunk has
 // kBuffers buffers for receiving and as many for sending, in each direction, kept from run to run;
-// with these no shape of pipeline can deadlock, even where no send completes before it is received,
-// or wait longer than in theory.
+// with these buffers, no shape of pipeline can deadlock, even if no send completes before it is
+// received, or wait longer than in theory.
 //
-// Errors: those of the stage or the communicator. The stage's own error ends all ranks of the world
-// with it (Communicator::Abort).
+// Errors: those of the stage or the communicator. An error of the stage aborts all ranks of the
+// world with it (Communicator::Abort).
 //
 // Threads: one at a time. Bytes on the wire: each boundary over which this rank sends costs R*C
 // elements for each micro-batch and direction.
@@ -118,30 +120,30 @@ class Pipeline {
  public:
   static constexpr int kBuffers = 2;
 
-  // `pipeline`: the stages in order, including this rank; null for one. It must outlive the
-  // pipeline. InvalidArgument for inconsistent sizes.
+  // `pipeline` has the stages in order, including this rank, and must outlive the pipeline; null
+  // for one stage. InvalidArgument for inconsistent sizes.
   static absl::StatusOr<std::unique_ptr<Pipeline>> Create(Communicator* pipeline,
                                                           PipelineOptions options);
   ~Pipeline();
 
-  // The number of sets of activations that a chunk needs for Train(), and the bound of
+  // Returns the number of sets of activations that a chunk needs for Train(), the bound of
   // PipelinePass::slot. Micro-batch m uses set m % slots(chunk).
   int64_t slots(int chunk) const { return slots_[chunk]; }
   // Whether this rank has the model's first layers (in its first chunk) or last (in its last).
   bool first() const { return rank_ == 0; }
   bool last() const { return rank_ == shape_.ranks - 1; }
 
-  // Runs every micro-batch forward and backward through all layers. Every stage calls it.
+  // Runs every micro-batch forward and backward through all layers. Every stage calls Train().
   absl::StatusOr<PipelineRun> Train(PipelineStage& stage);
 
   // Runs one micro-batch, number 0 with slot 0, forward and backward through all layers, between
-  // calls of Train(). Every stage calls it.
+  // calls of Train(). Every stage calls TrainOne().
   absl::StatusOr<PipelineRun> TrainOne(PipelineStage& stage);
 
   // Runs every micro-batch forward only, all with slot 0, in order per chunk: for evaluation, and
-  // with one micro-batch for sampling. `rows`: of these micro-batches; 0: those of the options. If
-  // there are more (rows that cannot be split over tensor ranks), buffers grow permanently. Every
-  // stage calls it with the same numbers.
+  // with one micro-batch for sampling. `rows` is the number of rows of these micro-batches; 0: as
+  // in the options. If there are more rows (which cannot be split over tensor ranks), buffers grow
+  // permanently. Every stage calls Forward() with the same numbers.
   absl::StatusOr<PipelineRun> Forward(PipelineStage& stage, int64_t micro_batches,
                                       int64_t rows = 0);
 
@@ -149,7 +151,7 @@ class Pipeline {
 
  private:
   class Run;
-  // kBuffers tensors each; none where nothing is received or sent.
+  // The message buffers of a chunk: kBuffers tensors each; none if nothing is received or sent.
   struct ChunkBuffers {
     std::vector<Tensor> input, output, d_output, d_input;
   };

@@ -13,9 +13,9 @@
 
 namespace tessera {
 
-// Ranks hold copies of the same weights and gradients, which are computed and communicated so that
-// they have the same bits. Copies that differ never converge again: the trained, or saved, model is
-// then not a model at all.
+// Comparison of the copies of weights and gradients that several ranks hold, and which are computed
+// and communicated so that they have the same bits. Copies that differ never converge again, and
+// the trained or saved model is useless.
 
 // A rank's knowledge of one of its copies.
 struct ReplicaBits {
@@ -23,20 +23,20 @@ struct ReplicaBits {
   uint64_t bits = 0;  // bits of a sum or of a checksum
 };
 
-// "ranks 0, 1, 3 against rank 2", the largest group first; empty if all have the same bits.
+// Returns "ranks 0, 1, 3 against rank 2", the largest group first; empty if all have the same bits.
 std::string DescribeParties(std::span<const ReplicaBits> copies);
 
-// Called on all ranks of a group that have found a divergence, with the same `message`, which names
-// tensor and ranks; `is_reporter` is true on one of them. The check returns its result: OK
-// continues.
+// A function that is called on all ranks of a group that found a divergence, with the same
+// `message`, which names tensor and ranks. `is_reporter` is true on one rank. The check returns the
+// function's result, so OK continues.
 using OnDivergence = std::function<absl::Status(const std::string& message, bool is_reporter)>;
 
-// "weight of 'h.0.ln_1.bias' and 3 more tensors differ between ...": `parties` of the first tensor
-// out of `tensors`.
+// Returns "weight of 'h.0.ln_1.bias' and 3 more tensors differ between ...": `key` and `parties`
+// belong to the first of `tensors` tensors.
 std::string DescribeDivergence(std::string_view what, std::string_view key, int64_t tensors,
                                std::string_view parties);
 
-// The CRC-32C of the bytes of `value`, which is contiguous and in the backend's memory.
+// Returns the CRC-32C of the bytes of `value`, which is contiguous and in the backend's memory.
 uint32_t TensorChecksum(const TensorView& value, Backend& backend);
 
 // A tensor that all ranks of a group hold a copy of, in the same order.
@@ -46,8 +46,8 @@ struct ReplicatedTensor {
 };
 
 // Compares the copies of every tensor by their checksums (CRC-32C). Collective over `group`, which
-// is one for host memory and may be null: then there is nothing to compare. Sends 8 bytes to each
-// rank and, if anything differs, 4 more for each tensor. Cost: one pass over the memory.
+// is for host memory; null if there is nothing to compare. Sends 8 bytes to each rank and, if
+// anything differs, 4 more for each tensor. Cost: one pass over the memory.
 absl::Status CheckReplicas(std::string_view what, std::span<const ReplicatedTensor> tensors,
                            Backend& backend, Communicator* group,
                            const OnDivergence& on_divergence);

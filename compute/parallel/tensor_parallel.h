@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// How the layers of a model are split over the ranks of the tensor axis, and what those ranks
-// exchange.
+// The split of a model's layers over the ranks of the tensor axis, and the collectives of these
+// ranks.
 //
 // Layers are divided into `shards` virtual shards, whatever the number of ranks: rank r of P holds
 // the S / P shards from r * S / P on, and computes each with the same calls as any other rank
@@ -28,8 +28,8 @@ namespace tessera {
 class TensorParallel {
  public:
   constexpr TensorParallel() = default;  // one rank, one shard
-  // `communicator` (of the tensor axis; null: one rank) must outlive this. Precondition: its size
-  // divides `shards`, and shards / size is a power of two where size > 1.
+  // `communicator` (of the tensor axis; null: one rank) must outlive this object. Precondition: its
+  // size divides `shards`, and shards / size is a power of two if size > 1.
   TensorParallel(Communicator* communicator, int shards, bool sequence_parallel);
 
   int size() const { return size_; }
@@ -39,14 +39,14 @@ class TensorParallel {
   int first_shard() const { return rank_ * local_shards(); }
   bool sequence_parallel() const { return sequence_parallel_; }  // false on a single rank
 
-  // In the following, x is contiguous, and its first dim is divided into equal pieces by rank.
+  // In the methods below, x is contiguous, and its first dim is divided into equal pieces by rank.
   // Replaces x by the sum of all ranks' x.
   absl::Status AllReduce(const TensorView& x, std::string_view what) const;
-  // Replaces this rank's piece of x by its piece of the sum; the rest is unchanged.
+  // Replaces this rank's piece of x by its piece of the sum of all ranks' x; the rest is unchanged.
   absl::Status ReduceScatter(const TensorView& x, std::string_view what) const;
-  // Replaces every piece of x by that of the rank that owns it.
+  // Replaces every piece of x by the piece of the rank that owns it.
   absl::Status AllGather(const TensorView& x, std::string_view what) const;
-  // The same with rows[i] rows in rank i's piece.
+  // AllGather() with rows[i] rows in rank i's piece.
   absl::Status AllGather(const TensorView& x, std::span<const int64_t> rows,
                          std::string_view what) const;
 

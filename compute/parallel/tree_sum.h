@@ -13,21 +13,23 @@ namespace tessera {
 // leaves, it contributes the sums of the largest subtrees inside its run, at most 2 log2(n)
 // numbers; those of all owners give T(0, n) with the same bits as a single owner of everything.
 
-// T(0, leaves.size()); 0 for no leaves.
+// Returns T(0, leaves.size()); 0 for no leaves.
 double TreeSum(std::span<const double> leaves);
 
-// Number of largest subtrees of T(0, n) inside the run [begin, end). 0 <= begin <= end <= n.
+// Returns the number of largest subtrees of T(0, n) inside the run [begin, end). 0 <= begin <= end
+// <= n.
 int64_t SubtreeCount(int64_t begin, int64_t end, int64_t n);
 
-// They themselves, from left to right. The sum of [a, b) is T(0, b - a) over its leaves.
+// A subtree of T(0, n). The sum of [begin, end) is T(0, end - begin) over its leaves.
 struct Subtree {
   int64_t begin = 0;
   int64_t end = 0;
 };
+// Returns the largest subtrees of T(0, n) inside the run [begin, end), from left to right.
 std::vector<Subtree> SubtreesOf(int64_t begin, int64_t end, int64_t n);
 
-// T(0, n) from the sums of SubtreesOf the runs [ends[i - 1], ends[i]) (the first starts at 0, the
-// last ends at n; runs may be empty), concatenated.
+// Returns T(0, n) from the sums of SubtreesOf() the runs [ends[i - 1], ends[i]) (the first starts
+// at 0, the last ends at n; runs may be empty), concatenated.
 double CombineSubtrees(std::span<const int64_t> ends, std::span<const double> sums);
 
 }  // namespace tessera

@@ -26,7 +26,7 @@ inline PhiloxBlock Philox4x32(PhiloxBlock counter, uint32_t key0, uint32_t key1)
   return counter;
 }
 
-// The purpose of a random number. Part of the key, so that no two uses share numbers.
+// The purpose of a random number, a part of the key, so that no two uses share numbers.
 enum class RandomUse : uint32_t { kInit = 1, kDropout = 2, kDataOrder = 3, kSampling = 4 };
 
 // A stream of random numbers, addressed by element index: `stream` holds the use's own coordinates
@@ -39,19 +39,20 @@ struct RandomStream {
 
 // Mixes 64-bit coordinates into one stream number (splitmix64 steps).
 uint64_t MixCoordinates(uint64_t a, uint64_t b);
-// A stable hash of a name (FNV-1a, then mixed): the same on every machine, and never to be changed.
+// Returns a stable hash of a name (FNV-1a, then mixed): the same on every machine, and never to be
+// changed.
 uint64_t HashName(std::string_view name);
 
-// Four random words for elements [4 * block, 4 * block + 4) of the stream.
+// Returns the four random words of elements [4 * block, 4 * block + 4) of the stream.
 PhiloxBlock RandomBlock(const RandomStream& stream, uint64_t block);
-// The random word of one element: word (element % 4) of block (element / 4).
+// Returns the random word of one element: word (element % 4) of block (element / 4).
 uint32_t RandomWord(const RandomStream& stream, uint64_t element);
-// Uniform in [0, 1), 24 bits.
+// Returns a number uniform in [0, 1), with 24 bits.
 float RandomUniform(const RandomStream& stream, uint64_t element);
-// Standard normal (Box-Muller over the words of one block).
+// Returns a standard normal number (Box-Muller over the words of one block).
 float RandomNormal(const RandomStream& stream, uint64_t element);
-// out[i] = RandomNormal(stream, first_element + i), bit for bit, at a quarter of the generator's
-// cost.
+// Sets out[i] to RandomNormal(stream, first_element + i), bit for bit, at a quarter of the
+// generator's cost.
 void FillRandomNormal(const RandomStream& stream, uint64_t first_element, std::span<float> out);
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 #ifndef TESSERA_MODELS_CONFIG_CONFIG_CHECKS_H_
 #define TESSERA_MODELS_CONFIG_CONFIG_CHECKS_H_
 
-// Shared by the architectures' config.cc: defaults and checks of single fields.
+// Defaults and checks of single fields, shared by the architectures' config.cc.
 
 #include <array>
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// Extents are bounded so that the product of any two fits 64 bits.
+// Bound of extents, so that the product of any two fits 64 bits.
 inline constexpr int64_t kMaxExtent = int64_t{1} << 30;
 
 inline absl::Status CheckExtent(const char* field, int64_t value) {
@@ -46,12 +46,12 @@ inline absl::Status NotForArchitecture(const char* field, const char* architectu
       absl::StrCat(field, " is set, but ", architecture, " has no such thing"));
 }
 
-// Whether norms and linear layers have the biases that their architecture knows.
+// Returns whether norms and linear layers have the biases that their architecture knows.
 inline bool HasBiases(const ModelConfig& config) {
   return !config.has_use_biases() || config.use_biases();
 }
 
-// The names of the rows of a table of sizes.
+// Returns the names of the rows of a table of sizes.
 template <typename Size, size_t n>
 constexpr std::array<std::string_view, n> SizeNamesOf(const Size (&sizes)[n]) {
   std::array<std::string_view, n> names;
@@ -65,8 +65,9 @@ void FillCommonDefaults(ModelConfig& config);
 // Checks the fields that all architectures have and that no default can replace.
 absl::Status CheckCommonFields(const ModelConfig& config);
 
-// Rows of the token embedding in memory, over all ranks: a multiple of make_vocab_size_divisible_by
-// and of the number of virtual tensor shards. Precondition: a resolved config.
+// Returns the rows of the token embedding in memory, over all ranks: a multiple of
+// make_vocab_size_divisible_by and of the number of virtual tensor shards. Precondition: a resolved
+// config.
 int64_t PaddedVocabSize(const ModelConfig& config, int64_t shards = 1);
 
 }  // namespace tessera

@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-// The frameworks' names, which checkpoints state and commands take.
+// The frameworks' names, as checkpoints record them and commands take them.
 inline constexpr char kGguf[] = "gguf";
 inline constexpr char kInfiniTrain[] = "infinitrain";
 inline constexpr char kInternEvo[] = "internevo";
@@ -26,26 +26,28 @@ inline constexpr char kMeta[] = "meta";
 inline constexpr char kNanoGpt[] = "nanogpt";
 inline constexpr char kPaddle[] = "paddle";
 
-// What another framework's files of an architecture are like.
+// The rules of another framework's files of an architecture.
 struct ForeignFormat {
   std::string_view framework;  // "megatron"
-  // Whether a configuration of the framework is of this architecture. At most one architecture may
-  // say so.
+  // Returns whether a configuration of the framework is of this architecture. At most one
+  // architecture may return true.
   bool (*describes)(const JsonFields& fields) = nullptr;
-  // Sets the fields of the config that the framework's configuration defines. InvalidArgument: one
-  // sentence, where it asks for something that this architecture does not have.
+  // Sets the fields of the config that the framework's configuration defines. InvalidArgument, one
+  // sentence, if the configuration asks for something that this architecture does not have.
   absl::Status (*read_config)(const JsonFields& fields, ModelConfig& config) = nullptr;
-  // The inverse, for a resolved config. Null: the framework's files are not written.
+  // Writes the framework's configuration of a resolved config. Null: the framework's files are not
+  // written.
   void (*write_config)(const ModelConfig& config, nlohmann::ordered_json& json) = nullptr;
-  // InvalidArgument for models of the architecture that the framework does not have. Null: it has
-  // all.
+  // Returns InvalidArgument for models of the architecture that the framework does not have. Null:
+  // the framework has all.
   absl::Status (*check)(const ModelConfig& config) = nullptr;
-  // All parameters of a model with a resolved config. Those that files may have either one by one
-  // or stacked are given in both forms. Memory is proportional to layers times attention heads.
+  // Returns all parameters of a model with a resolved config. Parameters that files may have either
+  // one by one or stacked are given in both forms. Memory is proportional to layers times attention
+  // heads.
   std::vector<ForeignParameter> (*parameters)(const ModelConfig& config) = nullptr;
 };
 
-// What Hugging Face's files of an architecture are like. Logical tensors have Hugging Face's names,
+// The rules of Hugging Face's files of an architecture. Logical tensors have Hugging Face's names,
 // shapes and layouts, so the rest needs no rule.
 struct HuggingFaceFormat {
   std::string_view model_type;  // in config.json: "gpt2"
@@ -55,14 +57,14 @@ struct HuggingFaceFormat {
   std::string_view prefix;
   // Patterns (base/files.h) of tensors that files may hold although they are computed, not learned.
   std::span<const std::string_view> computed;
-  // The tensors of a layer, without its prefix, in the order of transformers' modules. Empty: that
-  // of the model.
+  // The tensors of a layer, without its prefix, in the order of transformers' modules. Empty: in
+  // the order of the model.
   std::span<const std::string_view> layer_order;
-  // Sets the fields of the config that config.json defines. InvalidArgument: one sentence, where it
-  // asks for something that this architecture does not have.
+  // Sets the fields of the config that config.json defines. InvalidArgument, one sentence, if the
+  // file asks for something that this architecture does not have.
   absl::Status (*read_config)(const JsonFields& fields, ModelConfig& config) = nullptr;
-  // The inverse, for a resolved config. The caller sets the model's type and class, its vocabulary
-  // and what else all architectures have.
+  // Writes the fields of config.json of a resolved config. The caller sets the model's type and
+  // class, its vocabulary, and the other fields that all architectures have.
   void (*write_config)(const ModelConfig& config, nlohmann::ordered_json& json) = nullptr;
 };
 
@@ -78,23 +80,24 @@ struct LlmcFile {
   int64_t size_bytes = 0;
   int64_t element_bytes = 0;
 
-  // DataLoss that names the file.
+  // Returns DataLoss that names the file.
   absl::Status Corrupt(const std::string& what) const;
-  // OK if the file is exactly as long as header and elements are.
+  // Returns OK if the file is exactly as long as its header and elements.
   absl::Status CheckLength(__int128 elements) const;
 };
 
-// What model files of llm.c, or of InfiniTrain, which uses the same format, are like.
+// The rules of model files of llm.c, or of InfiniTrain, which uses the same format.
 struct LlmcFormat {
   int32_t magic = 0;       // header field 0
   std::string_view model;  // as messages call it: "GPT-2"
-  // The config in the header, resolved, checked against the file's length. DataLoss naming the
-  // file. Allocates nothing in proportion to numbers in the header.
+  // Returns the config in the header, resolved and checked against the file's length. DataLoss
+  // names the file. Allocates nothing in proportion to numbers in the header.
   absl::StatusOr<ModelConfig> (*read_config)(const LlmcFile& file) = nullptr;
-  // The header for a resolved config, but for fields 0 and 1. InvalidArgument where the format
+  // Returns the header of a resolved config, without fields 0 and 1. InvalidArgument if the format
   // cannot represent the config.
   absl::StatusOr<LlmcHeader> (*make_header)(const ModelConfig& config) = nullptr;
-  // The tensors in the body of a file with this header, in its order, with the logical names.
+  // Returns the tensors in the body of a file with this header, in its order, with the logical
+  // names.
   std::vector<ForeignParameter> (*tensors)(const ModelConfig& config,
                                            const LlmcHeader& header) = nullptr;
 };

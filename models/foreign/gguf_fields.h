@@ -20,10 +20,10 @@ inline constexpr char kGgufEmbedding[] = "token_embd.weight";
 inline constexpr char kGgufHead[] = "output.weight";
 inline constexpr char kGgufRopeFactors[] = "rope_freqs.weight";
 
-// Whether the file is of llama.cpp's architecture of this name, with which its keys begin.
+// Returns whether the file is of llama.cpp's architecture of this name, with which its keys begin.
 bool IsGgufArchitecture(const JsonFields& fields, std::string_view name);
 
-// Sets sizes that all decoders have, and refuses experts and heads whose size is not their share
+// Sets the sizes that all decoders have. Refuses experts, and heads whose size is not their share
 // of the embedding's.
 absl::Status ReadGgufSizes(const JsonFields& fields, std::string_view architecture,
                            ModelConfig& config);

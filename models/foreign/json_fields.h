@@ -20,31 +20,31 @@ namespace tessera {
 // Errors: InvalidArgument, one sentence that names the field, for a value of another type.
 class JsonFields {
  public:
-  // `source` is what messages call the object. InvalidArgument for text that is no JSON object.
+  // Parses a JSON object, which messages call `source`. InvalidArgument for any other text.
   static absl::StatusOr<JsonFields> Parse(std::string_view text, std::string_view source);
 
   const std::string& source() const { return source_; }
 
   bool Has(std::string_view name) const { return Find(name) != nullptr; }
-  // The fields of a field that is itself an object; none where it is absent.
+  // Returns the fields of a field that is itself an object; none if the field is absent.
   absl::StatusOr<JsonFields> Object(std::string_view name) const;
 
-  // The field's value. InvalidArgument where it is absent.
+  // Returns the field's value. InvalidArgument if the field is absent.
   absl::StatusOr<int64_t> Integer(std::string_view name) const;
   absl::StatusOr<double> Real(std::string_view name) const;
-  // The same with a value for an absent field.
+  // Returns the field's value, or `absent` if it is absent.
   absl::StatusOr<int64_t> Integer(std::string_view name, int64_t absent) const;
   absl::StatusOr<double> Real(std::string_view name, double absent) const;
   absl::StatusOr<bool> Bool(std::string_view name, bool absent) const;
   absl::StatusOr<std::string> Text(std::string_view name, std::string_view absent) const;
 
-  // The numbers of a list; none where it is absent.
+  // Returns the numbers of a list; none if the field is absent.
   absl::StatusOr<std::vector<double>> Reals(std::string_view name) const;
 
-  // InvalidArgument, naming it, for a field of another name.
+  // Returns InvalidArgument, naming the field, if a field has another name.
   absl::Status HasOnly(std::initializer_list<std::string_view> names) const;
 
-  // InvalidArgument unless the field is absent or has this value.
+  // Returns InvalidArgument unless the field is absent or has this value.
   absl::Status Require(std::string_view name, const nlohmann::json& value) const;
 
  private:
@@ -59,14 +59,14 @@ class JsonFields {
   std::string path_;  // "" or "rope_scaling."
 };
 
-// A number of a configuration, and the field of the config that it is.
+// A number of a configuration, and its field of the config.
 struct ConfigField {
   std::string_view name;
   std::variant<void (ModelConfig::*)(int64_t), void (ModelConfig::*)(double)> set;
-  std::optional<double> absent = std::nullopt;  // where the configuration may lack it
+  std::optional<double> absent = std::nullopt;  // if the configuration may lack it
 };
 
-// Sets these fields of the config. Errors: those of Integer() and Real().
+// Sets the wanted fields of the config. Errors: those of Integer() and Real().
 absl::Status ReadFields(const JsonFields& fields, std::initializer_list<ConfigField> wanted,
                         ModelConfig& config);
 

@@ -16,19 +16,20 @@ namespace tessera {
 
 // The arguments of a training run that Megatron-LM stores with its checkpoints.
 
-// "learned_absolute" or "rope", in releases that have one name for it and in those before.
+// Returns the type of position embedding, such as "learned_absolute" or "rope". Older releases have
+// an argument of its own for "rope".
 std::string MegatronPositionEmbedding(const JsonFields& args);
 
-// Sets sizes that all decoders have, and refuses what none of ours has: experts, norms of queries
-// and keys, norms whose weights are stored less 1, heads whose size is not their share of
-// hidden_size. Without the vocabulary's own size, which depends on the tokenizer there, the padded
-// one is taken.
+// Sets the sizes that all decoders have. Refuses experts, norms of queries and keys, norms whose
+// weights are stored less 1, and heads whose size is not their share of hidden_size. The size of
+// the vocabulary is the padded one if its own, which depends on Megatron-LM's tokenizer, is
+// missing.
 absl::Status ReadMegatronSizes(const JsonFields& args, ModelConfig& config);
 void WriteMegatronSizes(const ModelConfig& config, nlohmann::ordered_json& args);
 
 // Adds the parameters of all layers, each by its number ("decoder.layers.3.mlp.linear_fc1.weight")
 // and all as a stack ("decoder.layers.mlp.linear_fc1.weight"), since files have either.
-// `parameters_of` gives those of one layer, in the same order for each.
+// `parameters_of` returns the parameters of one layer, in the same order for each.
 void AddMegatronLayers(
     int64_t layers,
     const std::function<std::vector<ForeignParameter>(const std::string& prefix, int64_t layer)>&

@@ -14,7 +14,7 @@ enum class Activation {
   kSwiGlu,  // gate in columns [0, F), up in [F, 2F); U = 2F
 };
 
-// pre[R,U] = up(x), out[R,F] = the activation of it.
+// Computes pre[R,U] = up(x), and out[R,F], the activation of pre.
 inline void ForwardActivated(Activation activation, Backend& backend, const Linear& up,
                              const TensorView& x, const TensorView& pre, const TensorView& out) {
   if (activation == Activation::kGelu) return up.ForwardGelu(backend, x, pre, out);
@@ -22,8 +22,8 @@ inline void ForwardActivated(Activation activation, Backend& backend, const Line
   backend.SwiGluForward({pre, out});
 }
 
-// d_pre[R,U] from d_y, the gradient of down(the activation of pre). `d_out` [R,F]: memory for the
-// gradient of the activation; may be d_pre for kGelu.
+// Computes d_pre[R,U] from d_y, the gradient of down(the activation of pre). `d_out` [R,F] is
+// memory for the gradient of the activation; may be d_pre for kGelu.
 inline void BackwardActivated(Activation activation, Backend& backend, const Linear& down,
                               const TensorView& d_y, const TensorView& pre, const TensorView& d_out,
                               const TensorView& d_pre) {

@@ -15,14 +15,14 @@
 
 namespace tessera {
 
-// A family of models: everything that a config, a trainer and a checkpoint need to know of it. A
-// function is called with a config of this architecture; all but the first three with one that is
-// resolved.
+// A family of models: everything that a config, a trainer and a checkpoint need to know of it.
+// Functions are called with a config of this architecture; all but the first three with a resolved
+// one.
 struct Architecture {
-  // As configs and manifests have it. Names of architectures that come with Tessera are the values
-  // of ModelConfig.Architecture in lower case; of others, ModelConfig.other_architecture.
+  // The name in configs and manifests. For architectures that come with Tessera, the value of
+  // ModelConfig.Architecture in lower case; for others, ModelConfig.other_architecture.
   std::string_view name;
-  // The value in ModelConfig.Architecture; OTHER where it has none of its own.
+  // The value in ModelConfig.Architecture; OTHER if the architecture has none of its own.
   ModelConfig::Architecture value = ModelConfig::OTHER;
 
   std::span<const std::string_view> (*size_names)() = [] {
@@ -33,8 +33,8 @@ struct Architecture {
   // InvalidArgument: one sentence about the first wrong field.
   absl::Status (*validate)(const ModelConfig& config) = nullptr;
 
-  // Parameters are allocated, not initialised. options.stage is set and in range, and
-  // the shards divide heads and columns.
+  // Makes a model, whose parameters are allocated, not initialised. options.stage is set and in
+  // range, and the shards divide heads and columns.
   std::unique_ptr<Model> (*make_model)(const ModelConfig& config, const ModelOptions& options,
                                        Backend& backend) = nullptr;
   // Declares the parameters of a stage, as make_model does, without a model.

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Lays out buffers in one allocation of known size: the same code runs twice, first to measure
+// Lays out buffers in one allocation of known size. The caller's code runs twice: first to measure
 // (without a base), then to assign addresses.
 class Arena {
  public:
@@ -22,7 +22,8 @@ class Arena {
     high_water_bytes_ = std::max(high_water_bytes_, used_bytes_);
     return base_ == nullptr ? TensorView() : TensorView(base_ + offset, dtype, std::move(shape));
   }
-  // Releases everything taken since the mark: the next Take may reuse its memory.
+  // Mark() returns the current position. Rewind() to it releases everything taken since, whose
+  // memory the next Take() may reuse.
   int64_t Mark() const { return used_bytes_; }
   void Rewind(int64_t mark) { used_bytes_ = mark; }
 

@@ -21,15 +21,15 @@ struct AttentionShape {
 // [R,(H+2K)D]: q, k and v are adjacent.
 class Attention {
  public:
-  // `rope`: rotation of q and k, null for none.
+  // `rope` rotates q and k; null for no rotation.
   Attention(const AttentionShape& shape, DropoutSite dropout, std::shared_ptr<const Rope> rope)
       : shape_(shape), dropout_(dropout), rope_(std::move(rope)) {}
 
-  // q and k are rotated in place, as Backward expects them. out [R,HD], log_sum_exp [B,H,T].
-  // `cache`: of one shard in a KeyValueCache, or empty.
+  // Computes out [R,HD] and log_sum_exp [B,H,T]. Rotates q and k in place, as Backward() expects
+  // them. `cache` is of one shard in a KeyValueCache, or empty.
   void Forward(const Pass& pass, const TensorView& qkv, const TensorView& cache,
                const TensorView& out, const TensorView& log_sum_exp) const;
-  // d_qkv [R,(H+2K)D] is overwritten.
+  // Computes the gradient d_qkv [R,(H+2K)D], which is overwritten.
   void Backward(const Pass& pass, const TensorView& d_out, const TensorView& qkv,
                 const TensorView& out, const TensorView& log_sum_exp,
                 const TensorView& d_qkv) const;

@@ -21,10 +21,11 @@ struct VirtualShard {
   int count = 1;
 };
 
-// The virtual shards of this rank.
+// Returns the virtual shards of this rank.
 std::vector<VirtualShard> LocalShards(const TensorParallel& tensor_parallel);
 
-// A logical tensor that every tensor-parallel rank has whole. Vectors do not decay.
+// Returns a parameter that is a logical tensor which every tensor-parallel rank has whole. Vectors
+// do not decay.
 Parameter WholeParameter(std::string name, const Shape& shape, Place place, Initialization init);
 
 // A logical tensor in a fused buffer.
@@ -33,17 +34,19 @@ struct FusedTensor {
   Shape global_shape;
 };
 
-// One virtual shard of each section of each tensor, next to each other along the dim that
-// `partition` cuts: the shard's part of q, then of k, then of v, whether they are three tensors or
-// three sections of one. Precondition: the sections divide that dim, and the shards every section.
+// Returns a parameter of one virtual shard of each section of each tensor, next to each other along
+// the dim that `partition` cuts: the shard's part of q, then of k, then of v, whether they are
+// three tensors or three sections of one. Precondition: the sections divide that dim, and the
+// shards every section.
 Parameter ShardedParameter(const std::vector<FusedTensor>& tensors, const Partition& partition,
                            const VirtualShard& shard, Initialization init);
-// The same for one tensor.
+// Returns a parameter of one virtual shard of one tensor.
 Parameter ShardedParameter(std::string name, Shape global_shape, const Partition& partition,
                            const VirtualShard& shard, Initialization init);
 
-// One virtual shard of the rows of a table [rows,C] that is padded to `padded_rows`, a multiple of
-// the number of shards. The last shards may have few rows that are not padding, or none.
+// Returns a parameter of one virtual shard of the rows of a table [rows,C] that is padded to
+// `padded_rows`, a multiple of the number of shards. The last shards may have few rows that are not
+// padding, or none.
 Parameter TableParameter(std::string name, Shape global_shape, int64_t padded_rows, Place place,
                          const VirtualShard& shard, Initialization init);
 

@@ -18,8 +18,8 @@
 
 namespace tessera {
 
-// The parts that a model family assembles. All parameters belong to `parameters`, which the family
-// has allocated.
+// The parts of a decoder, as a model family assembles them. All parameters belong to `parameters`,
+// which the family has allocated.
 struct DecoderParts {
   std::unique_ptr<ParameterSet> parameters;
   int64_t hidden_size = 0;  // C
@@ -30,15 +30,15 @@ struct DecoderParts {
   std::optional<LmHead> head;            // last stage
   DecoderLayout layout;
   std::shared_ptr<Rope> rope;     // shared by the blocks' attention; null for none
-  int64_t matrix_weights = 0;     // of the whole model, those that take part in a matrix product
+  int64_t matrix_weights = 0;     // of the whole model: weights in matrix products
   int64_t attention_columns = 0;  // of the whole model: sum over layers of heads * head size
 };
 
 // A decoder-only transformer, or the consecutive layers of it on one pipeline stage, or some
 // virtual shards of these: embedding, blocks, final norm and head.
 //
-// An observer is called in this order: with the head's gradients (and the tied-embedding gradient
-// of the head, if it is separate), those of each block from the last to the first, and the
+// An observer is called with the head's gradients (and the tied-embedding gradient of the head, if
+// it is separate), then with the gradients of each block from the last to the first, then with the
 // embedding's. A table to which both ends contribute is prepared before the head, and ready with
 // the embedding.
 //
@@ -46,7 +46,7 @@ struct DecoderParts {
 //   inputs  each block's input and the last one's output
 //   saved   what a block's backward pass reads: one set per block, or a single one with
 //           recomputation
-//   shared  temporary memory of one block's forward or backward pass; in the same place, the
+//   shared temporary memory of one block's forward or backward pass; in the same place, the
 //           buffers of the head, between whose forward and backward pass no block runs; and those
 //           of the embedding
 class Decoder final : public Model {
@@ -72,12 +72,12 @@ class Decoder final : public Model {
  private:
   struct Buffers;
   Buffers LayOut(const Pass& pass, ActivationUse use, Arena& arena) const;
-  // The norm that layer `i` of this stage begins with; the head, where there is one, comes after
-  // the blocks.
+  // Returns the place of the norm with which layer `i` of this stage begins; the head, if there is
+  // one, comes after the blocks.
   NormPlace InputNorm(const Buffers& buffers, size_t i) const;
   Pass MakePass(const MicroBatch& batch) const;
   Pass MakePass(int64_t batch, int64_t sequence) const;
-  // Both before the head writes its gradients.
+  // Prepares the observer's gradients; called before the head writes them.
   absl::Status PrepareHead(GradientObserver* observer) const;
   absl::Status BackwardHead(const Pass& pass, const MicroBatch& batch, const Buffers& buffers,
                             double loss_scale, bool accumulate, const TensorView& d,

@@ -1,10 +1,9 @@
 #ifndef TESSERA_MODELS_LAYERS_DECODER_FAMILY_H_
 #define TESSERA_MODELS_LAYERS_DECODER_FAMILY_H_
 
-// What makes decoders of one family different from those of another, as a table, and the functions
-// that build any of them from it. Legend: C hidden size, H query heads, K key/value heads, D head
-// size, F MLP width, U columns before the activation, V vocabulary, Vp padded, P positions, S
-// virtual shards.
+// The differences between families of decoders, as a table, and the functions that build any
+// decoder from it. Legend: C hidden size, H query heads, K key/value heads, D head size, F MLP
+// width, U columns before the activation, V vocabulary, Vp padded, P positions, S virtual shards.
 
 #include <cstdint>
 #include <memory>
@@ -26,7 +25,7 @@
 
 namespace tessera {
 
-// Logical tensors of a norm or a linear layer; null for what it does not have.
+// Logical tensors of a norm or a linear layer; null if it has none.
 struct TensorNames {
   const char* weight = nullptr;
   const char* bias = nullptr;
@@ -34,23 +33,24 @@ struct TensorNames {
 
 enum class Normalization { kLayerNorm, kRmsNorm };
 
-// A constant table; strings and arrays that it refers to are constants, too.
+// The table of one family. Constant, like the strings and arrays to which it refers.
 struct DecoderFamily {
   Normalization normalization = Normalization::kLayerNorm;
   WeightLayout weight_layout = WeightLayout::kInOut;  // of linear layers
   Activation activation = Activation::kGelu;
   bool rotary = false;  // whether attention rotates q and k, as the config's fields say
 
-  // Logical tensors outside the layers, and the name from which the dropout's random numbers come.
+  // Logical tensors outside the layers, and the name that keys the dropout's random numbers.
   const char* token_embedding = nullptr;     // [V,C]
   const char* position_embedding = nullptr;  // [P,C]; null for none
   const char* embedding_dropout = nullptr;
   TensorNames final_norm;      // [C]
   const char* head = nullptr;  // [V,C]; an alias of token_embedding if the config ties them
 
-  // The full name of what is called `tensor` in a layer. `layer` is the global index.
+  // Returns the full name of the logical tensor `tensor` of a layer. `layer` is the global index.
   std::string (*layer_name)(int64_t layer, std::string_view tensor) = nullptr;
-  // Names in a layer, likewise. A fused matrix is one tensor of equal sections, or several tensors.
+  // Names of logical tensors in a layer. A fused matrix is one tensor of equal sections, or several
+  // tensors.
   TensorNames attention_norm;        // [C]
   std::span<const TensorNames> qkv;  // C to (H+2K)D: q, k and v
   const char* attention_dropout = nullptr;
@@ -62,14 +62,14 @@ struct DecoderFamily {
   const char* down_dropout = nullptr;
 };
 
-// One parameter in memory with its bias; null for none.
+// A weight in memory and its bias; null for none.
 struct WeightAndBias {
   Parameter* weight = nullptr;
   Parameter* bias = nullptr;
 };
 
-// Matrices are [in,out] or [out,in], by the family's weight_layout. A vector has an element for
-// each virtual shard of this rank.
+// The parameters of a layer. Matrices are [in,out] or [out,in], by the family's weight_layout. A
+// std::vector has an element for each virtual shard of this rank.
 struct DecoderLayerParameters {
   WeightAndBias attention_norm;        // [C]
   std::vector<WeightAndBias> qkv;      // C to (H+2K)D/S: the shard's heads of q, of k, of v
@@ -95,11 +95,12 @@ struct DecoderParameters {
 DecoderParameters DeclareDecoder(const DecoderFamily& family, const ModelConfig& config,
                                  const ModelOptions& options, ParameterSet& set);
 
-// The decoder, or the stage of it that the options name. Parameters are allocated, not initialised.
+// Makes the decoder, or the stage of it that the options name. Parameters are allocated, not
+// initialised.
 std::unique_ptr<Model> MakeDecoder(const DecoderFamily& family, const ModelConfig& config,
                                    const ModelOptions& options, Backend& backend);
 
-// The rotary embedding that the config's fields describe, with or without Llama 3.1's scaling.
+// Makes the rotary embedding that the config's fields describe, with or without Llama 3.1's scaling.
 std::shared_ptr<Rope> MakeRope(const ModelConfig& config, bool scaled);
 
 // The functions of an Architecture whose models are decoders of this family.

@@ -40,16 +40,17 @@ struct TableDeclaration {
 std::vector<VocabularyShard> DeclareTable(const TableDeclaration& declaration,
                                           const TensorParallel& tensor_parallel, ParameterSet& set);
 
-// x[r,C] = dropout(table[ids] + positions[r % T]). Positions are GPT-2's; null for none.
+// The embedding x[r,C] = dropout(table[ids] + positions[r % T]). Positions are as in GPT-2; null
+// for none.
 class Embedding {
  public:
   // Temporary memory of one Forward or Backward; empty for one shard.
   struct Scratch {
-    TensorView shard;  // [R,C]: what one virtual shard has, where there are several here
-    TensorView all;    // [R,C]: all rows, where they are split
+    TensorView shard;  // [R,C]: rows of one virtual shard, if there are several here
+    TensorView all;    // [R,C]: all rows, if they are split
   };
 
-  // This rank's virtual shards of the table.
+  // `shards` are this rank's virtual shards of the table.
   Embedding(std::vector<VocabularyShard> shards, Parameter* positions, DropoutSite dropout)
       : shards_(std::move(shards)), positions_(positions), dropout_(dropout) {}
 
@@ -57,9 +58,9 @@ class Embedding {
 
   absl::Status Forward(const Pass& pass, const TensorView& ids, const Scratch& scratch,
                        const TensorView& x) const;
-  // d_x [r,C] is overwritten (by the dropout). The table's gradient is always accumulated:
-  // `table_has_gradient` is true if it already holds a contribution (of a tied head or an earlier
-  // micro-batch), and false if it must be cleared first.
+  // Computes the gradients of the parameters. d_x [r,C] is overwritten (by the dropout). The
+  // table's gradient is always accumulated: `table_has_gradient` is true if it already holds a
+  // contribution (of a tied head or an earlier micro-batch), and false if it must be cleared first.
   absl::Status Backward(const Pass& pass, const TensorView& ids, const Scratch& scratch,
                         const TensorView& d_x, bool table_has_gradient, bool accumulate) const;
 

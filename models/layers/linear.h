@@ -7,13 +7,13 @@
 
 namespace tessera {
 
-// The memory layout of a weight, the same as in the files of its family of models.
+// The memory layout of a weight, as in the files of its family of models.
 enum class WeightLayout {
   kInOut,  // [in, out]: GPT-2 (Conv1D)
   kOutIn,  // [out, in]: Llama
 };
 
-// y[R,out] = x[R,in] W (+ bias): a layer or one virtual shard of it. A column-parallel shard
+// A linear layer y[R,out] = x[R,in] W (+ bias), or one virtual shard of it. A column-parallel shard
 // computes some of the outputs, with its part of the bias; a row-parallel one takes some of the
 // inputs, and its product is a term of a sum. Parameters belong to the model's ParameterSet.
 class Linear {
@@ -22,20 +22,20 @@ class Linear {
       : weight_(&weight), bias_(bias), layout_(layout) {}
 
   void Forward(Backend& backend, const TensorView& x, const TensorView& y) const;
-  // The same with y's GELU in `act`.
+  // Forward() that also computes the GELU of y in `act`.
   void ForwardGelu(Backend& backend, const TensorView& x, const TensorView& y,
                    const TensorView& act) const;
-  // d_x[R,in] = d_y W^T
+  // Computes d_x[R,in] = d_y W^T.
   void BackwardInput(Backend& backend, const TensorView& d_y, const TensorView& d_x) const;
-  // d_pre[R,in]: the same where x is the GELU of pre[R,in].
+  // Computes d_pre[R,in], if x is the GELU of pre[R,in].
   void BackwardInputGelu(Backend& backend, const TensorView& d_y, const TensorView& pre,
                          const TensorView& d_pre) const;
-  // Gradients of weight and bias: accumulated, or overwritten when `accumulate` is false. `sums`:
-  // UnitSums() for the outputs.
+  // Accumulates the gradients of weight and bias, or overwrites them if `accumulate` is false.
+  // `sums` is UnitSums() for the outputs.
   void BackwardWeight(const Pass& pass, const TensorView& x, const TensorView& d_y,
                       const TensorView& sums, bool accumulate) const;
 
-  // The products without the bias, as terms of a sum over shards.
+  // Return the products without the bias, as terms of a sum over shards.
   MatMulOperands ForwardTerm(const TensorView& x) const;
   MatMulOperands BackwardInputTerm(const TensorView& d_y) const;
 

@@ -15,16 +15,16 @@
 
 namespace tessera {
 
-// How Backward() will be called.
+// The arguments with which Backward() will be called.
 struct BackwardCall {
   double loss_scale = 1;
   bool accumulate = false;
   GradientObserver* observer = nullptr;  // null for none
 };
 
-// The keys and values of the tokens of one sequence, for the layers of a stage, so that tokens that
-// follow are computed alone. Made by Model::NewCache(), filled by the forward passes of batches
-// that have it.
+// The keys and values of the tokens of one sequence, for the layers of a stage, so that later
+// tokens are computed alone. Made by Model::NewCache(), filled by the forward passes of batches
+// that refer to it.
 struct KeyValueCache {
   int64_t tokens = 0;    // so far
   int64_t capacity = 0;  // at most
@@ -42,9 +42,9 @@ struct MicroBatch {
   int64_t step = 0;
   int64_t first_sample = 0;
   bool training = false;  // dropout on
-  // Promises that Backward() of this micro-batch, in this way, is the next call of the model after
-  // Forward(), which may then compute the gradients of the head. The results are the same. Both
-  // calls have the same promise.
+  // Promises that Backward() of this micro-batch, with these arguments, is the next call of the
+  // model after Forward(), which may then compute the gradients of the head. The results are the
+  // same. Must be set alike for both calls.
   std::optional<BackwardCall> backward_follows = {};
   // The earlier tokens of one sequence, which `ids` continue; null: `ids` begin one. Forward only.
   KeyValueCache* cache = nullptr;
@@ -58,16 +58,16 @@ class Activations {
   virtual int64_t bytes() const = 0;
 };
 
-// kTrainingWithNorms: kTraining, and the backward pass reads the outputs of norms, too, instead of
-// computing them again: the same bits. kTrainingRecompute: it computes all but the inputs of layers
-// again.
+// The activations that are saved. kTrainingWithNorms: those of kTraining and the outputs of norms,
+// which the backward pass then does not compute again; the bits are the same. kTrainingRecompute:
+// only the inputs of layers; the backward pass computes the rest again.
 enum class ActivationUse { kTraining, kTrainingWithNorms, kTrainingRecompute, kForwardOnly };
 
 // The layers of one pipeline stage, or this rank's shards of them, with explicit forward and
 // backward.
 //
 // Under tensor parallelism every rank of the axis makes the same calls with the same micro-batch.
-// Forward, Backward and LastLogits return an error only where a collective operation or the
+// Forward(), Backward() and LastLogits() return an error only if a collective operation or the
 // observer does; the activations and gradients are then unusable.
 class Model {
  public:
@@ -76,45 +76,46 @@ class Model {
   virtual ParameterSet& parameters() = 0;
   virtual const ParameterSet& parameters() const = 0;
 
-  // Buffers for micro-batches of [batch, sequence]; reusable for any number of forward/backward
-  // pairs of that shape.
+  // Allocates buffers for micro-batches of [batch, sequence], reusable for any number of
+  // forward/backward pairs of that shape.
   virtual std::unique_ptr<Activations> NewActivations(int64_t batch, int64_t sequence,
                                                       ActivationUse use) = 0;
 
-  // The size of NewActivations().
+  // Returns the size of NewActivations().
   virtual int64_t ActivationBytes(int64_t batch, int64_t sequence, ActivationUse use) const = 0;
 
-  // Rows of the activations that this rank sends to the next stage: R = batch * sequence, or, where
-  // sequence parallelism splits them, R / size of the tensor axis. Micro-batches whose R is not
-  // divisible by the number of shards are not split.
+  // Returns the rows of the activations that this rank sends to the next stage: R = batch *
+  // sequence, or, if sequence parallelism splits them, R / size of the tensor axis. Micro-batches
+  // whose R is not divisible by the number of shards are not split.
   virtual int64_t BoundaryRows(int64_t batch, int64_t sequence) const = 0;
 
-  // `input` [BoundaryRows,C]: activations of the previous stage, empty on the first. `output`
-  // likewise: this stage's, empty on the last. On the last stage, with targets: returns the SUM of
-  // the token losses (fp64 tree over rows) on every tensor-parallel rank, 0 elsewhere.
+  // Runs the forward pass. `input` [BoundaryRows,C] are the activations of the previous stage,
+  // empty on the first; `output` [BoundaryRows,C] are this stage's, empty on the last. On the last
+  // stage, with targets, returns the SUM of the token losses (fp64 tree over rows) on every
+  // tensor-parallel rank; 0 elsewhere.
   virtual absl::StatusOr<double> Forward(const MicroBatch& batch, Activations& activations,
                                          TensorView input, TensorView output) = 0;
 
-  // Backward of the last Forward with these activations. loss_scale multiplies every token's loss
-  // (1 / tokens of the global batch). Accumulates parameter gradients, or overwrites them when
-  // `accumulate` is false (first micro-batch). d_output is empty on the last stage, d_input on the
-  // first. `observer` is called as gradients are computed; null for none.
+  // Runs the backward pass of the last Forward() with these activations. loss_scale multiplies
+  // every token's loss (1 / tokens of the global batch). Accumulates parameter gradients, or
+  // overwrites them when `accumulate` is false (first micro-batch). d_output is empty on the last
+  // stage, d_input on the first. `observer` is called as gradients are computed; null for none.
   virtual absl::Status Backward(const MicroBatch& batch, Activations& activations,
                                 double loss_scale, bool accumulate, TensorView d_output,
                                 TensorView d_input, GradientObserver* observer) = 0;
 
-  // Logits [B,V] (fp32, the whole vocabulary, padding excluded) of the last position of each
-  // sequence, after Forward without targets, on every tensor-parallel rank. For sampling.
+  // Computes the logits [B,V] (fp32, the whole vocabulary, padding excluded) of the last position
+  // of each sequence, after Forward() without targets, on every tensor-parallel rank. For sampling.
   virtual absl::Status LastLogits(const MicroBatch& batch, Activations& activations,
                                   TensorView logits) = 0;
 
-  // Memory for sequences of up to `tokens`. A forward pass with it has the logits and losses of one
-  // over the whole sequence, bit for bit in EXACT numerics. On the CPU only.
+  // Makes a cache for sequences of up to `tokens`. A forward pass with it has the logits and losses
+  // of a pass over the whole sequence, bit for bit in EXACT numerics. On the CPU only.
   virtual KeyValueCache NewCache(int64_t tokens) = 0;
 
-  // Floating-point operations of forward and backward per token at this sequence length, for the
-  // WHOLE model, whichever part of it this rank holds: 6 per weight in a matrix product, plus the
-  // lower triangle of attention. Excludes recomputation.
+  // Returns the floating-point operations of forward and backward per token at this sequence
+  // length, for the WHOLE model, whichever part of it this rank holds: 6 per weight in a matrix
+  // product, plus the lower triangle of attention. Excludes recomputation.
   virtual double FlopsPerToken(int64_t sequence) const = 0;
 };
 

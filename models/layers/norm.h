@@ -28,23 +28,23 @@ class Norm {
   virtual int64_t gradient_vectors() const = 0;  // of Gradients
   virtual void Forward(Backend& backend, const TensorView& x, const TensorView& out,
                        const TensorView& stats) const = 0;
-  // sum [R,C] = a + b, either of which it may be, and Forward of the sum: the same bits as one
-  // after the other.
+  // Computes sum [R,C] = a + b, and Forward() of the sum, with the bits of one after the other.
+  // `sum` may be a or b.
   virtual void AddForward(Backend& backend, const TensorView& a, const TensorView& b,
                           const TensorView& sum, const TensorView& out,
                           const TensorView& stats) const = 0;
-  // d_x: overwritten, or accumulated if accumulate_dx (the residual add). `gradients` likewise, by
-  // `accumulate`.
+  // Computes the gradients. d_x is accumulated if accumulate_dx (the residual add), `gradients` if
+  // `accumulate`; otherwise they are overwritten.
   virtual void Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
                         const TensorView& stats, const TensorView& d_x, bool accumulate_dx,
                         const Gradients& gradients, bool accumulate) const = 0;
-  // The parameters' own gradients.
+  // Returns the parameters' own gradients.
   virtual Gradients gradients() const = 0;
 };
 
 class LayerNorm final : public Norm {
  public:
-  // `bias` may be null: then it is zero and not learned, and its gradient is not used. The weight
+  // If `bias` is null, the bias is zero and not learned, and its gradient is not used. The weight
   // has its memory, on this device.
   LayerNorm(Parameter& weight, Parameter* bias, double epsilon, const Device& device);
   int64_t statistics() const override { return 2; }  // mean, 1 / standard deviation
@@ -93,8 +93,9 @@ class RmsNorm final : public Norm {
 // Norms between tensor-parallel regions, over a rank's own rows.
 //
 // The gradient of a norm's weights is a sum over rows, which sequence parallelism splits. To make
-// its bits independent of the split, it is always computed over S blocks of the rows of a canonical
-// unit (fewer if it has fewer rows), which are added in the tree over all blocks of all units.
+// its bits independent of the split, the gradient is always summed over S blocks of the rows of
+// each canonical unit (fewer if a unit has fewer rows), which are added in the tree over all blocks
+// of all units.
 //
 // Legend: R rows, r of them on this rank, C channels, W weight vectors of a norm (1 or 2).
 
@@ -105,10 +106,10 @@ struct NormPlace {
   TensorView stats;  // [1|2, r]
 };
 
-// The norm of the rows x [r,C] of every rank.
+// Computes the norm of the rows x [r,C] of every rank.
 absl::Status NormForward(const Pass& pass, const TensorView& x, const NormPlace& to);
-// sum [r,C] = a + b, either of which it may be, and the norm of the sum: the same bits as one after
-// the other.
+// Computes sum [r,C] = a + b, and the norm of the sum, with the bits of one after the other. `sum`
+// may be a or b.
 absl::Status AddNormForward(const Pass& pass, const TensorView& a, const TensorView& b,
                             const TensorView& sum, const NormPlace& to);
 
@@ -117,15 +118,15 @@ absl::Status AddNormForward(const Pass& pass, const TensorView& a, const TensorV
 class NormGradients {
  public:
   NormGradients() = default;
-  // For `count` norms like this one. Empty for one block.
+  // Takes memory for `count` norms like this one. Empty for one block.
   NormGradients(Arena& arena, const Pass& pass, DType dtype, const Norm& norm, int count);
 
-  // Backward of norm number `index` over this rank's rows.
+  // Runs the backward pass of norm number `index` over this rank's rows.
   void Backward(const Pass& pass, const Norm& norm, int index, const TensorView& d_out,
                 const TensorView& x, const TensorView& stats, const TensorView& d_x,
                 bool accumulate_dx, bool accumulate) const;
-  // Accumulates the results of the Backward calls into the parameters' gradients, or overwrites
-  // them. `norms`: all, by index.
+  // Accumulates the results of the Backward() calls into the parameters' gradients, or overwrites
+  // them. `norms` are all norms, by index.
   absl::Status Finish(const Pass& pass, std::span<const Norm* const> norms, bool accumulate) const;
 
  private:

@@ -41,38 +41,36 @@ struct Parameter {
   int shard = -1;         // virtual shard; -1: not sharded, the same on every tensor-parallel rank
   bool has_second_grad = false;  // two contributions to the gradient are kept apart
 
-  // Filled in by ParameterSet.
-  // The first piece's name, and "/v" + shard where sharded: unique, and the same on every topology
-  // with one number of virtual shards.
+  // Filled in by ParameterSet. The first piece's name, and "/v" + shard if sharded: unique, and the
+  // same on every topology with one number of virtual shards.
   std::string key;
   int64_t flat_offset = 0;  // of the first element in the ParameterSet's flat buffers
   TensorView value;         // compute dtype
   TensorView grad;          // fp32 (fp64 where the compute dtype is fp64); empty without memory
-  // A tied table's contribution from the head; `grad` is the embedding's. It lies at
-  // second_grad_offset of the gradient space.
+  // A tied table's contribution from the head, at second_grad_offset of the gradient space; `grad`
+  // is the embedding's.
   TensorView second_grad;
   int64_t second_grad_offset = -1;
 
   int64_t elements() const { return ElementCount(shape); }
 };
 
-// All parameters of a stage in flat buffers, in model order, each parameter starting at a multiple
-// of kFlatAlignment elements, so that an optimizer, a bucket or a ZeRO owner is a flat range,
-// and the blocks that gradient norms are summed by are the same wherever a range is cut.
+// All parameters of a stage in flat buffers, in model order. An optimizer, a bucket or a ZeRO owner
+// is therefore a flat range. Each parameter starts at a multiple of kFlatAlignment elements, so
+// that the blocks by which gradient norms are summed are the same wherever a range is cut.
 //
-// The gradient space has the same layout, and behind it the second contributions, aligned alike.
-// Pointers returned by Add stay valid.
+// The gradient space has the same layout, followed by the second contributions, aligned alike.
 class ParameterSet {
  public:
   // Declares a parameter before Allocate(). The reference stays valid.
   Parameter& Add(Parameter parameter);
-  // Allocates values (compute dtype); gradients only when `with_gradients`.
+  // Allocates values (compute dtype), and gradients if `with_gradients`.
   void Allocate(DType compute_dtype, Device device, bool with_gradients);
   // Fills values from counter-based random numbers keyed by (seed, logical name, element of the
   // LOGICAL tensor), whatever the sharding.
   // Precondition: the values are in host memory.
   void Initialize(uint64_t seed);
-  // The same into `flat`, host memory that is laid out as values().
+  // Fills `flat`, host memory that is laid out as values(), as Initialize() fills the values.
   void InitializeInto(uint64_t seed, const TensorView& flat) const;
 
   // Binds the gradients in [begin, end) of the gradient space to `memory` (end - begin elements of
@@ -84,9 +82,9 @@ class ParameterSet {
   const Tensor& grads() const { return grads_; }    // [gradient_elements()], or empty
   DType grad_dtype() const { return grad_dtype_; }
   int64_t flat_elements() const { return flat_elements_; }
-  // At least flat_elements(). Precondition: allocated.
+  // Returns the size of the gradient space, at least flat_elements(). Precondition: allocated.
   int64_t gradient_elements() const { return gradient_elements_; }
-  // Elements of all pieces: padding excluded, tied parameters once.
+  // Returns the elements of all pieces: padding excluded, tied parameters once.
   int64_t logical_elements() const;
 
  private:

@@ -12,13 +12,13 @@ namespace tessera {
 
 // The properties of the current micro-batch that every layer needs.
 //
-// R = batch * sequence rows, batch-major. Between tensor-parallel regions a rank has r of them, in
-// one run: all, or, with sequence parallelism, R / ranks.
+// R = batch * sequence rows, batch-major. Between tensor-parallel regions a rank has r consecutive
+// rows: all, or, with sequence parallelism, R / ranks.
 //
 // EXACT numerics add over rows (gradients of parameters, the loss) by canonical unit, so that a sum
-// does not depend on how samples are divided into micro-batches: each unit's terms on their own,
-// and then the units in the tree T(0, units) (communicator.h's ReduceOp). Of 2^k u samples, u odd,
-// a unit has u: the tree over micro-batches continues the one over the units of each.
+// does not depend on how samples are divided into micro-batches: first the terms of each unit, then
+// the units in the tree T(0, units) (communicator.h's ReduceOp). Of 2^k u samples, u odd, a unit
+// has u, so the tree over micro-batches continues the tree over the units of each.
 struct Pass {
   Backend& backend;
   const TensorParallel& tensor_parallel = kNoTensorParallel;
@@ -33,13 +33,13 @@ struct Pass {
   int64_t rows() const { return batch * sequence; }
   int shards() const { return tensor_parallel.shards(); }
   int64_t unit_rows() const { return rows() / units; }
-  // Rows that are not divisible (a sampled text of any length) are not split.
+  // Whether rows are split. Rows that are not divisible (a sampled text of any length) are not.
   bool splits_rows() const {
     return tensor_parallel.sequence_parallel() && unit_rows() % tensor_parallel.shards() == 0;
   }
   int64_t own_rows() const { return splits_rows() ? rows() / tensor_parallel.size() : rows(); }
   int64_t first_own_row() const { return splits_rows() ? own_rows() * tensor_parallel.rank() : 0; }
-  // This rank's rows of x [R, ...].
+  // Returns this rank's rows of x [R, ...].
   TensorView OwnRows(const TensorView& x) const {
     return splits_rows() ? x.Slice(0, first_own_row(), first_own_row() + own_rows()) : x;
   }
@@ -49,10 +49,10 @@ struct Pass {
   }
 };
 
-// The dtype of sums, statistics and losses: fp32, or fp64 where the compute dtype is fp64.
+// Returns the dtype of sums, statistics and losses: fp32, or fp64 if the compute dtype is fp64.
 inline DType SumDType(DType compute) { return compute == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-// A dropout layer of the model: has its own random stream, keyed by (seed, step, name).
+// A dropout layer of the model, with its own random stream, keyed by (seed, step, name).
 class DropoutSite {
  public:
   DropoutSite() = default;  // never drops

@@ -24,13 +24,14 @@ class Rope {
  public:
   Rope(int64_t head_size, double base, const RopeScaling& scaling);
 
-  // How far each pair turns from one position to the next, in radians.
+  // The angle by which each pair turns from one position to the next, in radians.
   const std::vector<double>& frequencies() const { return frequencies_; }
 
   // Computes the tables for sequences up to this length, in the backend's memory. Must not be
   // called during a pass.
   void Prepare(int64_t sequence, Backend& backend);
-  // [end - begin, D/2] fp32, of the positions [begin, end). Precondition: prepared for `end`.
+  // Return tables [end - begin, D/2] fp32, of the positions [begin, end). Precondition: prepared
+  // for `end`.
   TensorView cos(int64_t begin, int64_t end) const { return cos_.view().Slice(0, begin, end); }
   TensorView sin(int64_t begin, int64_t end) const { return sin_.view().Slice(0, begin, end); }
 

@@ -19,30 +19,30 @@
 
 namespace tessera {
 
-// Whether a sum needs memory besides its result.
+// Returns whether a sum needs memory besides its result.
 bool NeedsSumScratch(const Pass& pass, DType compute_dtype);
 
-// out [r,C] = the sum over all ranks' `products` [R,C], one per shard, plus `bias` [C] (may be
-// empty). `scratch` [R,C] in SumDType, if NeedsSumScratch.
+// Sets out [r,C] to the sum over all ranks' `products` [R,C], one per shard, plus `bias` [C] (may
+// be empty). `scratch` [R,C] in SumDType, if NeedsSumScratch.
 absl::Status SumOverShards(const Pass& pass, std::span<const MatMulOperands> products,
                            const TensorView& bias, const TensorView& scratch, const TensorView& out,
                            std::string_view what);
 
-// The same in two steps, for products that are computed in chunks of rows.
+// SumOverShards() in steps, for products that are computed in chunks of rows.
 //
-// The memory for this rank's part of the sum [R,C]: `scratch`, or `out` itself.
+// Returns the memory for this rank's part of the sum [R,C]: `scratch`, or `out` itself.
 TensorView PartialSumPlace(const Pass& pass, const TensorView& scratch, const TensorView& out);
-// partial [rows,C] = the sum of this rank's products.
+// Sets partial [rows,C] to the sum of this rank's products.
 void AddLocalShards(const Pass& pass, std::span<const MatMulOperands> products,
                     const TensorView& partial);
-// Precondition: `partial` [R,C] is the result of PartialSumPlace.
+// Completes the sum. Precondition: `partial` [R,C] is the result of PartialSumPlace().
 absl::Status FinishShardSum(const Pass& pass, const TensorView& partial, const TensorView& bias,
                             const TensorView& out, std::string_view what);
 
-// Sums over the rows of a micro-batch by canonical unit (Pass). With one unit each is the plain
-// operation; with several it overwrites its result.
+// Sums over the rows of a micro-batch by canonical unit (Pass). With one unit, each function is the
+// plain operation; with several units, it overwrites its result.
 
-// Part i of the first dim of x, without that dim.
+// Returns part i of the first dim of x, without that dim.
 inline TensorView PartOf(const TensorView& x, int64_t i) {
   return x.Slice(0, i, i + 1).Reshape(Shape(x.shape().begin() + 1, x.shape().end()));
 }
@@ -50,7 +50,7 @@ inline TensorView PartOf(const TensorView& x, int64_t i) {
 // Replaces part `begin` of the first dim by T(begin, end) of the parts.
 void AddInTree(Backend& backend, const TensorView& parts, int64_t begin, int64_t end);
 
-// c[M,N] = a^T b for a [rows,M] and b [rows,N], whose rows are `units` units.
+// Computes c[M,N] = a^T b for a [rows,M] and b [rows,N], whose rows are `units` units.
 void MultiplyOverRows(Backend& backend, const TensorView& a, const TensorView& b, int64_t units,
                       const TensorView& c, bool accumulate);
 inline void MultiplyOverRows(const Pass& pass, const TensorView& a, const TensorView& b,
@@ -58,9 +58,9 @@ inline void MultiplyOverRows(const Pass& pass, const TensorView& a, const Tensor
   MultiplyOverRows(pass.backend, a, b, pass.units, c, accumulate);
 }
 
-// Memory for SumRows() of up to `columns`; empty for one unit.
+// Returns memory for SumRows() of up to `columns`; empty for one unit.
 TensorView UnitSums(Arena& arena, const Pass& pass, DType dtype, int64_t columns);
-// sum[N] = the rows of x [R,N].
+// Computes sum[N], the sum of the rows of x [R,N].
 void SumRows(const Pass& pass, const TensorView& x, const TensorView& sums, const TensorView& sum,
              bool accumulate);
 

@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-// Some of the heads, with their part of both projections.
+// A virtual shard of attention: some of the heads, with their part of both projections.
 struct AttentionShard {
   Linear qkv;  // column-parallel
   Attention attention;
@@ -34,7 +34,7 @@ struct AttentionShard {
   };
 };
 
-// Some of the MLP's columns.
+// A virtual shard of the MLP: some of its columns.
 struct MlpShard {
   Linear up;    // column-parallel
   Linear down;  // row-parallel
@@ -79,11 +79,11 @@ class TransformerBlock {
   };
   // Temporary memory of one Forward or one Backward.
   struct Scratch {
-    TensorView normed;    // [R,C], where it is not saved
+    TensorView normed;    // [R,C], if it is not saved
     TensorView sum;       // [R,C] in SumDType, where NeedsSumScratch; in the place of `normed`,
                           // which is dead by then
     TensorView d_branch;  // [R,C]: gradient of a branch's end, then of its beginning
-    // In the same memory, one branch's or the other's:
+    // Memory of one branch or the other:
     TensorView d_attention_out;     // [R,HD]
     std::vector<TensorView> d_qkv;  // [R,(H+2K)D], by shard
     std::vector<TensorView> d_act;  // [R,F], by shard; shared where d_up is not in its place
@@ -94,31 +94,31 @@ class TransformerBlock {
 
   explicit TransformerBlock(TransformerBlockParts parts) : parts_(std::move(parts)) {}
 
-  // `norms`: the outputs of norms are among them.
+  // Takes memory for saved activations; with `norms`, the outputs of norms are among them.
   SavedActivations LayOutSaved(Arena& arena, const Pass& pass, DType dtype, bool norms) const;
-  // `backward`: false omits what only Backward uses.
+  // Takes temporary memory; without `backward`, only what Forward() uses.
   Scratch LayOutScratch(Arena& arena, const Pass& pass, DType dtype, bool backward) const;
 
-  // Where Forward() expects the norm of its input x.
+  // Returns where Forward() expects the norm of its input x.
   NormPlace InputNorm(const SavedActivations& saved, const Scratch& scratch) const {
     return {parts_.attention_norm.get(),
             saved.attention_normed.empty() ? scratch.normed : saved.attention_normed,
             saved.attention_norm_stats};
   }
-  // x, y [r,C], distinct. Precondition: InputNorm() has been computed. If `next` has a norm, that
-  // the next layer begins with, computes it of y in the same pass over memory as y; its memory may
-  // be this block's scratch. `cache`: NewCache(), of the tokens before x, to which those of x are
-  // added; null for none.
+  // Runs the forward pass from x to y [r,C], distinct. Precondition: InputNorm() has been computed.
+  // If `next` has a norm, with which the next layer begins, computes the norm of y in the same pass
+  // over memory as y; its memory may be this block's scratch. `cache` is NewCache() with the tokens
+  // before x, to which the tokens of x are added; null for none.
   absl::Status Forward(const Pass& pass, const TensorView& x, const SavedActivations& saved,
                        const Scratch& scratch, const TensorView& y, const NormPlace& next,
                        const std::vector<Tensor>* cache) const;
-  // See KeyValueCache.
+  // Makes this block's part of a KeyValueCache.
   std::vector<Tensor> NewCache(int64_t tokens, DType dtype, Device device) const;
-  // Recomputes `saved` from x: InputNorm() and Forward without its last step, whose result Backward
-  // does not read.
+  // Recomputes `saved` from x: InputNorm(), and Forward() without its last step, whose result
+  // Backward() does not read.
   absl::Status Recompute(const Pass& pass, const TensorView& x, const SavedActivations& saved,
                          const Scratch& scratch) const;
-  // d [r,C]: on entry the gradient of y, on return that of x.
+  // Runs the backward pass. d [r,C] is the gradient of y on entry, and the gradient of x on return.
   absl::Status Backward(const Pass& pass, const TensorView& x, const SavedActivations& saved,
                         const Scratch& scratch, bool accumulate, const TensorView& d) const;
 

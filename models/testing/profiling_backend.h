@@ -27,7 +27,7 @@ class ProfilingBackend : public Backend {
     int64_t calls = 0;
     double flops = 0;  // of matrix products and attention
   };
-  // The totals of all calls since the last Take().
+  // Returns the totals of all calls since the last Take().
   std::map<std::string, Total> Take() { return std::exchange(totals_, {}); }
 
   absl::Status Synchronize() override { return backend_.Synchronize(); }
@@ -49,7 +49,7 @@ class ProfilingBackend : public Backend {
     return call();
   }
 
-  // Adds the time until it is destroyed and all that was queued has run.
+  // Adds the time from its construction until its destruction, when all queued work has run.
   class Timer {
    public:
     Timer(ProfilingBackend& owner, Total& total) : owner_(owner), total_(total) {}
@@ -64,7 +64,7 @@ class ProfilingBackend : public Backend {
     const absl::Duration start_ = SteadyNow();
   };
 
-  // " M x K x N", and which operands are transposed.
+  // Returns " M x K x N", and which operands are transposed.
   static std::string Sizes(const TensorView& a, const TensorView& b) {
     return absl::StrCat(" ", a.dim(0), " x ", a.dim(1), " x ", b.dim(1),
                         a.stride(1) == 1 ? " A" : " A'", b.stride(1) == 1 ? "B" : "B'");
@@ -83,7 +83,7 @@ class ProfilingBackend : public Backend {
   static double Flops(const TensorView& a, const TensorView& b) {
     return 2.0 * static_cast<double>(a.dim(0) * a.dim(1) * b.dim(1));
   }
-  // One product over the lower triangle; q [B,T,H,D].
+  // Returns the operations of one product over the lower triangle; q [B,T,H,D].
   static double TriangleFlops(const TensorView& q) {
     const int64_t pairs = q.dim(1) * (q.dim(1) + 1) / 2;
     return 2.0 * static_cast<double>(q.dim(0) * q.dim(2) * q.dim(3) * pairs);
@@ -98,9 +98,10 @@ class ProfilingBackend : public Backend {
   static double FlopsOf(const ops::MatMulTree& op) {
     return static_cast<double>(op.products.size()) * Flops(op.products[0].a, op.products[0].b);
   }
-  // Scores and values.
+  // Counts the products of scores and of values.
   static double FlopsOf(const ops::AttentionForward& op) { return 2 * TriangleFlops(op.q); }
-  // The gradients of queries, keys, values and probabilities; not the scores computed again.
+  // Counts the gradients of queries, keys, values and probabilities, but not the scores, which are
+  // computed again.
   static double FlopsOf(const ops::AttentionBackward& op) { return 4 * TriangleFlops(op.q); }
 
   Backend& backend_;

@@ -40,8 +40,8 @@ struct ShardedRun {
   std::vector<std::optional<ChunkLayers>> stages = {std::nullopt};  // run one after the other
 };
 
-// By Parameter::key; second contributions by key + "/second"; where a tied table is on two stages,
-// the last one's by key + "/last".
+// Tensors by Parameter::key. Second contributions are at key + "/second"; if a tied table is on two
+// stages, the last stage's is at key + "/last".
 using TensorsByKey = std::map<std::string, Tensor>;
 
 struct ShardedResult {
@@ -53,15 +53,16 @@ struct ShardedResult {
   int64_t activation_bytes = 0;  // of rank 0, all stages
 };
 
-// Random weights and tokens. Fails the test where ranks disagree about the loss, the logits or
-// replicated tensors.
+// Runs a model with random weights and tokens. Fails the test if ranks disagree about the loss, the
+// logits or replicated tensors.
 ShardedResult RunSharded(const ShardedRun& run);
 
-// `tensors` (values or grads) as logical tensors: name -> [global shape], fp64. Fails the test
-// where an element is missing or there twice.
+// Returns `tensors` (values or grads) as logical tensors: name -> [global shape], fp64. Fails the
+// test if an element is missing or there twice.
 std::map<std::string, Tensor> Logical(const ShardedResult& result, const TensorsByKey& tensors);
 
-// The same losses, gradients and logits, to the bit. Results with one number of shards.
+// Expects the same losses, gradients and logits, to the bit, of results with the same number of
+// shards.
 void ExpectSameBits(const ShardedResult& actual, const ShardedResult& expected,
                     const std::string& what);
 

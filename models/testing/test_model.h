@@ -31,7 +31,7 @@ struct TestBatch {
 };
 TestBatch MakeTestBatch(int64_t batch, int64_t sequence, int64_t vocab_size, uint64_t seed);
 
-// One forward and backward pass in fresh activations; the sum of the losses.
+// Runs one forward and backward pass in fresh activations; returns the sum of the losses.
 double ForwardBackward(Model& model, const MicroBatch& batch, ActivationUse use, double loss_scale,
                        bool accumulate);
 

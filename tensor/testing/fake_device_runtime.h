@@ -18,41 +18,40 @@
 
 namespace tessera {
 
-// What devices that exchange data share: their work runs one at a time, on whichever thread waits
-// for any of it.
+// State shared by devices that exchange data. Their work runs one at a time, on whichever thread
+// waits for any of it.
 struct FakeFabric {
   Mutex mutex;
   CondVar changed;  // work was queued or has run
-  // Where device memory lies that only work of the devices may touch: host code that does ends the
-  // process. Null: host code may, too.
+  // Device memory that only work of the devices may touch: an access by host code ends the process.
+  // Null: host code may touch device memory, too.
   std::unique_ptr<GuardedMemory> guarded;
 };
 
 struct FakeDeviceOptions {
-  // 0: work runs as late as it may, when something is synchronized that depends on it. Others: at
-  // every call, some work of some streams runs, at random.
+  // 0: work runs as late as possible, when something that depends on it is synchronized. Other
+  // seeds: at every call, some work of some streams runs, at random.
   uint64_t seed = 0;
   int64_t memory_bytes = int64_t{1} << 30;
   // The shared memory that a block of a kernel may have; of an H100 by default.
   int64_t shared_bytes_of_block = 227 * 1024;
   std::shared_ptr<FakeFabric> fabric;  // null: one of its own
-  // WaitEvent() does nothing where this is true of the number of the call, from 0 on: as if the
-  // program had no such wait. Null: nowhere.
+  // Given the number of a call of WaitEvent(), from 0 on, returns whether the call does nothing, as
+  // if the program had no such wait. Null: no wait is dropped.
   std::function<bool(int64_t)> drops_wait;
   bool at_once = false;  // work runs when it is queued
 };
 
-// A device in host memory whose streams run late and in adversarial order: all that only an event
-// wait, or the order of a stream, promises does happen, and nothing else. New memory, and memory
-// that was given back, is all ones (NaN). Copies and fills that touch memory given back are errors.
+// A device in host memory whose streams run late and in adversarial order: only the order that
+// event waits and streams promise is kept. New and freed memory is all ones (NaN). Copies and fills
+// that touch freed memory are errors.
 //
-// Work runs on threads that call the devices of its fabric. Thread-safe. Each question whether an
-// event is done also runs at most one piece of work that the event depends on, so that polling
-// ends.
+// Work runs on threads that call the devices of its fabric. Thread-safe. IsEventDone() also runs at
+// most one piece of work that the event depends on, so that polling ends.
 //
 // As with CUDA, each thread has a current device: the one that it created or selected last, or none
-// at first. To create a stream or an event, to record one, or to queue work, on a device that is
-// not the calling thread's is an error; CUDA forgives some of these.
+// at first. Creating a stream or an event, recording an event, and queuing work on any other device
+// are errors; CUDA forgives some of these.
 class FakeDeviceRuntime final : public DeviceRuntime {
  public:
   explicit FakeDeviceRuntime(const FakeDeviceOptions& options = {});
@@ -60,14 +59,14 @@ class FakeDeviceRuntime final : public DeviceRuntime {
 
   absl::Status Select() override;
 
-  // Queues work of the test's own: a kernel.
+  // Queues work of the test, which stands for a kernel.
   void Enqueue(StreamHandle stream, std::function<void()> work);
-  // Queues work that other devices of the fabric take part in. It is called with the fabric locked
-  // when it is first in the stream, until it returns true.
+  // Queues work that other devices of the fabric take part in. `try_run` is called with the fabric
+  // locked when the work is first in the stream, until it returns true.
   void EnqueueShared(StreamHandle stream, std::function<bool()> try_run);
-  // Runs one piece of work of the stream, if it can run. Only within shared work.
+  // Runs one piece of work of the stream, if it can run. Called only within shared work.
   bool RunNext(StreamHandle stream) { return RunOne(*static_cast<FakeStream*>(stream)); }
-  // Wakes threads that wait for work; to be called when shared work has become able to run.
+  // Wakes threads that wait for work. Call it when shared work has become able to run.
   void Notify() { fabric_->changed.NotifyAll(); }
   int64_t shared_bytes_of_block() const { return options_.shared_bytes_of_block; }
 
@@ -123,17 +122,17 @@ class FakeDeviceRuntime final : public DeviceRuntime {
 
   // All of these are called with the fabric locked.
   void Add(StreamHandle stream, Work work);
-  // Runs the first work of a stream, or a piece of work that it waits for. False where neither can
-  // run: another device has not come as far.
+  // Runs the first work of a stream, or a piece of work that it waits for. False if neither can run
+  // because another device has not come as far.
   bool RunOne(FakeStream& stream);
   bool RunTowards(const Mark& mark);
   void RunSome();
   bool TouchesFreedMemory(const void* address) const;
   void* NewBlock(int64_t bytes, bool on_device);
-  // Work may touch guarded memory.
+  // Runs a piece of work with the guarded memory open.
   bool TryRun(const Work& work);
   absl::Status TakeError() { return std::exchange(error_, absl::OkStatus()); }
-  // FailedPrecondition where the device is not the calling thread's.
+  // Returns FailedPrecondition if the device is not the calling thread's.
   absl::Status CheckSelected(const char* what) const;
 
   const FakeDeviceOptions options_;

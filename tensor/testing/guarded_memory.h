@@ -6,9 +6,8 @@
 
 namespace tessera {
 
-// Memory for tests that only some code may touch: between Open() and Close(), which nest; any other
-// access ends the process. Starts closed. What Take() returned is never used again. Not
-// thread-safe.
+// Memory for tests that may be touched only between Open() and Close(), which nest; any other
+// access ends the process. Starts closed. Memory from Take() is never reused. Not thread-safe.
 class GuardedMemory {
  public:
   // Reserves that many bytes of addresses; memory is used as it is touched.
@@ -17,7 +16,7 @@ class GuardedMemory {
   GuardedMemory(const GuardedMemory&) = delete;
   GuardedMemory& operator=(const GuardedMemory&) = delete;
 
-  // Aligned to a page. CHECKs that there is room.
+  // Returns memory that is aligned to a page. CHECKs that there is room.
   char* Take(int64_t bytes);
 
   void Open();

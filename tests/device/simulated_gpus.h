@@ -12,7 +12,7 @@ namespace tessera {
 
 struct SimulationSettings {
   // Seed of the order in which queued work, and the blocks and threads of a kernel, run. 0: queued
-  // work runs as late as it may.
+  // work runs as late as possible.
   uint64_t seed = 0;
   std::function<bool(int64_t)> drops_wait;  // see FakeDeviceOptions
 };

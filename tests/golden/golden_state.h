@@ -18,7 +18,8 @@ namespace tessera {
 
 class GoldenState {
  public:
-  // Values as saved, or zeros to load into. `cuts`: the number of boxes of each matrix, by rows.
+  // Makes the values as saved if `fill`, otherwise zeros to load into. `cuts` is the number of
+  // boxes of each matrix, by rows.
   GoldenState(bool fill, int cuts) {
     using ckpt::TensorRole;
     const Partition table = {.dim = 0, .padded = true, .place = kBothEnds};
@@ -46,7 +47,8 @@ class GoldenState {
   ckpt::StateDict& dict() { return dict_; }
   const std::deque<std::string>& memory() const { return memory_; }
 
-  // Metadata of the current version; fields that older versions lack are unset in their files.
+  // Returns the metadata of the current version; fields that older versions lack are unset in their
+  // files.
   static ckpt::Manifest Metadata() {
     ckpt::Manifest metadata;
     metadata.mutable_producer()->set_program("golden");
@@ -80,7 +82,7 @@ class GoldenState {
   }
 
  private:
-  // Element i of tensor number t: a small number that every dtype here holds exactly.
+  // Returns element i of tensor number t: a small number that every dtype here holds exactly.
   static double Value(size_t t, int64_t i) {
     return static_cast<double>((i * 3 + static_cast<int64_t>(t) * 5) % 31) * 0.5;
   }

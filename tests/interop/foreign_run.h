@@ -21,18 +21,18 @@
 
 namespace tessera::testing {
 
-// Every layout of every format is loaded under each of these.
+// The topologies under which every layout of every format is loaded.
 inline constexpr char kTopologies[][24] = {"single", "tp2", "pp2", "dp2_zero2_tp2_pp2"};
 
-// The checkpoint in `folder`, or in a file, whose format is found out. `model` may be null: it is
-// that of state dicts that do not describe theirs. `names` may name a file; see
+// Opens the checkpoint in a folder or a file, and detects its format. `model`, which may be null,
+// is the model of state dicts that do not describe theirs. `names` may name a file; see
 // OpenForeignOptions::parameter_names_file.
 absl::StatusOr<SavedRun> OpenForeignRun(const std::string& folder,
                                         const ckpt::ModelProto* model = nullptr,
                                         const std::string& names = "");
 
-// The complete state of an fp32 run in a safetensors file, or in those of a folder, whose keys are
-// logical names. Master weights ("<name>.master") take the place of rounded weights.
+// Reads the complete state of an fp32 run from a safetensors file, or from those of a folder, whose
+// keys are logical names. Master weights ("<name>.master") take the place of rounded weights.
 absl::StatusOr<LogicalState> ReadFp32State(const std::string& path);
 
 struct ContinuedRun {
@@ -40,12 +40,12 @@ struct ContinuedRun {
   std::vector<double> losses;  // of the next two steps
 };
 
-// Loads weights and, where there is one, the optimizer's state on all ranks of the topology of
+// Loads weights and, if there is one, the optimizer's state on all ranks of the topology of
 // `config`, which is resolved, and takes two steps.
 absl::StatusOr<ContinuedRun> ContinueRun(const SavedRun& saved, const TrainConfig& config);
 
-// The same from a complete state after `step` updates, without any checkpoint. Moments that it
-// lacks are zero.
+// Continues from a complete state after `step` updates instead of a checkpoint. Missing moments are
+// zero.
 absl::StatusOr<ContinuedRun> ContinueRun(const LogicalState& state, int64_t step,
                                          const TrainConfig& config);
 
@@ -55,17 +55,17 @@ class ForeignTest : public ::testing::Test {
   void SetUp() override;
 
   std::string In(const std::string& name) const { return (folder_ / name).string(); }
-  // Replaces the tokens, which are random numbers below 20 at first.
+  // Replaces the tokens, which at first are random numbers below 20.
   void SetTokens(std::span<const int32_t> tokens) const;
-  // A copy of a checkpoint's folder that the test may change.
+  // Returns a copy of a checkpoint's folder that the test may change.
   std::string CopyOf(const std::string& checkpoint) const;
 
   // Runs `ckpt` in this process and returns its exit code; its output is in out_ and err_.
   int Run(const std::vector<std::string>& arguments);
 
-  // The settings of a run of a model, in text format, in EXACT numerics.
+  // Returns the settings of a run, in EXACT numerics, of a model in text format.
   RunSettings Settings(const std::string& model, const std::string& topology, bool bf16) const;
-  // The config of such a run; a test may change it.
+  // Returns the config of such a run; a test may change it.
   virtual absl::StatusOr<TrainConfig> Config(const RunSettings& settings) const;
   // Loads a checkpoint on all ranks of a topology, and takes two steps.
   absl::StatusOr<ContinuedRun> Load(const SavedRun& saved, const std::string& topology,

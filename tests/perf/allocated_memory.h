@@ -1,17 +1,17 @@
 #ifndef TESSERA_TESTS_PERF_ALLOCATED_MEMORY_H_
 #define TESSERA_TESTS_PERF_ALLOCATED_MEMORY_H_
 
-// The memory of a program that is linked with this: it replaces operator new and delete with ones
-// that count. Thread-safe.
+// Memory allocated by the program, which this library counts by replacing operator new and delete.
+// Thread-safe.
 
 #include <cstdint>
 
 namespace tessera {
 
-// What is allocated now.
+// Returns the bytes that are allocated now.
 int64_t AllocatedBytes();
 
-// The most that was allocated at once since ResetPeak().
+// Returns the most bytes that were allocated at once since ResetPeak().
 int64_t PeakAllocatedBytes();
 void ResetPeak();
 

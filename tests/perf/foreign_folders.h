@@ -10,13 +10,13 @@
 
 namespace tessera {
 
-// The training state of a GPT-2 at step 7 in llm.c's format, in a folder that exists: fp32 weights
-// and two moments of each, random or zeros, which are holes of the files.
+// Writes the training state of a GPT-2 at step 7 in llm.c's format to a folder that exists: fp32
+// weights and two moments of each, random or zeros, which are holes of the files.
 absl::Status WriteLlmcFolder(const std::string& folder, const std::string& model,
                              bool random_values);
 
-// The weights of a model in Hugging Face's format, in a folder that exists: fp32, random, in one
-// safetensors file.
+// Writes the weights of a model in Hugging Face's format to a folder that exists: fp32, random, in
+// one safetensors file.
 absl::Status WriteHuggingFaceFolder(const std::string& folder, const std::string& model);
 
 }  // namespace tessera

@@ -14,24 +14,23 @@ inline int AllProcessors() {
   return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
-// The best rate of matrix products with `threads` threads at the instruction set that TESSERA_CPU
-// allows, in floating-point operations per second: ours, oneDNN's and, in fp32 and where it is
-// installed, OpenBLAS's; large
-// square-ish shapes, plain and packed weights, oneDNN's own threads or one product per thread. The
-// median over repetitions, the best over configurations. F32 or BF16; where the processor has no
-// bf16 instructions, the limit is fp32's. Takes some seconds.
+// Returns the best rate of matrix products with `threads` threads at the instruction set that
+// TESSERA_CPU allows, in floating-point operations per second: of ours, of oneDNN and, in fp32, of
+// OpenBLAS if it is installed; large square-ish shapes, plain and packed weights, oneDNN's own
+// threads or one product per thread. The median over repetitions, the best over configurations. F32
+// or BF16; if the processor has no bf16 instructions, the limit is fp32's. Takes some seconds.
 double BestGemmRate(DType dtype, int threads = AllProcessors());
 
-// Prints gemm.<dtype>.<shape>.ratio: the time of the best of oneDNN and, where they are
-// installed, OpenBLAS and BLIS over that of our own product (compute/kernels/cpu/gemm), on one
-// thread, by processor time, at the instruction set that TESSERA_CPU allows; and the means over the
-// products of a GPT-2 124M step, gemm.<dtype>.step_4x64.ratio and step_1x1024. Where the libraries
-// have no bf16 products, fp32's are what bf16's are compared with.
+// Prints gemm.<dtype>.<shape>.ratio: the time of the best of oneDNN and, if they are installed,
+// OpenBLAS and BLIS over the time of our own product (compute/kernels/cpu/gemm), on one thread, by
+// processor time, at the instruction set that TESSERA_CPU allows. Also prints the means over the
+// products of a GPT-2 124M step, gemm.<dtype>.step_4x64.ratio and step_1x1024. If the libraries
+// have no bf16 products, bf16 is compared with their fp32.
 void PrintGemmRatios(DType dtype);
 
-// Bytes per second (read and written) of `threads` threads that traverse arrays far larger than the
-// caches: the better of a sum (reads) and an update in place (reads and writes). Uses 1 GiB of
-// memory and about a second.
+// Returns the bytes per second (read and written) of `threads` threads that traverse arrays far
+// larger than the caches: the better of a sum (reads) and an update in place (reads and writes).
+// Uses 1 GiB of memory and about a second.
 double BestMemoryRate(int threads = AllProcessors());
 
 }  // namespace tessera

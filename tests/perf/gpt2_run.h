@@ -22,8 +22,9 @@
 namespace tessera {
 
 struct Gpt2RunOptions {
-  // GPT-2 124M has twelve. A run of fewer layers has as much less of the vocabulary, so that its
-  // computing, messages, memory and files shrink in proportion while shapes stay the same.
+  // Number of layers; GPT-2 124M has twelve. With fewer layers, the vocabulary is smaller in
+  // proportion, so that computing, messages, memory and files shrink alike while shapes stay the
+  // same.
   int layers = 12;
   std::string topology = "single";  // as ParseTopology reads it
   int threads = 1;                  // of each rank
@@ -37,16 +38,16 @@ struct Gpt2RunOptions {
 // A training run on random tokens, ready to step.
 class Gpt2Run {
  public:
-  // `world`: null on one process. It must outlive the run.
+  // `world` must outlive the run; null on one process.
   static absl::StatusOr<std::unique_ptr<Gpt2Run>> Create(const Gpt2RunOptions& options,
                                                          Communicator* world);
 
   // Runs one optimizer step; returns its duration in seconds on this rank.
   absl::StatusOr<double> Step();
   Trainer& trainer() const { return *trainer_; }
-  // The rank's weights and optimizer state, in the memory of the run.
+  // Returns the rank's weights and optimizer state, in the memory of the run.
   ckpt::StateDict State() const;
-  // The memory of all of it, padding included: a few large pieces.
+  // Returns the memory of the whole state, padding included: a few large pieces.
   std::vector<std::span<std::byte>> Buffers() const;
 
  private:

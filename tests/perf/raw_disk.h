@@ -1,8 +1,8 @@
 #ifndef TESSERA_TESTS_PERF_RAW_DISK_H_
 #define TESSERA_TESTS_PERF_RAW_DISK_H_
 
-// The measured rate of the disk under a directory: the limit with which checkpoint I/O is compared.
-// It must be measured in the same run, since disks and the load on them vary.
+// Measurement of the rate of the disk under a directory, the limit with which checkpoint I/O is
+// compared. Measure both in the same run, since disks and the load on them vary.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,8 @@
 
 namespace tessera {
 
-// `threads` threads, each with one transfer of `block_bytes` in flight (a multiple of 4096).
+// The shape of raw I/O: `threads` threads, each with one transfer of `block_bytes` (a multiple of
+// 4096) in flight.
 struct RawDiskShape {
   size_t block_bytes = size_t{4} << 20;
   int threads = 2;
@@ -22,7 +23,7 @@ struct RawDiskShape {
 // when the process ends. Errors: those of the system, Unavailable.
 class RawDiskFile {
  public:
-  // `bytes` is rounded up to a multiple of 64 MiB.
+  // Creates a file; `bytes` is rounded up to a multiple of 64 MiB.
   static absl::StatusOr<RawDiskFile> Create(const std::string& directory, uint64_t bytes);
   RawDiskFile(RawDiskFile&& other) noexcept;
   RawDiskFile& operator=(RawDiskFile&&) = delete;

@@ -18,7 +18,8 @@ namespace tessera {
 // its index in the tensor, so that a load can be checked under any topology.
 class ReshardLoadState {
  public:
-  // Collective over `world`, which must outlive the result. All memory is prefaulted.
+  // Makes the state, with all memory prefaulted. Collective over `world`, which must outlive the
+  // result.
   static absl::StatusOr<std::unique_ptr<ReshardLoadState>> Create(const std::string& topology,
                                                                   int layers, Communicator& world);
 
@@ -26,14 +27,14 @@ class ReshardLoadState {
   ckpt::StateDict& dict() { return dict_; }
   const ckpt::StateDict& dict() const { return dict_; }
 
-  // Bytes of the logical tensors, each counted once.
+  // Returns the bytes of the logical tensors, each counted once.
   uint64_t logical_bytes() const { return logical_bytes_; }
-  // Bytes of this rank's shards.
+  // Returns the bytes of this rank's shards.
   uint64_t local_bytes() const { return local_bytes_; }
 
   // Overwrites a sample of the elements.
   void Spoil();
-  // DataLoss, naming tensor and element, where an element of the sample has the wrong value.
+  // Returns DataLoss, naming tensor and element, if an element of the sample has the wrong value.
   absl::Status Check() const;
 
  private:

@@ -12,7 +12,7 @@
 
 namespace tessera::testing {
 
-// What one load of a checkpoint left on all ranks together.
+// The outcome of one load of a checkpoint, on all ranks together.
 struct LoadOutcome {
   LogicalState state;
   Progress progress;
@@ -24,15 +24,15 @@ struct LoadOutcome {
   int64_t tensor_bytes = 0;  // that tensors took beyond what the ranks held before
 };
 
-// Saves to `folder` a run of `config`, with threads as ranks, whose tensors hold a function of the
-// seed and which stands at `progress`. Returns the tensors, gathered.
+// Saves to `folder` a run of `config` at `progress`, with threads as ranks, whose tensors hold a
+// function of the seed. Returns the gathered tensors.
 absl::StatusOr<LogicalState> SaveFilled(TrainConfig config, const std::string& folder,
                                         const Progress& progress, uint64_t seed);
 
-// Builds a run of `config` with threads as ranks and loads the newest checkpoint of one folder
-// after the other into it, as a resumed run does. Before each, every element holds something else.
-// Internal where ranks disagree about an element or progress, where one is missing, or where
-// padding is touched.
+// Builds a run of `config` with threads as ranks, and loads the newest checkpoint of one folder
+// after the other into it, as a resumed run does. Every element is changed before each load.
+// Internal if ranks disagree about an element or progress, if an element is missing, or if padding
+// is touched.
 absl::StatusOr<std::vector<LoadOutcome>> LoadAll(const TrainConfig& config,
                                                  const std::vector<std::string>& folders);
 

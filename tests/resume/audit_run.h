@@ -1,7 +1,7 @@
 #ifndef TESSERA_TESTS_RESUME_AUDIT_RUN_H_
 #define TESSERA_TESTS_RESUME_AUDIT_RUN_H_
 
-// Audits of runs of a tiny model, and changes of what those have left behind.
+// Audits of runs of a tiny model, and changes of the files that runs have left.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +31,7 @@ inline Words AuditCommand(const std::filesystem::path& run_dir, const Words& wor
                 words);
 }
 
-// The run is called "run".
+// A test of audits, whose run is called "run".
 class AuditTest : public CommandTest {
  protected:
   Result Audit(const Words& words) const { return Run(AuditCommand(RunDir("run"), words)); }
@@ -58,7 +58,8 @@ class AuditTest : public CommandTest {
     EXPECT_EQ(result.exit_code, 2) << result.out << result.err;
     EXPECT_THAT(result.err, ::testing::HasSubstr(sentence));
   }
-  // Saves a checkpoint once more with one bit of a weight flipped: its checksums and digests fit.
+  // Saves a checkpoint once more with one bit of a weight flipped, and with fitting checksums and
+  // digests.
   void FlipWeight(int64_t step) const {
     const auto folder = ckpt::CheckpointFolder::Open(Checkpoints("run").string());
     ASSERT_TRUE(folder.ok()) << folder.status();

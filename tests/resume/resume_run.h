@@ -1,7 +1,7 @@
 #ifndef TESSERA_TESTS_RESUME_RESUME_RUN_H_
 #define TESSERA_TESTS_RESUME_RESUME_RUN_H_
 
-// Runs of tiny models in this process, for the tests of what a resumed run does.
+// Runs of tiny models in this process, for the tests of resumed runs.
 
 #include <cstdint>
 #include <filesystem>
@@ -28,8 +28,8 @@ inline constexpr char kGpt2[] =
     "model { size: \"gpt2-tiny\" hidden_dropout: 0.1 attention_dropout: 0.1 }";
 inline constexpr char kLlama[] = "model { size: \"llama3-tiny\" }";
 
-// Runs of kSteps steps with a checkpoint every kInterval steps, each in a folder below one of the
-// test's own. Warmup ends at step 10 and decay at 20: checkpoints lie inside each.
+// A test of runs of kSteps steps with a checkpoint every kInterval steps, each in a folder below
+// the test's own. Warmup ends at step 10 and decay at 20, so that checkpoints lie inside each.
 class ResumeTest : public ::testing::Test {
  protected:
   static constexpr int64_t kSteps = 20;
@@ -92,8 +92,8 @@ class ResumeTest : public ::testing::Test {
     return testing::TrainOnProcessors(*config);
   }
 
-  // The records of one kind of a run: step -> bits of the loss, and for a step the gradient norm
-  // and the learning rate.
+  // Returns the records of one kind of a run: step -> bits of the loss and, in records of steps, of
+  // the gradient norm and the learning rate.
   std::map<int64_t, std::string> Losses(const std::string& run,
                                         const std::string& kind = "step") const {
     std::map<int64_t, std::string> losses;
@@ -110,8 +110,8 @@ class ResumeTest : public ::testing::Test {
     return losses;
   }
 
-  // Creates a folder that holds copies of the run's checkpoints up to `step` only, as a machine
-  // that died then would leave it.
+  // Creates a folder with copies of the run's checkpoints up to `step` only, as a machine that died
+  // then would leave it.
   void LeaveAt(const std::string& from, int64_t step, const std::string& to) const {
     std::filesystem::create_directories(Checkpoints(to));
     for (int64_t saved = kInterval; saved <= step; saved += kInterval) {

@@ -21,23 +21,23 @@ namespace tessera {
 using Words = std::vector<std::string>;
 Words Joined(Words words, const Words& more);
 
-// Empty where it cannot be read.
+// Returns the contents of a file; empty if it cannot be read.
 std::string ReadFile(const std::filesystem::path& path);
 int64_t Lines(const std::string& text);
-// How often `part` occurs in `text`.
+// Returns how often `part` occurs in `text`.
 int Count(const std::string& text, const std::string& part);
-// The path of a data dependency.
+// Returns the path of a data dependency.
 std::string Runfile(const std::string& path);
 
-// The data file of a checkpoint whose name begins like this; the rest of the name tells the save's
-// attempt, which no test knows. Empty if there is no such file.
+// Returns the data file of a checkpoint whose name begins with `start`; empty without one. The
+// rest of the name identifies the save's attempt, which no test knows.
 std::filesystem::path DataFile(const std::filesystem::path& checkpoint, const std::string& start);
-// The file of another checkpoint that differs from `file` in the attempt's name alone.
+// Returns the file of another checkpoint whose name differs from `file` only in the attempt.
 std::filesystem::path Counterpart(const std::filesystem::path& file,
                                   const std::filesystem::path& checkpoint);
-// Flips a bit of the byte at `offset`, or at `offset` before the end where that is negative.
+// Flips a bit of the byte at `offset`, which counts from the end if it is negative.
 void FlipBit(const std::filesystem::path& file, int64_t offset);
-// The sizes of all files below a folder.
+// Returns the sum of the sizes of all files below a folder.
 int64_t TreeBytes(const std::filesystem::path& folder);
 
 // Writes a token file of random ids below `vocabulary`.
@@ -58,7 +58,7 @@ class Process {
 
   pid_t pid() const { return pid_; }
   void Kill(int signal) const;
-  // Valid until Wait().
+  // Returns whether the process has ended. Valid until Wait().
   bool Ended() const;
   Result Wait() const;
   // Waits until the condition holds, the process has ended or a minute has passed; returns whether
@@ -93,36 +93,37 @@ class CommandTest : public ::testing::Test {
   std::filesystem::path StepDir(const std::string& run, int64_t step) const;
   std::string Load(const std::string& run) const { return "--load=" + Checkpoints(run).string(); }
   std::string Tokens() const { return (root_ / "tokens.bin").string(); }
-  // `flags`, and those of a run of `steps` steps that saves in its folder after every second step,
-  // unless `flags` have another interval.
+  // Returns `flags` and the flags of a run of `steps` steps that saves in its folder after every
+  // second step, unless `flags` have another interval.
   Words Saving(const std::string& run, int steps, const Words& flags = {}) const;
 
-  // The program alone.
+  // Returns the command that runs the program alone.
   Words Alone(const Words& flags) const;
-  // The target of `bazel run`, with this test's settings.
+  // Returns the command of the target of `bazel run`, with this test's settings.
   Words Launcher(const Words& flags) const;
-  // The user's own mpirun.
+  // Returns the command that runs the program under mpirun, as a user does.
   Words Mpirun(int processes, const Words& flags) const;
-  // Two processes, the second one with its own environment variables ("NAME=value").
+  // Returns the command of two processes, the second one with its own environment variables
+  // ("NAME=value").
   Words MpirunWithUnlikeRanks(const Words& second, const Words& flags) const;
 
   Result Run(const Words& command) const { return Process(command, root_).Wait(); }
-  // One process that saves in its folder; see Saving().
+  // Runs one process that saves in its folder; see Saving().
   Result Train(const std::string& run, int steps, const Words& flags = {}) const;
-  // The same, and expects that it ends well.
+  // Calls Train(), and expects that it succeeds.
   Result MustTrain(const std::string& run, int steps, const Words& flags = {}) const;
 
-  // The records of a run, in their order.
+  // Returns the records of a run, in their order.
   std::vector<nlohmann::json> Records(const std::string& run) const;
-  // The bits of the loss by step. Expects that no step is recorded twice.
+  // Returns the bits of the loss by step. Expects that no step is recorded twice.
   std::map<int64_t, std::string> Losses(const std::string& run) const;
-  // How many records there are by now.
+  // Returns the current number of records.
   int64_t RecordCount(const std::string& run) const;
-  // Steps of the permanent checkpoints that are committed and intact in name.
+  // Returns the steps of the permanent checkpoints that are committed and not quarantined.
   std::set<int64_t> Steps(const std::string& run) const;
-  // The number of bytes of one checkpoint of the small model.
+  // Returns the number of bytes of one checkpoint of the small model.
   int64_t CheckpointBytes() const;
-  // The process of a rank whose command line names this test's folder; -1 without one.
+  // Returns the process of a rank whose command line names this test's folder; -1 without one.
   pid_t FindRank(int rank) const;
 
   const TestFolder folder_;

@@ -1,8 +1,8 @@
 #ifndef TESSERA_TESTS_SUPPORT_LOGICAL_STATE_H_
 #define TESSERA_TESTS_SUPPORT_LOGICAL_STATE_H_
 
-// The naive oracle of a run's state: everything gathered in one place, element by element, without
-// any of the code that shards state for checkpoints.
+// The naive oracle of a run's state: the state gathered in one place, element by element, without
+// the code that shards state for checkpoints.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,19 +29,19 @@ struct LogicalTensor {
   bool operator==(const LogicalTensor&) const = default;
 };
 
-// Weights by name; optimizer state as "<name>.master", "<name>.exp_avg", "<name>.exp_avg_sq". A
-// tied table occurs once.
+// The tensors of a state: weights by name; optimizer state as "<name>.master", "<name>.exp_avg",
+// "<name>.exp_avg_sq". A tied table occurs once.
 using LogicalState = std::map<std::string, LogicalTensor>;
 
-// Size of the whole state in bytes.
+// Returns the size of the whole state in bytes.
 int64_t Bytes(const LogicalState& state);
 
-// Assembles the state of all ranks. Internal where two ranks that hold the same element disagree
-// about it, and where padding is not zero. Thread-safe.
+// Assembles the state of all ranks. Internal if two ranks that hold the same element disagree about
+// it, or if padding is not zero. Thread-safe.
 class StateCollector {
  public:
   absl::Status Add(std::span<const TrainedChunk> chunks);
-  // Internal when no rank has added some element.
+  // Returns Internal if no rank has added some element.
   absl::Status CheckComplete() const;
   LogicalState Take();
 
@@ -58,22 +58,22 @@ class StateCollector {
   std::map<std::string, Collected> tensors_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Gives a rank its part of a complete state. Padding is not changed. Internal, naming the tensor,
-// where the state lacks one that the rank has, or has it with another dtype or shape.
+// Sets a rank's part of a complete state. Does not change padding. Internal, naming the tensor, if
+// the state lacks one that the rank has, or has it with another dtype or shape.
 absl::Status SetState(std::span<const TrainedChunk> chunks, const LogicalState& state);
 
-// Gives every element of a rank's state a distinct value: a function of the seed, the tensor's name
-// and the element's index in the whole tensor, rounded to its dtype. Does not change padding.
+// Sets every element of a rank's state to a distinct value: a function of the seed, the tensor's
+// name and the element's index in the whole tensor, rounded to its dtype. Does not change padding.
 void FillState(std::span<const TrainedChunk> chunks, uint64_t seed);
 
-// The state of a bf16 run after loading an fp32 run's checkpoint: the fp32 weights become its
-// master weights, its weights are those rounded to nearest even, moments are unchanged.
+// Returns the state of a bf16 run after loading an fp32 run's checkpoint: the fp32 weights become
+// its master weights and, rounded to nearest even, its weights; moments are unchanged.
 LogicalState AsBf16Run(const LogicalState& fp32_run);
-// The state of an fp32 run after loading a bf16 run's checkpoint: its weights are the master
-// weights, the rounded ones are skipped, moments are unchanged.
+// Returns the state of an fp32 run after loading a bf16 run's checkpoint: its weights are the
+// master weights, the rounded ones are skipped, moments are unchanged.
 LogicalState AsFp32Run(const LogicalState& bf16_run);
 
-// The first difference as a sentence; empty when they are equal to the last bit.
+// Returns the first difference as a sentence; empty if the states are equal to the last bit.
 std::string FirstStateDifference(const LogicalState& a, const LogicalState& b);
 
 }  // namespace tessera::testing

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TESTS_SUPPORT_SESSION_RUN_H_
 #define TESSERA_TESTS_SUPPORT_SESSION_RUN_H_
 
-// Runs the trainer's own session and loop in this process, with threads as ranks.
+// Runs of the trainer's own session and loop in this process, with threads as ranks.
 
 #include <cstdint>
 #include <functional>
@@ -22,17 +22,17 @@ using SessionBody = std::function<absl::Status(Session&)>;
 absl::StatusOr<std::string> RunSessions(const TrainConfig& resolved_config, ComputeDevices& devices,
                                         const SessionBody& body);
 
-// The parts of TrainSession(), for a body that does something between two steps: rank 0's records
-// in output.run_dir, as the command has them, and the steps up to `last`, which also ends a loop
-// with a save.
+// The parts of TrainSession(), for a body that acts between two steps. OpenRecords() opens rank 0's
+// records in output.run_dir, as the command does; TrainUntil() takes the steps up to `last`, and
+// ends a loop with a save.
 absl::Status OpenRecords(Session& session);
 absl::Status TrainUntil(Session& session, int64_t last);
 
-// A body: trains as the command does, and records losses in metrics.jsonl of output.run_dir.
-// Without steps that are left, rank 0's notes say "nothing left to train".
+// A body that trains as the command does, and records losses in metrics.jsonl of output.run_dir. If
+// no steps are left, rank 0's notes say "nothing left to train".
 absl::Status TrainSession(Session& session);
 
-// RunSessions() on the processors.
+// Calls RunSessions() on the processors.
 absl::StatusOr<std::string> TrainOnProcessors(const TrainConfig& resolved_config,
                                               const SessionBody& body = TrainSession);
 

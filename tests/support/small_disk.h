@@ -1,7 +1,7 @@
 #ifndef TESSERA_TESTS_SUPPORT_SMALL_DISK_H_
 #define TESSERA_TESTS_SUPPORT_SMALL_DISK_H_
 
-// A file system of its own, which a test can fill.
+// A small file system, which a test can fill.
 
 #include <fcntl.h>
 #include <sched.h>
@@ -21,8 +21,8 @@ namespace tessera {
 
 class SmallDisk {
  public:
-  // Mounts a file system of `bytes` at `folder`, for this process and those that it starts from now
-  // on. Precondition: the process has one thread.
+  // Mounts a file system of `bytes` at `folder`, for this process and those that it starts later.
+  // Precondition: the process has one thread.
   SmallDisk(std::filesystem::path folder, int64_t bytes) : folder_(std::move(folder)) {
     std::filesystem::create_directories(folder_);
     is_mounted_ = OwnNamespace() && mount("tmpfs", folder_.c_str(), "tmpfs", 0,
@@ -34,11 +34,11 @@ class SmallDisk {
   SmallDisk(const SmallDisk&) = delete;
   SmallDisk& operator=(const SmallDisk&) = delete;
 
-  // False where mounting is not permitted.
+  // Returns false if mounting is not permitted.
   bool is_mounted() const { return is_mounted_; }
   const std::filesystem::path& folder() const { return folder_; }
 
-  // Leaves room for `bytes` alone.
+  // Fills the file system except for `bytes`.
   void Fill(int64_t bytes) const {
     struct statvfs room = {};
     ASSERT_EQ(statvfs(folder_.c_str(), &room), 0);
@@ -56,7 +56,7 @@ class SmallDisk {
  private:
   std::filesystem::path Ballast() const { return folder_ / "ballast"; }
 
-  // Mounts of this process are not seen by others.
+  // Hides the mounts of this process from others.
   static bool OwnNamespace() {
     static const bool done = [] {
       const uid_t user = getuid();

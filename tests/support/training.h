@@ -36,15 +36,15 @@ namespace tessera::testing {
 // difficult: a vocabulary whose padding depends on the tensor axis, a number of layers that is not
 // divisible by the number of stages, eight heads for up to eight tensor ranks.
 inline constexpr int64_t kVocabulary = 211;
-// Tied, with dropout.
+// A GPT-2 with tied embeddings and dropout.
 inline constexpr char kGpt2[] =
     "size: \"gpt2-tiny\" num_layers: 5 hidden_size: 32 num_attention_heads: 8 vocab_size: 211 "
     "hidden_dropout: 0.1 attention_dropout: 0.1 ";
-// Untied, with grouped queries: a fused q, k, v of unequal parts.
+// A Llama-3 with an untied head and grouped queries, so that a fused q, k, v has unequal parts.
 inline constexpr char kLlama[] =
     "size: \"llama3-tiny\" num_layers: 5 hidden_size: 32 num_attention_heads: 8 "
     "num_query_groups: 4 vocab_size: 211 untie_embeddings_and_output_weights: true ";
-// Tied, and grouped queries that eight tensor ranks can share.
+// A Llama-3 with tied embeddings, and grouped queries that eight tensor ranks can share.
 inline constexpr char kTiedLlama[] =
     "size: \"llama3-tiny\" num_layers: 5 hidden_size: 32 num_attention_heads: 16 "
     "num_query_groups: 8 vocab_size: 211 ";
@@ -52,7 +52,7 @@ inline constexpr char kTiedLlama[] =
 // Writes a token file with a learnable pattern.
 absl::Status WriteTokens(const std::string& path, int64_t vocabulary, int64_t count);
 
-// The settings in which short runs differ.
+// The settings by which short runs differ.
 struct RunSettings {
   std::string model;   // ModelConfig in text format
   std::string tokens;  // file
@@ -70,7 +70,7 @@ struct RunSettings {
 // Returns a resolved, and therefore validated, config.
 absl::StatusOr<TrainConfig> MakeConfig(const RunSettings& settings);
 
-// Every training sample that any rank has read. Thread-safe.
+// A log of every training sample that any rank has read. Thread-safe.
 class SampleLog {
  public:
   struct Read {
@@ -87,7 +87,7 @@ class SampleLog {
   std::vector<Read> reads_ ABSL_GUARDED_BY(mutex_);
 };
 
-// What a rank with a device uses in place of the CPU.
+// The parts of a rank with a device, instead of the CPU.
 struct RankDevice {
   Backend* backend = nullptr;
   Communicator* world = nullptr;  // for device memory
@@ -99,7 +99,8 @@ struct RankDevice {
 // One rank of a run. Every rank makes the same calls.
 class TrainingRank {
  public:
-  // `log` may be null. `seed`: seed of dropout. `device` outlives the rank.
+  // Creates a rank. `log` may be null. `seed` is the seed of dropout. `device` must outlive the
+  // rank.
   static absl::StatusOr<std::unique_ptr<TrainingRank>> Create(const TrainConfig& config,
                                                               uint64_t seed, Communicator& world,
                                                               SampleLog* log,
@@ -112,7 +113,7 @@ class TrainingRank {
   absl::StatusOr<StepResult> Step();
   // Saves to config.checkpoint.save, which must be set.
   absl::Status Save();
-  // Lets saves in the background proceed, as a training loop does after each step. Whether one is
+  // Lets background saves proceed, as a training loop does after each step. Returns whether one is
   // in flight.
   bool PollSaves();
   // Waits for background saves. Returns the reports of all saves since the last call.
@@ -154,23 +155,24 @@ struct TrainedRun {
   LogicalState state;
 };
 
-// Trains to step train_iters with threads as ranks: as many as the config's topology has. Resumes
-// from the newest checkpoint in config.checkpoint.load if that is set; saves every save_interval
-// steps to config.checkpoint.save if that is set. Internal when two ranks that hold the same
-// elements disagree about them.
+// Trains to step train_iters with threads as ranks, as many as the config's topology has. Resumes
+// from the newest checkpoint in config.checkpoint.load if it is set; saves every save_interval
+// steps to config.checkpoint.save if it is set. Internal if two ranks that hold the same elements
+// disagree about them.
 absl::StatusOr<TrainedRun> TrainOnThreads(const TrainConfig& resolved_config,
                                           SampleLog* log = nullptr);
 
-// The first difference between two runs as a sentence; empty when they are equal to the last bit.
-// Compares losses and norms of the steps that both have taken, of which there must be some.
+// Returns the first difference between the losses and norms of two runs, as a sentence; empty if
+// they are equal to the last bit. Compares the steps that both have taken, of which there must be
+// some.
 std::string FirstLossDifference(const TrainedRun& a, const TrainedRun& b);
-// Compares losses, evaluation and state after the same last step.
+// Returns the first difference between losses, evaluation and state after the same last step.
 std::string FirstDifference(const TrainedRun& a, const TrainedRun& b);
 
-// The largest relative difference of losses, over the steps that both have taken.
+// Returns the largest relative difference of losses, over the steps that both have taken.
 double LargestLossDifference(const TrainedRun& a, const TrainedRun& b);
 
-// The first field that differs, as a sentence; empty if all fields are equal.
+// Returns the first field that differs, as a sentence; empty if all fields are equal.
 std::string FirstProgressDifference(const Progress& a, const Progress& b);
 
 }  // namespace tessera::testing

@@ -17,9 +17,10 @@ namespace tessera {
 struct AddedToken {
   std::string text;
   int32_t id = 0;
-  // Only found where special tokens are asked for.
+  // Whether the token is found only if special tokens are asked for.
   bool special = false;
-  // Found after the others, in what they leave, normalised as that is.
+  // Whether the token is found after the others, in the text between them, and normalised like that
+  // text.
   bool normalized = false;
 };
 
@@ -35,7 +36,7 @@ class StringFinder {
     size_t end = 0;
     int32_t value = -1;  // -1: no match
   };
-  // The first match at or after `from`.
+  // Returns the first match at or after `from`.
   Match Find(std::string_view text, size_t from) const;
 
  private:
@@ -46,18 +47,18 @@ class StringFinder {
 class AddedTokens {
  public:
   AddedTokens() = default;
-  // `normalizer`: of what is left when the tokens that are not normalized have been found.
-  // Precondition: no text is empty.
+  // `normalizer` is applied to the text between the tokens that are not normalized. Precondition:
+  // no text of a token is empty.
   explicit AddedTokens(std::vector<AddedToken> tokens, TextNormalizer normalizer = {});
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
-  // False where Split() would leave any text as it is.
+  // Returns false if Split() would leave every text as it is.
   bool MayMatch(bool special) const {
     return normalizer_.active() || (special ? !tokens_.empty() : has_ordinary_);
   }
 
-  // Calls `visit` for each added token of the text, with its id, and for what lies between, with
-  // id -1 and normalised, in order. Special tokens are only found if `special`.
+  // Calls `visit`, in order, for each added token of the text, with its id, and for the normalised
+  // text between them, with id -1. Special tokens are found only if `special`.
   using Visit = std::function<void(std::string_view text, int32_t id)>;
   void Split(std::string_view text, bool special, const Visit& visit) const;
 

@@ -1,8 +1,8 @@
 #ifndef TESSERA_TOKENIZER_BPE_ALPHABET_H_
 #define TESSERA_TOKENIZER_BPE_ALPHABET_H_
 
-// What byte-pair encoding begins with: tokens of bytes or of characters, and how vocabulary files
-// write bytes and spaces.
+// The initial tokens of byte-pair encoding, of bytes or of characters, and the forms of bytes and
+// spaces in vocabulary files.
 
 #include <array>
 #include <bitset>
@@ -26,22 +26,22 @@ namespace tessera {
 // U+2581, which stands for a space inside pieces.
 inline constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
 
-// "<0x0A>" -> 10; -1 for anything else.
+// Returns 10 for "<0x0A>", and so on; -1 for anything else.
 int ParseBytePiece(std::string_view text);
 
-// The text of a piece: U+2581 stands for a space.
+// Returns the text of a piece, in which U+2581 stands for a space.
 std::string WithSpaces(std::string_view piece);
 
-// A text as pieces have it: every space becomes U+2581.
+// Returns a text as it is in pieces: every space becomes U+2581.
 std::string WithSpaceMarks(std::string_view text);
 
-// What byte-pair encoding begins with: a text is cut into pieces, each of which is encoded on its
-// own, and a piece into the tokens that merges join. Thread-safe.
+// Cuts a text into pieces, each of which byte-pair encoding encodes on its own, and a piece into
+// the initial tokens, which merges join. Thread-safe.
 class BpeAlphabet {
  public:
   virtual ~BpeAlphabet() = default;
 
-  // The length of the first piece of a text that is not empty, in bytes; at least 1.
+  // Returns the length in bytes of the first piece of a text that is not empty; at least 1.
   virtual size_t PieceLength(std::string_view text) const = 0;
   virtual void AppendTokens(std::string_view piece, std::vector<int32_t>& ids) const = 0;
 };
@@ -49,7 +49,8 @@ class BpeAlphabet {
 // A token for each byte, as in GPT-2 and Llama-3.
 class ByteAlphabet final : public BpeAlphabet {
  public:
-  // `tokens`: the bytes of each. `path` is used in messages. InvalidArgument: a byte has no token.
+  // `tokens` has the bytes of each token. `path` is used in messages. InvalidArgument if a byte has
+  // no token.
   static absl::StatusOr<std::shared_ptr<const ByteAlphabet>> Create(
       const std::string& path, std::span<const std::string> tokens, const SplitRules& split);
 
@@ -67,15 +68,15 @@ class ByteAlphabet final : public BpeAlphabet {
   std::array<int32_t, 256> ids_;
 };
 
-// A token for each character, and one for each byte of characters that the vocabulary lacks, as
-// Hugging Face's tokenizers encode with the vocabularies of SentencePiece (Llama-2, Mistral).
+// A token for each character, and one for each byte of characters that the vocabulary lacks, as in
+// Hugging Face's tokenizers with the vocabularies of SentencePiece (Llama-2, Mistral).
 //
 // A text is cut wherever no merge can join the two characters, which changes no ids.
 class CharacterAlphabet final : public BpeAlphabet {
  public:
-  // `ids`: of the tokens as tokenizer.json writes them, bytes as <0x0A>. `cut_before_space`: U+2581
-  // always begins a piece. `path` is used in messages. Errors: InvalidArgument where a byte has no
-  // token, or a merge has the token of a byte.
+  // `ids` are the ids of the tokens as tokenizer.json writes them, bytes as <0x0A>. With
+  // `cut_before_space`, U+2581 always begins a piece. `path` is used in messages. InvalidArgument
+  // if a byte has no token, or a merge has the token of a byte.
   static absl::StatusOr<std::shared_ptr<const CharacterAlphabet>> Create(
       const std::string& path, const absl::flat_hash_map<std::string, int32_t>& ids,
       std::span<const BpeMerge> merges, bool cut_before_space);
@@ -88,10 +89,11 @@ class CharacterAlphabet final : public BpeAlphabet {
 
   CharacterAlphabet() = default;
 
-  // Characters are the numbers that their bytes in UTF-8 are.
+  // Returns whether a merge may join two characters. A character is the number that its bytes in
+  // UTF-8 make.
   bool MayJoin(uint32_t left, uint32_t right) const;
   void AddPair(uint32_t left, uint32_t right);
-  // -1: none.
+  // Returns the token of a character; -1 without one.
   int32_t TokenOf(uint32_t character) const;
 
   std::array<int32_t, 256> byte_ids_;
@@ -101,12 +103,13 @@ class CharacterAlphabet final : public BpeAlphabet {
   absl::flat_hash_set<uint64_t> pairs_;                   // of which one is not ASCII
 };
 
-// The alphabet in which GPT-2's vocabulary files write bytes has one printable character for each.
-// The printable characters of Latin-1 stand for themselves; the other bytes are, in ascending
-// order, the characters from U+0100 on.
+// Returns the printable character that stands for a byte in GPT-2's vocabulary files. The printable
+// characters of Latin-1 stand for themselves; the other bytes are, in ascending order, the
+// characters from U+0100 on.
 std::string ByteLevelCharacter(uint8_t byte);
 
-// The bytes that a token stands for; nullopt where it has a character outside the alphabet.
+// Returns the bytes for which a token of such a file stands; nullopt if it has a character outside
+// that alphabet.
 std::optional<std::string> ByteLevelDecode(std::string_view token);
 
 }  // namespace tessera

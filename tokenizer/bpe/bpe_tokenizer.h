@@ -24,20 +24,20 @@ namespace tessera {
 
 // A BPE vocabulary, as the files of GPT-2, tiktoken and Hugging Face describe it.
 struct BpeVocabulary {
-  // The bytes of each token; empty: the id has none. Added tokens are not among them.
+  // The bytes of each token; empty if the id has no token. Without added tokens.
   std::vector<std::string> tokens;
-  // Ids that no text becomes, with what they decode to.
+  // Ids that encoding never yields, with the text to which they decode.
   std::vector<SpecialToken> unreachable;
   std::vector<BpeMerge> merges;
   TextNormalizer normalizer;
   // Null: a ByteAlphabet of `tokens` and `split`.
   std::shared_ptr<const BpeAlphabet> alphabet;
   SplitRules split;
-  // A piece that is a token becomes that token, whatever the merges.
+  // Whether a piece that is a token becomes that token, whatever the merges.
   bool whole_pieces_first = false;
-  // Spaces are marked in what lies between added tokens.
+  // How spaces are marked in the text between added tokens; nullopt: not at all.
   std::optional<Metaspace> metaspace;
-  // Decoding drops the space that encoding puts before a text.
+  // Whether decoding drops the space that encoding puts before a text.
   bool drops_first_space = false;
   std::vector<AddedToken> added;
   int32_t end_of_text = -1;
@@ -45,11 +45,11 @@ struct BpeVocabulary {
   std::vector<TokenizerFile> files;
 };
 
-// Lossless for any bytes, unless it normalises. Encodes valid UTF-8 as the same ids as the original
-// programs.
+// A tokenizer by byte-pair encoding. Lossless for any bytes, unless it normalises. Encodes valid
+// UTF-8 as the same ids as the original programs.
 class BpeTokenizer : public Tokenizer {
  public:
-  // `path` is used in messages. Errors: those of ByteAlphabet; InvalidArgument where one id is two
+  // `path` is used in messages. Errors: those of ByteAlphabet; InvalidArgument if one id is two
   // tokens.
   static absl::StatusOr<std::unique_ptr<BpeTokenizer>> Create(const std::string& path,
                                                               BpeVocabulary vocabulary);
@@ -62,20 +62,20 @@ class BpeTokenizer : public Tokenizer {
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
   absl::StatusOr<std::vector<int32_t>> EncodeWithSpecialTokens(
       std::string_view text) const override;
-  // Cuts between a letter or a number and a space, where every split rule does; a tokenizer that
-  // normalises, which may make something else of a letter, does not cut at all.
+  // Cuts between a letter or a number and a space, as every split rule does. A tokenizer that
+  // normalises, which may change a letter, does not cut at all.
   size_t EncodablePrefix(std::string_view text) const override;
   absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const override;
   std::string_view TokenText(int32_t id) const override;
   std::vector<TokenizerFile> Files() const override { return files_; }
-  // Whether decoding may give another text than the one that was encoded.
+  // Returns whether decoding may yield another text than the one that was encoded.
   bool normalizes() const { return normalizes_; }
 
  private:
   BpeTokenizer(BpeVocabulary vocabulary, bool normalizes);
 
   std::vector<int32_t> EncodeText(std::string_view text, bool special) const;
-  // `first`: nothing precedes `part` in its text.
+  // Encodes a part of a text; `first` if nothing precedes the part.
   void EncodePart(std::string_view part, bool first, std::vector<int32_t>& ids) const;
   void EncodeOrdinary(std::string_view text, std::vector<int32_t>& ids) const;
   void EncodePiece(std::string_view piece, std::vector<int32_t>& ids) const;
@@ -86,7 +86,7 @@ class BpeTokenizer : public Tokenizer {
   const std::optional<Metaspace> metaspace_;
   const bool drops_first_space_;
   const bool normalizes_;
-  // An added token may contain a place where EncodablePrefix() would cut.
+  // Whether EncodablePrefix() cuts: not if an added token may contain a place to cut.
   bool cuts_;
   int32_t end_of_text_;
   std::optional<int32_t> begin_of_text_;

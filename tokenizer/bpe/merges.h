@@ -1,8 +1,8 @@
 #ifndef TESSERA_TOKENIZER_BPE_MERGES_H_
 #define TESSERA_TOKENIZER_BPE_MERGES_H_
 
-// Byte-pair encoding of one piece of text: merges of tokens in an order that is given, and merges
-// of texts by scores.
+// Byte-pair encoding of one piece of text, by merges of tokens in a given order, or by merges of
+// texts with scores.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-// Two neighbouring tokens become one. Merges of lower rank come first.
+// A merge of two neighbouring tokens into one. Merges of lower rank come first.
 struct BpeMerge {
   int32_t left = 0;
   int32_t right = 0;
@@ -42,7 +42,7 @@ class BpeMerges {
   };
 
   Target Find(int32_t left, int32_t right) const;
-  // Both return how many tokens are left, at the beginning of `tokens`.
+  // Merge tokens in place. Return how many are left, at the beginning of `tokens`.
   size_t ApplyToShort(std::span<int32_t> tokens) const;
   size_t ApplyToLong(std::span<int32_t> tokens) const;
 
@@ -61,8 +61,8 @@ class ScoredMerges {
   }
 
   // Merges the pair of neighbours with the best score, the leftmost among equals, until none has a
-  // score. score(left, both), an optional float, is asked once for each pair of neighbours: the
-  // text of the left one, and that of both.
+  // score. score(left, both), which returns an optional float, is called once for each pair of
+  // neighbours, with the text of the left one and of both.
   template <typename Score>
   void Run(const Score& score);
 
@@ -79,7 +79,7 @@ class ScoredMerges {
     int next;  // -1: none
     bool fixed;
   };
-  // Neighbours that have a score. `length` detects whether either has changed since.
+  // A pair of neighbours that has a score. `length` detects whether either has changed since.
   struct Merge {
     float score;
     int left;
@@ -122,12 +122,12 @@ void ScoredMerges::Run(const Score& score) {
   }
 }
 
-// The two parts that byte-pair encoding by scores merges last where `symbols`, which lie one after
-// the other, become a single token; nullopt where they do not. score(text): an optional float, the
-// score of a token.
+// Returns the two parts that byte-pair encoding by scores merges last if `symbols`, which lie one
+// after the other, become a single token; nullopt if they do not. score(text) returns the score of
+// a token, an optional float.
 //
-// Where tokens have different scores, these are the parts in every text: what lies beside a token
-// does not change the order of the merges in it. With the merge of these parts alone for each
+// If tokens have different scores, these are the parts in every text, because the text beside a
+// token does not change the order of the merges in it. With the merge of these parts alone for each
 // token, encoding is the same as with every pair that makes one.
 template <typename Score>
 std::optional<std::pair<std::string_view, std::string_view>> LastMerge(

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TOKENIZER_BPE_NORMALIZERS_H_
 #define TESSERA_TOKENIZER_BPE_NORMALIZERS_H_
 
-// What Hugging Face's tokenizers do to a text before it is cut into pieces.
+// The changes that Hugging Face's tokenizers make to a text before it is cut into pieces.
 
 #include <functional>
 #include <string>
@@ -22,12 +22,12 @@ std::string Normalize(NormalizationForm form, std::string_view text);
 class TextNormalizer {
  public:
   void AddForm(NormalizationForm form);
-  // Every space becomes U+2581.
+  // Adds the step that replaces every space by U+2581.
   void AddSpaceMarks();
-  // U+2581 comes before every text that is not empty.
+  // Adds the step that puts U+2581 before every text that is not empty.
   void AddPrefix();
 
-  // False where no text is changed.
+  // Returns false if no text is changed.
   bool active() const { return !steps_.empty(); }
   std::string Normalize(std::string_view text) const;
 
@@ -35,8 +35,8 @@ class TextNormalizer {
   std::vector<std::function<std::string(std::string_view)>> steps_;
 };
 
-// What Hugging Face's pre-tokenizer of this name does to what lies between added tokens: spaces
-// become U+2581, and one is put before.
+// Hugging Face's pre-tokenizer of this name: in the text between added tokens, spaces become
+// U+2581, and one is put before.
 struct Metaspace {
   enum class Prefix { kNever, kFirst, kAlways };
 
@@ -44,7 +44,8 @@ struct Metaspace {
   // Whether U+2581 begins a piece.
   bool split = true;
 
-  // A part that begins with a space gets no other one.
+  // Marks the spaces of a part of a text. A part that begins with a space gets no other one before
+  // it.
   std::string Apply(std::string_view part, bool first) const;
 };
 

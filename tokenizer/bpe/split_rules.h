@@ -16,7 +16,7 @@ namespace tessera {
 // (White_Space) and the rest.
 enum class CharacterClass : uint8_t { kOther, kLetter, kNumber, kSpace };
 
-// Precondition: code_point <= 0x10FFFF.
+// Returns the class of a character. Precondition: code_point <= 0x10FFFF.
 CharacterClass ClassOf(uint32_t code_point);
 
 struct Character {
@@ -24,36 +24,38 @@ struct Character {
   uint8_t length = 0;  // in bytes
 };
 
-// The first character of a text that is not empty. A byte that does not begin a well-formed
+// Returns the first character of a text that is not empty. A byte that does not begin a well-formed
 // character is a character of class kOther.
 Character FirstCharacter(std::string_view text);
 
 struct SplitRules {
-  // 's, 't, 're, 've, 'm, 'll, 'd: in lower case only, or in any case.
+  // Whether 's, 't, 're, 've, 'm, 'll, 'd are contractions in any case, or in lower case only.
   bool contractions_in_any_case = false;
-  // A word may begin with any character that is neither a letter, a number nor the end of a line:
-  // [^\r\n\p{L}\p{N}]?\p{L}+ instead of a space: ` ?\p{L}+`.
+  // Whether a word may begin with any character that is neither a letter, a number nor the end of a
+  // line, [^\r\n\p{L}\p{N}]?\p{L}+, or with a space only, ` ?\p{L}+`.
   bool any_prefix = false;
   // Numbers are ` ?\p{N}+` if 0, or \p{N}{1,max_digits}.
   int max_digits = 0;
-  // Numbers are pieces before anything else is, so that the space before one is not a part of it.
+  // Whether numbers are split off first, so that the space before one is not a part of it.
   bool numbers_apart = false;
-  // Line ends belong to the punctuation before them, and otherwise to the spaces before them:
-  // ` ?[^\s\p{L}\p{N}]+[\r\n]*` and `\s*[\r\n]+`.
+  // Whether line ends belong to the punctuation before them, and otherwise to the spaces before
+  // them: ` ?[^\s\p{L}\p{N}]+[\r\n]*` and `\s*[\r\n]+`.
   bool line_ends = false;
-  // The spaces at the end of the text are one piece, line ends or not: \s++$.
+  // Whether the spaces at the end of the text are one piece, line ends or not: \s++$.
   bool whole_tail = false;
 
   bool operator==(const SplitRules&) const = default;
 };
 
-// The rules that a regular expression stands for; nullopt for an unknown one.
+// Returns the rules for which a regular expression stands; nullopt for an unknown one.
 std::optional<SplitRules> FindSplitRules(std::string_view regex);
 
-// A regular expression for the rules of a known one, as Hugging Face's tokenizers understand it.
+// Returns a regular expression for the rules of a known one, as Hugging Face's tokenizers
+// understand it.
 std::string_view SplitRegex(const SplitRules& rules);
 
-// The length of the first piece of a text that is not empty. Invalid UTF-8 counts as punctuation.
+// Returns the length of the first piece of a text that is not empty. Invalid UTF-8 counts as
+// punctuation.
 size_t PieceLength(const SplitRules& rules, std::string_view text);
 
 // The expressions of the original programs.

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// A tokenizer as a GGUF file has it, in which llama.cpp and Ollama find it: the values of
-// "tokenizer.ggml." and these names.
+// A tokenizer in a GGUF file, as llama.cpp and Ollama read it. Each field is the value of
+// "tokenizer.ggml." and a name.
 struct GgufVocabulary {
   std::string model;                // "gpt2": BPE of bytes; "llama": SentencePiece
   std::string pre;                  // how text is cut into pieces
@@ -26,12 +26,13 @@ struct GgufVocabulary {
   bool adds_space_prefix = false;
 };
 
-// The tokenizer for a model with so many ids; those that it does not have are unused tokens. Its
-// ids in llama.cpp are its own for every valid UTF-8 text, but that cl100k's rule for white space
-// at the end of a text is not known there.
+// Describes the tokenizer for a model with `model_ids` ids; ids beyond the tokenizer's are unused
+// tokens. llama.cpp then yields the tokenizer's ids for every valid UTF-8 text, except that it does
+// not know cl100k's rule for white space at the end of a text.
 //
-// Precondition: the model has at least the tokenizer's ids. Errors: Unimplemented, naming it, for
-// what llama.cpp's tokenizers do not do, and for a tokenizer that can only decode.
+// Precondition: the model has at least the tokenizer's ids. Errors: Unimplemented, naming the
+// property, if llama.cpp's tokenizers lack one of the tokenizer's, and for a tokenizer that can
+// only decode.
 absl::StatusOr<GgufVocabulary> DescribeForGguf(const Tokenizer& tokenizer, int64_t model_ids);
 
 }  // namespace tessera

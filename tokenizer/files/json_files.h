@@ -2,8 +2,8 @@
 #define TESSERA_TOKENIZER_FILES_JSON_FILES_H_
 
 // GPT-2's vocab.json and merges.txt, Hugging Face's tokenizer.json and tokenizer_config.json, and
-// what they share: sections that name themselves in messages, tokens with their ids, and pairs of
-// tokens.
+// their common parts: sections that name themselves in messages, tokens with their ids, and pairs
+// of tokens.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,10 +25,10 @@
 
 namespace tessera {
 
-// A value for a message: what is long or nested is shortened.
+// Returns a value for a message; long or nested ones are shortened.
 std::string JsonInWords(const nlohmann::json& json);
 
-// One object of a JSON file and where it lies, for messages. Refers to the JSON.
+// One object of a JSON file and its place, for messages. Refers to the JSON.
 class JsonSection {
  public:
   JsonSection(std::string path, std::string name, const nlohmann::json& json)
@@ -37,27 +37,27 @@ class JsonSection {
   const nlohmann::json& json() const { return json_; }
   bool is_null() const { return json_.is_null(); }
 
-  // Null where there is no such member.
+  // Returns a member; null without such a member.
   JsonSection operator[](const char* member) const;
   JsonSection At(size_t index) const;
   size_t size() const { return json_.is_array() ? json_.size() : 0; }
 
-  // "" where it is not a string.
+  // Returns the text of a string; "" for any other value.
   std::string text() const { return json_.is_string() ? json_.get<std::string>() : ""; }
   std::string type() const { return (*this)["type"].text(); }
   bool is_true() const { return json_.is_boolean() && json_.get<bool>(); }
-  // True for null, false, 0 and "".
+  // Returns true for null, false, 0 and "".
   bool is_off() const { return json_.is_null() || json_ == false || json_ == 0 || json_ == ""; }
 
-  // The members of {"type": "Sequence", `list`: [...]}, or the section itself if it is another
-  // type; none of null.
+  // Returns the members of {"type": "Sequence", `list`: [...]}, or the section itself if it has
+  // another type; nothing for null.
   std::vector<JsonSection> Steps(const char* list) const;
 
-  // InvalidArgument naming the section and its value.
+  // Returns InvalidArgument, naming the section and its value.
   absl::Status NotSupported() const;
-  // DataLoss naming the section, what was expected and its value.
+  // Returns DataLoss, naming the section, what was expected and its value.
   absl::Status Bad(std::string_view expected) const;
-  // Refuses members that are not listed: they may change what the tokenizer does.
+  // Refuses members that are not listed, since they may change what the tokenizer does.
   absl::Status AllowOnly(const std::set<std::string>& members) const;
 
  private:
@@ -66,58 +66,60 @@ class JsonSection {
   const nlohmann::json& json_;
 };
 
-// A file may leave out ids, but may not make a table much larger than itself.
+// Limit of the ids that a file may leave out, so that no table is much larger than its file.
 inline constexpr int64_t kMaxIdGap = 1 << 16;
 
 // Tokens as they are written in the file, and their ids.
 using TokenIds = absl::flat_hash_map<std::string, int32_t>;
 
-// Errors: DataLoss naming the token.
+// Reads a table of tokens. Errors: DataLoss, naming the token.
 absl::StatusOr<TokenIds> ReadTokenIds(const std::string& path, const nlohmann::json& vocabulary);
 
-// Fills in tokens and unreachable ones, from the alphabet of byte_level.h: a token with a character
-// outside it stands for its own characters, and no text becomes it.
+// Fills in tokens and unreachable ones, from the alphabet of ByteLevelCharacter(): a token with a
+// character outside it stands for its own characters, and encoding never yields it.
 void AddByteLevelTokens(const TokenIds& ids, BpeVocabulary& vocabulary);
 
 // Fills in tokens that are written as they are, with U+2581 for a space and <0x0A> for a byte.
 void AddPlainTokens(const TokenIds& ids, BpeVocabulary& vocabulary);
 
-// Appends the merge of two tokens, of the next rank. Errors: DataLoss where one of the tokens is
-// empty, or it or what they become is not in the vocabulary.
+// Appends the merge of two tokens, of the next rank. Errors: DataLoss if one of the tokens is
+// empty, or if one of them or the merged one is not in the vocabulary.
 absl::Status AddMerge(const std::string& path, const TokenIds& ids, std::string_view left,
                       std::string_view right, std::vector<BpeMerge>& merges);
 
 inline constexpr char kTokenizerConfigName[] = "tokenizer_config.json";  // in Tokenizer::Files()
 
-// tokenizer_config.json beside a vocabulary, as far as it is used here. Empty: not said.
+// The fields of tokenizer_config.json beside a vocabulary that are used here. Empty: not set.
 struct TokenizerConfig {
   std::string contents;
   std::string tokenizer_class;
   std::string eos_token;
 };
 
-// Errors: DataLoss naming the file.
+// Parses tokenizer_config.json. Errors: DataLoss, naming the file.
 absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(const std::string& path,
                                                      const std::string& contents);
 
-// The id of <|endoftext|> or <|end_of_text|>, whichever is among the added tokens; with neither,
-// the id of the configuration's eos_token, or else of </s>. InvalidArgument if all of them are
-// missing.
+// Returns the id of <|endoftext|> or <|end_of_text|>, whichever is among the added tokens; without
+// either, the id of the configuration's eos_token, or else of </s>. InvalidArgument if all of them
+// are missing.
 absl::StatusOr<int32_t> FindEndOfText(const std::string& path, std::span<const AddedToken> added,
                                       const TokenizerConfig& config);
 
-// GPT-2's files, in Tokenizer::Files(). They say nothing about pre-tokenisation, which is GPT-2's.
+// Names of GPT-2's files in Tokenizer::Files(). The files do not specify pre-tokenisation, which is
+// GPT-2's.
 inline constexpr char kGpt2VocabularyName[] = "vocab.json";
 inline constexpr char kGpt2MergesName[] = "merges.txt";
 
-// `path` is used in messages; `vocabulary` and `merges` are the contents of the two files. Errors:
-// DataLoss naming what is wrong; InvalidArgument for another tokenizer that has files of these
-// names, and those of FindEndOfText.
+// Reads GPT-2's files. `path` is used in messages; `vocabulary` and `merges` are the contents of
+// the two files. Errors: DataLoss, naming what is wrong; InvalidArgument for another tokenizer that
+// has files of these names; those of FindEndOfText().
 absl::StatusOr<BpeVocabulary> ReadGpt2Files(const std::string& path, const std::string& vocabulary,
                                             const std::string& merges,
                                             const TokenizerConfig& config = {});
 
-// Errors: those of ReadGpt2Files and of BpeTokenizer::Create.
+// Makes a tokenizer from GPT-2's files. Errors: those of ReadGpt2Files() and of
+// BpeTokenizer::Create().
 absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseGpt2Files(const std::string& path,
                                                              const std::string& vocabulary,
                                                              const std::string& merges,
@@ -125,20 +127,21 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseGpt2Files(const std::string& 
 
 inline constexpr char kTokenizerJsonName[] = "tokenizer.json";  // in Tokenizer::Files()
 
-// For byte-level BPE (GPT-2, Llama-3 and what is made like them) and for BPE of characters with a
-// token for each byte (Llama-2, Mistral, SentencePiece's converted).
+// Reads a tokenizer.json of byte-level BPE (GPT-2, Llama-3 and the like) or of BPE of characters
+// with a token for each byte (Llama-2, Mistral, SentencePiece's converted).
 //
-// `path` is used in messages. Every setting in the file is either implemented or refused: the
-// pipeline is normalizers of text_normalizer.h and, byte-level, one split of split_rules.h and the
+// `path` is used in messages. Every setting in the file is either implemented or refused. The
+// pipeline is normalizers of normalizers.h; then, byte-level, one split of split_rules.h and the
 // byte alphabet, or else Metaspace or nothing; then BPE. Its template's first token becomes
 // begin_of_text(). Errors: DataLoss for a file that is not a tokenizer.json or contradicts itself;
-// InvalidArgument naming the setting that is not supported, and those of FindEndOfText and
-// CharacterAlphabet::Create.
+// InvalidArgument naming the setting that is not supported; those of FindEndOfText() and
+// CharacterAlphabet::Create().
 absl::StatusOr<BpeVocabulary> ReadTokenizerJson(const std::string& path,
                                                 const std::string& contents,
                                                 const TokenizerConfig& config = {});
 
-// Errors: those of ReadTokenizerJson and of BpeTokenizer::Create.
+// Makes a tokenizer from a tokenizer.json. Errors: those of ReadTokenizerJson() and of
+// BpeTokenizer::Create().
 absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTokenizerJson(
     const std::string& path, const std::string& contents, const TokenizerConfig& config = {});
 

@@ -15,7 +15,7 @@ namespace tessera {
 //   lines of base64 and a rank          tiktoken
 //   a SentencePiece BPE model
 //   an llm.c tokenizer file
-// In a folder, which may hold several, the first that is there counts: tokenizer.json, vocab.json,
+// Of a folder that holds several, the first of these counts: tokenizer.json, vocab.json,
 // encoder.json, *.tiktoken, tokenizer.model, tokenizer.bin. tokenizer_config.json beside the file
 // is read for its end-of-text token. Errors: those of the file system; NotFound listing what a
 // folder lacks; DataLoss with the file and what was expected; InvalidArgument naming what is not

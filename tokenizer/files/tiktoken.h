@@ -1,9 +1,9 @@
 #ifndef TESSERA_TOKENIZER_FILES_TIKTOKEN_H_
 #define TESSERA_TOKENIZER_FILES_TIKTOKEN_H_
 
-// The vocabularies of tiktoken: a line "BASE64 RANK" for each token. The file says neither how text
-// is split nor which special tokens there are. The programs that use the well-known files do, and
-// these files are recognised by their number of tokens.
+// The vocabularies of tiktoken: a line "BASE64 RANK" for each token. A file specifies neither how
+// text is split nor which special tokens there are; the programs that use the well-known files
+// know, and these files are recognised by their number of tokens.
 
 #include <cstddef>
 #include <memory>
@@ -19,7 +19,7 @@
 
 namespace tessera {
 
-// What a program knows about its file.
+// A program's knowledge about its file.
 struct TiktokenEncoding {
   std::string name;
   SplitRules split;
@@ -28,21 +28,23 @@ struct TiktokenEncoding {
   std::optional<int32_t> begin_of_text;
 };
 
-// True if `contents` begins with a line of a tiktoken file.
+// Returns whether `contents` begins with a line of a tiktoken file.
 bool IsTiktokenFile(std::string_view contents);
 
-// The encoding with this many tokens: GPT-2 (r50k), p50k, cl100k or Llama-3; nullopt for another
-// number.
+// Returns the encoding with this many tokens: GPT-2 (r50k), p50k, cl100k or Llama-3; nullopt for
+// another number.
 std::optional<TiktokenEncoding> FindTiktokenEncoding(size_t tokens);
 
 inline constexpr char kTiktokenName[] = "tokenizer.tiktoken";  // in Tokenizer::Files()
 
-// `encoding`: nullopt to recognise it. Of pairs that make the same token, `merges` has the one that
-// occurs. Errors: DataLoss naming the line; InvalidArgument for a file that is not recognised.
+// Reads a tiktoken file. An `encoding` of nullopt is recognised. If several pairs make the same
+// token, `merges` keeps the one that occurs. Errors: DataLoss, naming the line; InvalidArgument for
+// a file that is not recognised.
 absl::StatusOr<BpeVocabulary> ReadTiktoken(const std::string& path, const std::string& contents,
                                            std::optional<TiktokenEncoding> encoding = std::nullopt);
 
-// Errors: those of ReadTiktoken and of BpeTokenizer::Create.
+// Makes a tokenizer from a tiktoken file. Errors: those of ReadTiktoken() and of
+// BpeTokenizer::Create().
 absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTiktoken(
     const std::string& path, const std::string& contents,
     std::optional<TiktokenEncoding> encoding = std::nullopt);

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TOKENIZER_FILES_VOCABULARY_OF_H_
 #define TESSERA_TOKENIZER_FILES_VOCABULARY_OF_H_
 
-// What a tokenizer consists of, for those who write it in files of other programs.
+// The contents of a tokenizer, to write it in files of other programs.
 
 #include <string>
 #include <string_view>
@@ -18,8 +18,8 @@ namespace tessera {
 
 using Vocabulary = std::variant<BpeVocabulary, SentencePieceModel>;
 
-// The vocabulary of a tokenizer, read from its files once more. Errors: Unimplemented for one that
-// can only decode.
+// Returns the vocabulary of a tokenizer, read from its files once more. Errors: Unimplemented for a
+// tokenizer that can only decode.
 absl::StatusOr<Vocabulary> VocabularyOf(const Tokenizer& tokenizer);
 
 // The files of a tokenizer, by their names.
@@ -27,7 +27,7 @@ class TokenizerFiles {
  public:
   explicit TokenizerFiles(std::vector<TokenizerFile> files) : files_(std::move(files)) {}
 
-  // Null if no file has this name.
+  // Returns the contents of a file; null if no file has this name.
   const std::string* Find(std::string_view name) const;
 
  private:

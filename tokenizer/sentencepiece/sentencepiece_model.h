@@ -16,7 +16,7 @@ namespace tessera {
 inline constexpr char kSentencePieceName[] = "tokenizer.model";  // in Tokenizer::Files()
 inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
 
-// Numbers from the .proto file.
+// The type of a piece, with the numbers of the .proto file.
 enum class SentencePieceType {
   kNormal = 1,
   kUnknown = 2,
@@ -46,7 +46,7 @@ struct SentencePieceModel {
   bool whitespace_as_suffix = false;
 };
 
-// Skips unknown fields. Errors: DataLoss with file, offset and what was expected.
+// Parses a model; skips unknown fields. Errors: DataLoss with file, offset and what was expected.
 absl::StatusOr<SentencePieceModel> ParseSentencePieceModel(const std::string& path,
                                                            std::string_view contents);
 

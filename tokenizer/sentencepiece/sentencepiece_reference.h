@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-// The SentencePiece library's own encoding of a text, for tests to compare with. Uses no Abseil,
-// because the library's header clashes with it.
+// Returns the SentencePiece library's own encoding of a text, for tests to compare with. Uses no
+// Abseil, because the library's header clashes with it.
 std::vector<int> ReferenceEncode(const std::string& model, const std::string& text);
 
 }  // namespace tessera

@@ -3,10 +3,9 @@
 
 // Encodes and decodes with a SentencePiece BPE model.
 //
-// The library trains the model (sentencepiece_training.h), but is not used to encode: it exports
-// the symbols of a protobuf of its own, older than the one that the trainer links, and no program
-// can contain both. The algorithm is small; a test compares it with the library's on a real corpus,
-// id by id.
+// The SentencePiece library trains the model (sentencepiece_training.h), but is not used to encode:
+// it exports the symbols of a protobuf of its own, older than the one that the trainer links, and
+// no program can contain both. A test compares the ids with the library's on a real corpus.
 
 #include <cstdint>
 #include <memory>
@@ -23,16 +22,16 @@
 
 namespace tessera {
 
-// Lossless for any bytes: text is not normalised. Characters that the vocabulary lacks become byte
-// pieces, and so do invalid UTF-8 and U+2581, which stands for a space inside pieces. (The library
-// would turn the former into U+FFFD and the latter into a space.) With pieces that the model's user
-// defined, U+2581 in a text becomes a space as in the library.
+// A tokenizer that is lossless for any bytes: text is not normalised. Characters that the
+// vocabulary lacks become byte pieces, and so do invalid UTF-8 and U+2581, which stands for a space
+// inside pieces. (The library would turn the former into U+FFFD and the latter into a space.) If
+// the model has user-defined pieces, U+2581 in a text becomes a space as in the library.
 class SentencePieceTokenizer : public Tokenizer {
  public:
-  // `path` is used in messages. Reads models of type BPE with byte fallback that keep text as it is
-  // (Llama-2's and Mistral's), with or without a dummy prefix (a space before every text) and
-  // pieces that their user defined. Errors: InvalidArgument naming what the model has beyond that
-  // (unigram, a normalization, ...); DataLoss for bytes that are not a SentencePiece model.
+  // Reads models of type BPE with byte fallback that keep text as it is (Llama-2's and Mistral's),
+  // with or without a dummy prefix (a space before every text) and user-defined pieces. `path` is
+  // used in messages. Errors: InvalidArgument, naming the property, for other models (unigram, a
+  // normalization, ...); DataLoss for bytes that are not a SentencePiece model.
   static absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> Parse(const std::string& path,
                                                                        std::string contents);
 
@@ -41,7 +40,7 @@ class SentencePieceTokenizer : public Tokenizer {
   int32_t end_of_text() const override { return end_of_text_; }
   std::optional<int32_t> begin_of_text() const override { return begin_of_text_; }
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
-  // With a dummy prefix or pieces of the model's user, only whole texts.
+  // Only whole texts with a dummy prefix or user-defined pieces.
   size_t EncodablePrefix(std::string_view text) const override;
   absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const override;
   std::string_view TokenText(int32_t id) const override;
@@ -52,15 +51,15 @@ class SentencePieceTokenizer : public Tokenizer {
     int32_t id;
     float score;
   };
-  // What words have become, for one call.
+  // Ids of the words of one call.
   using WordIds = absl::flat_hash_map<std::string, std::vector<int32_t>>;
 
   const Piece* Find(std::string_view piece) const;
   void AppendBytes(std::string_view bytes, std::vector<int32_t>& ids) const;
-  // `word`: valid UTF-8 with spaces as U+2581.
+  // Encodes a word, which is valid UTF-8 with spaces as U+2581.
   std::vector<int32_t> EncodeWord(std::string_view word) const;
   void AppendWord(const std::string& word, WordIds& words, std::vector<int32_t>& ids) const;
-  // Encodes text without pieces of the model's user, after `prefix`: nothing or a space mark.
+  // Encodes text without user-defined pieces, after `prefix`, which is empty or a space mark.
   void AppendText(std::string_view prefix, std::string_view text, WordIds& words,
                   std::vector<int32_t>& ids) const;
 
@@ -72,8 +71,8 @@ class SentencePieceTokenizer : public Tokenizer {
   int32_t end_of_text_ = -1;
   std::optional<int32_t> begin_of_text_;
   bool dummy_prefix_ = false;
-  // True if no piece extends past the end of a word or a line, so that text may be split there
-  // before it is encoded.
+  // Whether no piece extends past the end of a word or a line, so that text may be split there
+  // before encoding.
   bool cut_before_space_ = true;
   bool cut_at_newline_ = true;
 };

@@ -25,7 +25,8 @@ class CkptTest : public testing::Test {
  protected:
   CkptTest() { storage_ = *OpenStorage(root_); }
 
-  // Saves a checkpoint with "w" split into `shards` shards; `w` values can be changed before.
+  // Saves a checkpoint with "w" split into `shards` shards. The values of `w` can be changed
+  // before.
   void MustSave(const std::string& folder, int64_t step, int shards) {
     ShardedTensor w;
     w.name = "w";
@@ -76,7 +77,7 @@ class CkptTest : public testing::Test {
 
   nlohmann::json Json() { return nlohmann::json::parse(out_, nullptr, false); }
 
-  // The only file whose path begins like this.
+  // Returns the only file whose path begins with `start`.
   std::string PathOf(const std::string& start) {
     const std::filesystem::path path = root_ + "/" + start;
     for (const auto& entry : std::filesystem::directory_iterator(path.parent_path())) {
@@ -94,7 +95,7 @@ class CkptTest : public testing::Test {
     file.put(byte);
   }
 
-  // Names and bytes of all files in a folder.
+  // Returns the names and bytes of all files in a folder.
   static std::string Contents(const std::string& folder) {
     std::map<std::string, std::string> files;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
@@ -108,7 +109,7 @@ class CkptTest : public testing::Test {
     return all;
   }
 
-  // As written by a converter that computes no digests.
+  // Removes the digests of a checkpoint, as if a converter that computes none had written it.
   void RemoveDigests(const std::string& directory) {
     EditManifest(directory, [](LogicalTensor& tensor) { tensor.clear_digest(); });
   }

@@ -68,13 +68,13 @@ int RunSign(const CommandOptions& options, const CommandOutput& output);
 int RunReshard(const CommandOptions& options, const CommandOutput& output);
 int RunConvert(const CommandOptions& options, const CommandOutput& output);
 
-// `arguments`: without the program's name.
+// Runs the command. `arguments` do not include the program's name.
 int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output);
 
 // Reads a checkpoint whole and writes the page options.html about it, compared with options.other
-// if that is a name. `head` is what `ckpt inspect` prints of it before the tensors: lines of a
-// label of twelve characters and a text, or of more of the text before, indented. Returns the exit
-// code.
+// if that is a name. `head` is the part of the output of `ckpt inspect` before the tensors: lines
+// of a label of twelve characters and a text, or, indented, the continuation of a text. Returns the
+// exit code.
 int WriteInspectPage(const NamedCheckpoint& named, const std::string& head,
                      const CommandOptions& options, const CommandOutput& output);
 

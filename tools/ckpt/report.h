@@ -18,36 +18,37 @@
 
 namespace tessera::ckpt {
 
-// Paths and names need not be UTF-8, but JSON must be: other bytes are replaced.
+// Prints JSON. Bytes that are not UTF-8, which paths and names may contain, are replaced.
 void PrintJson(const nlohmann::ordered_json& json, std::ostream& out);
 
-// A line each: what a command says of another framework's checkpoint beside its result.
+// Prints the notes of a command about another framework's checkpoint, a line each.
 void PrintNotes(const std::vector<std::string>& notes, std::ostream& out);
 
-// A line for each damaged place. The message of a file that cannot be read at all names it itself.
+// Prints a line for each damaged place. The message of a file that cannot be read at all already
+// names the file.
 void PrintDamage(const std::vector<Damage>& damage, std::string_view indent, std::ostream& out);
 
-// A sentence on what a verification without findings has proven.
+// Returns a sentence on what a verification without findings has proven.
 std::string Proof(const NamedCheckpoint& named, const VerifyReport& report, bool digests);
 
-// Reports why a command ends without a result: "ckpt ls: ..." on stderr and, for machines, one
+// Reports why a command ends without a result: "ckpt ls: ..." on stderr and, with `json`, one
 // object {"error": "..."} on stdout. Returns `exit_code`.
 int Fail(const CommandOutput& output, bool json, std::string_view who, std::string_view problem,
          int exit_code);
 
-// The same for a checkpoint that cannot be read; the exit code distinguishes damage from other
-// errors.
+// Reports that a checkpoint cannot be read. Returns an exit code that distinguishes damage from
+// other errors.
 int Fail(const CommandOutput& output, const CommandOptions& options, std::string_view who,
          const absl::Status& status);
 
-// Passes text on to another stream, line by line, as Printable(): names in a checkpoint may be
-// anything.
+// A stream that passes text on to another one, line by line, as Printable() shows it, since names
+// in a checkpoint may be anything.
 class PrintableStream : public std::ostream {
  public:
   explicit PrintableStream(std::ostream& to) : std::ostream(nullptr), buffer_(to) {
     rdbuf(&buffer_);
   }
-  // Passes on a line that has not ended.
+  // Passes on the last line, even without a line break.
   ~PrintableStream() override { flush(); }
 
  private:
@@ -70,7 +71,7 @@ class PrintableStream : public std::ostream {
   Buffer buffer_;
 };
 
-// Lines of text in columns as wide as their widest cell.
+// A table of text, with columns as wide as their widest cell.
 class Table {
  public:
   enum class Align { kLeft, kRight };
@@ -81,10 +82,11 @@ class Table {
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  // Precondition: one cell per column. A name with a line break stays within its cell.
+  // Adds a row. Precondition: one cell per column. A name with a line break stays within its cell.
   void AddRow(std::vector<std::string> cells);
 
-  // With a line of titles; every line is indented by two spaces and ends in a newline.
+  // Returns the table with a line of titles; every line is indented by two spaces and ends in a
+  // newline.
   std::string ToString() const;
 
  private:
@@ -92,10 +94,10 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// One line that is redrawn at most ten times a second, and erased at the end.
+// A line that is redrawn at most ten times a second, and erased at the end.
 class ProgressBar {
  public:
-  // `stream` may be null: nothing is shown.
+  // If `stream` is null, nothing is shown.
   explicit ProgressBar(std::ostream* stream) : stream_(stream), start_(Clock::now()) {}
   ~ProgressBar();
 

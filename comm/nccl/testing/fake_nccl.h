@@ -17,19 +17,20 @@ namespace tessera {
 struct FakeComm;
 struct FakeClique;
 
-// What the ranks of one world share.
+// State shared by the ranks of one world.
 class FakeNcclNet {
  public:
   explicit FakeNcclNet(std::shared_ptr<FakeFabric> fabric);
   ~FakeNcclNet();
 
-  // Communicators that were aborted.
+  // Number of communicators that were aborted.
   int64_t aborts() const;
 
  private:
   friend class FakeNccl;
   const std::shared_ptr<FakeFabric> fabric_;
-  // Under the fabric's mutex. Kept until the end, so that uses after destruction are seen.
+  // Guarded by the fabric's mutex. Communicators are kept until the end, so that uses after
+  // destruction are detected.
   std::vector<std::unique_ptr<FakeComm>> comms_;
   std::map<uint64_t, std::shared_ptr<FakeClique>> cliques_;  // by unique id
   uint64_t next_id_ = 1;
@@ -38,19 +39,19 @@ class FakeNcclNet {
 
 struct FakeNcclOptions {
   uint64_t seed = 0;
-  // The rank's communicator reports `error` at its launch of this number, which then never ends;
-  // -1: at none.
+  // Number of the launch at which the rank's communicator reports `error`, and which never ends;
+  // -1: none.
   int64_t fail_at_launch = -1;
   NcclApi::Result error = NcclApi::kRemoteError;
 };
 
-// NCCL on a fake device, for one rank. What NCCL leaves open happens: communicators connect late;
-// calls that return kInProgress are queued on the stream only when AsyncError() has been polled;
-// a message ends when both sides' streams have come to it. A call on a communicator that is not
-// settled is an error, and one on a communicator that is gone ends the process.
+// NCCL on a fake device, for one rank. Does what NCCL permits: communicators connect late; calls
+// that return kInProgress are queued on the stream only when AsyncError() has been polled; a
+// message ends when both sides' streams have come to it. A call on a communicator that is not
+// settled is an error, and one on a destroyed communicator ends the process.
 class FakeNccl final : public NcclApi {
  public:
-  // Both must outlive it; the device belongs to the net's fabric.
+  // `net` and `device` must outlive this object; the device belongs to the net's fabric.
   FakeNccl(FakeNcclNet& net, FakeDeviceRuntime& device, const FakeNcclOptions& options);
 
   Result GetUniqueId(UniqueId* id) override;
@@ -77,7 +78,7 @@ class FakeNccl final : public NcclApi {
   Launch& Pending(FakeComm* comm, StreamHandle stream);
   Result Add(bool is_send, void* data, size_t bytes, int peer, Comm comm, StreamHandle stream);
   void Queue(std::shared_ptr<Launch> launch);
-  // Under the fabric's mutex.
+  // Called with the fabric's mutex held.
   static bool TryRun(Launch& launch);
   static void Post(Launch& launch);
   bool FinishSplit(FakeComm& parent);

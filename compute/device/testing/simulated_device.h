@@ -16,8 +16,9 @@ struct SimulatedDevice : TrainingDevice {
   std::shared_ptr<cuda::FakeCublasLt> cublaslt;
 };
 
-// `index` is this device's alone in the process: ranks that are threads take theirs. Launches are
-// checked, and errors end up in the context: Backend::Synchronize() reports them.
+// Opens a simulated device. No other device of the process may have the same `index`; ranks that
+// are threads pass their rank. Launches are checked, and Backend::Synchronize() reports their
+// errors.
 std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index,
                                                      const FakeDeviceOptions& options = {},
                                                      bool exact_products = false);

@@ -19,8 +19,8 @@ namespace tessera {
 
 struct SimulatedDevicesOptions {
   int count = 1;
-  // A schedule: the order in which queued work and messages run (FakeDeviceOptions), and the blocks
-  // and threads of kernels.
+  // Seed of the schedule: the order in which queued work and messages (FakeDeviceOptions) and the
+  // blocks and threads of kernels run.
   uint64_t seed = 0;
   std::function<bool(int64_t)> drops_wait;  // see FakeDeviceOptions
   // Memory and type of a device, by its index. Null: 1 GiB each, all of one type.

@@ -20,8 +20,8 @@ struct AdamWCoefficients {
   float keep;  // 1 - learning rate * weight decay
 };
 
-// base^exponent by squaring. std::pow has variants for several processors that differ in the last
-// bit.
+// Returns base^exponent, by squaring: std::pow has variants for several processors that differ in
+// the last bit.
 inline double IntegerPower(double base, int64_t exponent) {
   double power = 1;
   for (; exponent > 0; exponent /= 2, base *= base) {

@@ -5,12 +5,12 @@
 // heads, D head size, Q rows of one query block.
 //
 // A block of Q query rows of one head sees the keys [0, end), where `end` is the end of the block:
-// only the lower triangle is computed, and at most Q / 2 scores of a row are wasted. What a row
-// does not see counts as zero and is behind what it sees: with products that are chains over
-// ascending keys a row's result depends on its own keys alone, not on the other rows.
+// only the lower triangle is computed, and on average at most Q / 2 scores of a row are wasted.
+// Keys that a row does not see count as zero and come after those that it sees. Products are chains
+// over ascending keys, so a row's result depends on its own keys alone, not on the other rows.
 //
-// The queries may be the last ones of the sequence only: those of new tokens, where the keys and
-// values of the earlier ones are kept.
+// The queries may be only the last ones of the sequence: those of new tokens, if the keys and
+// values of the earlier tokens are kept.
 //
 // Every operand of a product is first copied so that its rows are contiguous: oneDNN then runs bf16
 // products at twice the rate, and fp32 ones a tenth faster.
@@ -38,7 +38,7 @@ struct AttentionShape {
   int64_t begin(int64_t block) const { return block * block_rows(); }
   int64_t end(int64_t block) const { return std::min(sequence, (block + 1) * block_rows()); }
   int64_t rows(int64_t block) const { return end(block) - begin(block); }
-  // Where the first query stands in the sequence of the keys.
+  // Position of the first query in the sequence of the keys.
   int64_t first_position() const { return keys - sequence; }
   int64_t end_key(int64_t block) const { return first_position() + end(block); }
 };
@@ -47,13 +47,13 @@ inline AttentionShape AttentionShapeOf(const TensorView& q, const TensorView& k)
   return {q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3), k.dim(1)};
 }
 
-// The first element of token t of head h in sequence b of a [B,T,H,D] view.
+// Returns the address of the first element of token t of head h in sequence b of a [B,T,H,D] view.
 template <typename T>
 T* HeadRow(const TensorView& x, int64_t b, int64_t t, int64_t h) {
   return x.as<T>() + b * x.stride(0) + t * x.stride(1) + h * x.stride(2);
 }
 
-// Tokens [begin, end) of one head, to a dense [end - begin, D].
+// Copies tokens [begin, end) of one head to a dense [end - begin, D].
 template <typename T>
 void PackHead(const TensorView& x, int64_t b, int64_t begin, int64_t end, int64_t h, T* to) {
   const int64_t head_size = x.dim(3);
@@ -63,8 +63,8 @@ void PackHead(const TensorView& x, int64_t b, int64_t begin, int64_t end, int64_
   }
 }
 
-// Cuts one piece of memory into arrays that start on cache lines. Without memory it only adds up
-// what they need.
+// Cuts one piece of memory into arrays that start on cache lines. Without memory, only adds up
+// their sizes.
 class Carver {
  public:
   explicit Carver(char* memory) : memory_(memory) {}

@@ -8,23 +8,22 @@
 
 namespace tessera {
 
-// The operations on this machine's processors, for fp32 and bf16: products of gemm/ or
-// oneDNN's (gemm_cache.h), vector loops for the rest. Results do not depend on `threads`, which
-// includes the caller's thread. Where the processor has no bf16 instructions, products are computed
-// in fp32 and rounded once.
+// Returns a backend on this machine's processors, for fp32 and bf16: matrix products of gemm/ or of
+// oneDNN (gemm_cache.h), vector loops for the rest. Results do not depend on `threads`, which
+// includes the caller's thread. If the processor has no bf16 instructions, products are computed in
+// fp32 and rounded once.
 //
 // Threads: one backend belongs to one calling thread; several backends may run concurrently.
 // Memory: scratch memory for the largest operation so far is kept (MemoryCategory::kWorkspace).
-// exact: matrix products have the bits of the contract of gemm/gemm.h on every processor.
+// `exact`: matrix products have the bits of the contract of gemm/gemm.h on every processor.
 std::unique_ptr<Backend> MakeCpuBackend(int threads, bool exact = false);
 
-// The numerics of such backends in this process: the contract of the loops, the library of matrix
-// products, and the results of both for fixed operands. The products have shapes that use the
-// packed and blocked code paths, long sums among them: how a library splits these depends on
-// instruction set, caches and version. Computed on the first call, on the calling thread.
-// Thread-safe.
+// Returns the numerics of the backends of this process: the contract of the loops, the library of
+// matrix products, and the results of both for fixed operands. The products have shapes that use
+// the packed and blocked code paths, and long sums, which a library splits depending on instruction
+// set, caches and version. Computed on the first call, on the calling thread. Thread-safe.
 //
-// Those of exact backends name the contract of products instead of the library, and are the same on
+// `exact`: the numerics name the contract of products instead of the library, and are the same on
 // every processor.
 const NumericsFingerprint& CpuNumericsFingerprint(bool exact = false);
 

@@ -11,10 +11,11 @@ namespace tessera {
 // >= probability, sixteen Philox blocks at a time.
 class DropoutMask {
  public:
-  // `stream`: before the sample is mixed in.
+  // `stream` is the one before the sample is mixed in.
   DropoutMask(const RandomStream& stream, int64_t sample, double probability);
 
-  // out[i] = 0 or 1 / (1 - probability), for the elements [first, first + count) of the sample.
+  // Sets out[i] to 0 or 1 / (1 - probability), for the elements [first, first + count) of the
+  // sample.
   void Factors(uint64_t first, int64_t count, float* out) const;
 
   struct Constants {

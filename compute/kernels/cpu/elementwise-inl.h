@@ -27,8 +27,8 @@ void ConvertRange(const From* from, int64_t count, To* to) {
            [&](int64_t i, auto load, auto store) HWY_ATTR { store(load(from + i), to + i); });
 }
 
-// Dense rows of D elements, each multiplied by `factor` and, if given, by a factor per row. Zeros
-// become positive: the sign of a sum of nothing depends on what it was not summed of.
+// Stores dense rows of D elements, each multiplied by `factor` and, if given, by a factor per row.
+// Zeros become positive, since the sign of an empty sum depends on the products that were left out.
 template <typename T>
 void StoreHeadRows(const float* from, const float* row_factors, float factor, int64_t rows,
                    int64_t head_size, T* to, int64_t to_stride) {

@@ -10,10 +10,10 @@
 
 namespace tessera {
 
-// Whose products, and with which bits.
+// The origin of products, and their bits.
 enum class GemmKind {
   kExact,  // ours, with the contract of gemm/gemm.h
-  kFast,   // with AVX-512 oneDNN's, but bf16 without instructions for it; otherwise ours
+  kFast,   // oneDNN's with AVX-512, except bf16 without instructions for it; otherwise ours
   kOwn,    // ours, in the fastest order
 };
 
@@ -28,7 +28,7 @@ class GemmCache {
 
   const Gemm& Get(const GemmShape& shape);
 
-  // Whether products of that dtype are oneDNN's.
+  // Whether products of this dtype are oneDNN's.
   bool uses_dnnl(DType dtype) const { return dtype == DType::kBF16 ? dnnl_bf16_ : dnnl_fp32_; }
   // Whether oneDNN's bf16 products are used, and fast with b packed.
   bool has_packed() const { return has_packed_; }
@@ -43,8 +43,8 @@ class GemmCache {
   std::map<GemmShape, std::unique_ptr<Gemm>> gemms_;
 };
 
-// What computes fp32 products that need not be exact: "oneDNN 2.6.3 avx512_core_amx", or "own 1",
-// with the version of the contract. Runs in which it differs may have different bits.
+// Returns the library of fp32 products that need not be exact: "oneDNN 2.6.3 avx512_core_amx", or
+// "own 1", with the version of the contract. Runs with different libraries may have different bits.
 std::string GemmLibrary();
 
 }  // namespace tessera

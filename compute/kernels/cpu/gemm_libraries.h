@@ -1,7 +1,7 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CPU_GEMM_LIBRARIES_H_
 #define TESSERA_COMPUTE_KERNELS_CPU_GEMM_LIBRARIES_H_
 
-// oneDNN's products, of which GemmCache uses some.
+// The products of oneDNN, of which GemmCache uses some.
 
 #include <memory>
 #include <string>
@@ -19,25 +19,25 @@ namespace tessera {
 // further calls do nothing. Thread-safe.
 void LimitDnnlIsa();
 
-// The newest instruction set that oneDNN uses, named as in ONEDNN_MAX_CPU_ISA but in lower case:
-// "avx2", "avx512_core". Calls LimitDnnlIsa().
+// Returns the newest instruction set that oneDNN uses, named as in ONEDNN_MAX_CPU_ISA but in lower
+// case: "avx2", "avx512_core". Calls LimitDnnlIsa().
 std::string_view DnnlIsaName();
 
-// Whether oneDNN has native bf16 products. With AVX-512 alone it emulates them, at a quarter of
-// fp32's rate. Calls LimitDnnlIsa().
+// Returns whether oneDNN has native bf16 products. With AVX-512 alone it emulates them, at a
+// quarter of fp32's rate. Calls LimitDnnlIsa().
 bool DnnlHasBf16();
 
 // Matrix products of oneDNN, for a pool of threads.
 class DnnlGemms {
  public:
-  // `scratch`: scratch memory per thread for the products; must outlive them.
+  // `scratch` is memory per thread for the products, and must outlive them.
   DnnlGemms(int threads, Workspace& scratch);
   ~DnnlGemms();
 
-  // If oneDNN has no product for the shape on this processor, the process ends: request bf16 only
-  // where DnnlHasBf16().
+  // Makes a product. If oneDNN has none for the shape on this processor, the process ends: request
+  // bf16 only if DnnlHasBf16().
   std::unique_ptr<Gemm> Make(const GemmShape& shape) const;
-  // Whether bf16 products are fast with b packed, and slow without.
+  // Returns whether bf16 products are fast with b packed, and slow without.
   bool HasPackedKernels() const;
 
  private:
@@ -45,7 +45,7 @@ class DnnlGemms {
   std::unique_ptr<Threads> threads_;
 };
 
-// "oneDNN 2.6.3 avx512_core_amx".
+// Returns "oneDNN 2.6.3 avx512_core_amx".
 std::string DnnlDescription();
 
 }  // namespace tessera

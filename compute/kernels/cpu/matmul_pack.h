@@ -15,17 +15,18 @@ namespace tessera {
 inline constexpr int64_t kPackRows = 32;
 inline constexpr int64_t kPackColumns = 64;
 
-// Packs b[k,n]'s first `depth` rows (a multiple of kPackRows) of 64 columns. b: their first
-// element; `leading`: the distance between rows, or between columns where b is `transposed`.
+// Packs the first `depth` rows (a multiple of kPackRows) of 64 columns of b[k,n]. `b` is their
+// first element, `leading` the distance between rows, or between columns if b is `transposed`.
 void PackColumns(const BFloat16* b, int64_t leading, bool transposed, int64_t depth,
                  BFloat16* packed);
 
-// to[rows,depth], dense, from the element [0,0] of a matrix stored as its transpose with the given
-// distance between columns. rows: a multiple of 16, depth: of 32.
+// Copies to the dense to[rows,depth] a matrix that is stored as its transpose: `from` is its
+// element [0,0], `leading` the distance between its rows as stored. `rows` is a multiple of 16,
+// `depth` of 32.
 void TransposeRows(const BFloat16* from, int64_t leading, int64_t rows, int64_t depth,
                    BFloat16* to);
 
-// to (+)= from, a dense tile of fp32 or bf16. `to_stride`: in elements.
+// Copies or adds to `to` a dense tile of fp32 or bf16. `to_stride` is in elements.
 void MoveTile(DType from_dtype, const void* from, int64_t rows, int64_t columns, bool add,
               DType to_dtype, void* to, int64_t to_stride);
 

@@ -12,11 +12,11 @@
 
 namespace tessera {
 
-// c[m,n] = a[m,k] b[k,n] (+ bias[n]) (+ c), c in tiles. How oneDNN's products are cut is a pure
-// function of shapes, dtypes and layouts, never of the thread count, since it changes bits; that of
-// ours changes none. Or, with several terms, c (fp32) = the sum of
-// their products in a tree, cut as one of them is, so that every term has the bits that it has
-// alone.
+// A product to compute in tiles of c: c[m,n] = a[m,k] b[k,n] (+ bias[n]) (+ c). With several terms,
+// c (fp32) is the sum of their products in a tree, cut as one of them is, so that every term has
+// the bits that it has alone. The cut of oneDNN's products is a pure function of shapes, dtypes and
+// layouts, never of the thread count, since it changes bits; the cut of our own products changes
+// none.
 struct Product {
   std::span<const MatMulOperands> terms;  // of one layout
   TensorView c;
@@ -31,8 +31,8 @@ struct Product {
   int64_t k() const { return a().dim(1); }
 };
 
-// How to read a matrix: row-major, or `transposed`: column-major; `leading`: from one row
-// (column) to the next.
+// The layout of a matrix: row-major, or column-major if `transposed`. `leading` is the distance of
+// its rows (columns).
 struct MatrixLayout {
   int64_t leading = 0;
   bool transposed = false;
@@ -46,21 +46,22 @@ struct TileShape {
 
 inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Near-equal parts of at most `most`, each but the last a multiple of `quantum`.
+// Returns the extent of near-equal parts of at most `most`; each but the last is a multiple of
+// `quantum`.
 inline int64_t PartExtent(int64_t extent, int64_t most, int64_t quantum) {
   const int64_t parts = CeilDivide(extent, most);
   return CeilDivide(CeilDivide(extent, parts), quantum) * quantum;
 }
 
-// The share of the threads' time in which they have a tile of c[m,n]: of so many threads, or of 0:
-// over the thread counts of the machines that this runs on.
+// Returns the share of time in which the threads have a tile of c[m,n]. 0 threads: a weighted mean
+// over usual thread counts.
 double TileBalance(int64_t m, int64_t n, TileShape tile, int threads = 0);
 
-// The product in tiles of c, of any shape and dtype.
+// Computes the product in tiles of c, for any shape and dtype.
 void TiledMatMul(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms);
 
-// bf16 on processors whose oneDNN kernels want packed operands: does the product, or returns false
-// where its shape does not suit them.
+// Computes a bf16 product on processors whose oneDNN kernels want packed operands. Returns false,
+// and does nothing, if its shape does not suit them.
 bool PackedMatMul(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms);
 
 }  // namespace tessera

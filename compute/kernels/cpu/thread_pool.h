@@ -19,7 +19,7 @@ namespace tessera {
 // One loop at a time: a pool belongs to one calling thread, and loops do not nest.
 class ThreadPool {
  public:
-  // threads: the caller and threads - 1 workers, or fewer if the system cannot start more.
+  // Makes a pool of the caller and threads - 1 workers, or fewer if the system cannot start more.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -47,13 +47,13 @@ class ThreadPool {
   void WorkerMain(int thread);
   void TakeBlocks(int thread);
 
-  // The current loop. Written only while no worker is inside.
+  // The body of the current loop. Written only while no worker is inside.
   Function function_ = nullptr;
   void* context_ = nullptr;
   int64_t blocks_ = 0;
   alignas(64) std::atomic<int64_t> next_block_{0};
-  // Number of workers inside the loop (low bits), whether more may enter, and the number of the
-  // loop: in a single word, so that entering and closing exclude each other.
+  // The number of workers inside the loop (low bits), whether more may enter, and the number of the
+  // loop, in a single word, so that entering and closing exclude each other.
   alignas(64) std::atomic<uint32_t> state_{0};
   std::atomic<bool> stop_{false};
   bool running_ = false;

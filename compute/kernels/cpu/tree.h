@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// How to add one term: the last `merges` of the `occupied` levels are added to it, the last first,
-// and the result is stored on level().
+// How to add one term: the last `merges` of the `occupied` levels are added to the term, the last
+// first, and the result is stored on level().
 struct TreeStep {
   int occupied = 0;
   int merges = 0;
@@ -26,7 +26,7 @@ inline TreeStep StepOfTerm(int64_t term, int64_t terms) {
   return {occupied, term == terms - 1 ? occupied : std::countr_one(bits)};
 }
 
-// The number of levels of a tree with that many terms.
+// Returns the number of levels of a tree with that many terms.
 inline int TreeLevels(int64_t terms) {
   int levels = 1;
   for (int64_t term = 0; term < terms; ++term) {

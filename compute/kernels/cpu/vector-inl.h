@@ -2,11 +2,11 @@
 // two with AVX2, four with SSE. The end of an array uses the same vector code as its middle
 // (LoadPart, StorePart), so that an element's result does not depend on its position in a buffer.
 //
-// The same bits on every target: all have sixteen lanes, reductions have one tree, multiply-adds
-// are written out and rounded once, and the compiler contracts none by itself (KERNEL_COPTS). This
-// file must not use the processor's approximations (rcp14) or roundings with semantics of their own
-// (cvtneps flushes subnormals). Targets without fused multiply-adds (SSE4) compose them of fp64
-// operations, which takes several times as long.
+// Results have the same bits on every target: all have sixteen lanes, reductions have one tree,
+// multiply-adds are written out and rounded once, and the compiler contracts none by itself
+// (KERNEL_COPTS). This file must not use the processor's approximations (rcp14) or roundings with
+// semantics of their own (cvtneps flushes subnormals). Targets without fused multiply-adds (SSE4)
+// compose them of fp64 operations, which takes several times as long.
 //
 // This file is compiled once for each target, after hwy/foreach_target.h. Lambdas that use it need
 // HWY_ATTR: the target's attribute applies to functions only.
@@ -73,22 +73,22 @@ TESSERA_INLINE F32x16 operator/(F32x16 a, F32x16 b) {
 }
 TESSERA_INLINE F32x16& operator+=(F32x16& a, F32x16 b) { return a = a + b; }
 
-// a * b + c, rounded once.
+// Returns a * b + c, rounded once.
 TESSERA_INLINE F32x16 MulAdd(F32x16 a, F32x16 b, F32x16 c) {
   return Map([](auto x, auto y, auto z) HWY_ATTR { return FusedMulAdd(x, y, z); }, a, b, c);
 }
-// a * b - c
+// Returns a * b - c, rounded once.
 TESSERA_INLINE F32x16 MulSub(F32x16 a, F32x16 b, F32x16 c) {
   return Map([](auto x, auto y, auto z) HWY_ATTR { return FusedMulAdd(x, y, hn::Neg(z)); }, a, b,
              c);
 }
-// c - a * b
+// Returns c - a * b, rounded once.
 TESSERA_INLINE F32x16 NegMulAdd(F32x16 a, F32x16 b, F32x16 c) {
   return Map([](auto x, auto y, auto z) HWY_ATTR { return FusedMulAdd(hn::Neg(x), y, z); }, a, b,
              c);
 }
 
-// Correctly rounded.
+// Returns the square root, correctly rounded.
 TESSERA_INLINE F32x16 Sqrt(F32x16 a) {
   return Map([](auto x) HWY_ATTR { return hn::Sqrt(x); }, a);
 }
@@ -108,12 +108,12 @@ TESSERA_INLINE F32x16 Select(const Mask16& mask, F32x16 yes, F32x16 no) {
   return Map([](auto m, auto x, auto y) HWY_ATTR { return hn::IfThenElse(m, x, y); }, mask, yes,
              no);
 }
-// Zero where the mask is set.
+// Returns zero in lanes whose mask is set, `otherwise` in the others.
 TESSERA_INLINE F32x16 ZeroWhere(const Mask16& mask, F32x16 otherwise) {
   return Map([](auto m, auto x) HWY_ATTR { return hn::IfThenZeroElse(m, x); }, mask, otherwise);
 }
 
-// a > b ? a : b, so b where one of them is NaN; Min likewise.
+// Returns a > b ? a : b, so b if one of them is NaN; Min() likewise.
 TESSERA_INLINE FloatRegister MaxRegister(FloatRegister a, FloatRegister b) {
 #if HWY_TARGET == HWY_EMU128
   return hn::IfThenElse(hn::Gt(a, b), a, b);
@@ -131,7 +131,7 @@ TESSERA_INLINE F32x16 Min(F32x16 a, F32x16 b) {
   return Map([](auto x, auto y) HWY_ATTR { return hn::Min(x, y); }, a, b);
 #endif
 }
-// NaN is preserved.
+// Limits x to [least, most]. NaN is preserved.
 TESSERA_INLINE F32x16 Clamp(F32x16 x, float least, float most) { return Min(most, Max(least, x)); }
 
 TESSERA_INLINE F32x16 Load(const float* from) {
@@ -157,8 +157,8 @@ TESSERA_INLINE void Store(F32x16 x, float* to) {
   }
 }
 
-// The bits of the nearest bf16, in the upper halves. As BFloat16(float): nearest even, NaN
-// preserved; the lower halves are unspecified.
+// Returns the bits of the nearest bf16, in the upper halves. As BFloat16(float): nearest even, NaN
+// preserved. The lower halves are unspecified.
 TESSERA_INLINE WordRegister RoundedWords(FloatRegister x) {
   const WordTag words;
   const WordRegister word = hn::BitCast(words, x);
@@ -197,7 +197,7 @@ TESSERA_INLINE void Store(F32x16 x, BFloat16* to) {
 #endif
 }
 
-// The first `count` lanes, 0 < count < kLanes; the others are zero.
+// Loads the first `count` lanes, 0 < count < kLanes; the others are zero.
 template <typename T>
 TESSERA_INLINE F32x16 LoadPart(const T* from, int64_t count) {
   T lanes[kLanes] = {};
@@ -235,8 +235,8 @@ TESSERA_INLINE void ForLanes(int64_t count, Body body) {
   ForLanes(0, count, body);
 }
 
-// Reduces the lanes in a fixed tree: i with i + 8, i + 4, i + 2, i + 1. Operation: a function of
-// two registers.
+// Reduces the lanes in a fixed tree: i with i + 8, i + 4, i + 2, i + 1. `operation` is a function
+// of two registers.
 template <typename Operation, typename Register>
 TESSERA_INLINE auto ReduceRegister(Register x, Operation operation) {
   using Tag = hn::DFromV<Register>;
@@ -262,14 +262,14 @@ TESSERA_INLINE float ReduceSum(F32x16 x) {
 TESSERA_INLINE float ReduceMax(F32x16 x) {
   return Reduce(x, [](auto a, auto b) HWY_ATTR { return hn::Max(a, b); });
 }
-// Lane 0.
+// Returns lane 0.
 TESSERA_INLINE float First(F32x16 x) { return hn::GetLane(x.parts[0]); }
 
-// Adding this rounds to an integer n; n + 127 then stands in the low bits, as in an exponent.
+// Adding kRoundingShift rounds to an integer n; n + 127 is then in the low bits, as in an exponent.
 inline constexpr float kRoundingShift = 12582912.0f + 127.0f;  // 1.5 * 2^23 + 127
 
-// 2^(n + r) for |r| <= 1/2; n = shifted - kRoundingShift from -127, for which the result is 0, to
-// 128, for which it is infinity.
+// Returns 2^(n + r) for |r| <= 1/2; n = shifted - kRoundingShift from -127, for which the result is
+// 0, to 128, for which it is infinity.
 TESSERA_INLINE F32x16 PowerOf2(F32x16 shifted, F32x16 r) {
   // Minimax, relative error 3e-9.
   F32x16 p = 1.55946775e-4f;
@@ -287,7 +287,7 @@ TESSERA_INLINE F32x16 PowerOf2(F32x16 shifted, F32x16 r) {
   return p * scale;
 }
 
-// e^x for x from -88, for which the result is 0, to 88.7, for which it is infinity.
+// Returns e^x for x from -88, for which the result is 0, to 88.7, for which it is infinity.
 TESSERA_INLINE F32x16 ExpInRange(F32x16 x) {
   const F32x16 shifted = MulAdd(x, kLog2E, kRoundingShift);
   const F32x16 n = shifted - kRoundingShift;
@@ -296,12 +296,14 @@ TESSERA_INLINE F32x16 ExpInRange(F32x16 x) {
   return PowerOf2(shifted, MulAdd(x, kLog2ELow, MulSub(x, kLog2E, n)));
 }
 
-// e^x, within 1.5 ulp; below -87.3 the result is 0, from 88.4 on infinity; NaN is preserved.
+// Returns e^x, within 1.5 ulp; below -87.3 the result is 0, from 88.4 on infinity; NaN is
+// preserved.
 TESSERA_INLINE F32x16 Exp(F32x16 x) {
   return ZeroWhere(x < -87.33654f, ExpInRange(Clamp(x, -88.0f, 88.7f)));
 }
 
-// 2^x, within 1.5 ulp; below -126 the result is 0, from 127.5 on infinity; NaN is preserved.
+// Returns 2^x, within 1.5 ulp; below -126 the result is 0, from 127.5 on infinity; NaN is
+// preserved.
 TESSERA_INLINE F32x16 Exp2(F32x16 x) {
   const F32x16 clamped = Clamp(x, -127.0f, 128.0f);
   const F32x16 shifted = clamped + kRoundingShift;
@@ -309,13 +311,13 @@ TESSERA_INLINE F32x16 Exp2(F32x16 x) {
   return ZeroWhere(x < -126.0f, PowerOf2(shifted, clamped - n));
 }
 
-// 1 / (1 + e^-x), within 3 ulp; 0 below -87. Does not preserve NaN: callers multiply by x.
+// Returns 1 / (1 + e^-x), within 3 ulp; 0 below -87. Does not preserve NaN: callers multiply by x.
 TESSERA_INLINE F32x16 Sigmoid(F32x16 x) {
   const F32x16 result = 1.0f / (1.0f + ExpInRange(0.0f - Clamp(x, -87.0f, 87.0f)));
   return ZeroWhere(x < -87.0f, result);
 }
 
-// ln(x) for normal x, within 1.5 ulp; -infinity for 0; infinity and NaN are preserved.
+// Returns ln(x) for normal x, within 1.5 ulp; -infinity for 0; infinity and NaN are preserved.
 TESSERA_INLINE F32x16 Log(F32x16 x) {
   // x = m 2^exponent with m in [sqrt(1/2), sqrt(2)).
   F32x16 m, exponent;

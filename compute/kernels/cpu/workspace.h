@@ -15,8 +15,8 @@ class Workspace {
  public:
   explicit Workspace(int threads) : per_thread_(threads) {}
 
-  // Shared by the threads of one operation. Must be called by the calling thread, outside of a
-  // loop.
+  // Returns memory shared by the threads of one operation. Must be called by the calling thread,
+  // outside of a loop.
   template <typename T>
   T* Shared(int64_t count) {
     return static_cast<T*>(shared_.Get(count * static_cast<int64_t>(sizeof(T))));
@@ -26,8 +26,8 @@ class Workspace {
   void ReservePerThread(int64_t size_bytes) {
     for (ScratchBuffer& buffer : per_thread_) buffer.Get(size_bytes);
   }
-  // The thread's own memory. One buffer per thread: an operation requests everything for a block at
-  // once.
+  // Returns the thread's own memory. A thread has one buffer, so an operation requests everything
+  // for a block at once.
   template <typename T>
   T* OfThread(int thread, int64_t count) {
     return static_cast<T*>(per_thread_[thread].Get(count * static_cast<int64_t>(sizeof(T))));

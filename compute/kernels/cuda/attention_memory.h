@@ -4,7 +4,7 @@
 // The shared memory of attention's kernels, which decides where they can run.
 //
 // A block of four warps owns 64 positions of one head, 16 per warp, and iterates over tiles of the
-// other side (keys, or queries). bf16 has two stages of them: one is copied while the other is
+// other side (keys, or queries). bf16 has two stages of tiles: one is copied while the other is
 // multiplied. Heads are padded with zeros in shared memory to 32, 64 or 128.
 
 #include <algorithm>
@@ -20,7 +20,7 @@ inline constexpr int kMaxHeadSize = 128;
 
 enum class AttentionPass { kForward, kBackwardQueries, kBackwardKeys };
 
-// Stages of the other side's tiles, and the rows of each tile.
+// Return the number of stages of the other side's tiles, and the rows of each tile.
 constexpr int AttentionStages(int64_t element_size) { return element_size == 2 ? 2 : 1; }
 constexpr int AttentionTileRows(AttentionPass pass, int64_t padded_head, int64_t element_size) {
   const bool forward = pass == AttentionPass::kForward, large = padded_head == kMaxHeadSize;
@@ -28,14 +28,15 @@ constexpr int AttentionTileRows(AttentionPass pass, int64_t padded_head, int64_t
   return forward || (pass == AttentionPass::kBackwardQueries && !large) ? 64 : 32;
 }
 
-// Whether the block's own rows, which bf16 holds in registers, come through the second stage.
+// Returns whether the block's own rows, which bf16 holds in registers, come through the second
+// stage.
 constexpr bool OwnRowsAreStaged(AttentionPass pass, int64_t padded_head, int64_t element_size) {
   return element_size == 2 && AttentionTileRows(pass, padded_head, element_size) == kOwnRows;
 }
 
-// The shared memory of a block: its own rows of q (forward), q and d_out, or k and v; the stages,
-// two tensors each; backward by keys, the two statistics of each query of a stage. Rows are 16
-// bytes longer, so that a warp's reads spread over the banks.
+// Returns the shared memory of a block: its own rows of q (forward), q and d_out, or k and v; the
+// stages, two tensors each; backward by keys, the two statistics of each query of a stage. Rows are
+// 16 bytes longer, so that a warp's reads spread over the banks.
 constexpr int64_t AttentionBytes(AttentionPass pass, int64_t padded_head, int64_t element_size) {
   const int64_t own = OwnRowsAreStaged(pass, padded_head, element_size) ? 0
                       : pass == AttentionPass::kForward                 ? kOwnRows
@@ -46,7 +47,8 @@ constexpr int64_t AttentionBytes(AttentionPass pass, int64_t padded_head, int64_
          (pass == AttentionPass::kBackwardKeys ? others * 8 : 0);
 }
 
-// The blocks for which a multiprocessor has registers, and an H100 the memory. fp32 is not limited.
+// Returns the number of blocks for which a multiprocessor has registers, and an H100 the memory.
+// fp32 is not limited.
 constexpr int AttentionBlocks(AttentionPass pass, int64_t padded_head, int64_t element_size,
                               bool dropout) {
   if (element_size == 4) return 1;
@@ -54,7 +56,8 @@ constexpr int AttentionBlocks(AttentionPass pass, int64_t padded_head, int64_t e
   return dropout || large ? 2 : 3;
 }
 
-// The most that a block of any of attention's kernels takes, for heads of this size.
+// Returns the most shared memory that a block of any of attention's kernels takes, for heads of
+// this size.
 constexpr int64_t AttentionSharedBytes(DType dtype, int64_t head_size, bool backward) {
   const int64_t padded = head_size <= 32 ? 32 : head_size <= 64 ? 64 : kMaxHeadSize;
   const auto bytes = [&](AttentionPass pass) {

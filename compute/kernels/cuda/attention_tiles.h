@@ -77,7 +77,7 @@ inline AttentionShape MakeAttentionShape(const AttentionOptions& options, const 
           .key = MakeDropoutKey(options.dropout_stream, options.dropout_probability)};
 }
 
-// What a kernel is compiled for.
+// The case for which a kernel is compiled.
 template <AttentionPass kPassOfKernel, int kHeadSize, bool kDropoutIsOn, typename T>
 struct AttentionKind {
   static constexpr AttentionPass kPass = kPassOfKernel;
@@ -126,8 +126,8 @@ class BlockTiles {
   const simt::SharedArray<Element> others_;
 };
 
-// Calls compute(tile, stage) for each of the tiles, of which the first is being copied, and load()
-// for the others: with two stages, while the tile before is computed.
+// Calls compute(tile, stage) for each tile, and load() for each tile but the first, which is being
+// copied already. With two stages, a tile is loaded while the one before is computed.
 template <int kStages, typename Load, typename Compute>
 TESSERA_DEVICE void ForTiles(int tiles, Load load, Compute compute) {
 #pragma unroll 1
@@ -143,8 +143,8 @@ TESSERA_DEVICE void ForTiles(int tiles, Load load, Compute compute) {
   }
 }
 
-// Begins to copy the rows of tensors of one head from position `first` on, with zeros beyond T and
-// D. All threads of the block take part.
+// Begins to copy rows of tensors of one head from position `first` on, with zeros beyond T and D.
+// All threads of the block take part.
 template <int kRows, int kHead, typename T, int kTensors>
 TESSERA_DEVICE void LoadTiles(const Heads<T> (&from)[kTensors], const AttentionShape& shape,
                               int batch, int head, int first,
@@ -178,9 +178,9 @@ TESSERA_DEVICE void LoadTiles(const Heads<T> (&from)[kTensors], const AttentionS
   }
 }
 
-// Scores of keys that their query does not see become -infinity. Where rows are queries, `distance`
-// is how far the first row is behind the first column; where columns are, how far the first column
-// is. Tiles that are seen whole are left alone.
+// Sets the scores of keys that their query does not see to -infinity. `distance` is how far the
+// first query is behind the first key; queries are rows or columns. Tiles that are seen whole are
+// left alone.
 template <bool kRowsAreQueries, int kTiles>
 TESSERA_DEVICE void HideUnseen(int distance, float (&scores)[kTiles][4]) {
   if (distance >= (kRowsAreQueries ? kTiles * kTileColumns : kTileRows) - 1) return;
@@ -194,7 +194,7 @@ TESSERA_DEVICE void HideUnseen(int distance, float (&scores)[kTiles][4]) {
   }
 }
 
-// Writes the warp's 16 rows, times a factor for each half of the tile's rows.
+// Writes the warp's 16 rows, multiplied by a factor for each half of the tile's rows.
 template <int kTiles, typename T>
 TESSERA_DEVICE void StoreHeadRows(const float (&sums)[kTiles][4], const float (&factors)[2],
                                   const AttentionShape& shape, int batch, int head, int first,

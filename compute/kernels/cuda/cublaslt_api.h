@@ -45,9 +45,9 @@ namespace tessera {
      void* d, MatrixLayout d_layout, const Algo* algo, void* workspace, size_t workspace_bytes,    \
      StreamHandle stream))
 
-// Those functions: of the shared library, which is opened at run time, or fake ones for tests.
-// Nothing here needs cuBLASLt's header: enumerations are int, whose values are in cublaslt_abi.h,
-// and handles void*.
+// The functions of cuBLASLt: of the shared library, which is opened at run time, or fake ones for
+// tests. Nothing here needs cuBLASLt's header: enumerations are int, whose values are in
+// cublaslt_abi.h, and handles are void*.
 struct CublasLtApi {
   using Status = int;  // cublasStatus_t
   static constexpr Status kSuccess = 0;
@@ -85,11 +85,11 @@ struct CublasLtApi {
 // FailedPrecondition for a version before 11.8 and for a library without the needed functions.
 absl::StatusOr<std::unique_ptr<CublasLtApi>> OpenCublasLt(std::span<const std::string> places);
 
-// $TESSERA_CUBLASLT alone where it is set. Else the usual places (LibraryPlaces()), with
-// libcublasLt.so.13 before libcublasLt.so.12.
+// Returns the places to look for cuBLASLt: $TESSERA_CUBLASLT alone if it is set, otherwise the
+// usual ones (LibraryPlaces()), with libcublasLt.so.13 before libcublasLt.so.12.
 std::vector<std::string> CublasLtPlaces();
 
-// The library as a part of a numerics fingerprint: its version, and whether products of fp32
+// Describes the library for a numerics fingerprint: its version, and whether products of fp32
 // operands are computed in TF32, which NVIDIA_TF32_OVERRIDE changes whatever the program asks for.
 std::string DescribeCublasLt(size_t version, bool allow_tf32);
 

@@ -12,20 +12,20 @@
 namespace tessera::cuda {
 
 struct CublasLtOptions {
-  // For algorithms that add parts of the inner dim; NVIDIA's advice for H100.
+  // Memory for algorithms that add parts of the inner dim; NVIDIA's advice for H100.
   int64_t workspace_bytes = int64_t{32} << 20;
-  // fp32 operands are rounded to TF32 first.
+  // Whether fp32 operands are rounded to TF32 first.
   bool allow_tf32 = false;
-  // GELU as a product's last step. It saves a pass over memory, and costs the product time: on GPUs
-  // before Hopper, more than it saves.
+  // Whether GELU may be a product's last step, which saves a pass over memory but makes the product
+  // slower: on GPUs before Hopper, by more than it saves.
   bool gelu_epilogues = true;
 };
 
-// Products by cuBLASLt on `compute`, which must outlive them. The algorithm for shapes, strides and
-// dtypes is chosen at the first product of its kind: the first of the library's proposals whose
-// order of additions is fixed. It never depends on addresses or time, so that one version of the
-// library gives the same bits on one type of GPU. The workspace is this object's own, because
-// products that share one from several streams change each other's algorithms.
+// Returns products by cuBLASLt on `compute`, which must outlive them. The algorithm for shapes,
+// strides and dtypes is chosen at the first product of its kind: the first of the library's
+// proposals whose order of additions is fixed. It never depends on addresses or time, so that one
+// version of the library gives the same bits on one type of GPU. Each object has a workspace of its
+// own, because products that share one from several streams change each other's algorithms.
 absl::StatusOr<std::unique_ptr<Products>> MakeCublasLtProducts(std::shared_ptr<CublasLtApi> api,
                                                                Stream& compute,
                                                                const CublasLtOptions& options = {});

@@ -10,20 +10,19 @@
 
 namespace tessera::cuda {
 
-// The operations of a training step on one stream of a GPU. Under nvcc (:device_backend) the
-// kernels of this folder run on the GPU of the stream; under another compiler
-// (:simulated_device_backend) they run on the simulated device, whose stream is one of a
-// FakeDeviceRuntime.
+// Returns a backend on one stream of a GPU. Under nvcc (:device_backend) the kernels of this folder
+// run on the GPU of the stream; under another compiler (:simulated_device_backend) they run on the
+// simulated device, whose stream is one of a FakeDeviceRuntime.
 //
 // Every operation is queued, and returns before it has run; operations that return a number wait
-// for it. Errors are reported by Synchronize(): that of a launch names the kernel, the operation
-// and the shapes of its operands.
+// for it. Synchronize() reports errors: the error of a launch names the kernel, the operation and
+// the shapes of its operands.
 //
-// Memory: scratch memory grows to what the largest operation needs, and stays. An operation for
-// which too little memory is left does nothing, and Synchronize() reports it as such an error.
+// Memory: scratch memory grows to the need of the largest operation, and stays. An operation for
+// which too little memory is left does nothing, and Synchronize() reports the error.
 //
-// exact_products: those of fp32 operands are a kernel of ours, with the bits of the contract of
-// cpu/gemm/gemm.h, and not `products`.
+// `exact_products`: products of fp32 operands are a kernel of ours, with the bits of the contract
+// of cpu/gemm/gemm.h, instead of `products`.
 //
 // `compute` must outlive the backend; `products` works on the same stream. Not thread-safe.
 std::unique_ptr<Backend> MakeDeviceBackend(Device device, Stream& compute,

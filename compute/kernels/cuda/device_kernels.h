@@ -13,30 +13,29 @@
 
 namespace tessera::cuda {
 
-// Operations are queued on one stream; a derived class reports the errors of their launches.
-// Deterministic: every sum has a fixed order, a function of shapes alone. A derived class adds
-// matrix products and memory.
+// Operations are queued on one stream. Every sum has a fixed order, a function of shapes alone. A
+// derived class adds matrix products and memory, and reports the errors of launches.
 class DeviceKernels : public Backend {
  protected:
   using Backend::Run;
   TESSERA_LOOP_OPERATIONS(TESSERA_DECLARE_RUN)
   void Run(const ops::AddLayerNormForward& op) override;
   void Run(const ops::AddRmsNormForward& op) override;
-  // One launch for up to 48 parts.
+  // Updates up to 48 parts in one launch.
   void Run(const ops::AdamWAll& op) override;
-  // One launch for all three steps.
+  // Runs all three steps in one launch.
   void Run(const ops::CrossEntropyGradient& op) override;
 
   explicit DeviceKernels(simt::Stream stream) : stream_(stream) {}
 
-  // Device memory for the operation that runs, aligned to 256 bytes: the next call may return the
-  // same, so that one operation takes all it needs at once. Used on the stream only. Null if
+  // Returns device memory for the running operation, aligned to 256 bytes. The next call may return
+  // the same memory, so an operation takes all it needs at once. Used on the stream only. Null if
   // too little memory is left: the error is kept, and the operation does nothing.
   virtual void* Scratch(int64_t bytes) = 0;
-  // Copies device memory to the host, after all that is queued, and waits for it.
+  // Copies device memory to the host, after all queued work, and waits for the copy.
   virtual void CopyToHost(const void* from, int64_t bytes, void* to) = 0;
 
-  // In fp32: a product with the bits of processors in EXACT numerics.
+  // Computes an fp32 product with the bits that processors compute in EXACT numerics.
   void RunInChains(const ops::MatMul& op);
   // x[R,C] += bias[C], by row; each fp32 or bf16.
   void AddBiasTo(const TensorView& bias, const TensorView& x);
@@ -47,7 +46,7 @@ class DeviceKernels : public Backend {
   T* Scratch(int64_t count) {
     return static_cast<T*>(Scratch(count * static_cast<int64_t>(sizeof(T))));
   }
-  // sums[i]: of the elements of tensors[i], or of their squares. Waits for them.
+  // Sets sums[i] to the sum of the elements of tensors[i], or of their squares. Waits for the sums.
   void SumAll(std::span<const TensorView> tensors, int64_t block, bool squares,
               std::span<double> sums);
 

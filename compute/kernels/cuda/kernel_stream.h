@@ -17,7 +17,7 @@
 
 namespace tessera::cuda {
 
-// KernelStream(stream).get() is what simt::Launch() takes to queue kernels on a Stream of device.h.
+// Lets kernels be queued on a Stream of device.h: simt::Launch() takes KernelStream(stream).get().
 // KeepErrors() hands errors of launches to the stream's context.
 #ifdef __CUDACC__
 
@@ -26,7 +26,7 @@ class KernelStream {
   explicit KernelStream(const Stream& stream) : stream_(stream) {}
 
   simt::Stream get() { return static_cast<simt::Stream>(stream_.handle()); }
-  // Fills scratch memory with NaN where that is free: on the simulated device.
+  // Fills scratch memory with NaN on the simulated device; does nothing on a GPU.
   void Poison(void* /*memory*/, int64_t /*bytes*/) {}
   void KeepErrors() {
     const std::string error = simt::TakeLaunchError();
@@ -39,8 +39,8 @@ class KernelStream {
 
 #else
 
-// On the simulated device, which needs a FakeDeviceRuntime behind the stream. Kernels run when the
-// fake device comes to them, and their errors are kept then.
+// The KernelStream of the simulated device, which needs a FakeDeviceRuntime behind the stream.
+// Kernels run when the fake device comes to them, and their errors are kept then.
 class KernelStream final : private simt::WorkQueue {
  public:
   explicit KernelStream(const Stream& stream)

@@ -1,7 +1,7 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CUDA_MMA_H_
 #define TESSERA_COMPUTE_KERNELS_CUDA_MMA_H_
 
-// Products of small matrices by one warp: of bf16 on tensor cores, of fp32 by multiply-adds.
+// Products of small matrices by one warp: bf16 on tensor cores, fp32 by multiply-adds.
 //
 // An accumulator tile is 16 rows by 8 columns, four elements a lane: element i is in row
 // TileRow(i), column TileColumn(i), as PTX defines it for mma.m16n8k16.
@@ -24,8 +24,9 @@ TESSERA_DEVICE int TileColumn(int i) { return simt::Lane() % 4 * 2 + i % 2; }
 
 #ifdef __CUDACC__
 
-// sums += a b, of 16 x 16 by 16 x 8. A lane holds, in pairs of adjacent inner indices, of `a` rows
-// L/4 and L/4 + 8 at inner 2(L%4), then both at inner 2(L%4) + 8; of `b` column L/4 at the same.
+// Adds a b to `sums`, where a is 16 x 16 and b 16 x 8. A lane holds, in pairs of adjacent inner
+// indices, of `a` rows L/4 and L/4 + 8 at inner 2(L%4), then both at inner 2(L%4) + 8; of `b`
+// column L/4 at the same.
 TESSERA_DEVICE void Mma(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&sums)[4]) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -34,8 +35,9 @@ TESSERA_DEVICE void Mma(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four matrices of 8 x 8. Lane L names, by its first element, row L%8 of matrix L/8, and gets of
-// matrix j, in to[j], elements 2(L%4) and the next of row L/4; of the transpose, if kTransposed.
+// Loads four matrices of 8 x 8. Lane L names row L%8 of matrix L/8 by its first element, and gets
+// in to[j] the elements 2(L%4) and the next of row L/4 of matrix j, or of its transpose if
+// kTransposed.
 template <bool kTransposed>
 TESSERA_DEVICE void LoadMatrices(const simt::SharedArray<BFloat16>& from, int at,
                                  uint32_t (&to)[4]) {
@@ -54,7 +56,7 @@ TESSERA_DEVICE void LoadMatrices(const simt::SharedArray<BFloat16>& from, int at
 
 namespace internal {
 
-// What a lane gives to a product.
+// A lane's operands of a product.
 struct MmaOperands {
   uint32_t a[4], b[2];
   float sums[4];
@@ -87,7 +89,8 @@ inline void MultiplyLanes(const void* const inputs[simt::kWarpSize],
   }
 }
 
-// Each lane's input is the address of its row.
+// Distributes the elements of the matrices to all lanes. Each lane's input is the address of its
+// row.
 template <bool kTransposed>
 void DistributeMatrices(const void* const inputs[simt::kWarpSize],
                         void* const outputs[simt::kWarpSize]) {
@@ -106,7 +109,7 @@ void DistributeMatrices(const void* const inputs[simt::kWarpSize],
 
 }  // namespace internal
 
-// The twins of the instructions.
+// The twins of the instructions, on the simulated device.
 inline void Mma(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&sums)[4],
                 simt::Site site = simt::Site::Here()) {
   internal::MmaOperands x = {.b = {b0, b1}};
@@ -123,8 +126,8 @@ void LoadMatrices(const simt::SharedArray<BFloat16>& from, int at, uint32_t (&to
 
 #endif
 
-// kRows rows of kColumns elements in shared memory. Rows are 16 bytes longer, so that eight of them
-// lie in different banks.
+// A tile of kRows rows of kColumns elements in shared memory. Rows are 16 bytes longer, so that
+// eight of them lie in different banks.
 template <int kRows, int kColumns, typename T>
 struct SharedTile {
   static constexpr int kStride = kColumns + simt::SharedArray<T>::kPack;
@@ -133,8 +136,8 @@ struct SharedTile {
   simt::SharedArray<T> elements;
 };
 
-// 16 rows of a tile, from row `first` on, on the left of products. With kResident, bf16 stays in
-// registers.
+// The left operand of products: 16 rows of a tile, from row `first` on. With kResident, bf16 stays
+// in registers.
 template <int kColumns, typename T, bool kResident>
 class LeftRows {  // fp32
  public:
@@ -163,7 +166,7 @@ class LeftRows<kColumns, BFloat16, kResident> {
       for (int k = 0; k < kColumns / kTileInner; ++k) Load(k, fragments_[k]);
     }
   }
-  // The operand of inner indices [16k, 16k + 16).
+  // Gets the operand of inner indices [16k, 16k + 16).
   TESSERA_DEVICE void Get(int k, uint32_t (&a)[4]) const {
     if constexpr (kResident) {
 #pragma unroll
@@ -183,7 +186,7 @@ class LeftRows<kColumns, BFloat16, kResident> {
   uint32_t fragments_[kResident ? kColumns / kTileInner : 1][4];
 };
 
-// sums[16, kRows] += left[16, kColumns] right[kRows, kColumns]^T. All lanes take part.
+// Adds left[16, kColumns] right[kRows, kColumns]^T to sums[16, kRows]. All lanes take part.
 template <int kRows, int kColumns, bool kResident>
 TESSERA_DEVICE void MultiplyByRows(const LeftRows<kColumns, BFloat16, kResident>& left,
                                    const SharedTile<kRows, kColumns, BFloat16>& right,
@@ -203,7 +206,7 @@ TESSERA_DEVICE void MultiplyByRows(const LeftRows<kColumns, BFloat16, kResident>
   }
 }
 
-// sums[16, kColumns] += left[16, kRows] right[kRows, kColumns], where `left` is in tiles of
+// Adds left[16, kRows] right[kRows, kColumns] to sums[16, kColumns]. `left` is in tiles of
 // accumulators, which are operands of the next product as they are.
 template <int kRows, int kColumns>
 TESSERA_DEVICE void MultiplyByColumns(const float (&left)[kRows / kTileColumns][4],
@@ -245,7 +248,7 @@ TESSERA_DEVICE void MultiplyByRows(const LeftRows<kColumns, float, kResident>& l
   }
 }
 
-// The lanes of a row pass its elements to each other.
+// MultiplyByColumns() of fp32: the lanes of a row pass its elements to each other.
 template <int kRows, int kColumns>
 TESSERA_DEVICE void MultiplyByColumns(const float (&left)[kRows / kTileColumns][4],
                                       const SharedTile<kRows, kColumns, float>& right,

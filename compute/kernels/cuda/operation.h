@@ -1,7 +1,7 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CUDA_OPERATION_H_
 #define TESSERA_COMPUTE_KERNELS_CUDA_OPERATION_H_
 
-// What every operation uses: operands as kernels get them, by value; kernels over the elements of
+// Parts of every operation: operands as kernels get them, by value; kernels over the elements of
 // matrices; the name of an operation for errors of its launches.
 
 #include <glog/logging.h>
@@ -62,18 +62,19 @@ Rows<T> AsRows(const TensorView& x) {
   return {x.as<T>(), columns == 0 ? 0 : x.elements() / columns, columns, columns};
 }
 
-// A contiguous tensor as one row, or as every row of `rows`.
+// Returns a contiguous tensor as one row, or as each of `rows` rows.
 template <typename T>
 Rows<T> AsOneRow(const TensorView& x, int64_t rows = 1) {
   return {x.as<T>(), rows, x.elements(), rows == 1 ? x.elements() : 0};
 }
 
-// Elements that a thread loads at once where all operands allow it: 16 bytes of them; of several
-// types, of the smallest.
+// Number of elements that a thread loads at once if all operands allow it: 16 bytes of the smallest
+// type.
 template <typename... T>
 inline constexpr int kPackOf = 16 / static_cast<int>(std::min({sizeof(T)...}));
 
-// Whether the vectors, or every row of the operands, can be read in packs of kCount elements.
+// Returns whether the vectors, or all rows of the operands, can be read in packs of kCount
+// elements.
 template <int kCount, typename... T>
 bool AllowsPacks(const T*... vectors) {
   return (... && (reinterpret_cast<uintptr_t>(vectors) % simt::kPackAlignment<T, kCount> == 0));
@@ -95,7 +96,8 @@ void WithBool(bool value, Body body) {
 inline constexpr int kElementwiseThreads = 256;
 inline constexpr int64_t kMaxRuns = int64_t{1} << 30;  // of one launch
 
-// One thread per kCount adjacent elements of a row, from a row and a run of kCount on.
+// The kernel of LaunchRuns(): one thread per kCount adjacent elements of a row, from a row and a
+// run of kCount on.
 template <int kCount, typename Body>
 TESSERA_KERNEL void ForEach(Body body, int64_t first_row, int64_t first_run, uint32_t runs,
                             simt::Divisor per_row) {
@@ -121,8 +123,8 @@ void LaunchRuns(simt::Stream stream, int64_t rows, int64_t columns, const Body& 
   }
 }
 
-// Calls body.Run<kCount>(row, column) for every run of kCount columns of a matrix, with the kCount
-// of packs where all `operands` allow them, or else 1; without operands 1. A result must not depend
+// Calls body.Run<kCount>(row, column) for every run of kCount columns of a matrix. kCount is that
+// of packs if there are operands and all of them allow packs, otherwise 1. Results must not depend
 // on kCount.
 template <typename Body, typename... T>
 void LaunchForEach(simt::Stream stream, int64_t rows, int64_t columns, const Body& body,
@@ -157,8 +159,8 @@ struct MapBody<F, std::tuple<Rows<In>...>, std::tuple<Rows<Out>...>> {
   }
 };
 
-// Elementwise: f(value of each input) changes the first of its arguments, in fp32, which become the
-// values of the outputs. Outputs may be inputs.
+// Applies f to each element: f gets the value of each input in fp32 and changes its first
+// arguments, which become the values of the outputs. Outputs may be inputs.
 template <typename F, typename... In, typename... Out>
 void LaunchMap(simt::Stream stream, const F& f, const std::tuple<Rows<In>...>& inputs,
                const std::tuple<Rows<Out>...>& outputs) {
@@ -169,8 +171,8 @@ void LaunchMap(simt::Stream stream, const F& f, const std::tuple<Rows<In>...>& i
       std::tuple_cat(inputs, outputs));
 }
 
-// An operation of Backend, named with the shapes of its first operands by errors of the launches
-// that follow in the same scope. The operands must outlive it.
+// Names an operation of Backend, with the shapes of its first operands, in errors of the launches
+// in its scope. The operands must outlive it.
 class Operation final : private simt::LaunchScope {
  public:
   template <typename... Views>

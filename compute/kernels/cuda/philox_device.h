@@ -20,7 +20,7 @@ TESSERA_DEVICE uint64_t SplitMixOnDevice(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// What is common to the samples of one call.
+// The constants that the samples of one call have in common.
 struct DropoutKey {
   uint32_t key0, key1;
   uint64_t stream;
@@ -45,7 +45,7 @@ class DropoutFactors {
       : key_(key),
         stream_(SplitMixOnDevice(SplitMixOnDevice(key.stream) + static_cast<uint64_t>(sample))) {}
 
-  // 0, or 1 / (1 - probability). Cheap where `element` is in the same four as the last one.
+  // Returns 0 or 1 / (1 - probability). Cheap if `element` is in the same four as the last one.
   TESSERA_DEVICE float Of(uint64_t element) {
     if (block_ != element / 4) MakeBlock(element / 4);
     const uint32_t low = element % 2 == 0 ? word0_ : word1_;

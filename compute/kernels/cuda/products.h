@@ -15,11 +15,12 @@ struct MatrixLayout {
   int64_t alignment_bytes = 0;  // that all rows, or all columns, have: 16 or less
 };
 
-// A pure function of shape, strides and dtype. Precondition: a matrix with a dense dim.
+// Returns the layout of a matrix: a pure function of shape, strides and dtype. Precondition: one
+// dim is dense.
 MatrixLayout LayoutOf(const TensorView& x);
 
 inline constexpr int64_t kProductAlignmentBytes = 16;
-// The alignment of a matrix with this leading dim: kProductAlignmentBytes or less.
+// Returns the alignment of a matrix with this leading dim: kProductAlignmentBytes or less.
 int64_t AlignmentOf(int64_t leading_dim, DType dtype);
 
 enum class GeluUse {
@@ -27,29 +28,31 @@ enum class GeluUse {
   kBackward,  // its derivative, a factor of the product
 };
 
-// Matrix products on one stream: what DeviceBackend has no kernels of its own for. Errors are kept
-// by the context of the stream. Not thread-safe.
+// Matrix products on one stream, for which DeviceBackend has no kernels of its own. The stream's
+// context keeps errors. Not thread-safe.
 class Products {
  public:
   virtual ~Products() = default;
 
   // Queues c[M,N] = a[M,K] b[K,N] (+ c when accumulate) (+ bias[N]), sums in fp32, rounded once.
-  // The result has the bits of a pure function of the operands, their strides and whether there is
-  // a bias; with accumulate and c in fp32, those of the product by itself, added to c.
+  // The bits of the result are a pure function of the operands, their strides and whether there is
+  // a bias; with accumulate and c in fp32, the result is the product by itself, added to c.
   //
-  // False where the bias is left to the caller: the product of these shapes, strides and dtypes
-  // cannot add one. What is queued then is the product without it.
+  // Returns false if the bias is left to the caller, because the product of these shapes, strides
+  // and dtypes cannot add one; the product without it has been queued.
   //
   // Preconditions: M, N and K are above 0; a and b have one dtype, fp32 or bf16; c is fp32 or of
   // that dtype, and row-major; the bias, which may be missing, has c's dtype; addresses are
-  // multiples of LayoutOf()'s alignment, and that of the bias of kProductAlignmentBytes.
+  // multiples of LayoutOf()'s alignment, and the address of the bias is a multiple of
+  // kProductAlignmentBytes.
   virtual bool MatMul(const TensorView& a, const TensorView& b, const TensorView& c,
                       bool accumulate, const TensorView& bias) = 0;
 
   // Queues a product whose last step is GELU (tanh form), in fp32, before the result is rounded:
   // kForward, aux[M,N] = a b (+ bias), rounded, and c = GELU(a b (+ bias)); kBackward, without a
-  // bias, c = a b times the derivative of GELU at aux. False, and nothing is queued, where this is
-  // not available, or slower than apart: a function of shapes, strides and dtypes.
+  // bias, c = a b times the derivative of GELU at aux. Returns false, and queues nothing, if such a
+  // product is not available or is slower than the two steps: a function of shapes, strides and
+  // dtypes.
   //
   // Preconditions: as for MatMul(); all operands are bf16; rows of aux begin at multiples of
   // kProductAlignmentBytes.

@@ -1,7 +1,7 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CUDA_ROW_KERNELS_H_
 #define TESSERA_COMPUTE_KERNELS_CUDA_ROW_KERNELS_H_
 
-// What kernels over whole rows share: norms, losses, sums over rows.
+// Parts of kernels over whole rows: norms, losses, sums over rows.
 
 #include <cstdint>
 
@@ -16,7 +16,7 @@ inline constexpr int kWarpRowsPerBlock = kWarpRowThreads / simt::kWarpSize;
 
 inline simt::Grid WarpRowGrid(int64_t rows) { return {simt::BlocksOf(rows, kWarpRowsPerBlock)}; }
 
-// The row of the calling thread's warp; the last block may have warps beyond the last row.
+// Returns the row of the calling thread's warp; the last block may have warps beyond the last row.
 TESSERA_DEVICE int64_t WarpRow() { return simt::BlockX() * kWarpRowsPerBlock + simt::WarpIndex(); }
 
 // Loads a run, with zeros for columns beyond the row. Whether it is loaded as a pack changes no
@@ -41,14 +41,14 @@ TESSERA_DEVICE void StoreRun(const float (&from)[kCount], int64_t left, T* to) {
   }
 }
 
-// The rows that a norm reads: those of x, or, with kAdds, those of x = a + b, which the first pass
+// The rows that a norm reads: the rows of x, or, with kAdds, of x = a + b, which the first pass
 // over a row writes.
 template <bool kAdds, typename T>
 struct NormInput {
   Rows<T> x, a, b;
 
-  // The run that starts at `column`, in the first pass. Later passes load what the same lane has
-  // stored.
+  // Loads the run that starts at `column`, in the first pass. Later passes load what the same lane
+  // has stored.
   template <bool kPacks>
   TESSERA_DEVICE void First(int64_t row, int64_t column, int64_t left,
                             float (&to)[kPackOf<T>]) const {
@@ -104,7 +104,7 @@ class RowRuns {
     const int64_t end = (run + 1) * per_run_;
     return end < rows_ ? end : rows_;
   }
-  // The number of partial sums of all runs in so many columns.
+  // Returns the number of partial sums of all runs in that many columns.
   int64_t Partials(int64_t columns) const { return runs() * columns; }
 
  private:
@@ -120,8 +120,9 @@ struct SumOutputs {
 inline constexpr int kAddWarps = 16;
 inline constexpr int kAddThreads = kAddWarps * simt::kWarpSize;
 
-// outputs[quantity][column] = the sum of partials[run, quantity, column] over the runs (+ itself
-// when accumulate). Each warp adds every 16th run, in order; then the warps are added, in order.
+// Sets outputs[quantity][column] to the sum of partials[run, quantity, column] over the runs (+
+// itself when accumulate). Each warp adds every 16th run, in order; then the warps are added, in
+// order.
 template <int kQuantities>
 TESSERA_KERNEL void AddRuns(const float* partials, int64_t runs, int64_t columns, bool accumulate,
                             SumOutputs<kQuantities> outputs) {

@@ -12,8 +12,8 @@
 //   Launch<Name>(grid, threads, shared_bytes, stream, arguments...);
 //
 // with a Grid of blocks of `threads` threads (a multiple of kWarpSize, at most 1024). Every
-// argument is passed by value. A launch never fails for the caller: errors are kept, see
-// TakeLaunchError(). An empty grid launches nothing.
+// argument is passed by value. A launch returns no error: errors are kept, see TakeLaunchError().
+// An empty grid launches nothing.
 //
 // Inside a kernel:
 //
@@ -57,14 +57,14 @@
 
 namespace tessera::simt {
 
-// The number of blocks of `size` that hold `count` elements.
+// Returns the number of blocks of `size` that hold `count` elements.
 TESSERA_HOST_DEVICE constexpr int64_t BlocksOf(int64_t count, int64_t size) {
   return (count + size - 1) / size;
 }
 
 // Divides numbers from 0 to 2^31 by a constant in three instructions (Granlund and Montgomery,
 // "Division by invariant integers using multiplication", 1994); a division of 64 bits takes twenty
-// times as many. Precondition: it is positive and below 2^31.
+// times as many. Precondition: the constant is positive and below 2^31.
 class Divisor {
  public:
   explicit Divisor(int64_t divisor = 1) : divisor_(static_cast<uint32_t>(divisor)) {
@@ -90,8 +90,8 @@ TESSERA_HOST_DEVICE constexpr int Min(int a, int b) { return a < b ? a : b; }
 TESSERA_DEVICE int Lane() { return ThreadIndex() % kWarpSize; }
 TESSERA_DEVICE int WarpIndex() { return ThreadIndex() / kWarpSize; }
 
-// The sum, or maximum, over the lanes of a warp, the same in each. Every lane takes part. The order
-// of additions is fixed: lanes 16 apart first, adjacent ones last.
+// Returns the sum, or maximum, over the lanes of a warp, the same in each. Every lane takes part.
+// The order of additions is fixed: lanes 16 apart first, adjacent ones last.
 template <typename T>
 TESSERA_DEVICE T WarpSum(T value) {
   for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {

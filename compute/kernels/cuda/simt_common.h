@@ -1,7 +1,7 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CUDA_SIMT_COMMON_H_
 #define TESSERA_COMPUTE_KERNELS_CUDA_SIMT_COMMON_H_
 
-// What both mappings of simt.h share.
+// The declarations that both mappings of simt.h share.
 
 #include <cstdint>
 #include <string>
@@ -13,22 +13,22 @@ inline constexpr int kWarpSize = 32;
 inline constexpr uint32_t kAllLanes = 0xffffffff;
 inline constexpr int kMaxThreads = 1024;
 
-// Blocks along each dim.
+// The number of blocks along each dim.
 struct Grid {
   int64_t x = 1;
   int64_t y = 1;
   int64_t z = 1;
 };
 
-// CUDA's limits.
+// Returns whether a grid is within CUDA's limits.
 constexpr bool IsWithinLimits(const Grid& grid) {
   constexpr int64_t kEndX = int64_t{1} << 31, kEndYZ = int64_t{1} << 16;
   return grid.x >= 0 && grid.x < kEndX && grid.y >= 0 && grid.y < kEndYZ && grid.z >= 0 &&
          grid.z < kEndYZ;
 }
 
-// The alignment of adjacent elements that as few instructions as possible load or store; one takes
-// at most 16 bytes.
+// The alignment with which as few instructions as possible load or store adjacent elements; an
+// instruction takes at most 16 bytes.
 template <typename T, int kCount>
 inline constexpr int kPackAlignment = sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16;
 
@@ -42,8 +42,8 @@ constexpr std::string_view PrettyKernelName() {
   return __PRETTY_FUNCTION__;
 }
 
-// Names what the calling thread launches within its scope, in the messages of errors. Scopes nest;
-// the innermost counts.
+// Describes the launches of the calling thread within its scope, in messages of errors. Scopes
+// nest; the innermost counts.
 class LaunchScope {
  public:
   LaunchScope();
@@ -51,7 +51,7 @@ class LaunchScope {
   LaunchScope(const LaunchScope&) = delete;
   LaunchScope& operator=(const LaunchScope&) = delete;
 
-  // " in " and the description of the calling thread's scope; empty outside of all scopes.
+  // Returns " in " and the description of the calling thread's scope; empty outside of all scopes.
   static std::string DescribeCurrent();
 
  protected:
@@ -62,7 +62,7 @@ class LaunchScope {
 };
 
 // The first error of the calling thread's launches since the last TakeLaunchError(): the kernel,
-// its launch, and what is wrong with it; empty if there was none.
+// its launch, and what is wrong; empty if there was none.
 std::string& LaunchError();
 std::string TakeLaunchError();
 void KeepLaunchError(std::string_view pretty_name, const Grid& grid, int threads,
@@ -70,7 +70,7 @@ void KeepLaunchError(std::string_view pretty_name, const Grid& grid, int threads
 
 std::string ToString(const Grid& grid);
 
-// "GeluForward<float>", say: the function that is kKernel, without namespaces.
+// Returns the name of the function kKernel, without namespaces: "GeluForward<float>".
 std::string ShortKernelName(std::string_view pretty_name);
 
 }  // namespace tessera::simt

@@ -55,16 +55,17 @@ class SharedArray {
   TESSERA_DEVICE explicit SharedArray(T* data) : data_(data) {}
   TESSERA_DEVICE T Get(int i) const { return data_[i]; }
   TESSERA_DEVICE void Set(int i, T value) const { data_[i] = value; }
-  // Elements [begin, begin + count).
+  // Returns elements [begin, begin + count).
   TESSERA_DEVICE SharedArray Slice(int begin, int /*count*/) const {
     return SharedArray(data_ + begin);
   }
-  // Elements i to i + kPack, i a multiple of it.
+  // Number of elements of a pack, which begins at a multiple of it.
   static constexpr int kPack = 16 / sizeof(T);
   TESSERA_DEVICE void GetPack(int i, T (&to)[kPack]) const {
     *reinterpret_cast<Pack<T, kPack>*>(to) = *reinterpret_cast<const Pack<T, kPack>*>(data_ + i);
   }
-  // They become those at `from`, which is aligned to 16 bytes, or zeros, by WaitForCopies().
+  // Copies a pack from `from`, which is aligned to 16 bytes, or zeros if not `copies`; complete
+  // after WaitForCopies().
   TESSERA_DEVICE void CopyPackAsync(int i, const T* from, bool copies) const {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(Address(i)), "l"(from),
                  "r"(copies ? 16 : 0)
@@ -100,13 +101,13 @@ TESSERA_DEVICE float ToFloat(float value) { return value; }
 TESSERA_DEVICE float ToFloat(BFloat16 value) {
   return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
 }
-// Two bf16 numbers as one word, the first one in its lower half.
+// Returns two bf16 numbers as one word, the first one in its lower half.
 TESSERA_DEVICE uint32_t BFloat16Pair(float first, float second) {
   uint32_t word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
   return word;
 }
-// To 2^-22, relatively; what would be subnormal is 0.
+// Returns 2^x, within a relative error of 2^-22; 0 instead of a subnormal number.
 TESSERA_DEVICE float Exp2(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));

@@ -1,9 +1,9 @@
 #ifndef TESSERA_COMPUTE_KERNELS_REFERENCE_ARRAY_H_
 #define TESSERA_COMPUTE_KERNELS_REFERENCE_ARRAY_H_
 
-// How the reference kernels access operands: read a view of any dtype and strides into a dense
-// array of doubles, compute, write the result back with one rounding. A kernel that reads before it
-// writes therefore also works in place.
+// Access to operands for the reference kernels: they read a view of any dtype and strides into a
+// dense array of doubles, compute, and write the result back with one rounding. A kernel that reads
+// before it writes therefore also works in place.
 
 #include <cstdint>
 #include <vector>
@@ -15,17 +15,17 @@
 
 namespace tessera::reference {
 
-// The element `offset` elements after x.data(); I32 elements are exact.
+// Returns the element `offset` elements after x.data(); I32 elements are exact.
 double LoadElement(const TensorView& x, int64_t offset);
-// Rounds to the dtype of x, to nearest even, once.
+// Stores a value, rounded once to the dtype of x, to nearest even.
 void StoreElement(const TensorView& x, int64_t offset, double value);
-// Round to nearest even in one step: going through fp32 would round twice.
+// Rounds to nearest even in one step: going through fp32 would round twice.
 BFloat16 RoundToBFloat16(double value);
 
-// `value` after a round trip through memory of this dtype.
+// Returns `value` after a round trip through memory of this dtype.
 double RoundTo(DType dtype, double value);
 
-// Offsets of all elements of x from x.data(), in row-major order of the indices.
+// Returns the offsets of all elements of x from x.data(), in row-major order of the indices.
 std::vector<int64_t> ElementOffsets(const TensorView& x);
 
 // A dense row-major array of doubles of rank 1 to 4.
@@ -36,11 +36,11 @@ class Array {
   // A copy of x. An empty view (an omitted operand) gives an array without elements.
   explicit Array(const TensorView& x);
 
-  // Precondition: `to` has this array's shape, or is empty (an output that is not requested).
+  // Writes the array to `to`, which has its shape or is empty (an output that is not requested).
   void StoreTo(const TensorView& to) const;
-  // to += this, the sum rounded once.
+  // Adds the array to `to`; the sum is rounded once.
   void AddTo(const TensorView& to) const;
-  // StoreTo or AddTo.
+  // Calls AddTo() if `accumulate`, otherwise StoreTo().
   void StoreTo(const TensorView& to, bool accumulate) const;
 
   const Shape& shape() const { return shape_; }
@@ -71,10 +71,11 @@ class Array {
   std::vector<double> values_;
 };
 
-// The contents of an I32 tensor of rank 1.
+// Returns the contents of an I32 tensor of rank 1.
 std::vector<int64_t> LoadIds(const TensorView& ids);
 
-// Internal to this package. The formula of each operation is above its definition.
+// The backend of MakeReferenceBackend(). The formula of each operation is above its definition.
+// Internal to this package.
 class ReferenceBackend final : public Backend {
  public:
   Device device() const override { return {}; }

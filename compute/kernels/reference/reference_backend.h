@@ -1,8 +1,8 @@
 #ifndef TESSERA_COMPUTE_KERNELS_REFERENCE_REFERENCE_BACKEND_H_
 #define TESSERA_COMPUTE_KERNELS_REFERENCE_REFERENCE_BACKEND_H_
 
-// The oracle of every kernel test and the engine of gradient checks: each operation of Backend as
-// its formula, in naive loops. Slow on purpose; only tests use it.
+// Returns the oracle of every kernel test and the engine of gradient checks: each operation of
+// Backend as its formula, in naive loops. Slow on purpose; only tests use it.
 
 #include <memory>
 

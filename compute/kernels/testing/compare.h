@@ -12,8 +12,8 @@
 
 namespace tessera::testing {
 
-// An element passes when |actual - expected| <= absolute + relative |expected| + of_maximum max
-// |expected|. NaN equals NaN only, an infinity itself only.
+// The tolerance of a comparison. An element passes when |actual - expected| <= absolute + relative
+// |expected| + of_maximum max |expected|. NaN equals NaN only, an infinity itself only.
 struct Tolerance {
   double relative = 0;
   double absolute = 0;
@@ -28,19 +28,20 @@ struct Difference {
   int64_t worst_element = -1;  // the one farthest outside, as a row-major index; -1: none
 };
 
-// Any dtypes and strides. Precondition: equal shapes.
+// Compares tensors of any dtypes and strides. Precondition: equal shapes.
 Difference Compare(const TensorView& actual, const TensorView& expected,
                    const Tolerance& tolerance);
 
-// One element as a double, by its indices.
+// Returns one element, by its indices, as a double.
 double At(const TensorView& x, const std::vector<int64_t>& indices);
 
-// `what` names the tensor in the message. The last two parameters are filled in by the compiler.
+// Expects tensors to be equal within the tolerance. `what` names the tensor in the message. The
+// compiler fills in the last two parameters.
 void ExpectClose(const TensorView& actual, const TensorView& expected, const Tolerance& tolerance,
                  const std::string& what = "tensor", const char* file = __builtin_FILE(),
                  int line = __builtin_LINE());
 
-// Same dtype, same shape, same bits: -0 and 0 differ, a NaN equals itself.
+// Expects the same dtype, shape and bits: -0 and 0 differ, a NaN equals itself.
 void ExpectBitwiseEqual(const TensorView& actual, const TensorView& expected,
                         const std::string& what = "tensor", const char* file = __builtin_FILE(),
                         int line = __builtin_LINE());

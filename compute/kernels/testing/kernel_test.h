@@ -31,18 +31,18 @@ struct BackendVariant {
   std::function<std::unique_ptr<Backend>()> make;
 };
 
-// At least one. Defined by the backend's tests.
+// Returns at least one variant. Defined by the backend's tests.
 std::vector<BackendVariant> VariantsUnderTest();
 
-// The first variant.
+// Returns the backend of the first variant.
 inline std::unique_ptr<Backend> MakeBackendUnderTest() { return VariantsUnderTest()[0].make(); }
 
 // Runs an operation on the backend under test and on the reference, in both compute dtypes (the
 // parameter).
 //
 // An operation is a function (backend, dtype of its outputs, dtype of its statistics) -> outputs.
-// It allocates its outputs itself and takes its inputs, in the compute dtype, from the test: the
-// reference computes from the same rounded values.
+// An operation allocates its outputs and takes its inputs, in the compute dtype, from the test, so
+// that the reference computes from the same rounded values.
 class KernelTest : public ::testing::TestWithParam<DType> {
  protected:
   struct Output {
@@ -54,8 +54,8 @@ class KernelTest : public ::testing::TestWithParam<DType> {
 
   DType dtype() const { return GetParam(); }
 
-  // Outputs of the compute dtype are rounded to it, at about 2^-9 in bf16; sums are fp32
-  // everywhere, sums of whole tensors fp64.
+  // Returns the tolerance of an output. Outputs of the compute dtype are rounded to it, at about
+  // 2^-9 in bf16; sums are fp32 everywhere, sums of whole tensors fp64.
   testing::Tolerance ToleranceOf(DType output, double slack) const {
     if (output == DType::kF64) return {.relative = 1e-13 * slack};
     if (output == DType::kBF16) return {.relative = 0.006 * slack, .of_maximum = 0.004 * slack};

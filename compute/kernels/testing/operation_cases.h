@@ -1,8 +1,8 @@
 #ifndef TESSERA_COMPUTE_KERNELS_TESTING_OPERATION_CASES_H_
 #define TESSERA_COMPUTE_KERNELS_TESTING_OPERATION_CASES_H_
 
-// One table of examples of every operation: what each backend is compared with the reference on,
-// and with itself in other orders, on other processors and in parts.
+// A table of examples of every operation, on which each backend is compared with the reference, and
+// with itself in other orders, on other processors and in parts.
 
 #include <cstdint>
 #include <functional>
@@ -29,7 +29,8 @@ struct CaseOperand {
   std::string name;
   Tensor value;  // before the operations
   Extent extent = kWhole;
-  // 0: only read. Otherwise written, and the factor of what it may differ by from the reference.
+  // 0 if the operand is only read; otherwise it is written, and this is the factor of the
+  // tolerance.
   double slack = 0;
 };
 
@@ -50,10 +51,10 @@ struct OperationCase {
   std::vector<CaseOperand> operands;
   // first_row: the row of the whole operands at which the kRows and kMatrix operands begin.
   std::function<void(Backend& backend, const CaseViews& x, int64_t first_row)> run;
-  // A row has the same bits whichever others are computed with it.
+  // Whether a row has the same bits whichever others are computed with it.
   bool by_row = false;
-  // With the reference, which does not round intermediate results: not in bf16 where a backend
-  // rounds them to it; never where they are below the smallest normal number.
+  // When results are compared with the reference, which does not round intermediate results: not in
+  // bf16 if a backend rounds them to it; never if they are below the smallest normal number.
   enum { kAlways, kInF32, kNever } compared = kAlways;
 
   OperationCase& In(std::string operand, Tensor value,
@@ -68,7 +69,8 @@ struct OperationCase {
   }
 };
 
-// Every operation, in a compute dtype. What is written begins as random numbers.
+// Returns the cases of every operation, in a compute dtype. Operands that are written begin as
+// random numbers.
 std::vector<OperationCase> OperationCases(DType dtype, RandomTensors& random);
 
 }  // namespace tessera::testing

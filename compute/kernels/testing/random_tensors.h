@@ -20,9 +20,9 @@ class RandomTensors {
 
   Tensor Normal(DType dtype, Shape shape, double mean = 0, double deviation = 1);
   Tensor Uniform(DType dtype, Shape shape, double low, double high);
-  // I32, uniform in [low, high).
+  // Returns an I32 tensor, uniform in [low, high).
   Tensor Ids(Shape shape, int64_t low, int64_t high);
-  // Uniform in [low, high).
+  // Returns an integer, uniform in [low, high).
   int64_t Integer(int64_t low, int64_t high);
 
  private:
@@ -30,9 +30,9 @@ class RandomTensors {
   std::mt19937_64 generator_;
 };
 
-// A contiguous copy in another dtype (or the same), rounded to nearest even.
+// Returns a contiguous copy in another dtype (or the same), rounded to nearest even.
 Tensor Converted(const TensorView& x, DType dtype);
-// A contiguous copy, bit for bit.
+// Returns a contiguous copy, bit for bit.
 Tensor Cloned(const TensorView& x);
 
 }  // namespace tessera::testing

@@ -26,15 +26,16 @@ struct FakeParameter {
 
 GradientLayout FakeLayout(const std::vector<FakeParameter>& parameters);
 
-// The gradient of one micro-batch. Magnitudes vary widely, so that the order of sums matters.
+// Returns the gradient of one micro-batch. Magnitudes vary widely, so that the order of sums
+// matters.
 float FakeGradient(std::string_view key, int contribution, int64_t element, int64_t micro_batch);
-// The binary tree over all micro-batches [begin, end), by definition.
+// Returns the sum in the binary tree over all micro-batches [begin, end), by its definition.
 float FakeGradientTree(std::string_view key, int contribution, int64_t element, int64_t begin,
                        int64_t end);
-// Only the backward pass.
+// A model that has only a backward pass.
 class FakeModel {
  public:
-  // `parameters_per_call`: of Prepare() and Ready().
+  // `parameters_per_call` is the number of parameters per call of Prepare() and Ready().
   FakeModel(std::vector<FakeParameter> parameters, int parameters_per_call)
       : parameters_(std::move(parameters)),
         layout_(FakeLayout(parameters_)),
@@ -45,7 +46,7 @@ class FakeModel {
   const GradientLayout& layout() const { return layout_; }
   void BindGradients(int64_t begin, int64_t end, const TensorView& memory);
   absl::Status Backward(int64_t micro_batch, bool accumulate, GradientObserver& observer);
-  // The current address of the gradient; null: none.
+  // Returns the current address of a gradient; null if it has no memory.
   const float* grad(int parameter) const { return grads_[parameter]; }
 
  private:

@@ -19,17 +19,17 @@ struct DeviceCheckOptions {
   std::string folder;  // exists; for token files and checkpoints
 };
 
-// What must hold on a device before anything is trained there: "operations", "gradients", "curves",
-// "resume" and "same_bits". `device` outlives the checks.
+// Returns the checks that must pass on a device before anything is trained there: "operations",
+// "gradients", "curves", "resume" and "same_bits". `device` outlives the checks.
 std::vector<Check> DeviceChecks(TrainingDevice& device, const DeviceCheckOptions& options);
 
-// The device's backend for operands in host memory: each operation copies its operands to the
-// device, computes there, and copies everything back, so that what a suite writes for the CPU runs
+// Makes a backend of the device for operands in host memory. Each operation copies its operands to
+// the device, computes there, copies everything back, and waits, so that a suite for the CPU runs
 // on a device unchanged. Views keep their strides, and operands that share memory share it on the
-// device. Every operation waits. `device` outlives the backend.
+// device. `device` must outlive the backend.
 std::unique_ptr<Backend> MakeHostOperandBackend(TrainingDevice& device);
 
-// The same, on any backend of that device.
+// Makes such a backend from any backend of the device.
 std::unique_ptr<Backend> MakeHostOperandBackend(Device device, Backend& backend);
 
 }  // namespace tessera::testing

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TESTS_DEVICE_CHECK_FIGURES_H_
 #define TESSERA_TESTS_DEVICE_CHECK_FIGURES_H_
 
-// How fast a device trains. One rank, bf16.
+// Measurements of how fast a device trains. One rank, bf16.
 
 #include <cstdint>
 #include <filesystem>
@@ -15,8 +15,8 @@
 
 namespace tessera::testing {
 
-// FLOP/s of bf16 products of square matrices with this side and random elements: the best of
-// several rounds, in each of which `products` are queued and then waited for.
+// Returns the FLOP/s of bf16 products of square matrices with this side and random elements: the
+// best of several rounds, each of which queues `products` and waits for them.
 absl::StatusOr<double> MeasureGemmRate(Backend& backend, Device device, int64_t side, int products);
 
 // A GPT-2 that is timed, by Tessera and by PyTorch.
@@ -32,34 +32,35 @@ struct TimedModel {
   bool saves = false;                 // also times an asynchronous save
 };
 
-// GPT-2 124M, with a save, and 1558M, for a GPU of 80 GB. The published figures of llm.c are of
+// Returns GPT-2 124M, with a save, and 1558M, for a GPU of 80 GB. llm.c's published figures are for
 // eight H100s.
 std::vector<TimedModel> FullModels();
-// For tests: a tenth of a second.
+// Returns a model for tests, which takes a tenth of a second.
 TimedModel SmallModel();
 
 struct TrainingFigures {
   double seconds_per_step = 0;  // median
   double tokens_per_second = 0;
   double flops_per_second = 0;  // of the model
-  // One save: what the call took, and that plus what it slowed the steps down by until it ended.
+  // Seconds of one save: of its call, and of its call plus the slowdown of steps until the save
+  // ended.
   double blocked_seconds = 0;
   double lost_seconds = 0;
   int64_t saved_bytes = 0;
 };
 
-// On the CPU where `device` is null. `folder` must exist.
+// Measures training on the device, or on the CPU if `device` is null. `folder` must exist.
 absl::StatusOr<TrainingFigures> MeasureTraining(const TimedModel& model, TrainingDevice* device,
                                                 const std::filesystem::path& folder);
 
-// Tokens/s of the same model in PyTorch: see pytorch_rate.py. Unavailable, with a sentence, where
-// there is no python3 with PyTorch, or it cannot use `device` ("cuda", "cpu").
+// Returns the tokens/s of the model in PyTorch: see pytorch_rate.py. Unavailable, with a sentence,
+// if there is no python3 with PyTorch, or PyTorch cannot use `device` ("cuda", "cpu").
 absl::StatusOr<double> MeasurePytorch(const TimedModel& model, const std::string& python,
                                       const std::filesystem::path& script,
                                       const std::string& device,
                                       const std::filesystem::path& folder);
 
-// Lines for people. `pytorch` may be an error.
+// Returns the figures as lines for people. `pytorch` may be an error.
 std::string DescribeFigures(const TimedModel& model, const TrainingFigures& figures,
                             double gemm_rate, const absl::StatusOr<double>& pytorch);
 

@@ -183,7 +183,8 @@ class Movable {
   void Collect(std::span<double>& /*sums*/) {}
   template <typename Setting>
   void Collect(Setting& /*setting*/) {
-    static_assert(!requires(Setting setting) { setting.data(); }, "memory that is not moved");
+    static_assert(
+        !requires(Setting setting) { setting.data(); }, "memory that is not moved");
   }
 
   Op op_;

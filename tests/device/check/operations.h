@@ -1,7 +1,7 @@
 #ifndef TESSERA_TESTS_DEVICE_CHECK_OPERATIONS_H_
 #define TESSERA_TESTS_DEVICE_CHECK_OPERATIONS_H_
 
-// Every operation of Backend on a device, against the CPU.
+// Comparison of every operation of Backend on a device with the CPU.
 
 #include <string>
 #include <vector>
@@ -16,21 +16,22 @@ struct OperationSizes {
   bool typical = false;  // shapes of GPT-2 124M and Llama-3 8B
 };
 
-// The operations of one kind in one dtype, over all their shapes.
+// The result of one operation in one dtype, over all its shapes.
 struct OperationResult {
   std::string name;
   DType dtype = DType::kF32;
   int64_t tensors = 0;  // compared
-  // The largest error, in units of what is allowed: above 1 is wrong.
+  // The largest error, in units of the tolerance: above 1 is wrong.
   double worst = 0;
   std::string worst_tensor;  // name and shape
   std::string error;         // of the device, which then has computed nothing
   bool passed() const { return error.empty() && worst <= 1; }
 };
 
-// `device` takes operands in host memory: see host_operands.h. fp32 results may differ by 1e-5 of
-// the element plus as much of the tensor's largest element; those that are rounded to bf16, by two
-// units in the last place of the element plus one of the largest.
+// Compares the operations. `device` takes operands in host memory: see MakeHostOperandBackend().
+// fp32 results may differ by 1e-5 of the element plus as much of the tensor's largest element;
+// results that are rounded to bf16, by two units in the last place of the element plus one of the
+// largest.
 std::vector<OperationResult> CompareOperations(Backend& device, Backend& cpu,
                                                const OperationSizes& sizes);
 

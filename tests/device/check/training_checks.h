@@ -1,8 +1,8 @@
 #ifndef TESSERA_TESTS_DEVICE_CHECK_TRAINING_CHECKS_H_
 #define TESSERA_TESTS_DEVICE_CHECK_TRAINING_CHECKS_H_
 
-// Whole models on a device against the CPU. Each check returns what it has measured, or an error
-// that says what was wrong. One rank: nothing of it needs NCCL.
+// Comparison of whole models on a device with the CPU, on one rank, without NCCL. Each check
+// returns what it has measured, or an error that says what was wrong.
 
 #include <cstdint>
 #include <string>
@@ -24,28 +24,28 @@ struct TrainingSizes {
   int threads = 1;  // of the CPU
 };
 
-// For the simulated device: seconds.
+// Returns sizes for the simulated device, which take seconds.
 TrainingSizes SmallTraining();
-// For a GPU: models of three to four million weights, 100 steps; fewer with `quick`.
+// Returns sizes for a GPU: models of three to four million weights, 100 steps; fewer with `quick`.
 TrainingSizes FullTraining(bool quick);
 
-// Whether configs of these sizes can be made, for tests of FullTraining().
+// Checks whether configs of these sizes can be made, for tests of FullTraining().
 absl::Status CheckSizes(const TrainingSizes& sizes, const std::string& folder);
 
-// `folder` must exist; token files and checkpoints are written there.
+// The checks. `folder` must exist; token files and checkpoints are written there.
 struct TrainingChecks {
   TrainingDevice& device;
   TrainingSizes sizes;
   std::string folder;
 
-  // The loss, the gradients' norm and, through the first moments after one step, the gradient of
-  // every weight.
+  // Compares the loss, the gradients' norm and, through the first moments after one step, the
+  // gradient of every weight.
   absl::StatusOr<std::string> Gradients() const;
-  // Losses of every step, in fp32 and bf16.
+  // Compares the losses of every step, in fp32 and bf16.
   absl::StatusOr<std::string> Curves() const;
   // Saves while training on the device, resumes on the CPU, saves there and resumes on the device.
   absl::StatusOr<std::string> Resume() const;
-  // Two runs from the same start, with dropout: losses, norms and moments bit for bit.
+  // Compares losses, norms and moments of two runs from the same start, with dropout, bit for bit.
   absl::StatusOr<std::string> SameBits() const;
 };
 

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TESTS_WORLDS_JOBS_FAULTS_H_
 #define TESSERA_TESTS_WORLDS_JOBS_FAULTS_H_
 
-// What goes wrong, by seed, and the record of everything that happens.
+// Faults drawn from a seed, and the record of everything that happens.
 
 #include <array>
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace tessera::simulation {
 
-// What happens to one call of a process.
+// The fault of one call of a process.
 enum class FaultKind {
   kNone,
   kSlow,       // it takes seconds
@@ -40,23 +40,24 @@ class Faults {
  public:
   static Faults& Get();
 
-  // In 100,000 calls of a process, by kind.
+  // Faults in 100,000 calls of a process, by kind.
   using Rates = std::array<int, kFaultKinds>;
-  // `only`, if there: the faults that happen, by number; the rest of what the seed draws does not.
+  // Begins to draw faults. `only`, if set, has the numbers of the faults that happen; the others
+  // that the seed draws do not.
   void Begin(uint64_t seed, const Rates& rates, std::optional<std::set<uint64_t>> only);
   void SetOff() { on_ = false; }
 
-  // Called before each call to a storage: other threads may run, and what is drawn from the kinds
-  // that this call can meet is returned. Delays and deaths have happened by then: of the others,
-  // the caller does what the kind says. None for the world and what is Uninterrupted.
+  // Draws a fault from the kinds that a call can meet. Called before each call to a storage; other
+  // threads may run meanwhile. Delays and deaths have happened on return; the caller makes the
+  // other kinds happen. Never a fault for the world and for Uninterrupted threads.
   FaultKind Next(std::string_view what, FaultSet possible);
-  // To be called after the call's effect.
+  // Ends the fault; called after the effect of the call.
   void After(FaultKind kind);
 
   // Ends the calling process, or its job; does not return.
   void Die();
 
-  // Ends the process, and its job where `all` is true; ends all processes of the machine.
+  // Ends the process and, if `all`, its job; and ends all processes of the machine.
   std::function<void(int process, bool all)> die;
   std::function<void()> lose_power;
 
@@ -74,11 +75,11 @@ class Faults {
   std::set<uint64_t> happened_;
 };
 
-// Everything that happens, with the time and the process: equal for equal seeds.
+// A record of everything that happens, with the time and the process; equal for equal seeds.
 class Journal {
  public:
   static Journal& Get();
-  // A text that differs from run to run, such as a folder's name.
+  // Hides a text that differs from run to run, such as a folder's name.
   void Hide(std::string text) { hidden_.push_back(std::move(text)); }
   void Note(std::string_view text);
   // Records a broken promise. `kind` names it in one word.

@@ -27,11 +27,11 @@ class Job {
   void Start();
   bool IsOver() const;
   const std::vector<int>& processes() const { return processes_; }
-  // Rank 0's; nullopt: it did not end by itself.
+  // Returns rank 0's result; nullopt if it did not end by itself.
   const std::optional<absl::Status>& result() const { return result_; }
-  // The stop file has been written.
+  // Records that the stop file has been written.
   void NoteStopFile() { stop_file_is_there_ = true; }
-  // The older checkpoint that Phase::goes_back continues from.
+  // Sets the older checkpoint from which Phase::goes_back continues.
   void set_asked_step(int64_t step) { asked_step_ = step; }
 
  private:

@@ -1,14 +1,16 @@
 #ifndef TESSERA_TESTS_WORLDS_JOBS_MODEL_H_
 #define TESSERA_TESTS_WORLDS_JOBS_MODEL_H_
 
-// What the library promises to its user, without how:
+// The promises of the library to its user, without their implementation:
 //
-// - What was committed stays loadable and equal, until retention or the user deletes it. Retention
-//   deletes what has `newest` later ones and is not among the `best`, or a rolling one that has a
-//   later one, but never the newest healthy one; Prune() what has `keep` later ones.
-// - What was set aside is complete for ever; only damaged, diverged and abandoned ones are.
-// - A restart takes the newest healthy one, or ends with an error; it never begins anew where there
-//   are some.
+// - A committed checkpoint stays loadable and equal until retention or the user deletes it.
+//   Retention deletes a checkpoint that has `newest` later ones and is not among the `best`, and a
+//   rolling one that has a later one, but never the newest healthy one. Prune() deletes those that
+//   have `keep` later ones.
+// - A quarantined checkpoint stays complete for ever; only damaged, diverged and abandoned ones are
+//   quarantined.
+// - A restart takes the newest healthy checkpoint or ends with an error; it never begins anew if
+//   there are some.
 // - A checkpoint is one save's, as a whole, and Verify() never calls a sound one damaged.
 // - A job that ends without an error has saved its last step.
 //
@@ -27,7 +29,7 @@
 
 namespace tessera::simulation {
 
-// One rank's part of a state whose every element follows from the number of the save.
+// One rank's part of a state in which every element follows from the number of the save.
 class Content {
  public:
   Content(int rank, int ranks);
@@ -48,13 +50,13 @@ class Content {
   ckpt::StateDict state_;
 };
 
-// What the manifest says besides.
+// Returns the metadata of a save, from which IdOf() and IsHealthy() read.
 ckpt::Metadata DescribeSave(int64_t id, int64_t step, bool healthy);
 double LossOf(int64_t id);
 int64_t IdOf(const ckpt::Manifest& manifest);  // -1: none
 bool IsHealthy(const ckpt::Manifest& manifest);
 
-// A checkpoint as it is found in a storage.
+// A checkpoint as found in a storage.
 struct Sighting {
   int64_t id = -1;
   int64_t step = 0;
@@ -73,33 +75,33 @@ std::string ReadBack(Storage& storage, const Sighting& sighting);
 
 class Model {
  public:
-  // `tight`: the disk is small, so that space is made for coming saves.
+  // `tight`: the disk is small, so that old checkpoints are deleted to make space for saves.
   Model(const ckpt::RetentionOptions& retention, bool tight)
       : retention_(retention), tight_(tight) {}
 
-  // What a job does.
+  // Actions of a job.
   // A job has the state of this step, and saves it if it is time.
   void MayBeSaved(int64_t id, int64_t step, bool healthy);
   void SaveSucceeded(int64_t id, bool rolling);
   void Abandons(int64_t after_step);
-  // Their deletions can take effect for minutes.
+  // Records that retention runs, whose deletions may take effect for minutes.
   void RetentionRuns();
   void PruneRuns(int keep);
-  // `last`: the save of its last step.
+  // Records that a job succeeded; `last` is the save of its last step.
   void JobSucceeded(int64_t last);
 
-  // What happens to the storage.
+  // Events of the storage.
   void UserDeletes(int64_t id) { records_[id].fate = Fate::kDeletedByUser; }
   void Rots(int64_t id) { records_[id].rotten = true; }
   void PowerGoes();
 
-  // What is there.
+  // Everything that is in the storage.
   using View = std::vector<Sighting>;
   void Look(const View& view);
-  // A job that began to look for a checkpoint at `before` takes one of those that are there now, or
-  // begins anew.
+  // Checks that a job may take this checkpoint, or begin anew, if it began to look for one at
+  // `before` and finds `now`.
   void Resumes(const View& before, const View& now, std::optional<int64_t> taken);
-  // As far as is known; for a look at its contents.
+  // Returns whether a save is sound as far as is known, so that its contents can be checked.
   bool IsSound(int64_t id) const;
 
  private:

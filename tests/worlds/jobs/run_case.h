@@ -13,7 +13,7 @@
 
 namespace tessera::simulation {
 
-// One run of a job: it resumes, trains, saves, and ends or is ended.
+// One run of a job, which resumes, trains, saves, and ends or is ended.
 struct Phase {
   int ranks = 1;
   int steps = 3;
@@ -30,12 +30,12 @@ struct Phase {
   bool stops = false;          // has more steps, and is asked to end by a stop file
   bool ranks_differ = false;   // one of them has the stop file, the signal, an unhealthy step
   bool is_signalled = false;   // in its later steps, one rank has got a signal to end
-  // What happens to the storage and its machine meanwhile.
+  // Events of the storage and its machine meanwhile.
   bool token_expires = false;  // it can be renewed after so long
   int token_outage_s = 0;
   bool clock_jumps = false;
   bool is_tended = false;  // another process prunes, and verifies what there is
-  // What happens to the storage before it.
+  // Events of the storage before the phase.
   bool user_deletes = false;
   bool file_rots = false;
 };
@@ -52,7 +52,8 @@ struct Script {
   bool tight() const { return capacity_bytes < (uint64_t{1} << 40); }
 };
 
-// All that happens, by its seed, less what was taken out of it. As text: "12 -p1.async #1000017".
+// A case: everything that a seed draws, less the parts that were taken out. As text: "12 -p1.async
+// #1000017".
 struct Case {
   uint64_t seed = 0;
   std::set<std::string> without;             // parts of the script, see PartsOf()
@@ -75,7 +76,7 @@ struct Outcome {
   std::vector<std::string> findings;  // "kind: text"
   std::vector<std::string> trace;     // where it was asked for
 
-  // The kind of the first; "": none.
+  // Returns the kind of the first finding; "" without one.
   std::string kind() const {
     return findings.empty() ? "" : findings.front().substr(0, findings.front().find(':'));
   }
@@ -85,7 +86,7 @@ struct Outcome {
 // or does not end, is a finding.
 Outcome RunCase(const Case& what, bool with_trace = false);
 
-// A smaller case whose first finding is of the same kind; runs at most so many cases.
+// Returns a smaller case whose first finding is of the same kind. Runs at most `max_runs` cases.
 Case Shrink(const Case& failing, const std::string& kind, int max_runs = 400);
 
 }  // namespace tessera::simulation

@@ -3,13 +3,13 @@
 
 // Threads whose order is drawn from a seed, and a clock that jumps.
 //
-// In a program that links thread_calls.cc the functions of pthreads, the sleeps and the clocks are
-// this scheduler's: only one thread runs at a time, a blocked one hands over to another, and where
-// none can run, time jumps to the next deadline. The code under test is not changed, and not aware
-// of it. Threads belong to processes, which can be paused and killed; process 0 is the simulation
-// itself.
+// In a program that links thread_calls.cc, this scheduler implements the functions of pthreads, the
+// sleeps and the clocks. Only one thread runs at a time; a blocked one hands over to another; if
+// none can run, time jumps to the next deadline. The code under test is unchanged and unaware of
+// the scheduler. Threads belong to processes, which can be paused and killed; process 0 is the
+// simulation itself.
 //
-// The state is not locked: it is used by the thread that runs.
+// The state is not locked, since only the running thread uses it.
 
 #include <pthread.h>
 
@@ -28,7 +28,7 @@ inline constexpr int64_t kMillisecond = 1'000'000;
 inline constexpr int64_t kSecond = 1'000 * kMillisecond;
 inline constexpr int64_t kMinute = 60 * kSecond;
 
-// A number that looks random and depends on nothing else than the arguments.
+// Returns a number that looks random and depends on the arguments alone.
 uint64_t Hash(uint64_t a, uint64_t b, uint64_t c = 0);
 
 struct Thread {
@@ -48,8 +48,8 @@ class Scheduler {
  public:
   static Scheduler& Get();
 
-  // Called once, by the only thread, before anything of the simulation. `stop` is called where all
-  // threads wait for ever, and must not return.
+  // Begins the simulation. Called once, by the only thread. `stop` is called if all threads wait
+  // for ever, and must not return.
   void Begin(uint64_t seed, std::function<void(const std::string&)> stop);
 
   // Processes.
@@ -59,21 +59,22 @@ class Scheduler {
   void Kill(int process);
   void Pause(int process, int64_t duration_ns);
   void MoveClock(int process, int64_t ns) { processes_[process].clock_offset_ns += ns; }
-  // Killed, or all of its threads have ended.
+  // Returns whether a process was killed, or all of its threads have ended.
   bool IsOver(int process) const;
   bool IsAlive(int process) const { return !processes_[process].killed; }
   bool IsAliveThread(int thread) const { return IsAlive(threads_[thread]->process); }
 
-  // Time since the beginning. Processes see WallClock() instead, each with an offset of its own.
+  // Returns the time since the beginning. Processes see WallClock() instead, each with an offset of
+  // its own.
   int64_t now_ns() const { return now_ns_; }
   int64_t WallClock() const;
 
-  // The thread that calls.
+  // Returns the calling thread.
   Thread& current();
-  // Another thread may run first.
+  // Lets another thread run first.
   void Yield();
   void Sleep(int64_t duration_ns);
-  // Blocks until Wake(object), at most until a time of now_ns(): then it returns false.
+  // Blocks until Wake(object); returns false once now_ns() is `until_ns`.
   bool Wait(const void* object, int64_t until_ns = kNever);
   void Wake(const void* object, bool all = true);
   Thread* NewThread(std::function<void()> body);
@@ -81,7 +82,7 @@ class Scheduler {
   Thread* Find(pthread_t handle);
 
   uint64_t Draw();
-  // Only threads of the world run until each Freeze() was followed by a Thaw().
+  // Lets only threads of the world run until each Freeze() was followed by a Thaw().
   void Freeze() { ++frozen_; }
   void Thaw() { --frozen_; }
   bool frozen() const { return frozen_ > 0; }
@@ -109,8 +110,8 @@ class Scheduler {
   std::vector<Thread*> live_;                     // those that have not ended
 };
 
-// While one exists, the calling thread is not interrupted and meets no fault: for the simulation's
-// own work on a thread of the code under test. It must not wait for another thread.
+// A scope in which the calling thread is not interrupted and meets no fault, for the simulation's
+// own work on a thread of the code under test. The thread must not wait for another one.
 class Uninterrupted {
  public:
   Uninterrupted() { ++Scheduler::Get().current().uninterrupted; }
@@ -119,8 +120,8 @@ class Uninterrupted {
   Uninterrupted& operator=(const Uninterrupted&) = delete;
 };
 
-// While one exists, the calling thread belongs to the world and all processes stand still: for a
-// look at the storage with the code under test, which starts threads.
+// A scope in which the calling thread belongs to the world and all processes stand still, to
+// examine the storage with the code under test, which starts threads.
 class Frozen {
  public:
   Frozen();

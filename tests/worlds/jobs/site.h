@@ -17,26 +17,27 @@
 
 namespace tessera::simulation {
 
-// Where jobs save: a folder of the simulated disk, or a prefix of a simulated object store.
+// The place where jobs save: a folder of the simulated disk, or a prefix of a simulated object
+// store.
 class Site {
  public:
   // Works in `root`, a folder of the simulated disk. Look() reports to the model.
   Site(const Script& script, const std::string& root, Model& model);
 
-  // Opens the storage of a rank of a job; `blind`: another storage than that of the other ranks.
+  // Opens the storage of a rank of a job; if `blind`, another storage than the other ranks have.
   absl::StatusOr<std::unique_ptr<Storage>> Open(const Phase& phase, bool blind);
   std::string StopFile() const { return root_ + "/stop"; }
-  // Returns what is there, without faults, and compares it with the model.
+  // Returns the contents of the storage, read without faults, and compares them with the model.
   Model::View Look();
 
-  // What a blind rank sees is then as it was before `newest`.
+  // Makes blind ranks see the storage as it was before `newest`.
   void MakeStale(const std::string& newest);
-  // As a user does it; as a disk does.
+  // Deletes a tree as a user does; damages a file as a disk does.
   void DeleteTree(const std::string& directory);
   void Rot(const std::string& directory);
-  // The object store accepts new tokens alone; processes can read them after the outage.
+  // Makes the object store accept only new tokens, which processes can read after the outage.
   void ExpireToken(int64_t outage_ns);
-  // From the beginning, the stop file is not there.
+  // Writes or removes the stop file, which at first does not exist.
   void WriteStopFile(bool is_there);
 
  private:
@@ -50,15 +51,15 @@ class Site {
   int64_t readable_at_ns_ = 0;
 };
 
-// A folder of real files, on which the code under test works with the calls of the C library:
-// file_calls.cc puts faults between. Files that a process has open are closed when it dies.
+// A folder of real files, on which the code under test works with the calls of the C library, into
+// which file_calls.cc inserts faults. Files that a process has open are closed when it dies.
 class Disk {
  public:
   static Disk& Get();
 
   struct Options {
     uint64_t capacity_bytes = uint64_t{1} << 40;
-    // As NFS: no rename that replaces nothing; a lost reply is repeated.
+    // Behaves like NFS: no rename that replaces nothing; a lost reply is repeated.
     bool renames_by_link = false;
   };
   void Begin(const std::string& root, const std::vector<std::string>& folders,
@@ -66,11 +67,12 @@ class Disk {
   const std::string& root() const { return root_; }
   const Options& options() const { return options_; }
 
-  // What is not durable is gone, or not, by `seed`. No process may be alive.
+  // Loses files that are not durable, or keeps them, as `seed` decides. No process may be alive.
   void LosePower(uint64_t seed);
   void CloseFilesOf(int process);
 
-  // For file_calls.cc. The name below the root of what a call names; nullopt: not on this disk.
+  // Returns the name below the root of the file that a call names, for file_calls.cc; nullopt if it
+  // is not on this disk.
   std::optional<std::string> NameOf(int directory, const char* path) const;
   std::optional<std::string> NameOf(int fd) const;
   void Opened(int fd, std::string name);

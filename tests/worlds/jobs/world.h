@@ -16,18 +16,18 @@
 
 namespace tessera::simulation {
 
-// Plays a case: starts its jobs, lets happen what is to happen to them and to the storage, and
-// compares with the model. What was found is in the Journal. One in a process, whose Scheduler,
-// Disk, Faults and Journal it uses.
+// Plays a case: starts its jobs, makes the events of the case happen to them and to the storage,
+// and compares with the model. Findings are in the Journal. A process has one World, which uses the
+// process's Scheduler, Disk, Faults and Journal.
 class World {
  public:
-  // `stop` ends the process, where something waits for ever.
+  // `stop` ends the process if all threads wait for ever.
   World(const Case& what, const std::string& root, std::function<void()> stop);
   void Run();
 
  private:
   void Begin(const Phase& phase);
-  // What happens beside a job.
+  // Makes events happen beside a job.
   void Disturb(const Phase& phase, Job& job);
   void JumpClocks(const Phase& phase, const Job& job);
   absl::Status Tend();

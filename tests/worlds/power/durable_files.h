@@ -1,8 +1,8 @@
 #ifndef TESSERA_TESTS_WORLDS_POWER_DURABLE_FILES_H_
 #define TESSERA_TESTS_WORLDS_POWER_DURABLE_FILES_H_
 
-// For tests: real files, what is durable of them, and what a power loss could make of them by the
-// rules of power_loss.h.
+// Real files of a test, their durable state, and the states after a power loss by the rules of
+// power_loss.h.
 
 #include <sys/types.h>
 
@@ -21,7 +21,7 @@ namespace tessera {
 // contents.
 using FileImage = std::map<std::string, std::string>;
 
-// Not thread-safe.
+// Tracks the durable state of a folder's files. Not thread-safe.
 class DurableFiles {
  public:
   static constexpr int kEveryMachine = -1;
@@ -29,7 +29,7 @@ class DurableFiles {
   using NodeId = std::pair<dev_t, ino_t>;
   using Entries = std::map<std::string, NodeId>;
 
-  // What is below `root` is durable.
+  // Everything below `root` is durable at first.
   explicit DurableFiles(const std::string& root);
   DurableFiles(const DurableFiles&) = delete;
   DurableFiles& operator=(const DurableFiles&) = delete;
@@ -37,10 +37,10 @@ class DurableFiles {
 
   const std::string& root() const { return root_; }
 
-  // The file's contents, or the directory's names as far as `machine` has changed them, are
-  // durable.
+  // Makes the contents of a file durable, or the names in a directory as far as `machine` has
+  // changed them.
   void MakeDurable(int fd, int machine = kEveryMachine);
-  // The machine has created, renamed or deleted `path`, below the root.
+  // Records that the machine has created, renamed or deleted `path`, below the root.
   void NoteChange(const std::string& path, int machine);
 
   // The current state.
@@ -59,15 +59,16 @@ class DurableFiles {
     }
   };
   std::vector<Doubt> FindDoubts(const Live& live) const;
-  // What the entry in doubt names, or the file itself: both names of what was renamed are one's.
+  // Returns the node that the entry in doubt names, or of the file itself. Both names of a renamed
+  // node belong to one node.
   NodeId NodeOf(const Live& live, const Doubt& doubt) const;
 
-  // What becomes of contents that do not survive: they are as they were when they were durable; of
-  // their current length, with zeros at the end; or torn, of which a part at the beginning is
-  // current and the rest durable.
+  // The fate of contents that do not survive: as they were when they were durable; of their current
+  // length, with zeros at the end; or torn, with a current part at the beginning and the rest
+  // durable.
   enum class Lost { kDurable, kZeros, kTorn };
-  // The files, with the current state of what is in `survivors`. `tear` chooses how much of torn
-  // contents is current: any number.
+  // Returns the files, with the current state of the `survivors`. `tear`, any number, chooses how
+  // much of torn contents is current.
   FileImage MakeImage(const Live& live, const std::set<Doubt>& survivors, Lost lost,
                       uint64_t tear = 0) const;
 

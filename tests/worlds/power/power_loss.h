@@ -1,14 +1,14 @@
 #ifndef TESSERA_TESTS_WORLDS_POWER_POWER_LOSS_H_
 #define TESSERA_TESTS_WORLDS_POWER_POWER_LOSS_H_
 
-// For tests: what a power loss would leave of real files, derived from the syncs that the code
-// under test has actually made. A test uses it to show that nothing promised is lost and, by
-// dropping one sync after the other, that none of them is superfluous.
+// Simulation of a power loss on real files, from the syncs that the code under test has actually
+// made. A test shows that nothing promised is lost and, by dropping one sync after the other, that
+// none of them is superfluous.
 //
 // The model is a file system that guarantees only what POSIX guarantees: a file's contents are
 // durable as of the last sync of the file, a directory's names as of the last sync of the
-// directory, each independent of all others. Everything else may or may not be lost, contents also
-// in part.
+// directory, each independent of all others. Everything else may be lost or not, contents also in
+// part.
 
 #include <cstdint>
 #include <functional>
@@ -23,11 +23,11 @@ namespace tessera {
 struct PowerLossScenario {
   // Creates files below `root` that are durable from the beginning; may be null.
   std::function<void(const std::string& root)> prepare;
-  // The code under test, which works below `root`. A run of the scenario can drop each of its
+  // Runs the code under test, which works below `root`. A run of the scenario can drop each of its
   // syncs.
   std::function<absl::Status(const std::string& root)> run;
   // Returns what is wrong with the files after the power loss, or "". `finished`: run() had
-  // returned OK, so that everything it promises must hold; otherwise it was running.
+  // returned OK, so that everything it promises must hold; otherwise it was still running.
   std::function<std::string(const FileImage& image, bool finished)> check;
 };
 
@@ -43,9 +43,9 @@ std::string RunWithPowerLoss(const PowerLossScenario& scenario, const std::strin
 std::string CheckEverySync(const PowerLossScenario& scenario, const std::string& root,
                            std::vector<std::string>* syncs);
 
-// Simulates machines that share a network file system: while one exists, directory syncs of this
-// thread make durable only changes that NoteChange() recorded for the same machine, and unrecorded
-// ones.
+// A scope that simulates one of the machines that share a network file system: directory syncs of
+// this thread make durable only changes that NoteChange() recorded for the same machine, and
+// unrecorded ones.
 class ScopedMachine {
  public:
   explicit ScopedMachine(int machine);

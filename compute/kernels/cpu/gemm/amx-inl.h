@@ -1,12 +1,12 @@
-// bf16 products by AMX: c in tiles of 16 x 16 sums, and TDPBF16PS, which adds the product of 16
+// Products of bf16 by AMX. c is made of tiles of 16 x 16 sums; TDPBF16PS adds the product of 16
 // rows and 16 columns over a block of 32 of k, in the order of gemm.h's contract.
 //
-// The kernel is written over a unit of eight tiles, of which there are two: Amx, the instructions,
-// and AmxModel, functions that compute what Intel documents for them. Tests run the kernel on the
-// model; a processor's instructions are used if they give the model's bits (kernels.cc). Four
-// tiles of c use each tile of an operand twice, so that loads take half of the time that products
-// take. All packed tiles are 64-byte lines, aligned and one after the other: loads of others take
-// more than twice the time (Sapphire Rapids).
+// The kernel is a template over a unit of eight tiles: Amx is the instructions, AmxModel functions
+// that compute what Intel documents for them. Tests run the kernel on the model; a processor's
+// instructions are used if they give the model's bits (kernels.cc). Four tiles of c use each tile
+// of an operand twice, so that loads take half of the time that products take. All packed tiles are
+// 64-byte lines, aligned and one after the other: loads of unaligned ones take more than twice the
+// time (Sapphire Rapids).
 
 #if defined(TESSERA_COMPUTE_KERNELS_CPU_GEMM_AMX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_COMPUTE_KERNELS_CPU_GEMM_AMX_INL_H_
@@ -32,12 +32,12 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
 
-// A tile has so many rows of as many words.
+// The rows of a tile, and the words of a row.
 constexpr int64_t kTile = 16, kTileWords = kTile * kTile;
 static_assert(2 * kTile == gemm::kBlock && kTile == kRows && kTile == kGroup &&
               kTileWords == gemm::kPieceWords);
 
-// `stride`: from a tile's row to the next, in words.
+// The AMX instructions. `stride` is the distance of a tile's rows, in words.
 struct Amx {
   static void Begin() {
     struct alignas(64) {
@@ -89,7 +89,7 @@ class AmxModel {
     }
   }
   // TDPBF16PS, in the words of Intel's manual: multiply-adds of fp32 with DAZ = FTZ = 1, rounded to
-  // the nearest, ties to even. A caller sees to the two with FlushSubnormals.
+  // the nearest, ties to even. Callers set DAZ and FTZ with FlushSubnormals.
   template <int c, int a, int b>
   void Multiply() {
     for (int64_t m = 0; m < kTile; ++m) {
@@ -111,8 +111,8 @@ class AmxModel {
   uint32_t words_[8][kTile][kTile];
 };
 
-// Rows of a in tiles: for each block of k those of sixteen rows, one row's words after the other's.
-// `stride`: the rows of all tiles.
+// Packs rows of a in tiles: for each block of k a tile of sixteen rows, one row's words after the
+// other's. `stride` is the number of rows of all tiles.
 void PackTiles(const gemm::Source& source, int64_t depth, int64_t stride, uint32_t* to) {
   const Reader<BFloat16> reader(source, depth);
   for (int64_t k = 0; k < depth; k += gemm::kBlock) {
@@ -136,8 +136,8 @@ void PackTiles(const gemm::Source& source, int64_t depth, int64_t stride, uint32
   }
 }
 
-// Columns of b in tiles: for each block of k those of sixteen columns, one step's words after the
-// other's.
+// Packs columns of b in tiles: for each block of k a tile of sixteen columns, one step's words
+// after the other's.
 TESSERA_INLINE void PackColumnTile(const Reader<BFloat16>& reader, int64_t stride, int64_t piece,
                                    uint32_t* to) {
   const int64_t tiles = stride / kTile;
@@ -154,7 +154,8 @@ void PackColumnTiles(const gemm::Source& source, int64_t depth, int64_t stride, 
   for (int64_t piece = 0; piece < pieces; ++piece) PackColumnTile(reader, stride, piece, to);
 }
 
-// Up to two tiles of a by up to two of b: four of c, which keep both operands in use.
+// Multiplies up to two tiles of a by up to two of b, into four tiles of c, which keep both operands
+// in use.
 template <typename Unit, bool kTwoRows, bool kTwoColumns>
 void MultiplyTiles(const gemm::Tile& tile) {
   constexpr int64_t kRows = kTwoRows ? 2 * kTile : kTile,

@@ -21,21 +21,20 @@
 // all others. In bf16 they are zeros wherever an operation reads or produces one. (NaN is NaN, of
 // unspecified payload.)
 //
-// The order for bf16 is the one that Intel documents for AMX: TDPBF16PS computes one block. It is
-// used where the processor has it and, at the program's start, gives the bits of a model of it
-// (amx-inl.h). VDPBF16PS (AVX-512) computes two multiply-adds of a chain, with the same rounding
-// and flushing, from operands whose pairs are packed as (0, 2), (4, 6), ...; every other processor
-// computes them one by one from widened numbers. Where a product has no multiply-add at all in
-// hardware (SSE4), it is composed of fp64 operations if the product is `exact`, which costs many
-// times the time; otherwise it is a multiplication and an addition, and the bits are not those of
-// the contract.
+// The order for bf16 is the one that Intel documents for AMX: TDPBF16PS computes one block. The
+// instruction is used if the processor has it and, at the program's start, it gives the bits of a
+// model (amx-inl.h). VDPBF16PS (AVX-512) computes two multiply-adds of a chain, with the same
+// rounding and flushing, from operands whose pairs are packed as (0, 2), (4, 6), ...; every other
+// processor computes them one by one from widened numbers. Without a multiply-add in hardware
+// (SSE4), an `exact` product composes it of fp64 operations, which takes many times as long; any
+// other product uses a multiplication and an addition, which do not give the bits of the contract.
 //
 // So a product may be cut along m and n, and along k where the cut is a multiple of 32 (fp32:
 // anywhere): the sum of the parts, each of which accumulates to the one before in fp32, is the
 // product. A row of c does not depend on what the other rows are.
 //
-// How it is made: packed panels and register tiles, as in BLIS (see gemm.cc); kernels.h has what is
-// compiled for each instruction set.
+// Implementation: packed panels and register tiles, as in BLIS (see gemm.cc); kernels.h has the
+// code that is compiled for each instruction set.
 
 #include <compare>
 #include <cstdint>
@@ -46,10 +45,10 @@
 
 namespace tessera {
 
-// Changes with every change of a bit.
+// Version of the contract; changes with every change of a bit.
 inline constexpr int kGemmContract = 1;
 
-// Everything but the operands that determines one product: c[m,n] = a[m,k] b[k,n] (+ c) (+
+// Everything that determines one product, except its operands: c[m,n] = a[m,k] b[k,n] (+ c) (+
 // bias[n]). a, b row-major with a leading dimension, or, transposed, column-major with one. c
 // row-major.
 struct GemmShape {
@@ -70,21 +69,22 @@ struct GemmShape {
   auto operator<=>(const GemmShape&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
-// A product, ready to run on any thread. Keeps no operand: one may run on several threads at once.
+// A product, ready to run on any thread. Keeps no operand, so it may run on several threads at
+// once.
 class ChainGemm {
  public:
-  // exact: by the contract. Otherwise in the processor's fastest order: fp32 by the contract but on
-  // processors without multiply-adds, bf16 in one chain. Blocks, layouts and threads do not change
-  // a bit of that either.
+  // `exact`: by the contract. Otherwise in the processor's fastest order: fp32 by the contract
+  // except on processors without multiply-adds, bf16 in one chain. In either order, blocks, layouts
+  // and threads change no bit.
   ChainGemm(const GemmShape& shape, bool exact)
       : ChainGemm(shape, gemm::KernelsFor(shape.input, exact)) {}
   ChainGemm(const GemmShape& shape, const gemm::Kernels& kernels);
 
-  // The size of the scratch memory that a call of Run() uses.
+  // Size of the scratch memory that a call of Run() uses.
   int64_t scratch_bytes() const { return scratch_words_ * static_cast<int64_t>(sizeof(float)); }
 
-  // Runs on the calling thread alone. No element outside the operands is read or written. `scratch`
-  // begins on a cache line.
+  // Computes the product on the calling thread alone. Reads and writes no element outside the
+  // operands. `scratch` begins on a cache line.
   void Run(const void* a, const void* b, void* c, const void* bias, void* scratch) const;
 
  private:

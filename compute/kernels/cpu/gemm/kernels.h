@@ -1,13 +1,13 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CPU_GEMM_KERNELS_H_
 #define TESSERA_COMPUTE_KERNELS_CPU_GEMM_KERNELS_H_
 
-// What the driver (gemm.cc) takes from the code that is compiled once for each instruction set:
-// packing, micro-kernels, and what follows a product. Private to the package.
+// The code that is compiled once for each instruction set, for the driver (gemm.cc): packing,
+// micro-kernels, and the last step of a product. Private to the package.
 //
-// A panel is a few rows of a, or columns of b, for a part of k. It is packed step by step: at each
-// step lie the elements of all its rows, in words of four bytes, in the order in which the chains
-// take them. A step is one index of k, and its words fp32 numbers; for bf16 with the processor's
-// own instructions (pairs) it is two. A panel of a for AMX is made of tiles (amx-inl.h).
+// A panel is a few rows of a, or columns of b, for a part of k. A panel is packed step by step: a
+// step has the elements of all rows, in words of four bytes, in the order in which the chains take
+// them. A step is one index of k, and its words are fp32 numbers; for bf16 with the processor's own
+// instructions it is two indices (pairs). A panel of a for AMX is made of tiles (amx-inl.h).
 
 #include <xmmintrin.h>
 
@@ -18,10 +18,10 @@
 
 namespace tessera::gemm {
 
-// Exact bf16 products are cut into blocks of so many indices of k (see gemm.h).
+// The indices of k in a block of exact bf16 products (see gemm.h).
 inline constexpr int64_t kBlock = 32;
 
-// Subnormals are zeros while it lives.
+// Makes the processor treat subnormals as zeros during its lifetime.
 class FlushSubnormals {
  public:
   explicit FlushSubnormals(bool flush = true) : before_(_mm_getcsr()) {
@@ -45,13 +45,13 @@ struct Source {
   int64_t available;  // rows of the matrix from the panel's first on
 };
 
-// Packs k in [0, depth); from one step of the panel to the next: `stride` words, at least `width`.
-// With stride < lanes, words past the panel's end are overwritten, at most kSlack of them.
+// Packs k in [0, depth). `stride`, at least `width`, is the distance of the panel's steps in words.
+// With stride < lanes, up to kSlack words past the panel's end are overwritten.
 using PackFunction = void (*)(const Source& source, int64_t depth, int64_t stride, uint32_t* to);
 inline constexpr int64_t kSlack = 16;
 
-// Pieces [piece, end) of a panel of columns, so many words each, that are packed while a tile is
-// multiplied. Where none are, all is zero.
+// Pieces [piece, end) of a panel of columns, of kPieceWords words each, to pack while a tile is
+// multiplied. Without any, all is zero.
 struct Packing {
   Source source;
   int64_t depth, stride;
@@ -60,7 +60,8 @@ struct Packing {
 };
 inline constexpr int64_t kPieceWords = 256;
 
-// to[rows, columns] = from, or zeros without it, continued over the steps of two panels.
+// A tile to compute: to[rows, columns] = `from`, or zeros if it is null, plus the products of the
+// steps of two panels.
 struct Tile {
   int64_t steps;
   const uint32_t* a;
@@ -70,12 +71,12 @@ struct Tile {
   int64_t from_stride;
   float* to;
   int64_t to_stride;
-  // Memory that is needed soon: for each kStepsOfAhead steps a line, at an offset in bytes, is
-  // fetched into the second-level cache.
+  // Memory that is needed soon: every kStepsOfAhead steps, a line at an offset in bytes is fetched
+  // into the second-level cache.
   const void* ahead;
   const int64_t* ahead_offsets;
-  // Rows of the sums that the next tile continues or writes. One row each kStepsOfAhead steps is
-  // fetched into the first-level cache: all at once, they would be waited for.
+  // Rows of the sums that the next tile continues or writes. Every kStepsOfAhead steps, one row is
+  // fetched into the first-level cache; fetching all at once would stall.
   const float* next = nullptr;
   int64_t next_rows = 0, next_stride = 0;
   Packing packing;  // where kernels do that meanwhile
@@ -83,7 +84,7 @@ struct Tile {
 using MultiplyFunction = void (*)(const Tile& tile);
 inline constexpr int64_t kStepsOfAhead = 4;
 
-// Fetches what a tile names for later.
+// Fetches the memory that a tile names for later.
 class Fetcher {
  public:
   explicit Fetcher(const Tile& tile)
@@ -93,7 +94,7 @@ class Fetcher {
         rows_(tile.next_rows),
         stride_(tile.next_stride) {}
 
-  // After each kStepsOfAhead steps.
+  // Called after every kStepsOfAhead steps.
   [[gnu::always_inline]] void Fetch() {
     __builtin_prefetch(ahead_ + *offsets_++, 0, 2);
     if (rows_ == 0) return;
@@ -113,8 +114,8 @@ class Fetcher {
   const int64_t stride_;
 };
 
-// to[rows, columns] (+ bias) of the output's dtype, from a tile of fp32 of a panel's width. bias:
-// of the input's dtype, or null.
+// Writes to[rows, columns] = tile (+ bias) in the output's dtype, from a tile of fp32 of a panel's
+// width. `bias` has the input's dtype, or is null.
 using FinishFunction = void (*)(const float* tile, int64_t tile_stride, int64_t rows,
                                 int64_t columns, const void* bias, void* to, int64_t to_stride);
 
@@ -127,10 +128,10 @@ struct Kernels {
   int64_t block;          // k is filled up to a multiple of it
   int64_t k_per_step;     // 1, or 2 for pairs
   PackFunction pack_rows, pack_columns;
-  // k is cut into parts of so many steps. With more, a panel of columns would leave the caches
-  // before its next use; with fewer, sums would be moved more often.
+  // The most steps of a part of k. With more, a panel of columns would leave the caches before its
+  // next use; with fewer, sums would be moved more often.
   int64_t most_steps = 384;
-  // With so many of a part, or with all if 0, all rows are multiplied before the next steps follow.
+  // The steps of a part with which all rows are multiplied before the next steps follow; 0: all.
   int64_t stage_steps = 0;
   bool packs_meanwhile = false;  // the next panel of columns, while tiles are multiplied
   bool takes_columns;            // that lie side by side as they are: packing would not change them
@@ -142,15 +143,17 @@ struct Kernels {
   void (*end)() = nullptr;
 };
 
-// exact: by the contract. Otherwise bf16 has one chain in fp32, unless the contract is as fast, and
-// a multiply-add rounds as often as the processor's instructions for it do.
+// Returns the kernels for this processor. `exact`: by the contract. Otherwise bf16 has one chain in
+// fp32, unless the contract is as fast, and a multiply-add rounds as often as the processor's
+// instructions for it do.
 const Kernels& KernelsFor(DType input, bool exact);
 
-// AMX's for bf16, by the contract; null without AVX-512. modeled: on functions that compute what
-// Intel documents, otherwise on the instructions, which the processor must have.
+// Returns the kernels of AMX for bf16, by the contract; null without AVX-512. `modeled`: on
+// functions that compute what Intel documents, otherwise on the instructions, which the processor
+// must have.
 const Kernels* AmxKernels(bool modeled);
-// Whether two of these give the same bits, for numbers of all sizes. KernelsFor() uses AMX only
-// where its instructions and the model do.
+// Returns whether two sets of kernels give the same bits, for numbers of all sizes. KernelsFor()
+// uses AMX only if its instructions and the model do.
 bool SameBits(const Kernels& x, const Kernels& y);
 
 }  // namespace tessera::gemm

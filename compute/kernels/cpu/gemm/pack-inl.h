@@ -21,9 +21,9 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
 
-// All data is moved in words: one fp32 number, or two neighbours along k in bf16. A group has as
-// many words of as many rows as are packed at once; where registers suffice, a row's cache line:
-// the lines of many rows may compete for a place in the cache.
+// All data is moved in words: one fp32 number, or two neighbours along k in bf16. A group is as
+// many words of as many rows, packed at once. If registers suffice, a row of a group is a cache
+// line, because the lines of many rows may compete for a place in the cache.
 constexpr int kRows = kRegisterLanes;
 constexpr int kGroup = kRegisterLanes == 16 ? 16 : 8;
 
@@ -31,7 +31,7 @@ TESSERA_INLINE WordRegister LoadWords(const void* from) {
   return hn::LoadU(WordTag(), static_cast<const uint32_t*>(from));
 }
 
-// The 128-bit blocks at `from`, `from` + stride, ..., side by side.
+// Loads the 128-bit blocks at `from`, `from` + stride, ..., side by side.
 template <typename Tag>
 TESSERA_INLINE hn::Vec<Tag> LoadBlocks(Tag tag, const char* from, int64_t stride) {
   if constexpr (hn::MaxLanes(tag) == 4) {
@@ -53,8 +53,8 @@ class Reader {
   TESSERA_INLINE Reader(const gemm::Source& source, int64_t depth)
       : source_(source), depth_(depth) {}
 
-  // words[i]: the i-th word after k of the rows from `row` on. Zeros after the end of k, anything
-  // in lanes without a row.
+  // Sets words[i] to the i-th word after k of the rows from `row` on: zeros after the end of k,
+  // anything in lanes without a row.
   TESSERA_INLINE void Group(int64_t k, int64_t row, WordRegister* words) const {
     if (source_.k_dense) return Transposed(k, row, words);
     for (int i = 0; i < kGroup; ++i) words[i] = SideBySide(k + i * kPerWord, row);
@@ -102,7 +102,7 @@ class Reader {
     }
   }
 
-  // Bits of the rows at k.
+  // Returns the bits of the rows at k.
   TESSERA_INLINE WordRegister Row(int64_t k, int64_t row) const {
     const T* from = At(k, row);
     T part[kRows] = {};
@@ -117,8 +117,8 @@ class Reader {
     }
   }
 
-  // Rows are read in pieces too short for hardware prefetching: how far ahead, in rows of k and in
-  // words along it.
+  // Distances of prefetching, in rows of k and in words along it: rows are read in pieces too short
+  // for hardware prefetching.
   static constexpr int64_t kAhead = 16, kFar = 64;
 
   const gemm::Source source_;
@@ -129,9 +129,8 @@ TESSERA_INLINE void StoreStep(WordRegister x, int64_t step, int64_t stride, uint
   hn::StoreU(x, WordTag(), to + step * stride);
 }
 
-// Steps are stored in ascending order, since each may overwrite the beginning of the next.
-
-// Calls store(step, word, row) for all words in that order; k is filled up to a multiple of kBlock.
+// Calls store(step, word, row) for all words, in ascending order of steps, since each may overwrite
+// the beginning of the next. k is filled up to a multiple of kBlock.
 template <typename T, int64_t kBlock = Reader<T>::kPerWord, typename Store>
 TESSERA_INLINE void ForWords(const gemm::Source& source, int64_t depth, Store store) {
   const Reader<T> reader(source, depth);
@@ -158,7 +157,7 @@ void PackWords(const gemm::Source& source, int64_t depth, int64_t stride, uint32
   });
 }
 
-// As fp32.
+// Packs bf16 as fp32.
 void PackWidened(const gemm::Source& source, int64_t depth, int64_t stride, uint32_t* to) {
   const WordRegister high = hn::Set(WordTag(), 0xffff0000u);
   ForWords<BFloat16>(source, depth, [&](int64_t i, WordRegister word, int64_t row) HWY_ATTR {
@@ -167,7 +166,7 @@ void PackWidened(const gemm::Source& source, int64_t depth, int64_t stride, uint
   });
 }
 
-// Calls store(words, row, to) for all words of each block, of which kSteps are made.
+// Calls store(words, row, to) for all words of each block, which becomes kSteps steps.
 template <int64_t kSteps, typename Store>
 TESSERA_INLINE void ForBlocks(const gemm::Source& source, int64_t depth, int64_t stride,
                               uint32_t* to, Store store) {
@@ -181,7 +180,7 @@ TESSERA_INLINE void ForBlocks(const gemm::Source& source, int64_t depth, int64_t
   }
 }
 
-// As fp32: in each block the even k, then the odd ones.
+// Packs bf16 as fp32: in each block the even k, then the odd ones.
 void PackWidenedBlocks(const gemm::Source& source, int64_t depth, int64_t stride, uint32_t* to) {
   const WordRegister high = hn::Set(WordTag(), 0xffff0000u);
   constexpr int kHalf = gemm::kBlock / 2;
@@ -194,7 +193,8 @@ void PackWidenedBlocks(const gemm::Source& source, int64_t depth, int64_t stride
                           });
 }
 
-// The same order, in pairs: the first of a pair is the upper half, which VDPBF16PS takes first.
+// Packs bf16 in pairs, in each block the even k, then the odd ones. The first of a pair is the
+// upper half, which VDPBF16PS takes first.
 [[maybe_unused]] void PackPairBlocks(const gemm::Source& source, int64_t depth, int64_t stride,
                                      uint32_t* to) {
   const WordRegister high = hn::Set(WordTag(), 0xffff0000u), low = hn::Set(WordTag(), 0xffffu);

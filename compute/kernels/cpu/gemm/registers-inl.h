@@ -28,7 +28,7 @@ using FloatRegister = hn::Vec<FloatTag>;
 using WordRegister = hn::Vec<WordTag>;
 inline constexpr int kRegisterLanes = HWY_LANES(float) < 16 ? HWY_LANES(float) : 16;
 
-// a * b + c, rounded once.
+// Returns a * b + c, rounded once.
 #if HWY_NATIVE_FMA
 TESSERA_INLINE FloatRegister FusedMulAdd(FloatRegister a, FloatRegister b, FloatRegister c) {
   return hn::MulAdd(a, b, c);
@@ -37,10 +37,10 @@ TESSERA_INLINE FloatRegister FusedMulAdd(FloatRegister a, FloatRegister b, Float
 using HalfFloatTag = hn::Half<FloatTag>;
 using HalfFloats = hn::Vec<HalfFloatTag>;
 
-// A product of fp32 numbers is exact in fp64, and the sum is rounded there. Rounding it again to
-// fp32 makes a difference only if it came to lie halfway between two numbers, or is less than a
-// normal one. Then it is rounded to odd first, so that rounding it again is as if it had been exact
-// (Boldo and Melquiond, 2008).
+// Returns a * b + c, rounded once, by fp64. A product of fp32 numbers is exact in fp64, and the sum
+// is rounded there. Rounding the sum again to fp32 makes a difference only if it lies halfway
+// between two numbers or is less than a normal one. Such a sum is first rounded to odd, so that the
+// second rounding is as if the sum had been exact (Boldo and Melquiond, 2008).
 TESSERA_INLINE HalfFloats FusedMulAddHalf(HalfFloats a, HalfFloats b, HalfFloats c) {
   const hn::Rebind<double, HalfFloatTag> wide;
   const hn::RebindToUnsigned<decltype(wide)> words;
@@ -76,7 +76,8 @@ TESSERA_INLINE FloatRegister FusedMulAdd(FloatRegister a, FloatRegister b, Float
 }
 #endif
 
-// In each 128-bit block of four registers: word j of register i becomes word i of register j.
+// Transposes each 128-bit block of four registers: word j of register i becomes word i of register
+// j.
 TESSERA_INLINE void TransposeInBlocks(WordRegister* rows) {
   const hn::RepartitionToWide<WordTag> pairs;
   const auto zip_lower = [&](auto a, auto b) HWY_ATTR {

@@ -9,35 +9,34 @@
 namespace tessera::cuda {
 
 struct FakeCublasLtOptions {
-  // AlgoGetHeuristic() proposes no algorithm, or only those that depend on time.
+  // Whether AlgoGetHeuristic() proposes no algorithm, or only those that depend on time.
   bool no_algorithm = false;
   bool only_unordered = false;
   bool no_gelu = false;         // nor for products with GELU
   bool no_bias = false;         // nor for those that add a bias
   bool no_gelu_search = false;  // the search itself fails for products with GELU
-  // Matmul() fails.
+  // Whether Matmul() fails.
   bool fails = false;
 };
 
 // cuBLASLt on the streams of a fake device: the same descriptors, in host memory. A product reads
 // its operands when the device comes to it. Sums are fp32, in the order of the inner dim.
 //
-// Refuses, like the library, what its documentation forbids: shapes that do not match, leading dims
-// that are too small, a bias or GELU's operand of no or misaligned address, an algorithm that was
-// proposed for other shapes. Refuses also what the library leaves undefined: operands that are less
-// aligned than the preference said. The first proposal of an algorithm is one that is not
-// supported, the second one adds in no fixed order (its results are wrong), where the preference
-// allows it.
+// Refuses what the library's documentation forbids: shapes that do not match, leading dims that are
+// too small, a bias or an operand of GELU with a missing or misaligned address, an algorithm that
+// was proposed for other shapes. Also refuses what the library leaves undefined: operands that are
+// less aligned than the preference said. The first algorithm proposed is not supported; the second,
+// if the preference allows it, adds in no fixed order, and its results are wrong.
 class FakeCublasLt final : public CublasLtApi {
  public:
   explicit FakeCublasLt(FakeDeviceRuntime& device, const FakeCublasLtOptions& options = {});
   // Every descriptor must have been destroyed.
   ~FakeCublasLt();
 
-  // How often an algorithm was looked for, and products were queued.
+  // Number of searches for an algorithm, and of products that were queued.
   int64_t searches() const { return searches_; }
   int64_t products() const { return products_; }
-  // Those of the products whose last step is GELU or its derivative.
+  // Number of products whose last step is GELU or its derivative.
   int64_t gelu_products() const { return gelu_products_; }
 
  private:

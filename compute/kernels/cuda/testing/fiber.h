@@ -22,7 +22,7 @@ class Fiber {
   // Begins `body`, which must outlive the run. Returns when it yields or returns. Precondition: no
   // run is in progress, or it was abandoned by Reset().
   void Start(const std::function<void()>& body);
-  // Continues after Yield(). Returns as Start() does.
+  // Continues the run after Yield(). Returns as Start() does.
   void Resume();
   bool running() const { return running_; }  // started, and not returned
   bool HasOnStack(const void* address) const {
@@ -31,7 +31,7 @@ class Fiber {
   // Abandons the run in progress.
   void Reset();
 
-  // Called on the fiber: returns from Start() or Resume(), until the next Resume().
+  // Returns from Start() or Resume(), until the next Resume(). Called on the fiber.
   void Yield();
 
  private:

@@ -1,8 +1,8 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CUDA_TESTING_MEMORY_ACCESS_H_
 #define TESSERA_COMPUTE_KERNELS_CUDA_TESTING_MEMORY_ACCESS_H_
 
-// Finds races of simulated kernels: between the threads of a block on shared memory, and between
-// blocks on global memory.
+// Detection of races in simulated kernels: between the threads of a block on shared memory, and
+// between blocks on global memory.
 
 #include <array>
 #include <cstddef>
@@ -16,24 +16,26 @@ namespace tessera::simt {
 
 inline constexpr int64_t kCellBytes = 2;  // that are recorded together
 
-// The shared memory of one simulated block, and who touched it since which barrier.
+// The shared memory of one simulated block, and which threads touched it since which barrier.
 //
-// A race is an access by one thread to what another wrote, or a write to what another read, with no
-// barrier of the block, or of the warp that both belong to, in between. What a thread copies
-// asynchronously nobody may touch until it has waited, and is then as if the thread had written it.
+// A race is an access by one thread to memory that another wrote, or a write to memory that another
+// read, with no barrier of the block, or of the warp of both, in between. No thread may touch
+// memory that is being copied asynchronously; once the copying thread has waited, it counts as the
+// writer.
 class SharedAccess {
  public:
-  // A new block: memory is all ones, which is NaN in every floating type.
+  // Begins a new block: memory is all ones, which is NaN in every floating type.
   void Reset(int64_t bytes, int threads);
-  // What a thread does to memory; kReadByWarp: any lane of its warp may be the reader.
+  // A thread's use of memory; kReadByWarp: any lane of its warp may be the reader.
   enum class Use { kRead, kReadByWarp, kWrite, kCopy };
   void SyncBlock() { ++block_epoch_; }
   void SyncWarp(int warp) { ++warp_epochs_[warp]; }
 
-  // Records an access. Returns what is wrong with it, or null. Precondition: `begin` and `bytes`
-  // are even, and within bounds.
+  // Records an access. Returns what is wrong with it, or null if nothing is. Precondition: `begin`
+  // and `bytes` are even, and within bounds.
   const char* Check(int thread, int64_t begin, int64_t bytes, Use use);
-  // After a Check for kCopy: the thread's FinishCopies() copies 16 bytes, zeros if `from` is null.
+  // Adds a copy of 16 bytes, zeros if `from` is null, which the thread's FinishCopies() makes.
+  // Called after a Check() for kCopy.
   void CopyPack(int thread, char* to, const void* from) { copies_[thread].push_back({to, from}); }
   void FinishCopies(int thread);
   bool IsCopying(int thread) const { return !copies_[thread].empty(); }
@@ -72,7 +74,7 @@ class SharedAccess {
   std::vector<std::vector<Copy>> copies_;  // of each thread
 };
 
-// Which blocks of one launch touched which global memory.
+// A record of which blocks of one launch touched which global memory.
 //
 // The blocks of a launch run in no order. So two of them that touch the same bytes race, unless
 // both only read them, or both by atomic operations.
@@ -84,16 +86,17 @@ class GlobalAccess {
  public:
   enum class Kind { kRead, kWrite, kAtomic };
 
-  // A new launch.
+  // Begins a new launch.
   void Reset();
-  // Records an access of a block, by its number. Returns false for a race, and appends to `error`
-  // what is wrong.
+  // Records an access of a block, by its number. On a race, appends a description to `error` and
+  // returns false.
   bool Check(int64_t block, const void* address, int64_t bytes, Kind kind, std::string* error);
 
  private:
   static constexpr int64_t kPageBytes = 4096;
   static constexpr size_t kRecentPages = 256;
-  // What touched two adjacent bytes: nothing, 0; one block, its number and 1; or several.
+  // The blocks that touched two adjacent bytes: 0 for none, a block's number and 1 for one, or
+  // several.
   struct Cell {
     uint32_t writer = 0;
     uint32_t reader = 0;
@@ -119,8 +122,8 @@ class GlobalAccess {
 
 namespace internal {
 
-// Checks an access of the thread that runs, if one does, and ends the thread if it is a race.
-// Accesses to the thread's stack and to shared memory are left out.
+// Checks an access of the running thread, if there is one, and ends the thread on a race. Ignores
+// accesses to the thread's stack and to shared memory.
 void AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind);
 
 }  // namespace internal

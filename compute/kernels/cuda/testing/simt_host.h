@@ -24,30 +24,30 @@
 
 namespace tessera::simt {
 
-// The shared memory that a block may have at compute capability 9.0; at 8.0, 163 KiB; at 8.6, 8.9
-// and 12.0, 99 KiB.
+// The shared memory that a block may have at compute capability 9.0. At 8.0 it is 163 KiB, at 8.6,
+// 8.9 and 12.0 99 KiB.
 inline constexpr int64_t kMaxSharedBytes = 227 * 1024;
 
-// A simulated stream: runs what it is given, in that order, now or later.
+// A simulated stream: runs launches in the order in which they are queued, now or later.
 class WorkQueue {
  public:
   virtual ~WorkQueue() = default;
   virtual void Add(std::function<void()> work) = 0;
-  // The shared memory that a block may have on the stream's device.
+  // Returns the shared memory that a block may have on the stream's device.
   virtual int64_t max_shared_bytes() const { return kMaxSharedBytes; }
 };
 using Stream = WorkQueue*;  // null: launches run at once
 
 struct SimulatorOptions {
   uint64_t seed = 1;  // of the order of blocks and threads
-  // Runs that many blocks of larger grids: the first, the last, and others at random. 0: all.
+  // Number of blocks to run of larger grids: the first, the last, and others at random. 0: all.
   int64_t sampled_blocks = 0;
 };
 // Sets the options for launches of the calling thread. After an error, they do nothing until it is
 // taken by TakeLaunchError().
 void SetSimulatorOptions(const SimulatorOptions& options);
 
-// What this thread's launches have run.
+// Counts of what this thread's launches have run.
 struct Counters {
   int64_t launches = 0;
   int64_t blocks = 0;
@@ -86,15 +86,15 @@ void SetError(const std::string& what);
 [[noreturn]] void EndThread();
 
 inline constexpr int kMaxExchangeBytes = 64;
-// Lets the lanes of `lanes` meet: when all are there, `exchange` gets each lane's input and output,
-// null for the lanes that are not named. `kind` names the operation in messages.
+// Lets the lanes of `lanes` meet. When all are there, `exchange` gets each lane's input and output,
+// null for the other lanes. `kind` names the operation in messages.
 using Exchange = void (*)(const void* const inputs[kWarpSize], void* const outputs[kWarpSize]);
 void MeetLanes(const char* kind, uint32_t lanes, const void* input, void* output, Exchange exchange,
                Site site);
 
 // Checks an access of the running thread to shared memory, and returns its address.
 char* AccessShared(int64_t begin_byte, int64_t bytes, Use use);
-// After an access for a copy of a pack: zeros, if `from` is null.
+// Begins the copy of a pack, of zeros if `from` is null. Called after an access for the copy.
 void CopyAsync(char* to, const void* from);
 int64_t SharedBytes();
 void CheckAlignment(const void* address, int64_t alignment);
@@ -173,7 +173,7 @@ class SharedArray {
     internal::CheckAlignment(from, 16);
     internal::CopyAsync(AccessPack(i, internal::Use::kCopy), copies ? from : nullptr);
   }
-  // A pack that every lane of the warp may read.
+  // Returns the address of a pack that every lane of the warp may read.
   const char* PackForWarp(int i) const { return AccessPack(i, internal::Use::kReadByWarp); }
 
  private:

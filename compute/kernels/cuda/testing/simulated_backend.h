@@ -8,9 +8,9 @@
 
 namespace tessera::cuda {
 
-// DeviceBackend on a simulated device of its own, over host memory: any host tensor is an operand.
-// Every operation runs before its call returns. Matrix products are a fake cuBLASLt's, unless
-// they are `exact_products` (device_backend.h).
+// Returns a device backend on a simulated device of its own, over host memory: any host tensor may
+// be an operand. Every operation runs before its call returns. A fake cuBLASLt computes matrix
+// products, except those with `exact_products` (device_backend.h).
 std::unique_ptr<Backend> MakeSimulatedBackend(const simt::SimulatorOptions& options = {},
                                               bool exact_products = false);
 
