@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 
 namespace tessera {
 namespace {
@@ -50,9 +51,8 @@ TEST(NaturalLessTest, OrdersNumbersByValue) {
 TEST(GlobTest, NaturalOrderAndNotFoundNamesThePattern) {
   const std::string folder = NewFolder();
   for (const char* name : {"s10.bin", "s9.bin", "s1.bin", "other"}) WriteText(folder + name, "");
-  const auto paths = Glob(folder + "s*.bin");
-  ASSERT_TRUE(paths.ok());
-  EXPECT_EQ(*paths,
+  ASSERT_OK_AND_ASSIGN(const auto paths, Glob(folder + "s*.bin"));
+  EXPECT_EQ(paths,
             (std::vector<std::string>{folder + "s1.bin", folder + "s9.bin", folder + "s10.bin"}));
   const auto none = Glob(folder + "t*.bin");
   EXPECT_TRUE(absl::IsNotFound(none.status()));

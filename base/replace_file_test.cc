@@ -50,17 +50,17 @@ TEST_F(ReplaceFileTest, AppearsOnCommitOnlyAndLeavesNothingOtherwise) {
   std::ofstream(path_) << "old";
   {
     ASSERT_OK_AND_ASSIGN(auto file, FileReplacement::Create(path_));
-    ASSERT_TRUE(file->Append(AsBytes("new")).ok());
+    ASSERT_OK(file->Append(AsBytes("new")));
     EXPECT_EQ(Contents(path_), "old");
     EXPECT_EQ(Names().size(), 2);
   }
   EXPECT_EQ(Names(), NameSet({"file"}));
 
   ASSERT_OK_AND_ASSIGN(auto file, FileReplacement::Create(path_));
-  ASSERT_TRUE(file->Append(AsBytes("new ")).ok());
-  ASSERT_TRUE(file->WriteAt(0, AsBytes("N")).ok());
-  ASSERT_TRUE(file->Append(AsBytes("contents")).ok());
-  ASSERT_TRUE(file->Commit().ok());
+  ASSERT_OK(file->Append(AsBytes("new ")));
+  ASSERT_OK(file->WriteAt(0, AsBytes("N")));
+  ASSERT_OK(file->Append(AsBytes("contents")));
+  ASSERT_OK(file->Commit());
   EXPECT_EQ(Contents(path_), "New contents");
   EXPECT_EQ(Names(), NameSet({"file"}));
 }
@@ -84,7 +84,7 @@ TEST_F(ReplaceFileTest, NamesOfAnyKindAndTheUsersMask) {
 TEST_F(ReplaceFileTest, ALinkIsReplacedItself) {
   std::ofstream(folder_ + "/target") << "precious";
   fs::create_symlink("target", path_);
-  ASSERT_TRUE(ReplaceFile(path_, "new").ok());
+  ASSERT_OK(ReplaceFile(path_, "new"));
   EXPECT_EQ(Contents(path_), "new");
   EXPECT_EQ(Contents(folder_ + "/target"), "precious");
 }
@@ -108,14 +108,14 @@ TEST_F(ReplaceFileTest, ErrorsNameThePathAndTheReason) {
 
 TEST_F(ReplaceFileTest, TwoAtOnceDoNotMeet) {
   auto first = FileReplacement::Create(path_), second = FileReplacement::Create(path_);
-  ASSERT_TRUE(first.ok()) << first.status();
-  ASSERT_TRUE(second.ok()) << second.status();
-  ASSERT_TRUE((*first)->Append(AsBytes("first")).ok());
-  ASSERT_TRUE((*second)->Append(AsBytes("second")).ok());
-  ASSERT_TRUE((*first)->Commit().ok());
+  ASSERT_OK(first);
+  ASSERT_OK(second);
+  ASSERT_OK((*first)->Append(AsBytes("first")));
+  ASSERT_OK((*second)->Append(AsBytes("second")));
+  ASSERT_OK((*first)->Commit());
   EXPECT_EQ(Contents(path_), "first");
   EXPECT_EQ(Names().size(), 2);
-  ASSERT_TRUE((*second)->Commit().ok());
+  ASSERT_OK((*second)->Commit());
   EXPECT_EQ(Contents(path_), "second");
   EXPECT_EQ(Names(), NameSet({"file"}));
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 
 namespace tessera {
 namespace {
@@ -77,11 +78,10 @@ TEST(SharedLibraryTest, EnvironmentsInThePathAndVersionedToolkitsAreSearched) {
 
 TEST(SharedLibraryTest, TheFirstPlaceThatHasItIsOpened) {
   const std::vector<std::string> places = {"/nowhere/libx.so", "libc.so.6"};
-  const absl::StatusOr<SharedLibrary> library = OpenSharedLibrary(places);
-  ASSERT_TRUE(library.ok()) << library.status();
-  EXPECT_EQ(library->place, "libc.so.6");
-  EXPECT_NE(library->Find("getenv"), nullptr);
-  EXPECT_EQ(library->Find("no_such_function"), nullptr);
+  ASSERT_OK_AND_ASSIGN(const SharedLibrary library, OpenSharedLibrary(places));
+  EXPECT_EQ(library.place, "libc.so.6");
+  EXPECT_NE(library.Find("getenv"), nullptr);
+  EXPECT_EQ(library.Find("no_such_function"), nullptr);
   const std::vector<std::string> nowhere = {"/nowhere/libx.so", "libno-such-library.so.1"};
   EXPECT_EQ(OpenSharedLibrary(nowhere).status(),
             absl::NotFoundError("not at /nowhere/libx.so, libno-such-library.so.1"));

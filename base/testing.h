@@ -18,9 +18,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "gtest/gtest.h"
+
+// Checks that a Status or a StatusOr is OK and shows the error. More may follow, with <<.
+//   ASSERT_OK(storage.MakeDirectory("d")) << "in round " << round;
+#define ASSERT_OK(...) ASSERT_PRED_FORMAT1(::tessera::IsOk, (__VA_ARGS__))
+#define EXPECT_OK(...) EXPECT_PRED_FORMAT1(::tessera::IsOk, (__VA_ARGS__))
 
 // TESSERA_ASSIGN_OR_RETURN for a test: an error is a fatal failure.
 //   ASSERT_OK_AND_ASSIGN(const Manifest manifest, ReadManifest(storage, directory));
@@ -29,16 +35,29 @@
 // NOLINTBEGIN(bugprone-macro-parentheses): a declaration in parentheses declares something else.
 #define ASSERT_OK_AND_ASSIGN_IMPL_(temporary, lhs, ...) \
   auto temporary = (__VA_ARGS__);                       \
-  ASSERT_TRUE(temporary.ok()) << temporary.status();    \
+  ASSERT_OK(temporary);                                 \
   lhs = *std::move(temporary)
 // NOLINTEND(bugprone-macro-parentheses)
 
 namespace tessera {
 
+inline const absl::Status& StatusIn(const absl::Status& status) { return status; }
+template <typename T>
+const absl::Status& StatusIn(const absl::StatusOr<T>& value) {
+  return value.status();
+}
+
+// For ASSERT_OK() and EXPECT_OK().
+template <typename T>
+::testing::AssertionResult IsOk(const char* text, const T& value) {
+  if (value.ok()) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << text << ": " << StatusIn(value);
+}
+
 // Returns the value. An error fails the test, and an empty value is returned.
 template <typename T>
 T OrFail(absl::StatusOr<T> value) {
-  EXPECT_TRUE(value.ok()) << value.status();
+  EXPECT_OK(value);
   return value.ok() ? *std::move(value) : T();
 }
 

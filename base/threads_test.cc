@@ -10,6 +10,7 @@
 #include <new>
 #include <string>
 
+#include "base/testing.h"
 #include "gtest/gtest.h"
 
 namespace tessera {
@@ -37,9 +38,8 @@ TEST_F(ThreadsTest, StartsAsManyAsThereAre) {
 
 TEST_F(ThreadsTest, AThreadThatCannotBeStartedIsAnError) {
   LimitThreads(1);
-  auto first = StartThread([] {});
-  ASSERT_TRUE(first.ok()) << first.status();
-  first->join();
+  ASSERT_OK_AND_ASSIGN(auto first, StartThread([] {}));
+  first.join();
   const auto second = StartThread([] {});
   EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_NE(std::string(second.status().message()).find("pids.max"), std::string::npos);

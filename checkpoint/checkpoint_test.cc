@@ -57,7 +57,7 @@ class PublicInterfaceTest : public testing::Test {
   }
   Checkpoint Saved(const SaveOptions& options = {}) {
     const auto saved = folder_->Save(7, Matrix(), options);
-    EXPECT_TRUE(saved.ok()) << saved.status();
+    EXPECT_OK(saved);
     return *folder_->At(7);
   }
 
@@ -103,7 +103,7 @@ TEST_F(PublicInterfaceTest, ReadOnlyMemoryIsSavedAndNotLoadedInto) {
   const std::array<float, 12> constant = matrix_;
   StateDict state = Matrix();
   state.tensors[0].shards = {Shard::Of(constant, WholeBox({4, 3}))};
-  ASSERT_TRUE(folder_->Save(7, state).ok());
+  ASSERT_OK(folder_->Save(7, state));
   const absl::Status status = folder_->At(7)->Load(state).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(Message(status), HasSubstr("read-only"));
@@ -116,12 +116,12 @@ TEST_F(PublicInterfaceTest, OneTensorByItsName) {
   EXPECT_THAT(*checkpoint.LoadTensor<double>("matrix", column), ElementsAre(5, 8, 11));
   EXPECT_EQ(checkpoint.LoadTensor<Brain16>("matrix", column)->at(1).bits, 0x4100);
   std::vector<float> spread(7, -1);
-  ASSERT_TRUE(checkpoint.LoadTensor("matrix", Shard::Of(spread, column, {3, 1})).ok());
+  ASSERT_OK(checkpoint.LoadTensor("matrix", Shard::Of(spread, column, {3, 1})));
   EXPECT_THAT(spread, ElementsAre(5, -1, -1, 8, -1, -1, 11));
   float untyped[3];
   ASSERT_OK_AND_ASSIGN(const auto info, checkpoint.Find("matrix"));
   EXPECT_EQ(ElementSize(info.dtype), sizeof(float));
-  ASSERT_TRUE(checkpoint.LoadTensor("matrix", Shard::Untyped(untyped, info.dtype, column)).ok());
+  ASSERT_OK(checkpoint.LoadTensor("matrix", Shard::Untyped(untyped, info.dtype, column)));
   EXPECT_THAT(untyped, ElementsAre(5, 8, 11));
 }
 
@@ -160,14 +160,14 @@ TEST_F(PublicInterfaceTest, ACheckpointTellsWhatIsInIt) {
 
 TEST_F(PublicInterfaceTest, TheLatestIsTheNewestCommittedOne) {
   EXPECT_TRUE(absl::IsNotFound(folder_->Latest().status()));
-  for (const int64_t step : {2, 11, 5}) ASSERT_TRUE(folder_->Save(step, Matrix()).ok());
+  for (const int64_t step : {2, 11, 5}) ASSERT_OK(folder_->Save(step, Matrix()));
   ASSERT_TRUE(std::filesystem::create_directory(root_ + "/run/step-00000012"));
   ASSERT_OK_AND_ASSIGN(const auto latest, folder_->FindLatest());
   EXPECT_EQ(latest.step, 11);
   EXPECT_EQ(latest.directory, "step-00000011");
   EXPECT_EQ(folder_->Latest()->step(), 11);
   EXPECT_EQ(folder_->ListUncommitted()->at(0).directory, "step-00000012");
-  ASSERT_TRUE(folder_->Prune(1).ok());
+  ASSERT_OK(folder_->Prune(1));
   EXPECT_EQ(folder_->List()->size(), 1);
 }
 
@@ -178,7 +178,7 @@ TEST_F(PublicInterfaceTest, AnAsynchronousSaveNeedsNoGroup) {
   matrix_.fill(-1);
   const std::vector<SaveOutcome> outcomes = saver.Finish();
   ASSERT_EQ(outcomes.size(), 1);
-  ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
+  ASSERT_OK(outcomes[0].report);
   ASSERT_OK_AND_ASSIGN(const auto checkpoint, folder_->At(3));
   EXPECT_EQ(checkpoint.metadata().entries.at("note"), "in the background");
   EXPECT_EQ(checkpoint.LoadTensor<float>("matrix")->back(), 11);

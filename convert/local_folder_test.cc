@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt::convert {
@@ -38,9 +39,8 @@ TEST(LocalFolderTest, OfAnAbandonedFolderTheLockFileIsDeletedLast) {
   const int watch = inotify_init1(IN_NONBLOCK);
   ASSERT_GE(watch, 0);
   ASSERT_GE(inotify_add_watch(watch, left.c_str(), IN_DELETE), 0);
-  const auto folder = LocalFolder::Create(path, path);
-  ASSERT_TRUE(folder.ok()) << folder.status();
-  EXPECT_EQ(folder->removed().size(), 1u);
+  ASSERT_OK_AND_ASSIGN(const auto folder, LocalFolder::Create(path, path));
+  EXPECT_EQ(folder.removed().size(), 1u);
   const std::vector<std::string> deleted = Deleted(watch);
   close(watch);
   ASSERT_EQ(deleted.size(), 7u);

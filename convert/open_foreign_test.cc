@@ -2,6 +2,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/testing.h"
 #include "convert/formats.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -16,10 +17,10 @@ using ::testing::Pair;
 std::vector<std::pair<int64_t, std::string>> StepFoldersAmong(
     const std::vector<std::string>& names) {
   MemoryStorage storage;
-  for (const std::string& name : names) EXPECT_TRUE(storage.MakeDirectory(name).ok());
-  EXPECT_TRUE(WriteAll(storage, "checkpoint-99", "a file").ok());
+  for (const std::string& name : names) EXPECT_OK(storage.MakeDirectory(name));
+  EXPECT_OK(WriteAll(storage, "checkpoint-99", "a file"));
   const auto folders = ListStepFolders(storage);
-  EXPECT_TRUE(folders.ok()) << folders.status();
+  EXPECT_OK(folders);
   std::vector<std::pair<int64_t, std::string>> found;
   for (const StepFolder& folder : *folders) found.emplace_back(folder.step, folder.name);
   return found;

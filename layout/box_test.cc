@@ -6,6 +6,8 @@
 #include <limits>
 #include <string>
 
+#include "base/testing.h"
+
 namespace tessera {
 namespace {
 
@@ -95,7 +97,7 @@ TEST(Bounds, CountsOnlyWhatFits) {
   EXPECT_FALSE(CheckedElementCount({kMax, 2}).ok());
   EXPECT_FALSE(CheckedElementCount({kMax, 0, 2}).ok());
   EXPECT_FALSE(CheckedElementCount({2, -1}).ok());
-  EXPECT_TRUE(CheckedElementCount(Shape(kMaxRank, 1)).ok());
+  EXPECT_OK(CheckedElementCount(Shape(kMaxRank, 1)));
   EXPECT_FALSE(CheckedElementCount(Shape(kMaxRank + 1, 1)).ok());
   EXPECT_EQ(CheckedByteCount({3, 4}, 8).value(), 96);
   EXPECT_FALSE(CheckedByteCount({kMax}, 2).ok());
@@ -103,9 +105,9 @@ TEST(Bounds, CountsOnlyWhatFits) {
 
 TEST(Bounds, FindsBoxesOutside) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-  EXPECT_TRUE(CheckBoxInside({4, 8}, {{0, 0}, {4, 8}}).ok());
-  EXPECT_TRUE(CheckBoxInside({4, 8}, {{4, 8}, {0, 0}}).ok());
-  EXPECT_TRUE(CheckBoxInside({}, {}).ok());
+  EXPECT_OK(CheckBoxInside({4, 8}, {{0, 0}, {4, 8}}));
+  EXPECT_OK(CheckBoxInside({4, 8}, {{4, 8}, {0, 0}}));
+  EXPECT_OK(CheckBoxInside({}, {}));
   EXPECT_FALSE(CheckBoxInside({4, 8}, {{0}, {4}}).ok());
   EXPECT_FALSE(CheckBoxInside({4}, {{0}, {5}}).ok());
   EXPECT_FALSE(CheckBoxInside({4}, {{5}, {0}}).ok());

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -49,9 +50,8 @@ TEST(TopologyTest, CoordinatesAndGroupsAreConsistentForAllSizes) {
 TEST(TopologyTest, TextGoesBothWays) {
   for (const char* text :
        {"single", "dp4_zero2_tp2_pp2", "tp8", "pp2_vpp2", "tp2_sp", "dp3_zero1"}) {
-    const absl::StatusOr<Topology> topology = ParseTopology(text);
-    ASSERT_TRUE(topology.ok()) << topology.status();
-    EXPECT_EQ(ToString(*topology), text);
+    ASSERT_OK_AND_ASSIGN(const Topology topology, ParseTopology(text));
+    EXPECT_EQ(ToString(topology), text);
   }
   EXPECT_EQ(*ParseTopology("tp2_dp4"), (Topology{.tensor = 2, .data = 4}));
   for (const char* text :
@@ -62,14 +62,14 @@ TEST(TopologyTest, TextGoesBothWays) {
 }
 
 TEST(TopologyTest, MoreRanksThanAnyJobHasAreRefused) {
-  EXPECT_TRUE(ParseTopology("dp262144_tp8_pp8").ok());
+  EXPECT_OK(ParseTopology("dp262144_tp8_pp8"));
   for (const char* text : {"dp262145_tp8_pp8", "dp2147483647_tp2147483647_pp2147483647",
                            "dp65536_tp65536", "tp46341_pp46341"}) {
     const absl::Status status = ParseTopology(text).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << text << ": " << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(" is more than 16777216 processes"));
   }
-  EXPECT_TRUE(ValidateSizes({.pipeline = 2, .virtual_pipeline = 1 << 23}).ok());
+  EXPECT_OK(ValidateSizes({.pipeline = 2, .virtual_pipeline = 1 << 23}));
   const absl::Status chunks = ValidateSizes({.pipeline = 2, .virtual_pipeline = (1 << 23) + 1});
   EXPECT_THAT(std::string(chunks.message()), HasSubstr(" is more than 16777216 pipeline chunks"));
 }

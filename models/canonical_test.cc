@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/testing/compare.h"
@@ -62,7 +63,7 @@ class CanonicalTest : public ::testing::TestWithParam<std::tuple<bool, Kind>> {
       testing::RandomizeWeights(*model, 5);
       return body(*model, *backend);
     });
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
   }
 
   static MicroBatch Samples(const TestBatch& all, int64_t begin, int64_t end) {

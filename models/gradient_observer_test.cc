@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/compare.h"
 #include "compute/kernels/testing/random_tensors.h"
@@ -154,7 +155,7 @@ class GradientObserverTest : public ::testing::TestWithParam<Case> {
 
 TEST_P(GradientObserverTest, EveryElementIsPreparedAndReadyOnceInReverseOrder) {
   const auto expected = Make(/*with_gradients=*/true);
-  ASSERT_TRUE(Backward(*expected, nullptr).ok());
+  ASSERT_OK(Backward(*expected, nullptr));
 
   for (const bool follows : {false, true}) {
     const auto model = Make(/*with_gradients=*/false);

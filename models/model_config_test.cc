@@ -113,8 +113,8 @@ TEST(ModelConfigTest, FlopsPerTokenAreThoseOfTheProductsRun) {
     const auto activations = model->NewActivations(kBatch, kSequence, ActivationUse::kTraining);
     const testing::TestBatch data = testing::MakeTestBatch(kBatch, kSequence, 256, 1);
     backend.Take();
-    ASSERT_TRUE(model->Forward(data.batch, *activations, {}, {}).ok());
-    ASSERT_TRUE(model->Backward(data.batch, *activations, 1e-3, false, {}, {}, nullptr).ok());
+    ASSERT_OK(model->Forward(data.batch, *activations, {}, {}));
+    ASSERT_OK(model->Backward(data.batch, *activations, 1e-3, false, {}, {}, nullptr));
     double flops = 0;
     for (const auto& [name, total] : backend.Take()) flops += total.flops;
     EXPECT_EQ(flops, model->FlopsPerToken(kSequence) * kBatch * kSequence) << size;

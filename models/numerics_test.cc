@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/compare.h"
@@ -139,9 +140,8 @@ TEST_P(NumericsTest, BytesAreExactAndAStepAllocatesNothing) {
   const auto activations = model->NewActivations(kBatch, kSequence, ActivationUse::kTraining);
   EXPECT_EQ(TensorMemory(MemoryCategory::kActivations).live_bytes - before, activations->bytes());
   const auto step = [&](bool accumulate) {
-    ASSERT_TRUE(model->Forward(batch_.batch, *activations, {}, {}).ok());
-    ASSERT_TRUE(
-        model->Backward(batch_.batch, *activations, 0.02, accumulate, {}, {}, nullptr).ok());
+    ASSERT_OK(model->Forward(batch_.batch, *activations, {}, {}));
+    ASSERT_OK(model->Backward(batch_.batch, *activations, 0.02, accumulate, {}, {}, nullptr));
   };
   step(/*accumulate=*/false);  // the backend's workspace grows to what it needs
   step(/*accumulate=*/true);

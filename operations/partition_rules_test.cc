@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/manifest.pb.h"
@@ -44,11 +45,11 @@ std::vector<PartitionedTensor> Partitioned(const Manifest& manifest,
   std::vector<PartitionRule> rules;
   for (const std::string& text : texts) {
     const auto rule = ParsePartitionRule(text);
-    EXPECT_TRUE(rule.ok()) << rule.status();
+    EXPECT_OK(rule);
     rules.push_back(rule.value_or(PartitionRule()));
   }
   const auto tensors = PartitionTensors(manifest, rules);
-  EXPECT_TRUE(tensors.ok()) << tensors.status();
+  EXPECT_OK(tensors);
   return tensors.value_or(std::vector<PartitionedTensor>(3));
 }
 
@@ -107,9 +108,8 @@ TEST(PartitionRulesTest, RulesCountMoreThanTheManifestAndTheLastOneMost) {
 TEST(PartitionRulesTest, WhatDoesNotFitIsRefused) {
   const Manifest manifest = OneParameter("w", {8, 8});
   for (const char* text : {"w=2", "w=0/3", "w=1,padded"}) {
-    const auto rule = ParsePartitionRule(text);
-    ASSERT_TRUE(rule.ok()) << rule.status();
-    EXPECT_FALSE(PartitionTensors(manifest, {*rule}).ok()) << text;
+    ASSERT_OK_AND_ASSIGN(const auto rule, ParsePartitionRule(text));
+    EXPECT_FALSE(PartitionTensors(manifest, {rule}).ok()) << text;
   }
   for (const char* bad : {"", "w", "=1", "w=", "w=-1", "w=1x", "w=99", "w=1/0", "w=1/2/3", "w=1,2",
                           "w=layer", "w=first,last", "w=whole,1", "w=1,", "#=first,layer"}) {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
@@ -238,7 +239,7 @@ class SurveyTest : public testing::Test {
     const auto folder = CheckpointFolder::Open(root_);
     const auto saved =
         folder->Save(7, state, {.checksum_chunk_bytes = 512, .max_file_bytes = 40000});
-    EXPECT_TRUE(saved.ok()) << saved.status();
+    EXPECT_OK(saved);
   }
   ~SurveyTest() override { std::filesystem::remove_all(root_); }
 
@@ -246,7 +247,7 @@ class SurveyTest : public testing::Test {
     named_ = FindCheckpoint(root_, {});
     EXPECT_TRUE(named_.ok() && named_->opened.ok());
     auto survey = Survey(*named_, {.threads = threads, .max_histograms = max_histograms});
-    EXPECT_TRUE(survey.ok()) << survey.status();
+    EXPECT_OK(survey);
     return *std::move(survey);
   }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "storage/storage.h"
 
@@ -14,32 +15,29 @@ namespace {
 TEST(AlignedBufferTest, IsAlignedZeroedAndPaddedAtEverySize) {
   for (uint64_t size : {1ull, 4095ull, 4096ull, 4097ull, (2ull << 20) - 1, 2ull << 20,
                         (2ull << 20) + 1, 5'000'000ull}) {
-    absl::StatusOr<AlignedBuffer> buffer = AlignedBuffer::Allocate(size);
-    ASSERT_TRUE(buffer.ok()) << buffer.status();
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % kIoAlignmentBytes, 0) << size;
-    EXPECT_EQ(buffer->size_bytes(), size);
-    EXPECT_EQ(buffer->span().size(), size);
-    EXPECT_EQ(buffer->capacity_bytes() % kIoAlignmentBytes, 0);
-    EXPECT_GE(buffer->capacity_bytes(), size);
-    EXPECT_LT(buffer->capacity_bytes(), size + kIoAlignmentBytes);
-    EXPECT_TRUE(std::all_of(buffer->data(), buffer->data() + buffer->capacity_bytes(),
+    ASSERT_OK_AND_ASSIGN(AlignedBuffer buffer, AlignedBuffer::Allocate(size));
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % kIoAlignmentBytes, 0) << size;
+    EXPECT_EQ(buffer.size_bytes(), size);
+    EXPECT_EQ(buffer.span().size(), size);
+    EXPECT_EQ(buffer.capacity_bytes() % kIoAlignmentBytes, 0);
+    EXPECT_GE(buffer.capacity_bytes(), size);
+    EXPECT_LT(buffer.capacity_bytes(), size + kIoAlignmentBytes);
+    EXPECT_TRUE(std::all_of(buffer.data(), buffer.data() + buffer.capacity_bytes(),
                             [](std::byte b) { return b == std::byte{0}; }));
-    std::fill_n(buffer->data(), buffer->capacity_bytes(), std::byte{1});
+    std::fill_n(buffer.data(), buffer.capacity_bytes(), std::byte{1});
   }
 }
 
 TEST(AlignedBufferTest, HugeBuffersStartAtAHugePage) {
-  absl::StatusOr<AlignedBuffer> buffer = AlignedBuffer::Allocate(3 << 20);
-  ASSERT_TRUE(buffer.ok()) << buffer.status();
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % (2 << 20), 0);
+  ASSERT_OK_AND_ASSIGN(AlignedBuffer buffer, AlignedBuffer::Allocate(3 << 20));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % (2 << 20), 0);
 }
 
 TEST(AlignedBufferTest, EmptyBufferHoldsNothing) {
-  absl::StatusOr<AlignedBuffer> buffer = AlignedBuffer::Allocate(0);
-  ASSERT_TRUE(buffer.ok()) << buffer.status();
-  EXPECT_EQ(buffer->data(), nullptr);
-  EXPECT_TRUE(buffer->span().empty());
-  buffer->Prefault();
+  ASSERT_OK_AND_ASSIGN(AlignedBuffer buffer, AlignedBuffer::Allocate(0));
+  EXPECT_EQ(buffer.data(), nullptr);
+  EXPECT_TRUE(buffer.span().empty());
+  buffer.Prefault();
 }
 
 TEST(AlignedBufferTest, MovesOwnership) {

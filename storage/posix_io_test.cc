@@ -447,7 +447,7 @@ TEST(BouncePoolTest, NeverLendsMoreThanItsBound) {
     --lent;
     return absl::OkStatus();
   });
-  EXPECT_TRUE(ran.ok()) << ran;
+  EXPECT_OK(ran);
   EXPECT_LE(most, 2);
 }
 

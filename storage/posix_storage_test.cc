@@ -71,9 +71,8 @@ TEST_F(PosixStorageTest, TheRootMustBeADirectory) {
 
 TEST_F(PosixStorageTest, TheRootIsMadeWhereAsked) {
   for (const char* name : {"/a/b/c", "/a/b/d/", "/a//e", ""}) {
-    auto storage = OpenPosixStorage(root() + name, {.create_root = true});
-    ASSERT_TRUE(storage.ok()) << storage.status();
-    EXPECT_TRUE(WriteAll(**storage, "file", "x").ok());
+    ASSERT_OK_AND_ASSIGN(auto storage, OpenPosixStorage(root() + name, {.create_root = true}));
+    EXPECT_OK(WriteAll(*storage, "file", "x"));
     EXPECT_TRUE(std::filesystem::exists(root() + name + "/file"));
   }
   EXPECT_EQ(OpenPosixStorage(outside() + "/precious/x", {.create_root = true}).status().code(),
@@ -81,7 +80,7 @@ TEST_F(PosixStorageTest, TheRootIsMadeWhereAsked) {
 }
 
 TEST_F(PosixStorageTest, APrivateRootBelongsToItsUser) {
-  EXPECT_TRUE(OpenPosixStorage(root(), {.private_to = geteuid()}).ok());
+  EXPECT_OK(OpenPosixStorage(root(), {.private_to = geteuid()}));
   const absl::Status refused = OpenPosixStorage(root(), {.private_to = geteuid() + 1}).status();
   EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
   EXPECT_EQ(refused.message(), absl::StrCat(root(), " belongs to another user (", geteuid(), ")"));
@@ -89,12 +88,12 @@ TEST_F(PosixStorageTest, APrivateRootBelongsToItsUser) {
 
 TEST_F(PosixStorageTest, StaysWithItsDirectory) {
   std::filesystem::rename(root(), directory_.path() + "/renamed");
-  ASSERT_TRUE(WriteAll(*storage_, "file", "x").ok());
+  ASSERT_OK(WriteAll(*storage_, "file", "x"));
   EXPECT_TRUE(std::filesystem::exists(directory_.path() + "/renamed/file"));
 }
 
 TEST_F(PosixStorageTest, DeletingNeverFollowsLinks) {
-  ASSERT_TRUE(storage_->MakeDirectory("tree/inner").ok());
+  ASSERT_OK(storage_->MakeDirectory("tree/inner"));
   std::filesystem::create_directory_symlink(outside(), root() + "/tree/inner/directory");
   std::filesystem::create_symlink(outside() + "/precious", root() + "/tree/file");
   std::filesystem::create_symlink("nowhere", root() + "/tree/dangling");
@@ -102,9 +101,9 @@ TEST_F(PosixStorageTest, DeletingNeverFollowsLinks) {
   std::filesystem::create_directory_symlink(outside(), root() + "/other_link");
   EXPECT_EQ(*storage_->List("tree"), Names({"dangling", "file", "inner/"}));
   EXPECT_EQ(*storage_->List(""), Names({"link/", "other_link/", "tree/"}));
-  EXPECT_TRUE(storage_->DeleteTree("tree").ok());
-  EXPECT_TRUE(storage_->DeleteTree("link").ok());
-  EXPECT_TRUE(storage_->Delete("other_link").ok());
+  EXPECT_OK(storage_->DeleteTree("tree"));
+  EXPECT_OK(storage_->DeleteTree("link"));
+  EXPECT_OK(storage_->Delete("other_link"));
   EXPECT_EQ(*storage_->List(""), Names());
   EXPECT_EQ(Precious(), "precious");
 }
@@ -121,7 +120,7 @@ TEST_F(PosixStorageTest, CreatingReplacesLinksAndNotWhatTheyLeadTo) {
   std::filesystem::create_symlink(outside() + "/precious", root() + "/symbolic");
   std::filesystem::create_hard_link(outside() + "/precious", root() + "/hard");
   for (const char* name : {"symbolic", "hard"}) {
-    ASSERT_TRUE(WriteAll(*storage_, name, "new").ok());
+    ASSERT_OK(WriteAll(*storage_, name, "new"));
     EXPECT_EQ(*ReadAll(*storage_, name, 100), "new");
     EXPECT_EQ(Precious(), "precious");
   }
@@ -130,7 +129,7 @@ TEST_F(PosixStorageTest, CreatingReplacesLinksAndNotWhatTheyLeadTo) {
 TEST_F(PosixStorageTest, APipeIsNoFileAndDoesNotHang) {
   ASSERT_EQ(mkfifo((root() + "/pipe").c_str(), 0600), 0);
   EXPECT_EQ(storage_->Open("pipe").status().code(), absl::StatusCode::kInvalidArgument);
-  ASSERT_TRUE(WriteAll(*storage_, "pipe", "x").ok());
+  ASSERT_OK(WriteAll(*storage_, "pipe", "x"));
   EXPECT_EQ(*ReadAll(*storage_, "pipe", 100), "x");
 }
 
@@ -138,14 +137,14 @@ TEST_F(PosixStorageTest, ALoopOfLinksIsAnError) {
   std::filesystem::create_symlink("loop", root() + "/loop");
   EXPECT_EQ(storage_->Open("loop").status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(*storage_->List(""), Names({"loop"}));
-  EXPECT_TRUE(storage_->DeleteTree("loop").ok());
+  EXPECT_OK(storage_->DeleteTree("loop"));
 }
 
 // The kernel's answer to a bad sector, a file system's checksum error and the like.
 int read_errno = 0;
 
 TEST_F(PosixStorageTest, WhatTheDiskHasLostIsDataLossAndAnInputErrorIsNot) {
-  ASSERT_TRUE(WriteAll(*storage_, "file", std::string(10'000, 'x')).ok());
+  ASSERT_OK(WriteAll(*storage_, "file", std::string(10'000, 'x')));
   internal::IoCalls calls;
   calls.pread = [](int, void*, size_t, off_t) -> ssize_t {
     errno = read_errno;
@@ -154,7 +153,7 @@ TEST_F(PosixStorageTest, WhatTheDiskHasLostIsDataLossAndAnInputErrorIsNot) {
   internal::SetIoCalls(calls);
   const auto file = storage_->Open("file");
   internal::SetIoCalls({});
-  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_OK(file);
   std::vector<std::byte> out(100);
   for (const int error : {EIO, EBADMSG, EUCLEAN, ENODATA, ESTALE}) {
     read_errno = error;
@@ -174,7 +173,7 @@ TEST_F(PosixStorageTest, AMisalignedReadIsOneCall) {
   constexpr size_t kBytes = size_t{4} << 20;
   std::string contents(kBytes + 10'000, '\0');
   for (size_t i = 0; i < contents.size(); ++i) contents[i] = static_cast<char>(i % 251);
-  ASSERT_TRUE(WriteAll(*storage_, "file", contents).ok());
+  ASSERT_OK(WriteAll(*storage_, "file", contents));
   internal::IoCalls calls;
   calls.pread = [](int fd, void* data, size_t size, off_t offset) {
     ++reads;
@@ -183,21 +182,20 @@ TEST_F(PosixStorageTest, AMisalignedReadIsOneCall) {
   internal::SetIoCalls(calls);
   const auto file = storage_->Open("file");
   internal::SetIoCalls({});
-  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_OK(file);
   std::vector<char> out(kBytes);
   reads = 0;
-  ASSERT_TRUE((*file)->ReadAt(4321, std::as_writable_bytes(std::span(out))).ok());
+  ASSERT_OK((*file)->ReadAt(4321, std::as_writable_bytes(std::span(out))));
   EXPECT_EQ(reads, 1);
   EXPECT_TRUE(std::equal(out.begin(), out.end(), contents.begin() + 4321));
 }
 
 TEST_F(PosixStorageTest, AnAbandonedFileIsHarmless) {
   {
-    auto file = storage_->Create("file", 1 << 20);
-    ASSERT_TRUE(file.ok()) << file.status();
-    ASSERT_TRUE((*file)->WriteAt(0, std::as_bytes(std::span("abc", 3))).ok());
+    ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", 1 << 20));
+    ASSERT_OK(file->WriteAt(0, std::as_bytes(std::span("abc", 3))));
   }
-  ASSERT_TRUE(WriteAll(*storage_, "file", "whole").ok());
+  ASSERT_OK(WriteAll(*storage_, "file", "whole"));
   EXPECT_EQ(*ReadAll(*storage_, "file", 100), "whole");
 }
 
@@ -223,14 +221,12 @@ TEST_F(PosixStorageTest, LargeTransfersStayOutOfThePageCache) {
       auto storage = *OpenPosixStorage(root(), {.direct_io = direct_io});
       EXPECT_LE(storage->Traits().in_place_alignment_bytes, direct_io ? kIoAlignmentBytes : 0);
       const size_t size = data.size_bytes() - 4096;
-      auto writer = storage->Create("file", size);
-      ASSERT_TRUE(writer.ok()) << writer.status();
-      ASSERT_TRUE((*writer)->WriteAt(0, data.span().subspan(shift, size)).ok());
-      ASSERT_TRUE((*writer)->Sync().ok());
-      ASSERT_TRUE((*writer)->Close().ok());
-      auto reader = storage->Open("file");
-      ASSERT_TRUE(reader.ok()) << reader.status();
-      ASSERT_TRUE((*reader)->ReadAt(0, data.span().subspan(shift, size)).ok());
+      ASSERT_OK_AND_ASSIGN(auto writer, storage->Create("file", size));
+      ASSERT_OK(writer->WriteAt(0, data.span().subspan(shift, size)));
+      ASSERT_OK(writer->Sync());
+      ASSERT_OK(writer->Close());
+      ASSERT_OK_AND_ASSIGN(auto reader, storage->Open("file"));
+      ASSERT_OK(reader->ReadAt(0, data.span().subspan(shift, size)));
       const size_t cached = CachedPages(root() + "/file", size);
       if (direct_io && supported) {
         EXPECT_EQ(cached, 0);
@@ -378,8 +374,8 @@ bool DropCapabilities() {
 }
 
 TEST_F(PosixStorageTest, ADirectoryWithoutWritePermission) {
-  ASSERT_TRUE(storage_->MakeDirectory("d").ok());
-  ASSERT_TRUE(WriteAll(*storage_, "file", "x").ok());
+  ASSERT_OK(storage_->MakeDirectory("d"));
+  ASSERT_OK(WriteAll(*storage_, "file", "x"));
   ASSERT_EQ(chmod(root().c_str(), 0555), 0);
   EXPECT_EQ(InChild([this]() -> std::string {
               REQUIRE(DropCapabilities(), "capset");
@@ -390,7 +386,7 @@ TEST_F(PosixStorageTest, ADirectoryWithoutWritePermission) {
 }
 
 TEST_F(PosixStorageTest, AFileWithoutReadPermission) {
-  ASSERT_TRUE(WriteAll(*storage_, "secret", "x").ok());
+  ASSERT_OK(WriteAll(*storage_, "secret", "x"));
   ASSERT_EQ(chmod((root() + "/secret").c_str(), 0), 0);
   EXPECT_EQ(InChild([this]() -> std::string {
               REQUIRE(DropCapabilities(), "capset");

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/testing.h"
 #include "tensor/device.h"
 #include "tensor/device_runtime.h"
 
@@ -29,7 +30,7 @@ TEST(CudaRuntimeTest, TheTypeOfAGpuTellsItsParts) {
 TEST(CudaRuntimeTest, CopiesThroughTheDevice) {
   absl::StatusOr<std::unique_ptr<DeviceRuntime>> runtime = MakeCudaRuntime(0);
   if (absl::IsNotFound(runtime.status())) GTEST_SKIP() << runtime.status() << " (needs: gpu)";
-  ASSERT_TRUE(runtime.ok()) << runtime.status();
+  ASSERT_OK(runtime);
   DeviceContext context(*std::move(runtime));
   absl::StatusOr<Stream> stream = Stream::Create(context), other = Stream::Create(context);
   absl::StatusOr<Event> event = Event::Create(context);

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/testing.h"
 #include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera {
@@ -33,7 +34,7 @@ struct FakeDevice {
 
 template <typename T>
 T Must(absl::StatusOr<T> value) {
-  EXPECT_TRUE(value.ok()) << value.status();
+  EXPECT_OK(value);
   return *std::move(value);
 }
 
@@ -171,7 +172,7 @@ TEST(DeviceTest, OutOfMemoryNamesWhatTookIt) {
   }
   EXPECT_EQ(device.context->DescribeMemory(), "20 bytes of activations");
   EXPECT_EQ(stream.Synchronize(), absl::OkStatus());
-  EXPECT_TRUE(DeviceBuffer::Allocate(stream, 80, "gradients").ok());
+  EXPECT_OK(DeviceBuffer::Allocate(stream, 80, "gradients"));
 }
 
 TEST(DeviceTest, TheFirstErrorIsKeptUntilItIsTaken) {

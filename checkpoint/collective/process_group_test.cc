@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/include/thread_process_group.h"
 #include "gmock/gmock.h"
@@ -27,10 +28,10 @@ TEST(ProcessGroupTest, ScatterOverEverySize) {
     for (int r = 0; r < size; ++r) parts.push_back(PartOf(r));
     RunRanks(size, [&](ProcessGroup& group) {
       for (int round = 0; round < 2; ++round) {
-        const auto part =
-            Scatter(group, group.rank() == 0 ? parts : std::vector<std::string>(), kDeadline);
-        ASSERT_TRUE(part.ok()) << part.status();
-        EXPECT_EQ(*part, PartOf(group.rank()));
+        ASSERT_OK_AND_ASSIGN(
+            const auto part,
+            Scatter(group, group.rank() == 0 ? parts : std::vector<std::string>(), kDeadline));
+        EXPECT_EQ(part, PartOf(group.rank()));
       }
     });
   }
@@ -38,17 +39,16 @@ TEST(ProcessGroupTest, ScatterOverEverySize) {
 
 TEST(ProcessGroupTest, GatherAndBroadcast) {
   RunRanks(5, [](ProcessGroup& group) {
-    const auto gathered = group.Gather(PartOf(group.rank()), kDeadline);
-    ASSERT_TRUE(gathered.ok()) << gathered.status();
+    ASSERT_OK_AND_ASSIGN(const auto gathered, group.Gather(PartOf(group.rank()), kDeadline));
     if (group.rank() == 0) {
-      EXPECT_THAT(*gathered,
+      EXPECT_THAT(gathered,
                   testing::ElementsAre(PartOf(0), PartOf(1), PartOf(2), PartOf(3), PartOf(4)));
     } else {
-      EXPECT_TRUE(gathered->empty());
+      EXPECT_TRUE(gathered.empty());
     }
-    const auto reply = group.Broadcast(absl::StrCat("from ", group.rank()), kDeadline);
-    ASSERT_TRUE(reply.ok()) << reply.status();
-    EXPECT_EQ(*reply, "from 0");
+    ASSERT_OK_AND_ASSIGN(const auto reply,
+                         group.Broadcast(absl::StrCat("from ", group.rank()), kDeadline));
+    EXPECT_EQ(reply, "from 0");
   });
 }
 
@@ -61,7 +61,7 @@ TEST(ProcessGroupTest, MessagesOfAPairArriveInOrder) {
       transfers.push_back(group.StartSend({&out[i], 1}, 1 - group.rank()));
       transfers.push_back(group.StartReceive({&in[i], 1}, 1 - group.rank()));
     }
-    for (auto& transfer : transfers) ASSERT_TRUE(transfer->Wait(kDeadline).ok());
+    for (auto& transfer : transfers) ASSERT_OK(transfer->Wait(kDeadline));
     for (size_t i = 0; i < 3; ++i) {
       EXPECT_EQ(in[i], static_cast<std::byte>(10 * (1 - group.rank()) + i));
     }
@@ -82,9 +82,8 @@ TEST(ProcessGroupTest, ScatterNeedsAPartForEachRank) {
   SingleProcessGroup group;
   const std::vector<std::string> two = {"a", "b"};
   EXPECT_FALSE(Scatter(group, two, kDeadline).ok());
-  const auto part = Scatter(group, std::span(two).first(1), kDeadline);
-  ASSERT_TRUE(part.ok());
-  EXPECT_EQ(*part, "a");
+  ASSERT_OK_AND_ASSIGN(const auto part, Scatter(group, std::span(two).first(1), kDeadline));
+  EXPECT_EQ(part, "a");
   EXPECT_TRUE(
       absl::IsUnavailable(group.StartSend(std::as_bytes(std::span(two[0])), 0)->Wait(kDeadline)));
 }

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/crc32c.h"
+#include "base/testing.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
@@ -145,10 +146,9 @@ TEST(FormatDocument, ExampleIsWhatTheCodeWrites) {
 
 TEST(FormatDocument, ExampleIsACheckpoint) {
   const Example example = MakeExample();
-  const absl::StatusOr<Manifest> manifest = DecodeManifest(example.manifest_bytes);
-  ASSERT_TRUE(manifest.ok()) << manifest.status();
-  EXPECT_TRUE(ValidateCoverage(*manifest).ok());
-  EXPECT_TRUE(ParseSafetensorsHeader(example.data_file, example.data_file.size()).ok());
+  ASSERT_OK_AND_ASSIGN(const Manifest manifest, DecodeManifest(example.manifest_bytes));
+  EXPECT_OK(ValidateCoverage(manifest));
+  EXPECT_OK(ParseSafetensorsHeader(example.data_file, example.data_file.size()));
 }
 
 // "#### Name", up to the next heading.

@@ -6,6 +6,7 @@
 
 #include "base/byte_order.h"
 #include "base/crc32c.h"
+#include "base/testing.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/testing/test_manifest.h"
@@ -41,7 +42,7 @@ void ExpectDataLoss(const std::string& bytes, const std::string& part) {
 
 TEST(ManifestCorruption, TheTestsFrameIsTheCodecs) {
   EXPECT_EQ(Frame(Good().substr(kManifestHeaderBytes)), Good());
-  EXPECT_TRUE(DecodeManifest(Good()).ok());
+  EXPECT_OK(DecodeManifest(Good()));
 }
 
 TEST(ManifestCorruption, EveryChangedByteIsDetected) {
@@ -90,9 +91,8 @@ TEST(ManifestCorruption, NewerMinorIsRead) {
   std::string bytes = Frame(manifest.SerializeAsString() + "\xC0\x3E\x01");
   StoreLittleEndian(kFormatMinor + 1, bytes.data() + 12);
   FixChecksums(bytes);
-  const absl::StatusOr<Manifest> decoded = DecodeManifest(bytes);
-  ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(decoded->format_minor(), kFormatMinor + 1);
+  ASSERT_OK_AND_ASSIGN(const Manifest decoded, DecodeManifest(bytes));
+  EXPECT_EQ(decoded.format_minor(), kFormatMinor + 1);
 }
 
 TEST(ManifestCorruption, VersionsOfHeaderAndPayloadMustAgree) {
@@ -147,16 +147,15 @@ TEST(ManifestCorruption, WhatWouldCostMuchMoreMemoryThanItsSize) {
     tensor.set_dtype(ToProto(DType::kF32));
     tensor.add_global_shape(0);
   }
-  const auto bytes = EncodeManifest(manifest);
-  ASSERT_TRUE(bytes.ok()) << bytes.status();
-  EXPECT_TRUE(DecodeManifest(*bytes).ok());
+  ASSERT_OK_AND_ASSIGN(const auto bytes, EncodeManifest(manifest));
+  EXPECT_OK(DecodeManifest(bytes));
 }
 
 TEST(ManifestCorruption, TheHeaderIsCheckedWithoutTheRest) {
   const std::string good = Good();
   const std::string header = good.substr(0, kManifestHeaderBytes);
-  EXPECT_TRUE(CheckManifestHeader(header, good.size()).ok());
-  EXPECT_TRUE(CheckManifestBytes(good).ok());
+  EXPECT_OK(CheckManifestHeader(header, good.size()));
+  EXPECT_OK(CheckManifestBytes(good));
   for (const uint64_t size : {good.size() - 1, good.size() + 1, size_t{kManifestHeaderBytes}}) {
     EXPECT_EQ(CheckManifestHeader(header, size).code(), StatusCode::kDataLoss) << size;
   }
@@ -177,7 +176,7 @@ TEST(ManifestCorruption, PayloadIsNeverTrusted) {
   int accepted = 0;
   for (size_t size = 0; size < payload.size(); ++size) {
     const absl::StatusOr<Manifest> decoded = DecodeManifest(Frame(payload.substr(0, size)));
-    if (decoded.ok()) EXPECT_TRUE(ValidateManifest(*decoded).ok());
+    if (decoded.ok()) EXPECT_OK(ValidateManifest(*decoded));
   }
   for (size_t at = 0; at < payload.size(); ++at) {
     for (int bit = 0; bit < 8; ++bit) {
@@ -186,7 +185,7 @@ TEST(ManifestCorruption, PayloadIsNeverTrusted) {
       const absl::StatusOr<Manifest> decoded = DecodeManifest(Frame(bytes));
       if (!decoded.ok()) continue;
       ++accepted;
-      ASSERT_TRUE(ValidateManifest(*decoded).ok());
+      ASSERT_OK(ValidateManifest(*decoded));
     }
   }
   EXPECT_GT(accepted, 0) << "a digest's bits, for one, are free";

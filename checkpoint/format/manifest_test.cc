@@ -63,7 +63,7 @@ TEST(Manifest, RoundTripsEveryField) {
   ASSERT_OK_AND_ASSIGN(const Manifest decoded, DecodeManifest(bytes));
   EXPECT_EQ(decoded.DebugString(), manifest.DebugString());
   EXPECT_EQ(EncodeManifest(decoded).value(), bytes) << "not deterministic";
-  EXPECT_TRUE(ValidateCoverage(decoded).ok());
+  EXPECT_OK(ValidateCoverage(decoded));
 }
 
 TEST(Manifest, EncodeStampsTheVersion) {
@@ -111,7 +111,7 @@ TEST(Manifest, ScalarsAndEmptyTensors) {
   ASSERT_OK_AND_ASSIGN(const std::string bytes, EncodeManifest(manifest));
   const Manifest decoded = DecodeManifest(bytes).value();
   EXPECT_EQ(ShardBytes(decoded.tensors(4), 0), 8u);
-  EXPECT_TRUE(ValidateCoverage(decoded).ok());
+  EXPECT_OK(ValidateCoverage(decoded));
 }
 
 // One way to break one rule, and the text that the message must contain.
@@ -347,13 +347,13 @@ TEST(ManifestRules, OptimizerAndTrainer) { ExpectRefused(BrokenOtherRules()); }
 TEST(ManifestRules, ParameterWithoutWeightsIsAllowed) {
   Manifest manifest = FullManifest();
   manifest.mutable_optimizer()->mutable_parameters(0)->set_parameter("only.master");
-  EXPECT_TRUE(ValidateManifest(manifest).ok());
+  EXPECT_OK(ValidateManifest(manifest));
 }
 
 TEST(ManifestRules, CoverageNamesTensorAndElement) {
   Manifest manifest = FullManifest();
   manifest.mutable_tensors(2)->mutable_shards()->set_shape(1, 3);
-  EXPECT_TRUE(ValidateManifest(manifest).ok());
+  EXPECT_OK(ValidateManifest(manifest));
   EXPECT_EQ(ValidateCoverage(manifest),
             absl::InvalidArgumentError(
                 "tensor optimizer.exp_avg.wte.weight: element [0,3] is in no shard"));
@@ -395,7 +395,7 @@ TEST(ManifestScale, OneMillionShards) {
   const auto encoded = now();
   ASSERT_OK_AND_ASSIGN(const Manifest decoded, DecodeManifest(bytes));
   const auto parsed = now();
-  EXPECT_TRUE(ValidateCoverage(decoded).ok());
+  EXPECT_OK(ValidateCoverage(decoded));
   std::printf(
       "one million shards: %.1f MB; CPU: encode %.0f ms, decode %.0f ms, coverage %.0f ms\n",
       bytes.size() / 1e6, ms(encoded - start), ms(parsed - encoded), ms(now() - parsed));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/byte_order.h"
+#include "base/testing.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -42,14 +43,13 @@ TEST(Safetensors, RoundTrip) {
   EXPECT_EQ(bytes.size(), 4096u);
   EXPECT_EQ(header.data_offset, 4096u);
   EXPECT_EQ(header.file_size_bytes, 4096u + 8 + 12 + 12 + 6);
-  const absl::StatusOr<SafetensorsHeader> parsed =
-      ParseSafetensorsHeader(bytes, header.file_size_bytes);
-  ASSERT_TRUE(parsed.ok()) << parsed.status();
-  EXPECT_EQ(parsed->metadata, header.metadata);
-  EXPECT_EQ(parsed->data_offset, 4096u);
-  ASSERT_EQ(parsed->entries.size(), header.entries.size());
+  ASSERT_OK_AND_ASSIGN(const SafetensorsHeader parsed,
+                       ParseSafetensorsHeader(bytes, header.file_size_bytes));
+  EXPECT_EQ(parsed.metadata, header.metadata);
+  EXPECT_EQ(parsed.data_offset, 4096u);
+  ASSERT_EQ(parsed.entries.size(), header.entries.size());
   uint64_t end = 4096;
-  for (const SafetensorsEntry& entry : parsed->entries) {
+  for (const SafetensorsEntry& entry : parsed.entries) {
     EXPECT_EQ(entry.file_offset, end);
     end += entry.length_bytes;
     bool found = false;
@@ -71,7 +71,7 @@ TEST(Safetensors, EveryTensorIsAlignedToItsElements) {
   header.entries = {Entry("a", DType::kU8, {1}), Entry("b", DType::kF64, {1}),
                     Entry("c", DType::kBF16, {3}), Entry("d", DType::kF32, {1}),
                     Entry("e", DType::kBF16, {1})};
-  ASSERT_TRUE(BuildSafetensorsHeader(header).ok());
+  ASSERT_OK(BuildSafetensorsHeader(header));
   for (const SafetensorsEntry& entry : header.entries) {
     EXPECT_EQ(entry.file_offset % (entry.length_bytes / ElementCount(entry.shape)), 0u)
         << entry.key;
@@ -86,7 +86,7 @@ TEST(Safetensors, HeaderIsAlwaysPaddedToTheAlignment) {
     const std::string bytes = BuildSafetensorsHeader(header).value();
     ASSERT_EQ(bytes.size() % kSafetensorsDataAlignment, 0u);
     ASSERT_EQ(bytes.size(), header.data_offset);
-    ASSERT_TRUE(ParseSafetensorsHeader(bytes, header.file_size_bytes).ok());
+    ASSERT_OK(ParseSafetensorsHeader(bytes, header.file_size_bytes));
   }
 }
 
@@ -255,7 +255,7 @@ TEST(SafetensorsCorruption, EveryRefusalHasItsMessage) {
   EXPECT_LT(ParseSafetensorsHeader(long_name, long_name.size()).status().message().size(), 400u);
   const std::string good =
       Raw(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}, "__metadata__":{}}   )");
-  EXPECT_TRUE(ParseSafetensorsHeader(good, good.size() + 4).ok());
+  EXPECT_OK(ParseSafetensorsHeader(good, good.size() + 4));
 }
 
 TEST(SafetensorsCorruption, DeepNestingIsRefusedAtOnce) {

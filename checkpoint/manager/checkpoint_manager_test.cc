@@ -135,7 +135,7 @@ TEST_F(CheckpointManagerTest, TheStopFileOfOneRankEndsOneJob) {
     EXPECT_THAT(Train({.last_step = 9}, nullptr, reads).decisions,
                 ElementsAre("4 permanent stop file"));
     // Even where that checkpoint is lost, the request ends no other job.
-    ASSERT_TRUE(storage_->DeleteTree("step-00000004").ok());
+    ASSERT_OK(storage_->DeleteTree("step-00000004"));
     EXPECT_THAT(Train({.last_step = 9}, nullptr, reads).decisions, ElementsAre("9 permanent last"));
     Clear();
   }

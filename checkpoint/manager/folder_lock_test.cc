@@ -48,9 +48,9 @@ TEST(FolderLockTest, OneHolderAtATime) {
   const absl::Status second = Lock(folder, {.wait = absl::ZeroDuration()}).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
   EXPECT_THAT(std::string(second.message()), HasSubstr(folder + " is in use"));
-  EXPECT_TRUE(Lock(NewFolder("another")).ok());
+  EXPECT_OK(Lock(NewFolder("another")));
   first.reset();
-  EXPECT_TRUE(Lock(folder).ok());
+  EXPECT_OK(Lock(folder));
 }
 
 TEST(FolderLockTest, WaitsForAHolderThatEnds) {
@@ -75,7 +75,7 @@ TEST(FolderLockTest, WaitsForAHolderThatEnds) {
                       kill(child, SIGKILL);
                       waitpid(child, nullptr, 0);
                     }});
-  EXPECT_TRUE(lock.ok()) << lock.status();
+  EXPECT_OK(lock);
   ASSERT_EQ(said.size(), 1u);
   EXPECT_THAT(said[0], HasSubstr("waiting up to 1m for another process that saves to " + folder));
   close(ready[0]);
@@ -103,7 +103,7 @@ TEST(FolderLockTest, AClockThatIsSetDoesNotEndTheWait) {
                                   }});
   ends.join();
   wall_clock_jump_s = 0;
-  EXPECT_TRUE(lock.ok()) << lock.status();
+  EXPECT_OK(lock);
 }
 
 TEST(FolderLockTest, AMissingFolderIsNamed) {
@@ -166,7 +166,7 @@ TEST(FolderLockTest, AFileThatIsDeletedWhileItIsWaitedForIsNotTheFoldersLock) {
                                   .status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   close(second);
-  EXPECT_TRUE(Lock(folder.path()).ok());
+  EXPECT_OK(Lock(folder.path()));
 }
 
 TEST(FolderLockTest, APipeInPlaceOfTheLockFileIsNamed) {

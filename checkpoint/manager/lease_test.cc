@@ -72,7 +72,7 @@ TEST_F(LeaseTest, OneHolderAtATime) {
   first.reset();
   EXPECT_THAT(server_.contents(kKey), HasSubstr("state free"));
   const absl::Time start = absl::Now();
-  EXPECT_TRUE(Acquire(absl::Hours(1)).ok()) << "what is free is taken at once";
+  EXPECT_OK(Acquire(absl::Hours(1))) << "what is free is taken at once";
   EXPECT_LT(absl::Now() - start, absl::Seconds(30));
 }
 
@@ -105,7 +105,7 @@ TEST_F(LeaseTest, BeforeACommitAnOldLeaseIsAskedFor) {
   server_.AddFault(
       {.kind = FaultKind::kRefuse, .status = 503, .key_part = ".lease", .times = 1'000'000});
   absl::SleepFor(kPeriod * 1.5);
-  EXPECT_TRUE(lock->Check().ok()) << "a store that does not answer has not said no";
+  EXPECT_OK(lock->Check()) << "a store that does not answer has not said no";
   PutForeignLease("held");
   server_.ClearFaults();
   EXPECT_TRUE(absl::IsFailedPrecondition(lock->Confirm()));
@@ -117,7 +117,7 @@ TEST_F(LeaseTest, LostAnswersAndFailuresThatPassLoseNoLease) {
     server_.AddFault({.kind = kind, .key_part = ".lease", .period = 3, .times = 4});
   }
   while (server_.fault_count() < 12) absl::SleepFor(absl::Milliseconds(10));
-  EXPECT_TRUE(lock->Confirm().ok());
+  EXPECT_OK(lock->Confirm());
 }
 
 // A dead process of this machine is recognised without waiting for the period.
@@ -135,7 +135,7 @@ TEST_F(LeaseTest, AProcessOfThisMachineThatIsGoneIsKnownToBeDead) {
   EXPECT_TRUE(absl::IsFailedPrecondition(Acquire({.wait = absl::ZeroDuration()}).status()));
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  EXPECT_TRUE(Acquire({.wait = absl::ZeroDuration()}).ok());
+  EXPECT_OK(Acquire({.wait = absl::ZeroDuration()}));
 }
 
 TEST_F(LeaseTest, ARefusalThatPassesIsNoReasonToDoWithoutALease) {
@@ -158,7 +158,7 @@ TEST_F(LeaseTest, AnyContentsAreALeaseOfSomebody) {
   for (const std::string& contents : {std::string(), std::string("\n\n state\0", 9),
                                       std::string(100'000, 'x'), std::string("period_ms -1\n")}) {
     server_.PutObject(kKey, contents);
-    EXPECT_TRUE(Acquire(absl::Milliseconds(100)).ok());
+    EXPECT_OK(Acquire(absl::Milliseconds(100)));
   }
 }
 
@@ -172,12 +172,11 @@ TEST(LeaseWarningTest, AStoreWithoutConditionsIsWarnedOf) {
   for (const auto& [options, cause] : cases) {
     S3Server server(options);
     auto storage = OpenS3Storage({.client = server.ForClient(), .prefix = "run"});
-    const auto lock = FolderLock::Acquire(*std::move(storage), {});
-    ASSERT_TRUE(lock.ok()) << lock.status();
-    EXPECT_THAT((*lock)->warning(), HasSubstr("the store cannot lock s3://bucket/run ("));
-    EXPECT_THAT((*lock)->warning(), HasSubstr(cause));
-    EXPECT_THAT((*lock)->warning(), HasSubstr("only one run at a time"));
-    EXPECT_TRUE((*lock)->Check().ok() && (*lock)->Confirm().ok());
+    ASSERT_OK_AND_ASSIGN(const auto lock, FolderLock::Acquire(*std::move(storage), {}));
+    EXPECT_THAT(lock->warning(), HasSubstr("the store cannot lock s3://bucket/run ("));
+    EXPECT_THAT(lock->warning(), HasSubstr(cause));
+    EXPECT_THAT(lock->warning(), HasSubstr("only one run at a time"));
+    EXPECT_TRUE(lock->Check().ok() && lock->Confirm().ok());
     EXPECT_TRUE(server.keys().empty()) << "the next run does not wait";
   }
 }
@@ -191,7 +190,7 @@ TEST(LeaseWarningTest, GenerationsAreConditionsToo) {
   ASSERT_OK_AND_ASSIGN(const auto first, acquire());
   EXPECT_EQ(first->warning(), "");
   EXPECT_TRUE(absl::IsFailedPrecondition(acquire().status()));
-  EXPECT_TRUE(first->Confirm().ok());
+  EXPECT_OK(first->Confirm());
 }
 
 TEST(LeaseWarningTest, SoIsAStorageWithoutVersions) {

@@ -80,12 +80,12 @@ class ResumeTest : public ::testing::Test {
   void Damage(const std::string& file) {
     std::string bytes = *ReadAll(memory_, file, 1 << 20);
     bytes[bytes.size() - 10] ^= 1;
-    ASSERT_TRUE(memory_.Delete(file).ok());
-    ASSERT_TRUE(WriteAll(memory_, file, bytes).ok());
+    ASSERT_OK(memory_.Delete(file));
+    ASSERT_OK(WriteAll(memory_, file, bytes));
   }
   void DamageManifest(const std::string& checkpoint) {
-    ASSERT_TRUE(memory_.Delete(checkpoint + "/manifest.pb").ok());
-    ASSERT_TRUE(WriteAll(memory_, checkpoint + "/manifest.pb", "no manifest").ok());
+    ASSERT_OK(memory_.Delete(checkpoint + "/manifest.pb"));
+    ASSERT_OK(WriteAll(memory_, checkpoint + "/manifest.pb", "no manifest"));
   }
   // Every file with its contents.
   std::map<std::string, std::string> Everything(const std::string& directory = "") {
@@ -217,11 +217,10 @@ TEST_F(ResumeTest, DamagedCopiesNearbyAreNoDamagedCheckpoint) {
   const auto before = Everything();
   for (const size_t damaged_from : {size_t{0}, sound.size() - 10}) {
     MemoryStorage nearby;
-    ASSERT_TRUE(nearby.MakeDirectory("step-00000008").ok());
-    ASSERT_TRUE(
+    ASSERT_OK(nearby.MakeDirectory("step-00000008"));
+    ASSERT_OK(
         WriteAll(nearby, data,
-                 sound.substr(0, damaged_from) + std::string(sound.size() - damaged_from, '\0'))
-            .ok());
+                 sound.substr(0, damaged_from) + std::string(sound.size() - damaged_from, '\0')));
     TieredStorage storage(std::make_unique<FaultInjectingStorage>(nearby),
                           std::make_unique<FaultInjectingStorage>(memory_));
     for (int rank = 0; rank < kRanks; ++rank) others_[rank] = &storage;
@@ -258,7 +257,7 @@ TEST_F(ResumeTest, WhatRank0AloneFindsDamagedEndsTheRunAndIsNotCondemned) {
   EXPECT_EQ(loads_, 2);
 
   // Where there is no other checkpoint, and where none is needed.
-  ASSERT_TRUE(memory_.DeleteTree("step-00000004").ok());
+  ASSERT_OK(memory_.DeleteTree("step-00000004"));
   expect_ends("model-");
   expect_ends("model-", {.ignore_no_valid = true});
   views_[0]->ClearFaults();
@@ -301,8 +300,8 @@ TEST_F(ResumeTest, ADamagedOriginalIsDamageWhateverRank0HasNearby) {
   for (const int64_t step : {4, 8}) Save(step);
   const std::string data = Data("step-00000008");
   MemoryStorage nearby;
-  ASSERT_TRUE(nearby.MakeDirectory("step-00000008").ok());
-  ASSERT_TRUE(WriteAll(nearby, data, *ReadAll(memory_, data, 1 << 20)).ok());
+  ASSERT_OK(nearby.MakeDirectory("step-00000008"));
+  ASSERT_OK(WriteAll(nearby, data, *ReadAll(memory_, data, 1 << 20)));
   Damage(data);
   TieredStorage storage(std::make_unique<FaultInjectingStorage>(nearby),
                         std::make_unique<FaultInjectingStorage>(memory_));
@@ -421,14 +420,14 @@ TEST_F(ObjectStoreResumeTest, WhatWasQuarantinedIsStillKnown) {
 // This job stands still after its judgement; another one quarantines the step and saves it.
 void ExpectAnotherCheckpointStays(MemoryStorage& memory, const std::function<void()>& save) {
   SingleProcessGroup alone;
-  const auto resumed = ResumeFromLatest(Shared(&memory), alone, {}, [&](const Checkpoint&) {
-    EXPECT_TRUE(Removal::In(memory)->Quarantine("step-00000008", "damaged").ok());
-    save();
-    return absl::OkStatus();
-  });
-  ASSERT_TRUE(resumed.ok()) << resumed.status();
-  ASSERT_EQ(resumed->skipped.size(), 1u);
-  EXPECT_EQ(resumed->skipped[0].moved_to, "");
+  ASSERT_OK_AND_ASSIGN(const auto resumed,
+                       ResumeFromLatest(Shared(&memory), alone, {}, [&](const Checkpoint&) {
+                         EXPECT_OK(Removal::In(memory)->Quarantine("step-00000008", "damaged"));
+                         save();
+                         return absl::OkStatus();
+                       }));
+  ASSERT_EQ(resumed.skipped.size(), 1u);
+  EXPECT_EQ(resumed.skipped[0].moved_to, "");
 }
 
 TEST_F(ResumeTest, AnotherCheckpointInThePlaceOfADamagedOneIsNotTouched) {

@@ -62,8 +62,8 @@ class SavedCheckpointsTest : public ::testing::Test {
   void Damage(const std::string& path, const std::function<void(std::string&)>& change) {
     std::string bytes = Contents(path);
     change(bytes);
-    ASSERT_TRUE(memory_.Delete(path).ok());
-    ASSERT_TRUE(WriteAll(memory_, path, bytes).ok());
+    ASSERT_OK(memory_.Delete(path));
+    ASSERT_OK(WriteAll(memory_, path, bytes));
   }
   std::vector<std::string> Names(const std::string& path) {
     return memory_.List(path).value_or(std::vector<std::string>());
@@ -79,7 +79,7 @@ class SavedCheckpointsTest : public ::testing::Test {
   std::vector<int64_t> Steps() {
     std::vector<int64_t> steps;
     const auto list = CheckpointFolder(memory_).List();
-    EXPECT_TRUE(list.ok()) << list.status();
+    EXPECT_OK(list);
     if (list.ok()) {
       for (const CheckpointInfo& info : *list) steps.push_back(info.step);
     }
@@ -92,7 +92,7 @@ class SavedCheckpointsTest : public ::testing::Test {
     const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), &storage_);
     const auto resumed = ResumeFromLatest(storage, alone, {.ignore_no_valid = true},
                                           [](const Checkpoint&) { return absl::OkStatus(); });
-    EXPECT_TRUE(resumed.ok()) << resumed.status();
+    EXPECT_OK(resumed);
     if (!resumed.ok()) return -1;
     set_aside_ = resumed->skipped;
     return resumed->checkpoint.has_value() ? resumed->checkpoint->step() : -1;
@@ -116,7 +116,7 @@ TEST_F(SavedCheckpointsTest, RollingSlotsAreOverwrittenInTurnAlsoAfterARestart) 
 TEST_F(SavedCheckpointsTest, AnIncompleteSlotIsTheNextOne) {
   SaveRolling(25);
   SaveRolling(50);
-  ASSERT_TRUE(memory_.Delete("rolling-1/step-00000050/manifest.pb").ok());
+  ASSERT_OK(memory_.Delete("rolling-1/step-00000050/manifest.pb"));
   SaveRolling(75);
   EXPECT_THAT(Names("rolling-0"), ElementsAre("step-00000025/"));
   EXPECT_THAT(Names("rolling-1"), ElementsAre("step-00000075/"));
@@ -188,15 +188,15 @@ TEST_F(SavedCheckpointsTest, RetentionNeverDeletesTheNewestGoodOne) {
   SaveWithHealth(30, false, true);
   SaveWithHealth(40, true, false);
   Retention retention(storage_, {.newest = 1});
-  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  ASSERT_OK(retention.Apply(absl::Now()));
   EXPECT_THAT(Steps(), ElementsAre(20, 40));
   // One that is damaged is not good, whatever it states.
   SaveWithHealth(50, true, true);
   Damage(Data("step-00000050"), [](std::string& s) { s.pop_back(); });
-  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  ASSERT_OK(retention.Apply(absl::Now()));
   EXPECT_THAT(Steps(), ElementsAre(20, 50));
   SaveWithHealth(60, true, true);
-  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  ASSERT_OK(retention.Apply(absl::Now()));
   EXPECT_THAT(Steps(), ElementsAre(60));
 }
 
@@ -221,9 +221,9 @@ TEST_F(SavedCheckpointsTest, RetentionKeepsWhatItCannotReadAndReadsItAgain) {
       EXPECT_THAT(std::string(applied.message()), HasSubstr(file));
       EXPECT_THAT(Steps(), ::testing::Contains(10));
       storage_.ClearFaults();
-      ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+      ASSERT_OK(retention.Apply(absl::Now()));
       EXPECT_THAT(Steps(), ElementsAre(10, 30));
-      ASSERT_TRUE(memory_.DeleteTree("step-00000030").ok());
+      ASSERT_OK(memory_.DeleteTree("step-00000030"));
       SaveWithHealth(20, true, true, 2.0);
     }
   }
@@ -239,30 +239,29 @@ TEST_F(SavedCheckpointsTest, NoRoomIsMadeOfWhatCannotBeRead) {
       },
       absl::UnavailableError("no answer"));
   Retention retention(storage_, {.newest = 1});
-  const auto deleted = retention.MakeRoom({40, false, *storage_.FreeBytes() + 1}, absl::Now());
-  ASSERT_TRUE(deleted.ok()) << deleted.status();
-  EXPECT_THAT(*deleted, ElementsAre("step-00000020"));
+  ASSERT_OK_AND_ASSIGN(const auto deleted,
+                       retention.MakeRoom({40, false, *storage_.FreeBytes() + 1}, absl::Now()));
+  EXPECT_THAT(deleted, ElementsAre("step-00000020"));
   EXPECT_THAT(Steps(), ElementsAre(10, 30));
 }
 
 // A checkpoint that was copied from an object store, with what was set aside there in its folder.
 TEST_F(SavedCheckpointsTest, WhatWasSetAsideInItsFolderStaysInACopyOnADisk) {
   Save(10);
-  ASSERT_TRUE(
-      memory_.Rename("step-00000010/manifest.pb", "step-00000010/manifest.pb.damaged").ok());
+  ASSERT_OK(memory_.Rename("step-00000010/manifest.pb", "step-00000010/manifest.pb.damaged"));
   const std::string data = Data("step-00000010");
   const std::string contents = Contents(data);
   Save(10);
   EXPECT_EQ(Names("step-00000010").size(), 4u);
   Save(20);
   Retention retention(storage_, {.newest = 1});
-  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  ASSERT_OK(retention.Apply(absl::Now()));
   EXPECT_THAT(Steps(), ElementsAre(20));
   EXPECT_EQ(Contents(data), contents);
   EXPECT_EQ(Names("step-00000010").size(), 2u);
-  ASSERT_TRUE(CheckpointFolder(storage_).Prune(1).ok());
-  ASSERT_TRUE(memory_.Rename("step-00000010", "step-00000010.discarded-00000001").ok());
-  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  ASSERT_OK(CheckpointFolder(storage_).Prune(1));
+  ASSERT_OK(memory_.Rename("step-00000010", "step-00000010.discarded-00000001"));
+  ASSERT_OK(retention.Apply(absl::Now()));
   EXPECT_EQ(Contents(data), contents);
 }
 
@@ -271,9 +270,9 @@ TEST_F(SavedCheckpointsTest, ACheckpointThatWasBeingDiscardedIsFoundAgain) {
   Save(10);
   Save(20);
   SaveRolling(30);
-  ASSERT_TRUE(memory_.Rename("step-00000020", "step-00000020.discarded-00000001").ok());
-  ASSERT_TRUE(
-      memory_.Rename("rolling-0/step-00000030", "rolling-0/step-00000030.discarded-00000001").ok());
+  ASSERT_OK(memory_.Rename("step-00000020", "step-00000020.discarded-00000001"));
+  ASSERT_OK(
+      memory_.Rename("rolling-0/step-00000030", "rolling-0/step-00000030.discarded-00000001"));
   EXPECT_EQ(Take(), 30);
   EXPECT_THAT(Steps(), ElementsAre(10, 20));
 }
@@ -286,7 +285,7 @@ TEST_F(SavedCheckpointsTest, RetentionKeepsTheBestAndLeavesRollingOnesAlone) {
   SaveRolling(15);
   SaveRolling(25);
   Retention retention(storage_, {.newest = 1, .best = 2});
-  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  ASSERT_OK(retention.Apply(absl::Now()));
   EXPECT_THAT(Steps(), ElementsAre(20, 30, 40));
   EXPECT_EQ(ListForResume(storage_)->size(), 5u);
 }
@@ -294,14 +293,14 @@ TEST_F(SavedCheckpointsTest, RetentionKeepsTheBestAndLeavesRollingOnesAlone) {
 TEST_F(SavedCheckpointsTest, RetentionRemovesOlderIncompleteSavesOnly) {
   Save(10);
   Save(20);
-  ASSERT_TRUE(memory_.Delete("step-00000010/manifest.pb").ok());
-  ASSERT_TRUE(memory_.MakeDirectory("step-00000030").ok());
-  ASSERT_TRUE(memory_.MakeDirectory("step-00000005.damaged").ok());
+  ASSERT_OK(memory_.Delete("step-00000010/manifest.pb"));
+  ASSERT_OK(memory_.MakeDirectory("step-00000030"));
+  ASSERT_OK(memory_.MakeDirectory("step-00000005.damaged"));
   Retention retention(storage_, {.newest = 5});
-  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  ASSERT_OK(retention.Apply(absl::Now()));
   EXPECT_THAT(Names(""), ElementsAre("step-00000005.damaged/", "step-00000020/", "step-00000030/"));
   Retention everything(storage_, {});
-  ASSERT_TRUE(everything.Apply(absl::Now()).ok());
+  ASSERT_OK(everything.Apply(absl::Now()));
   EXPECT_THAT(Steps(), ElementsAre(20));
 }
 
@@ -339,7 +338,7 @@ TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
     ASSERT_OK_AND_ASSIGN(const std::string slot, EmptyRollingSlot(*storage));
     std::vector<float> elements(64, static_cast<float>(step));
     const auto saved = SaveNow(*storage, {.step = step}, OneTensor(elements), {}, {.root = slot});
-    ASSERT_TRUE(saved.ok()) << saved.status();
+    ASSERT_OK(saved);
   };
   const auto move_away_and_link = [&](const std::string& path) {
     std::filesystem::rename(folder.path() + "/" + path, folder.path() + "/elsewhere");
@@ -350,7 +349,7 @@ TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
   for (const int64_t step : {75, 100, 125}) save_rolling(step);
   EXPECT_THAT(*storage->List("rolling-0"), ElementsAre("step-00000025/", "step-00000125/"));
   EXPECT_THAT(*storage->List("rolling-1"), ElementsAre("step-00000100/"));
-  EXPECT_TRUE(ReadIntact(*storage, "elsewhere").ok());
+  EXPECT_OK(ReadIntact(*storage, "elsewhere"));
 
   std::filesystem::remove(folder.path() + "/rolling-0/step-00000025");
   std::filesystem::remove_all(folder.path() + "/elsewhere");
@@ -374,7 +373,7 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
   const auto storage = *OpenPosixStorage(folder.path());
   const auto save = [&](int64_t step, const std::string& root) {
     std::vector<float> elements(64, static_cast<float>(step));
-    ASSERT_TRUE(SaveNow(*storage, {.step = step}, OneTensor(elements), {}, {.root = root}).ok());
+    ASSERT_OK(SaveNow(*storage, {.step = step}, OneTensor(elements), {}, {.root = root}));
   };
   const auto steps = [&] {
     std::vector<int64_t> found;
@@ -386,17 +385,17 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
   Retention retention(*storage, {.newest = 1});
   {
     const ReadLock reader(*storage, "step-00000001");
-    ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+    ASSERT_OK(retention.Apply(absl::Now()));
     EXPECT_THAT(steps(), ElementsAre(3, 1));
-    ASSERT_TRUE(CheckpointFolder(*storage).Prune(1).ok());
+    ASSERT_OK(CheckpointFolder(*storage).Prune(1));
     EXPECT_THAT(steps(), ElementsAre(3, 1));
   }
   {
     ASSERT_OK_AND_ASSIGN(const Checkpoint open, Checkpoint::Open(*storage, "step-00000001"));
-    ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+    ASSERT_OK(retention.Apply(absl::Now()));
     EXPECT_THAT(steps(), ElementsAre(3, 1));
   }
-  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  ASSERT_OK(retention.Apply(absl::Now()));
   EXPECT_THAT(steps(), ElementsAre(3));
 
   // The next rolling checkpoint stands beside the one that is being read.

@@ -11,6 +11,8 @@
 #include <string>
 #include <thread>
 
+#include "base/testing.h"
+
 namespace tessera::ckpt {
 namespace {
 
@@ -20,7 +22,7 @@ TEST(ParseStopFileTest, AnIntegerOrNothing) {
   for (const auto& [contents, step] : std::initializer_list<std::pair<std::string, int64_t>>{
            {"", 0}, {"\n", 0}, {"0", 0}, {"120\n", 120}, {"-7", -7}, {" \t42 \r\n", 42}}) {
     const auto parsed = ParseStopFile(contents);
-    ASSERT_TRUE(parsed.ok()) << contents;
+    ASSERT_OK(parsed) << contents;
     EXPECT_EQ(*parsed, step);
   }
   for (const std::string garbage :

@@ -44,22 +44,22 @@ TEST(LoadPlanTest, OnlyChunksThatHoldWantedBytes) {
   EXPECT_THAT(ranges({{99, 15}, {1, 1}}), ElementsAre(ByteRange{6400, 6464}));  // the file's tail
   EXPECT_THAT(ranges({{0, 3}, {100, 1}}),
               ElementsAre(ByteRange{0, 6464}));  // a column touches every chunk
-  const auto two = PlanLoad(
-      manifest, std::vector<WantedBox>{
-                    {0, {{50, 0}, {1, 16}}}, {0, {{10, 0}, {1, 1}}}, {0, {{10, 5}, {1, 3}}}});
-  ASSERT_TRUE(two.ok());
-  EXPECT_THAT(two->files[0].ranges, ElementsAre(ByteRange{640, 768}, ByteRange{3200, 3328}));
-  EXPECT_EQ(two->bytes, 256);
+  ASSERT_OK_AND_ASSIGN(const auto two,
+                       PlanLoad(manifest, std::vector<WantedBox>{{0, {{50, 0}, {1, 16}}},
+                                                                 {0, {{10, 0}, {1, 1}}},
+                                                                 {0, {{10, 5}, {1, 3}}}}));
+  EXPECT_THAT(two.files[0].ranges, ElementsAre(ByteRange{640, 768}, ByteRange{3200, 3328}));
+  EXPECT_EQ(two.bytes, 256);
 }
 
 TEST(LoadPlanTest, DistantRowsAreReadApart) {
   // Columns 0 and 1 of rows of 4 KiB each: one chunk of 64 bytes per row.
   Manifest manifest = OneTensor({8, 1024}, 64, 32768);
   AddShard(WholeBox({8, 1024}), 0, 0, *manifest.mutable_tensors(0));
-  const auto plan = PlanLoad(manifest, std::vector<WantedBox>{{0, {{0, 0}, {8, 2}}}});
-  ASSERT_TRUE(plan.ok());
-  EXPECT_EQ(plan->files[0].ranges.size(), 8);
-  EXPECT_EQ(plan->bytes, 8 * 64);
+  ASSERT_OK_AND_ASSIGN(const auto plan,
+                       PlanLoad(manifest, std::vector<WantedBox>{{0, {{0, 0}, {8, 2}}}}));
+  EXPECT_EQ(plan.files[0].ranges.size(), 8);
+  EXPECT_EQ(plan.bytes, 8 * 64);
 }
 
 TEST(LoadPlanTest, WhatIsNotSavedIsNamed) {
@@ -73,9 +73,9 @@ TEST(LoadPlanTest, WhatIsNotSavedIsNamed) {
 
 TEST(LoadPlanTest, EmptyBoxesNeedNothing) {
   Manifest manifest = OneTensor({4, 4}, 64, 1000);
-  const auto plan = PlanLoad(manifest, std::vector<WantedBox>{{0, {{1, 0}, {0, 4}}}});
-  ASSERT_TRUE(plan.ok());
-  EXPECT_TRUE(plan->files.empty());
+  ASSERT_OK_AND_ASSIGN(const auto plan,
+                       PlanLoad(manifest, std::vector<WantedBox>{{0, {{1, 0}, {0, 4}}}}));
+  EXPECT_TRUE(plan.files.empty());
 }
 
 TEST(BoxIndexTest, FindsWhatComparingAllFinds) {

@@ -65,7 +65,7 @@ void ExpectSound(const std::vector<RankState>& ranks, SavePlan plan) {
         static_cast<int>((file.size_bytes() + file.chunk_bytes() - 1) / file.chunk_bytes()), 0);
   }
   ASSERT_OK_AND_ASSIGN(const auto encoded, EncodeManifest(plan.manifest));
-  EXPECT_TRUE(ValidateCoverage(plan.manifest).ok());
+  EXPECT_OK(ValidateCoverage(plan.manifest));
   std::set<std::string> paths;
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (const FilePlan& file : plan.ranks[r].files()) {
@@ -108,7 +108,7 @@ TEST(SavePlanTest, FilesByKindAndSize) {
         {{{4 * r, 0}, {4, 100}}});
   }
   auto plan = Plan(ranks, {});
-  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_OK(plan);
   ExpectSound(ranks, *plan);
   std::vector<std::string> paths;
   for (const DataFile& file : plan->manifest.files()) paths.push_back(file.path());
@@ -119,7 +119,7 @@ TEST(SavePlanTest, FilesByKindAndSize) {
   SavePlanOptions options;
   options.max_file_bytes = 1000;  // splits the 1,600 bytes of "m" and "master" by rows
   plan = Plan(ranks, options);
-  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_OK(plan);
   ExpectSound(ranks, *plan);
   EXPECT_EQ(plan->manifest.files_size(), 10);
   for (const DataFile& file : plan->manifest.files()) EXPECT_LE(file.size_bytes(), 4096 + 1000);

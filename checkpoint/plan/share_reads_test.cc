@@ -199,10 +199,9 @@ TEST(ShareReadsTest, WhatARankCannotReadIsReadByOneThatCan) {
   std::vector<std::string> bytes;
   for (const ReadNeeds& need : needs) bytes.push_back(need.SerializeAsString());
   const std::vector<RankList> openers = {{2}, {1, 2}};
-  const auto answers = ShareReads(Files(2), bytes, openers);
-  ASSERT_TRUE(answers.ok()) << answers.status();
+  ASSERT_OK_AND_ASSIGN(const auto answers, ShareReads(Files(2), bytes, openers));
   std::vector<ReadShare> shares(3);
-  for (int r = 0; r < 3; ++r) ASSERT_TRUE(shares[r].ParseFromString((*answers)[r]));
+  for (int r = 0; r < 3; ++r) ASSERT_TRUE(shares[r].ParseFromString(answers[r]));
   const auto readers = [&](int rank, uint32_t file) {
     std::set<uint32_t> all;
     for (const ReadSegment& segment : shares[rank].segments()) {

@@ -47,14 +47,14 @@ class PeerReplicasTest : public ::testing::Test {
     RunRanks(static_cast<int>(hosts.size()), [&](ProcessGroup& group) {
       ThreadProcessGroup background(background_hub, group.rank());
       const int host = hosts[group.rank()];
-      const auto replicas = PeerReplicas::Open({.folder = Host(host).string(),
-                                                .host = absl::StrCat("host", host),
-                                                .store = &store_,
-                                                .group = &group,
-                                                .deadline = absl::Seconds(30),
-                                                .lock_wait = absl::ZeroDuration()});
-      ASSERT_TRUE(replicas.ok()) << replicas.status();
-      body({group, background, **replicas});
+      ASSERT_OK_AND_ASSIGN(const auto replicas,
+                           PeerReplicas::Open({.folder = Host(host).string(),
+                                               .host = absl::StrCat("host", host),
+                                               .store = &store_,
+                                               .group = &group,
+                                               .deadline = absl::Seconds(30),
+                                               .lock_wait = absl::ZeroDuration()}));
+      body({group, background, *replicas});
     });
   }
 
@@ -102,7 +102,7 @@ class PeerReplicasTest : public ::testing::Test {
       rank.replicas.Start({.step = step}, state.dict());
     }
     for (const SaveOutcome& outcome : rank.replicas.Finish()) {
-      EXPECT_TRUE(outcome.report.ok()) << outcome.report.status();
+      EXPECT_OK(outcome.report);
     }
   }
 
@@ -115,19 +115,18 @@ class PeerReplicasTest : public ::testing::Test {
   Restart RestartOn(const std::vector<int>& hosts) {
     Restart restart;
     Job(hosts, [&](Rank rank) {
-      const absl::StatusOr<FoundReplica> found = rank.replicas.FindLatest();
-      ASSERT_TRUE(found.ok()) << found.status();
-      if (rank.group.rank() == 0) restart.note = found->note;
-      if (!found->checkpoint.has_value()) return;
+      ASSERT_OK_AND_ASSIGN(const FoundReplica found, rank.replicas.FindLatest());
+      if (rank.group.rank() == 0) restart.note = found.note;
+      if (!found.checkpoint.has_value()) return;
       State state(rank.group);
-      const auto loaded = found->checkpoint->Load(
+      const auto loaded = found.checkpoint->Load(
           state.dict(),
           {.group = &rank.group, .deadline = absl::Seconds(30), .verify_digests = true});
-      ASSERT_TRUE(loaded.ok()) << loaded.status();
-      EXPECT_TRUE(state.Is(found->checkpoint->step())) << "rank " << rank.group.rank();
+      ASSERT_OK(loaded);
+      EXPECT_TRUE(state.Is(found.checkpoint->step())) << "rank " << rank.group.rank();
       if (rank.group.rank() != 0) return;
-      restart.step = found->checkpoint->step();
-      restart.where = found->checkpoint->storage().Describe(found->checkpoint->directory());
+      restart.step = found.checkpoint->step();
+      restart.where = found.checkpoint->storage().Describe(found.checkpoint->directory());
     });
     return restart;
   }
@@ -280,7 +279,7 @@ TEST_F(PeerReplicasTest, TheOneResumedFromIsKeptUntilTheNextIsComplete) {
   EXPECT_EQ(Replicas(0).size(), 1);
   EXPECT_EQ(RestartOn({0, 1}).step, 20);
   // A job that saves without replicating gives them up.
-  ASSERT_TRUE(PeerReplicas::Disown(store_).ok());
+  ASSERT_OK(PeerReplicas::Disown(store_));
   const Restart restart = RestartOn({0, 1});
   EXPECT_EQ(restart.step, -1);
   EXPECT_THAT(restart.note, IsEmpty());
@@ -311,7 +310,7 @@ TEST_F(PeerReplicasTest, ACopyThatWasDamagedOnItsWayLeavesTheReplicaBefore) {
     state.Fill(20);
     AsyncSaveOptions background;
     background.save.group = &noisy;
-    ASSERT_TRUE(rank.replicas.Begin(state.dict(), background, /*resumed=*/true).ok());
+    ASSERT_OK(rank.replicas.Begin(state.dict(), background, /*resumed=*/true));
     rank.replicas.Start({.step = 20}, state.dict());
     const std::vector<SaveOutcome> outcomes = rank.replicas.Finish();
     ASSERT_EQ(outcomes.size(), 1);
@@ -336,13 +335,13 @@ TEST_F(PeerReplicasTest, OneHostKeepsWhatItsProcessesLose) {
 TEST_F(PeerReplicasTest, AnotherJobInTheSameFolderIsRefused) {
   Job({0, 1}, [&](Rank rank) {
     if (rank.group.rank() != 0) {
-      ASSERT_TRUE(rank.group.Broadcast("", absl::Seconds(30)).ok());
+      ASSERT_OK(rank.group.Broadcast("", absl::Seconds(30)));
       return;
     }
     const auto other = PeerReplicas::Open(
         {.folder = Host(1).string(), .store = &store_, .lock_wait = absl::ZeroDuration()});
     EXPECT_EQ(other.status().code(), absl::StatusCode::kFailedPrecondition) << other.status();
-    ASSERT_TRUE(rank.group.Broadcast("", absl::Seconds(30)).ok());
+    ASSERT_OK(rank.group.Broadcast("", absl::Seconds(30)));
   });
 }
 
@@ -368,7 +367,7 @@ TEST_F(PeerReplicasTest, MemoryThatIsTooSmallIsSaidBeforehand) {
 TEST_F(PeerReplicasTest, RemoveLeavesNothing) {
   Job({0, 1}, [](Rank rank) {
     Replicate(rank, {10});
-    EXPECT_TRUE(rank.replicas.Remove().ok());
+    EXPECT_OK(rank.replicas.Remove());
   });
   EXPECT_FALSE(fs::exists(Host(0)));
   EXPECT_FALSE(fs::exists(Host(1)));

@@ -102,10 +102,9 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
     LocalState state;
     state.Add(RandomTensor("w", TensorRole::kWeight, DType::kF32, shape, random), {WholeBox(shape)},
               true);
-    ASSERT_TRUE(SaveNow(*storage,
-                        {.step = metadata.trainer().step(), .metadata = ToMetadata(metadata)},
-                        state.dict, {.group = &group}, {.root = "from"})
-                    .ok());
+    ASSERT_OK(SaveNow(*storage,
+                      {.step = metadata.trainer().step(), .metadata = ToMetadata(metadata)},
+                      state.dict, {.group = &group}, {.root = "from"}));
   }
   // Columns over four ranks: every rank needs a part of every row.
   std::vector<std::string> ranks;
@@ -127,7 +126,7 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
   const auto report = Rewrite(saved, {ranks, plan}, *storage, "to", metadata,
                               {.memory_bytes = kMemory, .io_threads = 4});
   const int64_t most = max_bytes.load() - before;
-  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_OK(report);
   EXPECT_LE(report->buffer_bytes, kMemory);
   EXPECT_GT(most, static_cast<int64_t>(kMemory / 2));  // the counters work
   // The plan, file handles and messages need a little more.

@@ -59,7 +59,7 @@ class RewriteTest : public testing::Test {
     SaveOptions options;
     options.checksum_chunk_bytes = 128;
     const auto report = CheckpointFolder(source_).Save(5, state.dict, With(metadata, options));
-    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_OK(report);
     saved_ = *ReadManifest(source_, kDirectory);
   }
 
@@ -157,7 +157,7 @@ TEST_F(RewriteTest, EveryOperationMayFail) {
   SaveRandom(3, 12);
   PlanRandom(3);
   const int64_t before = faulty_.operation_count();
-  ASSERT_TRUE(Run().ok());
+  ASSERT_OK(Run());
   const int64_t operations = faulty_.operation_count() - before;
   ASSERT_GT(operations, 10);
   for (int64_t o = 0; o < operations; ++o) {
@@ -173,7 +173,7 @@ TEST_F(RewriteTest, EveryOperationMayFail) {
       const bool may_be_committed =
           report.status().message().find("committing") != std::string::npos;
       if (!may_be_committed) EXPECT_THAT(Left(), IsEmpty()) << report.status();
-      ASSERT_TRUE(Run().ok());
+      ASSERT_OK(Run());
     }
     ExpectArrived();
   }
@@ -184,7 +184,7 @@ TEST_F(RewriteTest, MayDieAtAnyOperation) {
   SaveRandom(3, 12);
   PlanRandom(3);
   const int64_t before = faulty_.operation_count();
-  ASSERT_TRUE(Run().ok());
+  ASSERT_OK(Run());
   const int64_t operations = faulty_.operation_count() - before;
   for (int64_t o = 0; o < operations; ++o) {
     SCOPED_TRACE(o);
@@ -195,7 +195,7 @@ TEST_F(RewriteTest, MayDieAtAnyOperation) {
     faulty_.ClearFaults();
     if (!ReadManifest(storage_, kDirectory).ok()) {
       EXPECT_THAT(*CheckpointFolder(storage_).List(), IsEmpty());
-      ASSERT_TRUE(Run().ok());
+      ASSERT_OK(Run());
     }
     ExpectArrived();
   }
@@ -214,7 +214,7 @@ TEST_F(RewriteTest, AFullDisk) {
     EXPECT_THAT(Left(), IsEmpty());
   }
   faulty_.ClearFaults();
-  ASSERT_TRUE(Run().ok());
+  ASSERT_OK(Run());
   ExpectArrived();
 }
 
@@ -239,7 +239,7 @@ TEST_F(RewriteTest, DamageOfTheSourceIsNotCopied) {
   }
   EXPECT_GT(checked, 0);
   // A whole file is missing.
-  ASSERT_TRUE(source_.Delete(std::string(kDirectory) + "/" + saved_.files(0).path()).ok());
+  ASSERT_OK(source_.Delete(std::string(kDirectory) + "/" + saved_.files(0).path()));
   EXPECT_TRUE(absl::IsNotFound(Run().status()));
   EXPECT_THAT(Left(), IsEmpty());
 }
@@ -275,7 +275,7 @@ TEST_F(RewriteTest, AnotherDigestIsNotCommitted) {
 TEST_F(RewriteTest, WhatIsThereStays) {
   SaveRandom(2, 10);
   PlanRandom(2);
-  ASSERT_TRUE(Run().ok());
+  ASSERT_OK(Run());
   EXPECT_TRUE(absl::IsAlreadyExists(Run().status()));
   ExpectArrived();
 }

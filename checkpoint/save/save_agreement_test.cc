@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/thread_process_group.h"
@@ -96,7 +97,7 @@ class SaveAgreementTest : public testing::Test {
 
 TEST_F(SaveAgreementTest, ASecondSavePlansNothingAndSendsNoDescription) {
   const Result first = Run(Round());
-  ASSERT_TRUE(first.ok());
+  ASSERT_OK(first);
   EXPECT_FALSE(first.from_cache());
   EXPECT_EQ(first.prepared_new, 1);
   PlanCounters before[kRanks];
@@ -105,7 +106,7 @@ TEST_F(SaveAgreementTest, ASecondSavePlansNothingAndSendsNoDescription) {
     Round round;
     for (int64_t& step : round.step) step = 8 + save;  // progress does not change the structure
     const Result again = Run(round);
-    ASSERT_TRUE(again.ok());
+    ASSERT_OK(again);
     EXPECT_TRUE(again.from_cache());
     EXPECT_EQ(again.prepared_again, 1);
     EXPECT_EQ(again.prepared_new, 0);
@@ -186,23 +187,22 @@ TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
   for (const auto& [what, change] : changes) {
     for (int rank = 0; rank < kRanks; ++rank) {
       SCOPED_TRACE(absl::StrCat(what, " on rank ", rank));
-      ASSERT_TRUE(Run(Round()).ok());
+      ASSERT_OK(Run(Round()));
       ASSERT_TRUE(Run(Round()).from_cache());
       Round changed;
       change(changed, rank);
       const int64_t plans = CountersOf(caches_[0]).plans_made;
       const Result result = Run(changed);
-      ASSERT_TRUE(result.ok()) << result.tasks[0].status();
+      ASSERT_OK(result) << result.tasks[0].status();
       EXPECT_FALSE(result.from_cache());
       EXPECT_EQ(CountersOf(caches_[0]).plans_made, plans + 1);
       // The part in use is the one that a save without any cache would use.
       std::vector<std::string> descriptions;
       for (const RankState& plan : changed.plans) descriptions.push_back(plan.SerializeAsString());
-      const auto fresh = PlanSave(descriptions, changed.options[0]);
-      ASSERT_TRUE(fresh.ok());
-      EXPECT_EQ(result.manifest, fresh->manifest.SerializeAsString());
+      ASSERT_OK_AND_ASSIGN(const auto fresh, PlanSave(descriptions, changed.options[0]));
+      EXPECT_EQ(result.manifest, fresh.manifest.SerializeAsString());
       for (int r = 0; r < kRanks; ++r) {
-        RankPlan expected = fresh->ranks[r];
+        RankPlan expected = fresh.ranks[r];
         for (FilePlan& file : *expected.mutable_files()) {
           file.set_path(DataFileName(file.path(), "attempt"));
         }
@@ -229,7 +229,7 @@ TEST_F(SaveAgreementTest, WhatOneRankAloneSaysDifferentlyIsNoticed) {
   for (const auto& [what, change] : changes) {
     for (int rank = 0; rank < kRanks; ++rank) {
       SCOPED_TRACE(absl::StrCat(what, " on rank ", rank));
-      ASSERT_TRUE(Run(Round()).ok());
+      ASSERT_OK(Run(Round()));
       Round changed;
       change(*changed.plans[rank].mutable_tensors(2));
       const int64_t hits = CountersOf(caches_[0]).hits;
@@ -251,21 +251,21 @@ TEST_F(SaveAgreementTest, AnotherMeshIsAMiss) {
         group, Describe(described), 7, {}, cache,
         [](const Manifest&, bool) -> absl::StatusOr<SaveTarget> { return SaveTarget(); },
         absl::Seconds(20));
-    EXPECT_TRUE(task.ok()) << task.status();
+    EXPECT_OK(task);
     return CountersOf(cache).local_hits - hits;
   };
   PlanCache of_the_last;
-  ASSERT_TRUE(Run(Round()).ok());
+  ASSERT_OK(Run(Round()));
   RunRanks(kRanks + 1, [&](ProcessGroup& larger) {
     const int r = larger.rank();
     EXPECT_EQ(save(larger, r % kRanks, r < kRanks ? caches_[r] : of_the_last), 0);
   });
-  ASSERT_TRUE(Run(Round()).ok());
+  ASSERT_OK(Run(Round()));
   RunRanks(kRanks, [&](ProcessGroup& group) {
     const int other = (group.rank() + 1) % kRanks;
     EXPECT_EQ(save(group, other, caches_[other]), 0);
   });
-  ASSERT_TRUE(Run(Round()).ok());
+  ASSERT_OK(Run(Round()));
   RunRanks(kRanks, [&](ProcessGroup& group) {
     EXPECT_EQ(save(group, group.rank(), caches_[group.rank()]), 1) << "the same mesh";
   });
@@ -273,29 +273,29 @@ TEST_F(SaveAgreementTest, AnotherMeshIsAMiss) {
 
 TEST_F(SaveAgreementTest, ARankThatLostItsCacheMakesAllPlanAgain) {
   for (PlanCache& cache : caches_) {
-    ASSERT_TRUE(Run(Round()).ok());
+    ASSERT_OK(Run(Round()));
     cache = PlanCache();
     const Result result = Run(Round());
-    ASSERT_TRUE(result.ok());
+    ASSERT_OK(result);
     EXPECT_FALSE(result.from_cache());
   }
 }
 
 TEST_F(SaveAgreementTest, PartsOfDifferentPlansAreNeverMixed) {
-  ASSERT_TRUE(Run(Round()).ok());
+  ASSERT_OK(Run(Round()));
   const PlanCache old = caches_[3];
   Round other;
   for (RankState& plan : other.plans) plan.mutable_tensors(2)->set_name("other");
-  ASSERT_TRUE(Run(other).ok());
-  ASSERT_TRUE(Run(Round()).ok());
+  ASSERT_OK(Run(other));
+  ASSERT_OK(Run(Round()));
   caches_[3] = old;  // the same structure, planned at another time
   const Result result = Run(Round());
-  ASSERT_TRUE(result.ok());
+  ASSERT_OK(result);
   EXPECT_FALSE(result.from_cache());
 }
 
 TEST_F(SaveAgreementTest, ErrorsReachAllAndLeaveTheCacheUsable) {
-  ASSERT_TRUE(Run(Round()).ok());
+  ASSERT_OK(Run(Round()));
   for (int rank = 0; rank < kRanks; ++rank) {
     Round round;
     round.error[rank] = absl::InvalidArgumentError("no");
@@ -316,7 +316,7 @@ TEST_F(SaveAgreementTest, ErrorsReachAllAndLeaveTheCacheUsable) {
     EXPECT_THAT(std::string(task.status().message()),
                 testing::AllOf(testing::HasSubstr("tensor a [8,6]"), testing::HasSubstr("[3,0]")));
   }
-  EXPECT_TRUE(Run(Round()).ok());
+  EXPECT_OK(Run(Round()));
 }
 
 }  // namespace

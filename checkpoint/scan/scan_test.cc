@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
+#include "base/testing.h"
 #include "checkpoint/directory/damage.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
@@ -33,7 +34,7 @@ constexpr uint32_t kChunkBytes = 64;
 class ScanTest : public testing::Test {
  protected:
   ScanTest() : faulty_(storage_) {
-    EXPECT_TRUE(storage_.MakeDirectory("c").ok());
+    EXPECT_OK(storage_.MakeDirectory("c"));
     LogicalTensor& tensor = *manifest_.add_tensors();
     tensor.set_name("w");
     tensor.set_dtype(ToProto(DType::kF32));
@@ -52,7 +53,7 @@ class ScanTest : public testing::Test {
       for (size_t at = 0; at < contents.size(); at += kChunkBytes) {
         file.add_chunk_crc32c(Crc32c(std::string_view(contents).substr(at, kChunkBytes)));
       }
-      EXPECT_TRUE(WriteAll(storage_, absl::StrCat("c/", file.path()), contents).ok());
+      EXPECT_OK(WriteAll(storage_, absl::StrCat("c/", file.path()), contents));
       Shards& shards = *tensor.mutable_shards();
       shards.add_global_offset(element);
       shards.add_shape(count);
@@ -92,7 +93,7 @@ TEST_F(ScanTest, DeliversEveryByteOnceWithAnyNumberOfThreadsAndAnyMemory) {
   for (const int threads : {1, 3}) {
     for (const uint64_t staging_bytes : {uint64_t{1}, uint64_t{200}, uint64_t{1} << 20}) {
       std::string seen;
-      ASSERT_TRUE(Scan({.io_threads = threads, .staging_bytes = staging_bytes}, seen).ok());
+      ASSERT_OK(Scan({.io_threads = threads, .staging_bytes = staging_bytes}, seen));
       EXPECT_EQ(seen, all_);
       EXPECT_EQ(digests_->Sum(0), DigestRun(0, all_.data(), 250, sizeof(float)));
     }
@@ -118,9 +119,8 @@ TEST_F(ScanTest, ReportedDamageDoesNotEndTheScan) {
   faulty_.TruncateReads("c/file-1", 100);
   std::vector<Damage> damage;
   std::string seen;
-  ASSERT_TRUE(
-      Scan({.io_threads = 2, .on_damage = [&](Damage d) { damage.push_back(std::move(d)); }}, seen)
-          .ok());
+  ASSERT_OK(Scan({.io_threads = 2, .on_damage = [&](Damage d) { damage.push_back(std::move(d)); }},
+                 seen));
   ASSERT_EQ(damage.size(), 2);
   EXPECT_EQ(damage[0].file, "file-1");
   EXPECT_EQ(damage[0].offset_bytes, 100);
@@ -183,7 +183,7 @@ TEST_F(ScanTest, EachThreadHasItsNextReadInFlightAsFarAsMemoryGoes) {
     StartedReads reads(faulty_);
     Scanner scanner(reads, "c", manifest_,
                     {.io_threads = threads, .staging_bytes = staging_bytes, .read_original = true});
-    ASSERT_TRUE(scanner.OpenAll().ok());
+    ASSERT_OK(scanner.OpenAll());
     std::vector<FilePiece> chunks;
     for (uint64_t at = 0; at < 600; at += kChunkBytes) {
       chunks.push_back({0, at, std::min<uint64_t>(600, at + kChunkBytes)});
@@ -194,7 +194,7 @@ TEST_F(ScanTest, EachThreadHasItsNextReadInFlightAsFarAsMemoryGoes) {
       if (threads == 1) EXPECT_EQ(reads.now(), chunk.end < 600 ? next : 0);
       return absl::OkStatus();
     };
-    ASSERT_TRUE(scanner.Run(chunks, take).ok());
+    ASSERT_OK(scanner.Run(chunks, take));
     EXPECT_EQ(reads.now(), 0);
     // After an error nothing is in flight, either.
     const auto refuse = [](int, const FilePiece&, const std::byte*) {
@@ -213,14 +213,14 @@ TEST_F(ScanTest, ChunksAtTheEndsOfRangesAreKeptForOtherScans) {
          {FilePiece{0, 0, 256}, {0, 192, 320}, {0, 192, 256}, {1, 192, 256}}) {
       std::vector<uint64_t> chunks;
       Scanner scanner(storage_, "c", manifest_, {.io_threads = 1});
-      ASSERT_TRUE(scanner.OpenAll().ok());
+      ASSERT_OK(scanner.OpenAll());
       ScanBuffers buffers = {.ends = &ends};
       const auto see = [&](int, const FilePiece& chunk, const std::byte* data) {
         std::memcpy(seen.data() + chunk.file_index * 600 + chunk.begin, data, chunk.size());
         chunks.push_back(chunk.begin);
         return absl::OkStatus();
       };
-      ASSERT_TRUE(scanner.Run({&range, 1}, see, &buffers).ok());
+      ASSERT_OK(scanner.Run({&range, 1}, see, &buffers));
       EXPECT_EQ(chunks.size(), range.size() / kChunkBytes);
     }
     EXPECT_EQ(seen.substr(0, 320), all_.substr(0, 320));
@@ -239,7 +239,7 @@ TEST_F(ScanTest, TheErrorIsThatOfTheFirstPieceThatFailed) {
 
 TEST_F(ScanTest, AnErrorOfTheCallbackEndsTheScan) {
   Scanner scanner(storage_, "c", manifest_, {.io_threads = 2});
-  ASSERT_TRUE(scanner.OpenAll().ok());
+  ASSERT_OK(scanner.OpenAll());
   const absl::Status status = scanner.Run(
       scanner.WholeFiles(),
       [](int, const FilePiece&, const std::byte*) { return absl::AbortedError("enough"); });

@@ -81,12 +81,12 @@ class AsyncSaverTest : public testing::Test {
 
   void ExpectSaved(const std::vector<WholeTensor>& tensors, int64_t step) {
     const std::string directory = StepDirectoryName(step);
-    const auto verified = VerifyCheckpoint(storage_, directory, {.digests = true, .io_threads = 1});
-    ASSERT_TRUE(verified.ok()) << verified.status();
-    EXPECT_TRUE(verified->damage.empty()) << verified->damage[0].message;
+    ASSERT_OK_AND_ASSIGN(const auto verified,
+                         VerifyCheckpoint(storage_, directory, {.digests = true, .io_threads = 1}));
+    EXPECT_TRUE(verified.damage.empty()) << verified.damage[0].message;
     LocalState state = RowsOf(tensors, 0, 1, /*fill=*/false);
     const auto loaded = LoadCheckpoint(storage_, directory, state.dict);
-    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    ASSERT_OK(loaded);
     for (size_t t = 0; t < tensors.size(); ++t) {
       EXPECT_TRUE(LocalState::Holds(state.dict.tensors[t].shards[0], tensors[t]))
           << tensors[t].name;
@@ -122,7 +122,7 @@ TEST_F(AsyncSaverTest, WhatIsOverwrittenAfterTheWaitIsNotSaved) {
       Overwrite(saver, state.dict);
       const std::vector<SaveOutcome> outcomes = saver.Finish();
       ASSERT_EQ(outcomes.size(), 1);
-      ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
+      ASSERT_OK(outcomes[0].report);
       const SaveReport& report = *outcomes[0].report;
       EXPECT_GE(report.seconds, report.copied_seconds);
       EXPECT_GT(report.copied_seconds, 0);
@@ -171,7 +171,7 @@ TEST_F(AsyncSaverTest, WaitsOnlyForWhatIsAskedFor) {
   EXPECT_FALSE(saver.Poll().has_value());
   gate.count_down();
   saver.WaitUntilAllCopied();
-  EXPECT_TRUE(saver.Finish()[0].report.ok());
+  EXPECT_OK(saver.Finish()[0].report);
   ExpectSaved(tensors, 1);
 }
 
@@ -191,7 +191,7 @@ TEST_F(AsyncSaverTest, PreparedPlansAndMemoryServeEverySave) {
   ASSERT_EQ(outcomes.size(), 3);
   for (int64_t step = 1; step <= 3; ++step) {
     EXPECT_EQ(outcomes[step - 1].step, step);
-    EXPECT_TRUE(outcomes[step - 1].report.ok()) << outcomes[step - 1].report.status();
+    EXPECT_OK(outcomes[step - 1].report);
     ExpectSaved(tensors, step);
   }
   EXPECT_EQ(asked, 1) << "memory was reserved again";
@@ -213,13 +213,13 @@ TEST_F(AsyncSaverTest, SecondSaveIsSkippedOnEveryRankWhereOneIsBusy) {
     if (group.rank() == 1) gate.count_down();
     const std::vector<SaveOutcome> outcomes = saver.Finish();
     ASSERT_EQ(outcomes.size(), 2);
-    EXPECT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
+    EXPECT_OK(outcomes[0].report);
     EXPECT_EQ(outcomes[1].step, 2);
     EXPECT_TRUE(absl::IsCancelled(outcomes[1].report.status())) << outcomes[1].report.status();
     EXPECT_THAT(Message(outcomes[1].report.status()), HasSubstr("skipped"));
     saver.Start(3, state.dict);
     Overwrite(saver, state.dict);
-    EXPECT_TRUE(saver.Finish()[0].report.ok());
+    EXPECT_OK(saver.Finish()[0].report);
   });
   ExpectSaved(tensors, 1);
   ExpectSaved(tensors, 3);
@@ -264,7 +264,7 @@ TEST_F(AsyncSaverTest, ErrorsNameRankPhaseAndFileAndTheNextSaveWorks) {
       saver.Finish();
       saver.Start(step + 1, state.dict);
       Overwrite(saver, state.dict);
-      EXPECT_TRUE(saver.Finish()[0].report.ok());
+      EXPECT_OK(saver.Finish()[0].report);
     });
     ExpectSaved(tensors, step + 1);
   }
@@ -289,7 +289,7 @@ TEST_F(AsyncSaverTest, ARankWithoutMemoryFailsTheSaveForAll) {
     LocalState again = RowsOf(tensors);
     saver.Start(1, again.dict);
     Overwrite(saver, again.dict);
-    EXPECT_TRUE(saver.Finish()[0].report.ok());
+    EXPECT_OK(saver.Finish()[0].report);
   });
   ExpectSaved(tensors, 1);
   ExpectNothingHalfWritten();
@@ -347,8 +347,8 @@ TEST_F(AsyncSaverTest, BadMetadataIsFoundBeforeAnythingIsWritten) {
     expect_refused(saver.Finish()[0].report.status());
     expect_refused(in_foreground(7, ToMetadata(bad)).status());
     saver.Start(step, state.dict);
-    EXPECT_TRUE(saver.Finish()[0].report.ok());
-    EXPECT_TRUE(in_foreground(step + 100, {}).ok());
+    EXPECT_OK(saver.Finish()[0].report);
+    EXPECT_OK(in_foreground(step + 100, {}));
     EXPECT_GT(created.exchange(0), 0);
   }
   EXPECT_EQ(CountersOf(plan_cache).hits, 1) << "the last save, with the plan of the one before";
@@ -367,7 +367,7 @@ TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
     EXPECT_EQ(CheckpointFolder(storage_).List()->back().directory, report.directory);
     committed.push_back(report.directory);
     go_on.wait(false);
-    EXPECT_TRUE(CheckpointFolder(storage_).Prune(1).ok());
+    EXPECT_OK(CheckpointFolder(storage_).Prune(1));
     report.note = "pruned";
   };
   AsyncSaver saver(faulty_, SmallPieces(), hooks);
@@ -403,12 +403,12 @@ TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
   Overwrite(saver, state.dict);  // returns, although nothing can be written
   EXPECT_FALSE(saver.Poll().has_value());
   gate.count_down();
-  EXPECT_TRUE(saver.Finish()[0].report.ok());
+  EXPECT_OK(saver.Finish()[0].report);
   ExpectSaved(tensors, 1);
   LocalState again = RowsOf(tensors);
   saver.Start(2, again.dict);
   const std::vector<SaveOutcome> outcomes = saver.Finish();
-  ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
+  ASSERT_OK(outcomes[0].report);
   EXPECT_GT(outcomes[0].report->processor_seconds, 0);
   ExpectSaved(tensors, 2);
 }

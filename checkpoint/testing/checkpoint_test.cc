@@ -60,7 +60,7 @@ class CheckpointTest : public testing::Test {
  protected:
   std::string MustSave(const StateDict& state, int64_t step = 1) {
     const auto report = CheckpointFolder(storage_).Save(step, state);
-    EXPECT_TRUE(report.ok()) << report.status();
+    EXPECT_OK(report);
     return report.ok() ? report->directory : "";
   }
   absl::Status TrySave(const StateDict& state, const Manifest& metadata = AtStep(1),
@@ -80,7 +80,7 @@ TEST_F(CheckpointTest, TheManifestOfAnOpenedCheckpointIsNotReadAgain) {
       MustSave({{Tensor("x", TensorRole::kWeight, DType::kF32, values, {3})}});
   FaultInjectingStorage counting(storage_);
   const absl::StatusOr<Checkpoint> opened = Checkpoint::Open(counting, directory);
-  ASSERT_TRUE(opened.ok()) << opened.status();
+  ASSERT_OK(opened);
   counting.FailWhere(
       [](const Operation& operation) { return operation.path.ends_with("manifest.pb"); },
       absl::InternalError("read again"));
@@ -106,23 +106,23 @@ TEST_F(CheckpointTest, StepsSortAsNumbers) {
   std::vector<int64_t> steps;
   for (const CheckpointInfo& info : list) steps.push_back(info.step);
   EXPECT_THAT(steps, ElementsAre(7, 999999, 1000000, 99999999, 100000000));
-  ASSERT_TRUE(CheckpointFolder(storage_).Prune(2).ok());
+  ASSERT_OK(CheckpointFolder(storage_).Prune(2));
   EXPECT_EQ(CheckpointFolder(storage_).List()->size(), 2);
   EXPECT_EQ(CheckpointFolder(storage_).List()->front().step, 99999999);
-  ASSERT_TRUE(CheckpointFolder(storage_).Prune(0).ok());
+  ASSERT_OK(CheckpointFolder(storage_).Prune(0));
   ASSERT_EQ(CheckpointFolder(storage_).List()->size(), 1);
   EXPECT_EQ(CheckpointFolder(storage_).List()->front().step, 100000000);
 }
 
 TEST_F(CheckpointTest, ListIgnoresWhatIsNoCheckpoint) {
-  ASSERT_TRUE(storage_.MakeDirectory("step-00000003").ok());
-  ASSERT_TRUE(storage_.MakeDirectory("step-3").ok());
-  ASSERT_TRUE(storage_.MakeDirectory("other").ok());
-  ASSERT_TRUE(WriteAll(storage_, "step-00000009", "a file").ok());
+  ASSERT_OK(storage_.MakeDirectory("step-00000003"));
+  ASSERT_OK(storage_.MakeDirectory("step-3"));
+  ASSERT_OK(storage_.MakeDirectory("other"));
+  ASSERT_OK(WriteAll(storage_, "step-00000009", "a file"));
   EXPECT_TRUE(CheckpointFolder(storage_).List()->empty());
   EXPECT_TRUE(ListCommitted(storage_, "not/there")->empty());
-  ASSERT_TRUE(CheckpointFolder(storage_).Prune(1).ok());
-  EXPECT_TRUE(storage_.List("step-00000003").ok()) << "nothing committed is newer than it";
+  ASSERT_OK(CheckpointFolder(storage_).Prune(1));
+  EXPECT_OK(storage_.List("step-00000003")) << "nothing committed is newer than it";
 }
 
 TEST_F(CheckpointTest, MissingCheckpointListsWhatIsThere) {
@@ -140,7 +140,7 @@ TEST_F(CheckpointTest, CommittedCheckpointIsNeverOverwritten) {
   values[0] = 2;
   StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}};
   EXPECT_TRUE(absl::IsAlreadyExists(TrySave(state)));
-  ASSERT_TRUE(LoadCheckpoint(storage_, StepDirectoryName(1), state).ok());
+  ASSERT_OK(LoadCheckpoint(storage_, StepDirectoryName(1), state));
   EXPECT_EQ(values[0], 1);
 }
 
@@ -231,10 +231,10 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   lenient.allow_missing = lenient.allow_unexpected = true;
   StateDict some = {{Tensor("b", TensorRole::kWeight, DType::kF32, new_b, {4}),
                      Tensor("wanted", TensorRole::kWeight, DType::kF32, new_c, {2})}};
-  const auto report = LoadCheckpoint(storage_, StepDirectoryName(1), some, lenient);
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_THAT(report->missing, ElementsAre("wanted"));
-  EXPECT_THAT(report->unexpected, ElementsAre("a", "n", "left.over"));
+  ASSERT_OK_AND_ASSIGN(const auto report,
+                       LoadCheckpoint(storage_, StepDirectoryName(1), some, lenient));
+  EXPECT_THAT(report.missing, ElementsAre("wanted"));
+  EXPECT_THAT(report.unexpected, ElementsAre("a", "n", "left.over"));
   EXPECT_EQ(new_b, b);
   EXPECT_THAT(new_c, testing::Each(-1));
 }
@@ -245,7 +245,7 @@ TEST_F(CheckpointTest, UncoveredTensorInAManifestIsAMismatch) {
   const std::string directory = MustSave(state);
   Manifest manifest = *ReadManifest(storage_, directory);
   manifest.mutable_tensors(0)->mutable_shards()->set_shape(0, 1);  // one row of two
-  ASSERT_TRUE(WriteAll(storage_, directory + "/manifest.pb", *EncodeManifest(manifest)).ok());
+  ASSERT_OK(WriteAll(storage_, directory + "/manifest.pb", *EncodeManifest(manifest)));
   const absl::Status status = LoadCheckpoint(storage_, directory, state).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor a"), HasSubstr("[1,0]")));
@@ -257,7 +257,7 @@ TEST_F(CheckpointTest, ADirectoryNamedForAnotherStepIsDamaged) {
   const std::string directory = MustSave(state, 7);
   Manifest manifest = *ReadManifest(storage_, directory);
   manifest.mutable_trainer()->set_step(9);
-  ASSERT_TRUE(WriteAll(storage_, directory + "/manifest.pb", *EncodeManifest(manifest)).ok());
+  ASSERT_OK(WriteAll(storage_, directory + "/manifest.pb", *EncodeManifest(manifest)));
   for (const absl::Status& status : {ReadManifest(storage_, directory).status(),
                                      LoadCheckpoint(storage_, directory, state).status()}) {
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
@@ -270,7 +270,7 @@ TEST_F(CheckpointTest, AMessageNamesTheManifestOnce) {
   std::vector<float> a(6, 1);
   StateDict state = {{Tensor("a", TensorRole::kWeight, DType::kF32, a, {2, 3})}};
   const std::string directory = MustSave(state);
-  ASSERT_TRUE(WriteAll(storage_, directory + "/manifest.pb", "TESSERA").ok());
+  ASSERT_OK(WriteAll(storage_, directory + "/manifest.pb", "TESSERA"));
   const std::string message = Message(ReadManifest(storage_, directory).status());
   EXPECT_THAT(message, HasSubstr("manifest.pb: offset 7"));
   EXPECT_EQ(message.find("manifest.pb"), message.rfind("manifest.pb")) << message;
@@ -317,14 +317,14 @@ TEST_F(CheckpointTest, TiedParametersAreSavedOnce) {
   StateDict tied = {{head, Tensor("wte.weight", TensorRole::kWeight, DType::kF32, values, {4})}};
   const std::string directory = MustSave(tied);
   values = {0, 0, 0, 0};
-  ASSERT_TRUE(LoadCheckpoint(storage_, directory, tied).ok());
+  ASSERT_OK(LoadCheckpoint(storage_, directory, tied));
   EXPECT_THAT(values, ElementsAre(1, 2, 3, 4));
 
   // Untied in the loading program: both names get the value.
   std::vector<float> own_head(4);
   StateDict untied = {{Tensor("lm_head.weight", TensorRole::kWeight, DType::kF32, own_head, {4}),
                        Tensor("wte.weight", TensorRole::kWeight, DType::kF32, values, {4})}};
-  ASSERT_TRUE(LoadCheckpoint(storage_, directory, untied).ok());
+  ASSERT_OK(LoadCheckpoint(storage_, directory, untied));
   EXPECT_EQ(own_head, values);
 
   // In the reverse direction, one of two values would be lost.
@@ -347,7 +347,7 @@ TEST_F(CheckpointTest, NanPayloadsScalarsAndEmptyTensorsSurvive) {
   values.assign(4, 0);
   scalar = {0};
   one = {1};
-  ASSERT_TRUE(LoadCheckpoint(storage_, directory, state).ok());
+  ASSERT_OK(LoadCheckpoint(storage_, directory, state));
   std::vector<uint32_t> loaded(4);
   std::memcpy(loaded.data(), values.data(), 16);
   EXPECT_EQ(loaded, bits);
@@ -442,7 +442,7 @@ TEST_F(CheckpointTest, WritesAreOfTheSizeThatTheStoragePrefers) {
     MemoryStorage storage;
     FaultInjectingStorage recording(storage);
     recording.SetPreferredWriteBytes(preferred);
-    ASSERT_TRUE(CheckpointFolder(recording).Save(1, state).ok());
+    ASSERT_OK(CheckpointFolder(recording).Save(1, state));
     uint64_t largest = 0;
     for (const Operation& operation : recording.operations()) {
       if (operation.kind == OperationKind::kWriteAt) {
@@ -475,10 +475,10 @@ TEST(PosixCheckpointTest, ACopyElsewhereLoads) {
       RandomTensor("x", TensorRole::kWeight, DType::kF32, {300, 1001}, random);
   LocalState state;
   state.Add(tensor, {WholeBox(tensor.shape)}, true);
-  const auto saved = SaveNow(*storage, {.step = 3}, state.dict, {}, {.root = "runs/a"});
-  ASSERT_TRUE(saved.ok()) << saved.status();
+  ASSERT_OK_AND_ASSIGN(const auto saved,
+                       SaveNow(*storage, {.step = 3}, state.dict, {}, {.root = "runs/a"}));
   std::filesystem::create_directories(root + "/elsewhere");
-  std::filesystem::copy(root + "/" + saved->directory, root + "/elsewhere/best",
+  std::filesystem::copy(root + "/" + saved.directory, root + "/elsewhere/best",
                         std::filesystem::copy_options::recursive);
   std::filesystem::remove_all(root + "/runs");
   LocalState loaded;

@@ -105,7 +105,7 @@ uint64_t ManifestBytesRead(const FaultInjectingStorage& storage) {
 
 TEST_F(CorruptionTest, NoMoreThanItsHeaderIsReadOfWhatIsNoManifest) {
   const std::string path = directory_ + "/" + std::string(kManifestFileName);
-  ASSERT_TRUE(WriteAll(storage_, path, std::string(4 << 20, 'x')).ok());
+  ASSERT_OK(WriteAll(storage_, path, std::string(4 << 20, 'x')));
   SingleProcessGroup alone;
   SpyGroup group(alone);
   LocalState state = State(false);
@@ -126,7 +126,7 @@ TEST_F(CorruptionTest, AManifestMadeToTakeMuchMemoryIsRefusedBeforeItIsHandedOut
   StoreLittleEndian(Crc32c(std::string_view(bytes).substr(kManifestHeaderBytes)),
                     bytes.data() + 24);
   StoreLittleEndian(Crc32c(std::string_view(bytes).substr(0, 28)), bytes.data() + 28);
-  ASSERT_TRUE(WriteAll(storage_, path, bytes).ok());
+  ASSERT_OK(WriteAll(storage_, path, bytes));
   SingleProcessGroup alone;
   SpyGroup group(alone);
   LocalState state = State(false);
@@ -138,10 +138,10 @@ TEST_F(CorruptionTest, AManifestMadeToTakeMuchMemoryIsRefusedBeforeItIsHandedOut
 }
 
 TEST_F(CorruptionTest, Unharmed) {
-  const auto report = VerifyCheckpoint(faulty_, directory_, {.digests = true, .io_threads = 2});
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_TRUE(report->damage.empty());
-  EXPECT_TRUE(TryLoad(faulty_).ok());
+  ASSERT_OK_AND_ASSIGN(const auto report,
+                       VerifyCheckpoint(faulty_, directory_, {.digests = true, .io_threads = 2}));
+  EXPECT_TRUE(report.damage.empty());
+  EXPECT_OK(TryLoad(faulty_));
 }
 
 TEST_F(CorruptionTest, EveryByteOfDataFiles) {
@@ -178,10 +178,10 @@ TEST_F(CorruptionTest, EveryTruncationOfDataFiles) {
     for (uint64_t size = 0; size < manifest_.files(f).size_bytes(); ++size) {
       SCOPED_TRACE(absl::StrCat(Path(f), " cut to ", size));
       faulty_.TruncateReads(Path(f), size);
-      const auto report = VerifyCheckpoint(faulty_, directory_, {.io_threads = 1});
-      ASSERT_TRUE(report.ok()) << report.status();
-      ASSERT_FALSE(report->damage.empty());
-      const Damage& damage = report->damage.back();
+      ASSERT_OK_AND_ASSIGN(const auto report,
+                           VerifyCheckpoint(faulty_, directory_, {.io_threads = 1}));
+      ASSERT_FALSE(report.damage.empty());
+      const Damage& damage = report.damage.back();
       EXPECT_EQ(damage.file, manifest_.files(f).path());
       EXPECT_EQ(damage.offset_bytes, size);
       EXPECT_NE(damage.tensor, "");
@@ -222,11 +222,11 @@ TEST_F(CorruptionTest, MissingFiles) {
     faulty_.FailWhere(
         [&](const Operation& o) { return o.kind == OperationKind::kOpen && o.path == Path(f); },
         absl::NotFoundError("injected"));
-    const auto report = VerifyCheckpoint(faulty_, directory_, {.io_threads = 1});
-    ASSERT_TRUE(report.ok());
-    ASSERT_EQ(report->damage.size(), 1);
-    EXPECT_EQ(report->damage[0].file, manifest_.files(f).path());
-    EXPECT_NE(report->damage[0].tensor, "");
+    ASSERT_OK_AND_ASSIGN(const auto report,
+                         VerifyCheckpoint(faulty_, directory_, {.io_threads = 1}));
+    ASSERT_EQ(report.damage.size(), 1);
+    EXPECT_EQ(report.damage[0].file, manifest_.files(f).path());
+    EXPECT_NE(report.damage[0].tensor, "");
     EXPECT_TRUE(absl::IsNotFound(TryLoad(faulty_)));
     faulty_.ClearFaults();
   }
@@ -249,12 +249,12 @@ TEST_F(CorruptionTest, AStorageThatFailsIsNoDamage) {
 
 TEST_F(CorruptionTest, FilesThatWereSwapped) {
   // Each is complete and well-formed, but does not match the manifest.
-  ASSERT_TRUE(storage_.Rename(Path(0), "swap").ok());
-  ASSERT_TRUE(storage_.Rename(Path(1), Path(0)).ok());
-  ASSERT_TRUE(storage_.Rename("swap", Path(1)).ok());
-  const auto report = VerifyCheckpoint(storage_, directory_, {.digests = true, .io_threads = 1});
-  ASSERT_TRUE(report.ok());
-  EXPECT_GE(report->damage.size(), 2);
+  ASSERT_OK(storage_.Rename(Path(0), "swap"));
+  ASSERT_OK(storage_.Rename(Path(1), Path(0)));
+  ASSERT_OK(storage_.Rename("swap", Path(1)));
+  ASSERT_OK_AND_ASSIGN(const auto report,
+                       VerifyCheckpoint(storage_, directory_, {.digests = true, .io_threads = 1}));
+  EXPECT_GE(report.damage.size(), 2);
   EXPECT_TRUE(absl::IsDataLoss(TryLoad(storage_)));
 }
 
@@ -263,12 +263,12 @@ TEST_F(CorruptionTest, DigestsThatBelongToOtherTensors) {
   std::swap(*forged.mutable_tensors(0)->mutable_digest(),
             *forged.mutable_tensors(3)->mutable_digest());
   ASSERT_OK_AND_ASSIGN(const auto bytes, EncodeManifest(forged));
-  ASSERT_TRUE(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), bytes).ok());
-  const auto report = VerifyCheckpoint(storage_, directory_, {.digests = true, .io_threads = 1});
-  ASSERT_TRUE(report.ok());
-  ASSERT_EQ(report->damage.size(), 2);
-  EXPECT_EQ(report->damage[0].tensor, "wte.weight");
-  EXPECT_NE(report->damage[0].message.find("digest"), std::string::npos);
+  ASSERT_OK(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), bytes));
+  ASSERT_OK_AND_ASSIGN(const auto report,
+                       VerifyCheckpoint(storage_, directory_, {.digests = true, .io_threads = 1}));
+  ASSERT_EQ(report.damage.size(), 2);
+  EXPECT_EQ(report.damage[0].tensor, "wte.weight");
+  EXPECT_NE(report.damage[0].message.find("digest"), std::string::npos);
 }
 
 TEST_F(CorruptionTest, AnyChunkSizeOfAManifestIsSafe) {
@@ -284,11 +284,11 @@ TEST_F(CorruptionTest, AnyChunkSizeOfAManifestIsSafe) {
       }
     }
     ASSERT_OK_AND_ASSIGN(const auto bytes, EncodeManifest(forged));
-    ASSERT_TRUE(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), bytes).ok());
-    const auto report = VerifyCheckpoint(storage_, directory_, {.digests = true, .io_threads = 2});
-    ASSERT_TRUE(report.ok());
+    ASSERT_OK(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), bytes));
+    ASSERT_OK_AND_ASSIGN(const auto report, VerifyCheckpoint(storage_, directory_,
+                                                             {.digests = true, .io_threads = 2}));
     const bool cuts_elements = chunk_bytes % 8 != 0;  // one tensor is I64
-    EXPECT_EQ(report->damage.empty(), !cuts_elements);
+    EXPECT_EQ(report.damage.empty(), !cuts_elements);
     EXPECT_EQ(absl::IsDataLoss(TryLoad(storage_)), cuts_elements) << chunk_bytes;
   }
 }
@@ -340,12 +340,12 @@ TEST_F(ManyFilesTest, ChunksThatAreNotReportedAreNotSearched) {
   ASSERT_GT(manifest.files(0).chunk_crc32c_size(), 1000);
   const std::string path = saved.directory + "/" + manifest.files(0).path();
   const std::string garbage(manifest.files(0).size_bytes(), 'x');
-  ASSERT_TRUE(WriteAll(storage_, path, garbage).ok());
+  ASSERT_OK(WriteAll(storage_, path, garbage));
   const int64_t before = GetDamageCounters().located;
-  const auto report = VerifyCheckpoint(storage_, saved.directory, {.io_threads = 2});
-  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_OK_AND_ASSIGN(const auto report,
+                       VerifyCheckpoint(storage_, saved.directory, {.io_threads = 2}));
   EXPECT_EQ(GetDamageCounters().located - before, 100);
-  EXPECT_LT(report->damage.size(), 105);
+  EXPECT_LT(report.damage.size(), 105);
 }
 
 TEST_F(ManyFilesTest, PiecesThatCannotBeReadAreReportedOnlySoOften) {

@@ -59,7 +59,7 @@ TEST_F(DirectoryTest, AnUnreadableDirectoryIsSkippedAndNamed) {
     EXPECT_THAT(std::string(unreadable[0].committed.status().message()),
                 HasSubstr("List step-00000001"));
     EXPECT_TRUE(CheckpointFolder(faulty).ListUncommitted()->empty());
-    ASSERT_TRUE(CheckpointFolder(faulty).Prune(static_cast<int>(list.size()) - 1).ok());
+    ASSERT_OK(CheckpointFolder(faulty).Prune(static_cast<int>(list.size()) - 1));
     EXPECT_EQ(CheckpointFolder(faulty).List()->size(), list.size() - 1);
     MustSave(storage_, 2);
   }
@@ -76,9 +76,9 @@ TEST_F(DirectoryTest, PruningDoesNotCountDamagedCheckpoints) {
     }
     return std::string();
   };
-  ASSERT_TRUE(storage_.Delete(data_file("step-00000006")).ok());
-  ASSERT_TRUE(WriteAll(storage_, data_file("step-00000005"), "short").ok());
-  ASSERT_TRUE(WriteAll(storage_, "step-00000003/manifest.pb", "garbage").ok());
+  ASSERT_OK(storage_.Delete(data_file("step-00000006")));
+  ASSERT_OK(WriteAll(storage_, data_file("step-00000005"), "short"));
+  ASSERT_OK(WriteAll(storage_, "step-00000003/manifest.pb", "garbage"));
   FaultInjectingStorage faulty(storage_);
   faulty.FailWhere(
       [](const Operation& operation) { return operation.path == "step-00000004/manifest.pb"; },
@@ -87,7 +87,7 @@ TEST_F(DirectoryTest, PruningDoesNotCountDamagedCheckpoints) {
   EXPECT_EQ(CheckpointFolder(storage_).List()->size(), 6);
   EXPECT_TRUE(absl::IsPermissionDenied(CheckpointFolder(faulty).Prune(1)));
   EXPECT_EQ(CheckpointFolder(storage_).List()->front().step, 2);
-  ASSERT_TRUE(CheckpointFolder(storage_).Prune(1).ok());
+  ASSERT_OK(CheckpointFolder(storage_).Prune(1));
   EXPECT_THAT(*storage_.List(""),
               ElementsAre("step-00000004/", "step-00000005/", "step-00000006/"));
 }
@@ -96,9 +96,9 @@ TEST_F(DirectoryTest, PruningDoesNotCountDamagedCheckpoints) {
 TEST_F(DirectoryTest, PruningLeavesLaterIncompleteSavesAlone) {
   for (const int64_t step : {1, 2, 3, 4, 5}) MustSave(storage_, step);
   for (const char* const dir : {"step-00000001", "step-00000004", "step-00000005"}) {
-    ASSERT_TRUE(storage_.Delete(std::string(dir) + "/manifest.pb").ok());
+    ASSERT_OK(storage_.Delete(std::string(dir) + "/manifest.pb"));
   }
-  ASSERT_TRUE(CheckpointFolder(storage_).Prune(1).ok());
+  ASSERT_OK(CheckpointFolder(storage_).Prune(1));
   EXPECT_THAT(*storage_.List(""),
               ElementsAre("step-00000003/", "step-00000004/", "step-00000005/"));
 }
@@ -118,10 +118,10 @@ TEST_F(DirectoryTest, PruningGoesOnAfterAnError) {
 // A discard that was interrupted leaves a directory under the name that it was given.
 TEST_F(DirectoryTest, PruningSettlesWhatAnInterruptedDiscardLeft) {
   for (const int64_t step : {1, 2, 3}) MustSave(storage_, step);
-  ASSERT_TRUE(storage_.Rename("step-00000003", "step-00000003.discarded-0000abcd").ok());
-  ASSERT_TRUE(storage_.Rename("step-00000001", "step-00000009.discarded-0000abcd").ok());
-  ASSERT_TRUE(storage_.Delete("step-00000009.discarded-0000abcd/manifest.pb").ok());
-  ASSERT_TRUE(CheckpointFolder(storage_).Prune(2).ok());
+  ASSERT_OK(storage_.Rename("step-00000003", "step-00000003.discarded-0000abcd"));
+  ASSERT_OK(storage_.Rename("step-00000001", "step-00000009.discarded-0000abcd"));
+  ASSERT_OK(storage_.Delete("step-00000009.discarded-0000abcd/manifest.pb"));
+  ASSERT_OK(CheckpointFolder(storage_).Prune(2));
   EXPECT_THAT(*storage_.List(""), ElementsAre("step-00000002/", "step-00000003/"));
 }
 
@@ -136,7 +136,7 @@ TEST(DirectoryLinksTest, PruningLeavesLinksAndWhatTheyLeadToAlone) {
   const auto storage = *OpenPosixStorage(runs.path());
   for (const int64_t step : {600, 700, 800}) MustSave(*storage, step);
   EXPECT_EQ(CheckpointFolder(*storage).List()->size(), 4);
-  ASSERT_TRUE(CheckpointFolder(*storage).Prune(2).ok());
+  ASSERT_OK(CheckpointFolder(*storage).Prune(2));
   std::vector<int64_t> steps;
   const auto left = CheckpointFolder(*storage).List();
   for (const CheckpointInfo& info : *left) steps.push_back(info.step);

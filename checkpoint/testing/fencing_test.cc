@@ -46,10 +46,10 @@ float SavedValue(Storage& storage) {
   const auto checkpoint = Checkpoint::Open(storage, directory);
   if (absl::IsNotFound(checkpoint.status())) return -1;
   const auto verified = VerifyCheckpoint(storage, directory, {.digests = true});
-  EXPECT_TRUE(verified.ok()) << verified.status();
+  EXPECT_OK(verified);
   if (verified.ok()) EXPECT_TRUE(verified->damage.empty()) << verified->damage[0].message;
   const auto elements = checkpoint->LoadTensor<float>("weight");
-  EXPECT_TRUE(elements.ok()) << elements.status();
+  EXPECT_OK(elements);
   if (!elements.ok()) return -2;
   for (const float element : *elements) EXPECT_EQ(element, elements->front());
   return elements->front();
@@ -94,7 +94,7 @@ TEST(FencingTest, ARunThatStoodStillChangesNothingThatIsCommitted) {
     const absl::Status first = SaveValue(interrupted.storage(), 1);
     happened = interrupted.happened();
     if (!happened) {
-      EXPECT_TRUE(first.ok()) << first;
+      EXPECT_OK(first);
       break;
     }
     EXPECT_TRUE(second.ok() || absl::IsAlreadyExists(second)) << second;
@@ -126,7 +126,7 @@ TEST(FencingTest, ALateCommitIsNeverDeletedAsIncomplete) {
       const TestFolder folder;
       const std::string root = rolling ? absl::StrCat(folder.path(), "/rolling-0") : folder.path();
       const auto place = *OpenPosixStorage(root, {.create_root = true});
-      if (!rolling) ASSERT_TRUE(SaveValue(*place, 3, kStep + 1).ok());
+      if (!rolling) ASSERT_OK(SaveValue(*place, 3, kStep + 1));
       std::promise<void> stands, continues;
       absl::Status late;
       std::thread run([&] {

@@ -46,7 +46,7 @@ class FewThreadsTest : public testing::TestWithParam<int> {
     RunRanks(2, [&](ProcessGroup& group) {
       const LocalState state = RowsOf(tensors_, group.rank(), 2, true);
       const auto report = CheckpointFolder(storage_).Save(1, state.dict, On(group, options_));
-      ASSERT_TRUE(report.ok()) << report.status();
+      ASSERT_OK(report);
     });
   }
 
@@ -65,9 +65,9 @@ INSTANTIATE_TEST_SUITE_P(Threads, FewThreadsTest, testing::Values(0, 1, 2, 5));
 
 TEST_P(FewThreadsTest, SavesAndVerifies) {
   SaveByTwo();
-  const auto verified = VerifyCheckpoint(storage_, kDirectory, {.digests = true, .io_threads = 4});
-  ASSERT_TRUE(verified.ok()) << verified.status();
-  EXPECT_TRUE(verified->damage.empty());
+  ASSERT_OK_AND_ASSIGN(const auto verified,
+                       VerifyCheckpoint(storage_, kDirectory, {.digests = true, .io_threads = 4}));
+  EXPECT_TRUE(verified.damage.empty());
 }
 
 TEST_P(FewThreadsTest, LoadsAlone) {
@@ -91,9 +91,9 @@ TEST_P(FewThreadsTest, LoadsTogether) {
     if (group.rank() != 1) state.dict.tensors.pop_back();
     LoadOptions options;
     options.staging_bytes = 1;  // the minimum: a buffer of each kind
-    const auto loaded = LoadCheckpoint(storage_, kDirectory, state.dict, On(group, options));
-    ASSERT_TRUE(loaded.ok()) << loaded.status();
-    EXPECT_GT(loaded->bytes_received, 0);
+    ASSERT_OK_AND_ASSIGN(const auto loaded,
+                         LoadCheckpoint(storage_, kDirectory, state.dict, On(group, options)));
+    EXPECT_GT(loaded.bytes_received, 0);
     ExpectHeld(state);
   });
 }
@@ -110,7 +110,7 @@ TEST_P(FewThreadsTest, SavesBehindTheProgramOrInTheForeground) {
     const std::vector<SaveOutcome> outcomes = saver.Finish();
     ASSERT_EQ(outcomes.size(), 2);
     for (const SaveOutcome& outcome : outcomes) {
-      ASSERT_TRUE(outcome.report.ok()) << outcome.report.status();
+      ASSERT_OK(outcome.report);
       if (GetParam() == 0) {
         EXPECT_THAT(outcome.report->note, HasSubstr("saved in the foreground: cannot start"));
         EXPECT_EQ(outcome.report->blocked_seconds, outcome.report->seconds);
@@ -137,9 +137,9 @@ TEST_P(FewThreadsTest, Rewrites) {
       const auto report,
       Rewrite(saved, {ranks, plan}, target, "", metadata,
               {.memory_bytes = LeastRewriteMemory(saved.manifest(), plan.manifest)}));
-  const auto verified = VerifyCheckpoint(target, kDirectory, {.digests = true, .io_threads = 4});
-  ASSERT_TRUE(verified.ok()) << verified.status();
-  EXPECT_TRUE(verified->damage.empty());
+  ASSERT_OK_AND_ASSIGN(const auto verified,
+                       VerifyCheckpoint(target, kDirectory, {.digests = true, .io_threads = 4}));
+  EXPECT_TRUE(verified.damage.empty());
 }
 
 }  // namespace

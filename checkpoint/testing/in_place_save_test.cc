@@ -195,12 +195,11 @@ class InPlaceSaveTest : public testing::Test {
   }
 
   void ExpectSaved() {
-    const auto verified =
-        VerifyCheckpoint(storage_, StepDirectoryName(1), {.digests = true, .io_threads = 1});
-    ASSERT_TRUE(verified.ok()) << verified.status();
-    EXPECT_TRUE(verified->damage.empty()) << verified->damage[0].message;
+    ASSERT_OK_AND_ASSIGN(const auto verified, VerifyCheckpoint(storage_, StepDirectoryName(1),
+                                                               {.digests = true, .io_threads = 1}));
+    EXPECT_TRUE(verified.damage.empty()) << verified.damage[0].message;
     LocalState state = RowsOf(tensors_, 0, 1, /*fill=*/false);
-    ASSERT_TRUE(LoadCheckpoint(storage_, StepDirectoryName(1), state.dict).ok());
+    ASSERT_OK(LoadCheckpoint(storage_, StepDirectoryName(1), state.dict));
     for (size_t t = 0; t < tensors_.size(); ++t) {
       EXPECT_TRUE(LocalState::Holds(state.dict.tensors[t].shards[0], tensors_[t])) << t;
     }
@@ -220,17 +219,17 @@ TEST_F(InPlaceSaveTest, CopiesOnlyWhatIsBetweenWholeBlocks) {
       return absl::OkStatus();
     });
     if (waits) {
-      ASSERT_TRUE(CheckpointFolder(watched).Save(1, state_.dict).ok());
+      ASSERT_OK(CheckpointFolder(watched).Save(1, state_.dict));
     } else {
       AsyncSaver saver(watched, options_);
       saver.Start(1, state_.dict);
-      ASSERT_TRUE(saver.Finish()[0].report.ok());
+      ASSERT_OK(saver.Finish()[0].report);
     }
     // The header, and what lies between the blocks of two tensors, or behind the last.
     EXPECT_GT(in_place, kTensors * Memory(0).size() - (6 * 64 << 10)) << waits;
     EXPECT_LT(copied, 6 * 64 << 10) << waits;
     ExpectSaved();
-    ASSERT_TRUE(storage_.DeleteTree(StepDirectoryName(1)).ok());
+    ASSERT_OK(storage_.DeleteTree(StepDirectoryName(1)));
   }
 }
 
@@ -261,15 +260,15 @@ TEST_F(InPlaceSaveTest, BuffersAreWrittenSideBySideBehindTheProgram) {
     SaveOptions save;
     save.io_threads = 1;
     if (waits) {
-      ASSERT_TRUE(CheckpointFolder(watched).Save(1, state, save).ok());
+      ASSERT_OK(CheckpointFolder(watched).Save(1, state, save));
     } else {
       AsyncSaver saver(watched, options_);
       saver.Start(1, state);
-      ASSERT_TRUE(saver.Finish()[0].report.ok());
+      ASSERT_OK(saver.Finish()[0].report);
     }
     EXPECT_GE(order.size(), waits ? 2 : 5);
     if (waits) EXPECT_THAT(order, ElementsAre(0, 1));
-    ASSERT_TRUE(storage_.DeleteTree(StepDirectoryName(1)).ok());
+    ASSERT_OK(storage_.DeleteTree(StepDirectoryName(1)));
   }
 }
 
@@ -295,9 +294,9 @@ TEST_F(InPlaceSaveTest, AnUpdateAndTheDiskWorkTowardsEachOther) {
       saver.WaitUntilCopied(orders[0][0], 4096);  // is written
       gate.count_down();
     }
-    ASSERT_TRUE(saver.Finish()[0].report.ok());
+    ASSERT_OK(saver.Finish()[0].report);
     ExpectSaved();
-    ASSERT_TRUE(storage_.DeleteTree(StepDirectoryName(1)).ok());
+    ASSERT_OK(storage_.DeleteTree(StepDirectoryName(1)));
   }
   ASSERT_GE(orders[0].size(), 4);
   std::reverse(orders[0].begin() + 2, orders[0].end());
@@ -319,7 +318,7 @@ TEST_F(InPlaceSaveTest, AnUpdateWaitsForTheWriteOfItsMemory) {
   gate.AwaitArrival();
   ExpectToWait(saver, Memory(in_flight).first(4096), "the memory is being written",
                [&] { gate.Open(); });
-  ASSERT_TRUE(saver.Finish()[0].report.ok());
+  ASSERT_OK(saver.Finish()[0].report);
   ExpectSaved();
 }
 
@@ -343,7 +342,7 @@ TEST_F(InPlaceSaveTest, WhatIsWrittenIsCheckedBeforeItIsOverwritten) {
   Overwrite(saver, Memory(2).first(512 << 10));
   gate.Open();
   ExpectToWait(saver, Memory(0), "the memory is being checked", [&] { trap.Open(); });
-  ASSERT_TRUE(saver.Finish()[0].report.ok());
+  ASSERT_OK(saver.Finish()[0].report);
   ExpectSaved();
 }
 
@@ -378,7 +377,7 @@ TEST_F(InPlaceSaveTest, AnUpdateWaitsForTheCheckOfItsMemory) {
     second.Open();
     first->Open();
     for (std::thread& update : updates) update.join();
-    ASSERT_TRUE(saver.Finish()[0].report.ok());
+    ASSERT_OK(saver.Finish()[0].report);
   }
   ExpectSaved();
 }
@@ -396,7 +395,7 @@ TEST_F(InPlaceSaveTest, AnUpdateThatWaitsHasMoreCopied) {
   });
   AsyncSaver saver(watched, options_);
   saver.Start(0, state_.dict);  // has touched memory for the next one
-  ASSERT_TRUE(saver.Finish()[0].report.ok());
+  ASSERT_OK(saver.Finish()[0].report);
   copied = 0;
   stops = true;
   saver.Start(1, state_.dict);
@@ -405,7 +404,7 @@ TEST_F(InPlaceSaveTest, AnUpdateThatWaitsHasMoreCopied) {
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   gate.Open();
   update.join();
-  ASSERT_TRUE(saver.Finish()[0].report.ok());
+  ASSERT_OK(saver.Finish()[0].report);
   EXPECT_GE(copied, 1 << 20);
   ExpectSaved();
 }
@@ -423,7 +422,7 @@ TEST_F(InPlaceSaveTest, WhatIsNotBeingWrittenIsCopiedForAnUpdate) {
   Overwrite(saver, Memory(2).last(512 << 10));  // returns, although the disk stands still
   EXPECT_FALSE(saver.Poll().has_value());
   gate.Open();
-  ASSERT_TRUE(saver.Finish()[0].report.ok());
+  ASSERT_OK(saver.Finish()[0].report);
   ExpectSaved();
 }
 
@@ -485,9 +484,9 @@ TEST_F(InPlaceSaveTest, RacesWithAnUpdate) {
           }
         }
         const std::vector<SaveOutcome> outcomes = saver.Finish();
-        ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
+        ASSERT_OK(outcomes[0].report);
         ExpectSaved();
-        ASSERT_TRUE(storage_.DeleteTree(StepDirectoryName(1)).ok());
+        ASSERT_OK(storage_.DeleteTree(StepDirectoryName(1)));
       }
     }
   }
@@ -502,7 +501,7 @@ TEST_F(InPlaceSaveTest, NoMemoryIsPreparedForWhatIsNotCopied) {
     StagingPool staging;
     const SaveContext context = {watched,     "",         nullptr, group, options_.save,
                                  /*ahead=*/2, plan_cache, staging};
-    ASSERT_TRUE(PlanAhead(context, state_.dict).ok());
+    ASSERT_OK(PlanAhead(context, state_.dict));
     while (staging.Prefault()) {
     }
     // The last piece is too small to be written in place.
@@ -522,7 +521,7 @@ TEST_F(InPlaceSaveTest, MemoryIsPreparedForWhatAnUpdateCameToFirst) {
                                state_.dict, [&](const std::shared_ptr<DataWriter>& writer) {
                                  if (updates) writer->WaitUntilCopied(Memory(0).data(), 4096);
                                });
-    ASSERT_TRUE(saved.ok()) << saved.status();
+    ASSERT_OK(saved);
     while (staging.Prefault()) {
     }
     EXPECT_EQ(staging.present_bytes() >= 3 << 20, updates);

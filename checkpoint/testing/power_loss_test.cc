@@ -209,8 +209,8 @@ TEST_F(PowerLossTest, ASaveByTwoMachines) {
 TEST_F(PowerLossTest, ASaveInThePlaceOfOneThatDied) {
   PowerLossScenario scenario;
   scenario.prepare = [](const std::string& root) {
-    ASSERT_TRUE(SaveAlone(root, 1).ok());
-    ASSERT_TRUE(SaveAlone(root, 2).ok());
+    ASSERT_OK(SaveAlone(root, 1));
+    ASSERT_OK(SaveAlone(root, 2));
     std::filesystem::rename(root + "/step-00000002/manifest.pb",
                             root + "/step-00000002/manifest.pb.tmp");
   };
@@ -251,7 +251,7 @@ TEST_F(PowerLossTest, ARewrite) {
   PowerLossScenario scenario;
   scenario.prepare = [](const std::string& root) {
     std::filesystem::create_directory(root + "/old");
-    ASSERT_TRUE(SaveAlone(root + "/old", 1).ok());
+    ASSERT_OK(SaveAlone(root + "/old", 1));
   };
   scenario.run = RewriteForTwo;
   scenario.check = [](const FileImage& image, bool finished) -> std::string {
@@ -273,7 +273,7 @@ TEST_F(PowerLossTest, ARewrite) {
 TEST_F(PowerLossTest, ARemoval) {
   PowerLossScenario scenario;
   scenario.prepare = [](const std::string& root) {
-    for (const int64_t step : {1, 2, 3}) ASSERT_TRUE(SaveAlone(root, step).ok());
+    for (const int64_t step : {1, 2, 3}) ASSERT_OK(SaveAlone(root, step));
   };
   scenario.run = [](const std::string& root) {
     return CheckpointFolder(**OpenPosixStorage(root)).Prune(/*keep=*/1);

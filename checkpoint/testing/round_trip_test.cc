@@ -110,23 +110,22 @@ TEST(RoundTripTest, RandomShardingsToRandomShardings) {
     save_options.staging_bytes = 1 << (random() % 16);
     std::string directory;
     RunRanks(savers, [&](ProcessGroup& group) {
-      const auto report =
+      ASSERT_OK_AND_ASSIGN(
+          const auto report,
           SaveNow(storage, {.step = round, .metadata = save_options.metadata},
-                  saved[group.rank()]->dict, On(group, save_options), {.root = "run"});
-      ASSERT_TRUE(report.ok()) << report.status();
-      if (group.rank() == 0) directory = report->directory;
+                  saved[group.rank()]->dict, On(group, save_options), {.root = "run"}));
+      if (group.rank() == 0) directory = report.directory;
     });
     ASSERT_EQ(directory, "run/" + StepDirectoryName(round));
 
-    const auto verified = VerifyCheckpoint(storage, directory, {.digests = true, .io_threads = 2});
-    ASSERT_TRUE(verified.ok()) << verified.status();
-    for (const Damage& damage : verified->damage) {
+    ASSERT_OK_AND_ASSIGN(const auto verified,
+                         VerifyCheckpoint(storage, directory, {.digests = true, .io_threads = 2}));
+    for (const Damage& damage : verified.damage) {
       ADD_FAILURE() << damage.file << " " << damage.tensor << " " << damage.message;
     }
 
-    const auto manifest = ReadManifest(storage, directory);
-    ASSERT_TRUE(manifest.ok()) << manifest.status();
-    for (const LogicalTensor& saved_tensor : manifest->tensors()) {
+    ASSERT_OK_AND_ASSIGN(const auto manifest, ReadManifest(storage, directory));
+    for (const LogicalTensor& saved_tensor : manifest.tensors()) {
       EXPECT_EQ(DigestOf(saved_tensor), DigestOf(tensors, saved_tensor.name()))
           << saved_tensor.name();
     }
@@ -137,9 +136,9 @@ TEST(RoundTripTest, RandomShardingsToRandomShardings) {
     load_options.staging_bytes = 1 << (random() % 16);
     RunRanks(loaders, [&](ProcessGroup& group) {
       StateDict& dict = loaded[group.rank()]->dict;
-      const auto report = LoadCheckpoint(storage, directory, dict, On(group, load_options));
-      ASSERT_TRUE(report.ok()) << report.status();
-      EXPECT_TRUE(report->missing.empty() && report->unexpected.empty());
+      ASSERT_OK_AND_ASSIGN(const auto report,
+                           LoadCheckpoint(storage, directory, dict, On(group, load_options)));
+      EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
     });
     for (const auto& state : loaded) {
       for (const ShardedTensor& tensor : state->dict.tensors) {

@@ -83,7 +83,7 @@ testing::AssertionResult Loads(Storage& storage, int64_t step, int ranks, int64_
 TEST(S3CheckpointTest, BytesThatAreDamagedOnTheirWayAreReadAgainAFewTimes) {
   S3Server server;
   const std::shared_ptr<Storage> storage = MustOpen(server);
-  ASSERT_TRUE(SaveStep(*storage, 1, 1, 100).ok());
+  ASSERT_OK(SaveStep(*storage, 1, 1, 100));
   const Fault damaged_data = {
       .kind = FaultKind::kDamageAnswer, .method = "GET", .key_part = "/model-", .times = 2};
   server.AddFault(damaged_data);
@@ -93,11 +93,11 @@ TEST(S3CheckpointTest, BytesThatAreDamagedOnTheirWayAreReadAgainAFewTimes) {
   server.AddFault(
       {.kind = FaultKind::kDamageAnswer, .method = "GET", .key_part = "/manifest.pb", .times = 2});
   SingleProcessGroup alone;
-  const auto resumed =
-      ResumeFromLatest(storage, alone, {}, [](const Checkpoint&) { return absl::OkStatus(); });
-  ASSERT_TRUE(resumed.ok()) << resumed.status();
-  EXPECT_TRUE(resumed->checkpoint.has_value());
-  EXPECT_TRUE(resumed->skipped.empty());
+  ASSERT_OK_AND_ASSIGN(
+      const auto resumed,
+      ResumeFromLatest(storage, alone, {}, [](const Checkpoint&) { return absl::OkStatus(); }));
+  EXPECT_TRUE(resumed.checkpoint.has_value());
+  EXPECT_TRUE(resumed.skipped.empty());
   EXPECT_EQ(server.fault_count(), 4);
 
   Fault always = damaged_data;
@@ -110,12 +110,12 @@ TEST(S3CheckpointTest, SavedByFourRanksAndLoadedByThree) {
   constexpr int64_t kRows = 12'000;  // 12 MB a rank: several parts each
   S3Server server;
   const auto storage = MustOpen(server);
-  ASSERT_TRUE(SaveStep(*storage, 7, 4, kRows).ok());
+  ASSERT_OK(SaveStep(*storage, 7, 4, kRows));
   EXPECT_EQ(CheckpointFolder(*storage).FindLatest()->step, 7);
   EXPECT_TRUE(Loads(*storage, 7, 3, kRows));
-  const auto verified = VerifyCheckpoint(*storage, StepDirectoryName(7), {.digests = true});
-  ASSERT_TRUE(verified.ok()) << verified.status();
-  EXPECT_TRUE(verified->damage.empty());
+  ASSERT_OK_AND_ASSIGN(const auto verified,
+                       VerifyCheckpoint(*storage, StepDirectoryName(7), {.digests = true}));
+  EXPECT_TRUE(verified.damage.empty());
   EXPECT_EQ(server.upload_count(), 0);
   int parts = 0;
   for (const std::string& request : server.requests()) {
@@ -144,7 +144,7 @@ TEST_P(S3VendorCheckpointTest, FailuresThatPassAreNotNoticed) {
     ASSERT_EQ(SaveStep(*storage, step, 2, kRows), absl::OkStatus());
     EXPECT_TRUE(Loads(*storage, step, 3, kRows));
   }
-  ASSERT_TRUE(CheckpointFolder(*storage).Prune(1).ok());
+  ASSERT_OK(CheckpointFolder(*storage).Prune(1));
   server.ClearFaults();
   EXPECT_EQ(CheckpointFolder(*storage).List()->size(), 1);
   EXPECT_TRUE(Loads(*storage, 3, 1, kRows));

@@ -80,14 +80,14 @@ class S3FencingTest : public ::testing::Test {
   float Value(const std::string& directory) {
     const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(*storage_, directory);
     if (absl::IsNotFound(checkpoint.status())) return -1;
-    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    EXPECT_OK(checkpoint);
     if (!checkpoint.ok()) return -2;
     const auto verified = VerifyCheckpoint(*storage_, directory, {.digests = true});
     EXPECT_TRUE(verified.ok() && verified->damage.empty())
         << directory << ": "
         << (verified.ok() ? verified->damage[0].message : verified.status().ToString());
     const auto elements = checkpoint->LoadTensor<float>("weight");
-    EXPECT_TRUE(elements.ok()) << elements.status();
+    EXPECT_OK(elements);
     return elements.ok() ? elements->front() : -2;
   }
   // The steps of all committed checkpoints, newest first, each of them whole.
@@ -125,18 +125,18 @@ class S3FencingTest : public ::testing::Test {
   void DeleteAll() {
     const std::vector<CheckpointInfo> all = *ListForResume(*storage_);
     for (const CheckpointInfo& saved : all) {
-      EXPECT_TRUE(storage_->DeleteTree(saved.directory).ok());
+      EXPECT_OK(storage_->DeleteTree(saved.directory));
     }
   }
   // Everything that a run deletes in the course of time.
   void GoOn(int64_t step) {
-    ASSERT_TRUE(SaveStep(step, 1, /*rolling=*/true).ok());
-    ASSERT_TRUE(SaveStep(step + 1, 1, /*rolling=*/true).ok());
-    ASSERT_TRUE(SaveStep(step + 2, 1, /*rolling=*/true).ok());
-    ASSERT_TRUE(SaveStep(step + 3, 1).ok());
-    ASSERT_TRUE(SaveStep(step + 4, 1).ok());
-    ASSERT_TRUE(Retain(1).ok());
-    ASSERT_TRUE(CheckpointFolder(*storage_).Prune(1).ok());
+    ASSERT_OK(SaveStep(step, 1, /*rolling=*/true));
+    ASSERT_OK(SaveStep(step + 1, 1, /*rolling=*/true));
+    ASSERT_OK(SaveStep(step + 2, 1, /*rolling=*/true));
+    ASSERT_OK(SaveStep(step + 3, 1));
+    ASSERT_OK(SaveStep(step + 4, 1));
+    ASSERT_OK(Retain(1));
+    ASSERT_OK(CheckpointFolder(*storage_).Prune(1));
   }
 
   S3Server server_;
@@ -144,9 +144,9 @@ class S3FencingTest : public ::testing::Test {
 };
 
 TEST_F(S3FencingTest, WhatWasSetAsideStaysAndANewSaveOfTheStepStandsBesideIt) {
-  ASSERT_TRUE(SaveStep(4, 4).ok());
-  ASSERT_TRUE(SaveStep(8, 8).ok());
-  ASSERT_TRUE(SaveStep(7, 7, /*rolling=*/true).ok());
+  ASSERT_OK(SaveStep(4, 4));
+  ASSERT_OK(SaveStep(8, 8));
+  ASSERT_OK(SaveStep(7, 7, /*rolling=*/true));
   const std::string rolling = ListForResume(*storage_)->at(1).directory;
   EXPECT_THAT(rolling, ::testing::MatchesRegex("rolling-0/[0-9a-f]{8}/step-00000007"));
   const Ledger data = DataOf("step-00000008"), rolling_data = DataOf(rolling);
@@ -154,14 +154,14 @@ TEST_F(S3FencingTest, WhatWasSetAsideStaysAndANewSaveOfTheStepStandsBesideIt) {
   EXPECT_THAT(*AbandonLater(*storage_, 4), ElementsAre("step-00000008/manifest.pb.abandoned",
                                                        rolling + "/manifest.pb.abandoned"));
   EXPECT_THAT(Steps(), ElementsAre(4));
-  ASSERT_TRUE(SaveStep(8, 80).ok());
+  ASSERT_OK(SaveStep(8, 80));
   EXPECT_EQ(Value("step-00000008"), 80);
   ExpectThere(data);
   // Once more: the second one gets a name of its own.
   const Ledger again = DataOf("step-00000008");
   EXPECT_EQ(again.size(), 2 * data.size());
   EXPECT_THAT(*AbandonLater(*storage_, 4), ElementsAre("step-00000008/manifest.pb.abandoned-2"));
-  ASSERT_TRUE(SaveStep(8, 81).ok());
+  ASSERT_OK(SaveStep(8, 81));
   GoOn(12);
   EXPECT_EQ(ManifestOf("step-00000008", ".abandoned"), manifest);
   EXPECT_EQ(Value("step-00000008"), -1) << "retention deletes the checkpoint beside it";
@@ -176,8 +176,8 @@ TEST_F(S3FencingTest, WhatWasSetAsideStaysAndANewSaveOfTheStepStandsBesideIt) {
 }
 
 TEST_F(S3FencingTest, NothingIsDeletedBesideASetAsideManifestThatCannotBeRead) {
-  ASSERT_TRUE(SaveStep(4, 4).ok());
-  ASSERT_TRUE(SaveStep(8, 8).ok());
+  ASSERT_OK(SaveStep(4, 4));
+  ASSERT_OK(SaveStep(8, 8));
   std::string manifest = ManifestOf("step-00000008");
   manifest[manifest.size() / 2] ^= 1;
   server_.PutObject(absl::StrCat(kPrefix, "step-00000008/manifest.pb"), manifest);
@@ -186,7 +186,7 @@ TEST_F(S3FencingTest, NothingIsDeletedBesideASetAsideManifestThatCannotBeRead) {
       ResumeFromLatest(storage_, alone, {}, [](const Checkpoint&) { return absl::OkStatus(); });
   ASSERT_TRUE(resumed.ok() && resumed->checkpoint.has_value());
   EXPECT_EQ(resumed->checkpoint->step(), 4);
-  ASSERT_TRUE(SaveStep(8, 80).ok());
+  ASSERT_OK(SaveStep(8, 80));
   const Ledger data = DataOf("step-00000008");
   GoOn(12);
   EXPECT_EQ(Value("step-00000008"), 80);
@@ -196,12 +196,12 @@ TEST_F(S3FencingTest, NothingIsDeletedBesideASetAsideManifestThatCannotBeRead) {
 
 // The program that sets a checkpoint aside dies at each of its requests.
 TEST_F(S3FencingTest, SettingAsideMayBeInterruptedAnywhere) {
-  ASSERT_TRUE(SaveStep(4, 4).ok());
+  ASSERT_OK(SaveStep(4, 4));
   bool done = false;
   for (int number = 0; !done; ++number) {
     SCOPED_TRACE(absl::StrCat("request ", number));
     ASSERT_LT(number, 100);
-    ASSERT_TRUE(SaveStep(8, 8).ok());
+    ASSERT_OK(SaveStep(8, 8));
     const Ledger data = DataOf("step-00000008");
     const std::string manifest = ManifestOf("step-00000008");
     server_.AddFault({.status = 403, .code = "AccessDenied", .skip = number, .times = kForever});
@@ -209,14 +209,14 @@ TEST_F(S3FencingTest, SettingAsideMayBeInterruptedAnywhere) {
     server_.ClearFaults();
     if (ManifestOf("step-00000008", ".abandoned") != manifest) {
       EXPECT_THAT(Steps(), ElementsAre(8, 4));
-      ASSERT_TRUE(AbandonLater(*storage_, 4).ok());
+      ASSERT_OK(AbandonLater(*storage_, 4));
     }
     EXPECT_THAT(Steps(), ElementsAre(4));
     // The step is saved again, and once more.
-    ASSERT_TRUE(SaveStep(8, 80).ok());
+    ASSERT_OK(SaveStep(8, 80));
     EXPECT_EQ(Value("step-00000008"), 80);
     ExpectThere(data);
-    ASSERT_TRUE(AbandonLater(*storage_, 4).ok());
+    ASSERT_OK(AbandonLater(*storage_, 4));
     GoOn(12);
     ExpectThere(data);
     int copies = 0;
@@ -225,16 +225,16 @@ TEST_F(S3FencingTest, SettingAsideMayBeInterruptedAnywhere) {
                 server_.contents(key) == manifest;
     }
     EXPECT_EQ(copies, 1);
-    ASSERT_TRUE(storage_->DeleteTree("step-00000008").ok());
+    ASSERT_OK(storage_->DeleteTree("step-00000008"));
     DeleteAll();
-    ASSERT_TRUE(SaveStep(4, 4).ok());
+    ASSERT_OK(SaveStep(4, 4));
   }
 }
 
 TEST_F(S3FencingTest, ALateCommitFailsWhereRetentionHasDeletedItsData) {
   WhileCommitting("step-00000008", [&] {
-    ASSERT_TRUE(SaveStep(12, 12).ok());
-    ASSERT_TRUE(Retain(1).ok());
+    ASSERT_OK(SaveStep(12, 12));
+    ASSERT_OK(Retain(1));
     EXPECT_THAT(DataOf("step-00000008"), IsEmpty());
   });
   const absl::Status late = SaveStep(8, 8);
@@ -245,22 +245,22 @@ TEST_F(S3FencingTest, ALateCommitFailsWhereRetentionHasDeletedItsData) {
   const auto verified = VerifyCheckpoint(*storage_, "step-00000008", {});
   EXPECT_TRUE(absl::IsNotFound(verified.status())) << verified.status();
   EXPECT_THAT(verified.status().ToString(), HasSubstr("discarded"));
-  ASSERT_TRUE(SaveStep(8, 80).ok());
+  ASSERT_OK(SaveStep(8, 80));
   EXPECT_EQ(Value("step-00000008"), 80);
   EXPECT_THAT(Steps(), ElementsAre(12, 8));
 }
 
 TEST_F(S3FencingTest, ALateCommitOverATombstoneFailsAfterAnotherDeletion) {
   WhileCommitting("step-00000008", [&] {
-    ASSERT_TRUE(SaveStep(12, 12).ok());
-    ASSERT_TRUE(Retain(1).ok());
+    ASSERT_OK(SaveStep(12, 12));
+    ASSERT_OK(Retain(1));
   });
   ExpectFenced(SaveStep(8, 8));
   // The second attempt replaces the tombstone, which is no longer the one that it has found.
   WhileCommitting(
       "step-00000008",
       [&] {
-        ASSERT_TRUE(Retain(1).ok());
+        ASSERT_OK(Retain(1));
         EXPECT_THAT(DataOf("step-00000008"), IsEmpty());
       },
       /*replaces_tombstone=*/true);
@@ -270,7 +270,7 @@ TEST_F(S3FencingTest, ALateCommitOverATombstoneFailsAfterAnotherDeletion) {
 
 // The deletion stands between its tombstone and the data: what the commit finds is complete.
 TEST_F(S3FencingTest, ACommitFailsAlsoBeforeItsDataIsDeleted) {
-  ASSERT_TRUE(SaveStep(12, 12).ok());
+  ASSERT_OK(SaveStep(12, 12));
   for (int tombstones = 0; tombstones < 3; ++tombstones) {
     SCOPED_TRACE(tombstones);
     std::promise<void> deleting, continues;
@@ -280,7 +280,7 @@ TEST_F(S3FencingTest, ACommitFailsAlsoBeforeItsDataIsDeleted) {
                       }});
     std::thread other;
     const absl::Status saved = SaveStep(8, 8, /*rolling=*/false, [&] {
-      other = std::thread([&] { EXPECT_TRUE(Retain(1).ok()); });
+      other = std::thread([&] { EXPECT_OK(Retain(1)); });
       deleting.get_future().wait();
       return absl::OkStatus();
     });
@@ -294,10 +294,10 @@ TEST_F(S3FencingTest, ACommitFailsAlsoBeforeItsDataIsDeleted) {
 // No checkpoint is committed that takes its place: the data of an attempt stays.
 TEST_F(S3FencingTest, DataIsDeletedOnlyBehindANewerCheckpoint) {
   WhileCommitting("/step-00000008", [&] {
-    EXPECT_TRUE(EmptyRollingSlot(*storage_).ok());
-    ASSERT_TRUE(Retain(1).ok());
+    EXPECT_OK(EmptyRollingSlot(*storage_));
+    ASSERT_OK(Retain(1));
   });
-  ASSERT_TRUE(SaveStep(8, 8, /*rolling=*/true).ok());
+  ASSERT_OK(SaveStep(8, 8, /*rolling=*/true));
   EXPECT_THAT(Steps(), ElementsAre(8));
 }
 
@@ -306,7 +306,7 @@ TEST_F(S3FencingTest, ALateRollingCommitIsWholeOrFails) {
     SCOPED_TRACE(saves);
     WhileCommitting("/step-00000008", [&] {
       for (int64_t step = 8; step < 8 + saves; ++step) {
-        ASSERT_TRUE(SaveStep(step, 80, /*rolling=*/true).ok());
+        ASSERT_OK(SaveStep(step, 80, /*rolling=*/true));
       }
     });
     const absl::Status late = SaveStep(8, 8, /*rolling=*/true);
@@ -319,31 +319,30 @@ TEST_F(S3FencingTest, ALateRollingCommitIsWholeOrFails) {
 
 // Another run saves the same step, deletes the late one's data, and then gives its checkpoint up.
 TEST_F(S3FencingTest, ALateCommitFailsAfterTheCheckpointThatTookItsPlaceIsGone) {
-  const std::vector<std::function<void()>> ways = {
-      [&] {
-        ASSERT_TRUE(SaveStep(12, 12).ok());
-        ASSERT_TRUE(Retain(1).ok());
-      },
-      [&] { ASSERT_TRUE(AbandonLater(*storage_, 4).ok()); }};
+  const std::vector<std::function<void()>> ways = {[&] {
+                                                     ASSERT_OK(SaveStep(12, 12));
+                                                     ASSERT_OK(Retain(1));
+                                                   },
+                                                   [&] { ASSERT_OK(AbandonLater(*storage_, 4)); }};
   for (size_t way = 0; way < ways.size(); ++way) {
     SCOPED_TRACE(way);
     WhileCommitting("step-00000008", [&] {
-      ASSERT_TRUE(SaveStep(8, 80).ok());
+      ASSERT_OK(SaveStep(8, 80));
       ways[way]();
     });
     ExpectFenced(SaveStep(8, 8));
     EXPECT_EQ(Value("step-00000008"), -1);
     Steps();
-    ASSERT_TRUE(SaveStep(8, 81).ok());
+    ASSERT_OK(SaveStep(8, 81));
     EXPECT_EQ(Value("step-00000008"), 81);
-    ASSERT_TRUE(storage_->DeleteTree("step-00000008").ok());
+    ASSERT_OK(storage_->DeleteTree("step-00000008"));
   }
 }
 
 TEST_F(S3FencingTest, ACommitDeletesTheDataOfRunsThatDied) {
   const std::string left = "step-00000008/model-00001-of-00001-0badcafe.safetensors";
-  ASSERT_TRUE(WriteAll(*storage_, left, "a part").ok());
-  ASSERT_TRUE(SaveStep(8, 80).ok());
+  ASSERT_OK(WriteAll(*storage_, left, "a part"));
+  ASSERT_OK(SaveStep(8, 80));
   EXPECT_EQ(Value("step-00000008"), 80);
   EXPECT_EQ(DataOf("step-00000008").size(), 1);
 }
@@ -353,9 +352,9 @@ TEST_F(S3FencingTest, ACommitDeletesTheDataOfRunsThatDied) {
 TEST_F(S3FencingTest, ACommitThatArrivesAgainAfterItsDeletionIsRefused) {
   std::promise<void> deleted;
   WhileCommitting("step-00000008", [&] { deleted.get_future().wait(); });
-  ASSERT_TRUE(SaveStep(8, 8).ok());
-  ASSERT_TRUE(SaveStep(12, 12).ok());
-  ASSERT_TRUE(Retain(1).ok());
+  ASSERT_OK(SaveStep(8, 8));
+  ASSERT_OK(SaveStep(12, 12));
+  ASSERT_OK(Retain(1));
   deleted.set_value();
   for (int i = 0; i < 20; ++i) {
     absl::SleepFor(absl::Milliseconds(10));
@@ -368,30 +367,30 @@ TEST_F(S3FencingTest, ACommitWithoutItsFilesIsTakenBack) {
   WhileCommitting("step-00000008", [&] {
     const Ledger data = DataOf("step-00000008");
     for (const auto& [key, contents] : data) {
-      ASSERT_TRUE(storage_->Delete(key.substr(sizeof(kPrefix) - 1)).ok());
+      ASSERT_OK(storage_->Delete(key.substr(sizeof(kPrefix) - 1)));
     }
   });
   const absl::Status saved = SaveStep(8, 8);
   EXPECT_TRUE(absl::IsAborted(saved)) << saved;
   EXPECT_EQ(Value("step-00000008"), -1);
-  ASSERT_TRUE(SaveStep(8, 80).ok());
+  ASSERT_OK(SaveStep(8, 80));
   EXPECT_EQ(Value("step-00000008"), 80);
 }
 
 TEST_F(S3FencingTest, TombstonesGoAfterADay) {
   WhileCommitting("step-00000008", [&] {
-    ASSERT_TRUE(SaveStep(12, 12).ok());
-    ASSERT_TRUE(Retain(1).ok());
+    ASSERT_OK(SaveStep(12, 12));
+    ASSERT_OK(Retain(1));
   });
   ExpectFenced(SaveStep(8, 8));
   const std::string key = absl::StrCat(kPrefix, "step-00000008/manifest.pb");
-  ASSERT_TRUE(Retain(1).ok());
+  ASSERT_OK(Retain(1));
   std::string tombstone = server_.contents(key);
   const size_t at = tombstone.find_first_of("0123456789");
   ASSERT_NE(at, std::string::npos) << tombstone;
   tombstone.replace(at, 10, absl::StrCat(absl::ToUnixSeconds(absl::Now()) - 25 * 3600));
   server_.PutObject(key, tombstone);
-  ASSERT_TRUE(Retain(1).ok());
+  ASSERT_OK(Retain(1));
   for (const std::string& left : server_.keys()) {
     EXPECT_FALSE(absl::StrContains(left, "step-00000008")) << left;
   }
@@ -400,12 +399,12 @@ TEST_F(S3FencingTest, TombstonesGoAfterADay) {
 // Folders that releases before attempts had folders of their own have left.
 TEST_F(S3FencingTest, RollingCheckpointsOfEarlierReleasesAreFoundAndReplaced) {
   std::vector<float> elements(64, 5);
-  ASSERT_TRUE(SaveNow(*storage_, {.step = 5}, OneTensor(elements), {}, {.root = "rolling-0"}).ok());
-  ASSERT_TRUE(SaveNow(*storage_, {.step = 6}, OneTensor(elements), {}, {.root = "rolling-1"}).ok());
+  ASSERT_OK(SaveNow(*storage_, {.step = 5}, OneTensor(elements), {}, {.root = "rolling-0"}));
+  ASSERT_OK(SaveNow(*storage_, {.step = 6}, OneTensor(elements), {}, {.root = "rolling-1"}));
   EXPECT_THAT(Steps(), ElementsAre(6, 5));
-  ASSERT_TRUE(SaveStep(7, 7, /*rolling=*/true).ok());
+  ASSERT_OK(SaveStep(7, 7, /*rolling=*/true));
   EXPECT_THAT(Steps(), ElementsAre(7, 6));
-  ASSERT_TRUE(SaveStep(8, 8, /*rolling=*/true).ok());
+  ASSERT_OK(SaveStep(8, 8, /*rolling=*/true));
   EXPECT_THAT(Steps(), ElementsAre(8, 7));
 }
 
@@ -417,7 +416,7 @@ class S3WithoutMetadataTest : public S3FencingTest {
 TEST_F(S3WithoutMetadataTest, ACommitWhoseAnswerIsLostHasSucceeded) {
   server_.AddFault(
       {.kind = FaultKind::kLoseAnswer, .method = "PUT", .key_part = "/manifest.pb", .times = 2});
-  ASSERT_TRUE(SaveStep(8, 8).ok());
+  ASSERT_OK(SaveStep(8, 8));
   EXPECT_EQ(Value("step-00000008"), 8);
   EXPECT_TRUE(absl::IsAlreadyExists(SaveStep(8, 80)));
   EXPECT_EQ(Value("step-00000008"), 8);

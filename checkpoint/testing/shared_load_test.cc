@@ -97,9 +97,9 @@ class SharedLoadTest : public testing::TestWithParam<bool> {
         rows.shape[0] = group.rank() == 0 ? half : rows.shape[0] - half;
         state.Add(tensor, {rows}, true);
       }
-      const auto report = CheckpointFolder(storage_).Save(1, state.dict, On(group, options));
-      ASSERT_TRUE(report.ok()) << report.status();
-      if (group.rank() == 0) directory_ = report->directory;
+      ASSERT_OK_AND_ASSIGN(const auto report,
+                           CheckpointFolder(storage_).Save(1, state.dict, On(group, options)));
+      if (group.rank() == 0) directory_ = report.directory;
     });
   }
 
@@ -135,7 +135,7 @@ class SharedLoadTest : public testing::TestWithParam<bool> {
 
   void ExpectAllHeld(const Outcome& outcome) {
     for (size_t r = 0; r < outcome.states.size(); ++r) {
-      ASSERT_TRUE(outcome.reports[r].ok()) << outcome.reports[r].status();
+      ASSERT_OK(outcome.reports[r]);
       for (size_t t = 0; t < tensors_.size(); ++t) {
         for (const Shard& shard : outcome.states[r]->dict.tensors[t].shards) {
           EXPECT_TRUE(LocalState::Holds(shard, tensors_[t]))
@@ -278,14 +278,12 @@ TEST_P(SharedLoadTest, AReaderWaitsForASlowRankToPlaceThePieces) {
 TEST(HostMemoryTest, IsSeenThroughItsOfferAlone) {
   const absl::StatusOr<HostMemory> memory = HostMemory::Create(9 << 20);
   if (!memory.ok()) GTEST_SKIP() << memory.status() << " (needs: shared_huge_pages)";
-  absl::StatusOr<HostMemory> owned = HostMemory::Create(10'000);
-  ASSERT_TRUE(owned.ok()) << owned.status();
-  const std::optional<HostMemory> small = *std::move(owned);
+  ASSERT_OK_AND_ASSIGN(HostMemory owned, HostMemory::Create(10'000));
+  const std::optional<HostMemory> small = std::move(owned);
   const MemoryOffer offer = HostMemory::OfferOf(small);
-  const absl::StatusOr<HostMemory> mapped = HostMemory::Map(offer);
-  ASSERT_TRUE(mapped.ok()) << mapped.status();
+  ASSERT_OK_AND_ASSIGN(const HostMemory mapped, HostMemory::Map(offer));
   small->data()[9'999] = std::byte(7);
-  EXPECT_EQ(mapped->data()[9'999], std::byte(7));
+  EXPECT_EQ(mapped.data()[9'999], std::byte(7));
   MemoryOffer other = offer;
   other.set_mark(std::string(HostMemory::kMarkBytes, 'x'));
   EXPECT_TRUE(absl::IsUnavailable(HostMemory::Map(other).status()));
@@ -310,10 +308,10 @@ TEST(HostMemoryTest, OffersReachTheRanksOfTheSameHostAndMapsTheirOwners) {
     offer.set_size_bytes(bytes);
     return offer.SerializeAsString();
   };
-  const auto answers = OffersByHost({offer("a", 1), offer("b", 2), offer("a", 3), offer("a", 0)});
-  ASSERT_TRUE(answers.ok()) << answers.status();
+  ASSERT_OK_AND_ASSIGN(const auto answers,
+                       OffersByHost({offer("a", 1), offer("b", 2), offer("a", 3), offer("a", 0)}));
   std::vector<std::vector<uint32_t>> seen;
-  for (const std::string& answer : *answers) {
+  for (const std::string& answer : answers) {
     MemoryOffers offers;
     ASSERT_TRUE(offers.ParseFromString(answer));
     seen.emplace_back();
@@ -322,12 +320,12 @@ TEST(HostMemoryTest, OffersReachTheRanksOfTheSameHostAndMapsTheirOwners) {
   EXPECT_EQ(seen, (std::vector<std::vector<uint32_t>>{{2}, {}, {0}, {0, 2}}));
   RankSet owners;
   owners.add_rank(2);
-  const auto mappers = WhoMapped({owners.SerializeAsString(), "", owners.SerializeAsString()});
-  ASSERT_TRUE(mappers.ok()) << mappers.status();
+  ASSERT_OK_AND_ASSIGN(const auto mappers,
+                       WhoMapped({owners.SerializeAsString(), "", owners.SerializeAsString()}));
   RankSet of_two;
-  ASSERT_TRUE(of_two.ParseFromString((*mappers)[2]));
+  ASSERT_TRUE(of_two.ParseFromString(mappers[2]));
   EXPECT_EQ(of_two.rank_size(), 2);
-  EXPECT_EQ((*mappers)[0], "");
+  EXPECT_EQ(mappers[0], "");
   owners.add_rank(3);
   EXPECT_FALSE(WhoMapped({owners.SerializeAsString()}).ok());
 }

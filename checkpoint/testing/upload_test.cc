@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
@@ -39,7 +40,7 @@ class UploadTest : public testing::Test {
   void ExpectLoads() {
     std::vector<float> loaded(kElements);
     const auto report = LoadCheckpoint(*storage_, directory_, OneTensor(loaded));
-    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_OK(report);
     EXPECT_EQ(loaded, weight_);
   }
 
@@ -67,37 +68,36 @@ class UploadTest : public testing::Test {
 };
 
 TEST_F(UploadTest, ASaveIsWholeInTheRemoteStorage) {
-  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
-  const auto verified = VerifyCheckpoint(remote_files_, directory_, {.digests = true});
-  ASSERT_TRUE(verified.ok()) << verified.status();
-  EXPECT_TRUE(verified->damage.empty());
+  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
+  ASSERT_OK_AND_ASSIGN(const auto verified,
+                       VerifyCheckpoint(remote_files_, directory_, {.digests = true}));
+  EXPECT_TRUE(verified.damage.empty());
 }
 
 TEST_F(UploadTest, SoIsOneInTheBackground) {
   AsyncSaver saver(*storage_, {});
   saver.Start(1, OneTensor(weight_));
-  for (const SaveOutcome& outcome : saver.Finish()) EXPECT_TRUE(outcome.report.ok());
-  const auto verified = VerifyCheckpoint(remote_files_, directory_, {.digests = true});
-  ASSERT_TRUE(verified.ok()) << verified.status();
-  EXPECT_TRUE(verified->damage.empty());
+  for (const SaveOutcome& outcome : saver.Finish()) EXPECT_OK(outcome.report);
+  ASSERT_OK_AND_ASSIGN(const auto verified,
+                       VerifyCheckpoint(remote_files_, directory_, {.digests = true}));
+  EXPECT_TRUE(verified.damage.empty());
 }
 
 TEST_F(UploadTest, ARestartReadsWhatIsNearby) {
-  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
-  const auto copies = DropDamagedCopies(*storage_, directory_);
-  ASSERT_TRUE(copies.ok()) << copies.status();
-  EXPECT_EQ(copies->dropped_files, 0);
-  EXPECT_GT(copies->good_bytes, kElements * sizeof(float));
+  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
+  ASSERT_OK_AND_ASSIGN(const auto copies, DropDamagedCopies(*storage_, directory_));
+  EXPECT_EQ(copies.dropped_files, 0);
+  EXPECT_GT(copies.good_bytes, kElements * sizeof(float));
   ExpectLoads();
   EXPECT_EQ(RemoteReadsOfData(), 0);
 }
 
 TEST_F(UploadTest, ADamagedCopyIsDropped) {
-  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
+  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
   const std::string path = DataFile(nearby_files_);
   std::string contents = *ReadAll(nearby_files_, path, 1 << 20);
   contents[contents.size() / 2] ^= 1;
-  ASSERT_TRUE(WriteAll(nearby_files_, path, contents).ok());
+  ASSERT_OK(WriteAll(nearby_files_, path, contents));
   EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->dropped_files, 1);
   EXPECT_FALSE(nearby_files_.Open(path).ok());
   ExpectLoads();
@@ -105,26 +105,26 @@ TEST_F(UploadTest, ADamagedCopyIsDropped) {
 }
 
 TEST_F(UploadTest, ALoadReadsTheOriginalOfADamagedCopy) {
-  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
+  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
   const std::string path = DataFile(nearby_files_);
   const size_t bytes = ReadAll(nearby_files_, path, 1 << 20)->size();
-  ASSERT_TRUE(WriteAll(nearby_files_, path, std::string(bytes, '\0')).ok());
+  ASSERT_OK(WriteAll(nearby_files_, path, std::string(bytes, '\0')));
   ExpectLoads();
-  const auto verified = VerifyCheckpoint(*storage_, directory_, {.digests = true});
-  ASSERT_TRUE(verified.ok()) << verified.status();
-  EXPECT_TRUE(verified->damage.empty());
+  ASSERT_OK_AND_ASSIGN(const auto verified,
+                       VerifyCheckpoint(*storage_, directory_, {.digests = true}));
+  EXPECT_TRUE(verified.damage.empty());
 }
 
 TEST_F(UploadTest, ACopyOfAnotherLengthIsDropped) {
-  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
-  ASSERT_TRUE(WriteAll(nearby_files_, DataFile(nearby_files_), "short").ok());
+  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
+  ASSERT_OK(WriteAll(nearby_files_, DataFile(nearby_files_), "short"));
   EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->dropped_files, 1);
   ExpectLoads();
 }
 
 TEST_F(UploadTest, ARestartElsewhereReadsTheRemoteFiles) {
-  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
-  ASSERT_TRUE(ForgetCopiesBut(*storage_->staging(), "").ok());
+  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
+  ASSERT_OK(ForgetCopiesBut(*storage_->staging(), ""));
   EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->good_bytes, 0);
   ExpectLoads();
 }
@@ -137,7 +137,7 @@ TEST_F(UploadTest, AFailedUploadCommitsNothing) {
   EXPECT_FALSE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
   EXPECT_TRUE(CheckpointFolder(*storage_).List()->empty());
   remote_->ClearFaults();
-  ASSERT_TRUE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
+  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
   EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->dropped_files, 0);
   ExpectLoads();
 }

@@ -66,7 +66,7 @@ class VerifyLoadedTest : public testing::Test {
     RunRanks(2, [&](ProcessGroup& group) {
       const LocalState state = RowsOf(tensors_, group.rank(), 2);
       const auto report = CheckpointFolder(storage_).Save(1, state.dict, {.group = &group});
-      ASSERT_TRUE(report.ok()) << report.status();
+      ASSERT_OK(report);
     });
   }
 
@@ -190,7 +190,7 @@ TEST_F(VerifyLoadedTest, NothingIsReadTwiceAndNothingIsFound) {
   SaveTensors();
   for (const int ranks : {1, 2, 3}) {
     for (const auto& report : LoadOn(ranks, Whole)) {
-      ASSERT_TRUE(report.ok()) << report.status();
+      ASSERT_OK(report);
       EXPECT_EQ(report->digests_verified, 3);
       EXPECT_THAT(report->digests_unverified, ElementsAre());
       EXPECT_GT(report->verify_seconds, 0);
@@ -198,7 +198,7 @@ TEST_F(VerifyLoadedTest, NothingIsReadTwiceAndNothingIsFound) {
   }
   options_.verify_digests = false;
   const auto reports = LoadOn(1, Whole);
-  ASSERT_TRUE(reports[0].ok());
+  ASSERT_OK(reports[0]);
   EXPECT_EQ(reports[0]->digests_verified, 0);
 }
 
@@ -221,14 +221,14 @@ TEST_F(VerifyLoadedTest, AnyShardingIsVerified) {
       with_elements += tensor.bytes.empty() ? 0 : 1;
     }
     SingleProcessGroup alone;
-    ASSERT_TRUE(CheckpointFolder(storage_).Save(1, source.dict).ok());
+    ASSERT_OK(CheckpointFolder(storage_).Save(1, source.dict));
     // Every rank holds the whole tensor, split at different places: replicas that overlap in part.
     const int ranks = 1 + static_cast<int>(random_() % 3);
     const auto cut = [&](int, const WholeTensor& tensor) {
       return RandomCut(tensor.shape, 1 + random_() % 4, random_);
     };
     for (const auto& report : LoadOn(ranks, cut, {}, &random_)) {
-      ASSERT_TRUE(report.ok()) << "round " << round << ": " << report.status();
+      ASSERT_OK(report) << "round " << round;
       EXPECT_EQ(report->digests_verified, with_elements) << "round " << round;
       EXPECT_THAT(report->digests_unverified, ElementsAre());
     }
@@ -308,7 +308,7 @@ TEST_F(VerifyLoadedTest, WhatChangesBetweenRanksNamesTheReceiver) {
 TEST_F(VerifyLoadedTest, BoxesThatOverlapInPart) {
   SaveTensors();
   for (const auto& report : LoadOn(4, Overlapping)) {
-    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_OK(report);
     EXPECT_EQ(report->digests_verified, 3);
   }
   // The first element of rank 1's box is also in rank 0's.
@@ -326,7 +326,7 @@ TEST_F(VerifyLoadedTest, WhatCannotBeVerifiedIsSaid) {
     return std::vector<Box>{box};
   };
   const auto reports = LoadOn(2, part);
-  ASSERT_TRUE(reports[1].ok()) << reports[1].status();
+  ASSERT_OK(reports[1]);
   EXPECT_EQ(reports[1]->digests_verified, 1);
   EXPECT_THAT(reports[1]->digests_unverified,
               ElementsAre("b: loaded in part", "a: converted to another dtype"));

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/testing.h"
 #include "base/threads.h"
 #include "comm/mpi/datagram_socket.h"
 #include "comm/mpi/host_address.h"
@@ -46,10 +47,9 @@ class MonitorTest : public testing::Test {
  protected:
   void Create(int ranks) {
     for (int rank = 0; rank < ranks; ++rank) {
-      auto monitor = Monitor::Create();
-      ASSERT_TRUE(monitor.ok()) << monitor.status();
-      addresses_.push_back((*monitor)->address());
-      monitors_.push_back(*std::move(monitor));
+      ASSERT_OK_AND_ASSIGN(auto monitor, Monitor::Create());
+      addresses_.push_back(monitor->address());
+      monitors_.push_back(std::move(monitor));
     }
   }
   void Start() {
@@ -86,10 +86,9 @@ TEST_F(MonitorTest, ARankThatHasAnsweredBeforeHasGoneWhenItsPortIsClosed) {
 // An address that leads to another machine, as a bridge of containers does, refuses everything.
 TEST_F(MonitorTest, ARefusalFromAnAddressThatHasNeverAnsweredMeansNothing) {
   Create(2);
-  auto elsewhere = DatagramSocket::Open(/*hear_refusals=*/false);
-  ASSERT_TRUE(elsewhere.ok()) << elsewhere.status();
-  addresses_[1].port = (*elsewhere)->port();
-  elsewhere->reset();
+  ASSERT_OK_AND_ASSIGN(auto elsewhere, DatagramSocket::Open(/*hear_refusals=*/false));
+  addresses_[1].port = elsewhere->port();
+  elsewhere.reset();
   Start();
   for (int i = 0; i < 5; ++i) EXPECT_EQ(Ask(0, 1).kind, PeerState::kSilent);
 }

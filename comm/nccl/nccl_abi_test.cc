@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "base/testing.h"
 #include "comm/nccl/nccl_api.h"
 #include "comm/nccl/nccl_library.h"
 
@@ -47,9 +48,8 @@ TEST(NcclAbiTest, DefaultsAreThoseOfTheInitializer) {
 
 // Needs no GPU.
 TEST(NcclAbiTest, TheToolkitsLibraryHasEveryFunction) {
-  const absl::StatusOr<std::unique_ptr<NcclApi>> nccl = OpenNccl(NcclPlaces());
-  ASSERT_TRUE(nccl.ok()) << nccl.status();
-  EXPECT_EQ((*nccl)->ErrorString(NcclApi::kSuccess), "no error");
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<NcclApi> nccl, OpenNccl(NcclPlaces()));
+  EXPECT_EQ(nccl->ErrorString(NcclApi::kSuccess), "no error");
 }
 
 }  // namespace

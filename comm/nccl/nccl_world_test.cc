@@ -19,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "comm/nccl/testing/fake_nccl.h"
 #include "comm/testing/conformance.h"
 #include "comm/threads/thread_world.h"
@@ -117,7 +118,7 @@ TEST_P(NcclConformance, Holds) {
       cluster.Run([which = which](Communicator& comm, FakeDeviceRuntime&, Stream&) {
         return ConformanceCases()[which].run(comm);
       });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -156,7 +157,7 @@ bool FollowsKernels(uint64_t seed, bool follow, std::function<bool(int64_t)> dro
         }
         return absl::OkStatus();
       });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
   return right;
 }
 
@@ -179,7 +180,7 @@ TEST(NcclWorldTest, AThreadThatHasNotSelectedTheDeviceDrivesOperations) {
         EXPECT_EQ(data.front(), 2);
         return waited;
       });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 TEST(NcclWorldTest, AMissingEventWaitIsFound) {
@@ -395,7 +396,7 @@ TEST(NcclWorldTest, MessagesWaitForNothingElse) {
           TESSERA_RETURN_IF_ERROR(sent.Wait());
           return ahead.Wait();
         });
-    EXPECT_TRUE(status.ok()) << seed << ": " << status;
+    EXPECT_OK(status) << seed;
   }
 }
 
@@ -433,7 +434,7 @@ TEST(NcclWorldTest, AllocatedPiecesAreGivenBack) {
         const std::string used = compute.context().DescribeMemory();
         return used == "nothing" ? absl::OkStatus() : absl::InternalError(used);
       });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 }  // namespace

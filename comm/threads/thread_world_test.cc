@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "absl/strings/match.h"
+#include "base/testing.h"
 #include "base/threads.h"
 #include "comm/testing/conformance.h"
 
@@ -150,7 +151,7 @@ TEST(ThreadWorld, AForgottenOperationEndsBeforeItsBuffer) {
     }
     return comm.Barrier();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 TEST(ThreadWorld, GroupsOfOneRankServeSeveralThreads) {
@@ -170,7 +171,7 @@ TEST(ThreadWorld, GroupsOfOneRankServeSeveralThreads) {
     thread.join();
     return !status.ok() || ok ? status : absl::InternalError("the other thread's sums");
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 // Ranks wait for each other: if one cannot start, none runs.

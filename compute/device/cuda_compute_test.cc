@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/testing.h"
 #include "compute/device/cuda_device.h"
 #include "compute/device/training_device.h"
 #include "compute/kernels/backend.h"
@@ -20,9 +21,8 @@ namespace {
 TEST(CudaComputeTest, EveryDeviceComputes) {
   if (CudaDeviceCount() == 0) GTEST_SKIP() << "no GPU (needs: gpu)";
   for (int index = 0; index < CudaDeviceCount(); ++index) {
-    const absl::StatusOr<std::unique_ptr<TrainingDevice>> opened = OpenCudaDevice(index);
-    ASSERT_TRUE(opened.ok()) << opened.status();
-    TrainingDevice& gpu = **opened;
+    ASSERT_OK_AND_ASSIGN(const std::unique_ptr<TrainingDevice> opened, OpenCudaDevice(index));
+    TrainingDevice& gpu = *opened;
     const Tensor a(DType::kF32, {16, 32}, gpu.device), b(DType::kF32, {32, 8}, gpu.device);
     const Tensor c(DType::kF32, {16, 8}, gpu.device);
     gpu.backend->Fill({a, 2});

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/parallel/gradient_norm.h"
@@ -121,7 +122,7 @@ std::vector<Result> RunSplit(const Split& split, int64_t micro_batches) {
     TESSERA_ASSIGN_OR_RETURN(results[group.rank()], RunRank(split, micro_batches, group));
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status << " " << split.name();
+  EXPECT_OK(status) << " " << split.name();
   return results;
 }
 

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/parallel/replicas.h"
@@ -169,11 +170,12 @@ TEST(GradientNormTest, AddsBlocksInTheTree) {
         0, b * kGradientBlock, std::min(grad.view().elements(), (b + 1) * kGradientBlock));
     backend->SumsOfSquares({{&block, 1}, kGradientBlock, {&blocks[b], 1}});
   }
-  const auto norm = GradientNorm::Create(
-      *backend, {{.key = "p", .elements = grad.view().elements(), .begin = 0, .grad = grad.view()}},
-      {});
-  ASSERT_TRUE(norm.ok()) << norm.status();
-  EXPECT_EQ(*(*norm)->Compute(Stop), std::sqrt(TreeSum(blocks)));
+  ASSERT_OK_AND_ASSIGN(
+      const auto norm,
+      GradientNorm::Create(
+          *backend,
+          {{.key = "p", .elements = grad.view().elements(), .begin = 0, .grad = grad.view()}}, {}));
+  EXPECT_EQ(*norm->Compute(Stop), std::sqrt(TreeSum(blocks)));
 }
 
 TEST(GradientNormTest, WhatIsNotFiniteIsSeenEverywhere) {
@@ -246,7 +248,7 @@ TEST(GradientNormTest, GoesOnWhereDivergenceIsAllowed) {
           return absl::OkStatus();
         },
         &norms);
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
     EXPECT_EQ(norms[0], norms[1]) << mesh.name();
     // Two computations on two ranks.
     EXPECT_EQ(calls, 4);
@@ -274,7 +276,7 @@ TEST(GradientNormTest, OnlyNumbersTravel) {
     EXPECT_EQ(group.counters().bytes_sent(), 3 * 8);
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status << mesh.name();
+  EXPECT_OK(status) << mesh.name();
 }
 
 absl::Status CreateOnTwoRanks(const std::vector<GradientPart>& first,
@@ -293,9 +295,9 @@ TEST(GradientNormTest, RefusesPartsThatDoNotFitTogether) {
   const GradientPart whole = {.key = "p", .elements = 256, .begin = 0, .grad = block.view()};
   const GradientPart none = {.key = "p", .elements = 256, .begin = 0, .grad = {}};
   const GradientPart longer = {.key = "p", .elements = 512, .begin = 0, .grad = block.view()};
-  EXPECT_TRUE(CreateOnTwoRanks({whole}, {none}, true).ok());
-  EXPECT_TRUE(CreateOnTwoRanks({none}, {whole}, true).ok());
-  EXPECT_TRUE(CreateOnTwoRanks({whole}, {}, false).ok());
+  EXPECT_OK(CreateOnTwoRanks({whole}, {none}, true));
+  EXPECT_OK(CreateOnTwoRanks({none}, {whole}, true));
+  EXPECT_OK(CreateOnTwoRanks({whole}, {}, false));
   for (const absl::Status& status :
        {CreateOnTwoRanks({none}, {none}, true), CreateOnTwoRanks({longer}, {longer}, true),
         CreateOnTwoRanks({whole}, {longer}, true), CreateOnTwoRanks({whole}, {}, true),

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/parallel/micro_batches.h"
@@ -146,7 +147,7 @@ std::vector<Element> RunSteps(const Case& which, Table table, int64_t steps) {
     Note(reducer, by_rank[group.rank()]);
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status << " " << which.name();
+  EXPECT_OK(status) << " " << which.name();
   // With ZeRO 0 every rank's copy is checked.
   for (const std::vector<Element>& mine : by_rank) {
     flat.resize(mine.size());
@@ -237,7 +238,7 @@ TEST(GradientReducerOneRankTest, FastWritesWhereTheOptimizerReads) {
     FakeModel model(Parameters(Table::kPlain), 1);
     const int64_t before = TensorMemory(MemoryCategory::kGradients).live_bytes;
     GradientReducer reducer(*backend, model.layout(), Options(which, nullptr, model));
-    ASSERT_TRUE(RunStep(which, 0, 0, model, reducer).ok());
+    ASSERT_OK(RunStep(which, 0, 0, model, reducer));
     ASSERT_EQ(reducer.owned().size(), 1u);
     EXPECT_EQ(reducer.owned()[0].grad.as<float>(), model.grad(0));
     EXPECT_EQ(TensorMemory(MemoryCategory::kGradients).live_bytes - before,
@@ -287,7 +288,7 @@ TEST(GradientReducerWireTest, BytesAreTheTheory) {
         EXPECT_EQ(group.counters().bytes_sent(), zero == 0 ? 0 : (ranks - 1) * mine * 2);
         return absl::OkStatus();
       });
-      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_OK(status);
     }
   }
 }
@@ -314,7 +315,7 @@ TEST(GradientReducerWireTest, ReductionsStartDuringTheBackwardPass) {
       }
       return reducer.Finish();
     });
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
   }
 }
 
@@ -340,7 +341,7 @@ TEST(GradientReducerGatherTest, BringsEveryOwnersValues) {
       }
       return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
   }
 }
 
@@ -367,7 +368,7 @@ TEST(GradientReducerGatherTest, FewBucketsAtATime) {
       ++begun;
     });
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
   EXPECT_EQ(begun_by_first, parameters.size());
 }
 
@@ -393,7 +394,7 @@ TEST(GradientReducerMemoryTest, ZeRO2KeepsOwnedPiecesAlone) {
         TESSERA_RETURN_IF_ERROR(group.Barrier());
         return absl::OkStatus();
       });
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_OK(status);
       const int64_t space = 40 * 1024 * 4, bucket = 1024 * 4;
       // Open subtrees of 8 contributions: of 4, 2 and 1; the first is the result.
       const int64_t kept = exact && local == 8 ? 3 : exact && local == 4 ? 2 : 1;
@@ -413,7 +414,7 @@ TEST(GradientReducerMemoryTest, ZeRO0ExactKeepsOpenSubtrees) {
     FakeModel model(parameters, 1);
     const int64_t before = TensorMemory(MemoryCategory::kGradients).live_bytes;
     GradientReducer reducer(*backend, model.layout(), Options(which, nullptr, model));
-    ASSERT_TRUE(RunStep(which, 0, 0, model, reducer).ok());
+    ASSERT_OK(RunStep(which, 0, 0, model, reducer));
     EXPECT_EQ(TensorMemory(MemoryCategory::kGradients).live_bytes - before,
               (kept * 40 + (local > 1 ? 1 : 0)) * 1024 * 4)
         << local;
@@ -456,7 +457,7 @@ TEST(GradientReducerTieTest, BothStagesGetTheSumOfBothContributions) {
                   4 * (zero == 0 ? bucket.elements() : bucket.piece_elements[rank]));
         return absl::OkStatus();
       });
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_OK(status);
       for (int r = 0; r < 2 * ranks; ++r) {
         const int64_t begin = r < ranks ? 0 : 768 + 256;
         for (int64_t e = 0; e < table.elements; ++e) {

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
 #include "gmock/gmock.h"
@@ -70,7 +71,7 @@ TEST(MeshTest, CoordinatesAndGroupsOfAllSizes) {
           }
           return absl::OkStatus();
         });
-        ASSERT_TRUE(status.ok()) << status;
+        ASSERT_OK(status);
       }
     }
   }
@@ -78,17 +79,16 @@ TEST(MeshTest, CoordinatesAndGroupsOfAllSizes) {
 
 TEST(MeshTest, OneRankNeedsNoWorld) {
   const Topology topology{.zero_stage = 2};
-  const auto mesh = Mesh::Create(topology, nullptr);
-  ASSERT_TRUE(mesh.ok()) << mesh.status();
-  EXPECT_EQ((*mesh)->rank(), 0);
-  EXPECT_EQ((*mesh)->topology(), topology);
-  for (const Communicator* group : {(*mesh)->world(), (*mesh)->tensor(), (*mesh)->data(),
-                                    (*mesh)->pipeline(), (*mesh)->tied()}) {
+  ASSERT_OK_AND_ASSIGN(const auto mesh, Mesh::Create(topology, nullptr));
+  EXPECT_EQ(mesh->rank(), 0);
+  EXPECT_EQ(mesh->topology(), topology);
+  for (const Communicator* group :
+       {mesh->world(), mesh->tensor(), mesh->data(), mesh->pipeline(), mesh->tied()}) {
     EXPECT_EQ(group, nullptr);
   }
-  EXPECT_TRUE((*mesh)->first_stage() && (*mesh)->last_stage());
-  EXPECT_TRUE((*mesh)->TakeTraffic().empty());
-  EXPECT_EQ((*mesh)->LayersOf(12, 0, 0), (ChunkLayers{0, 12, true, true}));
+  EXPECT_TRUE(mesh->first_stage() && mesh->last_stage());
+  EXPECT_TRUE(mesh->TakeTraffic().empty());
+  EXPECT_EQ(mesh->LayersOf(12, 0, 0), (ChunkLayers{0, 12, true, true}));
 }
 
 TEST(MeshTest, AWorldOfAnotherSizeIsNamed) {
@@ -134,7 +134,7 @@ TEST(MeshTest, TrafficIsWhatWasSentSinceTheLastCall) {
     }
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 TEST(MeshTest, TensorsAndHostMemoryHaveGroupsOfTheirOwn) {
@@ -161,7 +161,7 @@ TEST(MeshTest, TensorsAndHostMemoryHaveGroupsOfTheirOwn) {
     EXPECT_EQ(traffic[0].calls, 2);
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 
 namespace tessera {
 namespace {
@@ -76,7 +77,7 @@ TEST(MicroBatchesTest, ExactAcceptsTheSplitsWhoseSumIsTheTree) {
         const bool is_tree = SplitSum(split) == Tree(Indices(micro_batches));
         const absl::Status status = CheckMicroBatches(3 * micro_batches, 3, ranks, zero, true);
         EXPECT_EQ(status.ok(), is_tree) << status << " zero " << zero;
-        EXPECT_TRUE(CheckMicroBatches(3 * micro_batches, 3, ranks, zero, false).ok());
+        EXPECT_OK(CheckMicroBatches(3 * micro_batches, 3, ranks, zero, false));
       }
     }
   }

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "comm/communicator.h"
 #include "comm/endpoint.h"
 #include "comm/threads/thread_world.h"
@@ -174,7 +175,7 @@ TEST(PipelineTest, EveryMicroBatchPassesEveryChunkInOrder) {
         ThreadWorld world(ranks);
         const absl::Status status =
             world.Run([&](Communicator& comm) { return TwoSteps(shape, &comm); });
-        ASSERT_TRUE(status.ok()) << status;
+        ASSERT_OK(status);
       }
     }
   }
@@ -183,13 +184,12 @@ TEST(PipelineTest, EveryMicroBatchPassesEveryChunkInOrder) {
 TEST(PipelineTest, OneRankNeedsNoCommunicator) {
   for (const int64_t micro_batches : {1, 2, 7}) {
     const PipelineShape shape{.micro_batches = micro_batches};
-    EXPECT_TRUE(TwoSteps(shape, nullptr).ok());
+    EXPECT_OK(TwoSteps(shape, nullptr));
   }
-  const auto pipeline = Pipeline::Create(nullptr, {.micro_batches = 4});
-  ASSERT_TRUE(pipeline.ok());
-  EXPECT_EQ((*pipeline)->slots(0), 1);
-  EXPECT_EQ((*pipeline)->buffer_bytes(), 0);
-  EXPECT_TRUE((*pipeline)->first() && (*pipeline)->last());
+  ASSERT_OK_AND_ASSIGN(const auto pipeline, Pipeline::Create(nullptr, {.micro_batches = 4}));
+  EXPECT_EQ(pipeline->slots(0), 1);
+  EXPECT_EQ(pipeline->buffer_bytes(), 0);
+  EXPECT_TRUE(pipeline->first() && pipeline->last());
 }
 
 TEST(PipelineTest, BytesOnTheWireAndInBuffersAreThoseOfTheBoundaries) {
@@ -207,7 +207,7 @@ TEST(PipelineTest, BytesOnTheWireAndInBuffersAreThoseOfTheBoundaries) {
     EXPECT_EQ(pipeline->buffer_bytes(), 2 * Pipeline::kBuffers * (after + before) * kMessage);
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 // Sampling: one short micro-batch.
@@ -225,7 +225,7 @@ TEST(PipelineTest, ForwardTakesFewerOrMoreRowsAndNoBackwardBuffers) {
     TESSERA_ASSIGN_OR_RETURN(const auto run, pipeline->Forward(stage, 5, 1));
     ExpectLosses(shape, *pipeline, run, 5);
     EXPECT_EQ(comm.counters().bytes_sent(), comm.rank() == 0 ? 5 * kColumns * 4 : 0);
-    EXPECT_TRUE(pipeline->Forward(stage, 0).ok());
+    EXPECT_OK(pipeline->Forward(stage, 0));
     EXPECT_TRUE(absl::IsInvalidArgument(pipeline->Forward(stage, 1, -1).status()));
     ChainStage larger(shape, comm.rank(), (kRows + 2) * kColumns);
     larger.set_forward_only(true);
@@ -235,7 +235,7 @@ TEST(PipelineTest, ForwardTakesFewerOrMoreRowsAndNoBackwardBuffers) {
               Pipeline::kBuffers * (kRows + 2) * kColumns * static_cast<int64_t>(sizeof(float)));
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 TEST(PipelineTest, WrongSizesAreRefused) {
@@ -408,7 +408,7 @@ TEST(PipelineTest, WaitsAsLongAsTheorySays) {
           TESSERA_ASSIGN_OR_RETURN(runs[comm.rank()], pipeline->Train(stage));
           return absl::OkStatus();
         });
-        ASSERT_TRUE(status.ok()) << status;
+        ASSERT_OK(status);
         EXPECT_NEAR(runs[0].waiting_share(), BubbleShare(shape), 1e-9);
         for (const PipelineRun& run : runs) {
           EXPECT_NEAR(run.total_s - run.waited_s, 3.0 * static_cast<double>(shape.micro_batches),

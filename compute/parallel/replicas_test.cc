@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/testing.h"
 #include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/backend.h"
@@ -63,13 +64,13 @@ Heard Compare(int flipped_rank, std::vector<int> flipped, const absl::Status& an
     if (!flipped.empty()) EXPECT_EQ(status, answer);
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
   return heard;
 }
 
 TEST(CheckReplicasTest, EqualCopiesPass) {
   EXPECT_EQ(Compare(0, {}, absl::DataLossError("not called")).calls, 0);
-  EXPECT_TRUE(CheckReplicas("weight", {}, *MakeReferenceBackend(), nullptr, nullptr).ok());
+  EXPECT_OK(CheckReplicas("weight", {}, *MakeReferenceBackend(), nullptr, nullptr));
 }
 
 TEST(CheckReplicasTest, OneFlippedBitIsNamedOnEveryRank) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/testing.h"
 #include "comm/threads/thread_world.h"
 #include "gtest/gtest.h"
 
@@ -34,7 +35,7 @@ TEST(TensorParallelTest, ARankHasARunOfShards) {
     EXPECT_TRUE(tensor_parallel.sequence_parallel());
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 TEST(TensorParallelTest, OneRankHasNothingToExchange) {
@@ -42,9 +43,9 @@ TEST(TensorParallelTest, OneRankHasNothingToExchange) {
   EXPECT_EQ(tensor_parallel.local_shards(), 4);
   EXPECT_FALSE(tensor_parallel.sequence_parallel());
   const Tensor x = Counting(3, 1);
-  EXPECT_TRUE(tensor_parallel.AllReduce(x, "x").ok());
-  EXPECT_TRUE(tensor_parallel.ReduceScatter(x, "x").ok());
-  EXPECT_TRUE(tensor_parallel.AllGather(x, "x").ok());
+  EXPECT_OK(tensor_parallel.AllReduce(x, "x"));
+  EXPECT_OK(tensor_parallel.ReduceScatter(x, "x"));
+  EXPECT_OK(tensor_parallel.AllGather(x, "x"));
   EXPECT_EQ(Values(x), Values(Counting(3, 1)));
 }
 
@@ -54,25 +55,25 @@ TEST(TensorParallelTest, CollectivesOverRows) {
     const TensorParallel tensor_parallel(&comm, 2, /*sequence_parallel=*/false);
     const float rank = static_cast<float>(comm.rank());
     const Tensor sum = Counting(2, 10 * rank);
-    EXPECT_TRUE(tensor_parallel.AllReduce(sum, "sum").ok());
+    EXPECT_OK(tensor_parallel.AllReduce(sum, "sum"));
     EXPECT_EQ(Values(sum), (std::vector<float>{10, 12, 14, 16}));
 
     const Tensor scattered = Counting(2, 10 * rank);
-    EXPECT_TRUE(tensor_parallel.ReduceScatter(scattered, "scattered").ok());
+    EXPECT_OK(tensor_parallel.ReduceScatter(scattered, "scattered"));
     EXPECT_EQ(Values(scattered), comm.rank() == 0 ? (std::vector<float>{10, 12, 2, 3})
                                                   : (std::vector<float>{10, 11, 14, 16}));
 
     const Tensor gathered = Counting(2, 10 * rank);
-    EXPECT_TRUE(tensor_parallel.AllGather(gathered, "gathered").ok());
+    EXPECT_OK(tensor_parallel.AllGather(gathered, "gathered"));
     EXPECT_EQ(Values(gathered), (std::vector<float>{0, 1, 12, 13}));
 
     const Tensor uneven = Counting(3, 10 * rank);
     const std::vector<int64_t> rows = {0, 3};
-    EXPECT_TRUE(tensor_parallel.AllGather(uneven, rows, "uneven").ok());
+    EXPECT_OK(tensor_parallel.AllGather(uneven, rows, "uneven"));
     EXPECT_EQ(Values(uneven), (std::vector<float>{10, 11, 12, 13, 14, 15}));
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 TEST(TensorParallelTest, ErrorsOfTheCommunicatorComeBack) {

@@ -189,9 +189,8 @@ TEST(ForeignTensorSetTest, RandomRangesHaveTheElementsOfAnOracle) {
         const int64_t before = random.Draw(0, 5);
         file.assign(before, -1);
         file.insert(file.end(), local.begin() + begin, local.begin() + end);
-        ASSERT_TRUE(set.AddRange(parameter, share, kForeignWeight, begin, end,
-                                 {name, static_cast<uint64_t>(before) * 4, DType::kI32})
-                        .ok());
+        ASSERT_OK(set.AddRange(parameter, share, kForeignWeight, begin, end,
+                               {name, static_cast<uint64_t>(before) * 4, DType::kI32}));
         begin = end;
       }
     }
@@ -229,9 +228,8 @@ TEST(ForeignTensorSetTest, RandomBoxesWithStridesHaveTheElementsOfAnOracle) {
           strides[d] = d + 2 == shape.size() ? 1 : strides[d + 1] * shape[d + 1];
         }
         strides.back() = rows;
-        ASSERT_TRUE(
-            set.AddBox(parameter, share, kForeignWeight, box, {name, 0, DType::kI32}, strides)
-                .ok());
+        ASSERT_OK(
+            set.AddBox(parameter, share, kForeignWeight, box, {name, 0, DType::kI32}, strides));
         begin += count;
       }
     }
@@ -264,11 +262,9 @@ TEST(ForeignTensorSetTest, DescribesWeightsTiesAndOptimizerStates) {
   ForeignTensorSet set(model);
   for (const int64_t rank : {0, 1}) {
     const std::string file = "rank" + std::to_string(rank);
-    ASSERT_TRUE(set.AddRange(table, {rank, 2}, kForeignWeight, 0, 8, {file, 0, DType::kBF16}).ok());
-    ASSERT_TRUE(
-        set.AddRange(table, {rank, 2}, kForeignMaster, 0, 8, {file, 100, DType::kF32}).ok());
-    ASSERT_TRUE(
-        set.AddRange(Bias(), {rank, 2}, kForeignExpAvg, 0, 3, {file, 200, DType::kF32}).ok());
+    ASSERT_OK(set.AddRange(table, {rank, 2}, kForeignWeight, 0, 8, {file, 0, DType::kBF16}));
+    ASSERT_OK(set.AddRange(table, {rank, 2}, kForeignMaster, 0, 8, {file, 100, DType::kF32}));
+    ASSERT_OK(set.AddRange(Bias(), {rank, 2}, kForeignExpAvg, 0, 3, {file, 200, DType::kF32}));
   }
   EXPECT_EQ(set.CheckComplete().message(), "no file has bias, table.exp_avg, bias.master");
   OptimizerState optimizer;
@@ -327,7 +323,7 @@ TEST(ForeignTensorSetTest, RefusesWhatDoesNotFit) {
 }
 
 TEST(ForeignTensorSetTest, AModelMustFitItsFiles) {
-  EXPECT_TRUE(CheckModelFits(TwoParameters(), 14).ok());
+  EXPECT_OK(CheckModelFits(TwoParameters(), 14));
   EXPECT_FALSE(CheckModelFits(TwoParameters(), 13).ok());
   const ModelDescription huge = {
       .parameters = {{.name = "a", .shape = {int64_t{1} << 40, int64_t{1} << 40}}}};

@@ -177,9 +177,9 @@ class Generator {
 
 std::shared_ptr<CountingStorage> StoreFiles(const std::map<std::string, std::string>& files) {
   auto storage = std::make_shared<CountingStorage>();
-  EXPECT_TRUE(storage->MakeDirectory("run").ok());
+  EXPECT_OK(storage->MakeDirectory("run"));
   for (const auto& [name, contents] : files) {
-    EXPECT_TRUE(WriteAll(*storage, "run/" + name, contents).ok());
+    EXPECT_OK(WriteAll(*storage, "run/" + name, contents));
   }
   return storage;
 }
@@ -208,24 +208,22 @@ TEST(ForeignStorageTest, AnyPartOfAnyLayoutIsWhatTheOracleHas) {
   Generator generator(seed);
   for (int round = 0; round < 400; ++round) {
     const RandomTensor made = generator.Make("w");
-    const auto storage = CreateStorage(made.files, {made.tensor});
-    ASSERT_TRUE(storage.ok()) << storage.status();
-    const auto file = (*storage)->Open("tensor-00000");
-    ASSERT_TRUE(file.ok()) << file.status();
-    ASSERT_EQ((*file)->size_bytes(), made.expected.size());
+    ASSERT_OK_AND_ASSIGN(const auto storage, CreateStorage(made.files, {made.tensor}));
+    ASSERT_OK_AND_ASSIGN(const auto file, storage->Open("tensor-00000"));
+    ASSERT_EQ(file->size_bytes(), made.expected.size());
     for (int part = 0; part < 8; ++part) {
       const auto total = static_cast<int64_t>(made.expected.size());
       const int64_t begin = part == 0 ? 0 : generator.Below(total + 1);
       const int64_t size = part == 0 ? total : generator.Below(total - begin + 1);
       std::string found(size, 'x');
       const std::span out = std::as_writable_bytes(std::span(found));
-      const absl::Status read = part % 2 == 0 ? (*file)->ReadAt(begin, out)
-                                              : (*file)->StartReadAt(begin, out, false)->Wait();
-      ASSERT_TRUE(read.ok()) << read;
+      const absl::Status read =
+          part % 2 == 0 ? file->ReadAt(begin, out) : file->StartReadAt(begin, out, false)->Wait();
+      ASSERT_OK(read);
       ASSERT_EQ(found, made.expected.substr(begin, size)) << "round " << round;
     }
     std::byte beyond[1];
-    EXPECT_EQ((*file)->ReadAt(made.expected.size(), beyond).code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(file->ReadAt(made.expected.size(), beyond).code(), absl::StatusCode::kDataLoss);
   }
 }
 
@@ -234,25 +232,24 @@ TEST(ForeignStorageTest, AnyPartOfAnyLayoutIsWhatTheOracleHas) {
 TEST(ForeignStorageTest, RangesOfAFileAreReadInFlight) {
   const std::string contents = Pattern(1000, 1);
   const auto base = StoreFiles({{"a", contents}});
-  const auto storage =
+  ASSERT_OK_AND_ASSIGN(
+      const auto storage,
       ForeignStorage::Create(base, "run",
                              {.format = "test",
                               .tensors = {{.name = "w",
                                            .dtype = DType::kU8,
                                            .shape = {4, 6},
                                            .pieces = {{{{0, 0}, {2, 6}}, "a", 100, {6, 1}},
-                                                      {{{2, 0}, {2, 6}}, "a", 30, {1, 2}}}}}});
-  ASSERT_TRUE(storage.ok()) << storage.status();
-  const auto file = (*storage)->Open("tensor-00000");
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ((*file)->OffsetInPage(3), 103);
+                                                      {{{2, 0}, {2, 6}}, "a", 30, {1, 2}}}}}}));
+  ASSERT_OK_AND_ASSIGN(const auto file, storage->Open("tensor-00000"));
+  EXPECT_EQ(file->OffsetInPage(3), 103);
   std::string found(9, 'x');
   const std::span out = std::as_writable_bytes(std::span(found));
-  const auto read = (*file)->StartReadAt(3, out, false);
+  const auto read = file->StartReadAt(3, out, false);
   EXPECT_EQ(base->started, 1);
-  EXPECT_TRUE(read->Wait().ok());
+  EXPECT_OK(read->Wait());
   EXPECT_EQ(found, contents.substr(103, 9));
-  EXPECT_TRUE((*file)->StartReadAt(4, out, false)->Wait().ok());  // of both pieces
+  EXPECT_OK(file->StartReadAt(4, out, false)->Wait());  // of both pieces
   EXPECT_EQ(base->started, 1);
   EXPECT_EQ(found, contents.substr(104, 8) + contents[30]);
 }
@@ -263,20 +260,18 @@ TEST(ForeignStorageTest, TransposedTensorsAreReadInCoveringRanges) {
   const Shape shape = {2048, 2048};
   const std::string contents = Pattern(size_t{2048} * 2048 * 4, 1);
   const auto base = StoreFiles({{"a", contents}});
-  const auto storage =
+  ASSERT_OK_AND_ASSIGN(
+      const auto storage,
       ForeignStorage::Create(base, "run",
                              {.format = "test",
                               .tensors = {{.name = "w",
                                            .dtype = DType::kF32,
                                            .shape = shape,
-                                           .pieces = {{WholeBox(shape), "a", 0, {1, 2048}}}}}});
-  ASSERT_TRUE(storage.ok()) << storage.status();
-  const auto checkpoint = Checkpoint::Open(**storage, "");
-  ASSERT_TRUE(checkpoint.ok());
+                                           .pieces = {{WholeBox(shape), "a", 0, {1, 2048}}}}}}));
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(*storage, ""));
   base->reads = base->bytes = 0;
   std::vector<float> found(size_t{2048} * 2048);
-  ASSERT_TRUE(
-      checkpoint->LoadTensor("w", Shard::Of(found, WholeBox(shape)), {.io_threads = 1}).ok());
+  ASSERT_OK(checkpoint.LoadTensor("w", Shard::Of(found, WholeBox(shape)), {.io_threads = 1}));
   EXPECT_LE(base->largest, kStridedBufferBytes);
   EXPECT_LE(base->bytes, contents.size() * 4 + (1 << 20));
   EXPECT_LE(base->reads, 64);
@@ -292,7 +287,8 @@ TEST(ForeignStorageTest, TransposedTensorsAreReadInCoveringRanges) {
 // Elements far apart are not fetched with everything between them, close ones are.
 TEST(ForeignStorageTest, SparseElementsAreReadInSmallRanges) {
   const auto base = StoreFiles({{"a", Pattern(size_t{8} << 20, 1)}});
-  const auto storage =
+  ASSERT_OK_AND_ASSIGN(
+      const auto storage,
       ForeignStorage::Create(base, "run",
                              {.format = "test",
                               .tensors = {{.name = "far",
@@ -302,19 +298,15 @@ TEST(ForeignStorageTest, SparseElementsAreReadInSmallRanges) {
                                           {.name = "near",
                                            .dtype = DType::kU8,
                                            .shape = {8192},
-                                           .pieces = {{WholeBox({8192}), "a", 0, {1024}}}}}});
-  ASSERT_TRUE(storage.ok()) << storage.status();
+                                           .pieces = {{WholeBox({8192}), "a", 0, {1024}}}}}}));
   std::string found(8192, 'x');
   base->reads = base->bytes = 0;
-  ASSERT_TRUE((*(*storage)->Open("tensor-00000"))
-                  ->ReadAt(0, std::as_writable_bytes(std::span(found).first(8)))
-                  .ok());
+  ASSERT_OK((*storage->Open("tensor-00000"))
+                ->ReadAt(0, std::as_writable_bytes(std::span(found).first(8))));
   EXPECT_EQ(base->reads, 8);
   EXPECT_EQ(base->bytes, 8);
   base->reads = base->bytes = base->largest = 0;
-  ASSERT_TRUE((*(*storage)->Open("tensor-00001"))
-                  ->ReadAt(0, std::as_writable_bytes(std::span(found)))
-                  .ok());
+  ASSERT_OK((*storage->Open("tensor-00001"))->ReadAt(0, std::as_writable_bytes(std::span(found))));
   EXPECT_LE(base->largest, kSparseReadBytes);
   EXPECT_LE(base->reads, 8192 / 64 + 1);
 }
@@ -329,7 +321,7 @@ TEST(ForeignStorageTest, EveryElementIsInExactlyOnePiece) {
   ExpectError(CreateStorage(files, {tensor}).status(), absl::StatusCode::kDataLoss,
               "element [2,0] is in [0:3,0:6] of a and in [2:4,0:6] of b");
   tensor.pieces.back().box = {{3, 0}, {1, 6}};
-  EXPECT_TRUE(CreateStorage(files, {tensor}).ok());
+  EXPECT_OK(CreateStorage(files, {tensor}));
 }
 
 TEST(ForeignStorageTest, CopiesAreCompared) {
@@ -338,7 +330,7 @@ TEST(ForeignStorageTest, CopiesAreCompared) {
   ForeignTensor tensor = Matrix();
   tensor.pieces.push_back(tensor.pieces[0]);
   tensor.pieces[1].file = "b";
-  EXPECT_TRUE(CreateStorage(files, {tensor}).ok());
+  EXPECT_OK(CreateStorage(files, {tensor}));
   files["b"][23] ^= 1;
   ExpectError(CreateStorage(files, {tensor}).status(), absl::StatusCode::kDataLoss,
               "tensor w: the copies of [0:4,0:6] in a and b differ");
@@ -382,38 +374,36 @@ TEST(ForeignStorageTest, MissingFilesAreListedTogether) {
 
 TEST(ForeignStorageTest, FilesThatChangeAreNoticed) {
   const auto base = StoreFiles({{"a", Pattern(24, 1)}});
-  const auto storage =
-      ForeignStorage::Create(base, "run", {.format = "test", .tensors = {Matrix()}});
-  ASSERT_TRUE(storage.ok());
-  ASSERT_TRUE(WriteAll(*base, "run/a", Pattern(23, 1)).ok());
-  ExpectError((*storage)->Open("tensor-00000").status(), absl::StatusCode::kDataLoss,
+  ASSERT_OK_AND_ASSIGN(
+      const auto storage,
+      ForeignStorage::Create(base, "run", {.format = "test", .tensors = {Matrix()}}));
+  ASSERT_OK(WriteAll(*base, "run/a", Pattern(23, 1)));
+  ExpectError(storage->Open("tensor-00000").status(), absl::StatusCode::kDataLoss,
               "had 24 bytes, now has 23");
 }
 
 TEST(ForeignStorageTest, IsReadOnly) {
-  const auto storage = CreateStorage({{"a", Pattern(24, 1)}}, {Matrix()});
-  ASSERT_TRUE(storage.ok());
+  ASSERT_OK_AND_ASSIGN(const auto storage, CreateStorage({{"a", Pattern(24, 1)}}, {Matrix()}));
   constexpr auto kDenied = absl::StatusCode::kPermissionDenied;
-  ExpectError((*storage)->Create("x", 0).status(), kDenied, "only read");
-  ExpectError((*storage)->Delete("tensor-00000"), kDenied, "only read");
-  ExpectError((*storage)->DeleteTree("tensor-00000"), kDenied, "tensor w");
-  ExpectError((*storage)->Rename("tensor-00000", "x"), kDenied, "only read");
-  ExpectError((*storage)->MakeDirectory("x"), kDenied, "only read");
-  ExpectError((*storage)->Open("x").status(), absl::StatusCode::kNotFound, "no such file x");
-  ExpectError((*storage)->List("x").status(), absl::StatusCode::kNotFound, "no such directory x");
+  ExpectError(storage->Create("x", 0).status(), kDenied, "only read");
+  ExpectError(storage->Delete("tensor-00000"), kDenied, "only read");
+  ExpectError(storage->DeleteTree("tensor-00000"), kDenied, "tensor w");
+  ExpectError(storage->Rename("tensor-00000", "x"), kDenied, "only read");
+  ExpectError(storage->MakeDirectory("x"), kDenied, "only read");
+  ExpectError(storage->Open("x").status(), absl::StatusCode::kNotFound, "no such file x");
+  ExpectError(storage->List("x").status(), absl::StatusCode::kNotFound, "no such directory x");
 }
 
 // The manifest of a foreign storage, on a disk: there it must have checksums.
 TEST(ForeignStorageTest, ManifestsOnDisksNeedChecksums) {
   const auto base = StoreFiles({{"a", Pattern(24, 1)}});
-  const auto storage =
-      ForeignStorage::Create(base, "run", {.format = "test", .tensors = {Matrix()}});
-  ASSERT_TRUE(storage.ok());
-  const auto bytes = ReadAll(**storage, kManifestFileName, 1 << 20);
-  ASSERT_TRUE(bytes.ok());
-  ASSERT_TRUE(WriteAll(*base, "run/manifest.pb", *bytes).ok());
-  ASSERT_TRUE(WriteAll(*base, "run/tensor-00000", Pattern(24, 1)).ok());
-  EXPECT_TRUE(ReadManifest(**storage, "").ok());
+  ASSERT_OK_AND_ASSIGN(
+      const auto storage,
+      ForeignStorage::Create(base, "run", {.format = "test", .tensors = {Matrix()}}));
+  ASSERT_OK_AND_ASSIGN(const auto bytes, ReadAll(*storage, kManifestFileName, 1 << 20));
+  ASSERT_OK(WriteAll(*base, "run/manifest.pb", bytes));
+  ASSERT_OK(WriteAll(*base, "run/tensor-00000", Pattern(24, 1)));
+  EXPECT_OK(ReadManifest(*storage, ""));
   ExpectError(ReadManifest(*base, "run").status(), absl::StatusCode::kDataLoss,
               "need 1 checksums, found 0");
 }

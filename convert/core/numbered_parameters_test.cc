@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -28,17 +29,15 @@ std::vector<OrderedParameter> Model() {
 
 TEST(AssignNumbersTest, OneGroupOfAllParameters) {
   const std::vector<NumberedGroup> groups = {{{0, kMatrix}, {1, kVector}, {2, kMatrix}, {3, {}}}};
-  const auto assigned = AssignNumbers(Model(), groups);
-  ASSERT_TRUE(assigned.ok()) << assigned.status();
-  EXPECT_EQ(*assigned, (Assignment{{0, 0}, {1, 1}, {2, 2}}));
+  ASSERT_OK_AND_ASSIGN(const auto assigned, AssignNumbers(Model(), groups));
+  EXPECT_EQ(assigned, (Assignment{{0, 0}, {1, 1}, {2, 2}}));
 }
 
 TEST(AssignNumbersTest, GroupsBetweenEachOther) {
   const std::vector<NumberedGroup> groups = {{{0, kVector}, {1, kVector}},
                                              {{2, kMatrix}, {3, kMatrix}}};
-  const auto assigned = AssignNumbers(Model(), groups);
-  ASSERT_TRUE(assigned.ok()) << assigned.status();
-  EXPECT_EQ(*assigned, (Assignment{{0, 1}, {1, 3}, {2, 0}, {3, 2}}));
+  ASSERT_OK_AND_ASSIGN(const auto assigned, AssignNumbers(Model(), groups));
+  EXPECT_EQ(assigned, (Assignment{{0, 1}, {1, 3}, {2, 0}, {3, 2}}));
 }
 
 TEST(AssignNumbersTest, RefusalsNameParameters) {

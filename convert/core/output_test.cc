@@ -45,9 +45,9 @@ class Source {
                      {.name = "small",
                       .global_shape = {kSmallRows, kSmallColumns},
                       .shards = {Shard::Of(small_, {{0, 0}, {kSmallRows, kSmallColumns}})}}};
-    EXPECT_TRUE(CheckpointFolder(storage_).Save(7, state).ok());
+    EXPECT_OK(CheckpointFolder(storage_).Save(7, state));
     auto manifest = ReadManifest(storage_, StepDirectoryName(7));
-    EXPECT_TRUE(manifest.ok()) << manifest.status();
+    EXPECT_OK(manifest);
     manifest_ = *std::move(manifest);
   }
 
@@ -146,30 +146,24 @@ TEST(OutputTest, WritesBlocksOfAnyOrderOfElements) {
     last_done = done;
     total = of;
   }};
-  const auto digests = WriteOutput(source.output(), files, to, "", options);
-  ASSERT_TRUE(digests.ok()) << digests.status();
+  ASSERT_OK_AND_ASSIGN(const auto digests, WriteOutput(source.output(), files, to, "", options));
   EXPECT_EQ(last_done, files[0].size_bytes);
   EXPECT_EQ(total, files[0].size_bytes);
 
-  const auto expected = ReadDigests(source.output(), {});
-  ASSERT_TRUE(expected.ok()) << expected.status();
-  EXPECT_EQ(digests->at("large0"), expected->at("large"));
-  EXPECT_EQ(digests->at("large1"), expected->at("large"));
-  EXPECT_EQ(digests->at("small2"), expected->at("small"));
-  EXPECT_EQ(digests->at("small"), expected->at("small"));
+  ASSERT_OK_AND_ASSIGN(const auto expected, ReadDigests(source.output(), {}));
+  EXPECT_EQ(digests.at("large0"), expected.at("large"));
+  EXPECT_EQ(digests.at("large1"), expected.at("large"));
+  EXPECT_EQ(digests.at("small2"), expected.at("small"));
+  EXPECT_EQ(digests.at("small"), expected.at("small"));
 
-  const auto file = to.Open("file");
-  ASSERT_TRUE(file.ok());
-  ASSERT_EQ((*file)->size_bytes(), files[0].size_bytes);
+  ASSERT_OK_AND_ASSIGN(const auto file, to.Open("file"));
+  ASSERT_EQ(file->size_bytes(), files[0].size_bytes);
   const auto read = [&](const OutputTensor& tensor) {
     std::vector<float> elements(tensor.elements);
-    EXPECT_TRUE(
-        (*file)->ReadAt(tensor.offset_bytes, std::as_writable_bytes(std::span(elements))).ok());
+    EXPECT_OK(file->ReadAt(tensor.offset_bytes, std::as_writable_bytes(std::span(elements))));
     uint32_t crc32 = 0;
-    EXPECT_TRUE((*file)
-                    ->ReadAt(tensor.offset_bytes + elements.size() * sizeof(float),
-                             std::as_writable_bytes(std::span(&crc32, 1)))
-                    .ok());
+    EXPECT_OK(file->ReadAt(tensor.offset_bytes + elements.size() * sizeof(float),
+                           std::as_writable_bytes(std::span(&crc32, 1))));
     EXPECT_EQ(crc32, crc32_z(0, reinterpret_cast<const Bytef*>(elements.data()),
                              elements.size() * sizeof(float)))
         << tensor.name;
@@ -231,10 +225,9 @@ TEST(OutputTest, NeighboursShareTheReadingOfTheirChecksumChunks) {
                              .shards = {Shard::Of(values[t], {{0}, {kElements}})}});
     tensors.push_back(Matrix(name, {kElements}));
   }
-  ASSERT_TRUE(CheckpointFolder(storage).Save(7, state).ok());
+  ASSERT_OK(CheckpointFolder(storage).Save(7, state));
   const std::string directory = StepDirectoryName(7);
-  const auto manifest = ReadManifest(storage, directory);
-  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  ASSERT_OK_AND_ASSIGN(const auto manifest, ReadManifest(storage, directory));
 
   std::atomic<uint64_t> bytes_read = 0;
   FaultInjectingStorage from(storage);
@@ -245,20 +238,16 @@ TEST(OutputTest, NeighboursShareTheReadingOfTheirChecksumChunks) {
       },
       absl::OkStatus());
   const std::vector<OutputFile> files = {FileOf(std::move(tensors))};
-  const auto digests = WriteOutput({from, directory, *manifest}, files, to, "", {});
-  ASSERT_TRUE(digests.ok()) << digests.status();
+  ASSERT_OK_AND_ASSIGN(const auto digests,
+                       WriteOutput({from, directory, manifest}, files, to, "", {}));
   EXPECT_LT(bytes_read, 2 * kTensors * kElements * sizeof(float));
-  const auto expected = ReadDigests({storage, directory, *manifest}, {});
-  ASSERT_TRUE(expected.ok()) << expected.status();
-  EXPECT_EQ(*digests, *expected);
-  const auto file = to.Open("file");
-  ASSERT_TRUE(file.ok());
+  ASSERT_OK_AND_ASSIGN(const auto expected, ReadDigests({storage, directory, manifest}, {}));
+  EXPECT_EQ(digests, expected);
+  ASSERT_OK_AND_ASSIGN(const auto file, to.Open("file"));
   for (int64_t t = 0; t < kTensors; ++t) {
     std::vector<float> found(kElements);
-    EXPECT_TRUE(
-        (*file)
-            ->ReadAt(files[0].tensors[t].offset_bytes, std::as_writable_bytes(std::span(found)))
-            .ok());
+    EXPECT_OK(
+        file->ReadAt(files[0].tensors[t].offset_bytes, std::as_writable_bytes(std::span(found))));
     EXPECT_EQ(found, values[t]);
   }
 }
@@ -276,10 +265,9 @@ TEST(OutputTest, PartsOfTensorsByTurnsAreReadAndWrittenOnce) {
                    {.name = "second",
                     .global_shape = {kParts * kPart},
                     .shards = {Shard::Of(second, {{0}, {kParts * kPart}})}}};
-  ASSERT_TRUE(CheckpointFolder(storage).Save(7, state).ok());
+  ASSERT_OK(CheckpointFolder(storage).Save(7, state));
   const std::string directory = StepDirectoryName(7);
-  const auto manifest = ReadManifest(storage, directory);
-  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  ASSERT_OK_AND_ASSIGN(const auto manifest, ReadManifest(storage, directory));
   std::vector<OutputTensor> tensors;
   for (int64_t p = 0; p < kParts; ++p) {
     for (const char* name : {"first", "second"}) {
@@ -302,19 +290,17 @@ TEST(OutputTest, PartsOfTensorsByTurnsAreReadAndWrittenOnce) {
   from.FailWhere(count, absl::OkStatus());
   counted.FailWhere(count, absl::OkStatus());
   const std::vector<OutputFile> files = {FileOf(std::move(tensors))};
-  const auto digests = WriteOutput({from, directory, *manifest}, files, counted, "", {});
-  ASSERT_TRUE(digests.ok()) << digests.status();
+  ASSERT_OK_AND_ASSIGN(const auto digests,
+                       WriteOutput({from, directory, manifest}, files, counted, "", {}));
   EXPECT_LT(bytes_read, 2 * files[0].size_bytes);
   EXPECT_LE(writes, 3);  // the header, the tensors with their checksums but for the last, and that
-  const auto expected = ReadDigests({storage, directory, *manifest}, {});
-  ASSERT_TRUE(expected.ok()) << expected.status();
-  EXPECT_EQ(*digests, *expected);
-  const auto file = to.Open("file");
-  ASSERT_TRUE(file.ok());
+  ASSERT_OK_AND_ASSIGN(const auto expected, ReadDigests({storage, directory, manifest}, {}));
+  EXPECT_EQ(digests, expected);
+  ASSERT_OK_AND_ASSIGN(const auto file, to.Open("file"));
   for (int64_t p = 0; p < kParts; ++p) {
     std::vector<float> found(kPart);
     const OutputTensor& part = files[0].tensors[2 * p];
-    EXPECT_TRUE((*file)->ReadAt(part.offset_bytes, std::as_writable_bytes(std::span(found))).ok());
+    EXPECT_OK(file->ReadAt(part.offset_bytes, std::as_writable_bytes(std::span(found))));
     EXPECT_TRUE(std::ranges::equal(found, std::span(first).subspan(p * kPart, kPart))) << p;
   }
 }
@@ -332,24 +318,18 @@ TEST(OutputTest, NeighboursThatAreTheSameTensorAreAllWritten) {
   };
   const std::vector<OutputFile> files = {
       FileOf({Matrix("small", {kSmallRows, kSmallColumns}), tied, rounded})};
-  const auto digests = WriteOutput(source.output(), files, to, "", {});
-  ASSERT_TRUE(digests.ok()) << digests.status();
-  EXPECT_EQ(digests->at("tied"), digests->at("small"));
-  const auto file = to.Open("file");
-  ASSERT_TRUE(file.ok());
+  ASSERT_OK_AND_ASSIGN(const auto digests, WriteOutput(source.output(), files, to, "", {}));
+  EXPECT_EQ(digests.at("tied"), digests.at("small"));
+  ASSERT_OK_AND_ASSIGN(const auto file, to.Open("file"));
   std::vector<float> small(tied.elements);
   std::vector<uint16_t> halves(rounded.elements);
   for (const size_t copy : {0, 1}) {
-    EXPECT_TRUE(
-        (*file)
-            ->ReadAt(files[0].tensors[copy].offset_bytes, std::as_writable_bytes(std::span(small)))
-            .ok());
+    EXPECT_OK(file->ReadAt(files[0].tensors[copy].offset_bytes,
+                           std::as_writable_bytes(std::span(small))));
     for (size_t i = 0; i < small.size(); ++i) ASSERT_EQ(small[i], static_cast<float>(i)) << copy;
   }
-  EXPECT_TRUE(
-      (*file)
-          ->ReadAt(files[0].tensors[2].offset_bytes, std::as_writable_bytes(std::span(halves)))
-          .ok());
+  EXPECT_OK(
+      file->ReadAt(files[0].tensors[2].offset_bytes, std::as_writable_bytes(std::span(halves))));
   // Integers up to 256 are exact in bf16.
   for (size_t i = 0; i <= 256; ++i) {
     ASSERT_EQ(halves[i], std::bit_cast<uint32_t>(static_cast<float>(i)) >> 16);
@@ -358,7 +338,7 @@ TEST(OutputTest, NeighboursThatAreTheSameTensorAreAllWritten) {
 
 TEST(OutputTest, DamageIsFoundWhereDigestsAreRead) {
   Source source;
-  EXPECT_TRUE(ReadDigests(source.output(), {}).ok());
+  EXPECT_OK(ReadDigests(source.output(), {}));
   Manifest manifest = source.output().manifest();
   DataFile& file = *manifest.mutable_files(0);
   file.set_chunk_crc32c(1, file.chunk_crc32c(1) + 1);
@@ -384,14 +364,11 @@ TEST(OutputTest, PaddingIsZeroInATensorAndBehindIt) {
   std::vector<OutputFile> files = {
       FileOf({Matrix("large", {kRows, kColumns}), tensor, std::move(tied)})};
   files[0].records = nullptr;
-  ASSERT_TRUE(WriteOutput(source.output(), files, to, "", {}).ok());
+  ASSERT_OK(WriteOutput(source.output(), files, to, "", {}));
   std::vector<float> padding(1001, 1.0f);  // and what lies between the tensors
-  const auto file = to.Open("file");
-  ASSERT_TRUE(file.ok());
-  ASSERT_TRUE((*file)
-                  ->ReadAt(files[0].tensors[1].offset_bytes + elements * sizeof(float),
-                           std::as_writable_bytes(std::span(padding)))
-                  .ok());
+  ASSERT_OK_AND_ASSIGN(const auto file, to.Open("file"));
+  ASSERT_OK(file->ReadAt(files[0].tensors[1].offset_bytes + elements * sizeof(float),
+                         std::as_writable_bytes(std::span(padding))));
   EXPECT_EQ(padding, std::vector<float>(1001));
 }
 
@@ -419,10 +396,9 @@ TEST(OutputTest, TensorsOfAnySizesAndDtypesAreReadBackAndGapsAreZeros) {
                                .shards = {Shard::Of(values[t], WholeBox(shape))}});
     }
     MemoryStorage saved;
-    ASSERT_TRUE(CheckpointFolder(saved).Save(7, state).ok());
+    ASSERT_OK(CheckpointFolder(saved).Save(7, state));
     const std::string directory = StepDirectoryName(7);
-    const auto manifest = ReadManifest(saved, directory);
-    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    ASSERT_OK_AND_ASSIGN(const auto manifest, ReadManifest(saved, directory));
 
     std::vector<OutputTensor> tensors;
     for (const ShardedTensor& tensor : state.tensors) {
@@ -460,17 +436,14 @@ TEST(OutputTest, TensorsOfAnySizesAndDtypesAreReadBackAndGapsAreZeros) {
     file.tensors = std::move(tensors);
 
     const TestFolder folder;
-    const auto to = OpenPosixStorage(folder.path(), {.direct_min_bytes = 1});
-    ASSERT_TRUE(to.ok()) << to.status();
-    const Checkpoint source(saved, directory, *manifest);
-    const auto written = WriteOutput(source, {file}, **to, "", {});
-    ASSERT_TRUE(written.ok()) << written.status();
-    EXPECT_EQ(written->size(), file.tensors.size());
-    const auto found = ReadAll(**to, "file", end + 1);
-    ASSERT_TRUE(found.ok()) << found.status();
-    ASSERT_EQ(found->size(), expected.size());
-    const auto difference = std::ranges::mismatch(*found, expected).in1;
-    ASSERT_EQ(difference, found->end()) << "at byte " << difference - found->begin();
+    ASSERT_OK_AND_ASSIGN(const auto to, OpenPosixStorage(folder.path(), {.direct_min_bytes = 1}));
+    const Checkpoint source(saved, directory, manifest);
+    ASSERT_OK_AND_ASSIGN(const auto written, WriteOutput(source, {file}, *to, "", {}));
+    EXPECT_EQ(written.size(), file.tensors.size());
+    ASSERT_OK_AND_ASSIGN(const auto found, ReadAll(*to, "file", end + 1));
+    ASSERT_EQ(found.size(), expected.size());
+    const auto difference = std::ranges::mismatch(found, expected).in1;
+    ASSERT_EQ(difference, found.end()) << "at byte " << difference - found.begin();
 
     if (file.tensors.size() < 2) continue;
     // In any other order, some would be overwritten with the zeros between others.

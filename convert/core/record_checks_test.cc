@@ -37,10 +37,10 @@ class RecordChecksTest : public ::testing::Test {
   std::unique_ptr<ReadableFile> Open(bool damaged) {
     if (damaged) contents_[kRecordOffset + random_() % kRecordBytes] ^= 1;
     auto base = std::make_shared<MemoryStorage>();
-    EXPECT_TRUE(WriteAll(*base, "file", contents_).ok());
+    EXPECT_OK(WriteAll(*base, "file", contents_));
     storage_ = std::make_unique<CheckedStorage>(base);
     auto file = storage_->Open("file");
-    EXPECT_TRUE(file.ok());
+    EXPECT_OK(file);
     (*file)->stated_checksums()->Add(record_);
     return *std::move(file);
   }
@@ -55,13 +55,12 @@ class RecordChecksTest : public ::testing::Test {
     }
     std::ranges::shuffle(ranges, random_);
     std::vector<absl::Status> statuses(ranges.size());
-    EXPECT_TRUE(RunTasks(4, ranges.size(), [&](int, size_t i) {
-                  std::vector<std::byte> bytes(ranges[i].end - ranges[i].begin);
-                  statuses[i] = i % 2 == 0
-                                    ? file.ReadAt(ranges[i].begin, bytes)
-                                    : file.StartReadAt(ranges[i].begin, bytes, false)->Wait();
-                  return absl::OkStatus();
-                }).ok());
+    EXPECT_OK(RunTasks(4, ranges.size(), [&](int, size_t i) {
+      std::vector<std::byte> bytes(ranges[i].end - ranges[i].begin);
+      statuses[i] = i % 2 == 0 ? file.ReadAt(ranges[i].begin, bytes)
+                               : file.StartReadAt(ranges[i].begin, bytes, false)->Wait();
+      return absl::OkStatus();
+    }));
     return statuses;
   }
 
@@ -74,7 +73,7 @@ class RecordChecksTest : public ::testing::Test {
 TEST_F(RecordChecksTest, IsCheckedWhicheverWayItIsRead) {
   for (int i = 0; i < 10; ++i) {
     const auto good = Open(/*damaged=*/false);
-    for (const absl::Status& status : ReadInPieces(*good)) EXPECT_TRUE(status.ok()) << status;
+    for (const absl::Status& status : ReadInPieces(*good)) EXPECT_OK(status);
   }
   for (int i = 0; i < 10; ++i) {
     const std::string whole = contents_;
@@ -88,7 +87,7 @@ TEST_F(RecordChecksTest, IsCheckedWhicheverWayItIsRead) {
                 HasSubstr("file: record data/0 of 300000 bytes at offset 1000: its CRC-32 is "));
     std::byte byte;
     EXPECT_FALSE(damaged->ReadAt(kRecordOffset, std::span(&byte, 1)).ok());
-    EXPECT_TRUE(damaged->ReadAt(0, std::span(&byte, 1)).ok());
+    EXPECT_OK(damaged->ReadAt(0, std::span(&byte, 1)));
   }
 }
 

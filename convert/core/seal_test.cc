@@ -6,6 +6,7 @@
 
 #include "base/byte_order.h"
 #include "base/crc32c.h"
+#include "base/testing.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "gmock/gmock.h"
@@ -53,13 +54,11 @@ std::string Sealed(std::string bytes) {
 }
 
 TEST(SealTest, TheSameMessageGivesTheSameBytes) {
-  const auto bytes = EncodeSeal(TwoFiles());
-  ASSERT_TRUE(bytes.ok()) << bytes.status();
-  EXPECT_EQ(*bytes, *EncodeSeal(TwoFiles()));
-  EXPECT_EQ(*bytes, Sealed(*bytes));
-  const auto seal = DecodeSeal(*bytes);
-  ASSERT_TRUE(seal.ok()) << seal.status();
-  EXPECT_EQ(seal->SerializeAsString(), TwoFiles().SerializeAsString());
+  ASSERT_OK_AND_ASSIGN(const auto bytes, EncodeSeal(TwoFiles()));
+  EXPECT_EQ(bytes, *EncodeSeal(TwoFiles()));
+  EXPECT_EQ(bytes, Sealed(bytes));
+  ASSERT_OK_AND_ASSIGN(const auto seal, DecodeSeal(bytes));
+  EXPECT_EQ(seal.SerializeAsString(), TwoFiles().SerializeAsString());
 }
 
 TEST(SealTest, EveryChangedByteAndEveryTruncationIsFound) {

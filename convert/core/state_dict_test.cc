@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "convert/core/models.h"
 #include "convert/core/value.h"
 #include "convert/core/wrapped_names.h"
@@ -44,7 +45,7 @@ bool IsSquare(const LogicalParameter& parameter) {
 
 std::vector<LogicalParameter> ParametersOf(const ModelProto& model) {
   const auto config = ConfigOf(model);
-  EXPECT_TRUE(config.ok()) << config.status();
+  EXPECT_OK(config);
   return DescribeModel(*config).parameters;
 }
 
@@ -92,7 +93,7 @@ TEST(StateDictLayoutTest, SquareMatricesAreTransposedWithTheirNeighbours) {
     ASSERT_THAT(squares, SizeIs(2));
     for (const bool transposed : {false, true}) {
       ForeignCheckpoint checkpoint = StateDict(model, transposed ? all : std::set<std::string>());
-      ASSERT_TRUE(Name(&model, checkpoint).ok());
+      ASSERT_OK(Name(&model, checkpoint));
       EXPECT_TRUE(checkpoint.description.has_model());
       for (const std::string& name : all) {
         const ForeignTensor* const tensor = Find(checkpoint, name);
@@ -141,25 +142,24 @@ TEST(StateDictLayoutTest, ModelArgumentsOfNanoGptAreTheModel) {
   for (const bool bias : {false, true}) {
     ForeignCheckpoint checkpoint =
         with_arguments(StateDict(Gpt2(bias ? "" : "use_biases: false"), {}, "_orig_mod."), bias);
-    ASSERT_TRUE(Name(nullptr, checkpoint).ok());
-    const auto config = ConfigOf(checkpoint.description.model());
-    ASSERT_TRUE(config.ok()) << config.status();
-    EXPECT_EQ(config->has_use_biases(), !bias);
-    EXPECT_EQ(config->max_position_embeddings(), 5);
-    EXPECT_EQ(config->hidden_dropout(), 0.125);
-    EXPECT_EQ(config->attention_dropout(), 0.125);
+    ASSERT_OK(Name(nullptr, checkpoint));
+    ASSERT_OK_AND_ASSIGN(const auto config, ConfigOf(checkpoint.description.model()));
+    EXPECT_EQ(config.has_use_biases(), !bias);
+    EXPECT_EQ(config.max_position_embeddings(), 5);
+    EXPECT_EQ(config.hidden_dropout(), 0.125);
+    EXPECT_EQ(config.attention_dropout(), 0.125);
     EXPECT_THAT(checkpoint.notes, ::testing::ElementsAre(HasSubstr("nanoGPT computes GELU")));
     EXPECT_EQ(Find(checkpoint, "transformer.ln_f.bias") != nullptr, bias);
   }
   // What the arguments deny is not there, and what they promise is.
   ForeignCheckpoint lacks = with_arguments(StateDict(Gpt2("use_biases: false"), {}), true);
-  ASSERT_TRUE(Name(nullptr, lacks).ok());
+  ASSERT_OK(Name(nullptr, lacks));
   EXPECT_THAT(lacks.mismatch, HasSubstr("ln_1.bias is missing"));
   ForeignCheckpoint exceeds = with_arguments(StateDict(Gpt2(), {}), false);
   EXPECT_TRUE(absl::IsDataLoss(Name(nullptr, exceeds)));
   // A setting of another program, with which it computes another model.
   ForeignCheckpoint other = with_arguments(StateDict(Gpt2(), {}), true, "use_rmsnorm");
-  ASSERT_TRUE(Name(nullptr, other).ok());
+  ASSERT_OK(Name(nullptr, other));
   EXPECT_FALSE(other.description.has_model());
   EXPECT_THAT(other.notes, ::testing::ElementsAre(HasSubstr("use_rmsnorm is true, which is not "
                                                             "known here")));
@@ -173,7 +173,7 @@ TEST(WrappedNamesTest, WrappersAreLeftOutWhereTheyAreAdded) {
     EXPECT_EQ(WithoutWrappers(wrapper + name), name) << wrapper;
     const ModelProto model = Gpt2();
     ForeignCheckpoint checkpoint = StateDict(model, {}, wrapper);
-    ASSERT_TRUE(Name(&model, checkpoint).ok()) << wrapper;
+    ASSERT_OK(Name(&model, checkpoint)) << wrapper;
     EXPECT_NE(Find(checkpoint, name), nullptr) << wrapper;
   }
   EXPECT_EQ(

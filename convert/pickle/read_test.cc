@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/testing.h"
 #include "convert/pickle/value.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
@@ -141,7 +142,7 @@ TEST(ReadPickleTest, EqualsWhatPythonReads) {
     if (entry.path().extension() != ".txt") continue;
     const StringFile file(Contents(std::filesystem::path(entry.path()).replace_extension(".pkl")));
     const auto read = Read(file);
-    ASSERT_TRUE(read.ok()) << entry.path() << ": " << read.status();
+    ASSERT_OK(read) << entry.path();
     EXPECT_EQ(Renderer(file)(read->root()) + "\n", Contents(entry.path())) << entry.path();
     ++compared;
   }
@@ -154,7 +155,7 @@ TEST(ReadPickleTest, CutAtEveryByteIsAnError) {
     const std::string contents = Contents(entry.path());
     const StringFile file(contents);
     const auto whole = Read(file);
-    ASSERT_TRUE(whole.ok()) << entry.path() << ": " << whole.status();
+    ASSERT_OK(whole) << entry.path();
     const size_t end = whole->end_offset();
     EXPECT_TRUE(end == contents.size() || entry.path().stem() == "trailing") << entry.path();
     for (size_t size = 0; size < end; size += 1 + end / 2000) {
@@ -166,21 +167,19 @@ TEST(ReadPickleTest, CutAtEveryByteIsAnError) {
 
 TEST(ReadPickleTest, MaliciousPicklesAreRecords) {
   const StringFile file("cos\nsystem\n(U\x02rmtR.");
-  const auto read = Read(file);
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_TRUE(read->root().IsObjectOf("os.system"));
-  EXPECT_TRUE(read->root().arguments()[0].IsText("rm"));
-  EXPECT_FALSE(read->root().IsObjectOf("os.syste"));
-  EXPECT_FALSE(read->root().IsObjectOf("os_system"));
-  EXPECT_FALSE(read->root().IsObjectOf("s.system"));
+  ASSERT_OK_AND_ASSIGN(const auto read, Read(file));
+  EXPECT_TRUE(read.root().IsObjectOf("os.system"));
+  EXPECT_TRUE(read.root().arguments()[0].IsText("rm"));
+  EXPECT_FALSE(read.root().IsObjectOf("os.syste"));
+  EXPECT_FALSE(read.root().IsObjectOf("os_system"));
+  EXPECT_FALSE(read.root().IsObjectOf("s.system"));
 }
 
 TEST(ReadPickleTest, AMillionfoldDocumentIsSmall) {
   const StringFile file(Contents(std::filesystem::path(kFolder) / "evil_laughs.pkl"));
-  const auto read = Read(file);
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_LE(read->node_count(), file.size_bytes());
-  Value value = read->root();
+  ASSERT_OK_AND_ASSIGN(const auto read, Read(file));
+  EXPECT_LE(read.node_count(), file.size_bytes());
+  Value value = read.root();
   for (int level = 0; level < 30; ++level) {
     ASSERT_EQ(value.size(), 10);
     EXPECT_EQ(value[0].id(), value[9].id());
@@ -192,9 +191,8 @@ TEST(ReadPickleTest, AMillionfoldDocumentIsSmall) {
 TEST(ReadPickleTest, DeepNestingCostsNoStack) {
   constexpr int kDepth = 3'000'000;
   const StringFile file(")" + std::string(kDepth, '\x85') + ".");
-  const auto read = Read(file);
-  ASSERT_TRUE(read.ok()) << read.status();
-  Value value = read->root();
+  ASSERT_OK_AND_ASSIGN(const auto read, Read(file));
+  Value value = read.root();
   for (int depth = 0; depth < kDepth; ++depth) value = value[0];
   EXPECT_EQ(value.size(), 0);
 }
@@ -202,21 +200,19 @@ TEST(ReadPickleTest, DeepNestingCostsNoStack) {
 TEST(ReadPickleTest, LargeBytesAreNotRead) {
   const std::string large(8'000'000, 'x');
   const StringFile file(std::string("\x80\x03(B\x00\x12\x7a\x00", 8) + large + "K\x07t.");
-  const auto read = Read(file);
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->root()[0].extent(), (Extent{8, 8'000'000}));
-  EXPECT_EQ(read->root()[1].AsInt(), 7);
+  ASSERT_OK_AND_ASSIGN(const auto read, Read(file));
+  EXPECT_EQ(read.root()[0].extent(), (Extent{8, 8'000'000}));
+  EXPECT_EQ(read.root()[1].AsInt(), 7);
   EXPECT_LT(file.bytes_read(), 200'000);
-  EXPECT_LT(read->memory_bytes(), 2'000);
+  EXPECT_LT(read.memory_bytes(), 2'000);
 }
 
 TEST(ReadPickleTest, LargeTextsStayInTheFile) {
   const StringFile file(std::string("X\x00\x12\x7a\x00", 5) + std::string(8'000'000, 'x') + ".");
-  const auto read = Read(file);
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_TRUE(read->root().is(Kind::kText));
-  EXPECT_EQ(read->root().AsText(), std::nullopt);
-  EXPECT_EQ(read->root().extent(), (Extent{5, 8'000'000}));
+  ASSERT_OK_AND_ASSIGN(const auto read, Read(file));
+  EXPECT_TRUE(read.root().is(Kind::kText));
+  EXPECT_EQ(read.root().AsText(), std::nullopt);
+  EXPECT_EQ(read.root().extent(), (Extent{5, 8'000'000}));
 }
 
 TEST(ReadPickleTest, HostileLengthsAllocateNothing) {
@@ -232,13 +228,11 @@ TEST(ReadPickleTest, HostileLengthsAllocateNothing) {
 
 TEST(ReadPickleTest, ReadsWithinAPartOfAFile) {
   const StringFile file("junkK\x05.K\x06.");
-  const auto first = ReadPickle(file, {4, 6});
-  ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ(first->root().AsInt(), 5);
-  EXPECT_EQ(first->end_offset(), 7);
-  const auto second = ReadPickle(file, {first->end_offset(), 3});
-  ASSERT_TRUE(second.ok()) << second.status();
-  EXPECT_EQ(second->root().AsInt(), 6);
+  ASSERT_OK_AND_ASSIGN(const auto first, ReadPickle(file, {4, 6}));
+  EXPECT_EQ(first.root().AsInt(), 5);
+  EXPECT_EQ(first.end_offset(), 7);
+  ASSERT_OK_AND_ASSIGN(const auto second, ReadPickle(file, {first.end_offset(), 3}));
+  EXPECT_EQ(second.root().AsInt(), 6);
   EXPECT_FALSE(ReadPickle(file, {4, 2}).ok());
   EXPECT_EQ(ReadPickle(file, {4, 7}).status().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(ReadPickle(file, {11, 0}).status().code(), absl::StatusCode::kDataLoss);
@@ -305,7 +299,7 @@ TEST(ReadPickleTest, TextFormsAreRefusedByName) {
 
 TEST(ReadPickleTest, TheNumberOfNodesIsBounded) {
   const std::string contents = "(" + std::string(100, 'N') + "t.";
-  EXPECT_TRUE(StatusOf(contents, {.max_nodes = 101}).ok());
+  EXPECT_OK(StatusOf(contents, {.max_nodes = 101}));
   const absl::Status status = StatusOf(contents, {.max_nodes = 100});
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
 }
@@ -319,9 +313,8 @@ TEST(ReadPickleTest, AccessorsOfOtherKindsReturnNothing) {
       "}(U\x01"
       "aK\x01U\x01"
       "aK\x02u.");
-  const auto read = Read(file);
-  ASSERT_TRUE(read.ok()) << read.status();
-  const Value dict = read->root();
+  ASSERT_OK_AND_ASSIGN(const auto read, Read(file));
+  const Value dict = read.root();
   EXPECT_EQ(dict.Find("a").AsInt(), 2);  // the last one, as in Python
   EXPECT_FALSE(dict.Find("b").present());
   EXPECT_EQ(dict.AsInt(), std::nullopt);

@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "base/testing.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/compare.h"
 #include "compute/kernels/testing/random_tensors.h"
@@ -51,15 +52,15 @@ Result RunHead(int64_t logits_rows, int shards, const TensorView& x, const Tenso
   Result result;
   result.d = Tensor(DType::kF64, {rows, kChannels});
   for (const bool accumulate : {false, units == 1}) {
-    EXPECT_TRUE(NormForward(pass, x, head.InputNorm(buffers)).ok());
+    EXPECT_OK(NormForward(pass, x, head.InputNorm(buffers)));
     if (fuses) {
       EXPECT_TRUE(head.Fuses(pass));
       result.loss = head.ForwardFused(pass, targets, buffers, 0.5, accumulate);
-      EXPECT_TRUE(head.BackwardFused(pass, x, buffers, accumulate, result.d).ok());
+      EXPECT_OK(head.BackwardFused(pass, x, buffers, accumulate, result.d));
       continue;
     }
     result.loss = head.Forward(pass, targets, buffers).value();
-    EXPECT_TRUE(head.Backward(pass, x, targets, buffers, 0.5, accumulate, result.d).ok());
+    EXPECT_OK(head.Backward(pass, x, targets, buffers, 0.5, accumulate, result.d));
   }
   result.d_norm = testing::Cloned(norm.grad);
   result.d_table = Tensor(DType::kF64, {kPadded, kChannels});

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/reference/reference_backend.h"
@@ -192,7 +193,7 @@ ShardedResult RunSharded(const ShardedRun& run) {
     TESSERA_RETURN_IF_ERROR(rank.Train(ranks[comm.rank()]));
     return rank.Sample(ranks[comm.rank()]);
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
   ShardedResult result = std::move(ranks[0]);
   for (int i = 1; i < run.ranks; ++i) {
     EXPECT_EQ(ranks[i].loss, result.loss);

@@ -15,14 +15,12 @@ TEST(OpenStorageTest, APathAndItsLocalNameAreOnePlace) {
   const TestFolder directory;
   const std::string root = directory.path() + "/runs:a";
   EXPECT_EQ(OpenStorage(root).status().code(), absl::StatusCode::kNotFound);
-  const auto by_path = OpenStorage(root, {.create_root = true});
-  ASSERT_TRUE(by_path.ok()) << by_path.status();
-  ASSERT_TRUE(WriteAll(**by_path, "file", "contents").ok());
-  const auto by_name = OpenStorage("local:" + root);
-  ASSERT_TRUE(by_name.ok()) << by_name.status();
-  EXPECT_EQ(*ReadAll(**by_name, "file", 100), "contents");
-  EXPECT_EQ((*by_name)->LocalPath(""), root);
-  EXPECT_EQ((*by_name)->LocalPath("file"), root + "/file");
+  ASSERT_OK_AND_ASSIGN(const auto by_path, OpenStorage(root, {.create_root = true}));
+  ASSERT_OK(WriteAll(*by_path, "file", "contents"));
+  ASSERT_OK_AND_ASSIGN(const auto by_name, OpenStorage("local:" + root));
+  EXPECT_EQ(*ReadAll(*by_name, "file", 100), "contents");
+  EXPECT_EQ(by_name->LocalPath(""), root);
+  EXPECT_EQ(by_name->LocalPath("file"), root + "/file");
 }
 
 TEST(OpenStorageTest, AnEmptyNameIsRefused) {
@@ -44,19 +42,18 @@ TEST(OpenStorageTest, ABucketHasManyNames) {
   setenv("AWS_ACCESS_KEY_ID", "TESTKEY", 1);
   setenv("AWS_SECRET_ACCESS_KEY", "a/secret+key", 1);
   const std::string host = server.endpoint().substr(7);
-  const auto first = OpenStorage("boto3:s3://bucket." + host + "/runs/a", {.create_root = true});
-  ASSERT_TRUE(first.ok()) << first.status();
-  ASSERT_TRUE(WriteAll(**first, "file", "contents").ok());
+  ASSERT_OK_AND_ASSIGN(const auto first,
+                       OpenStorage("boto3:s3://bucket." + host + "/runs/a", {.create_root = true}));
+  ASSERT_OK(WriteAll(*first, "file", "contents"));
   EXPECT_EQ(server.contents("runs/a/file"), "contents");
-  EXPECT_EQ((*first)->LocalPath(""), std::nullopt);
-  EXPECT_EQ((*first)->Describe("file"), "s3://bucket/runs/a/file");
-  const auto second = OpenStorage("s3://bucket/runs/", {.s3_endpoint = server.endpoint()});
-  ASSERT_TRUE(second.ok()) << second.status();
-  EXPECT_EQ(*ReadAll(**second, "a/file", 100), "contents");
+  EXPECT_EQ(first->LocalPath(""), std::nullopt);
+  EXPECT_EQ(first->Describe("file"), "s3://bucket/runs/a/file");
+  ASSERT_OK_AND_ASSIGN(const auto second,
+                       OpenStorage("s3://bucket/runs/", {.s3_endpoint = server.endpoint()}));
+  EXPECT_EQ(*ReadAll(*second, "a/file", 100), "contents");
   setenv("AWS_ENDPOINT_URL", host.c_str(), 1);
-  const auto third = OpenStorage("s3://bucket");
-  ASSERT_TRUE(third.ok()) << third.status();
-  EXPECT_EQ(*ReadAll(**third, "runs/a/file", 100), "contents");
+  ASSERT_OK_AND_ASSIGN(const auto third, OpenStorage("s3://bucket"));
+  EXPECT_EQ(*ReadAll(*third, "runs/a/file", 100), "contents");
   EXPECT_EQ(LocalPathOfName("s3://bucket"), std::nullopt);
 
   unsetenv("AWS_SECRET_ACCESS_KEY");
@@ -95,17 +92,16 @@ TEST_P(OpenVendorStorageTest, PutsGetsListsAndReplacesNothing) {
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
   for (const char* other : {"no_proxy", "NO_PROXY", "AWS_ENDPOINT_URL"}) unsetenv(other);
   const std::string name = place + "/runs/a";
-  const auto storage = OpenStorage(name, {.create_root = true});
-  ASSERT_TRUE(storage.ok()) << storage.status();
-  ASSERT_TRUE(WriteAll(**storage, "file of mine", "contents").ok());
+  ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(name, {.create_root = true}));
+  ASSERT_OK(WriteAll(*storage, "file of mine", "contents"));
   EXPECT_EQ(server.contents("runs/a/file of mine"), "contents");
-  EXPECT_EQ(*ReadAll(**storage, "file of mine", 100), "contents");
-  EXPECT_EQ(*(*storage)->List(""), std::vector<std::string>({"file of mine"}));
-  ASSERT_TRUE((*storage)->Write("manifest", "first", {}).ok());
-  EXPECT_EQ((*storage)->Write("manifest", "second", {}).status(),
+  EXPECT_EQ(*ReadAll(*storage, "file of mine", 100), "contents");
+  EXPECT_EQ(*storage->List(""), std::vector<std::string>({"file of mine"}));
+  ASSERT_OK(storage->Write("manifest", "first", {}));
+  EXPECT_EQ(storage->Write("manifest", "second", {}).status(),
             absl::AlreadyExistsError("Write " + name + "/manifest: another object is there"));
   EXPECT_EQ(server.contents("runs/a/manifest"), "first");
-  ASSERT_TRUE((*storage)->DeleteTree("manifest").ok());
+  ASSERT_OK(storage->DeleteTree("manifest"));
   for (const std::string& connection : server.connections()) EXPECT_EQ(connection, host + ":443");
   for (const std::string& asked : server.hosts()) EXPECT_EQ(asked, host);
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "base/testing.h"
 #include "base/threads.h"
 #include "gtest/gtest.h"
 #include "storage/s3/testing/s3_server.h"
@@ -73,13 +74,11 @@ TEST_F(S3ClientTest, PartsAreOnTheirWayTogether) {
   const S3Client::PartBody bodies[] = {{1, Bytes(contents).first(size)},
                                        {2, Bytes(contents).subspan(size)}};
   const auto upload = [&](const std::string& key, int requests) {
-    const auto begun = client_.CreateUpload(key);
-    ASSERT_TRUE(begun.ok()) << begun.status();
+    ASSERT_OK_AND_ASSIGN(const auto begun, client_.CreateUpload(key));
     const int64_t before = client_.request_count();
-    const auto parts = client_.UploadParts(*begun, bodies);
-    ASSERT_TRUE(parts.ok()) << parts.status();
+    ASSERT_OK_AND_ASSIGN(const auto parts, client_.UploadParts(begun, bodies));
     EXPECT_EQ(client_.request_count() - before, requests);
-    ASSERT_TRUE(client_.CompleteUpload(*begun, *parts).ok());
+    ASSERT_OK(client_.CompleteUpload(begun, parts));
     EXPECT_TRUE(server_.contents(key) == contents);
   };
   bool together = false, again = false;
@@ -101,7 +100,7 @@ TEST_F(S3ClientTest, ALongReadIsOfRangesOnTheirWayTogether) {
     out.assign(out.size(), '\0');
     const int64_t before = client_.request_count();
     const absl::Status read = client_.Get("key", "", 7, Bytes(out));
-    EXPECT_TRUE(read.ok()) << read;
+    EXPECT_OK(read);
     EXPECT_TRUE(contents.compare(7, contents.npos, out) == 0);
     EXPECT_EQ(client_.request_count() - before, requests);
   };
@@ -129,17 +128,16 @@ TEST_F(S3ClientTest, ABatchEndsWhatIsNotFinished) {
     batch->Start(7, {.method = "GET", .url = server_.endpoint() + "/bucket/key"}, response);
     EXPECT_FALSE(batch->Wait(absl::Milliseconds(50)).has_value()) << "none is finished";
   }
-  EXPECT_TRUE(
-      http->Perform({.method = "GET", .url = server_.endpoint() + "/bucket/key"}, response).ok());
+  EXPECT_OK(http->Perform({.method = "GET", .url = server_.endpoint() + "/bucket/key"}, response));
 }
 
 TEST_F(S3ClientTest, ObjectsComeBack) {
   const std::string contents = Pattern(100'000);
-  ASSERT_TRUE(client_.Put("a/b c+%", Bytes(contents)).ok());
+  ASSERT_OK(client_.Put("a/b c+%", Bytes(contents)));
   EXPECT_EQ(server_.contents("a/b c+%"), contents);
   EXPECT_EQ(ReadBack("a/b c+%"), contents);
   std::string part(1000, '\0');
-  ASSERT_TRUE(client_.Get("a/b c+%", "", 777, Bytes(part)).ok());
+  ASSERT_OK(client_.Get("a/b c+%", "", 777, Bytes(part)));
   EXPECT_EQ(part, contents.substr(777, 1000));
   EXPECT_EQ(client_.Head("none").status().code(), absl::StatusCode::kNotFound);
 }
@@ -169,17 +167,15 @@ TEST_F(S3ClientTest, FailuresThatPassAreRepeated) {
       fault.method = method;
       Fail(fault);
     }
-    ASSERT_TRUE(client_.Put("key", Bytes(contents)).ok());
+    ASSERT_OK(client_.Put("key", Bytes(contents)));
     EXPECT_EQ(ReadBack("key"), contents);
-    auto upload = client_.CreateUpload("parts");
-    ASSERT_TRUE(upload.ok()) << upload.status();
-    const auto part = UploadPart(client_, *upload, 1, Bytes(contents));
-    ASSERT_TRUE(part.ok()) << part.status();
-    ASSERT_TRUE(client_.CompleteUpload(*upload, {*part}).ok());
+    ASSERT_OK_AND_ASSIGN(auto upload, client_.CreateUpload("parts"));
+    ASSERT_OK_AND_ASSIGN(const auto part, UploadPart(client_, upload, 1, Bytes(contents)));
+    ASSERT_OK(client_.CompleteUpload(upload, {part}));
     EXPECT_EQ(ReadBack("parts"), contents);
     EXPECT_EQ(client_.List("", false)->objects.size(), 2);
-    ASSERT_TRUE(client_.Delete("key", "").ok());
-    ASSERT_TRUE(client_.Delete("parts", "").ok());
+    ASSERT_OK(client_.Delete("key", ""));
+    ASSERT_OK(client_.Delete("parts", ""));
     EXPECT_TRUE(server_.keys().empty());
     EXPECT_GE(server_.fault_count(), 2);
   }
@@ -188,7 +184,7 @@ TEST_F(S3ClientTest, FailuresThatPassAreRepeated) {
 // Its signature is of a time at which this process stood still.
 TEST_F(S3ClientTest, ARequestThatArrivesTooLateIsSignedAgain) {
   Fail({.status = 403, .code = "RequestTimeTooSkewed"});
-  EXPECT_TRUE(client_.PutIf("late", Bytes("1"), "").ok());
+  EXPECT_OK(client_.PutIf("late", Bytes("1"), ""));
   Fail({.status = 403, .code = "RequestTimeTooSkewed", .times = 1000});
   ClientOptions options = server_.ForClient();
   options.deadline = absl::Milliseconds(50);
@@ -223,7 +219,7 @@ TEST_F(S3ClientTest, AStalledAnswerIsAbandoned) {
   server_.PutObject("key", "contents");
   Fail({.kind = FaultKind::kStall, .method = "GET"});
   std::string out(8, '\0');
-  ASSERT_TRUE(client_.Get("key", "", 0, Bytes(out)).ok());
+  ASSERT_OK(client_.Get("key", "", 0, Bytes(out)));
   EXPECT_EQ(out, "contents");
   EXPECT_EQ(server_.fault_count(), 1);
 }
@@ -233,7 +229,7 @@ TEST_F(S3ClientTest, ATornAnswerIsContinuedWhereItBroke) {
   server_.PutObject("key", contents);
   Fail({.kind = FaultKind::kTear, .method = "GET", .times = 3});
   std::string out(contents.size(), '\0');
-  ASSERT_TRUE(client_.Get("key", "", 0, Bytes(out)).ok());
+  ASSERT_OK(client_.Get("key", "", 0, Bytes(out)));
   EXPECT_EQ(out, contents);
   EXPECT_EQ(client_.request_count(), 4);
 }
@@ -243,7 +239,7 @@ TEST_F(S3ClientTest, AnAnswerWithOtherBytesIsAskedForAgainAFewTimes) {
   server_.PutObject("key", contents);
   Fail({.kind = FaultKind::kShortenRange, .method = "GET", .times = 3});
   std::string out(contents.size(), '\0');
-  ASSERT_TRUE(client_.Get("key", "", 0, Bytes(out)).ok());
+  ASSERT_OK(client_.Get("key", "", 0, Bytes(out)));
   EXPECT_EQ(out, contents);
   EXPECT_EQ(server_.fault_count(), 3);
   Fail({.kind = FaultKind::kShortenRange, .method = "GET", .times = 100});
@@ -254,7 +250,7 @@ TEST_F(S3ClientTest, AnAnswerWithOtherBytesIsAskedForAgainAFewTimes) {
 }
 
 TEST_F(S3ClientTest, AConditionalPutNeverReplaces) {
-  ASSERT_TRUE(client_.PutIf("key", Bytes("first"), "").ok());
+  ASSERT_OK(client_.PutIf("key", Bytes("first"), ""));
   EXPECT_EQ(client_.PutIf("key", Bytes("first"), "").status().code(),
             absl::StatusCode::kAlreadyExists)
       << "not even by the same bytes of another call";
@@ -263,7 +259,7 @@ TEST_F(S3ClientTest, AConditionalPutNeverReplaces) {
 
 TEST_F(S3ClientTest, AConditionalPutRecognisesItsOwnObject) {
   Fail({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
-  EXPECT_TRUE(client_.PutIf("key", Bytes("mine"), "").ok());
+  EXPECT_OK(client_.PutIf("key", Bytes("mine"), ""));
   EXPECT_EQ(server_.fault_count(), 1);
   // The answer is lost and, before the request is repeated, another program's object is there.
   Fail({.kind = FaultKind::kDrop, .method = "PUT", .key_part = "other"});
@@ -274,17 +270,17 @@ TEST_F(S3ClientTest, AConditionalPutRecognisesItsOwnObject) {
 }
 
 TEST_F(S3ClientTest, ADeletionThatArrivesLateSparesAnotherObject) {
-  ASSERT_TRUE(client_.Put("a", Bytes("1")).ok());
+  ASSERT_OK(client_.Put("a", Bytes("1")));
   const std::string etag = client_.Head("a")->etag;
   Fail({.method = "DELETE", .meanwhile = [&] {
-          ASSERT_TRUE(client_.Delete("a", etag).ok());
-          ASSERT_TRUE(client_.Put("a", Bytes("2")).ok());
+          ASSERT_OK(client_.Delete("a", etag));
+          ASSERT_OK(client_.Put("a", Bytes("2")));
         }});
-  EXPECT_TRUE(client_.Delete("a", etag).ok());
+  EXPECT_OK(client_.Delete("a", etag));
   EXPECT_EQ(server_.contents("a"), "2");
   // A store that refuses to look at the condition.
   Fail({.status = 501, .code = "NotImplemented", .method = "DELETE"});
-  EXPECT_TRUE(client_.Delete("a", client_.Head("a")->etag).ok());
+  EXPECT_OK(client_.Delete("a", client_.Head("a")->etag));
   EXPECT_EQ(client_.Head("a").status().code(), absl::StatusCode::kNotFound);
 }
 
@@ -301,7 +297,7 @@ TEST(S3ClientMetadataTest, AConditionalPutRecognisesItsContentsInAStoreWithoutMe
   S3Server server({.keeps_metadata = false});
   S3Client client(server.ForClient());
   server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
-  EXPECT_TRUE(client.PutIf("key", Bytes("mine"), "").ok());
+  EXPECT_OK(client.PutIf("key", Bytes("mine"), ""));
   EXPECT_EQ(server.fault_count(), 1);
   EXPECT_EQ(client.PutIf("key", Bytes("more"), "").status().code(),
             absl::StatusCode::kAlreadyExists);
@@ -313,20 +309,17 @@ TEST(S3ClientMetadataTest, AConditionalPutRecognisesItsContentsInAStoreWithoutMe
 }
 
 TEST_F(S3ClientTest, AnObjectIsReplacedOnlyWhereItHasTheEtag) {
-  const auto first = client_.PutIf("key", Bytes("1"), "");
-  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_OK_AND_ASSIGN(const auto first, client_.PutIf("key", Bytes("1"), ""));
   EXPECT_TRUE(*client_.ObeysIfMatch("key", Bytes("1")));
   Fail({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
-  const auto second = client_.PutIf("key", Bytes("2"), *first);
-  ASSERT_TRUE(second.ok()) << second.status();
-  EXPECT_EQ(*second, client_.Head("key")->etag);
+  ASSERT_OK_AND_ASSIGN(const auto second, client_.PutIf("key", Bytes("2"), first));
+  EXPECT_EQ(second, client_.Head("key")->etag);
   EXPECT_EQ(server_.fault_count(), 1);
-  EXPECT_EQ(client_.PutIf("key", Bytes("3"), *first).status().code(),
+  EXPECT_EQ(client_.PutIf("key", Bytes("3"), first).status().code(),
             absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ(client_.PutIf("none", Bytes("3"), *second).status().code(),
-            absl::StatusCode::kNotFound);
+  EXPECT_EQ(client_.PutIf("none", Bytes("3"), second).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(client_.GetContents("key", 100)->bytes, "2");
-  EXPECT_EQ(*client_.PutIf("key", Bytes("4"), *second), client_.Head("key")->etag);
+  EXPECT_EQ(*client_.PutIf("key", Bytes("4"), second), client_.Head("key")->etag);
 }
 
 TEST_F(S3ClientTest, OfALongerObjectTheBeginningIsRead) {
@@ -349,7 +342,7 @@ TEST_F(S3ClientTest, RefusedCredentialsAreReadAgainAndTheRequestRepeatedOnce) {
   };
   server_.SetCredentials(current);
   S3Client client(options);
-  ASSERT_TRUE(client.Put("a", Bytes("1")).ok());
+  ASSERT_OK(client.Put("a", Bytes("1")));
   EXPECT_EQ(reads, 0);
   current.session_token = "new";
   server_.SetCredentials(current);
@@ -358,13 +351,13 @@ TEST_F(S3ClientTest, RefusedCredentialsAreReadAgainAndTheRequestRepeatedOnce) {
   EXPECT_EQ(reads, 1);
   current = {.access_key_id = "OTHER", .secret_access_key = "secret", .session_token = ""};
   server_.SetCredentials(current);
-  EXPECT_TRUE(client.PutIf("b", Bytes("2"), "").ok());
+  EXPECT_OK(client.PutIf("b", Bytes("2"), ""));
   EXPECT_EQ(reads, 2);
   for (const auto& [status, code] :
        {std::pair(400, "InvalidToken"), std::pair(403, "InvalidAccessKeyId"),
         std::pair(403, "SignatureDoesNotMatch"), std::pair(403, "AccessDenied")}) {
     Fail({.kind = FaultKind::kRefuse, .status = status, .code = code});
-    EXPECT_TRUE(client.Put("c", Bytes("3")).ok()) << code;
+    EXPECT_OK(client.Put("c", Bytes("3"))) << code;
   }
   EXPECT_EQ(reads, 6);
   // Once.
@@ -400,7 +393,7 @@ TEST_F(S3ClientTest, CredentialsAreRenewedBeforeTheyExpireByOneThread) {
   };
   server_.SetCredentials(options.credentials);
   S3Client client(options);
-  ASSERT_TRUE(client.Delete("a", "").ok());
+  ASSERT_OK(client.Delete("a", ""));
   EXPECT_EQ(reads, 0);
   absl::SleepFor(absl::Seconds(1.1));
   EXPECT_EQ(RunTasks(8, 8, [&](int, size_t) { return client.Delete("a", ""); }), absl::OkStatus());
@@ -431,65 +424,60 @@ TEST_F(S3ClientTest, WhatIsAbandonedWaitsForNothing) {
   stalled.Abandon();
   hangs.join();
   EXPECT_LT(absl::Now() - start, absl::Seconds(30));
-  EXPECT_TRUE(stalled.PutIf("b", Bytes("2"), "").ok()) << "the store answers";
+  EXPECT_OK(stalled.PutIf("b", Bytes("2"), "")) << "the store answers";
 }
 
 TEST_F(S3ClientTest, ACompletedUploadIsRecognised) {
-  const auto upload = client_.CreateUpload("key");
-  ASSERT_TRUE(upload.ok()) << upload.status();
-  const auto part = UploadPart(client_, *upload, 1, Bytes("contents"));
-  ASSERT_TRUE(part.ok()) << part.status();
+  ASSERT_OK_AND_ASSIGN(const auto upload, client_.CreateUpload("key"));
+  ASSERT_OK_AND_ASSIGN(const auto part, UploadPart(client_, upload, 1, Bytes("contents")));
   Fail({.kind = FaultKind::kLoseAnswer, .method = "POST"});
-  EXPECT_TRUE(client_.CompleteUpload(*upload, {*part}).ok());
+  EXPECT_OK(client_.CompleteUpload(upload, {part}));
   EXPECT_EQ(server_.contents("key"), "contents");
   EXPECT_EQ(server_.fault_count(), 1);
   // One that another program has removed is not.
   const auto removed = client_.CreateUpload("key");
-  ASSERT_TRUE(client_.AbortUpload("key", removed->id).ok());
-  EXPECT_EQ(client_.CompleteUpload(*removed, {*part}).code(), absl::StatusCode::kUnavailable);
+  ASSERT_OK(client_.AbortUpload("key", removed->id));
+  EXPECT_EQ(client_.CompleteUpload(*removed, {part}).code(), absl::StatusCode::kUnavailable);
 }
 
 TEST(S3ClientMetadataTest, ACompletedUploadIsRecognisedByItsPartsInAStoreWithoutMetadata) {
   S3Server server({.min_part_bytes = 1, .keeps_metadata = false});
   S3Client client(server.ForClient());
-  const auto upload = client.CreateUpload("key");
-  ASSERT_TRUE(upload.ok()) << upload.status();
-  const auto first = UploadPart(client, *upload, 1, Bytes("con"));
-  const auto last = UploadPart(client, *upload, 2, Bytes("tents"));
+  ASSERT_OK_AND_ASSIGN(const auto upload, client.CreateUpload("key"));
+  const auto first = UploadPart(client, upload, 1, Bytes("con"));
+  const auto last = UploadPart(client, upload, 2, Bytes("tents"));
   ASSERT_TRUE(first.ok() && last.ok());
   server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "POST"});
-  const absl::Status completed = client.CompleteUpload(*upload, {*first, *last});
-  EXPECT_TRUE(completed.ok()) << completed;
+  const absl::Status completed = client.CompleteUpload(upload, {*first, *last});
+  EXPECT_OK(completed);
   EXPECT_EQ(server.fault_count(), 1);
   for (const char* others : {"content5", "contents and more"}) {
     server.PutObject("key", others);
-    EXPECT_EQ(client.CompleteUpload(*upload, {*first, *last}).code(),
+    EXPECT_EQ(client.CompleteUpload(upload, {*first, *last}).code(),
               absl::StatusCode::kUnavailable);
   }
 }
 
 TEST_F(S3ClientTest, AnUploadThatWasCreatedTwiceLeavesNothing) {
   Fail({.kind = FaultKind::kLoseAnswer, .method = "POST"});
-  const auto upload = client_.CreateUpload("key");
-  ASSERT_TRUE(upload.ok()) << upload.status();
+  ASSERT_OK_AND_ASSIGN(const auto upload, client_.CreateUpload("key"));
   const auto other = client_.CreateUpload("key/below");
   EXPECT_EQ(server_.upload_count(), 3);
-  client_.AbortTwins(*upload);
+  client_.AbortTwins(upload);
   client_.AbortTwins(*other);
   EXPECT_EQ(server_.upload_count(), 2);
-  ASSERT_TRUE(client_.AbortUpload("key", upload->id).ok());
+  ASSERT_OK(client_.AbortUpload("key", upload.id));
   EXPECT_EQ(server_.upload_count(), 1);
 }
 
 TEST_F(S3ClientTest, BytesThatAreStoredDamagedAreSentAgain) {
   Fail({.kind = FaultKind::kDamageStored, .method = "PUT"});
-  ASSERT_TRUE(client_.PutIf("key", Bytes("contents"), "").ok());
+  ASSERT_OK(client_.PutIf("key", Bytes("contents"), ""));
   EXPECT_EQ(server_.contents("key"), "contents");
   const auto upload = client_.CreateUpload("parts");
   Fail({.kind = FaultKind::kDamageStored, .method = "PUT"});
-  const auto part = UploadPart(client_, *upload, 1, Bytes("part"));
-  ASSERT_TRUE(part.ok()) << part.status();
-  ASSERT_TRUE(client_.CompleteUpload(*upload, {*part}).ok());
+  ASSERT_OK_AND_ASSIGN(const auto part, UploadPart(client_, *upload, 1, Bytes("part")));
+  ASSERT_OK(client_.CompleteUpload(*upload, {part}));
   EXPECT_EQ(server_.contents("parts"), "part");
 }
 
@@ -515,7 +503,7 @@ TEST(S3ClientPagesTest, ListsHaveManyPages) {
   S3Client client(server.ForClient());
   for (int i = 0; i < 20; ++i) {
     server.PutObject("a/" + std::to_string(i / 2) + "/" + std::to_string(i), "x");
-    ASSERT_TRUE(client.CreateUpload("b/" + std::to_string(i)).ok());
+    ASSERT_OK(client.CreateUpload("b/" + std::to_string(i)));
   }
   EXPECT_EQ(client.List("a/", false)->objects.size(), 20);
   EXPECT_EQ(client.List("a/", true)->prefixes.size(), 10);
@@ -532,7 +520,7 @@ TEST(S3ClientPagesTest, ManyObjectsAreDeletedInBatches) {
     keys.push_back("k/" + std::to_string(i) + "<&>");
     server.PutObject(keys.back(), "");
   }
-  ASSERT_TRUE(client.DeleteAll(keys).ok());
+  ASSERT_OK(client.DeleteAll(keys));
   EXPECT_TRUE(server.keys().empty());
   EXPECT_EQ(client.request_count(), 3);
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/crc32c.h"
+#include "base/testing.h"
 #include "base/text.h"
 #include "base/threads.h"
 #include "gtest/gtest.h"
@@ -40,7 +41,7 @@ StorageFixture OnServer(std::string name, const S3ServerOptions& options, const 
     auto owner = std::make_shared<Owner>(options);
     auto storage =
         OpenS3Storage({.client = owner->server.ForClient(), .prefix = prefix, .create_root = true});
-    EXPECT_TRUE(storage.ok()) << storage.status();
+    EXPECT_OK(storage);
     if (!storage.ok()) return nullptr;
     owner->storage = *std::move(storage);
     for (const Fault& fault : faults) owner->server.AddFault(fault);
@@ -103,9 +104,8 @@ class S3StorageTest : public testing::Test {
     options.client = server_.ForClient();
     options.prefix = "run";
     options.part_bytes = s3::kMinPartBytes;
-    auto storage = OpenS3Storage(options);
-    ASSERT_TRUE(storage.ok()) << storage.status();
-    storage_ = *std::move(storage);
+    ASSERT_OK_AND_ASSIGN(auto storage, OpenS3Storage(options));
+    storage_ = std::move(storage);
   }
 
   int CountRequests(const std::string& beginning) const {
@@ -123,8 +123,7 @@ TEST_F(S3StorageTest, ALargeFileIsUploadedInParts) {
   constexpr size_t kPiece = (size_t{1} << 20) + 13;
   constexpr int kPieces = 22, kStep = 7;  // in the order 0, 7, 14, 21, 6, ...
   const std::string contents = Pattern(kPiece * kPieces - 5);
-  auto file = storage_->Create("file", contents.size());
-  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", contents.size()));
   const auto in_threads = [&](const auto& piece) {
     return RunTasks(4, kPieces, [&](int, size_t i) {
       const size_t offset = i * kStep % kPieces * kPiece;
@@ -132,20 +131,19 @@ TEST_F(S3StorageTest, ALargeFileIsUploadedInParts) {
     });
   };
   EXPECT_EQ(in_threads([&](size_t offset, size_t size) {
-              return (*file)->WriteAt(offset, AsBytes(contents).subspan(offset, size));
+              return file->WriteAt(offset, AsBytes(contents).subspan(offset, size));
             }),
             absl::OkStatus());
   EXPECT_TRUE(server_.keys().empty()) << "it does not exist before it is complete";
-  ASSERT_TRUE((*file)->Sync().ok());
+  ASSERT_OK(file->Sync());
   EXPECT_TRUE(server_.contents("run/file") == contents);
-  ASSERT_TRUE((*file)->Close().ok());
+  ASSERT_OK(file->Close());
   EXPECT_EQ(CountRequests("PUT run/file?partNumber="), 5);
-  const auto reader = storage_->Open("file");
-  ASSERT_TRUE(reader.ok()) << reader.status();
+  ASSERT_OK_AND_ASSIGN(const auto reader, storage_->Open("file"));
   std::string found(contents.size(), '\0');
   EXPECT_EQ(in_threads([&](size_t offset, size_t size) {
-              return (*reader)->ReadAt(
-                  offset, std::as_writable_bytes(std::span(found)).subspan(offset, size));
+              return reader->ReadAt(offset,
+                                    std::as_writable_bytes(std::span(found)).subspan(offset, size));
             }),
             absl::OkStatus());
   EXPECT_TRUE(found == contents);
@@ -153,19 +151,18 @@ TEST_F(S3StorageTest, ALargeFileIsUploadedInParts) {
 
 TEST_F(S3StorageTest, AWriteOfWholePartsAndGapsIsPutTogether) {
   const std::string contents = Pattern(2 * s3::kMinPartBytes);
-  auto file = storage_->Create("file", 0);
-  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", 0));
   // Parts 1 and 2 at once; nothing of part 0; parts 3 and 4 up to a byte in the middle.
-  ASSERT_TRUE((*file)->WriteAt(s3::kMinPartBytes, AsBytes(contents)).ok());
-  ASSERT_TRUE((*file)->WriteAt(4 * s3::kMinPartBytes + 99, AsBytes("x")).ok());
-  ASSERT_TRUE((*file)->Close().ok());
+  ASSERT_OK(file->WriteAt(s3::kMinPartBytes, AsBytes(contents)));
+  ASSERT_OK(file->WriteAt(4 * s3::kMinPartBytes + 99, AsBytes("x")));
+  ASSERT_OK(file->Close());
   std::string expected(4 * s3::kMinPartBytes + 100, '\0');
   expected.replace(s3::kMinPartBytes, contents.size(), contents).back() = 'x';
   EXPECT_TRUE(server_.contents("run/file") == expected);
 }
 
 TEST_F(S3StorageTest, ASmallFileIsOneRequest) {
-  ASSERT_TRUE(WriteAll(*storage_, "d/file", "contents").ok());
+  ASSERT_OK(WriteAll(*storage_, "d/file", "contents"));
   EXPECT_EQ(server_.requests(), std::vector<std::string>({"PUT run/d/file"}));
 }
 
@@ -173,7 +170,7 @@ TEST_F(S3StorageTest, AFileThatIsNotClosedLeavesNothing) {
   const std::string part = Pattern(s3::kMinPartBytes);
   {
     auto file = storage_->Create("file", 0);
-    ASSERT_TRUE((*file)->WriteAt(0, AsBytes(part)).ok());
+    ASSERT_OK((*file)->WriteAt(0, AsBytes(part)));
     EXPECT_EQ(server_.upload_count(), 1);
   }
   EXPECT_EQ(server_.upload_count(), 0);
@@ -189,7 +186,7 @@ TEST_F(S3StorageTest, AFailedFileLeavesNothing) {
                     .skip = 1});
   {
     auto file = storage_->Create("file", 0);
-    ASSERT_TRUE((*file)->WriteAt(0, AsBytes(part)).ok());
+    ASSERT_OK((*file)->WriteAt(0, AsBytes(part)));
     const absl::Status failed = (*file)->WriteAt(part.size(), AsBytes(part));
     EXPECT_EQ(failed.code(), absl::StatusCode::kPermissionDenied) << failed;
     EXPECT_EQ((*file)->Sync().code(), absl::StatusCode::kPermissionDenied) << "errors are final";
@@ -204,12 +201,12 @@ TEST_F(S3StorageTest, MemoryForIncompletePartsIsBounded) {
   auto file = storage_->Create("file", 0);
   const std::string piece(1000, 'x');
   for (uint64_t part = 0; part < 3; ++part) {
-    ASSERT_TRUE((*file)->WriteAt(part * s3::kMinPartBytes, AsBytes(piece)).ok());
+    ASSERT_OK((*file)->WriteAt(part * s3::kMinPartBytes, AsBytes(piece)));
   }
   const absl::Status status = (*file)->WriteAt(3 * s3::kMinPartBytes, AsBytes(piece));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   file->reset();
-  ASSERT_TRUE(WriteAll(*storage_, "file", piece + piece).ok()) << "what it held is free again";
+  ASSERT_OK(WriteAll(*storage_, "file", piece + piece)) << "what it held is free again";
 }
 
 // The store refuses bytes that are not those of the checksum, from whoever computed it.
@@ -233,14 +230,14 @@ TEST_F(S3StorageTest, AKnownChecksumGoesWithThePart) {
   };
   for (const uint64_t chunk : {part, part / 5, uint64_t{1} << 20}) {
     std::vector<uint32_t> crcs = crcs_of(chunk);
-    EXPECT_TRUE(write(chunk, crcs).ok());
+    EXPECT_OK(write(chunk, crcs));
     EXPECT_EQ(server_.contents("file"), contents);
     crcs[crcs.size() / 2] ^= 1;  // of the second part
     EXPECT_TRUE(absl::IsUnavailable(write(chunk, crcs))) << chunk;
   }
   // They say nothing of parts that begin or end within a chunk, or are not covered.
-  EXPECT_TRUE(write(3 << 20, {1, 2, 3, 4}).ok());
-  EXPECT_TRUE(write(1 << 20, {}).ok());
+  EXPECT_OK(write(3 << 20, {1, 2, 3, 4}));
+  EXPECT_OK(write(1 << 20, {}));
   EXPECT_EQ(server_.contents("file"), contents);
 }
 
@@ -249,9 +246,9 @@ TEST_F(S3StorageTest, WritesOfThePreferredSizeNeedNoMemoryForParts) {
   const uint64_t size = storage_->Traits().preferred_write_bytes;
   const std::string bytes = Pattern(size);
   const auto file = storage_->Create("file", 2 * size);
-  ASSERT_TRUE((*file)->WriteAt(size, AsBytes(bytes)).ok());
-  ASSERT_TRUE((*file)->WriteAt(0, AsBytes(bytes)).ok());
-  ASSERT_TRUE((*file)->Close().ok());
+  ASSERT_OK((*file)->WriteAt(size, AsBytes(bytes)));
+  ASSERT_OK((*file)->WriteAt(0, AsBytes(bytes)));
+  ASSERT_OK((*file)->Close());
   EXPECT_EQ(*ReadAll(*storage_, "file", 2 * size), bytes + bytes);
 }
 
@@ -259,24 +256,24 @@ TEST_F(S3StorageTest, DeletingATreeAndMakingADirectoryAbortTheUploadsInside) {
   const std::string part = Pattern(s3::kMinPartBytes);
   for (const auto abort : {&Storage::DeleteTree, &Storage::MakeDirectory}) {
     auto inside = storage_->Create("step/file", 0), beside = storage_->Create("steps/file", 0);
-    ASSERT_TRUE((*inside)->WriteAt(0, AsBytes(part)).ok());
-    ASSERT_TRUE((*beside)->WriteAt(0, AsBytes(part)).ok());
-    ASSERT_TRUE(storage_->MakeDirectory("").ok());
+    ASSERT_OK((*inside)->WriteAt(0, AsBytes(part)));
+    ASSERT_OK((*beside)->WriteAt(0, AsBytes(part)));
+    ASSERT_OK(storage_->MakeDirectory(""));
     EXPECT_EQ(server_.upload_count(), 2);
-    ASSERT_TRUE(((*storage_).*abort)("step").ok());
+    ASSERT_OK(((*storage_).*abort)("step"));
     EXPECT_EQ(server_.upload_count(), 1);
     EXPECT_EQ(storage_->DeleteTree("step").code(), absl::StatusCode::kNotFound);
     EXPECT_FALSE((*inside)->Close().ok()) << "its writer notices";
-    ASSERT_TRUE((*beside)->Close().ok());
+    ASSERT_OK((*beside)->Close());
     EXPECT_EQ(server_.keys(), std::vector<std::string>({"run/steps/file"}));
   }
 }
 
 TEST_F(S3StorageTest, WritingANewFileIsOneConditionalRequest) {
-  ASSERT_TRUE(storage_->Write("d/file", "first", {}).ok());
+  ASSERT_OK(storage_->Write("d/file", "first", {}));
   EXPECT_EQ(server_.requests(), std::vector<std::string>({"PUT run/d/file"}));
   server_.AddFault({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
-  EXPECT_TRUE(storage_->Write("d/other", "x", {}).ok()) << "it is this call's own";
+  EXPECT_OK(storage_->Write("d/other", "x", {})) << "it is this call's own";
   const absl::Status second = storage_->Write("d/file", "second", {}).status();
   EXPECT_EQ(second.code(), absl::StatusCode::kAlreadyExists) << second;
   EXPECT_EQ(server_.contents("run/d/file"), "first");
@@ -286,13 +283,14 @@ TEST_F(S3StorageTest, WritingANewFileIsOneConditionalRequest) {
 TEST(S3VendorTest, ANewFileReplacesNothingAndIsKnownAsOnesOwn) {
   for (const Vendor vendor : {Vendor::kVolcano, Vendor::kAliyun, Vendor::kGoogle}) {
     S3Server server({.vendor = vendor});
-    auto storage = OpenS3Storage(
-        {.client = server.ForClient(), .prefix = "run", .name = "x://bucket", .create_root = true});
-    ASSERT_TRUE(storage.ok()) << storage.status();
+    ASSERT_OK_AND_ASSIGN(auto storage, OpenS3Storage({.client = server.ForClient(),
+                                                      .prefix = "run",
+                                                      .name = "x://bucket",
+                                                      .create_root = true}));
     server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
-    EXPECT_TRUE((*storage)->Write("d/file", "first", {}).ok());
+    EXPECT_OK(storage->Write("d/file", "first", {}));
     const size_t before = server.requests().size();
-    const absl::Status again = (*storage)->Write("d/file", "second", {}).status();
+    const absl::Status again = storage->Write("d/file", "second", {}).status();
     EXPECT_EQ(again,
               absl::AlreadyExistsError("Write x://bucket/run/d/file: another object is there"));
     EXPECT_EQ(server.requests().size(), before + 2) << "it is not repeated";
@@ -300,7 +298,7 @@ TEST(S3VendorTest, ANewFileReplacesNothingAndIsKnownAsOnesOwn) {
     // Parts, each with its checksum.
     const std::string part = Pattern(s3::ChoosePartBytes(0, 0));
     server.AddFault({.kind = FaultKind::kDamageRequest, .query = "partNumber"});
-    ASSERT_TRUE(WriteAll(**storage, "large", part + part + "end").ok());
+    ASSERT_OK(WriteAll(*storage, "large", part + part + "end"));
     EXPECT_TRUE(server.contents("run/large") == part + part + "end");
   }
 }
@@ -310,39 +308,36 @@ TEST(S3VendorTest, AVersionIsReplacedOnlyByThoseWhoHaveReadIt) {
   S3Server oss({.vendor = Vendor::kAliyun}), gcs({.vendor = Vendor::kGoogle});
   const auto none = OpenS3Storage({.client = oss.ForClient(), .prefix = ""});
   EXPECT_FALSE((*none)->Traits().replaces_versions);
-  ASSERT_TRUE((*none)->Write("lease", "x", {}).ok());
+  ASSERT_OK((*none)->Write("lease", "x", {}));
   const absl::Status status = (*none)->Write("lease", "y", {.version = "\"1\""}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
   EXPECT_EQ(oss.contents("lease"), "x");
 
   const auto storage = OpenS3Storage({.client = gcs.ForClient(), .prefix = ""});
   EXPECT_TRUE((*storage)->Traits().replaces_versions);
-  const auto first = (*storage)->Write("lease", "first", {});
-  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_OK_AND_ASSIGN(const auto first, (*storage)->Write("lease", "first", {}));
   const size_t before = gcs.requests().size();
-  EXPECT_EQ((*storage)->Read("lease", 100)->version, *first);
+  EXPECT_EQ((*storage)->Read("lease", 100)->version, first);
   EXPECT_EQ(gcs.requests().size(), before + 1);
-  const auto second = (*storage)->Write("lease", "second", {.version = *first});
-  ASSERT_TRUE(second.ok()) << second.status();
+  ASSERT_OK_AND_ASSIGN(const auto second, (*storage)->Write("lease", "second", {.version = first}));
   EXPECT_TRUE(absl::IsAlreadyExists((*storage)->Write("lease", "third", {}).status()));
-  for (const std::string version : {first->c_str(), "\"0000\""}) {
+  for (const std::string version : {first.c_str(), "\"0000\""}) {
     const absl::Status refused = (*storage)->Write("lease", "third", {.version = version}).status();
     EXPECT_TRUE(absl::IsAborted(refused)) << version << ": " << refused;
   }
   EXPECT_EQ(gcs.contents("lease"), "second");
   const size_t proven = gcs.requests().size();
-  ASSERT_TRUE((*storage)->Write("lease", "third", {.version = *second}).ok());
+  ASSERT_OK((*storage)->Write("lease", "third", {.version = second}));
   EXPECT_EQ(gcs.requests().size(), proven + 1) << "the store has proved already that it obeys";
-  ASSERT_TRUE((*storage)->Delete("lease").ok());
-  EXPECT_TRUE(absl::IsAborted((*storage)->Write("lease", "fourth", {.version = *second}).status()));
+  ASSERT_OK((*storage)->Delete("lease"));
+  EXPECT_TRUE(absl::IsAborted((*storage)->Write("lease", "fourth", {.version = second}).status()));
 }
 
 TEST_F(S3StorageTest, ReadsSmallFilesOfAnySizeUpToTheLimit) {
   for (const size_t size : {0, 1, 65'535, 65'536, 65'537, 5'000'000}) {
     server_.PutObject("run/file", Pattern(size));
-    const auto found = storage_->Read("file", size);
-    ASSERT_TRUE(found.ok()) << found.status();
-    EXPECT_EQ(found->contents, Pattern(size));
+    ASSERT_OK_AND_ASSIGN(const auto found, storage_->Read("file", size));
+    EXPECT_EQ(found.contents, Pattern(size));
     if (size == 0) continue;
     const absl::Status longer = storage_->Read("file", size - 1).status();
     EXPECT_TRUE(absl::IsResourceExhausted(longer)) << longer;
@@ -354,18 +349,17 @@ TEST_F(S3StorageTest, OldUploadsOfItsOwnAreRemovedWhenTheStorageIsOpenedForWriti
   s3::S3Client client(server_.ForClient());
   for (const std::string key : {"mine-1", "other", "deep/mine-1"}) {
     for (const std::string prefix : {"", "run/"}) {
-      ASSERT_TRUE(client.CreateUpload(prefix + key).ok());
+      ASSERT_OK(client.CreateUpload(prefix + key));
     }
   }
   server_.AgeUploads(absl::Hours(25));
   auto recent = storage_->Create("mine-2", 0);
-  ASSERT_TRUE((*recent)->WriteAt(0, AsBytes(Pattern(s3::kMinPartBytes))).ok());
+  ASSERT_OK((*recent)->WriteAt(0, AsBytes(Pattern(s3::kMinPartBytes))));
   const auto open = [&](const char* prefix, bool create_root, const char* own) {
-    ASSERT_TRUE(OpenS3Storage({.client = server_.ForClient(),
-                               .prefix = prefix,
-                               .create_root = create_root,
-                               .own_uploads = own})
-                    .ok());
+    ASSERT_OK(OpenS3Storage({.client = server_.ForClient(),
+                             .prefix = prefix,
+                             .create_root = create_root,
+                             .own_uploads = own}));
   };
   open("", true, "");
   open("", false, "mine-.*");
@@ -377,7 +371,7 @@ TEST_F(S3StorageTest, OldUploadsOfItsOwnAreRemovedWhenTheStorageIsOpenedForWriti
   for (const auto& upload : *uploads) left.push_back(upload.key);
   EXPECT_EQ(left, std::vector<std::string>(
                       {"deep/mine-1", "other", "run/deep/mine-1", "run/mine-2", "run/other"}));
-  EXPECT_TRUE((*recent)->Close().ok());
+  EXPECT_OK((*recent)->Close());
 }
 
 TEST_F(S3StorageTest, PartsGrowWithTheFile) {

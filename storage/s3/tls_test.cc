@@ -87,12 +87,11 @@ TEST_F(TlsTest, ABucketIsAHostWithACertificateOfAKnownAuthority) {
   const Certificate bucket({.names = "DNS:bucket.localhost", .issuer = &good_});
   const S3Server server({.certificate = &bucket});
   Trust("AWS_CA_BUNDLE", good_file_);
-  const auto storage = Open(server);
-  ASSERT_TRUE(storage.ok()) << storage.status();
-  ASSERT_TRUE(WriteAll(**storage, "d/file", "contents").ok());
+  ASSERT_OK_AND_ASSIGN(const auto storage, Open(server));
+  ASSERT_OK(WriteAll(*storage, "d/file", "contents"));
   EXPECT_EQ(server.contents("run/d/file"), "contents");
-  EXPECT_EQ(*ReadAll(**storage, "d/file", 100), "contents");
-  EXPECT_EQ(*(*storage)->List("d"), std::vector<std::string>({"file"}));
+  EXPECT_EQ(*ReadAll(*storage, "d/file", 100), "contents");
+  EXPECT_EQ(*storage->List("d"), std::vector<std::string>({"file"}));
   EXPECT_THAT(server.hosts(), testing::Each(testing::StartsWith("bucket.localhost:")));
 }
 

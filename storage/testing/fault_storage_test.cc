@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/testing.h"
 #include "base/text.h"
 #include "gtest/gtest.h"
 #include "storage/testing/memory_storage.h"
@@ -48,7 +49,7 @@ const Names kEverything = {"MakeDirectory d",      "Create d/tmp",  "WriteAt d/t
                            "ReadAt d/file [2, 6)", "Delete d/file", "DeleteTree d"};
 
 TEST_F(FaultStorageTest, RecordsEveryOperation) {
-  ASSERT_TRUE(Everything().ok());
+  ASSERT_OK(Everything());
   EXPECT_EQ(storage_.FreeBytes().status().code(), absl::StatusCode::kUnimplemented);
   Names found;
   for (const Operation& operation : storage_.operations()) found.push_back(ToString(operation));
@@ -67,7 +68,7 @@ TEST_F(FaultStorageTest, FailsEachOperationInTurnAndOnlyIt) {
     EXPECT_NE(status.message().find("no (injected"), std::string::npos) << status;
     // The next operation finds a working storage.
     if (i > 0) {
-      EXPECT_TRUE(storage_.DeleteTree("d").ok()) << i;
+      EXPECT_OK(storage_.DeleteTree("d")) << i;
     }
     EXPECT_EQ(*memory_.List(""), Names());
   }
@@ -91,24 +92,23 @@ TEST_F(FaultStorageTest, AfterDeathNothingHappens) {
     const size_t files = i == 0 ? 0 : (i - 1 + 3) / 4;
     EXPECT_EQ(i == 0 ? memory.List("")->size() : memory.List("a")->size(), files) << died;
     storage.ClearFaults();
-    EXPECT_TRUE(storage.MakeDirectory("a").ok());
+    EXPECT_OK(storage.MakeDirectory("a"));
   }
 }
 
 TEST_F(FaultStorageTest, TornWritesLeaveAPrefix) {
   for (bool dies : {false, true}) {
-    auto file = storage_.Create("file", 0);
-    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_OK_AND_ASSIGN(auto file, storage_.Create("file", 0));
     const int64_t next = storage_.operation_count();
     if (dies) {
       storage_.DieAt(next, /*torn_bytes=*/4);
     } else {
       storage_.FailAt(next, absl::UnavailableError("torn"), /*torn_bytes=*/4);
     }
-    EXPECT_EQ((*file)->WriteAt(0, AsBytes("0123456789")).code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(file->WriteAt(0, AsBytes("0123456789")).code(), absl::StatusCode::kUnavailable);
     EXPECT_EQ(*ReadAll(memory_, "file", 100), "0123");
     // Only the first write is torn, and only a process that is alive can write the rest.
-    EXPECT_EQ((*file)->WriteAt(4, AsBytes("456789")).ok(), !dies);
+    EXPECT_EQ(file->WriteAt(4, AsBytes("456789")).ok(), !dies);
     EXPECT_EQ(*ReadAll(memory_, "file", 100), dies ? "0123" : "0123456789");
   }
 }
@@ -119,63 +119,62 @@ TEST_F(FaultStorageTest, FailsByCondition) {
         return operation.kind == OperationKind::kSync && operation.path == "bad";
       },
       absl::UnavailableError("broken cable"));
-  EXPECT_TRUE(WriteAll(storage_, "good", "x").ok());
+  EXPECT_OK(WriteAll(storage_, "good", "x"));
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(WriteAll(storage_, "bad", "x").code(), absl::StatusCode::kUnavailable);
   }
   storage_.ClearFaults();
-  EXPECT_TRUE(WriteAll(storage_, "bad", "x").ok());
+  EXPECT_OK(WriteAll(storage_, "bad", "x"));
 }
 
 TEST_F(FaultStorageTest, TheDiskFillsUp) {
   constexpr auto kFull = absl::StatusCode::kResourceExhausted;
-  ASSERT_TRUE(memory_.MakeDirectory("d").ok());
+  ASSERT_OK(memory_.MakeDirectory("d"));
   storage_.SetDiskBytes(100);
   EXPECT_EQ(*storage_.FreeBytes(), 100);
   EXPECT_EQ(storage_.Create("file", 101).status().code(), kFull);
   EXPECT_EQ(*memory_.List(""), Names({"d/"}));
-  ASSERT_TRUE(WriteAll(storage_, "d/first", std::string(60, 'a')).ok());
+  ASSERT_OK(WriteAll(storage_, "d/first", std::string(60, 'a')));
   EXPECT_EQ(*storage_.FreeBytes(), 40);
 
-  auto file = storage_.Create("file", 10);
-  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_OK_AND_ASSIGN(auto file, storage_.Create("file", 10));
   EXPECT_EQ(*storage_.FreeBytes(), 30);
-  ASSERT_TRUE((*file)->WriteAt(0, AsBytes(std::string(20, 'b'))).ok());
-  const absl::Status status = (*file)->WriteAt(20, AsBytes(std::string(30, 'c')));
+  ASSERT_OK(file->WriteAt(0, AsBytes(std::string(20, 'b'))));
+  const absl::Status status = file->WriteAt(20, AsBytes(std::string(30, 'c')));
   EXPECT_EQ(status.code(), kFull) << status;
   EXPECT_NE(status.message().find("memory:file"), std::string::npos) << status;
   EXPECT_EQ(*ReadAll(memory_, "file", 100), std::string(20, 'b') + std::string(20, 'c'));
 
-  ASSERT_TRUE(storage_.Rename("d/first", "d/second").ok());
-  ASSERT_TRUE(storage_.Delete("file").ok());
+  ASSERT_OK(storage_.Rename("d/first", "d/second"));
+  ASSERT_OK(storage_.Delete("file"));
   EXPECT_EQ(*storage_.FreeBytes(), 40);
-  ASSERT_TRUE(storage_.DeleteTree("d").ok());
+  ASSERT_OK(storage_.DeleteTree("d"));
   EXPECT_EQ(*storage_.FreeBytes(), 100);
 }
 
 TEST_F(FaultStorageTest, CorruptsWhatIsRead) {
-  ASSERT_TRUE(WriteAll(memory_, "file", "0123456789").ok());
-  ASSERT_TRUE(WriteAll(memory_, "other", "0123456789").ok());
+  ASSERT_OK(WriteAll(memory_, "file", "0123456789"));
+  ASSERT_OK(WriteAll(memory_, "other", "0123456789"));
   storage_.CorruptReads("file", 3, std::byte{0x04});
   EXPECT_EQ(*ReadAll(storage_, "file", 100), "0127456789");
   EXPECT_EQ(*ReadAll(storage_, "other", 100), "0123456789");
   auto file = storage_.Open("file");
   std::byte out[2];
-  ASSERT_TRUE((*file)->ReadAt(2, out).ok());
+  ASSERT_OK((*file)->ReadAt(2, out));
   EXPECT_EQ(out[1], std::byte{'7'});
-  ASSERT_TRUE((*file)->ReadAt(4, out).ok());
+  ASSERT_OK((*file)->ReadAt(4, out));
   EXPECT_EQ(out[0], std::byte{'4'});
   EXPECT_EQ(*ReadAll(memory_, "file", 100), "0123456789");
 }
 
 TEST_F(FaultStorageTest, TruncatesWhatIsRead) {
-  ASSERT_TRUE(WriteAll(memory_, "file", "0123456789").ok());
+  ASSERT_OK(WriteAll(memory_, "file", "0123456789"));
   auto file = storage_.Open("file");
   storage_.TruncateReads("file", 6);
   EXPECT_EQ(*ReadAll(storage_, "file", 100), "012345");
   EXPECT_EQ((*file)->size_bytes(), 6);
   std::byte out[4];
-  EXPECT_TRUE((*file)->ReadAt(2, out).ok());
+  EXPECT_OK((*file)->ReadAt(2, out));
   const absl::Status status = (*file)->ReadAt(4, out);
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(status.message(),

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/testing.h"
 #include "base/threads.h"
 #include "storage/aligned_buffer.h"
 #include "storage/testing/storage_conformance.h"
@@ -57,46 +58,43 @@ TEST_P(StorageConformance, StartedTransfersAreLikeThoseThatAreWaitedFor) {
   constexpr size_t kPiece = 100'000;
   for (const size_t shift : {size_t{0}, size_t{1}}) {
     const std::string contents = Pattern(5 * kPiece + shift, shift);
-    auto file = storage_->Create("file", contents.size());
-    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", contents.size()));
     const std::span<const std::byte> data = Bytes(std::string_view(contents));
     std::vector<std::unique_ptr<PendingIo>> writes;
     for (size_t at = 0; at < data.size(); at += kPiece) {
       writes.push_back(
-          (*file)->StartWriteAt(at, data.subspan(at, std::min(kPiece, data.size() - at)), {}));
+          file->StartWriteAt(at, data.subspan(at, std::min(kPiece, data.size() - at)), {}));
     }
     std::ranges::reverse(writes);
-    for (const auto& write : writes) EXPECT_TRUE(write->Wait().ok());
-    ASSERT_TRUE((*file)->Sync().ok());
-    ASSERT_TRUE((*file)->Close().ok());
+    for (const auto& write : writes) EXPECT_OK(write->Wait());
+    ASSERT_OK(file->Sync());
+    ASSERT_OK(file->Close());
 
-    const auto reader = storage_->Open("file");
-    ASSERT_TRUE(reader.ok()) << reader.status();
+    ASSERT_OK_AND_ASSIGN(const auto reader, storage_->Open("file"));
     AlignedBuffer out = *AlignedBuffer::Allocate(contents.size() + 1);
     std::vector<std::unique_ptr<PendingIo>> reads;
     for (size_t at = 0; at < data.size(); at += kPiece) {
-      reads.push_back((*reader)->StartReadAt(
+      reads.push_back(reader->StartReadAt(
           at, out.span().subspan(at, std::min(kPiece, data.size() - at)), (at / kPiece) % 2 == 1));
     }
     // Not waited for: its memory is the caller's again all the same.
     std::string dropped(contents.size(), '\0');
-    (*reader)->StartReadAt(0, Bytes(dropped), /*original=*/false);
+    reader->StartReadAt(0, Bytes(dropped), /*original=*/false);
     std::ranges::reverse(reads);
-    for (const auto& read : reads) EXPECT_TRUE(read->Wait().ok());
+    for (const auto& read : reads) EXPECT_OK(read->Wait());
     ExpectSameBytes({reinterpret_cast<char*>(out.data()), contents.size()}, contents, "started");
-    const absl::Status beyond = (*reader)->StartReadAt(1, out.span(), false)->Wait();
+    const absl::Status beyond = reader->StartReadAt(1, out.span(), false)->Wait();
     EXPECT_EQ(beyond.code(), absl::StatusCode::kDataLoss) << beyond;
-    EXPECT_EQ((*file)->StartWriteAt(0, data, {})->Wait().code(),
+    EXPECT_EQ(file->StartWriteAt(0, data, {})->Wait().code(),
               absl::StatusCode::kFailedPrecondition);
   }
 }
 
 TEST_P(StorageConformance, EmptyFile) {
   Put("empty", "");
-  auto file = storage_->Open("empty");
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ((*file)->size_bytes(), 0);
-  EXPECT_TRUE((*file)->ReadAt(0, {}).ok());
+  ASSERT_OK_AND_ASSIGN(auto file, storage_->Open("empty"));
+  EXPECT_EQ(file->size_bytes(), 0);
+  EXPECT_OK(file->ReadAt(0, {}));
   EXPECT_EQ(Get("empty"), "");
 }
 
@@ -104,18 +102,17 @@ TEST_P(StorageConformance, TheHintDoesNotDetermineTheLength) {
   for (uint64_t hint : {0, 1, 5000, 1'000'000}) {
     for (bool sync : {false, true}) {
       const std::string contents = Pattern(70'001, hint);
-      auto file = storage_->Create("file", hint);
-      ASSERT_TRUE(file.ok()) << file.status();
-      ASSERT_TRUE((*file)->WriteAt(0, Bytes(std::string_view(contents))).ok());
+      ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", hint));
+      ASSERT_OK(file->WriteAt(0, Bytes(std::string_view(contents))));
       if (sync) {
-        ASSERT_TRUE((*file)->Sync().ok());
-        const absl::Status changed = (*file)->WriteAt(70'001, Bytes("tail"));
+        ASSERT_OK(file->Sync());
+        const absl::Status changed = file->WriteAt(70'001, Bytes("tail"));
         EXPECT_EQ(changed.code(), traits().files_change_after_sync
                                       ? absl::StatusCode::kOk
                                       : absl::StatusCode::kFailedPrecondition)
             << changed;
       }
-      ASSERT_TRUE((*file)->Close().ok());
+      ASSERT_OK(file->Close());
       const bool has_tail = sync && traits().files_change_after_sync;
       ExpectSameBytes(Get("file"), contents + (has_tail ? "tail" : ""), std::to_string(hint));
     }
@@ -124,22 +121,20 @@ TEST_P(StorageConformance, TheHintDoesNotDetermineTheLength) {
 
 TEST_P(StorageConformance, PartsNeverWrittenAreZeros) {
   const std::string piece = Pattern(10'000, 3);
-  auto file = storage_->Create("holes", 300'000);
-  ASSERT_TRUE(file.ok()) << file.status();
-  ASSERT_TRUE((*file)->WriteAt(200'001, Bytes(std::string_view(piece))).ok());
-  ASSERT_TRUE((*file)->WriteAt(5'000, Bytes(std::string_view(piece))).ok());
-  ASSERT_TRUE((*file)->Close().ok());
+  ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("holes", 300'000));
+  ASSERT_OK(file->WriteAt(200'001, Bytes(std::string_view(piece))));
+  ASSERT_OK(file->WriteAt(5'000, Bytes(std::string_view(piece))));
+  ASSERT_OK(file->Close());
   std::string expected(210'001, '\0');
   expected.replace(200'001, piece.size(), piece).replace(5'000, piece.size(), piece);
   ExpectSameBytes(Get("holes"), expected, "holes");
 }
 
 TEST_P(StorageConformance, AnEmptyWriteDoesNotLengthen) {
-  auto file = storage_->Create("file", 0);
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_TRUE((*file)->WriteAt(1'000, {}).ok());
-  EXPECT_TRUE((*file)->WriteAt(0, Bytes("abc")).ok());
-  EXPECT_TRUE((*file)->Close().ok());
+  ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", 0));
+  EXPECT_OK(file->WriteAt(1'000, {}));
+  EXPECT_OK(file->WriteAt(0, Bytes("abc")));
+  EXPECT_OK(file->Close());
   EXPECT_EQ(Get("file"), "abc");
 }
 
@@ -149,15 +144,13 @@ TEST_P(StorageConformance, AlignedBuffersMoveAtAnyOffset) {
   std::copy_n(Bytes(std::string_view(contents)).begin(), contents.size(), out.data());
   for (uint64_t offset : {0, 1, 512, 4095, 4096, 8192, 12'289}) {
     for (size_t size : {size_t{65'536}, size_t{131'072}, size_t{131'073}, size_t{300'000}}) {
-      auto writer = storage_->Create("file", offset + size);
-      ASSERT_TRUE(writer.ok()) << writer.status();
-      ASSERT_TRUE((*writer)->WriteAt(offset, out.span().first(size)).ok());
-      ASSERT_TRUE((*writer)->Close().ok());
-      auto reader = storage_->Open("file");
-      ASSERT_TRUE(reader.ok()) << reader.status();
-      ASSERT_EQ((*reader)->size_bytes(), offset + size);
+      ASSERT_OK_AND_ASSIGN(auto writer, storage_->Create("file", offset + size));
+      ASSERT_OK(writer->WriteAt(offset, out.span().first(size)));
+      ASSERT_OK(writer->Close());
+      ASSERT_OK_AND_ASSIGN(auto reader, storage_->Open("file"));
+      ASSERT_EQ(reader->size_bytes(), offset + size);
       std::fill_n(in.data(), in.size_bytes(), std::byte{0xAA});
-      ASSERT_TRUE((*reader)->ReadAt(offset, in.span().first(size)).ok());
+      ASSERT_OK(reader->ReadAt(offset, in.span().first(size)));
       EXPECT_TRUE(std::equal(in.data(), in.data() + size, out.data())) << offset << " " << size;
     }
   }
@@ -166,14 +159,13 @@ TEST_P(StorageConformance, AlignedBuffersMoveAtAnyOffset) {
 TEST_P(StorageConformance, ReadsAtEveryAlignment) {
   const std::string contents = Pattern(400'003, 5);
   Put("file", contents);
-  auto file = storage_->Open("file");
-  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_OK_AND_ASSIGN(auto file, storage_->Open("file"));
   std::string out(contents.size() + 64, '\0');
   for (uint64_t offset : {0, 1, 511, 4096, 4097, 65'536, 399'999}) {
     for (size_t shift : {0, 1, 16}) {
       for (size_t size : {1, 4096, 65'536, 70'000, 200'000, 400'003}) {
         const size_t n = std::min(size, contents.size() - offset);
-        ASSERT_TRUE((*file)->ReadAt(offset, Bytes(out).subspan(shift, n)).ok());
+        ASSERT_OK(file->ReadAt(offset, Bytes(out).subspan(shift, n)));
         ExpectSameBytes(std::string_view(out).substr(shift, n),
                         std::string_view(contents).substr(offset, n), std::to_string(offset));
       }
@@ -183,8 +175,7 @@ TEST_P(StorageConformance, ReadsAtEveryAlignment) {
 
 TEST_P(StorageConformance, ReadsPastTheEndAreDataLoss) {
   Put("file", Pattern(100'000, 1));
-  auto file = storage_->Open("file");
-  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_OK_AND_ASSIGN(auto file, storage_->Open("file"));
   std::string out(100'001, '\0');
   struct Case {
     uint64_t offset, size, found;
@@ -193,7 +184,7 @@ TEST_P(StorageConformance, ReadsPastTheEndAreDataLoss) {
   for (const Case& c : {Case{0, 100'001, 100'000}, Case{99'999, 2, 1}, Case{100'000, 1, 0},
                         Case{4096, 100'000, 95'904}, Case{1 << 30, 1, 0}, Case{kMax, 1, 0},
                         Case{kMax - 10, 100'001, 0}}) {
-    const absl::Status status = (*file)->ReadAt(c.offset, Bytes(out).first(c.size));
+    const absl::Status status = file->ReadAt(c.offset, Bytes(out).first(c.size));
     ExpectError(status, absl::StatusCode::kDataLoss, "ReadAt", storage_->Describe("file"));
     const std::string message(status.message());
     for (uint64_t number : {c.offset, c.size, c.found, uint64_t{100'000}}) {
@@ -201,46 +192,43 @@ TEST_P(StorageConformance, ReadsPastTheEndAreDataLoss) {
           << number << ": " << message;
     }
   }
-  EXPECT_TRUE((*file)->ReadAt(100'000, {}).ok());
+  EXPECT_OK(file->ReadAt(100'000, {}));
 }
 
 TEST_P(StorageConformance, ImpossibleOffsetsAreRefused) {
-  auto file = storage_->Create("file", 0);
-  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", 0));
   constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
   for (uint64_t offset : {kMax, kMax / 2, kMax - 2}) {
-    ExpectError((*file)->WriteAt(offset, Bytes("abc")), absl::StatusCode::kResourceExhausted,
+    ExpectError(file->WriteAt(offset, Bytes("abc")), absl::StatusCode::kResourceExhausted,
                 "WriteAt", storage_->Describe("file"));
   }
-  EXPECT_TRUE((*file)->WriteAt(0, Bytes("abc")).ok());
-  EXPECT_TRUE((*file)->Close().ok());
+  EXPECT_OK(file->WriteAt(0, Bytes("abc")));
+  EXPECT_OK(file->Close());
   EXPECT_EQ(Get("file"), "abc");
 }
 
 TEST_P(StorageConformance, AClosedFileRefusesEverything) {
-  auto file = storage_->Create("file", 0);
-  ASSERT_TRUE(file.ok()) << file.status();
-  ASSERT_TRUE((*file)->Close().ok());
+  ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", 0));
+  ASSERT_OK(file->Close());
   const std::string where = storage_->Describe("file");
   constexpr auto kCode = absl::StatusCode::kFailedPrecondition;
-  ExpectError((*file)->WriteAt(0, Bytes("abc")), kCode, "WriteAt", where);
-  ExpectError((*file)->Sync(), kCode, "Sync", where);
-  ExpectError((*file)->Close(), kCode, "Close", where);
+  ExpectError(file->WriteAt(0, Bytes("abc")), kCode, "WriteAt", where);
+  ExpectError(file->Sync(), kCode, "Sync", where);
+  ExpectError(file->Close(), kCode, "Close", where);
 }
 
 TEST_P(StorageConformance, CreateReplacesAndOldReadersKeepWhatTheyHave) {
   Put("file", "the old, longer contents");
-  auto old_reader = storage_->Open("file");
-  ASSERT_TRUE(old_reader.ok()) << old_reader.status();
+  ASSERT_OK_AND_ASSIGN(auto old_reader, storage_->Open("file"));
   Put("file", "new");
   EXPECT_EQ(Get("file"), "new");
-  std::string out((*old_reader)->size_bytes(), '\0');
-  const absl::Status read = (*old_reader)->ReadAt(0, Bytes(out));
+  std::string out(old_reader->size_bytes(), '\0');
+  const absl::Status read = old_reader->ReadAt(0, Bytes(out));
   if (!traits().readers_keep_replaced_files) {
     ExpectError(read, absl::StatusCode::kUnavailable, "ReadAt", storage_->Describe("file"));
     return;
   }
-  ASSERT_TRUE(read.ok()) << read;
+  ASSERT_OK(read);
   EXPECT_EQ(out, "the old, longer contents");
 }
 
@@ -256,36 +244,32 @@ TEST_P(StorageConformance, ThreadsWriteAndReadOneFile) {
   constexpr size_t kPiece = 100'003;  // not aligned: neighbours share blocks
   constexpr int kPieces = 24;
   const std::string contents = Pattern(kPiece * kPieces, 77);
-  auto file = storage_->Create("file", contents.size());
-  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", contents.size()));
   const absl::Status written = RunTasks(kThreads, kPieces, [&](int, size_t i) {
-    return (*file)->WriteAt(i * kPiece,
-                            Bytes(std::string_view(contents).substr(i * kPiece, kPiece)));
+    return file->WriteAt(i * kPiece, Bytes(std::string_view(contents).substr(i * kPiece, kPiece)));
   });
-  EXPECT_TRUE(written.ok()) << written;
-  ASSERT_TRUE((*file)->Sync().ok());
-  ASSERT_TRUE((*file)->Close().ok());
-  auto reader = storage_->Open("file");
-  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_OK(written);
+  ASSERT_OK(file->Sync());
+  ASSERT_OK(file->Close());
+  ASSERT_OK_AND_ASSIGN(auto reader, storage_->Open("file"));
   std::string found(contents.size(), '\0');
   const absl::Status read = RunTasks(kThreads, kPieces, [&](int, size_t i) {
-    return (*reader)->ReadAt(i * kPiece, Bytes(found).subspan(i * kPiece, kPiece));
+    return reader->ReadAt(i * kPiece, Bytes(found).subspan(i * kPiece, kPiece));
   });
-  EXPECT_TRUE(read.ok()) << read;
+  EXPECT_OK(read);
   ExpectSameBytes(found, contents, "threads");
 }
 
 TEST_P(StorageConformance, AByteIsWrittenOnce) {
   const std::string contents = Pattern(300'000, 9), other = Pattern(300'000, 10);
-  auto file = storage_->Create("file", contents.size());
-  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", contents.size()));
   const auto write = [&](uint64_t offset, size_t size, const std::string& from) {
-    return (*file)->WriteAt(offset, Bytes(std::string_view(from).substr(offset, size)));
+    return file->WriteAt(offset, Bytes(std::string_view(from).substr(offset, size)));
   };
   const std::unique_ptr<PendingIo> started =
-      (*file)->StartWriteAt(0, Bytes(std::string_view(contents).substr(0, 70'000)), {});
-  ASSERT_TRUE(write(100'000, 100'000, contents).ok());
-  ASSERT_TRUE(started->Wait().ok());
+      file->StartWriteAt(0, Bytes(std::string_view(contents).substr(0, 70'000)), {});
+  ASSERT_OK(write(100'000, 100'000, contents));
+  ASSERT_OK(started->Wait());
   struct Range {
     uint64_t offset, size;
   };
@@ -305,17 +289,16 @@ TEST_P(StorageConformance, AByteIsWrittenOnce) {
     const std::string bytes = absl::StrCat("[", range.offset, ", ", range.offset + range.size, ")");
     EXPECT_NE(refused.message().find(bytes), std::string::npos) << refused;
     EXPECT_EQ(
-        (*file)
-            ->StartWriteAt(range.offset,
+        file->StartWriteAt(range.offset,
                            Bytes(std::string_view(other).substr(range.offset, range.size)), {})
             ->Wait()
             .code(),
         absl::StatusCode::kFailedPrecondition);
   }
-  ASSERT_TRUE(write(70'000, 30'000, contents).ok());
-  ASSERT_TRUE(write(200'000, 100'000, contents).ok());
-  ASSERT_TRUE((*file)->Sync().ok());
-  ASSERT_TRUE((*file)->Close().ok());
+  ASSERT_OK(write(70'000, 30'000, contents));
+  ASSERT_OK(write(200'000, 100'000, contents));
+  ASSERT_OK(file->Sync());
+  ASSERT_OK(file->Close());
   ExpectSameBytes(Get("file"), contents, "once");
 }
 
@@ -350,28 +333,26 @@ TEST_P(StorageConformance, RandomWritesAtOnceAgreeWithAString) {
                        range.end - range.begin);
     }
     if (below(2) == 0) std::ranges::shuffle(ranges, random);
-    auto file = storage_->Create("file", below(4) == 0 ? 0 : size_bytes);
-    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", below(4) == 0 ? 0 : size_bytes));
     const absl::Status written = RunTasks(4, ranges.size(), [&](int, size_t i) -> absl::Status {
       const Range& range = ranges[i];
       const size_t size = range.end - range.begin;
       AlignedBuffer memory = *AlignedBuffer::Allocate(range.shift + size);
       const std::span<std::byte> data = memory.span().subspan(range.shift, size);
       std::ranges::copy(Bytes(std::string_view(contents)).subspan(range.begin, size), data.begin());
-      return range.starts ? (*file)->StartWriteAt(range.begin, data, {})->Wait()
-                          : (*file)->WriteAt(range.begin, data);
+      return range.starts ? file->StartWriteAt(range.begin, data, {})->Wait()
+                          : file->WriteAt(range.begin, data);
     });
-    ASSERT_TRUE(written.ok()) << written;
-    if (below(4) > 0) ASSERT_TRUE((*file)->Sync().ok());
-    ASSERT_TRUE((*file)->Close().ok());
+    ASSERT_OK(written);
+    if (below(4) > 0) ASSERT_OK(file->Sync());
+    ASSERT_OK(file->Close());
     ExpectSameBytes(Get("file"), expected, "whole, round " + std::to_string(round));
-    auto reader = storage_->Open("file");
-    ASSERT_TRUE(reader.ok()) << reader.status();
+    ASSERT_OK_AND_ASSIGN(auto reader, storage_->Open("file"));
     for (int read = 0; read < 20; ++read) {
       const uint64_t offset = below(expected.size() + 1);
       const size_t size = below(std::min<uint64_t>(expected.size() - offset, 390'000) + 1);
       const size_t shift = below(64);
-      ASSERT_TRUE((*reader)->ReadAt(offset, aligned.span().subspan(shift, size)).ok());
+      ASSERT_OK(reader->ReadAt(offset, aligned.span().subspan(shift, size)));
       const auto* found = reinterpret_cast<const char*>(aligned.data() + shift);
       ExpectSameBytes({found, size}, std::string_view(expected).substr(offset, size), "part");
     }

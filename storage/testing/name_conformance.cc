@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "base/threads.h"
 #include "storage/testing/storage_conformance.h"
 
@@ -85,8 +86,8 @@ TEST_P(StorageConformance, BadPathsAreRefusedByEveryOperation) {
   EXPECT_EQ(storage_->Rename("good", "").code(), kCode);
   EXPECT_EQ(storage_->Delete("").code(), kCode);
   EXPECT_EQ(storage_->DeleteTree("").code(), kCode);
-  EXPECT_TRUE(storage_->MakeDirectory("").ok());
-  EXPECT_TRUE(storage_->SyncDirectory("").ok());
+  EXPECT_OK(storage_->MakeDirectory(""));
+  EXPECT_OK(storage_->SyncDirectory(""));
   EXPECT_EQ(*storage_->List(""), Names({"good"}));
 }
 
@@ -113,10 +114,10 @@ TEST_P(StorageConformance, ListsSortedWithDirectoriesMarked) {
 }
 
 TEST_P(StorageConformance, MakeDirectoryMakesParentsAndIsIdempotent) {
-  ASSERT_TRUE(storage_->MakeDirectory("a/b/c").ok());
-  ASSERT_TRUE(storage_->MakeDirectory("a/b/c").ok());
-  ASSERT_TRUE(storage_->MakeDirectory("a").ok());
-  ASSERT_TRUE(storage_->MakeDirectory("a/b/d").ok());
+  ASSERT_OK(storage_->MakeDirectory("a/b/c"));
+  ASSERT_OK(storage_->MakeDirectory("a/b/c"));
+  ASSERT_OK(storage_->MakeDirectory("a"));
+  ASSERT_OK(storage_->MakeDirectory("a/b/d"));
   Put("a/file", "x");
   if (!traits().has_directories) return;
   EXPECT_EQ(*storage_->List("a/b"), Names({"c/", "d/"}));
@@ -127,21 +128,21 @@ TEST_P(StorageConformance, MakeDirectoryMakesParentsAndIsIdempotent) {
 }
 
 TEST_P(StorageConformance, RenameNeverReplacesFiles) {
-  ASSERT_TRUE(storage_->MakeDirectory("d").ok());
+  ASSERT_OK(storage_->MakeDirectory("d"));
   Put("from", "new");
   Put("d/to", "old");
   ExpectError(storage_->Rename("from", "d/to"), absl::StatusCode::kAlreadyExists, "Rename",
               storage_->Describe("d/to"));
   EXPECT_EQ(Get("d/to"), "old");
   EXPECT_EQ(Get("from"), "new");
-  ASSERT_TRUE(storage_->Delete("d/to").ok());
-  ASSERT_TRUE(storage_->Rename("from", "d/to").ok());
+  ASSERT_OK(storage_->Delete("d/to"));
+  ASSERT_OK(storage_->Rename("from", "d/to"));
   EXPECT_EQ(Get("d/to"), "new");
   EXPECT_EQ(*storage_->List(""), Names({"d/"}));
-  ASSERT_TRUE(storage_->Rename("d/to", "d/fresh").ok());
+  ASSERT_OK(storage_->Rename("d/to", "d/fresh"));
   EXPECT_EQ(*storage_->List("d"), Names({"fresh"}));
-  ASSERT_TRUE(storage_->SyncDirectory("d").ok());
-  ASSERT_TRUE(storage_->SyncDirectory("").ok());
+  ASSERT_OK(storage_->SyncDirectory("d"));
+  ASSERT_OK(storage_->SyncDirectory(""));
 }
 
 TEST_P(StorageConformance, RenameNeverReplacesDirectories) {
@@ -161,20 +162,20 @@ TEST_P(StorageConformance, RenameNeverReplacesDirectories) {
   ExpectError(storage_->Rename("d", "empty"), kCode, "Rename", storage_->Describe("empty"));
   ExpectError(storage_->Rename("d", "file"), kCode, "Rename", storage_->Describe("file"));
   EXPECT_EQ(*storage_->List(""), Names({"d/", "empty/", "file"}));
-  ASSERT_TRUE(storage_->Rename("d", "empty/moved").ok());
+  ASSERT_OK(storage_->Rename("d", "empty/moved"));
   EXPECT_EQ(Get("empty/moved/file"), "x");
   EXPECT_EQ(*storage_->List(""), Names({"empty/", "file"}));
 }
 
 TEST_P(StorageConformance, WritesAFileAsAWholeUnlessItsNameIsTaken) {
-  ASSERT_TRUE(storage_->MakeDirectory("d").ok());
+  ASSERT_OK(storage_->MakeDirectory("d"));
   bool called = false;
   const auto ready = [&] {
     called = true;
     EXPECT_FALSE(storage_->Open("d/file").ok());
     return absl::OkStatus();
   };
-  ASSERT_TRUE(storage_->Write("d/file", "first", {.ready = ready}).ok());
+  ASSERT_OK(storage_->Write("d/file", "first", {.ready = ready}));
   EXPECT_TRUE(called);
   EXPECT_EQ(Get("d/file"), "first");
   EXPECT_TRUE(absl::IsAlreadyExists(storage_->Write("d/file", "second", {}).status()));
@@ -183,7 +184,7 @@ TEST_P(StorageConformance, WritesAFileAsAWholeUnlessItsNameIsTaken) {
 }
 
 TEST_P(StorageConformance, WritesNothingThatIsNotReady) {
-  ASSERT_TRUE(storage_->MakeDirectory("d").ok());
+  ASSERT_OK(storage_->MakeDirectory("d"));
   const absl::Status refused = absl::AbortedError("not yet");
   EXPECT_EQ(storage_->Write("d/file", "x", {.ready = [&] { return refused; }}).status(), refused);
   EXPECT_EQ(storage_->Open("d/file").status().code(), absl::StatusCode::kNotFound);
@@ -201,8 +202,8 @@ TEST_P(StorageConformance, ReadsAFileAsAWhole) {
 }
 
 TEST_P(StorageConformance, ReplacesOnlyTheVersionThatItIsGiven) {
-  ASSERT_TRUE(storage_->MakeDirectory("d").ok());
-  ASSERT_TRUE(storage_->Write("d/file", "first", {}).ok());
+  ASSERT_OK(storage_->MakeDirectory("d"));
+  ASSERT_OK(storage_->Write("d/file", "first", {}));
   const std::string version = storage_->Read("d/file", 100)->version;
   const bool replaces = storage_->Traits().replaces_versions;
   if (!replaces || !traits().honors_conditions) {
@@ -216,29 +217,28 @@ TEST_P(StorageConformance, ReplacesOnlyTheVersionThatItIsGiven) {
   EXPECT_EQ(storage_->Write("d/file", "x", {.version = version, .ready = [&] { return refused; }})
                 .status(),
             refused);
-  ASSERT_TRUE(storage_->Write("d/other", "other", {}).ok());
+  ASSERT_OK(storage_->Write("d/other", "other", {}));
   const std::string other = storage_->Read("d/other", 100)->version;
   EXPECT_NE(other, version);
   EXPECT_TRUE(absl::IsAborted(storage_->Write("d/file", "x", {.version = other}).status()));
   EXPECT_TRUE(absl::IsAborted(storage_->Write("d/none", "x", {.version = version}).status()));
   EXPECT_EQ(Get("d/file"), "first");
-  const absl::StatusOr<std::string> second =
-      storage_->Write("d/file", "second", {.version = version});
-  ASSERT_TRUE(second.ok()) << second.status();
+  ASSERT_OK_AND_ASSIGN(const std::string second,
+                       storage_->Write("d/file", "second", {.version = version}));
   EXPECT_EQ(Get("d/file"), "second");
-  EXPECT_EQ(storage_->Read("d/file", 100)->version, *second);
+  EXPECT_EQ(storage_->Read("d/file", 100)->version, second);
   EXPECT_TRUE(absl::IsAborted(storage_->Write("d/file", "third", {.version = version}).status()));
   EXPECT_EQ(*storage_->List("d"), Names({"file", "other"}));
 }
 
 TEST_P(StorageConformance, DeletesTheNamedFilesOfADirectory) {
-  ASSERT_TRUE(storage_->MakeDirectory("d").ok());
+  ASSERT_OK(storage_->MakeDirectory("d"));
   for (const char* name : {"d/a", "d/b", "d/c"}) Put(name, "x");
-  ASSERT_TRUE(storage_->DeleteFiles("d", {"a", "gone", "c"}).ok());
+  ASSERT_OK(storage_->DeleteFiles("d", {"a", "gone", "c"}));
   EXPECT_EQ(*storage_->List("d"), Names({"b"}));
-  ASSERT_TRUE(storage_->DeleteFiles("d", {}).ok());
+  ASSERT_OK(storage_->DeleteFiles("d", {}));
   Put("top", "x");
-  ASSERT_TRUE(storage_->DeleteFiles("", {"top"}).ok());
+  ASSERT_OK(storage_->DeleteFiles("", {"top"}));
   EXPECT_EQ(*storage_->List(""), Names({"d/"}));
 }
 
@@ -250,7 +250,7 @@ TEST_P(StorageConformance, WritesOneOfManyAtTheSameTime) {
     results[w] = storage_->Write("file", std::string(100, static_cast<char>('a' + w)), {}).status();
     return absl::OkStatus();
   });
-  EXPECT_TRUE(ran.ok());
+  EXPECT_OK(ran);
   int winners = 0;
   for (int w = 0; w < kWriters; ++w) {
     if (!results[w].ok()) {
@@ -265,14 +265,14 @@ TEST_P(StorageConformance, WritesOneOfManyAtTheSameTime) {
 }
 
 TEST_P(StorageConformance, DeleteLeavesADirectoryWithContentsAlone) {
-  ASSERT_TRUE(storage_->MakeDirectory("d").ok());
+  ASSERT_OK(storage_->MakeDirectory("d"));
   Put("d/file", "x");
   ExpectError(storage_->Delete("d"), absl::StatusCode::kAlreadyExists, "Delete",
               storage_->Describe("d"));
   EXPECT_EQ(Get("d/file"), "x");
-  ASSERT_TRUE(storage_->Delete("d/file").ok());
+  ASSERT_OK(storage_->Delete("d/file"));
   if (traits().has_directories) {
-    ASSERT_TRUE(storage_->Delete("d").ok());
+    ASSERT_OK(storage_->Delete("d"));
   }
   EXPECT_EQ(*storage_->List(""), Names());
 }
@@ -284,19 +284,19 @@ TEST_P(StorageConformance, DeletesFilesAndTrees) {
   for (const char* path : {"tree/1", "tree/a/2", "tree/a/b/3", "trees/4", "5"}) {
     Put(path, path);
   }
-  ASSERT_TRUE(storage_->Delete("tree/1").ok());
+  ASSERT_OK(storage_->Delete("tree/1"));
   EXPECT_EQ(*storage_->List("tree"), Names({"a/", "empty/"}));
-  ASSERT_TRUE(storage_->DeleteTree("tree").ok());
+  ASSERT_OK(storage_->DeleteTree("tree"));
   EXPECT_EQ(*storage_->List(""), Names({"5", "trees/"}));
   EXPECT_EQ(storage_->Open("tree/a/2").status().code(), absl::StatusCode::kNotFound);
-  ASSERT_TRUE(storage_->DeleteTree("5").ok());
+  ASSERT_OK(storage_->DeleteTree("5"));
   EXPECT_EQ(*storage_->List(""), Names({"trees/"}));
   EXPECT_EQ(Get("trees/4"), "trees/4");
 }
 
 TEST_P(StorageConformance, NothingIsDeletedThroughALink) {
   EXPECT_FALSE(storage_->IsLink("none"));
-  ASSERT_TRUE(storage_->MakeDirectory("archive/step").ok());
+  ASSERT_OK(storage_->MakeDirectory("archive/step"));
   Put("archive/step/file", "precious");
   Put("other", "other");
   EXPECT_FALSE(storage_->IsLink("archive/step"));
@@ -321,11 +321,11 @@ TEST_P(StorageConformance, NothingIsDeletedThroughALink) {
               storage_->Describe("above/step"));
   // A new file replaces nothing.
   Put("link/new", "new");
-  ASSERT_TRUE(storage_->Rename("other", "above/step/renamed").ok());
+  ASSERT_OK(storage_->Rename("other", "above/step/renamed"));
   EXPECT_EQ(*storage_->List("archive/step"), Names({"file", "new", "renamed"}));
   // The links themselves can be deleted.
-  ASSERT_TRUE(storage_->Delete("above").ok());
-  ASSERT_TRUE(storage_->DeleteTree("link").ok());
+  ASSERT_OK(storage_->Delete("above"));
+  ASSERT_OK(storage_->DeleteTree("link"));
   EXPECT_EQ(*storage_->List(""), Names({"archive/"}));
   EXPECT_EQ(*storage_->List("archive/step"), Names({"file", "new", "renamed"}));
 }
@@ -356,7 +356,7 @@ TEST_P(StorageConformance, ThreadsWorkOnTheirOwnFiles) {
     }
     return absl::OkStatus();
   });
-  EXPECT_TRUE(ran.ok()) << ran;
+  EXPECT_OK(ran);
   EXPECT_EQ(*storage_->List("shared"), Names({"0/", "1/", "2/", "3/"}));
 }
 

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "storage/storage.h"
 
@@ -57,18 +58,18 @@ class StorageConformance : public testing::TestWithParam<StorageFixture> {
 
   // Makes a directory, with a file in it if the storage has no empty directories.
   void Mkdir(const std::string& path) {
-    ASSERT_TRUE(storage_->MakeDirectory(path).ok()) << path;
+    ASSERT_OK(storage_->MakeDirectory(path)) << path;
     if (traits().has_directories) return;
-    ASSERT_TRUE(WriteAll(*storage_, path + "/.kept", "").ok()) << path;
+    ASSERT_OK(WriteAll(*storage_, path + "/.kept", "")) << path;
   }
 
   void Put(std::string_view path, std::string_view contents) {
     const absl::Status status = WriteAll(*storage_, path, contents);
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_OK(status);
   }
   std::string Get(std::string_view path) {
     absl::StatusOr<std::string> contents = ReadAll(*storage_, path, uint64_t{1} << 30);
-    EXPECT_TRUE(contents.ok()) << contents.status();
+    EXPECT_OK(contents);
     return contents.ok() ? *contents : "(unreadable)";
   }
 

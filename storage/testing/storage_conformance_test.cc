@@ -30,7 +30,7 @@ StorageFixture Posix(std::string name, std::string parent, PosixStorageOptions o
           [parent = std::move(parent), options]() -> std::shared_ptr<Storage> {
             auto owner = std::make_shared<Owner>(parent);
             auto storage = OpenPosixStorage(owner->directory.path(), options);
-            EXPECT_TRUE(storage.ok()) << storage.status();
+            EXPECT_OK(storage);
             if (!storage.ok()) return nullptr;
             owner->storage = *std::move(storage);
             return {owner, owner->storage.get()};

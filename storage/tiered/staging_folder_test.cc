@@ -39,12 +39,12 @@ class StagingFolderTest : public testing::Test {
 };
 
 TEST_F(StagingFolderTest, IsPrivateMarkedAndTakenAgain) {
-  ASSERT_TRUE(OpenStagingFolder(folder_).ok());
+  ASSERT_OK(OpenStagingFolder(folder_));
   EXPECT_EQ(Mode(folder_), 0700);
   std::ofstream(folder_ + "/copy") << "bytes";
   fs::permissions(folder_, fs::perms(0755));
   const auto again = OpenStagingFolder(folder_ + "/");
-  ASSERT_TRUE(again.ok()) << again.status();
+  ASSERT_OK(again);
   EXPECT_EQ(Mode(folder_), 0700);
   EXPECT_TRUE(fs::exists(folder_ + "/copy"));
 }
@@ -67,34 +67,33 @@ TEST_F(StagingFolderTest, ALinkIsNotFollowed) {
 }
 
 TEST_F(StagingFolderTest, ForgettingKeepsTheMarkerAndRemovingLeavesNothing) {
-  auto staging = OpenStagingFolder(folder_);
-  ASSERT_TRUE(staging.ok()) << staging.status();
-  TieredStorage upload(*std::move(staging), std::make_unique<MemoryStorage>());
+  ASSERT_OK_AND_ASSIGN(auto staging, OpenStagingFolder(folder_));
+  TieredStorage upload(std::move(staging), std::make_unique<MemoryStorage>());
   const std::string marker = folder_ + "/" + std::string(kStagingMarker);
   fs::last_write_time(marker, fs::file_time_type::clock::now() - std::chrono::hours(1000));
   std::ofstream(folder_ + "/copy") << "bytes";
   RemoveStagingFolder(*upload.staging());
   EXPECT_TRUE(fs::exists(folder_ + "/copy")) << "it is not empty";
-  ASSERT_TRUE(ForgetCopiesBut(*upload.staging(), "").ok());
+  ASSERT_OK(ForgetCopiesBut(*upload.staging(), ""));
   EXPECT_FALSE(fs::exists(folder_ + "/copy"));
   EXPECT_GT(fs::last_write_time(marker), fs::file_time_type::clock::now() - std::chrono::hours(1));
   RemoveStagingFolder(*upload.staging());
   EXPECT_FALSE(fs::exists(folder_));
-  EXPECT_TRUE(ForgetCopiesBut(*upload.staging(), "").ok()) << "another process was faster";
+  EXPECT_OK(ForgetCopiesBut(*upload.staging(), "")) << "another process was faster";
 }
 
 TEST(StagingTest, ForgetsAllCopiesButThoseInOneDirectory) {
   MemoryStorage staging;
   for (const std::string directory : {"run/1", "run/2", "other"}) {
-    ASSERT_TRUE(staging.MakeDirectory(directory).ok());
-    ASSERT_TRUE(WriteAll(staging, directory + "/a", "x").ok());
+    ASSERT_OK(staging.MakeDirectory(directory));
+    ASSERT_OK(WriteAll(staging, directory + "/a", "x"));
   }
-  ASSERT_TRUE(WriteAll(staging, "b", "x").ok());
-  ASSERT_TRUE(ForgetCopiesBut(staging, "run/2").ok());
+  ASSERT_OK(WriteAll(staging, "b", "x"));
+  ASSERT_OK(ForgetCopiesBut(staging, "run/2"));
   EXPECT_THAT(*staging.List(""), ElementsAre("run/"));
   EXPECT_THAT(*staging.List("run"), ElementsAre("2/"));
   EXPECT_EQ(*ReadAll(staging, "run/2/a", 10), "x");
-  ASSERT_TRUE(ForgetCopiesBut(staging, "").ok());
+  ASSERT_OK(ForgetCopiesBut(staging, ""));
   EXPECT_THAT(*staging.List(""), IsEmpty());
 }
 

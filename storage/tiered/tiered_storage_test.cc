@@ -58,7 +58,7 @@ class TieredStorageTest : public testing::Test {
     staging_ = staging.get();
     remote_ = remote.get();
     storage_ = std::make_unique<TieredStorage>(std::move(staging), std::move(remote));
-    EXPECT_TRUE(storage_->MakeDirectory("run/step-00000001").ok());
+    EXPECT_OK(storage_->MakeDirectory("run/step-00000001"));
   }
 
   static std::string Get(Storage& storage, const std::string& path) {
@@ -85,46 +85,46 @@ TEST_F(TieredStorageTest, WritesToTheStagingTierAndUploadsAtTheSync) {
   auto file = *storage_->Create(path_, 6);
   const std::string text = "abcdef";
   const auto bytes = std::as_bytes(std::span<const char>(text));
-  ASSERT_TRUE(file->WriteAt(3, bytes.subspan(3)).ok());
-  ASSERT_TRUE(file->WriteAt(0, bytes.first(3)).ok());
+  ASSERT_OK(file->WriteAt(3, bytes.subspan(3)));
+  ASSERT_OK(file->WriteAt(0, bytes.first(3)));
   EXPECT_EQ(Get(staged_files_, path_), text);
   EXPECT_EQ(Get(remote_files_, path_), "");
-  ASSERT_TRUE(file->Sync().ok());
+  ASSERT_OK(file->Sync());
   EXPECT_EQ(Get(remote_files_, path_), text);
-  ASSERT_TRUE(file->Close().ok());
+  ASSERT_OK(file->Close());
 }
 
 TEST_F(TieredStorageTest, ReadsTheStagedCopyIfItHasTheRemoteFilesSize) {
-  ASSERT_TRUE(WriteAll(*storage_, path_, "abc").ok());
+  ASSERT_OK(WriteAll(*storage_, path_, "abc"));
   EXPECT_EQ(Get(*storage_, path_), "abc");
   EXPECT_THAT(RemoteReads(), IsEmpty());
-  ASSERT_TRUE(WriteAll(remote_files_, path_, "other").ok());
+  ASSERT_OK(WriteAll(remote_files_, path_, "other"));
   EXPECT_EQ(Get(*storage_, path_), "other");
 }
 
 TEST_F(TieredStorageTest, ReadsTheRemoteFileWhereTheStagedOneFailsOrIsGone) {
-  ASSERT_TRUE(WriteAll(*storage_, path_, "abc").ok());
+  ASSERT_OK(WriteAll(*storage_, path_, "abc"));
   staging_->FailWhere(
       [](const Operation& operation) { return operation.kind == OperationKind::kReadAt; },
       absl::DataLossError("injected"));
   EXPECT_EQ(Get(*storage_, path_), "abc");
   EXPECT_THAT(RemoteReads(), ElementsAre(path_));
-  ASSERT_TRUE(staged_files_.Delete(path_).ok());
+  ASSERT_OK(staged_files_.Delete(path_));
   EXPECT_EQ(Get(*storage_, path_), "abc");
 }
 
 // A file that is only in the staging tier does not exist: its upload was interrupted, or the remote
 // file deleted.
 TEST_F(TieredStorageTest, TheRemoteStorageDecidesWhatExists) {
-  ASSERT_TRUE(WriteAll(*storage_, path_, "abc").ok());
-  ASSERT_TRUE(remote_files_.Delete(path_).ok());
+  ASSERT_OK(WriteAll(*storage_, path_, "abc"));
+  ASSERT_OK(remote_files_.Delete(path_));
   EXPECT_TRUE(absl::IsNotFound(storage_->Open(path_).status()));
   EXPECT_THAT(*storage_->List("run/step-00000001"), IsEmpty());
 }
 
 TEST_F(TieredStorageTest, WritesToTheRemoteStorageWhereTheStagingTierHasNoRoom) {
   staging_->SetDiskBytes(2);
-  ASSERT_TRUE(WriteAll(*storage_, path_, "abc").ok());
+  ASSERT_OK(WriteAll(*storage_, path_, "abc"));
   EXPECT_EQ(Get(staged_files_, path_), "none");
   EXPECT_EQ(Get(*storage_, path_), "abc");
 }
@@ -133,10 +133,10 @@ TEST_F(TieredStorageTest, WritesToTheRemoteStorageWhatTheLimitLeavesNoRoomFor) {
   TieredStorage limited(std::make_unique<FaultInjectingStorage>(staged_files_),
                         std::make_unique<FaultInjectingStorage>(remote_files_),
                         [](uint64_t size_bytes) { return size_bytes <= 2; });
-  ASSERT_TRUE(WriteAll(limited, path_, "abc").ok());
+  ASSERT_OK(WriteAll(limited, path_, "abc"));
   EXPECT_EQ(Get(staged_files_, path_), "none");
   EXPECT_EQ(Get(limited, path_), "abc");
-  ASSERT_TRUE(WriteAll(limited, path_, "ab").ok());
+  ASSERT_OK(WriteAll(limited, path_, "ab"));
   EXPECT_EQ(Get(staged_files_, path_), "ab");
 }
 
@@ -148,7 +148,7 @@ TEST_F(TieredStorageTest, AFailedUploadIsAnErrorOfTheSync) {
 }
 
 TEST_F(TieredStorageTest, SmallFilesAreNotReadFromTheStagingTier) {
-  ASSERT_TRUE(storage_->Write("run/step-00000001/manifest.pb", "m", {}).ok());
+  ASSERT_OK(storage_->Write("run/step-00000001/manifest.pb", "m", {}));
   EXPECT_EQ(Get(staged_files_, "run/step-00000001/manifest.pb"), "none");
   EXPECT_EQ(Get(*storage_, "run/step-00000001/manifest.pb"), "m");
 }

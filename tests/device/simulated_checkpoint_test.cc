@@ -141,7 +141,7 @@ TEST_F(SimulatedCheckpointTest, ACopyDuringTrainingIsTheStateOfItsStep) {
 TEST_F(SimulatedCheckpointTest, AMissingWaitIsFound) {
   const Plan plan = {.saves = {kSavedStep}};  // two more steps: the second waits for the first
   const TrainConfig right = Config("single", "right", /*async=*/true);
-  ASSERT_TRUE(RunOnDevices(right, plan, {.seed = 0}).ok());
+  ASSERT_OK(RunOnDevices(right, plan, {.seed = 0}));
   ASSERT_OK_AND_ASSIGN(const Digests expected, ReadDigests(right));
   int found = 0;
   for (uint64_t seed = 0; seed < 3; ++seed) {

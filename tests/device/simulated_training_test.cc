@@ -145,15 +145,15 @@ TEST_P(SimulatedTrainingTest, HasTheLossesOfTheCpuAndTheSameBitsOnEveryTopology)
 }
 
 TEST_P(SimulatedTrainingTest, AMicroBatchThatIsRepeatedChangesNoBit) {
-  const absl::StatusOr<Curve> without = TrainOnDevices(Config(GetParam(), "single"), {.seed = 1});
-  ASSERT_TRUE(without.ok()) << without.status();
+  ASSERT_OK_AND_ASSIGN(const Curve without,
+                       TrainOnDevices(Config(GetParam(), "single"), {.seed = 1}));
   uint64_t seed = 2;
   for (const std::string topology : {"single", "dp2", "dp2_zero2", "pp2"}) {
     TrainConfig config = Config(GetParam(), topology);
     config.mutable_parallel()->set_replay_check_interval(1);
     const absl::StatusOr<Curve> with = TrainOnDevices(config, {.seed = seed++});
-    ASSERT_TRUE(with.ok()) << topology << ": " << with.status();
-    EXPECT_EQ(*with, *without) << topology;
+    ASSERT_OK(with) << topology;
+    EXPECT_EQ(*with, without) << topology;
   }
 }
 

@@ -27,6 +27,7 @@
 #include "absl/strings/str_join.h"
 #include "base/cpu_level.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "compute/random/philox.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -81,7 +82,7 @@ std::vector<Variant> Variants(size_t kind) {
 
 absl::StatusOr<TrainConfig> Config(const Kind& kind, const Variant& variant) {
   const std::string tokens = ::testing::TempDir() + "/any_processor_tokens.bin";
-  EXPECT_TRUE(testing::WriteTokens(tokens, 61, 4000).ok());
+  EXPECT_OK(testing::WriteTokens(tokens, 61, 4000));
   TESSERA_ASSIGN_OR_RETURN(TrainConfig config,
                            testing::MakeConfig({.model = kind.model,
                                                 .tokens = tokens,
@@ -178,13 +179,12 @@ TEST(AnyProcessorTest, RanksOnUnlikeProcessorsTrainTogether) {
   for (const Kind& kind : Kinds()) {
     std::string expected;
     ASSERT_TRUE(std::getline(golden, expected));
-    absl::StatusOr<TrainConfig> config = Config(kind, {"dp3", 1, 1});
-    ASSERT_TRUE(config.ok()) << config.status();
+    ASSERT_OK_AND_ASSIGN(TrainConfig config, Config(kind, {"dp3", 1, 1}));
     const std::filesystem::path folder =
         std::filesystem::path(::testing::TempDir()) / ("unlike_" + kind.name);
-    config->mutable_output()->set_run_dir(folder / "run");
+    config.mutable_output()->set_run_dir(folder / "run");
     std::filesystem::create_directories(folder);
-    std::ofstream(folder / "run.textproto") << config->DebugString();
+    std::ofstream(folder / "run.textproto") << config.DebugString();
     const Words train = {Runfile("trainer/app/train"),
                          "--config=" + (folder / "run.textproto").string()};
     Words command = {"/usr/bin/env", "mpirun", "--oversubscribe", "--bind-to", "none", "-q"};

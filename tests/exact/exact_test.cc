@@ -43,7 +43,7 @@ const std::vector<Kind>& Kinds() {
 TrainConfig Config(const Kind& kind, const std::string& topology, bool exact,
                    int64_t micro_batches) {
   const std::string tokens = ::testing::TempDir() + "/tokens.bin";
-  EXPECT_TRUE(testing::WriteTokens(tokens, testing::kVocabulary, 6000).ok());
+  EXPECT_OK(testing::WriteTokens(tokens, testing::kVocabulary, 6000));
   return OrFail(testing::MakeConfig({.model = kind.model,
                                      .tokens = tokens,
                                      .topology = topology,

@@ -28,7 +28,7 @@ std::ostream& operator<<(std::ostream& out, const Case& which) { return out << w
 
 TrainedRun Train(const std::string& topology, bool bf16, int exact_shards) {
   const std::string tokens = ::testing::TempDir() + "/tokens.bin";
-  EXPECT_TRUE(testing::WriteTokens(tokens, kVocabulary, 2000).ok());
+  EXPECT_OK(testing::WriteTokens(tokens, kVocabulary, 2000));
   return OrFail(testing::TrainOnThreads(
       OrFail(testing::MakeConfig({.model = "size: \"gpt2-124m\" num_layers: 2 vocab_size: 5003",
                                   .tokens = tokens,

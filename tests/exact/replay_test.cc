@@ -99,8 +99,8 @@ TEST(ReplayTest, NoBitOfTheRunChanges) {
     settings.bf16 = each.bf16;
     const auto without = testing::TrainOnThreads(Config(settings, 0));
     const auto with = testing::TrainOnThreads(Config(settings, 1));
-    ASSERT_TRUE(without.ok()) << without.status();
-    ASSERT_TRUE(with.ok()) << with.status();
+    ASSERT_OK(without);
+    ASSERT_OK(with);
     EXPECT_EQ(testing::FirstDifference(*without, *with), "");
   }
 }
@@ -132,7 +132,7 @@ TEST(ReplayTest, RandomRunsAreNotAccused) {
     config->mutable_parallel()->set_replay_check_interval(1);
     config->mutable_training()->set_recompute_activations(below(2) == 0);
     const auto run = testing::TrainOnThreads(*config);
-    EXPECT_TRUE(run.ok()) << config->DebugString() << run.status();
+    EXPECT_OK(run) << config->DebugString();
   }
 }
 

@@ -23,9 +23,9 @@ class GoldenTest : public testing::TestWithParam<const char*> {
 TEST_P(GoldenTest, Verifies) {
   ASSERT_OK_AND_ASSIGN(const auto list, folder_.List());
   ASSERT_EQ(list.size(), 1);
-  const auto report = folder_.Verify("step-00000007", {.digests = true, .io_threads = 2});
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_TRUE(report->damage.empty());
+  ASSERT_OK_AND_ASSIGN(const auto report,
+                       folder_.Verify("step-00000007", {.digests = true, .io_threads = 2}));
+  EXPECT_TRUE(report.damage.empty());
 }
 
 TEST_P(GoldenTest, LoadsUnderAnySharding) {

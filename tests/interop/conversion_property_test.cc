@@ -286,12 +286,12 @@ void Save(const Generated& generated, const std::string& folder) {
   ASSERT_OK_AND_ASSIGN(const auto opened, CheckpointFolder::Open(folder, {.create_root = true}));
   const auto saved =
       opened.Save(generated.state.step, dict, {.metadata = ToMetadata(std::move(described))});
-  ASSERT_TRUE(saved.ok()) << saved.status();
+  ASSERT_OK(saved);
 }
 
 State Load(const NamedCheckpoint& named) {
   State state;
-  EXPECT_TRUE(named.opened.ok()) << named.opened.status();
+  EXPECT_OK(named.opened);
   if (!named.opened.ok()) return state;
   state.step = named.opened->step();
   for (const TensorInfo& info : named.opened->tensors()) {
@@ -299,7 +299,7 @@ State Load(const NamedCheckpoint& named) {
     tensor.bytes.resize(static_cast<size_t>(ElementCount(tensor.shape)) * ElementSize(info.dtype));
     const absl::Status loaded = named.opened->LoadTensor(
         info.name, Shard::Untyped(tensor.bytes.data(), info.dtype, WholeBox(tensor.shape)));
-    EXPECT_TRUE(loaded.ok()) << info.name << ": " << loaded;
+    EXPECT_OK(loaded) << info.name;
     state.tensors[info.name] = std::move(tensor);
   }
   const SavedValue tree =
@@ -373,7 +373,7 @@ void Convert(Generator& choose, const std::vector<std::string>& formats, const T
   for (size_t i = 0; i < formats.size(); ++i) {
     const std::string target = folder.File(absl::StrCat(i, formats[i] == "gguf" ? ".gguf" : ""));
     ASSERT_OK_AND_ASSIGN(const NamedCheckpoint from, FindCheckpoint(source, {}));
-    ASSERT_TRUE(from.opened.ok()) << from.opened.status();
+    ASSERT_OK(from.opened);
     convert::WriteForeignOptions options = {.format = formats[i], .state = from.foreign_state()};
     if (choose.Coin()) options.max_file_bytes = static_cast<uint64_t>(choose.Between(1, 4000));
     options.weights_only = choose.Between(0, 7) == 0;
@@ -387,7 +387,7 @@ void Convert(Generator& choose, const std::vector<std::string>& formats, const T
       ++refused[formats[i]];
       return;
     }
-    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_OK(report);
     named.Add(report->left_out);
     if (formats[i] == "gguf") named.has_metadata = true;
     source = target;
@@ -398,7 +398,7 @@ void Convert(Generator& choose, const std::vector<std::string>& formats, const T
                                   .program = "test"};
   ASSERT_OK_AND_ASSIGN(const ReshardPlan plan, PlanReshard(request));
   const auto written = Reshard(plan, request);
-  ASSERT_TRUE(written.ok()) << written.status();
+  ASSERT_OK(written);
   ASSERT_OK_AND_ASSIGN(const NamedCheckpoint after, FindCheckpoint(request.destination, {}));
   ExpectSame(state, Load(after), named);
 }

@@ -64,7 +64,7 @@ std::vector<ForeignParameter> TensorsOf(const std::string& path) {
   const std::string header = ReadFile(path).substr(0, kLlmcHeaderBytes);
   std::memcpy(file.header.data(), header.data(), header.size());
   const auto description = ckpt::convert::ReadLlmcHeader(file, /*model=*/nullptr);
-  EXPECT_TRUE(description.ok()) << description.status();
+  EXPECT_OK(description);
   return description.ok() ? description->tensors : std::vector<ForeignParameter>();
 }
 
@@ -154,11 +154,11 @@ TEST_F(ConvertCommandTest, OptimizerStatesOfLlmc) {
         const std::vector<int64_t> order = LogicalOrder(tensors[t]);
         int array = 0;
         for (const char* state : {".exp_avg", ".exp_avg_sq", ".master"}) {
-          const auto found = checkpoint.LoadTensor<float>(tensors[t].name + state);
-          ASSERT_TRUE(found.ok()) << found.status();
-          ASSERT_EQ(found->size(), order.size());
+          ASSERT_OK_AND_ASSIGN(const auto found,
+                               checkpoint.LoadTensor<float>(tensors[t].name + state));
+          ASSERT_EQ(found.size(), order.size());
           for (size_t i = 0; i < order.size(); ++i) {
-            ASSERT_EQ((*found)[i], ValueAt(array, t, order[i]))
+            ASSERT_EQ(found[i], ValueAt(array, t, order[i]))
                 << tensors[t].name << state << " " << i;
           }
           ++array;
@@ -526,9 +526,9 @@ TEST_F(ConvertCommandTest, RopeScalingIsAsTransformersWantsItAndReadsBackTheSame
         "num_attention_heads: 2 num_query_groups: 1 use_rope_scaling: true rotary_base: 500000 "
         "max_position_embeddings: " +
         std::to_string(positions) + " " + scaling);
-    const auto text = ckpt::convert::WriteHuggingFaceConfig(config, DType::kF32);
-    ASSERT_TRUE(text.ok()) << text.status();
-    const nlohmann::json json = nlohmann::json::parse(*text);
+    ASSERT_OK_AND_ASSIGN(const auto text,
+                         ckpt::convert::WriteHuggingFaceConfig(config, DType::kF32));
+    const nlohmann::json json = nlohmann::json::parse(text);
     const double scale = original / 8192.0;
     EXPECT_EQ(json["rope_scaling"],
               nlohmann::json({{"rope_type", "llama3"},
@@ -537,7 +537,7 @@ TEST_F(ConvertCommandTest, RopeScalingIsAsTransformersWantsItAndReadsBackTheSame
                               {"high_freq_factor", 4 * scale},
                               {"original_max_position_embeddings", original}}));
     EXPECT_EQ(json["rope_theta"], 500000);
-    ASSERT_OK_AND_ASSIGN(const auto read, ckpt::convert::ReadHuggingFaceConfig(*text, 12));
+    ASSERT_OK_AND_ASSIGN(const auto read, ckpt::convert::ReadHuggingFaceConfig(text, 12));
     const std::string& found = read.model.config.text();
     for (const char* field : {"factor: 8", "low_freq_factor: 1", "high_freq_factor: 4",
                               "original_max_position_embeddings: 8192"}) {

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
@@ -153,9 +154,9 @@ void ForeignTest::SetUp() {
 
 void ForeignTest::SetTokens(std::span<const int32_t> tokens) const {
   auto writer = TokenFileWriter::Create(data_.File("tokens.bin"), TokenFormat::kGpt2);
-  ASSERT_TRUE(writer.ok()) << writer.status();
-  ASSERT_TRUE((*writer)->Append(tokens).ok());
-  ASSERT_TRUE((*writer)->Close().ok());
+  ASSERT_OK(writer);
+  ASSERT_OK((*writer)->Append(tokens));
+  ASSERT_OK((*writer)->Close());
 }
 
 std::string ForeignTest::CopyOf(const std::string& checkpoint) const {

@@ -222,15 +222,15 @@ TEST_P(LayoutsTest, ARunGoesOnFromItUnderEveryTopology) {
     EXPECT_FALSE(parameter.foreign_names().empty()) << parameter.parameter();
   }
   for (const bool bf16 : {layout.bf16, false}) {
-    const auto expected = Reference(layout, saved.manifest().model().text(), bf16);
-    ASSERT_TRUE(expected.ok()) << expected.status();
+    ASSERT_OK_AND_ASSIGN(const auto expected,
+                         Reference(layout, saved.manifest().model().text(), bf16));
     for (const std::string topology : testing::kTopologies) {
       // A run in the other precision reads the same files.
       if (bf16 != layout.bf16 && topology != "dp2_zero2_tp2_pp2") continue;
       SCOPED_TRACE(topology);
       ASSERT_OK_AND_ASSIGN(const auto continued, Load(saved, topology, bf16));
-      EXPECT_EQ(FirstStateDifference(continued.state, expected->state), "");
-      EXPECT_EQ(continued.losses, expected->losses);
+      EXPECT_EQ(FirstStateDifference(continued.state, expected.state), "");
+      EXPECT_EQ(continued.losses, expected.losses);
       EXPECT_EQ(continued.losses.size(), 2);
     }
     if (!layout.bf16) break;
@@ -251,12 +251,12 @@ TEST_P(WrittenTest, ARunGoesOnFromItUnderEveryTopology) {
   ASSERT_OK_AND_ASSIGN(const auto original, testing::OpenForeignRun(source));
   ASSERT_OK_AND_ASSIGN(const auto expected, Load(original, "single", /*bf16=*/false));
   // State dicts do not tell the model: flags of a run do.
-  const auto saved = testing::OpenForeignRun(written, &original.manifest().model());
-  ASSERT_TRUE(saved.ok()) << saved.status();
-  EXPECT_EQ(saved->manifest().trainer().step(), 7);
+  ASSERT_OK_AND_ASSIGN(const auto saved,
+                       testing::OpenForeignRun(written, &original.manifest().model()));
+  EXPECT_EQ(saved.manifest().trainer().step(), 7);
   for (const std::string topology : testing::kTopologies) {
     SCOPED_TRACE(topology);
-    ASSERT_OK_AND_ASSIGN(const auto continued, Load(*saved, topology, /*bf16=*/false));
+    ASSERT_OK_AND_ASSIGN(const auto continued, Load(saved, topology, /*bf16=*/false));
     EXPECT_EQ(FirstStateDifference(continued.state, expected.state), "");
     EXPECT_EQ(continued.losses, expected.losses);
   }

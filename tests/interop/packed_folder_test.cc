@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 #include "convert/formats/deepspeed/deepspeed.h"
 #include "convert/formats/megatron/megatron.h"
 #include "gtest/gtest.h"
@@ -38,11 +39,11 @@ TEST(PackedFolderTest, TheCorpusHasWholeCheckpoints) {
   for (const char* const name :
        {"zero1", "zero2_bf16", "zero3_bf16", "universal", "universal_frozen"}) {
     const absl::Status status = ReadDeepSpeed(Corpus(std::string("deepspeed/") + name));
-    EXPECT_TRUE(status.ok()) << name << ": " << status;
+    EXPECT_OK(status) << name;
   }
   for (const char* const name : {"buckets", "gathered", "ranks"}) {
     const absl::Status status = ReadMegatron(Corpus(std::string("megatron/") + name));
-    EXPECT_TRUE(status.ok()) << name << ": " << status;
+    EXPECT_OK(status) << name;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "base/testing.h"
 #include "checkpoint/format/safetensors.h"
 #include "gtest/gtest.h"
 #include "tests/golden/golden_state.h"
@@ -17,14 +18,14 @@ TEST(PythonWrittenTest, EveryTensorIsThere) {
   std::ifstream stream("tests/interop/python_written.safetensors", std::ios::binary);
   const std::string file{std::istreambuf_iterator<char>(stream), {}};
   ASSERT_GT(file.size(), 8);
-  const auto header_bytes = ckpt::SafetensorsHeaderBytes(file.substr(0, 8), file.size());
-  ASSERT_TRUE(header_bytes.ok()) << header_bytes.status();
-  const auto header = ckpt::ParseSafetensorsHeader(file.substr(0, *header_bytes), file.size());
-  ASSERT_TRUE(header.ok()) << header.status();
-  EXPECT_EQ(header->metadata.at("written_by").substr(0, 11), "safetensors");
+  ASSERT_OK_AND_ASSIGN(const auto header_bytes,
+                       ckpt::SafetensorsHeaderBytes(file.substr(0, 8), file.size()));
+  ASSERT_OK_AND_ASSIGN(const auto header,
+                       ckpt::ParseSafetensorsHeader(file.substr(0, header_bytes), file.size()));
+  EXPECT_EQ(header.metadata.at("written_by").substr(0, 11), "safetensors");
 
   std::map<std::string, const ckpt::SafetensorsEntry*> entries;
-  for (const ckpt::SafetensorsEntry& entry : header->entries) entries[entry.key] = &entry;
+  for (const ckpt::SafetensorsEntry& entry : header.entries) entries[entry.key] = &entry;
   GoldenState golden(true, 1);
   size_t t = 0;
   for (const ckpt::ShardedTensor& tensor : golden.dict().tensors) {

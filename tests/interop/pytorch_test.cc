@@ -134,16 +134,14 @@ TEST_P(PyTorchTest, LossLogitsAndGradientsAgree) {
   EXPECT_NEAR(loss / state.tokens, state.loss, 1e-5);
 
   Tensor last(DType::kF32, {batch.ids.dim(0), resolved.vocab_size()});
-  ASSERT_TRUE(
-      model
-          ->Backward(batch, *activations, 1.0 / state.tokens, /*accumulate=*/false, {}, {}, nullptr)
-          .ok());
+  ASSERT_OK(model->Backward(batch, *activations, 1.0 / state.tokens, /*accumulate=*/false, {}, {},
+                            nullptr));
   const auto forward =
       model->NewActivations(batch.ids.dim(0), sequence, ActivationUse::kForwardOnly);
   MicroBatch no_targets = batch;
   no_targets.targets = {};
-  ASSERT_TRUE(model->Forward(no_targets, *forward, {}, {}).ok());
-  ASSERT_TRUE(model->LastLogits(no_targets, *forward, last).ok());
+  ASSERT_OK(model->Forward(no_targets, *forward, {}, {}));
+  ASSERT_OK(model->LastLogits(no_targets, *forward, last));
   const TensorView expected_last = state.logits.view().Slice(1, sequence - 1, sequence);
   testing::ExpectClose(last.view().Reshape(expected_last.shape()), expected_last,
                        {.of_maximum = 1e-5}, "logits");

@@ -114,21 +114,21 @@ TEST_F(ReadersTest, DeepSpeedsNamesWithoutAConfig) {
 // One parameter of the model was frozen.
 TEST_F(ReadersTest, DeepSpeedsFrozenParametersHaveNoMoments) {
   Open(Fixture("deepspeed/zero3_bf16"));
-  auto expected = testing::ReadFp32State(Fixture("deepspeed/zero3_bf16/expected.safetensors"));
-  ASSERT_TRUE(expected.ok()) << expected.status();
-  EXPECT_FALSE(expected->contains("model.norm.weight.exp_avg"));
+  ASSERT_OK_AND_ASSIGN(
+      auto expected, testing::ReadFp32State(Fixture("deepspeed/zero3_bf16/expected.safetensors")));
+  EXPECT_FALSE(expected.contains("model.norm.weight.exp_avg"));
   ASSERT_OK_AND_ASSIGN(const auto checkpoint, ckpt::Checkpoint::Open(*storage_, ""));
   for (const ckpt::TensorInfo& tensor : checkpoint.tensors()) {
     if (tensor.dtype != DType::kF32 || !tensor.alias_of.empty()) continue;
     const std::string name = absl::StrReplaceAll(tensor.name, {{".master", ""}});
     ASSERT_OK_AND_ASSIGN(const auto found, checkpoint.LoadTensor<float>(tensor.name));
-    ASSERT_TRUE(expected->contains(name)) << name;
-    const auto& bytes = expected->at(name).bytes;
+    ASSERT_TRUE(expected.contains(name)) << name;
+    const auto& bytes = expected.at(name).bytes;
     ASSERT_EQ(found.size() * sizeof(float), bytes.size()) << name;
     EXPECT_EQ(std::memcmp(found.data(), bytes.data(), bytes.size()), 0) << name;
-    expected->erase(name);
+    expected.erase(name);
   }
-  EXPECT_EQ(expected->size(), 0);
+  EXPECT_EQ(expected.size(), 0);
 }
 
 TEST_F(ReadersTest, TheLatestIterationOfAMegatronRun) {
@@ -329,16 +329,15 @@ TEST_F(ReadersTest, PaddlesNamesMayBeInAFile) {
     EXPECT_THAT(err_, HasSubstr("--parameter-to-structured-name, would settle it"));
     ASSERT_EQ(Run({"convert", folder, converted, "--to=tessera", flag}), ckpt::kExitOk) << err_;
     const auto opened = ckpt::convert::OpenForeign(folder, {.parameter_names_file = In(names)});
-    ASSERT_TRUE(opened.ok()) << opened.status();
+    ASSERT_OK(opened);
     // The state that a run begins with is the truth's, in both precisions.
-    const auto oracle = testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors"));
-    ASSERT_TRUE(oracle.ok()) << oracle.status();
+    ASSERT_OK_AND_ASSIGN(const auto oracle,
+                         testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors")));
     for (const bool bf16 : {false, true}) {
       ASSERT_OK_AND_ASSIGN(
           const auto loaded,
           Load(*testing::OpenForeignRun(folder, nullptr, In(names)), "dp2_zero2_tp2_pp2", bf16));
-      EXPECT_EQ(FirstStateDifference(loaded.state, bf16 ? testing::AsBf16Run(*oracle) : *oracle),
-                "");
+      EXPECT_EQ(FirstStateDifference(loaded.state, bf16 ? testing::AsBf16Run(oracle) : oracle), "");
     }
     EXPECT_EQ(Run({"verify", folder, flag, "--from=hf"}), ckpt::kExitUsage);
     EXPECT_THAT(err_, HasSubstr("is for the format paddle, and the format hf was stated"));
@@ -366,9 +365,9 @@ TEST_F(ReadersTest, PaddlesNamesMayBeInAFile) {
 // The flow that PaddleNLP's convertor explains: mp2, pp2, sharding 2 of stage 1 v2, whose weights
 // are in the master weights alone. PaddleNLP leaves files of empty dicts, or none.
 TEST_F(ReadersTest, PaddlesWeightsAreCastFromMasterWeights) {
-  const auto oracle = testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors"));
-  ASSERT_TRUE(oracle.ok()) << oracle.status();
-  const LogicalState expected = testing::AsBf16Run(*oracle);
+  ASSERT_OK_AND_ASSIGN(const auto oracle,
+                       testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors")));
+  const LogicalState expected = testing::AsBf16Run(oracle);
   const std::string copy = CopyOf(Fixture("paddle/testdata/mp2_pp2_sharding2_v2_master"));
   for (const bool has_model_files : {true, false}) {
     if (!has_model_files) Remove(copy, ".pdparams");
@@ -394,9 +393,9 @@ TEST_F(ReadersTest, PaddlesFilesLoadIntoALiveStateInPlace) {
   tensor.shards = {ckpt::Shard::Of(live, {.global_offset = {4, 0}, .shape = {4, 16}})};
   ASSERT_OK_AND_ASSIGN(const auto checkpoint, ckpt::Checkpoint::Open(*storage_, ""));
   ASSERT_OK_AND_ASSIGN(const auto report, checkpoint.Load({{tensor}}, {.allow_unexpected = true}));
-  const auto oracle = testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors"));
-  ASSERT_TRUE(oracle.ok()) << oracle.status();
-  EXPECT_EQ(std::memcmp(live.data(), oracle->at(name).bytes.data() + 4 * 16 * sizeof(float),
+  ASSERT_OK_AND_ASSIGN(const auto oracle,
+                       testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors")));
+  EXPECT_EQ(std::memcmp(live.data(), oracle.at(name).bytes.data() + 4 * 16 * sizeof(float),
                         live.size() * sizeof(float)),
             0);
 }
@@ -427,11 +426,11 @@ class PaddleLossesTest : public ReadersTest {
     std::vector<int32_t> tokens;
     for (int i = 0; i < 400; ++i) tokens.insert(tokens.end(), period.begin(), period.end());
     SetTokens(tokens);
-    const auto run = Load(Fixture("paddle/testdata/" + layout), "single", /*bf16=*/false);
-    ASSERT_TRUE(run.ok()) << run.status();
+    ASSERT_OK_AND_ASSIGN(const auto run,
+                         Load(Fixture("paddle/testdata/" + layout), "single", /*bf16=*/false));
     const auto losses = json["losses"].get<std::vector<double>>();
-    ASSERT_EQ(run->losses.size(), losses.size());
-    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(run->losses[i], losses[i], 5e-5);
+    ASSERT_EQ(run.losses.size(), losses.size());
+    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(run.losses[i], losses[i], 5e-5);
   }
 
   int64_t length_ = 0;
@@ -450,9 +449,9 @@ TEST_F(ReadersTest, ARunStartsFromPaddlesWeightsAlone) {
     const std::string copy = CopyOf(Fixture(std::string("paddle/testdata/") + layout));
     Remove(copy, ".pdopt");
     ASSERT_OK_AND_ASSIGN(const auto loaded, Load(copy, "dp2_zero2_tp2_pp2", bf16));
-    const auto oracle = testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors"));
-    ASSERT_TRUE(oracle.ok()) << oracle.status();
-    const LogicalState expected = bf16 ? testing::AsBf16Run(*oracle) : *oracle;
+    ASSERT_OK_AND_ASSIGN(const auto oracle,
+                         testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors")));
+    const LogicalState expected = bf16 ? testing::AsBf16Run(oracle) : oracle;
     int weights = 0;
     for (const auto& [name, tensor] : loaded.state) {
       if (name.ends_with(".exp_avg") || name.ends_with(".exp_avg_sq") || name.ends_with(".master"))

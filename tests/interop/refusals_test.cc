@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_replace.h"
+#include "base/testing.h"
 #include "convert/open_foreign.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
@@ -90,9 +91,8 @@ Change EditJson(const std::string& name, const std::function<void(nlohmann::json
 // Flips a bit of the elements of a tensor, which are found by their bytes.
 Change FlipTensor(const std::string& name, const std::string& oracle, const std::string& tensor) {
   return Edit(name, [=](std::string& contents) {
-    const auto state = testing::ReadFp32State(Fixture(oracle));
-    ASSERT_TRUE(state.ok()) << state.status();
-    const auto& bytes = state->at(tensor).bytes;
+    ASSERT_OK_AND_ASSIGN(const auto state, testing::ReadFp32State(Fixture(oracle)));
+    const auto& bytes = state.at(tensor).bytes;
     const size_t at =
         contents.find(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
     ASSERT_NE(at, contents.npos);

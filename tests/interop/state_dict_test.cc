@@ -50,11 +50,11 @@ ckpt::Manifest ManifestOf(Storage& storage) { return OrFail(ckpt::ReadManifest(s
 Tensors Load(Storage& storage) {
   Tensors tensors;
   const auto checkpoint = ckpt::Checkpoint::Open(storage, "");
-  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_OK(checkpoint);
   const ckpt::Manifest manifest = ManifestOf(storage);
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) {
     const auto elements = checkpoint->LoadTensor<float>(tensor.name());
-    EXPECT_TRUE(elements.ok()) << elements.status();
+    EXPECT_OK(elements);
     tensors[tensor.name()] = elements.value_or(std::vector<float>());
   }
   return tensors;
@@ -62,7 +62,7 @@ Tensors Load(Storage& storage) {
 
 Tensors LoadFrom(const std::string& name, const ckpt::ModelProto* model = nullptr) {
   const auto storage = Open(name, model);
-  EXPECT_TRUE(storage.ok()) << storage.status();
+  EXPECT_OK(storage);
   return storage.ok() ? Load(**storage) : Tensors();
 }
 
@@ -132,7 +132,7 @@ TEST(StateDictTest, AParameterThatIsMissingIsNamed) {
     EXPECT_EQ(model.status().code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(model.status().message()), HasSubstr(expected));
     config.set_allow_missing(true);
-    EXPECT_TRUE(FindSavedModel(config).ok());
+    EXPECT_OK(FindSavedModel(config));
   }
   EXPECT_EQ((*Open(Fixture("gpt2")))->mismatch(), "");
 }
@@ -176,7 +176,7 @@ std::shared_ptr<MemoryStorage> Copied(const std::map<std::string, std::string>& 
   for (const auto& [name, source] : files) {
     std::ifstream file(Fixture(source), std::ios::binary);
     const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-    EXPECT_TRUE(WriteAll(*storage, name, bytes).ok());
+    EXPECT_OK(WriteAll(*storage, name, bytes));
   }
   return storage;
 }
@@ -195,9 +195,9 @@ TEST(StateDictTest, MetasVocabularyIsThatOfTheEmbeddings) {
     const size_t size = params.find(name == "llama_meta" ? "61" : "62");
     ASSERT_NE(size, std::string::npos);
     params.replace(size, 2, "-1");
-    ASSERT_TRUE(WriteAll(*storage, "params.json", params).ok());
+    ASSERT_OK(WriteAll(*storage, "params.json", params));
     const auto opened = ckpt::convert::OpenForeignFolder(storage, {});
-    ASSERT_TRUE(opened.ok()) << name << ": " << opened.status();
+    ASSERT_OK(opened) << name;
     EXPECT_EQ(Load(**opened), LoadFrom(Fixture(name))) << name;
   }
 }
@@ -244,7 +244,7 @@ TEST(StateDictTest, ADamagedFileOfTheOptimizerBesideAModel) {
   }
   const auto storage = Copied(files);
   ASSERT_OK_AND_ASSIGN(const auto optimizer, ReadAll(*storage, "optimizer.pt", 1 << 20));
-  ASSERT_TRUE(WriteAll(*storage, "optimizer.pt", optimizer.substr(0, optimizer.size() / 2)).ok());
+  ASSERT_OK(WriteAll(*storage, "optimizer.pt", optimizer.substr(0, optimizer.size() / 2)));
   const auto open = [&](bool needed) {
     return ckpt::convert::OpenForeignFolder(storage, {.needs_trainer_files = needed});
   };

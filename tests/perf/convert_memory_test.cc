@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "convert/write_foreign.h"
 #include "gtest/gtest.h"
 #include "tests/perf/foreign_folders.h"
@@ -50,7 +51,7 @@ TEST(ConvertMemoryTest, IsBoundedWhateverTheSizesOfTensors) {
   fs::remove_all(root);
   fs::create_directories(root / "llmc");
   const auto in = [&](const std::string& name) { return (root / name).string(); };
-  ASSERT_TRUE(WriteLlmcFolder(in("llmc"), kModel, /*random_values=*/false).ok());
+  ASSERT_OK(WriteLlmcFolder(in("llmc"), kModel, /*random_values=*/false));
   const int64_t baseline = PeakBytes({"--help"});
   const auto check = [&](const std::string& from, const std::string& format) {
     const std::string to = in("to_" + format);

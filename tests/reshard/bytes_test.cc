@@ -103,7 +103,7 @@ TEST_F(BytesTest, ACheckpointIsHardlyLargerThanTheState) {
         "dp4_zero2_tp2_pp2", "dp2_zero2_tp2_pp2_vpp2_sp", "dp3_zero2_pp2_vpp2"}) {
     const absl::StatusOr<int64_t> bytes =
         Save(topology, logical_bytes == 0 ? &logical_bytes : nullptr);
-    ASSERT_TRUE(bytes.ok()) << topology << ": " << bytes.status();
+    ASSERT_OK(bytes) << topology;
     const double ratio = static_cast<double>(*bytes) / static_cast<double>(logical_bytes);
     EXPECT_GE(ratio, 1) << topology;
     EXPECT_LE(ratio, 1.01) << topology;
@@ -136,7 +136,7 @@ TEST_F(BytesTest, AFileHasTheOptimizersStateInTheOrderOfMemory) {
       EXPECT_EQ(buffers, 2) << topology;
       return absl::OkStatus();
     });
-    ASSERT_TRUE(ran.ok()) << ran;
+    ASSERT_OK(ran);
   }
 }
 
@@ -225,7 +225,7 @@ TEST_F(BytesTest, ALoadTakesNoMoreThanItsBuffers) {
     const TrainConfig config = Config(topology);
     const absl::StatusOr<int64_t> bytes =
         MemoryOfLoad(config, root_ + "/dp4_zero2_tp2_pp2", kStagingBytes);
-    ASSERT_TRUE(bytes.ok()) << topology << ": " << bytes.status();
+    ASSERT_OK(bytes) << topology;
     const int64_t ranks = ConfigTopology(config).world_size();
     EXPECT_LE(*bytes, ranks * (kMaxPieces * kPieceBytes + kRest)) << topology;
     EXPECT_LE(*bytes / ranks, logical_bytes / 3) << topology;

@@ -43,7 +43,7 @@ class ContinueTest : public ::testing::TestWithParam<std::tuple<Kind, Chain>> {
 
   static TrainConfig Config(const std::string& topology, bool exact, int64_t steps) {
     const std::string tokens = ::testing::TempDir() + "/continue_tokens.bin";
-    EXPECT_TRUE(testing::WriteTokens(tokens, testing::kVocabulary, 1500).ok());
+    EXPECT_OK(testing::WriteTokens(tokens, testing::kVocabulary, 1500));
     // Sixteen micro-batches; the run passes the end of its first epoch.
     return OrFail(testing::MakeConfig(
         {.model = absl::StrCat(kind().model, " make_vocab_size_divisible_by: 1"),
@@ -64,7 +64,7 @@ class ContinueTest : public ::testing::TestWithParam<std::tuple<Kind, Chain>> {
     if (!is_new) return run->second;
     const absl::StatusOr<TrainedRun> trained =
         testing::TrainOnThreads(Config(topology, exact, kSteps));
-    EXPECT_TRUE(trained.ok()) << trained.status();
+    EXPECT_OK(trained);
     if (trained.ok()) run->second = *trained;
     return run->second;
   }
@@ -83,7 +83,7 @@ class ContinueTest : public ::testing::TestWithParam<std::tuple<Kind, Chain>> {
       checkpoint.set_save_interval(2);
       checkpoint.set_async_save(i % 2 == 1);
       const absl::StatusOr<TrainedRun> part = testing::TrainOnThreads(config);
-      EXPECT_TRUE(part.ok()) << chain()[i] << ": " << part.status();
+      EXPECT_OK(part) << chain()[i];
       if (!part.ok()) break;
       EXPECT_EQ(part->first_step, i == 0 ? 0 : kChainSteps[i - 1]);
       parts.push_back(*part);

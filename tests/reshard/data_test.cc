@@ -63,7 +63,7 @@ class DataTest : public ::testing::Test {
       checkpoint.set_save_interval(1);
       SampleLog log;
       const absl::StatusOr<TrainedRun> run = testing::TrainOnThreads(config, &log);
-      ASSERT_TRUE(run.ok()) << parts[i].topology << ": " << run.status();
+      ASSERT_OK(run) << parts[i].topology;
       ASSERT_NO_FATAL_FAILURE(Check(parts[i], log.Take(), run->progress.consumed_samples));
     }
   }
@@ -103,11 +103,11 @@ class DataTest : public ::testing::Test {
   // Every sample of the data set, in its own order.
   std::vector<Sample> AllSamples() const {
     const auto dataset = TokenDataset::Open(root_ + "/tokens.bin", kLength, testing::kVocabulary);
-    EXPECT_TRUE(dataset.ok()) << dataset.status();
+    EXPECT_OK(dataset);
     std::vector<Sample> samples;
     for (int64_t i = 0; i < (*dataset)->num_samples(); ++i) {
       Sample ids(kLength), targets(kLength);
-      EXPECT_TRUE((*dataset)->ReadSample(i, ids, targets).ok());
+      EXPECT_OK((*dataset)->ReadSample(i, ids, targets));
       samples.push_back(ids);
     }
     return samples;

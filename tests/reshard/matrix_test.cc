@@ -114,7 +114,7 @@ class MatrixTest : public ::testing::TestWithParam<Kind> {
       config.mutable_checkpoint()->set_save(Folder(layouts_[i]));
       config.mutable_checkpoint()->set_save_interval(config.training().train_iters());
       const absl::StatusOr<TrainedRun> run = testing::TrainOnThreads(config);
-      ASSERT_TRUE(run.ok()) << layouts_[i].topology << ": " << run.status();
+      ASSERT_OK(run) << layouts_[i].topology;
       folders_.push_back(Folder(layouts_[i]));
       saved_.push_back(*run);
     }
@@ -151,7 +151,7 @@ TEST_P(MatrixTest, EveryTopologyLoadsWhatEveryOtherSaved) {
   for (const Layout& to : layouts_) {
     const absl::StatusOr<std::vector<LoadOutcome>> outcomes =
         testing::LoadAll(Config(to, GetParam().loaded_bf16, /*seed=*/1), folders_);
-    ASSERT_TRUE(outcomes.ok()) << "into " << to.topology << ": " << outcomes.status();
+    ASSERT_OK(outcomes) << "into " << to.topology;
     for (size_t i = 0; i < saved_.size(); ++i) {
       SCOPED_TRACE(absl::StrCat(layouts_[i].topology, " -> ", to.topology));
       ExpectLoaded(saved_[i], (*outcomes)[i]);

@@ -124,23 +124,21 @@ TEST(ReshardPropertyTest, AnyTopologyLoadsWhatAnyOtherSaved) {
   for (int round = 0; round < Rounds(); ++round) {
     std::filesystem::remove_all(root);
     std::filesystem::create_directories(root);
-    ASSERT_TRUE(testing::WriteTokens(root + "/tokens.bin", /*vocabulary=*/3, 200).ok());
+    ASSERT_OK(testing::WriteTokens(root + "/tokens.bin", /*vocabulary=*/3, 200));
     const std::string model = choose.Model();
     const TrainConfig from = choose.Run(model, root + "/tokens.bin");
     const Progress progress = choose.Where();
     SCOPED_TRACE(absl::StrCat("round ", round, ": ", model, "\nfrom ", Describe(from)));
-    const absl::StatusOr<LogicalState> saved =
-        testing::SaveFilled(from, root + "/saved", progress, progress.seed);
-    ASSERT_TRUE(saved.ok()) << saved.status();
+    ASSERT_OK_AND_ASSIGN(const LogicalState saved,
+                         testing::SaveFilled(from, root + "/saved", progress, progress.seed));
     for (int i = 0; i < kDestinations; ++i) {
       const TrainConfig to = choose.Run(model, root + "/tokens.bin");
       SCOPED_TRACE(absl::StrCat("to ", Describe(to)));
-      const absl::StatusOr<std::vector<LoadOutcome>> landed =
-          testing::LoadAll(to, {root + "/saved"});
-      ASSERT_TRUE(landed.ok()) << landed.status();
-      const LogicalState expected = Expected(*saved, from.training().bf16(), to.training().bf16());
-      ASSERT_EQ(testing::FirstStateDifference(expected, landed->front().state), "");
-      ASSERT_EQ(testing::FirstProgressDifference(progress, landed->front().progress), "");
+      ASSERT_OK_AND_ASSIGN(const std::vector<LoadOutcome> landed,
+                           testing::LoadAll(to, {root + "/saved"}));
+      const LogicalState expected = Expected(saved, from.training().bf16(), to.training().bf16());
+      ASSERT_EQ(testing::FirstStateDifference(expected, landed.front().state), "");
+      ASSERT_EQ(testing::FirstProgressDifference(progress, landed.front().progress), "");
     }
   }
   std::filesystem::remove_all(root);
@@ -153,7 +151,7 @@ TEST(ReshardPropertyTest, SixteenRanksAndTwentyFourLoadWhatTheOthersSaved) {
   const std::string root = ::testing::TempDir() + "/many_ranks";
   std::filesystem::remove_all(root);
   std::filesystem::create_directories(root);
-  ASSERT_TRUE(testing::WriteTokens(root + "/tokens.bin", testing::kVocabulary, 3000).ok());
+  ASSERT_OK(testing::WriteTokens(root + "/tokens.bin", testing::kVocabulary, 3000));
   const auto config = [&](const std::string& topology) {
     const Topology sizes = *ParseTopology(topology);
     return *testing::MakeConfig({.model = testing::kGpt2,
@@ -178,12 +176,12 @@ TEST(ReshardPropertyTest, SixteenRanksAndTwentyFourLoadWhatTheOthersSaved) {
       folders.push_back(absl::StrCat(root, "/", topology));
       const auto state = testing::SaveFilled(config(topology), folders.back(), progress,
                                              /*seed=*/100 + folders.size());
-      ASSERT_TRUE(state.ok()) << topology << ": " << state.status();
+      ASSERT_OK(state) << topology;
       saved.push_back(*state);
     }
     for (const std::string& topology : to) {
       const auto outcomes = testing::LoadAll(config(topology), folders);
-      ASSERT_TRUE(outcomes.ok()) << "into " << topology << ": " << outcomes.status();
+      ASSERT_OK(outcomes) << "into " << topology;
       for (size_t i = 0; i < from.size(); ++i) {
         SCOPED_TRACE(absl::StrCat(from[i], " -> ", topology));
         const LoadOutcome& outcome = (*outcomes)[i];

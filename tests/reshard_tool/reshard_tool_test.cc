@@ -216,7 +216,7 @@ class ReshardToolTest : public ::testing::TestWithParam<Kind> {
     held.resize(ConfigTopology(config).world_size());
     const absl::Status saved = world.Run(
         [&](Communicator& rank) { return SaveRank(config, folder, rank, held[rank.rank()]); });
-    EXPECT_TRUE(saved.ok()) << topology << ": " << saved;
+    EXPECT_OK(saved) << topology;
     return folder;
   }
 

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -49,11 +50,10 @@ class AuditBisectTest : public AuditTest {
                                        "--non-persistent-save-interval=0"}));
     std::vector<const char*> arguments;
     for (const std::string& word : words) arguments.push_back(word.c_str());
-    const auto line = ParseCommandLine(static_cast<int>(arguments.size()), arguments.data());
-    ASSERT_TRUE(line.ok()) << line.status();
-    const auto config = ResolveConfig(line->config);
-    ASSERT_TRUE(config.ok()) << config.status();
-    const auto trained = testing::TrainOnProcessors(*config, [&](Session& session) -> absl::Status {
+    ASSERT_OK_AND_ASSIGN(const auto line,
+                         ParseCommandLine(static_cast<int>(arguments.size()), arguments.data()));
+    ASSERT_OK_AND_ASSIGN(const auto config, ResolveConfig(line.config));
+    const auto trained = testing::TrainOnProcessors(config, [&](Session& session) -> absl::Status {
       TESSERA_RETURN_IF_ERROR(testing::OpenRecords(session));
       TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 12));
       // Nothing is saved where the fault comes, unless every step is.
@@ -64,7 +64,7 @@ class AuditBisectTest : public AuditTest {
       TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 24));
       return session.metrics->status();
     });
-    ASSERT_TRUE(trained.ok()) << trained.status();
+    ASSERT_OK(trained);
   }
   void ExpectBetween12And16(const std::string& line) const {
     ExpectNotProven(

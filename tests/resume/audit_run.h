@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
@@ -62,14 +63,14 @@ class AuditTest : public CommandTest {
   // digests.
   void FlipWeight(int64_t step) const {
     const auto folder = ckpt::CheckpointFolder::Open(Checkpoints("run").string());
-    ASSERT_TRUE(folder.ok()) << folder.status();
+    ASSERT_OK(folder);
     ckpt::Manifest manifest;
     ckpt::StateDict state;
     std::vector<std::unique_ptr<std::vector<std::byte>>> memory;
     std::byte* weight = nullptr;
     {
       const auto checkpoint = folder->At(step);
-      ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+      ASSERT_OK(checkpoint);
       manifest = checkpoint->manifest();
       for (const ckpt::LogicalTensor& saved : manifest.tensors()) {
         ckpt::ShardedTensor tensor{.name = saved.name(),
@@ -88,7 +89,7 @@ class AuditTest : public CommandTest {
         state.tensors.push_back(std::move(tensor));
       }
       const auto loaded = checkpoint->Load(state);
-      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      ASSERT_OK(loaded);
     }
     ASSERT_NE(weight, nullptr);
     weight[2] ^= std::byte{0x40};
@@ -96,7 +97,7 @@ class AuditTest : public CommandTest {
     manifest.clear_files();
     std::filesystem::remove_all(StepDir("run", step));
     const auto saved = folder->Save(step, state, {.metadata = ckpt::ToMetadata(manifest)});
-    ASSERT_TRUE(saved.ok()) << saved.status();
+    ASSERT_OK(saved);
   }
 };
 

@@ -51,7 +51,7 @@ std::vector<std::string> OtherValues(const TrainConfig& config, const Setting& s
   for (const std::string& value : values) {
     TrainConfig changed = config;
     const std::vector<std::string> flag = {absl::StrCat("--", setting.name(), "=", value)};
-    EXPECT_TRUE(ApplyFlags(flag, &changed).ok()) << flag[0];
+    EXPECT_OK(ApplyFlags(flag, &changed)) << flag[0];
     if (FieldText(setting.in(changed), *setting.field) != now) others.insert(flag[0]);
   }
   return {others.begin(), others.end()};
@@ -88,7 +88,7 @@ TEST_P(ChangedSettingsTest, WhatChangesAnyBitIsSaid) {
     config.mutable_checkpoint()->set_load(Checkpoints("base").string());
     config.mutable_checkpoint()->set_ckpt_step(kResumed);
     if (!flag.empty()) {
-      EXPECT_TRUE(ApplyFlags(std::vector<std::string>{flag}, &config).ok()) << flag;
+      EXPECT_OK(ApplyFlags(std::vector<std::string>{flag}, &config)) << flag;
     }
     // Only the steps are compared.
     config.mutable_output()->set_run_dir(RunDir(run).string());
@@ -98,10 +98,9 @@ TEST_P(ChangedSettingsTest, WhatChangesAnyBitIsSaid) {
   const std::map<int64_t, std::string> unchanged = Losses("unchanged");
   ASSERT_EQ(unchanged.size(), static_cast<size_t>(kLast - kResumed));
   int refused = 0, same = 0, told = 0;
-  const absl::StatusOr<TrainConfig> resolved = ResolveConfig(Base("resolved"));
-  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  ASSERT_OK_AND_ASSIGN(const TrainConfig resolved, ResolveConfig(Base("resolved")));
   for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
-    for (const std::string& flag : OtherValues(*resolved, setting)) {
+    for (const std::string& flag : OtherValues(resolved, setting)) {
       SCOPED_TRACE(flag);
       const std::string run = absl::StrCat("run", refused + same + told);
       const absl::StatusOr<std::string> notes = resume(run, flag);

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <string>
 
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
@@ -223,11 +224,9 @@ TEST_F(ContentCommandTest, TheBestLossIsTheTrainingsWithoutEvaluations) {
   for (const nlohmann::json& record : Records("run")) {
     best = std::min(best, record["loss"].get<double>());
   }
-  const auto storage = OpenStorage(Checkpoints("run").string());
-  ASSERT_TRUE(storage.ok()) << storage.status();
-  const auto manifest = ckpt::ReadManifest(**storage, "step-00000004");
-  ASSERT_TRUE(manifest.ok()) << manifest.status();
-  EXPECT_EQ(manifest->trainer().best_loss(), best);
+  ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(Checkpoints("run").string()));
+  ASSERT_OK_AND_ASSIGN(const auto manifest, ckpt::ReadManifest(*storage, "step-00000004"));
+  EXPECT_EQ(manifest.trainer().best_loss(), best);
 }
 
 }  // namespace

@@ -73,9 +73,9 @@ class ForeignCommandTest : public CommandTest {
 
   // The newest checkpoint of a run still has what the framework calls each parameter.
   void ExpectForeignNames(const std::string& run) const {
-    const auto folder = ckpt::CheckpointFolder::Open(Checkpoints(run).string());
-    ASSERT_TRUE(folder.ok()) << folder.status();
-    ASSERT_OK_AND_ASSIGN(const auto saved, folder->Latest());
+    ASSERT_OK_AND_ASSIGN(const auto folder,
+                         ckpt::CheckpointFolder::Open(Checkpoints(run).string()));
+    ASSERT_OK_AND_ASSIGN(const auto saved, folder.Latest());
     EXPECT_GT(saved.manifest().optimizer().parameters_size(), 0);
     for (const ckpt::OptimizerParameter& parameter : saved.manifest().optimizer().parameters()) {
       EXPECT_FALSE(parameter.foreign_names().empty()) << parameter.parameter();

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/write_foreign.h"
@@ -99,14 +100,14 @@ class MappingTest : public ResumeTest {
     TrainConfig config = Settings(fragments, run);
     config.mutable_checkpoint()->set_load(Checkpoints(from).string());
     const absl::StatusOr<std::string> notes = Train(config);
-    EXPECT_TRUE(notes.ok()) << notes.status();
+    EXPECT_OK(notes);
     return Losses(run);
   }
 
   static std::map<std::string, std::string> ForeignNames(const fs::path& checkpoint) {
     std::map<std::string, std::string> names;
     const auto saved = ckpt::Checkpoint::Open(checkpoint.string());
-    EXPECT_TRUE(saved.ok()) << saved.status();
+    EXPECT_OK(saved);
     if (!saved.ok()) return names;
     for (const ckpt::OptimizerParameter& parameter : saved->manifest().optimizer().parameters()) {
       const auto at = parameter.foreign_names().find("theirs");
@@ -207,7 +208,7 @@ TEST_F(MappingTest, StateOfFrozenParametersAloneBeginsAnew) {
     config.mutable_checkpoint()->set_allow_missing(allow_missing);
     testing::StateCollector collector;
     const auto resolved = ResolveConfig(config);
-    EXPECT_TRUE(resolved.ok()) << resolved.status();
+    EXPECT_OK(resolved);
     auto notes = testing::TrainOnProcessors(
         *resolved, [&](Session& session) { return collector.Add(session.trainer->chunks()); });
     *state = collector.Take();
@@ -242,11 +243,11 @@ TEST_F(MappingTest, OtherFormatsAreWrittenByIt) {
   for (const std::string format : {"llmc", "megatron"}) {
     SCOPED_TRACE(format);
     for (const std::string run : {"full", "exchanged"}) {
-      const auto source = ckpt::Checkpoint::Open(StepDir(run, kSaved).string());
-      ASSERT_TRUE(source.ok()) << source.status();
-      const auto written = ckpt::convert::WriteForeign(*source, (root_ / (format + run)).string(),
+      ASSERT_OK_AND_ASSIGN(const auto source,
+                           ckpt::Checkpoint::Open(StepDir(run, kSaved).string()));
+      const auto written = ckpt::convert::WriteForeign(source, (root_ / (format + run)).string(),
                                                        {.format = format});
-      ASSERT_TRUE(written.ok()) << written.status();
+      ASSERT_OK(written);
     }
     int files = 0;
     for (const auto& entry : fs::directory_iterator(root_ / (format + "full"))) {

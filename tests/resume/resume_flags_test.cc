@@ -60,7 +60,7 @@ TEST_F(FlagsTest, CkptStepChoosesAndNamesWhatIsThere) {
 
 TEST_F(FlagsTest, OptimizerStateIsOptionalBothWays) {
   const absl::Status kept = Train(From("kept-optimizer")).status();
-  ASSERT_TRUE(kept.ok()) << kept;
+  ASSERT_OK(kept);
   TrainConfig fresh = From("fresh-optimizer");
   fresh.mutable_checkpoint()->set_no_load_optim(true);
   ASSERT_EQ(Train(fresh).status(), absl::OkStatus());
@@ -74,7 +74,7 @@ TEST_F(FlagsTest, OptimizerStateIsOptionalBothWays) {
   TrainConfig weights_only = Config({kGpt2}, "weights-only");
   weights_only.mutable_training()->set_train_iters(4);
   weights_only.mutable_checkpoint()->set_save_optimizer_state(false);  // or no_save_optim
-  ASSERT_TRUE(Train(weights_only).ok());
+  ASSERT_OK(Train(weights_only));
   EXPECT_FALSE(DataFile(StepDir("weights-only", 4), "model-").empty());
   EXPECT_TRUE(DataFile(StepDir("weights-only", 4), "optimizer-").empty());
 
@@ -84,7 +84,7 @@ TEST_F(FlagsTest, OptimizerStateIsOptionalBothWays) {
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--no-load-optim"));
   resumed.mutable_checkpoint()->set_no_load_optim(true);
-  EXPECT_TRUE(Train(resumed).ok());
+  EXPECT_OK(Train(resumed));
 }
 
 TEST_F(FlagsTest, PrecisionMayChangeBothWays) {
@@ -104,11 +104,11 @@ TEST_F(FlagsTest, PrecisionMayChangeBothWays) {
 TEST_F(FlagsTest, FreshRandomNumbersKeepTheSampleOrder) {
   const std::vector<std::string> no_dropout = {"model { size: \"gpt2-tiny\" }"};
   TrainConfig same = From("same-seed", no_dropout);
-  ASSERT_TRUE(Train(same).ok()) << Train(same).status();
+  ASSERT_OK(Train(same));
   TrainConfig other = From("other-seed", no_dropout);
   other.mutable_training()->set_seed(99);
   other.mutable_checkpoint()->set_no_load_rng(true);
-  ASSERT_TRUE(Train(other).ok());
+  ASSERT_OK(Train(other));
   EXPECT_EQ(Losses("other-seed"), Losses("same-seed"));
 }
 
@@ -154,9 +154,9 @@ TEST_F(FlagsTest, CkptStepOfTheSameFolderLeavesTheLaterOnesAside) {
 std::map<std::string, std::string> Digests(const fs::path& checkpoints, int64_t step) {
   std::map<std::string, std::string> digests;
   const auto folder = ckpt::CheckpointFolder::Open(checkpoints.string());
-  EXPECT_TRUE(folder.ok()) << folder.status();
+  EXPECT_OK(folder);
   const auto checkpoint = folder->At(step);
-  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_OK(checkpoint);
   for (const ckpt::LogicalTensor& tensor : checkpoint->manifest().tensors()) {
     digests[tensor.name()] = tensor.digest().ShortDebugString();
   }
@@ -169,7 +169,7 @@ constexpr char kNoChange[] = "optimizer { lr: 0 min_lr: 0 }";
 TEST_F(FlagsTest, LoadTensorsTakesWhatMatchesAndLeavesTheRestAsItBegins) {
   TrainConfig fresh = Config({kGpt2, kNoChange}, "fresh");
   fresh.mutable_training()->set_train_iters(1);
-  ASSERT_TRUE(Train(fresh).ok());
+  ASSERT_OK(Train(fresh));
   TrainConfig some = From("some", {kGpt2, kNoChange});
   some.mutable_training()->set_train_iters(9);
   some.mutable_checkpoint()->set_load_tensors("*.wte.*,transformer.h.?.attn.c_attn.weight");
@@ -239,8 +239,8 @@ TEST_P(ContentTest, AnyPartsLoadWithoutTheOthers) {
   ASSERT_OK_AND_ASSIGN(const auto all, Begin(Loading("all", kSeed)));
   ASSERT_EQ(all.progress.step, 8);
   const auto anew = Begin(Loading("", kSeed)), like_base = Begin(Loading("", base_seed));
-  ASSERT_TRUE(anew.ok()) << anew.status();
-  ASSERT_TRUE(like_base.ok()) << like_base.status();
+  ASSERT_OK(anew);
+  ASSERT_OK(like_base);
   ASSERT_NE(FirstStateDifference(anew->state, like_base->state), "");
   const std::vector<std::string> parts = {"model", "optimizer", "scheduler", "sampler", "rng"};
   for (int set = 1; set < 32; ++set) {

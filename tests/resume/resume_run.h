@@ -38,7 +38,7 @@ class ResumeTest : public ::testing::Test {
   static constexpr int64_t kTokens = 900;      // 28 samples of 32: 80 are almost three epochs
 
   void SetUp() override {
-    ASSERT_TRUE(testing::WriteTokens(root_ / "tokens.bin", kVocabulary, kTokens).ok());
+    ASSERT_OK(testing::WriteTokens(root_ / "tokens.bin", kVocabulary, kTokens));
   }
 
   TrainConfig Config(std::vector<std::string> fragments, const std::string& run) const {
@@ -66,7 +66,7 @@ class ResumeTest : public ::testing::Test {
     TrainConfig result;
     for (const std::string& text : fragments) {
       const absl::StatusOr<TrainConfig> part = ParseConfig(text, "resume_test");
-      EXPECT_TRUE(part.ok()) << part.status();
+      EXPECT_OK(part);
       if (part.ok()) result.MergeFrom(*part);
     }
     result.mutable_model()->set_vocab_size(kVocabulary);

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/file_calls.h"
+#include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/resume/resume_run.h"
@@ -52,9 +53,8 @@ TEST_P(EveryKindTest, GoesOnAsIfNothingHadHappened) {
     LeaveAt("full", step, run);
     TrainConfig resumed = Config(GetParam().config, run);
     resumed.mutable_checkpoint()->set_load(Checkpoints(run).string());
-    const absl::StatusOr<std::string> notes = Train(resumed);
-    ASSERT_TRUE(notes.ok()) << notes.status();
-    EXPECT_THAT(*notes, HasSubstr(absl::StrCat("(step ", step, ")")));
+    ASSERT_OK_AND_ASSIGN(const std::string notes, Train(resumed));
+    EXPECT_THAT(notes, HasSubstr(absl::StrCat("(step ", step, ")")));
     EXPECT_EQ(Losses(run), losses);
     EXPECT_EQ(Losses(run, "eval"), evaluations);
     for (int64_t saved = step + kInterval; saved <= kSteps; saved += kInterval) {
@@ -98,10 +98,9 @@ TEST_P(EveryTopologyTest, GoesOnAsIfNothingHadHappened) {
   LeaveAt("full", 4, "resumed");
   TrainConfig resumed = TopologyConfig(GetParam().config, "resumed");
   resumed.mutable_checkpoint()->set_load(Checkpoints("resumed").string());
-  const absl::StatusOr<std::string> notes = Train(resumed);
-  ASSERT_TRUE(notes.ok()) << notes.status();
-  EXPECT_THAT(*notes, HasSubstr("(step 4)"));
-  EXPECT_THAT(*notes, Not(HasSubstr("resharded")));
+  ASSERT_OK_AND_ASSIGN(const std::string notes, Train(resumed));
+  EXPECT_THAT(notes, HasSubstr("(step 4)"));
+  EXPECT_THAT(notes, Not(HasSubstr("resharded")));
   EXPECT_EQ(Losses("resumed").size(), 8u);
   EXPECT_EQ(Losses("resumed"), Losses("full"));
   EXPECT_EQ(Losses("resumed", "eval"), Losses("full", "eval"));
@@ -177,7 +176,7 @@ TEST_F(ResumeTest, RecordsAreDurableBeforeTheCheckpointThatFollowsFromThem) {
     config.mutable_training()->set_train_iters(12);
     config.mutable_checkpoint()->set_async_save(async);
     const LogSyncs syncs;
-    ASSERT_TRUE(Train(config).ok());
+    ASSERT_OK(Train(config));
     for (const int64_t step : {4, 8, 12}) {
       const fs::path checkpoint = StepDir(run, step);
       ASSERT_TRUE(fs::exists(checkpoint / "manifest.pb"));

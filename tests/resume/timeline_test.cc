@@ -15,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -93,10 +94,10 @@ class TimelineTest : public ResumeTest {
 };
 
 TEST_F(TimelineTest, ShowsWhatEachRankDoesInTheStepsThatAreWanted) {
-  ASSERT_TRUE(Train(Short("plain")).ok());
+  ASSERT_OK(Train(Short("plain")));
   EXPECT_THAT(Files("plain"), ::testing::IsEmpty());
   const absl::Status traced = Train(Short("traced", "trace_steps: \"3-6\"")).status();
-  ASSERT_TRUE(traced.ok()) << traced;
+  ASSERT_OK(traced);
   EXPECT_EQ(Losses("plain"), Losses("traced"));
   ASSERT_THAT(Files("traced"), ::testing::ElementsAre("trace-3-6.json"));
 
@@ -173,7 +174,7 @@ TEST_F(TimelineTest, ShowsWhatEachRankDoesInTheStepsThatAreWanted) {
 }
 
 TEST_F(TimelineTest, EachStepSaysWhereItsTimeWent) {
-  ASSERT_TRUE(Train(Short("run")).ok());
+  ASSERT_OK(Train(Short("run")));
   std::ifstream file(RunDir("run") / "metrics.jsonl");
   int steps = 0;
   double saving = 0;

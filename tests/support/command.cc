@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/files.h"
+#include "base/testing.h"
 #include "trainer/data/token_file.h"
 
 namespace tessera {
@@ -73,9 +74,9 @@ void WriteRandomTokens(const fs::path& path, int vocabulary, int count) {
   std::vector<int32_t> tokens(count);
   for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocabulary);
   auto writer = TokenFileWriter::Create(path.string(), TokenFormat::kGpt2);
-  ASSERT_TRUE(writer.ok()) << writer.status();
-  ASSERT_TRUE((*writer)->Append(tokens).ok());
-  ASSERT_TRUE((*writer)->Close().ok());
+  ASSERT_OK(writer);
+  ASSERT_OK((*writer)->Append(tokens));
+  ASSERT_OK((*writer)->Close());
 }
 
 Process::Process(const Words& command, const fs::path& scratch)

@@ -40,7 +40,7 @@ class ThirdArchitectureTest : public ::testing::Test {
   TrainedRun Train(const std::string& topology, int64_t steps, const std::string& load,
                    const std::string& save) {
     const std::string tokens = root_ + "/tokens.bin";
-    EXPECT_TRUE(testing::WriteTokens(tokens, 211, 3000).ok());
+    EXPECT_OK(testing::WriteTokens(tokens, 211, 3000));
     TrainConfig config = OrFail(testing::MakeConfig({.model = kModel,
                                                      .tokens = tokens,
                                                      .topology = topology,

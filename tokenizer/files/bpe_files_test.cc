@@ -94,9 +94,9 @@ void ExpectIds(const Tokenizer& tokenizer, const std::string& name) {
 
 TEST(BpeTokenizerTest, IdsAreThoseOfTheOriginals) {
   for (const auto& [name, tokenizer] : Fixtures()) ExpectIds(*tokenizer, name);
-  const auto gpt2 = ParseGpt2Files("gpt2", Slurp("gpt2/vocab.json"), Slurp("gpt2/merges.txt"));
-  ASSERT_TRUE(gpt2.ok()) << gpt2.status();
-  ExpectIds(**gpt2, "gpt2");
+  ASSERT_OK_AND_ASSIGN(const auto gpt2,
+                       ParseGpt2Files("gpt2", Slurp("gpt2/vocab.json"), Slurp("gpt2/merges.txt")));
+  ExpectIds(*gpt2, "gpt2");
 }
 
 TEST(BpeTokenizerTest, WrittenAsTokenizerJsonTheyHaveTheSameIds) {
@@ -155,21 +155,21 @@ TEST(BpeTokenizerTest, AMergeOfAnEmptyTokenIsRefused) {
 
 TEST(BpeTokenizerTest, ATokenThatNoMergesMakeIsStillWrittenWhole) {
   const std::string file = Slurp("small.tiktoken") + absl::Base64Escape("qzxj") + " 1200\n";
-  const auto vocabulary = ReadTiktoken("small", file, SmallEncoding(kLlama3Regex));
-  ASSERT_TRUE(vocabulary.ok()) << vocabulary.status();
-  const auto tokenizer = ParseTokenizerJson("written", WriteTokenizerJson(*vocabulary));
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  EXPECT_EQ(*(*tokenizer)->Encode("qzxj"), std::vector<int32_t>{1200});
-  EXPECT_GT((*tokenizer)->Encode("aqzxj")->size(), 2u);
+  ASSERT_OK_AND_ASSIGN(const auto vocabulary,
+                       ReadTiktoken("small", file, SmallEncoding(kLlama3Regex)));
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer,
+                       ParseTokenizerJson("written", WriteTokenizerJson(vocabulary)));
+  EXPECT_EQ(*tokenizer->Encode("qzxj"), std::vector<int32_t>{1200});
+  EXPECT_GT(tokenizer->Encode("aqzxj")->size(), 2u);
 }
 
 // What text begins with is in the vocabulary of a well-known tiktoken file only.
 TEST(BpeTokenizerTest, TheTemplateOfATokenizerJsonThatWasWritten) {
   auto vocabulary = *ReadTiktoken("small", Slurp("small.tiktoken"), SmallEncoding(kLlama3Regex));
   vocabulary.begin_of_text = vocabulary.end_of_text;
-  const auto tokenizer = ParseTokenizerJson("written", WriteTokenizerJson(vocabulary));
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  EXPECT_EQ((*tokenizer)->begin_of_text(), vocabulary.end_of_text);
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer,
+                       ParseTokenizerJson("written", WriteTokenizerJson(vocabulary)));
+  EXPECT_EQ(tokenizer->begin_of_text(), vocabulary.end_of_text);
 }
 
 // Added tokens are found before and after normalisation, as they ask for.
@@ -339,7 +339,7 @@ TEST(TokenizerJsonTest, UnknownSettingsAreNamed) {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << pointer << " " << status;
     EXPECT_EQ(status.message(), "FILE: " + part + ", which is not supported");
   };
-  ASSERT_TRUE(ParseTokenizerJson("FILE", whole.dump()).ok());
+  ASSERT_OK(ParseTokenizerJson("FILE", whole.dump()));
   expect("/version", "2.0", "version is \"2.0\"");
   expect("/future", true, "future is true");
   expect("/truncation", {{"max_length", 512}}, "truncation is an object");
@@ -425,7 +425,7 @@ TEST(TokenizerJsonTest, TheConfigurationNamesEndOfText) {
   json["added_tokens"][1]["content"] = "<|eot|>";
   EXPECT_FALSE(ParseTokenizerJson("FILE", json.dump()).ok());
   const auto config = ParseTokenizerConfig("CONFIG", R"({"eos_token": {"content": "<|eot|>"}})");
-  ASSERT_TRUE(config.ok()) << config.status();
+  ASSERT_OK(config);
   ASSERT_OK_AND_ASSIGN(const auto tokenizer, ParseTokenizerJson("FILE", json.dump(), *config));
   EXPECT_EQ(tokenizer->TokenText(tokenizer->end_of_text()), "<|eot|>");
   EXPECT_EQ(tokenizer->Files().size(), 2u);

@@ -203,7 +203,7 @@ Vocabulary RandomVocabulary(uint64_t stream) {
     for (size_t cut = 1; cut < tokens[i].size(); ++cut) {
       const std::string left = tokens[i].substr(0, cut), right = tokens[i].substr(cut);
       if (!vocabulary.ids.contains(left) || !vocabulary.ids.contains(right)) continue;
-      EXPECT_TRUE(AddMerge("FILE", vocabulary.ids, left, right, vocabulary.merges).ok());
+      EXPECT_OK(AddMerge("FILE", vocabulary.ids, left, right, vocabulary.merges));
     }
   }
   return vocabulary;
@@ -329,7 +329,7 @@ TEST(CharacterAlphabetTest, NormalizersAreFew) {
   EXPECT_EQ(status.message(),
             "FILE: normalizer.normalizers expected to be at most 8 steps, found a list");
   file["normalizer"]["normalizers"].erase(8);
-  EXPECT_TRUE(ParseTokenizerJson("FILE", file.dump()).ok());
+  EXPECT_OK(ParseTokenizerJson("FILE", file.dump()));
 }
 
 }  // namespace

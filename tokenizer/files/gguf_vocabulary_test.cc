@@ -66,12 +66,12 @@ TEST(GgufVocabularyTest, MergesAreInTheirOrder) {
 }
 
 TEST(GgufVocabularyTest, WhereTextBeginsIsSaid) {
-  const auto tokenizer = ParseTokenizerJson("", FileOf("llama3/tokenizer.json"));
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  const GgufVocabulary vocabulary = Described(**tokenizer, (*tokenizer)->vocab_size());
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer,
+                       ParseTokenizerJson("", FileOf("llama3/tokenizer.json")));
+  const GgufVocabulary vocabulary = Described(*tokenizer, tokenizer->vocab_size());
   EXPECT_EQ(vocabulary.pre, "llama-bpe");
   EXPECT_TRUE(vocabulary.begin_of_text.has_value());
-  EXPECT_EQ(vocabulary.begin_of_text, (*tokenizer)->begin_of_text());
+  EXPECT_EQ(vocabulary.begin_of_text, tokenizer->begin_of_text());
 }
 
 // A tokenizer of bytes, in which no merges make "abc".

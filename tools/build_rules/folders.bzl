@@ -11,10 +11,14 @@ _AT_ONCE = 6
 # What every folder may use without saying so.
 _EVERYWHERE = ["//base", "//third_party/absl"]
 
+# What every test may use besides.
+_IN_TESTS = ["//base:testing", "//third_party/googletest:gtest_main"]
+
+def _and(labels, deps):
+    return deps + [label for label in labels if label not in deps]
+
 def _with_base(deps):
-    if native.package_name() == "base":
-        return deps
-    return deps + [label for label in _EVERYWHERE if label not in deps]
+    return deps if native.package_name() == "base" else _and(_EVERYWHERE, deps)
 
 def cc_folder(name = None, files = [], exclude = [], apart = [], deps = [], **others):
     """A library of the sources and headers of a folder.
@@ -76,7 +80,7 @@ def cc_tests(deps, exclude = [], apart = [], special = {}, **others):
     Like the sources of a folder's library, they are compiled several at once.
 
     Args:
-      deps: of all of them, GoogleTest and its main(), base and Abseil apart.
+      deps: of all of them, GoogleTest and its main(), base, its testing and Abseil apart.
       exclude: sources that belong to other targets.
       apart: sources that are always compiled on their own.
       special: sources that are a program of their own, each of the name of its source: further
@@ -97,9 +101,7 @@ def cc_tests(deps, exclude = [], apart = [], special = {}, **others):
         cc_test(
             name = name,
             size = arguments.pop("size", "small"),
-            deps = _with_base(deps + arguments.pop("deps", [])) + [
-                "//third_party/googletest:gtest_main",
-            ],
+            deps = _and(_IN_TESTS, _with_base(deps + arguments.pop("deps", []))),
             **arguments
         )
 

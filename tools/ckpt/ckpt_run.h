@@ -60,10 +60,10 @@ class CkptTest : public testing::Test {
     for (const auto& [name, bytes] : extra_) {
       (*metadata.mutable_trainer()->mutable_extra())[name] = bytes;
     }
-    const auto opened = CheckpointFolder::Open(root_ + "/" + folder, {.create_root = true});
-    ASSERT_TRUE(opened.ok()) << opened.status();
-    const auto report = opened->Save(step, {{w, n, tied}}, {.metadata = ToMetadata(metadata)});
-    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_OK_AND_ASSIGN(const auto opened,
+                         CheckpointFolder::Open(root_ + "/" + folder, {.create_root = true}));
+    const auto report = opened.Save(step, {{w, n, tied}}, {.metadata = ToMetadata(metadata)});
+    ASSERT_OK(report);
   }
 
   int Run(const std::vector<std::string>& arguments, bool watched = false) {
@@ -128,7 +128,7 @@ class CkptTest : public testing::Test {
     ASSERT_OK_AND_ASSIGN(auto manifest, ReadManifest(*storage_, directory));
     for (LogicalTensor& tensor : *manifest.mutable_tensors()) edit(tensor);
     ASSERT_OK_AND_ASSIGN(const auto encoded, EncodeManifest(manifest));
-    ASSERT_TRUE(WriteAll(*storage_, directory + "/manifest.pb", encoded).ok());
+    ASSERT_OK(WriteAll(*storage_, directory + "/manifest.pb", encoded));
   }
 
   const TestFolder folder_;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/s3/testing/s3_server.h"
@@ -145,10 +146,9 @@ TEST_F(CkptSignTest, ASignatureIsNoPartOfTheCheckpoint) {
   ExpectRefused({"verify", In("b"), Public("mine")}, kExitDifferent, "is not signed");
   fs::copy(In("a"), In("copy"), fs::copy_options::recursive);
   EXPECT_EQ(Run({"verify", In("copy/step-00000005"), Public("mine")}), kExitOk) << err_;
-  const auto folder = CheckpointFolder::Open(In("a"));
-  ASSERT_TRUE(folder.ok()) << folder.status();
+  ASSERT_OK_AND_ASSIGN(const auto folder, CheckpointFolder::Open(In("a")));
   float w[12] = {};
-  ASSERT_TRUE(folder->At(5)->LoadTensor("w", Shard::Of(w, WholeBox({4, 3}))).ok());
+  ASSERT_OK(folder.At(5)->LoadTensor("w", Shard::Of(w, WholeBox({4, 3}))));
   EXPECT_EQ(w[11], 12);
 }
 
@@ -158,7 +158,7 @@ TEST_F(CkptSignTest, ItGoesWithItsCheckpoint) {
   for (const char* step : {"a/step-00000005", "a/step-00000006", "a/step-00000007"}) {
     ASSERT_EQ(Run({"sign", In(step), Private("mine")}), kExitOk) << err_;
   }
-  ASSERT_TRUE(CheckpointFolder::Open(In("a"))->Prune(1).ok());
+  ASSERT_OK(CheckpointFolder::Open(In("a"))->Prune(1));
   EXPECT_EQ(std::distance(fs::directory_iterator(In("a")), fs::directory_iterator()), 1);
   EXPECT_EQ(Run({"verify", In("a"), Public("mine")}), kExitOk) << err_;
 
@@ -178,9 +178,10 @@ TEST_F(CkptSignTest, ItGoesWithItsCheckpoint) {
     ExpectRefused({"sign", place, Private("mine"), endpoint}, kExitUsage, "--overwrite");
     EXPECT_EQ(Run({"verify", place, Public("mine"), endpoint}), kExitOk) << err_;
   }
-  const auto folder = CheckpointFolder::Open("s3://bucket/run", {.s3_endpoint = server.endpoint()});
-  ASSERT_TRUE(folder.ok()) << folder.status();
-  ASSERT_TRUE(folder->Prune(1).ok());
+  ASSERT_OK_AND_ASSIGN(
+      const auto folder,
+      CheckpointFolder::Open("s3://bucket/run", {.s3_endpoint = server.endpoint()}));
+  ASSERT_OK(folder.Prune(1));
   for (const std::string& key : server.keys()) {
     EXPECT_THAT(key, Not(HasSubstr("step-00000005"))) << "nothing is left, not even a tombstone";
   }

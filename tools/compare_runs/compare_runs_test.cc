@@ -41,17 +41,15 @@ class CompareRunsTest : public ::testing::Test {
   // Steps [first, last]; the loss of step 17 is larger by `change`.
   void WriteRun(const std::string& name, int64_t first, int64_t last, double change) const {
     fs::create_directories(root_ / name);
-    auto writer = MetricsWriter::Open((root_ / name / "metrics.jsonl").string(), std::nullopt);
-    ASSERT_TRUE(writer.ok()) << writer.status();
+    ASSERT_OK_AND_ASSIGN(
+        auto writer, MetricsWriter::Open((root_ / name / "metrics.jsonl").string(), std::nullopt));
     for (int64_t step = first; step <= last; ++step) {
-      ASSERT_TRUE((*writer)
-                      ->Write(StepMetrics{
-                          .step = step,
-                          .loss = 4.0 / static_cast<double>(step) + (step == 17 ? change : 0),
-                          .lr = 1e-3,
-                          .grad_norm = 0.5,
-                          .tokens_per_second = 1000})
-                      .ok());
+      ASSERT_OK(writer->Write(
+          StepMetrics{.step = step,
+                      .loss = 4.0 / static_cast<double>(step) + (step == 17 ? change : 0),
+                      .lr = 1e-3,
+                      .grad_norm = 0.5,
+                      .tokens_per_second = 1000}));
     }
   }
 
@@ -190,7 +188,7 @@ TEST_F(CompareRunsTest, LogsOfOtherTrainersAreComparedWithRuns) {
 }
 
 TEST_F(CompareRunsTest, ARunIsEqualToItsEventFile) {
-  ASSERT_TRUE(EventFile::Open(Path("a")).ok());
+  ASSERT_OK(EventFile::Open(Path("a")));
   const Result result = Compare(Path("a") + " " + Path("a/") + kEventFileName);
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   for (const char* quantity : {"loss", "grad_norm", "lr", "tokens_per_second"}) {

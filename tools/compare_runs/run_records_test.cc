@@ -44,17 +44,12 @@ class RunRecordsTest : public ::testing::Test {
 
 TEST_F(RunRecordsTest, ReadsWhatARunWrites) {
   const double infinity = std::numeric_limits<double>::infinity();
-  auto writer = MetricsWriter::Open((folder_ / "metrics.jsonl").string(), std::nullopt);
-  ASSERT_TRUE(writer.ok()) << writer.status();
-  ASSERT_TRUE((*writer)
-                  ->Write(StepMetrics{.step = 1,
-                                      .loss = 1.0 / 3,
-                                      .lr = 1e-3,
-                                      .grad_norm = 0.1,
-                                      .tokens_per_second = 1234.5})
-                  .ok());
-  ASSERT_TRUE((*writer)->Write(StepMetrics{.step = 2, .loss = infinity, .grad_norm = NAN}).ok());
-  ASSERT_TRUE((*writer)->Write(EvalMetrics{.step = 2, .loss = 2.0 / 3}).ok());
+  ASSERT_OK_AND_ASSIGN(auto writer,
+                       MetricsWriter::Open((folder_ / "metrics.jsonl").string(), std::nullopt));
+  ASSERT_OK(writer->Write(StepMetrics{
+      .step = 1, .loss = 1.0 / 3, .lr = 1e-3, .grad_norm = 0.1, .tokens_per_second = 1234.5}));
+  ASSERT_OK(writer->Write(StepMetrics{.step = 2, .loss = infinity, .grad_norm = NAN}));
+  ASSERT_OK(writer->Write(EvalMetrics{.step = 2, .loss = 2.0 / 3}));
 
   ASSERT_OK_AND_ASSIGN(const auto run, ReadRunRecords(folder_.string()));
   ASSERT_EQ(run.steps.size(), 2);
@@ -250,18 +245,18 @@ tensorboard::Event ScalarEvent(int64_t step, const std::string& tag, float numbe
 }
 
 TEST_F(RunRecordsTest, ReadsEventFilesOfPyTorch) {
-  const auto run = ReadRunRecords("tools/compare_runs/testdata/summary_writer");
-  ASSERT_TRUE(run.ok()) << run.status();
-  EXPECT_THAT(run->notes, IsEmpty());
-  EXPECT_EQ(run->steps.size(), 8);
-  for (const auto& [step, record] : run->steps) {
+  ASSERT_OK_AND_ASSIGN(const auto run,
+                       ReadRunRecords("tools/compare_runs/testdata/summary_writer"));
+  EXPECT_THAT(run.notes, IsEmpty());
+  EXPECT_EQ(run.steps.size(), 8);
+  for (const auto& [step, record] : run.steps) {
     const double expected = 4.0 / static_cast<double>(step) + (step < 5 ? 0.5 : 0);
     EXPECT_NEAR(record.loss, expected, 1e-6) << step;
     EXPECT_NEAR(record.grad_norm, 1.0 / static_cast<double>(step), 1e-6);
     EXPECT_NEAR(record.lr, 1e-3, 1e-9);
     EXPECT_EQ(record.tokens_per_second, 1000);
   }
-  EXPECT_EQ(run->evaluation_losses, (std::map<int64_t, double>{{4, 1.25}, {8, 0.625}}));
+  EXPECT_EQ(run.evaluation_losses, (std::map<int64_t, double>{{4, 1.25}, {8, 0.625}}));
   // A restart makes void what comes after it, the evaluation of step 4 not among it.
   EXPECT_EQ(ReadRunRecords("tools/compare_runs/testdata/summary_writer/"
                            "events.out.tfevents.1.host")
@@ -279,7 +274,7 @@ TEST_F(RunRecordsTest, FindsTheScalarsOfAnEventFile) {
   for (const char* tag : {"train/loss", "lm loss", "lm-loss-training/lm loss", "Loss/train", "loss",
                           "loss_metrics/global_avg_loss", "training/LM_loss"}) {
     const auto run = read({tag, "lm loss vs samples", "loss-scale", "val/ppl", "z_loss"});
-    ASSERT_TRUE(run.ok()) << tag << run.status();
+    ASSERT_OK(run) << tag;
     EXPECT_EQ(run->steps.at(1).loss, 2) << tag;
     EXPECT_TRUE(run->evaluation_losses.empty()) << tag;
   }

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
 #include "gmock/gmock.h"
@@ -25,11 +26,10 @@ int Processors() {
 }
 
 TEST(HostShareTest, OneProcessHasAllProcessors) {
-  const absl::StatusOr<HostShare> share = HostShare::Find(nullptr);
-  ASSERT_TRUE(share.ok());
-  EXPECT_EQ(share->ranks(), 1);
-  EXPECT_EQ(share->threads(), Processors());
-  EXPECT_EQ(*share->Sum(7), 7);
+  ASSERT_OK_AND_ASSIGN(const HostShare share, HostShare::Find(nullptr));
+  EXPECT_EQ(share.ranks(), 1);
+  EXPECT_EQ(share.threads(), Processors());
+  EXPECT_EQ(*share.Sum(7), 7);
 }
 
 TEST(HostShareTest, RanksOfAMachineShareIt) {
@@ -43,7 +43,7 @@ TEST(HostShareTest, RanksOfAMachineShareIt) {
       EXPECT_EQ(sum, size * (size + 1) / 2);
       return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
   }
 }
 
@@ -57,7 +57,7 @@ TEST(HostShareTest, RanksWithTheSameDescriptionAreCounted) {
     EXPECT_EQ(place.count, odd ? 2 : 3);
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
   EXPECT_EQ(HostShare::Find(nullptr)->Among("alone")->count, 1);
 }
 
@@ -72,10 +72,9 @@ Trainer::Memory MemoryOf(int rank) {
 }
 
 TEST(SpareMemoryTest, OneProcessHasAllThatItLeaves) {
-  const absl::StatusOr<HostShare> alone = HostShare::Find(nullptr);
-  ASSERT_TRUE(alone.ok()) << alone.status();
-  EXPECT_EQ(*SpareMemory(MemoryOf(0), 100 * kMebibyte, *alone), 90 * kMebibyte);
-  EXPECT_EQ(*SpareMemory(MemoryOf(0), 10 * kMebibyte, *alone), 0);
+  ASSERT_OK_AND_ASSIGN(const HostShare alone, HostShare::Find(nullptr));
+  EXPECT_EQ(*SpareMemory(MemoryOf(0), 100 * kMebibyte, alone), 90 * kMebibyte);
+  EXPECT_EQ(*SpareMemory(MemoryOf(0), 10 * kMebibyte, alone), 0);
 }
 
 // The memory left after every rank has touched all of its own is shared by all of them.
@@ -94,7 +93,7 @@ TEST(SpareMemoryTest, RanksOfAMachineShareWhatAllOfThemLeave) {
                   HasSubstr(" of memory for the " + std::to_string(size) + " processes here"));
       return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
   }
 }
 
@@ -112,7 +111,7 @@ TEST(SpareBesideStagingTest, RanksOfAMachineShareWhatTheirCopiesLeave) {
               "processes here, of which 5.00 MiB are available");
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 #include "glog/logging.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -61,7 +62,7 @@ TEST(DetectLaunchTest, TheLauncherKnowsTheTerminal) {
 
 TEST(CheckWorldSizeTest, SaysWhatMpirunNeeds) {
   const Topology topology{.tensor = 2, .data = 4, .pipeline = 2};
-  EXPECT_TRUE(CheckWorldSize(topology, 16).ok());
+  EXPECT_OK(CheckWorldSize(topology, 16));
   const absl::Status status = CheckWorldSize(topology, 1);
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_EQ(status.message(),
@@ -84,9 +85,9 @@ TEST(RankOutputTest, NotesAndLogMessagesGoToTheRanksFile) {
   const fs::path folder = fs::path(::testing::TempDir()) / "rank_output" / "run";
   fs::remove_all(folder);
   for (const char* note : {"first run", "second run"}) {
-    const absl::StatusOr<std::unique_ptr<RankOutput>> output = RankOutput::Open(folder.string(), 3);
-    ASSERT_TRUE(output.ok()) << output.status();
-    std::fprintf((*output)->file(), "%s\n", note);
+    ASSERT_OK_AND_ASSIGN(const std::unique_ptr<RankOutput> output,
+                         RankOutput::Open(folder.string(), 3));
+    std::fprintf(output->file(), "%s\n", note);
     LOG(INFO) << "logged in the " << note;
   }
   const std::string text = ReadFile(folder / "rank-00003.log");
@@ -97,9 +98,8 @@ TEST(RankOutputTest, NotesAndLogMessagesGoToTheRanksFile) {
 }
 
 TEST(RankOutputTest, WithoutAFolderNobodyHears) {
-  const absl::StatusOr<std::unique_ptr<RankOutput>> output = RankOutput::Open("", 1);
-  ASSERT_TRUE(output.ok()) << output.status();
-  EXPECT_GT(std::fprintf((*output)->file(), "unheard\n"), 0);
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<RankOutput> output, RankOutput::Open("", 1));
+  EXPECT_GT(std::fprintf(output->file(), "unheard\n"), 0);
 }
 
 TEST(RankOutputTest, AFolderThatCannotBeIsNamed) {

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
 #include "compute/parallel/mesh.h"
@@ -21,9 +22,9 @@ namespace {
 
 TEST(AgreeOnStepTest, OneProcessAgreesWithItself) {
   const auto mesh = Mesh::Create(Topology{}, nullptr);
-  ASSERT_TRUE(mesh.ok()) << mesh.status();
+  ASSERT_OK(mesh);
   const absl::StatusOr<StepAgreement> agreement = AgreeOnStep(**mesh, {.counts = {1, 2}}, 0);
-  ASSERT_TRUE(agreement.ok());
+  ASSERT_OK(agreement);
   EXPECT_EQ(agreement->facts.counts[1], 2);
   EXPECT_TRUE(agreement->wire.empty());
   EXPECT_LT(agreement->pipeline_wait_share, 0);
@@ -43,7 +44,7 @@ TEST(AgreeOnStepTest, TheTimeIsTheMeanOverRanks) {
     EXPECT_DOUBLE_EQ(agreed.time.saving, 0);
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 TEST(AgreeOnStepTest, FactsAndMemoryAreAddedUp) {
@@ -64,7 +65,7 @@ TEST(AgreeOnStepTest, FactsAndMemoryAreAddedUp) {
     EXPECT_DOUBLE_EQ(agreed.pipeline_wait_share, 0.75);
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 TEST(AgreeOnStepTest, BytesOfAllRanksByAxisAndOperation) {
@@ -96,7 +97,7 @@ TEST(AgreeOnStepTest, BytesOfAllRanksByAxisAndOperation) {
     if (!agreed.wire.empty()) EXPECT_EQ(agreed.wire[0].axis, "world");
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 // The result of the check on each of three ranks.
@@ -109,7 +110,7 @@ std::vector<std::string> Check(const std::vector<TrainConfig>& configs) {
         std::string(CheckSameSettings(configs[comm.rank()], {.ranks = *ranks}).message());
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
   return found;
 }
 
@@ -153,7 +154,7 @@ TEST(SameRunTest, OtherFilesAreNoticed) {
     EXPECT_EQ(message({.sampled = 7 + rank, .complete = 8 * rank}), other);
     return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_OK(status);
 }
 
 // Rank 0's message, of four ranks, about ranks with other numerics.
@@ -186,7 +187,7 @@ TEST(SameRunTest, RanksThatComputeOtherwiseAreNamed) {
   caches.products_hash = 4;
   for (const bool exact : {false, true}) {
     const auto [status, notes] = CheckNumerics({base, base, base}, exact);
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
     EXPECT_TRUE(notes.empty());
   }
   const std::string differences =
@@ -198,7 +199,7 @@ TEST(SameRunTest, RanksThatComputeOtherwiseAreNamed) {
   EXPECT_NE(std::string(refused.message()).find(differences), std::string::npos) << refused;
   EXPECT_TRUE(no_notes.empty());
   const auto [accepted, notes] = CheckNumerics(mixed, /*exact=*/false);
-  EXPECT_TRUE(accepted.ok()) << accepted;
+  EXPECT_OK(accepted);
   EXPECT_EQ(notes, std::vector<std::string>{"not all ranks compute the same bits: " + differences});
 }
 

@@ -73,7 +73,7 @@ TEST(ParseCommandLineTest, ConfigWantsOneFile) {
 TEST(ParseCommandLineTest, Help) {
   for (const std::string flag : {"--help", "-h"}) {
     const absl::StatusOr<CommandLine> line = Parse({"--lr=abc", flag});
-    ASSERT_TRUE(line.ok()) << "help is given even where other flags are wrong";
+    ASSERT_OK(line) << "help is given even where other flags are wrong";
     for (const char* text : {"--config FILE", "model:\n", "output:\n", "--num-layers N"}) {
       EXPECT_NE(line->help.find(text), std::string::npos) << text;
     }
@@ -143,9 +143,9 @@ TEST(ConfigTextTest, ReadsBackToTheSameConfig) {
 
 TEST(WriteConfigTest, MakesTheFolderAndReplacesTheFile) {
   const std::string run_dir = testing::TempDir() + "/runs/a/b";
-  ASSERT_TRUE(WriteConfig(Resolved({"--seed=1"}), run_dir).ok());
+  ASSERT_OK(WriteConfig(Resolved({"--seed=1"}), run_dir));
   const TrainConfig config = Resolved({"--seed=2"});
-  ASSERT_TRUE(WriteConfig(config, run_dir).ok());
+  ASSERT_OK(WriteConfig(config, run_dir));
   ASSERT_OK_AND_ASSIGN(const TrainConfig back, LoadConfig(run_dir + "/config.textproto"));
   EXPECT_TRUE(MessageDifferencer::Equals(config, back));
 }
@@ -404,7 +404,7 @@ TEST(ResolveConfigTest, WhatAFlagSwitchesOffTakesItsDependentsAlong) {
   }
   // The run is resumed as usual.
   EXPECT_EQ(no_saves.checkpoint().save(), "r/checkpoints");
-  EXPECT_TRUE(ResolveFile(kSaves, {"--run-dir=", "--trace-steps="}).ok());
+  EXPECT_OK(ResolveFile(kSaves, {"--run-dir=", "--trace-steps="}));
   ASSERT_OK_AND_ASSIGN(
       const TrainConfig fast,
       ResolveFile("parallel { numerics: EXACT exact_tp_shards: 2 }", {"--numerics=fast"}));
@@ -416,7 +416,7 @@ TEST(ResolveConfigTest, WhatAFlagSwitchesOffTakesItsDependentsAlong) {
   EXPECT_EQ(no_text.sampling().prompt(), "");
   EXPECT_EQ(no_text.training().eval_interval(), 0);
   // In one place, enable_save_ckpt does so, too.
-  EXPECT_TRUE(ResolveFile("checkpoint { enable_save_ckpt: false async_save: true }", {}).ok());
+  EXPECT_OK(ResolveFile("checkpoint { enable_save_ckpt: false async_save: true }", {}));
 }
 
 TEST(ResolveConfigTest, ContradictionsAreToldAtOnceWithTheirOrigins) {
@@ -565,19 +565,19 @@ TEST(ResolveConfigTest, LoadCkptFolderBecomesLoad) {
                     "test"));
     return ResolveConfig(config);
   };
-  const auto resolved = resolve("load_ckpt_folder { path: \"a\" content: [\"model\", \"rng\"] }");
-  ASSERT_TRUE(resolved.ok()) << resolved.status();
-  EXPECT_EQ(resolved->checkpoint().load(), "a");
-  EXPECT_EQ(resolved->checkpoint().load_content(), "model,rng");
-  EXPECT_FALSE(resolved->checkpoint().has_load_ckpt_folder());
-  ASSERT_OK_AND_ASSIGN(const auto again, ResolveConfig(*resolved));
-  EXPECT_EQ(again.SerializeAsString(), resolved->SerializeAsString());
+  ASSERT_OK_AND_ASSIGN(const auto resolved,
+                       resolve("load_ckpt_folder { path: \"a\" content: [\"model\", \"rng\"] }"));
+  EXPECT_EQ(resolved.checkpoint().load(), "a");
+  EXPECT_EQ(resolved.checkpoint().load_content(), "model,rng");
+  EXPECT_FALSE(resolved.checkpoint().has_load_ckpt_folder());
+  ASSERT_OK_AND_ASSIGN(const auto again, ResolveConfig(resolved));
+  EXPECT_EQ(again.SerializeAsString(), resolved.SerializeAsString());
 
-  const auto llmc = resolve("load_ckpt_folder { path: \"w.bin\" ckpt_type: \"llmc\" }");
-  ASSERT_TRUE(llmc.ok()) << llmc.status();
-  EXPECT_EQ(llmc->checkpoint().llmc_filepath(), "w.bin");
-  EXPECT_EQ(llmc->checkpoint().load(), "");
-  EXPECT_TRUE(ResolveConfig(*llmc).ok());
+  ASSERT_OK_AND_ASSIGN(const auto llmc,
+                       resolve("load_ckpt_folder { path: \"w.bin\" ckpt_type: \"llmc\" }"));
+  EXPECT_EQ(llmc.checkpoint().llmc_filepath(), "w.bin");
+  EXPECT_EQ(llmc.checkpoint().load(), "");
+  EXPECT_OK(ResolveConfig(llmc));
 
   ASSERT_OK_AND_ASSIGN(const auto info,
                        resolve("load_ckpt_info { path: \"a\" content: [\"sampler\", \"scheduler\"] "
@@ -630,7 +630,7 @@ TEST(ConfigTest, WhatIsNotSetOfAModelIsTheSavedOnes) {
   constexpr char kWithoutBiases[] = "size: \"gpt2-tiny\" use_biases: false";
   ASSERT_OK_AND_ASSIGN(const auto without, ResolveOver(kWithoutBiases, "", &calls));
   EXPECT_TRUE(without.model().has_use_biases() && !without.model().use_biases());
-  EXPECT_TRUE(ResolveOver(kWithoutBiases, "model { use_biases: false }", &calls).ok());
+  EXPECT_OK(ResolveOver(kWithoutBiases, "model { use_biases: false }", &calls));
   ASSERT_OK_AND_ASSIGN(const auto with, ResolveOver(kSaved, "model { use_biases: true }", &calls));
   EXPECT_FALSE(with.model().has_use_biases());
   EXPECT_EQ(ResolveOver(kWithoutBiases, "model { use_biases: true }", &calls).status().message(),
@@ -638,12 +638,11 @@ TEST(ConfigTest, WhatIsNotSetOfAModelIsTheSavedOnes) {
   EXPECT_EQ(ResolveOver(kSaved, "model { use_biases: false }", &calls).status().message(),
             "use_biases=false, but the model in d has use_biases=true");
   // Weights that are not there may be trained anew.
-  EXPECT_TRUE(
-      ResolveOver(kSaved, "model { vocab_size: 62 } checkpoint { allow_missing: true }", &calls)
-          .ok());
+  EXPECT_OK(
+      ResolveOver(kSaved, "model { vocab_size: 62 } checkpoint { allow_missing: true }", &calls));
   // A model that is described is not looked up.
   calls = 0;
-  EXPECT_TRUE(ResolveOver(kSaved, "model { size: \"llama3-tiny\" }", &calls).ok());
+  EXPECT_OK(ResolveOver(kSaved, "model { size: \"llama3-tiny\" }", &calls));
   EXPECT_EQ(calls, 0);
 }
 

@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/testing.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
 #include "trainer/config/config.pb.h"
@@ -84,7 +85,7 @@ TEST(ApplyFlagsTest, FlagsGoOverWhatIsThere) {
   config.mutable_training()->set_train_iters(5);
   config.mutable_training()->set_bf16(true);
   config.mutable_optimizer()->set_lr(1);
-  ASSERT_TRUE(Apply({"--train-iters=6", "--bf16=false"}, &config).ok());
+  ASSERT_OK(Apply({"--train-iters=6", "--bf16=false"}, &config));
   EXPECT_EQ(config.training().train_iters(), 6);
   EXPECT_FALSE(config.training().bf16());
   EXPECT_EQ(config.optimizer().lr(), 1);
@@ -149,7 +150,7 @@ TEST(SchemaTest, NamesAreUniqueAndEveryFlagIsExplained) {
     }
   }
   std::string help;
-  ASSERT_TRUE(FlagHelp(TrainConfig::default_instance(), "", &help).ok());
+  ASSERT_OK(FlagHelp(TrainConfig::default_instance(), "", &help));
   for (const absl::string_view line : absl::StrSplit(help, '\n')) {
     EXPECT_LE(line.size(), 100u) << line;
     if (absl::StartsWith(line, "  --")) {
@@ -160,7 +161,7 @@ TEST(SchemaTest, NamesAreUniqueAndEveryFlagIsExplained) {
 
 TEST(FlagHelpTest, OneGroup) {
   std::string help;
-  ASSERT_TRUE(FlagHelp(TrainConfig::default_instance(), "output", &help).ok());
+  ASSERT_OK(FlagHelp(TrainConfig::default_instance(), "output", &help));
   EXPECT_EQ(help.substr(0, 8), "output:\n");
   EXPECT_NE(help.find("  --log-interval N"), std::string::npos) << help;
   EXPECT_NE(help.find("steps between progress lines; metrics.jsonl has every step [1]\n"),

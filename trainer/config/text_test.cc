@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/testing.h"
 #include "trainer/config/config.h"
 #include "trainer/config/flags.h"
 
@@ -13,15 +14,15 @@ namespace tessera {
 namespace {
 
 TEST(ParseConfigTest, Groups) {
-  const absl::StatusOr<TrainConfig> config = ParseConfig(
-      "# a comment\nmodel { size: \"gpt2-tiny\" num_layers: 3 }\n"
-      "optimizer { lr: 1e-3 lr_decay_style: WSD }\ntraining { bf16: true }\n",
-      "x.textproto");
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->model().num_layers(), 3);
-  EXPECT_EQ(config->optimizer().lr(), 1e-3);
-  EXPECT_EQ(config->optimizer().lr_decay_style(), LrDecayStyle::WSD);
-  EXPECT_TRUE(config->training().bf16());
+  ASSERT_OK_AND_ASSIGN(
+      const TrainConfig config,
+      ParseConfig("# a comment\nmodel { size: \"gpt2-tiny\" num_layers: 3 }\n"
+                  "optimizer { lr: 1e-3 lr_decay_style: WSD }\ntraining { bf16: true }\n",
+                  "x.textproto"));
+  EXPECT_EQ(config.model().num_layers(), 3);
+  EXPECT_EQ(config.optimizer().lr(), 1e-3);
+  EXPECT_EQ(config.optimizer().lr_decay_style(), LrDecayStyle::WSD);
+  EXPECT_TRUE(config.training().bf16());
 }
 
 TEST(ParseConfigTest, ErrorsHaveFileLineAndColumn) {
@@ -48,9 +49,8 @@ TEST(LoadConfigTest, AMissingFileIsNamed) {
 TEST(LoadConfigTest, AnEmptyFileSaysNothing) {
   const std::string path = testing::TempDir() + "/empty.textproto";
   std::ofstream(path) << "";
-  const absl::StatusOr<TrainConfig> config = LoadConfig(path);
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->ByteSizeLong(), 0u);
+  ASSERT_OK_AND_ASSIGN(const TrainConfig config, LoadConfig(path));
+  EXPECT_EQ(config.ByteSizeLong(), 0u);
 }
 
 TEST(LoadConfigTest, AFileWithoutEndIsNoConfig) {
@@ -81,7 +81,7 @@ TEST(ParseConfigTest, InternEvosNamesAreOthersOfTheSameSettings) {
       }
       training { train_iters: 0 })",
                                   "run.textproto");
-  ASSERT_TRUE(config.ok()) << config.status();
+  ASSERT_OK(config);
   const auto expected = ParseConfig(R"(
       checkpoint {
         enable_save_ckpt: true
@@ -98,12 +98,12 @@ TEST(ParseConfigTest, InternEvosNamesAreOthersOfTheSameSettings) {
       }
       training { train_iters: 0 })",
                                     "run.textproto");
-  ASSERT_TRUE(expected.ok()) << expected.status();
+  ASSERT_OK(expected);
   EXPECT_EQ(config->SerializeAsString(), expected->SerializeAsString());
   // Flags go over the file, under either name.
   TrainConfig changed = *config;
   const std::vector<std::string> flags = {"--checkpoint-every=7", "--load-ckpt-folder=other"};
-  ASSERT_TRUE(ApplyFlags(flags, &changed).ok());
+  ASSERT_OK(ApplyFlags(flags, &changed));
   EXPECT_EQ(changed.checkpoint().save_interval(), 7);
   EXPECT_EQ(changed.checkpoint().load(), "other");
 }

@@ -1,5 +1,6 @@
 #include <string>
 
+#include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "trainer/config/topology.h"
@@ -44,14 +45,14 @@ TEST(ValidateTopologyTest, WhatCannotBeSplitIsNamed) {
 TEST(ValidateTopologyTest, RowsAreSplitNotSequences) {
   const Topology split{.tensor = 2, .sequence_parallel = true};
   const BatchSizes even{.micro_batch = 2, .global_batch = 4, .sequence_length = 33};
-  EXPECT_TRUE(ValidateTopology(split, Model(), even).ok());
+  EXPECT_OK(ValidateTopology(split, Model(), even));
   const BatchSizes odd{.micro_batch = 1, .global_batch = 4, .sequence_length = 33};
   EXPECT_EQ(
       ValidateTopology(split, Model(), odd).message(),
       "micro_batch_size * seq_length = 33 is not a multiple of tensor_model_parallel_size = 2");
   EXPECT_EQ(ValidateTopology({}, Model(), odd, 2).message(),
             "micro_batch_size * seq_length = 33 is not a multiple of exact_tp_shards = 2");
-  EXPECT_TRUE(ValidateTopology({}, Model(), odd, 1).ok());
+  EXPECT_OK(ValidateTopology({}, Model(), odd, 1));
 }
 
 TEST(ValidateTopologyTest, WithoutSequenceParallelismFastNumericsSplitNoRows) {
@@ -59,7 +60,7 @@ TEST(ValidateTopologyTest, WithoutSequenceParallelismFastNumericsSplitNoRows) {
   model.set_num_attention_heads(6);
   model.set_num_query_groups(3);
   const BatchSizes batch{.micro_batch = 1, .global_batch = 4, .sequence_length = 40};
-  EXPECT_TRUE(ValidateTopology({.tensor = 3}, model, batch).ok());
+  EXPECT_OK(ValidateTopology({.tensor = 3}, model, batch));
   EXPECT_EQ(
       ValidateTopology({.tensor = 3, .sequence_parallel = true}, model, batch).message(),
       "micro_batch_size * seq_length = 40 is not a multiple of tensor_model_parallel_size = 3");

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "base/testing.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "google/protobuf/util/message_differencer.h"
@@ -61,43 +62,42 @@ absl::StatusOr<TrainConfig> Resolved(const std::string& name) {
 TEST(ConfigsTest, EachResolvesToTheModelOfItsName) {
   for (const auto& [name, description] : Expected()) {
     const absl::StatusOr<TrainConfig> config = Resolved(name);
-    ASSERT_TRUE(config.ok()) << name << ": " << config.status();
+    ASSERT_OK(config) << name;
     EXPECT_EQ(ParameterCount(config->model()), description.weights) << name;
     EXPECT_EQ(ToString(ConfigTopology(*config)), description.topology) << name;
   }
 }
 
 TEST(ConfigsTest, TopologiesAreTheirNamesAndAllElseIsTheSame) {
-  absl::StatusOr<TrainConfig> single = Resolved("single.textproto");
-  ASSERT_TRUE(single.ok()) << single.status();
+  ASSERT_OK_AND_ASSIGN(TrainConfig single, Resolved("single.textproto"));
   for (const std::string name : kTopologies) {
     absl::StatusOr<TrainConfig> config = Resolved(name + ".textproto");
-    ASSERT_TRUE(config.ok()) << name << ": " << config.status();
+    ASSERT_OK(config) << name;
     EXPECT_EQ(ToString(ConfigTopology(*config)), name);
     EXPECT_EQ(config->output().run_dir(), "runs/" + name);
     EXPECT_EQ(config->checkpoint().save(), "runs/" + name + "/checkpoints");
-    config->mutable_output()->set_run_dir(single->output().run_dir());
-    config->mutable_checkpoint()->set_save(single->checkpoint().save());
-    *config->mutable_parallel() = single->parallel();
-    EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(*config, *single)) << name;
+    config->mutable_output()->set_run_dir(single.output().run_dir());
+    config->mutable_checkpoint()->set_save(single.checkpoint().save());
+    *config->mutable_parallel() = single.parallel();
+    EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(*config, single)) << name;
   }
 }
 
 TEST(ConfigsTest, EveryTopologyCanBeExact) {
   for (const std::string name : kTopologies) {
     absl::StatusOr<TrainConfig> config = Resolved(name + ".textproto");
-    ASSERT_TRUE(config.ok()) << name << ": " << config.status();
+    ASSERT_OK(config) << name;
     config->mutable_parallel()->set_numerics(Numerics::EXACT);
     config->mutable_parallel()->set_exact_tp_shards(2);
     const absl::Status exact = ResolveConfig(*config).status();
-    EXPECT_TRUE(exact.ok()) << name << ": " << exact;
+    EXPECT_OK(exact) << name;
   }
 }
 
 TEST(ConfigsTest, ThoseNamedAfterGpusUseThem) {
   for (const auto& [name, description] : Expected()) {
     const absl::StatusOr<TrainConfig> config = Resolved(name);
-    ASSERT_TRUE(config.ok()) << name << ": " << config.status();
+    ASSERT_OK(config) << name;
     const bool on_gpus = name.find("gpu.") != std::string::npos;
     EXPECT_EQ(config->training().device() == ComputeDevice::CUDA, on_gpus) << name;
     EXPECT_TRUE(!on_gpus || config->training().bf16()) << name;
@@ -126,14 +126,14 @@ TEST(ConfigsTest, OnAGpuTheRunIsTheSame) {
 // Activations grow no faster than the tokens: one sequence of 32768 fits a GPU of 80 GB, beside
 // 22 GB of weights, gradients and optimizer state; longer ones do if activations are recomputed.
 TEST(ConfigsTest, LongContextsOfLlama3FitOneGpu) {
-  const absl::StatusOr<TrainConfig> config = Resolved("llama3_1b_gpu.textproto");
-  ASSERT_TRUE(config.ok()) << config.status();
+  ASSERT_OK_AND_ASSIGN(const TrainConfig config, Resolved("llama3_1b_gpu.textproto"));
   const std::unique_ptr<Backend> backend = MakeCpuBackend(1);
-  const absl::StatusOr<std::unique_ptr<Model>> model = MakeModel(
-      config->model(), {.compute_dtype = DType::kBF16, .with_gradients = false}, *backend);
-  ASSERT_TRUE(model.ok()) << model.status();
+  ASSERT_OK_AND_ASSIGN(
+      const std::unique_ptr<Model> model,
+      MakeModel(config.model(), {.compute_dtype = DType::kBF16, .with_gradients = false},
+                *backend));
   const auto bytes = [&](int64_t tokens, ActivationUse use) {
-    return (*model)->NewActivations(1, tokens, use)->bytes();
+    return model->NewActivations(1, tokens, use)->bytes();
   };
   for (const ActivationUse use : {ActivationUse::kTraining, ActivationUse::kTrainingRecompute}) {
     EXPECT_LE(bytes(32768, use), 4 * bytes(8192, use));

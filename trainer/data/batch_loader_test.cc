@@ -24,12 +24,12 @@ void WriteShards(const TestFolder& folder, const std::vector<int64_t>& sizes,
                  TokenFormat format = TokenFormat::kGpt2) {
   int32_t next = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    auto writer = TokenFileWriter::Create(folder.File("s" + std::to_string(i) + ".bin"), format);
-    ASSERT_TRUE(writer.ok());
+    ASSERT_OK_AND_ASSIGN(auto writer, TokenFileWriter::Create(
+                                          folder.File("s" + std::to_string(i) + ".bin"), format));
     std::vector<int32_t> tokens(sizes[i]);
     for (int32_t& token : tokens) token = next++;
-    ASSERT_TRUE((*writer)->Append(tokens).ok());
-    ASSERT_TRUE((*writer)->Close().ok());
+    ASSERT_OK(writer->Append(tokens));
+    ASSERT_OK(writer->Close());
   }
 }
 
@@ -49,7 +49,7 @@ TEST(TokenDatasetTest, CutsSamplesAsDocumented) {
   const std::vector<int32_t> starts = {0, 4, 9, 21};
   for (int64_t sample = 0; sample < 4; ++sample) {
     std::vector<int32_t> ids(4), targets(4);
-    ASSERT_TRUE(dataset->ReadSample(sample, ids, targets).ok());
+    ASSERT_OK(dataset->ReadSample(sample, ids, targets));
     for (int i = 0; i < 4; ++i) {
       EXPECT_EQ(ids[i], starts[sample] + i);
       EXPECT_EQ(targets[i], starts[sample] + i + 1);
@@ -68,7 +68,7 @@ TEST(TokenDatasetTest, SampleLengthOne) {
   const auto dataset = OpenAll(folder, 1);
   ASSERT_EQ(dataset->num_samples(), 2);
   std::vector<int32_t> id(1), target(1);
-  ASSERT_TRUE(dataset->ReadSample(1, id, target).ok());
+  ASSERT_OK(dataset->ReadSample(1, id, target));
   EXPECT_EQ(id[0], 1);
   EXPECT_EQ(target[0], 2);
 }
@@ -85,7 +85,7 @@ TEST(TokenDatasetTest, OpenErrors) {
   EXPECT_TRUE(absl::IsInvalidArgument(open("s*.bin", 4, 65537)));
   EXPECT_TRUE(absl::IsInvalidArgument(open("s*.bin", 4, 0)));
   auto other = TokenFileWriter::Create(folder.File("s7.bin"), TokenFormat::kLlama3);
-  ASSERT_TRUE((*other)->Close().ok());
+  ASSERT_OK((*other)->Close());
   const absl::Status mixed = open("s*.bin", 4, kVocab);
   EXPECT_TRUE(absl::IsInvalidArgument(mixed));
   EXPECT_NE(MessageOf(mixed).find("s7.bin is llama3"), std::string::npos) << mixed;
@@ -123,7 +123,7 @@ TEST(BatchLoaderTest, EveryTopologyReadsTheSameSequenceEachSampleOncePerEpoch) {
     const BatchLoader loader(dataset.get(), 42);
     const int64_t total = 3 * n;
     std::vector<int32_t> expected(total * kLength), ignored(total * kLength);
-    ASSERT_TRUE(loader.FillBatch(0, 0, total, expected, ignored).ok());
+    ASSERT_OK(loader.FillBatch(0, 0, total, expected, ignored));
     for (int64_t epoch = 0; epoch < 3; ++epoch) {
       std::map<int32_t, int> seen;
       for (int64_t i = 0; i < n; ++i) ++seen[expected[(epoch * n + i) * kLength]];
@@ -136,7 +136,7 @@ TEST(BatchLoaderTest, EveryTopologyReadsTheSameSequenceEachSampleOncePerEpoch) {
           for (int64_t consumed = 0; consumed + global <= total; consumed += global) {
             for (int64_t piece = 0; piece < dp * accumulation; ++piece) {
               std::vector<int32_t> ids(micro * kLength), targets(micro * kLength);
-              ASSERT_TRUE(loader.FillBatch(consumed, piece * micro, micro, ids, targets).ok());
+              ASSERT_OK(loader.FillBatch(consumed, piece * micro, micro, ids, targets));
               const int64_t at = (consumed + piece * micro) * kLength;
               for (size_t i = 0; i < ids.size(); ++i) {
                 ASSERT_EQ(ids[i], expected[at + i]);
@@ -156,7 +156,7 @@ TEST(BatchLoaderTest, EvaluationReadsTheFirstSamplesInOrder) {
   const auto dataset = OpenAll(folder, 4);
   const BatchLoader loader(dataset.get(), 42);
   std::vector<int32_t> ids(12), targets(12);
-  ASSERT_TRUE(loader.FillEvaluationBatch(1, 3, ids, targets).ok());
+  ASSERT_OK(loader.FillEvaluationBatch(1, 3, ids, targets));
   EXPECT_EQ(ids, (std::vector<int32_t>{4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16}));
   EXPECT_EQ(targets, (std::vector<int32_t>{5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17}));
   EXPECT_TRUE(absl::IsOutOfRange(loader.FillEvaluationBatch(2, 3, ids, targets)));

@@ -24,8 +24,8 @@ class ForeignShardsTest : public ::testing::Test {
   ForeignShardsTest() {
     for (const char* name : {"s0.bin", "s1.bin"}) {
       auto writer = TokenFileWriter::Create(folder_.File(name), TokenFormat::kGpt2);
-      EXPECT_TRUE((*writer)->Append(std::vector<int32_t>(100, 7)).ok());
-      EXPECT_TRUE((*writer)->Close().ok());
+      EXPECT_OK((*writer)->Append(std::vector<int32_t>(100, 7)));
+      EXPECT_OK((*writer)->Close());
       fs::remove(ChecksumPath(folder_.File(name)));
     }
   }
@@ -36,7 +36,7 @@ class ForeignShardsTest : public ::testing::Test {
     std::vector<std::string> notes;
     const absl::Status status = dataset.AddChecksums(
         max_bytes, [&notes](const std::string& note) { notes.push_back(note); });
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
     return notes;
   }
   const TestFolder folder_;
@@ -71,7 +71,7 @@ TEST_F(ForeignShardsTest, ThatCannotKeepChecksumsHaveThemForOneRun) {
   // A file cannot be renamed to the name of a folder, not even by root.
   fs::create_directories(ChecksumPath(folder_.File("s0.bin")) + "/in_the_way");
   absl::Status why_not;
-  ASSERT_TRUE((*file)->MakeChecksums(why_not).ok());
+  ASSERT_OK((*file)->MakeChecksums(why_not));
   EXPECT_FALSE(why_not.ok());
   EXPECT_NE((*file)->CompleteFingerprint(), 0u);
 }

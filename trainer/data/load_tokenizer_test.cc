@@ -135,7 +135,7 @@ TEST(LlmcTokenizerTest, EveryFieldIsChecked) {
     EXPECT_TRUE(absl::IsDataLoss(parsed.status())) << part;
     EXPECT_NE(MessageOf(parsed.status()).find(part), std::string::npos) << parsed.status();
   };
-  ASSERT_TRUE(LlmcTokenizer::Parse("FILE", Int32Header({20240328, 2, 2, 1}) + body).ok());
+  ASSERT_OK(LlmcTokenizer::Parse("FILE", Int32Header({20240328, 2, 2, 1}) + body));
   expect({20240329, 2, 2, 1}, body, "FILE at offset 0");
   expect({20240328, 3, 2, 1}, body, "FILE at offset 4");
   expect({20240328, 0, 2, 1}, body, "FILE at offset 4");
@@ -221,21 +221,21 @@ TEST(SentencePieceTokenizerTest, SaveAndLoad) {
 // What is exported for Hugging Face is read here, too.
 TEST(SentencePieceTokenizerTest, WrittenAsTokenizerJsonItHasTheSameIds) {
   for (const std::string suffix : {"", "\x1A\x02\x18\x01"}) {  // the other has a dummy prefix
-    const auto original = SentencePieceTokenizer::Parse("model", Model() + suffix);
-    ASSERT_TRUE(original.ok()) << original.status();
+    ASSERT_OK_AND_ASSIGN(const auto original,
+                         SentencePieceTokenizer::Parse("model", Model() + suffix));
     const TestFolder folder;
-    ASSERT_OK_AND_ASSIGN(const auto files, HuggingFaceFiles(**original));
+    ASSERT_OK_AND_ASSIGN(const auto files, HuggingFaceFiles(*original));
     for (const TokenizerFile& file : files) folder.Write(file.name, file.contents);
     ASSERT_OK_AND_ASSIGN(const auto read, LoadTokenizer(folder.path()));
     EXPECT_EQ(read->kind(), "bpe");
-    EXPECT_EQ(read->vocab_size(), (*original)->vocab_size());
-    EXPECT_EQ(read->end_of_text(), (*original)->end_of_text());
-    EXPECT_EQ(read->begin_of_text(), (*original)->begin_of_text());
+    EXPECT_EQ(read->vocab_size(), original->vocab_size());
+    EXPECT_EQ(read->end_of_text(), original->end_of_text());
+    EXPECT_EQ(read->begin_of_text(), original->begin_of_text());
     std::vector<std::string> texts = HardTexts();
     texts.insert(texts.end(), {RealText(), EveryByteTwice(), RandomBytes(1, 5000)});
     for (const std::string& text : texts) {
       const std::vector<int32_t> ids = *read->Encode(text);
-      EXPECT_EQ(ids, *(*original)->Encode(text)) << text.substr(0, 40);
+      EXPECT_EQ(ids, *original->Encode(text)) << text.substr(0, 40);
       EXPECT_EQ(*read->Decode(ids), text);
     }
   }
@@ -256,7 +256,7 @@ TEST(SentencePieceTokenizerTest, DamagedModelsGiveErrorsNotCrashes) {
     std::string damaged = Model();
     damaged[at] ^= 0x55;
     const auto parsed = SentencePieceTokenizer::Parse("model", damaged);
-    if (parsed.ok()) EXPECT_TRUE((*parsed)->Encode("some text").ok());
+    if (parsed.ok()) EXPECT_OK((*parsed)->Encode("some text"));
   }
 }
 
@@ -273,20 +273,20 @@ TEST(SentencePieceTokenizerTest, PiecesThatTheUserDefinedAsInTheLibrary) {
     model += PieceField(text, '\4');
   }
   for (const std::string suffix : {"", "\x1A\x02\x18\x01"}) {  // the other has a dummy prefix
-    const auto tokenizer = SentencePieceTokenizer::Parse("model", model + suffix);
-    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    ASSERT_OK_AND_ASSIGN(const auto tokenizer,
+                         SentencePieceTokenizer::Parse("model", model + suffix));
     std::vector<std::string> texts = HardTexts();
     texts.insert(texts.end(), {RealText(), "the <user>s <usual  the <us \xE2\x98\x83",
                                "s \xE2\x96\x81s", "e t"});
     for (const std::string& text : texts) {
-      const std::vector<int32_t> ids = *(*tokenizer)->Encode(text);
+      const std::vector<int32_t> ids = *tokenizer->Encode(text);
       const std::vector<int> reference = ReferenceEncode(model + suffix, text);
       EXPECT_EQ(reference.empty(), text.empty());
       EXPECT_TRUE(std::equal(ids.begin(), ids.end(), reference.begin(), reference.end()))
           << text.substr(0, 40);
     }
-    ExpectRoundTrip(**tokenizer, RealText());
-    EXPECT_EQ((*tokenizer)->EncodablePrefix("two\nlines"), 0u);
+    ExpectRoundTrip(*tokenizer, RealText());
+    EXPECT_EQ(tokenizer->EncodablePrefix("two\nlines"), 0u);
   }
 }
 

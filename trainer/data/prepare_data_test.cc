@@ -43,7 +43,7 @@ std::vector<int32_t> AllTokens(const std::string& pattern) {
   for (const std::string& path : paths) {
     const auto file = OrFail(TokenFile::Open(path));
     std::vector<int32_t> shard(file->count());
-    EXPECT_TRUE(file->Read(0, 1 << 16, shard).ok());
+    EXPECT_OK(file->Read(0, 1 << 16, shard));
     tokens.insert(tokens.end(), shard.begin(), shard.end());
   }
   return tokens;
@@ -134,7 +134,7 @@ TEST_F(PrepareDataTest, TokensAreTheDocumentsEachOnce) {
 }
 
 TEST_F(PrepareDataTest, SameInputsAreNotPreparedTwiceAndGiveTheSameBytes) {
-  ASSERT_TRUE(Prepare(options_).ok());
+  ASSERT_OK(Prepare(options_));
   const auto files = Snapshot(options_.output_dir);
   ASSERT_OK_AND_ASSIGN(const auto again, Prepare(options_));
   EXPECT_TRUE(again.up_to_date);
@@ -151,10 +151,10 @@ TEST_F(PrepareDataTest, SameInputsAreNotPreparedTwiceAndGiveTheSameBytes) {
 }
 
 TEST_F(PrepareDataTest, OldShardsGoAndForeignOnesAreLeftAlone) {
-  ASSERT_TRUE(Prepare(options_).ok());
+  ASSERT_OK(Prepare(options_));
   EXPECT_TRUE(std::filesystem::exists(options_.output_dir + "/train_001.bin"));
   options_.shard_tokens = 1000000;
-  ASSERT_TRUE(Prepare(options_).ok());
+  ASSERT_OK(Prepare(options_));
   EXPECT_FALSE(std::filesystem::exists(options_.output_dir + "/train_001.bin"));
   EXPECT_FALSE(std::filesystem::exists(options_.output_dir + "/train_001.bin.crc32c"));
   EXPECT_NE((*TokenFile::Open(options_.output_dir + "/train_000.bin"))->CompleteFingerprint(), 0u);
@@ -165,7 +165,7 @@ TEST_F(PrepareDataTest, OldShardsGoAndForeignOnesAreLeftAlone) {
 }
 
 TEST_F(PrepareDataTest, FilesChangedOnPurposeGetOtherChecksums) {
-  ASSERT_TRUE(Prepare(options_).ok());
+  ASSERT_OK(Prepare(options_));
   const std::string path = options_.output_dir + "/train_000.bin";
   std::string contents = Slurp(path);
   contents[2000] ^= 1;
@@ -175,20 +175,20 @@ TEST_F(PrepareDataTest, FilesChangedOnPurposeGetOtherChecksums) {
   ASSERT_OK_AND_ASSIGN(const int64_t files,
                        AddChecksums(options_.output_dir + "/train_*", IgnoreProgress));
   EXPECT_GT(files, 1);
-  EXPECT_TRUE((*TokenFile::Open(path))->Read(0, 257, tokens).ok());
+  EXPECT_OK((*TokenFile::Open(path))->Read(0, 257, tokens));
   ExpectError(AddChecksums(out_.File("none*"), IgnoreProgress).status(),
               absl::StatusCode::kNotFound, "none*");
 }
 
 // A run that died while files were exchanged is detected by the next one.
 TEST_F(PrepareDataTest, RecoversFromAnInterruptedExchange) {
-  ASSERT_TRUE(Prepare(options_).ok());
+  ASSERT_OK(Prepare(options_));
   const auto files = Snapshot(options_.output_dir);
   DatasetSummary summary = *ReadDatasetSummary(options_.output_dir);
   summary.request.clear();
   summary.files.push_back({"train_099.bin", 4});
   out_.Write("data/train_099.bin", "left");
-  ASSERT_TRUE(WriteDatasetSummary(summary, options_.output_dir).ok());
+  ASSERT_OK(WriteDatasetSummary(summary, options_.output_dir));
   ASSERT_OK_AND_ASSIGN(const auto result, Prepare(options_));
   EXPECT_FALSE(result.up_to_date);
   EXPECT_EQ(Snapshot(options_.output_dir), files);
@@ -216,7 +216,7 @@ TEST_F(PrepareDataTest, StagingFoldersOfKilledRunsGo) {
   fs::create_directories(folder + "/.staging-of-somebody");
   const int fd = open((folder + "/.staging-atwork").c_str(), O_RDONLY | O_DIRECTORY);
   ASSERT_EQ(flock(fd, LOCK_EX), 0);
-  ASSERT_TRUE(Prepare(options_).ok());
+  ASSERT_OK(Prepare(options_));
   EXPECT_FALSE(fs::exists(folder + "/.staging-aB3dEf"));
   EXPECT_TRUE(fs::exists(folder + "/.staging-atwork"));
   EXPECT_TRUE(fs::exists(folder + "/.staging-of-somebody"));
@@ -405,9 +405,9 @@ TEST(FindDocumentsTest, OneFileByTwoNamesIsOneDocument) {
   const TestFolder folder;
   folder.Write("real/x.txt", "text");
   std::filesystem::create_directory_symlink(folder.File("real"), folder.File("link"));
-  const auto list = FindDocuments({folder.File("*/x.txt"), folder.File("real/x.txt")});
-  ASSERT_TRUE(list.ok());
-  EXPECT_EQ(list->paths.size(), 1);
+  ASSERT_OK_AND_ASSIGN(const auto list,
+                       FindDocuments({folder.File("*/x.txt"), folder.File("real/x.txt")}));
+  EXPECT_EQ(list.paths.size(), 1);
 }
 
 TEST(ForEachChunkTest, ChunksJoinToTheTextAndEndBetweenLinesOrCharacters) {
@@ -420,10 +420,10 @@ TEST(ForEachChunkTest, ChunksJoinToTheTextAndEndBetweenLinesOrCharacters) {
     const Document document{folder.Write("f", text), static_cast<int64_t>(text.size()), 0};
     std::vector<std::string> chunks;
     const DocumentPart part{&document, 0, document.size_bytes};
-    ASSERT_TRUE(ForEachChunk(part, [&](std::string_view chunk) {
-                  chunks.emplace_back(chunk);
-                  return absl::OkStatus();
-                }).ok());
+    ASSERT_OK(ForEachChunk(part, [&](std::string_view chunk) {
+      chunks.emplace_back(chunk);
+      return absl::OkStatus();
+    }));
     std::string joined;
     for (const std::string& chunk : chunks) {
       joined += chunk;
@@ -453,7 +453,7 @@ TEST(DatasetSummaryTest, RoundTripAndEveryMissingFieldIsNamed) {
   summary.train = {3, 4, 5};
   summary.unigram_nats_per_token = 1.25;
   summary.files = {{"train_000.bin", 7}};
-  ASSERT_TRUE(WriteDatasetSummary(summary, folder.path()).ok());
+  ASSERT_OK(WriteDatasetSummary(summary, folder.path()));
   ASSERT_OK_AND_ASSIGN(const auto read, ReadDatasetSummary(folder.path()));
   EXPECT_EQ(read.train.tokens, 5);
   EXPECT_EQ(read.unigram_nats_per_token, 1.25);
@@ -485,7 +485,7 @@ TEST_F(PrepareDataTest, ALossOfPowerLeavesNoDatasetWithOtherFiles) {
     PrepareDataOptions old = options_;
     old.output_dir = root + "/data";
     old.shard_tokens = 300;
-    ASSERT_TRUE(Prepare(old).ok());
+    ASSERT_OK(Prepare(old));
   };
   scenario.run = [&](const std::string& root) {
     options_.output_dir = root + "/data";
@@ -521,7 +521,7 @@ TEST_F(PrepareDataTest, ALossOfPowerLeavesNoDatasetWithOtherFiles) {
   request = [&] {
     PrepareDataOptions same = options_;
     same.output_dir = out_.File("other");
-    EXPECT_TRUE(Prepare(same).ok());
+    EXPECT_OK(Prepare(same));
     return Json::parse(Slurp(same.output_dir + "/dataset.json"))["request"].get<std::string>();
   }();
   EXPECT_EQ(RunWithPowerLoss(scenario, root, nullptr, nullptr), "");

@@ -22,7 +22,7 @@ using namespace std::string_literals;
 
 absl::StatusOr<std::optional<TokenChecksums>> ReadFor(const std::string& path) {
   const auto file = FileDescriptor::OpenForReading(path);
-  EXPECT_TRUE(file.ok()) << file.status();
+  EXPECT_OK(file);
   return ReadTokenChecksums(path, *file);
 }
 
@@ -43,16 +43,16 @@ TEST(TokenChecksumsTest, LiteralBytes) {
             "\x02\x01\0\0\0\0\0\0"
             "\x83\x92\x06\xE3"s);
   EXPECT_EQ(EncodeTokenChecksums(checksums).size(), 40u);
-  const auto decoded = DecodeTokenChecksums("f", EncodeTokenChecksums(checksums));
-  ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(decoded->size_bytes, 9);
-  EXPECT_EQ(decoded->modified_ns, 0x0102);
-  EXPECT_EQ(decoded->chunk_crc32c, checksums.chunk_crc32c);
+  ASSERT_OK_AND_ASSIGN(const auto decoded,
+                       DecodeTokenChecksums("f", EncodeTokenChecksums(checksums)));
+  EXPECT_EQ(decoded.size_bytes, 9);
+  EXPECT_EQ(decoded.modified_ns, 0x0102);
+  EXPECT_EQ(decoded.chunk_crc32c, checksums.chunk_crc32c);
 }
 
 TEST(TokenChecksumsTest, EveryFlippedByteAndEveryOtherLengthIsDataLoss) {
   const std::string bytes = EncodeTokenChecksums({.size_bytes = 70000, .chunk_crc32c = {1, 2}});
-  ASSERT_TRUE(DecodeTokenChecksums("f", bytes).ok());
+  ASSERT_OK(DecodeTokenChecksums("f", bytes));
   for (size_t i = 0; i < bytes.size(); ++i) {
     std::string damaged = bytes;
     damaged[i] ^= 0x20;
@@ -97,7 +97,7 @@ TEST(TokenChecksumsTest, ChecksumsOfTheWriterHoldWhereverTheFilesGo) {
   const std::string path = folder.Write("f", "contents");
   TokenChecksums checksums = MakeFor(path);
   checksums.modified_ns = 0;
-  ASSERT_TRUE(WriteTokenChecksums(path, checksums).ok());
+  ASSERT_OK(WriteTokenChecksums(path, checksums));
   std::filesystem::last_write_time(
       path, std::filesystem::file_time_type::clock::now() - std::chrono::hours(5));
   const auto read = ReadFor(path);
@@ -114,20 +114,20 @@ TEST(TokenChecksumsTest, ChecksumsOfTheWriterHoldWhereverTheFilesGo) {
 TEST(TokenChecksumsTest, ChecksumsOfAFileThatWasFoundEndWithIt) {
   const TestFolder folder;
   const std::string path = folder.Write("f", "contents");
-  ASSERT_TRUE(WriteTokenChecksums(path, MakeFor(path)).ok());
+  ASSERT_OK(WriteTokenChecksums(path, MakeFor(path)));
   EXPECT_TRUE(ReadFor(path)->has_value());
   // The same size at another time.
   folder.Write("f", "CONTENTS");
   std::filesystem::last_write_time(
       path, std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
   auto read = ReadFor(path);
-  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_OK(read);
   EXPECT_FALSE(read->has_value());
-  ASSERT_TRUE(RemoveTokenChecksums(path).ok());
+  ASSERT_OK(RemoveTokenChecksums(path));
   read = ReadFor(path);
-  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_OK(read);
   EXPECT_FALSE(read->has_value());
-  EXPECT_TRUE(RemoveTokenChecksums(path).ok()) << "nothing to remove is fine";
+  EXPECT_OK(RemoveTokenChecksums(path)) << "nothing to remove is fine";
 }
 
 TEST(ContentHashTest, DoesNotDependOnHowBytesAreCut) {

@@ -18,8 +18,8 @@ namespace {
 
 void WriteTokens(const std::string& path, TokenFormat format, const std::vector<int32_t>& tokens) {
   ASSERT_OK_AND_ASSIGN(auto writer, TokenFileWriter::Create(path, format));
-  ASSERT_TRUE(writer->Append(tokens).ok());
-  ASSERT_TRUE(writer->Close().ok());
+  ASSERT_OK(writer->Append(tokens));
+  ASSERT_OK(writer->Close());
 }
 
 // Header of three words and a body.
@@ -58,7 +58,7 @@ TEST(TokenFileTest, RoundTripOfAnyRange) {
     for (int64_t first = 0; first <= 100; first += 7) {
       for (int64_t n = 0; first + n <= 100; n += 5) {
         std::vector<int32_t> read(n, -1);
-        ASSERT_TRUE(file->Read(first, 50000, read).ok());
+        ASSERT_OK(file->Read(first, 50000, read));
         EXPECT_EQ(read, std::vector<int32_t>(tokens.begin() + first, tokens.begin() + first + n));
       }
     }
@@ -104,7 +104,7 @@ TEST(TokenFileTest, IdsBeyondTheVocabularyNameTheirPlace) {
   WriteTokens(folder.File("f"), TokenFormat::kGpt2, {10, 11, 99, 12});
   ASSERT_OK_AND_ASSIGN(const auto file, TokenFile::Open(folder.File("f")));
   std::vector<int32_t> read(4);
-  EXPECT_TRUE(file->Read(0, 100, read).ok());
+  EXPECT_OK(file->Read(0, 100, read));
   const absl::Status status = file->Read(1, 99, std::span(read).first(3));
   EXPECT_TRUE(absl::IsDataLoss(status));
   EXPECT_EQ(MessageOf(status),
@@ -202,9 +202,9 @@ TEST(TokenFileTest, AChunkIsCheckedOnce) {
   WriteTokens(folder.File("f"), TokenFormat::kGpt2, std::vector<int32_t>(1000, 5));
   ASSERT_OK_AND_ASSIGN(const auto file, TokenFile::Open(folder.File("f")));
   std::vector<int32_t> one(1);
-  EXPECT_TRUE(file->Read(0, 50000, one).ok());
+  EXPECT_OK(file->Read(0, 50000, one));
   std::fstream(folder.File("f"), std::ios::in | std::ios::out).seekp(1024 + 2 * 999).put(6);
-  EXPECT_TRUE(file->Read(999, 50000, one).ok());
+  EXPECT_OK(file->Read(999, 50000, one));
   EXPECT_EQ(one[0], 6);
 }
 
@@ -215,10 +215,10 @@ TEST(TokenFileTest, AFileWithoutChecksumsIsReadAsItIs) {
   ASSERT_OK_AND_ASSIGN(const auto file, TokenFile::Open(folder.File("f")));
   EXPECT_EQ(file->CompleteFingerprint(), 0u);
   std::vector<int32_t> read(3);
-  EXPECT_TRUE(file->Read(0, 100, read).ok());
+  EXPECT_OK(file->Read(0, 100, read));
   absl::Status kept;
-  ASSERT_TRUE(file->MakeChecksums(kept).ok());
-  EXPECT_TRUE(kept.ok()) << kept;
+  ASSERT_OK(file->MakeChecksums(kept));
+  EXPECT_OK(kept);
   const auto again = TokenFile::Open(folder.File("f"));
   EXPECT_EQ((*again)->CompleteFingerprint(), file->CompleteFingerprint());
   EXPECT_NE((*again)->CompleteFingerprint(), 0u);
@@ -231,7 +231,7 @@ TEST(TokenFileTest, AWriterReplacesTheChecksumsToo) {
   WriteTokens(folder.File("f"), TokenFormat::kGpt2, {1, 2, 4});
   EXPECT_NE(Slurp(folder.File("f.crc32c")), first);
   std::vector<int32_t> read(3);
-  EXPECT_TRUE((*TokenFile::Open(folder.File("f")))->Read(0, 100, read).ok());
+  EXPECT_OK((*TokenFile::Open(folder.File("f")))->Read(0, 100, read));
 }
 
 TEST(TokenFileTest, FormatNames) {

@@ -96,17 +96,15 @@ class EventFileTest : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(events_, EventFile::Open(folder_));
   }
   void Step(int64_t step, double loss) {
-    ASSERT_TRUE(metrics_
-                    ->Write(StepMetrics{.step = step,
-                                        .loss = loss,
-                                        .lr = 3e-4,
-                                        .grad_norm = 0.5,
-                                        .consumed_samples = 8 * step,
-                                        .step_seconds = 0.25,
-                                        .tokens_per_second = 1024,
-                                        .peak_share = 0.75})
-                    .ok());
-    ASSERT_TRUE(events_->Follow().ok());
+    ASSERT_OK(metrics_->Write(StepMetrics{.step = step,
+                                          .loss = loss,
+                                          .lr = 3e-4,
+                                          .grad_norm = 0.5,
+                                          .consumed_samples = 8 * step,
+                                          .step_seconds = 0.25,
+                                          .tokens_per_second = 1024,
+                                          .peak_share = 0.75}));
+    ASSERT_OK(events_->Follow());
   }
 
   const TestFolder own_;
@@ -120,8 +118,8 @@ TEST_F(EventFileTest, HoldsTheNumbersOfMetricsJsonl) {
   EXPECT_TRUE(EventsOf(folder_).empty());
   Step(1, 4.5);
   Step(2, 1.0 / 3);
-  ASSERT_TRUE(metrics_->Write(EvalMetrics{.step = 2, .loss = 2.5, .tokens = 64}).ok());
-  ASSERT_TRUE(events_->Follow().ok());
+  ASSERT_OK(metrics_->Write(EvalMetrics{.step = 2, .loss = 2.5, .tokens = 64}));
+  ASSERT_OK(events_->Follow());
   const Scalars scalars = ScalarsOf(folder_);
   EXPECT_EQ(scalars, RecordedScalars(folder_));
   EXPECT_EQ(scalars.at({"train/loss", 2}), static_cast<float>(1.0 / 3));
@@ -130,9 +128,9 @@ TEST_F(EventFileTest, HoldsTheNumbersOfMetricsJsonl) {
   StepMetrics parallel{.step = 3, .pipeline_wait_share = 0.25};
   parallel.wire = {{"tp", "all-reduce", 30}, {"dp", "all-gather", 7}};
   parallel.time = {.compute = 0.5, .saving = 0.25};
-  ASSERT_TRUE(metrics_->Write(parallel).ok());
-  ASSERT_TRUE(metrics_->Write(StepMetrics{.step = 4, .loss = NAN}).ok());
-  ASSERT_TRUE(events_->Follow().ok());
+  ASSERT_OK(metrics_->Write(parallel));
+  ASSERT_OK(metrics_->Write(StepMetrics{.step = 4, .loss = NAN}));
+  ASSERT_OK(events_->Follow());
   const Scalars more = ScalarsOf(folder_);
   EXPECT_EQ(more.at({"train/pipeline_wait_share", 3}), 0.25f);
   EXPECT_EQ(more.at({"train/time/compute", 3}), 0.5f);
@@ -145,10 +143,10 @@ TEST_F(EventFileTest, HoldsTheNumbersOfMetricsJsonl) {
 TEST_F(EventFileTest, SavesUpToTheResumedStepRemain) {
   Begin(std::nullopt);
   for (int64_t step = 1; step <= 4; ++step) Step(step, 4);
-  ASSERT_TRUE(events_->AddScalars(2, {{"save/seconds", 1.5}, {"save/bytes", 1024}}).ok());
-  ASSERT_TRUE(events_->AddScalars(4, {{"save/seconds", 2.5}}).ok());
+  ASSERT_OK(events_->AddScalars(2, {{"save/seconds", 1.5}, {"save/bytes", 1024}}));
+  ASSERT_OK(events_->AddScalars(4, {{"save/seconds", 2.5}}));
   Begin(3);
-  ASSERT_TRUE(events_->AddScalars(3, {{"resume/lost_steps", 1}}).ok());
+  ASSERT_OK(events_->AddScalars(3, {{"resume/lost_steps", 1}}));
   const Scalars scalars = ScalarsOf(folder_);
   EXPECT_EQ(scalars.at({"save/seconds", 2}), 1.5f);
   EXPECT_EQ(scalars.at({"save/bytes", 2}), 1024);
@@ -158,7 +156,7 @@ TEST_F(EventFileTest, SavesUpToTheResumedStepRemain) {
 
 TEST_F(EventFileTest, TextsAreUtf8) {
   Begin(std::nullopt);
-  ASSERT_TRUE(events_->AddText(0, "sample", "a\xC3\xA4 \xFF\xC3").ok());
+  ASSERT_OK(events_->AddText(0, "sample", "a\xC3\xA4 \xFF\xC3"));
   EXPECT_EQ(EventsOf(folder_).back().summary().value(0).tensor().string_val(0),
             "a\xC3\xA4 \xEF\xBF\xBD\xEF\xBF\xBD");
 }
@@ -167,8 +165,8 @@ TEST_F(EventFileTest, AResumedRunHasEachStepOnce) {
   const std::string path = folder_ + "/" + kEventFileName;
   Begin(std::nullopt);
   for (int64_t step = 1; step <= 5; ++step) Step(step, 5.0 - static_cast<double>(step));
-  ASSERT_TRUE(events_->AddText(3, "sample", "kept").ok());
-  ASSERT_TRUE(events_->AddText(5, "sample", "of a step that is undone").ok());
+  ASSERT_OK(events_->AddText(3, "sample", "kept"));
+  ASSERT_OK(events_->AddText(5, "sample", "of a step that is undone"));
   const std::string whole = BytesOf(path);
   const double first_time = EventsOf(folder_)[0].wall_time();
   // Killed at any place of a record, in the last step or before a text.
@@ -201,7 +199,7 @@ TEST_F(EventFileTest, AResumedRunHasEachStepOnce) {
 TEST_F(EventFileTest, AFullDiskIsAnErrorOnceAndLeavesWhatCanBeRead) {
   Begin(std::nullopt);
   Step(1, 4);
-  ASSERT_TRUE(metrics_->Write(StepMetrics{.step = 2}).ok());
+  ASSERT_OK(metrics_->Write(StepMetrics{.step = 2}));
   rlimit old{};
   getrlimit(RLIMIT_FSIZE, &old);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);

@@ -67,7 +67,7 @@ template <typename Metrics>
 json Recorded(const Metrics& metrics) {
   const std::string path = Path("record.jsonl");
   const auto writer = Open(path, std::nullopt);
-  EXPECT_TRUE(writer->Write(metrics).ok());
+  EXPECT_OK(writer->Write(metrics));
   return json::parse(Read(path));
 }
 
@@ -131,7 +131,7 @@ TEST(MetricsWriterTest, NothingIsWrittenAfterAnError) {
   } full_disk;
   const std::string path = Path("full.jsonl");
   const auto writer = Open(path, std::nullopt);
-  ASSERT_TRUE(writer->Write(AtStep(1)).ok());
+  ASSERT_OK(writer->Write(AtStep(1)));
   SetFileCallInterceptor(&full_disk);
   EXPECT_TRUE(absl::IsResourceExhausted(writer->Sync()));
   SetFileCallInterceptor(nullptr);
@@ -159,7 +159,7 @@ TEST(MetricsWriterTest, ARunKeepsTheRecordsUpToTheStepThatItResumes) {
     if (before.has_value()) WriteFile(path, *before);
     const auto writer = Open(path, resumed);
     EXPECT_EQ(Read(path), kept);
-    ASSERT_TRUE(writer->Write(AtStep(3)).ok());
+    ASSERT_OK(writer->Write(AtStep(3)));
     EXPECT_EQ(Steps(path).back(), 3);
     EXPECT_TRUE(Read(path).starts_with(kept));
   }
@@ -247,7 +247,7 @@ TEST(MetricsWriterTest, AppendingKeepsWhatIsThere) {
   WriteFile(path, before + "{\"kind\":\"st");
   for (const int64_t step : {3, 4}) {
     ASSERT_OK_AND_ASSIGN(auto writer, MetricsWriter::Append(path));
-    ASSERT_TRUE(writer->Write(EvalMetrics{.step = step, .loss = 2}).ok());
+    ASSERT_OK(writer->Write(EvalMetrics{.step = step, .loss = 2}));
   }
   const std::string after = Read(path);
   EXPECT_EQ(after.substr(0, before.size()), before);

@@ -35,7 +35,7 @@ TEST(RecordFileTest, EveryTornLineIsDropped) {
   for (size_t cut = 0; cut <= log.size(); ++cut) {
     const std::string path = folder.Write("log.jsonl", log.substr(0, cut));
     ASSERT_OK_AND_ASSIGN(const auto file, RecordFile::Continue(path));
-    ASSERT_TRUE(file->Write("{\"new\":1}\n").ok());
+    ASSERT_OK(file->Write("{\"new\":1}\n"));
     const std::string now = ReadWholeFile(path).value_or("");
     std::vector<std::string> expected = LinesOf(log.substr(0, cut));
     expected.push_back("{\"new\":1}");
@@ -61,7 +61,7 @@ TEST(RecordFileTest, AFileThatIsNoLongerOursIsNoticed) {
   const std::string path = folder.File("log.jsonl");
   const std::vector<std::function<void()>> losses = {
       [&] { fs::remove(path); }, [&] { fs::rename(path, folder.File("moved")); },
-      [&] { EXPECT_TRUE(RecordFile::Replace(path, "theirs\n").ok()); },
+      [&] { EXPECT_OK(RecordFile::Replace(path, "theirs\n")); },
       [&] {
         fs::remove(path);
         fs::create_directory(path);
@@ -69,7 +69,7 @@ TEST(RecordFileTest, AFileThatIsNoLongerOursIsNoticed) {
   for (size_t loss = 0; loss < losses.size(); ++loss) {
     fs::remove_all(path);
     ASSERT_OK_AND_ASSIGN(const auto file, RecordFile::Replace(path, "begins\n"));
-    ASSERT_TRUE(file->Write("first\n").ok());
+    ASSERT_OK(file->Write("first\n"));
     losses[loss]();
     const absl::Status status = file->Write("second\n");
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << loss << status;

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "trainer/metrics/metrics.h"
@@ -32,8 +33,8 @@ class ReportTest : public testing::Test {
 
   // As the trainer writes them; a step's loss is its number.
   void WriteSteps(int64_t count) {
-    const auto writer = MetricsWriter::Open((run_ / "metrics.jsonl").string(), std::nullopt);
-    ASSERT_TRUE(writer.ok());
+    ASSERT_OK_AND_ASSIGN(const auto writer,
+                         MetricsWriter::Open((run_ / "metrics.jsonl").string(), std::nullopt));
     for (int64_t step = 1; step <= count; ++step) {
       StepMetrics metrics{.step = step, .loss = static_cast<double>(step), .grad_norm = 1};
       metrics.ledger = absl::StrCat("head", step);
@@ -42,14 +43,14 @@ class ReportTest : public testing::Test {
       metrics.tokens_per_second = static_cast<double>(100 * step);
       metrics.wire = {{"dp", "all-gather", 10}, {"dp", "reduce-scatter", 20}, {"tp", "send", step}};
       if (Change != nullptr) Change(metrics);
-      ASSERT_TRUE((*writer)->Write(metrics).ok());
+      ASSERT_OK(writer->Write(metrics));
     }
-    ASSERT_TRUE((*writer)->Write(EvalMetrics{.step = count, .loss = 2.5}).ok());
+    ASSERT_OK(writer->Write(EvalMetrics{.step = count, .loss = 2.5}));
   }
 
   Json Read(const RunDataLimits& limits = {}) const {
     const absl::StatusOr<Json> run = ReadRunData(run_.string(), limits);
-    EXPECT_TRUE(run.ok()) << run.status();
+    EXPECT_OK(run);
     return run.value_or(Json());
   }
 
@@ -61,8 +62,7 @@ TEST_F(ReportTest, TakesWhatTheTrainerRecords) {
   WriteSteps(4);
   const auto saves = MetricsWriter::Open((run_ / "saves.jsonl").string(), std::nullopt);
   for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(
-        (*saves)->Write(SaveRecord{.step = 3, .ledger = "a", .state = "b", .save = "c"}).ok());
+    ASSERT_OK((*saves)->Write(SaveRecord{.step = 3, .ledger = "a", .state = "b", .save = "c"}));
   }
   const Json run = Read();
   EXPECT_EQ(run["name"], "my run");
@@ -235,20 +235,19 @@ TEST_F(ReportTest, PlacesOfRunsAreHidden) {
 TEST_F(ReportTest, NeedsAFolderWithRecords) {
   EXPECT_TRUE(absl::IsNotFound(ReadRunData(run_.string()).status()));
   EXPECT_TRUE(absl::IsNotFound(ReadRunData("/nowhere").status()));
-  EXPECT_TRUE(WriteReport(run_.string()).ok());
-  EXPECT_TRUE(WriteReport("").ok());
+  EXPECT_OK(WriteReport(run_.string()));
+  EXPECT_OK(WriteReport(""));
   EXPECT_TRUE(fs::is_empty(run_)) << "nothing is said of a run without records";
   Write("config.textproto", "");
-  EXPECT_TRUE(WriteReport(run_.string()).ok());
+  EXPECT_OK(WriteReport(run_.string()));
   EXPECT_TRUE(fs::exists(run_ / kReportFile));
 }
 
 TEST_F(ReportTest, RunsOfOneNameAreToldApart) {
   Write("config.textproto", "");
-  const absl::StatusOr<std::string> page = MakeReport({run_.string(), run_.string() + "/"});
-  ASSERT_TRUE(page.ok());
-  EXPECT_NE(page->find("\"my run (2)\""), page->npos);
-  EXPECT_EQ(page->find(run_.string()), page->npos);
+  ASSERT_OK_AND_ASSIGN(const std::string page, MakeReport({run_.string(), run_.string() + "/"}));
+  EXPECT_NE(page.find("\"my run (2)\""), page.npos);
+  EXPECT_EQ(page.find(run_.string()), page.npos);
 }
 
 }  // namespace

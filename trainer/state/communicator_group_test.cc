@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
 #include "gtest/gtest.h"
@@ -52,7 +53,7 @@ TEST(CommunicatorGroupTest, GathersBroadcastsAndExchanges) {
       EXPECT_EQ(std::string(second_in.begin(), second_in.end()), "two");
       return absl::OkStatus();
     });
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
   }
 }
 

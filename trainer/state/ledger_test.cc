@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/testing.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "gtest/gtest.h"
 #include "trainer/config/config.h"
@@ -30,7 +31,7 @@ std::string SettingsOfRun(const std::string& more, uint64_t seed = 1, uint64_t d
       "test");
   config.MergeFrom(*ParseConfig(more, "test"));
   const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
-  EXPECT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_OK(resolved);
   return SettingsDigest(*resolved, seed, data_seed);
 }
 
@@ -119,9 +120,8 @@ TEST(LedgerTest, TheHeadIsInTheManifest) {
                        NumericsFingerprint());
   };
   const std::string head = NextLink("", "s", kStep);
-  const absl::StatusOr<Progress> progress = ReadProgress(describe(head));
-  ASSERT_TRUE(progress.ok()) << progress.status();
-  EXPECT_EQ(progress->ledger, head);
+  ASSERT_OK_AND_ASSIGN(const Progress progress, ReadProgress(describe(head)));
+  EXPECT_EQ(progress.ledger, head);
   // An older checkpoint has none.
   EXPECT_EQ(ReadProgress(describe(""))->ledger, "");
   EXPECT_TRUE(absl::IsDataLoss(ReadProgress(describe("x")).status()));

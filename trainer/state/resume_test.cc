@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/crc32c.h"
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/damage.h"
 #include "gmock/gmock.h"
@@ -76,7 +77,7 @@ TEST_F(CheckpointsTest, OnlyTheRunsOwnFolderMayBeEmpty) {
     CheckpointConfig own;
     own.set_save(folder);
     const auto fresh = Find(own);
-    ASSERT_TRUE(fresh.ok()) << fresh.status();
+    ASSERT_OK(fresh);
     EXPECT_FALSE(fresh->has_value());
     own.set_ckpt_step(3);
     EXPECT_TRUE(absl::IsNotFound(Find(own).status()));
@@ -108,7 +109,7 @@ TEST_F(CheckpointsTest, SavesThatWereNeverCompletedAreSaid) {
   config.set_load(folder_);
   const auto said = [&](int64_t step) {
     const absl::StatusOr<std::string> sentence = DescribeSkipped(config.load(), step, config);
-    EXPECT_TRUE(sentence.ok()) << sentence.status();
+    EXPECT_OK(sentence);
     return sentence.value_or("");
   };
   WriteStep("step-00000004");
@@ -148,14 +149,14 @@ class AutoResumeTest : public CheckpointsTest {
   }
   static void Save(const std::string& folder, int64_t step) {
     const auto opened = ckpt::CheckpointFolder::Open(folder, {.create_root = true});
-    ASSERT_TRUE(opened.ok());
-    ASSERT_TRUE(opened->Save(step, {}).ok());
+    ASSERT_OK(opened);
+    ASSERT_OK(opened->Save(step, {}));
   }
   // The step that the run continues from; -1 for a new run.
   int64_t Resumed() {
     notes_.clear();
     const auto run = FindSavedRun(config_, group_, Sink());
-    EXPECT_TRUE(run.ok()) << run.status();
+    EXPECT_OK(run);
     if (!run.ok() || !run->has_value()) return -1;
     own_ = (*run)->is_own;
     return (*run)->manifest().trainer().step();
@@ -243,8 +244,8 @@ class ReplicaTest : public CheckpointsTest {
     const auto save = [&](const std::string& folder, int64_t step) {
       fs::remove_all(folder + absl::StrFormat("/step-%08d", step));
       const auto opened = ckpt::CheckpointFolder::Open(folder, {.create_root = true});
-      EXPECT_TRUE(opened.ok()) << opened.status();
-      EXPECT_TRUE(opened->Save(step, {{tensor}}).ok());
+      EXPECT_OK(opened);
+      EXPECT_OK(opened->Save(step, {{tensor}}));
       return *opened->At(step);
     };
     CheckpointConfig config;
@@ -254,7 +255,7 @@ class ReplicaTest : public CheckpointsTest {
         .checkpoint = save(folder_ + "/memory", 120), .is_own = true, .in_memory = true};
     Outcome outcome;
     const auto saver = OpenSaver(config);
-    EXPECT_TRUE(saver.ok()) << saver.status();
+    EXPECT_OK(saver);
     outcome.status = ContinueFromSaved(
         Of(config), group_, (*saver)->manager(), Sink(),
         [&](const std::optional<SavedRun>& saved) {

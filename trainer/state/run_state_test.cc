@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "checkpoint/include/manifest.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "gtest/gtest.h"
@@ -46,15 +47,14 @@ TEST(RunStateTest, ProgressComesBack) {
   EXPECT_EQ(manifest.trainer().data().epoch(), 2);
   EXPECT_EQ(manifest.model().architecture(), "gpt2");
   EXPECT_EQ(manifest.trainer().schedule().name(), "linear");
-  const absl::StatusOr<Progress> after = ReadProgress(manifest);
-  ASSERT_TRUE(after.ok()) << after.status();
-  EXPECT_EQ(after->step, before.step);
-  EXPECT_EQ(after->updates, before.updates);
-  EXPECT_EQ(after->consumed_samples, before.consumed_samples);
-  EXPECT_EQ(after->last_loss, before.last_loss);
-  EXPECT_EQ(after->last_learning_rate, before.last_learning_rate);
-  EXPECT_EQ(after->best_loss, before.best_loss);
-  EXPECT_EQ(after->seed, before.seed);
+  ASSERT_OK_AND_ASSIGN(const Progress after, ReadProgress(manifest));
+  EXPECT_EQ(after.step, before.step);
+  EXPECT_EQ(after.updates, before.updates);
+  EXPECT_EQ(after.consumed_samples, before.consumed_samples);
+  EXPECT_EQ(after.last_loss, before.last_loss);
+  EXPECT_EQ(after.last_learning_rate, before.last_learning_rate);
+  EXPECT_EQ(after.best_loss, before.best_loss);
+  EXPECT_EQ(after.seed, before.seed);
 }
 
 TEST(RunStateTest, ImpossibleProgressIsRefused) {
@@ -73,10 +73,9 @@ TEST(RunStateTest, ImpossibleProgressIsRefused) {
 // A run that has loaded an optimizer, but not its step, has more updates than steps.
 TEST(RunStateTest, UpdatesFromBeforeTheFirstStepComeBack) {
   const ckpt::Manifest manifest = Describe({.step = 7, .updates = 106, .earlier_updates = 100});
-  const absl::StatusOr<Progress> after = ReadProgress(manifest);
-  ASSERT_TRUE(after.ok()) << after.status();
-  EXPECT_EQ(after->updates, 106);
-  EXPECT_EQ(after->earlier_updates, 100);
+  ASSERT_OK_AND_ASSIGN(const Progress after, ReadProgress(manifest));
+  EXPECT_EQ(after.updates, 106);
+  EXPECT_EQ(after.earlier_updates, 100);
   for (const Progress& impossible : {Progress{.step = 7, .updates = 108, .earlier_updates = 100},
                                      Progress{.step = 7, .updates = 3, .earlier_updates = 4}}) {
     ExpectNames(ReadProgress(Describe(impossible)).status(), absl::StatusCode::kDataLoss,
@@ -133,13 +132,13 @@ TEST(RunStateTest, OtherArithmeticThanTheSavedRunsIsSaid) {
 // --no-load-rng can only help where the progress itself is read in spite of them.
 TEST(RunStateTest, ForeignRandomNumbersAreRefusedApartFromTheProgress) {
   ckpt::Manifest manifest = Describe({.step = 7, .updates = 7});
-  EXPECT_TRUE(CheckSameRandomNumbers(manifest).ok());
+  EXPECT_OK(CheckSameRandomNumbers(manifest));
   manifest.mutable_trainer()->mutable_rng()->set_algorithm("mt19937");
   ExpectNames(CheckSameRandomNumbers(manifest), absl::StatusCode::kFailedPrecondition,
               {"mt19937", "philox4x32-10", "--no-load-rng"});
-  EXPECT_TRUE(ReadProgress(manifest).ok());
+  EXPECT_OK(ReadProgress(manifest));
   manifest.mutable_trainer()->clear_rng();
-  EXPECT_TRUE(CheckSameRandomNumbers(manifest).ok());
+  EXPECT_OK(CheckSameRandomNumbers(manifest));
 }
 
 TEST(RunStateTest, EveryDifferenceOfModelAndDataIsNamed) {
@@ -153,7 +152,7 @@ TEST(RunStateTest, EveryDifferenceOfModelAndDataIsNamed) {
   ExpectNames(CheckSameData(manifest, {.fingerprint = {.sampled = 6}, .sequence_length = 64}),
               absl::StatusCode::kFailedPrecondition,
               {"fingerprint 5, found 6", "seq_length: saved 32, wanted 64"});
-  EXPECT_TRUE(CheckSameData(manifest, {.fingerprint = {.sampled = 5}, .sequence_length = 32}).ok());
+  EXPECT_OK(CheckSameData(manifest, {.fingerprint = {.sampled = 5}, .sequence_length = 32}));
 }
 
 TEST(RunStateTest, WhatAnotherProgramDidNotKnowOfItsDataIsNotCompared) {
@@ -161,7 +160,7 @@ TEST(RunStateTest, WhatAnotherProgramDidNotKnowOfItsDataIsNotCompared) {
   manifest.mutable_trainer()->mutable_data()->set_consumed_samples(16);
   const DataIdentity data = {.fingerprint = {.sampled = 6, .complete = 8}, .sequence_length = 64};
   EXPECT_FALSE(KnowsItsData(manifest));
-  EXPECT_TRUE(CheckSameData(manifest, data).ok());
+  EXPECT_OK(CheckSameData(manifest, data));
   manifest.mutable_trainer()->mutable_data()->set_sequence_length(32);
   ExpectNames(CheckSameData(manifest, data), absl::StatusCode::kFailedPrecondition,
               {"16 samples", "seq_length: saved 32, wanted 64"});
@@ -173,12 +172,12 @@ TEST(RunStateTest, CheckpointsWithOldFingerprintsAreComparedByTheOldRule) {
     return CheckSameData(manifest, {.fingerprint = fingerprint, .sequence_length = 32});
   };
   ckpt::Manifest manifest = Describe({});
-  EXPECT_TRUE(check(manifest, {.sampled = 5, .complete = 7}).ok());
+  EXPECT_OK(check(manifest, {.sampled = 5, .complete = 7}));
   // The sampled fingerprint is the same, but other tokens differ.
   ExpectNames(check(manifest, {.sampled = 5, .complete = 8}), absl::StatusCode::kFailedPrecondition,
               {"fingerprint 7, found 8"});
   manifest.mutable_trainer()->mutable_data()->clear_complete_fingerprint();
-  EXPECT_TRUE(check(manifest, {.sampled = 5, .complete = 8}).ok());
+  EXPECT_OK(check(manifest, {.sampled = 5, .complete = 8}));
   ExpectNames(check(manifest, {.sampled = 6, .complete = 8}), absl::StatusCode::kFailedPrecondition,
               {"fingerprint 5, found 6"});
 }

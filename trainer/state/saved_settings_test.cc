@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 #include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -29,10 +30,10 @@ constexpr char kConfig[] = R"pb(
 TrainConfig Config(const std::string& more) {
   TrainConfig config = *ParseConfig(kConfig, "test");
   const absl::StatusOr<TrainConfig> other = ParseConfig(more, "test");
-  EXPECT_TRUE(other.ok()) << other.status();
+  EXPECT_OK(other);
   config.MergeFrom(*other);
   const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
-  EXPECT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_OK(resolved);
   return *resolved;
 }
 
@@ -169,7 +170,7 @@ TEST(SavedSettingsTest, TheSavedScheduleReplacesTheRuns) {
   TrainConfig config = Config(
       "training { train_iters: 200 } optimizer { lr: 5e-3 weight_decay: 0.1 clip_grad: 0.5 }");
   const absl::Status taken = TakeSavedSchedule(saved, &config);
-  ASSERT_TRUE(taken.ok()) << taken;
+  ASSERT_OK(taken);
   EXPECT_EQ(config.optimizer().lr(), 1e-3);
   EXPECT_EQ(config.optimizer().min_lr(), 1e-5);
   EXPECT_EQ(config.optimizer().lr_warmup_iters(), 10);

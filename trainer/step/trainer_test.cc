@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/cpu/cpu_backend.h"
@@ -59,9 +60,9 @@ TrainConfig Config(const std::string& topology, const std::string& tokens, int64
           " } optimizer { lr_decay_iters: 4 lr_warmup_iters: 0 } parallel { topology: \"", topology,
           "\" numerics: EXACT exact_tp_shards: 4 } data { train_data_path: \"", tokens, "\" }"),
       "the test's");
-  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_OK(parsed);
   const absl::StatusOr<TrainConfig> config = ResolveConfig(*parsed);
-  EXPECT_TRUE(config.ok()) << topology << ": " << config.status();
+  EXPECT_OK(config) << topology;
   return config.ok() ? *config : TrainConfig();
 }
 
@@ -75,9 +76,9 @@ class TrainerTest : public ::testing::Test {
     }
     const std::string path = absl::StrCat(::testing::TempDir(), "/samples_", samples, ".bin");
     const auto writer = TokenFileWriter::Create(path, TokenFormat::kGpt2);
-    EXPECT_TRUE(writer.ok()) << writer.status();
-    EXPECT_TRUE((*writer)->Append(tokens).ok());
-    EXPECT_TRUE((*writer)->Close().ok());
+    EXPECT_OK(writer);
+    EXPECT_OK((*writer)->Append(tokens));
+    EXPECT_OK((*writer)->Close());
     return path;
   }
 
@@ -121,7 +122,7 @@ TEST_F(TrainerTest, EvaluatesFewerSamplesThanRanksAndThanAMicroBatch) {
                      losses.push_back(result.loss);
                      return absl::OkStatus();
                    });
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_OK(status);
       if (topology == "single") expected = losses[0];
       EXPECT_GT(expected, 0);
       for (const double loss : losses) EXPECT_EQ(loss, expected);
@@ -144,7 +145,7 @@ TEST_F(TrainerTest, FastNumericsSplitLayersWhateverTheRows) {
     config.mutable_parallel()->set_exact_tp_shards(1);
     config.mutable_parallel()->set_topology(topology);
     const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
-    ASSERT_TRUE(resolved.ok()) << topology << ": " << resolved.status();
+    ASSERT_OK(resolved) << topology;
     Mutex mutex;
     std::vector<double> losses;
     const absl::Status status =
@@ -159,7 +160,7 @@ TEST_F(TrainerTest, FastNumericsSplitLayersWhateverTheRows) {
                    }
                    return absl::OkStatus();
                  });
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_OK(status);
     if (topology == "single") expected = losses;
     ASSERT_EQ(losses.size(), 4);
     for (int step = 0; step < 4; ++step) EXPECT_NEAR(losses[step], expected[step], 1e-5) << step;
@@ -191,7 +192,7 @@ TEST_F(TrainerTest, ContinuesATextOfAnyLength) {
                    EXPECT_EQ(logits, expected);
                    return absl::OkStatus();
                  });
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_OK(status);
   }
   ASSERT_EQ(expected.size(), static_cast<size_t>(kLength));
   EXPECT_EQ(expected[0].size(), static_cast<size_t>(kVocabulary));
@@ -228,7 +229,7 @@ TEST_F(TrainerTest, DecodedTokensHaveTheLossesOfAPassOverTheText) {
             EXPECT_EQ(result.loss, expected);
             return absl::OkStatus();
           });
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_OK(status);
     }
   }
 }
@@ -281,7 +282,7 @@ TEST_F(TrainerTest, ABrokenWeightOnOneRankSkipsTheUpdateOnAll) {
           EXPECT_NE(Contents(trainer), before);
           return absl::OkStatus();
         });
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_OK(status);
   }
 }
 
@@ -362,7 +363,7 @@ TEST_F(DivergenceTest, EndsTheRunOnEveryRankNamingTensorAndRanks) {
 TEST_F(DivergenceTest, WeightsAreComparedAtTheIntervalOnly) {
   for (const int64_t interval : {0, 4}) {
     for (const absl::Status& status : Run({"dp4", 2, Named("mlp.c_fc.weight"), interval})) {
-      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_OK(status);
     }
   }
 }
@@ -371,7 +372,7 @@ TEST_F(DivergenceTest, GoesOnWhereItOnlyWarnsAndSaysSoOnce) {
   ::testing::internal::CaptureStderr();
   for (const absl::Status& status :
        Run({"tp2", 1, Named("2.ln_2.weight"), 1, ReplicaDivergence::WARN})) {
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
   }
   const std::string said = ::testing::internal::GetCapturedStderr();
   const size_t first = said.find("Replicas have diverged");
@@ -459,7 +460,7 @@ TEST_F(TrainerTest, AnUpdateAnnouncesEveryByteBeforeItChanges) {
                      trainer.set_before_overwrite(nullptr);
                      return absl::OkStatus();
                    });
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_OK(status);
     }
   }
 }
@@ -503,7 +504,7 @@ TEST_F(TrainerTest, TensorParallelTrafficIsTheTheory) {
           EXPECT_EQ(sent, expected);
           return absl::OkStatus();
         });
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_OK(status);
   }
 }
 

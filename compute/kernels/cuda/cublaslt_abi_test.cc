@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "base/testing.h"
 #include "compute/kernels/cuda/cublaslt_api.h"
 
 namespace tessera {
@@ -55,9 +56,8 @@ static_assert(kReductionOutputType == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE);
 
 // Needs no GPU: descriptors are host memory.
 TEST(CublasLtAbiTest, TheToolkitsLibraryTakesEveryAttribute) {
-  absl::StatusOr<std::unique_ptr<CublasLtApi>> opened = OpenCublasLt(CublasLtPlaces());
-  ASSERT_TRUE(opened.ok()) << opened.status();
-  CublasLtApi& lt = **opened;
+  ASSERT_OK_AND_ASSIGN(std::unique_ptr<CublasLtApi> opened, OpenCublasLt(CublasLtPlaces()));
+  CublasLtApi& lt = *opened;
   EXPECT_STREQ(lt.GetStatusString(CublasLtApi::kSuccess), "success");
 
   CublasLtApi::MatmulDesc desc = nullptr;

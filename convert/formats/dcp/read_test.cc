@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/byte_order.h"
+#include "base/testing.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
 #include "convert/core/foreign_checkpoint.h"
@@ -39,7 +40,7 @@ std::string Contents(const std::string& file) {
 
 std::shared_ptr<Storage> Folder() {
   auto storage = OpenStorage(kFolder);
-  EXPECT_TRUE(storage.ok()) << storage.status();
+  EXPECT_OK(storage);
   return *std::move(storage);
 }
 
@@ -74,27 +75,24 @@ std::string LoadInParts(const Checkpoint& checkpoint, const TensorInfo& info, si
                          .strides = strides,
                          .dtype = info.dtype};
     const absl::Status status = checkpoint.LoadTensor(info.name, shard);
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_OK(status);
   }
   return bytes;
 }
 
 void ExpectEqualsTwin(ForeignStorage& storage, const std::string& twin_file) {
   const std::string twin = Contents(twin_file);
-  const auto header = ParseSafetensorsHeader(twin, twin.size());
-  ASSERT_TRUE(header.ok()) << header.status();
-  const auto checkpoint = Checkpoint::Open(storage, "");
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  EXPECT_EQ(checkpoint->tensors().size(), header->entries.size());
-  for (const SafetensorsEntry& expected : header->entries) {
-    const auto info = checkpoint->Find(expected.key);
-    ASSERT_TRUE(info.ok()) << info.status();
-    EXPECT_EQ(info->dtype, expected.dtype) << expected.key;
-    EXPECT_EQ(info->global_shape, expected.shape) << expected.key;
+  ASSERT_OK_AND_ASSIGN(const auto header, ParseSafetensorsHeader(twin, twin.size()));
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(storage, ""));
+  EXPECT_EQ(checkpoint.tensors().size(), header.entries.size());
+  for (const SafetensorsEntry& expected : header.entries) {
+    ASSERT_OK_AND_ASSIGN(const auto info, checkpoint.Find(expected.key));
+    EXPECT_EQ(info.dtype, expected.dtype) << expected.key;
+    EXPECT_EQ(info.global_shape, expected.shape) << expected.key;
     if (expected.length_bytes == 0) continue;
     for (const auto& [dim, parts] :
          std::vector<std::pair<size_t, int64_t>>{{0, 1}, {0, 2}, {0, 3}, {1, 2}, {1, 3}}) {
-      EXPECT_EQ(LoadInParts(*checkpoint, *info, dim, parts),
+      EXPECT_EQ(LoadInParts(checkpoint, info, dim, parts),
                 twin.substr(expected.file_offset, expected.length_bytes))
           << expected.key << " in " << parts << " parts of dim " << dim;
     }
@@ -104,17 +102,15 @@ void ExpectEqualsTwin(ForeignStorage& storage, const std::string& twin_file) {
 TEST(ReadDcpTest, EqualsWhatTorchSavedUnderEverySharding) {
   for (const char* name : {"one", "blobs_of_safetensors", "sharded", "fsdp"}) {
     SCOPED_TRACE(name);
-    const auto storage = Present(Folder(), name);
-    ASSERT_TRUE(storage.ok()) << storage.status();
-    ExpectEqualsTwin(**storage, absl::StrCat(name, ".safetensors"));
+    ASSERT_OK_AND_ASSIGN(const auto storage, Present(Folder(), name));
+    ExpectEqualsTwin(*storage, absl::StrCat(name, ".safetensors"));
   }
 }
 
 TEST(ReadDcpTest, ShardsArePieces) {
-  const auto read = ReadDcp(*Folder(), "sharded");
-  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_OK_AND_ASSIGN(const auto read, ReadDcp(*Folder(), "sharded"));
   std::map<std::string, size_t> pieces;
-  for (const ForeignTensor& tensor : read->tensors) pieces[tensor.name] = tensor.pieces.size();
+  for (const ForeignTensor& tensor : read.tensors) pieces[tensor.name] = tensor.pieces.size();
   EXPECT_EQ(pieces, (std::map<std::string, size_t>{{"rows", 4},
                                                    {"columns", 4},
                                                    {"few", 2},
@@ -123,16 +119,15 @@ TEST(ReadDcpTest, ShardsArePieces) {
                                                    {"replicated", 1},
                                                    {"half", 2},
                                                    {"plain", 1}}));
-  const auto values = ValuesByName(read->state);
+  const auto values = ValuesByName(read.state);
   ASSERT_EQ(values.size(), 1);
   EXPECT_EQ(*values.at("rank_independent")->As<std::string>(), "text");
-  EXPECT_TRUE(read->notes.empty()) << absl::StrJoin(read->notes, "\n");
+  EXPECT_TRUE(read.notes.empty()) << absl::StrJoin(read.notes, "\n");
 }
 
 TEST(ReadDcpTest, OptimizerStateHasItsRole) {
-  const auto read = ReadDcp(*Folder(), "fsdp");
-  ASSERT_TRUE(read.ok()) << read.status();
-  for (const ForeignTensor& tensor : read->tensors) {
+  ASSERT_OK_AND_ASSIGN(const auto read, ReadDcp(*Folder(), "fsdp"));
+  for (const ForeignTensor& tensor : read.tensors) {
     EXPECT_EQ(tensor.role, tensor.name.starts_with("optim.state.") ? TensorRole::kOptimizerState
                                                                    : TensorRole::kWeight)
         << tensor.name;
@@ -152,9 +147,9 @@ std::shared_ptr<Storage> WithMetadata(const std::string& metadata) {
 }
 
 TEST(ReadDcpTest, PropertiesOfOlderReleases) {
-  const auto storage = Present(WithMetadata(Contents("old_properties.metadata")), "");
-  ASSERT_TRUE(storage.ok()) << storage.status();
-  ExpectEqualsTwin(**storage, "one.safetensors");
+  ASSERT_OK_AND_ASSIGN(const auto storage,
+                       Present(WithMetadata(Contents("old_properties.metadata")), ""));
+  ExpectEqualsTwin(*storage, "one.safetensors");
 }
 
 TEST(ReadDcpTest, ErrorsNameFileAndTensor) {
@@ -211,9 +206,8 @@ TEST(ReadDcpTest, SharedNamesTakeNoMoreMemoryThanTheFileAllows) {
   const std::string metadata = LongNamesMetadata(500'000, 20'000);
   const auto storage = WithMetadata(metadata);
   const MemoryMeter meter(AllowedBytes(metadata.size()));
-  const auto read = ReadDcp(*storage, "");
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_TRUE(read->tensors.empty());
+  ASSERT_OK_AND_ASSIGN(const auto read, ReadDcp(*storage, ""));
+  EXPECT_TRUE(read.tensors.empty());
 }
 
 TEST(ReadDcpTest, MissingFilesAreNamed) {

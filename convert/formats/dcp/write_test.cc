@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
@@ -51,9 +52,9 @@ class Source {
     state_.tensors.push_back(
         {.name = "tied", .dtype = DType::kF32, .global_shape = {5, 3}, .alias_of = "of.2"});
     const auto saved = CheckpointFolder(storage_).Save(7, state_);
-    EXPECT_TRUE(saved.ok()) << saved.status();
+    EXPECT_OK(saved);
     auto manifest = ReadManifest(storage_, StepDirectoryName(7));
-    EXPECT_TRUE(manifest.ok()) << manifest.status();
+    EXPECT_OK(manifest);
     manifest_ = *std::move(manifest);
   }
 
@@ -98,13 +99,13 @@ DigestsByName WriteAndRead(Source& source, const std::vector<OutputFile>& files,
                            const std::shared_ptr<MemoryStorage>& storage,
                            const ReadFunction& read) {
   const auto written = WriteOutput(source.output(), files, *storage, "", {});
-  EXPECT_TRUE(written.ok()) << written.status();
+  EXPECT_OK(written);
   auto checkpoint = read(*storage);
-  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_OK(checkpoint);
   auto foreign = ForeignStorage::Create(storage, "", *std::move(checkpoint));
-  EXPECT_TRUE(foreign.ok()) << foreign.status();
+  EXPECT_OK(foreign);
   const auto manifest = ReadManifest(**foreign, "");
-  EXPECT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_OK(manifest);
   for (const LogicalTensor& tensor : manifest->tensors()) {
     for (const LogicalTensor& in_source : source.manifest().tensors()) {
       if (in_source.name() != tensor.name()) continue;
@@ -114,7 +115,7 @@ DigestsByName WriteAndRead(Source& source, const std::vector<OutputFile>& files,
   }
   EXPECT_TRUE((*foreign)->notes().empty());
   auto digests = ReadDigests({**foreign, "", *manifest}, {});
-  EXPECT_TRUE(digests.ok()) << digests.status();
+  EXPECT_OK(digests);
   return *std::move(digests);
 }
 
@@ -134,23 +135,21 @@ DigestsByName DcpDigests(Source& source, const PlanOptions& options) {
 
 TEST(WriteTorchFormatsTest, RoundTripsKeepEveryDigest) {
   Source source;
-  const auto expected = ReadDigests(source.output(), {});
-  ASSERT_TRUE(expected.ok()) << expected.status();
-  EXPECT_EQ(expected->size(), std::size(kTypes) + 8);
-  EXPECT_TRUE(TorchDigests(source, {}) == *expected);
-  EXPECT_TRUE(DcpDigests(source, {}) == *expected);
-  EXPECT_TRUE(DcpDigests(source, {.max_file_bytes = 5000}) == *expected);
+  ASSERT_OK_AND_ASSIGN(const auto expected, ReadDigests(source.output(), {}));
+  EXPECT_EQ(expected.size(), std::size(kTypes) + 8);
+  EXPECT_TRUE(TorchDigests(source, {}) == expected);
+  EXPECT_TRUE(DcpDigests(source, {}) == expected);
+  EXPECT_TRUE(DcpDigests(source, {.max_file_bytes = 5000}) == expected);
 }
 
 // Moments are in the place where optimizers have them, and read back under their names.
 TEST(WriteTorchFormatsTest, MomentsAreThoseOfAnOptimizersStateDict) {
   Source source;
-  const auto expected = ReadDigests(source.output(), {});
-  ASSERT_TRUE(expected.ok()) << expected.status();
+  ASSERT_OK_AND_ASSIGN(const auto expected, ReadDigests(source.output(), {}));
   source.DescribeOptimizer();
-  EXPECT_TRUE(TorchDigests(source, {}) == *expected);
-  EXPECT_TRUE(TorchDigests(source, {}, {"of.4", "of.2"}) == *expected);
-  EXPECT_TRUE(DcpDigests(source, {}) == *expected);
+  EXPECT_TRUE(TorchDigests(source, {}) == expected);
+  EXPECT_TRUE(TorchDigests(source, {}, {"of.4", "of.2"}) == expected);
+  EXPECT_TRUE(DcpDigests(source, {}) == expected);
   const auto files = PlanDcp(source.manifest(), {});
   const auto metadata =
       std::ranges::find(files, std::string(".metadata"), &OutputFile::name)->header;
@@ -217,12 +216,11 @@ TEST(ZipLayoutTest, SizesAndOffsetsBeyond32Bits) {
                   {layout.local_header_offset(1), layout.LocalHeader(1)},
                   {layout.directory_offset(), directory}};
   file.size = layout.directory_offset() + directory.size();
-  const auto members = ReadZipDirectory(file, {0, file.size});
-  ASSERT_TRUE(members.ok()) << members.status();
-  ASSERT_EQ(members->size(), 2);
-  EXPECT_EQ((*members)[0].data.length, large);
-  EXPECT_EQ((*members)[1].name, "a/small");
-  EXPECT_EQ((*members)[1].data.offset % kZipAlignmentBytes, 0);
+  ASSERT_OK_AND_ASSIGN(const auto members, ReadZipDirectory(file, {0, file.size}));
+  ASSERT_EQ(members.size(), 2);
+  EXPECT_EQ(members[0].data.length, large);
+  EXPECT_EQ(members[1].name, "a/small");
+  EXPECT_EQ(members[1].data.offset % kZipAlignmentBytes, 0);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_storage.h"
@@ -45,7 +46,7 @@ std::string Written(const std::string& name) {
 
 GgufHeader HeaderOf(const std::string& bytes) {
   auto header = ReadGgufHeader(StringFile(bytes));
-  EXPECT_TRUE(header.ok()) << header.status();
+  EXPECT_OK(header);
   return header.ok() ? *std::move(header) : GgufHeader();
 }
 
@@ -74,29 +75,29 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> Open(const std::string& bytes) {
 
 ModelConfig ConfigIn(const std::string& bytes) {
   const auto checkpoint = ReadGguf(*FolderOf({{kFile, bytes}}), kFile);
-  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_OK(checkpoint);
   if (!checkpoint.ok()) return {};
   const auto config = ConfigOf(checkpoint->description.model());
-  EXPECT_TRUE(config.ok()) << config.status();
+  EXPECT_OK(config);
   return config.ok() ? *config : ModelConfig();
 }
 
 // A file that is written from another one.
 std::string Rewritten(const std::string& bytes, const PlanOptions& options) {
   const auto source = Open(bytes);
-  EXPECT_TRUE(source.ok()) << source.status();
+  EXPECT_OK(source);
   const auto checkpoint = Checkpoint::Open(**source, "");
-  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_OK(checkpoint);
   const auto files = PlanGguf(checkpoint->manifest(), options);
-  EXPECT_TRUE(files.ok()) << files.status();
+  EXPECT_OK(files);
   if (!files.ok()) return "";
   MemoryStorage storage;
   const auto written = WriteOutput(*checkpoint, *files, storage, "", {});
-  EXPECT_TRUE(written.ok()) << written.status();
+  EXPECT_OK(written);
   const auto file = storage.Open(kFile);
-  EXPECT_TRUE(file.ok()) << file.status();
+  EXPECT_OK(file);
   std::string contents((*file)->size_bytes(), '\0');
-  EXPECT_TRUE((*file)->ReadAt(0, std::as_writable_bytes(std::span(contents))).ok());
+  EXPECT_OK((*file)->ReadAt(0, std::as_writable_bytes(std::span(contents))));
   return contents;
 }
 
@@ -152,22 +153,19 @@ TEST(GgufTest, VectorsAndPositionsAreF32WhateverTheDType) {
 // Settings that no Llama has are stated in keys of our own.
 TEST(GgufTest, ScalingOfRotaryFrequenciesIsReadBackAsItWas) {
   const std::string theirs = Written("llama3_tied");
-  auto source = Open(theirs);
-  ASSERT_TRUE(source.ok()) << source.status();
-  Manifest manifest = *ReadManifest(**source, "");
+  ASSERT_OK_AND_ASSIGN(auto source, Open(theirs));
+  Manifest manifest = *ReadManifest(*source, "");
   ModelConfig config = *ConfigOf(manifest.model());
   config.set_rope_scaling_factor(3.3);
   config.set_rope_scaling_low_freq_factor(0.7);
   config.set_rope_scaling_high_freq_factor(5);
   config.set_rope_scaling_original_max_position_embeddings(8);
   *manifest.mutable_model() = DescribeModel(config).config;
-  const auto files = PlanGguf(manifest, {});
-  ASSERT_TRUE(files.ok()) << files.status();
+  ASSERT_OK_AND_ASSIGN(const auto files, PlanGguf(manifest, {}));
   MemoryStorage storage;
-  ASSERT_TRUE(WriteOutput(Checkpoint(**source, "", manifest), *files, storage, "", {}).ok());
-  const auto read = ReadGguf(storage, kFile);
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->description.model().text(), manifest.model().text());
+  ASSERT_OK(WriteOutput(Checkpoint(*source, "", manifest), files, storage, "", {}));
+  ASSERT_OK_AND_ASSIGN(const auto read, ReadGguf(storage, kFile));
+  EXPECT_EQ(read.description.model().text(), manifest.model().text());
 }
 
 TEST(GgufTest, ATokenizerIsInTheFile) {
@@ -210,7 +208,7 @@ TEST(GgufTest, Version2AndAnyAlignmentAreRead) {
   const std::string file = Written("gpt2");
   std::string older = file;
   older[4] = 2;
-  EXPECT_TRUE(Open(older).ok());
+  EXPECT_OK(Open(older));
   GgufHeader header = {.metadata = {{"general.alignment", int64_t{1}}},
                        .tensors = {{.name = "a", .dtype = DType::kF16, .shape = {3}},
                                    {.name = "b", .dtype = DType::kF16, .shape = {2}}}};
@@ -230,7 +228,7 @@ TEST(GgufTest, CutOffAnywhereIsDataLossThatNamesTheFile) {
   const GgufTensor last = HeaderOf(file).tensors.back();
   const auto end =
       last.offset_bytes + static_cast<uint64_t>(ElementCount(last.shape) * ElementSize(last.dtype));
-  EXPECT_TRUE(Open(file.substr(0, end)).ok());
+  EXPECT_OK(Open(file.substr(0, end)));
   for (size_t length = 0; length < end; length += length < 4096 ? 1 : 97) {
     const absl::Status status = Open(file.substr(0, length)).status();
     ASSERT_TRUE(absl::IsDataLoss(status)) << length << ": " << status;

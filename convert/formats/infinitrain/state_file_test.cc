@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/byte_order.h"
+#include "base/testing.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -53,17 +54,16 @@ std::string ErrorOf(const FileSpec& spec) { return ErrorOf(MakeFile(spec)); }
 
 TEST(StateFileTest, ReadsTensorsWithoutTheirElements) {
   const StringFile file(MakeFile({}));
-  const auto tensors = ReadInfiniTrainStateFile(file);
-  ASSERT_TRUE(tensors.ok()) << tensors.status();
-  ASSERT_EQ(tensors->size(), 2);
-  EXPECT_EQ(tensors->at(0).name, "step");
-  EXPECT_EQ(tensors->at(0).dtype, DType::kI64);
-  EXPECT_TRUE(tensors->at(0).shape.empty());
-  EXPECT_EQ(file.contents()[tensors->at(0).offset_bytes], 7);
-  EXPECT_EQ(tensors->at(1).name, "weight");
-  EXPECT_EQ(tensors->at(1).dtype, DType::kF32);
-  EXPECT_EQ(tensors->at(1).shape, Shape({2, 3}));
-  EXPECT_EQ(tensors->at(1).offset_bytes, file.size_bytes() - 24);
+  ASSERT_OK_AND_ASSIGN(const auto tensors, ReadInfiniTrainStateFile(file));
+  ASSERT_EQ(tensors.size(), 2);
+  EXPECT_EQ(tensors.at(0).name, "step");
+  EXPECT_EQ(tensors.at(0).dtype, DType::kI64);
+  EXPECT_TRUE(tensors.at(0).shape.empty());
+  EXPECT_EQ(file.contents()[tensors.at(0).offset_bytes], 7);
+  EXPECT_EQ(tensors.at(1).name, "weight");
+  EXPECT_EQ(tensors.at(1).dtype, DType::kF32);
+  EXPECT_EQ(tensors.at(1).shape, Shape({2, 3}));
+  EXPECT_EQ(tensors.at(1).offset_bytes, file.size_bytes() - 24);
 }
 
 TEST(StateFileTest, SkipsElements) {
@@ -73,7 +73,7 @@ TEST(StateFileTest, SkipsElements) {
   AppendLittleEndian(uint32_t{1}, bytes);
   AppendTensor({.dims = {kBytes / 4}, .bytes = kBytes}, bytes);
   const StringFile file(bytes + std::string(kBytes, '\0'));
-  EXPECT_TRUE(ReadInfiniTrainStateFile(file).ok());
+  EXPECT_OK(ReadInfiniTrainStateFile(file));
   EXPECT_LT(file.bytes_read(), 10'000);
 }
 

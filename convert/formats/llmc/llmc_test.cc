@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "base/testing.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/testing/packed_folder.h"
 #include "gmock/gmock.h"
@@ -77,15 +78,13 @@ TEST(LlmcTest, RealsAreReadAsTheDecimalsThatWereMeant) {
   const std::string bits = Fixture("llama3_untied");
   for (const std::string& file :
        {bits, WithField(WithField(WithField(bits, 8, 1), 10, 0), 11, 50)}) {
-    const auto read = Read(file);
-    ASSERT_TRUE(read.ok()) << read.status();
-    const auto config = ConfigOf(read->description.model());
-    ASSERT_TRUE(config.ok()) << config.status();
-    EXPECT_EQ(config->ffn_multiplier(), 1.3);
-    EXPECT_EQ(config->ffn_hidden_size(), 56);
-    EXPECT_EQ(config->norm_epsilon(), 1e-5);
-    EXPECT_EQ(config->rotary_base(), 50);
-    EXPECT_EQ(config->num_query_groups(), 2);
+    ASSERT_OK_AND_ASSIGN(const auto read, Read(file));
+    ASSERT_OK_AND_ASSIGN(const auto config, ConfigOf(read.description.model()));
+    EXPECT_EQ(config.ffn_multiplier(), 1.3);
+    EXPECT_EQ(config.ffn_hidden_size(), 56);
+    EXPECT_EQ(config.norm_epsilon(), 1e-5);
+    EXPECT_EQ(config.rotary_base(), 50);
+    EXPECT_EQ(config.num_query_groups(), 2);
   }
 }
 
@@ -96,9 +95,8 @@ TEST(LlmcTest, ATiedModelRefusesAHeadOfItsOwn) {
     auto config = *ConfigOf(model);
     config.set_untie_embeddings_and_output_weights(false);
     model = DescribeModel(config).config;
-    auto read = Read(file, &model);
-    ASSERT_TRUE(read.ok()) << read.status();
-    const auto storage = ForeignStorage::Create(StorageOf(file), "", *std::move(read));
+    ASSERT_OK_AND_ASSIGN(auto read, Read(file, &model));
+    const auto storage = ForeignStorage::Create(StorageOf(file), "", std::move(read));
     EXPECT_EQ(storage.ok(), is_tied) << storage.status();
   }
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/testing.h"
 #include "convert/formats/dcp/metadata.h"
 #include "convert/pickle/torch_archive.h"
 #include "convert/pickle/write.h"
@@ -29,7 +30,7 @@ absl::StatusOr<std::vector<RankChunk>> Read(const std::function<void(pickle::Wri
   writer.EndDict();
   const StringFile file(TorchObjectFile("model_optim_rng.pt", std::move(writer).Finish()).header);
   const auto archive = ReadTorchArchive(file, {0, file.size_bytes()});
-  EXPECT_TRUE(archive.ok()) << archive.status();
+  EXPECT_OK(archive);
   return ReadRankChunks(*archive);
 }
 
@@ -50,15 +51,15 @@ void WriteChunk(const std::string& key, const std::vector<std::string>& names, b
 }
 
 TEST(RankFileTest, StatesOfModulesAreNamedAndLeftOut) {
-  const auto chunks = Read([](pickle::Writer& writer) {
-    WriteChunk("model0", {"decoder.layers.0.mlp.linear_fc1._extra_state"}, false, writer);
-    WriteChunk("model1", {"decoder.layers.0.mlp.linear_fc1._extra_state"}, true, writer);
-  });
-  ASSERT_TRUE(chunks.ok()) << chunks.status();
-  ASSERT_EQ(chunks->size(), 2);
-  EXPECT_THAT((*chunks)[0].left_out, ElementsAre("decoder.layers.0.mlp.linear_fc1._extra_state"));
-  EXPECT_TRUE((*chunks)[0].tensors.empty());
-  EXPECT_TRUE((*chunks)[1].left_out.empty());
+  ASSERT_OK_AND_ASSIGN(
+      const auto chunks, Read([](pickle::Writer& writer) {
+        WriteChunk("model0", {"decoder.layers.0.mlp.linear_fc1._extra_state"}, false, writer);
+        WriteChunk("model1", {"decoder.layers.0.mlp.linear_fc1._extra_state"}, true, writer);
+      }));
+  ASSERT_EQ(chunks.size(), 2);
+  EXPECT_THAT(chunks[0].left_out, ElementsAre("decoder.layers.0.mlp.linear_fc1._extra_state"));
+  EXPECT_TRUE(chunks[0].tensors.empty());
+  EXPECT_TRUE(chunks[1].left_out.empty());
 }
 
 TEST(RankFileTest, RefusesWhatIsNoModelOfMegatronCore) {

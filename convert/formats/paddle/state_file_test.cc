@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "convert/formats/paddle/files.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
@@ -46,58 +47,53 @@ std::string ErrorOf(const std::string& name) {
 
 TEST(StateFileTest, ArraysAndATableOfNames) {
   const StringFile file = Read("weights.pdparams");
-  const auto state = ReadPaddleStateFile(file);
-  ASSERT_TRUE(state.ok()) << state.status();
-  ASSERT_EQ(state->arrays.size(), 2);
-  EXPECT_EQ(state->arrays[0].key, "a");
-  EXPECT_EQ(state->arrays[0].tensor_name, "linear_0.w_0");
-  EXPECT_EQ(state->arrays[0].dtype, DType::kF32);
-  EXPECT_EQ(state->arrays[0].shape, (Shape{3, 4}));
-  EXPECT_EQ(state->arrays[0].parts[0].strides, (std::vector<int64_t>{4, 1}));
-  EXPECT_EQ(Values(file, state->arrays[0]), Iota(12));
-  EXPECT_EQ(state->arrays[1].tensor_name, "linear_0.b_0");
-  EXPECT_EQ(Values(file, state->arrays[1]), Iota(5));
+  ASSERT_OK_AND_ASSIGN(const auto state, ReadPaddleStateFile(file));
+  ASSERT_EQ(state.arrays.size(), 2);
+  EXPECT_EQ(state.arrays[0].key, "a");
+  EXPECT_EQ(state.arrays[0].tensor_name, "linear_0.w_0");
+  EXPECT_EQ(state.arrays[0].dtype, DType::kF32);
+  EXPECT_EQ(state.arrays[0].shape, (Shape{3, 4}));
+  EXPECT_EQ(state.arrays[0].parts[0].strides, (std::vector<int64_t>{4, 1}));
+  EXPECT_EQ(Values(file, state.arrays[0]), Iota(12));
+  EXPECT_EQ(state.arrays[1].tensor_name, "linear_0.b_0");
+  EXPECT_EQ(Values(file, state.arrays[1]), Iota(5));
 }
 
 TEST(StateFileTest, PairsOfNamesAndArrays) {
   const StringFile file = Read("states.pdopt");
-  const auto state = ReadPaddleStateFile(file);
-  ASSERT_TRUE(state.ok()) << state.status();
-  ASSERT_EQ(state->arrays.size(), 1);
-  EXPECT_EQ(state->arrays[0].tensor_name, "linear_0.w_0_moment1_0");
-  ASSERT_EQ(state->master_weights.size(), 1);
-  EXPECT_EQ(state->master_weights[0].key, "linear_0.w_0");
-  EXPECT_EQ(state->master_weights[0].tensor_name, "linear_0.w_0_fp32_master_0");
-  EXPECT_EQ(Values(file, state->master_weights[0]), Iota(12, 1));
-  EXPECT_EQ(state->last_epoch, 7);
+  ASSERT_OK_AND_ASSIGN(const auto state, ReadPaddleStateFile(file));
+  ASSERT_EQ(state.arrays.size(), 1);
+  EXPECT_EQ(state.arrays[0].tensor_name, "linear_0.w_0_moment1_0");
+  ASSERT_EQ(state.master_weights.size(), 1);
+  EXPECT_EQ(state.master_weights[0].key, "linear_0.w_0");
+  EXPECT_EQ(state.master_weights[0].tensor_name, "linear_0.w_0_fp32_master_0");
+  EXPECT_EQ(Values(file, state.master_weights[0]), Iota(12, 1));
+  EXPECT_EQ(state.last_epoch, 7);
 }
 
 TEST(StateFileTest, BFloat16IsStoredAsIntegers) {
-  const auto state = ReadPaddleStateFile(Read("bfloat16.pdparams"));
-  ASSERT_TRUE(state.ok()) << state.status();
-  ASSERT_EQ(state->arrays.size(), 1);
-  EXPECT_EQ(state->arrays[0].dtype, DType::kBF16);
+  ASSERT_OK_AND_ASSIGN(const auto state, ReadPaddleStateFile(Read("bfloat16.pdparams")));
+  ASSERT_EQ(state.arrays.size(), 1);
+  EXPECT_EQ(state.arrays[0].dtype, DType::kBF16);
 }
 
 TEST(StateFileTest, BigArraysAreInParts) {
   const StringFile file = Read("parts.pdparams");
-  const auto state = ReadPaddleStateFile(file);
-  ASSERT_TRUE(state.ok()) << state.status();
-  ASSERT_EQ(state->arrays.size(), 2);
-  EXPECT_EQ(state->arrays[0].key, "a");
-  EXPECT_EQ(state->arrays[0].tensor_name, "linear_0.w_0");
-  EXPECT_EQ(state->arrays[0].shape, (Shape{3, 4}));
-  EXPECT_EQ(state->arrays[0].parts.size(), 3);
-  EXPECT_EQ(Values(file, state->arrays[0]), Iota(12));
-  EXPECT_EQ(state->arrays[1].key, "b");
+  ASSERT_OK_AND_ASSIGN(const auto state, ReadPaddleStateFile(file));
+  ASSERT_EQ(state.arrays.size(), 2);
+  EXPECT_EQ(state.arrays[0].key, "a");
+  EXPECT_EQ(state.arrays[0].tensor_name, "linear_0.w_0");
+  EXPECT_EQ(state.arrays[0].shape, (Shape{3, 4}));
+  EXPECT_EQ(state.arrays[0].parts.size(), 3);
+  EXPECT_EQ(Values(file, state.arrays[0]), Iota(12));
+  EXPECT_EQ(state.arrays[1].key, "b");
 }
 
 TEST(StateFileTest, OrderOfFortran) {
   for (const char* const name : {"fortran.pdparams", "protocol5.pdparams"}) {
     const StringFile file = Read(name);
-    const auto state = ReadPaddleStateFile(file);
-    ASSERT_TRUE(state.ok()) << state.status();
-    const PaddleArray& array = state->arrays.back();
+    ASSERT_OK_AND_ASSIGN(const auto state, ReadPaddleStateFile(file));
+    const PaddleArray& array = state.arrays.back();
     EXPECT_EQ(array.shape, (Shape{3, 4}));
     EXPECT_EQ(array.parts[0].strides, (std::vector<int64_t>{1, 3}));
     EXPECT_EQ(Values(file, array)[1], 4) << name;
@@ -105,9 +101,8 @@ TEST(StateFileTest, OrderOfFortran) {
 }
 
 TEST(StateFileTest, NothingStored) {
-  const auto state = ReadPaddleStateFile(Read("empty.pdparams"));
-  ASSERT_TRUE(state.ok()) << state.status();
-  EXPECT_TRUE(state->arrays.empty());
+  ASSERT_OK_AND_ASSIGN(const auto state, ReadPaddleStateFile(Read("empty.pdparams")));
+  EXPECT_TRUE(state.arrays.empty());
 }
 
 TEST(StateFileTest, ErrorsNameTheKey) {

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/testing.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
 #include "convert/core/foreign_checkpoint.h"
@@ -77,13 +78,11 @@ TEST(ReadTorchTest, EqualsWhatTorchWroteAsSafetensors) {
     SCOPED_TRACE(entry.path());
     const std::string file = entry.path().stem().string() + ".pt";
     const std::string torch_bytes = Contents(file), twin = Contents(entry.path().filename());
-    const auto header = ParseSafetensorsHeader(twin, twin.size());
-    ASSERT_TRUE(header.ok()) << header.status();
-    const auto checkpoint = Read(file);
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    const auto tensors = ByName(*checkpoint);
-    EXPECT_EQ(tensors.size(), header->entries.size());
-    for (const SafetensorsEntry& expected : header->entries) {
+    ASSERT_OK_AND_ASSIGN(const auto header, ParseSafetensorsHeader(twin, twin.size()));
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint, Read(file));
+    const auto tensors = ByName(checkpoint);
+    EXPECT_EQ(tensors.size(), header.entries.size());
+    for (const SafetensorsEntry& expected : header.entries) {
       ASSERT_TRUE(tensors.contains(expected.key)) << expected.key;
       ForeignTensor tensor = tensors.at(expected.key);
       if (!tensor.alias_of.empty()) tensor = tensors.at(tensor.alias_of);
@@ -103,9 +102,8 @@ TEST(ReadTorchTest, EqualsWhatTorchWroteAsSafetensors) {
 
 TEST(ReadTorchTest, TheSameViewIsAnAlias) {
   for (const char* file : {"views.pt", "views_legacy.pt", "python_zip.pt"}) {
-    const auto checkpoint = Read(file);
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    for (const auto& [name, tensor] : ByName(*checkpoint)) {
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint, Read(file));
+    for (const auto& [name, tensor] : ByName(checkpoint)) {
       const bool same = name == "same" || name == "same_again";
       EXPECT_EQ(tensor.alias_of, same ? "base" : "") << name;
     }
@@ -113,14 +111,13 @@ TEST(ReadTorchTest, TheSameViewIsAnAlias) {
 }
 
 TEST(ReadTorchTest, OptimizerStateHasItsRole) {
-  const auto checkpoint = Read("training.pt");
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const auto tensors = ByName(*checkpoint);
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Read("training.pt"));
+  const auto tensors = ByName(checkpoint);
   EXPECT_EQ(tensors.at("optimizer.state.0.exp_avg").role, TensorRole::kOptimizerState);
   EXPECT_EQ(tensors.at("model.0.weight").role, TensorRole::kWeight);
   EXPECT_EQ(tensors.at("model.tied.weight").alias_of, "model.0.weight");
   EXPECT_EQ(tensors.at("parameters.0").alias_of, "model.2.weight");
-  const std::string notes = absl::StrJoin(checkpoint->notes, "\n");
+  const std::string notes = absl::StrJoin(checkpoint.notes, "\n");
   EXPECT_THAT(notes, HasSubstr("objects of argparse.Namespace: args"));
   EXPECT_THAT(notes, HasSubstr("objects of torch.Size: shape"));
   EXPECT_THAT(notes, HasSubstr("key is neither a text nor a number: the file"));
@@ -128,9 +125,8 @@ TEST(ReadTorchTest, OptimizerStateHasItsRole) {
 
 TEST(ReadTorchTest, WhatIsNoTensorCanBeLookedUp) {
   const StringFile file(Contents("training.pt"));
-  const auto archive = ReadTorchArchive(file, {0, file.size_bytes()});
-  ASSERT_TRUE(archive.ok()) << archive.status();
-  const pickle::Value root = archive->contents.root();
+  ASSERT_OK_AND_ASSIGN(const auto archive, ReadTorchArchive(file, {0, file.size_bytes()}));
+  const pickle::Value root = archive.contents.root();
   EXPECT_EQ(root.Find("step").AsInt(), 2);
   EXPECT_EQ(root.Find("losses")[1].AsFloat(), 0.25);
   EXPECT_EQ(root.Find("args").state().Find("lr").AsFloat(), 1e-3);
@@ -140,11 +136,10 @@ TEST(ReadTorchTest, WhatIsNoTensorCanBeLookedUp) {
 }
 
 TEST(ReadTorchTest, TensorsThatCannotBeReadAreNamed) {
-  const auto checkpoint = Read("unread.pt");
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  ASSERT_EQ(checkpoint->tensors.size(), 1);
-  EXPECT_EQ(checkpoint->tensors[0].name, "good");
-  const std::string notes = absl::StrJoin(checkpoint->notes, "\n");
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Read("unread.pt"));
+  ASSERT_EQ(checkpoint.tensors.size(), 1);
+  EXPECT_EQ(checkpoint.tensors[0].name, "good");
+  const std::string notes = absl::StrJoin(checkpoint.notes, "\n");
   for (const char* name : {"complex", "sparse", "quantized", "expanded", "negated"}) {
     EXPECT_THAT(notes, HasSubstr(name));
   }
@@ -152,15 +147,14 @@ TEST(ReadTorchTest, TensorsThatCannotBeReadAreNamed) {
 }
 
 TEST(ReadTorchTest, SeveralFilesAreOneStateDict) {
-  const auto storage = OpenStorage("convert/formats/torch");
-  ASSERT_TRUE(storage.ok()) << storage.status();
-  const auto both =
-      ReadTorch(**storage, "testdata", std::vector<std::string>{"listed.pt", "root.pt"});
-  ASSERT_TRUE(both.ok()) << both.status();
-  EXPECT_EQ(both->tensors.size(), 4);
-  EXPECT_EQ(both->tensors[3].pieces[0].file, "root.pt");
+  ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage("convert/formats/torch"));
+  ASSERT_OK_AND_ASSIGN(
+      const auto both,
+      ReadTorch(*storage, "testdata", std::vector<std::string>{"listed.pt", "root.pt"}));
+  EXPECT_EQ(both.tensors.size(), 4);
+  EXPECT_EQ(both.tensors[3].pieces[0].file, "root.pt");
   const auto twice =
-      ReadTorch(**storage, "testdata", std::vector<std::string>{"root.pt", "protocol4.pt"});
+      ReadTorch(*storage, "testdata", std::vector<std::string>{"root.pt", "protocol4.pt"});
   EXPECT_EQ(twice.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(twice.status().message()),
               HasSubstr("protocol4.pt: tensor tensor: the name occurs twice"));
@@ -172,11 +166,11 @@ TEST(FindTorchFilesTest, OneFileOrAllParts) {
     return FindTorchFiles(storage, folder, file);
   };
   const auto add = [&](const std::string& path, const std::string& contents) {
-    ASSERT_TRUE(WriteAll(storage, path, contents).ok());
+    ASSERT_OK(WriteAll(storage, path, contents));
   };
   using Names = std::vector<std::string>;
   for (const char* folder : {"one", "parts", "several"}) {
-    ASSERT_TRUE(storage.MakeDirectory(folder).ok());
+    ASSERT_OK(storage.MakeDirectory(folder));
   }
   add("one/model.pth", Contents("root_legacy.pt"));
   add("one/tokens.bin", "no file of torch");
@@ -227,7 +221,7 @@ TEST(ReadTorchTest, CutFilesAreErrors) {
       EXPECT_EQ(StatusOf(contents.substr(0, size)).code(), absl::StatusCode::kDataLoss)
           << name << " " << size;
     }
-    EXPECT_TRUE(StatusOf(contents).ok()) << name;
+    EXPECT_OK(StatusOf(contents)) << name;
   }
 }
 
@@ -240,7 +234,7 @@ std::string Replaced(std::string text, std::string_view from, std::string_view t
 
 TEST(ZipDirectoryTest, AmbiguousArchivesAreErrors) {
   const std::string zip = Contents("short_storage.pt");  // of Python's zipfile
-  ASSERT_TRUE(StatusOf(zip).ok());
+  ASSERT_OK(StatusOf(zip));
   const std::string central = "PK\x01\x02";
   const size_t first = zip.find(central);
   const auto with_byte = [&](size_t at, char value) {
@@ -325,16 +319,15 @@ std::string LongNamesPickle(int depth, size_t key_bytes, int tensors) {
 
 absl::StatusOr<ForeignCheckpoint> ReadContents(const std::string& contents) {
   MemoryStorage storage;
-  EXPECT_TRUE(WriteAll(storage, "file.pt", contents).ok());
+  EXPECT_OK(WriteAll(storage, "file.pt", contents));
   const MemoryMeter meter(AllowedBytes(contents.size()));
   return ReadTorch(storage, "", std::vector<std::string>{"file.pt"});
 }
 
 TEST(ReadTorchTest, SharedKeysTakeNoMoreMemoryThanTheFileAllows) {
-  const auto good = ReadContents(TorchFile(LongNamesPickle(2, 100, 300)));
-  ASSERT_TRUE(good.ok()) << good.status();
-  ASSERT_EQ(good->tensors.size(), 300);
-  EXPECT_EQ(good->tensors[299].name, std::string(100, 'k') + "." + std::string(100, 'k') + ".t299");
+  ASSERT_OK_AND_ASSIGN(const auto good, ReadContents(TorchFile(LongNamesPickle(2, 100, 300))));
+  ASSERT_EQ(good.tensors.size(), 300);
+  EXPECT_EQ(good.tensors[299].name, std::string(100, 'k') + "." + std::string(100, 'k') + ".t299");
   for (const auto& [depth, key_bytes, tensors] :
        {std::tuple(30, 30'000, 3000), std::tuple(60, 1'000'000, 100),
         std::tuple(1, 100, 500'000)}) {

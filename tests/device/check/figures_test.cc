@@ -27,7 +27,7 @@ TEST(FiguresTest, ProductsHaveARate) {
 }
 
 void ExpectPlausible(const TimedModel& model, const absl::StatusOr<TrainingFigures>& figures) {
-  ASSERT_TRUE(figures.ok()) << figures.status();
+  ASSERT_OK(figures);
   EXPECT_GT(figures->seconds_per_step, 0);
   const double tokens =
       static_cast<double>(model.micro_batch * model.accumulation * model.seq_length);
@@ -62,9 +62,9 @@ TEST(FiguresTest, PytorchIsOptional) {
   EXPECT_EQ(MeasurePytorch(SmallModel(), python, "x.py", "cuda", folder).status(),
             absl::UnavailableError("PyTorch: python3 has no torch"));
   write(R"([ "$1 $2 $5" = "x.py --device=cuda --heads=2" ] && echo 1234.5)");
-  const absl::StatusOr<double> rate = MeasurePytorch(SmallModel(), python, "x.py", "cuda", folder);
-  ASSERT_TRUE(rate.ok()) << rate.status();
-  EXPECT_EQ(*rate, 1234.5);
+  ASSERT_OK_AND_ASSIGN(const double rate,
+                       MeasurePytorch(SmallModel(), python, "x.py", "cuda", folder));
+  EXPECT_EQ(rate, 1234.5);
 }
 
 TEST(FiguresTest, FiguresAreDescribed) {

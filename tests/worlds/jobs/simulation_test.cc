@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_join.h"
+#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "tests/worlds/jobs/run_case.h"
 
@@ -23,9 +24,8 @@ TEST(SimulationTest, TheSameSeedIsTheSameWorld) {
 
 TEST(SimulationTest, ACaseIsItsText) {
   const std::string text = "12 -p1.all -p2.async #1000017 #2000003";
-  const auto parsed = ParseCase(text);
-  ASSERT_TRUE(parsed.ok());
-  EXPECT_EQ(parsed->ToString(), text);
+  ASSERT_OK_AND_ASSIGN(const auto parsed, ParseCase(text));
+  EXPECT_EQ(parsed.ToString(), text);
   EXPECT_EQ(ParseCase("12 #")->ToString(), "12 #");
   EXPECT_FALSE(ParseCase("p1.all").ok());
 }
