@@ -25,7 +25,7 @@ absl::Status NothingToLoad(const CheckpointConfig& config);
 // Adds a workaround for a checkpoint that cannot be read: the one before it.
 absl::Status WithOlderStep(const absl::Status& status, std::optional<int64_t> older_step);
 
-// Whether the name is that of a file in a file system.
+// Whether `name` names a regular file of a file system.
 bool NamesAFile(const std::string& name);
 
 // Adds, to the error of a resume from `save`, the settings that a user has given or can give.
@@ -37,9 +37,9 @@ absl::Status InSettings(const absl::Status& status, const CheckpointConfig& conf
 // position than the saved one.
 absl::Status CheckTellsProgress(const SavedRun& saved, const TrainConfig& config);
 
-// One sentence about what FindToLoad() and a resume skip in `folder`: saves of steps after `step` that were
-// started but not committed, as a sudden death leaves them, and directories of any step that cannot
-// be read. Empty if nothing is skipped. For rank 0.
+// One sentence about what FindToLoad() and a resume skip in `folder`: saves of steps after `step`
+// that were started but not committed, as a sudden death leaves them, and directories of any step
+// that cannot be read. Empty if nothing is skipped. For rank 0.
 absl::StatusOr<std::string> DescribeSkipped(const std::string& folder, int64_t step,
                                             const CheckpointConfig& config);
 

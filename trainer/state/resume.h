@@ -19,22 +19,21 @@
 namespace tessera {
 
 // Takes over from a checkpoint on this rank, or begins without one (nullopt). Returns the same
-// status on all ranks where a checkpoint is damaged, as LoadTensors() does; see ckpt::LoadOnThisRank.
+// status on all ranks where a checkpoint is damaged, as LoadTensors() does; see LoadOnThisRank in
+// checkpoint_manager.h.
 using UseSavedRun = std::function<absl::Status(std::optional<SavedRun>)>;
 
 // Calls `use` with the checkpoint that the run continues from.
 //
-// With auto_resume and a folder `save`, that is the latest valid one there, permanent or rolling:
-// see CheckpointManager::TryResume() for what is skipped, what ends the run, and what `use` may see before.
-// Where one has been used, newer ones that are damaged or have diverged are quarantined, with a
-// note for each, if the run Saves(); else they are left where they are. FailedPrecondition where
-// none is valid, unless resume_ignore_no_valid_checkpoint is set. ckpt_step, where `load` is empty
-// or the same folder, chooses one of its steps instead, after which later ones are abandoned.
+// With auto_resume and a folder `save`, that is the latest valid one there, permanent or rolling,
+// as CheckpointManager::TryResume() finds it, with a note for each that it has skipped.
+// FailedPrecondition where none is valid, unless resume_ignore_no_valid_checkpoint is set.
+// ckpt_step, where `load` is empty or the same folder, chooses one of its steps instead, after
+// which later ones are abandoned.
 //
-// Without one there, the checkpoint that FindToLoad() finds.
-//
-// nullopt if no load is named and `save` holds no checkpoint, with a note, unless
-// exit_on_missing_checkpoint or ckpt_step is set.
+// Without one there, it is the checkpoint that FindToLoad() finds. If no load is named and `save`
+// holds no checkpoint, it is nullopt, with a note; with exit_on_missing_checkpoint or ckpt_step,
+// NotFound.
 //
 // `manager`: of `save`, see RunSaver.
 //
