@@ -96,7 +96,7 @@ absl::Status InSettings(const absl::Status& status, const CheckpointConfig& conf
   switch (ckpt::ProblemOf(status)) {
     case ckpt::ResumeProblem::kNone:
       return status;
-    case ckpt::ResumeProblem::kNoSuchStep:
+    case ckpt::ResumeProblem::kNoSuchStep:  // "step 400: no such ..."
       return absl::Status(status.code(), absl::StrCat("ckpt_", status.message()));
     case ckpt::ResumeProblem::kNoneValid:
       return absl::Status(

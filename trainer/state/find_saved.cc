@@ -1,7 +1,6 @@
 #include "trainer/state/find_saved.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <limits>
 #include <memory>
 #include <string_view>
@@ -30,16 +29,6 @@ bool SameFolder(std::string_view a, std::string_view b) {
   while (a.size() > 1 && a.ends_with('/')) a.remove_suffix(1);
   while (b.size() > 1 && b.ends_with('/')) b.remove_suffix(1);
   return a == b;
-}
-
-// The requested checkpoint in `saved`.
-absl::StatusOr<size_t> Choose(Storage& storage, const CheckpointConfig& config,
-                              const std::vector<ckpt::CheckpointInfo>& saved) {
-  if (!config.has_ckpt_step()) return saved.size() - 1;
-  const auto found = std::ranges::find(saved, config.ckpt_step(), &ckpt::CheckpointInfo::step);
-  if (found != saved.end()) return found - saved.begin();
-  return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(), ": ",
-                                          ckpt::NoSuchCheckpoint(storage, saved).message()));
 }
 
 // Adds to a manifest what its writer did not know and the settings state: the step, and the
@@ -71,17 +60,6 @@ absl::StatusOr<SavedRun> TakeSingleCheckpoint(const std::string& name,
   }
   return SavedRun{.checkpoint = ckpt::Checkpoint(std::move(storage), "", *std::move(manifest),
                                                  std::move(reading))};
-}
-
-// Permanent and rolling checkpoints, ascending by step; of one step the permanent one first.
-absl::StatusOr<std::vector<ckpt::CheckpointInfo>> ListWithRolling(
-    Storage& storage, std::vector<ckpt::CheckpointInfo>* unreadable) {
-  TESSERA_RETURN_IF_ERROR(ckpt::CheckpointFolder(storage).List(unreadable).status());
-  TESSERA_ASSIGN_OR_RETURN(std::vector<ckpt::CheckpointInfo> all, ckpt::ListForResume(storage));
-  std::ranges::sort(all, {}, [](const ckpt::CheckpointInfo& checkpoint) {
-    return std::pair(checkpoint.step, checkpoint.rolling);
-  });
-  return all;
 }
 
 // In this format, or in any where it is empty.
@@ -183,7 +161,7 @@ absl::StatusOr<SavedRun> Find(const TrainConfig& settings, const NoteSink& notes
   }
   std::vector<ckpt::CheckpointInfo> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
-                           ListWithRolling(**storage, &unreadable));
+                           ckpt::ListForResume(**storage, &unreadable));
   for (const ckpt::CheckpointInfo& checkpoint : unreadable) {
     // It was requested, or it may be the only one.
     const bool needed =
@@ -192,12 +170,19 @@ absl::StatusOr<SavedRun> Find(const TrainConfig& settings, const NoteSink& notes
   }
   if (saved.empty() && !is_ours) return FindForeign(settings, notes);
   if (saved.empty()) return NothingToLoad(config);
-  TESSERA_ASSIGN_OR_RETURN(const size_t chosen, Choose(**storage, config, saved));
-  const std::string& directory = saved[chosen].directory;
-  std::optional<int64_t> older_step;
-  for (size_t i = 0; i < chosen && saved[i].step < saved[chosen].step; ++i) {
-    older_step = saved[i].step;
+  const auto chosen = config.has_ckpt_step() ? std::ranges::find(saved, config.ckpt_step(),
+                                                                 &ckpt::CheckpointInfo::step)
+                                             : saved.begin();
+  if (chosen == saved.end()) {
+    return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(), ": ",
+                                            ckpt::NoSuchCheckpoint(**storage, saved).message()));
   }
+  const std::string& directory = chosen->directory;
+  const auto older = std::find_if(chosen, saved.end(), [&](const ckpt::CheckpointInfo& other) {
+    return other.step < chosen->step;
+  });
+  std::optional<int64_t> older_step;
+  if (older != saved.end()) older_step = older->step;
   reading = std::make_shared<const ckpt::ReadLock>(**storage, directory);
   absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(**storage, directory);
   if (!manifest.ok()) return WithOlderStep(manifest.status(), older_step);
