@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
+#include "storage/storage.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/communicator_group.h"
 
