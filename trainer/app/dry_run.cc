@@ -157,7 +157,7 @@ std::string DescribeCheckpoints(const TrainConfig& config, int64_t first_step) {
     const int64_t saves = (last + interval - 1) / interval - first_step / interval;
     absl::StrAppend(&text, ", every ", interval, " steps: ", saves, " of them");
   }
-  const auto storage = OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
+  const auto storage = OpenStorage(checkpoint.save(), StoresOf(checkpoint));
   const absl::StatusOr<uint64_t> free = storage.ok() ? (*storage)->FreeBytes() : storage.status();
   if (free.ok()) absl::StrAppend(&text, "; ", HumanBytes(*free), " are free there");
   return text;

@@ -43,7 +43,7 @@ absl::StatusOr<std::shared_ptr<RunReplicas>> RunReplicas::Open(const TrainConfig
   absl::Status ready;
   if (group.ranks.rank() == 0) {
     absl::StatusOr<std::unique_ptr<Storage>> store =
-        OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
+        OpenStorage(checkpoint.save(), StoresOf(checkpoint));
     ready = store.status();
     if (store.ok()) run->store_ = *std::move(store);
     if (ready.ok() && !checkpoint.replicate_to_peers()) {

@@ -36,8 +36,7 @@ std::optional<SavedModel> ModelOf(const ckpt::Manifest& manifest, const std::str
 // which reports it. `is_there` gets whether there is any checkpoint of ours, readable or not.
 std::optional<SavedModel> ModelIn(const std::string& folder, std::optional<int64_t> step,
                                   const CheckpointConfig& config, bool* is_there) {
-  const absl::StatusOr<std::unique_ptr<Storage>> storage =
-      OpenStorage(folder, {.s3_endpoint = config.s3_endpoint()});
+  const absl::StatusOr<std::unique_ptr<Storage>> storage = OpenStorage(folder, StoresOf(config));
   *is_there = false;  // a file is another framework's
   if (!storage.ok()) return std::nullopt;
   const absl::StatusOr<ckpt::Manifest> single = ckpt::ReadManifest(**storage, "");
