@@ -17,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "storage/posix_storage.h"
 #include "storage/s3/http.h"
