@@ -28,13 +28,7 @@ ModelConfig Named(const std::string& size) {
 // The counts that Hugging Face's models report.
 // GPT-2 124M's head costs as much as five layers.
 TEST(ModelConfigTest, TheHeadCountsAsLayers) {
-  ModelConfig gpt2;
-  gpt2.set_architecture(ModelConfig::GPT2);
-  gpt2.set_hidden_size(768);
-  gpt2.set_ffn_hidden_size(4 * 768);
-  gpt2.set_num_attention_heads(12);
-  gpt2.set_num_query_groups(12);
-  gpt2.set_vocab_size(50257);
+  ASSERT_OK_AND_ASSIGN(const auto gpt2, ResolveModelConfig(Named("gpt2-124m")));
   EXPECT_EQ(HeadInLayers(gpt2), 5);
 }
 

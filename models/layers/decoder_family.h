@@ -100,7 +100,8 @@ DecoderParameters DeclareDecoder(const DecoderFamily& family, const ModelConfig&
 std::unique_ptr<Model> MakeDecoder(const DecoderFamily& family, const ModelConfig& config,
                                    const ModelOptions& options, Backend& backend);
 
-// Makes the rotary embedding that the config's fields describe, with or without Llama 3.1's scaling.
+// Makes the rotary embedding that the fields of the config describe, with or without the scaling of
+// Llama 3.1.
 std::shared_ptr<Rope> MakeRope(const ModelConfig& config, bool scaled);
 
 // The functions of an Architecture whose models are decoders of this family.

@@ -1,0 +1,216 @@
+// `ckpt` on folders of Hugging Face that other programs have written, or that are damaged.
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/testing.h"
+#include "convert/core/models.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/interop/foreign_run.h"
+#include "tests/support/command.h"
+#include "tools/ckpt/commands.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+std::string Fixture(const std::string& name) { return "tests/interop/pytorch/" + name; }
+
+void WriteFile(const fs::path& path, const std::string& contents) {
+  std::ofstream(path, std::ios::binary) << contents;
+}
+
+using HuggingFaceCommandTest = testing::ForeignTest;
+
+// A safetensors file in memory.
+struct Safetensors {
+  nlohmann::json header;
+  std::string data;
+
+  static Safetensors Read(const std::string& path) {
+    const std::string bytes = ReadFile(path);
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof(length));
+    return {nlohmann::json::parse(bytes.substr(8, length)), bytes.substr(8 + length)};
+  }
+  void Write(const std::string& path) const {
+    const std::string text = header.dump();
+    const uint64_t length = text.size();
+    WriteFile(path, std::string(reinterpret_cast<const char*>(&length), 8) + text + data);
+  }
+  // Adds a copy of a tensor's entry and data under another name.
+  void Copy(const std::string& from, const std::string& to) {
+    const uint64_t begin = header[from]["data_offsets"][0], end = header[from]["data_offsets"][1];
+    header[to] = header[from];
+    header[to]["data_offsets"] = {data.size(), data.size() + (end - begin)};
+    data += data.substr(begin, end - begin);
+  }
+};
+
+// As OpenAI's own files: no prefix, masks of the attention, and the head beside the embedding.
+TEST_F(HuggingFaceCommandTest, NamesWithoutPrefixAndCopiesOfTheHead) {
+  const std::string folder = In("hf"), file = folder + "/model.safetensors";
+  fs::copy(Fixture("gpt2.hf"), folder);
+  Safetensors tensors = Safetensors::Read(file);
+  const nlohmann::json header = tensors.header;
+  tensors.header.clear();
+  for (const auto& [name, entry] : header.items()) {
+    const std::string prefix = "transformer.";
+    tensors.header[name.starts_with(prefix) ? name.substr(prefix.size()) : name] = entry;
+  }
+  tensors.Copy("h.0.ln_1.weight", "h.0.attn.bias");
+  tensors.Copy("wte.weight", "lm_head.weight");
+  tensors.Write(file);
+  EXPECT_EQ(Run({"diff", folder, Fixture("gpt2.hf")}), ckpt::kExitOk) << out_ << err_;
+  tensors.data.back() ^= 1;
+  tensors.Write(file);
+  EXPECT_EQ(Run({"verify", folder}), ckpt::kExitDifferent);
+  EXPECT_THAT(
+      err_, AllOf(HasSubstr("tensor transformer.wte.weight: the copies of"), HasSubstr("differ")));
+}
+
+// torch.compile, DistributedDataParallel and peft add them, and safetensors keep them.
+TEST_F(HuggingFaceCommandTest, NamesWithWrappers) {
+  const std::string folder = In("hf"), file = folder + "/model.safetensors";
+  fs::copy(Fixture("gpt2.hf"), folder);
+  Safetensors tensors = Safetensors::Read(file);
+  const nlohmann::json header = tensors.header;
+  const auto write = [&](const std::string& wrapper) {
+    tensors.header.clear();
+    for (const auto& [name, entry] : header.items()) {
+      tensors.header[(name == "__metadata__" ? "" : wrapper) + name] = entry;
+    }
+    tensors.Write(file);
+  };
+  write("module._orig_mod.");
+  EXPECT_EQ(Run({"diff", folder, Fixture("gpt2.hf")}), ckpt::kExitOk) << out_ << err_;
+  write("student.");
+  EXPECT_EQ(Run({"verify", folder}), ckpt::kExitDifferent);
+  EXPECT_THAT(err_, AllOf(HasSubstr("tensor transformer.wte.weight is missing"),
+                          HasSubstr("the files have student.transformer.h.0.attn.c_attn.bias, "
+                                    "student.transformer.h.0.attn.c_attn.weight, "
+                                    "student.transformer.h.0.attn.c_proj.bias and 25 more, "
+                                    "which no parameter is called")));
+}
+
+// Norms in fp32 beside matrices in bf16: the file has the larger elements first.
+TEST_F(HuggingFaceCommandTest, WeightsOfSeveralDtypesAreWrittenAndReadBack) {
+  for (const std::string model : {"gpt2", "llama3_tied", "llama3_untied"}) {
+    SCOPED_TRACE(model);
+    const std::string file = In(model + ".gguf"), hf = In(model + ".hf");
+    ASSERT_EQ(Run({"convert", Fixture(model + ".hf"), file, "--to=gguf", "--dtype=bf16"}), 0);
+    ASSERT_EQ(Run({"convert", file, hf, "--to=hf"}), 0) << err_;
+    EXPECT_EQ(Run({"diff", file, hf}), 0) << out_ << err_;
+    const nlohmann::json header = Safetensors::Read(hf + "/model.safetensors").header;
+    std::set<std::string> dtypes;
+    for (const auto& [name, entry] : header.items()) {
+      if (entry.contains("dtype")) dtypes.insert(entry["dtype"].get<std::string>());
+    }
+    EXPECT_EQ(dtypes, std::set<std::string>({"BF16", "F32"}));
+  }
+}
+
+// transformers warns where the context before the stretch is not less than that of the model, and
+// of keys in rope_scaling that it does not know.
+TEST_F(HuggingFaceCommandTest, RopeScalingIsAsTransformersWantsItAndReadsBackTheSame) {
+  for (const auto& [positions, original] : {std::pair(2048, 1024), std::pair(131072, 8192)}) {
+    const std::string scaling =
+        "rope_scaling_factor: 8 rope_scaling_low_freq_factor: 1 rope_scaling_high_freq_factor: 4 "
+        "rope_scaling_original_max_position_embeddings: 8192";
+    ckpt::ModelProto config;
+    config.set_text(
+        "architecture: LLAMA3 num_layers: 1 hidden_size: 16 ffn_hidden_size: 32 vocab_size: 48 "
+        "num_attention_heads: 2 num_query_groups: 1 use_rope_scaling: true rotary_base: 500000 "
+        "max_position_embeddings: " +
+        std::to_string(positions) + " " + scaling);
+    ASSERT_OK_AND_ASSIGN(const auto text,
+                         ckpt::convert::WriteHuggingFaceConfig(config, DType::kF32));
+    const nlohmann::json json = nlohmann::json::parse(text);
+    const double scale = original / 8192.0;
+    EXPECT_EQ(json["rope_scaling"],
+              nlohmann::json({{"rope_type", "llama3"},
+                              {"factor", 8.0},
+                              {"low_freq_factor", scale},
+                              {"high_freq_factor", 4 * scale},
+                              {"original_max_position_embeddings", original}}));
+    EXPECT_EQ(json["rope_theta"], 500000);
+    ASSERT_OK_AND_ASSIGN(const auto read, ckpt::convert::ReadHuggingFaceConfig(text, 12));
+    const std::string& found = read.model.config.text();
+    for (const char* field : {"factor: 8", "low_freq_factor: 1", "high_freq_factor: 4",
+                              "original_max_position_embeddings: 8192"}) {
+      EXPECT_THAT(found, HasSubstr(std::string("rope_scaling_") + field));
+    }
+  }
+}
+
+// A change of the untied model's folder, and what the error says of it.
+struct Damage {
+  std::string file, from, to;
+  int exit_code;
+  std::string message;
+};
+
+TEST_F(HuggingFaceCommandTest, DamagedFolders) {
+  const std::string folder = In("hf"), third = folder + "/model-00003-of-00004.safetensors";
+  const auto refused = [&](int exit_code, const std::string& message) {
+    EXPECT_EQ(Run({"verify", folder}), exit_code) << out_;
+    EXPECT_THAT(err_, HasSubstr(message));
+    fs::remove_all(folder);
+    fs::copy(Fixture("llama3_untied.hf"), folder);
+  };
+  fs::copy(Fixture("llama3_untied.hf"), folder);
+  fs::remove(folder + "/model-00002-of-00004.safetensors");
+  refused(ckpt::kExitDifferent, "missing: model-00002-of-00004.safetensors");
+  WriteFile(third, ReadFile(third).substr(0, 4000));
+  refused(ckpt::kExitDifferent, "model-00003-of-00004.safetensors");
+  const char* const index = "/model.safetensors.index.json";
+  const char* const config = "/config.json";
+  for (const Damage& damage : std::vector<Damage>{
+           {index, "model-00003-of", "model-00001-of", ckpt::kExitDifferent, "no tensor"},
+           {index, "\"weight_map\"", "\"weight_mop\"", ckpt::kExitDifferent, "weight_map"},
+           {index, "model-00003-of-00004.safetensors", "../../etc/passwd", ckpt::kExitDifferent,
+            "../../etc/passwd"},
+           {config, "\"intermediate_size\": 56", "\"intermediate_size\": 64", ckpt::kExitDifferent,
+            "expected F32 [64,16], found F32 [56,16]"},
+           {config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", ckpt::kExitDifferent,
+            "tensor model.layers.2.input_layernorm.weight is missing"},
+           {config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1", ckpt::kExitDifferent,
+            "the files have model.layers.1.input_layernorm.weight, "
+            "model.layers.1.mlp.down_proj.weight, model.layers.1.mlp.gate_proj.weight and 6 more, "
+            "which no parameter is called"},
+           {config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 5000", ckpt::kExitUsage,
+            "5000 layers, but the files have 21 tensors"},
+           {config, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"relu\"", ckpt::kExitUsage,
+            "hidden_act is \"relu\", only \"silu\" is supported"},
+           {config, "\"hidden_size\": 16", "\"hidden_size\": \"16\"", ckpt::kExitUsage,
+            "hidden_size is \"16\", expected an integer"},
+           {config, "\"model_type\": \"llama\"", "\"model_type\": \"bert\"", ckpt::kExitUsage,
+            "model_type is \"bert\", known are gpt2, llama"},
+           {config, "{", "", ckpt::kExitUsage, "config.json is not a JSON object"},
+           {config, "{", "{\"a\": " + std::string(1000, '[') + std::string(1000, ']') + ",",
+            ckpt::kExitUsage, "config.json is not a JSON object of at most 64 levels"},
+           {config, "\"hidden_size\": 16", "\"hidden_size\": 160000000000", ckpt::kExitUsage,
+            "config.json: hidden_size must be 16, num_attention_heads (4) times head_dim (4), but "
+            "is 160000000000"}}) {
+    std::string text = ReadFile(folder + damage.file);
+    ASSERT_NE(text.find(damage.from), text.npos) << damage.from;
+    WriteFile(folder + damage.file,
+              text.replace(text.find(damage.from), damage.from.size(), damage.to));
+    refused(damage.exit_code, damage.message);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
