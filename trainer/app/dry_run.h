@@ -13,26 +13,26 @@
 
 namespace tessera {
 
-// What a run with these settings would be, a line each: the model, its processes, the steps and
-// tokens that are left, the memory of the process that needs most, the size and number of its
-// checkpoints, and the one that it would continue from. `config` is resolved; a train_data_path
-// that is empty is reported as such.
+// Describes a run with these settings, a line each: the model, its processes, the steps and tokens
+// that are left, the memory of the process that needs most, the size and number of its checkpoints,
+// and the checkpoint from which it would continue. `config` is resolved; an empty train_data_path
+// is reported as such.
 //
-// Nothing is trained, loaded, locked, created or renamed: only manifests and the headers of
-// checkpoints and token files are read. All ranks are built as threads of this process, in memory
-// that is reserved and hardly touched; with more than kMaxDryRunRanks of them, or on a GPU,
-// activations are not counted.
+// Trains, loads, locks, creates and renames nothing: only manifests and the headers of checkpoints
+// and token files are read. All ranks are built as threads of this process, in memory that is
+// reserved and hardly touched; with more than kMaxDryRunRanks ranks, or on a GPU, activations are
+// not counted.
 //
-// Errors: those of the settings, of training data that is not there, and of checkpoints without a
-// valid one. Whether `save` can be written to is not tried.
+// Errors: those of the settings, of missing training data, and of a folder whose checkpoints are
+// all invalid. Does not try whether `save` can be written to.
 inline constexpr int kMaxDryRunRanks = 64;
 absl::StatusOr<std::string> DescribeDryRun(const TrainConfig& config);
 
-// 124439808 is "124,439,808".
+// Returns "124,439,808" for 124439808.
 std::string Grouped(int64_t number);
 
-// Says what the run is, before its first step, and records it as an event: its size, the memory of
-// its processes, the least that a step can take, and where it begins. Collective.
+// Describes the run before its first step, in a message and an event: its size, the memory of its
+// processes, the least time that a step can take, and where it begins. Collective.
 absl::Status AnnounceStart(const Session& session, const RateMeter::Options& rates,
                            ProgressLine& progress_line);
 

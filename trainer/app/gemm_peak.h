@@ -10,19 +10,19 @@
 
 namespace tessera {
 
-// y[m,n] = x[m,k] W[n,k]^T, the product of a linear layer.
+// The sizes of the product of a linear layer, y[m,n] = x[m,k] W[n,k]^T.
 struct ProductSize {
   int64_t m = 0, n = 0, k = 0;
 
   double flops() const { return 2.0 * static_cast<double>(m * n * k); }
 };
 
-// The best FLOP/s of a matrix product on this backend, over cubes of several sizes and the products
-// of `model`: the basis of the share of peak in the progress line. Each product runs several times
-// and its best run counts, since other load on the machine can only slow it down.
+// Returns the best FLOP/s of a matrix product on this backend, over cubes of several sizes and the
+// products of `model`: the basis of the share of peak in the progress line. Each product runs
+// several times and its best run counts, since other load on the machine can only slow it down.
 //
-// Cost: about 0.5 s; a product that is predicted to take long, or has no memory left by the
-// training, is left out, and no operand has a side above 4,096. Errors: those of the backend.
+// Cost: about 0.5 s. A product that is predicted to take long, or for which the training leaves no
+// memory, is left out, and no operand has a side above 4,096. Errors: those of the backend.
 absl::StatusOr<double> MeasureGemmPeak(Backend& backend, DType dtype,
                                        std::span<const ProductSize> model);
 

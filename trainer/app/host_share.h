@@ -18,18 +18,20 @@ namespace tessera {
 // The share of its machine that a rank may use, next to other ranks of the same run.
 class HostShare {
  public:
-  // Collective over `world`, which must outlive the share; null: this process is alone.
+  // Finds the ranks of this host. Collective over `world`, which must outlive the share; null: this
+  // process is alone.
   static absl::StatusOr<HostShare> Find(Communicator* world);
 
   int ranks() const { return static_cast<int>(on_this_host_.size()); }
-  // This rank's number of threads: the processors that it may run on, divided by the ranks that
+  // This rank's number of threads: the processors on which it may run, divided by the ranks that
   // share them, at least 1.
   int threads() const { return threads_; }
 
-  // The sum of `mine` over the ranks of this host. Collective over the world.
+  // Returns the sum of `mine` over the ranks of this host. Collective over the world.
   absl::StatusOr<int64_t> Sum(int64_t mine) const;
 
-  // This rank among those of this host with an equal `description`. Collective over the world.
+  // This rank's place among the ranks of this host with an equal `description`. Collective over the
+  // world.
   struct Place {
     int index = 0;  // of these, in the order of ranks
     int count = 1;
@@ -45,7 +47,7 @@ class HostShare {
   int threads_;
 };
 
-// What one rank holds of a model's state, before anything of it is allocated.
+// The sizes of one rank's part of a model's state, known before any of it is allocated.
 struct StateBytes {
   int64_t weights = 0;
   int64_t gradients = 0;
@@ -56,31 +58,31 @@ struct StateBytes {
 StateBytes EstimateState(const TrainConfig& config, bool trains);
 
 int64_t SumOf(const Trainer::Memory& memory);
-// "weights 1.00 GiB, gradients ...": what there is of each kind.
+// Returns "weights 1.00 GiB, gradients ...", the memory of each kind that is not zero.
 std::string Describe(const Trainer::Memory& memory);
 
-// Checks that a machine with `available` bytes left has room for its ranks. Allocated memory is not
-// taken before it is touched: without these checks a run would end somewhere in its first step.
-// Collective over the world of `host`. ResourceExhausted, with the sizes.
+// The two checks below compare the memory of a machine's ranks with the `available` bytes.
+// Allocated memory is not taken before it is touched, so without them a run would end somewhere in
+// its first step. Collective over the world of `host`. ResourceExhausted, with the sizes.
 
 // Checks weights and the memory that depends on them, before anything of that size is allocated.
 absl::Status CheckModelFits(const TrainConfig& config, bool trains, int64_t available,
                             const HostShare& host);
 
-// Checks everything that has been allocated but hardly touched, `mine` being this rank's. Returns
-// each rank's part of the rest.
+// Checks all memory that has been allocated but hardly touched; `mine` is this rank's. Returns each
+// rank's part of the rest.
 absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t available,
                                     const HostShare& host);
 
-// The same checks for ranks that compute on a GPU each. ResourceExhausted, with the sizes.
+// The two checks below are for ranks that compute on a GPU each. ResourceExhausted, with the sizes.
 
 // Checks the state of this rank against the memory that its GPU has left, and attention's kernels
 // against the shared memory of its multiprocessors, before any of it is allocated.
 absl::Status CheckModelFitsGpu(const TrainConfig& config, bool trains, TrainingDevice& gpu);
 
 // Checks that a machine with `available` bytes left has room for the pinned memory of all its
-// ranks, `staged` being this rank's. Returns each rank's part of the rest. Collective over the
-// world of `host`.
+// ranks; `staged` is this rank's. Returns each rank's part of the rest. Collective over the world
+// of `host`.
 absl::StatusOr<int64_t> SpareBesideStaging(int64_t staged, int64_t available,
                                            const HostShare& host);
 

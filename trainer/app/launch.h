@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_APP_LAUNCH_H_
 #define TESSERA_TRAINER_APP_LAUNCH_H_
 
-// How this process was started, before any message passing.
+// The way in which this process was started, as known before any message passing.
 
 #include <cstdio>
 #include <memory>
@@ -17,29 +17,30 @@
 namespace tessera {
 
 struct Launch {
-  // A launcher (mpirun, srun) has started this process as one of a world.
+  // Whether a launcher (mpirun, srun) has started this process as one of a world.
   bool in_world = false;
   // The rank in that world, as far as the environment provides it.
   int rank = 0;
-  // Where rank 0's output goes: the number of columns of a terminal, 0 for anything else; known
-  // only from a launcher that provides it. Negative: determined by this process's own stdout.
+  // The number of columns of the terminal to which rank 0's output goes, 0 if it is not a terminal,
+  // as far as the launcher provides it. Negative: determined by this process's own stdout.
   int terminal_columns = -1;
 };
 
-// From the environment that Open MPI's mpirun, Slurm's srun and trainer/configs/launch.py set.
+// Detects the launch from the environment that Open MPI's mpirun, Slurm's srun and
+// trainer/configs/launch.py set.
 Launch DetectLaunch();
 
 // Checks that as many processes have been started as the topology needs. InvalidArgument: one
 // sentence with the number that mpirun needs.
 absl::Status CheckWorldSize(const Topology& topology, int processes);
 
-// Where other ranks write what rank 0 prints on the terminal: RUN_DIR/rank-00003.log, or, without a
-// run_dir, nowhere. Only one rank prints for the user; LOG(ERROR) messages reach the terminal from
-// any rank.
+// The output of other ranks than rank 0, which alone prints for the user: RUN_DIR/rank-00003.log
+// or, without a run_dir, nowhere. LOG(ERROR) messages reach the terminal from any rank.
 class RankOutput {
  public:
-  // Creates the folder; appends to an existing file. InvalidArgument naming run_dir where it cannot
-  // be written. From here on, until the end of the process, glog's messages go there.
+  // Opens the output. Creates the folder, and appends to an existing file, which gets glog's
+  // messages until the end of the process. InvalidArgument, naming run_dir, if it cannot be
+  // written.
   static absl::StatusOr<std::unique_ptr<RankOutput>> Open(const std::string& run_dir, int rank);
 
   RankOutput(const RankOutput&) = delete;
@@ -56,10 +57,10 @@ class RankOutput {
   std::unique_ptr<LogFile> log_file_;
 };
 
-// One rank's run from its config to the end: build, train or only evaluate, export, sample. Rank 0
-// prints for the user and writes the run folder's config and metrics; the others write a log there.
-// `world` is null for one process. With device=cuda each rank computes on one of `devices`.
-// `stopped_by` becomes the signal that ended training early, the same on every rank, or 0.
+// Runs one rank from its config to the end: builds, trains or only evaluates, exports, samples.
+// Rank 0 prints for the user and writes the run folder's config and metrics; the others write a log
+// there. `world` is null for one process. With device=cuda each rank computes on one of `devices`.
+// Sets `stopped_by` to the signal that ended training early, the same on every rank, or 0.
 absl::Status RunRank(const TrainConfig& resolved_config, const Launch& launch, Communicator* world,
                      ComputeDevices& devices, int* stopped_by);
 

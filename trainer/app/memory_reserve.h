@@ -7,16 +7,16 @@
 
 namespace tessera {
 
-// Memory that is held back for the moment when there is no more. Not every library survives a
-// std::bad_alloc in its midst: the allocation that fails gets the reserve instead, and what the
-// thread does ends with an error where it can, at its next CheckMemory().
+// Holds memory back for the moment when no more is left. Not every library survives a
+// std::bad_alloc, so an allocation that fails gets the reserve instead, and the thread's work ends
+// with an error at its next CheckMemory().
 //
-// HoldMemoryBack() is called once, first in main(). It costs 16 MiB of addresses and no memory as
-// long as that is not touched. Thread-safe, as is CheckMemory().
+// Call HoldMemoryBack() once, first in main(). The reserve costs 16 MiB of addresses, and no memory
+// until it is used. Thread-safe, as is CheckMemory().
 void HoldMemoryBack();
 
-// ResourceExhausted, "not enough memory to ACTION: ...", if the reserve is in use and cannot be had
-// again. OK without HoldMemoryBack().
+// Returns ResourceExhausted, "not enough memory to ACTION: ...", if the reserve is in use and
+// cannot be restored. OK without HoldMemoryBack().
 absl::Status CheckMemory(std::string_view action);
 
 }  // namespace tessera

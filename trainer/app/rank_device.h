@@ -16,13 +16,13 @@
 
 namespace tessera {
 
-// What one rank computes with: the processors of its share of the machine, or a GPU of its own.
+// The device of one rank: the processors of its share of the machine, or a GPU of its own.
 class RankDevice {
  public:
-  // Collective over `world` (null for one process), which must outlive the device, as must
-  // `devices`. With GPUs, the ranks of a machine that see the same ones take them in the order of
-  // ranks. FailedPrecondition, with both numbers, where there are more ranks than GPUs; the errors
-  // of `devices`.
+  // Opens the device. Collective over `world` (null for one process), which must outlive the
+  // device, as must `devices`. Ranks of a machine that see the same GPUs take them in the order of
+  // ranks. FailedPrecondition, with both numbers, if there are more ranks than GPUs; the errors of
+  // `devices`.
   static absl::StatusOr<std::unique_ptr<RankDevice>> Open(const TrainConfig& config,
                                                           const HostShare& host,
                                                           Communicator* world,
@@ -30,7 +30,7 @@ class RankDevice {
 
   Backend& backend() { return gpu_ == nullptr ? *cpu_ : *gpu_->backend; }
   const NumericsFingerprint& numerics() const { return numerics_; }
-  // Null on the processors.
+  // The rank's GPU; null on the processors.
   TrainingDevice* gpu() { return gpu_.get(); }
   // The ranks of `world` with buffers in the GPU's memory; null on the processors and for one
   // process.

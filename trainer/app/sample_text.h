@@ -15,16 +15,16 @@
 
 namespace tessera {
 
-// Chooses the next token from logits[V]: softmax(logits / temperature) over the top_k most likely
-// (0: all), by a uniform number in [0, 1). Temperature 0 chooses the most likely token, and the
-// lowest id among equals.
+// Chooses the next token from logits[V], with the probabilities softmax(logits / temperature) over
+// the top_k most likely (0: all), by a uniform number in [0, 1). Temperature 0 chooses the most
+// likely token, and the lowest id among equals.
 int32_t ChooseToken(std::span<const float> logits, double temperature, int64_t top_k,
                     float uniform);
 
-// Logits of the token after a context, for the whole vocabulary.
+// Returns the logits of the token after a context, for the whole vocabulary.
 using NextLogits = std::function<absl::StatusOr<std::vector<float>>(std::span<const int32_t>)>;
 
-// A token that was chosen by these logits. The views are valid while it is passed on.
+// A chosen token and its logits. The views are valid while the token is passed on.
 struct SampledToken {
   int32_t id = 0;
   std::string_view text;
@@ -32,9 +32,9 @@ struct SampledToken {
 };
 
 // Continues config.prompt() by num_tokens_to_generate tokens and passes each to `emit` immediately;
-// ends early at end of text. The model sees the last `max_context` tokens.
-// Deterministic in `stream`: ranks that get the same logits choose the same tokens. Errors: those
-// of the tokenizer and of `next_logits`.
+// ends early at end of text. The model sees the last `max_context` tokens. Deterministic in
+// `stream`, so that ranks with the same logits choose the same tokens. Errors: those of the
+// tokenizer and of `next_logits`.
 absl::Status SampleText(const NextLogits& next_logits, const Tokenizer& tokenizer,
                         const SamplingConfig& config, int64_t max_context,
                         const RandomStream& stream,

@@ -7,9 +7,9 @@
 
 namespace tessera {
 
-// Keeps signal handlers off every compute thread: oneDNN's generated matrix products use the stack
-// pointer for a buffer on the heap, and a handler that runs meanwhile writes its frame into the
-// memory below (compute/kernels/cpu/gemm.h).
+// Keeps signal handlers off every compute thread: matrix products that oneDNN generates use the
+// stack pointer for a buffer on the heap, and a handler that runs meanwhile writes its frame into
+// the memory below (compute/kernels/cpu/gemm.h).
 //
 // Blocks AsynchronousSignals() in the calling thread, and thereby in every thread created later,
 // and starts the one thread that receives them, with the mask that the process was started with.
@@ -20,18 +20,18 @@ namespace tessera {
 // be created; no signal is blocked then.
 absl::Status StartSignalThread();
 
-// All signals except those that a thread raises by its own actions and that take effect
+// Returns all signals except those that a thread raises by its own actions and that take effect
 // immediately: faults and abort(); writing to a closed pipe, beyond the limit of a file's size, or
-// to a terminal from the background. They never interrupt a matrix product.
+// to a terminal from the background. The excepted ones never interrupt a matrix product.
 sigset_t AsynchronousSignals();
 
-// After this call, SIGINT and SIGTERM request a clean end; a second one of either ends the process
-// immediately. SIGUSR1 requests the same as SIGINT, and SIGUSR2 as SIGTERM, however often they
-// arrive: mpirun forwards these two to its ranks, whereas it answers SIGINT and SIGTERM by ending
-// the job a second later. Call once, from main, after StartSignalThread().
+// Makes SIGINT and SIGTERM request a clean end; a second one of either ends the process
+// immediately. SIGUSR1 stands for SIGINT, and SIGUSR2 for SIGTERM, however often they arrive:
+// mpirun forwards these two to its ranks, whereas it answers SIGINT and SIGTERM by ending the job a
+// second later. Call once, from main, after StartSignalThread().
 void CatchStopSignals();
 
-// The signal that requested the end, SIGINT or SIGTERM; 0 if there was none.
+// Returns the signal that requested the end, SIGINT or SIGTERM; 0 if there was none.
 int StopSignal();
 
 }  // namespace tessera

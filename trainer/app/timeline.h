@@ -18,32 +18,32 @@
 
 namespace tessera {
 
-// The timeline of the steps in trace_steps: records what each rank does in them, and gathers all of
-// it in one file of run_dir, trace-FIRST-LAST.json, in Chrome's format: a rank is a process there,
-// a thread is a row, as are the operations of a group of ranks. All times are by rank 0's clock,
-// with which each rank's is compared by messages when the recording begins; "otherData" has the
-// offsets and how uncertain they are.
+// The timeline of the steps in trace_steps: records the activities of each rank, and gathers them
+// in one file of run_dir, trace-FIRST-LAST.json, in Chrome's format. A rank is a process there; a
+// thread is a row, as are the operations of a group of ranks. All times are by rank 0's clock, with
+// which each rank's clock is compared by messages when the recording begins; "otherData" has the
+// offsets and their uncertainty.
 //
 // Every rank makes the same calls on its training thread, whose spans are recorded from Open() on.
-// The communicator's errors are returned: a rank that is gone takes the timeline with it. A file
-// that cannot be written is a note.
+// Returns the communicator's errors, so a rank that is gone ends the timeline. A file that cannot
+// be written is only a note.
 class Timeline {
  public:
   using Notes = std::function<void(const std::string&)>;
 
-  // Null without trace_steps. `mesh` must outlive it. Collective.
+  // Opens the timeline; null without trace_steps. `mesh` must outlive it. Collective.
   static absl::StatusOr<std::unique_ptr<Timeline>> Open(const TrainConfig& config, const Mesh& mesh,
                                                         Notes notes);
 
-  // Before each step, with its number. Collective before the first step that is recorded, and
-  // after the last one.
+  // Called before each step, with its number. Collective before the first step that is recorded,
+  // and after the last one.
   absl::Status NextStep(int64_t step);
-  // After the last step of the run: what was recorded until now is written, if it was not yet.
-  // Collective.
+  // Writes the recorded steps, unless they are already written. Called after the last step of the
+  // run. Collective.
   absl::Status Finish();
 
  private:
-  // This rank's clock, and what it sends to rank 0.
+  // The part of the timeline that a rank sends to rank 0, and the rank's clock.
   struct Part {
     int64_t bytes = 0;
     int64_t offset_ns = 0;  // of rank 0's clock over this rank's
@@ -54,7 +54,8 @@ class Timeline {
   Timeline(const StepRange& steps, std::string run_dir, const Mesh& mesh, Notes notes);
   absl::Status AlignClocks();
   absl::Status Gather();
-  // On rank 0, `written` is what has become of the file; once it is an error, `file` is not used.
+  // Gathers the parts. On rank 0, `written` is the result of writing the file; once it is an error,
+  // `file` is not used.
   absl::Status GatherParts(FileReplacement* file, absl::Status& written);
   std::string ProcessNames() const;
 

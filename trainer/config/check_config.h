@@ -1,8 +1,8 @@
 #ifndef TESSERA_TRAINER_CONFIG_CHECK_CONFIG_H_
 #define TESSERA_TRAINER_CONFIG_CHECK_CONFIG_H_
 
-// Reports contradictions between the fields of a config, in sentences that name the fields and
-// their values.
+// Checks for contradictions between the fields of a config, reported in sentences that name the
+// fields and their values.
 
 #include <cstdint>
 #include <string>
@@ -15,17 +15,17 @@
 
 namespace tessera {
 
-// Checks a config as it was given: no number of any group may be negative or non-finite. Other
-// requirements of a field are checked with its group.
+// Checks that no number of any group of a config, as it was given, is negative or non-finite.
 void CheckRanges(const TrainConfig& config, Problems& problems);
 
 // Checks the parallel settings of a config. Precondition: its declared defaults are set.
 absl::Status CheckParallel(const ParallelConfig& parallel);
 
-// Checks the rest. Precondition: all defaults are set, and the model is resolved.
+// Checks all other requirements of a config. Precondition: all defaults are set, and the model is
+// resolved.
 void CheckResolved(const TrainConfig& config, Problems& problems);
 
-// Steps by their numbers, from 1, both included.
+// A range of steps, by their numbers from 1, both included.
 struct StepRange {
   int64_t first = 0;
   int64_t last = 0;

@@ -11,7 +11,7 @@
 //       ResolveConfig(line->config, {.origins = line->origins});
 //
 // Every error is InvalidArgument (NotFound for a missing file) with a message that names field and
-// value: of one line, or of a line for each of several contradictions.
+// value: one line, or a line for each of several contradictions.
 
 #include <functional>
 #include <optional>
@@ -26,7 +26,7 @@
 
 namespace tessera {
 
-// load_format of checkpoints of this program.
+// The load_format of checkpoints of this program.
 inline constexpr char kTesseraFormat[] = "tessera";
 
 struct CommandLine {
@@ -35,12 +35,13 @@ struct CommandLine {
   std::string help;    // not empty: the user asked for it; print it and end
 };
 
-// argv[0] is the program. `--config FILE` reads protobuf text format; flags override it wherever
-// they stand. Accepts the flags of flags.h over TrainConfig, and `--help`, `--help=GROUP`.
+// Parses a command line; argv[0] is the program. `--config FILE` reads protobuf text format; flags
+// override it, before or after it. Accepts the flags of flags.h over TrainConfig, and `--help`,
+// `--help=GROUP`.
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv);
 
-// `source` is the file name in error messages: "source:line:column: message".
-// `origins`, which may be null, gets "source:line" of every field of a group.
+// Parses a config in text format. `source` is the file name in error messages, "source:line:column:
+// message". `origins`, which may be null, gets "source:line" of every field of a group.
 absl::StatusOr<TrainConfig> ParseConfig(std::string_view text, std::string_view source,
                                         Origins* origins = nullptr);
 absl::StatusOr<TrainConfig> LoadConfig(const std::string& path, Origins* origins = nullptr);
@@ -54,31 +55,31 @@ struct SavedModel {
 struct ResolveOptions {
   int processes = 1;
   Origins origins = {};  // of the settings: see SettleDependents()
-  // May be null. The model of the checkpoint that a run with these settings begins with, as far as
-  // its files describe one. Called only where the settings do not describe the model themselves.
+  // Returns the model of the checkpoint with which a run with these settings begins, as far as its
+  // files describe one. Called only if the settings do not describe the model. May be null.
   std::function<absl::StatusOr<std::optional<SavedModel>>(const CheckpointConfig&)> saved_model;
 };
 
 // Fills in every field, defaults included, and validates the whole. Idempotent: resolving its own
-// result changes nothing. `topology` becomes the sizes that it means; "auto" those that are best
-// for the number of processes (trainer/config/topology.h). Fields of the model that are not
-// set are taken from the saved model; InvalidArgument where one that is set differs from it.
+// result changes nothing. `topology` becomes the sizes that it names; "auto" becomes those that are
+// best for the number of processes (trainer/config/topology.h). Unset fields of the model are taken
+// from the saved model; InvalidArgument if a set one differs from it.
 absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
                                           const ResolveOptions& options = {});
 
-// Whether the number of processes decides the topology.
+// Returns whether the number of processes decides the topology.
 bool HasAutoTopology(const TrainConfig& config);
 
-// The sizes of the parallel axes of a resolved config. Number of processes of the run:
-// ConfigTopology(config).world_size().
+// Returns the sizes of the parallel axes of a resolved config; world_size() is the number of
+// processes of the run.
 Topology ConfigTopology(const TrainConfig& config);
-// exact_tp_shards of a resolved config in EXACT numerics; 0 in FAST ones.
+// Returns exact_tp_shards of a resolved config in EXACT numerics; 0 in FAST numerics.
 int ExactShards(const TrainConfig& config);
 
-// Complete text, one field per line; ParseConfig reads it back to the same config.
+// Returns the complete text, one field per line; ParseConfig() reads it back to the same config.
 std::string ConfigText(const TrainConfig& config);
-// "name=value" of the fields that differ from their defaults, grouped by message, one line per
-// group: for the terminal.
+// Returns "name=value" of the fields that differ from their defaults, one line per group, for the
+// terminal.
 std::string ConfigDifferences(const TrainConfig& config);
 // Writes ConfigText to PATH/config.textproto (temporary name, synced, renamed). Creates the folder.
 absl::Status WriteConfig(const TrainConfig& config, const std::string& run_dir);

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// The parts of a run that a load takes from a checkpoint. What is left out begins anew.
+// The parts of a run that a load takes from a checkpoint. The other parts begin anew.
 struct LoadContent {
   bool model = true;      // weights
   bool optimizer = true;  // moments and the number of updates; with the model, master weights
@@ -16,7 +16,7 @@ struct LoadContent {
   bool sampler = true;    // the position in the data, and the order of the samples
   bool rng = true;        // the seed of dropout and sampling
 
-  // Whether any tensors are taken, which have to fit the model.
+  // Whether any tensors, which must fit the model, are taken.
   bool has_tensors() const { return model || optimizer; }
   // Whether anything besides weights is taken.
   bool continues() const { return optimizer || scheduler || sampler || rng; }
@@ -26,8 +26,9 @@ struct LoadContent {
 // InvalidArgument for other words.
 absl::StatusOr<LoadContent> ParseLoadContent(const std::string& text);
 
-// What the settings ask for: load_content less what no_load_optim, no_load_rng and finetune leave
-// out. Precondition: load_content has been checked, as that of a resolved config.
+// Returns the parts for which the settings ask: load_content without the parts that no_load_optim,
+// no_load_rng and finetune leave out. Precondition: load_content has been checked, as in a resolved
+// config.
 LoadContent LoadContentOf(const CheckpointConfig& config);
 
 }  // namespace tessera

@@ -11,22 +11,22 @@
 
 namespace tessera {
 
-// Where a setting was given.
+// The place where a setting was given.
 struct Origin {
   bool is_flag = false;
   std::string text;  // "--lr=1e-3" or "run.textproto:3"
 };
 
-// By the names of the fields. Settings that are not in it have been given together.
+// Origins by the names of the fields. Settings that are not in the map have been given together.
 using Origins = std::map<std::string, Origin, std::less<>>;
 
-// InvalidArgument, of the parts of its message.
+// Returns InvalidArgument with a message of these parts.
 template <typename... Parts>
 absl::Status Wrong(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
-// What is wrong with the settings of a run, collected so that it is told at once.
+// The problems of a run's settings, collected so that all are reported at once.
 //
 //   Problems problems(origins);
 //   if (min_lr > lr) problems.Add("min_lr=", min_lr, " is more than lr=", lr);
@@ -34,7 +34,7 @@ absl::Status Wrong(const Parts&... parts) {
 //   return problems.ToStatus();
 class Problems {
  public:
-  // `origins` outlives this object.
+  // `origins` must outlive this object.
   explicit Problems(const Origins& origins) : origins_(origins) {}
 
   // Adds a sentence, which names fields and their values.
@@ -47,10 +47,10 @@ class Problems {
 
   bool empty() const { return sentences_.empty(); }
 
-  // InvalidArgument: one sentence, or a line for each of several; each with the origins of the
-  // fields that it names. OK without any.
+  // Returns InvalidArgument: one sentence, or a line for each of several problems, each with the
+  // origins of the fields that it names. OK without problems.
   absl::Status ToStatus() const;
-  // The same with one more problem, which keeps its code where it is the only one.
+  // Returns ToStatus() with one more problem, which keeps its code if it is the only one.
   absl::Status With(const absl::Status& status) const;
 
  private:

@@ -10,22 +10,22 @@
 
 namespace tessera {
 
-// How the samples of a step are split.
+// The sizes into which the samples of a step are split.
 struct BatchSizes {
   int64_t micro_batch = 1;
   int64_t global_batch = 1;
   int64_t sequence_length = 1;
 };
 
-// Whether a model (resolved) and its batches can be split like this, in EXACT numerics with
-// `exact_tp_shards` virtual shards, or, where that is 0, in FAST ones. InvalidArgument: one
-// sentence that names the inconsistent settings, and both sizes.
+// Checks whether a model (resolved) and its batches can be split like this, in EXACT numerics with
+// `exact_tp_shards` virtual shards or, if it is 0, in FAST numerics. InvalidArgument: one sentence
+// that names the inconsistent settings and both sizes.
 absl::Status ValidateTopology(const Topology& topology, const ModelConfig& model,
                               const BatchSizes& batch, int exact_tp_shards = 0);
 
-// The topology for a job that was given `world_size` ranks, more or fewer than `wanted` has.
-// Chooses among those into which the model and its batches can be split (ValidateTopology), in this
-// order of preference:
+// Chooses the topology of a job that was given `world_size` ranks, more or fewer than `wanted` has,
+// among those into which the model and its batches can be split (ValidateTopology), in this order
+// of preference:
 // 1. as many ranks per replica of the model (tensor * pipeline) as wanted, with data parallelism
 //    for the rest; if that is impossible, the nearest ratio, preferring more ranks to fewer, which
 //    would need more memory;
@@ -33,8 +33,8 @@ absl::Status ValidateTopology(const Topology& topology, const ModelConfig& model
 // 3. virtual stages as wanted, otherwise none.
 // The ZeRO stage is kept; sequence parallelism is used wherever the tensor axis has several ranks.
 //
-// InvalidArgument if no topology works, naming the nearest smaller number of ranks that does, and
-// the nearest larger one within twice `world_size`. `exact_tp_shards` as for ValidateTopology.
+// `exact_tp_shards` as for ValidateTopology(). InvalidArgument if no topology works, naming the
+// nearest smaller number of ranks that does, and the nearest larger one within twice `world_size`.
 absl::StatusOr<Topology> ChooseTopology(const Topology& wanted, int world_size,
                                         const ModelConfig& model, const BatchSizes& batch,
                                         int exact_tp_shards);

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_DATA_BATCH_LOADER_H_
 #define TESSERA_TRAINER_DATA_BATCH_LOADER_H_
 
-// B samples of the batch asked for, T tokens of a sample.
+// Legend: B samples of the requested batch, T tokens of a sample.
 
 #include <cstdint>
 #include <span>
@@ -11,10 +11,9 @@
 
 namespace tessera {
 
-// The order in which training reads its samples: one endless global sequence of epochs, each of
-// them its own permutation of all samples. A pure function of (seed, number of samples, position),
-// so that a position is a single number (consumed_samples) and any topology or batch size reads the
-// same sequence.
+// The order in which training reads its samples: an endless global sequence of epochs, each a
+// permutation of all samples. A pure function of (seed, number of samples, position), so a position
+// is a single number (consumed_samples), and any topology or batch size reads the same sequence.
 //
 // The permutation is a Feistel network over the smallest even number of bits that holds the
 // samples. Its round functions are Philox keyed by (seed, epoch, round); values beyond the samples
@@ -27,11 +26,11 @@ class SampleOrder {
 
   int64_t num_samples() const { return num_samples_; }
 
-  // The epoch of global sample number `position` (0 or more), and its sample in the dataset.
+  // Return the epoch of global sample number `position` (0 or more), and its sample in the dataset.
   int64_t EpochAt(int64_t position) const { return position / num_samples_; }
   int64_t SampleAt(int64_t position) const;
 
-  // A bijection of [0, num_samples) for each epoch.
+  // Applies the epoch's bijection of [0, num_samples).
   int64_t Permute(int64_t epoch, int64_t index) const;
 
  private:

@@ -1,8 +1,7 @@
 #ifndef TESSERA_TRAINER_DATA_CORPUS_H_
 #define TESSERA_TRAINER_DATA_CORPUS_H_
 
-// Text files as documents: finding them, comparing them by content, splitting them and reading them
-// in chunks.
+// Text files as documents, which are found, compared by content, split and read in chunks.
 
 #include <cstddef>
 #include <cstdint>
@@ -46,11 +45,11 @@ struct DocumentList {
 // Called with the number of bytes processed since the last call.
 using BytesDone = std::function<void(int64_t bytes)>;
 
-// The files that `inputs` (files, directories, shell patterns) name: directories recursively,
-// without hidden entries, entries that are not regular files, and files that hold a zero byte in
-// their first 4 KiB: those are listed as skipped, a hidden folder once. Each file once, in the
-// natural order of its path. Errors: NotFound naming the input that matches nothing; those of the
-// file system.
+// Returns the files that `inputs` (files, directories, shell patterns) name, each once, in the
+// natural order of its path. Directories are searched recursively. Hidden entries, entries that are
+// not regular files, and files with a zero byte in their first 4 KiB are left out and listed as
+// skipped, a hidden folder once. Errors: NotFound, naming the input that matches nothing; those of
+// the file system.
 absl::StatusOr<DocumentList> FindDocuments(const std::vector<std::string>& inputs);
 
 // Reads every file once for its size and hash. Empty files are appended to `skipped`.
@@ -62,29 +61,30 @@ struct CorpusSplit {
   std::vector<DocumentPart> train;
   std::vector<DocumentPart> validation;
   // "documents": whole documents, chosen by the hash of their contents, so that neither their names
-  // nor their neighbours matter and copies of one document stay together. "tails": used where that
-  // would give validation less than a quarter or more than four times its share (few documents);
-  // takes the end of every document, split after a line. "none": fraction 0.
+  // nor their neighbours matter and copies of one document stay together. "tails": the end of every
+  // document, split after a line; used if whole documents would give validation less than a quarter
+  // or more than four times its share (few documents). "none": fraction 0.
   std::string kind;
 };
 
-// Precondition: 0 <= validation_fraction < 1. `documents` must outlive the split.
+// Splits documents into those of training and of validation. Precondition: 0 <= validation_fraction
+// < 1. `documents` must outlive the split.
 absl::StatusOr<CorpusSplit> SplitCorpus(const std::vector<Document>& documents,
                                         double validation_fraction);
 
-// The length of the prefix of a text that may be the end of a chunk if more of the document
-// follows; 0 where more of it must be known first.
+// Returns the length of the prefix of a text that may be the end of a chunk if more of the document
+// follows; 0 if more of it must be known first.
 using ChunkCut = std::function<size_t(std::string_view text)>;
 
-// Reads a part in chunks of about a MiB, longer where `cut` demands it. By default they end after a
-// line, or between two characters where no line ends. Memory: one chunk.
+// Reads a part in chunks of about a MiB, or longer if `cut` demands it. By default chunks end after
+// a line, or between two characters if no line ends. Memory: one chunk.
 absl::Status ForEachChunk(const DocumentPart& part,
                           const std::function<absl::Status(std::string_view chunk)>& visit,
                           const ChunkCut& cut = LastCut);
 
-// A shell pattern for the default training text: the Perl manual, some 9 MB of English in *.pod
-// files, from Debian's package perl-doc. NotFound, naming the package to install, when it is
-// missing. `root`: the folder of the Perl versions, for tests.
+// Returns a shell pattern for the default training text: the Perl manual, some 9 MB of English in
+// *.pod files, from Debian's package perl-doc. NotFound, naming the package to install, if it is
+// missing. `root` is the folder of the Perl versions, for tests.
 absl::StatusOr<std::string> DefaultCorpusPattern(const std::string& root = "/usr/share/perl");
 
 }  // namespace tessera

@@ -25,10 +25,10 @@ namespace tessera {
 
 class TokenDataset {
  public:
-  // `pattern`: a shell pattern or a file name; it never matches checksum files. Errors: NotFound
-  // naming the pattern when no file matches; those of TokenFile::Open; InvalidArgument when shards
-  // differ in format, when the vocabulary does not fit it, when sequence_length is below 1 or when
-  // there is not a single sample.
+  // Opens the files that match `pattern`, a shell pattern or a file name, which never matches
+  // checksum files. Errors: NotFound, naming the pattern, if no file matches; those of
+  // TokenFile::Open(); InvalidArgument if shards differ in format, if the vocabulary does not fit
+  // the format, if sequence_length is below 1, or if there is not a single sample.
   static absl::StatusOr<std::unique_ptr<TokenDataset>> Open(const std::string& pattern,
                                                             int64_t sequence_length,
                                                             int64_t vocab_size);
@@ -39,28 +39,28 @@ class TokenDataset {
   int64_t sequence_length() const { return sequence_length_; }
   int64_t vocab_size() const { return vocab_size_; }
 
-  // Identifies the token data: a hash over the shards in order, without their names. A checkpoint
-  // records it, since consumed_samples is meaningless for other data. Independent of T, which
-  // decides the number of samples.
+  // Returns a hash over the shards in order, without their names, which identifies the token data.
+  // A checkpoint records the fingerprint, since consumed_samples is meaningless for other data.
+  // Independent of T, which decides the number of samples.
   DataFingerprint fingerprint() const;
 
-  // Computes checksums for the shards that have none, unless these have more than `max_bytes`
-  // together: a large corpus is not read before the first step. They are stored beside the shards
-  // where that is possible. Without checksums damage goes unnoticed, and changed data may; `notes`
-  // (may be null) receives a sentence about whatever takes time or is not done. Errors: those of
-  // reading a shard.
+  // Computes checksums for the shards that have none, unless these shards have more than
+  // `max_bytes` together, since a large corpus is not read before the first step. Stores the
+  // checksums beside the shards if possible. Without checksums damage goes unnoticed, and changed
+  // data may; `notes` (may be null) receives a sentence about whatever takes time or is not done.
+  // Errors: those of reading a shard.
   absl::Status AddChecksums(int64_t max_bytes,
                             const std::function<void(const std::string&)>& notes);
 
-  // ids, targets [T]. Errors: OutOfRange for a sample that does not exist; those of
-  // TokenFile::Read. Thread-safe.
+  // Reads a sample into ids, targets [T]. Errors: OutOfRange for a sample that does not exist;
+  // those of TokenFile::Read(). Thread-safe.
   absl::Status ReadSample(int64_t sample, std::span<int32_t> ids, std::span<int32_t> targets) const;
 
  private:
   TokenDataset() = default;
 
   std::vector<std::unique_ptr<TokenFile>> shards_;
-  // [num_shards + 1]: the number of samples before each shard, then their sum.
+  // The number of samples before each shard, then their sum: [num_shards + 1].
   std::vector<int64_t> first_samples_;
   int64_t num_tokens_ = 0;
   int64_t sequence_length_ = 0;

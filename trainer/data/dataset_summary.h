@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_DATA_DATASET_SUMMARY_H_
 #define TESSERA_TRAINER_DATA_DATASET_SUMMARY_H_
 
-// dataset.json: prepare_data's description of the files that it wrote.
+// The file dataset.json, prepare_data's description of the files that it wrote.
 
 #include <cstdint>
 #include <string>
@@ -24,7 +24,7 @@ struct SplitSummary {
 
 struct DatasetSummary {
   // Hash of the options and the documents' contents, in hexadecimal; empty while files are being
-  // exchanged.
+  // replaced.
   std::string request;
   std::string tokenizer;
   int64_t vocab_size = 0;
@@ -33,8 +33,8 @@ struct DatasetSummary {
   std::string split;
   SplitSummary train;
   SplitSummary validation;
-  // Nats per token of a unigram model on the validation tokens (on the training tokens if the data
-  // has no validation tokens): what a model reaches that knows only how frequent each token is. The
+  // Nats per token of a unigram model, which knows only how frequent each token is, on the
+  // validation tokens (on the training tokens if the data has no validation tokens). The
   // frequencies come from the training tokens, each count plus one, since a token never seen would
   // have an infinite cost.
   double unigram_nats_per_token = 0;
@@ -46,7 +46,7 @@ struct DatasetSummary {
   std::vector<File> files;
 };
 
-// Errors: NotFound; DataLoss naming the file and field.
+// Reads dataset.json. Errors: NotFound; DataLoss, naming the file and field.
 absl::StatusOr<DatasetSummary> ReadDatasetSummary(const std::string& directory);
 absl::Status WriteDatasetSummary(const DatasetSummary& summary, const std::string& directory);
 

@@ -32,17 +32,18 @@
 namespace tessera {
 
 struct PrepareDataOptions {
-  // Files, directories, shell patterns. Empty: the default corpus (default_corpus.h).
+  // Files, directories, shell patterns. Empty: the default corpus (DefaultCorpusPattern()).
   std::vector<std::string> inputs;
   std::string output_dir;
 
   // "byte", "sentencepiece", or the path of a tokenizer (load_tokenizer.h).
   std::string tokenizer = "sentencepiece";
-  // Also puts the tokenizer's begin-of-text token before each document, after end of text.
+  // Whether the tokenizer's begin-of-text token also stands before each document, after end of
+  // text.
   bool begin_of_text = false;
   // Number of ids, special ones included. 0: 257 for bytes, 4096 for SentencePiece.
   int64_t vocab_size = 0;
-  // The SentencePiece vocabulary is trained on at most this much text, spread over all of it.
+  // The most text on which the SentencePiece vocabulary is trained, spread over all of it.
   int64_t tokenizer_sample_bytes = 4 << 20;
 
   // Nullopt: the smallest one that holds the vocabulary of a given tokenizer; GPT-2's otherwise.
@@ -56,26 +57,26 @@ struct PrepareDataOptions {
 
 struct PrepareDataResult {
   DatasetSummary summary;
-  // True when the folder already held this data set and nothing was written.
+  // Whether the folder already held this data set, so that nothing was written.
   bool up_to_date = false;
   std::vector<SkippedFile> skipped;
 };
 
-// `phase` lasts until done_bytes reaches total_bytes (0: not known).
+// Reports progress. `phase` lasts until done_bytes reaches total_bytes (0: unknown).
 using PrepareProgress =
     std::function<void(std::string_view phase, int64_t done_bytes, int64_t total_bytes)>;
 
-// Reads the text twice (once for its hash), in chunks; memory does not grow with the corpus, but
-// for documents in which a given tokenizer finds no place to cut. Files are written aside and
-// renamed when all are complete; a run that dies leaves the old files, or no valid dataset.json.
-// Deterministic: the same texts in the same order with the same options yield the same bytes.
-// Errors: InvalidArgument naming the option; NotFound naming the input; FailedPrecondition when the
-// folder holds token files of another program, which the trainer would read as well; those of the
-// file system.
+// Prepares a data set. Reads the text twice (once for its hash), in chunks; memory does not grow
+// with the corpus, except for documents in which a given tokenizer finds no place to cut. Files are
+// written under temporary names and renamed when all are complete; a run that dies leaves the old
+// files, or no valid dataset.json. Deterministic: the same texts in the same order with the same
+// options yield the same bytes. Errors: InvalidArgument, naming the option; NotFound, naming the
+// input; FailedPrecondition if the folder holds token files of another program, which the trainer
+// would read, too; those of the file system.
 absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
                                               const PrepareProgress& progress);
 
-// Writes checksums beside the token files that `pattern` matches, replacing existing ones: for
+// Writes checksums beside the token files that `pattern` matches, and replaces existing ones. For
 // files of other programs, and for files that were changed on purpose. Returns the number of files.
 // Errors: NotFound naming the pattern; those of TokenFile::Open and of the file system.
 absl::StatusOr<int64_t> AddChecksums(const std::string& pattern, const PrepareProgress& progress);
@@ -88,13 +89,14 @@ absl::Status EncodeDocuments(std::span<const DocumentPart> parts, const Tokenize
                              std::span<const int32_t> separator, int threads, const BytesDone& done,
                              TokenShardWriter& writer);
 
-// 256 bytes, the unknown piece, end of text, and room for the characters of a small alphabet.
+// The smallest vocabulary: 256 bytes, the unknown piece, end of text, and the characters of a small
+// alphabet.
 inline constexpr int64_t kMinSentencePieceVocabulary = 300;
 
 // Trains a SentencePiece vocabulary of exactly vocab_size ids on about sample_bytes of the text:
 // every line has the same probability, decided by a hash of its document and number. Skips lines
-// that are not UTF-8. Errors: InvalidArgument when the text is too small or too uniform for that
-// many ids, or has too many different characters for so few.
+// that are not UTF-8. Errors: InvalidArgument if the text is too small or too uniform for so many
+// ids, or has too many different characters for so few.
 absl::StatusOr<std::unique_ptr<Tokenizer>> TrainTokenizer(const std::vector<DocumentPart>& parts,
                                                           int64_t vocab_size, int64_t sample_bytes,
                                                           const BytesDone& done);

@@ -39,8 +39,8 @@
 
 namespace tessera {
 
-// Small enough that reading one sample of a chunk costs little more than without checksums, large
-// enough that the checksums of the largest token file (8 GiB) take half a MiB.
+// Size of a chunk: small enough that reading one sample costs little more than without checksums,
+// large enough that the checksums of the largest token file (8 GiB) take half a MiB.
 inline constexpr int64_t kChecksumChunkBytes = 64 << 10;
 
 struct TokenChecksums {
@@ -48,7 +48,7 @@ struct TokenChecksums {
   int64_t modified_ns = 0;
   std::vector<uint32_t> chunk_crc32c;
 
-  // A hash of the token file's size and all checksums; never 0.
+  // Returns a hash of the token file's size and all checksums; never 0.
   uint64_t Fingerprint() const;
 };
 
@@ -56,21 +56,21 @@ std::string ChecksumPath(const std::string& token_path);
 bool IsChecksumPath(std::string_view path);
 
 std::string EncodeTokenChecksums(const TokenChecksums& checksums);
-// DataLoss naming `path`, the offset, what is expected and what was found.
+// Decodes a checksum file. DataLoss names `path`, the offset, the expected and the found value.
 absl::StatusOr<TokenChecksums> DecodeTokenChecksums(const std::string& path,
                                                     std::string_view bytes);
 
-// The checksums of the token file at `token_path`, which is open as `file`. Nullopt where there are
-// none, or where they belong to an earlier file of that name (see modified_ns). DataLoss where the
-// checksums are damaged, or where the writer's checksums are for a file of another size.
+// Returns the checksums of the token file at `token_path`, which is open as `file`; nullopt if it
+// has no checksums, or if they belong to an earlier file of that name (see modified_ns). DataLoss
+// if the checksums are damaged, or if the writer's checksums are for a file of another size.
 absl::StatusOr<std::optional<TokenChecksums>> ReadTokenChecksums(const std::string& token_path,
                                                                  const FileDescriptor& file);
 absl::Status WriteTokenChecksums(const std::string& token_path, const TokenChecksums& checksums);
-// Must be called before a token file is replaced, so that no crash leaves it with another one's
-// checksums. Durable on return.
+// Removes checksums, durably. Must be called before a token file is replaced, so that no crash
+// leaves a file with another one's checksums.
 absl::Status RemoveTokenChecksums(const std::string& token_path);
 
-// Reads all of `file`, and records its modification time in modified_ns.
+// Computes checksums from the whole `file`, and records its modification time in modified_ns.
 absl::StatusOr<TokenChecksums> MakeTokenChecksums(const std::string& token_path,
                                                   const FileDescriptor& file);
 
@@ -78,8 +78,9 @@ absl::StatusOr<TokenChecksums> MakeTokenChecksums(const std::string& token_path,
 class TokenChecksumBuilder {
  public:
   void Append(std::span<const std::byte> bytes);
-  // `header` replaces the first bytes, which were a placeholder. Call once, last. Precondition:
-  // header.size() <= kChecksumChunkBytes, and as many bytes were appended.
+  // Returns the checksums. `header` replaces the first bytes, which were a placeholder. Call once,
+  // last. Precondition: header.size() <= kChecksumChunkBytes, and at least as many bytes were
+  // appended.
   TokenChecksums Finish(std::span<const std::byte> header);
 
  private:
@@ -94,7 +95,7 @@ class TokenChecksumBuilder {
 class ContentHash {
  public:
   void Add(uint64_t value);
-  // The hash does not depend on how the bytes are split over successive calls.
+  // Adds bytes. The hash does not depend on how they are split over successive calls.
   void Add(std::span<const uint8_t> bytes);
   uint64_t Finish();
 
@@ -105,14 +106,16 @@ class ContentHash {
   uint64_t total_bytes_ = 0;
 };
 
-// Data sets whose fingerprints differ are different. Equal complete fingerprints mean equal data;
-// with equal sampled ones (TokenFile::SampledFingerprint) the data may differ between the samples.
+// A fingerprint of token data. Data with different fingerprints differ. Equal complete fingerprints
+// mean equal data; with equal sampled ones (TokenFile::SampledFingerprint) the data may differ
+// between the samples.
 struct DataFingerprint {
   uint64_t sampled = 0;
   uint64_t complete = 0;  // 0: unknown, because a shard has no checksums
 };
 
-// Compares what is known of both: the complete fingerprints where both have one.
+// Returns whether the data may be the same: compares the complete fingerprints if both have one,
+// otherwise the sampled ones.
 inline bool MayBeSameData(const DataFingerprint& a, const DataFingerprint& b) {
   if (a.complete != 0 && b.complete != 0) return a.complete == b.complete;
   return a.sampled == b.sampled;

@@ -32,50 +32,51 @@ enum class TokenFormat { kGpt2, kLlama3 };
 
 inline constexpr int64_t kTokenFileHeaderBytes = 1024;
 
-// "gpt2" or "llama3".
+// Returns "gpt2" or "llama3".
 std::string_view TokenFormatName(TokenFormat format);
-// InvalidArgument for any other name.
+// Returns the format of a name; InvalidArgument for any other name.
 absl::StatusOr<TokenFormat> TokenFormatFromName(std::string_view name);
-// Bytes of one token: 2 or 4.
+// Returns the bytes of one token: 2 or 4.
 int64_t TokenBytes(TokenFormat format);
-// The largest vocabulary whose ids fit: 2^16, or 2^31 because ids are int32 in memory.
+// Returns the largest vocabulary whose ids fit: 2^16, or 2^31 because ids are int32 in memory.
 int64_t MaxVocabularySize(TokenFormat format);
 
 // A token file open for reading.
 //
-// Reads use pread instead of a memory map: the page cache serves both alike, but under a map a file
+// Reads use pread instead of a memory map: the page cache serves both alike, but with a map a file
 // that shrinks or a failing disk raises a signal that kills the run instead of returning a Status.
-// Where the file has checksums, the first read that touches a chunk reads the whole chunk and
-// verifies it. Thread-safe.
+// If the file has checksums, the first read that touches a chunk reads the whole chunk and verifies
+// it. Thread-safe.
 class TokenFile {
  public:
-  // Errors: NotFound, PermissionDenied; DataLoss (file, offset, expected and found) for an unknown
-  // magic or version, for a size that is not exactly the header plus `count` tokens, and for
-  // damaged checksums.
+  // Opens a token file. Errors: NotFound, PermissionDenied; DataLoss (file, offset, expected and
+  // found) for an unknown magic or version, for a size that is not exactly the header plus `count`
+  // tokens, and for damaged checksums.
   static absl::StatusOr<std::unique_ptr<TokenFile>> Open(const std::string& path);
 
   const std::string& path() const { return path_; }
   TokenFormat format() const { return format_; }
   int64_t count() const { return count_; }
 
-  // Reads tokens [first, first + out.size()) as int32. Errors: OutOfRange when the file does not
-  // contain them all; DataLoss naming file, position and offset for an id of vocab_size or more,
-  // when the file has shrunk since it was opened, and for a chunk that does not match its checksum.
+  // Reads tokens [first, first + out.size()) as int32. Errors: OutOfRange if the file does not
+  // contain all of them; DataLoss, naming file, position and offset, for an id of vocab_size or
+  // more, for a file that has shrunk since it was opened, and for a chunk that does not match its
+  // checksum.
   absl::Status Read(int64_t first, int64_t vocab_size, std::span<int32_t> out) const;
 
-  // A hash of format, count and contents that does not depend on the file's name. A file of at most
-  // 16 MiB is hashed whole; of a longer one, 256 evenly spaced pages of 4 KiB, the first and last
-  // included. Files with different hashes differ; files with equal ones may differ. Cost: at most
-  // 16 MiB read.
+  // Returns a hash of format, count and contents that does not depend on the file's name. A file of
+  // at most 16 MiB is hashed whole; of a longer one, 256 evenly spaced pages of 4 KiB, the first
+  // and last included. Files with different hashes differ; files with equal ones may differ. Cost:
+  // at most 16 MiB read.
   absl::StatusOr<uint64_t> SampledFingerprint() const;
 
-  // A hash of all contents (TokenChecksums::Fingerprint()); 0 for a file without checksums.
+  // Returns a hash of all contents (TokenChecksums::Fingerprint()); 0 for a file without checksums.
   uint64_t CompleteFingerprint() const;
 
   // Loads checksums that were stored beside the file after it was opened.
   absl::Status LoadChecksums();
-  // Reads the whole file to compute its checksums, and stores them beside it. If only the latter
-  // fails, this object uses them all the same, and `kept` is the reason.
+  // Reads the whole file to compute its checksums, and stores them beside it. If only storing
+  // fails, this object uses the checksums all the same, and `kept` is the reason.
   absl::Status MakeChecksums(absl::Status& kept);
 
  private:
@@ -100,11 +101,11 @@ class TokenFileWriter {
   static absl::StatusOr<std::unique_ptr<TokenFileWriter>> Create(const std::string& path,
                                                                  TokenFormat format);
 
-  // Errors: InvalidArgument for an id that the format cannot hold, and past 2^31 - 1 tokens (the
-  // header's count is an int32).
+  // Appends tokens. Errors: InvalidArgument for an id that the format cannot hold, and past 2^31 -
+  // 1 tokens (the header's count is an int32).
   absl::Status Append(std::span<const int32_t> tokens);
   int64_t count() const { return count_; }
-  // Call once, last.
+  // Completes the file. Call once, last.
   absl::Status Close();
 
  private:
@@ -119,18 +120,18 @@ class TokenFileWriter {
 };
 
 // Writes one stream of tokens as <directory>/<prefix>_000.bin and so on, each of shard_tokens
-// tokens except the last, and counts how often each id occurs. Without tokens, it writes no file.
+// tokens except the last, and counts how often each id occurs. Without tokens, no file is written.
 class TokenShardWriter {
  public:
   TokenShardWriter(std::string directory, std::string prefix, TokenFormat format,
                    int64_t shard_tokens, int64_t vocab_size);
 
-  // Precondition: ids are in [0, vocab_size). Errors: those of TokenFileWriter.
+  // Appends tokens. Precondition: ids are in [0, vocab_size). Errors: those of TokenFileWriter.
   absl::Status Append(std::span<const int32_t> tokens);
   absl::Status Close();
 
   int64_t tokens() const { return tokens_; }
-  // counts()[id]: how often id was written.
+  // How often each id was written, by id.
   const std::vector<int64_t>& counts() const { return counts_; }
   const std::vector<std::string>& file_names() const { return file_names_; }
 
@@ -145,8 +146,8 @@ class TokenShardWriter {
   std::unique_ptr<TokenFileWriter> shard_;
 };
 
-// Cross entropy in nats of `counts` under a unigram model of `model_counts`, each count plus one.
-// Precondition: the sizes are equal and some count is above zero.
+// Returns the cross entropy in nats of `counts` under a unigram model of `model_counts`, each count
+// plus one. Precondition: the sizes are equal and some count is above zero.
 double UnigramNatsPerToken(std::span<const int64_t> model_counts, std::span<const int64_t> counts);
 
 }  // namespace tessera

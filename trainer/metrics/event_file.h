@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_METRICS_EVENT_FILE_H_
 #define TESSERA_TRAINER_METRICS_EVENT_FILE_H_
 
-// The event file that TensorBoard shows: a copy of metrics.jsonl in its format.
+// The event file that TensorBoard shows, a copy of metrics.jsonl in TensorBoard's format.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,29 +23,29 @@ namespace tessera {
 
 inline constexpr char kEventFileName[] = "events.out.tfevents.tessera";
 
-// One record of an event file: length, data, and a checksum of each.
+// Returns one record of an event file: length, data, and a checksum of each.
 std::string EventRecord(const tensorboard::Event& event);
 
-// A record's length and the checksum of it.
+// Size of a record's length and its checksum.
 inline constexpr size_t kEventHeaderBytes = 12;
 
-// The bytes of the record that begins with this header; nullopt if the header is damaged.
+// Returns the bytes of the record that begins with this header; nullopt if the header is damaged.
 std::optional<uint64_t> EventRecordBytes(std::string_view header);
 
-// The event of a whole record; nullopt if its data are damaged.
+// Returns the event of a whole record; nullopt if its data are damaged.
 std::optional<tensorboard::Event> ParseEventRecord(std::string_view record);
 
-// The events of a file up to the first record that is incomplete or damaged; `damaged` (may be
-// null) says whether there is one.
+// Returns the events of a file up to the first record that is incomplete or damaged; sets `damaged`
+// (may be null) to whether there is one.
 std::vector<tensorboard::Event> ReadEvents(std::string_view file, bool* damaged = nullptr);
 
-// The event file of a run folder. It has the scalars of metrics.jsonl: each number of a "step"
-// record has the tag "train/NAME", of an "eval" record "validation/NAME"; and those that are added
+// The event file of a run folder. Has the scalars of metrics.jsonl, where each number of a "step"
+// record has the tag "train/NAME" and of an "eval" record "validation/NAME", and the added scalars
 // of saves and resumes.
 class EventFile {
  public:
-  // Begins the file anew, by rename, with the records that metrics.jsonl has at present. A step
-  // that the old file had keeps its time. What was added up to the last recorded step remains.
+  // Begins the file anew, by rename, with the records that metrics.jsonl has at present. Steps that
+  // the old file had keep their times. Added scalars and texts up to the last recorded step remain.
   static absl::StatusOr<std::unique_ptr<EventFile>> Open(const std::string& folder);
   EventFile(const EventFile&) = delete;
   EventFile& operator=(const EventFile&) = delete;

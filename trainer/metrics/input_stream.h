@@ -13,23 +13,23 @@ namespace tessera {
 // A file of any size, of which only a part is in memory.
 class InputStream {
  public:
-  // `may_be_pipe`: a user has named it, and may have written <(zcat run.gz). A pipe to which nobody
-  // writes is empty.
+  // Opens a file. `may_be_pipe`: the user named the path, which may be <(zcat run.gz). A pipe to
+  // which nobody writes is empty.
   explicit InputStream(const std::string& path, bool may_be_pipe = false);
   ~InputStream();
   InputStream(const InputStream&) = delete;
   InputStream& operator=(const InputStream&) = delete;
 
-  // Why it cannot be read, or not to its end.
+  // The reason why the file cannot be read, or not to its end.
   const absl::Status& status() const { return status_; }
-  // The next bytes, fewer only at the end of the file. They remain to be read.
+  // Returns the next bytes, fewer only at the end of the file, without consuming them.
   std::string_view Peek(size_t bytes);
-  // Passes the next bytes; returns whether the file has that many.
+  // Skips the next bytes; returns whether the file has that many.
   bool Skip(uint64_t bytes);
   // Appends the next bytes; returns whether the file has that many.
   bool Read(uint64_t bytes, std::string& data);
-  // The next line, cut where it is longer than kMaxLineBytes; false at the end. `complete` is
-  // whether a line break ended it.
+  // Reads the next line, cut after kMaxLineBytes; returns false at the end. `complete` is whether a
+  // line break ended the line.
   bool ReadLine(std::string& line, bool& complete);
 
   static constexpr size_t kMaxLineBytes = size_t{1} << 20;

@@ -41,7 +41,7 @@ struct StepMetrics {
   double grad_norm = 0;
   bool skipped = false;  // no update: the gradients were not finite
   int64_t consumed_samples = 0;
-  // The step's link of the run's chain (trainer/state/ledger.h); not recorded where it is empty.
+  // The step's link of the run's chain (trainer/state/ledger.h); not recorded if empty.
   std::string ledger;
   std::string ledger_settings;
   int64_t first_sample = 0;
@@ -49,16 +49,17 @@ struct StepMetrics {
   double tokens_per_second = 0;
   double peak_share = 0;   // model FLOP/s over the machine's best GEMM rate, at most 1; 0: unknown
   double eta_seconds = 0;  // until the end of the last step
-  // The most memory that the processes have held until now, all together; 0: unknown. On GPUs,
-  // what is in use of each GPU's memory.
+  // The most memory that all processes together have held until now; 0: unknown. On GPUs, the
+  // memory of each GPU that is in use.
   int64_t memory_bytes = 0;
   int64_t gpu_memory_bytes = 0;
-  // Only for several ranks: ordered by axis; empty for one process.
+  // Bytes sent, ordered by axis; empty for one process.
   std::vector<WireBytes> wire;
   // The pipeline bubble: the share of the forward and backward passes spent waiting for other
   // stages, averaged over ranks; negative without a pipeline.
   double pipeline_wait_share = -1;
-  // Since the step before was agreed on; what came after that one, a save for example, is in it.
+  // The time since the agreement on the step before, with anything that followed that step, such as
+  // a save.
   std::optional<TimeSplit> time;
 
   int64_t wire_bytes() const;
@@ -72,7 +73,7 @@ struct EvalMetrics {
   bool best = false;
 };
 
-// The work that a resume lost: steps after its checkpoint which a process that died had computed.
+// The work that a resume lost: steps after its checkpoint that a process that died had computed.
 struct ResumeMetrics {
   int64_t step = 0;
   int64_t lost_steps = 0;
@@ -101,7 +102,7 @@ class RateMeter {
     double peak_flops = 0;  // FLOP/s; 0: unknown
   };
   explicit RateMeter(const Options& options) : options_(options), peak_flops_(options.peak_flops) {}
-  // Fills step_seconds and the fields after it. Precondition: metrics->step is set.
+  // Fills step_seconds and the following fields. Precondition: metrics->step is set.
   void Measure(double step_seconds, StepMetrics* metrics);
 
  private:
@@ -110,13 +111,13 @@ class RateMeter {
   double mean_seconds_ = 0;
 };
 
-// metrics.jsonl: one JSON object per line, {"kind":"step","step":N,"loss":...} or
-// {"kind":"eval","step":N,"eval_loss":...}. Numbers have 17 significant digits; "loss_bits" (and
-// "eval_loss_bits") holds the fp64 loss as 16 hexadecimal digits, so that a text tool can compare
-// two runs bit for bit. A number that JSON cannot express (NaN, infinity) is null. Steps of several
-// ranks add "wire_bytes", their sum by axis and operation in "wire", and, with a pipeline,
-// "pipeline_wait_share". "time" has the seconds of TimeSplit by their names. The links of the run's
-// ledger are "first_sample", "settings" and "ledger".
+// The writer of metrics.jsonl, which has one JSON object per line,
+// {"kind":"step","step":N,"loss":...} or {"kind":"eval","step":N,"eval_loss":...}. Numbers have 17
+// significant digits; "loss_bits" (and "eval_loss_bits") holds the fp64 loss as 16 hexadecimal
+// digits, so that a text tool can compare two runs bit for bit. A number that JSON cannot express
+// (NaN, infinity) is null. Steps of several ranks add "wire_bytes", their sum by axis and operation
+// in "wire", and, with a pipeline, "pipeline_wait_share". "time" has the seconds of TimeSplit by
+// their names. The links of the run's ledger are "first_sample", "settings" and "ledger".
 //
 // Every line is written to the operating system before the call returns: a killed process loses
 // none. A power loss may lose the lines since the last Sync().
@@ -128,22 +129,22 @@ class MetricsWriter {
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(
       const std::string& path, std::optional<int64_t> resumed_step,
       const std::function<void(const std::string&)>& notes = nullptr);
-  // Keeps an existing file as it is and adds to it: for records of weights that the run of the file
-  // may have left behind long ago. A last line without an end is dropped.
+  // Opens an existing file to add to it, without its last line if that has no end. For records of
+  // weights that the run of the file may have left behind long ago.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Append(const std::string& path);
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  // As RecordFile::Write().
+  // Adds a record. Errors: as RecordFile::Write().
   absl::Status Write(const StepMetrics& metrics);
   absl::Status Write(const EvalMetrics& metrics);
-  // {"kind":"save","step":N,...}: in a file of their own, saves.jsonl.
+  // Adds {"kind":"save","step":N,...}. Such records have a file of their own, saves.jsonl.
   absl::Status Write(const SaveRecord& record);
   // Makes the lines written so far durable against a power loss. May be called from another thread
   // than the writer's, as may status().
   absl::Status Sync() { return file_->Sync(); }
   absl::Status status() const { return file_->status(); }
-  // What Open() has dropped of later steps than the resumed one.
+  // The records of later steps than the resumed one that Open() has dropped.
   const ResumeMetrics& lost() const { return lost_; }
 
  private:
@@ -153,7 +154,7 @@ class MetricsWriter {
   ResumeMetrics lost_;
 };
 
-// The 64 bits of a double as 16 hexadecimal digits.
+// Returns the 64 bits of a double as 16 hexadecimal digits.
 std::string LossBits(double loss);
 
 // The records that a resumed run keeps of an existing metrics.jsonl.
@@ -162,20 +163,20 @@ struct KeptRecords {
   std::string text;  // whole lines, unchanged, in their order
   // Sentences without the file's name; empty for the log of a killed process without other damage.
   std::vector<std::string> notes;
-  // The dropped records of steps after the last one: computed in vain.
+  // Number of dropped records of steps after the last one, which were computed in vain.
   int64_t lost_steps = 0;
   double lost_seconds = 0;
 };
 
-// The records of `log` up to `last_step`. No content of a log is an error: it is a record of the
-// past, and the run must be able to continue without it.
+// Returns the records of `log` up to `last_step`. No content of a log is an error: the log records
+// the past, and the run must be able to continue without it.
 // - Records of later steps are dropped, and so is an incomplete last line: a process that dies
 //   after its last save leaves both.
 // - A line that is not a record is dropped. In a line with zero bytes, which a file system may
 //   leave after a power loss, the text after the last of them is kept if it is a record. A note
 //   names the lines, and the steps up to `last_step` that have no record.
-// - Where two records have the same kind and step, the first is dropped, with a note: later steps
-//   follow from the second run of the step.
+// - If two records have the same kind and step, the first is dropped, with a note, since later
+//   steps follow from the second run of the step.
 KeptRecords KeepRecords(std::string_view log, int64_t last_step);
 
 }  // namespace tessera

@@ -12,17 +12,18 @@
 
 namespace tessera {
 
-// On a terminal: one live line, redrawn in place and truncated to the terminal's width. Elsewhere:
-// plain lines.
+// Prints progress. On a terminal: one live line, redrawn in place and truncated to the terminal's
+// width. Elsewhere: plain lines.
 class ProgressLine {
  public:
   struct Options {
     int64_t total_steps = 0;
-    // Steps between plain lines; the first, the last and skipped ones are always printed. A live
+    // Steps between plain lines; the first, the last and skipped steps are always printed. A live
     // line shows every step.
     int64_t log_interval = 1;
     std::FILE* out = stdout;
-    // Detects whether `out` is a terminal, and its width; otherwise the next two fields apply.
+    // Whether to detect that `out` is a terminal, and its width; otherwise the next two fields
+    // apply.
     bool detect_terminal = true;
     bool terminal = false;
     int width = 80;
@@ -34,7 +35,7 @@ class ProgressLine {
 
   void Step(const StepMetrics& metrics);
   void Eval(const EvalMetrics& metrics);  // prints a permanent line
-  void Message(std::string_view text);    // the same, above the live line
+  void Message(std::string_view text);    // prints a permanent line, above the live line
   void Finish();                          // keeps the live line and starts a new one
 
  private:
@@ -46,11 +47,12 @@ class ProgressLine {
   bool printed_any_ = false;
 };
 
-// "step 12/100 | loss 3.2101 | lr 3.00e-04 | norm 0.91 | 12.3k tok/s | 78% peak | eta 1m05s"; with
-// several ranks also "| 1.2 GB wire" and, with a pipeline, "| 9% bubble" before the last part.
+// Returns "step 12/100 | loss 3.2101 | lr 3.00e-04 | norm 0.91 | 12.3k tok/s | 78% peak | eta
+// 1m05s"; with several ranks also "| 1.2 GB wire" and, with a pipeline, "| 9% bubble" before the
+// last part.
 std::string FormatStep(const StepMetrics& metrics, int64_t total_steps);
 std::string FormatEval(const EvalMetrics& metrics);
-// "42s", "3m05s", "2h07m", "3d04h"; "?" where unknown (negative or not finite).
+// Returns "42s", "3m05s", "2h07m" or "3d04h"; "?" if unknown (negative or not finite).
 std::string FormatDuration(double seconds);
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_METRICS_RECORD_FIELDS_H_
 #define TESSERA_TRAINER_METRICS_RECORD_FIELDS_H_
 
-// What programs read from the records of a run, whatever a damaged file has in their fields.
+// The fields of a run's records, read safely from files that may be damaged.
 
 #include <cstdint>
 #include <optional>
@@ -12,24 +12,24 @@
 
 namespace tessera {
 
-// The record that a line is, without what a power loss has left before it; nullopt if the line is
-// not a JSON object with a kind.
+// Returns the record in a line, without bytes that a power loss has left before it; nullopt if the
+// line is not a JSON object with a kind.
 std::optional<nlohmann::json> RecordOf(std::string_view line);
 
-// "step", "eval", "save" or "event"; empty if the record has no such text.
+// Returns "step", "eval", "save" or "event"; empty if the record has no such text.
 std::string_view KindOf(const nlohmann::json& record);
 
-// The number of completed steps; nullopt unless it is an integer.
+// Returns the number of completed steps; nullopt unless it is an integer.
 std::optional<int64_t> StepOf(const nlohmann::json& record);
 
-// NaN unless the field is a number.
+// Returns a number; NaN unless the field is one.
 double NumberOf(const nlohmann::json& record, std::string_view name);
 
-// "loss" or "eval_loss", exactly: from the 16 hexadecimal digits of "loss_bits" or "eval_loss_bits"
-// where they are there.
+// Returns "loss" or "eval_loss", exactly: from the 16 hexadecimal digits of "loss_bits" or
+// "eval_loss_bits" if the record has them.
 double LossOf(const nlohmann::json& record, std::string_view name);
 
-// The median of the finite numbers; NaN without any.
+// Returns the median of the finite numbers; NaN without any.
 double MedianOfFinite(std::vector<double> numbers);
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_METRICS_RECORD_FILE_H_
 #define TESSERA_TRAINER_METRICS_RECORD_FILE_H_
 
-// Files of a run to which records are added as long as it goes on, and logs of JSON lines.
+// Files to which records are added during a run, and logs of JSON lines.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,21 +20,23 @@
 
 namespace tessera {
 
-// An open file, to which this process alone adds: whoever holds the run's folder. That the file was
-// deleted, moved or replaced by somebody else is an error of the next write.
+// An open file to which only this process, the holder of the run's folder, adds. If somebody else
+// has deleted, moved or replaced the file, the next write returns an error.
 //
-// What is written has reached the operating system before the call returns: a killed process loses
-// none of it, a power loss what came after the last Sync(). Thread-safe.
+// Records have reached the operating system when the call returns: a killed process loses none, and
+// a power loss only those after the last Sync(). Thread-safe.
 class RecordFile {
  public:
-  // Begins with these contents, which replace an existing file by rename.
+  // Opens a file with these contents, which replace an existing file by rename.
   static absl::StatusOr<std::unique_ptr<RecordFile>> Replace(const std::string& path,
                                                              std::string_view contents);
-  // Continues a log of JSON lines, or begins one. Lines that are damaged or torn are dropped.
+  // Opens a log of JSON lines to continue it, or begins one. Lines that are damaged or torn are
+  // dropped.
   static absl::StatusOr<std::unique_ptr<RecordFile>> Continue(const std::string& path);
 
-  // After an error nothing more is written: these and status() return the first one.
-  // FailedPrecondition: the file is no longer this process's. ResourceExhausted: no room.
+  // Add records, and make them durable. After an error nothing more is written: these methods and
+  // status() return the first one. FailedPrecondition: the file is no longer this process's.
+  // ResourceExhausted: no room.
   absl::Status Write(std::string_view text);
   absl::Status Sync();
   absl::Status status() const;
@@ -49,24 +51,24 @@ class RecordFile {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The bytes of a log; empty where there is no such file.
+// Returns the bytes of a log; empty if there is no such file.
 absl::StatusOr<std::string> ReadRecordFile(const std::string& path);
 
-// A line of a log: one JSON object, as far as it is whole.
+// A line of a log, which is one JSON object unless it is damaged.
 struct RecordLine {
   int64_t number = 0;     // from 1
   std::string_view text;  // without the line break, and without what is damaged before it
   nlohmann::json value;   // an object if the line is a record
-  // It is not an object, or only a part of it is. After a power loss, a file system may leave zero
-  // bytes; the text after the last of them may be a record.
+  // Whether the line, or a part of it, is not an object. After a power loss, a file system may
+  // leave zero bytes; the text after the last of them may be a record.
   bool damaged = false;
 };
 
-// `text` without its line break.
+// Parses a line; `text` has no line break.
 RecordLine ParseRecordLine(std::string_view text);
 
-// Calls `take` with each line of a log, except a torn one at its end, which a process that died has
-// left. No content of a log is an error. Returns the size of the whole lines.
+// Calls `take` with each line of a log, except a torn one at its end, left by a process that died.
+// No content of a log is an error. Returns the size of the whole lines.
 size_t ForEachLine(std::string_view log, absl::FunctionRef<void(const RecordLine&)> take);
 
 }  // namespace tessera

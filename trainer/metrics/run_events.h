@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_METRICS_RUN_EVENTS_H_
 #define TESSERA_TRAINER_METRICS_RUN_EVENTS_H_
 
-// events.jsonl: what happens to a run, over all its processes.
+// The file events.jsonl: the events of a run, over all its processes.
 
 #include <cstdint>
 #include <functional>
@@ -26,7 +26,8 @@ struct RunEvent {
   std::vector<std::map<std::string, int64_t>> ranks;  // by rank: memory in bytes, by kind
 };
 
-// One JSON object per line: {"kind":"event","event":NAME,"step":N,"time":SECONDS_SINCE_1970,
+// The writer of events.jsonl, which has one JSON object per line:
+// {"kind":"event","event":NAME,"step":N,"time":SECONDS_SINCE_1970,
 // "topology":"dp2_tp2","text":"...", ...}. A resume drops lines that are damaged or torn, and adds
 // to the others, which never change. NAME, and the further fields:
 //   start, resume  parameters, predicted_step_seconds, ranks: [{"rank", "weights", "gradients",
@@ -44,8 +45,9 @@ struct RunEvent {
 // A line is written to the operating system before the call returns. Not thread-safe.
 class RunEvents {
  public:
-  // Adds to the file of `folder`, which exists. `failed` hears once why events cannot be written;
-  // the run does without them. `idle_seconds`: IdleSeconds() of the folder before the run.
+  // Adds to the file of `folder`, which exists. `failed` is called once with the reason if events
+  // cannot be written; the run continues without them. `idle_seconds` is IdleSeconds() of the
+  // folder before the run.
   RunEvents(const std::string& folder, std::optional<double> idle_seconds,
             std::function<void(const std::string&)> failed);
   RunEvents(const RunEvents&) = delete;
@@ -64,8 +66,8 @@ class RunEvents {
   std::unique_ptr<RecordFile> file_;  // null: it has failed
 };
 
-// How long nothing has been recorded in the folder of a run, in seconds; nullopt where nothing ever
-// was.
+// Returns how long nothing has been recorded in the folder of a run, in seconds; nullopt if nothing
+// ever was.
 std::optional<double> IdleSeconds(const std::string& folder);
 
 }  // namespace tessera

@@ -23,19 +23,19 @@ struct OwnedRange {
   TensorView grads;   // [end - begin], fp32
 };
 
-// The factor for gradients that keeps their norm within clip_grad: min(1, clip_grad / (norm +
-// 1e-6)), Megatron-LM's formula; 1 where clip_grad is 0. Passed to the update as grad_scale, it
-// needs no extra pass over the gradients.
+// Returns the factor for gradients that keeps their norm within clip_grad: min(1, clip_grad / (norm
+// + 1e-6)), Megatron-LM's formula; 1 if clip_grad is 0. Passed to the update as grad_scale, the
+// factor needs no extra pass over the gradients.
 double ClipCoefficient(double grad_norm, double clip_grad);
 
-// The optimizer state of those parts of the parameters that lie in the owned flat ranges: all of
-// them, or the ones of a ZeRO rank. State is fp32: exp_avg, exp_avg_sq, and master weights where
-// the parameters are not fp32 themselves.
+// The optimizer of those parts of the parameters that lie in the owned flat ranges: all of them, or
+// the ones of a ZeRO rank. Its state is fp32: exp_avg, exp_avg_sq, and master weights if the
+// parameters are not fp32.
 //
 // Lifetimes: the views must outlive the optimizer. Not thread-safe.
 class AdamW {
  public:
-  // Views of the owned part of one parameter. Empty views where none of it is owned.
+  // Views of the owned part of one parameter; empty if none of it is owned.
   struct ParameterState {
     int64_t begin = 0;      // first owned element, counted within the parameter
     TensorView value;       // [n]
@@ -53,11 +53,12 @@ class AdamW {
   AdamW(const AdamW&) = delete;
   AdamW& operator=(const AdamW&) = delete;
 
-  // One update with `learning_rate` of LearningRate(), gradients times grad_scale. If grad_norm is
-  // not finite, it changes nothing, counts a skipped step and returns false: one broken batch must
-  // not destroy the weights. The caller's step and learning rate advance all the same; the bias
-  // correction counts updates only. `before` is called with the values, master weights and moments,
-  // a piece at a time, so that a wait for one piece does not delay the others.
+  // Makes one update with `learning_rate` of LearningRate(), and gradients multiplied by
+  // grad_scale. If grad_norm is not finite, changes nothing, counts a skipped step and returns
+  // false, since one broken batch must not destroy the weights. The caller's step and learning rate
+  // advance all the same; the bias correction counts updates only. `before` is called with the
+  // values, master weights and moments, a piece at a time, so that a wait for one piece does not
+  // delay the others.
   bool Step(double learning_rate, double grad_norm, double grad_scale,
             const BeforeOverwrite& before = nullptr);
 
@@ -74,12 +75,12 @@ class AdamW {
   int64_t state_bytes() const;
   const std::vector<FlatParameter>& parameters() const { return parameters_; }
   ParameterState State(int parameter) const;
-  // The memory of the state of all parameters, in a few buffers.
+  // Returns the memory of the state of all parameters, in a few buffers.
   std::vector<TensorView> StateBuffers() const;
 
  private:
-  // Neighbouring elements with one weight decay, within one range; a gap between parameters ends a
-  // run.
+  // A run of neighbouring elements with one weight decay, within one range; a gap between
+  // parameters ends it.
   struct Run {
     int range;
     int64_t begin;  // within the range
@@ -92,7 +93,7 @@ class AdamW {
     int64_t begin = 0;  // within the range
     int64_t end = 0;
   };
-  // Elements [begin, end) of the run's range.
+  // Returns the operands of elements [begin, end) of the run's range.
   AdamWOperands Operands(const Run& run, int64_t begin, int64_t end) const;
   std::vector<int64_t> StateOffsets() const;
   std::vector<Part> OwnedParts() const;

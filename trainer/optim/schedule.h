@@ -7,8 +7,9 @@
 
 namespace tessera {
 
-// Learning rate of the update that follows `step` completed ones (0 for the first). Pure, so that a
-// resumed run needs no state. The formulas of Megatron-LM's OptimizerParamScheduler:
+// Returns the learning rate of the update that follows `step` completed ones (0 for the first).
+// Pure, so that a resumed run needs no state. Uses the formulas of Megatron-LM's
+// OptimizerParamScheduler:
 //
 //   step <= lr_warmup_iters   lr * step / lr_warmup_iters (only with a warmup; so the first update
 //                             has rate 0)

@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// One micro-batch's buffers. Made in an AllocationScope (memory.h).
+// The buffers of one micro-batch. Made in an AllocationScope (memory.h).
 struct BatchSlot {
   BatchSlot(Model& model, Device device, int64_t batch, int64_t sequence, ActivationUse use);
 
@@ -36,7 +36,7 @@ class ModelChunk {
 
   // Allocates gradients, optimizer state and `slots` sets of activations, for `micro_batches` per
   // step; on a GPU with the outputs of norms, if all ranks of the tensor axis have memory for them.
-  // ResourceExhausted where a GPU has no memory left for activations. Collective on that axis.
+  // ResourceExhausted if a GPU has no memory left for activations. Collective on the tensor axis.
   absl::Status PrepareTraining(int64_t micro_batches, int64_t slots);
 
   Model& model() const { return *model_; }
@@ -48,7 +48,8 @@ class ModelChunk {
   BatchSlot& slot(int64_t i) { return slots_[i]; }
   int64_t slots() const { return static_cast<int64_t>(slots_.size()); }
 
-  // Only the first layers use token ids, and only the last ones use targets.
+  // Whether the chunk reads data: only the first layers use token ids, and only the last ones use
+  // targets.
   bool reads_data() const { return layers_.has_embedding || layers_.has_head; }
   bool has_head() const { return layers_.has_head; }
 

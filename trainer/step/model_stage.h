@@ -17,8 +17,8 @@
 
 namespace tessera {
 
-// Forward and backward passes of one optimizer step: gradients are accumulated in the chunks'
-// reducers. Or the pass of one of its micro-batches again (Pipeline::TrainOne).
+// Runs the forward and backward passes of one optimizer step, and accumulates gradients in the
+// chunks' reducers; or repeats the pass of one of its micro-batches (Pipeline::TrainOne).
 class TrainingStage final : public PipelineStage {
  public:
   struct Step {
@@ -29,11 +29,12 @@ class TrainingStage final : public PipelineStage {
     int data_rank = 0;
     int64_t micro_batch_size = 1;
     double loss_scale = 1;
-    // Digests of the pass of micro-batch `traced`, by its index on `data_rank`; null: none.
+    // Gets the digests of the pass of micro-batch `traced`, by its index on `data_rank`; null: not
+    // traced.
     PassTrace* trace = nullptr;
     int64_t traced = 0;
-    // Computes that micro-batch alone, and its gradients in memory of their own: the reducers are
-    // not used. Requires a trace.
+    // Whether to compute micro-batch `traced` alone, with its gradients in memory of their own, not
+    // in the reducers. Requires a trace.
     bool replays = false;
   };
   TrainingStage(std::vector<ModelChunk>& chunks, const Step& step) : chunks_(chunks), step_(step) {}
@@ -46,7 +47,7 @@ class TrainingStage final : public PipelineStage {
   int64_t LocalMicroBatch(const PipelinePass& pass) const {
     return step_.replays ? step_.traced : pass.micro_batch;
   }
-  // Null where the pass is not traced.
+  // Returns the trace of a pass; null if it is not traced.
   PassTrace* TraceOf(const PipelinePass& pass) const {
     return LocalMicroBatch(pass) == step_.traced ? step_.trace : nullptr;
   }
@@ -64,14 +65,14 @@ class TrainingStage final : public PipelineStage {
   const Step step_;
 };
 
-// Losses of some of the first micro-batches of a data set.
+// Computes the losses of some of the first micro-batches of a data set.
 class EvaluationStage final : public PipelineStage {
  public:
   struct BatchShape {
     int64_t batch = 1;
     int64_t sequence = 1;
   };
-  // `micro_batches`: maps a position in the pipeline's run to a micro-batch of the data set.
+  // `micro_batches` maps a position in the pipeline's run to a micro-batch of the data set.
   EvaluationStage(std::vector<ModelChunk>& chunks, const BatchLoader& data, const BatchShape& shape,
                   std::span<const int64_t> micro_batches);
 
@@ -87,11 +88,11 @@ class EvaluationStage final : public PipelineStage {
   std::vector<BatchSlot> slots_;  // by chunk
 };
 
-// Logits of the token after one context, on the last stage.
+// Computes the logits of the token after one context, on the last stage.
 class SamplingStage final : public PipelineStage {
  public:
-  // `tokens`: those of the context that are not in `caches`, one for each chunk, which they are
-  // added to; without caches, the whole context. `logits` [1,V]: fp32.
+  // `tokens` are the tokens of the context that are not in `caches`, to which they are added;
+  // without caches, the whole context. `caches` has one for each chunk. `logits` [1,V] is fp32.
   SamplingStage(std::vector<ModelChunk>& chunks, std::vector<KeyValueCache>& caches,
                 std::span<const int32_t> tokens, const TensorView& logits)
       : chunks_(chunks), caches_(caches), tokens_(tokens), logits_(logits) {}

@@ -1,8 +1,8 @@
 #ifndef TESSERA_TRAINER_STEP_PASS_TRACE_H_
 #define TESSERA_TRAINER_STEP_PASS_TRACE_H_
 
-// Digests of everything that leaves one micro-batch's pass through a model, and memory for its
-// gradients where they are needed for nothing else.
+// Digests of everything that leaves one micro-batch's pass through a model, and memory for
+// gradients that are needed only for their digests.
 
 #include <cstdint>
 #include <string>
@@ -18,11 +18,11 @@
 
 namespace tessera {
 
-// The digests (CRC-32C) of one micro-batch's pass on one rank, in the order of computation: of what
-// each stage's forward pass sends on, of the loss, of each parameter's gradient as it becomes
-// ready, and of the gradient that each stage's backward pass sends back. Ranks at the same position
-// of the tensor and pipeline axes that compute the same micro-batch with the same weights have
-// equal traces, unless one of them is faulty.
+// The digests (CRC-32C) of one micro-batch's pass on one rank, in the order of computation: of the
+// output that each stage's forward pass sends on, of the loss, of each parameter's gradient as it
+// becomes ready, and of the gradient that each stage's backward pass sends back. Ranks at the same
+// position of the tensor and pipeline axes that compute the same micro-batch with the same weights
+// have equal traces, unless one of them is faulty.
 class PassTrace {
  public:
   struct Event {
@@ -33,14 +33,15 @@ class PassTrace {
 
   PassTrace(const Mesh& mesh, Backend& backend) : mesh_(&mesh), backend_(&backend) {}
 
-  // `output` is empty, and `loss` the micro-batch's, after the model's last layers.
+  // Adds the result of a forward pass. After the model's last layers, `output` is empty and `loss`
+  // is the micro-batch's.
   void AddForward(int chunk, const TensorView& output, double loss);
   void AddGradient(int chunk, const TensorView& gradient, std::string what);
-  // `d_input` is empty for the model's first layers.
+  // Adds the result of a backward pass. `d_input` is empty for the model's first layers.
   void AddBackward(int chunk, const TensorView& d_input);
 
   const std::vector<Event>& events() const { return events_; }
-  // A digest of all digests.
+  // Returns a digest of all digests.
   int64_t Summary() const;
 
  private:
@@ -71,8 +72,8 @@ class TracedGradients final : public GradientObserver {
   GradientObserver& next_;
 };
 
-// Memory for the gradients of a backward pass from Prepare() to Ready(). Binds the gradients, and
-// when it is destroyed, to what they were bound to before.
+// Memory for the gradients of a backward pass from Prepare() to Ready(). Binds the gradients to
+// this memory, and on destruction to their former memory.
 class ScratchGradients final : public GradientObserver {
  public:
   ScratchGradients(ParameterSet& parameters, Device device);
@@ -81,8 +82,8 @@ class ScratchGradients final : public GradientObserver {
   absl::Status Prepare(int64_t begin, int64_t end) override;
   absl::Status Ready(int64_t begin, int64_t end) override;
 
-  // The most that it holds at once, in bytes: one layer, or one end of the model, and the table of
-  // tied embeddings, which stays from the head's backward pass to the embedding's.
+  // Returns the most bytes that are held at once: one layer, or one end of the model, and the table
+  // of tied embeddings, which stays from the head's backward pass to the embedding's.
   static int64_t MaxBytes(const ParameterSet& parameters);
 
  private:

@@ -1,18 +1,18 @@
 #ifndef TESSERA_TRAINER_STEP_REPLAY_CHECK_H_
 #define TESSERA_TRAINER_STEP_REPLAY_CHECK_H_
 
-// Silent corruption: a processor, an accelerator or its memory that computes wrongly now and then,
-// without an error. A check repeats the gradient of one micro-batch of each data-parallel replica
-// on another replica, compares the bits, and finds out which rank was wrong.
+// Detection of silent corruption: a processor, an accelerator or its memory that computes wrongly
+// now and then, without an error. A check repeats the gradient of one micro-batch of each
+// data-parallel replica on another replica, compares the bits, and finds out which rank was wrong.
 //
-// What must be equal. Data-parallel replicas at the same position of the tensor and pipeline axes
-// hold the same weights (ZeRO shards only gradients and optimizer state), and a micro-batch's
-// samples, dropout and scale depend on its global index alone. So its loss and its gradients have
-// the same bits on every replica whose kernels compute the same bits: in EXACT numerics always,
-// since other ranks are refused; in FAST where fixed examples have the same results on all of them
-// (otherwise each rank repeats its own micro-batch).
+// Equal bits. Data-parallel replicas at the same position of the tensor and pipeline axes hold the
+// same weights (ZeRO shards only gradients and optimizer state), and a micro-batch's samples,
+// dropout and scale depend on its global index alone. So its loss and its gradients have the same
+// bits on every replica whose kernels compute the same bits: in EXACT numerics always, since other
+// ranks are refused; in FAST if fixed examples have the same results on all of them (otherwise each
+// rank repeats its own micro-batch).
 //
-// A check, after the backward pass of a step and before its update:
+// Steps of a check, after the backward pass of a step and before its update:
 //
 //   1. During the normal pass, each rank digests what leaves the pass of one of its micro-batches
 //      (PassTrace): the gradient that is used, not a second one.
@@ -33,9 +33,9 @@
 // ZeRO 0 or 1, where further micro-batches are added to the first one's gradient as they are
 // computed, M is 1: the first alone.
 //
-// With one replica, a rank repeats its own micro-batch, which finds faults that do not recur.
-// What no check finds: a fault that all replicas share; one outside of the checked micro-batch; one
-// in the reduction over replicas or in the update (--check-weight-hash-across-dp-replicas-interval
+// With one replica, a rank repeats its own micro-batch, which finds faults that do not recur. No
+// check finds: a fault that all replicas share; one outside of the checked micro-batch; one in the
+// reduction over replicas or in the update (--check-weight-hash-across-dp-replicas-interval
 // compares the weights).
 
 #include <cstdint>
@@ -50,7 +50,7 @@
 
 namespace tessera {
 
-// Which micro-batch is repeated where.
+// The micro-batch that a check repeats, and where.
 struct ReplayTurn {
   int shift = 0;            // replica p repeats replica (p + shift) % replicas; 0: its own
   int64_t micro_batch = 0;  // by its index on its replica
@@ -58,8 +58,9 @@ struct ReplayTurn {
   bool operator==(const ReplayTurn&) const = default;
 };
 
-// The turn after `completed_steps`; none at steps without a check. `replicas`: those that compute
-// the same bits. `micro_batches`: of each replica, that can be checked.
+// Returns the turn after `completed_steps`; nullopt at steps without a check. `replicas` is the
+// number of replicas that compute the same bits, `micro_batches` the number of each replica's that
+// can be checked.
 std::optional<ReplayTurn> ReplayTurnAfter(int64_t completed_steps, int64_t interval, int replicas,
                                           int64_t micro_batches);
 
@@ -78,17 +79,18 @@ struct ReplayVerdict {
 };
 
 ReplayVerdict JudgeRepetitions(const Repetitions& results);
-// The same for a replica that has repeated its own micro-batch.
+// Judges a replica that has repeated its own micro-batch.
 ReplayVerdict JudgeOwnRepetitions(const Repetitions& results);
 
 // Computes a micro-batch of replica (this rank's + shift) % replicas. Collective over the ranks of
 // the replica.
 using ReplayPass = std::function<absl::StatusOr<PassTrace>(int shift)>;
 
-// What a check has found: a message for all ranks, the same on each; empty: nothing. `used`: of
-// this rank's own micro-batch in the step. `global_micro_batch`: by replica. Collective over the
-// world of the mesh. Bytes on the wire: 16 from each rank to each other; after a difference, 8 for
-// each event of a trace and replica, and some more.
+// Makes a check. Returns a message about its findings, the same on all ranks; empty if there is
+// nothing wrong. `used` is the trace of this rank's own micro-batch in the step,
+// `global_micro_batch` is by replica. Collective over the world of the mesh. Bytes on the wire: 16
+// from each rank to each other; after a difference, 8 for each event of a trace and replica, and
+// some more.
 absl::StatusOr<std::string> CheckReplay(const ReplayTurn& turn, const PassTrace& used,
                                         const std::vector<int64_t>& global_micro_batch,
                                         const Mesh& mesh, const ReplayPass& pass);

@@ -18,8 +18,8 @@
 
 namespace tessera {
 
-// This rank's part of a model: the layers of one pipeline chunk, its virtual tensor shards of them,
-// and the optimizer state that it owns.
+// This rank's part of a pipeline chunk: its virtual tensor shards of the layers, and the optimizer
+// state that it owns.
 struct TrainedChunk {
   ParameterSet* parameters = nullptr;
   AdamW* optimizer = nullptr;  // null without training
@@ -46,9 +46,9 @@ struct EvaluationResult {
   int64_t tokens = 0;
 };
 
-// One model on all ranks of a mesh: implements an optimizer step, an evaluation and a sampled token
-// for any topology. Every rank makes the same calls with the same arguments and gets bitwise the
-// same results; in EXACT numerics they are the same on every topology, too.
+// Trains one model on all ranks of a mesh: implements an optimizer step, an evaluation and a
+// sampled token for any topology. Every rank makes the same calls with the same arguments and gets
+// bitwise the same results; in EXACT numerics the results are the same on every topology, too.
 //
 // Errors: those of the data, and those of a Communicator, which end the run on every rank. Not
 // thread-safe.
@@ -58,9 +58,9 @@ class Trainer {
     bool trains = true;  // false: no gradients, no optimizer, Step() must not be called
     uint64_t seed = 0;   // seed of dropout
   };
-  // `config` must be resolved; mesh and backend must outlive the trainer. Weights are zero until
-  // they are initialised or loaded into chunks(). After that, call ResetOptimizer() unless its
-  // state is loaded, too.
+  // Creates a trainer. `config` must be resolved; mesh and backend must outlive the trainer.
+  // Weights are zero until they are initialised or loaded into chunks(). Then call
+  // ResetOptimizer(), unless the optimizer's state is loaded, too.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(const TrainConfig& config,
                                                          const Options& options, Mesh& mesh,
                                                          Backend& backend);
@@ -68,7 +68,7 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // In model order.
+  // The chunks of this rank, in model order.
   const std::vector<TrainedChunk>& chunks() const { return chunks_; }
 
   // Sets initial weights, the same on every topology.
@@ -81,28 +81,28 @@ class Trainer {
   int64_t skipped_in_a_row() const;
 
   // Reads the global batch at `position`, runs the forward and backward passes, clips and updates.
-  // DataLoss where ranks' copies of a gradient differ, or (checked every so many steps) of a
-  // weight, or where a micro-batch's repetition differs (replay_check.h), before anything is
-  // updated, unless the config only warns of it; what the backend failed at, on a device.
+  // Errors: DataLoss, before anything is updated, unless the config only warns, if ranks' copies of
+  // a gradient or (checked every so many steps) of a weight differ, or if a micro-batch's
+  // repetition differs (replay_check.h); on a device, the backend's errors.
   absl::StatusOr<StepResult> Step(const BatchLoader& data, const StepPosition& position);
 
-  // Registers a callback for memory of chunks(), called right before an update overwrites it, so
-  // that the callee can wait for pending reads of it. Null removes it. `needed`, asked once an
-  // update, tells whether there may be such reads; without them the update is made at once, not in
-  // pieces. Null: always.
+  // Registers a callback for memory of chunks(), called right before an update overwrites the
+  // memory, to wait for pending reads of it. Null removes the callback. `needed`, called once per
+  // update, returns whether there may be such reads (null: always); without them the update is made
+  // at once, not in pieces.
   void set_before_overwrite(BeforeOverwrite before, std::function<bool()> needed = nullptr);
 
-  // Mean loss over the first `samples` sequences of `data` (or all, if there are fewer; whole
-  // micro-batches), without dropout: the same sequences every time.
+  // Returns the mean loss over the first `samples` sequences of `data` (or all, if there are fewer;
+  // whole micro-batches), without dropout; the same sequences every time.
   absl::StatusOr<EvaluationResult> Evaluate(const BatchLoader& data, int64_t samples);
 
-  // Logits [vocab_size] of the token after `context`.
+  // Returns the logits [vocab_size] of the token after `context`.
   absl::StatusOr<std::vector<float>> NextLogits(std::span<const int32_t> context);
-  // The logarithm of the probability of `token` after a context that has these logits. In EXACT
-  // numerics it has the bits of the loss of that token in a pass over the whole text.
+  // Returns the logarithm of the probability of `token` after a context with these logits. In EXACT
+  // numerics the result has the bits of the token's loss in a pass over the whole text.
   absl::StatusOr<float> LogProbability(std::span<const float> logits, int32_t token);
 
-  // Floating-point operations of the whole model per token of training.
+  // Returns the floating-point operations of the whole model per token of training.
   double FlopsPerToken() const;
   // Memory held by this rank, in bytes.
   struct Memory {
