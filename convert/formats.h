@@ -1,7 +1,7 @@
 #ifndef TESSERA_CONVERT_FORMATS_H_
 #define TESSERA_CONVERT_FORMATS_H_
 
-// The formats that are known: all that opening and writing a checkpoint of one depend on.
+// The known formats, and all that opening and writing a checkpoint depends on.
 
 #include <cstdint>
 #include <memory>
@@ -21,17 +21,17 @@
 
 namespace tessera::ckpt::convert {
 
-// Where the files are: all of a folder, or one file in it.
+// The place of the files: all of a folder, or one file in it.
 struct SourcePlace {
   std::shared_ptr<Storage> storage;  // its root is the folder
   std::string file;                  // empty: the whole folder
 };
 
-// Where what a name means is, which need not be a checkpoint. An object of an object store is what
-// FindObject() finds.
+// Returns the place that a name names, which need not be a checkpoint. An object of an object store
+// is found by FindObject().
 absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenStorageOptions& stores);
 
-// What a format that is written has a place for, besides the tensors that its plan has.
+// The data that a written format can hold, besides the tensors of its plan.
 enum class Holds {
   kWeights,     // nothing
   kStep,        // the step
@@ -42,62 +42,62 @@ enum class Holds {
 struct Format {
   std::string_view name;
   std::string_view other_name = {};  // InternEvo's ckpt_type
-  // Whether the files are of this format, as far as a look at their names and first bytes tells.
+  // Returns whether the files are of this format, judged by their names and first bytes.
   absl::StatusOr<bool> (*matches)(const SourcePlace& place);
   absl::StatusOr<ForeignCheckpoint> (*read)(const SourcePlace& place,
                                             const OpenForeignOptions& options);
-  // Null: the format is only read.
+  // Plans the files of a checkpoint. Null: the format is only read.
   absl::StatusOr<std::vector<OutputFile>> (*plan)(const Manifest& manifest,
                                                   const PlanOptions& options) = nullptr;
   Holds holds = Holds::kWeights;
   bool has_tokenizer = false;  // `plan` takes the model's
-  // A checkpoint is the only file of its plan, under the name that is given.
+  // Whether a checkpoint is a single file, the only one of its plan, under the given name.
   bool is_file = false;
   std::string_view without_tokenizer = {};  // a note
-  // The files have values besides tensors of which only the step, the position and the like are
-  // read.
+  // Whether the files have values besides tensors of which only the step, the position and the like
+  // are read.
   bool has_unread_values = false;
 };
 
-// In the order in which they are tried.
+// Returns the formats in the order in which they are tried.
 std::span<const Format> Formats();
 
-// Whether these are the files of tensor-parallel ranks as Meta names them: "consolidated.00.pth",
-// "consolidated.01.pth", ..., two or more.
+// Returns whether these are the files of tensor-parallel ranks as Meta names them:
+// "consolidated.00.pth", "consolidated.01.pth", ..., two or more.
 bool AreMetaParts(std::span<const std::string> files);
 
-// The model of params.json, of which each file, in the order of the ranks, has a part of every
-// tensor. Its shape says along which dim it is cut, into equal parts, or that it is a copy:
-// embedding tables are cut by rows since Llama 3 and by columns before.
+// Reads the model of params.json, of which each file, in the order of the ranks, has a part of
+// every tensor. The shape of a part shows along which dim the tensor is cut into equal parts, or
+// that the part is a copy: embedding tables are cut by rows since Llama 3 and by columns before.
 //
-// Errors: NotFound without params.json; DataLoss, naming file and tensor, for tensors that are no
-// such part, that only some files have, or that are missing or unknown; those of ReadTorch().
+// Errors: NotFound without params.json; DataLoss, naming file and tensor, for tensors that are not
+// such a part, that only some files have, or that are missing or unknown; those of ReadTorch().
 absl::StatusOr<ForeignCheckpoint> ReadMetaParts(Storage& storage, std::string_view folder,
                                                 std::span<const std::string> files);
 
-// Adds what trainers of transformers, and accelerate, keep beside a model: tensors and values of
-// "optimizer.pt" or "optimizer.bin" below "optimizer.", of "scheduler.pt" or "scheduler.bin" below
-// "scheduler.", and what trainer_state.json, a JSON object, has below "trainer_state.". What is
-// not there is left out, as is what is damaged in files that are not `needed`, with a note. Errors:
-// DataLoss naming the file; those of the storage.
+// Adds the files that transformers' trainers and accelerate keep beside a model: tensors and values
+// of "optimizer.pt" or "optimizer.bin" below "optimizer.", of "scheduler.pt" or "scheduler.bin"
+// below "scheduler.", and the JSON object trainer_state.json below "trainer_state.". Missing files
+// are left out; so are damaged ones unless `needed`, with a note. Errors: DataLoss, naming the
+// file; those of the storage.
 absl::Status AddTrainerFiles(Storage& storage, std::string_view folder, bool needed,
                              ForeignCheckpoint& checkpoint);
 
-// Sets the step of the trainer, and the consumed samples, from values of the usual names: those
-// that a known program gives them, and "global_step", "step", "iteration" and "iter_num" in the
-// outermost dict. A step that the optimizer has counted is kept, and so is the first of several;
-// notes say where another differs.
+// Sets the step of the trainer, and the consumed samples, from values of the usual names: the names
+// of known programs, and "global_step", "step", "iteration" and "iter_num" in the outermost dict. A
+// step that the optimizer has counted takes precedence, then the first value; notes name values
+// that differ.
 void TakeTrainerValues(ForeignCheckpoint& checkpoint);
 
-// A folder of a run, named by its step as another framework names it: checkpoint-500,
+// A folder of a run, named by its step in the way of another framework: checkpoint-500,
 // checkpoint_step_000500, global_step500, iter_0000500, step-500, step_500, 500.
 struct StepFolder {
   int64_t step = 0;
   std::string name;
 };
 
-// Those directly in the storage's root, the newest first; of one step by name. Errors: those of
-// Storage::List().
+// Returns the step folders directly in the storage's root, the newest first; of one step, by name.
+// Errors: those of Storage::List().
 absl::StatusOr<std::vector<StepFolder>> ListStepFolders(Storage& storage);
 
 }  // namespace tessera::ckpt::convert

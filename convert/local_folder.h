@@ -14,14 +14,15 @@ namespace tessera::ckpt::convert {
 
 // A new folder, or file, on a local disk that gets its name when it is complete. Until then it is,
 // or is in, the folder NAME.unfinished-XXXXXXXX beside it, which its process has locked by a file
-// in it. A process that dies leaves that folder. The next one that writes to the same name removes
-// it, if its lock file is not held; nothing else is ever removed.
+// in it. A process that dies leaves that folder. The next process that writes to the same name
+// removes the folder if its lock file is not held; nothing else is ever removed.
 class LocalFolder {
  public:
-  // AlreadyExists where there is anything at `path`; errors then and later name it `described`.
+  // Creates the unfinished folder. Errors, then and later, name `path` as `described`;
+  // AlreadyExists if there is anything at `path`.
   static absl::StatusOr<LocalFolder> Create(const std::string& path, const std::string& described);
 
-  // The folder above, and the new one's present path there.
+  // The parent folder, and the new folder's present path there.
   Storage& storage() const { return *storage_; }
   const std::string& temporary() const { return temporary_; }
   std::string temporary_path() const;
@@ -31,11 +32,11 @@ class LocalFolder {
 
   const std::string& name() const { return name_; }
 
-  // Gives it its name, durably. The lock file goes.
+  // Gives the folder its name, durably, and removes the lock file.
   absl::Status Publish();
-  // Instead of the folder, gives its only file this name, which the file has in the folder, too.
+  // Gives the folder's only file, instead of the folder, its name.
   absl::Status PublishFile();
-  // Deletes it.
+  // Deletes the folder.
   void Abandon();
 
  private:

@@ -19,31 +19,33 @@
 namespace tessera::ckpt::convert {
 
 struct OpenForeignOptions {
-  std::string format;         // see IsFormatName(); empty: found out by looking at the files
+  std::string format;         // see IsFormatName(); empty: detected from the files
   OpenStorageOptions stores;  // for every storage that is opened
-  // Names of tensors, as states of the optimizer have them, to names of the model's parameters: for
-  // PaddleNLP's files that do not tell them (see ReadPaddle()). The name of a JSON file with such a
-  // map adds to it (see ParsePaddleParameterNames()), and demands the format "paddle".
+  // Map from names of tensors in states of the optimizer to names of the model's parameters, for
+  // PaddleNLP's files that do not record them (see ReadPaddle()). `parameter_names_file` is a JSON
+  // file with such a map (see ParsePaddleParameterNames()), which adds to it. The file demands the
+  // format "paddle".
   std::map<std::string, std::string> parameter_names;
   std::string parameter_names_file;
-  // As manifests have it; may be null. The model of state dicts that do not describe it themselves.
+  // The model of state dicts that do not describe theirs, as in manifests; may be null.
   const ModelProto* model = nullptr;
-  // May be null. Gives tensors their digests, unless a file now has another size.
+  // A seal that gives tensors their digests, unless a file now has another size; may be null.
   const Seal* seal = nullptr;
-  // False: damaged files of a trainer's optimizer and scheduler beside a model are left out, with a
-  // note, instead of being an error.
+  // Whether damaged files of a trainer's optimizer and scheduler beside a model are an error. If
+  // not, they are left out, with a note.
   bool needs_trainer_files = true;
 };
 
-// The names of the formats that are read. Tensors of dcp and torch keep their names in the files,
-// unless a model gives them its own (NameStateDict()).
+// Returns the names of the formats that are read. Tensors of dcp and torch keep their names in the
+// files, unless a model gives them its own (NameStateDict()).
 std::vector<std::string> FormatNames();
 
-// Whether options may state this format: one of these names, or InternEvo's "internlm" (its own
-// checkpoints) or "llama" (torch, the files of Meta's ranks).
+// Returns whether options may name this format: one of FormatNames(), or InternEvo's "internlm"
+// (its own checkpoints) or "llama" (torch, the files of Meta's ranks).
 bool IsFormatName(std::string_view name);
 
-// A note for a conversion from this format: what its files have and is not read; empty for none.
+// Returns a note for a conversion from this format about the contents of files that are not read;
+// empty if everything is read.
 std::string DescribeUnread(std::string_view format);
 
 // A checkpoint of another framework.
@@ -52,23 +54,23 @@ struct FoundForeign {
   std::vector<std::string> notes;  // for the user, where it is not the name that was given
 };
 
-// The checkpoint that a name means: itself, or, where it is the folder of a run, the newest of the
-// folders in it that are named by their steps as those programs do (checkpoint-500, global_step500,
-// iter_0000500, 500). With `step`, the one of that step, if it is the folder of a run. Reads no
-// more than is needed to know a format. Errors: NotFound if nothing is found; FailedPrecondition,
-// naming the newest one, for a run that has none of the step.
+// Finds the checkpoint that a name names. In the folder of a run, it is the newest of the folders
+// that are named by their steps in the way of other frameworks (checkpoint-500, global_step500,
+// iter_0000500, 500), or with `step` the one of that step. Reads no more than is needed to detect a
+// format. Errors: NotFound if nothing is found; FailedPrecondition, naming the newest checkpoint,
+// for a run that has none of the step.
 absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<int64_t> step,
                                          const OpenForeignOptions& options);
 
-// The checkpoint of another framework in a folder or a file, as a storage whose root is a
-// checkpoint. In an object store, a file is what FindObject() finds. Errors: NotFound for a place
-// that is not there or in none of the formats, and for nothing else; InvalidArgument for an unknown
-// format; DataLoss for missing files; the other errors of its index pass and of
+// Opens the checkpoint of another framework in a folder or a file, as a storage whose root is a
+// checkpoint. In an object store, a file is found by FindObject(). Errors: NotFound for a place
+// that does not exist or has none of the formats, and for nothing else; InvalidArgument for an
+// unknown format; DataLoss for missing files; the other errors of the index pass and of
 // ForeignStorage::Create().
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,
                                                             const OpenForeignOptions& options);
 
-// The same for the root of a storage or, where it is not empty, a file in it.
+// Opens the checkpoint in the root of a storage or, if `file` is not empty, a file in it.
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(std::shared_ptr<Storage> folder,
                                                                   const OpenForeignOptions& options,
                                                                   std::string file = "");
@@ -79,18 +81,18 @@ struct ForeignObject {
   std::string file;
 };
 
-// The object of an object store that a name means: its ending is .gguf, as looking at the store
-// does not tell objects from folders. nullopt for other names.
+// Returns the object of an object store that a name names. An object is recognised by its ending
+// .gguf, since the store does not distinguish objects from folders. nullopt for other names.
 std::optional<ForeignObject> FindObject(std::string_view name);
 
-// What the headers of a checkpoint tell besides tensors; see ForeignCheckpoint.
+// The description in the headers of a checkpoint, without tensors; see ForeignCheckpoint.
 struct ForeignDescription {
   Manifest manifest;  // ForeignCheckpoint::description
   std::string mismatch;
   std::vector<std::string> notes;
 };
 
-// Reads no tensor. Errors: those of OpenForeign()'s index pass.
+// Describes a checkpoint without reading tensors. Errors: those of OpenForeign()'s index pass.
 absl::StatusOr<ForeignDescription> DescribeForeign(std::string_view name,
                                                    const OpenForeignOptions& options);
 

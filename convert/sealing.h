@@ -26,19 +26,20 @@ struct FoundSeal {
   std::string path;                 // of the seal, in the folder
   std::string file;                 // the checkpoint, where it is a file and not the whole folder
   std::string bytes;
-  // DataLoss: it is damaged. Unimplemented: of another version. Another error: cannot be read.
+  // The seal. DataLoss if it is damaged, Unimplemented if it has another version, another error if
+  // it cannot be read.
   absl::StatusOr<Seal> seal;
 
   std::string Describe() const { return folder->Describe(path); }
 };
 
-// The seal of what a name means: "tessera.seal" in a folder, "m.gguf.tessera.seal" beside a file.
-// Neither the folder's other files nor the file need be there. nullopt without a seal.
+// Finds the seal of a folder or file: "tessera.seal" in a folder, "m.gguf.tessera.seal" beside a
+// file. Neither the folder's other files nor the file need exist. nullopt without a seal.
 absl::StatusOr<std::optional<FoundSeal>> FindSeal(std::string_view name,
                                                   const OpenStorageOptions& stores);
 
-// Writes a small file beside a checkpoint, atomically and durably. AlreadyExists where it is there,
-// unless `overwrite`.
+// Writes a small file beside a checkpoint, atomically and durably. AlreadyExists if the file
+// exists, unless `overwrite`.
 absl::Status PutBeside(Storage& storage, const std::string& path, std::string_view bytes,
                        bool overwrite);
 
@@ -46,8 +47,8 @@ struct WriteSealOptions {
   bool overwrite = false;     // a seal that is there
   OpenStorageOptions stores;  // for every storage that is opened
   int io_threads = 4;
-  // May be null. Called with the bytes done and in total, while tensors and, from the beginning,
-  // while files are read.
+  // Called with the bytes done and in total while tensors are read, and again, from 0, while files
+  // are read. May be null.
   std::function<void(uint64_t, uint64_t)> progress;
 };
 
@@ -56,25 +57,25 @@ struct WriteSealReport {
   int64_t files = 0;
   uint64_t bytes = 0;              // of the files
   int64_t tensors = 0;             // with a digest
-  bool removed_signature = false;  // that of a seal with other contents
+  bool removed_signature = false;  // of a seal with other contents
   double seconds = 0;
 };
 
 // Seals the checkpoint of that name, which was opened without a seal: all files in and below its
-// folder or, of a file, those that its tensors are in. Links to folders are not followed. Reads
-// every tensor, and then every file; nothing may change meanwhile. The seal appears complete and
-// durable or not at all. Memory: the buffers of a Scanner, and 36 bytes for each MiB of the files.
+// folder or, if it is a file, the files that have its tensors. Links to folders are not followed.
+// Reads every tensor, and then every file; nothing may change meanwhile. The seal appears complete
+// and durable or not at all. Memory: the buffers of a Scanner, and 36 bytes for each MiB of the
+// files.
 //
-// Errors: AlreadyExists (a seal is there); DataLoss for a checkpoint that is damaged or lacks
-// parameters of its model: a seal would prove the damage; those of the storage, at the beginning
-// where nothing can be written in a local folder.
+// Errors: AlreadyExists (there is a seal); DataLoss for a checkpoint that is damaged or lacks
+// parameters of its model, since a seal would certify the damage; those of the storage, at the
+// beginning if nothing can be written in a local folder.
 absl::StatusOr<WriteSealReport> WriteSeal(std::string_view name, const Checkpoint& checkpoint,
                                           const ForeignStorage& files,
                                           const WriteSealOptions& options);
 
-// Reads every sealed file and compares sizes, CRC-32C and SHA-256 of each chunk; of a folder,
-// reports files that are not sealed, too. `options.digests` is ignored. Precondition: found.seal is
-// OK.
+// Reads every sealed file and compares sizes, CRC-32C and SHA-256 of each chunk; in a folder, also
+// reports files that are not sealed. `options.digests` is ignored. Precondition: found.seal is OK.
 absl::StatusOr<VerifyReport> VerifySealed(const FoundSeal& found, const VerifyOptions& options);
 
 }  // namespace tessera::ckpt::convert

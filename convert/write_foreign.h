@@ -18,7 +18,7 @@ namespace tessera::ckpt::convert {
 
 struct WriteForeignOptions {
   std::string format;  // one of WrittenFormatNames()
-  // What the checkpoint has besides tensors; null: what its manifest has (StateOf()).
+  // The values of the checkpoint besides tensors; null: those of its manifest (StateOf()).
   const SavedValue* state = nullptr;
   DType dtype = DType::kUnspecified;        // of the weights; unspecified: as they are saved
   bool weights_only = false;                // in formats that have optimizer state
@@ -27,16 +27,16 @@ struct WriteForeignOptions {
   std::string tokenizer_path;               // for messages
   OpenStorageOptions stores;                // for every storage that is opened
   int io_threads = 4;
-  // May be null. Called with the bytes done and in total, while writing and, from the beginning,
-  // while reading back.
+  // Called with the bytes done and in total while writing, and again, from 0, while reading back.
+  // May be null.
   std::function<void(uint64_t, uint64_t)> progress;
 };
 
-// What a checkpoint has and the files that were made of it do not.
+// The parts of a checkpoint that the files made from it lack.
 struct LeftOut {
   std::vector<std::string> tensors;  // names
   std::vector<std::string> dtypes;   // names of tensors of another dtype, without a request
-  // Second names of tensors that are tensors of their own in the format, which has no tied ones.
+  // Second names of tensors that become tensors of their own, because the format has no tied ones.
   std::vector<std::string> ties;
   std::vector<std::string> values;   // names
   std::vector<std::string> plainer;  // names of values that are there, with plainer types
@@ -46,30 +46,30 @@ struct LeftOut {
 struct WriteForeignReport {
   uint64_t bytes = 0;
   std::vector<std::string> files;
-  int64_t tensors = 0;           // written and, read back, equal to what was read from the source
-  int64_t digests_compared = 0;  // of them: equal to the digests that the source has
+  int64_t tensors = 0;           // written and, read back, equal to the source
+  int64_t digests_compared = 0;  // number of tensors equal to the source's own digests
   double seconds = 0;
   std::vector<std::string> removed;  // see LocalFolder
   LeftOut left_out;                  // what the new checkpoint lacks
-  std::vector<std::string> notes;    // the same, one sentence each
+  std::vector<std::string> notes;    // about left_out, one sentence each
 };
 
 std::vector<std::string> WrittenFormatNames();
-// Those that have the model's tokenizer, too.
+// Returns the formats that hold the model's tokenizer.
 std::vector<std::string> FormatsWithTokenizer();
 
 // Writes a checkpoint in another framework's format to a new folder; a format whose checkpoint is a
 // single file by itself, to a file of this name. A folder on a local disk gets its name when all
-// its files are durable and have been read back: every tensor's digest is compared with that of
-// what was read from the source, and with the source's own digest where it has one and the dtype is
+// its files are durable and have been read back: every tensor's digest is compared with the digest
+// of the data read from the source, and with the source's own digest if it has one and the dtype is
 // the same. In an object store, the file without which readers find no checkpoint
-// (OutputFile::commits) is created then; a format of a single file has none, and the file can be
-// seen from when it is complete. An object `unfinished` keeps two writers apart there. After an
-// error nothing is left of the folder.
+// (OutputFile::commits) is created last; a format of a single file has no such file, and its file
+// is visible as soon as it is complete. An object `unfinished` keeps two writers apart there. After
+// an error nothing is left of the folder.
 //
 // Errors: AlreadyExists (the folder); InvalidArgument for a tokenizer with more ids than the model;
-// those of the format's plan, of WriteOutput() and of OpenForeign(); DataLoss where a digest
-// differs, naming the tensor.
+// those of the format's plan, of WriteOutput() and of OpenForeign(); DataLoss, naming the tensor,
+// if a digest differs.
 absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
                                                 const std::string& folder,
                                                 const WriteForeignOptions& options);

@@ -21,11 +21,11 @@
 
 namespace tessera::ckpt::convert {
 
-// Largest tensor that a BlockReader keeps whole.
+// The size of the largest tensor that a BlockReader keeps whole.
 inline constexpr int64_t kWholeTensorBytes = int64_t{32} << 20;
 
-// Whether the elements of the piece are a range of the tensor's, in its order and in memory alike:
-// they are read into place.
+// Returns whether the elements of the piece are a range of the tensor's, in its order and in memory
+// alike, so that they are read into place.
 bool IsRange(const Shape& shape, const StoredPiece& piece);
 
 // A tensor, or a part of it, to be read.
@@ -36,10 +36,10 @@ struct BlockPart {
   LogicalDigest& digest;  // those of the pieces are added
 };
 
-// Reads blocks of tensors of a checkpoint on the caller's thread, with a read in flight while it
-// places what has arrived, each as pieces with strides of their own. A tensor of at
-// most kWholeTensorBytes whose pieces are not ranges of its elements (columns, transposed) is read
-// once and kept until another one is read.
+// Reads blocks of a checkpoint's tensors, each as pieces with strides of their own, on the caller's
+// thread, with a read in flight while the data before it is placed. A tensor of at most
+// kWholeTensorBytes whose pieces are not ranges of its elements (columns, transposed) is read once
+// and kept until another one is read.
 //
 // Readers of neighbouring blocks share chunks through `ends`, which must outlive them.
 //
@@ -49,20 +49,20 @@ class BlockReader {
  public:
   BlockReader(const Checkpoint& source, EndChunks& ends);
 
-  // Reads the elements of `pieces`, whose offsets are those in `block`, and adds their digests.
+  // Reads the elements of `pieces`, whose offsets are relative to `block`, and adds their digests.
   absl::Status Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,
                     std::span<std::byte> block, LogicalDigest& digest);
 
-  // The same for several parts in one load: a checksum chunk that several of them share is read
-  // once. Precondition: all pieces are ranges; those of one tensor of the source do not overlap,
-  // and have one dtype.
+  // Reads several parts in one load: a checksum chunk that several of them share is read once.
+  // Precondition: all pieces are ranges; those of one tensor of the source do not overlap, and have
+  // one dtype.
   absl::Status ReadTogether(std::span<const BlockPart> parts);
 
  private:
   absl::Status LoadShards(const OutputTensor& tensor, std::vector<Shard> shards);
   absl::Status Load(std::vector<ShardedTensor> wanted);
   absl::Status MakeScratch(size_t bytes);
-  // Into scratch_: the tensor, or the boxes of the pieces, one after the other.
+  // Read into scratch_: the tensor, or the boxes of the pieces, one after the other.
   absl::Status LoadWhole(const OutputTensor& tensor);
   absl::Status LoadBoxes(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces);
   void UseManifestOf(std::vector<std::string> names);

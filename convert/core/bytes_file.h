@@ -15,10 +15,10 @@
 
 namespace tessera::ckpt::convert {
 
-// A file whose contents are in memory, which must outlive it.
+// A file whose contents are in memory, which must outlive this object.
 class BytesFile final : public ReadableFile {
  public:
-  // `name`: for messages.
+  // `name` is used in messages.
   BytesFile(std::string name, std::string_view contents)
       : name_(std::move(name)), contents_(contents) {}
 

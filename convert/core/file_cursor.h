@@ -15,7 +15,7 @@
 
 namespace tessera::ckpt::convert {
 
-// Reads a file from its beginning, a window at a time. Allocates no more than the file has.
+// Reads a file from its beginning, a window at a time. Allocates no more bytes than the file has.
 class FileCursor {
  public:
   FileCursor(const ReadableFile& file, uint64_t window_bytes)
@@ -24,10 +24,10 @@ class FileCursor {
   uint64_t offset() const { return offset_; }
   uint64_t left() const { return file_.size_bytes() - offset_; }
 
-  // The next bytes; valid until the next call. DataLoss where the file ends before.
+  // Returns the next bytes, valid until the next call. DataLoss if the file ends before.
   absl::StatusOr<std::string_view> Take(uint64_t bytes);
 
-  // A number, which is little-endian.
+  // Returns the next number, which is little-endian.
   template <typename T>
   absl::StatusOr<T> Number() {
     static_assert(std::is_trivially_copyable_v<T>);

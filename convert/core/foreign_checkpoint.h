@@ -32,24 +32,25 @@ struct ForeignTensor {
   DType dtype = DType::kUnspecified;  // of the stored elements, which are little-endian
   Shape shape;
   std::string alias_of;                // not empty: a second name of that tensor, without pieces
-  std::optional<Partition> partition;  // where the model declares how it may be cut
-  std::optional<Digest> digest;        // where the checkpoint is sealed
+  std::optional<Partition> partition;  // if the model declares how it may be cut
+  std::optional<Digest> digest;        // if the checkpoint is sealed
   std::vector<StoredPiece> pieces;
 };
 
-// What the index pass over the headers of another framework's files finds. Its numbers come from
-// those files and are not to be trusted: ForeignStorage::Create() checks them all.
+// The result of the index pass over the headers of another framework's files. Its numbers come from
+// those files and are not to be trusted: ForeignStorage::Create() checks all of them.
 struct ForeignCheckpoint {
   std::string format;  // "huggingface", "llmc", ...
-  // Without tensors and files. Producer, topology, trainer, model and optimizer are set as far as
-  // the files tell; a message that is absent is unknown.
+  // The manifest without tensors and files. Producer, topology, trainer, model and optimizer are
+  // set as far as the files tell; an absent message is unknown.
   Manifest description;
   std::vector<ForeignTensor> tensors;
-  // Where the files describe a model and have most of its parameters, but not all: which ones are
-  // missing. The tensors then have the names of the files.
+  // The missing parameters, if the files describe a model and have most of its parameters, but not
+  // all. The tensors then have the names of the files.
   std::string mismatch;
   bool in_module_order = false;  // tensors of a model are in the order in which its modules are
-  // What the files have besides tensors and, if they are a state dict, the places of its tensors.
+  // The values of the files besides tensors and, if they are a state dict, the places of its
+  // tensors.
   SavedValue state = {SavedValue::Dict{}};
   std::vector<std::string> notes;  // one sentence for each thing that was not understood or ignored
 };

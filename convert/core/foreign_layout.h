@@ -1,8 +1,8 @@
 #ifndef TESSERA_CONVERT_CORE_FOREIGN_LAYOUT_H_
 #define TESSERA_CONVERT_CORE_FOREIGN_LAYOUT_H_
 
-// Parameters that another framework transposes, fuses and cuts among its ranks, expressed as pieces
-// of logical tensors. Pure: nothing here reads a file.
+// Parameters that another framework transposes, fuses and cuts among its ranks, as pieces of
+// logical tensors. Pure: nothing here reads a file.
 
 #include <cstdint>
 #include <functional>
@@ -23,8 +23,8 @@
 
 namespace tessera::ckpt::convert {
 
-// InvalidArgument if the model's parameters have more elements than the files have bytes: nothing
-// that is proportional to its sizes should be allocated then.
+// Returns InvalidArgument if the model's parameters have more elements than the files have bytes.
+// Call before allocating anything in proportion to the model's sizes.
 absl::Status CheckModelFits(const ModelDescription& model, uint64_t file_bytes);
 
 // The share of a tensor-parallel rank.
@@ -33,11 +33,11 @@ struct TensorParallelShare {
   int64_t size = 1;
 };
 
-// The shape of what a rank has. InvalidArgument, naming the parameter: a dim that it does not have,
-// or an extent that ranks and sections do not divide.
+// Returns the shape of a rank's part of a parameter. InvalidArgument, naming the parameter: a dim
+// that it does not have, or an extent that ranks and sections do not divide.
 absl::StatusOr<Shape> LocalShape(const ForeignParameter& parameter, int64_t tensor_parallel_size);
 
-// What of a parameter a piece is: the weight itself, or a state of the optimizer.
+// The kind of a parameter's piece: the weight itself, or a state of the optimizer.
 struct ForeignKind {
   TensorRole role = TensorRole::kWeight;
   std::string state;  // "exp_avg", "exp_avg_sq", "master"; empty for the weight
@@ -48,23 +48,24 @@ inline const ForeignKind kForeignMaster = {TensorRole::kMasterWeight, "master"};
 inline const ForeignKind kForeignExpAvg = {TensorRole::kOptimizerState, "exp_avg"};
 inline const ForeignKind kForeignExpAvgSq = {TensorRole::kOptimizerState, "exp_avg_sq"};
 
-// Where elements are stored. `offset_bytes` is where the first of them begins in the file.
+// The place of stored elements. `offset_bytes` is where the first of them begins in the file.
 struct ForeignPlace {
   std::string file;
   uint64_t offset_bytes = 0;
   DType dtype = DType::kUnspecified;
 };
 
-// All of the block in its parameter. Precondition: neighbours in the block are neighbours there.
+// Returns the box of the whole block in its parameter. Precondition: neighbours in the block are
+// neighbours in the parameter.
 Box ForeignBox(const ForeignParameter& parameter, const ForeignBlock& block);
 
-// The pieces of the block's tensor that elements [begin, end) of the row-major form of `box` are,
-// which is a box of the parameter; elements outside the block are left out. Offsets count from the
-// element `begin`.
+// Returns elements [begin, end) of the row-major form of `box`, a box of the parameter, as pieces
+// of the block's tensor; elements outside the block are left out. Offsets count from the element
+// `begin`.
 std::vector<StoredPiece> BlockPieces(const ForeignBlock& block, const Box& box, int64_t begin,
                                      int64_t end, DType dtype);
 
-// OutputTensor::pieces of a parameter that is written whole; what follows it is padding.
+// Returns OutputTensor::pieces of a parameter that is written whole; elements after it are padding.
 std::function<std::vector<StoredPiece>(int64_t begin, int64_t end)> WholeParameterPieces(
     const ForeignParameter& parameter, DType dtype);
 
@@ -80,24 +81,25 @@ class ForeignTensorSet {
   // `model` must outlive the set.
   explicit ForeignTensorSet(const ModelDescription& model);
 
-  // Elements [begin, end) of the row-major form of what the rank has of the parameter, stored one
-  // after the other. Errors: DataLoss, naming file and parameter, for a range outside it, and for
-  // a dtype other than that of the tensor's other pieces; those of LocalShape().
+  // Adds elements [begin, end) of the row-major form of the rank's part of the parameter, stored
+  // one after the other. Errors: DataLoss, naming file and parameter, for a range outside the part,
+  // and for a dtype that differs from the tensor's other pieces; those of LocalShape().
   absl::Status AddRange(const ForeignParameter& parameter, const TensorParallelShare& share,
                         const ForeignKind& kind, int64_t begin, int64_t end,
                         const ForeignPlace& place);
 
-  // A box of what the rank has of the parameter, stored with strides in elements. The same errors.
+  // Adds a box of the rank's part of the parameter, stored with strides in elements. Errors: as
+  // AddRange().
   absl::Status AddBox(const ForeignParameter& parameter, const TensorParallelShare& share,
                       const ForeignKind& kind, const Box& local, const ForeignPlace& place,
                       const std::vector<int64_t>& strides);
 
-  // All that the rank has, stored row-major with this shape, which is checked.
+  // Adds the rank's whole part, stored row-major with this shape, which is checked.
   absl::Status AddWhole(const ForeignParameter& parameter, const TensorParallelShare& share,
                         const ForeignKind& kind, const Shape& shape, const ForeignPlace& place,
                         const std::vector<int64_t>& strides);
 
-  // The same for a tensor of a file that was read, of whichever format.
+  // Adds the rank's whole part, a tensor of a file that was read, of any format.
   template <typename Tensor>
   absl::Status AddWhole(const ForeignParameter& parameter, const TensorParallelShare& share,
                         const ForeignKind& kind, const std::string& file, const Tensor& tensor) {
@@ -105,26 +107,27 @@ class ForeignTensorSet {
                     tensor.strides);
   }
 
-  // The pieces of a tensor that is the parameter, whole.
+  // Adds the pieces of a tensor that is the whole parameter.
   absl::Status AddPieces(const ForeignParameter& parameter, const ForeignKind& kind,
                          const ForeignTensor& tensor);
 
-  // DataLoss, listing the parameters of which there is no weight, or, where there is any of a
-  // state, none of that state.
+  // Returns DataLoss, listing the parameters that lack a weight, or a state that another parameter
+  // has.
   absl::Status CheckComplete() const;
 
   bool has_states() const;
 
   // Adds AdamW with the states that were added: group 0 has weight decay, group 1 has none.
-  // `framework` is the key of the parameters' names there; may be called once.
+  // `framework` is the key of the parameters' names in that framework. May be called once.
   void DescribeOptimizer(std::string_view framework, OptimizerState& optimizer) const;
 
-  // Sets the checkpoint's model, tensors and, where there are states, optimizer. The error of
-  // CheckComplete(), after `where`, where the model is not complete.
+  // Sets the checkpoint's model, tensors and, if there are states, optimizer. Returns the error of
+  // CheckComplete(), after `where`, if the model is not complete.
   absl::Status MoveTo(std::string_view framework, const std::string& where,
                       ForeignCheckpoint& checkpoint) &&;
 
-  // In the model's order: weights, with the second names of those that are tied, then states.
+  // Returns the tensors in the model's order: weights, with the second names of tied ones, then
+  // states.
   std::vector<ForeignTensor> Finish() &&;
 
  private:
@@ -136,14 +139,14 @@ class ForeignTensorSet {
 
   absl::StatusOr<Entry*> FindEntry(const ForeignParameter& parameter, const std::string& name,
                                    const ForeignKind& kind, const ForeignPlace& place);
-  // A box of the parameter that is stored with these strides.
+  // Adds a box of the parameter that is stored with these strides.
   absl::Status AddForeignBox(const ForeignParameter& parameter, const ForeignKind& kind,
                              const Box& box, const ForeignPlace& place,
                              const std::vector<int64_t>& strides);
 
   const ModelDescription& model_;
   std::map<std::string, size_t> parameters_;  // index in model_.parameters, by name
-  // By index in model_.parameters, and by state.
+  // Entries by index in model_.parameters, and by state.
   std::map<std::pair<size_t, std::string>, Entry> entries_;
 };
 

@@ -20,14 +20,15 @@
 
 namespace tessera::ckpt::convert {
 
-// A read-only storage whose root is one committed checkpoint: that of another framework, as if it
-// had been written by this library. The manifest is made in memory; there is one data file for each
-// tensor, which holds its elements in row-major order and is gathered from the foreign files by
-// each read. So everything that reads a checkpoint reads foreign ones too: Load() under any
-// sharding, Checkpoint, Verify(), Rewrite().
+// A read-only storage whose root is a checkpoint of another framework, as if this library had
+// written and committed it. The manifest is made in memory. Each tensor has one data file, which
+// holds its elements in row-major order and is gathered from the foreign files by each read.
+// Everything that reads a checkpoint therefore reads foreign ones, too: Load() under any sharding,
+// Checkpoint, Verify(), Rewrite().
 //
-// The data files have no checksums, and the tensors those digests that the description has. Where
-// the foreign files have checksums, a CheckedStorage as the base compares them with what is read.
+// The data files have no checksums, and the tensors have the digests of the description. If the
+// foreign files have checksums, a CheckedStorage as the base compares them with the data that is
+// read.
 //
 // Thread-safe. Memory: the descriptions, and a buffer of kStridedBufferBytes for each read in
 // progress whose elements are not contiguous in a foreign file.
@@ -35,12 +36,12 @@ class ForeignStorage final : public ReadOnlyStorage {
  public:
   ~ForeignStorage() override;
 
-  // Checks everything that the description says before anything is read: the manifest's rules, that
-  // every piece lies inside its file, that every element of every tensor is in exactly one piece or
-  // in copies of it, and that the copies are equal, which reads them. `folder` is inside `base`.
-  // `checked` is the base if that compares checksums.
+  // Checks the whole description before anything is read: the manifest's rules, that every piece
+  // lies inside its file, that every element of every tensor is in exactly one piece or in copies
+  // of it, and that the copies are equal, which reads them. `folder` is inside `base`. `checked` is
+  // the base if it compares checksums.
   //
-  // Errors: DataLoss, naming file and tensor; NotFound lists every file that is missing.
+  // Errors: DataLoss, naming file and tensor; NotFound, listing every missing file.
   using ReadOnlyStorage::Create;
   static absl::StatusOr<std::unique_ptr<ForeignStorage>> Create(
       std::shared_ptr<Storage> base, std::string_view folder, ForeignCheckpoint checkpoint,
@@ -59,7 +60,7 @@ class ForeignStorage final : public ReadOnlyStorage {
   };
   Proof proof() const { return proof_; }
 
-  // Where the elements of the tensors are in the foreign files, from the first to the last one of
+  // The places of the tensors' elements in the foreign files, from the first to the last one of
   // each piece. Copies of a piece are left out.
   struct Extent {
     std::string file;
@@ -69,14 +70,14 @@ class ForeignStorage final : public ReadOnlyStorage {
   };
   std::vector<Extent> Extents() const;
 
-  // Checks what has a checksum and is not checked by reading every tensor: records of which tensors
-  // show parts. Returns an error, naming file and record, for each one that is damaged.
+  // Checks the records with a checksum that reading every tensor does not check, because tensors
+  // show only parts of them. Returns an error, naming file and record, for each damaged one.
   std::vector<absl::Status> CheckOtherRecords() const;
 
   StorageTraits Traits() override { return {.is_translation = true}; }
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
-  // The place of the foreign files; a data file is described as its tensor.
+  // Returns the place of the foreign files; a data file is described as its tensor.
   std::string Describe(std::string_view path) const override;
 
  private:
@@ -90,7 +91,7 @@ class ForeignStorage final : public ReadOnlyStorage {
   absl::Status AddTensor(ForeignTensor tensor, Manifest& manifest);
   absl::Status CompareCopies(const StoredTensor& tensor, const std::vector<StoredPiece>& copies);
   absl::StatusOr<bool> AreEqual(const StoredPiece& a, const StoredPiece& b, int64_t element_bytes);
-  // The foreign file, which is kept open while any tensor's file that needs it is.
+  // Opens a foreign file, which stays open while any tensor's file that needs it is open.
   absl::StatusOr<std::shared_ptr<ReadableFile>> OpenBase(const std::string& file);
   absl::StatusOr<std::unique_ptr<ReadableFile>> OpenTensor(const StoredTensor& tensor);
 

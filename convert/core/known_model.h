@@ -20,23 +20,23 @@ namespace tessera::ckpt::convert {
 struct KnownModel {
   ModelDescription description;
   std::optional<HuggingFaceDescription> hugging_face;  // where that is known
-  // In the order in which they are tried; parameters in the order of the modules.
+  // Namings in the order in which they are tried; parameters in the order of the modules.
   std::vector<std::vector<ForeignParameter>> namings;
-  std::vector<std::string> notes;  // what it computes otherwise here, one sentence each
+  std::vector<std::string> notes;  // how its computation differs here, one sentence each
 };
 
-// The model of a state dict in `folder`; see NameStateDict() for the arguments. InvalidArgument
-// where the files or the caller describe a model that is not known; nullopt where they describe
-// none.
+// Returns the model of a state dict in `folder`; nullopt if neither the files nor the caller
+// describe one. See NameStateDict() for the arguments. InvalidArgument if they describe an unknown
+// model.
 absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::string_view folder,
                                                     const ModelProto* model,
                                                     std::string_view framework,
                                                     const ForeignCheckpoint& checkpoint);
 
-// Meta's params.json, with the size of the vocabulary: Llama 2's has vocab_size -1, and the table
-// of embeddings tells it. `tensors` are all tensors of one of `parts` files, each of which has an
-// equal part of the table's rows or columns. Returns the text unchanged if it is not JSON. Errors:
-// those of ReadAll().
+// Reads Meta's params.json, and adds the size of the vocabulary from the table of embeddings, since
+// Llama 2's file has vocab_size -1. `tensors` are all tensors of one of `parts` files, each of
+// which has an equal part of the table's rows or columns. Returns the text unchanged if it is not
+// JSON. Errors: those of ReadAll().
 absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, const std::string& path,
                                            std::span<const ForeignTensor> tensors, int64_t parts);
 

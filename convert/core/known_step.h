@@ -5,11 +5,11 @@
 
 namespace tessera::ckpt::convert {
 
-// An entry of a trainer's state whose step is not known: it was made of files that do not tell it,
-// and has other entries.
+// Name of the entry that marks a trainer's state whose step is unknown, because the state was made
+// of files that do not record it.
 inline constexpr char kUnknownStepEntry[] = "unknown_step";
 
-// Whether the manifest tells the step of the training.
+// Returns whether the manifest records the step of the training.
 inline bool TellsStep(const Manifest& manifest) {
   return manifest.has_trainer() && !manifest.trainer().extra().contains(kUnknownStepEntry);
 }

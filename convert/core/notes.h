@@ -9,12 +9,12 @@
 
 namespace tessera::ckpt::convert {
 
-// "Left out: WHAT: a, b, c and 14 more."
+// Returns "Left out: WHAT: a, b, c and 14 more."
 std::string LeftOutNote(const absl::AlphaNum& what, const std::vector<std::string>& names);
 
-// An error of an operation on another framework's checkpoint, followed by what its reader noted,
-// which may be the reason: "the checkpoint has no model. Left out: ...". Errors that do not come
-// from what a checkpoint has, such as those of a disk, are returned unchanged.
+// Returns an error of an operation on another framework's checkpoint, followed by the notes of its
+// reader, which may be the reason: "the checkpoint has no model. Left out: ...". Errors that do not
+// come from a checkpoint's contents, such as those of a disk, are returned unchanged.
 absl::Status WithNotes(const absl::Status& status, const std::vector<std::string>& notes);
 
 }  // namespace tessera::ckpt::convert

@@ -1,8 +1,8 @@
 #ifndef TESSERA_CONVERT_CORE_NUMBERED_PARAMETERS_H_
 #define TESSERA_CONVERT_CORE_NUMBERED_PARAMETERS_H_
 
-// Optimizers of torch keep the state of each parameter under a number, which its groups list. Which
-// parameter that is follows from the order in which the optimizer was given the parameters. Pure.
+// The parameters of torch's optimizers, which keep the state of each under a number that its groups
+// list. The number follows from the order in which the optimizer was given the parameters. Pure.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,24 +17,24 @@
 
 namespace tessera::ckpt::convert {
 
-// A parameter of the model, in the order in which its modules have them.
+// A parameter of the model, in the order of its modules.
 struct OrderedParameter {
   std::string name;
   Shape shape;
 };
 
-// An element of `params` of a group.
+// An element of a group's `params`.
 struct NumberedParameter {
   int64_t number = 0;
-  std::optional<Shape> shape;  // that of its state; nullopt for a parameter without any
+  std::optional<Shape> shape;  // of its state; nullopt for a parameter without a state
 };
 using NumberedGroup = std::vector<NumberedParameter>;
 
-// The index into `parameters` of each number that has a state.
+// Returns the index into `parameters` of each number that has a state.
 //
-// Each group has its parameters in the order of the model. A group may have any of them, so that
-// frozen ones may be in none. The shapes of the states must settle for every number which parameter
-// it is; where several are possible, or none, the error is FailedPrecondition, naming them.
+// Each group has its parameters in the order of the model. A group may have any parameters, and
+// frozen ones may be in no group. The shapes of the states must determine the parameter of every
+// number. FailedPrecondition, naming the parameters, if several or none are possible.
 absl::StatusOr<std::map<int64_t, size_t>> AssignNumbers(
     std::span<const OrderedParameter> parameters, std::span<const NumberedGroup> groups);
 

@@ -1,7 +1,7 @@
 #ifndef TESSERA_CONVERT_CORE_OPTIMIZER_GROUPS_H_
 #define TESSERA_CONVERT_CORE_OPTIMIZER_GROUPS_H_
 
-// The groups of an optimizer of torch, as the values of a state dict tell them.
+// The groups of an optimizer of torch, in the values of a state dict.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,16 +23,16 @@ struct TorchGroup {
 };
 using TorchGroups = std::map<int64_t, TorchGroup>;
 
-// Those in "param_groups" after `prefix`, which is empty or ends with a dot.
+// Returns the groups in "param_groups" after `prefix`, which is empty or ends with a dot.
 TorchGroups FindTorchGroups(const SavedValue& state, const std::string& prefix);
 
-// Gives the optimizer of the description the groups and settings that the values have after
-// `prefix`: by the numbers of groups or, in state dicts that are flat, by names of parameters, of
-// which those with equal settings become a group. The tree then has them as the list "param_groups"
-// of "optimizer". `foreign_name` returns the name of a parameter for `framework`, as the
-// description has it, by its name or number in the state dict; empty for an unknown one.
+// Sets the groups and settings of the description's optimizer from the values after `prefix`: by
+// the numbers of groups or, in flat state dicts, by names of parameters, of which those with equal
+// settings become a group. The tree then has the groups as the list "param_groups" of "optimizer".
+// `foreign_name` maps the name or number of a parameter in the state dict to its name for
+// `framework` in the description; empty if it is unknown.
 //
-// Nothing changes where the groups do not have all of the optimizer's parameters.
+// Changes nothing if the groups lack some of the optimizer's parameters.
 void TakeSettings(const std::string& prefix,
                   const std::function<std::string(const std::string&)>& foreign_name,
                   std::string_view framework, ForeignCheckpoint& checkpoint);

@@ -1,7 +1,7 @@
 #ifndef TESSERA_CONVERT_CORE_OUTPUT_H_
 #define TESSERA_CONVERT_CORE_OUTPUT_H_
 
-// Files of another framework, written from a checkpoint of any topology in bounded memory.
+// Writing of another framework's files from a checkpoint of any topology, in bounded memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,22 +25,22 @@ struct OutputOptions {
   ProgressFunction progress;
 };
 
-// Writes the files into a directory, which must exist, syncs them and the directory, and returns
+// Writes the files into a directory, which must exist, and syncs them and the directory. Returns
 // the digests of the tensors as they were written, by their names in the files.
 //
 // Up to three threads work at once, each on a block of 8 MiB that it reads while its last one is
 // written. After the first error no further block begins, and all threads have ended on return.
-// Memory: for each of them the two blocks, 8 MiB for reading, and a tensor of up to 32 MiB where
-// its elements are rearranged; 24 MiB for what blocks share.
+// Memory: for each thread two blocks, 8 MiB for reading, and a tensor of up to 32 MiB if its
+// elements are rearranged; 24 MiB for data that blocks share.
 //
-// Errors: those of the storages; FailedPrecondition for a tensor that the source does not have with
-// that shape, or has in a dtype that is not converted; DataLoss for damage of the source;
-// Internal, before the file is created, for tensors that are not in the order of their offsets.
+// Errors: those of the storages; FailedPrecondition for a tensor that the source lacks, or has with
+// another shape or in a dtype that is not converted; DataLoss for damage of the source; Internal,
+// before the file is created, for tensors that are not in the order of their offsets.
 absl::StatusOr<DigestsByName> WriteOutput(const Checkpoint& source,
                                           const std::vector<OutputFile>& files, Storage& storage,
                                           std::string_view directory, const OutputOptions& options);
 
-// A row-major tensor.
+// Returns the pieces of a row-major tensor.
 std::vector<StoredPiece> RowMajorPieces(const Shape& shape, size_t element_bytes, int64_t begin,
                                         int64_t end);
 

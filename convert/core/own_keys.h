@@ -1,8 +1,8 @@
 #ifndef TESSERA_CONVERT_CORE_OWN_KEYS_H_
 #define TESSERA_CONVERT_CORE_OWN_KEYS_H_
 
-// Keys of this library in state dicts that it writes, which other programs pass over: what a
-// checkpoint has and a state dict has no place for.
+// Keys of this library in state dicts that it writes, for data of a checkpoint that has no place in
+// a state dict. Other programs ignore these keys.
 
 #include <map>
 #include <string>
@@ -13,24 +13,25 @@
 
 namespace tessera::ckpt::convert {
 
-// A dict from the keys of tensors other than weights to their roles as manifests call them.
+// Key of a dict from the keys of tensors other than weights to the names of their roles in
+// manifests.
 inline constexpr char kRolesKey[] = "tessera.roles";
-// A dict from the keys of tensors to the names that the checkpoint has them by. An empty name: the
+// Key of a dict from the keys of tensors to their names in the checkpoint. An empty name: the
 // tensor is there for torch alone.
 inline constexpr char kNamesKey[] = "tessera.names";
-// A dict with "step" and, where it is known, "consumed_samples"; and "manifest": texts that make up
-// a manifest in protobuf's text format, of trainer, model and optimizer.
+// Key of a dict with "step" and, if it is known, "consumed_samples"; and "manifest": texts that
+// make up a manifest of trainer, model and optimizer in protobuf's text format.
 inline constexpr char kTrainerKey[] = "tessera.trainer";
-// Where the format does not keep it: see StructureToJson().
+// Key of the structure (StructureToJson()), in formats that do not keep it.
 inline constexpr char kStructureKey[] = "tessera.structure";
 
-// The value of kTrainerKey. `state_is_written`: the tree of the manifest's entries (StateOf()) is
-// what the state dict is, and not part of the text.
+// Returns the value of kTrainerKey. With `state_is_written`, the state dict itself is the tree of
+// the manifest's entries (StateOf()), which are then not part of the text.
 SavedValue TrainerValue(const Manifest& manifest, bool state_is_written);
 
-// Removes these keys from the tree of a checkpoint that was read, and gives tensors their roles and
-// names, the description what it had, and the tree its structure. A description that does not fit
-// the tensors is left out, with a note.
+// Removes the keys above from the tree of a checkpoint that was read, and restores the tensors'
+// roles and names, the description, and the tree's structure. A description that does not fit the
+// tensors is left out, with a note.
 void TakeOwnKeys(ForeignCheckpoint& checkpoint);
 
 }  // namespace tessera::ckpt::convert

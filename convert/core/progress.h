@@ -9,13 +9,13 @@
 
 namespace tessera::ckpt::convert {
 
-// Called with the bytes done and in total, by one thread at a time. May be null.
+// A function that is called with the bytes done and in total, by one thread at a time. May be null.
 using ProgressFunction = std::function<void(uint64_t done, uint64_t total)>;
 
 // Counts the bytes that several threads process. Thread-safe.
 class Progress {
  public:
-  // The function must outlive the object.
+  // `function` must outlive this object.
   Progress(const ProgressFunction& function, uint64_t total) : function_(function), total_(total) {}
 
   void Advance(uint64_t bytes) {

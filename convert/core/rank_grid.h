@@ -1,7 +1,7 @@
 #ifndef TESSERA_CONVERT_CORE_RANK_GRID_H_
 #define TESSERA_CONVERT_CORE_RANK_GRID_H_
 
-// Files that each rank of a run writes, with its place in the grid of ranks in their names.
+// The files of a run's ranks, whose names contain the rank's place in the grid of ranks.
 
 #include <cstdint>
 #include <optional>
@@ -14,16 +14,16 @@
 
 namespace tessera::ckpt::convert {
 
-// The names of one kind of files. "{2}" stands for the rank on one axis, written with at least that
-// many digits: "optimizer.tp{2}_pp{2}.pdopt".
+// The pattern of one kind of names. "{2}" stands for the rank on one axis, written with at least
+// two digits: "optimizer.tp{2}_pp{2}.pdopt".
 class RankPattern {
  public:
   explicit RankPattern(std::string_view pattern);
 
   size_t axes() const { return digits_.size(); }
-  // The rank on each axis; nullopt for other names, and for ranks beyond 1,048,575.
+  // Returns the rank on each axis; nullopt for other names, and for ranks beyond 1,048,575.
   std::optional<std::vector<int64_t>> Parse(std::string_view name) const;
-  // Precondition: one rank for each axis.
+  // Returns the name of a rank's file. Precondition: one rank for each axis.
   std::string Name(std::span<const int64_t> ranks) const;
 
  private:
@@ -36,9 +36,9 @@ struct RankFile {
   std::vector<int64_t> ranks;  // by axis
 };
 
-// The files of a grid with this many ranks on each axis, those of the last axis next to each other.
-// Names that are not `present` are added to `missing`. DataLoss, with the sizes, for a grid of more
-// files than a folder has room for: sizes may come from a single name.
+// Returns the files of a grid with this many ranks on each axis, in the order of ranks with the
+// last axis fastest. Names that are not `present` are added to `missing`. DataLoss, with the sizes,
+// for a grid of more files than a folder has room for, since sizes may come from a single name.
 absl::StatusOr<std::vector<RankFile>> CompleteGrid(const RankPattern& pattern,
                                                    std::span<const int64_t> extents,
                                                    std::span<const std::string> present,

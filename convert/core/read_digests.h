@@ -19,8 +19,8 @@ struct ReadDigestsOptions {
   ProgressFunction progress;
 };
 
-// The digests of a checkpoint's tensors, aliases included, read from its files. Checksums are
-// verified where the manifest has them. Reads every file once; memory: the buffers of a Scanner.
+// Computes the digests of a checkpoint's tensors, aliases included, from its files, and verifies
+// the checksums that the manifest has. Reads every file once; memory: the buffers of a Scanner.
 //
 // Errors: those of the storage; DataLoss for damage of the files.
 absl::StatusOr<DigestsByName> ReadDigests(const Checkpoint& source,

@@ -1,7 +1,7 @@
 #ifndef TESSERA_CONVERT_CORE_READING_H_
 #define TESSERA_CONVERT_CORE_READING_H_
 
-// What the readers of all formats share.
+// Common functions of the readers of all formats.
 
 #include <cstdint>
 #include <map>
@@ -25,41 +25,41 @@ namespace tessera::ckpt::convert {
 
 inline constexpr uint64_t kMaxJsonBytes = uint64_t{64} << 20;
 
-// The status with what it is about before its message; OK stays OK. A value stays as it is.
+// Returns the status with `what` before its message; OK and values are returned unchanged.
 absl::Status In(const absl::AlphaNum& what, const absl::Status& status);
 template <typename T>
 absl::StatusOr<T> In(const absl::AlphaNum& what, absl::StatusOr<T> result) {
   if (result.ok()) return result;
   return In(what, result.status());
 }
-// The same with the file's name.
+// Returns the status with the file's name before its message; OK and values are returned unchanged.
 absl::Status At(const Storage& storage, std::string_view path, const absl::Status& status);
 template <typename T>
 absl::StatusOr<T> At(const Storage& storage, std::string_view path, absl::StatusOr<T> result) {
   if (result.ok()) return result;
   return At(storage, path, result.status());
 }
-// DataLoss that names the file.
+// Returns DataLoss that names the file.
 absl::Status Damaged(const Storage& storage, std::string_view path, const absl::AlphaNum& problem);
 
-// A text of a file, for messages: escaped, and cut where it is long.
+// Returns a text of a file for messages: escaped, and cut if it is long.
 std::string Shown(std::string_view text);
 
-// The file of this name; null where there is no such file.
+// Opens the file of this name; returns null if there is no such file.
 absl::StatusOr<std::unique_ptr<ReadableFile>> OpenIfPresent(Storage& storage,
                                                             std::string_view path);
 
-// Whether there is a file of this name.
+// Returns whether there is a file of this name.
 absl::StatusOr<bool> Exists(Storage& storage, std::string_view path);
 
-// Bytes of a file. Precondition: the caller has bounded their number.
+// Reads bytes of a file. Precondition: the caller has bounded their number.
 absl::StatusOr<std::string> ReadPart(const ReadableFile& file, uint64_t offset, uint64_t length);
 
-// The header of the safetensors file that is part of a file.
+// Reads the header of the safetensors file that is part of a file.
 absl::StatusOr<SafetensorsHeader> ReadSafetensors(const ReadableFile& file, uint64_t offset,
                                                   uint64_t length);
 
-// The numbers of ranks of a run. One that no run can have counts as 1.
+// The numbers of ranks of a run. Impossible numbers count as 1.
 struct ForeignTopology {
   int64_t data = 1, tensor = 1, pipeline = 1;
   int64_t virtual_pipeline = 1;
@@ -67,15 +67,15 @@ struct ForeignTopology {
 };
 void SetTopology(const ForeignTopology& topology, Manifest& manifest);
 
-// Where a trainer is: its step and, where they are known and not negative, the samples it has
-// consumed. The best loss is unknown.
+// Sets the progress of a trainer: its step and, if they are known and not negative, the consumed
+// samples. The best loss is unknown.
 void SetProgress(int64_t step, std::optional<int64_t> samples, Manifest& manifest);
 
-// The sizes of the files that have pieces of the tensors, as far as they can be opened. A limit for
-// the model's size, see CheckModelFits().
+// Returns the total size of the files that have pieces of the tensors, as far as they can be
+// opened: a limit of the model's size, see CheckModelFits().
 uint64_t FileBytes(Storage& storage, std::span<const ForeignTensor> tensors);
 
-// A tensor's name with the number of its layer taken out: the first part that is a number.
+// A tensor's name without the number of its layer, which is the first part that is a number.
 struct LayerName {
   std::string before;  // "decoder.layers."
   int64_t layer = -1;  // -1: the tensor is of no layer, and `before` is the whole name
@@ -84,21 +84,21 @@ struct LayerName {
 
 LayerName SplitLayer(std::string_view name);
 
-// A model, and its parameters as a framework has them.
+// A model, and its parameters in a framework's form.
 class ForeignModel {
  public:
-  // The model that a ForeignFormat's configuration describes. InvalidArgument if that model is
-  // not known here, or has more parameters than the files have tensors and bytes.
+  // Reads the model that a ForeignFormat's configuration describes. InvalidArgument if the model is
+  // unknown, or has more parameters than the files have tensors and bytes.
   static absl::StatusOr<ForeignModel> Read(std::string_view framework, std::string_view config_json,
                                            int64_t tensor_count, uint64_t file_bytes);
 
   const ModelDescription& description() const { return description_; }
-  // In the order of the declaration.
+  // The parameters in the order of their declaration.
   const std::vector<ForeignParameter>& parameters() const { return parameters_; }
-  // Those that have this name, or have it as another name. Releases of a framework may give one
-  // name to several.
+  // Returns the parameters that have this name, or have it as another name. Releases of a framework
+  // may give one name to several parameters.
   std::vector<ForeignParameter*> Named(std::string_view name);
-  // The first of them; null if no parameter has this name.
+  // Returns the first parameter with this name; null if there is no such parameter.
   ForeignParameter* Find(std::string_view name);
 
  private:

@@ -19,7 +19,7 @@
 
 namespace tessera::ckpt::convert {
 
-// Part of a file of which the file has the CRC-32: zlib's, as in zip archives.
+// A part of a file whose CRC-32 (zlib's, as in zip archives) the file contains.
 using StoredRecord = StatedChecksums::Part;
 
 // Bytes [begin, end) of a file.
@@ -28,14 +28,14 @@ struct ByteRange {
   uint64_t end = 0;
 };
 
-// DataLoss where the contents of a record are not those of its checksum. Reads all of it.
+// Reads a whole record. Returns DataLoss if its contents do not match its checksum.
 absl::Status CheckRecord(const ReadableFile& file, const StoredRecord& record);
 
-// A read-only view of a storage whose files compare what is read of them with the checksums that
-// they state (ReadableFile::stated_checksums()). A record is checked by the read
-// after which all of it has been read, whatever the reads were; this read, and all later ones of
-// the record, are DataLoss where it is damaged. So a program that reads whole records, in pieces
-// and on several threads, needs no second pass.
+// A read-only view of a storage whose files compare the data that is read with the checksums that
+// they state (ReadableFile::stated_checksums()). A record is checked by the read that completes it,
+// in whatever pieces it was read. If the record is damaged, this read and all later ones of it
+// return DataLoss. A program that reads whole records, in pieces and on several threads, therefore
+// needs no second pass.
 //
 // Thread-safe. Memory: about 200 bytes for each record. Cost: zlib's crc32() of the bytes that are
 // read for the first time.
@@ -44,15 +44,15 @@ class CheckedStorage final : public ReadOnlyStorage {
   explicit CheckedStorage(std::shared_ptr<Storage> base);
   ~CheckedStorage() override;
 
-  // Whether a record has all of these bytes.
+  // Returns whether a record has all of these bytes.
   bool HasChecksum(const std::string& path, const ByteRange& range) const;
 
-  // Checks the records that do not consist of the ranges, by path, which the caller reads as well.
-  // Returns an error for each record that is damaged.
+  // Checks the records that do not consist of the ranges, given by path, which the caller reads.
+  // Returns an error for each damaged record.
   std::vector<absl::Status> CheckOthers(
       const std::map<std::string, std::vector<ByteRange>>& ranges);
 
-  // Files with archives that were written without checksums.
+  // Returns the files with archives that were written without checksums.
   std::vector<std::string> UncheckedFiles() const;
 
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;

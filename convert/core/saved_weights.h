@@ -11,27 +11,27 @@
 
 namespace tessera::ckpt::convert {
 
-// A parameter of a model and how a checkpoint has it.
+// A parameter of a model, and its form in a checkpoint.
 struct SavedWeight {
   const LogicalParameter* parameter;
-  DType dtype;  // as saved; where only its master weight is, that one's
+  DType dtype;  // as saved, or of its master weight if only that is saved
 };
 
-// The parameters, in the model's order, as weights in the manifest or, where those are missing, as
-// master weights. FailedPrecondition, listing all: parameters that are missing or have another
+// Finds the parameters, in the model's order, as weights in the manifest or, if these are missing,
+// as master weights. FailedPrecondition, listing all parameters that are missing or have another
 // shape, and weights that are not parameters.
 absl::StatusOr<std::vector<SavedWeight>> FindWeights(const Manifest& manifest,
                                                      const ModelDescription& model);
 
-// Whether elements are real numbers that loading converts to each other.
+// Returns whether elements are real numbers that loading converts to each other.
 bool IsFloating(DType dtype);
 
-// The dtype that is asked for or, where that is unspecified, that of all weights. InvalidArgument
-// where they have several.
+// Returns the wanted dtype or, if it is unspecified, the dtype of all weights. InvalidArgument if
+// they have several.
 absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType wanted);
 
-// The dtype in which all parameters have this state of the optimizer; unspecified where none has
-// it. InvalidArgument where only some have it, or in several dtypes.
+// Returns the dtype in which all parameters have this state of the optimizer; unspecified if none
+// has it. InvalidArgument if only some have it, or in several dtypes.
 absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescription& model,
                                  const std::string& state);
 

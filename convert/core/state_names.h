@@ -5,14 +5,15 @@
 
 namespace tessera::ckpt::convert {
 
-// The same checkpoint with the name "<parameter>.<state>" (transformer.wte.weight.exp_avg) for each
-// tensor of optimizer state whose parameter the manifest's mapping tells, whatever its name is: two
-// that were exchanged are exchanged back. The mapping may give a parameter by its second name.
+// Returns the checkpoint with the name "<parameter>.<state>" (transformer.wte.weight.exp_avg) for
+// each tensor of optimizer state that the manifest's mapping assigns to a parameter, whatever its
+// name was: two exchanged names are exchanged back. The mapping may give a parameter by its second
+// name.
 //
-// Optimizer state that the mapping does not mention keeps its name. Where the mapping gives that
-// name to another tensor, it is called "<name> (of no parameter)".
+// Optimizer state that the mapping does not mention keeps its name, or becomes "<name> (of no
+// parameter)" if the mapping gives the name to another tensor.
 //
-// Where names change, the result uses the storage of `checkpoint`, which must outlive it.
+// If names change, the result uses the storage of `checkpoint`, which must outlive it.
 Checkpoint WithStatesNamedByMapping(const Checkpoint& checkpoint);
 
 }  // namespace tessera::ckpt::convert

@@ -11,15 +11,14 @@
 
 namespace tessera::ckpt::convert {
 
-// Reads the elements of a region: the element with indices i is at
-// offset_bytes + element_bytes * sum(i * from_stride) in the file and goes to
-// memory + element_bytes * sum(i * to_stride). Strides in the file are not negative; those in
-// memory are positive.
+// Reads the elements of a region: the element with indices i is at offset_bytes + element_bytes *
+// sum(i * from_stride) in the file and goes to memory + element_bytes * sum(i * to_stride). Strides
+// in the file are not negative; strides in memory are positive.
 //
-// What is contiguous on both sides is read in place. Everything else is read in ranges that cover
-// many elements, through two buffers of at most kStridedBufferBytes: one is read while elements are
-// copied from the other. Only elements more than kSparseReadBytes apart are read one by one. A
-// thread keeps its buffers.
+// Elements that are contiguous on both sides are read in place. All others are read in ranges that
+// cover many elements, through two buffers of at most kStridedBufferBytes: one is read while
+// elements are copied from the other. Only elements more than kSparseReadBytes apart are read one
+// by one. A thread keeps its buffers.
 //
 // Precondition: element_bytes is 1, 2, 4 or 8; all elements lie inside the file and the memory.
 // Threads: safe for disjoint memory. Errors: those of the file.

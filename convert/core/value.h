@@ -1,8 +1,9 @@
 #ifndef TESSERA_CONVERT_CORE_VALUE_H_
 #define TESSERA_CONVERT_CORE_VALUE_H_
 
-// What a program saves: nested dicts and lists, whose leaves are tensors and plain values. Every
-// reader yields one such tree, and every format that holds values is written from one.
+// The tree of values that a program saves: nested dicts and lists, whose leaves are tensors and
+// plain values. Every reader yields such a tree, and every format that holds values is written from
+// one.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +18,7 @@
 
 namespace tessera::ckpt::convert {
 
-// A value of Python, of the kinds that mean the same everywhere.
+// A value of Python, of the kinds that have the same meaning everywhere.
 struct SavedValue {
   struct None {
     bool operator==(const None&) const = default;
@@ -26,7 +27,7 @@ struct SavedValue {
     std::string bytes;
     bool operator==(const Bytes&) const = default;
   };
-  // The place of a tensor, which the checkpoint has under this name.
+  // The place of a tensor, whose name in the checkpoint this is.
   struct Tensor {
     std::string name;
     bool operator==(const Tensor&) const = default;
@@ -36,7 +37,7 @@ struct SavedValue {
     bool is_tuple = false;
     bool operator==(const List&) const;
   };
-  // Keys and values in turn, in the order of the program. Keys are not compared.
+  // A dict: keys and values in turn, in the order of the program. Keys are not compared.
   struct Dict {
     std::vector<SavedValue> flat;
     bool operator==(const Dict&) const;
@@ -46,7 +47,7 @@ struct SavedValue {
     const SavedValue& value(size_t i) const { return flat[2 * i + 1]; }
     SavedValue& value(size_t i) { return flat[2 * i + 1]; }
     void Add(SavedValue key, SavedValue value);
-    const SavedValue* Find(std::string_view text) const;  // null where there is no such key
+    const SavedValue* Find(std::string_view text) const;  // null if there is no such key
     SavedValue* Find(std::string_view text);
   };
 
@@ -60,7 +61,7 @@ struct SavedValue {
   T* As() {
     return std::get_if<T>(&data);
   }
-  // Numbers are equal where their bits are.
+  // Compares values; numbers are equal if their bits are.
   bool operator==(const SavedValue& other) const;
 };
 
@@ -79,7 +80,7 @@ struct PathPart {
 };
 using Path = std::vector<PathPart>;
 
-// The parts with dots between them.
+// Returns the parts with dots between them.
 std::string NameOf(const Path& path);
 
 struct Leaf {
@@ -88,35 +89,35 @@ struct Leaf {
   const SavedValue* value = nullptr;
 };
 
-// Whether a value is not a leaf: a dict of texts and integers; a list or tuple that has a tensor in
-// it, however deep; a list that has such a dict in it, or in its lists. This is what the package
-// tessera_ckpt takes for one.
+// Returns whether a value is a branch, not a leaf, by the rules of the package tessera_ckpt: a dict
+// of texts and integers; a list or tuple that has a tensor in it, however deep; a list that has
+// such a dict in it, or in its lists.
 bool IsBranch(const SavedValue& value);
 
-// All leaves in their order. Pointers are into `root`.
+// Returns all leaves in their order, with pointers into `root`.
 std::vector<Leaf> LeavesOf(const SavedValue& root);
-// Those that are not tensors, by name; of one name the first.
+// Returns the leaves that are not tensors, by name; the first of each name.
 std::map<std::string, const SavedValue*> ValuesByName(const SavedValue& root);
 
-// Whether the tree has neither tensors nor values.
+// Returns whether the tree has neither tensors nor values.
 bool IsEmpty(const SavedValue& root);
 
-// Calls `visit` with each value inside a dict of texts and integers, a list or a tuple, and what
-// leads to it, in their order.
+// Calls `visit` with each value inside a dict of texts and integers, a list or a tuple, in order,
+// and with the key or index that leads to it.
 template <typename Value>
 void ForEachChild(Value& branch, const std::function<void(const PathPart&, Value& child)>& visit);
 
-// Removes the entries of a dict that `keep` does not want. Those of a list stay in their places.
-// Returns whether anything is left, an empty dict included.
+// Removes the entries of a dict for which `keep` returns false. Entries of a list stay in their
+// places. Returns whether anything is left, an empty dict included.
 bool KeepChildren(SavedValue& branch,
                   const std::function<bool(const PathPart&, SavedValue& child)>& keep);
 
-// Removes the leaves that `is_wanted`, which is given their names, does not want, and the branches
-// that are empty then. In a list that keeps others, None takes their places.
+// Removes the leaves for whose names `is_wanted` returns false, and the branches that become empty.
+// In a list that keeps others, None takes their places.
 void Prune(SavedValue& root,
            const std::function<bool(const std::string&, const SavedValue&)>& is_wanted);
 
-// Gives the tensors of a tree other names.
+// Renames the tensors of a tree.
 void RenameTensors(const std::function<std::string(const std::string&)>& name, SavedValue& root);
 
 // Makes a tree of leaves and their paths.
@@ -124,11 +125,11 @@ class TreeBuilder {
  public:
   TreeBuilder();
   ~TreeBuilder();
-  // False, and nothing is added, for an empty path, one that is there already, and one that leads
+  // Adds a leaf. Returns false, and adds nothing, if the path is empty, already there, or leads
   // through a leaf.
   bool Add(const Path& path, SavedValue leaf);
-  // A dict, in which those whose keys are the indices 0, 1, ... are lists; other indices are
-  // integers as keys.
+  // Returns the tree, a dict. Dicts whose keys are the indices 0, 1, ... become lists; other
+  // indices stay integer keys.
   SavedValue Finish() &&;
 
  private:
@@ -136,8 +137,8 @@ class TreeBuilder {
   std::unique_ptr<Node> root_;
 };
 
-// Adds the entries of `more` to a dict. Where both have an entry, dicts are merged, and otherwise
-// that of `root` is kept. A root that is not a dict is replaced.
+// Adds the entries of `more` to a dict. If both have an entry, dicts are merged, and otherwise the
+// entry of `root` is kept. A root that is not a dict is replaced.
 void MergeInto(SavedValue more, SavedValue& root);
 
 }  // namespace tessera::ckpt::convert

@@ -1,8 +1,8 @@
 #ifndef TESSERA_CONVERT_PICKLE_NODES_H_
 #define TESSERA_CONVERT_PICKLE_NODES_H_
 
-// How a pickle is kept in memory. An opcode of one byte adds at most one node, so that nodes are
-// small and what only some of them have is kept apart.
+// The form of a pickle in memory. An opcode of one byte adds at most one node, so nodes are small,
+// and the parts that only some of them have are kept apart.
 
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@ namespace tessera::ckpt::pickle {
 inline constexpr NodeId kNoNode = UINT32_MAX;
 inline constexpr uint32_t kNoList = UINT32_MAX;
 
-// Where the contents of a text or an int are.
+// The place of the contents of a text or an int.
 enum class Place : uint8_t {
   kInMemory,
   kInFile,
@@ -38,10 +38,10 @@ struct Node {
   uint64_t a = 0;
 };
 static_assert(sizeof(Node) == 16);
-// No offset or length may be larger.
+// The largest offset and length.
 inline constexpr uint64_t kMaxExtent = (uint64_t{1} << 48) - 1;
 
-// Elements of Nodes::list_elements. What is appended to a full list moves it to the end.
+// Elements of Nodes::list_elements. Appending to a full list moves it to the end.
 struct List {
   uint64_t begin = 0;
   uint32_t size = 0;

@@ -23,17 +23,17 @@ struct NumpyArray {
   bool operator==(const NumpyArray&) const = default;
 };
 
-// Whether a value is an array, as numpy 1 and 2 pickle one with protocol 2 to 5. False for those of
-// protocol 5 with out-of-band buffers.
+// Returns whether a value is an array that numpy 1 or 2 pickled with protocol 2 to 5. False for
+// arrays of protocol 5 with out-of-band buffers.
 bool IsNumpyArray(const Value& value);
 
-// The elements of an array, which fill its bytes exactly. Errors: DataLoss for a malformed
+// Returns the elements of an array, which fill its bytes exactly. Errors: DataLoss for a malformed
 // description; Unimplemented for dtypes that this library does not have, for big-endian elements,
-// and for arrays whose bytes are stored as text, as Python 3 does with protocol 2.
-// Precondition: IsNumpyArray(value).
+// and for arrays whose bytes are stored as text, as Python 3 does with protocol 2. Precondition:
+// IsNumpyArray(value).
 absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value);
 
-// The integers of a tuple or a list; nullopt unless it holds nothing else.
+// Returns the integers of a tuple or a list; nullopt if it holds anything else.
 std::optional<std::vector<int64_t>> Integers(const Value& value);
 
 }  // namespace tessera::ckpt::pickle

@@ -10,14 +10,14 @@
 namespace tessera::ckpt::pickle {
 
 struct ReadOptions {
-  // The most objects in one pickle. The default suffices many times over for the metadata of a
-  // million shards.
+  // The most objects in one pickle. The default is far more than the metadata of a million shards
+  // needs.
   uint64_t max_nodes = uint64_t{1} << 28;
 };
 
 // Reads the pickle that begins at `within.offset` as data. Python's own reader calls whatever a
-// pickle names; this one records the name and the arguments (Kind::kObject), resolves no name and
-// executes nothing. The pickle must end within `within`; bytes after it are not read
+// pickle names; this reader records the name and the arguments (Kind::kObject), resolves no name
+// and executes nothing. The pickle must end within `within`; bytes after it are not read
 // (Pickle::end_offset() is where they begin).
 //
 //   TESSERA_ASSIGN_OR_RETURN(const Pickle pickle, ReadPickle(file, {0, file.size_bytes()}));

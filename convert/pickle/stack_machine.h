@@ -18,8 +18,8 @@
 
 namespace tessera::ckpt::pickle {
 
-// The stack machine of Python's pickle module, with a node in place of each Python object: what its
-// opcodes do with the stack, the marks and the memo. None of its operations reads the pickle.
+// The stack machine of Python's pickle module, with a node in place of each Python object: the
+// effects of the opcodes on the stack, the marks and the memo. No operation reads the pickle.
 //
 // Errors: DataLoss, with what is wrong; ResourceExhausted, beyond the limits of nodes and lists.
 class StackMachine {
@@ -29,7 +29,7 @@ class StackMachine {
   // Nodes.
   absl::StatusOr<NodeId> Add(const Node& node);
   absl::StatusOr<NodeId> AddText(std::string_view text);
-  // Takes what is on the stack from there on.
+  // Takes the elements on the stack from `first_on_stack` on.
   absl::StatusOr<NodeId> AddTuple(size_t first_on_stack);
   Nodes& nodes() { return *nodes_; }
   std::unique_ptr<Nodes> TakeNodes() { return std::move(nodes_); }
@@ -83,7 +83,8 @@ class StackMachine {
 
  private:
   absl::StatusOr<NodeId> AddShared(const Node& node);
-  // Appends what is on the stack from there on to a list, which may be kNoList and gets a number.
+  // Appends the elements on the stack from `first_on_stack` on to a list. Returns its number, a new
+  // one for kNoList.
   absl::StatusOr<uint32_t> Extend(uint32_t list, size_t first_on_stack);
   Node& NodeAt(NodeId id) { return nodes_->nodes[id]; }
   absl::StatusOr<NodeId> Top();

@@ -1,8 +1,8 @@
 #ifndef TESSERA_CONVERT_PICKLE_TORCH_ARCHIVE_H_
 #define TESSERA_CONVERT_PICKLE_TORCH_ARCHIVE_H_
 
-// What torch.save() writes: a pickle, and the storages of its tensors as they are in memory. It is
-// read here, and a new archive is laid out.
+// Archives of torch.save(), which are a pickle and the storages of its tensors as they are in
+// memory: reading one, and laying out a new one.
 
 #include <cstddef>
 #include <cstdint>
@@ -35,14 +35,14 @@ struct TorchArchive {
   absl::flat_hash_map<std::string, pickle::Extent> storages;  // by key; of the file
 };
 
-// Reads the archive that fills part of a file. Of the zip form, everything but the storages is
+// Reads the archive that fills part of a file. In the zip form, everything but the storages is
 // compared with its CRC-32, and the storages' CRC-32s are reported (see
-// ReadableFile::stated_checksums()). Errors: DataLoss with the offset, or with the record that is
-// damaged; Unimplemented for TorchScript programs, storages in big-endian byte order and the tar
-// form of torch before 0.1.10; the file's own.
+// ReadableFile::stated_checksums()). Errors: DataLoss with the offset, or with the damaged record;
+// Unimplemented for TorchScript programs, storages in big-endian byte order and the tar form of
+// torch before 0.1.10; the file's own.
 absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, pickle::Extent part);
 
-// Whether the file begins as one of the forms of torch.save() does, the tar form included.
+// Returns whether the file begins like a form of torch.save(), the tar form included.
 absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file);
 
 // A tensor: strided elements of a storage.
@@ -53,25 +53,25 @@ struct TorchTensor {
   uint64_t offset_bytes = 0;     // of its first element, from the beginning of the file
 };
 
-// Whether a value of the archive's pickle is a tensor, or a parameter, of any kind.
+// Returns whether a value of the archive's pickle is a tensor, or a parameter, of any kind.
 bool IsTorchTensor(const pickle::Value& value);
 
-// Its elements, which lie within their storage. Errors: DataLoss where they do not or where the
-// description is malformed; Unimplemented for tensors other than dense ones of known dtypes, and
-// for those that show elements of their storage more often than it has any (expanded ones).
-// Precondition: IsTorchTensor(value).
+// Returns the elements of a tensor, which lie within their storage. Errors: DataLoss if they do
+// not, or if the description is malformed; Unimplemented for tensors other than dense ones of known
+// dtypes, and for expanded ones, which have more elements than their storage. Precondition:
+// IsTorchTensor(value).
 absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive,
                                                const pickle::Value& value);
 
-// The same for a flat state: a contiguous vector. DataLoss for any other value, too.
+// Returns the elements of a flat state, a contiguous vector. DataLoss for any other value, too.
 absl::StatusOr<TorchTensor> ResolveTorchVector(const TorchArchive& archive,
                                                const pickle::Value& value);
 
-// The key of a tensor in a dict, for which the budget is asked first. DataLoss if it is empty or
-// not valid UTF-8.
+// Returns the key of a tensor in a dict, whose bytes are taken from the budget. DataLoss if the key
+// is empty or not valid UTF-8.
 absl::StatusOr<std::string> ReadTorchName(const pickle::Value& key, pickle::Budget& budget);
 
-// What torch calls a type of elements.
+// The names of a type of elements in torch.
 struct TorchType {
   DType dtype = DType::kUnspecified;  // if this version has none
   uint64_t element_bytes = 0;
@@ -105,34 +105,35 @@ inline constexpr TorchType kTorchTypes[] = {
     {.element_bytes = 1, .storage_class = "QUInt2x4Storage"},
 };
 
-// The dtype that a global such as torch.float32 names; DType::kUnspecified for any other value.
+// Returns the dtype that a global such as torch.float32 names; DType::kUnspecified for any other
+// value.
 DType TorchDType(const pickle::Value& value);
 
-// The integers of a tuple or a torch.Size; nullopt unless it holds nothing else.
+// Returns the integers of a tuple or a torch.Size; nullopt if it holds anything else.
 std::optional<std::vector<int64_t>> TorchIntegers(const pickle::Value& value);
 
 // Opens a file of torch.save() and reads its pickle. Errors: those of ReadTorchArchive(), naming
 // the file, and of the storage.
 absl::StatusOr<TorchArchive> ReadTorchFile(Storage& storage, const std::string& path);
 
-// The value of the entry whose key is this integer; absent if the dict has no such entry.
+// Returns the value of the entry whose key is this integer; absent if the dict has no such entry.
 pickle::Value FindNumber(const pickle::Value& dict, int64_t key);
 
-// A zip archive as torch.save() writes it: the pickle of an object, and the storages that its
-// tensors show. Where everything goes is known before any storage is.
+// The layout of a zip archive of torch.save(): the pickle of an object, and the storages that its
+// tensors show. All offsets are known before the contents of the storages.
 class TorchArchiveLayout {
  public:
   TorchArchiveLayout(std::string pickle, std::span<const uint64_t> storage_bytes);
 
-  // Where the first byte of a storage is, in bytes from the beginning of the archive.
+  // The offset of a storage, in bytes from the beginning of the archive.
   uint64_t storage_offset(size_t storage) const { return storage_offsets_[storage]; }
   uint64_t size_bytes() const { return size_bytes_; }
 
-  // Everything but the storages, for an archive that begins at `offset_bytes` of its file.
-  // `crc32`: of the storages.
+  // Returns everything but the storages, for an archive that begins at `offset_bytes` of its file.
+  // `crc32` has the checksums of the storages.
   std::vector<OutputBytes> Records(std::span<const uint32_t> crc32, uint64_t offset_bytes) const;
 
-  // The same in two parts: what is directly before a storage, and all the rest.
+  // Return Records() in two parts: the bytes directly before a storage, and all the rest.
   OutputBytes StorageHeader(size_t storage, uint32_t crc32, uint64_t offset_bytes) const;
   std::vector<OutputBytes> OtherRecords(std::span<const uint32_t> crc32,
                                         uint64_t offset_bytes) const;
@@ -145,7 +146,7 @@ class TorchArchiveLayout {
   uint64_t size_bytes_ = 0;
 };
 
-// Appends a contiguous tensor that is all of a storage of the archive.
+// Appends a contiguous tensor that is a whole storage of the archive.
 void WriteTorchTensor(DType dtype, const Shape& shape, size_t storage, pickle::Writer& writer);
 
 // Appends a torch.dtype. Precondition: ElementSize(dtype) > 0.

@@ -1,7 +1,7 @@
 #ifndef TESSERA_CONVERT_PICKLE_VALUE_H_
 #define TESSERA_CONVERT_PICKLE_VALUE_H_
 
-// What a Python pickle describes, as data. No name is resolved and nothing is called: an object is
+// The contents of a Python pickle, as data. No name is resolved and nothing is called: an object is
 // a record of the name that Python would call and of its arguments.
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 namespace tessera::ckpt::pickle {
 
 enum class Kind : uint8_t {
-  kAbsent,  // of a Value that stands for nothing: an index out of range, a key that is not there
+  kAbsent,  // of an absent Value: an index out of range, a missing key
   kNone,
   kBool,
   kInt,    // of any size
@@ -34,10 +34,10 @@ enum class Kind : uint8_t {
   kPersistentId,  // what the program that loads the pickle has to provide
 };
 
-// "dict", "object", ..., for messages.
+// Returns "dict", "object", ..., for messages.
 std::string_view KindName(Kind kind);
 
-// Bytes of the file that holds the pickle.
+// A range of bytes of the file that holds the pickle.
 struct Extent {
   uint64_t offset = 0;
   uint64_t length = 0;
@@ -47,10 +47,10 @@ struct Extent {
 using NodeId = uint32_t;
 struct Nodes;
 
-// A handle on one node of a pickle, valid as long as the Pickle. Nodes form a graph: a node can be
-// reached on several ways, and from itself, so that a walk over the graph has to be bounded.
-// Every accessor may be called on a value of any kind: it returns nullopt, 0 or an absent value
-// where it does not apply.
+// A handle on one node of a pickle, valid as long as the Pickle. Nodes form a graph, in which a
+// node can be reached in several ways, and from itself, so a walk over the graph has to be bounded.
+// Every accessor may be called on a value of any kind, and returns nullopt, 0 or an absent value if
+// it does not apply.
 class Value {
  public:
   Value() = default;
@@ -66,28 +66,28 @@ class Value {
   std::optional<uint64_t> AsUint() const;  // nullopt for a negative one, too
   std::optional<double> AsFloat() const;   // of a float only
 
-  // UTF-8 as in the file, unchecked: Python allows surrogates. Nullopt for one longer than
-  // kMaxTextBytes; see extent().
+  // Returns a text: UTF-8 as in the file, unchecked, since Python allows surrogates. Nullopt for a
+  // text longer than kMaxTextBytes; see extent().
   std::optional<std::string_view> AsText() const;
   bool IsText(std::string_view text) const;
 
-  // Where the contents of bytes are in the file, so that they can be read in place; of a text
-  // longer than kMaxTextBytes and of an int beyond 64 bits, too.
+  // Returns where the contents are in the file, so that they can be read in place: of bytes, of a
+  // text longer than kMaxTextBytes, and of an int beyond 64 bits.
   std::optional<Extent> extent() const;
 
-  // Elements of a tuple, list or set; of an object, those appended to it.
+  // The elements of a tuple, list or set, or those appended to an object.
   size_t size() const;
   Value operator[](size_t index) const;
 
-  // Entries of a dict in the order of the file; of an object (an OrderedDict), those set on it. A
+  // The entries of a dict in the order of the file, or those set on an object (an OrderedDict). A
   // key may occur twice; Python keeps the last.
   size_t entry_count() const;
   std::pair<Value, Value> entry(size_t index) const;
-  // The value of the last entry with that text as its key. Linear in the number of entries.
+  // Returns the value of the last entry with that text as its key. Linear in the number of entries.
   Value Find(std::string_view key) const;
 
-  // "collections.OrderedDict" of a global, cut where it is longer than any real one; empty for
-  // anything else.
+  // Returns the name of a global, "collections.OrderedDict", cut if it is longer than any real one;
+  // empty for anything else.
   std::string GlobalName() const;
   bool IsGlobal(std::string_view module_and_name) const;
 
@@ -98,7 +98,7 @@ class Value {
   Value state() const;  // for __setstate__ or __dict__
   bool IsObjectOf(std::string_view module_and_name) const;
 
-  // The value that a persistent id consists of: a tuple in torch's files.
+  // The value of a persistent id: a tuple in torch's files.
   Value persistent_id() const;
 
  private:
@@ -106,7 +106,7 @@ class Value {
   NodeId id_ = 0;
 };
 
-// Longer texts stay in the file.
+// Limit of texts in memory; longer ones stay in the file.
 inline constexpr uint64_t kMaxTextBytes = uint64_t{1} << 20;
 
 // A pickle that was read; movable. See read.h.
@@ -118,49 +118,52 @@ class Pickle {
   ~Pickle();
 
   Value root() const;
-  // Every node, in the order in which the pickle makes them. Precondition: id < node_count().
+  // Returns a node, numbered in the order in which the pickle makes them. Precondition: id <
+  // node_count().
   Value at(NodeId id) const { return {nodes_.get(), id}; }
-  // File offset of the first byte after the pickle.
+  // Returns the file offset of the first byte after the pickle.
   uint64_t end_offset() const;
-  // Bytes of the file that the pickle takes.
+  // Returns the number of bytes of the pickle in the file.
   uint64_t size_bytes() const;
   size_t node_count() const;
-  // Estimate of the memory in use.
+  // Returns an estimate of the memory in use.
   size_t memory_bytes() const;
 
  private:
   std::unique_ptr<const Nodes> nodes_;
 };
 
-// Settings of models are short; a pickle may refer to a long text any number of times.
+// Limit of texts in JSON. Settings of models are short, and a pickle may refer to a long text any
+// number of times.
 inline constexpr size_t kMaxJsonTextBytes = 200;
 
-// A truth value, number or UTF-8 text. Null for what has no form in JSON, for longer texts, and for
-// what contains values.
+// Returns a truth value, number or UTF-8 text. Null for values without a form in JSON, for longer
+// texts, and for containers.
 nlohmann::json ScalarToJson(const Value& value);
 
-// An object of the entries of a dict that have such a value, and UTF-8 texts as keys.
+// Returns an object of the entries of a dict that have such a value, and UTF-8 texts as keys.
 nlohmann::json DictToJson(const Value& dict);
 
-// Bounds what is made of a pickle by its size in the file. Two bytes refer to an object or a text
-// that is there already, so that a small pickle can stand for any number of long names or lists:
-// whatever copies texts, or walks over objects, takes the bytes that it needs from a budget first.
+// Bounds the data that is made from a pickle by its size in the file. Two bytes can refer to an
+// object or a text that is there already, so a small pickle can stand for any number of long names
+// or lists. Code that copies texts, or walks over objects, first takes the bytes that it needs from
+// a budget.
 class Budget {
  public:
   explicit Budget(const Pickle& contents) : Budget(contents.size_bytes()) {}
-  // For several pickles whose places are listed in a file of this size.
+  // Makes a budget for several pickles whose places are listed in a file of this size.
   explicit Budget(uint64_t input_bytes) : bytes_left_(kRatio * input_bytes + kAllowanceBytes) {}
 
   void AddInput(uint64_t input_bytes) { bytes_left_ += kRatio * input_bytes; }
 
-  // False once nothing is left. An object that is only looked at costs kVisitBytes.
+  // Takes bytes; returns false once nothing is left. Visiting an object costs kVisitBytes.
   bool Has(uint64_t bytes) {
     if (bytes > bytes_left_) return false;
     bytes_left_ -= bytes;
     return true;
   }
 
-  // The same as an error.
+  // Takes bytes; returns an error once nothing is left.
   absl::Status Take(uint64_t bytes) {
     if (Has(bytes)) return absl::OkStatus();
     return absl::DataLossError(
@@ -168,7 +171,8 @@ class Budget {
   }
 
   static constexpr uint64_t kVisitBytes = 8;
-  // A tensor takes three times its bytes in the file, and a second name of one ten times.
+  // Ratio of the budget to the bytes in the file. A tensor takes three times its bytes in the file,
+  // and a second name of a tensor ten times.
   static constexpr uint64_t kRatio = 16;
   static constexpr uint64_t kAllowanceBytes = uint64_t{256} << 10;
 

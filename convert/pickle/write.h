@@ -10,8 +10,8 @@
 namespace tessera::ckpt::pickle {
 
 // Writes a pickle of protocol 2, which every version of Python 3 and of torch reads. Each call
-// appends what makes one object; containers take theirs between a Begin and an End call. The
-// caller nests the calls correctly: this class does not check.
+// appends one object; a container gets the objects between its Begin and End calls. The caller must
+// nest the calls correctly, which is not checked.
 //
 //   Writer writer;
 //   writer.BeginDict();
@@ -31,7 +31,7 @@ class Writer {
   void Bytes(std::string_view bytes);
   void Global(std::string_view module, std::string_view name);
 
-  // Keys and values in turn.
+  // Begins a dict; append keys and values in turn.
   void BeginDict() { bytes_ += "}("; }
   void EndDict() { bytes_ += 'u'; }
   void BeginList() { bytes_ += "]("; }
@@ -40,12 +40,12 @@ class Writer {
   void EndTuple() { bytes_ += 't'; }
   void IntTuple(const std::vector<int64_t>& values);
 
-  // After a global and a tuple of arguments: the result of the call.
+  // Replaces a global and a tuple of arguments by the result of the call.
   void Call() { bytes_ += 'R'; }
-  // After a global: an object of that class. A state, and then SetState(), may follow.
+  // Replaces a global by an object of that class. A state, and then SetState(), may follow.
   void NewObject() { bytes_ += ")\x81"; }
   void SetState() { bytes_ += 'b'; }
-  // After an object: what the program that loads the pickle has under it as its persistent id.
+  // Replaces an object, a persistent id, by the object that the loading program has under it.
   void PersistentId() { bytes_ += 'Q'; }
 
   std::string Finish() && { return std::move(bytes_ += '.'); }

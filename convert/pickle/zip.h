@@ -1,7 +1,7 @@
 #ifndef TESSERA_CONVERT_PICKLE_ZIP_H_
 #define TESSERA_CONVERT_PICKLE_ZIP_H_
 
-// Zip archives, zip64 included: finding the members of one, and laying out a new one.
+// Zip archives, zip64 included: reading the directory of one, and laying out a new one.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,24 +22,24 @@ struct ZipMember {
   uint32_t crc32 = 0;  // of the contents before they were compressed
 };
 
-// Whether an archive may begin here: the signature of a zip member.
+// Returns whether an archive may begin here, with the signature of a zip member.
 bool LooksLikeZip(std::string_view first_bytes);
 
-// The members of the zip archive, zip64 included, that is part of a file. Strict, because programs
-// disagree about archives that are not: the archive fills the part from its beginning to its end,
-// central directory and local headers agree, no name occurs twice, no two members overlap, nothing
-// is encrypted. Checksums of contents are not compared.
+// Reads the members of the zip archive, zip64 included, that is part of a file. Strict, because
+// programs disagree about malformed archives: the archive fills the part from its beginning to its
+// end, central directory and local headers agree, no name occurs twice, no two members overlap,
+// nothing is encrypted. Checksums of contents are not compared.
 //
 // Memory is proportional to the central directory, which lies within the part. Errors: DataLoss
 // with offset and member; the file's own.
 absl::StatusOr<std::vector<ZipMember>> ReadZipDirectory(const ReadableFile& file,
                                                         pickle::Extent part);
 
-// Data of members begins at multiples of this, as torch's does, so that it can be mapped.
+// Alignment of the members' data, as in torch's archives, so that it can be mapped.
 inline constexpr uint64_t kZipAlignmentBytes = 64;
 
-// Lays out a zip archive of uncompressed members whose sizes are known before their contents are:
-// where each member's data goes, and the records around it once its checksum is known. Pure.
+// Lays out a zip archive of uncompressed members whose sizes are known before their contents: the
+// offset of each member's data, and the records around it once its checksum is known. Pure.
 //
 //   ZipLayout layout;
 //   const uint64_t offset = layout.Add("archive/data/0", size);  // the data goes here
@@ -48,12 +48,12 @@ inline constexpr uint64_t kZipAlignmentBytes = 64;
 //   layout.Directory(), at layout.directory_offset(): the archive ends after it
 class ZipLayout {
  public:
-  // Offset of the data of the member from the beginning of the archive. Precondition: the name has
-  // not been added and is shorter than 64 KiB.
+  // Adds a member. Returns the offset of its data from the beginning of the archive. Precondition:
+  // the name has not been added and is shorter than 64 KiB.
   uint64_t Add(std::string name, uint64_t size_bytes);
 
   size_t size() const { return members_.size(); }
-  // zlib's crc32() of the contents. It does not change where anything is.
+  // Sets zlib's crc32() of a member's contents, which changes no offset.
   void SetCrc32(size_t member, uint32_t crc32) { members_[member].crc32 = crc32; }
 
   uint64_t local_header_offset(size_t member) const { return members_[member].header_offset; }

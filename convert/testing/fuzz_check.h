@@ -1,7 +1,7 @@
 #ifndef TESSERA_CONVERT_TESTING_FUZZ_CHECK_H_
 #define TESSERA_CONVERT_TESTING_FUZZ_CHECK_H_
 
-// What fuzz targets promise of all inputs.
+// Checks of fuzz targets, which hold for all inputs.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ inline void Check(bool condition) {
   if (!condition) std::abort();
 }
 
-// That a tensor as a reader describes it lies inside its file.
+// Checks that a tensor, as described by a reader, lies inside its file.
 template <typename Tensor>
 void CheckInside(const Tensor& tensor, size_t file_bytes) {
   Check(tensor.shape.size() == tensor.strides.size());

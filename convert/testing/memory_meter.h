@@ -6,14 +6,14 @@
 
 namespace tessera::ckpt::convert {
 
-// The memory that a parser may take for an input of so many bytes.
+// Returns the memory that a parser may take for an input of this size.
 constexpr int64_t AllowedBytes(size_t input_bytes) {
   return (int64_t{64} << 20) + 64 * static_cast<int64_t>(input_bytes);
 }
 
-// Counts what is allocated and not freed while it lives, on all threads: by malloc() under
-// AddressSanitizer, by operator new otherwise. An allocation beyond the limit ends the program at
-// once, so that its stack shows which one. One at a time.
+// Counts the memory that is allocated and not freed during its lifetime, on all threads: by
+// malloc() under AddressSanitizer, by operator new otherwise. An allocation beyond the limit ends
+// the program at once, so that the stack shows the culprit. Only one meter may exist at a time.
 class MemoryMeter {
  public:
   explicit MemoryMeter(int64_t limit_bytes);

@@ -4,7 +4,7 @@
 // A folder in one file, for fuzz targets whose parser reads several files. A part begins with the
 // line "== NAME OFFSET" after an empty line or at the beginning, and has the bytes of the file NAME
 // from OFFSET on; bytes between parts are 0. No part contains its size, so that a mutation of one
-// leaves the others as they are. tests/interop/pack_folder.py writes it.
+// leaves the others unchanged. tests/interop/pack_folder.py writes it.
 
 #include <functional>
 #include <map>
@@ -19,21 +19,21 @@
 
 namespace tessera::ckpt::convert {
 
-// A storage whose root is the packed folder. Files whose names are not paths, and what lies beyond
-// the first MiB of a file, are left out.
+// Returns a storage whose root is the packed folder. Files whose names are not paths, and bytes
+// beyond the first MiB of a file, are left out.
 std::shared_ptr<Storage> UnpackFolder(std::string_view packed);
 
-// A storage whose root has these files.
+// Returns a storage whose root has these files.
 std::shared_ptr<Storage> FolderOf(const std::map<std::string, std::string>& files);
 
-// Reads the root of a storage with `read`. What is accepted is presented as a storage, and
-// every tensor of moderate size is read from it; aborts where that fails. Errors: those of `read`
-// and of ForeignStorage::Create().
+// Reads the root of a storage with `read`, presents an accepted checkpoint as a storage, and reads
+// every tensor of moderate size from it; aborts if that fails. Errors: those of `read` and of
+// ForeignStorage::Create().
 absl::Status ReadWholeFolder(
     const std::shared_ptr<Storage>& storage,
     const std::function<absl::StatusOr<ForeignCheckpoint>(Storage&)>& read);
 
-// The same for the root of a packed folder.
+// Calls ReadWholeFolder() for the root of a packed folder.
 absl::Status ReadPackedFolder(
     std::string_view packed,
     const std::function<absl::StatusOr<ForeignCheckpoint>(Storage&)>& read);

@@ -69,7 +69,7 @@ class FileWithHole final : public ReadableFile {
   const std::string contents_;
 };
 
-// The archive as torch.save() writes it without checksums: all of them are 0.
+// Returns the archive with all checksums set to 0, as torch.save() writes it without checksums.
 inline std::string WithoutChecksums(std::string zip) {
   using namespace std::string_view_literals;
   for (const auto& [mark, offset] :

@@ -14,26 +14,26 @@ namespace tessera::ckpt::convert {
 
 inline constexpr std::string_view kDcp = "dcp";
 
-// Whether the folder holds a checkpoint of torch.distributed.checkpoint (DCP).
+// Returns whether the folder holds a checkpoint of torch.distributed.checkpoint (DCP).
 absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder);
 
-// The tensors of a folder that torch.distributed.checkpoint wrote, under their names there. Their
-// chunks are files of torch.save() or safetensors files inside larger files. Tensors that share all
-// their chunks are aliases. Tensors below "X.state." where there is anything below
-// "X.param_groups", too, are optimizer state. Objects become values as those of ReadTorch() do, in
-// the places that torch's planner tells. Those that hold none, and tensors of unknown dtypes, are
-// named in the notes.
+// Reads the tensors of a folder that torch.distributed.checkpoint wrote, under their names there.
+// Their chunks are files of torch.save() or safetensors files inside larger files. Tensors that
+// share all their chunks are aliases. Tensors below "X.state." are optimizer state if there is
+// anything below "X.param_groups". Objects become values as in ReadTorch(), at the places that
+// torch's planner records. Objects without values, and tensors of unknown dtypes, are named in the
+// notes.
 //
 // Reads the metadata and the headers of all chunks. Errors: DataLoss, naming file and tensor;
-// Unimplemented for compressed chunks; NotFound where a file is missing; those of the storage.
+// Unimplemented for compressed chunks; NotFound if a file is missing; those of the storage.
 absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view folder);
 
-// Its tensors alone, whose files are relative to the storage's root. `notes` may be null.
+// Reads the tensors alone; their files are relative to the storage's root. `notes` may be null.
 absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(
     Storage& storage, std::string_view folder, std::vector<std::string>* notes = nullptr);
 
-// The files of a folder that torch.distributed.checkpoint loads: .metadata, and files of data in
-// which each tensor is one chunk, and each value an object. Tied tensors share their chunk.
+// Plans the files of a folder that torch.distributed.checkpoint loads: .metadata, and files of data
+// in which each tensor is one chunk, and each value an object. Tied tensors share their chunk.
 std::vector<OutputFile> PlanDcp(const Manifest& manifest, const PlanOptions& options);
 
 }  // namespace tessera::ckpt::convert

@@ -2,7 +2,7 @@
 #define TESSERA_CONVERT_FORMATS_DCP_METADATA_H_
 
 // The file .metadata of torch.distributed.checkpoint (DCP): a pickle of the names of a state dict,
-// and where each chunk of each tensor is stored.
+// and of the place of each chunk of each tensor.
 
 #include <cstdint>
 #include <string>
@@ -22,7 +22,7 @@ namespace tessera::ckpt::convert {
 
 inline constexpr char kDcpMetadataFile[] = ".metadata";
 
-// Where something is stored: part of a file inside the folder.
+// The place of stored data: a part of a file inside the folder.
 struct DcpBlob {
   std::string file;
   pickle::Extent part;
@@ -41,7 +41,7 @@ struct DcpTensor {
   std::vector<DcpChunk> chunks;  // those that hold any elements
 };
 
-// Anything else: torch.save() of a Python object.
+// A value that is not a tensor: torch.save() of a Python object.
 struct DcpObject {
   std::string name;
   Path path;
@@ -53,23 +53,24 @@ struct DcpMetadata {
   std::vector<DcpObject> objects;
 };
 
-// Memory is proportional to the file. Paths stay inside the folder. Errors: DataLoss with offset or
-// name; Unimplemented where chunks are transformed (compressed).
+// Reads .metadata. Memory is proportional to the file. Paths stay inside the folder. Errors:
+// DataLoss with offset or name; Unimplemented if chunks are transformed (compressed).
 absl::StatusOr<DcpMetadata> ReadDcpMetadata(const ReadableFile& file);
 
-// What a new folder of torch.distributed.checkpoint (DCP) holds, before any tensor is written.
+// The contents of a new folder of torch.distributed.checkpoint (DCP), known before any tensor is
+// written.
 
-// The contents of .metadata: the inverse of ReadDcpMetadata().
+// Returns the contents of .metadata, which ReadDcpMetadata() reads.
 std::string DcpMetadataPickle(const DcpMetadata& metadata);
 
-// Files of data, which are archives of torch.save() one after the other, each with one chunk.
+// The files of data, which are archives of torch.save() one after the other, each with one chunk.
 class DcpDataFiles {
  public:
-  // `max_file_bytes`: of one file, unless a single chunk is larger.
+  // `max_file_bytes` limits a file, unless a single chunk is larger.
   explicit DcpDataFiles(uint64_t max_file_bytes);
   ~DcpDataFiles();
 
-  // A chunk of that shape, whose elements are all of the tensor's. Sets the tensor's place.
+  // Adds a chunk of that shape with all of the tensor's elements. Sets the tensor's place.
   DcpBlob Add(const Shape& shape, OutputTensor tensor);
   std::vector<OutputFile> Finish() &&;
 
@@ -81,7 +82,7 @@ class DcpDataFiles {
   std::vector<std::vector<PlacedArchive>> archives_;  // of each file
 };
 
-// A file of torch.save() with an object whose one tensor, if it has any, shows `storage`.
+// Returns a file of torch.save() with an object whose only tensor, if it has one, shows `storage`.
 OutputFile TorchObjectFile(std::string name, std::string pickle, std::string_view storage = "");
 
 }  // namespace tessera::ckpt::convert

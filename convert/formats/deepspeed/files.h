@@ -1,7 +1,7 @@
 #ifndef TESSERA_CONVERT_FORMATS_DEEPSPEED_FILES_H_
 #define TESSERA_CONVERT_FORMATS_DEEPSPEED_FILES_H_
 
-// The files of a checkpoint of DeepSpeed, and what they hold.
+// The files of a checkpoint of DeepSpeed, and their contents.
 
 #include <cstdint>
 #include <map>
@@ -20,30 +20,30 @@ namespace tessera::ckpt::convert {
 
 // The files of one checkpoint of DeepSpeed. Paths are relative to the storage's root.
 struct DeepSpeedFolder {
-  // By data-parallel rank: "zero_pp_rank_0_mp_rank_00_optim_states.pt", ... Empty in a universal
-  // checkpoint.
+  // Files by data-parallel rank: "zero_pp_rank_0_mp_rank_00_optim_states.pt", ... Empty in a
+  // universal checkpoint.
   std::vector<std::string> optimizer_files;
-  // One, or with stage 3 one for each rank. A universal checkpoint may have none.
+  // The model's file, or with stage 3 one for each rank. A universal checkpoint may have none.
   std::vector<std::string> model_files;
-  // Only in a universal checkpoint: names of parameters, and the folder that has a folder for each.
+  // Names of parameters, and the folder that has a folder for each. Only in a universal checkpoint.
   std::vector<std::string> parameters;
   std::string parameters_folder;
   std::string config;  // Hugging Face's config.json; empty if it is missing
 };
 
-// Nullopt where neither the root of the storage nor the folder that its file "latest" names is a
-// checkpoint of DeepSpeed. Errors: DataLoss, listing the ranks whose files are missing, and for a
-// file "latest" that names a folder that is missing; Unimplemented for files of model-parallel
-// ranks and of experts, unless the checkpoint is universal; those of the storage.
+// Finds a checkpoint; nullopt if neither the root of the storage nor the folder that its file
+// "latest" names is a checkpoint of DeepSpeed. Errors: DataLoss, listing the ranks whose files are
+// missing, and for a file "latest" that names a missing folder; Unimplemented for files of
+// model-parallel ranks and of experts, unless the checkpoint is universal; those of the storage.
 absl::StatusOr<std::optional<DeepSpeedFolder>> FindDeepSpeedFolder(Storage& storage);
 
-// Entries of a dict, in the order of the file.
+// The entries of a dict, in the order of the file.
 using NamedShapes = std::vector<std::pair<std::string, Shape>>;
 using NamedTensors = std::map<std::string, TorchTensor>;
 
 // A file "..._model_states.pt" of DeepSpeed.
 struct DeepSpeedModelStates {
-  std::vector<NamedShapes> groups;  // parameters that are trained: of the whole tensors
+  std::vector<NamedShapes> groups;  // of trained parameters: shapes of the whole tensors
   NamedShapes frozen;               // the others, likewise
   NamedTensors frozen_fragments;    // with stage 3 flat parts of them
   NamedTensors module;              // the state dict; with stage 3 without parameters
@@ -54,7 +54,8 @@ struct DeepSpeedModelStates {
   std::string version;             // of DeepSpeed
 };
 
-// Errors: DataLoss, naming the file; those of ReadTorchArchive() and of the storage.
+// Reads such a file. Errors: DataLoss, naming the file; those of ReadTorchArchive() and of the
+// storage.
 absl::StatusOr<DeepSpeedModelStates> ReadDeepSpeedModelStates(Storage& storage,
                                                               const std::string& path);
 
@@ -65,7 +66,7 @@ struct ZeroSlice {
   int64_t count = 0;
 };
 
-// What one rank has of one group of parameters: vectors, of which the fp32 weights are the first.
+// One rank's part of a group of parameters: vectors, of which the fp32 weights are the first.
 struct ZeroGroup {
   std::vector<std::pair<ForeignKind, TorchTensor>> vectors;
   std::vector<ZeroSlice> slices;  // with stage 1 and 2
@@ -78,8 +79,8 @@ struct ZeroShard {
   std::vector<ZeroGroup> groups;
 };
 
-// Errors: DataLoss, naming the file; Unimplemented where it does not tell which parameters it has;
-// those of ReadTorchArchive() and of the storage.
+// Reads such a file. Errors: DataLoss, naming the file; Unimplemented if it does not record which
+// parameters it has; those of ReadTorchArchive() and of the storage.
 absl::StatusOr<ZeroShard> ReadZeroShard(Storage& storage, const std::string& path);
 
 }  // namespace tessera::ckpt::convert

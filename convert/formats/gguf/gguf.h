@@ -15,19 +15,19 @@
 
 namespace tessera::ckpt::convert {
 
-// The GGUF file that a place means: `file` in the storage or, where that is empty, the only one
-// whose name ends in .gguf. Empty if no file is one; InvalidArgument, listing them, for several.
+// Returns the GGUF file of a place: `file` in the storage or, if it is empty, the only one whose
+// name ends in .gguf. Empty if no file is a GGUF file; InvalidArgument, listing them, for several.
 absl::StatusOr<std::string> FindGguf(Storage& storage, std::string_view file);
 
-// The index pass over the file's header, and over the factors of its rotary frequencies. The
-// tokenizer is left where it is. Errors: those of ReadGgufHeader(), with the file; InvalidArgument
-// for a model that is not known here, a tensor that it does not have, and one of several files of a
-// model; DataLoss, naming them, for tensors that are missing or misshapen.
+// Runs the index pass over the file's header, and over the factors of its rotary frequencies. Does
+// not read the tokenizer. Errors: those of ReadGgufHeader(), with the file; InvalidArgument for an
+// unknown model, a tensor that the model does not have, and one of several files of a model;
+// DataLoss, naming them, for tensors that are missing or misshapen.
 absl::StatusOr<ForeignCheckpoint> ReadGguf(Storage& storage, const std::string& file);
 
-// One file, as llama.cpp's converter writes it for weights of F32, F16 or BF16: vectors and
-// embeddings of positions are F32, whatever the dtype of the other weights. With a tokenizer the
-// file has it, and as many tokens as the model has ids.
+// Plans one file, as llama.cpp's converter writes it for weights of F32, F16 or BF16: vectors and
+// embeddings of positions are F32, whatever the dtype of the other weights. The file includes a
+// given tokenizer, with as many tokens as the model has ids.
 //
 // InvalidArgument: a model that llama.cpp does not have, or another dtype. Errors also:
 // DescribeForGguf(), and as PlanHuggingFace().

@@ -26,8 +26,8 @@ namespace tessera::ckpt::convert {
 
 inline constexpr std::string_view kGgufMagic = "GGUF";
 
-// A value of the metadata. Reading leaves arrays, and texts that are longer than kMaxGgufTextBytes
-// or not UTF-8, out: monostate.
+// A value of the metadata. Arrays, and texts that are longer than kMaxGgufTextBytes or not UTF-8,
+// are not read: monostate.
 using GgufValue = std::variant<std::monostate, bool, int64_t, double, std::string,
                                std::vector<std::string>, std::vector<int32_t>, std::vector<float>>;
 inline constexpr uint64_t kMaxGgufTextBytes = 4096;
@@ -51,16 +51,16 @@ struct GgufHeader {
 // decimal number that rounds to it. Memory is proportional to the header's size in the file.
 //
 // Errors: DataLoss for a file that is cut off or contradicts itself; InvalidArgument, naming it,
-// for a version or a type of tensors that is not read.
+// for an unsupported version or type of tensors.
 absl::StatusOr<GgufHeader> ReadGgufHeader(const ReadableFile& file);
 
-// The bytes of a header of version 3, padding included, for tensors that follow in this order. Sets
-// their offsets. Integers are written as uint32, real numbers as fp32.
+// Returns the bytes of a header of version 3, padding included, for tensors that follow in this
+// order, and sets their offsets. Integers are written as uint32, real numbers as fp32.
 //
 // Preconditions: integers in range; tensors of F32, F16 or BF16.
 std::string BuildGgufHeader(GgufHeader& header);
 
-// The size of the tensor in the file with the padding that follows it.
+// Returns the size of the tensor in the file with the padding that follows it.
 uint64_t PaddedGgufBytes(const GgufTensor& tensor);
 
 }  // namespace tessera::ckpt::convert

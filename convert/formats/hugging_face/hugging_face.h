@@ -18,29 +18,29 @@ namespace tessera::ckpt::convert {
 
 inline constexpr std::string_view kHuggingFace = "hf";
 
-// Whether the root of the storage has the files of a model in Hugging Face's format: config.json
-// and model.safetensors, or its index.
+// Returns whether the root of the storage has the files of a model in Hugging Face's format:
+// config.json and model.safetensors, or its index.
 absl::StatusOr<bool> IsHuggingFace(Storage& storage);
 
-// The tensors of such a folder under their own names: the index pass over the index and the headers
-// of all files. Errors: NotFound (files that the index names); DataLoss naming file and tensor, for
-// headers, and for tensors in other files than the index says.
+// Reads the tensors of such a folder under their own names: the index pass over the index and the
+// headers of all files. Errors: NotFound (files that the index names); DataLoss, naming file and
+// tensor, for headers, and for tensors in other files than the index says.
 absl::StatusOr<std::map<std::string, ForeignTensor>> ReadHuggingFaceTensors(Storage& storage);
 
-// The tensors of the model that config.json describes, each with its shape checked, whatever
-// wrappers have added to their names (WithoutWrappers()). Tensors that
-// are computed and not learned are left out; a second copy of tied parameters is a copy of the
-// first. Errors also: DataLoss, listing all missing, unknown and misshapen tensors;
-// InvalidArgument for a model that is not known here.
+// Reads the tensors of the model that config.json describes, and checks their shapes. Additions of
+// wrappers to names are ignored (WithoutWrappers()). Tensors that are computed and not learned are
+// left out; a second copy of tied parameters counts as a copy of the first. Errors: also DataLoss,
+// listing all missing, unknown and misshapen tensors; InvalidArgument for an unknown model.
 absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage);
 
-// The files of a model in Hugging Face's format: config.json and model.safetensors or, where that
-// would be too large, several with their index. Tied parameters are written once, and optimizer
-// state is not. A tokenizer's files, by which transformers finds it, lie beside them.
+// Plans the files of a model in Hugging Face's format: config.json and model.safetensors or, if it
+// would be too large, several files with their index. Tied parameters are written once; optimizer
+// state is not written. The files of a given tokenizer, in which transformers finds it, are
+// included.
 //
 // InvalidArgument: a model that Hugging Face does not have. FailedPrecondition, listing them:
-// parameters that the checkpoint does not have, and weights that are not parameters. Unimplemented:
-// a tokenizer that cannot be written so.
+// parameters that the checkpoint lacks, and weights that are not parameters. Unimplemented: a
+// tokenizer that cannot be written so.
 absl::StatusOr<std::vector<OutputFile>> PlanHuggingFace(const Manifest& manifest,
                                                         const PlanOptions& options);
 

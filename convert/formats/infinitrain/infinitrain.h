@@ -9,28 +9,29 @@
 
 namespace tessera::ckpt::convert {
 
-// Whether ReadInfiniTrain() would look at this storage.
+// Returns whether the storage has a checkpoint that ReadInfiniTrain() would try to read.
 absl::StatusOr<bool> IsInfiniTrain(Storage& storage);
 
-// What InfiniTrain's Checkpoint::Save() wrote in the root of the storage, a folder
-// `checkpoint_step_NNNNNN`:
-// `model.ckpt`, `optimizer.ckpt` and `trainer_state.json`, or a folder `rank_NNNNNN` with them for
-// each of several data-parallel ranks, whose tensors are copies. Or the root of a folder
-// `iter_NNNNNNN` of a later release, whose `metadata.json` tells how tensor-parallel and pipeline
-// ranks have cut the tensors in their folders; rows that pad its vocabulary are left out.
+// Reads a checkpoint of InfiniTrain's Checkpoint::Save() in the root of the storage, a folder
+// `checkpoint_step_NNNNNN`: `model.ckpt`, `optimizer.ckpt` and `trainer_state.json`, or a folder
+// `rank_NNNNNN` with them for each of several data-parallel ranks, whose tensors are copies. The
+// root may also be a folder `iter_NNNNNNN` of a later release, whose `metadata.json` describes how
+// the tensors are cut among the folders of tensor-parallel and pipeline ranks; rows that pad its
+// vocabulary are left out.
 //
-// Tensors get the names of a model as those of a state dict do (NameStateDict()): that of
-// config.json, else `model`, which may be null. Adam's moments belong to the
-// parameters that their names (`adam.m.NAME`) tell; without a model they are "state.NAME.exp_avg"
-// and "state.NAME.exp_avg_sq". Moments by number (`adam.m.3`) are left out, with a note: the
-// numbers are in the order of hash tables, which no file tells.
+// Tensors get the names of a model as in NameStateDict(): the model of config.json, otherwise
+// `model`, which may be null. The names of Adam's moments (`adam.m.NAME`) name their parameters;
+// without a model the moments are "state.NAME.exp_avg" and "state.NAME.exp_avg_sq". Moments by
+// number (`adam.m.3`) are left out, with a note, because the numbers follow the order of hash
+// tables, which no file records.
 //
-// The step is `global_step`, and Adam's number of updates where that is stored; it is unknown, with
-// a note, where they differ.
+// The step is `global_step`; unknown, with a note, if Adam's number of updates is stored and
+// differs.
 //
-// Errors: DataLoss, naming file and tensor; FailedPrecondition where trainer_state.json contradicts
+// Errors: DataLoss, naming file and tensor; FailedPrecondition if trainer_state.json contradicts
 // the model; Unimplemented for folders of tensor-parallel and pipeline ranks without a
-// metadata.json, which do not say how tensors are cut; those of NameStateDict() and of the storage.
+// metadata.json, which do not record how tensors are cut; those of NameStateDict() and of the
+// storage.
 absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, const ModelProto* model);
 
 }  // namespace tessera::ckpt::convert

@@ -24,17 +24,17 @@ struct InfiniTrainTensor {
   uint64_t offset_bytes = 0;  // of the elements, which are row-major
 };
 
-// Whether the file begins as one of InfiniTrain's state dicts does.
+// Returns whether the file begins like a state dict of InfiniTrain.
 absl::StatusOr<bool> IsInfiniTrainStateFile(const ReadableFile& file);
 
-// The tensors of a state dict, in the file's order, which a hash table settled. Their names are
-// unique and valid UTF-8. The file, in which all numbers are little-endian:
+// Reads the tensors of a state dict, in the file's order, which follows a hash table. Their
+// names are unique and valid UTF-8. The file, in which all numbers are little-endian:
 //
 //   "CKPT", u32 version (1), u32 number of tensors; for each tensor:
 //   u32 length and text of the name, i8 dtype, u32 rank, i64 dims[rank], u64 bytes, the elements
 //
-// Reads no elements; memory is proportional to what it returns. Errors: DataLoss, naming the
-// tensor; Unimplemented for another version; those of the file.
+// Reads no elements; memory is proportional to the result. Errors: DataLoss, naming the tensor;
+// Unimplemented for another version; those of the file.
 absl::StatusOr<std::vector<InfiniTrainTensor>> ReadInfiniTrainStateFile(const ReadableFile& file);
 
 // A rank's part of a tensor, as `metadata.json` describes it.
@@ -57,14 +57,14 @@ struct InfiniTrainShard {
 
 inline constexpr uint64_t kMaxInfiniTrainMetadataBytes = uint64_t{256} << 20;
 
-// The shards in the text of the `metadata.json` beside the folders of tensor-parallel and pipeline
-// ranks (format infinitrain_sharded, version 3). Every segment lies inside its part and its tensor.
-// Errors: DataLoss, naming the tensor; Unimplemented for another version. Pure.
+// Parses the shards in the text of the `metadata.json` beside the folders of tensor-parallel and
+// pipeline ranks (format infinitrain_sharded, version 3). Every segment lies inside its part and
+// its tensor. Errors: DataLoss, naming the tensor; Unimplemented for another version. Pure.
 absl::StatusOr<std::vector<InfiniTrainShard>> ParseInfiniTrainMetadata(std::string_view text);
 
-// An integer in the text of InfiniTrain's `trainer_state.json`: one "KEY": NUMBER on a line, of
-// which some releases leave out a comma, so that it is no JSON. Nullopt where the key is not there,
-// is there more than once, or has another value. Pure.
+// Returns an integer in the text of InfiniTrain's `trainer_state.json`: one "KEY": NUMBER on a
+// line. The text need not be JSON, since some releases leave out a comma. Returns nullopt if the
+// key is missing, occurs more than once, or has another value. Pure.
 std::optional<int64_t> FindInfiniTrainNumber(std::string_view text, std::string_view key);
 
 }  // namespace tessera::ckpt::convert

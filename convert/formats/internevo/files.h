@@ -1,8 +1,8 @@
 #ifndef TESSERA_CONVERT_FORMATS_INTERNEVO_FILES_H_
 #define TESSERA_CONVERT_FORMATS_INTERNEVO_FILES_H_
 
-// What InternEvo's files, and the tensors in them, are called, and what they tell of the model and
-// the run.
+// The names of InternEvo's files and of the tensors in them, and the files' information about the
+// model and the run.
 
 #include <cstdint>
 #include <map>
@@ -40,37 +40,39 @@ struct InternEvoRankFiles {
   // All ranks of the grid, by stage, part and ZeRO rank.
   std::vector<InternEvoRankFile> models;
   std::vector<InternEvoRankFile> optimizers;  // empty: none was saved
-  // "gpus-8_wp-0_tp-1_dp-0_pp-0_zo-1.pt": how parameters were dealt out to ZeRO ranks.
+  // Files "gpus-8_wp-0_tp-1_dp-0_pp-0_zo-1.pt", which record how parameters were distributed over
+  // ZeRO ranks.
   std::vector<InternEvoRankFile> plans;
 };
 
-// Whether a file of this name has the model's weights, in any of InternEvo's parallel modes.
+// Returns whether a file of this name has the model's weights, in any of InternEvo's parallel
+// modes.
 bool IsInternEvoModelName(const std::string& name);
 
-// The ranks' files among the names in a folder. Errors, naming files: DataLoss for ranks that are
-// missing; Unimplemented for files of experts, of FSDP, and of ranks that are both tensor-parallel
+// Finds the ranks' files among the names in a folder. Errors, naming files: DataLoss for missing
+// ranks; Unimplemented for files of experts, of FSDP, and of ranks that are both tensor-parallel
 // and weight-parallel.
 absl::StatusOr<InternEvoRankFiles> FindInternEvoRankFiles(std::span<const std::string> names);
 
-// A name in the file of a pipeline stage, which counts its layers from 0 on: "layers.1.ffn_norm";
-// where the stage has several chunks of layers: "1.model.layers.0.ffn_norm".
+// A name in the file of a pipeline stage, which counts its layers from 0 on: "layers.1.ffn_norm",
+// or "1.model.layers.0.ffn_norm" if the stage has several chunks of layers.
 struct InternEvoLocalName : LayerName {
   int64_t chunk = 0;
 };
 
 InternEvoLocalName ParseInternEvoName(std::string_view name);
 
-// The layers that each stage has, by which those of the whole model are counted: chunks are dealt
-// out to the stages in turn.
+// The layers of each stage, from which the layers of the whole model are counted: chunks are
+// assigned to the stages in turn.
 class InternEvoLayers {
  public:
   void Add(int64_t stage, const InternEvoLocalName& name);
 
-  // The number of chunks of a stage.
+  // Returns the number of chunks of a stage.
   int64_t chunks() const;
 
-  // The name with the number of the layer in the whole model. DataLoss, naming chunk and stage,
-  // where the stage's numbers leave one out.
+  // Returns the name with the number of the layer in the whole model. DataLoss, naming chunk and
+  // stage, if the stage's numbers leave one out.
   absl::StatusOr<std::string> GlobalName(int64_t stage, const InternEvoLocalName& name) const;
 
  private:
@@ -81,17 +83,17 @@ class InternEvoLayers {
 class InternEvoParameters {
  public:
   // Reads the model that model_config.pt describes. `tensor_count` and `file_bytes` are totals of
-  // all files that hold tensors. Errors, naming the file: InvalidArgument where it is missing, does
-  // not tell the order of rotary rows, or describes a model that is not known here or that the
-  // files are too small for; DataLoss; those of the storage.
+  // all files that hold tensors. Errors, naming the file: InvalidArgument if it is missing, does
+  // not record the order of rotary rows, or describes a model that is unknown or too large for the
+  // files; DataLoss; those of the storage.
   static absl::StatusOr<InternEvoParameters> Read(Storage& storage, int64_t tensor_count,
                                                   uint64_t file_bytes);
 
   const ModelDescription& model() const { return model_.description(); }
 
-  // The parameter of which each of `parts` ranks has a tensor with this name and shape. Releases
-  // gave the same names to different parameters, and cut them along different dims: shapes settle
-  // it. Errors, naming the tensor: InvalidArgument for an unknown name, and where several
+  // Finds the parameter of which each of `parts` ranks has a tensor with this name and shape.
+  // Shapes decide, since releases gave the same names to different parameters and cut them along
+  // different dims. Errors, naming the tensor: InvalidArgument for an unknown name, and if several
   // parameters have that shape; DataLoss for another shape.
   absl::StatusOr<const ForeignParameter*> Find(const std::string& name, const Shape& shape,
                                                int64_t parts);
@@ -101,26 +103,26 @@ class InternEvoParameters {
   ForeignModel model_;
 };
 
-// Adds what context.pt, schedulder.pt and sampler.pt tell: the step, the samples consumed and their
-// length, and a note about them. What their absence leaves unknown stays so. Errors: DataLoss,
-// naming the file, where one contradicts another; those of the storage.
+// Adds the information of context.pt, schedulder.pt and sampler.pt: the step, the consumed samples
+// and their length, and a note about them. Without these files the information stays unknown.
+// Errors: DataLoss, naming the file, if one contradicts another; those of the storage.
 absl::Status DescribeInternEvoRun(Storage& storage, ForeignCheckpoint& checkpoint);
 
-// A parameter as a plan names it: by its index in its group, whose parameters are in the order of
-// their sizes, the largest first.
+// A parameter in a plan: its index in its group, whose parameters are in the order of their sizes,
+// the largest first.
 struct InternEvoPlannedParameter {
   int64_t index = 0;
   Shape shape;  // of what a tensor-parallel rank has
   bool operator==(const InternEvoPlannedParameter&) const = default;
 };
 
-// Which parameters each ZeRO rank has, in the order of its flat state: by group, then by rank.
+// The parameters of each ZeRO rank, in the order of its flat state: by group, then by rank.
 using InternEvoPlan = std::vector<std::vector<std::vector<InternEvoPlannedParameter>>>;
 
-// What a rank has of a group of parameters.
+// A rank's part of a group of parameters.
 struct InternEvoGroup {
   std::string name;  // "default", "fp32", ...
-  // Flat states; empty where the rank has none of its parameters. The fp32 weights are the first.
+  // Flat states, the fp32 weights first; empty if the rank has none of the group's parameters.
   std::vector<std::pair<ForeignKind, TorchTensor>> vectors;
 };
 
@@ -130,12 +132,13 @@ struct InternEvoZeroState {
   std::optional<InternEvoPlan> plan;
 };
 
-// Errors, without the file's name: DataLoss; those of ResolveTorchTensor().
+// Parse the contents of a file. Errors, without the file's name: DataLoss; those of
+// ResolveTorchTensor().
 absl::StatusOr<InternEvoPlan> ParseInternEvoPlan(const pickle::Pickle& contents,
                                                  const pickle::Value& plan);
 absl::StatusOr<InternEvoZeroState> ParseInternEvoZeroState(const TorchArchive& archive);
 
-// The same for a file, and naming it. Errors also: those of ReadTorchFile().
+// Read and parse a file. Errors, naming the file: also those of ReadTorchFile().
 absl::StatusOr<InternEvoPlan> ReadInternEvoPlan(Storage& storage, const std::string& path);
 absl::StatusOr<InternEvoZeroState> ReadInternEvoZeroState(Storage& storage,
                                                           const std::string& path);

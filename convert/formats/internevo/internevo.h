@@ -8,19 +8,19 @@
 
 namespace tessera::ckpt::convert {
 
-// Whether ReadInternEvo() would look at this storage.
+// Returns whether the storage has a checkpoint that ReadInternEvo() would try to read.
 absl::StatusOr<bool> IsInternEvo(Storage& storage);
 
-// What InternEvo's CheckpointManager wrote in one folder, the root of the storage: files of the
-// model for each tensor-parallel or weight-parallel rank and pipeline stage, those of
+// Reads a checkpoint of InternEvo's CheckpointManager in the root of the storage: files of the
+// model for each tensor-parallel or weight-parallel rank and pipeline stage, files of
 // HybridZeroOptimizer for each ZeRO rank of these, model_config.pt and context.pt; or a universal
 // checkpoint.
 //
-// Weights come from the model's files. The fp32 ones of the optimizer are master weights, unless
-// the model's are F32, too: they are then copies. Moments are "NAME.exp_avg" and "NAME.exp_avg_sq".
+// Weights come from the model's files. The optimizer's fp32 weights are master weights, or copies
+// if the model's weights are F32, too. Moments are "NAME.exp_avg" and "NAME.exp_avg_sq".
 //
-// Errors: DataLoss, naming files and tensors; InvalidArgument for a model that is not known here;
-// Unimplemented for experts, FSDP, and optimizers without a plan; those of the storage.
+// Errors: DataLoss, naming files and tensors; InvalidArgument for an unknown model; Unimplemented
+// for experts, FSDP, and optimizers without a plan; those of the storage.
 absl::StatusOr<ForeignCheckpoint> ReadInternEvo(Storage& storage);
 
 }  // namespace tessera::ckpt::convert

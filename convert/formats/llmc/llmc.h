@@ -25,45 +25,46 @@ inline constexpr std::string_view kLlmc = "llmc";
 inline constexpr int32_t kStateMagic = 20240527;
 inline constexpr int32_t kStateVersion = 1;
 
-// A model file, as its header describes it.
+// A model file, described by its header.
 struct LlmcDescription {
   ModelDescription model;
   DType dtype = DType::kUnspecified;
-  // In the file's order, each with its own name there; one that is tied is a copy of the model's
-  // parameter. ZeRO ranks of llm.c divide each of them.
+  // The tensors in the file's order, with their names there; a tied one is a copy of the model's
+  // parameter. ZeRO ranks of llm.c divide each tensor.
   std::vector<ForeignParameter> tensors;
 };
 
-// The model in a file with this header, whose `element_bytes` this sets. DataLoss naming the file.
-// `model` may be null; where it has the head tied to the embedding, as no header says, the file's
-// two matrices are copies of one.
+// Returns the model in a file with this header, and sets the file's `element_bytes`. If `model`,
+// which may be null, has the head tied to the embedding, which no header records, the file's two
+// matrices are copies of one. DataLoss names the file.
 absl::StatusOr<LlmcDescription> ReadLlmcHeader(LlmcFile& file, const ModelProto* model);
 
-// A model file of llm.c that is to be written.
+// A model file of llm.c to write.
 struct LlmcOutput {
   std::string header;
   LlmcDescription description;
 };
-// The model file of a model as manifests describe it, with weights of this dtype: F32 or BF16.
-// InvalidArgument where llm.c has no such model.
+// Returns the model file of a manifest's model, with weights of this dtype: F32 or BF16.
+// InvalidArgument if llm.c has no such model.
 absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelProto& model, DType dtype);
 
-// The model file of llm.c that a place means: `file` in the storage or, where that is empty, the
-// model_NNNNNNNN.bin of the newest step, with DONE_NNNNNNNN where any step has one. Empty if
-// the storage has no such file, or it does not begin as a model file does.
+// Returns the model file of llm.c of a place: `file` in the storage or, if it is empty, the
+// model_NNNNNNNN.bin of the newest step (with DONE_NNNNNNNN, if any step has one). Empty if the
+// storage has no such file, or it does not begin like a model file.
 absl::StatusOr<std::string> FindLlmcModel(Storage& storage, std::string_view file);
 
-// The index pass over that model file and, where it is called model_NNNNNNNN.bin, the optimizer
-// states of its step: state_NNNNNNNN_RRRRR.bin of every rank, each with all of it or, with ZeRO,
-// its part. Copies on several ranks are copies of one tensor. `model` as above.
+// Runs the index pass over that model file and, if it is called model_NNNNNNNN.bin, over the
+// optimizer states of its step: state_NNNNNNNN_RRRRR.bin of every rank, each with the whole state
+// or, with ZeRO, the rank's part. Copies on several ranks are copies of one tensor. `model` as in
+// ReadLlmcHeader().
 //
-// Errors: NotFound (a rank's file), DataLoss naming the file.
+// Errors: NotFound (a rank's file); DataLoss, naming the file.
 absl::StatusOr<ForeignCheckpoint> ReadLlmc(Storage& storage, const std::string& model_file,
                                            const ModelProto* model);
 
-// The files that llm.c would have written at the checkpoint's step: model_NNNNNNNN.bin and, with
+// Plans the files that llm.c would write at the checkpoint's step: model_NNNNNNNN.bin and, with
 // optimizer state, state_NNNNNNNN_00000.bin of one rank, then DONE_NNNNNNNN. The position in the
-// data is left at the beginning, since llm.c counts it as its own loader does.
+// data is the beginning, since llm.c counts it in the way of its own loader.
 //
 // Errors as PlanHuggingFace(); InvalidArgument for moments that are not F32.
 absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,

@@ -14,20 +14,21 @@
 
 namespace tessera::ckpt::convert {
 
-// Whether the root of the storage holds a checkpoint of Megatron-LM: of the backend torch_dist, or
-// a folder for each rank; or is the folder of a run that names one.
+// Returns whether the root of the storage holds a checkpoint of Megatron-LM, of the backend
+// torch_dist or with a folder for each rank, or is the folder of a run that names one.
 absl::StatusOr<bool> IsMegatron(Storage& storage);
 
-// The model's weights under their logical names, the states of its optimizer, and how far the run
-// is. Errors: those of ReadMegatronLegacy() and ReadMegatronTorchDist(); Unimplemented for the
-// backend zarr.
+// Reads the model's weights under their logical names, the states of its optimizer, and the
+// progress of the run. Errors: those of ReadMegatronLegacy() and ReadMegatronTorchDist();
+// Unimplemented for the backend zarr.
 absl::StatusOr<ForeignCheckpoint> ReadMegatron(Storage& storage);
 
-// The files of a folder that megatron-core's distributed checkpointing loads (torch_dist), with the
-// arguments of Megatron-LM that describe the model. Layers are stacked. With master weights, the
-// optimizer's state is written as the distributed optimizer's in the format fully_reshardable, else
-// as the fp32 optimizer's. Errors: InvalidArgument for a model that Megatron-Core does not
-// have, weights of several dtypes, and states that only some parameters have; FindWeights()'s.
+// Plans the files of a folder that megatron-core's distributed checkpointing loads (torch_dist),
+// with the arguments of Megatron-LM that describe the model. Layers are stacked. With master
+// weights, the optimizer's state is written as that of the distributed optimizer in the format
+// fully_reshardable, otherwise as that of the fp32 optimizer. Errors: InvalidArgument for a model
+// that Megatron-Core does not have, weights of several dtypes, and states that only some parameters
+// have; those of FindWeights().
 absl::StatusOr<std::vector<OutputFile>> PlanMegatron(const Manifest& manifest,
                                                      const PlanOptions& options);
 

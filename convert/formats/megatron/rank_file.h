@@ -1,8 +1,8 @@
 #ifndef TESSERA_CONVERT_FORMATS_MEGATRON_RANK_FILE_H_
 #define TESSERA_CONVERT_FORMATS_MEGATRON_RANK_FILE_H_
 
-// What Megatron-LM stores of a rank in files of torch.save(): chunks of the model, and the state of
-// its optimizers.
+// The data of a rank that Megatron-LM stores in files of torch.save(): chunks of the model, and the
+// state of its optimizers.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,15 +19,16 @@
 
 namespace tessera::ckpt::convert {
 
-// A chunk of the model that a rank has.
+// A rank's chunk of the model.
 struct RankChunk {
-  // In the order of the file, which is also the module's. Layers count from 0 in each chunk.
+  // Tensors in the order of the file, which is also the module's. Layers count from 0 in each
+  // chunk.
   std::vector<std::pair<std::string, TorchTensor>> tensors;
   std::vector<std::string> left_out;  // states of modules beside the model's tensors
   int64_t layers = 0;
 };
 
-// The chunks of the model in what a rank stores: one, or several of a virtual pipeline. Errors:
+// Reads the chunks of the model in a rank's file: one, or several of a virtual pipeline. Errors:
 // DataLoss, naming the tensor; Unimplemented for models of before Megatron-Core.
 absl::StatusOr<std::vector<RankChunk>> ReadRankChunks(const TorchArchive& archive);
 
@@ -40,8 +41,8 @@ struct GatheredBuffer {
   StateVectors vectors;  // fp32 weights and moments, each contiguous
 };
 
-// The buffers, of which the chunks of a virtual pipeline have one each. `state` is what the
-// optimizer's save_parameter_state() stores. Errors: DataLoss; Unimplemented for state of several
+// Reads the buffers, one for each chunk of a virtual pipeline. `state` is the result of the
+// optimizer's save_parameter_state(). Errors: DataLoss; Unimplemented for state of several
 // optimizers, of parameters of several dtypes, and of releases that store each bucket apart.
 absl::StatusOr<std::vector<GatheredBuffer>> ReadGatheredState(const TorchArchive& archive,
                                                               const pickle::Value& state);
@@ -52,11 +53,11 @@ struct MegatronGroup {
   std::vector<StateVectors> parameters;  // the states of each, in the order of their numbers
 };
 
-// Whether an optimizer's state dict has the states of its parameters, by number.
+// Returns whether an optimizer's state dict has the states of its parameters, by number.
 bool HasNumberedState(const pickle::Value& optimizer);
 
-// The groups that have parameters; none of other values. Errors: DataLoss; Unimplemented for groups
-// that do not tell which parameters they have.
+// Reads the groups that have parameters; returns no groups for other values. Errors: DataLoss;
+// Unimplemented for groups that do not list their parameters.
 absl::StatusOr<std::vector<MegatronGroup>> ReadNumberedState(const TorchArchive& archive,
                                                              const pickle::Value& optimizer);
 
@@ -74,11 +75,11 @@ struct MisplacedFile {
   size_t place = 0;  // where it belongs
 };
 
-// The first file of model-parallel ranks that is in the place of another one. `ranks` are the
-// global ranks that wrote the files, in the order of pipeline stages and, in each stage, of
+// Returns the first file of model-parallel ranks that is in the place of another one. `ranks` are
+// the global ranks that wrote the files, in the order of pipeline stages and, in each stage, of
 // tensor-parallel ranks. Megatron numbers its ranks in that order, whether data-parallel ranks are
-// counted before the stages or after them. Programs that convert checkpoints write all files as
-// one rank, or as a few: ranks that occur twice count only where most files are in their places.
+// counted before the stages or after them. Since programs that convert checkpoints write all files
+// as one rank, or as a few, ranks that occur twice count only if most files are in their places.
 std::optional<MisplacedFile> FindMisplacedFile(std::span<const int64_t> ranks,
                                                const RankGrid& grid);
 

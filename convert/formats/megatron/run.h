@@ -16,25 +16,25 @@
 
 namespace tessera::ckpt::convert {
 
-// What Megatron-LM stores of a run beside its tensors: its arguments and how far it is.
+// The data of a run that Megatron-LM stores beside its tensors: its arguments and its progress.
 class MegatronRun {
  public:
-  // `state` is the dict that Megatron-LM saves; it must outlive this.
+  // `state`, the dict that Megatron-LM saves, must outlive this object.
   explicit MegatronRun(const pickle::Value& state);
 
   bool has_arguments() const { return arguments_.present(); }
-  // The arguments that are numbers, texts or truth values, as a JSON object.
+  // Returns the arguments that are numbers, texts or truth values, as a JSON object.
   std::string ArgumentsAsJson() const;
-  // The value of an argument. nullopt, or false, if it is missing or None.
+  // Return the value of an argument; nullopt, or false, if it is missing or None.
   std::optional<int64_t> Integer(std::string_view name) const;
   std::optional<std::string> Text(std::string_view name) const;
   bool IsTrue(std::string_view name) const;
 
-  // The elements with which a bucket of the distributed optimizer is full, in the first chunk of
-  // the first pipeline stage; 0: never, as in all other chunks.
+  // Returns the elements with which a bucket of the distributed optimizer is full, in the first
+  // chunk of the first pipeline stage; 0: never, as in all other chunks.
   int64_t BucketElements() const;
 
-  // Sets the topology, the step and the samples consumed, as far as they are known.
+  // Sets the topology, the step and the consumed samples, as far as they are known.
   void Describe(Manifest& manifest) const;
 
  private:
@@ -42,19 +42,20 @@ class MegatronRun {
   pickle::Value arguments_;  // a dict
 };
 
-// The model that the arguments of a run describe, and its parameters. Names of layers stand both
-// for one layer and for stacks of all. `where` names the file that has the arguments.
-// InvalidArgument if the run has no arguments, or for a model that is not known here or that
-// the files are too small for.
+// Reads the model that the arguments of a run describe, and its parameters. Names of layers stand
+// both for one layer and for stacks of all. `where` names the file that has the arguments.
+// InvalidArgument if the run has no arguments, or for a model that is unknown or too large for the
+// files.
 absl::StatusOr<ForeignModel> ReadMegatronModel(const MegatronRun& run, const std::string& where,
                                                int64_t tensor_count, uint64_t file_bytes);
 
-// The parameter of this name in a file whose tensors have `rows` rows in all, padding included: a
-// padded parameter gets as many. Null if the model has no such parameter.
+// Returns the parameter of this name in a file whose tensors have `rows` rows in all, padding
+// included, which a padded parameter gets. Null if the model has no such parameter.
 const ForeignParameter* FindMegatronParameter(ForeignModel& model, std::string_view name,
                                               int64_t rows);
 
-// Whether it is an embedding of which the last pipeline stage has a copy, as the head.
+// Returns whether a parameter is an embedding of which the last pipeline stage has a copy, as the
+// head.
 inline bool IsTiedEmbedding(const ForeignParameter& parameter) {
   return parameter.padded && !parameter.other_names.empty();
 }
@@ -64,44 +65,43 @@ inline constexpr char kMegatronFormatFile[] = "metadata.json";
 
 struct MegatronFolder {
   std::string path;        // of the checkpoint, inside the storage
-  bool is_legacy = false;  // of the format `torch`; else torch_dist
+  bool is_legacy = false;  // of the format `torch`; otherwise torch_dist
 };
 
-// The checkpoint of Megatron-LM in a folder: one with metadata.json of the backend torch_dist, one
-// with a folder for each rank (mp_rank_00, mp_rank_00_000) or, in the folder of a whole run, the
-// iteration that latest_checkpointed_iteration.txt names. nullopt if the folder has no checkpoint.
-// Unimplemented for checkpoints of the backend zarr.
+// Finds the checkpoint of Megatron-LM in a folder: one with metadata.json of the backend
+// torch_dist, one with a folder for each rank (mp_rank_00, mp_rank_00_000) or, in the folder of a
+// whole run, the iteration that latest_checkpointed_iteration.txt names. nullopt if the folder has
+// no checkpoint. Unimplemented for checkpoints of the backend zarr.
 absl::StatusOr<std::optional<MegatronFolder>> FindMegatronFolder(Storage& storage,
                                                                  std::string_view folder);
 
 inline constexpr char kMegatronRankFile[] = "model_optim_rng.pt";
 
-// The folders of ranks in a folder, sorted; empty where it has none, or does not exist.
+// Returns the folders of ranks in a folder, sorted; empty if it has none, or does not exist.
 absl::StatusOr<std::vector<std::string>> FindMegatronRanks(Storage& storage,
                                                            std::string_view folder);
 
-// A checkpoint of Megatron-LM's format `torch`: a folder mp_rank_TT or mp_rank_TT_PPP for each rank
-// of the tensor- and pipeline-parallel grid, with model_optim_rng.pt and, of the distributed
-// optimizer, distrib_optim.pt. The state of the optimizers stands there without names: which
-// parameter it belongs to follows from the order of the parameters in model_optim_rng.pt, and is
-// checked by sizes, shapes and, where there are fp32 weights, their values.
+// Reads a checkpoint of Megatron-LM's format `torch`: a folder mp_rank_TT or mp_rank_TT_PPP for
+// each rank of the tensor- and pipeline-parallel grid, with model_optim_rng.pt and, of the
+// distributed optimizer, distrib_optim.pt. The state of the optimizers has no names there: its
+// parameters follow from their order in model_optim_rng.pt, and are checked by sizes, shapes and,
+// if there are fp32 weights, their values.
 //
 // Errors: DataLoss, naming file and tensor, also for files of ranks that are missing or do not
-// belong together; InvalidArgument where there are no arguments, or they describe a model that
-// is not known here; Unimplemented for experts, and for models of before Megatron-Core.
+// belong together; InvalidArgument without arguments, or if they describe an unknown model;
+// Unimplemented for experts, and for models of before Megatron-Core.
 absl::StatusOr<ForeignCheckpoint> ReadMegatronLegacy(Storage& storage, const std::string& folder);
 
-// A checkpoint of megatron-core's distributed checkpointing, backend torch_dist: a folder of
+// Reads a checkpoint of megatron-core's distributed checkpointing, backend torch_dist: a folder of
 // torch.distributed.checkpoint whose tensors are whole parameters, possibly stacked over layers,
-// with common.pt. The model is the one that the arguments of the run describe. States of the
-// optimizer are read in all formats: by parameter, those of the distributed optimizer also
-// flattened as in releases up to 0.14, and by buffer (state_buffer.h).
-// Which parameters a buffer has follows from the order of the modules and is checked by its size
-// and its fp32 weights.
+// with common.pt. The arguments of the run describe the model. States of the optimizer are read in
+// all formats: by parameter, those of the distributed optimizer also flattened as in releases up to
+// 0.14, and by buffer (state_buffer.h). The parameters of a buffer follow from the order of the
+// modules and are checked by its size and its fp32 weights.
 //
-// Errors: DataLoss, naming file and tensor; InvalidArgument where there are no arguments, or they
-// describe a model that is not known here, or a tensor belongs to none of its parameters;
-// Unimplemented for states of other optimizers; those of ReadDcp().
+// Errors: DataLoss, naming file and tensor; InvalidArgument without arguments, if they describe an
+// unknown model, or if a tensor belongs to none of its parameters; Unimplemented for states of
+// other optimizers; those of ReadDcp().
 absl::StatusOr<ForeignCheckpoint> ReadMegatronTorchDist(Storage& storage,
                                                         const std::string& folder);
 

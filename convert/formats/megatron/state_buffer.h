@@ -29,12 +29,12 @@ namespace tessera::ckpt::convert {
 
 inline constexpr int64_t kBufferAlignment = 64;
 
-// A parameter as a rank has it.
+// A rank's part of a parameter.
 struct RankParameter {
   const ForeignParameter* parameter = nullptr;
   TensorParallelShare share;
   int64_t elements = 0;
-  // That of a tied embedding which two pipeline stages have.
+  // Whether the parameter has a bucket of its own: a tied embedding that two pipeline stages have.
   bool has_own_bucket = false;
 };
 
@@ -54,24 +54,24 @@ struct StateBuffer {
   std::vector<std::pair<ForeignKind, std::vector<BufferRun>>> kinds;
 };
 
-// The buffer that was gathered from data-parallel ranks into a file.
+// Returns the buffer that was gathered from data-parallel ranks into a file.
 StateBuffer BufferOf(const GatheredBuffer& gathered, const std::string& path,
                      const std::string& where);
 
-// Where each parameter begins in a buffer, in the order of `parameters`, which is the module's.
-// Where the buffer does not tell its buckets, each ends with the parameter that gives it
-// `bucket_elements`; 0: only the last parameter ends one. Nullopt where the buffer does not have
-// the size that results.
+// Returns where each parameter begins in a buffer, in the order of `parameters`, which is the
+// module's. If the buffer does not record its buckets, each ends with the parameter that gives it
+// `bucket_elements`; 0: only the last parameter ends one. Nullopt if the buffer does not have the
+// resulting size.
 std::optional<std::vector<int64_t>> PlaceInBuffer(std::span<const RankParameter> parameters,
                                                   const StateBuffer& buffer,
                                                   int64_t bucket_elements);
 
 // Adds the states of the parameters, which begin at `begins`. Errors: DataLoss, naming file and
-// parameter, where a kind lacks elements of one; those of ForeignTensorSet::AddRange().
+// parameter, if a kind lacks elements of a parameter; those of ForeignTensorSet::AddRange().
 absl::Status AddBuffer(std::span<const RankParameter> parameters, std::span<const int64_t> begins,
                        const StateBuffer& buffer, ForeignTensorSet& set);
 
-// What a rank of a pipeline stage has, in a chunk of the model.
+// The part of the model in a chunk of a pipeline stage.
 struct ChunkOfModel {
   bool is_first = false;  // of the whole model: with the embeddings
   bool is_last = false;   // with the final norm and the head
@@ -79,17 +79,18 @@ struct ChunkOfModel {
   int64_t layers = 0;
 };
 
-// The parameters of a chunk in the order in which its modules have them, which is not stored. With
-// Transformer Engine a norm is a part of the module of the product that follows it; without, it
-// stands before the block.
+// The parameters of a chunk in the order of its modules, which is not stored. With Transformer
+// Engine a norm is a part of the module of the product that follows it; without, the norm comes
+// before the block.
 class ModuleOrder {
  public:
-  // `model`, whose parameters are in the order of modules, must outlive this.
+  // `model`, whose parameters are in the order of modules, must outlive this object.
   ModuleOrder(const ForeignModel& model, bool has_fused_norms);
 
   int64_t layers() const { return static_cast<int64_t>(layers_.size()); }
 
-  // Errors: those of LocalShape(). Precondition: the layers are the model's.
+  // Returns the parameters of a chunk. Precondition: the layers are the model's. Errors: those of
+  // LocalShape().
   absl::StatusOr<std::vector<RankParameter>> Parameters(const ChunkOfModel& chunk,
                                                         const TensorParallelShare& share) const;
 
@@ -100,16 +101,16 @@ class ModuleOrder {
   std::vector<List> layers_;
 };
 
-// Checks that weights are their fp32 master weights, rounded, at a few elements of each: the proof
-// that states which are stored without names belong to the parameters that they were given to.
-// Tensors of which there are not both are skipped. DataLoss, naming tensor and files.
+// Checks at a few elements of each weight that it is its fp32 master weight, rounded, which proves
+// that states without names were assigned to the right parameters. Tensors without one of the two
+// are skipped. DataLoss, naming tensor and files.
 absl::Status CheckMasterWeights(Storage& storage, const std::vector<ForeignTensor>& tensors);
 
 // State of the distributed optimizer that torch_dist stores by buffer and not by parameter: the
 // formats dp_reshardable (a tensor for each bucket) and dp_zero_gather_scatter (an object for each
 // rank of the tensor- and pipeline-parallel grid).
 
-// Whether a tensor or an object of this name is part of such state.
+// Returns whether a tensor or an object of this name is part of such state.
 bool IsBucketState(std::string_view name);
 
 // The buffers of all ranks. A group is a rank of the grid, counted with tensor parallelism fastest;
@@ -120,15 +121,16 @@ class BucketStates {
 
   bool empty() const { return buckets_.empty() && gathered_.empty(); }
 
-  // DataLoss, naming the tensor, if it is not a bucket. Precondition: IsBucketState(tensor.name).
+  // Adds a bucket. DataLoss, naming the tensor, if it is not a bucket. Precondition:
+  // IsBucketState(tensor.name).
   absl::Status AddTensor(const ForeignTensor& tensor);
 
-  // Takes what there is of the objects of the folder. Errors: those of ReadDcpMetadata() and
+  // Adds the buckets in the objects of the folder. Errors: those of ReadDcpMetadata() and
   // ReadGatheredState().
   absl::Status AddObjects(Storage& storage);
 
   // Adds the states of all parameters, in the order of the modules. Errors: DataLoss, naming group
-  // and buffer, where one is missing or its size is not what its parameters take up.
+  // and buffer, if a buffer is missing or its size is not that of its parameters.
   absl::Status AddTo(const MegatronRun& run, const ModuleOrder& order, ForeignTensorSet& set) const;
 
  private:
@@ -148,7 +150,7 @@ class BucketStates {
 
   const std::string folder_;
   std::map<BufferKey, std::map<int64_t, Bucket>> buckets_;
-  // Elements of each bucket without the padding at its end, where they are stored.
+  // Elements of each bucket without the padding at its end, if they are stored.
   std::map<BufferKey, std::vector<int64_t>> sizes_;
   std::map<BufferKey, StateBuffer> gathered_;
 };

@@ -1,9 +1,9 @@
 #ifndef TESSERA_CONVERT_FORMATS_PADDLE_FILES_H_
 #define TESSERA_CONVERT_FORMATS_PADDLE_FILES_H_
 
-// What PaddleNLP's files are called, and what model_meta.json and the keys of optimizer states say.
+// The names of PaddleNLP's files, model_meta.json, and the keys of optimizer states.
 //
-// There is one file of the model and one of the optimizer for each rank, named
+// Each rank has one file of the model and one of the optimizer, named
 // "model_state.tp00_pp01.pdparams" and "optimizer.tp00_pp01_shard00.pdopt". An axis of one rank is
 // left out.
 
@@ -42,76 +42,77 @@ struct PaddleRankFile {
 
 struct PaddleRankFiles {
   PaddleDegrees degrees;
-  // In the order of tensor, pipeline and shard; empty if the folder has no files of the kind.
+  // Files in the order of tensor, pipeline and shard; empty if the folder has no files of the kind.
   std::vector<PaddleRankFile> models, optimizers;
 };
 
-// Whether a file of this name has a model's or an optimizer's state. Files of schedulers and loss
-// scalers do not.
+// Returns whether a file of this name has a model's or an optimizer's state, unlike files of
+// schedulers and loss scalers.
 bool IsPaddleStateName(const std::string& name);
 
-// The files among `names`, all of each kind: the grid that the names span is complete. Errors:
-// DataLoss naming every file that is missing, or for a grid that no folder has room for;
-// InvalidArgument naming two files that do not belong together.
+// Finds the files among `names`, all of each kind: the grid that the names span is complete.
+// Errors: DataLoss, naming every missing file, or for a grid that no folder has room for;
+// InvalidArgument, naming two files that do not belong together.
 absl::StatusOr<PaddleRankFiles> FindPaddleRankFiles(std::span<const std::string> names);
 
-// Describes all ranks that have the same tensor-parallel rank and the same pipeline rank.
+// The metadata of all ranks that have the same tensor-parallel rank and the same pipeline rank.
 struct PaddleShardingMeta {
   std::string strategy;  // "ShardingV1", "ShardingV2" or empty
-  // By tensor name. Tied parameters have one tensor.
+  // Structured names by tensor name. Tied parameters have one tensor.
   std::multimap<std::string, std::string> structured_names;
   std::map<std::string, int64_t> owners;  // by tensor name: its sharding rank
   std::map<std::string, Shape> shapes;    // by structured name
 };
 
-// model_meta.json, which PaddleNLP writes beside the states where each sharding rank saves its own.
+// The contents of model_meta.json, which PaddleNLP writes beside the states if each sharding rank
+// saves its own.
 struct PaddleModelMeta {
   std::optional<PaddleDegrees> degrees;
   int64_t virtual_pipeline = 1;
   std::map<std::pair<int64_t, int64_t>, PaddleShardingMeta> ranks;  // by tensor, pipeline
 };
 
-// Errors: DataLoss, a phrase.
+// Parses model_meta.json. Errors: DataLoss, a phrase.
 absl::StatusOr<PaddleModelMeta> ParsePaddleModelMeta(std::string_view json);
 
-// Names of parameters by names of tensors, of all ranks or of those of a tensor-parallel and a
-// pipeline rank: {"linear_0.w_0": "llama.layers..."}, or {"tp00_pp01": {"linear_0.w_0": ...}},
+// Parses a map from names of tensors to names of parameters, of all ranks or of one tensor-parallel
+// and pipeline rank: {"linear_0.w_0": "llama.layers..."}, or {"tp00_pp01": {"linear_0.w_0": ...}},
 // which becomes "tp00_pp01/linear_0.w_0". Errors: InvalidArgument, a phrase.
 absl::StatusOr<std::map<std::string, std::string>> ParsePaddleParameterNames(std::string_view json);
 
-// "tp00_pp01", as model_meta.json and that map have it.
+// Returns "tp00_pp01", the key of a rank in model_meta.json and in that map.
 std::string PaddleRankKey(int64_t tensor, int64_t pipeline);
 
 // Adam's states of a tensor.
 enum class PaddleState { kMoment1, kMoment2, kBeta1Power, kBeta2Power, kMasterWeight };
 
-// "moment1", ..., "master_weights", for messages.
+// Returns "moment1", ..., "master_weights", for messages.
 std::string_view PaddleStateName(PaddleState state);
 
-// What a key of an optimizer's state dict says: "slice@linear_0.w_0_fp32_master_0_moment1_0".
+// The parts of a key of an optimizer's state dict: "slice@linear_0.w_0_fp32_master_0_moment1_0".
 struct PaddleStateKey {
   std::string tensor_name;  // "linear_0.w_0"
   PaddleState state;
   bool sliced = false;  // by stage 3
 };
 
-// nullopt for a key that is not of this form. It is taken apart from its end, so that no name
+// Parses a key; nullopt if it does not have this form. Parses from the end, so that no name
 // ("linear_1.w_0") is mistaken for the beginning of another ("linear_10.w_0").
 std::optional<PaddleStateKey> ParsePaddleStateKey(std::string_view key);
 
-// The same of a key of master_weights, which is the tensor's name.
+// Parses a key of master_weights, which is the tensor's name.
 PaddleStateKey ParsePaddleMasterKey(std::string_view key);
 
-// What paddle.save() wrote of a state dict: a pickle of numpy arrays.
+// An array of a state dict that paddle.save() wrote as a pickle of numpy arrays.
 
 struct PaddleArray {
   std::string key;          // in the dict
   std::string tensor_name;  // of the tensor, which the optimizer's names begin with; may be empty
-  // BF16 where the array has the dtype uint16: Paddle has no tensors of that, and stores bfloat16
-  // so.
+  // The dtype of the elements; BF16 if the array has the dtype uint16, as which Paddle, which has
+  // no tensors of uint16, stores bfloat16.
   DType dtype = DType::kUnspecified;
   Shape shape;
-  // One, or flat parts of an array beyond 1 GiB, in their order.
+  // The array, or the flat parts of an array beyond 1 GiB, in their order.
   std::vector<pickle::NumpyArray> parts;
 };
 
@@ -121,25 +122,26 @@ struct PaddleStateFile {
   std::optional<int64_t> last_epoch;        // of LR_Scheduler: how often it was stepped
 };
 
-// Errors: DataLoss and Unimplemented, with the key, and those of ReadPickle().
+// Reads a file of paddle.save(). Errors: DataLoss and Unimplemented, with the key, and those of
+// ReadPickle().
 absl::StatusOr<PaddleStateFile> ReadPaddleStateFile(const ReadableFile& file);
 
-// What one sharding rank has of a state.
+// One sharding rank's part of a state.
 struct PaddleStored {
   const PaddleRankFile* file = nullptr;
   const PaddleArray* array = nullptr;
 };
 
-// A parameter as the files of one tensor-parallel rank have it.
+// A parameter in the files of one tensor-parallel rank.
 struct PaddleTarget {
   const ForeignParameter* parameter = nullptr;
   TensorParallelShare share;
   ForeignKind kind;
-  std::optional<Shape> local_shape;  // where the model's files or metadata tell it
+  std::optional<Shape> local_shape;  // if the model's files or metadata record it
 };
 
 // Adds a weight or a state, which `stored` has in the order of sharding ranks: whole, once or as
-// copies, or as flat slices. Errors: DataLoss and InvalidArgument naming the files.
+// copies, or as flat slices. Errors: DataLoss and InvalidArgument, naming the files.
 absl::Status AddPaddleState(const PaddleTarget& target, const std::vector<PaddleStored>& stored,
                             Storage& storage, ForeignTensorSet& set);
 
