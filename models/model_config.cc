@@ -83,15 +83,30 @@ absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config) {
   return resolved;
 }
 
-int64_t ParameterCount(const ModelConfig& config) {
+namespace {
+
+ModelConfig WithLayers(ModelConfig config, int64_t layers) {
+  config.set_num_layers(layers);
+  return config;
+}
+
+int64_t CountElements(const ModelConfig& config) {
   int64_t count = 0;
   for (const LogicalParameter& p : LogicalParameters(config)) count += ElementCount(p.shape);
   return count;
 }
 
+}  // namespace
+
+// Layers are alike, and a config may state more of them than there is memory to declare.
+int64_t ParameterCount(const ModelConfig& config) {
+  const int64_t one = CountElements(WithLayers(config, 1));
+  return one + (config.num_layers() - 1) * (CountElements(WithLayers(config, 2)) - one);
+}
+
 int64_t HeadInLayers(const ModelConfig& config) {
   int64_t layer = 0;
-  for (const LogicalParameter& p : LogicalParameters(config)) {
+  for (const LogicalParameter& p : LogicalParameters(WithLayers(config, 1))) {
     if (p.partition.place.layer == 0 && p.shape.size() > 1) layer += ElementCount(p.shape);
   }
   return std::llround(static_cast<double>(config.vocab_size()) *
