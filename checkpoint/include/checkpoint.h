@@ -21,10 +21,10 @@
 //   peer_replicas.h         the newest state in the memory of two hosts
 //   process_group.h         the ranks of a job, over the program's own communication
 //   thread_process_group.h  the same, where ranks are threads of one process
-//   storage.h               a place for checkpoints, for programs that bring their own
 //   manifest.h              the manifest as a protobuf message
 //
-// ../FORMAT.md describes the files.
+// ../FORMAT.md describes the files; //storage/storage.h is the interface of the places for them,
+// for programs that bring their own.
 //
 // Errors: absl::Status everywhere. InvalidArgument: the request; FailedPrecondition: saved and
 // wanted state disagree; NotFound: no such checkpoint, with those that are there; DataLoss: bad

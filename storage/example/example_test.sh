@@ -5,12 +5,13 @@ releases="$1"
 server="$2"
 
 check() {
-  local storage="$1" i
+  local storage="$1" i programs=()
   for i in 1 2 3 4; do
     echo "contents $i" > "$TEST_TMPDIR/file$i"
     "$releases" "$storage" put "$TEST_TMPDIR/file$i" > "$TEST_TMPDIR/number$i" &
+    programs+=($!)
   done
-  wait
+  for i in "${programs[@]}"; do wait "$i"; done
   test "$(sort "$TEST_TMPDIR"/number?)" = "$(seq 1 4)"
   for i in 1 2 3 4; do
     "$releases" "$storage" get "$(cat "$TEST_TMPDIR/number$i")" | cmp - "$TEST_TMPDIR/file$i"
