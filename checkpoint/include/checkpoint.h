@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_CHECKPOINT_H_
 #define TESSERA_CHECKPOINT_INCLUDE_CHECKPOINT_H_
 
-// The checkpoint library: sharded state in; an atomic, checksummed checkpoint out; back in under
-// any other sharding.
+// The checkpoint library: saves sharded state as an atomic, checksummed checkpoint, and loads it
+// under any other sharding.
 //
 //   const auto folder = ckpt::CheckpointFolder::Open("/runs/a", {.create_root = true});
 //   ckpt::ShardedTensor weight = {.name = "weight", .global_shape = {8, 4}};
@@ -13,24 +13,26 @@
 //   const auto latest = folder->Latest();
 //   const auto loaded = latest->Load({{weight}}, {.group = &group});
 //
-// Two handles are the whole interface: CheckpointFolder, and Checkpoint, one that was opened.
-// Beside them are, in headers of their own in this folder:
+// The interface consists of two handles: CheckpointFolder, and Checkpoint for an opened checkpoint.
+// Other headers of this folder have:
 //
 //   async_saver.h           saves in the background
 //   checkpoint_manager.h    when a job saves, what it keeps, where it resumes
 //   peer_replicas.h         the newest state in the memory of two hosts
 //   process_group.h         the ranks of a job, over the program's own communication
-//   thread_process_group.h  the same, where ranks are threads of one process
+//   thread_process_group.h  ranks that are threads of one process
+//   saved_checkpoints.h     what a job has saved, in the order in which it resumes
+//   damage.h                which bytes of a checkpoint are damaged
 //   manifest.h              the manifest as a protobuf message
 //
-// ../FORMAT.md describes the files; //storage/storage.h is the interface of the places for them,
-// for programs that bring their own.
+// ../FORMAT.md describes the files. //storage/storage.h is the interface of a place for checkpoints,
+// which a program may implement.
 //
-// Errors: absl::Status everywhere. InvalidArgument: the request; FailedPrecondition: saved and
-// wanted state disagree; NotFound: no such checkpoint, with those that are there; DataLoss: bad
-// bytes, with file, offset, expected and found. Messages name the tensor.
+// Errors: InvalidArgument for a wrong request; FailedPrecondition if saved and wanted state
+// disagree; NotFound for a missing checkpoint, with the existing ones; DataLoss for bad bytes, with
+// file, offset, expected and found. Messages name the tensor.
 //
-// Threads: several threads may call at once, on one folder or checkpoint too, but not with one
+// Threads: several threads may call at once, also on one folder or checkpoint, but not with one
 // group or into one memory.
 
 #include <cstdint>
@@ -57,13 +59,13 @@ class Storage;  // storage/storage.h
 
 namespace tessera::ckpt {
 
-class ReadLock;  // checkpoint/directory/read_lock.h
+class ReadLock;  // checkpoint/include/read_lock.h
 
-// The options with what a storage needs that checkpoints are saved to: its root is created, and
-// uploads that saves left behind when they died are removed.
+// Returns the options for a storage to which checkpoints are saved: its root is created, and
+// uploads that dead saves left behind are removed.
 OpenStorageOptions ForSaving(OpenStorageOptions options);
 
-// A tensor as a checkpoint has it.
+// The description of a tensor in a checkpoint.
 struct TensorInfo {
   std::string name;
   TensorRole role = TensorRole::kWeight;
@@ -72,23 +74,23 @@ struct TensorInfo {
   std::string alias_of;  // not empty: a second name of that tensor
 };
 
-// A committed checkpoint whose manifest has been read. Copies share it. While one of them lives,
-// neither Prune() nor a trainer's retention deletes the checkpoint, where the file system has locks
-// on directories (docs/checkpoints.md). Thread-safe.
+// A committed checkpoint whose manifest has been read. Copies share it. If the file system has
+// locks on directories (docs/checkpoints.md), neither Prune() nor a trainer's retention deletes the
+// checkpoint during the lifetime of a copy. Thread-safe.
 class Checkpoint {
  public:
-  // The checkpoint that a name such as "/runs/a/step-00000100" names, see OpenStorage(). NotFound,
-  // listing what is there; DataLoss where the manifest is damaged.
+  // Opens the checkpoint that a name such as "/runs/a/step-00000100" names, see OpenStorage().
+  // NotFound lists the existing checkpoints; DataLoss if the manifest is damaged.
   static absl::StatusOr<Checkpoint> Open(std::string_view name,
                                          const OpenStorageOptions& options = {});
-  // A directory of a storage, such as CheckpointInfo::directory. The storage must outlive the
-  // checkpoint.
+  // Opens the checkpoint in a directory of a storage, such as CheckpointInfo::directory. The
+  // storage must outlive the checkpoint.
   static absl::StatusOr<Checkpoint> Open(Storage& storage, std::string_view checkpoint_dir);
-  // One whose manifest is there already, as from another rank. Nothing keeps it from being deleted
-  // where `reading` is null.
+  // Makes a checkpoint from a manifest that was read already, for example by another rank. If
+  // `reading` is null, nothing keeps the checkpoint from being deleted.
   Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory, Manifest manifest,
              std::shared_ptr<const ReadLock> reading = nullptr);
-  // The same over a storage that must outlive the checkpoint.
+  // Makes a checkpoint from a manifest over a storage that must outlive the checkpoint.
   Checkpoint(Storage& storage, std::string_view directory, Manifest manifest);
 
   Storage& storage() const { return *storage_; }
@@ -98,25 +100,26 @@ class Checkpoint {
   std::vector<TensorInfo> tensors() const;                 // aliases included
   const Manifest& manifest() const { return *manifest_; }  // see checkpoint/include/manifest.h
 
-  // NotFound: no such tensor.
+  // Returns the description of a tensor. NotFound if there is no such tensor.
   absl::StatusOr<TensorInfo> Find(std::string_view name) const;
-  // `box`, or all of the tensor; InvalidArgument unless it lies inside the tensor.
+  // Returns `box`, or the box of the whole tensor. InvalidArgument unless the box lies inside the
+  // tensor.
   absl::StatusOr<Box> BoxOf(std::string_view name, const std::optional<Box>& box) const;
 
-  // Loads into the memory of `state`, under whatever sharding it has: the saved one does not
-  // matter. Compares everything first and reports the mismatches of all ranks at once, the first
-  // ten in words. Aliases are resolved on both sides.
+  // Loads into the memory of `state`, under any sharding, whatever the saved one was. Compares
+  // everything first and reports the mismatches of all ranks at once, the first ten in words.
+  // Aliases are resolved on both sides.
   //
   // Errors: InvalidArgument (options, state), NotFound, FailedPrecondition (missing, unexpected,
-  // role, shape, dtype, coverage), DataLoss. Up to and including a missing or truncated file
-  // nothing is changed. A checksum error can come after some memory was filled: every byte is
-  // verified before it is placed, but other tensors may already be new. The state is then to be
-  // discarded or loaded again, as it is where verify_digests finds a difference.
+  // role, shape, dtype, coverage), DataLoss. Errors up to and including a missing or truncated file
+  // leave `state` unchanged. A checksum error can come after some memory was filled: every byte is
+  // verified before it is placed, but other tensors may already be new. Discard the state then, or
+  // load it again, as after a difference that verify_digests finds.
   //
-  // Collective over options.group, in which the manifest that rank 0 has read is the one that
-  // counts; every rank returns the same status. Memory: staging_bytes per process plus the plan.
-  // Cost: only checksum chunks that hold wanted bytes are read, each by one of the ranks that want
-  // any of it, which hands the others their part while it reads on.
+  // Collective over options.group; the manifest of rank 0 counts, and every rank returns the same
+  // status. Memory: staging_bytes per process plus the plan. Cost: only checksum chunks with wanted
+  // bytes are read, each by one of the ranks that want a part of it, which sends the others their
+  // parts while it reads on.
   absl::StatusOr<LoadReport> Load(const StateDict& state, const LoadOptions& options = {}) const;
 
   // Loads one tensor, or a box of it, by its name alone, whatever its sharding: into `destination`,
@@ -126,8 +129,8 @@ class Checkpoint {
   absl::Status LoadTensor(std::string_view name, const Shard& destination,
                           const LoadOptions& options = {}) const;
 
-  // The same into memory of its own, row-major: the whole tensor without `box`. Converted where it
-  // was saved in another floating dtype than T.
+  // Loads a tensor, or the part in `box`, into new memory, row-major. Converts from another
+  // floating dtype than T.
   template <typename T>
   absl::StatusOr<std::vector<T>> LoadTensor(std::string_view name,
                                             const std::optional<Box>& box = std::nullopt) const {
@@ -139,9 +142,9 @@ class Checkpoint {
     return elements;
   }
 
-  // Reads every byte; checks checksums, headers, coverage and, where asked, logical digests. Damage
-  // is in the report; an error, of the storage for example, says that the checkpoint could not be
-  // looked at, and nothing about its bytes.
+  // Reads every byte; checks checksums, headers, coverage and, if requested, logical digests.
+  // Damage is in the report; an error, for example of the storage, means that the checkpoint could
+  // not be read, and says nothing about its bytes.
   absl::StatusOr<VerifyReport> Verify(const VerifyOptions& options = {}) const;
 
  private:
@@ -158,26 +161,27 @@ class Checkpoint {
 // share the storage. Thread-safe.
 class CheckpointFolder {
  public:
-  // Opens what `name` names: a directory, or a prefix of an object store. See OpenStorage().
+  // Opens a directory, or a prefix of an object store. See OpenStorage().
   static absl::StatusOr<CheckpointFolder> Open(std::string_view name,
                                                const OpenStorageOptions& options = {});
-  // The folder is the root of the storage.
+  // Makes the folder that is the root of the storage.
   explicit CheckpointFolder(std::shared_ptr<Storage> storage) : storage_(std::move(storage)) {}
-  // The storage must outlive the folder, its copies, and the checkpoints that it opens.
+  // Makes the folder that is the root of the storage, which must outlive the folder, its copies,
+  // and the checkpoints that it opens.
   explicit CheckpointFolder(Storage& storage);
 
   Storage& storage() const { return *storage_; }
 
-  // Saves the checkpoint of a step. It exists when, and only when, its manifest is committed, and
-  // no file of a committed checkpoint is ever touched. A half-written directory of the same step is
-  // removed first.
+  // Saves the checkpoint of a step, which exists if and only if its manifest is committed. No file
+  // of a committed checkpoint is ever touched. A half-written directory of the same step is removed
+  // first.
   //
-  // Every rank returns the same. Errors, each with nothing committed: InvalidArgument (options,
-  // metadata, state: every problem listed, a tensor that the ranks together do not cover included),
-  // AlreadyExists (that step is committed), Aborted (another process has deleted files of this
-  // save, or discarded it), ResourceExhausted (checked before anything is written, where the
-  // storage can tell), the storage's, DeadlineExceeded or Unavailable from the group. An error on
-  // one rank is returned on all of them, with the rank's number where there are several.
+  // Errors, the same on every rank, with nothing committed: InvalidArgument (options, metadata,
+  // state: lists every problem, also a tensor that the ranks together do not cover), AlreadyExists
+  // (the step is committed), Aborted (another process has deleted files of this save, or discarded
+  // it), ResourceExhausted (checked before anything is written if the storage knows its free
+  // space), those of the storage, DeadlineExceeded or Unavailable from the group. With several
+  // ranks, the message has the number of the rank that failed.
   //
   // Collective over options.group. State is read, not changed. Memory: staging_bytes per process
   // plus the plan. Cost: each byte of the state passes once through the cache (copy, digest,
@@ -185,31 +189,32 @@ class CheckpointFolder {
   absl::StatusOr<SaveReport> Save(int64_t step, const StateDict& state,
                                   const SaveOptions& options = {}) const;
 
-  // Committed checkpoints, ascending by step. The step is taken from the directory's name;
-  // manifests are not read. Empty if the folder does not exist. Unreadable ones are left out and
-  // added to `unreadable` (may be null): one bad directory does not make the others useless.
+  // Returns the committed checkpoints, ascending by step. Steps come from the directories' names;
+  // manifests are not read. Empty if the folder does not exist. Unreadable directories are left out
+  // and added to `unreadable` (may be null), so that one bad directory does not make the others
+  // useless.
   absl::StatusOr<std::vector<CheckpointInfo>> List(
       std::vector<CheckpointInfo>* unreadable = nullptr) const;
-  // Directories of saves that were started but not committed, ascending by step.
+  // Returns the directories of saves that were started but not committed, ascending by step.
   absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted() const;
 
-  // The newest committed checkpoint, whose manifest is not read. NotFound without any; the error
-  // of an unreadable directory if that has a later step, as it may be the newest.
+  // Returns the newest committed checkpoint, without reading its manifest. NotFound if there is no
+  // checkpoint; the error of an unreadable directory of a later step, which may be the newest.
   absl::StatusOr<CheckpointInfo> FindLatest() const;
-  // Opens it, or that of a step.
+  // Open the newest checkpoint, or the checkpoint of a step.
   absl::StatusOr<Checkpoint> Latest() const;
   absl::StatusOr<Checkpoint> At(int64_t step) const;
 
-  // Checkpoint::Verify() of one that need not open: a manifest that is damaged is in the report,
-  // too. NotFound without a manifest. `directory` as in CheckpointInfo.
+  // Verifies a checkpoint as Checkpoint::Verify() does, without opening it: a damaged manifest is
+  // in the report, too. `directory` as in CheckpointInfo. NotFound without a manifest.
   absl::StatusOr<VerifyReport> Verify(std::string_view directory,
                                       const VerifyOptions& options = {}) const;
 
   // Deletes the oldest checkpoints beyond `keep`, but never the newest. Each is uncommitted first,
   // so that a crash halfway leaves no checkpoint that looks complete. Also removes incomplete
-  // directories older than the newest committed one, and those that an interrupted save renamed to
-  // discard them. Symbolic links and unreadable directories are left alone and do not count. Tries
-  // all, and returns the first error.
+  // directories older than the newest committed one, and directories that an interrupted save
+  // renamed to discard them. Symbolic links and unreadable directories are left alone and do not
+  // count. Tries all, and returns the first error.
   absl::Status Prune(int keep) const;
 
  private:

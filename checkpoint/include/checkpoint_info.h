@@ -8,13 +8,13 @@
 
 namespace tessera::ckpt {
 
-// A directory that is named for a step: a checkpoint, or what there is of one.
+// A directory that is named for a step: a complete or incomplete checkpoint.
 struct CheckpointInfo {
   int64_t step = 0;
   std::string directory;  // inside the storage
-  bool rolling = false;   // a CheckpointManager's, in a slot of its own
-  // False: a save was started there and never committed. An error: the directory cannot be listed,
-  // so that it may hold a checkpoint or not.
+  bool rolling = false;   // in a rolling slot of a CheckpointManager
+  // Whether the checkpoint is committed. False: a save was started but never committed. An error:
+  // the directory cannot be listed, and may hold a checkpoint.
   absl::StatusOr<bool> committed = true;
 
   bool operator==(const CheckpointInfo&) const = default;

@@ -23,12 +23,12 @@
 namespace tessera::ckpt {
 
 struct CheckpointManagerOptions {
-  // The ranks of the job, deadlines, the layout of the files, before_commit. Its metadata is not
-  // used: each save has its own.
+  // The ranks of the job, deadlines, the layout of the files, before_commit. `metadata` is not
+  // used, since each save has its own.
   SaveOptions save;
 
-  // Saves in the background where it is set. Its save.group must be a group that nothing else uses,
-  // of the same ranks as save.group.
+  // If set, saves are in the background. `background.save.group` must be a group of the same ranks
+  // as save.group that nothing else uses.
   std::optional<AsyncSaveOptions> background;
 
   SaveScheduleOptions schedule;  // when the job saves and ends
@@ -36,27 +36,28 @@ struct CheckpointManagerOptions {
   RetentionOptions keep;         // which permanent checkpoints stay; by default all
 
   // A file of the local file system by which a person asks the job to save or to end (stop_file.h);
-  // empty: none. Each rank that names one reads it, and what one of them reads counts for all: name
-  // a file on one rank only. The folder remembers in ".stop_file" which request ended the job, so
-  // that it ends no later one.
+  // empty: none. Set it on one rank only: each rank with a file reads it, and a request that one
+  // rank reads counts for all. The folder records in ".stop_file" the request that ended the job,
+  // so that it does not end a later one.
   std::string stop_file;
 
-  absl::Duration lock_wait = absl::Seconds(10);  // for another holder of the folder to end
-  // Receives sentences for the user, on the rank that has something to say. May be null.
+  absl::Duration lock_wait = absl::Seconds(10);  // to wait for another holder of the folder
+  // Receives sentences for the user, on the rank that has news. May be null.
   std::function<void(const std::string&)> notes;
-  // Called on rank 0 by the saving thread once a checkpoint is committed, before those that it
-  // makes superfluous are deleted. May be null.
+  // Called on rank 0 by the saving thread once a checkpoint is committed, before superfluous ones
+  // are deleted. May be null.
   std::function<void(const SaveReport&)> on_commit;
 };
 
-// Loads a checkpoint on this rank; collective, and returns the same status on all ranks, as
-// Checkpoint::Load() does. A rank that fails on its own account agrees with the others first
-// (agree_on_status.h), or leaves the group, so that the others' waits end: an error that is not
-// known to be of damage (damage.h) and agreed upon ends TryResume() without another call of the
-// group.
+// A function that loads a checkpoint on this rank. Collective; returns the same status on all
+// ranks, as Checkpoint::Load() does. A rank that fails on its own first agrees with the others
+// (agree_on_status.h), or leaves the group, so that the others' waits end. An error ends
+// TryResume() without another call of the group, unless it is agreed upon and known to be damage
+// (damage.h).
 using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 
-// The checkpoints of one job in one folder: when it saves, what it keeps, and where it resumes.
+// Manages the checkpoints of one job in one folder: decides when the job saves, which checkpoints
+// it keeps, and where it resumes.
 //
 //   auto manager = CheckpointManager::Open("/runs/a", {.save = {.group = &group},
 //                                                      .schedule = {.interval_steps = 100,
@@ -73,25 +74,25 @@ using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 //
 // checkpoint/example/manager.cc is a complete program.
 //
-// Permanent checkpoints are step directories of the folder. Rolling ones alternate between two
-// slots beside them: "rolling-0/step-00000250", "rolling-1/step-00000225". After each permanent
-// one, those that `keep` gives up are deleted, never the newest good one. Where the disk is too
-// full for a save, those that the save would replace are deleted first.
+// Permanent checkpoints are step directories of the folder. Rolling checkpoints alternate between
+// two slots beside them: "rolling-0/step-00000250", "rolling-1/step-00000225". After each permanent
+// save, the checkpoints that `keep` does not keep are deleted, but never the newest good one. If
+// the disk is too full for a save, the checkpoints that it would replace are deleted first.
 //
 // Collective: every rank of save.group has a manager and makes the same calls in the same order.
 // Calls come from one thread; WaitUntilCopied(), WaitUntilAllCopied() and CheckFolder() from any.
 class CheckpointManager {
  public:
-  // Opens the folder that `name` names (OpenStorage()), creates it where it is not there, and locks
-  // it until the manager is destroyed, so that no two jobs save there. A job that does not save
-  // (schedule.saves) neither creates nor locks it. FailedPrecondition, on every rank, while another
-  // job holds the lock; InvalidArgument for a bad name; the errors of OpenStorage().
+  // Opens the folder that `name` names (OpenStorage()), creates it if it is missing, and locks it
+  // until the manager is destroyed, so that no two jobs save there. A job that does not save
+  // (schedule.saves) neither creates nor locks the folder. FailedPrecondition, on every rank, while
+  // another job holds the lock; InvalidArgument for a bad name; the errors of OpenStorage().
   static absl::StatusOr<std::unique_ptr<CheckpointManager>> Open(
       std::string_view name, CheckpointManagerOptions options, const OpenStorageOptions& open = {});
 
-  // The same over the root of a storage. `to_lock` is another object for the same place, whose
-  // folder is locked on rank 0; null: nothing is locked. Without a storage, a job that does not
-  // save resumes from nothing.
+  // Opens the folder at the root of a storage. `to_lock` is another object for the same place,
+  // whose folder is locked on rank 0; null: nothing is locked. Without a storage, a job that does
+  // not save resumes from nothing.
   static absl::StatusOr<std::unique_ptr<CheckpointManager>> Open(std::shared_ptr<Storage> storage,
                                                                  std::unique_ptr<Storage> to_lock,
                                                                  CheckpointManagerOptions options);
@@ -103,46 +104,46 @@ class CheckpointManager {
 
   // ---- Resuming
 
-  // Loads the newest valid checkpoint into `state`: the newest, permanent or rolling, that every
-  // rank reads without damage, and whose manifest does not say that the run had diverged. Newer
-  // ones, which were skipped, are quarantined once it is loaded: they get another name, such as
+  // Loads the newest valid checkpoint into `state`: the newest one, permanent or rolling, that
+  // every rank reads without damage, and whose manifest does not say that the run had diverged.
+  // Newer checkpoints, which were skipped, are then quarantined: they get another name, such as
   // "step-00000500.damaged", under which no reader takes them for a checkpoint. A job that does not
   // save leaves them as they are. Without any checkpoint, `state` is unchanged and the result has
-  // none.
+  // no checkpoint.
   //
-  // Errors, the same on every rank, with nothing renamed: see ResumeProblem; Unavailable where
-  // ranks see different files; otherwise as Checkpoint::Load().
+  // Errors, the same on every rank, with nothing renamed: see ResumeProblem; Unavailable if ranks
+  // see different files; otherwise as Checkpoint::Load().
   virtual absl::StatusOr<ResumeResult> TryResume(const StateDict& state,
                                                  const ResumeOptions& options = {}) = 0;
 
-  // The same for a program that loads by itself: `load` is called with one checkpoint after the
-  // other, newest first, until it succeeds. While it runs, the checkpoint is marked as being read.
+  // TryResume() for a program that loads by itself: `load` is called with one checkpoint after the
+  // other, newest first, until it succeeds. Meanwhile the checkpoint is marked as being read.
   virtual absl::StatusOr<ResumeResult> TryResume(const LoadOnThisRank& load,
                                                  const ResumeOptions& options = {}) = 0;
 
-  // Quarantines, as "abandoned", the checkpoints of later steps than `step`, from which a job
-  // continues that has loaded its state from elsewhere. Returns the new names on rank 0, none on
-  // other ranks.
+  // Quarantines, as "abandoned", the checkpoints of later steps than `step`, for a job that has
+  // loaded its state from elsewhere and continues from `step`. Returns the new names on rank 0, an
+  // empty list on other ranks.
   virtual absl::StatusOr<std::vector<std::string>> AbandonLater(int64_t step) = 0;
 
-  // The job begins its steps after `step`: its time counts from here. TryResume() calls it; for a
-  // job that builds something afterwards, or has loaded its state from elsewhere. `last_step`
-  // replaces the schedule's, for a job that takes so many steps from wherever it resumes.
+  // Begins the job's steps after `step`, and its time. TryResume() calls Begin(); call it again if
+  // the job builds something afterwards or has loaded its state from elsewhere. `last_step`
+  // replaces the schedule's, for a job whose number of steps counts from where it resumes.
   virtual void Begin(int64_t step, std::optional<int64_t> last_step = std::nullopt) = 0;
 
   // ---- Saving
 
-  // Saves if the schedule says so after this step, and says whether the job ends; call it once
+  // Saves if the schedule asks for it after this step, and returns whether the job ends. Call once
   // after each step. In the foreground, returns when the checkpoint is committed, or with the error
   // of the save. In the background, returns immediately, and outcomes come from Poll(); but a
-  // decision that ends the job waits for all saves. Returns an error in place of a trouble.
+  // decision that ends the job waits for all saves. A trouble is returned as an error.
   //
-  // One exchange of about 100 bytes for each rank.
+  // Cost: one exchange of about 100 bytes for each rank.
   virtual absl::StatusOr<SaveDecision> TrySave(const StepState& now, const StateDict& state,
                                                const Metadata& metadata = {}) = 0;
 
-  // TrySave() in parts, for a program that has an exchange of its own after each step, in which the
-  // facts can ride, or something to do between the decision and the save:
+  // The parts of TrySave(), for a program whose own exchange after each step can carry the facts,
+  // or that acts between the decision and the save:
   //
   //   StepFacts facts = manager.Observe({.step = step});
   //   ...adds facts.counts of all ranks, in the program's own all-reduce...
@@ -151,42 +152,42 @@ class CheckpointManager {
   //   if (decision.end != EndReason::kNone) manager.Finish();
   //   if (decision.save != SaveKind::kNone) manager.Save(...);
   //
-  // What this rank knows. Never waits for other ranks.
+  // Returns the facts of this rank. Never waits for other ranks.
   virtual StepFacts Observe(const StepState& now) = 0;
-  // What all ranks do, by the sum of their facts: equal on every rank.
+  // Returns what all ranks do, from the sum of their facts; equal on every rank.
   virtual SaveDecision Decide(int64_t step, const StepFacts& of_all_ranks) = 0;
-  // Saves now.
+  // Saves now, in the foreground or background.
   virtual absl::Status Save(const SaveRequest& request, const StateDict& state) = 0;
 
-  // In the background: a save whose state is not in memory yet counts as in flight from here on;
-  // Save() or Refuse() then begins it.
+  // Counts a save as in flight whose state is not in memory yet; Save() or Refuse() begins it
+  // later. In the background only.
   virtual void Announce() = 0;
-  // See AsyncSaver::Refuse(); in the background only.
+  // Calls AsyncSaver::Refuse(); in the background only.
   virtual void Refuse(int64_t step, const absl::Status& error) = 0;
 
-  // See AsyncSaver. Without saves in the background, these return immediately.
+  // Call the methods of AsyncSaver. Without saves in the background, return immediately.
   virtual void Prepare(const StateDict& state) = 0;
   virtual void WaitUntilCopied(const void* data, uint64_t size_bytes) = 0;
   virtual void WaitUntilAllCopied() = 0;
 
-  // Whether a save in the background has been started of which Observe(), Poll() and Finish() have
-  // not seen the outcome yet.
+  // Returns whether a save was started in the background whose outcome Observe(), Poll() and
+  // Finish() have not seen yet.
   virtual bool save_in_flight() const = 0;
-  // The saves that have finished since the last call, oldest first. Never waits.
+  // Returns the saves that have finished since the last call, oldest first. Never waits.
   virtual std::vector<SaveOutcome> Poll() = 0;
-  // Waits for saves in flight.
+  // Waits for saves in flight, and returns their outcomes.
   virtual std::vector<SaveOutcome> Finish() = 0;
-  // The outcome of the newest finished save that was not skipped.
+  // Returns the outcome of the newest finished save that was not skipped.
   virtual const absl::Status& last_save() const = 0;
 
-  // FailedPrecondition once it is known that another job has taken the folder over; never waits.
-  // On rank 0.
+  // Returns FailedPrecondition once it is known that another job has taken the folder over. Never
+  // waits. On rank 0.
   virtual absl::Status CheckFolder() const = 0;
 
-  // For a process that is about to end with an error: its saves wait for nobody any more.
+  // Lets saves wait for nobody any more, for a process that is about to end with an error.
   virtual void Abandon() = 0;
 
-  // Precondition: there is one.
+  // Returns the storage. Precondition: the manager has one.
   virtual Storage& storage() const = 0;
 
  protected:

@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_DAMAGE_H_
 #define TESSERA_CHECKPOINT_INCLUDE_DAMAGE_H_
 
-// Errors that say which bytes of a checkpoint are damaged, for those who look at them again. The
-// parts are a payload of the absl::Status, which an agreement of ranks keeps, with the ranks added.
+// Errors that name the damaged bytes of a checkpoint, so that they can be examined again. The parts
+// are a payload of the absl::Status; AgreeOnStatus() keeps them and adds the ranks.
 
 #include <cstdint>
 #include <optional>
@@ -13,8 +13,8 @@
 
 namespace tessera::ckpt {
 
-// Bytes [begin_bytes, end_bytes) of a file; none of them: the file as such, which is missing or has
-// another size. No file: somewhere in the checkpoint.
+// Bytes [begin_bytes, end_bytes) of a file. An empty range stands for the file itself, which is
+// missing or has another size; an empty file for an unknown place in the checkpoint.
 struct DamagedPart {
   std::string file;  // in the checkpoint's directory
   uint64_t begin_bytes = 0;
@@ -24,14 +24,15 @@ struct DamagedPart {
   bool operator==(const DamagedPart&) const = default;
 };
 
-// Whether a status may be that of damage: NotFound or DataLoss. Only these carry parts.
+// Returns whether a status may mean damage: NotFound or DataLoss. Only these carry parts.
 bool MayBeDamage(const absl::Status& status);
 
-// Adds the parts, without their ranks, to an error that may be one of damage and has none; returns
-// any other status as it is. Adds the first eight: these prove the damage.
+// Adds the first eight parts, which suffice to prove the damage, without their ranks, to an error
+// that may mean damage and has no parts. Returns any other status unchanged.
 absl::Status WithDamagedParts(absl::Status status, std::vector<DamagedPart> parts);
 
-// The parts that were added; nullopt where it is not known to be damage of a checkpoint.
+// Returns the parts that were added; nullopt if the status is not known to mean damage of a
+// checkpoint.
 std::optional<std::vector<DamagedPart>> FindDamagedParts(const absl::Status& status);
 
 }  // namespace tessera::ckpt

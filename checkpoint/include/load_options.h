@@ -13,31 +13,31 @@ namespace tessera::ckpt {
 class ProcessGroup;  // checkpoint/include/process_group.h
 
 struct LoadOptions {
-  // The ranks that load together, each what it wants; collective. The group is the caller's. Null:
-  // this process alone.
+  // The ranks that load together, each the state that it wants; collective. Owned by the caller.
+  // Null: this process alone.
   ProcessGroup* group = nullptr;
   absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
 
   bool verify_checksums = true;
-  // Compares the digests of what all ranks placed in their memory with the saved ones: also detects
-  // damage after the checksums were verified, and elements in the wrong place. The digests are
-  // computed while placing: a load from a local disk by four ranks on two cores (GPT-2 124M) took
-  // 5 % longer where each rank holds a part of the state, and 20 % where each holds all of it.
-  // Where the elements of a row are not contiguous in memory, it takes one additional pass over it.
+  // Whether to compare the digests of the elements that all ranks placed in their memory with the
+  // saved ones, which also detects damage after the checksums were verified, and elements in the
+  // wrong place. Digests are computed while placing: a load from a local disk by four ranks on two
+  // cores (GPT-2 124M) took 5 % longer if each rank held a part of the state, and 20 % if each held
+  // all of it. Tensors whose rows are not contiguous in memory take an additional pass.
   bool verify_digests = false;
   bool allow_missing = false;     // wanted, not saved: left unchanged, and reported
   bool allow_unexpected = false;  // saved, not wanted: ignored, and reported
-  // Fill a weight that was not saved from its master weight, converting the dtype.
+  // Whether to fill a weight that was not saved from its master weight, converted.
   bool weights_from_master = true;
-  // Converts between floating dtypes where saved and wanted differ; otherwise such loads are
+  // Whether to convert between floating dtypes if saved and wanted differ; otherwise such loads are
   // refused.
   bool convert_dtype = true;
   int io_threads = 4;
-  // Memory for reading, in bytes; never less than one checksum chunk of the checkpoint, or seven of
-  // them where ranks read for each other.
+  // Memory for reading, in bytes; never less than one checksum chunk of the checkpoint, or seven
+  // chunks if ranks read for each other.
   uint64_t staging_bytes = uint64_t{64} << 20;
-  // Called with the bytes, as they are saved, of the elements that were placed in this rank's
-  // memory, and of all that it wants, by one thread at a time. Null: not called.
+  // Called with the saved size of the elements that were placed in this rank's memory, and of all
+  // that it wants, by one thread at a time. Null: not called.
   std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
 };
 
@@ -46,8 +46,8 @@ struct LoadReport {
   std::vector<std::string> missing;      // this rank wants them, and they were not saved
   std::vector<std::string> unexpected;   // they were saved, and no rank wants them
   std::vector<std::string> from_master;  // this rank's weights, converted from master weights
-  // Bytes of the data files, in whole checksum chunks. What several ranks need is read by one of
-  // them: summed over all ranks, bytes_read counts each needed byte once.
+  // Bytes of the data files, in whole checksum chunks. Bytes that several ranks need are read by
+  // one of them, so the sum of bytes_read over all ranks counts each needed byte once.
   uint64_t bytes_needed = 0;    // what this rank would have read on its own
   uint64_t bytes_read = 0;      // by this rank, for itself and others
   uint64_t bytes_received = 0;  // from other ranks; only wanted parts of chunks

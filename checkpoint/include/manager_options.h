@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_MANAGER_OPTIONS_H_
 #define TESSERA_CHECKPOINT_INCLUDE_MANAGER_OPTIONS_H_
 
-// Options and results of a CheckpointManager (checkpoint_manager.h): when a job saves, which
-// checkpoints it keeps, and where it resumes.
+// The options and results of a CheckpointManager (checkpoint_manager.h), which decides when a job
+// saves, which checkpoints it keeps, and where it resumes.
 
 #include <array>
 #include <cstdint>
@@ -21,16 +21,17 @@ class FolderLock;  // checkpoint/include/folder_lock.h
 // ---- When a job saves, and when it ends.
 
 struct SaveScheduleOptions {
-  // False: nothing is saved, locked or renamed; only the end of the run is decided.
+  // Whether the job saves. If not, nothing is locked or renamed, and only the end of the run is
+  // decided.
   bool saves = true;
 
-  // Permanent checkpoints. Each zero: not for this reason. The last step of a run is always saved.
+  // Permanent checkpoints. Zero: not for this reason. The last step of a run is always saved.
   int64_t interval_steps = 0;
   absl::Duration interval = absl::ZeroDuration();  // since the last permanent one
   bool continuous = false;                         // the next one begins when the last one is done
 
-  // Rolling checkpoints: frequent ones, of which only the last two are kept. Where a permanent one
-  // is due at the same step, only that one is saved. 0: none are saved.
+  // Rolling checkpoints: frequent ones, of which only the last two are kept. If a permanent one is
+  // due at the same step, only the permanent one is saved. 0: no rolling checkpoints.
   int64_t rolling_interval_steps = 0;
 
   // Ends of the run, each of which saves a permanent checkpoint.
@@ -40,25 +41,25 @@ struct SaveScheduleOptions {
   bool saves_at_signals = true;  // false: a signal ends the run without a checkpoint
 };
 
-// When a job ends because it cannot save.
+// The limits at which a job ends because it cannot save.
 struct FailedSavesOptions {
   int64_t max_failed_saves = 3;  // in a row; 0: any number
   absl::Duration max_without_checkpoint = absl::InfiniteDuration();
 };
 
-// What a rank says after an optimizer step. The facts of all ranks decide together.
+// The state of a rank after an optimizer step.
 struct StepState {
   int64_t step = 0;           // completed; the same on every rank
   int stop_signal = 0;        // SIGINT or SIGTERM, for which every other signal counts; 0: none
-  bool records_fail = false;  // what the run writes beside checkpoints cannot be written: it ends
-  // The step changed the state, and its loss is plausible. Checkpoints that are due wait for a step
-  // that is healthy on every rank, so that retention and rolling slots keep good ones; those that
-  // an end of the run or a stop file asks for do not wait.
+  bool records_fail = false;  // records of the run cannot be written, so that it ends
+  // Whether the step changed the state, and its loss is plausible. Checkpoints that are due wait
+  // for a step that is healthy on every rank, so that retention and rolling slots keep good ones.
+  // Checkpoints at the end of the run or requested by a stop file do not wait.
   bool healthy = true;
 };
 
-// The facts of one rank after a step, or of several: the sum of their counts, which an all-reduce
-// adds. What each count means is the library's.
+// The facts of one rank after a step, or the sum of several ranks' counts, which an all-reduce
+// adds. The meaning of each count is internal to the library.
 struct StepFacts {
   static constexpr int kCounts = 9;
   std::array<int64_t, kCounts> counts = {};
@@ -81,7 +82,8 @@ enum class EndReason {
   kExitInterval
 };
 
-// Why a job should end with an error. Ranks agree on a number: never renumber within a release.
+// The reason why a job should end with an error. Ranks agree on a number: never renumber within a
+// release.
 enum class SaveTrouble {
   kNone = 0,
   kNoRoom = 1,       // the last save has failed for want of space
@@ -90,11 +92,12 @@ enum class SaveTrouble {
   kFolderTaken = 4,  // another job saves to the folder
 };
 
-// What all ranks do after a step.
+// The decision of all ranks after a step.
 struct SaveDecision {
   SaveKind save = SaveKind::kNone;
   EndReason end = EndReason::kNone;
-  // Without a reason to end, or where the folder is taken; a job that ends anyway tries to save.
+  // A trouble, unless there is a reason to end, since a job that ends anyway tries to save;
+  // kFolderTaken in any case.
   SaveTrouble trouble = SaveTrouble::kNone;
   int stop_signal = 0;        // to any rank, whatever ends the run; SIGINT before SIGTERM
   bool records_fail = false;  // on any rank
@@ -104,8 +107,8 @@ struct SaveDecision {
 
 // ---- Which checkpoints it keeps.
 
-// A checkpoint is kept if any of these keeps it. Each zero: keeps none; all zero: everything is
-// kept.
+// The permanent checkpoints to keep. A checkpoint is kept if any field keeps it. Zero keeps none;
+// if all are zero, everything is kept.
 struct RetentionOptions {
   int64_t newest = 0;                            // that many
   int64_t every_steps = 0;                       // those whose step this divides
@@ -120,15 +123,16 @@ struct RetentionOptions {
 // ---- Where it resumes.
 
 struct ResumeOptions {
-  // Continues from the checkpoint of this step instead of the latest valid one, which is an error
-  // where it is not there or damaged. Once it is loaded, checkpoints of later steps are quarantined
-  // as "abandoned".
+  // Step of the checkpoint from which to continue, instead of the latest valid one. An error if it
+  // is missing or damaged. Once it is loaded, checkpoints of later steps are quarantined as
+  // "abandoned".
   std::optional<int64_t> step;
-  // Begins without a checkpoint where there have been some and none is valid.
+  // Whether to begin without a checkpoint if there have been some but none is valid.
   bool ignore_no_valid = false;
 };
 
-// What a resume could not find, as a payload of its error: a program may word it for its users.
+// The reason why a resume found no checkpoint, as a payload of its error, so that a program can
+// word it for its users.
 enum class ResumeProblem {
   kNone,        // the error is of another kind
   kNoSuchStep,  // NotFound: no checkpoint of ResumeOptions::step; lists the steps that exist
@@ -136,26 +140,26 @@ enum class ResumeProblem {
 };
 ResumeProblem ProblemOf(const absl::Status& status);
 
-// A checkpoint that was newer than the one resumed from, and why that one was not taken.
+// A checkpoint that was newer than the one resumed from, and the reason why it was not taken.
 struct SkippedCheckpoint {
-  std::string directory;  // as it was called
+  std::string directory;  // its name before
   std::string moved_to;   // empty: left as it is
-  // The word in the new name: "damaged", or "diverged" where the manifest says of the state that it
-  // is not finite or its loss not plausible.
+  // The word in the new name: "damaged", or "diverged" if the manifest says that the state is not
+  // finite or its loss not plausible.
   std::string word;
   absl::Status reason;
 };
 
 struct ResumeResult {
   // The checkpoint that every rank has loaded, which retention may delete from then on; nullopt:
-  // begin without one.
+  // begin without a checkpoint.
   std::optional<Checkpoint> checkpoint;
   // On rank 0, empty elsewhere.
   std::vector<SkippedCheckpoint> skipped;  // newest first
   std::vector<std::string> abandoned;      // the new names of later checkpoints than options.step
 };
 
-// "skipped /runs/a/step-00000500: why; it is now called step-00000500.damaged".
+// Returns "skipped /runs/a/step-00000500: why; it is now called step-00000500.damaged".
 std::string Describe(const Storage& storage, const SkippedCheckpoint& skipped);
 
 }  // namespace tessera::ckpt

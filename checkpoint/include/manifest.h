@@ -1,9 +1,9 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_MANIFEST_H_
 #define TESSERA_CHECKPOINT_INCLUDE_MANIFEST_H_
 
-// The manifest of a checkpoint as the protobuf message that it is, for programs that fill in more
-// of it than checkpoint.h asks for (topology, trainer state, model, optimizer) or read more than
-// Checkpoint offers. manifest.proto and FORMAT.md describe its fields.
+// The manifest of a checkpoint as a protobuf message, for programs that fill in more fields than
+// checkpoint.h offers (topology, trainer state, model, optimizer) or read more than Checkpoint
+// offers. manifest.proto and FORMAT.md describe the fields.
 
 #include <cstdint>
 #include <memory>
@@ -27,8 +27,8 @@ class Storage;  // storage/storage.h
 namespace tessera::ckpt {
 
 // Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing the existing
-// ones), DataLoss, also if the directory is named for another step than the manifest's; a directory
-// whose name does not state a step can hold any step.
+// ones), DataLoss, also if the directory is named for another step than the manifest's. A directory
+// whose name states no step may hold any step.
 absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir);
 
 // Wraps a manifest for SaveOptions::metadata and AsyncSaver::Start(). Its tensors and files must be
@@ -43,26 +43,26 @@ int64_t ShardCount(const LogicalTensor& tensor);
 Box ShardBox(const LogicalTensor& tensor, int64_t shard);
 uint64_t ShardBytes(const LogicalTensor& tensor, int64_t shard);
 
-// Dtypes and roles in the manifest's enums, and back. A number that this version does not know
-// stays one.
+// Convert dtypes and roles to the manifest's enums, and back. Numbers that this version does not
+// know are kept.
 inline DTypeProto ToProto(DType dtype) { return static_cast<DTypeProto>(dtype); }
 inline RoleProto ToProto(TensorRole role) { return static_cast<RoleProto>(role); }
 inline DType FromProto(DTypeProto dtype) { return static_cast<DType>(dtype); }
 inline TensorRole FromProto(RoleProto role) { return static_cast<TensorRole>(role); }
 
-// The names in the manifest's enums, for messages: "F32", "OPTIMIZER_STATE".
+// Return names in the manifest's enums, for messages: "F32", "OPTIMIZER_STATE".
 inline const std::string& ProtoName(DType dtype) { return DTypeProto_Name(ToProto(dtype)); }
 inline const std::string& ProtoName(TensorRole role) { return RoleProto_Name(ToProto(role)); }
 
 PartitionProto ToProto(const Partition& partition);
 
-// Numbers that no int holds become ones that CheckPartition refuses.
+// Converts a partition. Numbers that no int holds become ones that CheckPartition() refuses.
 Partition FromProto(const PartitionProto& proto);
 
 TopologyProto ToProto(const Topology& topology);
 
-// Absent sizes are 1; sizes that no process count can have, as another program may have written
-// them, are the largest. A manifest's topology is information: it is shown, never relied on.
+// Converts a topology. Absent sizes become 1; impossible sizes, which another program may have
+// written, become the largest possible. A manifest's topology is only shown, never relied on.
 Topology FromProto(const TopologyProto& proto);
 
 }  // namespace tessera::ckpt

@@ -14,13 +14,13 @@
 
 namespace tessera::ckpt {
 
-// A message between two ranks in flight. The memory that it is sent from, or received into, is the
-// caller's, and must stay valid and untouched until Wait() has returned OK or the message has been
-// destroyed.
+// A message in flight between two ranks. The caller's memory, from which it is sent or into which
+// it is received, must stay valid and untouched until Wait() has returned OK or the message has
+// been destroyed.
 class PendingMessage {
  public:
-  // May be called before Wait() has returned OK, if the group has failed or the caller gives up: no
-  // byte of the memory is touched after it returns.
+  // Gives the message up if Wait() has not returned OK, because the group has failed or the caller
+  // does not want it any more. No byte of the memory is touched after the destructor returns.
   virtual ~PendingMessage() = default;
 
   // Waits for the end of the transfer. Called once.
@@ -31,15 +31,15 @@ class PendingMessage {
 // own communication library. Everything else (scattering the parts of a plan, exchanging data that
 // was read) is built on them.
 //
-// Gather and Broadcast are collective: every rank calls the same in the same order. They carry
-// descriptions and plans: up to some ten MiB for the whole group, so a binomial tree pays.
+// Gather() and Broadcast() are collective: every rank makes the same calls in the same order. They
+// carry descriptions and plans, up to some ten MiB for the whole group, so a binomial tree pays.
 // Transfers carry the contents of tensors.
 //
 // Errors: DeadlineExceeded or Unavailable, naming the missing ranks. After an error the group is
 // unusable.
 //
-// Threads: one at a time. An asynchronous save uses its group from a background thread until it is
-// committed, and therefore needs a group of its own.
+// Threads: one at a time. An asynchronous save uses its group from a background thread, and
+// therefore needs a group of its own.
 class ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;
@@ -53,10 +53,10 @@ class ProcessGroup {
   virtual absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
                                                 absl::Duration deadline) = 0;
 
-  // A message from one rank to another; never to itself, never empty. Both sides know its size
-  // beforehand. Several may be in flight at once; those of one pair arrive in the order in which
-  // they were started, and are waited for in that order. A send may wait for its receive, but need
-  // not. The transfer must not outlive the group.
+  // Start a message from one rank to another; never to itself, never empty. Both sides know its
+  // size beforehand. Several messages may be in flight at once; messages of one pair arrive in the
+  // order in which they were started, and are waited for in that order. A send may wait for its
+  // receive, but need not. The transfer must not outlive the group.
   virtual std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
                                                     int destination) = 0;
   virtual std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) = 0;
@@ -73,7 +73,7 @@ class SingleProcessGroup final : public ProcessGroup {
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0, absl::Duration) override {
     return std::string(from_rank_0);
   }
-  // There is no other rank: waiting for a transfer is an error.
+  // Returns a transfer whose Wait() is an error, since there is no other rank.
   std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte>, int) override {
     return std::make_unique<NoMessage>();
   }

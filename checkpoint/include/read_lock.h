@@ -8,15 +8,15 @@
 
 namespace tessera::ckpt {
 
-// Marks a checkpoint as being read, so that neither retention nor Prune() deletes it: a shared
-// advisory lock on its directory, which the system releases however the process ends. Takes effect
-// in the file systems of this machine that have such locks on directories; elsewhere, as in object
-// stores and on most network file systems, nothing is marked. Neither waits nor writes anything.
+// Marks a checkpoint as being read, so that neither retention nor Prune() deletes it. The mark is a
+// shared advisory lock on the directory, which the system releases however the process ends. It
+// works in local file systems that have such locks on directories; elsewhere, as in object stores
+// and on most network file systems, nothing is marked. Neither waits nor writes anything.
 //
-// Take it before reading the manifest: a manifest that is there afterwards stays.
+// Take the lock before reading the manifest: a manifest that exists afterwards stays.
 class ReadLock {
  public:
-  // Holds nothing.
+  // Makes a lock that holds nothing.
   ReadLock() = default;
   ReadLock(const Storage& storage, std::string_view checkpoint_dir);
   ReadLock(ReadLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}

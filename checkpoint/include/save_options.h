@@ -15,51 +15,50 @@ namespace tessera::ckpt {
 class Manifest;      // checkpoint/include/manifest.h
 class ProcessGroup;  // checkpoint/include/process_group.h
 
-// What a checkpoint holds besides its tensors. In a group, rank 0's is saved.
+// The data of a checkpoint besides its tensors. In a group, rank 0's metadata is saved.
 struct Metadata {
   std::string program;                         // that saves, for people: "my_trainer 1.2"
   std::map<std::string, std::string> entries;  // the program's own data: any bytes by name
 
-  // For programs that fill in fields of the manifest themselves (topology, model, optimizer). Its
-  // tensors and files must be empty, its step is ignored, and the fields above are added to it.
-  // May be null.
+  // Fields of the manifest that the program fills in itself (topology, model, optimizer). Tensors
+  // and files must be empty, the step is ignored, and the fields above are added. May be null.
   std::shared_ptr<const Manifest> manifest;
 };
 
 // One save: its step, its kind, and what is stored with the tensors.
 struct SaveRequest {
   int64_t step = 0;
-  bool rolling = false;  // goes to a rolling slot, where a CheckpointManager saves
+  bool rolling = false;  // goes to a rolling slot, in a CheckpointManager
   Metadata metadata;
 };
 
 struct SaveOptions {
-  // The ranks that save together, each its part of the state; collective, see process_group.h. The
-  // group is the caller's and must outlive the call, or the saver. Null: this process alone.
+  // The ranks that save together, each its part of the state; collective, see process_group.h.
+  // Owned by the caller; must outlive the call, or the saver. Null: this process alone.
   ProcessGroup* group = nullptr;
   absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
 
-  // Stored with the tensors. An AsyncSaver and a CheckpointManager take it with each save instead,
-  // and ignore this.
+  // Metadata that is stored with the tensors. Ignored by AsyncSaver and CheckpointManager, which
+  // take it with each save.
   Metadata metadata;
 
-  // Layout of the files. A checksum chunk is the smallest part that a partial read fetches; must be
-  // a multiple of 8.
+  // Layout of the files. A checksum chunk is the smallest part that a partial read fetches; its
+  // size must be a multiple of 8.
   uint32_t checksum_chunk_bytes = 1 << 20;
-  // A rank whose data is larger than this writes several files.
+  // Limit of a file; a rank with more data writes several files.
   uint64_t max_file_bytes = uint64_t{4} << 30;
 
   // Threads that copy and write; more than there are cores keep the disk busy.
   int io_threads = 4;
   uint64_t staging_bytes = uint64_t{64} << 20;  // memory for copies; never less than a chunk
 
-  // Called with the bytes of this rank's data files that are written, and of all of them, by one
+  // Called with the bytes of this rank's data files that are written, and with their total, by one
   // thread at a time. Null: not called.
   std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
 
-  // Called on every rank that set it, by the saving thread, once this rank's data is durable and
-  // before the checkpoint is committed: to make durable what the checkpoint depends on, for example
-  // a log. Its error fails the save.
+  // Called by the saving thread, on every rank that set it, once this rank's data is durable and
+  // before the checkpoint is committed, to make durable what the checkpoint depends on, for example
+  // a log. An error fails the save.
   std::function<absl::Status()> before_commit;
 };
 
@@ -70,12 +69,12 @@ struct SaveReport {
   // Processor time of copies, checksums and writes on the threads that the save runs here.
   double processor_seconds = 0;
 
-  // Saves in the background, whose `seconds` count from Start().
+  // For saves in the background, whose `seconds` count from Start():
   double copied_seconds = 0;   // from Start() until this process's state was copied
   double blocked_seconds = 0;  // in Start() and waiting for the copy
 
-  // What did not go as well as it could, though the checkpoint is complete: memory that was not
-  // available, and why; checkpoints that could not be deleted. Usually empty.
+  // Problems that did not prevent the save: memory that was not available, and why; checkpoints
+  // that could not be deleted. Usually empty.
   std::string note;
 };
 

@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_SAVED_CHECKPOINTS_H_
 #define TESSERA_CHECKPOINT_INCLUDE_SAVED_CHECKPOINTS_H_
 
-// What a job has saved in a folder, the root of a storage: for programs that look there without a
-// CheckpointManager.
+// The checkpoints that a job has saved in a folder, the root of a storage, for programs that look
+// there without a CheckpointManager.
 
 #include <cstdint>
 #include <string_view>
@@ -17,16 +17,17 @@ namespace tessera::ckpt {
 
 class Manifest;  // checkpoint/include/manifest.h
 
-// Committed checkpoints, permanent and rolling, in the order in which a job tries to resume from
-// them: newest first, and of one step the permanent one first. None if the folder is not there.
-// Directories that cannot be listed are left out, and added to `unreadable` (may be null).
+// Returns the committed checkpoints, permanent and rolling, in the order in which a job tries to
+// resume from them: newest first, and of one step the permanent one first. Empty if the folder does
+// not exist. Directories that cannot be listed are left out, and added to `unreadable` (may be
+// null).
 absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(
     Storage& storage, std::vector<CheckpointInfo>* unreadable = nullptr);
 
-// Whether the state was finite when it was saved, and the loss plausible, as far as is known.
+// Returns whether the saved state was finite and its loss plausible, as far as is known.
 bool IsHealthy(const Manifest& manifest);
 
-// NotFound: "no such checkpoint in", and the steps that are there.
+// Returns NotFound: "no such checkpoint in", and the existing steps.
 absl::Status NoSuchCheckpoint(const Storage& storage, std::vector<CheckpointInfo> saved);
 
 struct NearbyCopies {
@@ -34,10 +35,10 @@ struct NearbyCopies {
   int64_t dropped_files = 0;
 };
 
-// Call before a load. Reads the copies of a committed checkpoint's data files in the staging tier,
-// and deletes those that are not, byte for byte by their checksums, what the remote manifest
-// describes. Files without such a copy are not read. Does nothing without a staging tier
-// (Storage::staging()). Errors: those of the manifest, see ReadManifest().
+// Reads the copies of a committed checkpoint's data files in the staging tier, and deletes those
+// whose bytes do not match the checksums of the remote manifest. Call before a load. Does not read
+// files without a copy. Does nothing without a staging tier (Storage::staging()). Errors: those of
+// ReadManifest().
 absl::StatusOr<NearbyCopies> DropDamagedCopies(Storage& storage, std::string_view checkpoint_dir);
 
 }  // namespace tessera::ckpt

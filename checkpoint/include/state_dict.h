@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_STATE_DICT_H_
 #define TESSERA_CHECKPOINT_INCLUDE_STATE_DICT_H_
 
-// State as the library sees it: logical tensors, and the boxes of them that lie in this process's
-// memory. Descriptions only: no element is owned or copied here.
+// The description of a state: logical tensors, and their boxes in this process's memory. Owns and
+// copies no element.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,21 +21,21 @@
 
 namespace tessera::ckpt {
 
-// One box of a logical tensor in this process's memory: the source of a save, the destination of a
-// load. The memory belongs to the caller and must stay valid and, for a save, unchanged until the
+// One box of a logical tensor in this process's memory: the source of a save, or the destination of
+// a load. The memory belongs to the caller and must stay valid and, for a save, unchanged until the
 // call returns.
 struct Shard {
   Box box;
   void* data = nullptr;          // the element at box.global_offset
   std::vector<int64_t> strides;  // in elements, one per dim; empty: contiguous row-major
 
-  // What Of() knows besides, and the library then checks.
+  // Facts that Of() knows, and the library then checks.
   DType dtype = DType::kUnspecified;  // unspecified: the tensor's
   int64_t memory_elements = -1;       // from `data` on; -1: unknown
   bool read_only = false;             // a load refuses it
 
-  // A view of typed memory: a span, a vector, an array. InvalidArgument from the call that takes it
-  // where the box, with its strides, does not fit into the memory.
+  // Makes a view of typed memory: a span, a vector, an array. If the box, with its strides, does
+  // not fit into the memory, the call that takes the shard returns InvalidArgument.
   template <std::ranges::contiguous_range Memory>
   // NOLINTNEXTLINE(performance-unnecessary-value-param): both are moved from.
   static Shard Of(Memory&& memory, Box box, std::vector<int64_t> strides = {}) {
@@ -50,7 +50,7 @@ struct Shard {
             .read_only = std::is_const_v<Element>};
   }
 
-  // A view of memory whose dtype is known only at run time, and its size not at all.
+  // Makes a view of memory of unknown size, whose dtype is known only at run time.
   static Shard Untyped(void* data, DType dtype, Box box, std::vector<int64_t> strides = {}) {
     return {.box = std::move(box), .data = data, .strides = std::move(strides), .dtype = dtype};
   }
@@ -69,11 +69,11 @@ struct ShardedTensor {
   std::vector<Shard> shards;
 };
 
-// Everything that a process contributes to a save, or wants from a load. Boxes of one tensor must
-// not overlap within a process; across processes they may (replicas), and must cover the tensor.
+// A process's contribution to a save, or its wants of a load. Boxes of one tensor must not overlap
+// within a process; across processes they may (replicas), and must cover the tensor.
 //
-// Files have the tensors in this order. Where it is the order of memory, tensors that are parts of
-// one buffer go to the disk together, from where they are.
+// Files have the tensors in this order. If it is the order of memory, tensors that are parts of one
+// buffer are written together, in place.
 struct StateDict {
   std::vector<ShardedTensor> tensors;
 };

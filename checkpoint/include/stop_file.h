@@ -11,28 +11,27 @@
 
 namespace tessera::ckpt {
 
-// The contents of a stop file: one integer, by which a person asks a job to save and to end.
+// A request in a stop file, by which a person asks a job to save and to end.
 struct StopRequest {
   // N > 0: save at step N and end the run. N < 0: save at step -N and continue. 0: nothing.
   int64_t step = 0;
-  // Counts what was written to the file, so that one value is acted upon once. 1: the contents that
-  // the file had when the run began; 0: never read.
+  // Counts the changes of the file, so that one value is acted upon once. 1: the contents that the
+  // file had when the run began; 0: never read.
   int64_t version = 0;
 };
 
-// The contents of a stop file: one integer, with white space around it. 0 for an empty one;
-// InvalidArgument for anything else.
+// Parses the contents of a stop file: one integer, with white space around it. Returns 0 for an
+// empty file; InvalidArgument for anything else.
 absl::StatusOr<int64_t> ParseStopFile(std::string_view contents);
 
 // A file by which a person, or another program, asks a run to save and to end; see StopRequest.
 //
-// A thread of its own reads the file, because a file server that does not answer must not delay
-// training: no call waits for a read, apart from the constructor, and that for `first_read` at the
-// longest. Not thread-safe.
+// A separate thread reads the file, because a file server that does not answer must not delay
+// training. Only the constructor waits for a read, for `first_read` at most. Not thread-safe.
 class StopFile {
  public:
-  // `acted_upon`: the identity of a request that has ended an earlier run. Where the file is still
-  // the same, it asks for nothing.
+  // `acted_upon` is the identity of a request that has ended an earlier run. If the file is still
+  // the same, it requests nothing.
   explicit StopFile(std::string path, const std::string& acted_upon = "",
                     absl::Duration first_read = absl::Seconds(2));
   // Does not wait for a read in progress.
@@ -40,16 +39,17 @@ class StopFile {
   StopFile(const StopFile&) = delete;
   StopFile& operator=(const StopFile&) = delete;
 
-  // What the newest finished read has found; a missing file is an empty one. Lets the thread read
-  // again.
+  // Returns the request that the newest finished read has found; a missing file counts as empty.
+  // Lets the thread read again.
   StopRequest Poll();
 
-  // A short text that tells the request of this version from others of the same path, at any time
-  // and in other processes, for the constructor. Empty where the file has changed since.
+  // Returns a short text, for the constructor, that distinguishes the request of this version from
+  // others of the same path, at any time and in other processes. Empty if the file has changed
+  // since.
   std::string Identity(int64_t version) const;
 
-  // A sentence about contents that are not an integer, or about a file that cannot be read: once
-  // for each. Empty if there is nothing to report.
+  // Returns a sentence about contents that are not an integer, or about a file that cannot be read,
+  // once for each. Empty if there is nothing to report.
   std::string TakeNote();
 
  private:

@@ -3,7 +3,7 @@
 
 namespace tessera::ckpt {
 
-// What a tensor is to training. The numbers are the same as in the manifest's RoleProto: never
+// The role of a tensor in training. The numbers are the same as in the manifest's RoleProto: never
 // renumber.
 enum class TensorRole {
   kUnspecified = 0,
@@ -13,7 +13,8 @@ enum class TensorRole {
   kBuffer = 4,
 };
 
-// Whether a tensor is state of the optimizer: what a program that starts a fresh one leaves out.
+// Returns whether a tensor is state of the optimizer, which a program with a fresh optimizer does
+// not load.
 inline bool BelongsToOptimizer(TensorRole role) {
   return role == TensorRole::kMasterWeight || role == TensorRole::kOptimizerState;
 }

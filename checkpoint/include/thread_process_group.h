@@ -1,7 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_THREAD_PROCESS_GROUP_H_
 #define TESSERA_CHECKPOINT_INCLUDE_THREAD_PROCESS_GROUP_H_
 
-// Ranks as threads of one process, for tests and examples.
+// A process group whose ranks are threads of one process, for tests and examples.
 
 #include <algorithm>
 #include <chrono>
@@ -26,14 +26,14 @@
 
 namespace tessera::ckpt {
 
-// What the ranks of one group share.
+// State shared by the ranks of one group.
 class ThreadGroupHub {
  public:
   explicit ThreadGroupHub(int size) : size_(size) {}
   int size() const { return size_; }
 
-  // Leaves a message for operation number `operation`, and waits for those of all ranks or of rank
-  // 0 alone.
+  // Leaves a message for operation number `operation`, and waits for the messages of all ranks or
+  // of rank 0 alone.
   absl::StatusOr<std::vector<std::string>> Exchange(int64_t operation, int rank,
                                                     std::string_view message, bool wait_for_all,
                                                     bool wait_for_rank_0, absl::Duration deadline) {
@@ -66,7 +66,7 @@ class ThreadGroupHub {
     return seen;
   }
 
-  // One side of a message. Nothing is transferred before both sides have arrived, as with messages
+  // One side of a message. Nothing is transferred before both sides have arrived, like messages
   // that are too large for a library's own buffers.
   struct Side {
     std::byte* to = nullptr;

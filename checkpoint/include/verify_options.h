@@ -9,16 +9,17 @@
 namespace tessera::ckpt {
 
 struct VerifyOptions {
-  // Whether to compare the contents of every tensor with its logical digest, too.
+  // Whether to compare also the contents of every tensor with its logical digest.
   bool digests = false;
-  // false: checks only the manifest, and the sizes and headers of the files.
+  // Whether to check the contents; if not, checks only the manifest, and the sizes and headers of
+  // the files.
   bool contents = true;
   int io_threads = 4;
-  // Called with the bytes read so far and in all, by one thread at a time. Null: not called.
+  // Called with the bytes read so far and in total, by one thread at a time. Null: not called.
   std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
 };
 
-// A place in a checkpoint that holds something else than what was written there.
+// A place in a checkpoint that does not hold the bytes that were written there.
 struct Damage {
   std::string file;  // in the checkpoint's directory
   uint64_t offset_bytes = 0;
@@ -27,7 +28,7 @@ struct Damage {
 };
 
 struct VerifyReport {
-  std::vector<Damage> damage;    // by file and offset; empty: everything is as it was written
+  std::vector<Damage> damage;    // by file and offset; empty: no damage
   int64_t digests_verified = 0;  // tensors whose contents have the digest in the manifest
   int64_t digests_missing = 0;   // tensors without a digest in the manifest
   uint64_t bytes_read = 0;
