@@ -18,8 +18,8 @@ class AlignedBuffer {
  public:
   AlignedBuffer() = default;
 
-  // `size_bytes` may be any number; memory is reserved up to the next multiple of
-  // kIoAlignmentBytes, see capacity_bytes(). Errors: ResourceExhausted. Touches no page.
+  // Allocates a buffer of any size; memory is reserved up to the next multiple of
+  // kIoAlignmentBytes, see capacity_bytes(). Touches no page. Errors: ResourceExhausted.
   static absl::StatusOr<AlignedBuffer> Allocate(uint64_t size_bytes);
 
   AlignedBuffer(AlignedBuffer&& other) noexcept;
@@ -32,8 +32,8 @@ class AlignedBuffer {
   const std::byte* data() const { return data_; }
   size_t size_bytes() const { return size_bytes_; }
 
-  // size_bytes() rounded up to kIoAlignmentBytes; all of it may be read and written, so that a
-  // padded transfer of the tail needs no second buffer.
+  // Returns size_bytes() rounded up to kIoAlignmentBytes. The whole capacity may be read and
+  // written, so that a padded transfer of the tail needs no second buffer.
   size_t capacity_bytes() const { return capacity_bytes_; }
 
   std::span<std::byte> span() { return {data_, size_bytes_}; }

@@ -12,23 +12,23 @@ namespace tessera {
 
 class Storage;  // storage.h
 
-// What a name alone does not say. A program fills it once, from its command line or settings, and
-// passes it on as a whole.
+// The options that a name does not state. A program fills them in once, from its command line or
+// settings, and passes them on as a whole.
 struct OpenStorageOptions {
-  // For writing. Creates a root directory, with its parents, if it does not exist; an object store
-  // is asked at once whether objects can be listed, created and deleted there.
+  // Whether to prepare for writing: creates a root directory, with its parents, if it does not
+  // exist; asks an object store at once whether objects can be listed, created and deleted there.
   bool create_root = false;
 
   // The address of an S3-compatible store, "http://host:9000" for example, for names without one.
   // Empty: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or Amazon's own.
   std::string s3_endpoint = {};
 
-  // Which uploads to an object store the program may remove, with create_root, a day after they
-  // began: those whose whole path below the root matches this regular expression (ECMAScript).
+  // A regular expression (ECMAScript) that the whole path below the root must match for uploads to
+  // an object store that the program may remove, with create_root, a day after they began.
   // Processes that die leave such uploads behind. Empty: none.
   std::string own_uploads = {};
 
-  // The same for writing.
+  // Returns these options with create_root.
   OpenStorageOptions ForWriting() const {
     OpenStorageOptions writing = *this;
     writing.create_root = true;
@@ -36,7 +36,7 @@ struct OpenStorageOptions {
   }
 };
 
-// Opens the storage that a name stands for:
+// Opens the storage of a name:
 //
 //   /runs/a, runs/a                       a directory
 //   local:/runs/a                         the same; for paths that look like something else
@@ -50,14 +50,14 @@ struct OpenStorageOptions {
 // Credentials come from the environment, the files of the AWS tools, or the role of the machine
 // (docs/storage.md).
 //
-// Errors, each with a sentence that names what is wrong: InvalidArgument for a name of another form
+// Errors, each with a sentence that names the problem: InvalidArgument for a name of another form
 // and for a path that is not a directory; NotFound if the directory or the bucket does not exist;
 // FailedPrecondition if credentials are missing; PermissionDenied if they do not suffice;
 // Unavailable if the store does not answer.
 absl::StatusOr<std::unique_ptr<Storage>> OpenStorage(std::string_view name,
                                                      const OpenStorageOptions& options = {});
 
-// Returns the path of the directory that a name stands for; nullopt for other storages.
+// Returns the path of the directory that a name names; nullopt for other storages.
 std::optional<std::string> LocalPathOfName(std::string_view name);
 
 }  // namespace tessera

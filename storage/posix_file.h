@@ -20,8 +20,8 @@ namespace tessera::internal {
 
 class PosixWritableFile final : public WritableFile {
  public:
-  // `name` is used in messages; the descriptors are as in DualFile. What lies behind the last byte
-  // that is written, reserved or the rest of its block, is cut off.
+  // `name` is used in messages; the descriptors are as in DualFile. Reserved space and the rest of
+  // the last block behind the last byte written are cut off.
   PosixWritableFile(std::string name, ScopedFd buffered, ScopedFd direct,
                     const DualFileOptions& options, BouncePool* bounce);
 
@@ -33,7 +33,7 @@ class PosixWritableFile final : public WritableFile {
 
  private:
   absl::Status Claim(uint64_t offset_bytes, uint64_t size_bytes);
-  // `started`: see DualFile.
+  // Finishes a write; `started` as in DualFile.
   absl::Status FinishWriteAt(RingTransfer* started, uint64_t offset_bytes,
                              std::span<const std::byte> data);
   absl::Status CutToLength() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

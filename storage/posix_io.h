@@ -1,7 +1,7 @@
 #ifndef TESSERA_STORAGE_POSIX_IO_H_
 #define TESSERA_STORAGE_POSIX_IO_H_
 
-// Reading and writing whole ranges of any alignment, over two descriptors of one file.
+// Reads and writes of whole ranges of any alignment, over two descriptors of one file.
 
 #include <sys/types.h>
 #include <unistd.h>
@@ -26,10 +26,11 @@
 
 namespace tessera::internal {
 
-// "WriteAt /runs/a: No space left on device" under the code that storage.h promises for `error`.
+// Returns "WriteAt /runs/a: No space left on device" under the code that storage.h promises for
+// `error`.
 absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view where);
 
-// The same for reading, where bytes that are known to be lost are DataLoss; EIO, which may pass, is
+// ErrnoStatus() for reading: bytes that are known to be lost are DataLoss; EIO, which may pass, is
 // Unavailable.
 absl::Status ReadErrnoStatus(int error, std::string_view operation, std::string_view where);
 
@@ -55,14 +56,14 @@ class ScopedFd {
   int fd_ = -1;
 };
 
-// Aligned buffers for transfers whose own memory is not aligned, at most `max_buffers` of them:
-// further threads wait, so that bouncing never takes more than max_buffers * buffer_bytes.
+// A pool of at most `max_buffers` aligned buffers, for transfers whose own memory is not aligned.
+// Further threads wait, so that bouncing never takes more than max_buffers * buffer_bytes.
 class BouncePool {
  public:
   BouncePool(size_t buffer_bytes, int max_buffers)
       : buffer_bytes_(buffer_bytes), unallocated_(max_buffers) {}
 
-  // Returns the buffer to the pool when destroyed.
+  // A buffer, which is returned to the pool at destruction.
   class Lease {
    public:
     Lease(BouncePool* pool, AlignedBuffer buffer) : pool_(pool), buffer_(std::move(buffer)) {}
@@ -77,7 +78,7 @@ class BouncePool {
     AlignedBuffer buffer_;
   };
 
-  // ResourceExhausted when out of memory.
+  // Waits for a buffer. ResourceExhausted if there is no memory.
   absl::StatusOr<Lease> Acquire();
 
  private:
@@ -92,52 +93,52 @@ class BouncePool {
 struct IoCalls {
   ssize_t (*pread)(int fd, void* data, size_t size, off_t offset) = ::pread;
   ssize_t (*pwrite)(int fd, const void* data, size_t size, off_t offset) = ::pwrite;
-  // What a transfer through io_uring ended with: the bytes transferred, or a negative errno.
+  // Changes the result of a transfer through io_uring: the bytes transferred, or a negative errno.
   int (*ring_result)(size_t size, off_t offset, int result) = [](size_t, off_t, int result) {
     return result;
   };
 };
 
-// Applies to files that are opened afterwards; for tests.
+// Sets the calls of files that are opened afterwards, for tests.
 void SetIoCalls(const IoCalls& calls);
 const IoCalls& CurrentIoCalls();
 
 struct DualFileOptions {
-  // Smaller reads always go through the cache.
+  // The size below which reads always go through the cache.
   size_t direct_min_bytes = size_t{64} << 10;
-  // Memory at multiples of this is transferred directly without a copy.
+  // The alignment of memory that is transferred directly without a copy.
   size_t memory_alignment_bytes = kIoAlignmentBytes;
-  // Starts transfers through io_uring, where there is one.
+  // Whether to start transfers through io_uring, if it is available.
   bool io_uring = true;
 };
 
-// What the file system asks for of the memory of direct transfers; kIoAlignmentBytes where it does
-// not say.
+// Returns the alignment of memory that the file system demands for direct transfers;
+// kIoAlignmentBytes if it is unknown.
 size_t DirectMemoryAlignment(int direct_fd);
 
-// One file, opened once through the page cache and, where the file system allows it, once past it
+// One file, opened once through the page cache and, if the file system allows it, once past it
 // (O_DIRECT).
 //
-// It is written in one of the two ways. A file that was opened for direct I/O is written in whole
-// blocks of kIoAlignmentBytes and directly: without a copy where the memory is aligned too, and
-// through a bounce buffer where it is not. A block that a write covers in part is kept in memory
-// until other writes have covered the rest, and is written by each of them as a whole, with zeros
-// where nothing was written yet; so the file ends at a block. The page cache has none of such a
-// file: a cached page that is written back beside direct writes can end them, and Sync(), with EIO.
-// If the file system refuses a direct write, this one and all others go through the page cache.
+// A file is written in one of the two ways. With direct I/O, it is written in whole blocks of
+// kIoAlignmentBytes: without a copy if the memory is aligned, too, and through a bounce buffer
+// otherwise. A block that a write covers in part is kept in memory until other writes have covered
+// the rest. Each of them writes the whole block, with zeros where nothing was written yet, so the
+// file ends at a block. The page cache has no page of such a file, since a cached page that is
+// written back beside direct writes can make them, and Sync(), fail with EIO. If the file system
+// refuses a direct write, this one and all others go through the page cache.
 //
-// A large read is split at blocks: those are read directly, and less than a block at either end
+// A large read is split at blocks: whole blocks are read directly, and the rest at either end
 // through the page cache.
 //
-// Thread-safe; writes must not overlap with each other, nor reads with writes. Memory: that of
-// blocks that are written in part.
+// Thread-safe; writes must not overlap with each other, nor reads with writes. Memory: the blocks
+// that are written in part.
 class DualFile {
  public:
   // `direct` may be invalid.
   DualFile(ScopedFd buffered, ScopedFd direct, const DualFileOptions& options, BouncePool* bounce,
            IoCalls calls = CurrentIoCalls());
 
-  // Whether a range, in whole blocks, has offsets that the system knows.
+  // Returns whether the offsets of a range, in whole blocks, fit the system's type.
   static bool Fits(uint64_t offset_bytes, uint64_t size_bytes);
 
   int fd() const { return buffered_.get(); }
@@ -153,29 +154,30 @@ class DualFile {
     return FinishRead(nullptr, offset_bytes, out, read_bytes);
   }
 
-  // Start the direct part of such a transfer. Null where it has none, or cannot be started.
+  // Start the direct part of a transfer. Return null if there is no such part, or it cannot be
+  // started.
   std::unique_ptr<RingTransfer> StartWrite(uint64_t offset_bytes,
                                            std::span<const std::byte> data) const;
   std::unique_ptr<RingTransfer> StartRead(uint64_t offset_bytes, std::span<std::byte> out) const;
 
-  // WriteAt() and ReadAt(), of which the direct part was started (null: was not). Whatever the ring
-  // left undone is done as they do it.
+  // Complete WriteAt() and ReadAt() whose direct part was started (null: was not). Do the part that
+  // the ring has left undone.
   int FinishWrite(RingTransfer* started, uint64_t offset_bytes, std::span<const std::byte> data);
   int FinishRead(RingTransfer* started, uint64_t offset_bytes, std::span<std::byte> out,
                  size_t* read_bytes) const;
 
-  // Closes both. Returns the first errno, or 0.
+  // Closes both descriptors. Returns the first errno, or 0.
   int Close();
 
  private:
-  // The whole blocks of a range, as offsets from its begin.
+  // The whole blocks of a range, as offsets from its beginning.
   struct Blocks {
     size_t begin = 0;
     size_t end = 0;
     size_t size() const { return end - begin; }
   };
   static Blocks BlocksOf(uint64_t offset_bytes, size_t size_bytes);
-  // Whether the blocks of a range are read directly.
+  // Returns whether the blocks of a range are read directly.
   bool ReadsDirectly(size_t size_bytes) const {
     return direct() && size_bytes >= options_.direct_min_bytes;
   }
@@ -184,7 +186,7 @@ class DualFile {
   }
   std::unique_ptr<RingTransfer> Start(bool write, uint64_t offset_bytes,
                                       std::span<const std::byte> memory) const;
-  // Waits. Returns an errno, or 0 and the bytes that need no other call.
+  // Waits for a transfer. Returns an errno, or 0 and the bytes that need no other call.
   int Finish(RingTransfer* started, uint64_t offset_bytes, size_t size_bytes,
              size_t* done_bytes) const;
   int WriteBuffered(uint64_t offset_bytes, std::span<const std::byte> data);
@@ -204,7 +206,7 @@ class DualFile {
   const DualFileOptions options_;
   BouncePool* const bounce_;
   const IoCalls calls_;
-  // Some file systems accept the flag, but refuse the transfer.
+  // Whether direct transfers work: some file systems accept the flag, but refuse the transfer.
   mutable std::atomic<bool> direct_usable_;
 
   struct PartialBlock {

@@ -16,31 +16,32 @@ namespace tessera {
 struct PosixStorageOptions {
   // Creates the root directory, with its parents, if it does not exist.
   bool create_root = false;
-  // If set, the root must be a directory of that user, and no link; permissions of others are taken
-  // away. With create_root, it is created so. PermissionDenied for another user's,
-  // FailedPrecondition for a link. For folders with predictable names in places where everybody may
-  // write.
+  // If set, the root must be a directory of that user, not a link; permissions of others are
+  // removed. With create_root, it is created in this way. PermissionDenied for another user's
+  // directory, FailedPrecondition for a link. For folders with predictable names in places where
+  // everybody may write.
   std::optional<uid_t> private_to;
 
   // Bypasses the page cache (O_DIRECT) if the file system allows it. Large files that are written
   // once and rarely read soon after gain nothing from a cache, which costs a copy and evicts useful
   // pages.
   bool direct_io = true;
-  // Smaller reads go through the page cache, and so do all writes to a file that is created with a
-  // smaller hint of its size. Other files are written past the page cache only.
+  // The size below which reads go through the page cache, and so do all writes to a file that is
+  // created with a smaller hint of its size. Other files are written only past the page cache.
   size_t direct_min_bytes = size_t{64} << 10;
-  // Transfers that are started are in flight through io_uring: each thread that starts some has a
-  // ring of its own. Without it, and where the kernel or a filter of system calls refuses it, they
-  // are done by whoever waits for them. TESSERA_IO_URING=0 in the environment forbids it, too.
+  // Whether started transfers are in flight through io_uring, with a ring for each thread that
+  // starts some. Without it, or if the kernel or a filter of system calls refuses it, transfers are
+  // done by the thread that waits for them. TESSERA_IO_URING=0 in the environment forbids io_uring,
+  // too.
   bool io_uring = true;
-  // What is transferred through the caller's memory only where that has the address that the file
-  // system asks for at a multiple of kIoAlignmentBytes in the file; the rest is copied through
-  // buffers of this size, at most max_bounce_buffers. 4 MiB at any offset touch one block more.
+  // The size of bounce buffers, of which there are at most max_bounce_buffers. Data is copied
+  // through them unless the caller's memory has the alignment that the file system demands at a
+  // multiple of kIoAlignmentBytes in the file. 4 MiB at any offset touch one block more.
   size_t bounce_buffer_bytes = (size_t{4} << 20) + kIoAlignmentBytes;
   int max_bounce_buffers = 8;
 };
 
-// A directory of a local or network file system.
+// Opens a directory of a local or network file system.
 //
 // The root is opened once: the storage stays with that directory, even if it is renamed. Symbolic
 // links are followed in the root and in the directories of a path, and when opening a file to read

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// A storage that shows files and changes none: every operation that would change something returns
+// A storage that cannot be changed: every operation that would change something returns
 // PermissionDenied.
 class ReadOnlyStorage : public Storage {
  public:

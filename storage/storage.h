@@ -51,9 +51,9 @@ struct ChunkChecksums {
   uint64_t chunk_bytes = 0;
   std::span<const uint32_t> crc32c = {};
 
-  // The checksums of the data from `offset_bytes` on. None if a chunk does not begin there.
+  // Returns the checksums of the data from `offset_bytes` on. None if a chunk does not begin there.
   ChunkChecksums From(uint64_t offset_bytes) const;
-  // The CRC-32C of a range that consists of whole chunks; nullopt for other ranges.
+  // Returns the CRC-32C of a range that consists of whole chunks; nullopt for other ranges.
   std::optional<uint32_t> OfRange(uint64_t offset_bytes, uint64_t size_bytes) const;
 };
 
@@ -72,7 +72,7 @@ class StatedChecksums {
     uint32_t crc32 = 0;
   };
   virtual void Add(Part part) = 0;
-  // The file could have stated checksums, but its writer left them out.
+  // Reports that the file could have stated checksums, but its writer left them out.
   virtual void AddUnchecked() = 0;
 };
 
@@ -133,39 +133,40 @@ class ReadableFile {
   virtual std::unique_ptr<PendingIo> StartReadAt(uint64_t offset_bytes, std::span<std::byte> out,
                                                  bool original) const;
 
-  // The offset in a page of memory at which a large read from `offset_bytes` needs no copy.
+  // Returns the offset in a page of memory at which a large read from `offset_bytes` needs no copy.
   virtual size_t OffsetInPage(uint64_t offset_bytes) const {
     return offset_bytes % kIoAlignmentBytes;
   }
 
-  // Where to report the checksums that the file states of its parts. Null: nothing compares them.
+  // Returns where to report the checksums that the file states of its parts. Null: nothing compares
+  // them.
   virtual StatedChecksums* stated_checksums() const { return nullptr; }
 
-  // The size at the time of Open().
+  // Returns the size at the time of Open().
   virtual uint64_t size_bytes() const = 0;
 };
 
-// What distinguishes storages. Constant while a storage is open.
+// The differences between storages. Constant while a storage is open.
 struct StorageTraits {
-  // Rename() moves directories. A program can then take a directory out of the reach of others
-  // before it deletes it.
+  // Whether Rename() moves directories. A program can then take a directory out of the reach of
+  // others before it deletes it.
   bool renames_directories = true;
 
-  // Write() replaces a file under the condition that it has a given version. A store may still turn
-  // out to ignore conditions, which Write() detects.
+  // Whether Write() replaces a file under the condition that it has a given version. A store may
+  // still turn out to ignore conditions, which Write() detects.
   bool replaces_versions = false;
 
-  // The files are made by this process from files of another format. Their names mean nothing to
-  // others, and nobody but this process has ever computed a checksum of them.
+  // Whether this process makes the files from files of another format. Their names mean nothing to
+  // others, and no other process has ever computed a checksum of them.
   bool is_translation = false;
 
-  // Writes of this size, at multiples of it, cost the least. 0: all sizes cost the same.
+  // The size of writes, at multiples of it, that cost the least. 0: all sizes cost the same.
   uint64_t preferred_write_bytes = 0;
 
-  // A write copies nothing, and takes as long as a disk of this machine, if the address of its data
-  // is a multiple of this (a power of two, at most kIoAlignmentBytes) and its offset and length are
-  // multiples of kIoAlignmentBytes: important for memory that a program waits to overwrite. 0: a
-  // write copies its data, or may wait for other machines.
+  // The alignment of writes in place (a power of two, at most kIoAlignmentBytes), which matters for
+  // memory that a program waits to overwrite. A write whose address has this alignment, and whose
+  // offset and length are multiples of kIoAlignmentBytes, copies nothing and takes as long as a
+  // disk of this machine. 0: a write copies its data, or may wait for other machines.
   uint64_t in_place_alignment_bytes = 0;
 };
 
@@ -295,8 +296,8 @@ class Storage {
   // Returns the path as messages name it: "/data/a" or "s3://bucket/a".
   virtual std::string Describe(std::string_view path) const = 0;
 
-  // Call when the process is about to end. From then on, nothing is tried again, and no call waits
-  // for a machine that does not answer. What makes progress is completed.
+  // Ends retries and waits for machines that do not answer. Call when the process is about to end.
+  // Operations that make progress are completed.
   virtual void Abandon() {}
 };
 

@@ -2,8 +2,8 @@
 #define TESSERA_STORAGE_TRANSFER_RING_H_
 
 // Transfers in flight through io_uring. Every thread has a ring of its own, made with its first
-// transfer and gone with the thread, so that nothing is locked. A process that was forked makes new
-// ones, and leaves those of its parent alone.
+// transfer and destroyed with the thread, so that nothing is locked. A forked process makes new
+// rings, and does not touch its parent's.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,20 +12,20 @@
 
 namespace tessera::internal {
 
-// Used by the thread that started it.
+// A transfer, used only by the thread that started it.
 class RingTransfer {
  public:
-  // Starts to read into the memory, or to write from it. Null where the kernel, or a filter of
-  // system calls, refuses io_uring, where TESSERA_IO_URING=0 is in the environment, and while the
-  // thread has as many transfers in flight as its ring has room for.
+  // Starts to read into the memory, or to write from it. Returns null if the kernel, or a filter of
+  // system calls, refuses io_uring, if TESSERA_IO_URING=0 is in the environment, and while the
+  // thread's ring is full.
   static std::unique_ptr<RingTransfer> Start(bool write, int fd, uint64_t offset_bytes,
                                              std::span<const std::byte> memory);
   RingTransfer(const RingTransfer&) = delete;
   RingTransfer& operator=(const RingTransfer&) = delete;
-  // Waits until the kernel has left the memory alone.
+  // Waits until the kernel no longer uses the memory.
   ~RingTransfer() { Wait(); }
 
-  // Waits for the end: the bytes transferred, or a negative errno.
+  // Waits for the end. Returns the bytes transferred, or a negative errno.
   int Wait();
 
  private:

@@ -1,7 +1,7 @@
 #ifndef TESSERA_STORAGE_WRITTEN_RANGES_H_
 #define TESSERA_STORAGE_WRITTEN_RANGES_H_
 
-// Which bytes of a file have been written.
+// The record of which bytes of a file have been written.
 
 #include <cstdint>
 #include <map>
@@ -21,10 +21,10 @@ class WrittenRanges {
   // empty range is never refused. Precondition: the end fits into 64 bits.
   absl::Status Claim(std::string_view name, uint64_t offset_bytes, uint64_t size_bytes);
 
-  // By their begins, with their ends; none touch.
+  // Returns the ends of the ranges by their beginnings; no two ranges touch.
   const std::map<uint64_t, uint64_t>& ranges() const { return ranges_; }
 
-  // The length of the file.
+  // Returns the length of the file.
   uint64_t end_bytes() const { return ranges_.empty() ? 0 : ranges_.rbegin()->second; }
 
  private:

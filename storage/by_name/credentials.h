@@ -13,10 +13,10 @@
 
 namespace tessera {
 
-// The value of an environment variable; nullopt: not set, or empty.
+// Returns the value of an environment variable; nullopt if it is not set, or empty.
 using Environment = std::function<std::optional<std::string>(const std::string& name)>;
 
-// The environment of this process.
+// Returns a variable of this process's environment.
 std::optional<std::string> ProcessEnvironment(const std::string& name);
 
 // The settings of a profile in the AWS configuration files, by their names.
@@ -25,14 +25,15 @@ using Profile = std::map<std::string, std::string>;
 // The region if nothing names one.
 inline constexpr char kDefaultRegion[] = "us-east-1";
 
-// What the environment and the AWS configuration files say. Empty strings for what they do not.
+// An account as the environment and the AWS configuration files state it; empty strings for missing
+// values.
 struct S3Account {
   s3::Credentials credentials;
   std::string region;
   std::string endpoint;
 };
 
-// Credentials are, in this order:
+// Finds the account. Credentials are, in this order:
 //
 //   S3        S3_ACCESS_KEY_ID and S3_SECRET_ACCESS_KEY_ID (InternEvo's names);
 //             AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN;
@@ -53,9 +54,8 @@ struct S3Account {
 absl::StatusOr<S3Account> FindAccount(S3Provider provider, const Environment& environment,
                                       s3::HttpClient& http);
 
-// Temporary credentials of the roles that this process may have, from the services that issue them:
-// where the AWS SDKs look once neither the environment nor the files have keys. The first of these
-// that applies:
+// Returns temporary credentials of a role of this process, from the services that the AWS SDKs ask
+// if neither the environment nor the files have keys. The first of these that applies:
 //
 //   web identity  AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN (AWS_ROLE_SESSION_NAME), or the
 //                 profile's settings of these names in lower case without AWS_: by STS in `region`,
@@ -66,9 +66,9 @@ absl::StatusOr<S3Account> FindAccount(S3Provider provider, const Environment& en
 //   instance      the metadata service, version 2, at 169.254.169.254 or
 //                 AWS_EC2_METADATA_SERVICE_ENDPOINT, unless AWS_EC2_METADATA_DISABLED is true
 //
-// Returns nullopt if none applies: no settings, and no metadata service that answers. An error of
-// one that applies is returned: Unavailable, FailedPrecondition or PermissionDenied, naming the
-// service. Waits a second for a metadata service that may not be there.
+// Returns nullopt if none applies: no settings, and no metadata service that answers. Errors are
+// those of the service that applies: Unavailable, FailedPrecondition or PermissionDenied, naming
+// the service. Waits a second for a metadata service that may not be there.
 absl::StatusOr<std::optional<s3::Credentials>> FindRoleCredentials(const Environment& environment,
                                                                    const Profile& profile,
                                                                    const std::string& region,

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// Stores that speak the S3 protocol, and differ in addresses, names of environment variables and
-// dialects.
+// The providers of stores that speak the S3 protocol, which differ in addresses, names of
+// environment variables and dialects.
 enum class S3Provider { kS3, kVolcano, kAliyun, kGoogle };
 
 struct LocalName {
@@ -27,26 +27,27 @@ struct S3Name {
 
 using StorageName = std::variant<LocalName, S3Name>;
 
-// Takes a name apart; see OpenStorage(). InvalidArgument, naming the accepted forms, for an unknown
-// scheme, and for a name without a bucket or an endpoint where it must have one.
+// Parses a name; see OpenStorage(). InvalidArgument, naming the accepted forms, for an unknown
+// scheme, and for a name without a required bucket or endpoint.
 absl::StatusOr<StorageName> ParseStorageName(std::string_view name);
 
-// Where requests go: with a scheme and without a path. `text` may be "host", "host:port" or a URL;
-// without a scheme, it is https, except for IP addresses and localhost. InvalidArgument for others.
+// Returns the address of requests, with a scheme and without a path. `text` may be "host",
+// "host:port" or a URL; without a scheme, it is https, except for IP addresses and localhost.
+// InvalidArgument for others.
 absl::StatusOr<std::string> NormalizeEndpoint(std::string_view text);
 
-// The address at which a provider's endpoint speaks the S3 protocol.
+// Returns the address at which a provider's endpoint speaks the S3 protocol.
 std::string S3AddressOf(S3Provider provider, const std::string& endpoint);
 
-// The region that is part of the endpoint's name: "cn-beijing" of "tos-cn-beijing.volces.com".
-// Empty if the endpoint names no region.
+// Returns the region that is part of the endpoint's name: "cn-beijing" of
+// "tos-cn-beijing.volces.com". Empty if the endpoint names no region.
 std::string RegionOfEndpoint(S3Provider provider, std::string_view endpoint);
 
-// The dialect of the store at a normalized endpoint. An endpoint of another provider than S3 itself
-// is known by its name, whatever name of a storage it is in.
+// Returns the dialect of the store at a normalized endpoint. Endpoints of other providers than S3
+// itself are recognised by their names, in any name of a storage.
 s3::Dialect DialectOf(S3Provider provider, std::string_view endpoint);
 
-// Whether the bucket is part of the host's name. `endpoint` is normalized.
+// Returns whether the bucket is part of the host's name. `endpoint` is normalized.
 bool UsesVirtualHosts(S3Provider provider, std::string_view endpoint, std::string_view bucket);
 
 }  // namespace tessera

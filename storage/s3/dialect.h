@@ -6,36 +6,36 @@
 
 namespace tessera::s3 {
 
-// What a store that speaks the S3 protocol calls things, and what it cannot do.
+// The names in a store's dialect of the S3 protocol, and the features that it lacks.
 struct Dialect {
   struct Field {
     std::string_view name, value;
   };
 
-  // In signature version 4: what the algorithm's name and the signing key begin with, and how the
-  // scope ends.
+  // In signature version 4: the beginning of the algorithm's name and of the signing key, and the
+  // end of the scope.
   std::string_view signature = "AWS4";
   std::string_view service = "s3";
   std::string_view terminator = "aws4_request";
 
   std::string_view headers = "x-amz-";  // what the names of its own headers begin with
-  // The header with the checksum of a body, and what its value begins with. In content-md5 the
+  // The header with the checksum of a body, and the beginning of its value. In content-md5 the
   // checksum is an MD5, in others a CRC-32C.
   Field checksum = {"x-amz-checksum-crc32c", ""};
   bool has_part_checksums = true;  // in the request that completes an upload
 
-  // The header that tells the versions of an object apart, and the one that asks for a version.
+  // The header that identifies the version of an object, and the header that asks for a version.
   std::string_view version = "etag";
   std::string_view if_version = "if-match";
   bool numbers_versions = false;
   bool replaces_versions = true;  // writes and deletions may ask for a version, too
-  // What asks a write not to replace any object; fields without a name are left out.
+  // The fields that ask a write not to replace any object; fields without a name are left out.
   std::array<Field, 2> create_only = {{{"if-none-match", "*"}, {}}};
 };
 
 inline constexpr Dialect kAmazon;
 
-// Volcano Engine TOS, at its addresses for the S3 protocol. Its own header stands beside the usual
+// Volcano Engine TOS, at its addresses for the S3 protocol. Its own header is sent beside the usual
 // one, which its documents do not promise.
 inline constexpr Dialect kVolcano = {
     .checksum = {"content-md5", ""},
@@ -48,8 +48,8 @@ inline constexpr Dialect kAliyun = {.checksum = {"content-md5", ""},
                                     .replaces_versions = false,
                                     .create_only = {{{"x-oss-forbid-overwrite", "true"}, {}}}};
 
-// Google Cloud Storage: its XML interface, with HMAC keys. Its own headers, which conditions of
-// writes need, do not go with Amazon's.
+// Google Cloud Storage: its XML interface, with HMAC keys. Conditions of writes need Google's
+// headers, which cannot be mixed with Amazon's.
 inline constexpr Dialect kGoogle = {.signature = "GOOG4",
                                     .service = "storage",
                                     .terminator = "goog4_request",

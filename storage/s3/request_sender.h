@@ -26,14 +26,14 @@ struct ClientOptions {
   std::string bucket;
   std::string region = "us-east-1";
   Credentials credentials;
-  // Reads them again: before they expire, and where the store refuses them, after which the request
-  // is repeated once. Called by one thread at a time. Null: they are what they are.
+  // Reads the credentials again, before they expire and if the store refuses them, after which the
+  // request is repeated once. Called by one thread at a time. Null: credentials never change.
   std::function<absl::StatusOr<Credentials>()> read_credentials;
-  // bucket.host/key instead of host/bucket/key.
+  // Whether URLs are bucket.host/key instead of host/bucket/key.
   bool virtual_host = false;
   Dialect dialect;
 
-  // A request is repeated until it is answered or this has passed.
+  // Time after which a request without an answer is no longer repeated.
   absl::Duration deadline = absl::Minutes(5);
   absl::Duration connect_timeout = absl::Seconds(10);
   absl::Duration stall_timeout = absl::Seconds(30);  // without a byte in either direction
@@ -44,7 +44,7 @@ struct ClientOptions {
   std::shared_ptr<HttpClient> http;  // sends the requests; null: MakeHttpClient()
 };
 
-// A request to a bucket, as it is before it is signed.
+// A request to a bucket, before it is signed.
 struct Request {
   std::string method;
   std::string key;  // empty: the bucket itself
@@ -57,15 +57,14 @@ struct Request {
   bool may_take_long = false;  // before the first byte of the answer
 };
 
-// Signs requests to one bucket, sends them, and repeats those that fail in a way that may pass:
-// lost and torn connections, time-outs, 408, 409, 429, 500, 502, 503, 504, and bodies that arrived
-// damaged.
+// Signs requests to one bucket, sends them, and repeats requests whose failure may pass: lost and
+// torn connections, time-outs, 408, 409, 429, 500, 502, 503, 504, and bodies that arrived damaged.
 //
-// Errors: NotFound (404), AlreadyExists (412; 409 where nothing may be overwritten in TOS or OSS),
+// Errors: NotFound (404), AlreadyExists (412; 409 if nothing may be overwritten in TOS or OSS),
 // OutOfRange (416), Unimplemented (501), FailedPrecondition (no such bucket, another region,
 // unusable endpoint), PermissionDenied (keys, rights, a wrong clock), ResourceExhausted (quota,
-// sizes), Unavailable (the rest, at the deadline with the last reason). Messages say what the store
-// answered.
+// sizes), Unavailable (the rest, at the deadline with the last reason). Messages quote the store's
+// answer.
 //
 // Thread-safe.
 class RequestSender {
@@ -74,10 +73,10 @@ class RequestSender {
 
   const ClientOptions& options() const { return options_; }
 
-  // Sends until the answer is a success or a failure that will not pass, or until the deadline. A
-  // body with an <Error> in it is a failure whatever its status. `restart` (may be null) is called
-  // before each repetition with the previous answer; it adapts the request, or ends the call with
-  // an error.
+  // Sends a request until the answer is a success or a failure that will not pass, or until the
+  // deadline. A body with an <Error> in it is a failure, whatever its status. `restart` (may be
+  // null) is called before each repetition with the previous answer, and adapts the request or ends
+  // the call with an error.
   using Restart = std::function<absl::Status(const HttpResponse&, Request&)>;
   absl::StatusOr<HttpResponse> Send(Request request, Restart restart = nullptr);
 
@@ -85,16 +84,16 @@ class RequestSender {
   struct Sending {
     Request request;
     Restart restart = nullptr;
-    // Completes the request before it is sent first, while those before it are on their way. May
-    // be null.
+    // Completes the request before it is sent first, while the requests before it are in flight.
+    // May be null.
     std::function<void(Request&)> prepare = nullptr;
     absl::StatusOr<HttpResponse> response = absl::UnknownError("not sent");  // the result
   };
-  // Send() of several requests, each over a connection of its own. They are sent together by the
-  // calling thread, which returns when the last one has its answer.
+  // Calls Send() for several requests together, each over a connection of its own. Returns when the
+  // last one has its answer.
   void SendAll(std::span<Sending> all);
 
-  // See Storage::Abandon().
+  // Ends waits and repetitions, see Storage::Abandon().
   void Abandon();
 
   // Number of requests sent so far, repetitions included.
@@ -103,12 +102,12 @@ class RequestSender {
  private:
   struct Attempts;  // to send one request
 
-  // The request as it is sent, for an attempt until SteadyNow() is `deadline`.
+  // Returns the signed request, for an attempt until SteadyNow() is `deadline`.
   HttpRequest Sign(const Request& request, const Credentials& credentials,
                    absl::Duration deadline) const;
-  // Begins an attempt, unless its `restart` ends them.
+  // Begins an attempt, unless `restart` ends the call.
   void Start(Attempts& attempts, HttpBatch& batch, size_t id);
-  // Judges how an attempt ended: that was the last one, or the next one has a time.
+  // Decides after an attempt whether it was the last one, or when the next one begins.
   void Judge(Attempts& attempts, absl::Status status);
   // Returns the credentials for the next attempt; reads them again if they are about to expire.
   Credentials CurrentCredentials();
@@ -116,7 +115,7 @@ class RequestSender {
   // from `refused`.
   absl::Status RenewCredentials(const Credentials& refused);
   void ReadCredentials() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns earlier once Abandon() was called.
+  // Waits, but not longer than until Abandon() is called.
   void Pause(absl::Duration pause);
   std::string PathOf(const std::string& key) const;
 
@@ -133,7 +132,7 @@ class RequestSender {
   std::atomic<int64_t> request_count_ = 0;
 };
 
-// The value of a header of an answer; "" if it is not there.
+// Returns the value of a header of an answer; "" if it is missing.
 std::string Header(const HttpResponse& response, const std::string& name);
 
 }  // namespace tessera::s3

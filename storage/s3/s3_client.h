@@ -19,16 +19,16 @@
 
 namespace tessera::s3 {
 
-// See S3Client::Get(): a store answers each connection at its own rate.
+// The limits of ranges in S3Client::Get(). A store answers each connection at its own rate.
 inline constexpr uint64_t kMinRangeBytes = uint64_t{2} << 20;
 inline constexpr uint64_t kMaxRanges = 4;
 
-// Objects and uploads of one bucket.
+// A client for the objects and uploads of one bucket.
 //
-// An etag is what the store tells versions of an object apart by: a generation in Google's.
+// An etag identifies a version of an object; in Google's store it is a generation.
 //
-// Requests that fail in a way that may pass are repeated, see RequestSender. A repetition of a
-// request that had succeeded without its answer arriving has the same effect: see PutIf() and
+// Requests whose failure may pass are repeated, see RequestSender. Repeating a request that had
+// succeeded, but whose answer was lost, has the same effect as one request: see PutIf() and
 // CompleteUpload().
 //
 // Errors: those of RequestSender; NotFound (no such key or upload), AlreadyExists (PutIf() that
@@ -48,15 +48,14 @@ class S3Client {
   };
   absl::StatusOr<ObjectInfo> Head(const std::string& key);
 
-  // Fills `out` with bytes of the object that has this etag; Unavailable where it has another one
-  // by now, DataLoss where it is too short. Long ones are fetched in up to kMaxRanges ranges of
-  // kMinRangeBytes and more, over as many connections. A transfer that breaks is continued where it
-  // broke; an answer with other bytes than those that were asked for is asked for again a few
-  // times.
+  // Fills `out` with bytes of the object that has this etag. Unavailable if it has another etag by
+  // now, DataLoss if it is too short. Long reads are fetched in up to kMaxRanges ranges of
+  // kMinRangeBytes and more, over as many connections. A broken transfer is continued where it
+  // broke; an answer with the wrong bytes is requested again a few times.
   absl::Status Get(const std::string& key, const std::string& etag, uint64_t offset_bytes,
                    std::span<std::byte> out);
 
-  // The first `max_bytes` of an object, with its size and its etag, by one request.
+  // The first `max_bytes` of an object, with its size and etag, read by one request.
   struct Contents {
     std::string bytes;
     uint64_t size_bytes = 0;  // of the whole object
@@ -66,25 +65,26 @@ class S3Client {
 
   // Creates or replaces an object.
   absl::Status Put(const std::string& key, std::span<const std::byte> body);
-  // Replaces the object that has this etag, or creates one where `etag` is empty; returns the new
-  // etag. AlreadyExists where another object is there, NotFound where the one to be replaced is
-  // gone, unless this very call wrote what is there: objects carry a random number of the call that
-  // wrote them. In a store that does not return this number, an object with the same contents
-  // counts as written by it. `before_repeating`: see WriteCondition.
+  // Replaces the object that has this etag, or creates one if `etag` is empty; returns the new
+  // etag. AlreadyExists if another object is there, NotFound if the one to replace is gone, unless
+  // this very call wrote the present object: objects carry a random number of the call that wrote
+  // them. In a store that does not return this number, an object with the same contents counts as
+  // written by the call. `before_repeating` as in WriteCondition.
   using BeforeRepeating = std::function<absl::Status()>;
   absl::StatusOr<std::string> PutIf(const std::string& key, std::span<const std::byte> body,
                                     const std::string& etag,
                                     const BeforeRepeating& before_repeating = nullptr);
-  // Whether the store obeys an etag of PutIf(). Tries it with the contents that the object has: a
-  // store that replaces it nevertheless loses nothing. False, too, where the store has no such
-  // condition.
+  // Returns whether the store obeys an etag of PutIf(). Tries with the present contents of the
+  // object, so that nothing is lost if the store replaces it nevertheless. False also if the store
+  // has no such condition.
   absl::StatusOr<bool> ObeysIfMatch(const std::string& key, std::span<const std::byte> contents);
 
-  // Whether the object, of which Head() has just returned `info`, has these contents.
+  // Returns whether the object, of which Head() has just returned `info`, has these contents.
   absl::StatusOr<bool> Holds(const std::string& key, const ObjectInfo& info,
                              std::span<const std::byte> contents);
 
-  // A multipart upload. Its object exists once it is completed, with parts in order of number.
+  // A multipart upload. Its object, with parts in order of number, exists once the upload is
+  // completed.
   struct Upload {
     std::string key;
     std::string id;
@@ -98,23 +98,24 @@ class S3Client {
     std::span<const std::byte> bytes;
     std::optional<uint32_t> crc32c = std::nullopt;  // where it is known
   };
-  // Sends parts over a connection each, from the caller's memory; the checksum of one is computed
-  // while those before it are on their way. Returns when all of them are there, or an error.
+  // Sends parts over a connection each, from the caller's memory; the checksum of a part is
+  // computed while the parts before it are in flight. Returns when all parts have arrived, or with
+  // an error.
   absl::StatusOr<std::vector<UploadedPart>> UploadParts(const Upload& upload,
                                                         std::span<const PartBody> parts);
   absl::Status CompleteUpload(const Upload& upload, const std::vector<UploadedPart>& parts);
-  // Aborts other uploads of the same key where there may be twins. Best effort.
+  // Aborts other uploads of the same key if there may be twins. Best effort.
   void AbortTwins(const Upload& upload);
   absl::Status AbortUpload(const std::string& key, const std::string& upload_id);
   absl::StatusOr<std::vector<UploadsPage::Upload>> ListUploads(const std::string& prefix);
 
-  // All keys that begin with `prefix`; with `delimiter`, those with a further '/' are replaced by
-  // their part up to it. At most about `max_keys` where that is not 0.
+  // Returns all keys that begin with `prefix`, but at most about `max_keys` if it is not 0. With
+  // `delimiter`, keys with a further '/' are replaced by their part up to it.
   absl::StatusOr<ListPage> List(const std::string& prefix, bool delimiter, int max_keys = 0);
 
-  // Deletes the object that has this etag, or any if it is empty. OK if it is gone, or another one
-  // is in its place: a repetition that arrives late spares what was put there meanwhile. Stores
-  // that know no conditional deletion delete any.
+  // Deletes the object that has this etag, or any object if `etag` is empty. OK if it is gone, or
+  // another one is in its place, so that a late repetition spares an object that was put there
+  // meanwhile. Stores without conditional deletion delete any object.
   absl::Status Delete(const std::string& key, const std::string& etag);
   absl::Status DeleteAll(const std::vector<std::string>& keys);
 
@@ -127,21 +128,21 @@ class S3Client {
     std::span<std::byte> out;
     uint64_t received_bytes = 0;  // by attempts that broke
   };
-  // Fetches ranges, and removes those that are there. Returns a sentence about an answer with
-  // another range; empty where all are right.
+  // Fetches ranges, and removes complete ones. Returns a sentence about an answer with another
+  // range; empty if all are right.
   absl::StatusOr<std::string> GetOnce(const std::string& key, const std::string& etag,
                                       std::vector<Range>& ranges);
-  // Whether the object, of which Head() has just returned `info`, consists of these parts.
+  // Returns whether the object, of which Head() has just returned `info`, consists of these parts.
   absl::StatusOr<bool> HoldsParts(const std::string& key, const ObjectInfo& info,
                                   const std::vector<UploadedPart>& parts);
   const Dialect& dialect() const { return options().dialect; }
   std::string WriterHeader() const;
-  // The value of the header that protects a body, whose CRC-32C may be known.
+  // Returns the value of the header that protects a body, whose CRC-32C may be known.
   std::string Checksum(std::span<const std::byte> body,
                        std::optional<uint32_t> crc32c = std::nullopt) const;
-  // The condition that the object has this etag.
+  // Returns the condition that the object has this etag.
   std::pair<std::string, std::string> IfVersion(const std::string& etag) const;
-  // See PutIf(); without `conditions`, an object is replaced whatever it is.
+  // Puts an object, as in PutIf(). Without `conditions`, any object is replaced.
   using Conditions = std::map<std::string, std::string>;
   absl::StatusOr<std::string> Write(const std::string& key, std::span<const std::byte> body,
                                     const Conditions& conditions, bool replaces,
@@ -150,7 +151,7 @@ class S3Client {
   RequestSender sender_;
 };
 
-// The value of x-amz-checksum-crc32c.
+// Returns the value of x-amz-checksum-crc32c.
 std::string ChecksumHeader(uint32_t crc32c);
 
 }  // namespace tessera::s3

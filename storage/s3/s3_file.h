@@ -28,29 +28,29 @@ inline constexpr uint64_t kMinPartBytes = uint64_t{5} << 20;
 inline constexpr uint64_t kMaxParts = 10'000;
 inline constexpr uint64_t kMaxObjectBytes = uint64_t{5} << 40;
 
-// More threads than a few, each with so many parts on their way, make no store faster.
+// Parts that a thread has in flight. More than a few such threads make no store faster.
 inline constexpr uint64_t kPartsAtOnce = 4;
 
 // Returns the smallest size that is at least `part_bytes` and cuts `size_hint_bytes` into at most
 // kMaxParts parts.
 uint64_t ChoosePartBytes(uint64_t part_bytes, uint64_t size_hint_bytes);
 
-// Memory for parts that are not complete, shared by the files of a storage. Thread-safe.
+// The memory for parts that are not complete, shared by the files of a storage. Thread-safe.
 class PartMemory {
  public:
   // Buffers of `buffer_bytes` are kept for the next part.
   PartMemory(uint64_t limit_bytes, uint64_t buffer_bytes)
       : limit_bytes_(limit_bytes), buffer_bytes_(buffer_bytes) {}
 
-  // Counts bytes against the limit. Waits while there is too little and an upload runs, which will
-  // return some; false where none does.
+  // Counts bytes against the limit. Waits while too little is left and an upload, which will return
+  // some, is running. Returns false if too little is left and no upload is running.
   bool Take(uint64_t bytes);
-  // Counted bytes whose part is being uploaded will be returned.
+  // Announces that counted bytes, whose part is being uploaded, will be returned.
   void BeginUpload(uint64_t bytes);
   void EndUpload(uint64_t bytes);
   void Return(uint64_t bytes);
 
-  // The contents are unspecified.
+  // Returns a buffer with unspecified contents.
   absl::StatusOr<AlignedBuffer> TakeBuffer(uint64_t bytes);
   void ReturnBuffer(AlignedBuffer buffer);
 
@@ -69,11 +69,10 @@ class PartMemory {
 // An object being written.
 //
 // The file is cut into parts of one size. A write that covers whole parts uploads them from the
-// caller's memory, in the caller's thread, up to kPartsAtOnce of them over a connection each; the
-// rest is copied into memory of the part, which is uploaded by the write that completes it. Sync()
-// uploads what is left, with zeros where nothing was written, and makes the object: with one
-// request if no part was uploaded before. After that the contents cannot change:
-// FailedPrecondition.
+// caller's memory, in the caller's thread, up to kPartsAtOnce of them over a connection each. The
+// rest is copied into memory of its part, which is uploaded by the write that completes it. Sync()
+// uploads the remaining parts, with zeros where nothing was written, and makes the object, with one
+// request if no part was uploaded before. Later writes are FailedPrecondition.
 class S3WritableFile final : public WritableFile {
  public:
   S3WritableFile(std::string name, std::string key, uint64_t part_bytes, S3Client& client,
@@ -88,7 +87,7 @@ class S3WritableFile final : public WritableFile {
   absl::Status Close() override;
 
  private:
-  // What was written of a part that is not uploaded yet.
+  // A part that is not uploaded yet, and the bytes that were written.
   struct Part {
     AlignedBuffer buffer;
     uint64_t taken_bytes = 0;    // counted by PartMemory
@@ -98,12 +97,13 @@ class S3WritableFile final : public WritableFile {
 
   absl::Status CheckOpen(const char* operation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRange(uint64_t offset_bytes, uint64_t size_bytes) const;
-  // Uploads as many whole parts, to which nothing was written before, as the data begins with;
+  // Uploads the whole parts, to which nothing was written before, with which the data begins;
   // returns how many.
   absl::StatusOr<uint64_t> WriteWholeParts(uint64_t index, std::span<const std::byte> data,
                                            const ChunkChecksums& checksums);
   absl::Status WritePart(uint64_t index, uint64_t begin, std::span<const std::byte> data);
-  // Copies into the part's memory. True: the part is now complete and marked as uploaded.
+  // Copies into the part's memory. Returns whether the part is now complete, and then marks it as
+  // uploaded.
   absl::StatusOr<bool> AddToPart(uint64_t index, uint64_t begin, std::span<const std::byte> data);
   // Takes the memory of a part that is marked as uploaded, with zeros where nothing was written.
   Part TakePart(uint64_t index, uint64_t size_bytes);
@@ -149,7 +149,7 @@ class S3ReadableFile final : public ReadableFile {
   S3Client& client_;
 };
 
-// "Open s3://bucket/a: no such thing", with the code of `status`.
+// Returns "Open s3://bucket/a: no such thing", with the code of `status`.
 absl::Status InOperation(const char* operation, const std::string& name,
                          const absl::Status& status);
 

@@ -17,14 +17,14 @@ struct S3StorageOptions {
   std::string prefix;  // "runs/a"; empty: the whole bucket
   std::string name;    // of the bucket, in messages; empty: s3://bucket
 
-  // For writing: proves at once that the endpoint answers, the bucket is there, and objects can be
-  // listed, created without replacing one, and deleted. Takes at most ping_deadline for each
-  // request.
+  // Whether to prepare for writing: proves at once that the endpoint answers, the bucket exists,
+  // and objects can be listed, created without replacing one, and deleted. Takes at most
+  // ping_deadline for each request.
   bool create_root = false;
   absl::Duration ping_deadline = absl::Seconds(15);
 
-  // With create_root, uploads that began stale_upload_age ago are removed if their whole path below
-  // the prefix matches this regular expression (ECMAScript). Empty: none are.
+  // A regular expression (ECMAScript). With create_root, uploads that began stale_upload_age ago
+  // are removed if it matches their whole path below the prefix. Empty: none are.
   std::string own_uploads;
   absl::Duration stale_upload_age = absl::Hours(24);
 
@@ -37,7 +37,7 @@ struct S3StorageOptions {
   uint64_t max_buffered_bytes = uint64_t{1} << 30;
 };
 
-// A prefix of a bucket of S3, or of a store that speaks its protocol.
+// Opens a prefix of a bucket of S3, or of a store that speaks its protocol.
 //
 // A file is an object, which appears as a whole at Sync() or Close(), whichever is first, and does
 // not change after that; a reader of an object that is replaced gets Unavailable. Write() is a
@@ -50,7 +50,7 @@ struct S3StorageOptions {
 // so does DeleteTree(). Rename() of a directory is Unimplemented, since it could not be atomic.
 // Rename() of a small file copies and deletes it, so that both names exist for a moment.
 //
-// Errors: those of Storage; FailedPrecondition where there is no such bucket. Thread-safe.
+// Errors: those of Storage; FailedPrecondition if there is no such bucket. Thread-safe.
 absl::StatusOr<std::unique_ptr<Storage>> OpenS3Storage(const S3StorageOptions& options);
 
 }  // namespace tessera

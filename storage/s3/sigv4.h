@@ -1,7 +1,7 @@
 #ifndef TESSERA_STORAGE_S3_SIGV4_H_
 #define TESSERA_STORAGE_S3_SIGV4_H_
 
-// AWS Signature Version 4 for S3, and what other stores made of it: a request is reduced to its
+// AWS Signature Version 4 for S3, and its variants in other stores. A request is reduced to its
 // canonical form, which is signed with a key derived from the secret key, the day, the region and
 // the service.
 
@@ -28,7 +28,7 @@ struct Credentials {
 // The payload hash of a body that is protected by a checksum header instead.
 inline constexpr std::string_view kUnsignedPayload = "UNSIGNED-PAYLOAD";
 
-// A request as it is signed.
+// The parts of a request that are signed.
 struct SignedParts {
   std::string method;
   std::string path;                            // as sent: percent-encoded, begins with '/'
@@ -40,22 +40,22 @@ struct SignedParts {
 // Percent-encodes everything but letters, digits, '-', '.', '_' and '~'; '/' is kept on request.
 std::string UriEncode(std::string_view text, bool keep_slashes);
 
-// "a=1&b=%20": sorted by encoded name, as it is signed and sent.
+// Returns "a=1&b=%20", sorted by encoded name, as it is signed and sent.
 std::string EncodeQuery(const std::map<std::string, std::string>& query);
 
 std::string HexSha256(std::span<const std::byte> data);
 std::string HexSha256(std::string_view data);
 
-// "20130524T000000Z"
+// Returns "20130524T000000Z".
 std::string AmzDate(absl::Time time);
 
 std::string CanonicalRequest(const SignedParts& parts);
 
-// The signature in hexadecimal.
+// Returns the signature in hexadecimal.
 std::string Sign(const SignedParts& parts, const Credentials& credentials, std::string_view region,
                  std::string_view amz_date, const Dialect& dialect = kAmazon);
 
-// The value of the header Authorization. All headers of `parts` are signed.
+// Returns the value of the header Authorization. All headers of `parts` are signed.
 std::string AuthorizationHeader(const SignedParts& parts, const Credentials& credentials,
                                 std::string_view region, std::string_view amz_date,
                                 const Dialect& dialect = kAmazon);

@@ -15,7 +15,7 @@
 
 namespace tessera::s3 {
 
-// An <Error> document. Empty strings for what is not in it.
+// An <Error> document; empty strings for missing elements.
 struct ErrorDocument {
   std::string code;  // "NoSuchKey"
   std::string message;
@@ -48,7 +48,7 @@ struct UploadsPage {
 };
 absl::StatusOr<UploadsPage> ParseUploadsPage(std::string_view body);
 
-// The upload's name in the answer to CreateMultipartUpload.
+// Returns the upload's name in the answer to CreateMultipartUpload.
 absl::StatusOr<std::string> ParseUploadId(std::string_view body);
 
 struct UploadedPart {
@@ -60,7 +60,7 @@ struct UploadedPart {
 std::string CompleteUploadDocument(const std::vector<UploadedPart>& parts, bool with_checksums);
 
 std::string DeleteDocument(const std::vector<std::string>& keys);
-// The first key that was not deleted, with the reason; nullopt where all were.
+// Returns the first key that was not deleted, with the reason; nullopt if all were.
 std::optional<ErrorDocument> ParseDeleteErrors(std::string_view body);
 
 }  // namespace tessera::s3

@@ -50,20 +50,21 @@ struct Operation {
   uint64_t size_bytes = 0;    // kWriteAt, kReadAt; kCreate: the hint
 };
 
-// "WriteAt a/model.safetensors [4096, 8192)".
+// Returns "WriteAt a/model.safetensors [4096, 8192)".
 std::string ToString(const Operation& operation);
 std::ostream& operator<<(std::ostream& stream, const Operation& operation);
 
-// Forwards everything to another storage, and counts, records and breaks it: for tests that fail,
-// or die, at each I/O operation in turn. Operations are numbered from 0 in the order of their
-// arrival; failing calls are counted too, including those with bad paths.
+// Forwards every operation to another storage, and counts, records and breaks operations, for tests
+// that fail, or die, at each I/O operation in turn. Operations are numbered from 0 in the order of
+// their arrival; failing calls are counted, too, including those with bad paths.
 //
-// Thread-safe. `base` must outlive it. SetDiskBytes() does not count files that existed before.
+// Thread-safe. `base` must outlive this object. SetDiskBytes() does not count files that existed
+// before.
 class FaultInjectingStorage final : public ForwardingStorage {
  public:
   explicit FaultInjectingStorage(Storage& base);
 
-  // Operation `number` fails with `status` and has no effect. A failing write may first forward
+  // Makes operation `number` fail with `status`, without effect. A failing write may first forward
   // `torn_bytes` of its data.
   void FailAt(int64_t number, absl::Status status, uint64_t torn_bytes = 0);
 
@@ -75,22 +76,23 @@ class FaultInjectingStorage final : public ForwardingStorage {
   // lock.
   void FailWhere(std::function<bool(const Operation&)> matches, absl::Status status);
 
-  // Every rename that `matches` accepts succeeds, but is answered with `status`: the reply to the
-  // request was lost, and a repetition found it done. Until ClearFaults().
+  // Makes every rename that `matches` accepts succeed, but return `status`, as if the reply was
+  // lost and a repetition found the rename done, until ClearFaults().
   void MisreportRenames(std::function<bool(const Operation&)> matches, absl::Status status);
 
-  // Simulates a disk with that much free space. What does not fit fails with ResourceExhausted: a
-  // Create() by its hint, a write after the part that fits. Deleting frees space.
+  // Simulates a disk with that much free space. Operations that do not fit fail with
+  // ResourceExhausted: a Create() by its hint, a write after the part that fits. Deleting frees
+  // space.
   void SetDiskBytes(uint64_t free_bytes);
 
-  // Replaces traits, which are the base's otherwise. ClearFaults() takes back the former only.
+  // Replace traits, which otherwise are the base's. ClearFaults() undoes only the first.
   void SetPreferredWriteBytes(uint64_t bytes) { preferred_write_bytes_ = bytes; }
   void SetInPlaceAlignmentBytes(uint64_t bytes) { in_place_alignment_bytes_ = bytes; }
 
   // Flips the bits of `mask` in the byte at `offset_bytes` of `path`, whenever it is read.
   void CorruptReads(const std::string& path, uint64_t offset_bytes, std::byte mask);
 
-  // Readers see the file end at this size at the latest.
+  // Makes the file end at this size at the latest for readers.
   void TruncateReads(const std::string& path, uint64_t size_bytes);
 
   // Removes all of the above; counting and recording continue.
@@ -103,10 +105,10 @@ class FaultInjectingStorage final : public ForwardingStorage {
                                                        uint64_t size_hint_bytes) override;
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
   absl::Status Rename(std::string_view from, std::string_view to) override;
-  // A new file is written by the operations of this storage, so that each of them can fail.
+  // Writes a new file by the operations of this storage, so that each of them can fail.
   absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
                                     const WriteCondition& condition) override;
-  // The contents likewise; the version is the base's.
+  // Reads the contents by the operations of this storage; the version is the base's.
   absl::StatusOr<VersionedContents> Read(std::string_view path, uint64_t max_bytes) override;
   absl::Status MakeDirectory(std::string_view path) override;
   absl::Status SyncDirectory(std::string_view path) override;
@@ -128,9 +130,9 @@ class FaultInjectingStorage final : public ForwardingStorage {
     absl::Status status;
     uint64_t torn_bytes = 0;  // written by a failing write
   };
-  // Counts and records the operation, and decides what happens to it.
+  // Counts and records the operation, and decides its outcome.
   Verdict Arrive(Operation operation);
-  // How many bytes of [begin, end) fit on the disk; reserves that space.
+  // Returns how many bytes of [begin, end) fit on the disk, and reserves that space.
   uint64_t TakeRoom(const std::string& path, uint64_t begin_bytes, uint64_t end_bytes);
   void GiveRoomBack(const std::string& path, bool tree);
   void CorruptRead(const std::string& path, uint64_t offset_bytes, std::span<std::byte> out) const;

@@ -14,12 +14,12 @@
 
 namespace tessera {
 
-// A storage for tests, whose files vanish with it.
+// A storage in memory, for tests.
 //
 // Thread-safe; every call holds one lock. Files may outlive the storage.
 class MemoryStorage final : public Storage {
  public:
-  // Without `renames_directories`, it replaces versions instead, as object stores do.
+  // Without `renames_directories`, the storage replaces versions instead, as object stores do.
   explicit MemoryStorage(bool renames_directories = true);
   ~MemoryStorage() override;
 

@@ -20,16 +20,19 @@
 
 namespace tessera {
 
-// What a storage cannot do by its nature. Cases that need more expect its documented answer.
+// The abilities of a storage. Cases that need an ability that it lacks expect the documented
+// answer.
 struct FixtureTraits {
-  // Directories are things of their own, which exist without anything in them and under names that
-  // no file has, and can be renamed. In an object store they are prefixes of the names of objects.
+  // Whether directories are objects of their own, which exist while empty and under names that no
+  // file has, and can be renamed. In an object store they are prefixes of the names of objects.
   bool has_directories = true;
-  // An object appears as a whole when it is synced, and does not change after that.
+  // Whether files change after Sync(). An object of an object store appears as a whole when it is
+  // synced, and does not change afterwards.
   bool files_change_after_sync = true;
-  // An object that is replaced is gone for readers, too, which get Unavailable.
+  // Whether readers keep files that are replaced. Readers of a replaced object of an object store
+  // get Unavailable.
   bool readers_keep_replaced_files = true;
-  // A storage that is to replace versions keeps to the condition.
+  // Whether a storage that replaces versions obeys the condition.
   bool honors_conditions = true;
 };
 

@@ -38,7 +38,7 @@ namespace tessera {
 class TieredStorage final : public ForwardingStorage {
  public:
   // Files are staged if `has_room` returns true for their size in bytes, for a staging tier in
-  // memory that other programs need, too. Null: all files are.
+  // memory that other programs need, too. Null: all files are staged.
   TieredStorage(std::unique_ptr<Storage> staging, std::unique_ptr<Storage> remote,
                 std::function<bool(uint64_t size_bytes)> has_room = nullptr)
       : ForwardingStorage(*remote),
@@ -47,7 +47,7 @@ class TieredStorage final : public ForwardingStorage {
         has_room_(std::move(has_room)) {}
 
   Storage* staging() override { return staging_.get(); }
-  // Names are the remote storage's, speed is the staging tier's.
+  // Returns the remote storage's traits of names and the staging tier's traits of speed.
   StorageTraits Traits() override;
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override;

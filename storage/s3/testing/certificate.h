@@ -25,7 +25,7 @@ class Certificate {
 
   EVP_PKEY* key() const { return key_; }
   X509* x509() const { return x509_; }
-  // In PEM, without the key.
+  // Writes the certificate in PEM, without the key.
   void Write(const std::string& path) const;
 
  private:

@@ -17,7 +17,7 @@ struct ssl_ctx_st;
 
 namespace tessera::s3 {
 
-// A request as it arrived.
+// A received request.
 struct HttpMessage {
   std::string method;
   std::string path;                            // as sent: percent-encoded
@@ -26,7 +26,7 @@ struct HttpMessage {
   std::shared_ptr<std::string> body;
 };
 
-// "a b" of "a%20b".
+// Returns "a b" for "a%20b".
 std::string DecodePercent(std::string_view text);
 
 // Sets path and query of a request from its target: "/bucket/key?a=b%20c".
@@ -54,7 +54,7 @@ struct HttpReply {
 class Certificate;  // certificate.h
 
 // A small HTTP/1.1 server on a free port of 127.0.0.1: connections are kept, bodies have a length.
-// Each connection has a thread, which calls the handler. With a certificate, over TLS; then it is
+// Each connection has a thread, which calls the handler. With a certificate, it uses TLS and is
 // also a proxy for clients that connect to some other host through it, which it pretends to be.
 class HttpServer {
  public:
@@ -67,9 +67,10 @@ class HttpServer {
   ~HttpServer();
 
   int port() const { return port_; }
-  // "http://127.0.0.1:12345"
+  // Returns "http://127.0.0.1:12345".
   std::string url() const;
-  // One entry for each that was accepted: the "bucket.host:443" that it was to lead to, or "".
+  // Returns an entry for each accepted connection: its destination "bucket.host:443" if the client
+  // used a proxy, or "".
   std::vector<std::string> connections() const;
 
  private:
@@ -77,7 +78,8 @@ class HttpServer {
 
   void Accept();
   void Serve(int fd);
-  // Answers a client that takes this for a proxy, and begins TLS. False: there is no more to do.
+  // Answers a client that takes the server for a proxy, and begins TLS. Returns false if nothing is
+  // left to do.
   bool Begin(Stream& stream);
   bool Send(Stream& stream, const HttpMessage& request, const HttpReply& reply);
   void WaitForStop();

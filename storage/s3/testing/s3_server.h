@@ -18,7 +18,7 @@
 
 namespace tessera::s3 {
 
-// What a fault does to a request that it applies to.
+// The effect of a fault on a request to which it applies.
 enum class FaultKind {
   kRefuse,         // is answered with Fault::status and code, without effect
   kDrop,           // never arrives: the connection is closed
@@ -42,12 +42,12 @@ struct Fault {
   int skip = 0;               // requests that match, before the first that it applies to
   int period = 1;             // it applies to each so many-th of those that match after that
   int times = 1;
-  // Instead of the fault: the request is on its way until this returns, and then takes effect.
-  // Requests that it sends itself are answered meanwhile.
+  // Called instead of the fault: the request is in flight until the function returns, and then
+  // takes effect. Requests that the function sends are answered meanwhile.
   std::function<void()> meanwhile = nullptr;
 };
 
-// Whose rules a server keeps.
+// The vendor whose rules a server keeps.
 enum class Vendor {
   kAmazon,
   kVolcano,  // TOS: buckets are hosts, x-tos-forbid-overwrite; conditions on versions are ignored
@@ -70,8 +70,8 @@ struct S3ServerOptions {
   bool ignores_matches = false;     // If-Match of PUT
   bool keeps_metadata = true;       // x-amz-meta-*
   std::string denied_method = "";   // is answered with AccessDenied
-  // A folder in which every object is also a file, named by its key, for programs that look on.
-  // Empty: none. Folders without a file in them are removed.
+  // A folder in which every object is also a file, named by its key, for other programs. Empty:
+  // none. Folders without a file in them are removed.
   std::string mirror = "";
   bool listens = true;  // false: requests come by Handle() alone
 };
@@ -86,18 +86,18 @@ class S3Server {
 
   std::string endpoint() const { return http_ ? http_->url() : "http://store"; }
   std::vector<std::string> connections() const { return http_->connections(); }
-  // The host that each request names.
+  // Returns the host that each request names.
   std::vector<std::string> hosts() const;
   // Answers a request.
   HttpReply Handle(HttpMessage& request);
-  // For a client that may do everything, with pauses short enough for tests.
+  // Returns options of a client that may do everything, with pauses short enough for tests.
   ClientOptions ForClient() const;
 
-  // From now on accepts these alone. The token of earlier ones has expired.
+  // Accepts only these credentials from now on. The token of earlier ones has expired.
   void SetCredentials(Credentials credentials);
 
   void AddFault(Fault fault);
-  // How often faults have been applied.
+  // Returns how often faults have been applied.
   int fault_count() const;
   void ClearFaults();
 
@@ -105,9 +105,9 @@ class S3Server {
   std::string contents(const std::string& key) const;
   void PutObject(const std::string& key, std::string contents);
   size_t upload_count() const;
-  // As if they had been there for so long.
+  // Makes uploads older by `age`.
   void AgeUploads(absl::Duration age);
-  // "PUT a/b?partNumber=1&uploadId=1"
+  // Returns the requests: "PUT a/b?partNumber=1&uploadId=1".
   std::vector<std::string> requests() const;
 
  private:
@@ -128,10 +128,10 @@ class S3Server {
 
   const Fault* FindFault(const HttpMessage& request, const std::string& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The key of a request to the bucket; nullopt for another one.
+  // Returns the key of a request to the bucket; nullopt for any other request.
   std::optional<std::string> KeyOf(const HttpMessage& request) const;
   HttpReply Check(const HttpMessage& request, const Credentials& credentials) const;
-  // Whether the condition of a write or a deletion allows it; status 200 if so.
+  // Returns status 200 if the condition of a write or a deletion allows it, otherwise the answer.
   HttpReply CheckCondition(const HttpMessage& request, const std::string& key) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::map<std::string, std::string> HeadersOf(const Object& object) const;
@@ -150,7 +150,7 @@ class S3Server {
   HttpReply DeleteMany(const HttpMessage& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Store(const std::string& key, Object object) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Erase(const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Without checksum and metadata.
+  // Makes an object without checksum and metadata.
   Object MakeObject(std::vector<std::shared_ptr<const std::string>> chunks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -7,14 +7,14 @@
 
 namespace tessera::s3 {
 
-// How a store signs, as its documents say.
+// A store's rules for signatures, from its documents.
 struct SignatureRules {
   std::string begin = "AWS4", service = "s3", end = "aws4_request";
   std::string headers = "x-amz-";  // those that begin like this must be signed
 };
 
-// Whether a request has the signature of `secret`, computed anew from what arrived, with no code of
-// the client. Returns what is wrong with it; empty if nothing is.
+// Checks that a request has the signature of `secret`, computed from the received request without
+// code of the client. Returns what is wrong; empty if nothing is.
 std::string CheckSignature(const HttpMessage& request, const std::string& secret,
                            const SignatureRules& rules);
 

@@ -8,7 +8,7 @@
 
 namespace tessera::s3 {
 
-// "" for what is not in the request.
+// Return a header or parameter of a request; "" if it is missing.
 std::string Header(const HttpMessage& request, const std::string& name);
 std::string Parameter(const HttpMessage& request, const std::string& name);
 
@@ -16,10 +16,10 @@ HttpReply XmlReply(const std::string& body);
 HttpReply ErrorReply(int status, const std::string& code);
 HttpReply EmptyReply(int status);
 
-// Whether a bucket is in the host's name alone.
+// Returns whether a bucket is only in the host's name.
 bool NeedsVirtualHost(Vendor vendor);
 
-// Adds what the store says about a body that it has stored.
+// Adds the store's headers about a body that it has stored.
 void AddChecksum(Vendor vendor, const std::string& body, bool verify, HttpReply& reply);
 
 }  // namespace tessera::s3
