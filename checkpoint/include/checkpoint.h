@@ -25,7 +25,7 @@
 //   damage.h                which bytes of a checkpoint are damaged
 //   manifest.h              the manifest as a protobuf message
 //
-// ../FORMAT.md describes the files. //storage/storage.h is the interface of a place for checkpoints,
+// ../FORMAT.md describes the files. storage/storage.h is the interface of a place for checkpoints,
 // which a program may implement.
 //
 // Errors: InvalidArgument for a wrong request; FailedPrecondition if saved and wanted state
