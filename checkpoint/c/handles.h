@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_C_HANDLES_H_
 #define TESSERA_CHECKPOINT_C_HANDLES_H_
 
-// What is behind the handles of tessera_checkpoint.h, and how its functions are made: none of them
-// throws, each checks what it is given, and errors become a code and a message.
+// The objects behind the handles of tessera_checkpoint.h, and the parts of its functions: none of
+// them throws, each checks its arguments, and errors become a code and a message.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +26,7 @@
 #include "nlohmann/json.hpp"
 #include "storage/storage.h"
 
-// Each handle begins with a number that tells its kind.
+// Each handle begins with a number that identifies its kind.
 struct tessera_state {
   static constexpr uint32_t kKind = 0x7e550001;
   uint32_t kind = kKind;
@@ -49,9 +49,9 @@ struct tessera_folder {
 struct tessera_checkpoint {
   static constexpr uint32_t kKind = 0x7e550004;
   uint32_t kind = kKind;
-  std::shared_ptr<tessera::Storage> storage;  // where the checkpoint does not own it
+  std::shared_ptr<tessera::Storage> storage;  // if the checkpoint does not own it
   tessera::ckpt::Checkpoint checkpoint;
-  std::string format;  // empty: this library's, of which the next two say nothing
+  std::string format;  // empty: this library's, without the next two
   std::vector<std::string> notes;
   nlohmann::ordered_json values = nlohmann::ordered_json::object();
   tessera::ckpt::Metadata metadata;  // whose entries tessera_entry() points to
@@ -114,11 +114,12 @@ absl::Status CheckPointer(const void* pointer, std::string_view name);
 absl::StatusOr<std::string> Text(const char* text, std::string_view name);  // not NULL
 inline std::string TextOrEmpty(const char* text) { return text == nullptr ? "" : text; }
 
-// `count` numbers.
+// Returns `count` numbers.
 absl::StatusOr<std::vector<int64_t>> Numbers(const int64_t* numbers, size_t count,
                                              std::string_view name);
 
-// A structure of the program, whose version may be older or newer than this one. All zero for NULL.
+// Returns a structure of the program, whose version may be older or newer than this one; all zero
+// for NULL.
 template <typename Struct>
 absl::StatusOr<Struct> ReadStruct(const Struct* from, std::string_view name) {
   constexpr size_t kLargest = 1024;
@@ -143,16 +144,16 @@ absl::StatusOr<Struct> ReadStruct(const Struct* from, std::string_view name) {
 // Hands a JSON text to the program, which frees it. `out` may be null.
 absl::Status GiveJson(const nlohmann::ordered_json& json, char** out);
 
-// A count that is 0 for the default.
+// Sets a count, unless `value` is 0, which stands for the default.
 absl::Status SetCount(int32_t value, std::string_view name, int& to);
 
-// Sets `options`, which has the defaults, but for the group.
+// Sets `options`, which has the defaults, except for the group.
 absl::Status ReadSaveOptions(const tessera_save_options& from, SaveOptions& options);
 
-// [{"step", "directory", ...}, ...].
+// Returns [{"step", "directory", ...}, ...].
 nlohmann::ordered_json ToJson(const std::vector<SaveOutcome>& outcomes);
 
-// The structure's group, or null: it is then this process alone.
+// Returns the structure's group; null for this process alone.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> MakeGroup(const tessera_group* group);
 
 }  // namespace tessera::ckpt::c

@@ -22,25 +22,25 @@ namespace tessera::ckpt {
 absl::StatusOr<std::string> Scatter(ProcessGroup& group, std::span<const std::string> parts,
                                     absl::Duration deadline);
 
-// Runs on rank 0: combines the payloads of all ranks into the answer that every rank receives.
+// Combines the payloads of all ranks, on rank 0, into the answer that every rank receives.
 using Combine = std::function<absl::StatusOr<std::string>(const std::vector<std::string>&)>;
 
-// One round of agreement: every rank contributes its own result, rank 0 combines them, and every
-// rank returns the same: the result of `combine` or, if any rank contributed an error, an error
-// with the code of the first such rank and the messages of all, each naming its rank. No rank is
-// left waiting for one that failed on its own.
+// Makes one round of agreement: every rank contributes its own result, and rank 0 combines them.
+// Every rank returns the same: the result of `combine` or, if any rank contributed an error, an
+// error with the code of the first such rank and the messages of all, each naming its rank. So no
+// rank keeps waiting for one that failed on its own.
 //
 // The error keeps the payloads (absl::Status::SetPayload()) that the errors of all failing ranks
 // have: lines of text, each with the rank and a space in front. An error of `combine` is rank 0's.
 //
-// `everyone_reported` (may be null) is set on rank 0 once all ranks have contributed theirs.
+// `everyone_reported` (may be null) is set on rank 0 once all ranks have contributed.
 //
 // Collective. Bytes on the wire: all payloads to rank 0, the combined one to every rank.
 absl::StatusOr<std::string> Agree(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
                                   const Combine& combine, absl::Duration deadline,
                                   bool* everyone_reported = nullptr);
 
-// Agree() with a separate answer for each rank, which is sent to that rank alone.
+// Combine and Agree() with a separate answer for each rank, which is sent to that rank alone.
 using CombineEach =
     std::function<absl::StatusOr<std::vector<std::string>>(const std::vector<std::string>&)>;
 absl::StatusOr<std::string> AgreeEach(ProcessGroup& group, const absl::StatusOr<std::string>& mine,

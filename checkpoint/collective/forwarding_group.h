@@ -13,8 +13,8 @@
 
 namespace tessera::ckpt {
 
-// Passes every call on to another group: a group that changes some operations of another one
-// derives from this class and overrides those.
+// Forwards every call to another group. Derive from this class to change some operations of a
+// group, and override those.
 class ForwardingGroup : public ProcessGroup {
  public:
   // `base` must outlive the group.

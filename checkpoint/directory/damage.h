@@ -8,7 +8,7 @@
 
 namespace tessera::ckpt {
 
-// Counts the costly parts of describing damage in this process. For tests: the cost of reporting
+// Counts of the costly parts of describing damage in this process, for tests: the cost of reporting
 // extensive damage must not grow with its square.
 struct DamageCounters {
   std::atomic<int64_t> maps = 0;     // FileMaps created: each visits all shards

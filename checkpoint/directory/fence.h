@@ -1,13 +1,15 @@
 #ifndef TESSERA_CHECKPOINT_DIRECTORY_FENCE_H_
 #define TESSERA_CHECKPOINT_DIRECTORY_FENCE_H_
 
-// Names in a checkpoint's directory other than its manifest and its data files, and the tombstone.
+// The tombstone, and the names in a checkpoint's directory other than its manifest and its data
+// files.
 //
-// A storage that cannot rename directories has no other way to take one out of a late writer's
-// reach: before the data of an attempt that may still commit is deleted, a tombstone takes the
-// place of its manifest, so that the commit, which creates that object, fails. A later save of the
-// step replaces the tombstone that it has found at its beginning (Storage::Exchange); each deletion
-// brings a new one, which fences the attempts that found the one before.
+// A tombstone takes a directory out of a late writer's reach in storages that cannot rename
+// directories. Before the data of an attempt that may still commit is deleted, a tombstone takes
+// the place of its manifest, so that the commit, which creates that object, fails. A later save of
+// the step replaces the tombstone that it has found at its beginning (Storage::Write() on the
+// condition of its version). Each deletion makes a new tombstone, which fences the attempts that
+// found the one before.
 
 #include <cstdint>
 #include <optional>
@@ -20,27 +22,28 @@
 
 namespace tessera::ckpt {
 
-// Its presence says that manifest.pb may be a tombstone, so that only then it need be read to know
-// whether a checkpoint is committed; and that a commit may still arrive, of another attempt or of
-// the one that has committed, which had to repeat its request.
+// Name of the mark of a fenced directory. The mark means that manifest.pb may be a tombstone, so
+// that only then manifest.pb must be read to know whether a checkpoint is committed. It also means
+// that a commit may still arrive, of another attempt or of the one that has committed, which had to
+// repeat its request.
 inline constexpr std::string_view kFencedFileName = "manifest.pb.fenced";
 
 absl::Status MarkAsFenced(Storage& storage, std::string_view checkpoint_dir);
 
-// Unlike any other.
+// Returns a new tombstone, which differs from all others.
 std::string MakeTombstone();
 
 bool IsTombstone(std::string_view manifest_bytes);
 
-// When it was made, in seconds since 1970; 0 where that cannot be read.
+// Returns when a tombstone was made, in seconds since 1970; 0 if that cannot be read.
 int64_t TombstoneTime(std::string_view tombstone);
 
-// Whether that is the name of a quarantined manifest: "manifest.pb.damaged-2". Nothing that
-// it names is deleted or replaced, nor is it.
+// Returns whether a name belongs to a quarantined manifest: "manifest.pb.damaged-2". Neither such a
+// manifest nor the files that it names are deleted or replaced.
 bool IsQuarantinedName(std::string_view name);
 
-// The tombstone in place of a directory's manifest; nullopt if there is neither. AlreadyExists for
-// a manifest.
+// Reads the tombstone in place of a directory's manifest; nullopt if there is neither.
+// AlreadyExists for a manifest.
 absl::StatusOr<std::optional<VersionedContents>> ReadTombstone(Storage& storage,
                                                                std::string_view checkpoint_dir);
 

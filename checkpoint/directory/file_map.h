@@ -24,11 +24,11 @@ class FileMap {
   // Precondition: a valid manifest, which must outlive the map.
   explicit FileMap(const Manifest& manifest);
 
-  // Ascending by begin.
+  // The extents of a file, ascending by begin.
   const std::vector<Extent>& extents(uint32_t file_index) const { return extents_[file_index]; }
 
-  // "wte.weight, wpe.weight and 3 more": the tensors with bytes in [begin, end) of the file. Empty
-  // if no tensor has bytes there.
+  // Returns "wte.weight, wpe.weight and 3 more", the tensors with bytes in [begin, end) of the
+  // file; empty if no tensor has bytes there.
   std::string TensorsIn(uint32_t file_index, uint64_t begin, uint64_t end) const;
 
  private:
@@ -36,8 +36,8 @@ class FileMap {
   std::vector<std::vector<Extent>> extents_;
 };
 
-// The only offset at which a single changed byte explains that `found` is the CRC-32C of
-// `length_bytes` bytes instead of `expected`. nullopt where no or several offsets do. Cost:
+// Returns the only offset at which a single changed byte explains that `found` is the CRC-32C of
+// `length_bytes` bytes instead of `expected`; nullopt if no offset or several ones do. Cost:
 // O(length).
 std::optional<uint64_t> LocateSingleByteError(uint32_t expected, uint32_t found,
                                               uint64_t length_bytes);
@@ -51,7 +51,7 @@ Damage DescribeChecksumError(const Manifest& manifest, const FileMap& map, uint3
 Damage DescribeSizeError(const Manifest& manifest, const FileMap& map, uint32_t file_index,
                          uint64_t found_bytes);
 
-// All fields in one line.
+// Returns all fields in one line.
 std::string ToString(const Damage& damage);
 
 }  // namespace tessera::ckpt

@@ -8,7 +8,7 @@
 
 namespace tessera::ckpt {
 
-// The opposite of a ReadLock, held while a checkpoint is being deleted.
+// The exclusive counterpart of a ReadLock, held while a checkpoint is being deleted.
 class RemovalLock {
  public:
   RemovalLock(const Storage& storage, std::string_view checkpoint_dir);
@@ -16,7 +16,7 @@ class RemovalLock {
   RemovalLock& operator=(const RemovalLock&) = delete;
   ~RemovalLock();
 
-  // Whether a reader holds the checkpoint, and this object therefore nothing.
+  // Whether the lock was refused, because a reader holds the checkpoint.
   bool refused() const { return refused_; }
 
  private:

@@ -15,32 +15,31 @@
 
 namespace tessera::ckpt {
 
-// What earlier saves have left in a directory that a save is about to fill.
+// The remains of earlier saves in a directory that a save is about to fill.
 enum class Leftovers {
   kNone,       // nothing, or it has been deleted
   kCommitted,  // a committed checkpoint, which stays as it is
   kKept,       // files of other attempts, or quarantined ones: the directory cannot be renamed
 };
 
-// Quarantines and deletes directories of steps, in the way that a storage allows. Every deletion in
-// such a directory is one of these, and keeps two rules:
+// Quarantines and deletes directories of steps, in the way that a storage allows. All deletions in
+// such directories use this class, which keeps two rules:
 //
-// - What is quarantined stays, the manifest and every file that it names. If such a manifest cannot
-//   be read, nothing in its directory is deleted.
-// - What is to be deleted is taken out of other writers' reach first, so that none of them can
-//   commit what is being deleted. A file system renames the directory and looks at it again: a
-//   checkpoint that was committed just before gets its name back. An object store has no
-//   directories to rename. There, the files to delete are listed, a tombstone (fence.h) replaces
-//   the manifest, and only the listed files are deleted: the attempts that wrote them can no longer
-//   commit.
+// - Quarantined checkpoints stay, the manifest and every file that it names. If such a manifest
+//   cannot be read, nothing in its directory is deleted.
+// - Data to delete is first taken out of other writers' reach, so that none of them can commit it.
+//   In a file system, the directory is renamed and examined again: a checkpoint that was committed
+//   just before gets its name back. In an object store, which has no directories to rename, the
+//   files to delete are listed, a tombstone (fence.h) replaces the manifest, and only the listed
+//   files are deleted: the attempts that wrote them can no longer commit.
 class Removal {
  public:
-  // The way of a storage, which must outlive it.
+  // Returns the implementation for a storage, which must outlive it.
   static std::unique_ptr<Removal> In(Storage& storage);
   virtual ~Removal() = default;
 
-  // Makes room for a save. A file system renames a directory without a manifest to
-  // "step-N.discarded-..." and deletes it, with what an interrupted call left of others in the same
+  // Makes room for a save. In a file system, renames a directory without a manifest to
+  // "step-N.discarded-..." and deletes it, with the remains of other such directories in the same
   // folder.
   virtual absl::StatusOr<Leftovers> DiscardLeftovers(std::string_view checkpoint_dir) = 0;
 
@@ -55,30 +54,30 @@ class Removal {
   virtual absl::Status DeleteOtherAttempts(std::string_view checkpoint_dir,
                                            const Manifest& committed) = 0;
 
-  // Takes back a manifest that was committed with these bytes; OK if others are there by now.
+  // Takes back a manifest that was committed with these bytes; OK if other bytes are there by now.
   virtual absl::Status TakeBack(std::string_view checkpoint_dir,
                                 std::string_view manifest_bytes) = 0;
 
-  // Quarantines a checkpoint: readers no longer find it, but all of it is still there. A file
-  // system renames "step-00000500" to "step-00000500.damaged" if `word` is "damaged", or to
-  // "step-00000500.damaged-2" and so on if that exists. An object store renames only the manifest,
-  // to "manifest.pb.damaged" and so on. Returns the new path.
+  // Quarantines a checkpoint: readers no longer find it, but all of it is still there. In a file
+  // system, renames "step-00000500" to "step-00000500.damaged" if `word` is "damaged", or to
+  // "step-00000500.damaged-2" and so on if that exists. In an object store, renames only the
+  // manifest, to "manifest.pb.damaged" and so on. Returns the new path.
   //
   // With `expected`, the bytes of a manifest, Aborted if another checkpoint is there by now.
   virtual absl::StatusOr<std::string> Quarantine(std::string_view checkpoint_dir,
                                                  std::string_view word,
                                                  const std::string* expected = nullptr) = 0;
 
-  // Whether nothing of other attempts appears under the name of a directory that was deleted.
+  // Whether no files of other attempts can appear under the name of a directory that was deleted.
   virtual bool frees_names() const = 0;
 };
 
-// Deletes the directories in `folder` that were renamed to be deleted and, interrupted, left there.
-// One in which another attempt had just committed gets its name back.
+// Deletes the directories in `folder` that interrupted deletions have renamed and left. A directory
+// in which another attempt had just committed gets its name back.
 absl::Status SettleDiscarded(Storage& storage, std::string_view folder);
 
-// See CheckpointFolder::Prune(). `check` returns OK for a committed checkpoint that is intact, an
-// error for which MayBeDamage() holds for one that is damaged, another error if it cannot tell.
+// Prunes as CheckpointFolder::Prune() does. `check` returns OK for an intact committed checkpoint,
+// an error for which MayBeDamage() holds for a damaged one, and another error if it cannot tell.
 absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep,
                                   absl::FunctionRef<absl::Status(const CheckpointInfo&)> check);
 

@@ -43,11 +43,11 @@ class BoxRuns {
     dims_ = std::move(dims);
   }
 
-  // Distance between neighbours of one run in the strided storage; in outer's storage it is 1.
+  // The distance between neighbours of one run in the strided storage; in outer's storage it is 1.
   int64_t run_stride() const { return run_stride_; }
 
-  // The first element, in the strided storage, of the elements [begin, end) of outer's storage, if
-  // they are contiguous there, too. Precondition: the region contains them all.
+  // Returns the first element, in the strided storage, of the elements [begin, end) of outer's
+  // storage, if they are contiguous there, too. Precondition: the region contains all of them.
   std::optional<int64_t> Contiguous(int64_t begin, int64_t end) const {
     if (run_stride_ != 1 && end - begin > 1) return std::nullopt;
     std::optional<int64_t> first;
@@ -126,10 +126,9 @@ struct StoredBox {
   BoxRuns runs;  // file <-> another storage; for digests, row-major indices of the logical tensor
 };
 
-// Calls fn(box, first, last) for each box of which bytes [begin, end) of the file hold elements:
-// those from `first` to before `last`, counted from the first of the box. `boxes` are StoredBoxes,
-// or types with the same begin, end and element_bytes, ascending by both ends. Precondition:
-// neither begin nor end is inside an element.
+// Calls fn(box, first, last) for each box with elements in bytes [begin, end) of the file, which
+// are its elements [first, last). `boxes` are StoredBoxes, or types with the same begin, end and
+// element_bytes, ascending by both ends. Precondition: neither begin nor end is inside an element.
 template <typename Boxes, typename Function>
 void ForEachStored(const Boxes& boxes, uint64_t begin, uint64_t end, Function&& fn) {
   auto box = std::ranges::upper_bound(boxes, begin, {}, [](const auto& b) { return b.end; });

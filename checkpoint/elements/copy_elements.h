@@ -14,9 +14,9 @@ namespace tessera::ckpt {
 using CopyElements = void (*)(const std::byte* from, std::byte* to, size_t count,
                               int64_t to_stride);
 
-// The copy function from one dtype to another: bit for bit where they are equal; between F64, F32,
-// F16 and BF16 rounded once, to nearest, ties to even, with overflow to infinity, and NaN to NaN.
-// nullptr where the conversion is not supported.
+// Returns the copy function from one dtype to another: bit for bit if they are equal; between F64,
+// F32, F16 and BF16 rounded once, to nearest, ties to even, with overflow to infinity, and NaN to
+// NaN. nullptr if the conversion is not supported.
 CopyElements FindCopy(DType from, DType to);
 
 }  // namespace tessera::ckpt

@@ -13,22 +13,22 @@
 
 namespace tessera::ckpt {
 
-// Digest of the elements of a box, of a tensor of the given shape. Its first element is at `data`;
-// `strides` are in elements, one per dim. NaNs are bits like any others. Preconditions: the box
-// lies inside the shape; element_bytes is 1, 2, 4 or 8. Threads: safe.
+// Returns the digest of the elements of a box, of a tensor of the given shape. The first element is
+// at `data`; `strides` are in elements, one per dim. NaNs are bits like any others. Preconditions:
+// the box lies inside the shape; element_bytes is 1, 2, 4 or 8. Threads: safe.
 LogicalDigest DigestBox(const Shape& global_shape, const Box& box, const std::byte* data,
                         const std::vector<int64_t>& strides, size_t element_bytes);
 
-// Digest of elements [first, last) of a box's own storage, which are at `data`. `global` maps them
-// to their row-major indices in the logical tensor.
+// Returns the digest of elements [first, last) of a box's own storage, which are at `data`.
+// `global` maps them to their row-major indices in the logical tensor.
 LogicalDigest DigestRuns(const BoxRuns& global, int64_t first, int64_t last, const std::byte* data,
                          int64_t element_bytes);
 
-// The same digest; also extends the checksum `crc32c` by the elements' bytes at `data`.
+// Returns the digest of DigestRuns(), and extends the checksum `crc32c` by the elements' bytes.
 LogicalDigest CheckRuns(const BoxRuns& global, int64_t first, int64_t last, const std::byte* data,
                         int64_t element_bytes, uint32_t& crc32c);
 
-// The same digest, while copying the elements from `data` to `to`.
+// Returns the digest of DigestRuns(), and copies the elements from `data` to `to`.
 LogicalDigest CopyAndDigestRuns(const BoxRuns& global, int64_t first, int64_t last,
                                 const std::byte* data, std::byte* to, int64_t element_bytes);
 
@@ -43,20 +43,20 @@ void DigestStored(const Boxes& boxes, uint64_t begin, uint64_t end, const std::b
   });
 }
 
-// The digest of a box of a logical tensor, computed while its elements are written to memory: a
-// separate pass over the memory would cost as much again. Thread-safe.
+// Computes the digest of a box of a logical tensor while its elements are written to memory, since
+// a separate pass over the memory would cost as much again. Thread-safe.
 class PlacedDigest {
  public:
-  // In memory the box is the first part of an array of shape `array_shape`, whose extents are at
+  // In memory, the box is the first part of an array of shape `array_shape`, whose extents are at
   // least the box's.
   PlacedDigest(const Shape& global_shape, const Box& box, const Shape& array_shape,
                size_t element_bytes);
 
-  // Writes `count` elements at `from` into the array: the first as its element `first`, each of the
-  // others `stride` further on. They must be elements of the box.
+  // Writes `count` elements at `from` into the array, the first as its element `first`, each of the
+  // others `stride` further on. All must be elements of the box.
   void Place(const std::byte* from, std::byte* array, int64_t first, int64_t count, int64_t stride);
 
-  // The digest of all elements so far. Calls of Place() must happen before this call.
+  // Returns the digest of all elements so far. Calls of Place() must happen before this call.
   LogicalDigest sum() const {
     return {lo_.load(std::memory_order_relaxed), hi_.load(std::memory_order_relaxed)};
   }

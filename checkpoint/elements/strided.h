@@ -15,16 +15,16 @@ struct StridedDim {
   int64_t to_stride = 0;
 };
 
-// The same region without dims of extent 1, and with neighbouring dims merged where they are one
+// Returns the region without dims of extent 1, and with neighbouring dims merged if they are one
 // dim on both sides. Keeps the order of the dims.
 std::vector<StridedDim> MergeDims(std::span<const StridedDim> dims);
 
 // Copies the elements of a region: the one with indices i from
 // from + element_bytes * sum(i * from_stride) to to + element_bytes * sum(i * to_stride).
 //
-// Elements that are contiguous on both sides are copied as one. The last two dims of all others are
-// copied in blocks, so that both sides stay in the cache, and are transposed in vector registers
-// where each side is contiguous along another of them. No pointer needs alignment.
+// Elements that are contiguous on both sides are copied together. The last two dims of all others
+// are copied in blocks, so that both sides stay in the cache, and are transposed in vector
+// registers if each side is contiguous along another of the two. No pointer needs alignment.
 //
 // Preconditions: element_bytes is 1, 2, 4 or 8; the sides do not overlap. Threads: safe for
 // disjoint destinations.

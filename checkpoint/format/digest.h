@@ -22,19 +22,19 @@ struct LogicalDigest {
   bool operator==(const LogicalDigest&) const = default;
 };
 
-// Digest of `count` elements with consecutive indices from `first_index` on. `data` needs no
-// alignment. Precondition: element_bytes is 1, 2, 4 or 8. Threads: safe.
+// Returns the digest of `count` elements with consecutive indices from `first_index` on. `data`
+// needs no alignment. Precondition: element_bytes is 1, 2, 4 or 8. Threads: safe.
 LogicalDigest DigestRun(uint64_t first_index, const void* data, size_t count, size_t element_bytes);
 
-// The same digest, while copying the elements to `to`. Cost: little more than that of the digest.
-// Where `to` is aligned for elements, the copy bypasses the cache; the elements at `data` are left
-// in it.
+// Returns the digest of DigestRun(), and copies the elements to `to`. Cost: little more than that
+// of the digest. If `to` is aligned for elements, the copy bypasses the cache; the elements at
+// `data` stay in the cache.
 LogicalDigest CopyAndDigestRun(uint64_t first_index, const void* data, void* to, size_t count,
                                size_t element_bytes);
 
-// The same digest; also extends `crc32c` (base/crc32c.h) by the elements' bytes. One pass: the
-// checksum takes hardly any time beside the digest where the processor has the instruction (from
-// SSE4 on).
+// Returns the digest of DigestRun(), and extends `crc32c` (base/crc32c.h) by the elements' bytes,
+// in one pass: the checksum takes hardly any time beside the digest if the processor has the
+// instruction (from SSE4 on).
 LogicalDigest CheckRun(uint64_t first_index, const void* data, size_t count, size_t element_bytes,
                        uint32_t& crc32c);
 

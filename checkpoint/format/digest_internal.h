@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_FORMAT_DIGEST_INTERNAL_H_
 #define TESSERA_CHECKPOINT_FORMAT_DIGEST_INTERNAL_H_
 
-// The hash of one element, as specified by FORMAT.md, "Logical digest". It is on users' disks:
-// never change it.
+// The hash of one element, as specified by FORMAT.md, "Logical digest". Digests are on users'
+// disks: never change it.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +17,9 @@ inline constexpr uint64_t kDigestIndexFactor = 0x9E3779B97F4A7C15;  // golden ra
 inline constexpr uint64_t kDigestMix1 = 0xFF51AFD7ED558CCD;         // MurmurHash3's fmix64
 inline constexpr uint64_t kDigestMix2 = 0xC4CEB9FE1A85EC53;
 
-// The arithmetic fills the processor's window of instructions, so that few loads are in flight
-// without prefetching. Without it the digest of uncached data takes 2.7 times as long (AVX-512 on
-// Sapphire Rapids; a quarter of the distance is slower by a fifth).
+// Distance of prefetching. The arithmetic fills the processor's window of instructions, so that few
+// loads are in flight without prefetching: the digest of uncached data then takes 2.7 times as long
+// (AVX-512 on Sapphire Rapids; a quarter of the distance is slower by a fifth).
 inline constexpr size_t kDigestPrefetchBytes = 4096;
 
 // The unit in which memory is fetched, and copied past the cache.

@@ -12,8 +12,8 @@
 
 namespace tessera::ckpt {
 
-// The name in safetensors files: "F32", "BF16", ...; empty for a dtype that this version does not
-// know.
+// Returns the name in safetensors files: "F32", "BF16", ...; empty for a dtype that this version
+// does not know.
 std::string_view SafetensorsName(DType dtype);
 std::optional<DType> DTypeOfSafetensors(std::string_view name);
 

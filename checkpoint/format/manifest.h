@@ -19,7 +19,7 @@ namespace tessera::ckpt {
 inline constexpr uint32_t kFormatMajor = 1;
 inline constexpr uint32_t kFormatMinor = 3;
 inline constexpr std::string_view kManifestFileName = "manifest.pb";
-// Beside it, where it is signed. It belongs to this manifest and to no other attempt.
+// The signature, beside a signed manifest. It belongs to this manifest and to no other attempt.
 inline constexpr std::string_view kManifestSignatureFileName = "manifest.sig";
 inline constexpr size_t kManifestHeaderBytes = 32;
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;  // header and payload
@@ -29,28 +29,28 @@ inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;  // header and 
 // refused before it is parsed.
 inline constexpr uint64_t kMaxManifestCostRatio = 16;
 
-// The largest step, number of samples and epoch of a trainer state: up to it, a double has every
-// integer, so that every tool can print it. What a trainer adds does not overflow.
+// The largest step, number of samples and epoch of a trainer state. A double has every integer up
+// to this one, so that every tool can print it, and additions of a trainer do not overflow.
 inline constexpr int64_t kMaxTrainerCount = int64_t{1} << 53;
 
-// Whether the data files of a manifest must have checksums. Those of a manifest on a disk must; one
-// that was made in memory, over files of another format, may have files with none at all.
+// Whether the data files of a manifest must have checksums. Files of a manifest on a disk must;
+// files of a manifest that was made in memory, over files of another format, need not.
 enum class Checksums { kRequired, kOptional };
 
-// Bytes of manifest.pb. Stores this version in the message; the same message yields the same bytes.
-// Errors: InvalidArgument where ValidateManifest reports an error or the result exceeds
+// Returns the bytes of manifest.pb. Stores this version in the message; equal messages yield equal
+// bytes. Errors: InvalidArgument if ValidateManifest() reports an error or the result exceeds
 // kMaxManifestBytes or kMaxManifestCostRatio.
 absl::StatusOr<std::string> EncodeManifest(Manifest manifest,
                                            Checksums checksums = Checksums::kRequired);
 
-// Inverse of EncodeManifest. Any flipped byte and any truncation is detected before the payload is
-// parsed. Errors: DataLoss with offset, expected and found, for damaged or invalid bytes;
-// Unimplemented for a major version that this program does not know. Cost: one million shards in
-// well under a second.
+// Decodes the bytes of manifest.pb. Any flipped byte and any truncation is detected before the
+// payload is parsed. Errors: DataLoss with offset, expected and found, for damaged or invalid
+// bytes; Unimplemented for a major version that this program does not know. Cost: one million
+// shards in well under a second.
 absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes,
                                         Checksums checksums = Checksums::kRequired);
 
-// The checks of DecodeManifest that need only the bytes: for a reader, before it reads on, sends
+// The checks of DecodeManifest() that need only the bytes, for a reader before it reads on, sends
 // the bytes to others, or allocates memory for them.
 //
 // Checks the header, given the file's first bytes and its length, which must be that of header and
@@ -60,14 +60,14 @@ absl::Status CheckManifestHeader(std::string_view first_bytes, uint64_t file_byt
 // valid.
 absl::Status CheckManifestBytes(std::string_view bytes);
 
-// The rules that hold for every manifest (FORMAT.md, "Rules"): known dtypes, unique names, aliases
-// that point to tensors with shards, shard columns of equal length, boxes inside their tensor,
-// bytes inside their file and not shared by two shards, chunk counts that follow from file sizes,
-// optimizer entries that refer to existing tensors. InvalidArgument, naming the field.
+// Checks the rules that hold for every manifest (FORMAT.md, "Rules"): known dtypes, unique names,
+// aliases that point to tensors with shards, shard columns of equal length, boxes inside their
+// tensor, bytes inside their file and not shared by two shards, chunk counts that follow from file
+// sizes, optimizer entries that refer to existing tensors. InvalidArgument, naming the field.
 absl::Status ValidateManifest(const Manifest& manifest, Checksums checksums = Checksums::kRequired);
 
-// The remaining rules, for tensors and files that are known to be valid: text, optimizer, trainer
-// state.
+// Checks the remaining rules, for tensors and files that are known to be valid: text, optimizer,
+// trainer state.
 absl::Status ValidateMetadata(const Manifest& manifest);
 
 // Proves that the shards of every tensor hold every element exactly once. InvalidArgument, naming
@@ -75,17 +75,17 @@ absl::Status ValidateMetadata(const Manifest& manifest);
 absl::Status ValidateCoverage(const Manifest& manifest);
 absl::Status ValidateCoverage(const LogicalTensor& tensor);
 
-// False for a file that has bytes, but no checksums: see Checksums.
+// Returns false for a file that has bytes, but no checksums: see Checksums.
 bool HasChecksums(const DataFile& file);
 
 // Appends one shard to a tensor's columns.
 void AddShard(const Box& box, uint32_t file_index, uint64_t file_offset, LogicalTensor& tensor);
 
-// "model-00003-of-00016.safetensors" for kind "model", index 2 of 16.
+// Returns "model-00003-of-00016.safetensors" for kind "model", index 2 of 16.
 std::string DataFileName(std::string_view kind, int64_t index, int64_t count);
 
-// "model-00003-of-00016-1a2b3c4d.safetensors": the name of such a file where save attempt
-// "1a2b3c4d" writes it. No two attempts write to the same file.
+// Returns "model-00003-of-00016-1a2b3c4d.safetensors", the name of such a file in save attempt
+// "1a2b3c4d". No two attempts write to the same file.
 std::string DataFileName(std::string_view planned_name, std::string_view attempt);
 
 }  // namespace tessera::ckpt

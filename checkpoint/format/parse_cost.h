@@ -9,9 +9,9 @@
 
 namespace tessera::ckpt {
 
-// An upper bound of the memory, in bytes, that a message of this type takes once it is parsed from
-// `payload`; nullopt if `payload` is not a message at all. Counts the elements on the wire without
-// allocating: two bytes of a hostile file can encode an empty message that takes a hundred.
+// Returns an upper bound of the memory, in bytes, that a message of this type takes once it is
+// parsed from `payload`; nullopt if `payload` is not a message. Counts the elements on the wire
+// without allocating: two bytes of a hostile file can encode an empty message that takes a hundred.
 // Counting stops above `limit`. Cost: about that of a checksum.
 std::optional<uint64_t> ParseCost(const google::protobuf::Descriptor& type,
                                   std::string_view payload, uint64_t limit);

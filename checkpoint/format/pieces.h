@@ -10,7 +10,7 @@ namespace tessera::ckpt {
 // flight, small enough that several fit into the staging limit.
 inline constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
 
-// Larger checksum chunks would make staging buffers unbounded.
+// Limit of checksum chunks; larger ones would make staging buffers unbounded.
 inline constexpr uint64_t kMaxChunkBytes = uint64_t{256} << 20;
 
 struct PieceLayout {
@@ -18,7 +18,7 @@ struct PieceLayout {
   int workers;           // workers * piece_bytes <= limit, if one chunk fits
 };
 
-// `wanted_bytes`: of a piece.
+// Chooses the layout of pieces; `wanted_bytes` is the size of a piece.
 inline PieceLayout LayOutPieces(uint64_t chunk_bytes, int workers, uint64_t limit_bytes,
                                 uint64_t wanted_bytes = kPieceBytes) {
   workers = std::max(workers, 1);

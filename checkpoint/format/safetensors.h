@@ -19,7 +19,7 @@
 namespace tessera::ckpt {
 
 inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;  // the Rust reader's own limit
-// Alignment of the first data byte, for direct I/O.
+// The alignment of the first data byte, for direct I/O.
 inline constexpr uint64_t kSafetensorsDataAlignment = 4096;
 
 struct SafetensorsEntry {
@@ -45,19 +45,19 @@ struct SafetensorsHeader {
 // malformed key, an unknown dtype, a size beyond 64 bits, a header above the limit).
 absl::StatusOr<std::string> BuildSafetensorsHeader(SafetensorsHeader& header);
 
-// Length N + 8 of the header of a file of the given size, from its first 8 bytes: the number of
-// bytes to read for ParseSafetensorsHeader. Errors: DataLoss.
+// Returns the length N + 8 of the header of a file of the given size, from its first 8 bytes: the
+// number of bytes to read for ParseSafetensorsHeader(). Errors: DataLoss.
 absl::StatusOr<uint64_t> SafetensorsHeaderBytes(std::string_view first_8_bytes,
                                                 uint64_t file_size_bytes);
 
-// Parses the bytes before the data (any that follow are ignored). As strict as the Rust reader:
-// unique keys, contiguous offsets from 0 to the end of the file, lengths that follow from dtype and
-// shape. Errors: DataLoss, naming the key or the offset.
+// Parses the bytes before the data (further ones are ignored). As strict as the Rust reader: unique
+// keys, contiguous offsets from 0 to the end of the file, lengths that follow from dtype and shape.
+// Errors: DataLoss, naming the key or the offset.
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view bytes,
                                                          uint64_t file_size_bytes);
 
-// Key of a shard: the tensor's name where the box is the whole tensor, so that any tool of the
-// field finds it under its own name; otherwise name@[0:4,8:16].
+// Returns the key of a shard: the tensor's name if the box is the whole tensor, so that any tool
+// finds it under its own name; otherwise name@[0:4,8:16].
 std::string ShardKey(std::string_view tensor_name, const Shape& global_shape, const Box& box);
 
 }  // namespace tessera::ckpt

@@ -28,20 +28,21 @@ struct Destination {
 
 // One process's wanted state, compared with the saved one.
 struct Comparison {
-  // Parallel vectors: what remains to be read once all ranks agree.
+  // The boxes to read once all ranks agree, and their destinations, as parallel vectors.
   std::vector<WantedBox> wanted;
   std::vector<Destination> destinations;
 
   std::vector<std::string> mismatches;  // one line each, naming the tensor and both sides
-  std::vector<std::string> missing;     // only where missing tensors are allowed
+  std::vector<std::string> missing;     // only if missing tensors are allowed
   std::vector<std::string> from_master;
   std::vector<bool> used;  // by saved tensor
 };
 
-// Preconditions: a valid manifest, CheckStateDict(state).
+// Compares the wanted state with the saved one. Preconditions: a valid manifest,
+// CheckStateDict(state).
 Comparison Compare(const Manifest& manifest, const StateDict& state, const LoadOptions& options);
 
-// Saved tensors that no rank uses. Aliases do not count, since their targets do.
+// Returns the saved tensors that no rank uses. Aliases do not count, since their targets do.
 std::vector<std::string> UnexpectedTensors(const Manifest& manifest, const std::vector<bool>& used);
 
 }  // namespace tessera::ckpt

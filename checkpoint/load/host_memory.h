@@ -14,16 +14,17 @@
 
 namespace tessera::ckpt {
 
-// Memory that other processes of this host may map, to take what its owner has read from where it
-// is. It has no name, and is gone with the last process that maps it, however that ends. Move-only.
+// Memory that other processes of this host may map, to use in place the data that its owner has
+// read. Has no name, and is released with the last process that maps it, however that ends.
+// Move-only.
 class HostMemory {
  public:
-  // Zeroed, on huge pages from 8 MiB on. Unimplemented where the system has none of the kind: a
-  // disk reads into small pages at half its speed, so that memory of one's own serves better.
+  // Creates zeroed memory, on huge pages from 8 MiB on. Unimplemented if the system has no such
+  // memory: a disk reads into small pages at half its speed, so that private memory is better.
   static absl::StatusOr<HostMemory> Create(uint64_t size_bytes);
 
-  // Maps what another process offers, to read. Unavailable where it cannot be seen from here: on
-  // another host, in another container, another user's.
+  // Maps the memory that another process offers, to read. Unavailable if it cannot be reached: on
+  // another host, in another container, of another user.
   static absl::StatusOr<HostMemory> Map(const MemoryOffer& offer);
 
   HostMemory(HostMemory&& other) noexcept { *this = std::move(other); }
@@ -33,9 +34,9 @@ class HostMemory {
   std::byte* data() const { return data_; }
   uint64_t size_bytes() const { return size_bytes_; }
 
-  // For others' Map(). A mark is in the first bytes, which must stay.
+  // Returns the offer for other processes' Map(). The first bytes hold a mark, which must stay.
   static constexpr uint64_t kMarkBytes = 16;
-  // A process without memory offers nothing.
+  // Returns the offer of a process; empty if it has no memory.
   static MemoryOffer OfferOf(const std::optional<HostMemory>& memory);
 
  private:
@@ -46,13 +47,13 @@ class HostMemory {
   int fd_ = -1;  // of the owner
 };
 
-// What rank 0 answers: every rank gets the offers of the ranks on its host, but its own. A rank's
-// own answer to those are the ranks whose memory it has mapped, in place of which it gets the ranks
-// that have mapped its own.
+// Return rank 0's answers. OffersByHost() gives every rank the offers of the other ranks on its
+// host. Each rank replies with the ranks whose memory it has mapped, and WhoMapped() gives every
+// rank the ranks that have mapped its own memory.
 absl::StatusOr<std::vector<std::string>> OffersByHost(const std::vector<std::string>& offers);
 absl::StatusOr<std::vector<std::string>> WhoMapped(const std::vector<std::string>& mapped);
 
-// For tests: without it no process offers memory.
+// Allows processes to offer memory, or forbids it, for tests.
 void AllowHostMemory(bool allowed);
 
 }  // namespace tessera::ckpt

@@ -22,12 +22,12 @@
 namespace tessera::ckpt {
 
 // Places the wanted elements of pieces that a scan has read, or another process has sent, in this
-// process's memory. All arguments of Create() must outlive it. Thread-safe for pieces that share no
-// byte.
+// process's memory. All arguments of Create() must outlive the placer. Thread-safe for pieces that
+// share no byte.
 class Placer {
  public:
-  // The destinations are parallel to the wanted boxes of the plan. DataLoss for a layout that
-  // cannot be read in whole chunks.
+  // Creates a placer. The destinations are parallel to the wanted boxes of the plan. DataLoss for a
+  // layout that cannot be read in whole chunks.
   static absl::StatusOr<Placer> Create(const Manifest& manifest, const LoadPlan& plan,
                                        std::span<const Destination> destinations,
                                        ByteProgress::Function progress = nullptr);
@@ -35,12 +35,12 @@ class Placer {
   // Places the wanted elements of a piece, whose bytes are at `data`.
   void Place(const FilePiece& piece, const std::byte* data) const;
 
-  // The same for the elements of a region of a saved shard within the piece, which are contiguous
-  // at `packed`, in the order of the file. The region must be that of a placement of the plan.
+  // Places the elements of a region of a saved shard within the piece, which are contiguous at
+  // `packed`, in the order of the file. The region must belong to a placement of the plan.
   void PlaceRegion(const FilePiece& piece, const ShardRegion& region,
                    const std::byte* packed) const;
 
-  // Place() as the callback of a scan.
+  // Returns Place() as the callback of a scan.
   ChunkFunction AsCallback() const;
 
  private:
@@ -52,19 +52,19 @@ class Placer {
   template <typename Source>
   void PlaceTarget(const Target& target, int64_t first, int64_t last, const Source& source) const;
 
-  // By file, ascending by begin and by end: saved shards do not share bytes.
+  // Targets by file, ascending by begin and by end, since saved shards do not share bytes.
   std::map<uint32_t, std::vector<Target>> targets_;
   std::shared_ptr<ByteProgress> progress_;
 };
 
-// The pieces of a plan's files.
+// Return the pieces, and the indices, of a plan's files.
 std::vector<FilePiece> RangesOf(const LoadPlan& plan);
 std::vector<uint32_t> FilesOf(const LoadPlan& plan);
 
-// A region of a saved shard, packed for another process: see PlaceRegion().
+// Packs a region of a saved shard for another process: see PlaceRegion().
 class PackedRegion {
  public:
-  // InvalidArgument for a region that does not fit the manifest.
+  // Creates the packing. InvalidArgument for a region that does not fit the manifest.
   static absl::StatusOr<PackedRegion> Create(const Manifest& manifest, const ShardRegion& region);
 
   uint64_t BytesIn(const FilePiece& piece) const;

@@ -1,26 +1,27 @@
 #ifndef TESSERA_CHECKPOINT_LOAD_SHARED_READER_H_
 #define TESSERA_CHECKPOINT_LOAD_SHARED_READER_H_
 
-// Shared reads of ranks that need the same bytes: each byte is read and checked by one of them,
-// which sends it to the others while it reads on.
+// Shared reads of ranks that need the same bytes: one of them reads and checks each byte, and sends
+// it to the others while it reads on.
 //
-// Every rank processes its pieces in one global order, (begin, file): it sends what it reads, and
-// receives what others read. Meanwhile its threads read ahead, as far as there are buffers.
+// Every rank processes its pieces in one global order, (begin, file): it sends the pieces that it
+// reads, and receives those that others read. Meanwhile its threads read ahead, as far as there are
+// buffers.
 //
 // This cannot deadlock. Take the first message, in that order, that has not arrived. Its sender has
 // sent everything before it, reads without waiting for other ranks, and so comes to send it; its
 // receiver has received everything before it, and so comes to receive it.
 //
-// Ranks of one host leave what they have read where it is: the others map that memory, are told of
-// each piece in it, place it from there, and say when they have, so that its buffer is free again.
-// To other hosts, and where memory cannot be mapped, the contents themselves are sent.
+// Ranks of one host do not send contents: the others map the reader's memory, get a message for
+// each piece in it, place the piece from there, and answer when they have, so that its buffer is
+// free again. The contents themselves are sent to other hosts, and if memory cannot be mapped.
 //
-// This cannot deadlock, either: what a rank says at a piece is awaited at later pieces only.
+// Answers cannot deadlock, either: a rank's answer at a piece is awaited only at later pieces.
 //
 // A piece is sent in several messages, each small enough to be still in the receiver's cache when
-// it is placed. The first of them begins with a mark. A rank that cannot read a piece sets the
-// mark, sends messages of the same sizes, and continues to take part: no rank waits in vain, and
-// the agreement that follows reports the error to all ranks.
+// it is placed. The first message begins with a mark. A rank that cannot read a piece sets the
+// mark, sends messages of the same sizes, and continues to take part, so no rank waits in vain, and
+// the following agreement reports the error to all ranks.
 
 #include <algorithm>
 #include <cstdint>
@@ -58,15 +59,16 @@ class SharedReader {
       const Manifest& manifest, const Scanner& scanner, const Placer& placer,
       const ReadShare& share, int rank, int io_threads, uint64_t staging_bytes);
 
-  // Arranges with the ranks of the same host whose memory is mapped by whom: the serialized
-  // MemoryOffer of this rank, for OffersByHost(); the RankSet of the owners of what it could map of
-  // the answer, for WhoMapped(); and that answer. Before Run(), by all ranks.
+  // Arrange with the ranks of the same host whose memory is mapped by whom, before Run(), on all
+  // ranks. OfferMemory() returns this rank's serialized MemoryOffer, for OffersByHost().
+  // MapMemory() takes the answer, and returns the RankSet of the owners of the memory that it could
+  // map, for WhoMapped(). UseMemory() takes that answer.
   std::string OfferMemory() const;
   absl::StatusOr<std::string> MapMemory(const std::string& offers);
   absl::Status UseMemory(const std::string& mappers);
 
-  // Collective over the group, and called once. Errors: failed reads of this rank; those of the
-  // group.
+  // Reads, sends and places all pieces. Collective over the group, and called once. Errors: failed
+  // reads of this rank; those of the group.
   absl::Status Run(ProcessGroup& group, absl::Duration deadline);
 
   const SharedReadCounters& counters() const { return counters_; }
@@ -122,7 +124,7 @@ class SharedReader {
   // The steps and messages of all shared pieces, as far as memory is mapped by now.
   void ScheduleShared();
   void AddShared(const SharedPiece& shared, size_t& next_own);
-  // What a rank receives of a piece.
+  // Returns the bytes of a piece that a rank receives.
   static uint64_t BytesFor(uint32_t rank, const SharedPiece& shared);
   bool IsMapper(uint32_t rank) const { return std::ranges::binary_search(mappers_, rank); }
   void AddIncoming(const Incoming& message);
@@ -145,8 +147,8 @@ class SharedReader {
 
   int workers_ = 1;
   std::vector<AlignedBuffer> private_buffers_;  // of whichever worker takes them
-  // Own piece i is in buffer i modulo their number, after kReadRoomBytes. Where other processes can
-  // map them, they are parts of one memory.
+  // Buffers of own pieces: piece i is in buffer i modulo their number, after kReadRoomBytes. If
+  // other processes can map the buffers, they are parts of one memory.
   std::vector<std::byte*> own_buffers_;
   std::optional<HostMemory> host_memory_;
   std::vector<AlignedBuffer> own_memory_;

@@ -18,21 +18,21 @@ struct LoadedDigests {
   std::vector<std::string> unverified;  // names with the reasons
 };
 
-// Makes the load compute the digests of what it places, wherever that is possible: where elements
-// keep their dtype and the elements of a row are contiguous in memory.
+// Makes the load compute digests while placing, if possible: if elements keep their dtype and the
+// elements of a row are contiguous in memory.
 void DigestWhilePlacing(const Manifest& manifest, Comparison& comparison);
 
-// Verifies that the memory of all ranks holds what was saved. Every rank knows the digests of its
-// boxes from placing them, or computes them in place; those of distinct boxes must add up to the
-// digest in the manifest, and those of replicas must be equal. Boxes of different ranks that
-// overlap in part are digested again, in parts that do not.
+// Verifies that the memory of all ranks holds the saved elements. Every rank knows the digests of
+// its boxes from placing them, or computes them in place. Digests of distinct boxes must add up to
+// the digest in the manifest, and digests of replicas must be equal. Boxes of different ranks that
+// overlap in part are digested again, in parts that do not overlap.
 //
-// A tensor cannot be verified if it was converted, if the ranks together hold only a part of it, or
-// if the manifest has no digest for it: it is listed in `unverified`.
+// A tensor that was converted, of which the ranks together hold only a part, or for which the
+// manifest has no digest, is listed in `unverified`.
 //
-// DataLoss, naming the tensor and the ranks as far as they are known. Collective; every rank
-// returns the same. Bytes on the wire: some tens from each rank to rank 0 for each of its boxes.
-// Cost: one pass over the memory whose digests are not known, in `threads` threads.
+// Errors: DataLoss, naming the tensor and the ranks as far as they are known. Collective; every
+// rank returns the same status. Bytes on the wire: some tens from each rank to rank 0 for each of
+// its boxes. Cost: one pass over the memory whose digests are not known, in `threads` threads.
 absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Comparison& comparison,
                                            ProcessGroup& group, int threads,
                                            absl::Duration deadline);

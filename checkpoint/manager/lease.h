@@ -12,12 +12,12 @@
 
 namespace tessera::ckpt {
 
-// FolderLock::Acquire() for an object store.
+// Implements FolderLock::Acquire() for an object store.
 absl::StatusOr<std::unique_ptr<FolderLock>> AcquireLease(std::unique_ptr<Storage> storage,
                                                          const FolderLock::Options& options);
 
-// A name that no other process has or had: of this boot of this machine. Empty where the system
-// does not tell.
+// Returns a name that no other process has or had, of this boot of this machine; empty if the
+// system does not tell.
 std::string ProcessIdentity(pid_t pid);
 
 }  // namespace tessera::ckpt

@@ -1,9 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_MANAGER_RESUME_H_
 #define TESSERA_CHECKPOINT_MANAGER_RESUME_H_
 
-// How the ranks of a job that was started again continue from the latest valid checkpoint of its
-// own: which one that is, what happens where a rank cannot load it, and what becomes of those that
-// were skipped.
+// Resuming of a restarted job from its latest valid checkpoint: the choice of the checkpoint, the
+// case that a rank cannot load it, and the quarantine of skipped ones.
 //
 //   const auto load = [&](const Checkpoint& checkpoint) {
 //     return checkpoint.Load(state, {.group = &group}).status();
@@ -28,16 +27,16 @@
 
 namespace tessera::ckpt {
 
-// How a job resumes: what its program asks for, and what its manager adds.
+// The rules by which a job resumes, from its program and its manager.
 struct ResumeRules {
-  // Renames what was skipped, which would otherwise be in the way of the coming saves: from
-  // "step-00000500" to "step-00000500.damaged", or to "step-00000500.damaged-2" and so on where
-  // that exists. Readers do not take it for a checkpoint any more, but all of it is still there.
-  // False: leaves it as it is, for a job that does not save.
+  // Whether to rename skipped checkpoints, which would be in the way of coming saves: from
+  // "step-00000500" to "step-00000500.damaged", or to "step-00000500.damaged-2" and so on if that
+  // exists. Readers no longer take them for checkpoints, but all of their files remain. False:
+  // leaves them as they are, for a job that does not save.
   bool quarantine = true;
   std::optional<int64_t> step;  // as ResumeOptions, both
   bool ignore_no_valid = false;
-  // On rank 0, the lock of the folder: nothing is renamed where it was lost meanwhile. May be null.
+  // The lock of the folder, on rank 0: nothing is renamed if it was lost meanwhile. May be null.
   FolderLock* lock = nullptr;
   absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
 };
@@ -46,20 +45,20 @@ struct ResumeRules {
 // that every rank reads without damage. `load` is called with one checkpoint after the other,
 // newest first, until it succeeds.
 //
-// Rank 0 decides. It skips what it finds damaged or diverged. Where `load` failed because of
-// damage, whose place the status carries (FindDamagedParts() in
-// checkpoint/include/damage.h), rank 0 reads the named bytes itself: if they are damaged
-// there, too, the checkpoint is skipped; if not, the call fails. Other errors of `load`, such as
-// those of a storage that does not reply, never lead to another checkpoint.
+// Rank 0 decides, and skips checkpoints that it finds damaged or diverged. If `load` fails because
+// of damage, whose place the status carries (FindDamagedParts() in checkpoint/include/damage.h),
+// rank 0 reads the named bytes itself: if they are damaged there, too, the checkpoint is skipped;
+// if not, the call fails. Other errors of `load`, such as those of a storage that does not reply,
+// never lead to another checkpoint.
 //
-// In the end, every other rank reads what rank 0 has found damaged: the manifest, the sizes and
-// headers of the files, and the bytes in which loading ranks have found damage. If all of that is
-// intact there, the call fails, so that no rank condemns a checkpoint alone. That a checkpoint is
-// diverged needs no second reader: its manifest says so.
+// In the end, every other rank reads the parts that rank 0 has found damaged: the manifest, the
+// sizes and headers of the files, and the bytes in which loading ranks have found damage. If all of
+// them are intact there, the call fails, so that no rank condemns a checkpoint alone. A diverged
+// checkpoint needs no second reader, since its manifest says so.
 //
-// Nothing in the storage changes before a checkpoint has been loaded by all ranks (but for saves
-// that were being discarded when their process died: SettleDiscarded()); then rank 0 quarantines
-// the newer ones that were skipped. Older ones, and their contents, are not touched.
+// Nothing in the storage changes before all ranks have loaded a checkpoint (except for saves that
+// were being discarded when their process died: SettleDiscarded()). Then rank 0 quarantines the
+// newer checkpoints that were skipped. Older ones, and their contents, are not touched.
 //
 // Errors, the same on every rank and with nothing changed except by the last one:
 //   FailedPrecondition  there are checkpoints, or there have been and they are quarantined, and
@@ -74,15 +73,15 @@ struct ResumeRules {
 //   DeadlineExceeded, Unavailable from the group
 //   the storage's       where a skipped checkpoint cannot be renamed; earlier ones may have been
 //
-// `storage` finds and renames on rank 0; elsewhere it only looks whether rank 0 is right that a
+// `storage` is searched and changed on rank 0; elsewhere it serves only to confirm that a
 // checkpoint is damaged, or that no checkpoint exists. Null on a rank that has no such place, which
-// is Unavailable, on every rank, once there is something to load. No thread is started; `load` is
-// called on the caller's.
+// is Unavailable, on every rank, if there is something to load. Starts no thread; `load` is called
+// on the caller's.
 //
-// Collective over `group`: every rank calls it with the same options. Called where no other process
-// saves there (folder_lock.h). While `load` runs, the checkpoint is marked as being read
-// (read_lock.h). Cost: three agreements, and two for each checkpoint that fails to load. Bytes on
-// the wire: the manifest and why others were skipped, to every rank.
+// Collective over `group`, with the same options on every rank. No other process may save there
+// (folder_lock.h). While `load` runs, the checkpoint is marked as being read (read_lock.h). Cost:
+// three agreements, and two for each checkpoint that fails to load. Bytes on the wire: the
+// manifest, and the reasons why others were skipped, to every rank.
 absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& storage,
                                               ProcessGroup& group, const ResumeRules& rules,
                                               const LoadOnThisRank& load);

@@ -1,7 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_MANAGER_RETENTION_H_
 #define TESSERA_CHECKPOINT_MANAGER_RETENTION_H_
 
-// Which checkpoints a run keeps: pure policies, without I/O and without a clock.
+// Policies of the checkpoints that a run keeps: pure, without I/O and without a clock.
 
 #include <array>
 #include <cstddef>
@@ -22,21 +22,22 @@ struct RetentionCandidate {
   bool rolling = false;
   absl::Time saved_at = absl::InfiniteFuture();
   std::optional<double> validation_loss;  // measured at this step
-  // Complete, its state finite and its loss plausible, as far as is known.
+  // Whether the checkpoint is complete, its state finite and its loss plausible, as far as is
+  // known.
   bool good = true;
 };
 
-// Indices of the checkpoints to delete, ascending. `candidates` are permanent and ascend by step.
-// Never the newest, nor the newest good one.
+// Returns the indices of the checkpoints to delete, ascending; never of the newest, nor of the
+// newest good one. `candidates` are permanent and ascend by step.
 std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
                                    std::span<const RetentionCandidate> candidates, absl::Time now);
 
-// Indices of the checkpoints that may be deleted for the save of `coming`, which lacks space, in
-// the order in which they are: permanent ones that the policy gives up for it anyway, rolling ones,
-// and permanent ones that it gives up when the newest good checkpoint and the coming one count as
-// permanent even where they are rolling. `candidates`, of both kinds, ascend by step. Never the
-// newest good one: until the save is complete, the run can lose the steps since then alone. Empty
-// where none is good.
+// Returns the indices of the checkpoints that may be deleted if the save of `coming` lacks space,
+// in the order of deletion: permanent ones that the policy gives up for the save anyway; rolling
+// ones; and permanent ones that the policy gives up if the newest good checkpoint and the coming
+// one count as permanent even if they are rolling. `candidates`, of both kinds, ascend by step.
+// Never returns the newest good one, so that until the save is complete, the run can lose only the
+// steps since then. Empty if none is good.
 std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
                                      std::span<const RetentionCandidate> candidates,
                                      const RetentionCandidate& coming, absl::Time now);
@@ -48,8 +49,8 @@ std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
 //   rolling-0/step-00000250/
 //   rolling-1/step-00000225/  replaced next
 //
-// Where directories cannot be renamed, as in object stores, each attempt at a save has a folder in
-// its slot, so that what another attempt has left need not be deleted before:
+// If directories cannot be renamed, as in object stores, each attempt at a save has a folder in its
+// slot, so that remains of another attempt need not be deleted before:
 //
 //   rolling-0/1a2b3c4d/step-00000250/
 //
@@ -58,15 +59,16 @@ std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
 
 inline constexpr std::array<std::string_view, 2> kRollingSlots = {"rolling-0", "rolling-1"};
 
-// Steps of the committed checkpoints in the slots; nullopt: the slot has none.
+// The steps of the committed checkpoints in the slots; nullopt: the slot has none.
 using RollingSteps = std::array<std::optional<int64_t>, kRollingSlots.size()>;
 
-// Index of the slot for the next checkpoint: one without a checkpoint, else the older one.
+// Returns the index of the slot for the next checkpoint: one without a checkpoint, otherwise the
+// older one.
 inline int ChooseRollingSlot(const RollingSteps& steps) {
   return steps[1] < steps[0] ? 1 : 0;  // nullopt is less than any step
 }
 
-// "1a2b3c4d": the folder of a new attempt.
+// Returns "1a2b3c4d", the folder of a new attempt.
 std::string MakeRollingAttempt();
 
 bool IsRollingAttempt(std::string_view name);

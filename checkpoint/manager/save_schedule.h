@@ -1,7 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_MANAGER_SAVE_SCHEDULE_H_
 #define TESSERA_CHECKPOINT_MANAGER_SAVE_SCHEDULE_H_
 
-// When a run saves, and when it ends: a pure policy, without I/O and without a clock.
+// The policy of when a run saves and ends: pure, without I/O and without a clock.
 
 #include <cstdint>
 
@@ -12,17 +12,17 @@
 
 namespace tessera::ckpt {
 
-// What a stop file asks for after a step.
+// The request of a stop file after a step.
 enum class StopFileAsks { kNothing, kSave, kSaveAndEnd };
 
-// Acts once on each request of a stop file. Deterministic. Not thread-safe.
+// The requests of a stop file, each of which is acted upon once. Deterministic. Not thread-safe.
 class StopRequests {
  public:
-  // `resumed_step`: the step that the run continues from, 0 for a new one. A request for a step up
-  // to it that was there when the run began was acted upon by an earlier run.
+  // `resumed_step` is the step from which the run continues, 0 for a new run. An earlier run has
+  // acted upon a request for a step up to it that was there when the run began.
   explicit StopRequests(int64_t resumed_step = 0) : resumed_step_(resumed_step) {}
 
-  // Call once after each step, in order.
+  // Returns the request after a step. Call once after each step, in order.
   StopFileAsks AfterStep(int64_t step, const StopRequest& request);
 
   // The version of the request that was acted upon last; 0: none.
@@ -33,27 +33,28 @@ class StopRequests {
   int64_t handled_version_ = 0;
 };
 
-// What is known after a step: of one rank, or of all together.
+// The facts that are known after a step, of one rank, or of all together.
 struct KnownFacts {
   int64_t step = 0;
   int stop_signal = 0;  // to any rank
   bool records_fail = false;
   bool healthy = true;
   StopFileAsks stop_file = StopFileAsks::kNothing;
-  // What rank 0 knows; other ranks contribute nothing.
+  // Facts of rank 0; other ranks contribute nothing.
   absl::Duration elapsed;       // since the run began
   bool save_in_flight = false;  // a save in the background is not finished
   SaveTrouble trouble = SaveTrouble::kNone;
 };
 
-// The facts of one rank, for an exchange in which ranks add them up. In whole microseconds.
+// Encodes the facts of one rank, with times in whole microseconds, for an exchange in which ranks
+// add them up.
 StepFacts Encode(const KnownFacts& of_rank, bool is_rank_0);
 
-// What the sum over all ranks says: any signal, stop file or failure of records counts for all, and
+// Decodes the sum over all ranks: any signal, stop file or failure of records counts for all, and
 // all must be healthy.
 KnownFacts Decode(int64_t step, const StepFacts& sum);
 
-// Remembers what is due. Deterministic. Not thread-safe.
+// The schedule of saves, which remembers what is due. Deterministic. Not thread-safe.
 class SaveSchedule {
  public:
   explicit SaveSchedule(const SaveScheduleOptions& options) : options_(options) {}
@@ -70,15 +71,16 @@ class SaveSchedule {
   SaveKind due_ = SaveKind::kNone;  // not saved yet
 };
 
-// When a run that cannot save ends: a pure policy, without I/O and without a clock. Call Add() with
-// the outcome of each save, in order, then Judge(). Times are since the run began. Deterministic.
-// Not thread-safe.
+// The policy of when a run that cannot save ends: pure, without I/O and without a clock. Call Add()
+// with the outcome of each save, in order, then Judge(). Times are since the run began.
+// Deterministic. Not thread-safe.
 class FailedSaves {
  public:
   explicit FailedSaves(const FailedSavesOptions& options) : options_(options) {}
 
-  // Cancelled: the save was skipped, which is neither a failure nor a checkpoint. All other errors
-  // are failures, Aborted among them: the coordinator's, where files of the save are gone.
+  // Adds the outcome of a save. Cancelled means that the save was skipped, which is neither a
+  // failure nor a checkpoint. All other errors are failures, also Aborted, which the coordinator
+  // returns if files of the save are gone.
   void Add(const absl::Status& outcome, absl::Duration elapsed);
 
   SaveTrouble Judge(absl::Duration elapsed) const;

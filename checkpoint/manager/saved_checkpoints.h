@@ -1,10 +1,10 @@
 #ifndef TESSERA_CHECKPOINT_MANAGER_SAVED_CHECKPOINTS_H_
 #define TESSERA_CHECKPOINT_MANAGER_SAVED_CHECKPOINTS_H_
 
-// What a run has saved in a folder, the root of a storage: permanent checkpoints and rolling ones
-// (rolling.h), and what is done with them. Called by one process of the run, which holds the
-// folder's lock where others may save. Which of them a run resumes from: resume.h.
-// CheckpointManager (checkpoint_manager.h) does all of it for a job.
+// Operations on the checkpoints that a run has saved in a folder, the root of a storage: permanent
+// ones and rolling ones (retention.h). One process of the run calls them, and holds the folder's
+// lock if others may save. CheckpointManager (checkpoint_manager.h) does all of this for a job;
+// resume.h chooses the checkpoint from which a run resumes.
 
 #include <cstdint>
 #include <map>
@@ -26,28 +26,30 @@
 
 namespace tessera::ckpt {
 
-// The manifest of a checkpoint whose files are there, have the sizes that it states, and begin with
-// the headers that belong to it. Contents are not read: a load checks their checksums. DataLoss
-// names the damage, which is read again: bytes that were damaged on their way from a remote storage
-// are intact the next time. NotFound where no checkpoint is committed.
+// Reads the manifest of a checkpoint, and checks that the files exist, have their sizes, and begin
+// with their headers. Does not read contents, whose checksums a load checks. DataLoss names the
+// damage, which is read again first, since bytes that were damaged on their way from a remote
+// storage are intact the next time. NotFound if no checkpoint is committed.
 absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory);
 
-// A message about what is in `directory`, for a sentence that has named the directory already.
+// Returns a message about the contents of `directory`, for a sentence that has already named the
+// directory.
 std::string WithoutDirectory(const Storage& storage, std::string_view directory,
                              absl::string_view message);
 
-// Quarantines, as "abandoned", the checkpoints of later steps than `step`: those of a future that a
-// run abandons when it continues from an earlier step on request. Returns the new directories. The
-// error of a directory of a later step that cannot be listed, with nothing done.
+// Quarantines, as "abandoned", the checkpoints of later steps than `step`, for a run that continues
+// from an earlier step on request. Returns the new directories. Does nothing, and returns the
+// error, if a directory of a later step cannot be listed.
 absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, int64_t step);
 
-// Deletes what the next rolling checkpoint replaces, and returns the folder to save it in. A crash
-// leaves a slot that is visibly incomplete. A checkpoint that is being read (read_lock.h) stays in
-// the slot, beside the next one, until the slot is emptied again. Where directories cannot be
-// renamed, it is a new folder in the slot, so that no other attempt shares it, and an
-// incomplete save stays until a checkpoint of its step or a later one is committed in a slot.
-// Symbolic links are left alone: one in a slot stays beside the next checkpoint, and a slot that is
-// one is used only where the other one is, too, and never emptied.
+// Deletes the checkpoint that the next rolling one replaces, and returns the folder in which to
+// save. A crash leaves a slot that is visibly incomplete. A checkpoint that is being read
+// (read_lock.h) stays in the slot, beside the next one, until the slot is emptied again. If
+// directories cannot be renamed, the folder is a new one in the slot, so that no other attempt
+// shares it, and an incomplete save stays until a checkpoint of its step or a later one is
+// committed in a slot. Symbolic links are left alone: one in a slot stays beside the next
+// checkpoint; a slot that is a link is used only if the other one is a link, too, and never
+// emptied.
 absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage);
 
 // A save that is about to begin.
@@ -58,27 +60,28 @@ struct ComingSave {
 };
 
 // Deletes checkpoints by a policy (retention.h). Manifests of permanent checkpoints are read once.
-// One that cannot be read, for another reason than damage, stays, and is read again the next time.
-// Symbolic links, directories that cannot be listed and what is quarantined are left alone and do
-// not count. A checkpoint that is being read (read_lock.h) stays until the next time. Each
-// checkpoint is uncommitted before its files are deleted, so that a crash halfway leaves none that
-// looks complete. One thread at a time.
+// A checkpoint whose manifest cannot be read, for another reason than damage, stays, and is read
+// again the next time. Symbolic links, directories that cannot be listed, and quarantined
+// checkpoints are left alone and do not count. A checkpoint that is being read (read_lock.h) stays
+// until the next time. Each checkpoint is uncommitted before its files are deleted, so that a crash
+// halfway leaves none that looks complete. One thread at a time.
 class Retention {
  public:
-  // The storage must outlive it.
+  // The storage must outlive this object.
   Retention(Storage& storage, const RetentionOptions& options);
 
-  // Deletes the permanent checkpoints that the policy does not keep, and remains of incomplete
-  // saves that are older than the newest of them. Tries all, and returns the first error, also that
-  // of a checkpoint which could not be read.
+  // Deletes the permanent checkpoints that the policy does not keep, and the remains of incomplete
+  // saves that are older than the newest checkpoint. Tries all, and returns the first error, also
+  // of a checkpoint that could not be read.
   absl::Status Apply(absl::Time now);
 
-  // Where the storage lacks space for a save: deletes what ChooseToMakeRoom() names until there is
-  // room, or nothing where all of that is too small. Returns the deleted directories.
+  // Makes space for a save if the storage lacks it: deletes checkpoints that ChooseToMakeRoom()
+  // names until there is room, or none if all of them are too small. Returns the deleted
+  // directories.
   absl::StatusOr<std::vector<std::string>> MakeRoom(const ComingSave& coming, absl::Time now);
 
  private:
-  // A checkpoint, as far as its manifest and the sizes of its files tell.
+  // A checkpoint, as described by its manifest and the sizes of its files.
   struct Described {
     RetentionCandidate candidate;
     absl::Status unknown;  // an error other than damage: only the step is known
@@ -88,7 +91,7 @@ class Retention {
 
   Described Describe(const CheckpointInfo& checkpoint);
   Described DescribeOnce(const CheckpointInfo& checkpoint);
-  // What MakeRoom() may delete, in this order, and the bytes of all of it.
+  // The checkpoints that MakeRoom() may delete, in this order, and the bytes of all of them.
   struct Droppable {
     std::vector<CheckpointInfo> checkpoints;
     uint64_t bytes = 0;

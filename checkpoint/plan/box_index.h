@@ -10,9 +10,9 @@
 
 namespace tessera::ckpt {
 
-// Finds the boxes of one tensor that overlap a given one without examining all of them: boxes are
+// Finds the boxes of one tensor that overlap a given one without examining all of them. Boxes are
 // sorted along the dim in which they differ most, under a tree of the largest end in each half, so
-// that a query examines only those whose interval in that dim overlaps its own.
+// that a query examines only boxes whose interval in that dim overlaps its own.
 //
 // Cost: O(n log n) to build; a query O(log n) for each box that overlaps in that dim. Slabs, grids
 // and flat ranges, the usual shardings, have few of these.
@@ -39,7 +39,8 @@ class BoxIndex {
   }
 
  private:
-  // The number of boxes that begin before `end`: those at the first positions of order_.
+  // Returns the number of boxes that begin before `end`, which are at the first positions of
+  // order_.
   size_t CountBefore(int64_t end) const;
 
   // Calls fn(position) for positions below `count` in [first, first + width) whose box ends after

@@ -9,9 +9,9 @@
 
 namespace tessera::ckpt {
 
-// The least loaded rank of a set, where ranks may belong to several sets. An entry may understate a
-// rank's current load, but never overstates it, and is corrected when it comes first. Precondition:
-// loads only grow; the set is not empty.
+// Finds the least loaded rank of a set, if ranks may belong to several sets. An entry may
+// understate a rank's current load, but never overstates it, and is corrected when it comes first.
+// Precondition: loads only grow; the set is not empty.
 class LeastLoaded {
  public:
   LeastLoaded(const std::vector<uint32_t>& ranks, const std::vector<uint64_t>& load) {

@@ -46,17 +46,17 @@ struct LoadPlan {
   uint64_t bytes = 0;            // sum of all ranges
 };
 
-// Which bytes to read, and where their elements go. Each byte is read once, however many boxes want
-// it.
+// Plans which bytes to read, and where their elements go. Each byte is read once, however many
+// boxes want it.
 //
-// Errors: DataLoss, naming tensor and box, where the saved shards do not hold every element of a
+// Errors: DataLoss, naming tensor and box, if the saved shards do not hold every element of a
 // wanted box exactly once. Precondition: a valid manifest (ValidateManifest). Cost: sub-quadratic
 // in the number of shards of a tensor, see BoxIndex.
 absl::StatusOr<LoadPlan> PlanLoad(const Manifest& manifest, std::span<const WantedBox> wanted);
 
-// The plan in the form that ranks exchange to share reads: the region of a placement that takes
-// less than three quarters of the bytes between its first and its last byte, in scattered parts;
-// otherwise only ranges.
+// Returns the plan in the form that ranks exchange to share reads: ranges, and the region of each
+// placement that takes, in scattered parts, less than three quarters of the bytes between its first
+// and its last byte.
 ReadNeeds DescribeNeeds(const Manifest& manifest, const LoadPlan& plan, uint64_t staging_bytes);
 
 }  // namespace tessera::ckpt

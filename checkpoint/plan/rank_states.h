@@ -17,7 +17,8 @@
 
 namespace tessera::ckpt {
 
-// A box as ranks send it to each other, and back. Precondition: `proto` is empty.
+// Convert a box to the form in which ranks send it to each other, and back. Precondition: `proto`
+// is empty.
 inline void ToProto(const Box& box, BoxProto& proto) {
   proto.mutable_offset()->Add(box.global_offset.begin(), box.global_offset.end());
   proto.mutable_shape()->Add(box.shape.begin(), box.shape.end());
@@ -28,26 +29,27 @@ inline Box FromProto(const BoxProto& proto) {
           {proto.shape().begin(), proto.shape().end()}};
 }
 
-// The dtype that a tensor names or, where it names none, the dtype of its first shard that has
-// one. DType::kUnspecified if no shard has one either.
+// Returns the dtype that a tensor names or, if it names none, the dtype of its first shard that has
+// one; DType::kUnspecified if no shard has one.
 DType DTypeOf(const ShardedTensor& tensor);
 
-// What can be wrong with a state dict by itself: names (empty, twice), unknown roles and dtypes,
-// shapes, boxes outside their tensor or overlapping inside this process, memory that is missing,
-// too small or of another dtype, strides of the wrong rank, aliases with shards. InvalidArgument,
-// listing everything with tensor and box.
+// Checks a state dict by itself: names (empty, twice), unknown roles and dtypes, shapes, boxes
+// outside their tensor or overlapping inside this process, memory that is missing, too small or of
+// another dtype, strides of the wrong rank, aliases with shards. InvalidArgument, listing
+// everything with tensor and box.
 absl::Status CheckStateDict(const StateDict& state);
 
-// That, for a state to load into: its memory must not be read-only.
+// CheckStateDict() for a state to load into, whose memory must not be read-only.
 absl::Status CheckDestinations(const StateDict& state);
 
-// The description of the state dict that is sent to other ranks. Precondition: CheckStateDict.
+// Returns the description of the state dict that is sent to other ranks. Precondition:
+// CheckStateDict().
 RankState DescribeState(const StateDict& state);
 
-// Strides of a shard, in elements.
+// Returns the strides of a shard, in elements.
 std::vector<int64_t> ShardStrides(const Shard& shard);
 
-// The global shape in a rank's description. For a box, the shard must exist.
+// Return the global shape, and the box of an existing shard, in a rank's description.
 Shape GlobalShape(const LocalTensor& tensor);
 Box LocalShardBox(const LocalTensor& tensor, uint32_t shard);
 
@@ -57,7 +59,7 @@ struct Describer {
   uint32_t local_tensor;
 };
 
-// One description of a tensor, byte for byte the same on all ranks that sent it: data-parallel
+// A description of a tensor, byte for byte the same on all ranks that sent it; data-parallel
 // replicas share one.
 struct Description {
   LocalTensor tensor;
@@ -100,8 +102,8 @@ struct MergedState {
 };
 
 // Merges the ranks' serialized RankStates: tensors by name, equal boxes, and ranks with equal
-// descriptions. Where boxes of one tensor overlap only in part, one keeps the common elements:
-// afterwards the boxes of every tensor hold each element exactly once.
+// descriptions. If boxes of one tensor overlap only in part, one of them keeps the common elements,
+// so that the boxes of every tensor hold each element exactly once.
 //
 // Errors: InvalidArgument listing all disagreements between ranks (dtype, shape, role, alias of one
 // name), aliases of missing tensors, and all tensors whose boxes leave a gap or lie outside, naming

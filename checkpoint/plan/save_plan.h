@@ -14,11 +14,11 @@
 namespace tessera::ckpt {
 
 struct SavePlanOptions {
-  // Above this, a rank's data of one kind is split into more files; larger single boxes are split
-  // along their first dims.
+  // The size above which a rank's data of one kind is split into more files, and single boxes are
+  // split along their first dims.
   uint64_t max_file_bytes = uint64_t{4} << 30;
-  // Replicated boxes above this are split along their first dims where that helps to balance their
-  // holders.
+  // The size above which replicated boxes are split along their first dims if that helps to balance
+  // their holders.
   uint64_t min_split_bytes = uint64_t{256} << 10;
   uint32_t checksum_chunk_bytes = 1 << 20;
 };
@@ -33,8 +33,8 @@ struct SavePlan {
 // Makes one plan for all ranks from the description of each: serialized RankStates, by rank.
 //
 // Every element of every tensor is written exactly once: identical boxes on several ranks are
-// written by one of them, chosen so that bytes are balanced, and where boxes of different ranks
-// overlap in part only one writes the common elements. The result is a pure function of the input.
+// written by one of them, chosen so that bytes are balanced; if boxes of different ranks overlap in
+// part, only one rank writes the common elements. The result is a pure function of the input.
 //
 // Weights and buffers are stored in model-* files, master weights and optimizer states in
 // optimizer-* files.
@@ -44,10 +44,11 @@ struct SavePlan {
 absl::StatusOr<SavePlan> PlanSave(std::span<const std::string> ranks,
                                   const SavePlanOptions& options);
 
-// The part of its tensor that an item covers.
+// Returns the part of its tensor that an item covers.
 Box ItemBox(const WriteItem& item);
 
-// The bytes before the data of a planned file; the same on the planning and the writing rank.
+// Returns the bytes before the data of a planned file, the same on the planning and the writing
+// rank.
 absl::StatusOr<std::string> DataFileHeader(const RankState& local, const FilePlan& file);
 
 }  // namespace tessera::ckpt

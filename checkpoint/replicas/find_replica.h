@@ -13,8 +13,8 @@
 
 namespace tessera::ckpt {
 
-// Which replicas belong to the present of a job: all of one incarnation, and the one that it has
-// resumed from.
+// The replicas that belong to the present job: all of one incarnation, and the one from which it
+// has resumed.
 struct AcceptedReplicas {
   std::string run;             // the incarnation's name; empty: none
   std::string base_directory;  // of the one replica; empty: none
@@ -25,8 +25,9 @@ struct LocatedReplica {
   std::string note;
 };
 
-// The newest accepted replica of whose every file some host's `folder` has an intact copy.
-// Collective; the same on all ranks. `accepted` is rank 0's, whose error all ranks return.
+// Finds the newest accepted replica of which, for every file, some host's `folder` has an intact
+// copy. Collective; the same result on all ranks. `accepted` is rank 0's, whose error all ranks
+// return.
 absl::StatusOr<LocatedReplica> FindReplica(const absl::StatusOr<AcceptedReplicas>& accepted,
                                            const std::shared_ptr<Storage>& folder,
                                            const Hosts& hosts, ProcessGroup& group,

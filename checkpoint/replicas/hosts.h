@@ -13,12 +13,12 @@
 
 namespace tessera::ckpt {
 
-// Which ranks share a folder of replicas, and which hosts follow each other: in the order of their
-// first ranks.
+// The ranks that share a folder of replicas, by host, and the order of the hosts, by their first
+// ranks.
 class Hosts {
  public:
   Hosts() = default;
-  // Collective. `name`: of this host, for messages.
+  // Finds the hosts. `name` is this host's, for messages. Collective.
   static absl::StatusOr<Hosts> Find(ProcessGroup& group, const Storage& folder,
                                     const std::string& name, absl::Duration deadline);
 
@@ -26,12 +26,13 @@ class Hosts {
   int of(int rank) const { return host_of_[rank]; }
   const std::vector<uint32_t>& ranks(int host) const { return ranks_[host]; }
   const std::string& name(int host) const { return names_[host]; }
-  // Hosts whose folders are in one file system have the same volume.
+  // The volume of a host's folder, the same for hosts whose folders are in one file system.
   const std::string& volume(int host) const { return volumes_[host]; }
 
   bool is_first(int rank) const { return ranks_[of(rank)].front() == static_cast<uint32_t>(rank); }
   int index_on_host(int rank) const;
-  // The rank of the next host that keeps copies of what `rank` writes; nullopt with one host.
+  // Returns the rank of the next host that keeps copies of the files that `rank` writes; nullopt
+  // with one host.
   std::optional<int> peer(int rank) const;
 
   std::string Names(const std::vector<uint32_t>& hosts) const;

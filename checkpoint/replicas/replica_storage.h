@@ -19,12 +19,12 @@
 
 namespace tessera::ckpt {
 
-// The folder of one host as a save sees it that spreads its files over all hosts: each rank finds
-// its own, and rank 0, when it commits, those of the manifest, too, of which Spread() then makes
-// sure.
+// The folder of one host, as the storage of a save that spreads its files over all hosts. Each rank
+// finds its own files; rank 0, when it commits, also finds the files of the manifest, whose
+// existence Spread() then ensures.
 class ReplicaStorage final : public ForwardingStorage {
  public:
-  // `cleans`: this rank deletes for its host.
+  // `cleans`: this rank deletes files for its host.
   ReplicaStorage(Storage& folder, bool cleans) : ForwardingStorage(folder), cleans_(cleans) {}
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
@@ -32,15 +32,16 @@ class ReplicaStorage final : public ForwardingStorage {
   absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
                                     const WriteCondition& condition) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
-  // The room of one host says nothing about a checkpoint on all of them; see CheckRoom().
+  // Unimplemented, since the free space of one host says nothing about a checkpoint on all of them;
+  // see CheckRoom().
   absl::StatusOr<uint64_t> FreeBytes() override { return Storage::FreeBytes(); }
 
-  // The replica (its directory) that stays when another one begins. Empty: none.
+  // Sets the replica (its directory) that stays when another one begins. Empty: none.
   absl::Status Keep(std::string directory);
 
-  // Sends what this rank has written of a committed replica to its peer, receives what others send
-  // to this one, and writes the manifest. Afterwards, the replica is the one that is kept.
-  // Collective; the same status on all ranks.
+  // Sends the files that this rank has written of a committed replica to its peer, receives the
+  // files that others send to it, and writes the manifest. Afterwards, this replica is the one that
+  // is kept. Collective; the same status on all ranks.
   absl::Status Spread(const std::string& directory, const Hosts& hosts, ProcessGroup& group,
                       absl::Duration deadline);
 

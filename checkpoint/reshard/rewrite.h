@@ -15,8 +15,8 @@
 
 namespace tessera::ckpt {
 
-// The new files: PlanSave() of the descriptions that the ranks of another topology would send of
-// the same tensors.
+// The plan of the new files: PlanSave() of the descriptions that the ranks of another topology
+// would send of the same tensors.
 struct RewritePlan {
   std::span<const std::string> ranks;  // serialized RankStates
   const SavePlan& save;
@@ -25,7 +25,7 @@ struct RewritePlan {
 struct RewriteOptions {
   uint64_t memory_bytes = uint64_t{1} << 30;  // all buffers, without the plan
   int io_threads = 4;                         // for reading, and as many for writing
-  // May be null. Called with the bytes written and in total, from one thread at a time.
+  // Called with the bytes written and in total, from one thread at a time. May be null.
   std::function<void(uint64_t, uint64_t)> progress;
 };
 
@@ -39,7 +39,7 @@ struct RewriteReport {
   double seconds = 0;
 };
 
-// The smallest memory_bytes that the files of both sides permit.
+// Returns the smallest memory_bytes that the files of both sides permit.
 uint64_t LeastRewriteMemory(const Manifest& source, const Manifest& planned);
 
 // Writes the contents of `source` to files of another layout, in root/step-N of the source's step,
@@ -47,12 +47,12 @@ uint64_t LeastRewriteMemory(const Manifest& source, const Manifest& planned);
 // and files. The whole checkpoint is never in memory: ranges of some files are assembled in memory,
 // from checked chunks of the source, and written while the next ones are read.
 //
-// Every byte read is verified against its checksum, and the digests of what is written against
+// Every byte read is verified against its checksum, and the digests of the written tensors against
 // those in the source's manifest, before anything is committed. The source is only read. After an
 // error nothing is committed, and no file remains if the storage still works.
 //
 // Errors: InvalidArgument (a plan for other tensors, too little memory, metadata), AlreadyExists
-// (that step is committed), ResourceExhausted, DataLoss (the source is damaged: naming file, offset
+// (the step is committed), ResourceExhausted, DataLoss (the source is damaged: naming file, offset
 // and tensor; or a digest differs, naming the tensor), and those of the storages.
 absl::StatusOr<RewriteReport> Rewrite(const Checkpoint& source, const RewritePlan& plan,
                                       Storage& storage, std::string_view root,

@@ -20,7 +20,7 @@
 namespace tessera::ckpt {
 
 // Rank 0's side of one save: the steps of the commit protocol (run_save.cc) that it does for all
-// ranks. `metadata` must outlive it.
+// ranks. `metadata` must outlive this object.
 class Coordinator {
  public:
   // `choose_root` returns the root to save under, given the bytes of all data files. Null: `root`.
@@ -28,14 +28,14 @@ class Coordinator {
       Storage& storage, std::string_view root, const Manifest& metadata,
       std::function<absl::StatusOr<std::string>(uint64_t data_bytes)> choose_root = nullptr);
 
-  // The end of step 1, and step 2: checks the tensors and files of the plan, and returns where to
-  // write. With `is_new` false, the same plan was checked before.
+  // Does the end of step 1, and step 2: checks the tensors and files of the plan, and returns where
+  // to write. If `is_new` is false, the same plan was checked before.
   absl::StatusOr<SaveTarget> Prepare(const Manifest& planned, bool is_new);
 
-  // Steps 5 to 7: takes the reports of all ranks, and returns the number of bytes written.
+  // Does steps 5 to 7: takes the reports of all ranks, and returns the number of bytes written.
   absl::StatusOr<std::string> Commit(const std::vector<std::string>& payloads);
 
-  // The checks of Prepare() for a new plan, apart from the metadata.
+  // Makes the checks of Prepare() for a new plan, except those of the metadata.
   static absl::Status CheckPlan(const Manifest& planned);
 
   // Frees the space of a failed save. No rank may be writing. Best effort: the next save of the

@@ -7,30 +7,30 @@
 
 namespace tessera::ckpt {
 
-// Which of `count` pieces is next: those that are waited for, and then the others in their own
-// order. Not thread-safe.
+// The order of `count` pieces: first those that are waited for, then the others in their own order.
+// Not thread-safe.
 class CopyOrder {
  public:
   void set_count(size_t count) { end_ = count; }
-  // The piece is waited for.
+  // Marks a piece as waited for.
   void Want(size_t piece) { wanted_.push_back(piece); }
 
-  // The next piece that is waited for; nullopt where none is pending. A piece that was not pending
-  // once never is again.
+  // Returns the next piece that is waited for; nullopt if none is pending. A piece that is no
+  // longer pending never is again.
   template <typename IsPending>
   std::optional<size_t> Wanted(const IsPending& is_pending) {
     while (!wanted_.empty() && !is_pending(wanted_.front())) wanted_.pop_front();
     return wanted_.empty() ? std::nullopt : std::optional(wanted_.front());
   }
 
-  // The next piece; the same holds.
+  // Returns the next piece; nullopt if none is pending.
   template <typename IsPending>
   std::optional<size_t> Next(const IsPending& is_pending) {
     while (next_ < end_ && !is_pending(next_)) ++next_;
     return next_ == end_ ? std::nullopt : std::optional(next_);
   }
 
-  // The last piece; the same holds.
+  // Returns the last piece; nullopt if none is pending.
   template <typename IsPending>
   std::optional<size_t> Last(const IsPending& is_pending) {
     while (next_ < end_ && !is_pending(end_ - 1)) --end_;

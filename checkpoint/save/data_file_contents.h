@@ -20,12 +20,11 @@ namespace tessera::ckpt {
 // Slots of logical digests, by index into Manifest.tensors.
 using DigestSlots = std::map<uint32_t, size_t>;
 
-// The contents of a planned data file, and the places in this process's memory that they come from.
-// Thread-safe.
+// The contents of a planned data file, and their places in this process's memory. Thread-safe.
 class FileContents {
  public:
-  // Tensors without a slot in `slots` get one. Copy() reads the memory of `state`, which must stay
-  // valid; its description and the plans may be destroyed.
+  // Makes the contents. Tensors without a slot in `slots` get one. Copy() reads the memory of
+  // `state`, which must stay valid; its description and the plans may be destroyed.
   static absl::StatusOr<FileContents> Make(const StateDict& state, const RankState& local,
                                            const FilePlan& plan, DigestSlots& slots);
 
@@ -52,10 +51,11 @@ class FileContents {
   struct Segment {
     uint64_t begin;
     uint64_t end;
-    const std::byte* in_place;  // its bytes in the state; null: they have to be put together
+    const std::byte* in_place;  // its bytes in the state; null: they must be assembled
   };
-  // Bytes [begin, end) in segments: those in place are whole blocks, many enough to be worth a
-  // write of their own, whose memory is a multiple of `alignment`; 0: none is.
+  // Returns bytes [begin, end) in segments. Segments in place are whole blocks, large enough to be
+  // worth a write of their own, whose memory is a multiple of `alignment`; 0: no segment is in
+  // place.
   std::vector<Segment> Segments(uint64_t begin, uint64_t end, uint64_t alignment) const;
 
   // Calls fn(first, last) for ranges of memory that contain everything that Copy() reads for the
@@ -74,7 +74,7 @@ class FileContents {
     BoxRuns memory;  // file <-> the shard's memory
     BoxRuns global;  // file <-> row-major indices of the logical tensor
   };
-  // The place in memory of elements that are contiguous there; null if they are not.
+  // Returns the place in memory of elements that are contiguous there; null if they are not.
   static const std::byte* InMemory(const Source& source, int64_t first, int64_t last);
   static Source MakeSource(const WriteItem& item, const StateDict& state, size_t digest_slot);
   void CopyHeader(uint64_t begin, uint64_t end, std::byte* out) const;

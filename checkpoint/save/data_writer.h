@@ -34,41 +34,42 @@ namespace tessera::ckpt {
 //   TESSERA_ASSIGN_OR_RETURN(WriteReport report, writer->Run());   // on one thread
 //   writer->WaitUntilCopied(data, size);                           // on any other
 //
-// The files are cut into pieces; PieceTable decides which of them is copied, checked and written
-// when. Run() works with threads of its own, with fewer if the system gives no more. A thread that
-// is about to change the state calls WaitUntilCopied() first, and helps while it waits.
+// The files are cut into pieces; PieceTable decides when each is copied, checked and written. Run()
+// starts threads, or fewer if the system has no more. A thread that is about to change the state
+// calls WaitUntilCopied() first, and helps while it waits.
 //
 // The state's memory, the storage and the pool must outlive the writer; the other arguments of
-// Make() need not. An update of memory that is being written from where it is waits for the disk.
+// Make() need not. An update of memory that is being written in place waits for the disk.
 class DataWriter {
  public:
-  // ResourceExhausted if there is too little staging memory.
+  // Makes a writer, and reserves its staging memory. ResourceExhausted if there is too little.
   static absl::StatusOr<std::shared_ptr<DataWriter>> Make(
       Storage& storage, std::string_view directory, const StateDict& state, const RankState& local,
       const RankPlan& plan, const DataWriterOptions& options, StagingPool& pool);
 
-  // Call once. Returns the checksum of every chunk and the digests of what was written. An error
-  // names phase and file. After it returns, neither the state nor the pool is used.
+  // Writes the files. Call once. Returns the checksum of every chunk and the digests of the written
+  // tensors. An error names phase and file. After Run() returns, neither the state nor the pool is
+  // used.
   absl::StatusOr<WriteReport> Run();
 
-  // Returns once Run() no longer reads bytes [data, data + size_bytes), because it has copied or
+  // Waits until Run() no longer reads bytes [data, data + size_bytes), because it has copied or
   // written them or has returned. The calling thread helps to copy and to check. Thread-safe; may
-  // be called before and after Run(), too.
+  // also be called before and after Run().
   void WaitUntilCopied(const std::byte* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 
-  // How much staging memory is to be touched before the save: that of all pieces that are not
-  // written from where they are, and DataWriterOptions::ahead_bytes of the others.
+  // The staging memory to touch before the save: of all pieces that are not written in place, and
+  // DataWriterOptions::ahead_bytes of the others.
   uint64_t staged_bytes() const { return staged_bytes_ + ahead_bytes_; }
 
-  // The time at which the last piece was copied, or written in place, if it was.
+  // The time at which the last piece was copied, or written in place; nullopt before that.
   std::optional<std::chrono::steady_clock::time_point> copied_at() const {
     const MutexLock lock(&mutex_);
     return copied_at_;
   }
 
-  // Processor time of the threads that Run() started, and of the copies and checks by those that
-  // waited. Valid once Run() has returned.
+  // The processor time of the threads that Run() started, and of the copies and checks by waiting
+  // threads. Valid once Run() has returned.
   double processor_seconds() const {
     const MutexLock lock(&mutex_);
     return processor_seconds_;
@@ -85,7 +86,7 @@ class DataWriter {
     uint64_t end;
   };
 
-  // What a thread of Run() has for itself.
+  // The state of a thread of Run().
   struct Worker {
     PieceTable::Worker table;
     Digests digests;
@@ -98,7 +99,7 @@ class DataWriter {
 
   absl::Status CutIntoPieces(const StateDict& state, const RankState& local, const RankPlan& plan)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Brings the pieces into the order in which an update comes to them.
+  // Sorts the pieces into the order in which an update changes them.
   void OrderPieces(std::vector<MemoryIndex::Range>& memory, std::vector<bool>& in_place);
   StagingBuffers CutBuffers(uint64_t stride_bytes) const;
   void WaitForPieces(std::vector<size_t> pieces);
@@ -107,12 +108,12 @@ class DataWriter {
   void Note(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void KeepForTheNextSave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Ends a task, and tells those who wait.
+  // Ends a task, and wakes the threads that wait.
   void End(const PieceTable::Task& task, PieceTable::Worker* worker,
            const PieceTable::Result& result, PieceTable::Clock::time_point now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // These release the mutex meanwhile.
+  // Do a task, and release the mutex meanwhile.
   absl::Status Act(const PieceTable::Task& task, Worker& worker)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Read(const PieceTable::Task& task, PieceTable::Worker* worker, Digests& digests)

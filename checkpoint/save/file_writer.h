@@ -20,15 +20,15 @@
 
 namespace tessera::ckpt {
 
-// Writes one data file of a save: its bytes, their checksums, and the file in the storage, which is
-// created when the first of them is written. Ranges begin at multiples of a checksum chunk.
-// Thread-safe for ranges that do not overlap, but for Sync().
+// Writes one data file of a save, and computes its checksums. The file is created in the storage
+// when the first byte is written. Ranges begin at multiples of a checksum chunk. Thread-safe for
+// ranges that do not overlap, except for Sync().
 class FileWriter {
  public:
   using Digests = std::vector<LogicalDigest>;
   using Writes = std::vector<std::unique_ptr<PendingIo>>;
 
-  // Where files are written. Outlives them.
+  // The place where files are written, which must outlive them.
   struct Place {
     Storage& storage;
     std::string directory;
@@ -40,24 +40,24 @@ class FileWriter {
 
   const FileContents& contents() const { return contents_; }
 
-  // Whether the range can be written from where it is in memory, but for a few bytes.
+  // Returns whether the range can be written in place, except for a few bytes.
   bool IsInPlace(uint64_t begin, uint64_t end) const;
 
   // Copies the range to `out`, and computes its checksums and digests in the same pass.
   void Copy(uint64_t begin, uint64_t end, std::byte* out, Digests& digests);
-  // Computes the checksums and digests of the range where it is.
+  // Computes the checksums and digests of the range in place.
   void Check(uint64_t begin, uint64_t end, Digests& digests);
 
-  // Start to write the range, from a copy or from where it is, and add the writes in flight.
-  // `between` is memory for the bytes between those in place, kept from call to call.
+  // Start to write the range, from a copy or in place, and add the writes in flight. `between` is
+  // memory for the bytes between those in place, kept from call to call.
   absl::Status StartWriteOfCopy(uint64_t begin, uint64_t end, const std::byte* copy,
                                 Writes& writes);
   absl::Status StartWriteInPlace(uint64_t begin, uint64_t end, AlignedBuffer& between,
                                  Writes& writes);
 
-  // Makes the contents durable and closes the file. Call when everything is written.
+  // Makes the contents durable and closes the file. Call once everything is written.
   absl::Status Sync();
-  // Whether the file is in its place, with its size.
+  // Checks that the file is in its place, with its size.
   absl::Status CheckThere() const;
 
   // Adds the file with its checksums.

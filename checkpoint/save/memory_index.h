@@ -8,7 +8,7 @@
 
 namespace tessera::ckpt {
 
-// Which pieces of a save are copied from which memory. Thread-safe once built.
+// An index of the memory from which the pieces of a save are copied. Thread-safe once built.
 class MemoryIndex {
  public:
   struct Range {
@@ -18,10 +18,10 @@ class MemoryIndex {
   };
 
   MemoryIndex() = default;
-  // In any order; ranges may overlap.
+  // Builds the index of ranges in any order, which may overlap.
   explicit MemoryIndex(std::vector<Range> ranges);
 
-  // Those with a byte in [data, data + size_bytes), ascending.
+  // Returns the pieces with a byte in [data, data + size_bytes), ascending.
   std::vector<size_t> PiecesIn(const std::byte* data, uint64_t size_bytes) const;
 
  private:
@@ -29,9 +29,9 @@ class MemoryIndex {
   std::vector<const std::byte*> ends_;  // the largest `last` of ranges_[0..i]
 };
 
-// The order in which an update comes to `pieces` pieces: it changes the same part of weights, of
-// master weights and of moments at once, which lie in buffers of their own. A buffer is memory
-// without gaps, but for those of padding and alignment. `ranges`: those of one buffer together,
+// Returns the order in which an update changes `pieces` pieces: it changes the same part of
+// weights, of master weights and of moments at once, each of which has its own buffer. A buffer is
+// memory without gaps, except for padding and alignment. `ranges` has those of one buffer together,
 // ascending.
 std::vector<size_t> UpdateOrder(std::span<const MemoryIndex::Range> ranges, size_t pieces);
 

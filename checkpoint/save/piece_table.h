@@ -13,27 +13,27 @@
 
 namespace tessera::ckpt {
 
-// What the threads of a save do next: a table of the pieces into which the data files are cut, in
-// the order in which an update of the state comes to them. The table decides and remembers; it
-// neither copies nor writes. A thread takes a task, does it, and ends it:
+// Decides what the threads of a save do next: a table of the pieces into which the data files are
+// cut, in the order in which an update of the state changes them. The table decides and remembers;
+// it neither copies nor writes. A thread takes a task, does it, and ends it:
 //
 //   PieceTable::Worker worker;
 //   while (!table.over()) {
-//     const PieceTask task = table.Take(worker, now);
+//     const PieceTable::Task task = table.Take(worker, now);
 //     ...                          // kRest and kWait: nothing to do now
 //     table.End(task, worker, result, now);
 //   }
 //
-// Every piece is copied to staging memory and then written, or written from where it is in memory
-// and checked meanwhile: to check is to compute checksums and digests, which a copy does, too. A
-// piece is released once its memory may change, because it is copied, or written and checked.
+// Every piece is either copied to staging memory and then written, or written in place and checked
+// meanwhile. To check is to compute checksums and digests, which a copy does, too. A piece is
+// released once its memory may change, because it is copied, or written and checked.
 //
-// Which of both happens depends on the threads that wait to change memory. Until one does, pieces
-// in place are written from where they are, others are copied ahead of the disk as far as staging
-// memory has been touched before, and checks wait for idle processors. A waiting thread has the
-// piece copied that it waits for, if the disk has not begun it, and helps with copies and checks;
-// all threads then do what it comes to next. If there is memory for everything that is left, that
-// is copied in the order of the update, and the disk begins at the other end.
+// The choice depends on the threads that wait to change memory. Until one waits, pieces that can be
+// are written in place, others are copied ahead of the disk as far as staging memory has been
+// touched before, and checks wait for idle processors. A thread that waits for a piece has it
+// copied, unless the disk has begun it, and helps with copies and checks; then all threads work on
+// the pieces that it will change next. If there is memory for all remaining pieces, they are copied
+// in the order of the update, and the disk begins at the other end.
 //
 // Not thread-safe: DataWriter calls it under a lock. Takes no time of its own.
 class PieceTable {
@@ -42,9 +42,9 @@ class PieceTable {
 
   enum class Do {
     kCopy,          // copy and check the piece, to `buffer`
-    kCheck,         // check the piece where it is
+    kCheck,         // check the piece in place
     kWriteCopy,     // start to write `buffer`
-    kWriteInPlace,  // start to write the piece from where it is
+    kWriteInPlace,  // start to write the piece in place
     kFinishWrite,   // wait for the write of this worker
     kRest,          // do nothing until rests_until(), or until something changes
     kWait,          // do nothing until something changes
@@ -53,11 +53,11 @@ class PieceTable {
   struct Task {
     Do what = Do::kWait;
     size_t piece = 0;
-    std::byte* buffer = nullptr;  // with the copy; null: the piece is where it is
+    std::byte* buffer = nullptr;  // with the copy; null: the piece is in place
     bool touches = false;         // the buffer is new memory
   };
 
-  // What the thread did.
+  // The cost of a task.
   struct Result {
     bool ok = true;
     double processor_seconds = 0;  // of the thread, for kCopy and kCheck
@@ -74,47 +74,47 @@ class PieceTable {
   // A thread that waits to change the memory of some pieces.
   struct Waiter {
     std::vector<size_t> pieces;
-    size_t released = 0, started = 0;  // so many of the pieces, from the first on
+    size_t released = 0, started = 0;  // numbers of pieces, from the first on
   };
 
   struct Options {
     int io_threads = 1;
-    // 0: each thread copies a piece and writes it. Otherwise so many threads copy ahead of the disk
-    // while nobody waits.
+    // The number of threads that copy ahead of the disk while nobody waits. 0: each thread copies a
+    // piece and writes it.
     int copy_ahead_threads = 0;
     double touch_seconds = 0;  // of a processor, for a copy to new memory, as far as is known
   };
 
   PieceTable() = default;
-  // `in_place`: for each piece, whether it may be written from where it is.
+  // `in_place` says for each piece whether it may be written in place.
   PieceTable(std::vector<bool> in_place, StagingBuffers buffers, const Options& options);
 
   // Call when the threads begin to work.
   void Start(Clock::time_point now) { started_at_ = now; }
 
   Task Take(Worker& worker, Clock::time_point now);
-  // For a thread that waits. Arrive() first; Leave() after kReleased.
+  // For a thread that waits: call Arrive() first, and Leave() after kReleased.
   void Arrive(const Waiter& waiter);
   Task TakeAsWaiter(Waiter& waiter, Clock::time_point now);
   void Leave() { --waiters_; }
 
   // Ends a task of Take(), or with null one of TakeAsWaiter().
   void End(const Task& task, Worker* worker, const Result& result, Clock::time_point now);
-  // The piece that End() has noted as written is durable, or needs no sync.
+  // Records that the piece that End() has noted as written is durable, or needs no sync.
   void Settle() { --unwritten_; }
-  // The save has failed: what is in progress is ended, and nothing begins.
+  // Records that the save has failed: tasks in progress end, and no other begins.
   void Fail() { failed_ = true; }
 
   size_t size() const { return pieces_.size(); }
-  // Nothing is left to begin.
+  // Whether nothing is left to begin.
   bool over() const { return failed_ || (unwritten_ == 0 && unchecked_ == 0); }
-  // Copies and checks in progress.
+  // Whether copies and checks are in progress.
   bool reads() const { return reading_ > 0; }
   bool all_released() const { return unreleased_ == 0; }
   Clock::time_point rests_until() const { return rests_until_; }
   const StagingBuffers& buffers() const { return buffers_; }
   double touch_seconds() const { return touch_seconds_; }
-  // The pieces in place to which an update came before the disk.
+  // The number of pieces in place for which an update waited before the disk had begun them.
   size_t updated_first() const { return updated_first_; }
 
  private:
@@ -134,24 +134,25 @@ class PieceTable {
   };
 
   bool IsPending(size_t piece) const { return pieces_[piece].state == State::kPending; }
-  // A save that is over reads nothing more, but what is in progress has to end.
+  // Returns whether a piece is released. A save that is over reads nothing more, but tasks in
+  // progress have to end.
   bool IsReleased(size_t piece) const {
     return pieces_[piece].state == State::kReleased || (over() && pieces_[piece].readers == 0);
   }
-  // Whether the piece is written, or being written, from where it is, and nobody has checked it.
+  // Returns whether the piece is written, or being written, in place, and nobody has checked it.
   static bool NeedsCheck(const Piece& piece) {
     return piece.state == State::kBusy && !piece.staged && piece.check == Check::kUnchecked;
   }
   bool MayCopy() const;
   bool MayCheck(Clock::time_point now) const;
   bool TouchingPays(Clock::time_point now) const;
-  // Whether there is memory to copy everything that the disk has not begun to write.
+  // Returns whether there is memory to copy everything that the disk has not begun to write.
   bool CanCopyTheRest(Clock::time_point now) const;
 
   std::optional<size_t> NextToCopy();
   std::optional<size_t> NextInPlace(Clock::time_point now);
   std::optional<size_t> NextToCheck(bool wanted);
-  // What an update that waits will come to next.
+  // Returns the piece that a waiting update will change next.
   std::optional<size_t> NextAhead(Clock::time_point now);
 
   Task BeginCopy(size_t piece);
@@ -166,7 +167,7 @@ class PieceTable {
   CopyOrder to_stage_;
   CopyOrder in_place_;           // without those that are waited for
   CopyOrder ahead_;              // in place
-  std::deque<size_t> to_check_;  // in place; what is waited for comes first
+  std::deque<size_t> to_check_;  // in place; pieces that are waited for come first
   std::deque<size_t> copied_;    // to be written
   size_t pending_in_place_ = 0;
   size_t unreleased_ = 0, unwritten_ = 0, unchecked_ = 0;  // pieces

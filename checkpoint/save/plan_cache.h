@@ -7,9 +7,10 @@ namespace tessera::ckpt {
 
 struct PlanCounters;  // checkpoint/save/save_agreement.h
 
-// This rank's part of the last plan: a save of a state of the same structure (names, roles, dtypes,
-// shapes, boxes) through the same cache is not planned anew. Use one cache for each sequence of
-// saves of one group; saves through one cache must not overlap. Copies share their counters.
+// Keeps this rank's part of the last plan: a save of a state of the same structure (names, roles,
+// dtypes, shapes, boxes) through the same cache is not planned anew. Use one cache for each
+// sequence of saves of one group; saves through one cache must not overlap. Copies share their
+// counters.
 class PlanCache {
  private:
   friend class SaveAgreement;

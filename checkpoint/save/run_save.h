@@ -31,25 +31,26 @@ struct SaveContext {
   uint64_t copy_ahead_bytes = 0;  // see DataWriterOptions::ahead_bytes
 };
 
-// What a save of this step begins with: the manifest without tensors and files.
+// Returns the initial manifest of a save of this step, without tensors and files.
 Manifest MakeManifest(int64_t step, const Metadata& metadata);
 
-// A save on the calling thread. It exists when, and only when, its manifest is committed; see
-// CheckpointFolder::Save() in checkpoint.h. options.metadata is ignored: the request has it.
+// Saves on the calling thread. The checkpoint exists if and only if its manifest is committed; see
+// CheckpointFolder::Save() in checkpoint.h. options.metadata is ignored, since the request has
+// metadata.
 absl::StatusOr<SaveReport> SaveNow(Storage& storage, const SaveRequest& request,
                                    const StateDict& state, const SaveOptions& options = {},
                                    const SaveHooks& hooks = {});
 
-// One save, from the plan to the commit, on the calling thread and those of the DataWriter, which
-// is passed to `on_planned` (may be null) before the first element is read. Collective; every rank
-// returns the same, except for the parts of a report that concern the rank itself.
+// Runs one save, from the plan to the commit, on the calling thread and those of the DataWriter,
+// which is passed to `on_planned` (may be null) before the first element is read. Collective; every
+// rank returns the same, except for the parts of a report that concern the rank itself.
 absl::StatusOr<SaveReport> RunSave(
     const SaveContext& context, const Manifest& manifest, bool rolling, const StateDict& state,
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned);
 
 // Takes part in the first agreement of a save that this rank refuses, for the given reason, so that
-// no other rank makes it either. Returns the error that all ranks agreed on. Collective with
-// RunSave() on other ranks.
+// no rank makes it. Returns the error on which all ranks agreed. Collective with RunSave() on other
+// ranks.
 absl::Status RefuseSave(const SaveContext& context, int64_t step, const absl::Status& reason);
 
 // Plans a save of this state, so that the next RunSave() finds the plan in the cache, and reserves

@@ -1,16 +1,16 @@
 #ifndef TESSERA_CHECKPOINT_SAVE_SAVE_AGREEMENT_H_
 #define TESSERA_CHECKPOINT_SAVE_SAVE_AGREEMENT_H_
 
-// How the ranks of a save agree on one plan, and how they reuse it.
+// The agreement of the ranks of a save on one plan, and its reuse.
 //
-// A plan depends only on the structure of the state: what every rank describes (names, roles,
+// A plan depends only on the structure of the state: every rank's description (names, roles,
 // dtypes, shapes, boxes), its rank and the number of ranks, and the layout options. Each rank keeps
 // its part of the last plan together with its own serialized description, which is compared
-// completely: there is no hash that could collide. Rank 0 keeps the manifest as well.
+// completely, since a hash could collide. Rank 0 also keeps the manifest.
 //
-// No rank knows whether the others are unchanged, and it need not: before data is written, every
-// rank waits for rank 0 to create the directory, so one small message in each direction is needed
-// in any case. These messages carry the state of the cache:
+// No rank needs to know whether the others are unchanged: before data is written, every rank waits
+// for rank 0 to create the directory, so one small message in each direction is needed in any case.
+// These messages carry the state of the cache:
 //
 // 1. Every rank sends rank 0 the step and, if its own structure is the cached one, the number of
 //    its cached plan; otherwise its description.
@@ -39,7 +39,7 @@
 
 namespace tessera::ckpt {
 
-// Where a save writes.
+// The place where a save writes.
 struct SaveTarget {
   std::string directory;  // within the storage
   std::string attempt;    // in the names of its files
@@ -52,27 +52,27 @@ struct SaveTask {
   bool from_cache = false;
 };
 
-// Called on rank 0 once the plan is known and before anything is written: takes tensors and files
-// of the manifest, and returns where to write. `is_new` is false if the same manifest was prepared
-// before.
+// Takes the tensors and files of the manifest, and returns where to write. Called on rank 0 once
+// the plan is known and before anything is written. `is_new` is false if the same manifest was
+// prepared before.
 using PrepareSave = std::function<absl::StatusOr<SaveTarget>(const Manifest& planned, bool is_new)>;
 
-// What saves through a cache have cost this rank. For tests.
+// The cost of saves through a cache on this rank, for tests.
 struct PlanCounters {
   int64_t saves = 0;           // agreements, failed ones included
   int64_t local_hits = 0;      // this rank's structure was the cached one
-  int64_t hits = 0;            // every rank's was: no planning
+  int64_t hits = 0;            // every rank's structure was: no planning
   int64_t descriptions = 0;    // sent to rank 0 by this rank
   int64_t plans_made = 0;      // by this process: on rank 0
   int64_t parts_received = 0;  // parts of new plans
 };
 PlanCounters CountersOf(const PlanCache& cache);
 
-// Collective; every rank returns OK or the same error. `local` is this rank's description, or the
-// reason why it has none; the step must be the same on all ranks. Errors: InvalidArgument
-// (PlanSave's, different steps), those of prepare(), of other ranks and of the group. Bytes on the
-// wire: some tens per rank for a cached plan; otherwise all descriptions to rank 0 and its part of
-// the plan to each rank.
+// Agrees on a save. `local` is this rank's description, or the reason why it has none; the step
+// must be the same on all ranks. Collective; every rank returns OK or the same error. Errors:
+// InvalidArgument (PlanSave's, different steps), those of prepare(), of other ranks and of the
+// group. Bytes on the wire: some tens per rank for a cached plan; otherwise all descriptions to
+// rank 0 and its part of the plan to each rank.
 absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<RankState>& local,
                                      int64_t step, const SavePlanOptions& options, PlanCache& cache,
                                      const PrepareSave& prepare, absl::Duration deadline);

@@ -11,28 +11,28 @@
 
 namespace tessera::ckpt {
 
-// A save of which nothing has been written yet.
+// A planned save, of which nothing has been written yet.
 struct PlannedSave {
   int64_t step = 0;
   bool rolling = false;
   uint64_t data_bytes = 0;  // of the data files, all ranks
 };
 
-// Called on rank 0 by the saving thread, when the save has been planned and before its space is
-// checked. Returns the folder of the storage to save in, and may delete what the new checkpoint
-// replaces. An error fails the save.
+// Returns the folder of the storage in which to save, and may delete the checkpoint that the new
+// one replaces. Called on rank 0 by the saving thread, when the save has been planned and before
+// its space is checked. An error fails the save.
 using ChooseRoot = std::function<absl::StatusOr<std::string>(const PlannedSave&)>;
 
-// What the library itself sets in its saves, beside the options of a program.
+// Settings of the library for its own saves, beside the options of a program.
 struct SaveHooks {
-  std::string root;        // the folder of the storage to save in; empty: the storage's own root
+  std::string root;        // the folder of the storage in which to save; empty: the storage's root
   ChooseRoot choose_root;  // null: `root`
   // The plan of earlier saves of the same group, on every rank or on none; null: the save is
   // planned anew. An AsyncSaver has its own.
   PlanCache* plan_cache = nullptr;
-  // For an AsyncSaver: called after each committed save, before its outcome is available and the
-  // next save begins. Runs on the saver's thread, so that it may take its time, for example to
-  // remove older checkpoints.
+  // Called by an AsyncSaver after each committed save, before its outcome is available and the next
+  // save begins. Runs on the saver's thread, so it may take its time, for example to remove older
+  // checkpoints.
   std::function<void(SaveReport&)> on_committed;
 };
 

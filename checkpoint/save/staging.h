@@ -27,23 +27,23 @@ struct StagingRequest {
 // touch of memory costs more than filling it. One save at a time; not thread-safe.
 class StagingPool {
  public:
-  // `available_bytes` (may be null: AvailableMemoryBytes) returns how much memory is available.
+  // `available_bytes` returns how much memory is available; null: AvailableMemoryBytes().
   explicit StagingPool(std::function<uint64_t()> available_bytes = nullptr);
 
   // Makes memory() as large as the request, its limit and half of the available memory permit;
   // keeps existing memory that is large enough. ResourceExhausted, with the needed, available and
-  // configured sizes, where not even least_bytes are available.
+  // configured sizes, if not even least_bytes are available.
   absl::Status Reserve(const StagingRequest& request);
 
   // Prefaults some more of the reserved memory, in the order of addresses. Returns false once
   // nothing is left to do.
   bool Prefault();
-  // Prefault() is to prefault at least so many bytes, as far as they are reserved. It leaves the
-  // memory behind them alone, since nothing may ever need it.
+  // Makes Prefault() prefault at least `bytes`, as far as they are reserved, but not the memory
+  // behind them, which may never be needed.
   void Want(uint64_t bytes) { wanted_bytes_ = std::max(wanted_bytes_, bytes); }
 
-  // How much of memory(), from its beginning on, was touched: the first touch of the rest costs
-  // more than filling it.
+  // The bytes of memory(), from its beginning on, that were touched. The first touch of the rest
+  // costs more than filling it.
   size_t present_bytes() const { return std::min(present_bytes_, usable_bytes_); }
   // Records that the first `bytes` of memory() have been touched.
   void SetPresent(size_t bytes) { present_bytes_ = std::max(present_bytes_, bytes); }
@@ -52,7 +52,7 @@ class StagingPool {
   double touch_seconds_per_byte() const { return touch_seconds_per_byte_; }
   void set_touch_seconds_per_byte(double seconds) { touch_seconds_per_byte_ = seconds; }
 
-  // Valid after Reserve(). Aligned for direct I/O.
+  // The reserved memory, aligned for direct I/O. Valid after Reserve().
   std::span<std::byte> memory() { return {buffer_.data(), usable_bytes_}; }
 
   // The reason why memory() is smaller than wanted; empty if it is not.
@@ -70,8 +70,8 @@ class StagingPool {
   std::string note_;
 };
 
-// Staging memory in buffers of one size. Those that were used before come first: the first touch of
-// a new one can cost several times what filling it does. Not thread-safe.
+// Staging memory in buffers of one size. Buffers that were used before come first, since the first
+// touch of a new one can cost several times as much as filling it. Not thread-safe.
 class StagingBuffers {
  public:
   StagingBuffers() = default;
@@ -85,11 +85,11 @@ class StagingBuffers {
   size_t present() const { return present_.size(); }
   size_t untouched() const { return untouched_.size() / stride_bytes_; }
 
-  // Precondition: has_any().
+  // Takes a buffer. Precondition: has_any().
   std::byte* Take();
   void Return(std::byte* buffer) { present_.push_back(buffer); }
 
-  // How much of the memory, from its beginning on, was touched.
+  // The bytes of the memory, from its beginning on, that were touched.
   uint64_t touched_bytes() const { return memory_.size() - untouched_.size() - unused_tail_bytes_; }
 
  private:
@@ -103,9 +103,9 @@ class StagingBuffers {
 struct DataWriterOptions {
   uint32_t chunk_bytes;  // of a checksum chunk
   int io_threads;
-  // 0: a buffer for each thread, which copies a piece and writes it. Otherwise buffers for
-  // everything, of which new ones are touched only while the copy is waited for, and so many of the
-  // threads copy, at once, while it is not.
+  // 0: a buffer for each thread, which copies a piece and writes it. Otherwise there are buffers
+  // for everything; this many threads copy at once while nobody waits, and new buffers are touched
+  // only while somebody waits for the copy.
   int copy_ahead_threads;
   uint64_t staging_bytes;    // at most, or one chunk
   uint64_t write_bytes = 0;  // of a piece where there is room, see StorageTraits
@@ -114,18 +114,18 @@ struct DataWriterOptions {
   uint64_t ahead_bytes = 0;  // see AsyncSaveOptions::copy_ahead_bytes
 };
 
-// How the pieces of a rank's data files lie in staging memory.
+// The layout of the pieces of a rank's data files in staging memory.
 struct StagingLayout {
   uint64_t piece_bytes;
   uint64_t stride_bytes;  // from buffer to buffer: aligned for direct I/O
   uint64_t pieces;        // in all files
 };
 
-// The layout needs at most `limit_bytes` of staging memory, or one chunk.
+// Returns a layout that needs at most `limit_bytes` of staging memory, or one chunk.
 StagingLayout LayOutStaging(const RankPlan& plan, const DataWriterOptions& options,
                             uint64_t limit_bytes);
 
-// The memory that a DataWriter asks its pool for.
+// Returns the memory that a DataWriter requests from its pool.
 StagingRequest NeededStaging(const RankPlan& plan, const DataWriterOptions& options);
 
 }  // namespace tessera::ckpt

@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_SCAN_SCAN_H_
 #define TESSERA_CHECKPOINT_SCAN_SCAN_H_
 
-// The only way to read the data files of a checkpoint. Loading, verifying, rewriting and converting
-// are callbacks of a scan:
+// Scans, the only way to read the data files of a checkpoint. Loading, verifying, rewriting and
+// converting are callbacks of a scan:
 //
 //   Scanner scanner(storage, directory, manifest, {.io_threads = 4});
 //   TESSERA_RETURN_IF_ERROR(scanner.OpenAll());
@@ -49,38 +49,38 @@ struct FilePiece {
 
 struct ScanOptions {
   int io_threads = 4;
-  // Limit of all reading buffers together, unless one chunk needs more.
+  // The limit of all reading buffers together, unless one chunk needs more.
   uint64_t staging_bytes = uint64_t{64} << 20;
   bool verify_checksums = true;
-  // Reads the storage's own bytes even where it has a copy in a staging tier.
+  // Whether to read the storage's own bytes even if it has a copy in a staging tier.
   bool read_original = false;
   // Receives each damaged place, from one thread at a time; the scan continues. At most a hundred
-  // places of a file are described: damage of a whole file is not reported a million times. Null:
-  // damage ends the scan with an error.
+  // places of a file are described, so that damage of a whole file is not reported a million times.
+  // Null: damage ends the scan with an error.
   std::function<void(Damage)> on_damage;
 };
 
-// The callback of a scan: one chunk, or the piece of one, that was read and checked, while it is
-// still in the cache. `data` is valid during the call. Called by several threads at once; those
-// that overlap in time have different `worker` numbers, below the options' io_threads. An error
-// ends the scan.
+// The callback of a scan, called with a chunk, or the piece of one, that was read and checked,
+// while it is still in the cache. `data` is valid during the call. Called by several threads at
+// once; calls that overlap in time have different `worker` numbers, below the options' io_threads.
+// An error ends the scan.
 using ChunkFunction =
     std::function<absl::Status(int worker, const FilePiece& chunk, const std::byte* data)>;
 
-// How many pieces a thread has: one in flight, one that has arrived.
+// The number of pieces of a thread: one in flight, one that has arrived.
 inline constexpr size_t kPiecesPerWorker = 2;
 
-// Checked chunks at the ends of ranges, kept for other scans of the same checkpoint: where ranges
-// are cut without regard to chunks, neighbours share them. The first ones make room for others.
-// Thread-safe.
+// A cache of checked chunks at the ends of ranges, for other scans of the same checkpoint: if
+// ranges are cut without regard to chunks, neighbours share them. The oldest chunks make room for
+// others. Thread-safe.
 class EndChunks {
  public:
   explicit EndChunks(uint64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Null where the chunk of the file is not kept.
+  // Returns the chunk of a file; null if it is not kept.
   std::shared_ptr<const std::string> Find(const std::string& file, const FilePiece& chunk);
   void Keep(const std::string& file, const FilePiece& chunk, const std::byte* data);
-  // The bytes of the chunks that Find() returned: reads that it saved.
+  // Returns the bytes of the chunks that Find() returned, which needed no read.
   uint64_t found_bytes() const;
 
  private:
@@ -97,8 +97,8 @@ class EndChunks {
   uint64_t found_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// What one scan leaves to the next: buffers, since filling new memory costs more than reading into
-// it, and chunks. Two scans at a time must not share the buffers; they may share the chunks.
+// The buffers and chunks that one scan leaves to the next, since filling new memory costs more than
+// reading into it. Concurrent scans must not share the buffers; they may share the chunks.
 struct ScanBuffers {
   std::vector<AlignedBuffer> buffers;
   EndChunks* ends = nullptr;
@@ -106,11 +106,11 @@ struct ScanBuffers {
 
 // Reads data files of one checkpoint: every requested byte once, in pieces of 4 MiB or one chunk,
 // past the page cache. Each thread has one read in flight, also while it checks and hands over the
-// piece before: as many as there are threads keep the disk busy, and few buffers stay in the cache.
+// piece before, so that all threads together keep the disk busy, and few buffers stay in the cache.
 //
-// A chunk whose checksum is wrong is read twice more from the storage's own bytes: what was damaged
-// in a copy of a staging tier, or on its way, is intact then. A chunk that stays damaged is not
-// handed to the callback, unless damage is reported through on_damage.
+// A chunk whose checksum is wrong is read twice more from the storage's own bytes, since bytes that
+// were damaged in a copy of a staging tier, or on their way, are intact then. A chunk that stays
+// damaged is not handed to the callback, unless damage is reported through on_damage.
 //
 // Errors: those of the storage; NotFound and DataLoss for damage, with the file's name, offset,
 // tensors, expected and found value, and with the damaged parts (WithDamagedParts()).
@@ -126,29 +126,29 @@ class Scanner {
   // another size than the manifest says, or has chunks too large to be read.
   absl::Status Open(std::span<const uint32_t> file_indices);
   absl::Status OpenAll();
-  // The same for a file that is already open.
+  // Adds a file that is already open. Errors: as Open().
   absl::Status Add(uint32_t file_index, std::unique_ptr<ReadableFile> file);
 
-  // Null if the file is not open.
+  // Returns an open file; null if it is not open.
   const ReadableFile* file(uint32_t file_index) const;
-  // The bytes of all open files that can be read. A truncated file, which was reported as damage,
-  // is read as far as it goes.
+  // Returns the bytes of all open files that can be read. A truncated file, which was reported as
+  // damage, is read up to its end.
   std::vector<FilePiece> WholeFiles() const;
-  // Which tensors a file's bytes belong to. Built at the first call.
+  // Returns the map from files' bytes to tensors, which is built at the first call.
   const FileMap& map() const;
 
   // Reads ranges of open files, cut into pieces, in ascending order. `kept` may be null.
   absl::Status Run(std::span<const FilePiece> ranges, const ChunkFunction& function,
                    ScanBuffers* kept = nullptr) const;
 
-  // Starts to read a piece into `buffer`. With the result, FinishPiece() checks the piece and calls
-  // the function for its chunks.
+  // Starts to read a piece into `buffer`. FinishPiece() waits for the result, checks the piece, and
+  // calls the function for its chunks.
   std::unique_ptr<PendingIo> StartPiece(const FilePiece& piece, std::byte* buffer) const;
   absl::Status FinishPiece(const absl::Status& read, const FilePiece& piece, std::byte* buffer,
                            int worker, const ChunkFunction& function) const;
 
-  // Adds damage of a file: reports it if fewer than a hundred places of the file were reported.
-  // `describe` is called only then. Precondition: on_damage is set.
+  // Reports damage of a file, which `describe` returns, if fewer than a hundred places of the file
+  // were reported. Precondition: on_damage is set.
   void ReportDamage(uint32_t file_index, const std::function<Damage()>& describe) const;
 
  private:
@@ -181,11 +181,11 @@ class TensorDigests {
  public:
   TensorDigests(const Manifest& manifest, const FileMap& map, int workers);
 
-  // Shards whose elements chunks may cut, see FindCutElements(), with the indices of their files.
-  // They are left out.
+  // The shards whose elements chunks may cut, see FindCutElements(), with the indices of their
+  // files. Such shards are left out.
   const std::vector<std::pair<uint32_t, Damage>>& cut() const { return cut_; }
 
-  // Calls with different workers may overlap.
+  // Adds the elements of a chunk. Calls with different workers may overlap.
   void Add(int worker, const FilePiece& chunk, const std::byte* data);
   LogicalDigest Sum(int tensor) const;
 
@@ -195,12 +195,12 @@ class TensorDigests {
   std::vector<std::pair<uint32_t, Damage>> cut_;
 };
 
-// The damage of a shard whose elements checksum chunks may cut, so that it cannot be read chunk by
-// chunk. nullopt: they do not.
+// Returns the damage of a shard whose elements checksum chunks may cut, so that it cannot be read
+// chunk by chunk; nullopt if they do not cut elements.
 std::optional<Damage> FindCutElements(const Manifest& manifest, uint32_t file_index,
                                       uint64_t shard_begin, const LogicalTensor& tensor);
 
-// InvalidArgument unless there is a thread.
+// Returns InvalidArgument unless there is at least one thread.
 absl::Status CheckIoThreads(int io_threads);
 
 }  // namespace tessera::ckpt

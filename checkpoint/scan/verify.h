@@ -15,20 +15,20 @@
 
 namespace tessera::ckpt {
 
-// Reads every byte of a checkpoint; see Checkpoint::Verify() in checkpoint.h. A manifest that is
-// damaged is in the report, too.
+// Reads every byte of a checkpoint; see Checkpoint::Verify() in checkpoint.h. A damaged manifest is
+// in the report, too.
 absl::StatusOr<VerifyReport> VerifyCheckpoint(Storage& storage, std::string_view checkpoint_dir,
                                               const VerifyOptions& options = {});
 
-// The same for the files of a checkpoint whose manifest has been read.
+// Verifies the files of a checkpoint whose manifest has been read.
 absl::StatusOr<VerifyReport> VerifyFiles(Storage& storage, std::string_view checkpoint_dir,
                                          const Manifest& manifest, const VerifyOptions& options);
 
 // Reads the chunks that hold the named bytes, and compares their checksums. Skips parts of other
 // files than the data files, and parts without bytes. Reads a chunk whose checksum is wrong twice
-// more: bytes that were damaged on their way from a remote storage are intact then.
+// more, since bytes that were damaged on their way from a remote storage are intact then.
 //
-// DataLoss or NotFound names what is damaged; other errors are the storage's. Memory: one chunk.
+// Errors: DataLoss or NotFound, naming the damage; those of the storage. Memory: one chunk.
 absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
                          const Manifest& manifest, const std::vector<DamagedPart>& parts);
 

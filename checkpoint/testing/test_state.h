@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_TESTING_TEST_STATE_H_
 #define TESSERA_CHECKPOINT_TESTING_TEST_STATE_H_
 
-// Logical tensors held whole in memory, split into shards one element at a time: the oracle for
-// saves and loads.
+// The oracle for saves and loads: logical tensors held whole in memory, and split into shards one
+// element at a time.
 
 #include <cstdint>
 #include <cstring>
@@ -21,7 +21,7 @@
 
 namespace tessera::ckpt {
 
-// The options over a group.
+// Returns the options with a group.
 template <typename Options>
 Options On(ProcessGroup& group, Options options) {
   options.group = &group;
@@ -33,7 +33,7 @@ inline AsyncSaveOptions On(ProcessGroup& group, AsyncSaveOptions options) {
   return options;
 }
 
-// The options with metadata, over a group where there is one.
+// Returns the options with metadata and, if there is one, a group.
 inline SaveOptions With(Manifest metadata, SaveOptions options = {},
                         ProcessGroup* group = nullptr) {
   options.metadata = ToMetadata(std::move(metadata));
@@ -109,7 +109,7 @@ class LocalState {
     dict.tensors.push_back(std::move(tensor));
   }
 
-  // True if the elements of the shard equal those of the tensor, bit for bit.
+  // Returns whether the elements of the shard equal those of the tensor, bit for bit.
   static bool Holds(const Shard& shard, const WholeTensor& whole) {
     bool equal = true;
     const size_t size = ElementSize(whole.dtype);
@@ -161,15 +161,15 @@ inline std::vector<Box> RandomCut(const Shape& shape, size_t pieces, std::mt1993
   return boxes;
 }
 
-// A state of one tensor, all of which is in the memory.
+// Returns a state of one tensor, all of which is in the memory.
 inline StateDict OneTensor(std::vector<float>& elements, const std::string& name = "weight") {
   const auto size = static_cast<int64_t>(elements.size());
   return {
       {{.name = name, .global_shape = {size}, .shards = {Shard::Of(elements, WholeBox({size}))}}}};
 }
 
-// What rank `rank` of `ranks` holds where each has a part of the rows of every tensor. Scalars are
-// whole on each.
+// Returns the state of rank `rank` of `ranks`, each of which has a part of the rows of every
+// tensor. Scalars are whole on each rank.
 inline LocalState RowsOf(const std::vector<WholeTensor>& tensors, int rank = 0, int ranks = 1,
                          bool fill = true) {
   LocalState state;

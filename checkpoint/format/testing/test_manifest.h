@@ -5,8 +5,8 @@
 
 namespace tessera::ckpt {
 
-// A small valid manifest with every field of the schema set: two tensors in several shards, an
-// alias, optimizer state, two files.
+// Returns a small valid manifest with every field of the schema set: two tensors in several shards,
+// an alias, optimizer state, two files.
 Manifest FullManifest();
 
 }  // namespace tessera::ckpt
