@@ -14,9 +14,9 @@
 namespace tessera::ckpt {
 
 struct DiffOptions {
-  bool data = false;  // compares every element, and not the digests in the manifests
-  // Compares the elements of tensors whose digests differ, to say by how much. A damaged tensor
-  // counts as different and does not end the comparison.
+  bool data = false;  // compares every element instead of the digests in the manifests
+  // Whether to compare the elements of tensors whose digests differ, to say by how much. A damaged
+  // tensor counts as different and does not end the comparison.
   bool distances = false;
   int threads = 4;
 };
@@ -26,9 +26,9 @@ struct TensorDifference {
   std::string message;
 };
 
-// How the states that two checkpoints hold differ, whatever their topologies.
+// The differences between the states of two checkpoints, whatever their topologies.
 struct Differences {
-  std::vector<std::string> notes;     // not counted: how it was saved, and by which program
+  std::vector<std::string> notes;     // not counted: how it was saved, by which program
   std::vector<std::string> metadata;  // one line per field
   std::vector<TensorDifference> tensors;
   std::map<std::string, DataDifference> data;  // of tensors whose contents were compared
@@ -40,8 +40,8 @@ struct Differences {
   bool none() const { return metadata.empty() && tensors.empty(); }
 };
 
-// Compares the contents of two checkpoints by the digests in their manifests; tensors without one
-// by their elements. Errors: those of reading; DataLoss for damage.
+// Compares the contents of two checkpoints by the digests in their manifests, and tensors without a
+// digest by their elements. Errors: those of reading; DataLoss for damage.
 absl::StatusOr<Differences> Diff(const NamedCheckpoint& a, const NamedCheckpoint& b,
                                  const DiffOptions& options);
 

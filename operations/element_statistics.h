@@ -10,13 +10,13 @@
 
 namespace tessera::ckpt {
 
-// Statistics of elements, of any dtype, in one pass: they are not looked at again once their range
-// is known. Integers and truth values count as the numbers that they are.
+// Statistics of elements, of any dtype, taken in one pass without knowing their range. Integers and
+// truth values count as numbers.
 //
 // The histogram has fixed bins: the sign, the exponent and the first two bits of the mantissa, as
 // fp32 has them: sign * 1024 + (exponent + 127) * 4 + quarter. So each power of two has four bins
 // of equal width. Magnitudes that are subnormal in fp32, or below, are all in the first bin of
-// their sign; those that are too large for fp32 are in its last one.
+// their sign; magnitudes that are too large for fp32 are in its last one.
 //
 // Counts, extremes and bins do not depend on the order in which elements are added; sums do, in
 // their last bits.
@@ -29,13 +29,13 @@ struct ElementStatistics {
   int64_t nans = 0;
   int64_t positive_infinities = 0;
   int64_t negative_infinities = 0;
-  // All of the following are about the finite elements. Without any, min is above max.
+  // The statistics below are of the finite elements. Without any, min is above max.
   double min = std::numeric_limits<double>::infinity();
   double max = -std::numeric_limits<double>::infinity();
-  // Wide enough for the squares of every dtype.
+  // The sum, in a type that is wide enough for the squares of every dtype.
   long double sum = 0;
   long double squares = 0;
-  // Counts the finite elements that are not zero. Empty: they are not counted.
+  // Counts of the finite elements that are not zero, by bin. Empty: they are not counted.
   std::vector<int64_t> bins;
 
   int64_t not_finite() const { return nans + positive_infinities + negative_infinities; }
@@ -43,7 +43,7 @@ struct ElementStatistics {
   double mean() const { return static_cast<double>(sum / finite()); }  // NaN without elements
   double norm() const;
 
-  // Everything of `other`. Bins are added where this has bins.
+  // Adds the statistics of `other`. Bins are added if this object has bins.
   void Merge(const ElementStatistics& other);
 };
 

@@ -9,9 +9,9 @@
 
 namespace tessera::ckpt {
 
-// Writes a checkpoint of any format in that of another framework, after checking all records of the
-// source; see WriteForeign(). The report's notes begin with those about the source. An error has
-// those that may be its reason; see WithNotes().
+// Writes a checkpoint of any format in the format of another framework, after checking all records
+// of the source; see WriteForeign(). The report's notes begin with the notes about the source. An
+// error has the notes that may be its reason; see WithNotes().
 absl::StatusOr<convert::WriteForeignReport> Export(const NamedCheckpoint& source,
                                                    const std::string& folder,
                                                    const convert::WriteForeignOptions& options);

@@ -17,30 +17,32 @@
 
 namespace tessera::ckpt {
 
-// A checkpoint of any format that a name means.
+// A checkpoint of any format, found by its name.
 struct NamedCheckpoint {
   std::shared_ptr<Storage> storage;
   std::string directory;  // within the storage; may be empty
-  // DataLoss where the manifest is damaged, or what was sealed.
+  // The opened checkpoint; DataLoss if the manifest, or a sealed file, is damaged.
   absl::StatusOr<Checkpoint> opened;
-  // Another framework's, and the name of its folder or file; empty: a checkpoint of this library.
+  // The format of another framework, and the name of the checkpoint's folder or file; empty: a
+  // checkpoint of this library.
   std::string format;
   std::string foreign_name;
-  // What there is to say about another framework's checkpoint: which one of several it is, and what
-  // was not understood.
+  // Notes about another framework's checkpoint: which one of several it is, and what was not
+  // understood.
   std::vector<std::string> notes;
-  // What that has besides tensors. Of a checkpoint of this library, its manifest tells it.
+  // The values of another framework's checkpoint besides tensors. In a checkpoint of this library,
+  // they are in the manifest.
   convert::SavedValue state = {convert::SavedValue::Dict{}};
-  // `storage`, of another framework's; null where `opened` is an error.
+  // `storage`, for another framework's checkpoint; null if `opened` is an error.
   const convert::ForeignStorage* foreign = nullptr;
-  // Another framework's, which need not open then.
+  // The seal of another framework's checkpoint, which need not open if it has one.
   std::optional<convert::FoundSeal> seal;
 
-  // Before all tensors are converted, which checks the rest: an error for damage of a record of
-  // another framework's file.
+  // Checks the records of another framework's files that reading all tensors does not check. Called
+  // before all tensors are converted.
   absl::Status CheckOtherRecords() const;
 
-  // For WriteForeign().
+  // Returns the values for WriteForeign().
   const convert::SavedValue* foreign_state() const { return format.empty() ? nullptr : &state; }
 
   std::string Describe() const {
@@ -48,24 +50,24 @@ struct NamedCheckpoint {
   }
 };
 
-// How the names of checkpoints are understood.
+// Options for the names of checkpoints.
 struct SourceOptions {
   OpenStorageOptions stores;         // for every storage that is opened
-  std::string format;                // another framework's; empty: found out by looking
+  std::string format;                // another framework's; empty: detected from the files
   std::string parameter_names_file;  // see OpenForeignOptions
   bool use_seal = true;              // of another framework's
-  // Which checkpoint of a folder is meant, or, of a single one, what its step is, whatever it tells
-  // itself; unset: the newest, and what it tells.
+  // The step of the checkpoint in a folder, or the step of a single checkpoint, whatever it
+  // records; unset: the newest, and the recorded step.
   std::optional<int64_t> step;
 };
 
-// Whether `name` can only mean another framework's checkpoint, because it names a file or the
-// options say so.
+// Returns whether `name` can only mean another framework's checkpoint, because it names a file or
+// the options say so.
 bool IsForeignName(const std::string& name, const SourceOptions& options);
 
-// `name` (see OpenStorage()) names a checkpoint's directory, or a folder of checkpoints, of which
-// the newest is used (see SourceOptions::step), or another framework's checkpoint. NotFound for any
-// other place, and for a folder that has none of the step.
+// Finds a checkpoint. `name` (see OpenStorage()) names a checkpoint's directory, or a folder of
+// checkpoints, of which the newest is used (see SourceOptions::step), or another framework's
+// checkpoint. NotFound for any other place, and for a folder without a checkpoint of the step.
 absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
                                                const SourceOptions& options);
 

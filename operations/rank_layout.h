@@ -13,30 +13,30 @@ namespace tessera::ckpt {
 
 struct LayoutOptions {
   std::vector<PartitionRule> rules;
-  // Parts that tensor parallelism cuts a tensor into, where that is more than it has ranks: each
-  // rank has equally many, and each is a box of its own. 0: as many as ranks.
+  // Number of parts into which tensor parallelism cuts a tensor, if it exceeds the number of ranks:
+  // each rank has equally many parts, and each part is a box of its own. 0: as many as ranks.
   int virtual_shards = 0;
 };
 
 struct RankLayout {
-  // By rank, serialized RankStates as PlanSave() wants them.
+  // Serialized RankStates, by rank, for PlanSave().
   std::vector<std::string> ranks;
-  int guessed = 0;  // tensors that are cut, or not, by a guess, where that matters at this topology
+  int guessed = 0;  // tensors that are cut, or not, by a guess, if that matters at this topology
 };
 
-// Which boxes of a checkpoint's tensors each rank of a run at `topology` should write, so that a
-// run at that topology reads few, long ranges of few files. What a rank writes is what it may be
-// expected to read, and nothing relies on it.
+// Chooses the boxes of a checkpoint's tensors that each rank of a run at `topology` should write,
+// so that a run at that topology reads few, long ranges of few files. A rank writes the boxes that
+// it is expected to read, but nothing relies on that.
 //
 // A tensor is on the pipeline stage of its layer (LayersOfChunk; a head counts as the layers that
-// it costs), or of its end of the model, a tied one on the first; one of which neither is known on
-// the first. Tensor-parallel ranks have their part of each section. Weights are on every
+// it costs), or of its end of the model. A tied tensor, and a tensor of which neither is known, is
+// on the first stage. Tensor-parallel ranks have their part of each section. Weights are on every
 // data-parallel rank; with ZeRO, optimizer state is cut by rows into one run of neighbouring
 // tensors for each.
 //
-// Errors: InvalidArgument, one sentence: too many ranks, too few layers, virtual shards that are no
-// multiple of tp, a rule that does not fit.
-// Precondition: a valid manifest. Cost: the tensors of a stage, for each rank.
+// Errors: InvalidArgument, one sentence: too many ranks, too few layers, virtual shards that are
+// not a multiple of tp, a rule that does not fit. Precondition: a valid manifest. Cost: the tensors
+// of a stage, for each rank.
 absl::StatusOr<RankLayout> LayOutRanks(const Manifest& saved, const Topology& topology,
                                        const LayoutOptions& options);
 

@@ -19,13 +19,13 @@ struct ReshardRequest {
   std::string source;       // see FindCheckpoint()
   std::string destination;  // a folder of checkpoints, or the new one's directory in it
   SourceOptions open;
-  std::string topology = "single";  // that the files suit, see ParseTopology()
+  std::string topology = "single";  // of the new files, see ParseTopology()
   LayoutOptions layout;
-  std::string program;  // that is recorded as the producer
+  std::string program;  // recorded as the producer
   uint64_t memory_bytes = uint64_t{1} << 27;
   int threads = 4;
-  // May be null. Called with the bytes done and in total, while writing and, from the beginning,
-  // while another framework's files are read once more.
+  // Called with the bytes done and in total while writing, and again, from 0, while another
+  // framework's files are read once more. May be null.
   std::function<void(uint64_t, uint64_t)> progress;
 };
 
@@ -37,7 +37,7 @@ struct Destination {
   std::string path() const { return folder + (folder.ends_with('/') ? "" : "/") + directory; }
 };
 
-// What is read, and what will be written.
+// The source, and the new checkpoint.
 struct ReshardPlan {
   NamedCheckpoint source;  // which was opened
   Manifest metadata;       // without tensors and files
@@ -47,14 +47,14 @@ struct ReshardPlan {
   SavePlan plan;
 };
 
-// Errors: those of FindCheckpoint(), ParseTopology() and LayOutRanks(); AlreadyExists where the
-// destination is a checkpoint or has one of this step.
+// Plans a reshard. Errors: those of FindCheckpoint(), ParseTopology() and LayOutRanks();
+// AlreadyExists if the destination is a checkpoint or has one of this step.
 absl::StatusOr<ReshardPlan> PlanReshard(const ReshardRequest& request);
 
 // Writes a checkpoint, of this library or another framework, as one of this library in files that
-// suit the topology. Every byte is proven: see Rewrite(); another framework's files, which have no
-// digests unless they are sealed, are read once more and compared. Errors: those of Rewrite(), with
-// nothing committed; DataLoss, naming the tensor, where that comparison fails afterwards.
+// suit the topology. Every byte is verified: see Rewrite(). Another framework's files, which have
+// no digests unless they are sealed, are read once more and compared. Errors: those of Rewrite(),
+// with nothing committed; DataLoss, naming the tensor, if that comparison fails afterwards.
 absl::StatusOr<RewriteReport> Reshard(const ReshardPlan& plan, const ReshardRequest& request);
 
 }  // namespace tessera::ckpt

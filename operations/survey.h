@@ -21,12 +21,13 @@ struct SurveyOptions {
 };
 
 struct TensorSurvey {
-  // Counts all elements that could be read, those of damaged chunks as they are. An alias has none.
+  // The statistics of all elements that could be read, those of damaged chunks as they are. An
+  // alias has none.
   ElementStatistics statistics;
   bool damaged = false;  // bytes of it are missing, or in a chunk whose checksum is wrong
 };
 
-// What the values in a checkpoint are like.
+// A survey of the values in a checkpoint.
 struct CheckpointSurvey {
   std::vector<TensorSurvey> tensors;  // in the manifest's order
   std::vector<Damage> damage;         // as ckpt verify reports it
@@ -34,9 +35,9 @@ struct CheckpointSurvey {
   double seconds = 0;
 };
 
-// Reads every byte of a checkpoint once, in bounded memory, checks what Verify() checks, and takes
-// statistics of every tensor on the way. They do not depend on the number of threads. A seal is
-// compared first, which reads its files once more. Damage is in the result; an error says that the
+// Reads every byte of a checkpoint once, in bounded memory, makes the checks of Verify(), and takes
+// statistics of every tensor, which do not depend on the number of threads. A seal is compared
+// first, which reads its files once more. Damage is in the result; an error means that the
 // checkpoint could not be read.
 absl::StatusOr<CheckpointSurvey> Survey(const NamedCheckpoint& named, const SurveyOptions& options);
 

@@ -11,16 +11,17 @@
 
 namespace tessera::ckpt {
 
-// CheckpointFolder::Verify() for any checkpoint. For another framework's, the report also has the
-// damage that reading every tensor does not show, and names places as its own files do. One that is
-// sealed is compared with its seal: see convert::VerifySealed(). A damaged seal is damage.
+// Verifies any checkpoint, as CheckpointFolder::Verify() does. For another framework's checkpoint,
+// the report also has damage that reading every tensor does not show, and names places in its own
+// files. A sealed checkpoint is compared with its seal: see convert::VerifySealed(). A damaged seal
+// is damage.
 absl::StatusOr<VerifyReport> Verify(const NamedCheckpoint& named, const VerifyOptions& options);
 
-// Gives damage of what another framework's checkpoint is presented as the names that its own files
-// have. Leaves that of a checkpoint of this library as it is.
+// Renames damaged places of another framework's checkpoint, which is presented under other names,
+// to places in its own files. Does not change damage of a checkpoint of this library.
 void NameForeignPlaces(const NamedCheckpoint& named, std::vector<Damage>& damage);
 
-// `name`: of the checkpoint. `digests`: whether they were compared.
+// Returns the report as JSON. `digests` tells whether digests were compared.
 nlohmann::ordered_json ToJson(const NamedCheckpoint& named, const VerifyReport& report,
                               bool digests);
 nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& report, bool digests);

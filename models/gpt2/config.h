@@ -9,13 +9,13 @@
 
 namespace tessera::gpt2 {
 
-// OpenAI's sizes, and a tiny one for tests.
+// Returns OpenAI's sizes, and a tiny one for tests.
 std::span<const std::string_view> SizeNames();
-// Precondition: one of SizeNames(). Sets the fields that define the size.
+// Returns a config with the fields that define the size. Precondition: one of SizeNames().
 ModelConfig NamedSize(std::string_view name);
 // Sets unset fields to GPT-2's defaults.
 void FillDefaults(ModelConfig& config);
-// InvalidArgument: one sentence about the first wrong field.
+// Checks a config. InvalidArgument: one sentence about the first wrong field.
 absl::Status Validate(const ModelConfig& config);
 
 }  // namespace tessera::gpt2

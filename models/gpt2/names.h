@@ -27,7 +27,7 @@ inline constexpr char kUpBias[] = "mlp.c_fc.bias";
 inline constexpr char kDownWeight[] = "mlp.c_proj.weight";
 inline constexpr char kDownBias[] = "mlp.c_proj.bias";
 
-// `layer` is the global index.
+// Returns the full name of a tensor of a layer. `layer` is the global index.
 inline std::string LayerName(int64_t layer, std::string_view tensor) {
   return "transformer.h." + std::to_string(layer) + "." + std::string(tensor);
 }

@@ -10,17 +10,17 @@
 
 namespace tessera::llama3 {
 
-// Llama-3.2 1B and 3B (tied), Llama-3.1 8B (untied), and a tiny one for tests.
+// Returns Llama-3.2 1B and 3B (tied), Llama-3.1 8B (untied), and a tiny size for tests.
 std::span<const std::string_view> SizeNames();
-// Precondition: one of SizeNames(). Sets the fields that define the size.
+// Returns a config with the fields that define the size. Precondition: one of SizeNames().
 ModelConfig NamedSize(std::string_view name);
 // Sets unset fields to Llama-3.1's defaults.
 void FillDefaults(ModelConfig& config);
-// InvalidArgument: one sentence about the first wrong field.
+// Checks a config. InvalidArgument: one sentence about the first wrong field.
 absl::Status Validate(const ModelConfig& config);
 
-// Llama's rule: 2/3 of 4 * hidden_size, truncated, times the multiplier, truncated, rounded up to a
-// multiple of multiple_of.
+// Returns the width of the MLP by Llama's rule: 2/3 of 4 * hidden_size, truncated, times the
+// multiplier, truncated, rounded up to a multiple of multiple_of.
 int64_t FfnHiddenSize(int64_t hidden_size, double multiplier, int64_t multiple_of);
 
 }  // namespace tessera::llama3

@@ -5,13 +5,14 @@
 
 namespace tessera::llama3 {
 
-// Linear weights are [out, in], and the rows of q and k are in the order of transformers' rotary
-// embedding, there as here.
+// Hugging Face's Llama. Linear weights are [out, in], and the rows of q and k are in the order of
+// transformers' rotary embedding, as here.
 extern const HuggingFaceFormat kHuggingFaceFormat;
 
 // llama.cpp's architecture "llama", whose rotary embedding turns neighbouring rows of a head. The
 // scaling of rotary frequencies is a tensor of factors there, from which the settings of Llama 3.1
-// and later are found; "tessera.rope_scaling." begins keys of our own, which state any others.
+// and later are determined; keys of our own, which begin with "tessera.rope_scaling.", state any
+// others.
 extern const ForeignFormat kGgufFormat;
 
 // Modules of InfiniTrain's TransformerModel: fused queries, keys and values, with rotary rows in
@@ -19,14 +20,15 @@ extern const ForeignFormat kGgufFormat;
 extern const ForeignFormat kInfiniTrainFormat;
 
 // InternLM2 and Llama as InternEvo trains them: the configuration is the dict in model_config.pt.
-// Where its releases differ, a parameter is there more than once under the same name, in other
-// shapes or cut along another dim.
+// If its releases differ, a parameter is listed more than once under the same name, in other shapes
+// or cut along another dim.
 extern const ForeignFormat kInternEvoFormat;
-// The same where `qk_interleaved` is true: a rotary embedding turns neighbouring rows of a head.
+// InternEvo's format if `qk_interleaved` is true: the rotary embedding turns neighbouring rows of a
+// head.
 extern const ForeignFormat kInternEvoPairedFormat;
 
-// The fused matrix of queries, keys and values has them by query group; gate and up are the halves
-// of one matrix, each of which tensor parallelism cuts.
+// Megatron-LM's Llama. The fused matrix of queries, keys and values has them by query group; gate
+// and up are the halves of one matrix, each of which tensor parallelism cuts.
 extern const ForeignFormat kMegatronFormat;
 
 // The names of Meta's own files and of torchtitan's, and params.json. Rows of queries and keys
@@ -38,14 +40,14 @@ extern const ForeignFormat kMetaFormat;
 // Layers of a pipeline are numbered from the embedding on, which is layer 0.
 extern const ForeignFormat kPaddleFormat;
 
-// Header: [2] positions, [3] vocabulary, [4] layers, [5] heads, [6] key/value heads, [7] channels,
-// [8] MLP multiplier, [9] multiple of, [10] norm epsilon, [11] rotary base, [12] scaled rope,
-// [13] max batch, [14..15] version. Fields 8, 10 and 11 are real numbers: truncated to integers by
-// llm.c, which are read, and fp32 bits in other programs, which are read and written. Weights are
-// [out, in], with q, k and v stacked by rows, and the rows of q and k in the order of Meta's rotary
-// embedding; the head is always present; no padding, no biases.
+// llm.c's Llama-3. Header: [2] positions, [3] vocabulary, [4] layers, [5] heads, [6] key/value
+// heads, [7] channels, [8] MLP multiplier, [9] multiple of, [10] norm epsilon, [11] rotary base,
+// [12] scaled rope, [13] max batch, [14..15] version. Fields 8, 10 and 11 are real numbers:
+// truncated to integers by llm.c, which are read, and fp32 bits in other programs, which are read
+// and written. Weights are [out, in], with q, k and v stacked by rows, and the rows of q and k in
+// the order of Meta's rotary embedding; the head is always present; no padding, no biases.
 //
-// The config that is read is untied, because the file does not record it. Where the reals are
+// A config that is read is untied, because the file does not record ties. If the reals are
 // truncated, epsilon is Llama's 1e-5, and the multiplier is the one of 1, 1.3 (8B) and 1.5 (1B)
 // that fits the length.
 extern const LlmcFormat kLlmcFormat;

@@ -23,18 +23,19 @@ enum class RotaryRows {
 void AddHeads(const ModelConfig& config, RotaryRows order, const std::string& logical_name,
               int64_t row, int64_t heads, int64_t foreign_row, ForeignParameter& parameter);
 
-// The parameter of a logical tensor of a layer in a framework that fuses none and has the rows of
-// queries and keys in pairs.
+// Returns the parameter of a logical tensor of a layer in a framework that fuses none and has the
+// rows of queries and keys in pairs.
 ForeignParameter PairedTensor(const ModelConfig& config, int64_t layer, std::string_view tensor,
                               std::string name);
 
-// The matrix of queries, keys and values of a layer that has, for each query group, its queries,
-// its key and its value, as rows or, in frameworks that transpose, as columns. Tensor parallelism
-// cuts it there.
+// Returns the matrix of queries, keys and values of a layer that has, for each query group, its
+// queries, its key and its value, as rows or, in frameworks that transpose, as columns. Tensor
+// parallelism cuts these rows or columns.
 ForeignParameter FusedQkv(const ModelConfig& config, std::string name, int64_t layer,
                           RotaryRows order, bool transposed);
 
-// The matrix of which gate and up are the halves, likewise. Tensor parallelism cuts each half.
+// Returns the matrix of which gate and up are the halves, as rows or columns. Tensor parallelism
+// cuts each half.
 ForeignParameter FusedGateUp(const ModelConfig& config, std::string name, int64_t layer,
                              bool transposed);
 

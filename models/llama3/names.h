@@ -22,7 +22,7 @@ inline constexpr char kGate[] = "mlp.gate_proj.weight";
 inline constexpr char kUp[] = "mlp.up_proj.weight";
 inline constexpr char kDown[] = "mlp.down_proj.weight";
 
-// `layer` is the global index.
+// Returns the full name of a tensor of a layer. `layer` is the global index.
 inline std::string LayerName(int64_t layer, std::string_view tensor) {
   return "model.layers." + std::to_string(layer) + "." + std::string(tensor);
 }

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TOOLS_COMPARE_RUNS_COMPARISON_H_
 #define TESSERA_TOOLS_COMPARE_RUNS_COMPARISON_H_
 
-// Compares the records of two runs step by step.
+// Comparison of the records of two runs, step by step.
 
 #include <cstdint>
 #include <limits>
@@ -18,15 +18,15 @@ inline constexpr double kFp32Tolerance = 1e-5;
 inline constexpr double kBf16Tolerance = 1e-2;
 
 struct CompareOptions {
-  // Largest difference that counts as equal. nullopt: `bf16_tolerance` where either run is known to
-  // compute in bf16, else `fp32_tolerance`.
+  // Largest difference that counts as equal. nullopt: `bf16_tolerance` if either run is known to
+  // compute in bf16, otherwise `fp32_tolerance`.
   std::optional<double> tolerance;
   double fp32_tolerance = kFp32Tolerance;
   double bf16_tolerance = kBf16Tolerance;
   bool absolute = false;         // differences are |a - b|; else they are relative
   bool exact = false;            // every bit must be equal; the tolerances are not used
   std::set<std::string> judged;  // names of quantities; empty: all but tokens_per_second
-  // Only these steps are compared, inclusive.
+  // The range of steps to compare, inclusive.
   int64_t first_step = 0;
   int64_t last_step = std::numeric_limits<int64_t>::max();
 };
@@ -54,31 +54,35 @@ struct RunComparison {
   bool absolute = false;
   bool exact = false;
   std::vector<ComparedQuantity> quantities;
-  // Steps that only one of the runs has recorded. Those that another trainer's log skips, as it
-  // records each tenth one only, do not count.
+  // Steps that only one of the runs has recorded. Steps that another trainer's log skips, because
+  // it records only each tenth one, do not count.
   std::vector<int64_t> only_a, only_b;
-  // Likewise evaluations, where both runs have some.
+  // Evaluations that only one of the runs has recorded, if both have some.
   std::vector<int64_t> only_a_evaluations, only_b_evaluations;
 
   bool equal() const;
-  // Whether the runs have the loss of a step or an evaluation in common, and a judged quantity.
+  // Returns whether the runs have the loss of a step or an evaluation in common, and a judged
+  // quantity.
   bool comparable() const;
-  // The judged quantity that differs at the earliest step; null if no judged quantity differs.
+  // Returns the judged quantity that differs at the earliest step; null if no judged quantity
+  // differs.
   const ComparedQuantity* first_difference() const;
 };
 
-// The tokens/s of `b` divided by those of `a`: medians over their common steps; NaN if unknown.
+// Returns the tokens/s of `b` divided by those of `a`: medians over their common steps; NaN if
+// unknown.
 double SpeedRatio(const RunRecords& a, const RunRecords& b);
 
-// |a - b| / max(|a|, |b|): 0 for equal bits and for two NaNs, infinite where one is not finite.
+// Returns |a - b| / max(|a|, |b|): 0 for equal bits and for two NaNs, infinity if only one is not
+// finite.
 double RelativeDifference(double a, double b);
 
-// The same, or |a - b| if `absolute`.
+// Returns RelativeDifference(), or |a - b| if `absolute`.
 double Difference(double a, double b, bool absolute);
 
 RunComparison CompareRuns(const RunRecords& a, const RunRecords& b, const CompareOptions& options);
 
-// "1 to 40, 45" for ascending steps; the first ten of such ranges.
+// Returns "1 to 40, 45" for ascending steps; the first ten of such ranges.
 std::string StepRanges(const std::vector<int64_t>& steps);
 
 }  // namespace tessera

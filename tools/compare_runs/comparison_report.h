@@ -1,7 +1,7 @@
 #ifndef TESSERA_TOOLS_COMPARE_RUNS_COMPARISON_REPORT_H_
 #define TESSERA_TOOLS_COMPARE_RUNS_COMPARISON_REPORT_H_
 
-// A comparison of two runs as text, as JSON, as Markdown and as a plot.
+// Reports of a comparison of runs as text, as JSON, as Markdown and as a plot.
 
 #include <span>
 #include <string>
@@ -11,24 +11,25 @@
 
 namespace tessera {
 
-// A table of at most about `rows` steps, spread evenly, with the first and the last step and the
-// first difference among them; then one line per quantity, and one sentence with the result.
+// Returns a table of at most about `rows` steps, spread evenly, with the first and the last step
+// and the first difference among them; then one line per quantity, and one sentence with the
+// result.
 std::string ComparisonText(const RunRecords& a, const RunRecords& b,
                            const RunComparison& comparison, int rows);
 
-// One object: what ComparisonText() says, and every step that both runs have recorded. A number
-// that JSON cannot express is null.
+// Returns one object with the contents of ComparisonText() and every step that both runs have
+// recorded. A number that JSON cannot express is null.
 std::string ComparisonJson(const RunRecords& a, const RunRecords& b,
                            const RunComparison& comparison);
 
-// The result for a pull request: a table of GitHub's Markdown with one row per run, and the notes.
-// Precondition: comparisons of the first run with each of the others.
+// Returns the result for a pull request: a table of GitHub's Markdown with one row per run, and the
+// notes. Precondition: comparisons of the first run with each of the others.
 std::string ComparisonMarkdown(std::span<const RunRecords> runs,
                                std::span<const RunComparison> comparisons);
 
-// Two runs: loss, gradient norm, learning rate and tokens/s, and the relative differences of the
-// first two, on logarithmic axes. More: the losses of all, and their differences from those of the
-// first. Precondition: two runs at least.
+// Returns a plot. For two runs: loss, gradient norm, learning rate and tokens/s, and the relative
+// differences of the first two, on logarithmic axes. For more runs: the losses of all, and their
+// differences from those of the first. Precondition: at least two runs.
 std::string ComparisonSvg(std::span<const RunRecords> runs);
 
 }  // namespace tessera

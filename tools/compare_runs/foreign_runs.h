@@ -1,7 +1,7 @@
 #ifndef TESSERA_TOOLS_COMPARE_RUNS_FOREIGN_RUNS_H_
 #define TESSERA_TOOLS_COMPARE_RUNS_FOREIGN_RUNS_H_
 
-// What other trainers write: lines of text, and event files of TensorBoard.
+// Readers of other trainers' records: lines of text, and event files of TensorBoard.
 
 #include <cstdint>
 #include <limits>
@@ -17,13 +17,13 @@
 
 namespace tessera {
 
-// A number as it was printed; see RunRecords::roundings.
+// A printed number; see RunRecords::roundings.
 struct PrintedNumber {
   double value = std::numeric_limits<double>::quiet_NaN();
   double rounding = kNotRecorded;
 };
 
-// What a line of another trainer's log says.
+// The contents of a line of another trainer's log.
 struct LogLine {
   const char* trainer = nullptr;
   std::optional<int64_t> step;  // nullopt: the last one
@@ -32,15 +32,15 @@ struct LogLine {
   PrintedNumber loss, grad_norm, lr, tokens_per_second;
 };
 
-// Reads a log of llm.c (main.log, or what it prints), InfiniTrain, Megatron-LM or torchtitan line
-// by line. The first line that is known says whose it is.
+// Reads a log of llm.c (main.log, or its output), InfiniTrain, Megatron-LM or torchtitan line by
+// line. The first known line identifies the trainer.
 class LogReader {
  public:
   explicit LogReader(RunRecords& run) : run_(run) {}
 
-  // Returns whether it is a line about a step or an evaluation.
+  // Adds a line; returns whether it is about a step or an evaluation.
   bool Add(std::string_view line);
-  // Call once, after the last line.
+  // Completes the records. Call once, after the last line.
   void Finish();
 
  private:
@@ -55,16 +55,16 @@ class LogReader {
   int64_t repeated_ = 0, first_repeated_ = 0;
 };
 
-// Reads TensorBoard's event files in TensorBoard's order: by name. It takes the scalars whose tags
-// are known, or say, to be a training loss, a gradient norm, a learning rate, tokens/s or the loss
-// of an evaluation.
+// Reads TensorBoard's event files in TensorBoard's order, by name. Takes the scalars whose tags are
+// known, or say, to be a training loss, a gradient norm, a learning rate, tokens/s or the loss of
+// an evaluation.
 class EventReader {
  public:
   explicit EventReader(RunRecords& run) : run_(run) {}
 
   static bool IsEventFile(InputStream& file);
   void Read(InputStream& file, const std::string& name);
-  // Call once, after the last file. InvalidArgument where no tag tells the loss.
+  // Completes the records. Call once, after the last file. InvalidArgument if no tag names a loss.
   absl::Status Finish();
 
  private:

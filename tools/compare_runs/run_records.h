@@ -20,41 +20,41 @@ struct StepRecord {
   double tokens_per_second = 0;
 };
 
-// Steps with larger numbers, or smaller ones than its negative, are not read.
+// The largest number of a step, and of its negative; steps beyond are not read.
 inline constexpr int64_t kMaxStep = 1'000'000'000'000'000;
 
 inline constexpr double kNotRecorded = std::numeric_limits<double>::infinity();
 
-// What a run has recorded about itself.
+// The records of a run.
 struct RunRecords {
-  std::string path;                     // of metrics.jsonl, or of what another trainer wrote
+  std::string path;                     // of metrics.jsonl, or of another trainer's records
   std::map<int64_t, StepRecord> steps;  // by the number of completed steps
   std::map<int64_t, double> evaluation_losses;
   std::optional<bool> bf16;        // from config.textproto beside it, or the log; nullopt: unknown
   std::vector<std::string> notes;  // sentences about lines that are damaged or recorded twice
 
-  // What another trainer wrote, which need not have each step and each number: "a log of llm.c".
-  // Empty: metrics.jsonl.
+  // The kind of another trainer's records, which need not have each step and each number: "a log of
+  // llm.c". Empty: metrics.jsonl.
   std::string foreign;
-  // For each number above half a unit of the last digit that was printed: 0 for one that is exact,
-  // kNotRecorded for one that is missing. Empty for metrics.jsonl, which has everything.
+  // Half a unit of the last printed digit, for each number in `steps`: 0 for an exact number,
+  // kNotRecorded for a missing one. Empty for metrics.jsonl, which has every number exactly.
   std::map<int64_t, StepRecord> roundings;
   std::map<int64_t, double> evaluation_roundings;
 
   double Rounding(int64_t step, double StepRecord::*number) const;
   double EvaluationRounding(int64_t step) const;
-  // Adds to `notes`, of which only the first are kept, and the number of the others.
+  // Adds a note to `notes`, which keeps only the first ones, and the number of the others.
   void Note(const std::string& note);
   int64_t more_notes = 0;
 };
 
 // Reads a run folder, a metrics.jsonl file, an event file of TensorBoard or a folder of them, or a
 // log of llm.c, InfiniTrain, Megatron-LM or torchtitan; the contents tell which. Losses of
-// metrics.jsonl are exact: they are taken from "loss_bits". If a step has two records, the later
-// counts; a record that is damaged is left out with a note. Files are read as a stream: memory
+// metrics.jsonl are exact, since they are taken from "loss_bits". If a step has two records, the
+// later counts; a damaged record is left out, with a note. Files are read as a stream: memory
 // depends on the number of steps, not of bytes.
 //
-// NotFound where there is no such file; InvalidArgument where it holds no record at all.
+// NotFound if there is no such file; InvalidArgument if it holds no record.
 absl::StatusOr<RunRecords> ReadRunRecords(const std::string& path);
 
 }  // namespace tessera

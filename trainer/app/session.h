@@ -40,7 +40,7 @@ struct DataSource {
   std::unique_ptr<BatchLoader> loader;
 };
 
-// The complete state of one rank of a run at `progress`: built from the config, then filled from a
+// The complete state of one rank of a run at `progress`, built from the config, then filled from a
 // checkpoint, from an llm.c file, or with initial weights.
 struct Session {
   TrainConfig config;  // resolved
@@ -54,26 +54,27 @@ struct Session {
   std::optional<DataSource> valid_data;
   std::unique_ptr<Tokenizer> tokenizer;  // null without tokenizer_model
   Progress progress;
-  // Rank 0's lock of run_dir. Null until it writes there, and if `save` is the same folder.
+  // Rank 0's lock of run_dir. Null until rank 0 writes there, and if `save` is the same folder.
   std::unique_ptr<ckpt::FolderLock> run_folder;
-  // Rank 0's record of the run; null without one, and until the run begins.
+  // Rank 0's record of the run; null if it has none, and until the run begins.
   std::unique_ptr<MetricsWriter> metrics;
-  // Rank 0's record of the run's checkpoints (saves.jsonl), with the same exceptions.
+  // Rank 0's record of the run's checkpoints (saves.jsonl); null as `metrics` is.
   std::unique_ptr<MetricsWriter> saves;
-  // What `saves` says of the checkpoint that the run was resumed from; nullopt without a ledger.
+  // The record in `saves` of the checkpoint from which the run was resumed; nullopt without a
+  // ledger.
   std::optional<SaveRecord> loaded;
-  // Rank 0's record of what happens to the run, with the same exceptions.
+  // Rank 0's record of the run's events; null as `metrics` is.
   std::unique_ptr<RunEvents> events;
-  // A save in flight uses the members before it.
+  // The saver. A save in flight uses the members before it.
   std::unique_ptr<RunSaver> saver;
   bool resumed = false;            // the progress came from a checkpoint
   std::string resumed_from;        // its name; empty otherwise
   bool resumed_in_memory = false;  // from a replica
-  std::string saved_topology;      // the one that it was saved under; empty where it does not say
-  bool resumed_healthy = true;     // and that one's state is good, as far as it is known
+  std::string saved_topology;      // under which that checkpoint was saved; empty if unknown
+  bool resumed_healthy = true;     // its state is good, as far as is known
 
   Backend& backend() const { return device->backend(); }
-  // The fingerprint of this rank's numerics; all ranks have the same one in EXACT numerics.
+  // The fingerprint of this rank's numerics, the same on all ranks in EXACT numerics.
   const NumericsFingerprint& numerics() const { return device->numerics(); }
   bool first_rank() const { return mesh->rank() == 0; }
   DataIdentity data_identity() const;
@@ -82,21 +83,21 @@ struct Session {
   RankGroup group() const;
 };
 
-// What the record of checkpoints says of one whose manifest and progress these are.
+// Returns the record of a checkpoint with this manifest and progress.
 SaveRecord RecordOf(const ckpt::Manifest& manifest, const Progress& progress);
 
 // Builds a session. `world` (null for one process) must have as many ranks as the config's
 // topology; it and `devices`, from which each rank takes a GPU with device=cuda, outlive the
-// session. Every rank of the world calls this, and an error on one rank alone reaches the others
-// when it leaves. `notes` receives sentences about the origin of weights and state. Errors name the
-// wrong setting or file. Creates the folder `save` if it is missing and locks it, so that a run
-// that could not save ends before it trains. Sets damaged checkpoints aside: where one turns out to
-// be damaged while it is being loaded, everything is built again from the next one.
+// session. Every rank of the world calls BuildSession(), and an error on one rank alone reaches the
+// others when it leaves. `notes` receives sentences about the origin of weights and state. Errors
+// name the wrong setting or file. Creates the folder `save` if it is missing and locks it, so that
+// a run that could not save ends before it trains. Quarantines damaged checkpoints: if one turns
+// out to be damaged while it is being loaded, everything is built again from the next one.
 absl::StatusOr<std::unique_ptr<Session>> BuildSession(
     const TrainConfig& resolved_config, Communicator* world, ComputeDevices& devices,
     const std::function<void(const std::string&)>& notes);
 
-// Checks that what export_llmc and export_hf_interval name can be written, since that happens at
+// Checks that the files of export_llmc and export_hf_interval can be written, since that happens at
 // the end, or in the middle, of a run that may take weeks. For rank 0. The error is one sentence
 // with the name of the setting.
 absl::Status CheckExport(const Session& session);
@@ -106,11 +107,12 @@ absl::Status CheckExport(const Session& session);
 // the model.
 absl::Status ExportWeights(const Session& session, const ForeignWeights& weights);
 
-// What export_llmc names at the end of a run.
+// Returns the export of export_llmc, at the end of a run.
 ForeignWeights LlmcExport(const Session& session);
-// That of export_llmc_interval at the present step: "weights.bin" becomes "weights-00000100.bin".
+// Returns the export of export_llmc_interval at the present step: "weights.bin" becomes
+// "weights-00000100.bin".
 ForeignWeights LlmcExportOfStep(const Session& session);
-// The folder of export_hf_interval at the present step: "hf-00000100" in `save`.
+// Returns the export of export_hf_interval at the present step: the folder "hf-00000100" in `save`.
 ForeignWeights HuggingFaceExportOfStep(const Session& session);
 
 }  // namespace tessera

@@ -1,8 +1,8 @@
 #ifndef TESSERA_TRAINER_APP_START_H_
 #define TESSERA_TRAINER_APP_START_H_
 
-// What a run begins with: the decisions that a session and a dry run share. Which checkpoint it is
-// decides ContinueFromSaved().
+// The start of a run: the decisions that a session and a dry run share, apart from the choice of
+// the checkpoint, which ContinueFromSaved() makes.
 
 #include <memory>
 #include <optional>
@@ -16,21 +16,21 @@
 
 namespace tessera {
 
-// The progress that a run begins with: the checkpoint's, as far as the settings permit. `config`
-// becomes the settings of the run: see SettingsFor(), and the saved schedule where it is asked for.
-// Errors: FailedPrecondition where the checkpoint does not tell what the run would continue with;
-// DataLoss for an impossible state.
+// Returns the progress with which a run begins: the checkpoint's, as far as the settings permit.
+// Sets `config` to the settings of the run: see SettingsFor(), and the saved schedule if requested.
+// Errors: FailedPrecondition if the checkpoint does not record the progress from which the run
+// would continue; DataLoss for an impossible state.
 absl::StatusOr<Progress> StartingPoint(const std::optional<SavedRun>& saved, TrainConfig* config);
 
-// FailedPrecondition where tensors would be loaded from another model; a note instead where the
-// settings allow for differences.
+// Returns FailedPrecondition if tensors would be loaded from another model; only a note if the
+// settings allow differences.
 absl::Status CheckModel(const SavedRun& saved, const TrainConfig& config, const NoteSink& notes);
 
-// The model file of llm.c that llmc_filepath names. FailedPrecondition if it is another model's.
-// Collective.
+// Finds the model file of llm.c that llmc_filepath names. FailedPrecondition if it is another
+// model's. Collective.
 absl::StatusOr<SavedRun> FindLlmcFile(const TrainConfig& config, const RankGroup& group);
 
-// The tokenizer of tokenizer_model. InvalidArgument where it is not the model's.
+// Opens the tokenizer of tokenizer_model. InvalidArgument if it is not the model's.
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const TrainConfig& config);
 
 // Adds the checkpoint's name to an error.

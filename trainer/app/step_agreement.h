@@ -35,27 +35,29 @@ struct StepAgreement {
   TimeSplit time;               // mean over ranks
 };
 
-// Each rank contributes the facts of its CheckpointManager and its measurements. Collective; one
+// Combines the facts of each rank's CheckpointManager and its measurements. Collective; one
 // all-reduce of about 500 bytes, the only exchange of a step beside its computation.
 absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, const ckpt::StepFacts& facts,
                                           double pipeline_wait_share, const TimeSplit& time = {},
                                           const UsedMemory& memory = {});
 
-// Properties that every rank must have in common, or the run would silently train something else.
-// Collective; InvalidArgument on each rank that differs from rank 0 unless stated otherwise.
+// The checks below compare properties in which all ranks must agree, or the run would silently
+// train something else. Collective; InvalidArgument on each rank that differs from rank 0 unless
+// stated otherwise.
 
-// Names the settings that differ. The paths of data and run folder, and the number of threads, may
-// differ between machines.
+// Compares the settings, and names those that differ. The paths of data and run folder, and the
+// number of threads, may differ between machines.
 absl::Status CheckSameSettings(const TrainConfig& config, const RankGroup& group);
 
-// `fingerprint` describes the files that `setting` names. Fingerprints that one rank does not know
-// are not compared.
+// Compares the files that `setting` names by their `fingerprint`. Fingerprints that one rank does
+// not know are not compared.
 absl::Status CheckSameFiles(std::string_view setting, const DataFingerprint& fingerprint,
                             const RankGroup& group);
 
 // Checks whether all ranks compute the same bits, by their fingerprints. In EXACT numerics rank 0
-// returns InvalidArgument naming the ranks that differ from it, and how; otherwise it adds that to
-// `notes`. The other ranks learn the result from rank 0's next message, or from its leaving.
+// returns InvalidArgument naming the ranks that differ from it, and how; in FAST numerics it adds a
+// sentence to `notes` instead. The other ranks learn the result from rank 0's next message, or from
+// its leaving.
 absl::Status CheckSameNumerics(const NumericsFingerprint& fingerprint, const TrainConfig& config,
                                const RankGroup& group,
                                const std::function<void(const std::string&)>& notes);

@@ -24,11 +24,11 @@
 
 namespace tessera {
 
-// How the errors of a run begin that has diverged.
+// The beginning of the error of a run that has diverged.
 inline constexpr char kDivergedMessage[] = "training has diverged: ";
 
-// Runs optimizer steps: trains, reports, evaluates, saves. Every rank of a run has its own loop,
-// and all do the same.
+// The training loop of a rank: runs optimizer steps, reports, evaluates and saves. Every rank of a
+// run has its own loop, and all do the same.
 class TrainLoop {
  public:
   // `session` (with something to train) must outlive the loop, which updates its progress.
@@ -47,39 +47,39 @@ class TrainLoop {
  private:
   absl::Status Train();
   absl::StatusOr<StepMetrics> TrainStep();
-  // How this rank has spent the time since the last call.
+  // Returns how this rank has spent the time since the last call.
   TimeSplit TakeTimeSplit();
   absl::Status Report(const StepMetrics& metrics);
   absl::Status Evaluate();
-  // Copies what metrics.jsonl has received to the event file.
+  // Copies new records of metrics.jsonl to the event file.
   void FollowRecords();
   void AddScalars(int64_t step, const std::map<std::string, double>& by_tag);
-  // A failure, which is said, is the end of the event file, but not of the run.
+  // Ends the event file, with a message, but not the run, if `status` is an error.
   void CheckEvents(const absl::Status& status);
   absl::Status Export(const ForeignWeights& weights);
-  // Says what has ended the run, where that is not its last step.
+  // Reports what has ended the run, if it was not its last step.
   void SayEnd();
-  // Whether the state is kept in memory after this step.
+  // Returns whether the state is replicated in memory after this step.
   bool IsToReplicate() const;
   // Saves and replicates, as decided.
   absl::Status Keep(bool replicates);
   void ReportReplicas(const std::vector<ckpt::SaveOutcome>& outcomes);
-  // Reports finished saves. An asynchronous save that failed is a message, not an error: training
-  // can continue, as far as CheckSaves() allows.
+  // Reports finished saves. An asynchronous save that failed is a message, not an error, since
+  // training can continue as far as CheckSaves() allows.
   void ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes);
-  // Writes a new checkpoint to the records, where there are any.
+  // Writes a new checkpoint to the records, if there are any.
   absl::Status RecordSave(int64_t step, const ckpt::SaveReport& report);
-  // Says what has happened and, on rank 0, records it as an event.
+  // Reports an event and, on rank 0, records it.
   void Happened(const std::string& name, int64_t step, const std::string& text,
                 const ckpt::SaveReport* saved = nullptr);
-  // An error where the run can save no more, as all ranks have decided.
+  // Returns an error if all ranks have decided that the run can save no more.
   absl::Status CheckSaves();
   // Waits for saves in flight; returns the newest one's error.
   absl::Status FinishSaves();
-  // The error of rank 0's metrics.jsonl. It ends the run one step later, on every rank, and each
-  // names the cause. Collective.
+  // Returns the error of rank 0's metrics.jsonl, which ends the run one step later, on every rank,
+  // and each names the cause. Collective.
   absl::Status CheckRecords() const;
-  // Aborted if the last loss is one that training does not recover from.
+  // Returns Aborted if training does not recover from the last loss.
   absl::Status CheckNotDiverged() const;
   bool AtInterval(int64_t interval) const;
 
@@ -98,7 +98,8 @@ class TrainLoop {
   absl::StatusCode last_replica_ = absl::StatusCode::kUnknown;  // its outcome; unknown: none yet
 };
 
-// Mean loss over the first samples of the validation data, timed. Collective, as Trainer::Evaluate.
+// Returns the mean loss over the first samples of the validation data, and its time. Collective, as
+// Trainer::Evaluate().
 absl::StatusOr<EvalMetrics> EvaluateSession(const Session& session);
 
 }  // namespace tessera

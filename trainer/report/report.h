@@ -14,28 +14,28 @@ namespace tessera {
 // The name of the page in a run folder.
 inline constexpr char kReportFile[] = "report.html";
 
-// One page about the runs in these folders, laid over each other. It needs no other file and loads
-// nothing. NotFound for a folder that holds no records of a run.
+// Returns one page about the runs in these folders, laid over each other. The page needs no other
+// file and loads nothing. NotFound for a folder that holds no records of a run.
 absl::StatusOr<std::string> MakeReport(const std::vector<std::string>& run_dirs);
 
 // Writes the page about one run into its folder. Does nothing without a folder, or if the folder
 // has no records.
 absl::Status WriteReport(const std::string& run_dir);
 
-// What a page shows of a run, gathered from the run's folder.
+// The data of a run that a page shows, gathered from the run's folder.
 
-// What a page holds at most of one run.
+// The limits of one run's data in a page.
 struct RunDataLimits {
-  // Longer runs are thinned: the first and the last step, and of every stretch of steps those with
-  // the extremes of its most telling curves.
+  // Limit of points. Longer runs are thinned: a page has the first and the last step, and of every
+  // stretch of steps those with the extremes of its most important curves.
   int64_t points = 3200;
   int64_t events = 2000;
   int64_t saves = 500;
   int64_t samples = 20;
   int64_t text_bytes = 20000;  // of one text
   int64_t settings_bytes = int64_t{1} << 20;
-  // If metrics.jsonl is longer, every second, third, ... line of a step is read, and stands for its
-  // neighbours; the last one is read, too.
+  // Limit of metrics.jsonl. Of a longer file, every second, third, ... line of a step is read, and
+  // stands for its neighbours; the last one is read, too.
   int64_t metrics_bytes = int64_t{64} << 20;
 };
 

@@ -18,7 +18,7 @@
 namespace tessera {
 
 // Adapts a communicator to the checkpoint library's interface. Nothing else may use the
-// communicator while the library works. It must outlive the group.
+// communicator while the library works. The communicator must outlive the group.
 class CommunicatorGroup final : public ckpt::ProcessGroup {
  public:
   explicit CommunicatorGroup(Communicator& communicator) : communicator_(communicator) {}
@@ -38,7 +38,7 @@ class CommunicatorGroup final : public ckpt::ProcessGroup {
   Communicator& communicator_;
 };
 
-// `world` as a group; null is one process.
+// Returns `world` as a group; null is one process.
 std::unique_ptr<ckpt::ProcessGroup> MakeProcessGroup(Communicator* world);
 
 // The ranks of a run, and how long to wait for them.
@@ -47,7 +47,7 @@ struct RankGroup {
   absl::Duration deadline = absl::Minutes(10);
 };
 
-// With distributed_timeout_minutes.
+// Returns a group with distributed_timeout_minutes.
 RankGroup GroupOf(ckpt::ProcessGroup& ranks, const TrainConfig& config);
 
 // Receives sentences for the user.

@@ -24,26 +24,26 @@ struct DeviceMirrorOptions {
   double bytes_per_second = 0;
 };
 
-// The smallest pieces that keep the copy engine busy: an update waits for a whole one, but each has
-// a fixed cost, which is hidden where the copies before it take longer. At most a 32nd of the time
-// is lost to it where nothing hides it. Whole MiB, 1 to 64. `latency`: of a copy of hardly any
-// bytes, in seconds; `seconds`: of a copy of `bytes`.
+// Returns the size of the smallest pieces that keep the copy engine busy, in whole MiB, 1 to 64. An
+// update waits for a whole piece, but each piece has a fixed cost, which is hidden if the copies
+// before it take longer; otherwise at most a 32nd of the time is lost to it. `latency` is the time
+// of a copy of hardly any bytes, in seconds, `seconds` that of a copy of `bytes`.
 int64_t MirrorPieceBytes(double latency, double seconds, int64_t bytes);
 
-// The state of one rank that lies in the memory of a device, once more in pinned host memory, where
-// checkpoints are written from and loaded to.
+// A copy, in pinned host memory, of one rank's state in the memory of a device. Checkpoints are
+// written from the mirror and loaded into it.
 //
-// Copies run in pieces on a stream of their own: those of all buffers side by side, since an update
+// Copies run in pieces on a stream of their own, and in all buffers side by side, since an update
 // changes the same part of weights, master weights and moments at once, and waits for the pieces up
-// to there. A download holds the state as the compute stream has left it at StartDownload(): what
-// is queued there afterwards may read the state, and call BeforeOverwrite() before it changes it.
-// The host never waits for that.
+// to there. A download holds the state as the compute stream has left it at StartDownload(). Work
+// that is queued there afterwards may read the state; call BeforeOverwrite() before queuing work
+// that changes it. The host never waits for the copy.
 //
 // Threads: BeforeOverwrite() next to one thread that calls the rest.
 class DeviceMirror {
  public:
-  // `buffers`: contiguous, in device memory; they and `compute`, on which they are changed, outlive
-  // the mirror. The mirror starts as zeros.
+  // Creates a mirror of zeros. `buffers` are contiguous, in device memory; they and `compute`, on
+  // which they are changed, must outlive the mirror.
   static absl::StatusOr<std::unique_ptr<DeviceMirror>> Create(
       Stream& compute, std::span<const TensorView> buffers,
       const DeviceMirrorOptions& options = {});
@@ -51,22 +51,24 @@ class DeviceMirror {
   DeviceMirror(const DeviceMirror&) = delete;
   DeviceMirror& operator=(const DeviceMirror&) = delete;
 
-  // The same elements in the mirror. CHECKs that `memory` lies in one buffer; empty views stay so.
+  // Returns the mirror's copy of `memory`. CHECKs that `memory` lies in one buffer; empty views
+  // stay empty.
   TensorView OnHost(const TensorView& memory) const;
   int64_t bytes() const;
 
-  // Begins to copy the device's state to the mirror, whose contents nothing may read until that has
+  // Begins to copy the device's state to the mirror, which nothing may read until the download has
   // ended. Precondition: no download is in progress.
   void StartDownload();
-  // What is queued on the compute stream from now on runs after the download of `memory`.
+  // Makes work that is queued on the compute stream from now on run after the download of `memory`.
   void BeforeOverwrite(const TensorView& memory) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whether the download has ended; true without one.
+  // Returns whether the download has ended; true without one.
   absl::StatusOr<bool> IsDownloaded() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits for it. After an error it has ended, too; the mirror's contents are undefined.
+  // Waits for the download. After an error it has ended, too, and the mirror's contents are
+  // undefined.
   absl::Status FinishDownload() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Copies the mirror to the device, before what is queued on the compute stream from now on, and
-  // waits for it.
+  // Copies the mirror to the device, before work that is queued on the compute stream from now on,
+  // and waits for the copy.
   absl::Status Upload();
 
  private:
@@ -87,7 +89,7 @@ class DeviceMirror {
       : compute_(compute), copy_(std::move(copy)), ready_(std::move(ready)), options_(options) {}
 
   absl::Status Add(const TensorView& buffer);
-  // MirrorPieceBytes() of copies from the first buffer, which end in zeros.
+  // Measures MirrorPieceBytes() by copies from the first buffer, which leave zeros.
   absl::StatusOr<int64_t> MeasurePieceBytes();
   absl::Status CutIntoPieces(int64_t piece_bytes) ABSL_LOCKS_EXCLUDED(mutex_);
   void OrderPieces() ABSL_LOCKS_EXCLUDED(mutex_);

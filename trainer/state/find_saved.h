@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_STATE_FIND_SAVED_H_
 #define TESSERA_TRAINER_STATE_FIND_SAVED_H_
 
-// Which checkpoint the setting `load` names.
+// The checkpoint that the setting `load` names.
 
 #include <cstdint>
 #include <optional>
@@ -16,16 +16,16 @@
 
 namespace tessera {
 
-// A committed checkpoint, chosen and its manifest read; no tensor has been touched.
+// A chosen committed checkpoint, of which only the manifest has been read.
 struct SavedRun {
   ckpt::Checkpoint checkpoint;
   std::optional<int64_t> older_step = {};  // of the checkpoint before it in the same folder
-  // The run's own, from the folder `save`, rather than what it starts from.
+  // Whether the checkpoint is the run's own, from the folder `save`.
   bool is_own = false;
-  // A replica of the run's own state in the memory of its machines, which is in no folder.
+  // Whether the checkpoint is a replica of the run's own state in the memory of its machines.
   bool in_memory = false;
-  // Where another framework's checkpoint is, and its format, which the storage presents; empty:
-  // none. What its files do not tell is absent from the manifest.
+  // The name of another framework's checkpoint, which the storage presents, and its format; empty:
+  // a checkpoint of this library. Facts that its files do not record are absent from the manifest.
   std::string foreign_name = {};
   std::string foreign_format = {};
 
@@ -36,15 +36,15 @@ struct SavedRun {
   }
 };
 
-// Whether `load` means the folder that the run saves to.
+// Returns whether `load` is the folder to which the run saves.
 bool LoadsItsOwn(const CheckpointConfig& config);
 
-// Finds the checkpoint that `load` and `ckpt_step` name: `load` itself where it is a checkpoint,
-// under whatever name, or one of another framework, else the newest in it without ckpt_step.
-// Directories that cannot be read are skipped, unless nothing is left or ckpt_step names one: then
-// their error is returned. NotFound where what is named is not there, with what is there instead;
-// DataLoss for a damaged manifest. Collective: rank 0 looks and reads, and sends the others what it
-// found; its error reaches them when it leaves.
+// Finds the checkpoint that `load` and `ckpt_step` name: `load` itself if it is a checkpoint, under
+// whatever name, or one of another framework; otherwise the checkpoint of ckpt_step in the folder,
+// or the newest without ckpt_step. Directories that cannot be read are skipped; their error is
+// returned if nothing is left or ckpt_step names one. NotFound, with what is there instead, if
+// there is no such checkpoint; DataLoss for a damaged manifest. Collective: rank 0 looks and reads,
+// and sends the result to the others; its error reaches them when it leaves.
 absl::StatusOr<SavedRun> FindToLoad(const TrainConfig& config, const RankGroup& group,
                                     const NoteSink& notes);
 

@@ -20,16 +20,16 @@ struct ForeignWeights {
   std::string tokenizer_path;            // for messages
 };
 
-// Whether WriteForeignWeights() will be able to write: the format can represent the model with
+// Checks that WriteForeignWeights() will be able to write: the format can represent the model with
 // weights of this dtype, and the tokenizer, and the path can be written to. InvalidArgument,
 // Unimplemented, or the error of the file system.
 absl::Status CheckForeignWeights(const ForeignWeights& weights, const ModelConfig& model,
                                  DType dtype);
 
 // Writes the weights of the chunks, in their dtype: saves them to the folder "PATH.unfinished",
-// which all ranks must see, and converts that checkpoint, as `ckpt convert` does. File or folder
-// appear complete and durable or not at all, and replace what has that name atomically. Only where
-// a file system cannot exchange names, an old folder is gone just before the new one appears.
+// which all ranks must see, and converts that checkpoint, as `ckpt convert` does. The file or
+// folder appears complete and durable or not at all, and atomically replaces one of that name. Only
+// if a file system cannot exchange names, an old folder is gone just before the new one appears.
 // Collective. Memory: some MiB in addition to the chunks.
 absl::Status WriteForeignWeights(const ForeignWeights& weights, const ModelConfig& model,
                                  StateChunks chunks, const RankGroup& group);

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_STATE_LOAD_TENSORS_H_
 #define TESSERA_TRAINER_STATE_LOAD_TENSORS_H_
 
-// From a saved run into a trainer's memory.
+// Loading of a saved run into a trainer's memory.
 
 #include <cstdint>
 #include <string>
@@ -19,29 +19,29 @@ namespace tessera {
 struct LoadPolicy {
   bool with_weights = true;    // without: no master weights either, since these are the weights
   bool with_optimizer = true;  // master weights and moments, too
-  // Without the optimizer: master weights nevertheless, from the saved weights.
+  // Whether master weights come from the saved weights, without the optimizer.
   bool with_masters = false;
-  // Parameters that were not saved keep their current values, as does their optimizer state. A
+  // Whether parameters that were not saved, and their optimizer state, keep their current values. A
   // parameter that was saved without optimizer state, because it was frozen, keeps its moments,
   // which must be zero, and takes its master weight from its weight. A parameter that was saved
-  // with one of its two moments is still an error.
+  // with only one of its two moments is still an error.
   bool allow_missing = false;
-  // Saved tensors that the model does not have are skipped.
+  // Whether saved tensors that the model does not have are skipped.
   bool allow_unexpected = false;
-  // Only parameters whose names match one of these (base/files.h), with their optimizer state;
+  // Patterns (base/files.h) of the names of the parameters to load, with their optimizer state;
   // empty: all.
   std::vector<std::string> patterns;
-  // Compare the digests of what has been loaded with the saved ones.
+  // Whether to compare the digests of the loaded tensors with the saved ones.
   bool verify = false;
 
-  // Whether anything may keep its current value.
+  // Returns whether anything may keep its current value.
   bool partial() const { return allow_missing || !patterns.empty(); }
 };
 
-// The policy of the settings, for a run that has an optimizer to load or not.
+// Returns the policy of the settings, for a run with or without an optimizer to load.
 LoadPolicy PolicyOf(const CheckpointConfig& config, bool has_optimizer);
 
-// How LoadTensors deviated from a plain load, one sentence each, for the log of rank 0.
+// The deviations of LoadTensors() from a plain load, one sentence each, for the log of rank 0.
 struct LoadNotes {
   std::vector<std::string> sentences;
   ckpt::LoadReport report;
@@ -50,11 +50,11 @@ struct LoadNotes {
   int64_t matching_parameters = 0;
 };
 
-// Loads weights and, if the policy includes them, master weights and moments: those that the
-// manifest's mapping assigns to a parameter, whatever they are called. Differences of
-// precision are bridged: fp32 weights come from saved master weights; master weights that were not
-// saved come from the saved weights. Everything is compared first (FailedPrecondition listing every
-// mismatch); after DataLoss while reading, buffers are partly overwritten. Collective.
+// Loads weights and, if the policy includes them, master weights and moments, which the manifest's
+// mapping assigns to parameters, whatever their names. Differences of precision are bridged: fp32
+// weights come from saved master weights; master weights that were not saved come from the saved
+// weights. Everything is compared first (FailedPrecondition listing every mismatch); after DataLoss
+// while reading, buffers are partly overwritten. Collective.
 absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& run, StateChunks chunks,
                                       const LoadPolicy& policy, const RankGroup& group);
 

@@ -1,7 +1,8 @@
 #ifndef TESSERA_TRAINER_STATE_RESUME_H_
 #define TESSERA_TRAINER_STATE_RESUME_H_
 
-// What a run continues from: a checkpoint of its own, a replica, or what `load` names.
+// The checkpoint from which a run continues: one of its own, a replica, or the one that `load`
+// names.
 //
 // Everything here is collective over a group of ranks. An error on one rank alone is not sent to
 // the others: the failing rank must leave the run, so that the others' waits end.
@@ -18,41 +19,42 @@
 
 namespace tessera {
 
-// Takes over from a checkpoint on this rank, or begins without one (nullopt). Returns the same
-// status on all ranks where a checkpoint is damaged, as LoadTensors() does; see LoadOnThisRank in
-// checkpoint_manager.h.
+// A function that takes over from a checkpoint on this rank, or begins without one (nullopt). If a
+// checkpoint is damaged, it returns the same status on all ranks, as LoadTensors() does; see
+// LoadOnThisRank in checkpoint_manager.h.
 using UseSavedRun = std::function<absl::Status(std::optional<SavedRun>)>;
 
-// Calls `use` with the checkpoint that the run continues from.
+// Calls `use` with the checkpoint from which the run continues.
 //
-// With auto_resume and a folder `save`, that is the latest valid one there, permanent or rolling,
-// as CheckpointManager::TryResume() finds it, with a note for each that it has skipped.
-// FailedPrecondition where none is valid, unless resume_ignore_no_valid_checkpoint is set.
-// ckpt_step, where `load` is empty or the same folder, chooses one of its steps instead, after
-// which later ones are abandoned.
+// With auto_resume and a folder `save`, the checkpoint is the latest valid one there, permanent or
+// rolling, as CheckpointManager::TryResume() finds it, with a note for each skipped one.
+// FailedPrecondition if none is valid, unless resume_ignore_no_valid_checkpoint is set. ckpt_step,
+// if `load` is empty or the same folder, chooses one of its steps instead, after which later ones
+// are abandoned.
 //
-// Without one there, it is the checkpoint that FindToLoad() finds. If no load is named and `save`
-// holds no checkpoint, it is nullopt, with a note; with exit_on_missing_checkpoint or ckpt_step,
-// NotFound.
+// Without a checkpoint there, it is the one that FindToLoad() finds. If no load is named and `save`
+// holds no checkpoint, it is nullopt, with a note, or NotFound with exit_on_missing_checkpoint or
+// ckpt_step.
 //
-// `manager`: of `save`, see RunSaver.
+// `manager` is the manager of `save`, see RunSaver.
 //
 // `replica` (see ResumesLatest()) is used instead of a checkpoint of its step or an earlier one in
-// `save`; where it is damaged, the run continues as without it.
+// `save`; if it is damaged, the run continues as without it.
 absl::Status ContinueFromSaved(const TrainConfig& config, const RankGroup& group,
                                ckpt::CheckpointManager& manager, const NoteSink& notes,
                                const UseSavedRun& use,
                                std::optional<SavedRun> replica = std::nullopt);
 
-// Whether the run continues from the newest of its own states, so that a replica may be it.
+// Returns whether the run continues from the newest of its own states, which may be a replica.
 bool ResumesLatest(const CheckpointConfig& config);
 
-// That checkpoint, where nothing is to be tried beyond reading its manifest.
+// Finds the checkpoint of ContinueFromSaved(), without trying more than to read its manifest.
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
                                                      const RankGroup& group, const NoteSink& notes);
 
-// The settings for a run that continues from `saved`: those that concern a start from another
-// folder (finetune, no_load_optim and so on) do not apply to a resume from the run's own folder.
+// Returns the settings for a run that continues from `saved`. Settings that concern a start from
+// another folder (finetune, no_load_optim and so on) do not apply to a resume from the run's own
+// folder.
 TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved);
 
 }  // namespace tessera

@@ -18,17 +18,18 @@
 
 namespace tessera {
 
-// The replicas of one run (replicate_to_peers), with what they need of it. Collective, as
+// The replicas of one run (replicate_to_peers), and the objects that they need. Collective, as
 // PeerReplicas is.
 class RunReplicas {
  public:
-  // Null without replicate_to_peers, where earlier replicas of a run that Saves() are given up.
-  // Precondition: `save` is locked. `world` (null for one process) must outlive the replicas.
+  // Opens the replicas. Without replicate_to_peers, gives up earlier replicas of a run that
+  // Saves(), and returns null. Precondition: `save` is locked. `world` (null for one process) must
+  // outlive the replicas.
   static absl::StatusOr<std::shared_ptr<RunReplicas>> Open(const TrainConfig& config,
                                                            Communicator* world,
                                                            const RankGroup& group);
 
-  // The newest replica that the run may continue from.
+  // Returns the newest replica from which the run may continue.
   absl::StatusOr<std::optional<SavedRun>> Find(const NoteSink& notes);
 
   // Begins to replicate; see PeerReplicas::Begin(). `before_commit` as in SaveOptions.

@@ -33,7 +33,7 @@ struct Progress {
   std::string ledger;      // head of the chain of steps; empty before the first (ledger.h)
 };
 
-// The data that consumed_samples refers to. A position is meaningless in other data, or in samples
+// The data to which consumed_samples refers. A position is meaningless in other data, or in samples
 // of another length.
 struct DataIdentity {
   DataFingerprint fingerprint;
@@ -41,46 +41,48 @@ struct DataIdentity {
   int64_t samples_per_epoch = 0;
 };
 
-// A manifest without tensors and files: progress, data position, schedule, topology, model,
+// Returns a manifest without tensors and files: progress, data position, schedule, topology, model,
 // numerics (of every rank).
 ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
                            const Progress& progress, const DataIdentity& data,
                            const NumericsFingerprint& numerics);
 
-// Conversions to and from the manifest's messages.
+// Convert to and from the manifest's messages.
 ckpt::ModelProto ToProto(const ModelConfig& model);
 ckpt::NumericsState ToProto(const NumericsFingerprint& numerics);
 NumericsFingerprint FromProto(const ckpt::NumericsState& state);
 
-// The progress in a manifest. DataLoss for values that no run could have written.
+// Returns the progress in a manifest. DataLoss for values that no run could have written.
 absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest);
 
-// Whether weights saved with `manifest` have the same meaning in `model`: shapes alone do not
-// determine it (heads, norms, rotary settings). FailedPrecondition listing every field that
-// differs, saved and wanted. Checkpoints of foreign programs, without a known config, pass: their
-// tensors' shapes are compared by the load.
+// Checks that weights saved with `manifest` have the same meaning in `model`, which shapes alone do
+// not determine (heads, norms, rotary settings). FailedPrecondition, listing every field that
+// differs, saved and wanted. Checkpoints of foreign programs, without a known config, pass, since
+// the load compares their tensors' shapes.
 absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& model);
 
-// The topology under which it was saved, "dp2_tp2"; empty where it does not say.
+// Returns the topology under which a checkpoint was saved, "dp2_tp2"; empty if the manifest does
+// not record it.
 std::string SavedTopology(const ckpt::Manifest& manifest);
 
-// How a run that continues from `manifest` differs from the saved one, as far as the bits of its
-// losses depend on it: topology, and numerics as configured and as on this machine. One sentence
-// each, for the log. Properties that the checkpoint does not record, because it is older, are not
-// compared.
+// Describes the differences between a run that continues from `manifest` and the saved one on which
+// the bits of losses depend: topology, and numerics as configured and as on this machine. One
+// sentence each, for the log. Properties that the checkpoint does not record, because it is older,
+// are not compared.
 std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const TrainConfig& config,
                                          const NumericsFingerprint& numerics);
 
-// Whether random numbers keyed by the saved seed equal those of the saved run. FailedPrecondition
-// naming both algorithms; a checkpoint without random numbers passes.
+// Checks that random numbers keyed by the saved seed equal those of the saved run.
+// FailedPrecondition, naming both algorithms; a checkpoint without random numbers passes.
 absl::Status CheckSameRandomNumbers(const ckpt::Manifest& manifest);
 
-// Whether the manifest tells which data, in which order, its position refers to. Other programs'
-// positions are counts of samples alone: they are taken as counts of this program's own order.
+// Returns whether the manifest records the data, and its order, to which its position refers. Other
+// programs' positions are only counts of samples, which are taken as counts of this program's own
+// order.
 bool KnowsItsData(const ckpt::Manifest& manifest);
 
-// Whether the position in `manifest` refers to `data`, as far as the manifest tells.
-// FailedPrecondition naming both sides.
+// Checks that the position in `manifest` refers to `data`, as far as the manifest tells.
+// FailedPrecondition, naming both sides.
 absl::Status CheckSameData(const ckpt::Manifest& manifest, const DataIdentity& data);
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_STATE_SAVE_STORAGE_H_
 #define TESSERA_TRAINER_STATE_SAVE_STORAGE_H_
 
-// The storage of the folder `save`: where a run saves, and what it resumes from by itself.
+// The storage of the folder `save`, to which a run saves and from which it resumes by itself.
 
 #include <cstdint>
 #include <functional>
@@ -17,35 +17,35 @@
 
 namespace tessera {
 
-// How storages are opened whose names are in the settings.
+// Returns the options with which storages are opened whose names are in the settings.
 OpenStorageOptions StoresOf(const CheckpointConfig& config);
 
-// Whether the run saves: it has a folder to save to and has not been told to leave it alone.
+// Returns whether the run saves: it has a folder `save`, and saves are not disabled.
 bool Saves(const TrainConfig& config);
 
-// With async_upload, a TieredStorage over NearbyFolder(), where nothing but copies of this `save`
-// may be: FailedPrecondition. For writing, `create_root`; then files are copied if `has_room`
-// returns true for their size in bytes. Null: all files are.
+// Opens the storage. With async_upload, it is a TieredStorage over NearbyFolder(), which may hold
+// only copies of this `save`: FailedPrecondition otherwise. `create_root` is for writing; files are
+// then staged if `has_room` returns true for their size in bytes. Null: all files are.
 absl::StatusOr<std::unique_ptr<Storage>> OpenSaveStorage(
     const CheckpointConfig& config, bool create_root = false,
     std::function<bool(uint64_t size_bytes)> has_room = nullptr);
 
-// This user's and this `save`'s own folder in async_upload_tmp_folder, or in memory. Buckets of one
-// name in stores of different addresses (s3_endpoint, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL) have
-// one each.
+// Returns the folder of this user and this `save` in async_upload_tmp_folder, or in memory. Buckets
+// of one name in stores of different addresses (s3_endpoint, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)
+// have one each.
 std::string NearbyFolder(const CheckpointConfig& config);
 
-// The same in replicate_folder, or in memory, for replicas: of the machine or, with
-// replicate_ranks_per_node, of the ranks that count as one.
+// Returns the folder of replicas of this user and this `save` in replicate_folder, or in memory:
+// one for the machine or, with replicate_ranks_per_node, for the ranks that count as one.
 std::string ReplicaFolder(const CheckpointConfig& config, int rank);
 
-// InvalidArgument where async_upload_tmp_folder, or NearbyFolder(), is, contains or lies in `save`,
-// `load` or run_dir; likewise replicate_folder, or ReplicaFolder().
+// Returns InvalidArgument if async_upload_tmp_folder, NearbyFolder(), replicate_folder or
+// ReplicaFolder() is, contains or lies in `save`, `load` or run_dir.
 absl::Status CheckNearbyFolder(const TrainConfig& config);
 
-// Before a load from a storage of OpenSaveStorage(): deletes copies that are not what the
-// checkpoint describes. Returns a sentence about those that will be read; empty
-// if no copy will be read, or without async_upload.
+// Deletes staged copies that do not match the checkpoint. Call before a load from a storage of
+// OpenSaveStorage(). Returns a sentence about the copies that will be read; empty if no copy will
+// be read, or without async_upload.
 absl::StatusOr<std::string> CheckNearbyCopies(const CheckpointConfig& config,
                                               const ckpt::Checkpoint& checkpoint);
 

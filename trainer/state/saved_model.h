@@ -10,16 +10,16 @@
 
 namespace tessera {
 
-// The model of the checkpoint that a run with these settings begins with: the newest checkpoint in
-// `save` with auto_resume, else the one in `load`, which may be another framework's. nullopt if
-// there is no checkpoint, or its files describe no model that is known here. Not collective: every
-// rank reads the manifest, or the headers of the other framework's files.
+// Returns the model of the checkpoint with which a run with these settings begins: the newest
+// checkpoint in `save` with auto_resume, otherwise the one in `load`, which may be another
+// framework's. nullopt if there is no checkpoint, or its files describe no known model. Not
+// collective: every rank reads the manifest, or the headers of the other framework's files.
 //
-// Errors: those of files in `load` that are damaged or in no known format; InvalidArgument,
-// with the reader's notes, for another framework's checkpoint whose model is not known here.
+// Errors: those of files in `load` that are damaged or in no known format; InvalidArgument, with
+// the reader's notes, for another framework's checkpoint of an unknown model.
 absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig& config);
 
-// InvalidArgument, listing the formats, if load_format is set to anything else.
+// Returns InvalidArgument, listing the formats, if load_format is set to anything else.
 absl::Status CheckLoadFormat(const CheckpointConfig& config);
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_STATE_SAVED_SETTINGS_H_
 #define TESSERA_TRAINER_STATE_SAVED_SETTINGS_H_
 
-// The settings that a checkpoint was saved with, and what a resume makes of them.
+// The settings with which a checkpoint was saved, and their use in a resume.
 
 #include <cstdint>
 #include <string>
@@ -14,17 +14,17 @@
 
 namespace tessera {
 
-// Records in `state` the settings of `config` that the results of a run depend on, if only in the
-// last bits, as their declarations say (`effect` in base/flag_options.proto). The model's and the
-// topology are in the manifest already.
-// `seed` replaces the config's: a resumed run keeps the seed of the saved one.
+// Records in `state` the settings of `config` on which the results of a run depend, if only in the
+// last bits, as their declarations say (`effect` in base/flag_options.proto). The model's settings
+// and the topology are in the manifest already. `seed` replaces the config's, since a resumed run
+// keeps the seed of the saved one.
 void SaveSettings(const TrainConfig& config, uint64_t seed, ckpt::TrainerState& state);
 
-// The text of the settings that the bits of a run in EXACT numerics depend on, those of the model
-// included. `seed` as above.
+// Returns the text of the settings on which the bits of a run in EXACT numerics depend, the model's
+// included. `seed` replaces the config's.
 std::string DeterminingSettings(const TrainConfig& config, uint64_t seed);
 
-// "FAST" or "EXACT with 2 shards": the entry kNumerics of TrainerState::extra.
+// The entry kNumerics of TrainerState::extra, and its text: "FAST" or "EXACT with 2 shards".
 inline constexpr char kNumerics[] = "numerics";
 std::string NumericsText(const TrainConfig& config);
 
@@ -35,21 +35,20 @@ struct ChangedSetting {
   Effect::Value effect = Effect::RESULTS;
 };
 
-// The settings, the model's included, in which a run with `config` and `seed` differs from the
-// saved one. A setting that one of the two does not have is not compared, so that none is reported
-// for a checkpoint of an older version, which records none.
+// Returns the settings, the model's included, by which a run with `config` and `seed` differs from
+// the saved one. A setting that one of the two lacks is not compared, so that none is reported for
+// a checkpoint of an older version, which records none.
 std::vector<ChangedSetting> ChangedSettings(const ckpt::Manifest& manifest,
                                             const TrainConfig& config, uint64_t seed);
 
-// The changes as a table of a few lines for the log, whether the bits of the losses change with
-// them, and what they make of the learning rate of the update that follows `step`. Empty without
-// changes.
+// Describes the changes for the log: a table of a few lines, whether the bits of the losses change,
+// and the change of the learning rate of the update that follows `step`. Empty without changes.
 std::string DescribeChangedSettings(const ckpt::Manifest& manifest, const TrainConfig& config,
                                     uint64_t seed, int64_t step);
 
 // Replaces the schedule in `config`: the fields that their declarations mark `of_schedule` become
-// the saved run's. FailedPrecondition where the checkpoint does not record them; DataLoss where
-// they are not those of a possible run.
+// the saved run's. FailedPrecondition if the checkpoint does not record them; DataLoss if no run
+// could have them.
 absl::Status TakeSavedSchedule(const ckpt::Manifest& manifest, TrainConfig* config);
 
 }  // namespace tessera

@@ -25,44 +25,44 @@ inline constexpr std::string_view kMaster = "master";
 inline constexpr std::string_view kExpAvg = "exp_avg";
 inline constexpr std::string_view kExpAvgSq = "exp_avg_sq";
 
-// "transformer.wte.weight.exp_avg"
+// Returns "transformer.wte.weight.exp_avg".
 std::string StateName(std::string_view parameter, std::string_view state);
 
-// A pipeline chunk on one rank, and the optimizer of the part that the rank owns: null without
+// A pipeline chunk on one rank, and the optimizer of the rank's part, which is null without
 // training.
 struct StateChunk {
   const ParameterSet* parameters = nullptr;
   const AdamW* optimizer = nullptr;
-  // Both of all chunks of the rank; null where the state is in host memory.
+  // The mirror of all chunks of the rank; null if the state is in host memory.
   DeviceMirror* mirror = nullptr;
   Backend* backend = nullptr;
 };
 using StateChunks = std::span<const StateChunk>;
 
-// The memory of a chunk's weights and optimizer state: what a mirror has to hold.
+// Returns the memory of a chunk's weights and optimizer state, which a mirror has to hold.
 std::vector<TensorView> StateBuffers(const StateChunk& chunk);
 
-// The weights of this rank's parameters as logical tensors: shards point into parameters.values(),
-// or into the mirror's copy of it.
-// A fused buffer appears as its logical tensors, the virtual shards of a tensor as boxes of it,
-// padding does not appear, a tied name becomes an alias.
+// Returns the weights of this rank's parameters as logical tensors, whose shards point into
+// parameters.values() or into the mirror's copy of it. A fused buffer becomes its logical tensors,
+// the virtual shards of a tensor become boxes of it, a tied name becomes an alias, and padding is
+// left out.
 ckpt::StateDict WeightState(StateChunks chunks);
 
-// Master weights (if any) and moments that the optimizers own, likewise: a range of a ZeRO owner
-// appears as the boxes that it decomposes into. Precondition: an optimizer's parameters are those
-// of its chunk, in order.
+// Returns the master weights (if any) and moments that the optimizers own as logical tensors; a
+// range of a ZeRO owner becomes boxes. Precondition: an optimizer has the parameters of its chunk,
+// in order.
 ckpt::StateDict OptimizerTensors(StateChunks chunks);
 
-// The optimizer state of each parameter by name, and the groups' settings. Names every parameter of
-// every rank, whichever parts the optimizers own; the same for every topology. On rank 0; other
-// ranks return nothing. Collective over `group`. Precondition: there are optimizers.
+// Returns the names of the optimizer state of each parameter, and the groups' settings, on rank 0,
+// and nothing on other ranks. Names every parameter of every rank, whichever parts the optimizers
+// own; the same for every topology. Collective over `group`. Precondition: there are optimizers.
 absl::StatusOr<ckpt::OptimizerState> OptimizerNames(StateChunks chunks,
                                                     const OptimizerConfig& config,
                                                     ckpt::ProcessGroup& group,
                                                     absl::Duration deadline);
 
-// Adds to each parameter what other frameworks call it according to a manifest, which may know it
-// by its second name.
+// Adds to each parameter its names in other frameworks from a manifest, which may know the
+// parameter by its second name.
 void KeepForeignNames(const ckpt::Manifest& manifest, ckpt::OptimizerState& names);
 
 // The boxes of one logical tensor within a range of a parameter's local buffer.

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_STATE_STATE_HEALTH_H_
 #define TESSERA_TRAINER_STATE_STATE_HEALTH_H_
 
-// Whether a state is worth keeping, as a checkpoint of it records.
+// Measures whether a state is worth keeping, which its checkpoint records.
 
 #include <cstdint>
 #include <optional>
@@ -13,12 +13,12 @@
 
 namespace tessera {
 
-// Whether all elements of these tensors on this rank are numbers: no NaN and no infinity. Reads
-// every element once; tensors of integers pass.
+// Returns whether all elements of these tensors on this rank are finite. Reads every element once;
+// tensors of integers pass.
 bool IsFinite(const ckpt::StateDict& state);
 
-// Whether a training loss is finite and of a size that a model in training can have: an untrained
-// one has about ln(vocab_size), one that has diverged many times that.
+// Returns whether a training loss is finite and of a plausible size: an untrained model has about
+// ln(vocab_size), a diverged one many times as much.
 bool IsSaneLoss(double loss, int64_t vocab_size);
 
 // Measures the state of all ranks. Collective over `world` (null for one process). The losses are

@@ -18,11 +18,11 @@
 
 namespace tessera::ckpt::convert {
 
-// A tensor of a checkpoint as a file of torch has it. An alias has the index of its tensor.
+// A tensor of a checkpoint in a file of torch. An alias has the index of its tensor.
 struct TorchOutputTensor {
   const LogicalTensor* logical = nullptr;
   DType dtype = DType::kUnspecified;
-  size_t stored = 0;  // index of what is stored, which aliases share
+  size_t stored = 0;  // index of the stored tensor, which aliases share
 };
 
 // A parameter with Adam's moments, as indices into TorchOutputTensors::all.
@@ -35,7 +35,7 @@ struct TorchOutputState {
 struct TorchOutputGroup {
   size_t number = 0;  // in the manifest
   const ParameterGroup* options = nullptr;
-  bool decays = true;                    // whether weights do, where the options do not tell
+  bool decays = true;                    // whether weights decay, if the options do not tell
   std::vector<TorchOutputState> states;  // in the order of the modules
 };
 
@@ -47,34 +47,34 @@ struct TorchOutputTensors {
 
 uint64_t StoredBytes(const TorchOutputTensor& tensor);
 
-// A contiguous tensor at that place of a file.
+// Returns a contiguous tensor at that place of a file.
 OutputTensor ToOutputTensor(const TorchOutputTensor& tensor, uint64_t offset_bytes);
 
-// How often the optimizer has updated the weights.
+// Returns how often the optimizer has updated the weights.
 double UpdatesOf(const Manifest& manifest);
 
-// A state dict that is to be written.
+// A state dict to write.
 struct TorchStateDict {
   TorchOutputTensors tensors;
   SavedValue root;  // tensors have their names in the checkpoint
-  // Keys of this library: what torch has no place for.
+  // Keys of this library, for data that has no place in torch.
   std::vector<std::pair<std::string, SavedValue>> own_keys;
 };
 
-// How the optimizer's part is: as AdamW.load_state_dict() takes it, or flat, by the names of the
-// parameters.
+// The form of the optimizer's part: as AdamW.load_state_dict() takes it, or flat, by the names of
+// the parameters.
 enum class OptimizerForm { kNumbered, kFlat };
 
 // The name of a tensor that is there for torch alone: the number of updates, in a flat form.
 inline constexpr char kUpdatesTensor[] = "";
 
-// The checkpoint as a state dict. Values have their own places. With moments it has "model" and
-// "optimizer", whose groups have the settings that the values have for groups of the same numbers;
-// what they have no place for beside these is left out. Without, tensors have the places that the
-// values tell, and others are at the top.
+// Plans the checkpoint as a state dict. Values have their own places. With moments, the dict has
+// "model" and "optimizer", whose groups have the settings in the values for groups of the same
+// numbers; values without a place beside these are left out. Without moments, tensors have the
+// places that the values give them, and others are at the top.
 //
-// `module_order`: names of parameters in the order in which the model's modules have them, which is
-// that in which optimizers number them; empty: that of the manifest, which must outlive the result.
+// `module_order` has the names of parameters in the order of the model's modules, in which
+// optimizers number them; empty: the order of the manifest. The manifest must outlive the result.
 TorchStateDict PlanStateDict(const Manifest& manifest, const PlanOptions& options,
                              OptimizerForm form, const std::vector<std::string>& module_order = {});
 
@@ -82,9 +82,9 @@ TorchStateDict PlanStateDict(const Manifest& manifest, const PlanOptions& option
 void WriteValue(const SavedValue& value, const std::function<void(const std::string&)>& tensor,
                 pickle::Writer& writer);
 
-// One file, checkpoint.pt, of a dict of contiguous tensors and values, which torch.load() reads
-// with weights_only=True: the state dict of PlanStateDict(). Tied tensors share their storage. If
-// the weight of a parameter was not saved, its master weight is the model's.
+// Plans one file, checkpoint.pt, with the state dict of PlanStateDict(): a dict of contiguous
+// tensors and values, which torch.load() reads with weights_only=True. Tied tensors share their
+// storage. If the weight of a parameter was not saved, its master weight is the model's.
 std::vector<OutputFile> PlanTorch(const Manifest& manifest, const PlanOptions& options,
                                   const std::vector<std::string>& module_order = {});
 
