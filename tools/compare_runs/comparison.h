@@ -73,8 +73,8 @@ struct RunComparison {
 // unknown.
 double SpeedRatio(const RunRecords& a, const RunRecords& b);
 
-// Returns |a - b| / max(|a|, |b|): 0 for equal bits and for two NaNs, infinity if only one is not
-// finite.
+// Returns |a - b| / max(|a|, |b|): 0 for equal numbers and for two NaNs, infinity if a or b is
+// otherwise not finite.
 double RelativeDifference(double a, double b);
 
 // Returns RelativeDifference(), or |a - b| if `absolute`.

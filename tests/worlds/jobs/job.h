@@ -41,7 +41,7 @@ class Job {
   absl::Status Resume(Rank& rank);
   absl::Status LoadFrom(Rank& rank, const ckpt::Checkpoint& checkpoint);
   absl::Status Train(Rank& rank);
-  // What a rank says after a step, which may differ from what the others say.
+  // Returns a rank's state after a step, which may differ from the other ranks'.
   ckpt::StepState After(const Rank& rank, int64_t step) const;
   void Committed(const ckpt::SaveReport& report);
   // One of the ranks, by the job and `salt`.
