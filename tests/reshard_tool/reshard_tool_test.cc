@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "comm/threads/thread_world.h"

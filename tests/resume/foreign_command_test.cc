@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/testing.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
