@@ -58,11 +58,13 @@ struct Result {
   int prepared_new = 0, prepared_again = 0;
   std::string manifest;
 
-  bool ok() const {
-    for (const auto& task : tasks) {
-      if (!task.ok()) return false;
+  bool ok() const { return StatusIn(*this).ok(); }
+  // The first error, for ASSERT_OK().
+  friend absl::Status StatusIn(const Result& result) {
+    for (const auto& task : result.tasks) {
+      if (!task.ok()) return task.status();
     }
-    return true;
+    return absl::OkStatus();
   }
   bool from_cache() const {
     for (const auto& task : tasks) EXPECT_EQ(task->from_cache, tasks[0]->from_cache);
@@ -193,7 +195,7 @@ TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
       change(changed, rank);
       const int64_t plans = CountersOf(caches_[0]).plans_made;
       const Result result = Run(changed);
-      ASSERT_OK(result) << result.tasks[0].status();
+      ASSERT_OK(result);
       EXPECT_FALSE(result.from_cache());
       EXPECT_EQ(CountersOf(caches_[0]).plans_made, plans + 1);
       // The part in use is the one that a save without any cache would use.
