@@ -165,7 +165,7 @@ TEST_F(AsyncSaverTest, WaitsOnlyForWhatIsAskedFor) {
   const Shard& first = state.dict.tensors[0].shards[0];
   AsyncSaver saver(faulty_, options);
   saver.Start(1, state.dict);
-  saver.WaitUntilCopied(first.data, 64 << 10);  // returns, although not everything can be copied
+  saver.WaitUntilCopied(first.data, 16 << 10);  // returns, although not everything can be copied
   std::string elsewhere(1 << 20, 'x');
   saver.WaitUntilCopied(elsewhere.data(), elsewhere.size());
   EXPECT_FALSE(saver.Poll().has_value());

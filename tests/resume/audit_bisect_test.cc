@@ -56,11 +56,8 @@ class AuditBisectTest : public AuditTest {
     const auto trained = testing::TrainOnProcessors(config, [&](Session& session) -> absl::Status {
       TESSERA_RETURN_IF_ERROR(testing::OpenRecords(session));
       TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 12));
-      // Nothing is saved where the fault comes, unless every step is.
-      session.config.mutable_checkpoint()->set_enable_save_ckpt(save_interval == 1);
       TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 14));
       fault(session.trainer->chunks()[0].optimizer->State(3));
-      session.config.mutable_checkpoint()->set_enable_save_ckpt(true);
       TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 24));
       return session.metrics->status();
     });

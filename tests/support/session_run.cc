@@ -66,8 +66,11 @@ absl::Status OpenRecords(Session& session) {
 }
 
 absl::Status TrainUntil(Session& session, int64_t last) {
-  session.config.mutable_training()->set_exit_interval(last);
-  return RunLoop(session);
+  const int64_t all = session.config.training().train_iters();
+  session.config.mutable_training()->set_train_iters(last);
+  const absl::Status status = RunLoop(session);
+  session.config.mutable_training()->set_train_iters(all);
+  return status;
 }
 
 absl::Status TrainSession(Session& session) {

@@ -23,8 +23,8 @@ absl::StatusOr<std::string> RunSessions(const TrainConfig& resolved_config, Comp
                                         const SessionBody& body);
 
 // The parts of TrainSession(), for a body that acts between two steps. OpenRecords() opens rank 0's
-// records in output.run_dir, as the command does; TrainUntil() takes the steps up to `last`, and
-// ends a loop with a save.
+// records in output.run_dir, as the command does; TrainUntil() takes the steps up to `last`,
+// with the saves that are due in them.
 absl::Status OpenRecords(Session& session);
 absl::Status TrainUntil(Session& session, int64_t last);
 
