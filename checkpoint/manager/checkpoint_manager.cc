@@ -42,8 +42,7 @@ absl::StatusOr<std::string> AddFacts(const std::vector<std::string>& of_ranks) {
     StepFacts one;
     if (bytes.size() != sizeof(one.counts)) {
       return absl::InternalError(
-          "a rank's facts about a step have another size: is it another "
-          "build?");
+          "a rank's facts about a step have another size: is it another build?");
     }
     std::memcpy(one.counts.data(), bytes.data(), bytes.size());
     sum += one;
