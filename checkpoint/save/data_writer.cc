@@ -76,9 +76,7 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
   if (pieces_.empty()) return absl::OkStatus();
   table_ = PieceTable(
       std::move(in_place), CutBuffers(layout.stride_bytes),
-      {.io_threads = options_.io_threads,
-       .copy_ahead_threads = options_.copy_ahead_threads,
-       .touch_seconds = pool_.touch_seconds_per_byte() * static_cast<double>(layout.stride_bytes)});
+      {.io_threads = options_.io_threads, .copy_ahead_threads = options_.copy_ahead_threads});
   return absl::OkStatus();
 }
 
@@ -120,7 +118,7 @@ void DataWriter::WaitForPieces(std::vector<size_t> pieces) {
   table_.Arrive(waiter);
   changed_.NotifyAll();
   while (true) {
-    const PieceTable::Task task = table_.TakeAsWaiter(waiter, Clock::now());
+    const PieceTable::Task task = table_.TakeAsWaiter(waiter);
     if (task.what == Do::kReleased) break;
     if (task.what == Do::kWait) {
       changed_.Wait(&mutex_);
@@ -132,10 +130,6 @@ void DataWriter::WaitForPieces(std::vector<size_t> pieces) {
 }
 
 absl::StatusOr<WriteReport> DataWriter::Run() {
-  {
-    const MutexLock lock(&mutex_);
-    table_.Start(Clock::now());
-  }
   workers_.resize(std::min<size_t>(options_.io_threads, pieces_.size()));
   for (Worker& worker : workers_) worker.digests.resize(slots_.size());
   std::vector<std::thread> others =
@@ -171,7 +165,6 @@ void DataWriter::KeepForTheNextSave() {
   const StagingBuffers& buffers = table_.buffers();
   const uint64_t stride_bytes = buffers.stride_bytes();
   pool_.SetPresent(buffers.touched_bytes());
-  pool_.set_touch_seconds_per_byte(table_.touch_seconds() / static_cast<double>(stride_bytes));
   if (table_.updated_first() > 0) {
     pool_.Want(staged_bytes_ + table_.updated_first() * stride_bytes);
   }

@@ -20,20 +20,17 @@ PieceTable::PieceTable(std::vector<bool> in_place, StagingBuffers buffers, const
       buffers_(std::move(buffers)),
       unreleased_(in_place.size()),
       unwritten_(in_place.size()),
-      unchecked_(in_place.size()),
-      touch_seconds_(options.touch_seconds) {
+      unchecked_(in_place.size()) {
   for (const bool piece : in_place) pieces_.push_back({.in_place = piece});
   pending_in_place_ = std::ranges::count(in_place, true);
   for (CopyOrder* const order : {&to_stage_, &in_place_, &ahead_}) order->set_count(size());
 }
 
 // Goes ahead of writing as far as memory is present. While something waits, new memory is touched,
-// too, unless the disk would stand still: memory that is written becomes free, too, and soon.
+// too.
 bool PieceTable::MayCopy() const {
-  const bool disk_is_busy = copied_.empty() || writing_ >= (options_.io_threads + 1) / 2;
-  const bool may_touch = waiters_ > 0 && buffers_.has_untouched() && disk_is_busy;
   const bool by_all = options_.copy_ahead_threads == 0 || waiters_ > 0;
-  return (buffers_.has_present() || may_touch) &&
+  return (waiters_ > 0 ? buffers_.has_any() : buffers_.has_present()) &&
          reading_ < (by_all ? options_.io_threads : options_.copy_ahead_threads);
 }
 
@@ -46,16 +43,8 @@ bool PieceTable::MayCheck(Clock::time_point now) const {
   return now >= rests_until_ && reading_ < threads;
 }
 
-// Whether copying a piece to new memory takes less than the disk takes for one.
-bool PieceTable::TouchingPays(Clock::time_point now) const {
-  const std::chrono::duration<double> elapsed = now - started_at_;
-  const size_t written = std::max<size_t>(1, size() - unwritten_);
-  return touch_seconds_ <= elapsed.count() / static_cast<double>(written);
-}
-
-bool PieceTable::CanCopyTheRest(Clock::time_point now) const {
-  const size_t room = buffers_.present() + (TouchingPays(now) ? buffers_.untouched() : 0);
-  return had_waiters_ && room >= pending_in_place_;
+bool PieceTable::CanCopyTheRest() const {
+  return had_waiters_ && buffers_.count() >= pending_in_place_;
 }
 
 // Copies while permitted, otherwise writes: what is waited for from where it is, as it need not be
@@ -69,7 +58,7 @@ PieceTable::Task PieceTable::Take(Worker& worker, Clock::time_point now) {
     const bool is_waited_for = piece.wanted && piece.state == State::kBusy;
     if (!is_waited_for && worker.tasks_meanwhile < (waiters_ > 0 ? kTasksPerWrite : 1) && !over()) {
       ++worker.tasks_meanwhile;
-      if (const auto ahead = NextAhead(now)) return BeginCopy(*ahead);
+      if (const auto ahead = NextAhead()) return BeginCopy(*ahead);
       if (const auto check = MayCheck(now) ? NextToCheck(/*wanted=*/false) : std::nullopt) {
         return BeginCheck(*check);
       }
@@ -78,15 +67,15 @@ PieceTable::Task PieceTable::Take(Worker& worker, Clock::time_point now) {
     return {.what = Do::kFinishWrite, .piece = index, .buffer = piece.buffer};
   }
   if (const auto copy = MayCopy() ? NextToCopy() : std::nullopt) return BeginCopy(*copy);
-  if (waiters_ > 0 || copied_.empty() || CanCopyTheRest(now)) {
-    if (const auto in_place = NextInPlace(now)) return BeginWrite(*in_place, worker);
+  if (waiters_ > 0 || copied_.empty() || CanCopyTheRest()) {
+    if (const auto in_place = NextInPlace()) return BeginWrite(*in_place, worker);
   }
   if (!copied_.empty()) {
     const size_t piece = copied_.front();
     copied_.pop_front();
     return BeginWrite(piece, worker);
   }
-  if (const auto ahead = NextAhead(now)) return BeginCopy(*ahead);
+  if (const auto ahead = NextAhead()) return BeginCopy(*ahead);
   if (const auto check = MayCheck(now) ? NextToCheck(/*wanted=*/false) : std::nullopt) {
     return BeginCheck(*check);
   }
@@ -99,17 +88,12 @@ void PieceTable::Arrive(const Waiter& waiter) {
     pieces_[piece].wanted = true;
     if (piece + 1 < size()) ahead_.Want(piece + 1);
   }
-  // As a rule the caller comes to the neighbours next.
-  for (const size_t next : {1, 0}) {
-    for (const size_t piece : waiter.pieces) {
-      if (piece + next < size()) to_check_.push_front(piece + next);
-    }
-  }
+  to_check_.insert(to_check_.begin(), waiter.pieces.begin(), waiter.pieces.end());
   if (!std::exchange(had_waiters_, true)) updated_first_ = pending_in_place_;
   ++waiters_;
 }
 
-PieceTable::Task PieceTable::TakeAsWaiter(Waiter& waiter, Clock::time_point now) {
+PieceTable::Task PieceTable::TakeAsWaiter(Waiter& waiter) {
   const std::vector<size_t>& pieces = waiter.pieces;
   size_t& released = waiter.released;
   size_t& started = waiter.started;
@@ -118,7 +102,7 @@ PieceTable::Task PieceTable::TakeAsWaiter(Waiter& waiter, Clock::time_point now)
   while (started < pieces.size() && !IsPending(pieces[started])) ++started;
   if (started < pieces.size() && buffers_.has_any() && !over()) return BeginCopy(pieces[started]);
   if (const auto wanted = NextToCheck(/*wanted=*/true)) return BeginCheck(*wanted);
-  if (const auto ahead = NextAhead(now)) return BeginCopy(*ahead);
+  if (const auto ahead = NextAhead()) return BeginCopy(*ahead);
   if (const auto check = NextToCheck(/*wanted=*/false)) return BeginCheck(*check);
   return {.what = Do::kWait};
 }
@@ -132,7 +116,7 @@ std::optional<size_t> PieceTable::NextToCopy() {
 // A piece that is waited for is left to those who copy it while they have memory. If all can be
 // copied, an update that has begun and the disk work towards each other; otherwise the disk would
 // write what the update waits for next.
-std::optional<size_t> PieceTable::NextInPlace(Clock::time_point now) {
+std::optional<size_t> PieceTable::NextInPlace() {
   if (!buffers_.has_any()) {
     const std::optional<size_t> wanted = to_stage_.Wanted([&](size_t i) { return IsPending(i); });
     if (wanted && pieces_[*wanted].in_place) return wanted;
@@ -140,14 +124,14 @@ std::optional<size_t> PieceTable::NextInPlace(Clock::time_point now) {
   const auto is_left = [&](size_t i) {
     return IsPending(i) && pieces_[i].in_place && !pieces_[i].wanted;
   };
-  return CanCopyTheRest(now) ? in_place_.Last(is_left) : in_place_.Next(is_left);
+  return CanCopyTheRest() ? in_place_.Last(is_left) : in_place_.Next(is_left);
 }
 
 // While an update waits, what it will come to next is copied, although the disk would take it from
-// where it is, if that is faster. One thread at a time finds out what a touch of new memory takes.
-std::optional<size_t> PieceTable::NextAhead(Clock::time_point now) {
-  const bool may_touch = buffers_.has_untouched() && touching_ == 0 && TouchingPays(now);
-  if (waiters_ == 0 || over() || !(buffers_.has_present() || may_touch)) return std::nullopt;
+// where it is. One thread at a time touches new memory, which takes longer than the copy.
+std::optional<size_t> PieceTable::NextAhead() {
+  if (waiters_ == 0 || over() || !buffers_.has_any()) return std::nullopt;
+  if (!buffers_.has_present() && touching_ > 0) return std::nullopt;
   const auto is_pending = [&](size_t i) { return IsPending(i) && pieces_[i].in_place; };
   if (const std::optional<size_t> soon = ahead_.Wanted(is_pending)) return soon;
   return ahead_.Next(is_pending);
@@ -164,9 +148,9 @@ std::optional<size_t> PieceTable::NextToCheck(bool wanted) {
 // Preconditions: the piece is pending; there is a buffer.
 PieceTable::Task PieceTable::BeginCopy(size_t index) {
   Piece& piece = pieces_[index];
-  const bool touches = !buffers_.has_present();
   piece.state = State::kBusy;
   piece.staged = true;
+  const bool touches = !buffers_.has_present();
   piece.buffer = buffers_.Take();
   pending_in_place_ -= piece.in_place ? 1 : 0;
   touching_ += touches ? 1 : 0;
@@ -188,7 +172,6 @@ PieceTable::Task PieceTable::BeginWrite(size_t index, Worker& worker) {
   Piece& piece = pieces_[index];
   worker.writing = index;
   worker.tasks_meanwhile = 0;
-  ++writing_;
   if (piece.staged) return {.what = Do::kWriteCopy, .piece = index, .buffer = piece.buffer};
   piece.state = State::kBusy;
   --pending_in_place_;
@@ -203,11 +186,11 @@ void PieceTable::End(const Task& task, Worker* worker, const Result& result,
   Piece& piece = pieces_[task.piece];
   switch (task.what) {
     case Do::kCopy:
-      EndRead(task, result);
+      EndRead(task);
       copied_.push_back(task.piece);
       break;
     case Do::kCheck:
-      EndRead(task, result);
+      EndRead(task);
       if (worker == nullptr) break;
       // Checks ahead of time only if the program leaves the processors to it: otherwise the thread
       // takes longer than it computes, and rests.
@@ -220,7 +203,6 @@ void PieceTable::End(const Task& task, Worker* worker, const Result& result,
       }
       break;
     case Do::kFinishWrite:
-      --writing_;
       piece.written = result.ok;
       if (piece.staged) {
         buffers_.Return(std::exchange(piece.buffer, nullptr));
@@ -238,12 +220,9 @@ void PieceTable::End(const Task& task, Worker* worker, const Result& result,
   }
 }
 
-void PieceTable::EndRead(const Task& task, const Result& result) {
+void PieceTable::EndRead(const Task& task) {
   Piece& piece = pieces_[task.piece];
-  if (task.touches) {
-    --touching_;
-    touch_seconds_ = result.processor_seconds;
-  }
+  touching_ -= task.touches ? 1 : 0;
   piece.check = Check::kChecked;
   --unchecked_;
   --reading_;

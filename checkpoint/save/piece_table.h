@@ -60,7 +60,7 @@ class PieceTable {
   // The cost of a task.
   struct Result {
     bool ok = true;
-    double processor_seconds = 0;  // of the thread, for kCopy and kCheck
+    double processor_seconds = 0;  // of the thread, for kCheck
     double seconds = 0;            // that passed meanwhile, for kCheck
   };
 
@@ -82,20 +82,16 @@ class PieceTable {
     // The number of threads that copy ahead of the disk while nobody waits. 0: each thread copies a
     // piece and writes it.
     int copy_ahead_threads = 0;
-    double touch_seconds = 0;  // of a processor, for a copy to new memory, as far as is known
   };
 
   PieceTable() = default;
   // `in_place` says for each piece whether it may be written in place.
   PieceTable(std::vector<bool> in_place, StagingBuffers buffers, const Options& options);
 
-  // Call when the threads begin to work.
-  void Start(Clock::time_point now) { started_at_ = now; }
-
   Task Take(Worker& worker, Clock::time_point now);
   // For a thread that waits: call Arrive() first, and Leave() after kReleased.
   void Arrive(const Waiter& waiter);
-  Task TakeAsWaiter(Waiter& waiter, Clock::time_point now);
+  Task TakeAsWaiter(Waiter& waiter);
   void Leave() { --waiters_; }
 
   // Ends a task of Take(), or with null one of TakeAsWaiter().
@@ -113,7 +109,6 @@ class PieceTable {
   bool all_released() const { return unreleased_ == 0; }
   Clock::time_point rests_until() const { return rests_until_; }
   const StagingBuffers& buffers() const { return buffers_; }
-  double touch_seconds() const { return touch_seconds_; }
   // The number of pieces in place for which an update waited before the disk had begun them.
   size_t updated_first() const { return updated_first_; }
 
@@ -145,20 +140,19 @@ class PieceTable {
   }
   bool MayCopy() const;
   bool MayCheck(Clock::time_point now) const;
-  bool TouchingPays(Clock::time_point now) const;
   // Returns whether there is memory to copy everything that the disk has not begun to write.
-  bool CanCopyTheRest(Clock::time_point now) const;
+  bool CanCopyTheRest() const;
 
   std::optional<size_t> NextToCopy();
-  std::optional<size_t> NextInPlace(Clock::time_point now);
+  std::optional<size_t> NextInPlace();
   std::optional<size_t> NextToCheck(bool wanted);
   // Returns the piece that a waiting update will change next.
-  std::optional<size_t> NextAhead(Clock::time_point now);
+  std::optional<size_t> NextAhead();
 
   Task BeginCopy(size_t piece);
   Task BeginCheck(size_t piece);
   Task BeginWrite(size_t piece, Worker& worker);
-  void EndRead(const Task& task, const Result& result);
+  void EndRead(const Task& task);
   void TryToRelease(Piece& piece);
 
   Options options_;
@@ -172,12 +166,11 @@ class PieceTable {
   size_t pending_in_place_ = 0;
   size_t unreleased_ = 0, unwritten_ = 0, unchecked_ = 0;  // pieces
   int waiters_ = 0;
-  bool had_waiters_ = false;  // an update has begun, which will come to the rest, too
-  int reading_ = 0, writing_ = 0, touching_ = 0;  // tasks in progress
-  double touch_seconds_ = 0;                      // as last seen
+  bool had_waiters_ = false;        // an update has begun, which will come to the rest, too
+  int reading_ = 0, touching_ = 0;  // copies and checks in progress
   size_t updated_first_ = 0;
   bool failed_ = false;
-  Clock::time_point started_at_, rests_until_;
+  Clock::time_point rests_until_;
 };
 
 }  // namespace tessera::ckpt

@@ -72,8 +72,7 @@ TEST(StagingBuffersTest, PresentOnesComeFirstThenNewOnesInOrder) {
   std::array<std::byte, 35> memory;
   StagingBuffers buffers(memory, /*stride_bytes=*/10, /*present=*/1);
   EXPECT_EQ(buffers.touched_bytes(), 10);
-  EXPECT_EQ(buffers.present(), 1);
-  EXPECT_EQ(buffers.untouched(), 2);
+  EXPECT_EQ(buffers.count(), 3);
   EXPECT_EQ(buffers.Take(), memory.data());
   EXPECT_FALSE(buffers.has_present());
   EXPECT_EQ(buffers.Take(), memory.data() + 10);

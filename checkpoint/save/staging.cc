@@ -9,7 +9,6 @@
 #include "base/checked_math.h"
 #include "base/memory.h"
 #include "base/status_macros.h"
-#include "base/threads.h"
 #include "base/units.h"
 #include "checkpoint/format/pieces.h"
 #include "storage/storage.h"
@@ -87,9 +86,7 @@ bool StagingPool::Prefault() {
   if (present_bytes_ >= wanted_bytes) return false;
   const size_t left_bytes = wanted_bytes - present_bytes_;
   const size_t next_bytes = std::min(left_bytes, kPrefaultBytes);
-  const double start = ThreadProcessorSeconds();
   buffer_.Prefault(present_bytes_, next_bytes);
-  touch_seconds_per_byte_ = (ThreadProcessorSeconds() - start) / static_cast<double>(next_bytes);
   present_bytes_ += next_bytes;
   return next_bytes < left_bytes;
 }

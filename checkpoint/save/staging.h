@@ -48,10 +48,6 @@ class StagingPool {
   // Records that the first `bytes` of memory() have been touched.
   void SetPresent(size_t bytes) { present_bytes_ = std::max(present_bytes_, bytes); }
 
-  // The processor time that the first touch of a byte takes, as last seen; 0: not known.
-  double touch_seconds_per_byte() const { return touch_seconds_per_byte_; }
-  void set_touch_seconds_per_byte(double seconds) { touch_seconds_per_byte_ = seconds; }
-
   // The reserved memory, aligned for direct I/O. Valid after Reserve().
   std::span<std::byte> memory() { return {buffer_.data(), usable_bytes_}; }
 
@@ -66,7 +62,6 @@ class StagingPool {
   size_t usable_bytes_ = 0;
   size_t present_bytes_ = 0;
   uint64_t wanted_bytes_ = 0;
-  double touch_seconds_per_byte_ = 0;
   std::string note_;
 };
 
@@ -79,11 +74,9 @@ class StagingBuffers {
   StagingBuffers(std::span<std::byte> memory, uint64_t stride_bytes, uint64_t present);
 
   bool has_present() const { return !present_.empty(); }
-  bool has_untouched() const { return !untouched_.empty(); }
-  bool has_any() const { return has_present() || has_untouched(); }
+  bool has_any() const { return count() > 0; }
   uint64_t stride_bytes() const { return stride_bytes_; }
-  size_t present() const { return present_.size(); }
-  size_t untouched() const { return untouched_.size() / stride_bytes_; }
+  size_t count() const { return present_.size() + untouched_.size() / stride_bytes_; }
 
   // Takes a buffer. Precondition: has_any().
   std::byte* Take();
