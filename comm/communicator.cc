@@ -3,10 +3,8 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <tuple>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -20,7 +18,6 @@ namespace {
 // Kind and first phase of each operation's messages, the same for both sides of a message.
 constexpr std::array<uint32_t, kCommOpCount> kFirstPhase = {
     /*all-reduce*/ 1, /*reduce-scatter*/ 3,  /*all-gather*/ 4,
-    /*all-to-all*/ 5,
     /*broadcast*/ 6,  /*gather of bytes*/ 8, /*broadcast of bytes*/ 10,
     /*send*/ 0,
     /*receive*/ 0,    /*barrier*/ 13,        /*split*/ 12};
@@ -85,24 +82,10 @@ int64_t ElementSize(CommType type) {
   LOG(FATAL) << "unknown type " << static_cast<int>(type);
 }
 
-std::string_view CommTypeName(CommType type) {
-  static constexpr std::string_view kNames[] = {"float32", "bfloat16", "float64",
-                                                "int32",   "int64",    "bytes"};
-  return kNames[static_cast<int>(type)];
-}
-
 std::string_view CommOpName(CommOp op) {
-  static constexpr std::string_view kNames[kCommOpCount] = {"all-reduce",
-                                                            "reduce-scatter",
-                                                            "all-gather",
-                                                            "all-to-all",
-                                                            "broadcast",
-                                                            "gather of bytes",
-                                                            "broadcast of bytes",
-                                                            "send",
-                                                            "receive",
-                                                            "barrier",
-                                                            "split"};
+  static constexpr std::string_view kNames[kCommOpCount] = {
+      "all-reduce",         "reduce-scatter", "all-gather", "broadcast", "gather of bytes",
+      "broadcast of bytes", "send",           "receive",    "barrier",   "split"};
   return kNames[static_cast<int>(op)];
 }
 
@@ -276,30 +259,6 @@ Pending Communicator::StartAllGather(ConstBuffer input, Buffer output,
       options);
 }
 
-Pending Communicator::StartAllToAll(ConstBuffer input, std::span<const int64_t> send_counts,
-                                    Buffer output, std::span<const int64_t> receive_counts,
-                                    CallOptions options) {
-  constexpr CommOp kOp = CommOp::kAllToAll;
-  if (input.type != output.type) return Pending(Invalid(kOp, "input and output differ in type"));
-  auto sent = Pieces(kOp, "the input", send_counts, input.elements);
-  if (!sent.ok()) return Pending(sent.status());
-  auto received = Pieces(kOp, "the output", receive_counts, output.elements);
-  if (!received.ok()) return Pending(received.status());
-  if ((*sent)[rank()] != (*received)[rank()]) {
-    return Pending(
-        Invalid(kOp, absl::StrCat("the own piece has ", (*sent)[rank()], " elements when sent and ",
-                                  (*received)[rank()], " when received")));
-  }
-  Exchange exchange;
-  exchange.send = static_cast<const char*>(input.data);
-  exchange.send_bytes = InBytes(*std::move(sent), input.type);
-  exchange.send_at = Displacements(exchange.send_bytes);
-  exchange.receive = static_cast<char*>(output.data);
-  exchange.receive_bytes = InBytes(*std::move(received), output.type);
-  exchange.receive_at = Displacements(exchange.receive_bytes);
-  return Launch(kOp, Sized(MakeExchange(std::move(exchange)), input.bytes()), options);
-}
-
 Pending Communicator::StartBroadcast(Buffer data, int root, CallOptions options) {
   absl::Status valid = CheckRank(CommOp::kBroadcast, "root", root);
   if (!valid.ok()) return Pending(std::move(valid));
@@ -440,12 +399,6 @@ absl::Status Communicator::ReduceScatter(ConstBuffer input, Buffer output, Reduc
 absl::Status Communicator::AllGather(ConstBuffer input, Buffer output,
                                      std::span<const int64_t> counts, CallOptions options) {
   return StartAllGather(input, output, counts, options).Wait(options.timeout);
-}
-
-absl::Status Communicator::AllToAll(ConstBuffer input, std::span<const int64_t> send_counts,
-                                    Buffer output, std::span<const int64_t> receive_counts,
-                                    CallOptions options) {
-  return StartAllToAll(input, send_counts, output, receive_counts, options).Wait(options.timeout);
 }
 
 absl::Status Communicator::Broadcast(Buffer data, int root, CallOptions options) {

@@ -36,7 +36,6 @@ enum class CommType : uint8_t { kF32, kBF16, kF64, kI32, kI64, kBytes };
 
 CommType ToCommType(DType dtype);
 int64_t ElementSize(CommType type);  // in bytes
-std::string_view CommTypeName(CommType type);
 
 template <typename T>
 constexpr CommType CommTypeOf() {
@@ -115,7 +114,6 @@ enum class CommOp : uint8_t {
   kAllReduce,
   kReduceScatter,
   kAllGather,
-  kAllToAll,
   kBroadcast,
   kGatherBytes,
   kBroadcastBytes,
@@ -124,7 +122,7 @@ enum class CommOp : uint8_t {
   kBarrier,
   kSplit,
 };
-inline constexpr int kCommOpCount = 11;
+inline constexpr int kCommOpCount = 10;
 std::string_view CommOpName(CommOp op);  // "all-reduce", ...
 
 // Payload bytes that this rank sent, without the transport's own headers. Each operation sends, in
@@ -134,7 +132,6 @@ std::string_view CommOpName(CommOp op);  // "all-reduce", ...
 //                     about 2n(P-1)/P
 //   reduce-scatter    n - n_r
 //   all-gather        (P-1) n_r
-//   all-to-all        what it sends to the others
 //   broadcast         n per child in the binomial tree where n <= kSmallBroadcastBytes, else
 //                     scatter and all-gather: root (n - n_root) + (P-1) n_root, others (P-2) n_r
 //   gather of bytes   8 + 8 s + the strings of its subtree of s ranks in the binomial tree; root 0
@@ -271,10 +268,6 @@ class Communicator {
   // Sets `output` to the pieces of all ranks in order. `input` may be piece rank() of `output`.
   Pending StartAllGather(ConstBuffer input, Buffer output, std::span<const int64_t> counts = {},
                          CallOptions options = {});
-  // Sends piece i of `input` to rank i, and receives piece i of `output` from rank i. `input` and
-  // `output` must not overlap.
-  Pending StartAllToAll(ConstBuffer input, std::span<const int64_t> send_counts, Buffer output,
-                        std::span<const int64_t> receive_counts, CallOptions options = {});
   // Sets every rank's `data` to the root's.
   Pending StartBroadcast(Buffer data, int root, CallOptions options = {});
   // Sends a message. Messages between one pair of ranks with one tag arrive in the order in which
@@ -318,8 +311,6 @@ class Communicator {
                              std::span<const int64_t> counts = {}, CallOptions options = {});
   absl::Status AllGather(ConstBuffer input, Buffer output, std::span<const int64_t> counts = {},
                          CallOptions options = {});
-  absl::Status AllToAll(ConstBuffer input, std::span<const int64_t> send_counts, Buffer output,
-                        std::span<const int64_t> receive_counts, CallOptions options = {});
   absl::Status Broadcast(Buffer data, int root, CallOptions options = {});
   absl::Status Send(ConstBuffer data, int destination, int tag, CallOptions options = {});
   absl::Status Receive(Buffer data, int source, int tag, CallOptions options = {});
@@ -342,7 +333,7 @@ class Communicator {
   virtual std::unique_ptr<Task> MakeAllReduce(Buffer data, ReduceOp op);
   virtual std::unique_ptr<Task> MakeReduceScatter(ConstBuffer input, Buffer output, ReduceOp op,
                                                   std::vector<int64_t> counts);
-  virtual std::unique_ptr<Task> MakeExchange(Exchange exchange);  // all-gather and all-to-all
+  virtual std::unique_ptr<Task> MakeExchange(Exchange exchange);  // all-gather
   virtual std::unique_ptr<Task> MakeBroadcast(Buffer data, int root);
   virtual std::unique_ptr<Task> MakeSend(ConstBuffer data, int destination);
   virtual std::unique_ptr<Task> MakeReceive(Buffer data, int source);

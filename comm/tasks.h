@@ -17,7 +17,7 @@ namespace tessera {
 // it to the rank that needs it: a single step in which no rank depends on another's progress, and
 // in which each sum can be taken in any order, for as many bytes as a ring would send.
 
-// The data of an all-gather or all-to-all: a piece is sent to every rank, and one is received from
+// The data of an all-gather, or of another exchange: a piece is sent to every rank, and one is received from
 // every rank. Displacements are in bytes.
 struct Exchange {
   const char* send = nullptr;

@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
-#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/threads.h"

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <memory>
 
-#include "absl/status/statusor.h"
 #include "base/testing.h"
 #include "comm/nccl/nccl_api.h"
 #include "comm/nccl/nccl_library.h"

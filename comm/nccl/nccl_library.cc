@@ -1,9 +1,5 @@
 #include "comm/nccl/nccl_library.h"
 
-#include <span>
-#include <string>
-#include <vector>
-
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/shared_library.h"

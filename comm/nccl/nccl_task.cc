@@ -3,7 +3,6 @@
 #include <glog/logging.h>
 
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"

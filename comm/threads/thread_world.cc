@@ -11,10 +11,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/mutex.h"
 #include "base/no_memory.h"
 #include "base/threads.h"
-#include "comm/endpoint.h"
 
 namespace tessera {
 
