@@ -1,35 +1,13 @@
 #include "layout/box.h"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 
 namespace tessera {
-namespace {
-
-// Digits without sign or leading zeros, removed from the front of `text`.
-std::optional<int64_t> ConsumeNumber(std::string_view& text) {
-  if (text.empty() || text[0] < '0' || text[0] > '9') return std::nullopt;
-  if (text[0] == '0' && text.size() > 1 && text[1] >= '0' && text[1] <= '9') return std::nullopt;
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc()) return std::nullopt;
-  text.remove_prefix(end - text.data());
-  return value;
-}
-
-bool ConsumeChar(std::string_view& text, char c) {
-  if (text.empty() || text[0] != c) return false;
-  text.remove_prefix(1);
-  return true;
-}
-
-}  // namespace
 
 int64_t ElementCount(const Shape& shape) {
   int64_t count = 1;
@@ -104,23 +82,6 @@ std::string ShapeToString(const Shape& shape) {
     text += std::to_string(shape[d]);
   }
   return text += ']';
-}
-
-std::optional<Box> ParseBox(std::string_view text) {
-  if (!ConsumeChar(text, '[')) return std::nullopt;
-  Box box;
-  if (text == "]") return box;
-  do {
-    if (box.shape.size() == kMaxRank) return std::nullopt;
-    const std::optional<int64_t> begin = ConsumeNumber(text);
-    if (!begin || !ConsumeChar(text, ':')) return std::nullopt;
-    const std::optional<int64_t> end = ConsumeNumber(text);
-    if (!end || *end < *begin) return std::nullopt;
-    box.global_offset.push_back(*begin);
-    box.shape.push_back(*end - *begin);
-  } while (ConsumeChar(text, ','));
-  if (text != "]") return std::nullopt;
-  return box;
 }
 
 absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape) {

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -51,10 +50,6 @@ std::string ToString(const Box& box);
 
 // Returns "[4,8]"; "[]" for a scalar.
 std::string ShapeToString(const Shape& shape);
-
-// Parses the output of ToString(box) strictly: no spaces, signs or leading zeros; begin <= end; at
-// most kMaxRank dims. Returns nullopt for any other text.
-std::optional<Box> ParseBox(std::string_view text);
 
 // Returns the number of elements of a shape from an untrusted source. InvalidArgument: more than
 // kMaxRank dims, a negative extent, a product beyond int64 (extents of 0 do not hide an overflow of

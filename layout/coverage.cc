@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "layout/box.h"
-
 namespace tessera {
 namespace {
 
