@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <string>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"

@@ -12,7 +12,6 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
-#include "storage/storage.h"
 
 namespace tessera::internal {
 namespace {

@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <limits>
 #include <mutex>
-#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file_calls.h"
 #include "base/files.h"
+#include "base/status_macros.h"
 #include "storage/checks.h"
 #include "storage/posix_file.h"
 #include "storage/posix_io.h"
@@ -78,8 +78,7 @@ absl::Status RemoveBelow(int parent, const std::string& name, const std::string&
   const int error = listed.valid() ? ReadEntries(std::move(listed), &entries) : errno;
   if (error != 0) return ErrnoStatus(error, "DeleteTree", where);
   for (const auto& [entry, type] : entries) {
-    absl::Status status = RemoveBelow(directory.get(), entry, absl::StrCat(where, "/", entry));
-    if (!status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(RemoveBelow(directory.get(), entry, absl::StrCat(where, "/", entry)));
   }
   if (unlinkat(parent, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) {
     return ErrnoStatus(errno, "DeleteTree", where);
@@ -109,34 +108,240 @@ class PosixStorage final : public Storage {
         options_(options),
         bounce_(options.bounce_buffer_bytes, options.max_bounce_buffers) {}
 
-  StorageTraits Traits() override;
-  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
-                                                       uint64_t size_hint_bytes) override;
-  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
-  absl::Status Rename(std::string_view from, std::string_view to) override;
-  absl::Status MakeDirectory(std::string_view path) override;
-  absl::Status SyncDirectory(std::string_view path) override;
-  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
-  absl::Status Delete(std::string_view path) override;
-  absl::Status DeleteTree(std::string_view path) override;
-  bool IsLink(std::string_view path) override;
-  absl::StatusOr<uint64_t> FreeBytes() override;
+  // Finds the alignment with a file that has no name: not every file system has direct I/O, and each
+  // asks for another alignment.
+  StorageTraits Traits() override {
+    std::call_once(probed_, [&] {
+      if (!options_.direct_io) return;
+      const ScopedFd fd(
+          openat(root_fd_.get(), ".", O_TMPFILE | O_WRONLY | O_DIRECT | O_CLOEXEC, 0600));
+      if (fd.valid()) in_place_alignment_bytes_ = internal::DirectMemoryAlignment(fd.get());
+    });
+    return {.in_place_alignment_bytes = in_place_alignment_bytes_};
+  }
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path_view,
+                                                       uint64_t size_hint_bytes) override {
+    absl::Status status = CheckPath("Create", path_view, /*root_allowed=*/false);
+    if (!status.ok()) return status;
+    const std::string path(path_view);
+    ScopedFd fd = CreateExclusively(path);
+    if (!fd.valid()) return DeletionStatus(errno, "Create", path);
+    if (size_hint_bytes > 0) status = Reserve(fd.get(), path, size_hint_bytes);
+    if (!status.ok()) {
+      unlinkat(root_fd_.get(), path.c_str(), 0);
+      return status;
+    }
+    ScopedFd direct;
+    if (size_hint_bytes >= options_.direct_min_bytes) direct = OpenDirect(path, O_WRONLY, fd.get());
+    const internal::DualFileOptions file_options = FileOptions(direct);
+    return std::make_unique<PosixWritableFile>(Describe(path), std::move(fd), std::move(direct),
+                                               file_options, &bounce_);
+  }
+
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path_view) override {
+    TESSERA_RETURN_IF_ERROR(CheckPath("Open", path_view, /*root_allowed=*/false));
+    const std::string path(path_view);
+    ScopedFd fd(OpenRegularFile(root_fd_.get(), path, O_RDONLY));
+    if (!fd.valid() && errno == EINVAL) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Open ", Describe(path), ": not a regular file"));
+    }
+    struct stat info;
+    if (!fd.valid() || fstat(fd.get(), &info) != 0) {
+      return ReadErrnoStatus(errno, "Open", Describe(path));
+    }
+    ScopedFd direct = OpenDirect(path, O_RDONLY, fd.get());
+    // With direct I/O only single blocks go through the cache: reading ahead would be wasted.
+    if (direct.valid()) posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
+    const internal::DualFileOptions file_options = FileOptions(direct);
+    return std::make_unique<PosixReadableFile>(Describe(path), std::move(fd), std::move(direct),
+                                               file_options, &bounce_,
+                                               static_cast<uint64_t>(info.st_size));
+  }
+
+  absl::Status Rename(std::string_view from_view, std::string_view to_view) override {
+    for (std::string_view path : {from_view, to_view}) {
+      TESSERA_RETURN_IF_ERROR(CheckPath("Rename", path, /*root_allowed=*/false));
+    }
+    const std::string from(from_view), to(to_view);
+    const std::string where = absl::StrCat(Describe(from), " to ", Describe(to));
+    const int root = root_fd_.get();
+    const int error = RenameNameIfFree(root, from.c_str(), root, to.c_str());
+    return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "Rename", where);
+  }
+
+  absl::Status MakeDirectory(std::string_view path_view) override {
+    const absl::Status status = CheckPath("MakeDirectory", path_view, /*root_allowed=*/true);
+    if (!status.ok() || path_view.empty()) return status;
+    const std::string path(path_view);
+    const int error = MakeDirectories(root_fd_.get(), path);
+    if (error == EEXIST) {
+      return absl::AlreadyExistsError(absl::StrCat("MakeDirectory ", Describe(path),
+                                                   ": the name exists, but is not a directory"));
+    }
+    return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "MakeDirectory", Describe(path));
+  }
+
+  absl::Status SyncDirectory(std::string_view path_view) override {
+    TESSERA_RETURN_IF_ERROR(CheckPath("SyncDirectory", path_view, /*root_allowed=*/true));
+    const std::string path(path_view);
+    const ScopedFd fd(openat(root_fd_.get(), AtPath(path), kDirectoryFlags));
+    const int error = fd.valid() ? SyncNames(fd.get()) : errno;
+    return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "SyncDirectory", Describe(path));
+  }
+
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path_view) override {
+    TESSERA_RETURN_IF_ERROR(CheckPath("List", path_view, /*root_allowed=*/true));
+    const std::string path(path_view);
+    const ScopedFd fd(openat(root_fd_.get(), AtPath(path), kDirectoryFlags));
+    if (!fd.valid()) return ErrnoStatus(errno, "List", Describe(path));
+    ScopedFd listed(openat(fd.get(), ".", kDirectoryFlags));
+    std::vector<std::pair<std::string, unsigned char>> entries;
+    const int error = listed.valid() ? ReadEntries(std::move(listed), &entries) : errno;
+    if (error != 0) return ErrnoStatus(error, "List", Describe(path));
+    std::vector<std::string> names;
+    for (auto& [name, type] : entries) {
+      struct stat info;
+      const bool unclear = type == DT_LNK || type == DT_UNKNOWN;
+      if (type == DT_DIR ||
+          (unclear && fstatat(fd.get(), name.c_str(), &info, 0) == 0 && S_ISDIR(info.st_mode))) {
+        name += '/';
+      }
+      names.push_back(std::move(name));
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  absl::Status Delete(std::string_view path_view) override {
+    TESSERA_RETURN_IF_ERROR(CheckPath("Delete", path_view, /*root_allowed=*/false));
+    const std::string path(path_view);
+    const ScopedFd parent = OpenParent(path);
+    if (!parent.valid()) return DeletionStatus(errno, "Delete", path);
+    const std::string name = LastName(path);
+    if (unlinkat(parent.get(), name.c_str(), 0) == 0) return absl::OkStatus();
+    const int error = errno;
+    if (error != EISDIR) return DeletionStatus(error, "Delete", path);
+    if (unlinkat(parent.get(), name.c_str(), AT_REMOVEDIR) == 0) return absl::OkStatus();
+    return DeletionStatus(errno, "Delete", path);
+  }
+
+  absl::Status DeleteTree(std::string_view path_view) override {
+    TESSERA_RETURN_IF_ERROR(CheckPath("DeleteTree", path_view, /*root_allowed=*/false));
+    const std::string path(path_view);
+    const std::string name = LastName(path);
+    const ScopedFd parent = OpenParent(path);
+    struct stat info;
+    if (!parent.valid() || fstatat(parent.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+      return DeletionStatus(errno, "DeleteTree", path);
+    }
+    return RemoveBelow(parent.get(), name, Describe(path));
+  }
+
+  bool IsLink(std::string_view path_view) override {
+    struct stat info;
+    return CheckPath("IsLink", path_view, /*root_allowed=*/false).ok() &&
+           fstatat(root_fd_.get(), std::string(path_view).c_str(), &info, AT_SYMLINK_NOFOLLOW) ==
+               0 &&
+           S_ISLNK(info.st_mode);
+  }
+
+  absl::StatusOr<uint64_t> FreeBytes() override {
+    struct statvfs info;
+    while (fstatvfs(root_fd_.get(), &info) != 0) {
+      if (errno != EINTR) return ErrnoStatus(errno, "FreeBytes", root_);
+    }
+    return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
+  }
+
   std::optional<std::string> LocalPath(std::string_view path) const override {
     return Describe(path);
   }
-  std::string Describe(std::string_view path) const override;
+  std::string Describe(std::string_view path) const override {
+    if (path.empty()) return root_;
+    const bool slash = !root_.empty() && root_.back() == '/';
+    return absl::StrCat(root_, slash ? "" : "/", std::string(path));
+  }
 
  private:
   // Creates a new file under a name that may exist already. Invalid, with errno set, on failure.
-  ScopedFd CreateExclusively(const std::string& path);
+  ScopedFd CreateExclusively(const std::string& path) {
+    // Creates a new inode and never uses O_TRUNC: another name may share the old one by a hard
+    // link, and a symbolic link might point anywhere. Another process can take the name between the
+    // two calls.
+    constexpr int kAttempts = 10;
+    for (int attempt = 0;; ++attempt) {
+      ScopedFd fd(OpenRegularFile(root_fd_.get(), path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW));
+      if (fd.valid() || errno != EEXIST || attempt == kAttempts) return fd;
+      const ScopedFd parent = OpenParent(path);
+      if (!parent.valid()) return ScopedFd();
+      if (unlinkat(parent.get(), LastName(path).c_str(), 0) != 0 && errno != ENOENT) {
+        return ScopedFd();
+      }
+    }
+  }
+
   // Opens the same file again for direct I/O; invalid where that is not possible.
-  ScopedFd OpenDirect(const std::string& path, int access, int fd);
+  ScopedFd OpenDirect(const std::string& path, int access, int fd) {
+    if (!options_.direct_io) return ScopedFd();
+    ScopedFd direct(OpenRegularFile(root_fd_.get(), path, access | O_DIRECT));
+    // The name may refer to another file since `fd` was opened.
+    struct stat ours, theirs;
+    const bool same = direct.valid() && fstat(fd, &ours) == 0 &&
+                      fstat(direct.get(), &theirs) == 0 && ours.st_dev == theirs.st_dev &&
+                      ours.st_ino == theirs.st_ino;
+    return same ? std::move(direct) : ScopedFd();
+  }
+
   // Opens the directory that contains a path's last component, without following a link, so that
   // nothing outside of the root can be deleted. Invalid, with errno set, on failure: ELOOP for a
   // link.
-  ScopedFd OpenParent(const std::string& path) const;
-  absl::Status DeletionStatus(int error, std::string_view operation, const std::string& path) const;
-  absl::Status Reserve(int fd, const std::string& path, uint64_t size_bytes);
+  ScopedFd OpenParent(const std::string& path) const {
+    constexpr int kFlags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+    ScopedFd directory(openat(root_fd_.get(), ".", kFlags));
+    for (size_t begin = 0, end; directory.valid(); begin = end + 1) {
+      end = path.find('/', begin);
+      if (end == std::string::npos) break;
+      const std::string name = path.substr(begin, end - begin);
+      ScopedFd next(openat(directory.get(), name.c_str(), kFlags));
+      const int error = next.valid() ? 0 : errno;
+      struct stat info;
+      const bool is_link =
+          !next.valid() &&
+          fstatat(directory.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+          S_ISLNK(info.st_mode);
+      directory = std::move(next);
+      errno = is_link ? ELOOP : error;
+    }
+    return directory;
+  }
+
+  absl::Status DeletionStatus(int error, std::string_view operation,
+                              const std::string& path) const {
+    if (error != ELOOP) return ErrnoStatus(error, operation, Describe(path));
+    return absl::FailedPreconditionError(absl::StrCat(
+        std::string(operation), " ", Describe(path),
+        ": a directory on the path is a symbolic link, behind which nothing is deleted"));
+  }
+
+  absl::Status Reserve(int fd, const std::string& path, uint64_t size_bytes) {
+    int error = EFBIG;
+    if (size_bytes <= static_cast<uint64_t>(std::numeric_limits<off_t>::max())) {
+      do {
+        error = fallocate(fd, 0, 0, static_cast<off_t>(size_bytes)) == 0 ? 0 : errno;
+      } while (error == EINTR);
+    }
+    if (error == 0) return absl::OkStatus();
+    const absl::StatusOr<uint64_t> free_bytes = FreeBytes();
+    const bool unsupported = error == EOPNOTSUPP || error == ENOSYS || error == EINVAL;
+    if (unsupported && (!free_bytes.ok() || *free_bytes >= size_bytes)) return absl::OkStatus();
+    const absl::Status status = ErrnoStatus(unsupported ? ENOSPC : error, "Create", Describe(path));
+    std::string message = absl::StrCat(status.message(), " (", size_bytes, " bytes needed");
+    if (free_bytes.ok()) absl::StrAppend(&message, ", ", *free_bytes, " free");
+    return absl::Status(status.code(), absl::StrCat(message, ")"));
+  }
+
   internal::DualFileOptions FileOptions(const ScopedFd& direct) const {
     return {options_.direct_min_bytes,
             direct.valid() ? internal::DirectMemoryAlignment(direct.get()) : kIoAlignmentBytes,
@@ -150,234 +355,6 @@ class PosixStorage final : public Storage {
   std::once_flag probed_;
   uint64_t in_place_alignment_bytes_ = 0;  // once it is probed
 };
-
-std::string PosixStorage::Describe(std::string_view path) const {
-  if (path.empty()) return root_;
-  const bool slash = !root_.empty() && root_.back() == '/';
-  return absl::StrCat(root_, slash ? "" : "/", std::string(path));
-}
-
-ScopedFd PosixStorage::OpenParent(const std::string& path) const {
-  constexpr int kFlags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-  ScopedFd directory(openat(root_fd_.get(), ".", kFlags));
-  for (size_t begin = 0, end; directory.valid(); begin = end + 1) {
-    end = path.find('/', begin);
-    if (end == std::string::npos) break;
-    const std::string name = path.substr(begin, end - begin);
-    ScopedFd next(openat(directory.get(), name.c_str(), kFlags));
-    const int error = next.valid() ? 0 : errno;
-    struct stat info;
-    const bool is_link = !next.valid() &&
-                         fstatat(directory.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
-                         S_ISLNK(info.st_mode);
-    directory = std::move(next);
-    errno = is_link ? ELOOP : error;
-  }
-  return directory;
-}
-
-absl::Status PosixStorage::DeletionStatus(int error, std::string_view operation,
-                                          const std::string& path) const {
-  if (error != ELOOP) return ErrnoStatus(error, operation, Describe(path));
-  return absl::FailedPreconditionError(absl::StrCat(
-      std::string(operation), " ", Describe(path),
-      ": a directory on the path is a symbolic link, behind which nothing is deleted"));
-}
-
-ScopedFd PosixStorage::CreateExclusively(const std::string& path) {
-  // Creates a new inode and never uses O_TRUNC: another name may share the old one by a hard
-  // link, and a symbolic link might point anywhere. Another process can take the name between the
-  // two calls.
-  constexpr int kAttempts = 10;
-  for (int attempt = 0;; ++attempt) {
-    ScopedFd fd(OpenRegularFile(root_fd_.get(), path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW));
-    if (fd.valid() || errno != EEXIST || attempt == kAttempts) return fd;
-    const ScopedFd parent = OpenParent(path);
-    if (!parent.valid()) return ScopedFd();
-    if (unlinkat(parent.get(), LastName(path).c_str(), 0) != 0 && errno != ENOENT) {
-      return ScopedFd();
-    }
-  }
-}
-
-ScopedFd PosixStorage::OpenDirect(const std::string& path, int access, int fd) {
-  if (!options_.direct_io) return ScopedFd();
-  ScopedFd direct(OpenRegularFile(root_fd_.get(), path, access | O_DIRECT));
-  // The name may refer to another file since `fd` was opened.
-  struct stat ours, theirs;
-  const bool same = direct.valid() && fstat(fd, &ours) == 0 && fstat(direct.get(), &theirs) == 0 &&
-                    ours.st_dev == theirs.st_dev && ours.st_ino == theirs.st_ino;
-  return same ? std::move(direct) : ScopedFd();
-}
-
-absl::Status PosixStorage::Reserve(int fd, const std::string& path, uint64_t size_bytes) {
-  int error = EFBIG;
-  if (size_bytes <= static_cast<uint64_t>(std::numeric_limits<off_t>::max())) {
-    do {
-      error = fallocate(fd, 0, 0, static_cast<off_t>(size_bytes)) == 0 ? 0 : errno;
-    } while (error == EINTR);
-  }
-  if (error == 0) return absl::OkStatus();
-  const absl::StatusOr<uint64_t> free_bytes = FreeBytes();
-  const bool unsupported = error == EOPNOTSUPP || error == ENOSYS || error == EINVAL;
-  if (unsupported && (!free_bytes.ok() || *free_bytes >= size_bytes)) return absl::OkStatus();
-  const absl::Status status = ErrnoStatus(unsupported ? ENOSPC : error, "Create", Describe(path));
-  std::string message = absl::StrCat(status.message(), " (", size_bytes, " bytes needed");
-  if (free_bytes.ok()) absl::StrAppend(&message, ", ", *free_bytes, " free");
-  return absl::Status(status.code(), absl::StrCat(message, ")"));
-}
-
-absl::StatusOr<std::unique_ptr<WritableFile>> PosixStorage::Create(std::string_view path_view,
-                                                                   uint64_t size_hint_bytes) {
-  absl::Status status = CheckPath("Create", path_view, /*root_allowed=*/false);
-  if (!status.ok()) return status;
-  const std::string path(path_view);
-  ScopedFd fd = CreateExclusively(path);
-  if (!fd.valid()) return DeletionStatus(errno, "Create", path);
-  if (size_hint_bytes > 0) status = Reserve(fd.get(), path, size_hint_bytes);
-  if (!status.ok()) {
-    unlinkat(root_fd_.get(), path.c_str(), 0);
-    return status;
-  }
-  ScopedFd direct;
-  if (size_hint_bytes >= options_.direct_min_bytes) direct = OpenDirect(path, O_WRONLY, fd.get());
-  const internal::DualFileOptions file_options = FileOptions(direct);
-  return std::make_unique<PosixWritableFile>(Describe(path), std::move(fd), std::move(direct),
-                                             file_options, &bounce_);
-}
-
-absl::StatusOr<std::unique_ptr<ReadableFile>> PosixStorage::Open(std::string_view path_view) {
-  const absl::Status status = CheckPath("Open", path_view, /*root_allowed=*/false);
-  if (!status.ok()) return status;
-  const std::string path(path_view);
-  ScopedFd fd(OpenRegularFile(root_fd_.get(), path, O_RDONLY));
-  if (!fd.valid() && errno == EINVAL) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Open ", Describe(path), ": not a regular file"));
-  }
-  struct stat info;
-  if (!fd.valid() || fstat(fd.get(), &info) != 0) {
-    return ReadErrnoStatus(errno, "Open", Describe(path));
-  }
-  ScopedFd direct = OpenDirect(path, O_RDONLY, fd.get());
-  // With direct I/O only single blocks go through the cache: reading ahead would be wasted.
-  if (direct.valid()) posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
-  const internal::DualFileOptions file_options = FileOptions(direct);
-  return std::make_unique<PosixReadableFile>(Describe(path), std::move(fd), std::move(direct),
-                                             file_options, &bounce_,
-                                             static_cast<uint64_t>(info.st_size));
-}
-
-// Finds the alignment with a file that has no name: not every file system has direct I/O, and each
-// asks for another alignment.
-StorageTraits PosixStorage::Traits() {
-  std::call_once(probed_, [&] {
-    if (!options_.direct_io) return;
-    const ScopedFd fd(
-        openat(root_fd_.get(), ".", O_TMPFILE | O_WRONLY | O_DIRECT | O_CLOEXEC, 0600));
-    if (fd.valid()) in_place_alignment_bytes_ = internal::DirectMemoryAlignment(fd.get());
-  });
-  return {.in_place_alignment_bytes = in_place_alignment_bytes_};
-}
-
-absl::Status PosixStorage::Rename(std::string_view from_view, std::string_view to_view) {
-  for (std::string_view path : {from_view, to_view}) {
-    absl::Status status = CheckPath("Rename", path, /*root_allowed=*/false);
-    if (!status.ok()) return status;
-  }
-  const std::string from(from_view), to(to_view);
-  const std::string where = absl::StrCat(Describe(from), " to ", Describe(to));
-  const int root = root_fd_.get();
-  const int error = RenameNameIfFree(root, from.c_str(), root, to.c_str());
-  return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "Rename", where);
-}
-
-absl::Status PosixStorage::MakeDirectory(std::string_view path_view) {
-  const absl::Status status = CheckPath("MakeDirectory", path_view, /*root_allowed=*/true);
-  if (!status.ok() || path_view.empty()) return status;
-  const std::string path(path_view);
-  const int error = MakeDirectories(root_fd_.get(), path);
-  if (error == EEXIST) {
-    return absl::AlreadyExistsError(absl::StrCat("MakeDirectory ", Describe(path),
-                                                 ": the name exists, but is not a directory"));
-  }
-  return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "MakeDirectory", Describe(path));
-}
-
-absl::Status PosixStorage::SyncDirectory(std::string_view path_view) {
-  const absl::Status status = CheckPath("SyncDirectory", path_view, /*root_allowed=*/true);
-  if (!status.ok()) return status;
-  const std::string path(path_view);
-  const ScopedFd fd(openat(root_fd_.get(), AtPath(path), kDirectoryFlags));
-  const int error = fd.valid() ? SyncNames(fd.get()) : errno;
-  return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "SyncDirectory", Describe(path));
-}
-
-absl::StatusOr<std::vector<std::string>> PosixStorage::List(std::string_view path_view) {
-  const absl::Status status = CheckPath("List", path_view, /*root_allowed=*/true);
-  if (!status.ok()) return status;
-  const std::string path(path_view);
-  const ScopedFd fd(openat(root_fd_.get(), AtPath(path), kDirectoryFlags));
-  if (!fd.valid()) return ErrnoStatus(errno, "List", Describe(path));
-  ScopedFd listed(openat(fd.get(), ".", kDirectoryFlags));
-  std::vector<std::pair<std::string, unsigned char>> entries;
-  const int error = listed.valid() ? ReadEntries(std::move(listed), &entries) : errno;
-  if (error != 0) return ErrnoStatus(error, "List", Describe(path));
-  std::vector<std::string> names;
-  for (auto& [name, type] : entries) {
-    struct stat info;
-    const bool unclear = type == DT_LNK || type == DT_UNKNOWN;
-    if (type == DT_DIR ||
-        (unclear && fstatat(fd.get(), name.c_str(), &info, 0) == 0 && S_ISDIR(info.st_mode))) {
-      name += '/';
-    }
-    names.push_back(std::move(name));
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-absl::Status PosixStorage::Delete(std::string_view path_view) {
-  const absl::Status status = CheckPath("Delete", path_view, /*root_allowed=*/false);
-  if (!status.ok()) return status;
-  const std::string path(path_view);
-  const ScopedFd parent = OpenParent(path);
-  if (!parent.valid()) return DeletionStatus(errno, "Delete", path);
-  const std::string name = LastName(path);
-  if (unlinkat(parent.get(), name.c_str(), 0) == 0) return absl::OkStatus();
-  const int error = errno;
-  if (error != EISDIR) return DeletionStatus(error, "Delete", path);
-  if (unlinkat(parent.get(), name.c_str(), AT_REMOVEDIR) == 0) return absl::OkStatus();
-  return DeletionStatus(errno, "Delete", path);
-}
-
-absl::Status PosixStorage::DeleteTree(std::string_view path_view) {
-  const absl::Status status = CheckPath("DeleteTree", path_view, /*root_allowed=*/false);
-  if (!status.ok()) return status;
-  const std::string path(path_view);
-  const std::string name = LastName(path);
-  const ScopedFd parent = OpenParent(path);
-  struct stat info;
-  if (!parent.valid() || fstatat(parent.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
-    return DeletionStatus(errno, "DeleteTree", path);
-  }
-  return RemoveBelow(parent.get(), name, Describe(path));
-}
-
-bool PosixStorage::IsLink(std::string_view path_view) {
-  struct stat info;
-  return CheckPath("IsLink", path_view, /*root_allowed=*/false).ok() &&
-         fstatat(root_fd_.get(), std::string(path_view).c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
-         S_ISLNK(info.st_mode);
-}
-
-absl::StatusOr<uint64_t> PosixStorage::FreeBytes() {
-  struct statvfs info;
-  while (fstatvfs(root_fd_.get(), &info) != 0) {
-    if (errno != EINTR) return ErrnoStatus(errno, "FreeBytes", root_);
-  }
-  return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
-}
 
 }  // namespace
 

@@ -20,10 +20,8 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iostream>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

@@ -1,8 +1,6 @@
 #include "storage/written_ranges.h"
 
-#include <cstdint>
 #include <iterator>
-#include <map>
 #include <string>
 
 #include "absl/strings/str_cat.h"

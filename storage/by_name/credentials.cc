@@ -1,11 +1,7 @@
 #include "storage/by_name/credentials.h"
 
 #include <cstdlib>
-#include <map>
-#include <optional>
-#include <sstream>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"

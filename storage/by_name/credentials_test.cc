@@ -128,6 +128,7 @@ class RedirectingClient final : public s3::HttpClient {
     if (request.url.starts_with(from_)) redirected.url.replace(0, from_.size(), to_);
     return http_->Perform(redirected, response);
   }
+  std::unique_ptr<s3::HttpBatch> NewBatch() override { return http_->NewBatch(); }
 
  private:
   const std::string from_, to_;

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <optional>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
 
 namespace tessera {
 namespace {

@@ -10,7 +10,6 @@
 #include <deque>
 #include <filesystem>
 #include <mutex>
-#include <new>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -394,26 +393,6 @@ absl::Status CurlClient::Perform(const HttpRequest& request, HttpResponse& respo
   return batch.Wait(absl::InfiniteDuration())->status;
 }
 
-// Sends at once what it is to start.
-class OneAfterAnother final : public HttpBatch {
- public:
-  explicit OneAfterAnother(HttpClient& client) : client_(client) {}
-
-  void Start(size_t id, HttpRequest request, HttpResponse& response) override {
-    finished_.push_back({id, client_.Perform(request, response)});
-  }
-  std::optional<Finished> Wait(absl::Duration /*timeout*/) override {
-    if (finished_.empty()) return std::nullopt;
-    Finished first = std::move(finished_.front());
-    finished_.pop_front();
-    return first;
-  }
-
- private:
-  HttpClient& client_;
-  std::deque<Finished> finished_;
-};
-
 // "" where it is not set.
 std::string Variable(const char* name) {
   const char* const value = std::getenv(name);
@@ -438,10 +417,6 @@ CertificateAuthorities FindCertificateAuthorities(const std::string& root) {
     if (access((root + path).c_str(), R_OK) == 0) return {.file = "", .directory = root + path};
   }
   return {};
-}
-
-std::unique_ptr<HttpBatch> HttpClient::NewBatch() {
-  return std::make_unique<OneAfterAnother>(*this);
 }
 
 std::unique_ptr<HttpClient> MakeHttpClient() { return std::make_unique<CurlClient>(); }

@@ -74,8 +74,7 @@ class HttpClient {
   // a time-out); FailedPrecondition for those that will not (certificates, unusable URLs).
   virtual absl::Status Perform(const HttpRequest& request, HttpResponse& response) = 0;
 
-  // Returns a new batch. By default, Start() of a batch is Perform().
-  virtual std::unique_ptr<HttpBatch> NewBatch();
+  virtual std::unique_ptr<HttpBatch> NewBatch() = 0;
 };
 
 // Makes a client over libcurl, with connections that are kept open and reused. Each request has a

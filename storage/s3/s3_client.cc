@@ -7,7 +7,6 @@
 #include <iterator>
 #include <numeric>
 #include <random>
-#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"

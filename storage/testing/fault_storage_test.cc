@@ -1,8 +1,6 @@
 #include "storage/testing/fault_storage.h"
 
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "base/testing.h"

@@ -2,7 +2,6 @@
 #define TESSERA_STORAGE_TESTING_MEMORY_STORAGE_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>

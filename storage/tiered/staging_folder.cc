@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

@@ -7,7 +7,6 @@
 #include <memory>
 #include <string>
 
-#include "absl/status/status.h"
 #include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -10,9 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstddef>
 #include <cstdlib>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/ascii.h"

@@ -4,9 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <pugixml.hpp>
-#include <string_view>
 #include <system_error>
 #include <utility>
 

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <span>
-#include <string>
 #include <utility>
 
 #include "absl/strings/escaping.h"

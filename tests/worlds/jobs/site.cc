@@ -5,13 +5,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -25,7 +27,6 @@
 #include "storage/tiered/staging_folder.h"
 #include "storage/tiered/tiered_storage.h"
 #include "tests/worlds/jobs/faults.h"
-#include "tests/worlds/jobs/model.h"
 #include "tests/worlds/jobs/scheduler.h"
 
 namespace tessera::simulation {
@@ -82,6 +83,26 @@ HttpReply Answer(s3::S3Server& store, HttpMessage message) {
   return store.Handle(message);
 }
 
+// Sends at once what it is to start.
+class OneAfterAnother final : public s3::HttpBatch {
+ public:
+  explicit OneAfterAnother(s3::HttpClient& client) : client_(client) {}
+
+  void Start(size_t id, HttpRequest request, HttpResponse& response) override {
+    finished_.push_back({id, client_.Perform(request, response)});
+  }
+  std::optional<Finished> Wait(absl::Duration /*timeout*/) override {
+    if (finished_.empty()) return std::nullopt;
+    Finished first = std::move(finished_.front());
+    finished_.pop_front();
+    return first;
+  }
+
+ private:
+  s3::HttpClient& client_;
+  std::deque<Finished> finished_;
+};
+
 // A client whose requests go to a store in memory. On their way they are delayed, lost, repeated,
 // answered with errors, or arrive after the client has given up. The store must outlive it.
 class SimulatedClient final : public s3::HttpClient {
@@ -125,6 +146,9 @@ class SimulatedClient final : public s3::HttpClient {
       Journal::Get().Note(absl::StrCat(what, " = ", reply.status));
     }
     return absl::OkStatus();
+  }
+  std::unique_ptr<s3::HttpBatch> NewBatch() override {
+    return std::make_unique<OneAfterAnother>(*this);
   }
 
  private:
