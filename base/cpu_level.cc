@@ -4,11 +4,7 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <optional>
-#include <string_view>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
 

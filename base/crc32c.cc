@@ -4,11 +4,7 @@
 #include "base/crc32c.h"
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <span>
-#include <string_view>
 
 // Per-target code comes first: the code after it is compiled once.
 #undef HWY_TARGET_INCLUDE

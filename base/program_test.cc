@@ -12,7 +12,6 @@
 #include <functional>
 #include <new>
 #include <string>
-#include <utility>
 
 #include "base/files.h"
 #include "base/no_memory.h"

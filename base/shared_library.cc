@@ -8,12 +8,8 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

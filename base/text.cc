@@ -1,10 +1,6 @@
 #include "base/text.h"
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_format.h"
 

@@ -11,12 +11,9 @@
 #include <chrono>
 #include <new>
 #include <system_error>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/mutex.h"

@@ -4,17 +4,11 @@
 #include <glog/logging.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <limits>
-#include <memory>
-#include <string>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "tensor/device_runtime.h"
 
 namespace tessera {
 namespace {

@@ -3,19 +3,11 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <string>
-#include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "base/mutex.h"
 #include "base/status_macros.h"
-#include "tensor/device_runtime.h"
 
 namespace tessera {
 

@@ -12,10 +12,7 @@
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "tensor/device.h"
-#include "tensor/device_runtime.h"
 #include "tensor/memory.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

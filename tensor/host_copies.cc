@@ -3,15 +3,10 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
-#include <memory>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/status_macros.h"
-#include "tensor/device.h"
 
 namespace tessera {
 

@@ -7,13 +7,10 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <map>
-#include <memory>
-#include <string_view>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"

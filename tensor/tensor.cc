@@ -2,11 +2,8 @@
 
 #include <glog/logging.h>
 
-#include <cstdint>
 #include <utility>
-#include <vector>
 
-#include "layout/dtype.h"
 #include "tensor/memory.h"
 
 namespace tessera {

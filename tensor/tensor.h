@@ -1,7 +1,6 @@
 #ifndef TESSERA_TENSOR_TENSOR_H_
 #define TESSERA_TENSOR_TENSOR_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -1,10 +1,6 @@
 #include "base/page/page.h"
 
 #include <cstddef>
-#include <string>
-#include <string_view>
-
-#include "nlohmann/json.hpp"
 
 namespace tessera {
 

@@ -1,17 +1,10 @@
 #include "tensor/testing/fake_device_runtime.h"
 
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <memory>
 #include <string>
-#include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/mutex.h"
 #include "base/status_macros.h"
 
 namespace tessera {

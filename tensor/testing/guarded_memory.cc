@@ -4,8 +4,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 
 #include "base/checked_math.h"
 #include "base/memory.h"

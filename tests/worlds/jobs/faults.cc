@@ -1,7 +1,5 @@
 #include "tests/worlds/jobs/faults.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"

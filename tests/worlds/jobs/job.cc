@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "tests/worlds/jobs/faults.h"
-#include "tests/worlds/jobs/model.h"
 #include "tests/worlds/jobs/scheduler.h"
 
 namespace tessera::simulation {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/thread_process_group.h"
 #include "tests/worlds/jobs/model.h"

@@ -16,7 +16,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "checkpoint/include/manifest.pb.h"
-#include "tests/worlds/jobs/faults.h"
 #include "tests/worlds/jobs/scheduler.h"
 #include "tests/worlds/jobs/world.h"
 

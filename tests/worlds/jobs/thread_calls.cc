@@ -15,7 +15,6 @@
 #include <random>
 
 #include "absl/base/config.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "tests/worlds/jobs/scheduler.h"
 

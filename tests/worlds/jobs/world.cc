@@ -5,15 +5,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/scan/verify.h"
 #include "tests/worlds/jobs/faults.h"
-#include "tests/worlds/jobs/model.h"
 #include "tests/worlds/jobs/scheduler.h"
-#include "tests/worlds/jobs/site.h"
 
 namespace tessera::simulation {
 namespace {

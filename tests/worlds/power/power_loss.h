@@ -10,7 +10,6 @@
 // directory, each independent of all others. Everything else may be lost or not, contents also in
 // part.
 
-#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
