@@ -11,10 +11,10 @@
 #include "absl/strings/str_format.h"
 #include "base/byte_order.h"
 #include "base/crc32c.h"
+#include "base/parse_cost.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/parse_cost.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -1,4 +1,4 @@
-#include "checkpoint/format/parse_cost.h"
+#include "base/parse_cost.h"
 
 #include <google/protobuf/stubs/logging.h>
 

@@ -15,11 +15,11 @@
 #include "absl/strings/str_join.h"
 #include "base/byte_order.h"
 #include "base/crc32c.h"
+#include "base/parse_cost.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/parse_cost.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {

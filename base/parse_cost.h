@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_FORMAT_PARSE_COST_H_
-#define TESSERA_CHECKPOINT_FORMAT_PARSE_COST_H_
+#ifndef TESSERA_BASE_PARSE_COST_H_
+#define TESSERA_BASE_PARSE_COST_H_
 
 #include <google/protobuf/descriptor.h>
 
@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-namespace tessera::ckpt {
+namespace tessera {
 
 // Returns an upper bound of the memory, in bytes, that a message of this type takes once it is
 // parsed from `payload`; nullopt if `payload` is not a message. Counts the elements on the wire
@@ -16,6 +16,6 @@ namespace tessera::ckpt {
 std::optional<uint64_t> ParseCost(const google::protobuf::Descriptor& type,
                                   std::string_view payload, uint64_t limit);
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
 
-#endif  // TESSERA_CHECKPOINT_FORMAT_PARSE_COST_H_
+#endif  // TESSERA_BASE_PARSE_COST_H_

@@ -1,14 +1,13 @@
-#include "checkpoint/format/parse_cost.h"
+#include "base/parse_cost.h"
 
 #include <google/protobuf/message.h>
 
 #include <algorithm>
 #include <bit>
 #include <map>
-#include <optional>
 #include <vector>
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 using google::protobuf::Descriptor;
@@ -242,4 +241,4 @@ std::optional<uint64_t> ParseCost(const Descriptor& type, std::string_view paylo
   return counter.cost();
 }
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
