@@ -4,13 +4,13 @@
 #include <emmintrin.h>
 #endif
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
+#include <iterator>
 
 #include "checkpoint/elements/strided.h"
-#include "layout/dtype.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -161,41 +161,27 @@ CopyElements FindSameSize(size_t element_bytes) {
   }
 }
 
-template <typename From>
-CopyElements FindFrom(DType to) {
-  switch (to) {
-    case DType::kF64:
-      if constexpr (std::is_same_v<From, double>)
-        return nullptr;
-      else
-        return ConvertElements<From, double>;
-    case DType::kF32:
-      return ConvertElements<From, float>;
-    case DType::kF16:
-      return ConvertElements<From, F16Bits>;
-    case DType::kBF16:
-      return ConvertElements<From, Bf16>;
-    default:
-      return nullptr;
-  }
-}
+constexpr DType kFloats[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+
+// By the positions of both dtypes in kFloats.
+constexpr CopyElements kConversions[4][4] = {
+    {nullptr, ConvertElements<double, float>, ConvertElements<double, F16Bits>,
+     ConvertElements<double, Bf16>},
+    {ConvertElements<float, double>, nullptr, ConvertElements<float, F16Bits>,
+     ConvertElements<float, Bf16>},
+    {ConvertElements<F16Bits, double>, ConvertElements<F16Bits, float>, nullptr,
+     ConvertElements<F16Bits, Bf16>},
+    {ConvertElements<Bf16, double>, ConvertElements<Bf16, float>, ConvertElements<Bf16, F16Bits>,
+     nullptr},
+};
 
 }  // namespace
 
 CopyElements FindCopy(DType from, DType to) {
   if (from == to) return FindSameSize(ElementSize(from));
-  switch (from) {
-    case DType::kF64:
-      return FindFrom<double>(to);
-    case DType::kF32:
-      return FindFrom<float>(to);
-    case DType::kF16:
-      return FindFrom<F16Bits>(to);
-    case DType::kBF16:
-      return FindFrom<Bf16>(to);
-    default:
-      return nullptr;
-  }
+  const auto row = std::ranges::find(kFloats, from) - kFloats;
+  const auto column = std::ranges::find(kFloats, to) - kFloats;
+  return std::max(row, column) < std::ssize(kFloats) ? kConversions[row][column] : nullptr;
 }
 
 }  // namespace tessera::ckpt
