@@ -3,13 +3,13 @@
 
 // A process group whose ranks are threads of one process, for tests and examples.
 
-#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "checkpoint/include/process_group.h"
@@ -32,36 +33,31 @@ class ThreadGroupHub {
   explicit ThreadGroupHub(int size) : size_(size) {}
   int size() const { return size_; }
 
-  // Leaves a message for operation number `operation`, and waits for the messages of all ranks or
-  // of rank 0 alone.
+  // Leaves a message for operation number `operation`, and returns the messages of these ranks when
+  // they have left theirs.
   absl::StatusOr<std::vector<std::string>> Exchange(int64_t operation, int rank,
-                                                    std::string_view message, bool wait_for_all,
-                                                    bool wait_for_rank_0, absl::Duration deadline) {
+                                                    std::string_view message,
+                                                    const std::vector<int>& awaited,
+                                                    absl::Duration deadline) {
     MutexLock lock(&mutex_);
     Operation& state = operations_[operation];
-    state.messages.resize(size_);
-    state.arrived.resize(size_);
-    state.messages[rank] = std::string(message);
-    state.arrived[rank] = true;
+    state.messages.try_emplace(rank, message);
     arrival_.NotifyAll();
+    std::vector<int> missing;
     const auto complete = [&] {
-      if (wait_for_rank_0 && !state.arrived[0]) return false;
-      return !wait_for_all ||
-             std::find(state.arrived.begin(), state.arrived.end(), false) == state.arrived.end();
+      missing = awaited;
+      std::erase_if(missing, [&](int r) { return state.messages.contains(r); });
+      return missing.empty();
     };
     const auto until = Until(deadline);
     bool in_time = true;
     while (in_time && !complete()) in_time = arrival_.WaitUntil(&mutex_, until);
     if (!complete()) {
-      std::string missing;
-      for (int r = 0; r < size_; ++r) {
-        if (!state.arrived[r]) absl::StrAppend(&missing, missing.empty() ? "" : ", ", r);
-      }
-      return absl::DeadlineExceededError(absl::StrCat("missing ranks: ", missing));
+      return absl::DeadlineExceededError(
+          absl::StrCat("missing ranks: ", absl::StrJoin(missing, ", ")));
     }
     std::vector<std::string> seen;
-    if (wait_for_all) seen = state.messages;
-    if (wait_for_rank_0) seen = {state.messages[0]};
+    for (const int r : awaited) seen.push_back(state.messages[r]);
     if (++state.left == size_) operations_.erase(operation);
     return seen;
   }
@@ -114,9 +110,8 @@ class ThreadGroupHub {
 
  private:
   struct Operation {
-    std::vector<std::string> messages;
-    std::vector<bool> arrived;
-    int left = 0;  // ranks that no longer need it
+    std::map<int, std::string> messages;  // by rank
+    int left = 0;                         // ranks that no longer need it
   };
   struct Queue {
     std::deque<std::shared_ptr<Side>> sends, receives;
@@ -140,11 +135,13 @@ class ThreadProcessGroup final : public ProcessGroup {
   int size() const override { return hub_.size(); }
   absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
                                                   absl::Duration deadline) override {
-    return hub_.Exchange(next_++, rank_, mine, rank_ == 0, false, deadline);
+    std::vector<int> awaited(rank_ == 0 ? size() : 0);
+    std::iota(awaited.begin(), awaited.end(), 0);
+    return hub_.Exchange(next_++, rank_, mine, awaited, deadline);
   }
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
                                         absl::Duration deadline) override {
-    auto seen = hub_.Exchange(next_++, rank_, from_rank_0, false, true, deadline);
+    auto seen = hub_.Exchange(next_++, rank_, from_rank_0, {0}, deadline);
     if (!seen.ok()) return seen.status();
     return std::move((*seen)[0]);
   }
