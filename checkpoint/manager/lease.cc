@@ -22,7 +22,6 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
-#include "checkpoint/include/folder_lock.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -111,29 +110,148 @@ class Lease final : public FolderLock {
   ~Lease() override;
 
   // Makes the lease this object's; FailedPrecondition while another holder is alive.
-  absl::Status Take();
+  absl::Status Take() {
+    std::string seen;
+    Clock::time_point since;
+    bool said = false;
+    for (int versions = 0;; absl::SleepFor(options_.lease_period / kPolls)) {
+      const absl::StatusOr<VersionedContents> found = storage_->Read(kLeaseName, kMaxLeaseBytes);
+      if (!found.ok() && !absl::IsNotFound(found.status())) return found.status();
+      const std::string version = found.ok() ? found->version : "";
+      Fields fields = ParseFields(found.ok() ? found->contents : "state free");
+      if (version != seen || versions == 0) {
+        seen = version;
+        since = Clock::now();
+        ++versions;
+      }
+      const absl::Duration unchanged = absl::FromChrono(Clock::now() - since);
+      const absl::Duration period = PeriodOf(fields, options_.lease_period);
+      if (fields["state"] == "free" || unchanged >= period || IsKnownToBeDead(fields["process"])) {
+        const absl::Status written = Write(version, "held");
+        // Another one was faster.
+        if (absl::IsAlreadyExists(written) || absl::IsAborted(written)) continue;
+        return written;
+      }
+      if (options_.wait <= absl::ZeroDuration() || versions > kChangesOfTheLiving) {
+        return InUse(fields);
+      }
+      if (!std::exchange(said, true) && options_.on_wait) {
+        options_.on_wait(absl::StrCat("waiting up to ", absl::FormatDuration(period),
+                                      " to see whether another job still saves to ",
+                                      storage_->Describe(""), " (",
+                                      absl::CHexEscape(fields["holder"]), ")"));
+      }
+    }
+  }
+
   // Proves that the lease can be replaced; deletes it where it cannot, so that no other job waits
   // for its end.
-  absl::Status CheckConditions();
+  absl::Status CheckConditions() {
+    const absl::Status replaced = Write(version_, "held");
+    if (absl::IsAborted(replaced)) return absl::OkStatus();  // which the next renewal finds, too
+    if (absl::IsUnimplemented(replaced)) storage_->Delete(kLeaseName).IgnoreError();
+    return replaced;
+  }
+
   // Takes one of these steps again where the store refuses it, which may pass: as rights that are
   // not known everywhere yet, or keys that were just replaced.
-  absl::Status Patiently(absl::Status (Lease::*step)());
-  absl::Status StartRenewing();
+  absl::Status Patiently(absl::Status (Lease::*step)()) {
+    for (int refusals = 1;; ++refusals) {
+      const absl::Status status = (this->*step)();
+      if (!absl::IsPermissionDenied(status) || refusals >= kRefusals) return status;
+      absl::SleepFor(options_.lease_period / kPolls);
+    }
+  }
+
+  absl::Status StartRenewing() {
+    TESSERA_ASSIGN_OR_RETURN(thread_, StartThread([this] { Work(); }));
+    return absl::OkStatus();
+  }
 
   absl::Status Check() const override {
     const MutexLock lock(&mutex_);
     return lost_;
   }
-  absl::Status Confirm() override;
+
+  absl::Status Confirm() override {
+    TESSERA_RETURN_IF_ERROR(Check());
+    MutexLock writing(&writing_);
+    const bool is_fresh =
+        Clock::now() - written_ < absl::ToChronoMilliseconds(options_.lease_period);
+    writing.Unlock();
+    return is_fresh ? absl::OkStatus() : Renew();
+  }
+
   void Abandon() override { storage_->Abandon(); }
 
  private:
-  std::string Contents(const char* state);
+  std::string Contents(const char* state) {
+    return absl::StrCat("state ", state, "\nholder ", HostName(), ", pid ", getpid(), ", attempt ",
+                        attempt_, "\nprocess ", ProcessIdentity(getpid()), "\nperiod_ms ",
+                        absl::ToInt64Milliseconds(options_.lease_period), "\nrenewal ",
+                        RandomName(), RandomName(), "\n");
+  }
+
   // Replaces this version, or creates the object if it is empty, and remembers the new one.
-  absl::Status Write(const std::string& version, const char* state);
-  absl::Status InUse(Fields& fields) const;
-  absl::Status Renew() ABSL_LOCKS_EXCLUDED(mutex_);
-  void Work();
+  absl::Status Write(const std::string& version, const char* state) {
+    // Counted from before: what the watcher sees is younger.
+    const Clock::time_point now = Clock::now();
+    TESSERA_ASSIGN_OR_RETURN(version_,
+                             storage_->Write(kLeaseName, Contents(state), {.version = version}));
+    written_ = now;
+    return absl::OkStatus();
+  }
+
+  absl::Status InUse(Fields& fields) const {
+    return absl::FailedPreconditionError(absl::StrCat(storage_->Describe(""),
+                                                      " is in use: another job saves there (",
+                                                      absl::CHexEscape(fields["holder"]), ")"));
+  }
+
+  absl::Status Renew() ABSL_LOCKS_EXCLUDED(mutex_) {
+    const MutexLock writing(&writing_);
+    TESSERA_RETURN_IF_ERROR(Check());
+    absl::Status status = Write(version_, "held");
+    if (!absl::IsAborted(status)) return status;
+    absl::StatusOr<VersionedContents> found = storage_->Read(kLeaseName, kMaxLeaseBytes);
+    if (absl::IsNotFound(found.status())) {  // another program deleted it
+      status = Write("", "held");
+      if (!absl::IsAlreadyExists(status)) return status;
+      found = storage_->Read(kLeaseName, kMaxLeaseBytes);
+    }
+    Fields fields = ParseFields(found.ok() ? found->contents : "");
+    status = absl::FailedPreconditionError(
+        absl::StrCat("another job has taken over ", storage_->Describe(""), " (",
+                     absl::CHexEscape(fields["holder"]),
+                     "): this one saves no more there; end one "
+                     "of them, or let them save to different places"));
+    const MutexLock lock(&mutex_);
+    lost_ = status;
+    return status;
+  }
+
+  void Work() {
+    const auto pause = absl::ToChronoMilliseconds(options_.lease_period / kRenewals);
+    MutexLock lock(&mutex_);
+    while (!stop_ && lost_.ok()) {
+      const Clock::time_point next = Clock::now() + pause;
+      while (!stop_ && changed_.WaitUntil(&mutex_, next)) {
+      }
+      if (stop_) break;
+      lock.Unlock();
+      Renew().IgnoreError();  // what passes is tried again
+      lock.Lock();
+    }
+    const bool is_held = lost_.ok();
+    lock.Unlock();
+    if (is_held) {
+      const MutexLock writing(&writing_);
+      Write(version_, "free").IgnoreError();
+    }
+    lock.Lock();
+    stopped_ = true;
+    changed_.NotifyAll();
+  }
 
   const std::unique_ptr<Storage> storage_;
   const Options options_;
@@ -150,135 +268,6 @@ class Lease final : public FolderLock {
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
-
-std::string Lease::Contents(const char* state) {
-  return absl::StrCat("state ", state, "\nholder ", HostName(), ", pid ", getpid(), ", attempt ",
-                      attempt_, "\nprocess ", ProcessIdentity(getpid()), "\nperiod_ms ",
-                      absl::ToInt64Milliseconds(options_.lease_period), "\nrenewal ", RandomName(),
-                      RandomName(), "\n");
-}
-
-absl::Status Lease::Write(const std::string& version, const char* state) {
-  // Counted from before: what the watcher sees is younger.
-  const Clock::time_point now = Clock::now();
-  TESSERA_ASSIGN_OR_RETURN(version_,
-                           storage_->Write(kLeaseName, Contents(state), {.version = version}));
-  written_ = now;
-  return absl::OkStatus();
-}
-
-absl::Status Lease::InUse(Fields& fields) const {
-  return absl::FailedPreconditionError(absl::StrCat(storage_->Describe(""),
-                                                    " is in use: another job saves there (",
-                                                    absl::CHexEscape(fields["holder"]), ")"));
-}
-
-absl::Status Lease::Take() {
-  std::string seen;
-  Clock::time_point since;
-  bool said = false;
-  for (int versions = 0;; absl::SleepFor(options_.lease_period / kPolls)) {
-    const absl::StatusOr<VersionedContents> found = storage_->Read(kLeaseName, kMaxLeaseBytes);
-    if (!found.ok() && !absl::IsNotFound(found.status())) return found.status();
-    const std::string version = found.ok() ? found->version : "";
-    Fields fields = ParseFields(found.ok() ? found->contents : "state free");
-    if (version != seen || versions == 0) {
-      seen = version;
-      since = Clock::now();
-      ++versions;
-    }
-    const absl::Duration unchanged = absl::FromChrono(Clock::now() - since);
-    const absl::Duration period = PeriodOf(fields, options_.lease_period);
-    if (fields["state"] == "free" || unchanged >= period || IsKnownToBeDead(fields["process"])) {
-      const absl::Status written = Write(version, "held");
-      // Another one was faster.
-      if (absl::IsAlreadyExists(written) || absl::IsAborted(written)) continue;
-      return written;
-    }
-    if (options_.wait <= absl::ZeroDuration() || versions > kChangesOfTheLiving) {
-      return InUse(fields);
-    }
-    if (!std::exchange(said, true) && options_.on_wait) {
-      options_.on_wait(absl::StrCat("waiting up to ", absl::FormatDuration(period),
-                                    " to see whether another job still saves to ",
-                                    storage_->Describe(""), " (",
-                                    absl::CHexEscape(fields["holder"]), ")"));
-    }
-  }
-}
-
-absl::Status Lease::CheckConditions() {
-  const absl::Status replaced = Write(version_, "held");
-  if (absl::IsAborted(replaced)) return absl::OkStatus();  // which the next renewal finds, too
-  if (absl::IsUnimplemented(replaced)) storage_->Delete(kLeaseName).IgnoreError();
-  return replaced;
-}
-
-absl::Status Lease::Patiently(absl::Status (Lease::*step)()) {
-  for (int refusals = 1;; ++refusals) {
-    const absl::Status status = (this->*step)();
-    if (!absl::IsPermissionDenied(status) || refusals >= kRefusals) return status;
-    absl::SleepFor(options_.lease_period / kPolls);
-  }
-}
-
-absl::Status Lease::StartRenewing() {
-  TESSERA_ASSIGN_OR_RETURN(thread_, StartThread([this] { Work(); }));
-  return absl::OkStatus();
-}
-
-absl::Status Lease::Renew() {
-  const MutexLock writing(&writing_);
-  TESSERA_RETURN_IF_ERROR(Check());
-  absl::Status status = Write(version_, "held");
-  if (!absl::IsAborted(status)) return status;
-  absl::StatusOr<VersionedContents> found = storage_->Read(kLeaseName, kMaxLeaseBytes);
-  if (absl::IsNotFound(found.status())) {  // another program deleted it
-    status = Write("", "held");
-    if (!absl::IsAlreadyExists(status)) return status;
-    found = storage_->Read(kLeaseName, kMaxLeaseBytes);
-  }
-  Fields fields = ParseFields(found.ok() ? found->contents : "");
-  status = absl::FailedPreconditionError(
-      absl::StrCat("another job has taken over ", storage_->Describe(""), " (",
-                   absl::CHexEscape(fields["holder"]),
-                   "): this one saves no more there; end one "
-                   "of them, or let them save to different places"));
-  const MutexLock lock(&mutex_);
-  lost_ = status;
-  return status;
-}
-
-absl::Status Lease::Confirm() {
-  TESSERA_RETURN_IF_ERROR(Check());
-  MutexLock writing(&writing_);
-  const bool is_fresh = Clock::now() - written_ < absl::ToChronoMilliseconds(options_.lease_period);
-  writing.Unlock();
-  return is_fresh ? absl::OkStatus() : Renew();
-}
-
-void Lease::Work() {
-  const auto pause = absl::ToChronoMilliseconds(options_.lease_period / kRenewals);
-  MutexLock lock(&mutex_);
-  while (!stop_ && lost_.ok()) {
-    const Clock::time_point next = Clock::now() + pause;
-    while (!stop_ && changed_.WaitUntil(&mutex_, next)) {
-    }
-    if (stop_) break;
-    lock.Unlock();
-    Renew().IgnoreError();  // what passes is tried again
-    lock.Lock();
-  }
-  const bool is_held = lost_.ok();
-  lock.Unlock();
-  if (is_held) {
-    const MutexLock writing(&writing_);
-    Write(version_, "free").IgnoreError();
-  }
-  lock.Lock();
-  stopped_ = true;
-  changed_.NotifyAll();
-}
 
 Lease::~Lease() {
   if (!thread_.joinable()) return;
