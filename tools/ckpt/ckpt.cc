@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -176,7 +178,7 @@ Writes the checkpoint at PATH, of any topology or another framework's, in anothe
 struct Command {
   std::string_view name;
   size_t paths;
-  int (*run)(const CommandOptions&, const CommandOutput&);
+  absl::StatusOr<int> (*run)(const CommandOptions&, const CommandOutput&);
   std::string_view help;
 };
 
@@ -252,143 +254,77 @@ std::string ParseDType(std::string_view text, DType& out) {
   return "expected f32, bf16 or f16";
 }
 
-std::string ParseKey(std::string_view text, CommandOptions& options) {
-  options.key = text;
-  return text.empty() ? "expected the path of a key" : "";
-}
-
-std::string ParseOverwrite(std::string_view, CommandOptions& options) {
-  options.overwrite = true;
-  return "";
-}
-
-// A flag of one command, or of all commands if that is empty.
+// A flag of one command, or of all commands if that is empty. It switches something on, or takes a
+// value: a text, or what a function parses, which returns a problem or "".
 struct Flag {
+  using Parse = std::function<std::string(std::string_view value)>;
   std::string_view command;
   std::string_view name;
-  bool takes_value;
-  std::string (*parse)(std::string_view value, CommandOptions& options);  // empty: valid
+  std::variant<bool*, std::string*, Parse> target;
+  const char* expected = nullptr;  // of a text that may not be empty
 };
 
-constexpr Flag kFlags[] = {
-    {"", "--json", false,
-     [](std::string_view, CommandOptions& o) {
-       o.json = true;
-       return std::string();
-     }},
-    {"", "--threads", true,
-     [](std::string_view v, CommandOptions& o) { return ParseNumber(v, 1, 1024, o.threads); }},
-    {"", "--s3-endpoint", true,
-     [](std::string_view v, CommandOptions& o) {
-       o.source.stores.s3_endpoint = v;
-       return std::string();
-     }},
-    {"", "--from", true,
-     [](std::string_view v, CommandOptions& o) {
-       o.source.format = v;
-       return std::string();
-     }},
-    {"", "--parameter-to-structured-name", true,
-     [](std::string_view v, CommandOptions& o) {
-       o.source.parameter_names_file = v;
-       return std::string(v.empty() ? "expected a file" : "");
-     }},
-    {"verify", "--all", false,
-     [](std::string_view, CommandOptions& o) {
-       o.all = true;
-       return std::string();
-     }},
-    {"verify", "--digests", false,
-     [](std::string_view, CommandOptions& o) {
-       o.digests = true;
-       return std::string();
-     }},
-    {"diff", "--data", false,
-     [](std::string_view, CommandOptions& o) {
-       o.data = true;
-       return std::string();
-     }},
-    {"inspect", "--html", true,
-     [](std::string_view v, CommandOptions& o) {
-       o.html = v;
-       return std::string(v.empty() ? "expected a file" : "");
-     }},
-    {"inspect", "--diff", true,
-     [](std::string_view v, CommandOptions& o) {
-       o.other = v;
-       return std::string(v.empty() ? "expected a checkpoint" : "");
-     }},
-    {"verify", "--key", true, ParseKey},
-    {"sign", "--key", true, ParseKey},
-    {"seal", "--overwrite", false, ParseOverwrite},
-    {"sign", "--overwrite", false, ParseOverwrite},
-    {"reshard", "--dry-run", false,
-     [](std::string_view, CommandOptions& o) {
-       o.reshard.dry_run = true;
-       return std::string();
-     }},
-    {"reshard", "--topology", true,
-     [](std::string_view v, CommandOptions& o) {
-       o.reshard.topology = v;
-       return std::string();
-     }},
-    {"reshard", "--memory", true,
-     [](std::string_view v, CommandOptions& o) {
-       return ParseSize(v, o.reshard.memory_bytes.emplace());
-     }},
-    {"convert", "--topology", true,
-     [](std::string_view v, CommandOptions& o) {
-       o.reshard.topology = v;
-       return std::string();
-     }},
-    {"convert", "--memory", true,
-     [](std::string_view v, CommandOptions& o) {
-       return ParseSize(v, o.reshard.memory_bytes.emplace());
-     }},
-    {"convert", "--ckpt-step", true,
-     [](std::string_view v, CommandOptions& o) {
-       int64_t step = 0;
-       std::string problem = ParseNumber<int64_t>(v, 0, kMaxTrainerCount, step);
-       if (problem.empty()) o.source.step = step;
-       return problem;
-     }},
-    {"convert", "--to", true,
-     [](std::string_view v, CommandOptions& o) {
-       o.convert.format = v;
-       return std::string();
-     }},
-    {"convert", "--dtype", true,
-     [](std::string_view v, CommandOptions& o) { return ParseDType(v, o.convert.dtype); }},
-    {"convert", "--weights-only", false,
-     [](std::string_view, CommandOptions& o) {
-       o.convert.weights_only = true;
-       return std::string();
-     }},
-    {"convert", "--tokenizer", true,
-     [](std::string_view v, CommandOptions& o) {
-       o.convert.tokenizer = v;
-       return std::string(v.empty() ? "expected a path" : "");
-     }},
-    {"convert", "--max-file-size", true,
-     [](std::string_view v, CommandOptions& o) { return ParseSize(v, o.convert.max_file_bytes); }},
-    {"reshard", "--split", true, ParseSplit},
-    {"reshard", "--virtual-shards", true,
-     [](std::string_view v, CommandOptions& o) {
-       return ParseNumber(v, 1, 1 << 20, o.reshard.layout.virtual_shards);
-     }},
-};
+std::vector<Flag> FlagsOf(CommandOptions& o) {
+  using V = std::string_view;
+  const Flag::Parse memory = [&](V v) { return ParseSize(v, o.reshard.memory_bytes.emplace()); };
+  return {
+      {"", "--json", &o.json},
+      {"", "--threads", [&](V v) { return ParseNumber(v, 1, 1024, o.threads); }},
+      {"", "--s3-endpoint", &o.source.stores.s3_endpoint},
+      {"", "--from", &o.source.format},
+      {"", "--parameter-to-structured-name", &o.source.parameter_names_file, "a file"},
+      {"verify", "--all", &o.all},
+      {"verify", "--digests", &o.digests},
+      {"verify", "--key", &o.key, "the path of a key"},
+      {"diff", "--data", &o.data},
+      {"inspect", "--html", &o.html, "a file"},
+      {"inspect", "--diff", &o.other, "a checkpoint"},
+      {"seal", "--overwrite", &o.overwrite},
+      {"sign", "--overwrite", &o.overwrite},
+      {"sign", "--key", &o.key, "the path of a key"},
+      {"reshard", "--dry-run", &o.reshard.dry_run},
+      {"reshard", "--topology", &o.reshard.topology},
+      {"reshard", "--memory", memory},
+      {"reshard", "--split", [&](V v) { return ParseSplit(v, o); }},
+      {"reshard", "--virtual-shards",
+       [&](V v) { return ParseNumber(v, 1, 1 << 20, o.reshard.layout.virtual_shards); }},
+      {"convert", "--topology", &o.reshard.topology},
+      {"convert", "--memory", memory},
+      {"convert", "--ckpt-step",
+       [&](V v) { return ParseNumber<int64_t>(v, 0, kMaxTrainerCount, o.source.step.emplace()); }},
+      {"convert", "--to", &o.convert.format},
+      {"convert", "--dtype", [&](V v) { return ParseDType(v, o.convert.dtype); }},
+      {"convert", "--weights-only", &o.convert.weights_only},
+      {"convert", "--tokenizer", &o.convert.tokenizer, "a path"},
+      {"convert", "--max-file-size", [&](V v) { return ParseSize(v, o.convert.max_file_bytes); }},
+  };
+}
+
+// Sets what the flag is for. Returns a problem, or "".
+std::string SetFlag(const Flag& flag, std::string_view value) {
+  if (bool* const* on = std::get_if<bool*>(&flag.target)) {
+    **on = true;
+  } else if (std::string* const* text = std::get_if<std::string*>(&flag.target)) {
+    **text = value;
+    if (value.empty() && flag.expected != nullptr) return absl::StrCat("expected ", flag.expected);
+  } else {
+    return std::get<Flag::Parse>(flag.target)(value);
+  }
+  return "";
+}
 
 // Empty if the flag exists and applies to the command.
 std::string ParseFlag(std::string_view command, const std::string& text, CommandOptions& options) {
   const size_t equals = text.find('=');
   const std::string_view name = std::string_view(text).substr(0, equals);
-  for (const Flag& flag : kFlags) {
+  for (const Flag& flag : FlagsOf(options)) {
     if (flag.name != name || (!flag.command.empty() && flag.command != command)) continue;
-    if (flag.takes_value != (equals != std::string::npos)) {
-      return std::string(name) + (flag.takes_value ? " needs a value" : " takes no value");
+    const bool takes_value = !std::holds_alternative<bool*>(flag.target);
+    if (takes_value != (equals != std::string::npos)) {
+      return std::string(name) + (takes_value ? " needs a value" : " takes no value");
     }
     const std::string problem =
-        flag.parse(flag.takes_value ? std::string_view(text).substr(equals + 1) : "", options);
+        SetFlag(flag, takes_value ? std::string_view(text).substr(equals + 1) : "");
     return problem.empty() ? problem : absl::StrCat(text, ": ", problem);
   }
   return std::string(command) + " has no flag " + text;
@@ -413,9 +349,15 @@ std::string CompleteConvert(CommandOptions& options) {
 }
 
 int Run(const std::vector<std::string>& arguments, const CommandOutput& output) {
-  const auto usage = [&](const std::string& problem) {
+  // Why a command ends without a result: "ckpt ls: ..." and, with --json, {"error": "..."}.
+  const auto report = [&](std::string_view who, const std::string& problem) {
     const bool json = std::ranges::find(arguments, "--json") != arguments.end();
-    return Fail(output, json, "ckpt", problem + "; see ckpt --help", kExitUsage);
+    output.err << who << ": " << problem << "\n";
+    if (json) PrintJson({{"error", problem}}, output.out);
+  };
+  const auto usage = [&](const std::string& problem) {
+    report("ckpt", problem + "; see ckpt --help");
+    return kExitUsage;
   };
   const auto is_help = [](const std::string& argument) {
     return argument == "--help" || argument == "-h" || argument == "help";
@@ -467,7 +409,10 @@ int Run(const std::vector<std::string>& arguments, const CommandOutput& output) 
     const std::string problem = CompleteConvert(options);
     if (!problem.empty()) return usage(problem);
   }
-  return command->run(options, output);
+  const absl::StatusOr<int> exit_code = command->run(options, output);
+  if (exit_code.ok()) return *exit_code;
+  report(absl::StrCat("ckpt ", name), std::string(exit_code.status().message()));
+  return absl::IsDataLoss(exit_code.status()) ? kExitDifferent : kExitUsage;
 }
 
 }  // namespace

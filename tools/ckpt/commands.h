@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "layout/dtype.h"
 #include "operations/named_checkpoint.h"
@@ -59,14 +60,15 @@ struct CommandOutput {
   std::ostream* progress;
 };
 
-int RunLs(const CommandOptions& options, const CommandOutput& output);
-int RunInspect(const CommandOptions& options, const CommandOutput& output);
-int RunVerify(const CommandOptions& options, const CommandOutput& output);
-int RunDiff(const CommandOptions& options, const CommandOutput& output);
-int RunSeal(const CommandOptions& options, const CommandOutput& output);
-int RunSign(const CommandOptions& options, const CommandOutput& output);
-int RunReshard(const CommandOptions& options, const CommandOutput& output);
-int RunConvert(const CommandOptions& options, const CommandOutput& output);
+// Each returns the exit code, or why it ends without a result.
+absl::StatusOr<int> RunLs(const CommandOptions& options, const CommandOutput& output);
+absl::StatusOr<int> RunInspect(const CommandOptions& options, const CommandOutput& output);
+absl::StatusOr<int> RunVerify(const CommandOptions& options, const CommandOutput& output);
+absl::StatusOr<int> RunDiff(const CommandOptions& options, const CommandOutput& output);
+absl::StatusOr<int> RunSeal(const CommandOptions& options, const CommandOutput& output);
+absl::StatusOr<int> RunSign(const CommandOptions& options, const CommandOutput& output);
+absl::StatusOr<int> RunReshard(const CommandOptions& options, const CommandOutput& output);
+absl::StatusOr<int> RunConvert(const CommandOptions& options, const CommandOutput& output);
 
 // Runs the command. `arguments` do not include the program's name.
 int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output);
@@ -75,8 +77,8 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
 // if that is a name. `head` is the part of the output of `ckpt inspect` before the tensors: lines
 // of a label of twelve characters and a text, or, indented, the continuation of a text. Returns the
 // exit code.
-int WriteInspectPage(const NamedCheckpoint& named, const std::string& head,
-                     const CommandOptions& options, const CommandOutput& output);
+absl::StatusOr<int> WriteInspectPage(const NamedCheckpoint& named, const std::string& head,
+                                     const CommandOptions& options, const CommandOutput& output);
 
 }  // namespace tessera::ckpt
 

@@ -24,7 +24,6 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
   if (!tokenizer_path.empty()) {
     TESSERA_ASSIGN_OR_RETURN(tokenizer, LoadTokenizer(tokenizer_path));
   }
-  ProgressBar bar(output.progress);
   return Export(source, options.paths[1],
                 {.format = options.convert.format,
                  .state = source.foreign_state(),
@@ -35,7 +34,7 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
                  .tokenizer_path = tokenizer_path,
                  .stores = options.source.stores,
                  .io_threads = options.threads,
-                 .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
+                 .progress = ProgressBar(output.progress).callback()});
 }
 
 std::vector<std::string> NotesOf(const convert::WriteForeignReport& report) {
@@ -62,28 +61,23 @@ void PrintConversion(const CommandOptions& options, const NamedCheckpoint& sourc
 
 }  // namespace
 
-int RunConvert(const CommandOptions& options, const CommandOutput& output) {
+absl::StatusOr<int> RunConvert(const CommandOptions& options, const CommandOutput& output) {
   if (options.convert.format == "tessera") return RunReshard(options, output);
-  const auto fail = [&](const absl::Status& status) {
-    return Fail(output, options, "ckpt convert", status);
-  };
-  const auto source = FindCheckpoint(options.paths[0], options.source);
-  if (!source.ok()) return fail(source.status());
-  const auto report = Convert(options, *source, output);
-  if (!report.ok()) return fail(report.status());
+  TESSERA_ASSIGN_OR_RETURN(const auto source, FindCheckpoint(options.paths[0], options.source));
+  TESSERA_ASSIGN_OR_RETURN(const auto report, Convert(options, source, output));
   if (options.json) {
-    PrintJson({{"source", source->Describe()},
+    PrintJson({{"source", source.Describe()},
                {"folder", options.paths[1]},
                {"format", options.convert.format},
-               {"bytes", report->bytes},
-               {"files", report->files},
-               {"tensors", report->tensors},
-               {"digests_compared", report->digests_compared},
-               {"notes", NotesOf(*report)},
-               {"seconds", report->seconds}},
+               {"bytes", report.bytes},
+               {"files", report.files},
+               {"tensors", report.tensors},
+               {"digests_compared", report.digests_compared},
+               {"notes", NotesOf(report)},
+               {"seconds", report.seconds}},
               output.out);
   } else {
-    PrintConversion(options, *source, *report, output.out);
+    PrintConversion(options, source, report, output.out);
   }
   return kExitOk;
 }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status_macros.h"
 #include "operations/named_checkpoint.h"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/report.h"
@@ -47,22 +48,17 @@ void PrintDifferences(const Differences& differences, bool sealed, std::ostream&
 
 }  // namespace
 
-int RunDiff(const CommandOptions& options, const CommandOutput& output) {
-  const auto fail = [&](const absl::Status& status) {
-    return Fail(output, options, "ckpt diff", status);
-  };
-  const auto a = FindCheckpoint(options.paths[0], options.source);
-  if (!a.ok()) return fail(a.status());
-  const auto b = FindCheckpoint(options.paths[1], options.source);
-  if (!b.ok()) return fail(b.status());
-  const auto differences = Diff(*a, *b, {.data = options.data, .threads = options.threads});
-  if (!differences.ok()) return fail(differences.status());
+absl::StatusOr<int> RunDiff(const CommandOptions& options, const CommandOutput& output) {
+  TESSERA_ASSIGN_OR_RETURN(const auto a, FindCheckpoint(options.paths[0], options.source));
+  TESSERA_ASSIGN_OR_RETURN(const auto b, FindCheckpoint(options.paths[1], options.source));
+  TESSERA_ASSIGN_OR_RETURN(const auto differences,
+                           Diff(a, b, {.data = options.data, .threads = options.threads}));
   if (options.json) {
-    PrintJson(ToJson(*differences), output.out);
+    PrintJson(ToJson(differences), output.out);
   } else {
-    PrintDifferences(*differences, a->seal.has_value() || b->seal.has_value(), output.out);
+    PrintDifferences(differences, a.seal.has_value() || b.seal.has_value(), output.out);
   }
-  return differences->none() ? kExitOk : kExitDifferent;
+  return differences.none() ? kExitOk : kExitDifferent;
 }
 
 }  // namespace tessera::ckpt

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
@@ -326,22 +327,18 @@ Json ContentsToJson(const NamedCheckpoint& named) {
 
 }  // namespace
 
-int RunInspect(const CommandOptions& options, const CommandOutput& output) {
-  const auto fail = [&](const absl::Status& status) {
-    return Fail(output, options, "ckpt inspect", status);
-  };
-  const auto named = FindCheckpoint(options.paths[0], options.source);
-  if (!named.ok()) return fail(named.status());
-  if (!named->opened.ok()) return fail(named->opened.status());
+absl::StatusOr<int> RunInspect(const CommandOptions& options, const CommandOutput& output) {
+  TESSERA_ASSIGN_OR_RETURN(const auto named, FindCheckpoint(options.paths[0], options.source));
+  TESSERA_RETURN_IF_ERROR(named.opened.status());
   if (!options.html.empty()) {
     std::ostringstream head;
-    PrintHead(*named, head);
-    return WriteInspectPage(*named, head.str(), options, output);
+    PrintHead(named, head);
+    return WriteInspectPage(named, head.str(), options, output);
   }
   if (options.json) {
-    PrintJson(ContentsToJson(*named), output.out);
+    PrintJson(ContentsToJson(named), output.out);
   } else {
-    PrintContents(*named, output.out);
+    PrintContents(named, output.out);
   }
   return kExitOk;
 }

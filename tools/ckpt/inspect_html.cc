@@ -17,6 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "base/page/page.h"
 #include "base/replace_file.h"
+#include "base/status_macros.h"
 #include "base/units.h"
 #include "base/version.h"
 #include "checkpoint/format/dtype.h"
@@ -452,54 +453,37 @@ void PrintResult(const CommandOptions& options, const CheckpointSurvey& survey,
 
 }  // namespace
 
-int WriteInspectPage(const NamedCheckpoint& named, const std::string& head,
-                     const CommandOptions& options, const CommandOutput& output) {
-  const auto fail = [&](const absl::Status& status) {
-    return Fail(output, options, "ckpt inspect", status);
-  };
+absl::StatusOr<int> WriteInspectPage(const NamedCheckpoint& named, const std::string& head,
+                                     const CommandOptions& options, const CommandOutput& output) {
   // Where it cannot be written, nothing is read first.
   std::error_code error;
   if (std::filesystem::is_directory(options.html, error)) {
-    return Fail(output, options.json, "ckpt inspect", options.html + " is a folder", kExitUsage);
+    return absl::InvalidArgumentError(options.html + " is a folder");
   }
-  auto file = FileReplacement::Create(options.html);
-  if (!file.ok())
-    return Fail(output, options.json, "ckpt inspect", std::string(file.status().message()),
-                kExitUsage);
+  TESSERA_ASSIGN_OR_RETURN(const auto file, FileReplacement::Create(options.html));
   std::optional<NamedCheckpoint> other;
   if (!options.other.empty()) {
-    auto found = FindCheckpoint(options.other, options.source);
-    if (!found.ok()) return fail(found.status());
-    if (!found->opened.ok()) return fail(found->opened.status());
-    other = *std::move(found);
+    TESSERA_ASSIGN_OR_RETURN(other, FindCheckpoint(options.other, options.source));
+    TESSERA_RETURN_IF_ERROR(other->opened.status());
   }
-  absl::StatusOr<CheckpointSurvey> survey;
-  {
-    ProgressBar bar(output.progress);
-    survey = Survey(named,
-                    {.threads = options.threads,
-                     .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
-  }
-  if (!survey.ok()) return fail(survey.status());
+  TESSERA_ASSIGN_OR_RETURN(CheckpointSurvey survey,
+                           Survey(named, {.threads = options.threads,
+                                          .progress = ProgressBar(output.progress).callback()}));
   std::optional<Differences> differences;
   if (other.has_value()) {
-    auto compared = Diff(named, *other, {.distances = true, .threads = options.threads});
-    if (!compared.ok()) return fail(compared.status());
-    differences = *std::move(compared);
-    AddDamagedTensors(named.opened->manifest(), other->opened->manifest(), *survey, *differences);
+    TESSERA_ASSIGN_OR_RETURN(differences,
+                             Diff(named, *other, {.distances = true, .threads = options.threads}));
+    AddDamagedTensors(named.opened->manifest(), other->opened->manifest(), survey, *differences);
   }
   const std::string page =
-      FillPage(kInspectPage, PageData(named, *survey)
+      FillPage(kInspectPage, PageData(named, survey)
                                  .Build(head, other.has_value() ? &*other : nullptr,
                                         differences.has_value() ? &*differences : nullptr));
-  absl::Status written = (*file)->Append(std::as_bytes(std::span(page)));
-  if (written.ok()) written = (*file)->Commit();
-  if (!written.ok()) {
-    return Fail(output, options.json, "ckpt inspect", std::string(written.message()), kExitUsage);
-  }
+  TESSERA_RETURN_IF_ERROR(file->Append(std::as_bytes(std::span(page))));
+  TESSERA_RETURN_IF_ERROR(file->Commit());
   const Differences* const found = differences.has_value() ? &*differences : nullptr;
-  PrintResult(options, *survey, found, page.size(), output.out);
-  return survey->damage.empty() && (found == nullptr || found->none()) ? kExitOk : kExitDifferent;
+  PrintResult(options, survey, found, page.size(), output.out);
+  return survey.damage.empty() && (found == nullptr || found->none()) ? kExitOk : kExitDifferent;
 }
 
 }  // namespace tessera::ckpt

@@ -101,10 +101,6 @@ absl::StatusOr<bool> IsIncompleteSave(Storage& storage) {
       names, [](const std::string& name) { return name.ends_with(".safetensors"); });
 }
 
-}  // namespace
-
-namespace {
-
 // Lists a checkpoint of another framework; NotFound if there is no such checkpoint.
 absl::StatusOr<int> ListForeign(const CommandOptions& options, const CommandOutput& output) {
   TESSERA_ASSIGN_OR_RETURN(const NamedCheckpoint named,
@@ -117,37 +113,28 @@ absl::StatusOr<int> ListForeign(const CommandOptions& options, const CommandOutp
 
 }  // namespace
 
-int RunLs(const CommandOptions& options, const CommandOutput& output) {
-  const auto fail = [&](const absl::Status& status) {
-    return Fail(output, options, "ckpt ls", status);
-  };
+absl::StatusOr<int> RunLs(const CommandOptions& options, const CommandOutput& output) {
   const std::string& path = options.paths[0];
-  if (IsForeignName(path, options.source)) {
-    const absl::StatusOr<int> listed = ListForeign(options, output);
-    return listed.ok() ? *listed : fail(listed.status());
-  }
-  const auto storage = OpenStorage(path, options.source.stores);
-  if (!storage.ok()) return fail(storage.status());
+  if (IsForeignName(path, options.source)) return ListForeign(options, output);
+  TESSERA_ASSIGN_OR_RETURN(const auto storage, OpenStorage(path, options.source.stores));
   std::vector<CheckpointInfo> unreadable;
-  const auto checkpoints = CheckpointFolder(**storage).List(&unreadable);
-  if (!checkpoints.ok()) return fail(checkpoints.status());
-  Listing listing(**storage, output);
+  TESSERA_ASSIGN_OR_RETURN(const auto checkpoints, CheckpointFolder(*storage).List(&unreadable));
+  Listing listing(*storage, output);
   for (const CheckpointInfo& checkpoint : unreadable) listing.AddUnreadable(checkpoint);
-  for (const CheckpointInfo& info : *checkpoints) listing.Add(info);
+  for (const CheckpointInfo& info : checkpoints) listing.Add(info);
   if (listing.empty()) {
-    const auto itself = Checkpoint::Open(**storage, "");
+    const auto itself = Checkpoint::Open(*storage, "");
     if (itself.ok() || absl::IsDataLoss(itself.status())) listing.AddRoot(itself, path);
   }
   if (listing.empty()) {
     const absl::StatusOr<int> listed = ListForeign(options, output);
-    if (!absl::IsNotFound(listed.status())) return listed.ok() ? *listed : fail(listed.status());
+    if (!absl::IsNotFound(listed.status())) return listed;
   }
   if (listing.empty()) {
-    const absl::StatusOr<bool> incomplete = IsIncompleteSave(**storage);
-    if (!incomplete.ok()) return fail(incomplete.status());
-    if (*incomplete) {
-      return fail(absl::NotFoundError(
-          absl::StrCat(path, " is a save that was never completed (no manifest.pb)")));
+    TESSERA_ASSIGN_OR_RETURN(const bool incomplete, IsIncompleteSave(*storage));
+    if (incomplete) {
+      return absl::NotFoundError(
+          absl::StrCat(path, " is a save that was never completed (no manifest.pb)"));
     }
   }
   if (listing.empty() && !options.json) {

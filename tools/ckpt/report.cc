@@ -71,20 +71,6 @@ std::string Proof(const NamedCheckpoint& named, const VerifyReport& report, bool
   return text;
 }
 
-int Fail(const CommandOutput& output, bool json, std::string_view who, std::string_view problem,
-         int exit_code) {
-  output.err << who << ": " << problem << "\n";
-  if (json) PrintJson({{"error", std::string(problem)}}, output.out);
-  return exit_code;
-}
-
-int Fail(const CommandOutput& output, const CommandOptions& options, std::string_view who,
-         const absl::Status& status) {
-  const absl::string_view message = status.message();
-  return Fail(output, options.json, who, {message.data(), message.size()},
-              absl::IsDataLoss(status) ? kExitDifferent : kExitUsage);
-}
-
 PrintableStream::Buffer::int_type PrintableStream::Buffer::overflow(int_type c) {
   const char character = traits_type::to_char_type(c);
   return xsputn(&character, 1) == 1 ? c : traits_type::eof();

@@ -4,13 +4,13 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <ostream>
 #include <streambuf>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "checkpoint/include/checkpoint.h"
 #include "nlohmann/json.hpp"
 #include "operations/named_checkpoint.h"
@@ -30,16 +30,6 @@ void PrintDamage(const std::vector<Damage>& damage, std::string_view indent, std
 
 // Returns a sentence on what a verification without findings has proven.
 std::string Proof(const NamedCheckpoint& named, const VerifyReport& report, bool digests);
-
-// Reports why a command ends without a result: "ckpt ls: ..." on stderr and, with `json`, one
-// object {"error": "..."} on stdout. Returns `exit_code`.
-int Fail(const CommandOutput& output, bool json, std::string_view who, std::string_view problem,
-         int exit_code);
-
-// Reports that a checkpoint cannot be read. Returns an exit code that distinguishes damage from
-// other errors.
-int Fail(const CommandOutput& output, const CommandOptions& options, std::string_view who,
-         const absl::Status& status);
 
 // A stream that passes text on to another one, line by line, as Printable() shows it, since names
 // in a checkpoint may be anything.
@@ -102,6 +92,10 @@ class ProgressBar {
   ~ProgressBar();
 
   void Update(uint64_t done, uint64_t total);
+  // Calls Update(). The bar must outlive it.
+  std::function<void(uint64_t done, uint64_t total)> callback() {
+    return [this](uint64_t done, uint64_t total) { Update(done, total); };
+  }
 
  private:
   using Clock = std::chrono::steady_clock;

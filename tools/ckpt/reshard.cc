@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/plan/save_plan.h"
 #include "layout/topology.h"
@@ -104,37 +105,33 @@ void PrintReport(const ReshardPlan& work, const RewriteReport& report, std::ostr
 
 }  // namespace
 
-int RunReshard(const CommandOptions& options, const CommandOutput& output) {
-  const auto fail = [&](const absl::Status& status) {
-    return Fail(output, options, "ckpt reshard", status);
-  };
+absl::StatusOr<int> RunReshard(const CommandOptions& options, const CommandOutput& output) {
   ReshardRequest request = RequestOf(options);
-  const absl::StatusOr<ReshardPlan> work = PlanReshard(request);
-  if (!work.ok()) return fail(work.status());
-  Json json = options.json ? PlanJson(*work) : Json();
+  TESSERA_ASSIGN_OR_RETURN(const auto work, PlanReshard(request));
+  Json json = options.json ? PlanJson(work) : Json();
   if (options.reshard.dry_run) {
     if (options.json) {
       PrintJson(json, output.out);
     } else {
-      PrintPlan(*work, output.out);
+      PrintPlan(work, output.out);
     }
     return kExitOk;
   }
-  absl::StatusOr<RewriteReport> report = absl::UnknownError("");
+  absl::StatusOr<RewriteReport> written;
   {
     ProgressBar bar(output.progress);
-    request.progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); };
-    report = Reshard(*work, request);
+    request.progress = bar.callback();
+    written = Reshard(work, request);
   }
-  if (!report.ok()) return fail(report.status());
+  TESSERA_ASSIGN_OR_RETURN(const RewriteReport report, std::move(written));
   if (options.json) {
-    json["bytes_read"] = report->bytes_read;
-    json["seconds"] = report->seconds;
-    json["digests_compared"] = report->digests_compared;
-    json["digests_new"] = report->digests_new;
+    json["bytes_read"] = report.bytes_read;
+    json["seconds"] = report.seconds;
+    json["digests_compared"] = report.digests_compared;
+    json["digests_new"] = report.digests_new;
     PrintJson(json, output.out);
   } else {
-    PrintReport(*work, *report, output.out);
+    PrintReport(work, report, output.out);
   }
   return kExitOk;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/include/checkpoint.h"
 #include "nlohmann/json.hpp"
@@ -48,11 +49,9 @@ void PrintVerdict(const NamedCheckpoint& named, const VerifyReport& report, bool
 // Calls verify(VerifyOptions), with a bar.
 absl::StatusOr<VerifyReport> VerifyWithBar(const CommandOptions& options,
                                            const CommandOutput& output, const auto& verify) {
-  ProgressBar bar(output.progress);
-  return verify(
-      VerifyOptions{.digests = options.digests,
-                    .io_threads = options.threads,
-                    .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
+  return verify(VerifyOptions{.digests = options.digests,
+                              .io_threads = options.threads,
+                              .progress = ProgressBar(output.progress).callback()});
 }
 
 // Every committed checkpoint of a folder, a line each.
@@ -61,20 +60,19 @@ class FolderVerifier {
   FolderVerifier(const CommandOptions& options, const CommandOutput& output)
       : options_(options), output_(output) {}
 
-  int Run() {
-    const auto storage = OpenStorage(options_.paths[0], options_.source.stores);
-    if (!storage.ok()) return Fail(storage.status());
+  absl::StatusOr<int> Run() {
+    TESSERA_ASSIGN_OR_RETURN(const auto storage,
+                             OpenStorage(options_.paths[0], options_.source.stores));
     std::vector<CheckpointInfo> unreadable;
-    const auto checkpoints = CheckpointFolder(**storage).List(&unreadable);
-    if (!checkpoints.ok()) return Fail(checkpoints.status());
-    if (checkpoints->empty() && unreadable.empty()) {
-      return Fail(absl::NotFoundError("no checkpoints in " + options_.paths[0]));
+    TESSERA_ASSIGN_OR_RETURN(const auto checkpoints, CheckpointFolder(*storage).List(&unreadable));
+    if (checkpoints.empty() && unreadable.empty()) {
+      return absl::NotFoundError("no checkpoints in " + options_.paths[0]);
     }
     for (const CheckpointInfo& checkpoint : unreadable) {
       Add(checkpoint.directory, checkpoint.committed.status());
     }
-    const std::shared_ptr<Storage> shared(std::shared_ptr<Storage>(), storage->get());
-    for (const CheckpointInfo& info : *checkpoints) {
+    const std::shared_ptr<Storage> shared(std::shared_ptr<Storage>(), storage.get());
+    for (const CheckpointInfo& info : checkpoints) {
       const SignedFile manifest = SignedManifest(shared, info.directory);
       const absl::Status held =
           options_.key.empty() ? absl::OkStatus() : CheckSignature(manifest, options_.key).status();
@@ -83,9 +81,9 @@ class FolderVerifier {
                                                      std::string(held.message())}}});
         continue;
       }
-      if (!held.ok()) return Fail(held);
+      TESSERA_RETURN_IF_ERROR(held);
       Add(info.directory, VerifyWithBar(options_, output_, [&](const VerifyOptions& verify) {
-            return CheckpointFolder(**storage).Verify(info.directory, verify);
+            return CheckpointFolder(*storage).Verify(info.directory, verify);
           }));
     }
     if (options_.json) {
@@ -98,10 +96,6 @@ class FolderVerifier {
   }
 
  private:
-  int Fail(const absl::Status& status) const {
-    return tessera::ckpt::Fail(output_, options_, "ckpt verify", status);
-  }
-
   void Add(const std::string& name, const absl::StatusOr<VerifyReport>& report) {
     if (!report.ok()) {
       const std::string problem(report.status().message());
@@ -127,37 +121,31 @@ class FolderVerifier {
 
 }  // namespace
 
-int RunVerify(const CommandOptions& options, const CommandOutput& output) {
+absl::StatusOr<int> RunVerify(const CommandOptions& options, const CommandOutput& output) {
   if (options.all) return FolderVerifier(options, output).Run();
-  const auto fail = [&](const absl::Status& status) {
-    return Fail(output, options, "ckpt verify", status);
-  };
-  const auto named = FindCheckpoint(options.paths[0], options.source);
-  if (!named.ok()) return fail(named.status());
+  TESSERA_ASSIGN_OR_RETURN(const auto named, FindCheckpoint(options.paths[0], options.source));
   std::string key;
   if (!options.key.empty()) {
-    const auto file = FindSignedFile(*named);
-    if (!file.ok()) return fail(file.status());
-    const auto held = CheckSignature(*file, options.key);
-    if (!held.ok()) return fail(held.status());
-    key = *held;
+    TESSERA_ASSIGN_OR_RETURN(const auto file, FindSignedFile(named));
+    TESSERA_ASSIGN_OR_RETURN(key, CheckSignature(file, options.key));
   }
-  const auto report = VerifyWithBar(
-      options, output, [&](const VerifyOptions& verify) { return Verify(*named, verify); });
-  if (!report.ok()) return fail(report.status());
+  TESSERA_ASSIGN_OR_RETURN(const auto report,
+                           VerifyWithBar(options, output, [&](const VerifyOptions& verify) {
+                             return Verify(named, verify);
+                           }));
   if (options.json) {
-    nlohmann::ordered_json json = ToJson(*named, *report, options.digests);
+    nlohmann::ordered_json json = ToJson(named, report, options.digests);
     if (!key.empty()) json["signed_by"] = key;
     PrintJson(json, output.out);
   } else {
-    PrintVerdict(*named, *report, options.digests, output.out);
+    PrintVerdict(named, report, options.digests, output.out);
     if (!key.empty()) {
-      output.out << "the " << (named->seal.has_value() ? "seal" : "manifest")
+      output.out << "the " << (named.seal.has_value() ? "seal" : "manifest")
                  << " is signed by the key in " << options.key << ", " << key << "\n";
     }
-    output.out << OthersText(*named, report->damage.empty());
+    output.out << OthersText(named, report.damage.empty());
   }
-  return report->damage.empty() ? kExitOk : kExitDifferent;
+  return report.damage.empty() ? kExitOk : kExitDifferent;
 }
 
 }  // namespace tessera::ckpt
