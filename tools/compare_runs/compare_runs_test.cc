@@ -6,10 +6,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <optional>
 #include <string>
 
+#include "base/files.h"
 #include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -24,10 +24,7 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string ReadFile(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
+std::string ReadFile(const fs::path& path) { return ReadWholeFile(path).value_or(""); }
 
 struct Result {
   int exit_code = 0;
@@ -59,6 +56,11 @@ class CompareRunsTest : public ::testing::Test {
     const int status = std::system(command.c_str());
     return {WEXITSTATUS(status), ReadFile(root_ / "out"), ReadFile(root_ / "err")};
   }
+  Result MustCompare(const std::string& arguments, int exit_code) const {
+    const Result result = Compare(arguments);
+    EXPECT_EQ(result.exit_code, exit_code) << arguments << ": " << result.out << result.err;
+    return result;
+  }
   std::string Path(const std::string& name) const { return (root_ / name).string(); }
 
   const TestFolder folder_;
@@ -72,16 +74,14 @@ class CompareRunsTest : public ::testing::Test {
 
 TEST_F(CompareRunsTest, EqualRunsExitWithZero) {
   WriteRun("b", 1, 30, 0);
-  const Result result = Compare("--exact " + Path("a") + " " + Path("b/metrics.jsonl"));
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  const Result result = MustCompare("--exact " + Path("a") + " " + Path("b/metrics.jsonl"), 0);
   EXPECT_THAT(result.out, HasSubstr("the runs are equal, bit for bit"));
   EXPECT_THAT(result.out, HasSubstr("30 steps (1 to 30)"));
 }
 
 TEST_F(CompareRunsTest, ADifferenceExitsWithOneAndNamesItsStep) {
   WriteRun("b", 1, 30, 1e-3);
-  const Result result = Compare(Path("a") + " " + Path("b") + " --rows=4");
-  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+  const Result result = MustCompare(Path("a") + " " + Path("b") + " --rows=4", 1);
   EXPECT_THAT(result.out, HasSubstr("the runs differ first in loss at step 17: 0.235294"));
   // The step of the first difference is shown whatever the number of rows.
   EXPECT_THAT(result.out, HasSubstr("\n      17     0.235294     0.236294   4.2e-03 "));
@@ -91,8 +91,7 @@ TEST_F(CompareRunsTest, ADifferenceExitsWithOneAndNamesItsStep) {
 
 TEST_F(CompareRunsTest, JsonHasEveryStep) {
   WriteRun("b", 1, 30, 1e-3);
-  const Result result = Compare("--json " + Path("a") + " " + Path("b"));
-  EXPECT_EQ(result.exit_code, 1);
+  const Result result = MustCompare("--json " + Path("a") + " " + Path("b"), 1);
   const nlohmann::json json = nlohmann::json::parse(result.out, nullptr, false);
   ASSERT_TRUE(json.is_object()) << result.out;
   EXPECT_EQ(json["equal"], false);
@@ -105,8 +104,7 @@ TEST_F(CompareRunsTest, JsonHasEveryStep) {
 
 TEST_F(CompareRunsTest, PlotsBothRunsAndTheirDifference) {
   WriteRun("b", 1, 30, 1e-3);
-  const Result result = Compare(Path("a") + " " + Path("b") + " --svg=" + Path("plot.svg"));
-  EXPECT_EQ(result.exit_code, 1);
+  const Result result = MustCompare(Path("a") + " " + Path("b") + " --svg=" + Path("plot.svg"), 1);
   const std::string svg = ReadFile(root_ / "plot.svg");
   EXPECT_THAT(svg, HasSubstr("<svg "));
   EXPECT_THAT(svg, HasSubstr("relative difference"));
@@ -120,8 +118,7 @@ TEST_F(CompareRunsTest, SeveralRunsAreComparedWithTheFirst) {
   WriteRun("b", 1, 30, 0);
   WriteRun("c", 1, 30, 1e-3);
   const std::string all = Path("a") + " " + Path("b") + " " + Path("c");
-  const Result result = Compare("--exact " + all + " --svg=" + Path("plot.svg"));
-  EXPECT_EQ(result.exit_code, 1) << result.err;
+  const Result result = MustCompare("--exact " + all + " --svg=" + Path("plot.svg"), 1);
   EXPECT_THAT(result.out, HasSubstr("the runs are equal, bit for bit"));
   EXPECT_THAT(result.out, HasSubstr("the runs differ first in loss at step 17"));
   const std::string svg = ReadFile(root_ / "plot.svg");
@@ -138,8 +135,7 @@ TEST_F(CompareRunsTest, MarkdownHasARowPerRun) {
   WriteRun("b", 1, 30, 0);
   WriteRun("c|`d", 1, 30, 1e-3);
   const std::string others = Path("b") + " '" + Path("c|`d") + "'";
-  const Result result = Compare("--markdown " + Path("a") + " " + others);
-  EXPECT_EQ(result.exit_code, 1) << result.err;
+  const Result result = MustCompare("--markdown " + Path("a") + " " + others, 1);
   EXPECT_THAT(result.out,
               HasSubstr("/a/metrics.jsonl` | | | | 0.133333 (step 30) | - | | baseline"));
   EXPECT_THAT(result.out,
@@ -171,16 +167,14 @@ TEST_F(CompareRunsTest, LogsOfOtherTrainersAreComparedWithRuns) {
       << "step 10/30 | loss 0.400000 | norm 0.5000 | lr 1.00e-03 | 9 tok/s\n"
          "step 30/30 | loss 0.133333 | norm 0.5000 | lr 1.00e-03 | 9 tok/s\n";
   const std::string both = Path("a") + " " + Path("log");
-  const Result result = Compare(both + " --tolerance=1e-7");
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  const Result result = MustCompare(both + " --tolerance=1e-7", 0);
   EXPECT_THAT(result.out, HasSubstr("2 steps (10 to 30), precision not known, a log of llm.c or"));
   EXPECT_THAT(result.out, HasSubstr("half a unit of the last digit printed: loss at 1 step\n"));
   EXPECT_EQ(Compare(both + " --step-offset=-1").exit_code, 1);
   EXPECT_EQ(Compare(both + " --exact").exit_code, 1);
   EXPECT_EQ(Compare(both + " --judge=loss,lr --tolerance-fp32=1e-7 --absolute").exit_code, 0);
   // What is judged is in one of them only.
-  const Result nothing = Compare(both + " --judge=eval_loss");
-  EXPECT_EQ(nothing.exit_code, 2) << nothing.out;
+  const Result nothing = MustCompare(both + " --judge=eval_loss", 2);
   EXPECT_THAT(nothing.out, HasSubstr("they have no common record of a loss, or of what"));
   std::ofstream(root_ / "log") << "step 10/30 | loss nan | lr 1.00e-03\n";
   EXPECT_EQ(Compare(both + " --last-step=10").exit_code, 1);
@@ -189,8 +183,7 @@ TEST_F(CompareRunsTest, LogsOfOtherTrainersAreComparedWithRuns) {
 
 TEST_F(CompareRunsTest, ARunIsEqualToItsEventFile) {
   ASSERT_OK(EventFile::Open(Path("a")));
-  const Result result = Compare(Path("a") + " " + Path("a/") + kEventFileName);
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  const Result result = MustCompare(Path("a") + " " + Path("a/") + kEventFileName, 0);
   for (const char* quantity : {"loss", "grad_norm", "lr", "tokens_per_second"}) {
     EXPECT_THAT(result.out, ::testing::ContainsRegex(std::string("\n") + quantity + " +30 "));
   }
@@ -198,8 +191,7 @@ TEST_F(CompareRunsTest, ARunIsEqualToItsEventFile) {
 
 TEST_F(CompareRunsTest, RunsWithoutACommonStepExitWithTwo) {
   WriteRun("later", 31, 40, 0);
-  const Result result = Compare(Path("a") + " " + Path("later"));
-  EXPECT_EQ(result.exit_code, 2);
+  const Result result = MustCompare(Path("a") + " " + Path("later"), 2);
   EXPECT_THAT(result.out, HasSubstr("the runs cannot be compared: they have no step in common"));
   EXPECT_EQ(Compare(Path("a") + " " + Path("a") + " " + Path("later") + " --json").exit_code, 2);
 }
@@ -213,8 +205,7 @@ TEST_F(CompareRunsTest, WrongUseExitsWithTwo) {
         Path("a") + " " + Path("a") + " --step-offset=12345678901234567",
         Path("a") + " " + Path("a") + " --exact --tolerance=1",
         Path("a") + " " + Path("a") + " --json=yes", Path("a") + " " + Path("a") + " --svg"}) {
-    const Result result = Compare(arguments);
-    EXPECT_EQ(result.exit_code, 2) << arguments;
+    const Result result = MustCompare(arguments, 2);
     EXPECT_THAT(result.err, HasSubstr("compare_runs: ")) << arguments;
   }
   EXPECT_EQ(Compare("--help").exit_code, 0);

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <iterator>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -97,6 +99,14 @@ std::vector<std::string_view> Fields(std::string_view line) {
   return fields;
 }
 
+// Sets the number whose name the field begins with.
+void TakeNamed(std::string_view field,
+               std::initializer_list<std::pair<std::string_view, PrintedNumber*>> numbers) {
+  for (const auto& [name, number] : numbers) {
+    if (field.starts_with(name)) *number = NumberAfter(field, name);
+  }
+}
+
 // s:0 tel:10.9876
 // s:0 trl:10.9890 lr:0.000001 norm:8.35
 // The steps are counted from 0, so that an evaluation has the number of completed steps.
@@ -144,16 +154,12 @@ std::optional<LogLine> ParseLlmcOutput(std::string_view line) {
   if (!Take(line, "/") || !TakeInteger(line).has_value()) return std::nullopt;
   SkipSpaces(line);
   if (!line.starts_with("|")) return std::nullopt;
-  for (std::string_view field : Fields(line)) {
-    if (Take(field, "loss ") || Take(field, "train loss ")) {
-      result.loss = NumberAtStart(field);
-    } else if (Take(field, "norm ")) {
-      result.grad_norm = NumberAtStart(field);
-    } else if (Take(field, "lr ")) {
-      result.lr = NumberAtStart(field);
-    } else if (field.ends_with(" tok/s")) {
-      result.tokens_per_second = NumberAtStart(field);
-    }
+  for (const std::string_view field : Fields(line)) {
+    if (field.ends_with(" tok/s")) result.tokens_per_second = NumberAtStart(field);
+    TakeNamed(field, {{"loss ", &result.loss},
+                      {"train loss ", &result.loss},
+                      {"norm ", &result.grad_norm},
+                      {"lr ", &result.lr}});
   }
   return result;
 }
@@ -176,20 +182,15 @@ std::optional<LogLine> ParseMegatron(std::string_view line) {
   }
   SkipSpaces(line);
   if (!line.starts_with("|")) return std::nullopt;
-  bool is_nan = false;
-  for (std::string_view field : Fields(line)) {
-    if (Take(field, result.is_evaluation ? "lm loss value:" : "lm loss:")) {
-      result.loss = NumberAtStart(field);
-    } else if (Take(field, "grad norm:")) {
-      result.grad_norm = NumberAtStart(field);
-    } else if (Take(field, "learning rate:")) {
-      result.lr = NumberAtStart(field);
-    } else if (Take(field, "number of nan iterations:")) {
-      is_nan = NumberAtStart(field).value > 0;
-    }
+  PrintedNumber nans;
+  for (const std::string_view field : Fields(line)) {
+    TakeNamed(field, {{result.is_evaluation ? "lm loss value:" : "lm loss:", &result.loss},
+                      {"grad norm:", &result.grad_norm},
+                      {"learning rate:", &result.lr},
+                      {"number of nan iterations:", &nans}});
   }
   // It prints no loss that is not a number.
-  if (is_nan && result.loss.rounding == kNotRecorded) result.loss.rounding = 0;
+  if (nans.value > 0 && result.loss.rounding == kNotRecorded) result.loss.rounding = 0;
   return result;
 }
 
