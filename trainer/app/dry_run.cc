@@ -2,18 +2,18 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "comm/threads/thread_world.h"
@@ -107,9 +107,7 @@ absl::StatusOr<Trainer::Memory> BuildAllRanks(const TrainConfig& config, bool tr
 absl::StatusOr<std::string> DescribeMemory(const TrainConfig& config, bool trains) {
   const bool builds = ConfigTopology(config).world_size() <= kMaxDryRunRanks &&
                       config.training().device() != ComputeDevice::CUDA;
-  const StateBytes state = EstimateState(config, trains);
-  Trainer::Memory memory = {
-      .weights = state.weights, .gradients = state.gradients, .optimizer = state.optimizer};
+  Trainer::Memory memory = EstimateState(config, trains);
   if (builds) {
     TESSERA_ASSIGN_OR_RETURN(memory, BuildAllRanks(config, trains));
   }
@@ -207,20 +205,16 @@ namespace {
 absl::StatusOr<std::vector<Trainer::Memory>> GatherMemory(const Session& session) {
   const Trainer::Memory mine = session.trainer->memory();
   const RankGroup group = session.group();
+  std::string message;
+  for (const auto& [name, bytes] : kMemoryKinds) absl::StrAppend(&message, mine.*bytes, " ");
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                           group.ranks.Gather(absl::StrCat(mine.weights, " ", mine.gradients, " ",
-                                                           mine.optimizer, " ", mine.activations),
-                                              group.deadline));
+                           group.ranks.Gather(message, group.deadline));
   std::vector<Trainer::Memory> ranks;
   for (const std::string& text : texts) {
-    const std::vector<std::string> numbers = absl::StrSplit(text, ' ');
+    std::istringstream numbers(text);
     Trainer::Memory& memory = ranks.emplace_back();
-    if (numbers.size() != 4 || !absl::SimpleAtoi(numbers[0], &memory.weights) ||
-        !absl::SimpleAtoi(numbers[1], &memory.gradients) ||
-        !absl::SimpleAtoi(numbers[2], &memory.optimizer) ||
-        !absl::SimpleAtoi(numbers[3], &memory.activations)) {
-      return absl::InternalError("a rank's message about its memory does not parse");
-    }
+    for (const auto& [name, bytes] : kMemoryKinds) numbers >> memory.*bytes;
+    if (!numbers) return absl::InternalError("a rank's message about its memory does not parse");
   }
   return ranks;
 }
@@ -260,10 +254,8 @@ RunEvent StartEvent(const Session& session, const std::vector<Trainer::Memory>& 
   event.numbers["parameters"] = static_cast<double>(ParameterCount(session.config.model()));
   if (predicted_seconds > 0) event.numbers["predicted_step_seconds"] = predicted_seconds;
   for (const Trainer::Memory& memory : ranks) {
-    event.ranks.push_back({{"weights", memory.weights},
-                           {"gradients", memory.gradients},
-                           {"optimizer", memory.optimizer},
-                           {"activations", memory.activations}});
+    std::map<std::string, int64_t>& kinds = event.ranks.emplace_back();
+    for (const auto& [name, bytes] : kMemoryKinds) kinds[name] = memory.*bytes;
   }
   if (!session.resumed) return event;
   event.strings["checkpoint"] = session.resumed_from;

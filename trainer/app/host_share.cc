@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/byte_order.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "base/units.h"
@@ -60,16 +61,14 @@ absl::StatusOr<std::vector<std::string>> AllGatherTexts(Communicator& world,
                            world.GatherBytes(mine, 0, options));
   std::string all;
   for (const std::string& text : gathered) {
-    const uint32_t size = static_cast<uint32_t>(text.size());
-    all.append(reinterpret_cast<const char*>(&size), sizeof(size));
+    AppendLittleEndian(static_cast<uint32_t>(text.size()), all);
     all.append(text);
   }
   TESSERA_ASSIGN_OR_RETURN(all, world.BroadcastBytes(all, 0, options));
   std::vector<std::string> texts;
   std::string_view rest = all;
   for (int rank = 0; rank < world.size(); ++rank) {
-    uint32_t size = 0;
-    std::memcpy(&size, rest.data(), sizeof(size));
+    const auto size = LoadLittleEndian<uint32_t>(rest.data());
     texts.emplace_back(rest.substr(sizeof(size), size));
     rest.remove_prefix(sizeof(size) + size);
   }
@@ -128,32 +127,42 @@ std::string ForProcesses(const HostShare& host) {
   return host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here");
 }
 
+// Each rank's part of the memory that is left where every rank of the machine takes `mine`. `who`
+// begins the error, and `more` ends it.
+absl::StatusOr<int64_t> PartOfRest(int64_t mine, int64_t available, const HostShare& host,
+                                   const std::string& who, const std::string& memory,
+                                   const std::string& more = "") {
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(mine));
+  if (needed <= available) return (available - needed) / host.ranks();
+  return absl::ResourceExhaustedError(absl::StrCat(who, " ", HumanBytes(needed), " of ", memory,
+                                                   ForProcesses(host), ", of which ",
+                                                   HumanBytes(available), " are available", more));
+}
+
 }  // namespace
 
 int64_t SumOf(const Trainer::Memory& memory) {
-  return memory.weights + memory.gradients + memory.optimizer + memory.activations;
+  int64_t sum = 0;
+  for (const auto& [name, bytes] : kMemoryKinds) sum += memory.*bytes;
+  return sum;
 }
 
 std::string Describe(const Trainer::Memory& memory) {
   std::vector<std::string> parts;
-  const std::pair<const char*, int64_t> kinds[] = {{"weights", memory.weights},
-                                                   {"gradients", memory.gradients},
-                                                   {"optimizer", memory.optimizer},
-                                                   {"activations", memory.activations}};
-  for (const auto& [name, bytes] : kinds) {
-    if (bytes > 0) parts.push_back(absl::StrCat(name, " ", HumanBytes(bytes)));
+  for (const auto& [name, bytes] : kMemoryKinds) {
+    if (memory.*bytes > 0) parts.push_back(absl::StrCat(name, " ", HumanBytes(memory.*bytes)));
   }
   return absl::StrJoin(parts, ", ");
 }
 
-StateBytes EstimateState(const TrainConfig& config, bool trains) {
+Trainer::Memory EstimateState(const TrainConfig& config, bool trains) {
   const Topology topology = ConfigTopology(config);
   const bool bf16 = config.training().bf16();
   const int64_t here =
       ParameterCount(config.model()) / (int64_t{topology.tensor} * topology.pipeline);
   const int64_t gradient_owners = topology.zero_stage == 2 ? topology.data : 1;
   const int64_t state_owners = topology.zero_stage >= 1 ? topology.data : 1;
-  StateBytes bytes{.weights = here * (bf16 ? 2 : 4)};
+  Trainer::Memory bytes{.weights = here * (bf16 ? 2 : 4)};
   if (!trains) return bytes;
   bytes.gradients = here * 4 / gradient_owners;
   if (config.parallel().replay_check_interval() > 0) {
@@ -162,29 +171,25 @@ StateBytes EstimateState(const TrainConfig& config, bool trains) {
     const int64_t table = model.vocab_size() * model.hidden_size() / topology.tensor;
     bytes.gradients += std::min(here, table + here * topology.pipeline / model.num_layers()) * 4;
   }
+  // Moments; of bf16, master weights.
   bytes.optimizer = here * (bf16 ? 12 : 8) / state_owners;
   return bytes;
 }
 
 absl::Status CheckModelFits(const TrainConfig& config, bool trains, int64_t available,
                             const HostShare& host) {
-  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(EstimateState(config, trains).sum()));
-  if (needed <= available) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("a model of ", ParameterCount(config.model()), " weights needs ",
-                   HumanBytes(needed), " of memory", trains ? " to train" : "", ForProcesses(host),
-                   ", of which ", HumanBytes(available), " are available"));
+  return PartOfRest(SumOf(EstimateState(config, trains)), available, host,
+                    absl::StrCat("a model of ", ParameterCount(config.model()), " weights needs"),
+                    trains ? "memory to train" : "memory")
+      .status();
 }
 
 absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t available,
                                     const HostShare& host) {
-  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(SumOf(mine)));
-  if (needed <= available) return (available - needed) / host.ranks();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "the run needs ", HumanBytes(needed), " of memory", ForProcesses(host), ", of which ",
-      HumanBytes(available), " are available: ", Describe(mine),
-      host.ranks() == 1 ? "" : " in this process",
-      "; activations shrink with --micro-batch-size, --seq-length and --recompute-activations"));
+  return PartOfRest(SumOf(mine), available, host, "the run needs", "memory",
+                    absl::StrCat(": ", Describe(mine), host.ranks() == 1 ? "" : " in this process",
+                                 "; activations shrink with --micro-batch-size, --seq-length and "
+                                 "--recompute-activations"));
 }
 
 absl::Status CheckModelFitsGpu(const TrainConfig& config, bool trains, TrainingDevice& gpu) {
@@ -199,17 +204,12 @@ absl::Status CheckModelFitsGpu(const TrainConfig& config, bool trains, TrainingD
         config.training().bf16() ? "" : ": --bf16 needs half of it"));
   }
   TESSERA_ASSIGN_OR_RETURN(const DeviceRuntime::MemoryInfo memory, gpu.context->runtime().Memory());
-  const StateBytes state = EstimateState(config, trains);
-  if (state.sum() <= memory.free_bytes) return absl::OkStatus();
-  std::string parts = absl::StrCat("weights ", HumanBytes(state.weights));
-  if (trains) {
-    absl::StrAppend(&parts, ", gradients ", HumanBytes(state.gradients), ", optimizer ",
-                    HumanBytes(state.optimizer));
-  }
+  const Trainer::Memory state = EstimateState(config, trains);
+  if (SumOf(state) <= memory.free_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "a model of ", ParameterCount(config.model()), " weights needs ", HumanBytes(state.sum()),
-      " of GPU memory in this process", trains ? " to train" : "", " (", parts, "), of which ",
-      HumanBytes(memory.free_bytes), " are free: the GPU (", gpu.type, ") has ",
+      "a model of ", ParameterCount(config.model()), " weights needs ", HumanBytes(SumOf(state)),
+      " of GPU memory in this process", trains ? " to train" : "", " (", Describe(state),
+      "), of which ", HumanBytes(memory.free_bytes), " are free: the GPU (", gpu.type, ") has ",
       HumanBytes(memory.total_bytes),
       "; more GPUs share a model with --tensor-model-parallel-size, "
       "--pipeline-model-parallel-size and --zero-stage"));
@@ -217,11 +217,8 @@ absl::Status CheckModelFitsGpu(const TrainConfig& config, bool trains, TrainingD
 
 absl::StatusOr<int64_t> SpareBesideStaging(int64_t staged, int64_t available,
                                            const HostShare& host) {
-  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(staged));
-  if (needed <= available) return (available - needed) / host.ranks();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "checkpoints need ", HumanBytes(needed), " of pinned host memory for copies of GPU state",
-      ForProcesses(host), ", of which ", HumanBytes(available), " are available"));
+  return PartOfRest(staged, available, host, "checkpoints need",
+                    "pinned host memory for copies of GPU state");
 }
 
 }  // namespace tessera

@@ -47,15 +47,16 @@ class HostShare {
   int threads_;
 };
 
-// The sizes of one rank's part of a model's state, known before any of it is allocated.
-struct StateBytes {
-  int64_t weights = 0;
-  int64_t gradients = 0;
-  int64_t optimizer = 0;  // moments; of bf16, master weights
+// The kinds of a rank's memory by the names that users see.
+inline constexpr std::pair<const char*, int64_t Trainer::Memory::*> kMemoryKinds[] = {
+    {"weights", &Trainer::Memory::weights},
+    {"gradients", &Trainer::Memory::gradients},
+    {"optimizer", &Trainer::Memory::optimizer},
+    {"activations", &Trainer::Memory::activations}};
 
-  int64_t sum() const { return weights + gradients + optimizer; }
-};
-StateBytes EstimateState(const TrainConfig& config, bool trains);
+// Returns the sizes of one rank's part of a model's state, known before any of it is allocated;
+// activations are no part of it.
+Trainer::Memory EstimateState(const TrainConfig& config, bool trains);
 
 int64_t SumOf(const Trainer::Memory& memory);
 // Returns "weights 1.00 GiB, gradients ...", the memory of each kind that is not zero.

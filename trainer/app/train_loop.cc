@@ -343,15 +343,13 @@ void TrainLoop::ReportReplicas(const std::vector<ckpt::SaveOutcome>& outcomes) {
           "replicated", outcome.step,
           absl::StrFormat("step %d is in memory: %s in %.2f s; so are later ones", outcome.step,
                           HumanBytes(outcome.report->bytes_written), outcome.report->seconds));
-    } else if (absl::IsCancelled(status)) {
-      Happened("not_replicated", outcome.step,
-               absl::StrFormat("step %d is not replicated: the replica before is still being "
-                               "written; a larger --replicate-interval costs less",
-                               outcome.step));
     } else {
       Happened("not_replicated", outcome.step,
-               absl::StrFormat("step %d is not replicated: %s", outcome.step,
-                               std::string(status.message())));
+               absl::StrCat("step ", outcome.step, " is not replicated: ",
+                            absl::IsCancelled(status)
+                                ? "the replica before is still being written; a larger "
+                                  "--replicate-interval costs less"
+                                : status.message()));
     }
   }
 }
@@ -359,16 +357,11 @@ void TrainLoop::ReportReplicas(const std::vector<ckpt::SaveOutcome>& outcomes) {
 void TrainLoop::ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes) {
   const TimeSpent spent(TimeUse::kSaving);
   for (const ckpt::SaveOutcome& outcome : outcomes) {
-    if (absl::IsCancelled(outcome.report.status())) {
+    if (const absl::Status& status = outcome.report.status(); !status.ok()) {
       Happened("not_saved", outcome.step,
-               absl::StrFormat("step %d is not saved: an earlier save is still being written",
-                               outcome.step));
-      continue;
-    }
-    if (!outcome.report.ok()) {
-      Happened("not_saved", outcome.step,
-               absl::StrFormat("step %d is not saved: %s", outcome.step,
-                               std::string(outcome.report.status().message())));
+               absl::StrCat("step ", outcome.step, " is not saved: ",
+                            absl::IsCancelled(status) ? "an earlier save is still being written"
+                                                      : status.message()));
       continue;
     }
     const auto& report = *outcome.report;
