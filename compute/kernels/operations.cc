@@ -104,6 +104,25 @@ class Checks {
     SameDType(a, {&bias});
     Contiguous({&bias});
   }
+  // A norm of the rows of x: which statistics and gradients it has depends on the operation.
+  template <typename Op>
+  void Norm(const Op& op, const TensorView& x, Views others) const {
+    Matrices(x, others);
+    Vector(op.weight, x);
+    Statistic(op.rstd, RowsOf(x));
+    if constexpr (requires { op.mean; }) Statistic(op.mean, RowsOf(x));
+    if constexpr (requires { op.bias; }) Vector(op.bias, x);
+    if constexpr (requires { op.d_weight; }) Statistic(op.d_weight, ColumnsOf(x));
+    if constexpr (requires { op.d_bias; }) Statistic(op.d_bias, ColumnsOf(x));
+  }
+  // A gate and an up projection side by side, and their one result.
+  void GateAndUp(const TensorView& gate_up, const TensorView& out) const {
+    Dense(gate_up);
+    Dense(out);
+    SameDType(out, {&gate_up});
+    That(RowsOf(gate_up) == RowsOf(out) && ColumnsOf(gate_up) == 2 * ColumnsOf(out), gate_up,
+         "does not have two columns for each of the output");
+  }
   // Operands [B,T,heads,D] of attention, dense in D.
   // May there be more keys than queries?
   enum class Keys { kAsQueries, kEarlierToo };
@@ -243,55 +262,31 @@ void Check(const AddPositionsBackward& op, bool strict) {
 }
 
 void Check(const LayerNormForward& op, bool strict) {
-  const Checks check("LayerNormForward", strict);
-  check.Matrices(op.x, {&op.out});
-  check.Vector(op.weight, op.x);
-  check.Vector(op.bias, op.x);
-  check.Statistic(op.mean, RowsOf(op.x));
-  check.Statistic(op.rstd, RowsOf(op.x));
+  Checks("LayerNormForward", strict).Norm(op, op.x, {&op.out});
 }
 
 void Check(const LayerNormBackward& op, bool strict) {
-  const Checks check("LayerNormBackward", strict);
-  check.Matrices(op.x, {&op.d_out, &op.d_x});
-  check.Vector(op.weight, op.x);
-  check.Statistic(op.mean, RowsOf(op.x));
-  check.Statistic(op.rstd, RowsOf(op.x));
-  check.Statistic(op.d_weight, ColumnsOf(op.x));
-  check.Statistic(op.d_bias, ColumnsOf(op.x));
+  Checks("LayerNormBackward", strict).Norm(op, op.x, {&op.d_out, &op.d_x});
 }
 
 void Check(const RmsNormForward& op, bool strict) {
-  const Checks check("RmsNormForward", strict);
-  check.Matrices(op.x, {&op.out});
-  check.Vector(op.weight, op.x);
-  check.Statistic(op.rstd, RowsOf(op.x));
+  Checks("RmsNormForward", strict).Norm(op, op.x, {&op.out});
 }
 
 void Check(const RmsNormBackward& op, bool strict) {
-  const Checks check("RmsNormBackward", strict);
-  check.Matrices(op.x, {&op.d_out, &op.d_x});
-  check.Vector(op.weight, op.x);
-  check.Statistic(op.rstd, RowsOf(op.x));
-  check.Statistic(op.d_weight, ColumnsOf(op.x));
+  Checks("RmsNormBackward", strict).Norm(op, op.x, {&op.d_out, &op.d_x});
 }
 
 void Check(const AddLayerNormForward& op, bool strict) {
   const Checks check("AddLayerNormForward", strict);
-  check.Matrices(op.sum, {&op.a, &op.b, &op.out});
+  check.Norm(op, op.sum, {&op.a, &op.b, &op.out});
   check.SameShape(op.sum, {&op.a, &op.b});
-  check.Vector(op.weight, op.sum);
-  check.Vector(op.bias, op.sum);
-  check.Statistic(op.mean, RowsOf(op.sum));
-  check.Statistic(op.rstd, RowsOf(op.sum));
 }
 
 void Check(const AddRmsNormForward& op, bool strict) {
   const Checks check("AddRmsNormForward", strict);
-  check.Matrices(op.sum, {&op.a, &op.b, &op.out});
+  check.Norm(op, op.sum, {&op.a, &op.b, &op.out});
   check.SameShape(op.sum, {&op.a, &op.b});
-  check.Vector(op.weight, op.sum);
-  check.Statistic(op.rstd, RowsOf(op.sum));
 }
 
 void Check(const GeluForward& op, bool strict) {
@@ -307,22 +302,13 @@ void Check(const GeluBackward& op, bool strict) {
 }
 
 void Check(const SwiGluForward& op, bool strict) {
-  const Checks check("SwiGluForward", strict);
-  check.Dense(op.gate_up);
-  check.Dense(op.out);
-  check.SameDType(op.out, {&op.gate_up});
-  check.That(RowsOf(op.gate_up) == RowsOf(op.out) && ColumnsOf(op.gate_up) == 2 * ColumnsOf(op.out),
-             op.gate_up, "does not have two columns for each of the output");
+  Checks("SwiGluForward", strict).GateAndUp(op.gate_up, op.out);
 }
 
 void Check(const SwiGluBackward& op, bool strict) {
   const Checks check("SwiGluBackward", strict);
   check.Matrices(op.gate_up, {&op.d_gate_up});
-  check.Dense(op.d_out);
-  check.SameDType(op.d_out, {&op.gate_up});
-  check.That(
-      RowsOf(op.gate_up) == RowsOf(op.d_out) && ColumnsOf(op.gate_up) == 2 * ColumnsOf(op.d_out),
-      op.gate_up, "does not have two columns for each of the output");
+  check.GateAndUp(op.gate_up, op.d_out);
 }
 
 void Check(const ApplyDropout& op, bool strict) {
