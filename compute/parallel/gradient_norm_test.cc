@@ -121,7 +121,7 @@ absl::Status TryNorms(const Mesh& mesh, const Broken& broken, const OnDivergence
 
 std::vector<double> Norms(const Mesh& mesh, const Broken& broken = {}) {
   std::vector<double> norms;
-  EXPECT_EQ(TryNorms(mesh, broken, Stop, &norms), absl::OkStatus());
+  EXPECT_OK(TryNorms(mesh, broken, Stop, &norms));
   return norms;
 }
 
@@ -240,15 +240,14 @@ TEST(GradientNormTest, GoesOnWhereDivergenceIsAllowed) {
   for (const Mesh& mesh : {Mesh{.tensor = 2}, Mesh{.data = 2}}) {
     std::atomic<int> calls = 0, reporters = 0;
     std::vector<double> norms;
-    const absl::Status status = TryNorms(
+    EXPECT_OK(TryNorms(
         mesh, {"3.norm", 32, 0.5, 1},
         [&](const std::string&, bool is_reporter) {
           ++calls;
           if (is_reporter) ++reporters;
           return absl::OkStatus();
         },
-        &norms);
-    EXPECT_OK(status);
+        &norms));
     EXPECT_EQ(norms[0], norms[1]) << mesh.name();
     // Two computations on two ranks.
     EXPECT_EQ(calls, 4);
@@ -258,8 +257,7 @@ TEST(GradientNormTest, GoesOnWhereDivergenceIsAllowed) {
 
 TEST(GradientNormTest, OnlyNumbersTravel) {
   const Mesh mesh = {1, 4, 1, true};
-  ThreadWorld world(4);
-  const absl::Status status = world.Run([&](Communicator& group) -> absl::Status {
+  EXPECT_OK(ThreadWorld(4).Run([&](Communicator& group) -> absl::Status {
     const GradientLayout layout = FakeLayout({{.key = "p", .elements = 64 * kGradientBlock}});
     const int64_t begin = 16 * kGradientBlock * group.rank();
     Tensor grad(DType::kF32, {16 * kGradientBlock});
@@ -275,8 +273,7 @@ TEST(GradientNormTest, OnlyNumbersTravel) {
     // A quarter of a power of two is one subtree.
     EXPECT_EQ(group.counters().bytes_sent(), 3 * 8);
     return absl::OkStatus();
-  });
-  EXPECT_OK(status) << mesh.name();
+  })) << mesh.name();
 }
 
 absl::Status CreateOnTwoRanks(const std::vector<GradientPart>& first,

@@ -136,7 +136,7 @@ std::vector<Element> RunSteps(const Case& which, Table table, int64_t steps) {
   std::vector<std::vector<Element>> by_rank(which.ranks);
   ThreadWorld world(which.ranks);
   std::vector<std::string> wrong(which.ranks);
-  const absl::Status status = world.Run([&](Communicator& group) -> absl::Status {
+  EXPECT_OK(world.Run([&](Communicator& group) -> absl::Status {
     const std::unique_ptr<Backend> backend = MakeReferenceBackend();
     FakeModel model(parameters, which.parameters_per_call);
     GradientReducer reducer(*backend, model.layout(),
@@ -146,8 +146,8 @@ std::vector<Element> RunSteps(const Case& which, Table table, int64_t steps) {
     }
     Note(reducer, by_rank[group.rank()]);
     return absl::OkStatus();
-  });
-  EXPECT_OK(status) << " " << which.name();
+  })) << " "
+      << which.name();
   // With ZeRO 0 every rank's copy is checked.
   for (const std::vector<Element>& mine : by_rank) {
     flat.resize(mine.size());
@@ -268,8 +268,7 @@ TEST(GradientReducerWireTest, BytesAreTheTheory) {
   for (const int ranks : {2, 3, 4}) {
     for (const int zero : {0, 1, 2}) {
       const Case which{.ranks = ranks, .local = 2, .zero = zero};
-      ThreadWorld world(ranks);
-      const absl::Status status = world.Run([&](Communicator& group) -> absl::Status {
+      EXPECT_OK(ThreadWorld(ranks).Run([&](Communicator& group) -> absl::Status {
         const std::unique_ptr<Backend> backend = MakeReferenceBackend();
         FakeModel model(Parameters(Table::kSecond), 1);
         GradientReducer reducer(*backend, model.layout(), Options(which, &group, model));
@@ -287,8 +286,7 @@ TEST(GradientReducerWireTest, BytesAreTheTheory) {
         for (const OwnedGradient& owned : reducer.owned()) mine += owned.end - owned.begin;
         EXPECT_EQ(group.counters().bytes_sent(), zero == 0 ? 0 : (ranks - 1) * mine * 2);
         return absl::OkStatus();
-      });
-      EXPECT_OK(status);
+      }));
     }
   }
 }
@@ -298,8 +296,7 @@ TEST(GradientReducerWireTest, ReductionsStartDuringTheBackwardPass) {
   for (const int zero : {0, 1, 2}) {
     const Case which{.ranks = 2, .zero = zero};
     const CommOp op = zero == 0 ? CommOp::kAllReduce : CommOp::kReduceScatter;
-    ThreadWorld world(which.ranks);
-    const absl::Status status = world.Run([&](Communicator& group) -> absl::Status {
+    EXPECT_OK(ThreadWorld(which.ranks).Run([&](Communicator& group) -> absl::Status {
       const std::unique_ptr<Backend> backend = MakeReferenceBackend();
       FakeModel model(Parameters(Table::kPlain), 1);
       GradientReducer reducer(*backend, model.layout(), Options(which, &group, model));
@@ -314,16 +311,14 @@ TEST(GradientReducerWireTest, ReductionsStartDuringTheBackwardPass) {
         EXPECT_EQ(group.counters()[op].calls, calls_after[i]) << i;
       }
       return reducer.Finish();
-    });
-    EXPECT_OK(status);
+    }));
   }
 }
 
 TEST(GradientReducerGatherTest, BringsEveryOwnersValues) {
   for (const int zero : {0, 1, 2}) {
     const Case which{.ranks = 5, .zero = zero};
-    ThreadWorld world(which.ranks);
-    const absl::Status status = world.Run([&](Communicator& group) -> absl::Status {
+    EXPECT_OK(ThreadWorld(which.ranks).Run([&](Communicator& group) -> absl::Status {
       const std::unique_ptr<Backend> backend = MakeReferenceBackend();
       FakeModel model(Parameters(Table::kSecond), 1);
       GradientReducer reducer(*backend, model.layout(), Options(which, &group, model));
@@ -340,8 +335,7 @@ TEST(GradientReducerGatherTest, BringsEveryOwnersValues) {
         }
       }
       return absl::OkStatus();
-    });
-    EXPECT_OK(status);
+    }));
   }
 }
 
@@ -352,7 +346,7 @@ TEST(GradientReducerGatherTest, FewBucketsAtATime) {
   const Case which{.ranks = 2, .zero = 1, .bucket_elements = 2 * kGradientBlock};
   ThreadWorld world(which.ranks);
   std::atomic<size_t> begun_by_first = 0;
-  const absl::Status status = world.Run([&](Communicator& group) -> absl::Status {
+  EXPECT_OK(world.Run([&](Communicator& group) -> absl::Status {
     const std::unique_ptr<Backend> backend = MakeReferenceBackend();
     FakeModel model(parameters, 1);
     GradientReducer reducer(*backend, model.layout(), Options(which, &group, model));
@@ -367,8 +361,7 @@ TEST(GradientReducerGatherTest, FewBucketsAtATime) {
       EXPECT_LE(begun_by_first, begun + GradientReducer::kMaxExchanges);
       ++begun;
     });
-  });
-  EXPECT_OK(status);
+  }));
   EXPECT_EQ(begun_by_first, parameters.size());
 }
 
@@ -383,7 +376,7 @@ TEST(GradientReducerMemoryTest, ZeRO2KeepsOwnedPiecesAlone) {
       ResetPeakMemory();
       ThreadWorld world(which.ranks);
       std::atomic<int64_t> theory = 0;
-      const absl::Status status = world.Run([&](Communicator& group) -> absl::Status {
+      ASSERT_OK(world.Run([&](Communicator& group) -> absl::Status {
         const std::unique_ptr<Backend> backend = MakeReferenceBackend();
         FakeModel model(parameters, 1);
         GradientReducer reducer(*backend, model.layout(), Options(which, &group, model));
@@ -393,8 +386,7 @@ TEST(GradientReducerMemoryTest, ZeRO2KeepsOwnedPiecesAlone) {
         }
         TESSERA_RETURN_IF_ERROR(group.Barrier());
         return absl::OkStatus();
-      });
-      ASSERT_OK(status);
+      }));
       const int64_t space = 40 * 1024 * 4, bucket = 1024 * 4;
       // Open subtrees of 8 contributions: of 4, 2 and 1; the first is the result.
       const int64_t kept = exact && local == 8 ? 3 : exact && local == 4 ? 2 : 1;
@@ -437,8 +429,7 @@ TEST(GradientReducerTieTest, BothStagesGetTheSumOfBothContributions) {
       const std::vector<FakeParameter> stages[2] = {{table, {.key = "a", .elements = 100}},
                                                     last_table};
       std::vector<std::vector<Element>> flat(2 * ranks);
-      ThreadWorld world(2 * ranks);
-      const absl::Status status = world.Run([&](Communicator& all) -> absl::Status {
+      ASSERT_OK(ThreadWorld(2 * ranks).Run([&](Communicator& all) -> absl::Status {
         const int stage = all.rank() / ranks, rank = all.rank() % ranks;
         TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> data,
                                  all.Split(stage, rank, "data"));
@@ -456,8 +447,7 @@ TEST(GradientReducerTieTest, BothStagesGetTheSumOfBothContributions) {
         EXPECT_EQ(tie->counters().bytes_sent(),
                   4 * (zero == 0 ? bucket.elements() : bucket.piece_elements[rank]));
         return absl::OkStatus();
-      });
-      ASSERT_OK(status);
+      }));
       for (int r = 0; r < 2 * ranks; ++r) {
         const int64_t begin = r < ranks ? 0 : 768 + 256;
         for (int64_t e = 0; e < table.elements; ++e) {

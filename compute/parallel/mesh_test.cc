@@ -38,7 +38,7 @@ void ExpectGroup(Communicator* group, const std::vector<int>& ranks, int place,
   int64_t sum = 0;
   for (const int rank : ranks) sum += 1 + rank;
   std::vector<int64_t> mine = {1 + ranks[place]};
-  ASSERT_EQ(group->AllReduce(mine, ReduceOp::kSum), absl::OkStatus());
+  ASSERT_OK(group->AllReduce(mine, ReduceOp::kSum));
   EXPECT_EQ(mine[0], sum);
 }
 
@@ -49,7 +49,7 @@ TEST(MeshTest, CoordinatesAndGroupsOfAllSizes) {
         const Topology topology{.tensor = tensor, .data = data, .pipeline = pipeline};
         SCOPED_TRACE(ToString(topology));
         ThreadWorld world(topology.world_size());
-        const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
+        ASSERT_OK(world.Run([&](Communicator& comm) -> absl::Status {
           TESSERA_ASSIGN_OR_RETURN(auto created, Mesh::Create(topology, &comm));
           Mesh& mesh = *created;
           const Coordinate at = topology.CoordinateOf(comm.rank());
@@ -70,8 +70,7 @@ TEST(MeshTest, CoordinatesAndGroupsOfAllSizes) {
                         "tied");
           }
           return absl::OkStatus();
-        });
-        ASSERT_OK(status);
+        }));
       }
     }
   }
@@ -105,8 +104,7 @@ TEST(MeshTest, AWorldOfAnotherSizeIsNamed) {
 }
 
 TEST(MeshTest, TrafficIsWhatWasSentSinceTheLastCall) {
-  ThreadWorld world(8);
-  const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
+  EXPECT_OK(ThreadWorld(8).Run([](Communicator& comm) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const auto mesh,
                              Mesh::Create({.tensor = 2, .data = 2, .pipeline = 2}, &comm));
     EXPECT_TRUE(mesh->TakeTraffic().empty());  // the splits were before
@@ -133,13 +131,12 @@ TEST(MeshTest, TrafficIsWhatWasSentSinceTheLastCall) {
       EXPECT_EQ(traffic[2].bytes_sent, mesh->first_stage() ? 8 * 4 : 0);
     }
     return absl::OkStatus();
-  });
-  EXPECT_OK(status);
+  }));
 }
 
 TEST(MeshTest, TensorsAndHostMemoryHaveGroupsOfTheirOwn) {
   ThreadWorld world(4);
-  const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
+  EXPECT_OK(world.Run([](Communicator& comm) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const auto device_world, comm.Split(0, comm.rank(), "device"));
     TESSERA_ASSIGN_OR_RETURN(const auto mesh,
                              Mesh::Create({.tensor = 2, .data = 2}, &comm, device_world.get()));
@@ -160,8 +157,7 @@ TEST(MeshTest, TensorsAndHostMemoryHaveGroupsOfTheirOwn) {
     EXPECT_EQ(traffic[0].group, "dp");
     EXPECT_EQ(traffic[0].calls, 2);
     return absl::OkStatus();
-  });
-  EXPECT_OK(status);
+  }));
 }
 
 }  // namespace

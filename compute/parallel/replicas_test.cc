@@ -42,7 +42,7 @@ Heard Compare(int flipped_rank, std::vector<int> flipped, const absl::Status& an
   ThreadWorld world(3);
   Heard heard;
   Mutex mutex;
-  const absl::Status status = world.Run([&](Communicator& group) -> absl::Status {
+  EXPECT_OK(world.Run([&](Communicator& group) -> absl::Status {
     const Tensor memory(DType::kF32, {30});
     for (int i = 0; i < 30; ++i) memory.view().as<float>()[i] = static_cast<float>(i);
     if (group.rank() == flipped_rank) {
@@ -63,8 +63,7 @@ Heard Compare(int flipped_rank, std::vector<int> flipped, const absl::Status& an
                                               });
     if (!flipped.empty()) EXPECT_EQ(status, answer);
     return absl::OkStatus();
-  });
-  EXPECT_OK(status);
+  }));
   return heard;
 }
 

@@ -25,8 +25,7 @@ std::vector<float> Values(const Tensor& tensor) {
 }
 
 TEST(TensorParallelTest, ARankHasARunOfShards) {
-  ThreadWorld world(2);
-  const absl::Status status = world.Run([](Communicator& comm) {
+  EXPECT_OK(ThreadWorld(2).Run([](Communicator& comm) {
     const TensorParallel tensor_parallel(&comm, 8, /*sequence_parallel=*/true);
     EXPECT_EQ(tensor_parallel.size(), 2);
     EXPECT_EQ(tensor_parallel.shards(), 8);
@@ -34,8 +33,7 @@ TEST(TensorParallelTest, ARankHasARunOfShards) {
     EXPECT_EQ(tensor_parallel.first_shard(), 4 * comm.rank());
     EXPECT_TRUE(tensor_parallel.sequence_parallel());
     return absl::OkStatus();
-  });
-  EXPECT_OK(status);
+  }));
 }
 
 TEST(TensorParallelTest, OneRankHasNothingToExchange) {
@@ -50,8 +48,7 @@ TEST(TensorParallelTest, OneRankHasNothingToExchange) {
 }
 
 TEST(TensorParallelTest, CollectivesOverRows) {
-  ThreadWorld world(2);
-  const absl::Status status = world.Run([](Communicator& comm) {
+  EXPECT_OK(ThreadWorld(2).Run([](Communicator& comm) {
     const TensorParallel tensor_parallel(&comm, 2, /*sequence_parallel=*/false);
     const float rank = static_cast<float>(comm.rank());
     const Tensor sum = Counting(2, 10 * rank);
@@ -72,8 +69,7 @@ TEST(TensorParallelTest, CollectivesOverRows) {
     EXPECT_OK(tensor_parallel.AllGather(uneven, rows, "uneven"));
     EXPECT_EQ(Values(uneven), (std::vector<float>{10, 11, 12, 13, 14, 15}));
     return absl::OkStatus();
-  });
-  EXPECT_OK(status);
+  }));
 }
 
 TEST(TensorParallelTest, ErrorsOfTheCommunicatorComeBack) {
