@@ -34,30 +34,26 @@ TEST(HostShareTest, OneProcessHasAllProcessors) {
 
 TEST(HostShareTest, RanksOfAMachineShareIt) {
   for (const int size : {2, 3, 5}) {
-    ThreadWorld world(size);
-    const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
+    EXPECT_OK(ThreadWorld(size).Run([&](Communicator& comm) -> absl::Status {
       TESSERA_ASSIGN_OR_RETURN(const HostShare share, HostShare::Find(&comm));
       EXPECT_EQ(share.ranks(), size);
       EXPECT_EQ(share.threads(), std::max(1, Processors() / size));
       TESSERA_ASSIGN_OR_RETURN(const int64_t sum, share.Sum(comm.rank() + 1));
       EXPECT_EQ(sum, size * (size + 1) / 2);
       return absl::OkStatus();
-    });
-    EXPECT_OK(status);
+    }));
   }
 }
 
 TEST(HostShareTest, RanksWithTheSameDescriptionAreCounted) {
-  ThreadWorld world(5);
-  const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
+  EXPECT_OK(ThreadWorld(5).Run([&](Communicator& comm) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const HostShare share, HostShare::Find(&comm));
     const bool odd = comm.rank() % 2 == 1;
     TESSERA_ASSIGN_OR_RETURN(const HostShare::Place place, share.Among(odd ? "odd" : ""));
     EXPECT_EQ(place.index, comm.rank() / 2);
     EXPECT_EQ(place.count, odd ? 2 : 3);
     return absl::OkStatus();
-  });
-  EXPECT_OK(status);
+  }));
   EXPECT_EQ(HostShare::Find(nullptr)->Among("alone")->count, 1);
 }
 
@@ -81,8 +77,7 @@ TEST(SpareMemoryTest, OneProcessHasAllThatItLeaves) {
 TEST(SpareMemoryTest, RanksOfAMachineShareWhatAllOfThemLeave) {
   for (const int size : {2, 3, 5}) {
     const int64_t needed = 10 * kMebibyte * size * (size + 1) / 2;
-    ThreadWorld world(size);
-    const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
+    EXPECT_OK(ThreadWorld(size).Run([&](Communicator& comm) -> absl::Status {
       TESSERA_ASSIGN_OR_RETURN(const HostShare host, HostShare::Find(&comm));
       TESSERA_ASSIGN_OR_RETURN(const int64_t spare,
                                SpareMemory(MemoryOf(comm.rank()), needed + 60 * kMebibyte, host));
@@ -92,14 +87,12 @@ TEST(SpareMemoryTest, RanksOfAMachineShareWhatAllOfThemLeave) {
       EXPECT_THAT(std::string(refused.message()),
                   HasSubstr(" of memory for the " + std::to_string(size) + " processes here"));
       return absl::OkStatus();
-    });
-    EXPECT_OK(status);
+    }));
   }
 }
 
 TEST(SpareBesideStagingTest, RanksOfAMachineShareWhatTheirCopiesLeave) {
-  ThreadWorld world(3);
-  const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
+  EXPECT_OK(ThreadWorld(3).Run([&](Communicator& comm) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const HostShare host, HostShare::Find(&comm));
     const int64_t mine = (comm.rank() + 1) * kMebibyte;  // 6 MiB in all
     TESSERA_ASSIGN_OR_RETURN(const int64_t spare, SpareBesideStaging(mine, 9 * kMebibyte, host));
@@ -110,8 +103,7 @@ TEST(SpareBesideStagingTest, RanksOfAMachineShareWhatTheirCopiesLeave) {
               "checkpoints need 6.00 MiB of pinned host memory for copies of GPU state for the 3 "
               "processes here, of which 5.00 MiB are available");
     return absl::OkStatus();
-  });
-  EXPECT_OK(status);
+  }));
 }
 
 }  // namespace

@@ -6,12 +6,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
+#include "base/files.h"
 #include "base/testing.h"
 #include "glog/logging.h"
 #include "gmock/gmock.h"
@@ -76,11 +76,6 @@ TEST(CheckWorldSizeTest, SaysWhatMpirunNeeds) {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-std::string ReadFile(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
 TEST(RankOutputTest, NotesAndLogMessagesGoToTheRanksFile) {
   const fs::path folder = fs::path(::testing::TempDir()) / "rank_output" / "run";
   fs::remove_all(folder);
@@ -90,7 +85,7 @@ TEST(RankOutputTest, NotesAndLogMessagesGoToTheRanksFile) {
     std::fprintf(output->file(), "%s\n", note);
     LOG(INFO) << "logged in the " << note;
   }
-  const std::string text = ReadFile(folder / "rank-00003.log");
+  const std::string text = ReadWholeFile(folder / "rank-00003.log").value_or("");
   for (const char* expected :
        {"first run\n", "logged in the first run\n", "second run\n", "logged in the second run\n"}) {
     EXPECT_THAT(text, HasSubstr(expected));

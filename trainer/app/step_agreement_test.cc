@@ -23,16 +23,14 @@ namespace {
 TEST(AgreeOnStepTest, OneProcessAgreesWithItself) {
   const auto mesh = Mesh::Create(Topology{}, nullptr);
   ASSERT_OK(mesh);
-  const absl::StatusOr<StepAgreement> agreement = AgreeOnStep(**mesh, {.counts = {1, 2}}, 0);
-  ASSERT_OK(agreement);
-  EXPECT_EQ(agreement->facts.counts[1], 2);
-  EXPECT_TRUE(agreement->wire.empty());
-  EXPECT_LT(agreement->pipeline_wait_share, 0);
+  ASSERT_OK_AND_ASSIGN(const StepAgreement agreement, AgreeOnStep(**mesh, {.counts = {1, 2}}, 0));
+  EXPECT_EQ(agreement.facts.counts[1], 2);
+  EXPECT_TRUE(agreement.wire.empty());
+  EXPECT_LT(agreement.pipeline_wait_share, 0);
 }
 
 TEST(AgreeOnStepTest, TheTimeIsTheMeanOverRanks) {
-  ThreadWorld world(2);
-  const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
+  EXPECT_OK(ThreadWorld(2).Run([](Communicator& comm) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const auto mesh, Mesh::Create(Topology{.data = 2}, &comm));
     const double own = mesh->rank();
     TESSERA_ASSIGN_OR_RETURN(
@@ -43,13 +41,11 @@ TEST(AgreeOnStepTest, TheTimeIsTheMeanOverRanks) {
     EXPECT_DOUBLE_EQ(agreed.time.waiting, 0.5);
     EXPECT_DOUBLE_EQ(agreed.time.saving, 0);
     return absl::OkStatus();
-  });
-  EXPECT_OK(status);
+  }));
 }
 
 TEST(AgreeOnStepTest, FactsAndMemoryAreAddedUp) {
-  ThreadWorld world(4);
-  const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
+  EXPECT_OK(ThreadWorld(4).Run([](Communicator& comm) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const auto mesh,
                              Mesh::Create(Topology{.data = 2, .pipeline = 2}, &comm));
     ckpt::StepFacts facts;
@@ -64,13 +60,12 @@ TEST(AgreeOnStepTest, FactsAndMemoryAreAddedUp) {
     EXPECT_EQ(agreed.memory.gpu, 28);
     EXPECT_DOUBLE_EQ(agreed.pipeline_wait_share, 0.75);
     return absl::OkStatus();
-  });
-  EXPECT_OK(status);
+  }));
 }
 
 TEST(AgreeOnStepTest, BytesOfAllRanksByAxisAndOperation) {
   ThreadWorld world(4);
-  const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
+  EXPECT_OK(world.Run([](Communicator& comm) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const auto mesh,
                              Mesh::Create(Topology{.tensor = 2, .data = 2}, &comm));
     mesh->TakeTraffic();
@@ -96,21 +91,19 @@ TEST(AgreeOnStepTest, BytesOfAllRanksByAxisAndOperation) {
     EXPECT_EQ(agreed.wire.size(), 1u);
     if (!agreed.wire.empty()) EXPECT_EQ(agreed.wire[0].axis, "world");
     return absl::OkStatus();
-  });
-  EXPECT_OK(status);
+  }));
 }
 
 // The result of the check on each of three ranks.
 std::vector<std::string> Check(const std::vector<TrainConfig>& configs) {
   std::vector<std::string> found(configs.size());
-  ThreadWorld world(static_cast<int>(configs.size()));
-  const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
-    const auto ranks = MakeProcessGroup(&comm);
-    found[comm.rank()] =
-        std::string(CheckSameSettings(configs[comm.rank()], {.ranks = *ranks}).message());
-    return absl::OkStatus();
-  });
-  EXPECT_OK(status);
+  EXPECT_OK(
+      ThreadWorld(static_cast<int>(configs.size())).Run([&](Communicator& comm) -> absl::Status {
+        const auto ranks = MakeProcessGroup(&comm);
+        found[comm.rank()] =
+            std::string(CheckSameSettings(configs[comm.rank()], {.ranks = *ranks}).message());
+        return absl::OkStatus();
+      }));
   return found;
 }
 
@@ -136,8 +129,7 @@ TEST(SameRunTest, OtherSettingsAreNamedWhereTheyAre) {
 }
 
 TEST(SameRunTest, OtherFilesAreNoticed) {
-  ThreadWorld world(2);
-  const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
+  EXPECT_OK(ThreadWorld(2).Run([&](Communicator& comm) -> absl::Status {
     const auto ranks = MakeProcessGroup(&comm);
     const uint64_t rank = comm.rank();
     const auto message = [&](const DataFingerprint& fingerprint) {
@@ -153,8 +145,7 @@ TEST(SameRunTest, OtherFilesAreNoticed) {
     EXPECT_EQ(message({.sampled = 7, .complete = 8 * rank}), "");
     EXPECT_EQ(message({.sampled = 7 + rank, .complete = 8 * rank}), other);
     return absl::OkStatus();
-  });
-  EXPECT_OK(status);
+  }));
 }
 
 // Rank 0's message, of four ranks, about ranks with other numerics.

@@ -8,12 +8,12 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "base/file_calls.h"
+#include "base/files.h"
 #include "base/testing.h"
 #include "nlohmann/json.hpp"
 #include "tests/worlds/power/power_loss.h"
@@ -23,12 +23,7 @@ namespace {
 
 std::string Path(const std::string& name) { return testing::TempDir() + "/" + name; }
 
-std::string Read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
+std::string Read(const std::string& path) { return ReadWholeFile(path).value_or(""); }
 
 void WriteFile(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;

@@ -19,8 +19,7 @@ constexpr absl::Duration kDeadline = absl::Seconds(30);
 
 TEST(CommunicatorGroupTest, GathersBroadcastsAndExchanges) {
   for (const int size : {1, 2, 5}) {
-    ThreadWorld world(size);
-    const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
+    EXPECT_OK(ThreadWorld(size).Run([&](Communicator& comm) -> absl::Status {
       CommunicatorGroup group(comm);
       EXPECT_EQ(group.rank(), comm.rank());
       EXPECT_EQ(group.size(), size);
@@ -52,8 +51,7 @@ TEST(CommunicatorGroupTest, GathersBroadcastsAndExchanges) {
                 "one of " + std::to_string(previous));
       EXPECT_EQ(std::string(second_in.begin(), second_in.end()), "two");
       return absl::OkStatus();
-    });
-    EXPECT_OK(status);
+    }));
   }
 }
 

@@ -30,9 +30,7 @@ std::string SettingsOfRun(const std::string& more, uint64_t seed = 1, uint64_t d
       "data { train_data_path: 'tokens.bin' } parallel { numerics: EXACT exact_tp_shards: 2 }",
       "test");
   config.MergeFrom(*ParseConfig(more, "test"));
-  const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
-  EXPECT_OK(resolved);
-  return SettingsDigest(*resolved, seed, data_seed);
+  return SettingsDigest(OrFail(ResolveConfig(config)), seed, data_seed);
 }
 
 // Expected values: from another implementation.

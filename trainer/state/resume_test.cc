@@ -76,9 +76,8 @@ TEST_F(CheckpointsTest, OnlyTheRunsOwnFolderMayBeEmpty) {
     EXPECT_TRUE(absl::IsNotFound(Find(other).status()));
     CheckpointConfig own;
     own.set_save(folder);
-    const auto fresh = Find(own);
-    ASSERT_OK(fresh);
-    EXPECT_FALSE(fresh->has_value());
+    ASSERT_OK_AND_ASSIGN(const auto fresh, Find(own));
+    EXPECT_FALSE(fresh.has_value());
     own.set_ckpt_step(3);
     EXPECT_TRUE(absl::IsNotFound(Find(own).status()));
     own.clear_ckpt_step();
@@ -148,9 +147,9 @@ class AutoResumeTest : public CheckpointsTest {
     for (const int64_t step : {2, 4, 6}) Save(folder_, step);
   }
   static void Save(const std::string& folder, int64_t step) {
-    const auto opened = ckpt::CheckpointFolder::Open(folder, {.create_root = true});
-    ASSERT_OK(opened);
-    ASSERT_OK(opened->Save(step, {}));
+    ASSERT_OK_AND_ASSIGN(const auto opened,
+                         ckpt::CheckpointFolder::Open(folder, {.create_root = true}));
+    ASSERT_OK(opened.Save(step, {}));
   }
   // The step that the run continues from; -1 for a new run.
   int64_t Resumed() {
@@ -244,7 +243,6 @@ class ReplicaTest : public CheckpointsTest {
     const auto save = [&](const std::string& folder, int64_t step) {
       fs::remove_all(folder + absl::StrFormat("/step-%08d", step));
       const auto opened = ckpt::CheckpointFolder::Open(folder, {.create_root = true});
-      EXPECT_OK(opened);
       EXPECT_OK(opened->Save(step, {{tensor}}));
       return *opened->At(step);
     };
@@ -254,10 +252,9 @@ class ReplicaTest : public CheckpointsTest {
     SavedRun replica = {
         .checkpoint = save(folder_ + "/memory", 120), .is_own = true, .in_memory = true};
     Outcome outcome;
-    const auto saver = OpenSaver(config);
-    EXPECT_OK(saver);
+    const auto saver = OrFail(OpenSaver(config));
     outcome.status = ContinueFromSaved(
-        Of(config), group_, (*saver)->manager(), Sink(),
+        Of(config), group_, saver->manager(), Sink(),
         [&](const std::optional<SavedRun>& saved) {
           outcome.tried.push_back(!saved.has_value()
                                       ? "nothing"

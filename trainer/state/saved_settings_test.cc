@@ -29,12 +29,8 @@ constexpr char kConfig[] = R"pb(
 
 TrainConfig Config(const std::string& more) {
   TrainConfig config = *ParseConfig(kConfig, "test");
-  const absl::StatusOr<TrainConfig> other = ParseConfig(more, "test");
-  EXPECT_OK(other);
-  config.MergeFrom(*other);
-  const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
-  EXPECT_OK(resolved);
-  return *resolved;
+  config.MergeFrom(OrFail(ParseConfig(more, "test")));
+  return OrFail(ResolveConfig(config));
 }
 
 ckpt::Manifest Saved(const TrainConfig& config) {
@@ -169,8 +165,7 @@ TEST(SavedSettingsTest, TheSavedScheduleReplacesTheRuns) {
   const ckpt::Manifest saved = Saved(Config("optimizer { lr_warmup_iters: 10 min_lr: 1e-5 }"));
   TrainConfig config = Config(
       "training { train_iters: 200 } optimizer { lr: 5e-3 weight_decay: 0.1 clip_grad: 0.5 }");
-  const absl::Status taken = TakeSavedSchedule(saved, &config);
-  ASSERT_OK(taken);
+  ASSERT_OK(TakeSavedSchedule(saved, &config));
   EXPECT_EQ(config.optimizer().lr(), 1e-3);
   EXPECT_EQ(config.optimizer().min_lr(), 1e-5);
   EXPECT_EQ(config.optimizer().lr_warmup_iters(), 10);

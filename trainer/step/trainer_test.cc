@@ -50,7 +50,7 @@ const std::vector<std::string>& Topologies() {
 
 TrainConfig Config(const std::string& topology, const std::string& tokens, int64_t micro_batch_size,
                    bool bf16 = false) {
-  const absl::StatusOr<TrainConfig> parsed = ParseConfig(
+  const TrainConfig parsed = OrFail(ParseConfig(
       absl::StrCat(
           "model { size: \"gpt2-tiny\" num_layers: 4 hidden_size: 16 "
           "num_attention_heads: 4 vocab_size: ",
@@ -59,11 +59,8 @@ TrainConfig Config(const std::string& topology, const std::string& tokens, int64
           " global_batch_size: ", 4 * micro_batch_size,
           " } optimizer { lr_decay_iters: 4 lr_warmup_iters: 0 } parallel { topology: \"", topology,
           "\" numerics: EXACT exact_tp_shards: 4 } data { train_data_path: \"", tokens, "\" }"),
-      "the test's");
-  EXPECT_OK(parsed);
-  const absl::StatusOr<TrainConfig> config = ResolveConfig(*parsed);
-  EXPECT_OK(config) << topology;
-  return config.ok() ? *config : TrainConfig();
+      "the test's"));
+  return OrFail(ResolveConfig(parsed));
 }
 
 class TrainerTest : public ::testing::Test {
@@ -75,10 +72,9 @@ class TrainerTest : public ::testing::Test {
       tokens[i] = static_cast<int32_t>((i * i + 3 * i) % kVocabulary);
     }
     const std::string path = absl::StrCat(::testing::TempDir(), "/samples_", samples, ".bin");
-    const auto writer = TokenFileWriter::Create(path, TokenFormat::kGpt2);
-    EXPECT_OK(writer);
-    EXPECT_OK((*writer)->Append(tokens));
-    EXPECT_OK((*writer)->Close());
+    const auto writer = OrFail(TokenFileWriter::Create(path, TokenFormat::kGpt2));
+    EXPECT_OK(writer->Append(tokens));
+    EXPECT_OK(writer->Close());
     return path;
   }
 
@@ -112,7 +108,7 @@ TEST_F(TrainerTest, EvaluatesFewerSamplesThanRanksAndThanAMicroBatch) {
       SCOPED_TRACE(absl::StrCat(samples, " samples, ", topology));
       Mutex mutex;
       std::vector<double> losses;
-      const absl::Status status =
+      ASSERT_OK(
           RunRanks(Config(topology, tokens, /*micro_batch_size=*/2),
                    [&](Trainer& trainer, const BatchLoader& data, const Mesh&) -> absl::Status {
                      TESSERA_ASSIGN_OR_RETURN(const EvaluationResult result,
@@ -121,8 +117,7 @@ TEST_F(TrainerTest, EvaluatesFewerSamplesThanRanksAndThanAMicroBatch) {
                      EXPECT_EQ(result.tokens, (samples == 1 ? 1 : samples / 2 * 2) * kLength);
                      losses.push_back(result.loss);
                      return absl::OkStatus();
-                   });
-      ASSERT_OK(status);
+                   }));
       if (topology == "single") expected = losses[0];
       EXPECT_GT(expected, 0);
       for (const double loss : losses) EXPECT_EQ(loss, expected);
@@ -148,7 +143,7 @@ TEST_F(TrainerTest, FastNumericsSplitLayersWhateverTheRows) {
     ASSERT_OK(resolved) << topology;
     Mutex mutex;
     std::vector<double> losses;
-    const absl::Status status =
+    ASSERT_OK(
         RunRanks(*resolved,
                  [&](Trainer& trainer, const BatchLoader& data, const Mesh& mesh) -> absl::Status {
                    for (int64_t step = 0; step < 4; ++step) {
@@ -159,8 +154,7 @@ TEST_F(TrainerTest, FastNumericsSplitLayersWhateverTheRows) {
                      if (mesh.world()->rank() == 0) losses.push_back(result.loss);
                    }
                    return absl::OkStatus();
-                 });
-    ASSERT_OK(status);
+                 }));
     if (topology == "single") expected = losses;
     ASSERT_EQ(losses.size(), 4);
     for (int step = 0; step < 4; ++step) EXPECT_NEAR(losses[step], expected[step], 1e-5) << step;
@@ -176,23 +170,22 @@ TEST_F(TrainerTest, ContinuesATextOfAnyLength) {
   for (const std::string& topology : Topologies()) {
     SCOPED_TRACE(topology);
     Mutex mutex;
-    const absl::Status status =
-        RunRanks(Config(topology, tokens, /*micro_batch_size=*/1),
-                 [&](Trainer& trainer, const BatchLoader& data, const Mesh&) -> absl::Status {
-                   std::vector<std::vector<float>> logits;
-                   for (int64_t length = 1; length <= kLength; ++length) {
-                     TESSERA_ASSIGN_OR_RETURN(std::vector<float> next,
-                                              trainer.NextLogits(std::span(text).first(length)));
-                     logits.push_back(std::move(next));
-                   }
-                   // Training continues with its former shapes.
-                   TESSERA_RETURN_IF_ERROR(trainer.Step(data, {}).status());
-                   const MutexLock lock(&mutex);
-                   if (expected.empty()) expected = logits;
-                   EXPECT_EQ(logits, expected);
-                   return absl::OkStatus();
-                 });
-    ASSERT_OK(status);
+    ASSERT_OK(RunRanks(Config(topology, tokens, /*micro_batch_size=*/1),
+                       [&](Trainer& trainer, const BatchLoader& data, const Mesh&) -> absl::Status {
+                         std::vector<std::vector<float>> logits;
+                         for (int64_t length = 1; length <= kLength; ++length) {
+                           TESSERA_ASSIGN_OR_RETURN(
+                               std::vector<float> next,
+                               trainer.NextLogits(std::span(text).first(length)));
+                           logits.push_back(std::move(next));
+                         }
+                         // Training continues with its former shapes.
+                         TESSERA_RETURN_IF_ERROR(trainer.Step(data, {}).status());
+                         const MutexLock lock(&mutex);
+                         if (expected.empty()) expected = logits;
+                         EXPECT_EQ(logits, expected);
+                         return absl::OkStatus();
+                       }));
   }
   ASSERT_EQ(expected.size(), static_cast<size_t>(kLength));
   EXPECT_EQ(expected[0].size(), static_cast<size_t>(kVocabulary));
@@ -210,7 +203,7 @@ TEST_F(TrainerTest, DecodedTokensHaveTheLossesOfAPassOverTheText) {
       SCOPED_TRACE(absl::StrCat(topology, bf16 ? " in bf16" : ""));
       TrainConfig config = Config(topology, tokens, /*micro_batch_size=*/1);
       config.mutable_training()->set_bf16(bf16);
-      const absl::Status status = RunRanks(
+      ASSERT_OK(RunRanks(
           config, [&](Trainer& trainer, const BatchLoader& data, const Mesh& mesh) -> absl::Status {
             std::vector<int32_t> ids(kLength), targets(kLength);
             TESSERA_RETURN_IF_ERROR(data.FillBatch(0, 0, 1, ids, targets));
@@ -228,8 +221,7 @@ TEST_F(TrainerTest, DecodedTokensHaveTheLossesOfAPassOverTheText) {
             if (topology == "single") expected = result.loss;
             EXPECT_EQ(result.loss, expected);
             return absl::OkStatus();
-          });
-      ASSERT_OK(status);
+          }));
     }
   }
 }
@@ -258,7 +250,7 @@ TEST_F(TrainerTest, ABrokenWeightOnOneRankSkipsTheUpdateOnAll) {
     SCOPED_TRACE(topology);
     const TrainConfig config = Config(topology, tokens, /*micro_batch_size=*/1);
     const int broken_rank = ConfigTopology(config).world_size() - 1;
-    const absl::Status status = RunRanks(
+    ASSERT_OK(RunRanks(
         config,
         [broken_rank](Trainer& trainer, const BatchLoader& data, const Mesh& mesh) -> absl::Status {
           TESSERA_ASSIGN_OR_RETURN(const StepResult good, trainer.Step(data, {}));
@@ -281,8 +273,7 @@ TEST_F(TrainerTest, ABrokenWeightOnOneRankSkipsTheUpdateOnAll) {
           EXPECT_EQ(trainer.updates(), 2);
           EXPECT_NE(Contents(trainer), before);
           return absl::OkStatus();
-        });
-    ASSERT_OK(status);
+        }));
   }
 }
 
@@ -445,7 +436,7 @@ TEST_F(TrainerTest, AnUpdateAnnouncesEveryByteBeforeItChanges) {
   for (const std::string& topology : Topologies()) {
     for (const bool bf16 : {false, true}) {
       SCOPED_TRACE(topology + (bf16 ? ", bf16" : ""));
-      const absl::Status status =
+      ASSERT_OK(
           RunRanks(Config(topology, tokens, /*micro_batch_size=*/1, bf16),
                    [](Trainer& trainer, const BatchLoader& data, const Mesh&) -> absl::Status {
                      Watched watched(trainer);
@@ -459,8 +450,7 @@ TEST_F(TrainerTest, AnUpdateAnnouncesEveryByteBeforeItChanges) {
                      TESSERA_RETURN_IF_ERROR(trainer.Step(data, {.step = 1}).status());
                      trainer.set_before_overwrite(nullptr);
                      return absl::OkStatus();
-                   });
-      ASSERT_OK(status);
+                   }));
     }
   }
 }
@@ -477,7 +467,7 @@ TEST_F(TrainerTest, TensorParallelTrafficIsTheTheory) {
   for (const bool sequence_parallel : {false, true}) {
     const TrainConfig config =
         Config(sequence_parallel ? "tp2_sp" : "tp2", WriteSamples(16), /*micro_batch_size=*/2);
-    const absl::Status status = RunRanks(
+    ASSERT_OK(RunRanks(
         config, [&](Trainer& trainer, const BatchLoader& data, Mesh& mesh) -> absl::Status {
           mesh.TakeTraffic();
           TESSERA_RETURN_IF_ERROR(trainer.Step(data, {}).status());
@@ -503,8 +493,7 @@ TEST_F(TrainerTest, TensorParallelTrafficIsTheTheory) {
           }
           EXPECT_EQ(sent, expected);
           return absl::OkStatus();
-        });
-    ASSERT_OK(status);
+        }));
   }
 }
 
