@@ -211,25 +211,20 @@ absl::Status CheckTopology(const TrainConfig& config) {
 }  // namespace
 
 void CheckRanges(const TrainConfig& config, Problems& problems) {
-  const Reflection& groups = *config.GetReflection();
-  for (int g = 0; g < config.GetDescriptor()->field_count(); ++g) {
-    const FieldDescriptor* group_field = config.GetDescriptor()->field(g);
-    if (!groups.HasField(config, group_field)) continue;
-    const Message& group = groups.GetMessage(config, group_field);
-    for (int f = 0; f < group.GetDescriptor()->field_count(); ++f) {
-      const FieldDescriptor& field = *group.GetDescriptor()->field(f);
-      const Reflection& fields = *group.GetReflection();
-      if (!fields.HasField(group, &field)) continue;
-      const bool is_int = field.cpp_type() == FieldDescriptor::CPPTYPE_INT64;
-      const bool is_double = field.cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE;
-      if (is_int && fields.GetInt64(group, &field) < 0) {
-        problems.Add(field.name(), "=", FieldText(group, field), ": must not be negative");
-      }
-      if (is_double && !(fields.GetDouble(group, &field) >= 0 &&
-                         std::isfinite(fields.GetDouble(group, &field)))) {
-        problems.Add(field.name(), "=", FieldText(group, field),
-                     ": must be a finite number that is not negative");
-      }
+  for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
+    if (!setting.is_given(config)) continue;
+    const Message& group = setting.in(config);
+    const FieldDescriptor& field = *setting.field;
+    const Reflection& fields = *group.GetReflection();
+    const bool is_int = field.cpp_type() == FieldDescriptor::CPPTYPE_INT64;
+    const bool is_double = field.cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE;
+    if (is_int && fields.GetInt64(group, &field) < 0) {
+      problems.Add(field.name(), "=", FieldText(group, field), ": must not be negative");
+    }
+    if (is_double &&
+        !(fields.GetDouble(group, &field) >= 0 && std::isfinite(fields.GetDouble(group, &field)))) {
+      problems.Add(field.name(), "=", FieldText(group, field),
+                   ": must be a finite number that is not negative");
     }
   }
 }

@@ -72,7 +72,6 @@ std::string ValueKind(const FieldDescriptor& field) {
     case FieldDescriptor::CPPTYPE_BOOL:
       return "true|false";
     case FieldDescriptor::CPPTYPE_DOUBLE:
-    case FieldDescriptor::CPPTYPE_FLOAT:
       return "number";
     case FieldDescriptor::CPPTYPE_STRING:
       return "text";
@@ -109,9 +108,8 @@ absl::Status UnknownFlag(const std::string& argument, const std::string& name,
                                                  absl::StrReplaceAll(nearest, {{"_", "-"}}), "?"));
 }
 
-template <typename T>
-std::optional<T> ParseInteger(const std::string& value) {
-  T number;
+std::optional<int64_t> ParseInteger(const std::string& value) {
+  int64_t number;
   if (!absl::SimpleAtoi(value, &number)) return std::nullopt;
   return number;
 }
@@ -137,41 +135,6 @@ const EnumValueDescriptor* ParseEnum(const EnumDescriptor& type, const std::stri
   return nullptr;
 }
 
-// Returns false if `value` is not of the field's type.
-bool SetField(const FieldDescriptor& field, const std::string& value, Message* group) {
-  const Reflection& reflection = *group->GetReflection();
-  const auto set = [&](auto parsed, auto setter) {
-    if (parsed.has_value()) (reflection.*setter)(group, &field, *parsed);
-    return parsed.has_value();
-  };
-  switch (field.cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT64:
-      return set(ParseInteger<int64_t>(value), &Reflection::SetInt64);
-    case FieldDescriptor::CPPTYPE_INT32:
-      return set(ParseInteger<int32_t>(value), &Reflection::SetInt32);
-    case FieldDescriptor::CPPTYPE_UINT64:
-      return set(ParseInteger<uint64_t>(value), &Reflection::SetUInt64);
-    case FieldDescriptor::CPPTYPE_UINT32:
-      return set(ParseInteger<uint32_t>(value), &Reflection::SetUInt32);
-    case FieldDescriptor::CPPTYPE_DOUBLE:
-      return set(ParseNumber(value), &Reflection::SetDouble);
-    case FieldDescriptor::CPPTYPE_FLOAT:
-      return set(ParseNumber(value), &Reflection::SetFloat);
-    case FieldDescriptor::CPPTYPE_BOOL:
-      return set(ParseBool(value), &Reflection::SetBool);
-    case FieldDescriptor::CPPTYPE_STRING:
-      reflection.SetString(group, &field, value);
-      return true;
-    case FieldDescriptor::CPPTYPE_ENUM: {
-      const EnumValueDescriptor* parsed = ParseEnum(*field.enum_type(), value);
-      if (parsed != nullptr) reflection.SetEnum(group, &field, parsed);
-      return parsed != nullptr;
-    }
-    default:
-      return false;
-  }
-}
-
 std::string ShortestNumber(double value) {
   char buffer[64];
   const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value);
@@ -185,7 +148,6 @@ std::string Placeholder(const FieldDescriptor& field) {
     case FieldDescriptor::CPPTYPE_BOOL:
       return "";
     case FieldDescriptor::CPPTYPE_DOUBLE:
-    case FieldDescriptor::CPPTYPE_FLOAT:
       return " X";
     case FieldDescriptor::CPPTYPE_STRING:
       return " TEXT";
@@ -245,6 +207,33 @@ void Setting::Clear(Message* message) const {
   owner->GetReflection()->ClearField(owner, field);
 }
 
+bool Setting::Set(const std::string& value, Message* message) const {
+  Message* const owner = message->GetReflection()->MutableMessage(message, group);
+  const Reflection& reflection = *owner->GetReflection();
+  const auto set = [&](auto parsed, auto setter) {
+    if (parsed.has_value()) (reflection.*setter)(owner, field, *parsed);
+    return parsed.has_value();
+  };
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT64:
+      return set(ParseInteger(value), &Reflection::SetInt64);
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return set(ParseNumber(value), &Reflection::SetDouble);
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return set(ParseBool(value), &Reflection::SetBool);
+    case FieldDescriptor::CPPTYPE_STRING:
+      reflection.SetString(owner, field, value);
+      return true;
+    case FieldDescriptor::CPPTYPE_ENUM: {
+      const EnumValueDescriptor* parsed = ParseEnum(*field->enum_type(), value);
+      if (parsed != nullptr) reflection.SetEnum(owner, field, parsed);
+      return parsed != nullptr;
+    }
+    default:
+      return false;
+  }
+}
+
 std::vector<Setting> AllSettings(const Descriptor& message) {
   std::vector<Setting> settings;
   for (int g = 0; g < message.field_count(); ++g) {
@@ -292,8 +281,7 @@ absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message
                        FlagName(name), "=", *value, " are two names of one setting: give one"));
     }
     other->second = {name, *value};
-    Message* group = message->GetReflection()->MutableMessage(message, flag->group);
-    if (!SetField(*flag->field, *value, group)) {
+    if (!flag->Set(*value, message)) {
       return absl::InvalidArgumentError(absl::StrCat(FlagName(*flag->field), "=", *value,
                                                      ": expected ", ValueKind(*flag->field)));
     }
@@ -336,6 +324,8 @@ std::vector<std::string> FlagInventory(const Message& message) {
     for (const std::string& alias : Aliases(*flag.field)) {
       absl::StrAppend(&lines.back(), ", also ", FlagName(alias));
     }
+    const std::string& needed = flag.field->options().GetExtension(needs);
+    if (!needed.empty()) absl::StrAppend(&lines.back(), ", needs ", needed);
   }
   return lines;
 }
@@ -345,16 +335,8 @@ std::string FieldText(const Message& group, const FieldDescriptor& field) {
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT64:
       return absl::StrCat(reflection.GetInt64(group, &field));
-    case FieldDescriptor::CPPTYPE_INT32:
-      return absl::StrCat(reflection.GetInt32(group, &field));
-    case FieldDescriptor::CPPTYPE_UINT64:
-      return absl::StrCat(reflection.GetUInt64(group, &field));
-    case FieldDescriptor::CPPTYPE_UINT32:
-      return absl::StrCat(reflection.GetUInt32(group, &field));
     case FieldDescriptor::CPPTYPE_DOUBLE:
       return ShortestNumber(reflection.GetDouble(group, &field));
-    case FieldDescriptor::CPPTYPE_FLOAT:
-      return ShortestNumber(reflection.GetFloat(group, &field));
     case FieldDescriptor::CPPTYPE_BOOL:
       return reflection.GetBool(group, &field) ? "true" : "false";
     case FieldDescriptor::CPPTYPE_STRING:
@@ -374,28 +356,9 @@ std::string DefaultText(const FieldDescriptor& field) {
   if (field.options().HasExtension(default_text)) {
     return field.options().GetExtension(default_text);
   }
-  switch (field.cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT64:
-      return absl::StrCat(field.default_value_int64());
-    case FieldDescriptor::CPPTYPE_INT32:
-      return absl::StrCat(field.default_value_int32());
-    case FieldDescriptor::CPPTYPE_UINT64:
-      return absl::StrCat(field.default_value_uint64());
-    case FieldDescriptor::CPPTYPE_UINT32:
-      return absl::StrCat(field.default_value_uint32());
-    case FieldDescriptor::CPPTYPE_DOUBLE:
-      return ShortestNumber(field.default_value_double());
-    case FieldDescriptor::CPPTYPE_FLOAT:
-      return ShortestNumber(field.default_value_float());
-    case FieldDescriptor::CPPTYPE_BOOL:
-      return field.default_value_bool() ? "true" : "false";
-    case FieldDescriptor::CPPTYPE_STRING:
-      return field.default_value_string();
-    case FieldDescriptor::CPPTYPE_ENUM:
-      return absl::AsciiStrToLower(field.default_value_enum()->name());
-    default:
-      return "";
-  }
+  return FieldText(
+      *google::protobuf::MessageFactory::generated_factory()->GetPrototype(field.containing_type()),
+      field);
 }
 
 }  // namespace tessera

@@ -2,7 +2,7 @@
 #define TESSERA_TRAINER_CONFIG_FLAGS_H_
 
 // A command line for any protobuf message of groups: the message has one sub-message per group,
-// which has scalar and enum fields, whose names are unique over all groups. A field `num_layers` is
+// which has fields of int64, double, bool, string and enums, whose names are unique over all groups. A field `num_layers` is
 // the flag --num-layers or --num_layers, as `--num-layers 12` or `--num-layers=12`; a boolean is
 // also set by its bare name. Enum values are accepted in any case.
 
@@ -30,6 +30,8 @@ struct Setting {
     return in(message).GetReflection()->HasField(in(message), field);
   }
   void Clear(google::protobuf::Message* message) const;
+  // Returns false if `value` is not of the field's type.
+  bool Set(const std::string& value, google::protobuf::Message* message) const;
 };
 std::vector<Setting> AllSettings(const google::protobuf::Descriptor& message);
 
@@ -46,8 +48,8 @@ absl::Status ApplyFlags(std::span<const std::string> arguments, google::protobuf
 absl::Status FlagHelp(const google::protobuf::Message& message, std::string_view group,
                       std::string* help);
 
-// Returns one line "group --flag <kind> = default" per flag, for a test that freezes the command
-// line.
+// Returns one line "group --flag <kind> = default, also --alias, needs settings" per flag, for a
+// test that freezes the command line.
 std::vector<std::string> FlagInventory(const google::protobuf::Message& message);
 
 // Returns the value of a field of a group as ApplyFlags() reads it, in the shortest form that reads

@@ -26,7 +26,7 @@ absl::Status Apply(const std::vector<std::string>& arguments, TrainConfig* confi
 
 TrainConfig Parsed(const std::vector<std::string>& arguments) {
   TrainConfig config;
-  EXPECT_EQ(Apply(arguments, &config), absl::OkStatus());
+  EXPECT_OK(Apply(arguments, &config));
   return config;
 }
 
@@ -188,19 +188,14 @@ TEST(FrozenCommandLineTest, FlagsAndDefaultsAreThoseOfTheGoldenFile) {
 // A default is a value of its flag, or words where it depends on other flags.
 TEST(SchemaTest, DefaultsAreAcceptedAsValues) {
   int values = 0;
-  const auto* type = TrainConfig::descriptor();
-  for (int g = 0; g < type->field_count(); ++g) {
-    const auto* group = type->field(g)->message_type();
-    for (int f = 0; f < group->field_count(); ++f) {
-      const auto& field = *group->field(f);
-      const std::string text = DefaultText(field);
-      if (text.empty() || (field.options().HasExtension(default_text) &&
-                           (text.find(' ') != text.npos || !std::isdigit(text[0])))) {
-        continue;
-      }
-      EXPECT_EQ(Error({"--" + field.name() + "=" + text}), "");
-      ++values;
+  for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
+    const std::string text = DefaultText(*setting.field);
+    if (text.empty() || (setting.field->options().HasExtension(default_text) &&
+                         (text.find(' ') != text.npos || !std::isdigit(text[0])))) {
+      continue;
     }
+    EXPECT_EQ(Error({"--" + setting.name() + "=" + text}), "");
+    ++values;
   }
   EXPECT_GT(values, 60);
 }

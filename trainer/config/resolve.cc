@@ -29,38 +29,18 @@ namespace tessera {
 namespace {
 
 using ::google::protobuf::FieldDescriptor;
-using ::google::protobuf::Message;
-using ::google::protobuf::Reflection;
 
 constexpr int64_t kDefaultSequence = 1024;
 constexpr int64_t kDefaultEvalInterval = 1000;
 
-// Writes every declared default explicitly, so that the saved config does not change with a later
-// version's defaults.
-void FillDeclaredDefaults(Message* group) {
-  const Reflection& reflection = *group->GetReflection();
-  for (int f = 0; f < group->GetDescriptor()->field_count(); ++f) {
-    const FieldDescriptor& field = *group->GetDescriptor()->field(f);
-    if (reflection.HasField(*group, &field) || field.options().HasExtension(default_text)) continue;
-    switch (field.cpp_type()) {
-      case FieldDescriptor::CPPTYPE_INT64:
-        reflection.SetInt64(group, &field, field.default_value_int64());
-        break;
-      case FieldDescriptor::CPPTYPE_DOUBLE:
-        reflection.SetDouble(group, &field, field.default_value_double());
-        break;
-      case FieldDescriptor::CPPTYPE_BOOL:
-        reflection.SetBool(group, &field, field.default_value_bool());
-        break;
-      case FieldDescriptor::CPPTYPE_STRING:
-        reflection.SetString(group, &field, field.default_value_string());
-        break;
-      case FieldDescriptor::CPPTYPE_ENUM:
-        reflection.SetEnum(group, &field, field.default_value_enum());
-        break;
-      default:
-        break;
-    }
+// Writes every declared default but the model's explicitly, so that the saved config does not change
+// with a later version's defaults.
+void FillDeclaredDefaults(TrainConfig* config) {
+  for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
+    const bool is_of_model = setting.group->message_type() == ModelConfig::descriptor();
+    const bool has_text = setting.field->options().HasExtension(default_text);
+    if (is_of_model || has_text || setting.is_given(*config)) continue;
+    setting.Set(DefaultText(*setting.field), config);
   }
 }
 
@@ -295,15 +275,7 @@ absl::Status Complete(const TrainConfig& given, const ResolveOptions& options,
   }
   TESSERA_ASSIGN_OR_RETURN(ModelConfig model, ChooseModel(*resolved, options));
   TESSERA_ASSIGN_OR_RETURN(*resolved->mutable_model(), ResolveModelConfig(std::move(model)));
-  for (Message* group : {static_cast<Message*>(resolved->mutable_training()),
-                         static_cast<Message*>(resolved->mutable_optimizer()),
-                         static_cast<Message*>(resolved->mutable_parallel()),
-                         static_cast<Message*>(resolved->mutable_checkpoint()),
-                         static_cast<Message*>(resolved->mutable_data()),
-                         static_cast<Message*>(resolved->mutable_sampling()),
-                         static_cast<Message*>(resolved->mutable_output())}) {
-    FillDeclaredDefaults(group);
-  }
+  FillDeclaredDefaults(resolved);
   const bool is_auto = HasAutoTopology(given);
   if (is_auto && !given.training().has_global_batch_size()) {
     return Wrong("topology=auto: global_batch_size must be set, so that it does not depend on the ",

@@ -54,12 +54,9 @@ class FirstError : public google::protobuf::io::ErrorCollector {
 // The fields of all groups that have other names, by each of their names.
 std::map<std::string, std::string, std::less<>> NamesWithAliases() {
   std::map<std::string, std::string, std::less<>> names;
-  for (int g = 0; g < TrainConfig::descriptor()->field_count(); ++g) {
-    const auto& group = *TrainConfig::descriptor()->field(g)->message_type();
-    for (int f = 0; f < group.field_count(); ++f) {
-      const FieldDescriptor& field = *group.field(f);
-      for (const std::string& alias : Aliases(field))
-        names[field.name()] = names[alias] = field.name();
+  for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
+    for (const std::string& alias : Aliases(*setting.field)) {
+      names[setting.name()] = names[alias] = setting.name();
     }
   }
   return names;

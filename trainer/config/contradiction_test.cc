@@ -1,0 +1,144 @@
+// Settings that contradict each other are answered by one line, which names them. What each setting
+// needs besides is in testdata/flags.golden.
+
+#include <string>
+#include <vector>
+
+#include "base/testing.h"
+#include "gtest/gtest.h"
+#include "trainer/config/config.h"
+
+namespace tessera {
+namespace {
+
+struct Contradiction {
+  std::vector<std::string> flags;  // of a run that is complete and consistent without them
+  std::string message;
+};
+
+const Contradiction kContradictions[] = {
+    // Batches.
+    {{"--micro-batch-size=0"}, "micro_batch_size=0: must be at least 1"},
+    {{"--global-batch-size=0"}, "global_batch_size=0: must be at least 1"},
+    {{"--seq-length=0"}, "seq_length=0: must be at least 1"},
+    {{"--micro-batch-size=4", "--global-batch-size=6"},
+     "global_batch_size=6 is not divisible by micro_batch_size=4 * data_parallel_size=1"},
+    {{"--seq-length=65"}, "seq_length=65 is more than max_position_embeddings=64"},
+    {{"--train-iters=-1"}, "train_iters=-1: must not be negative"},
+    {{"--seed=-1"}, "seed=-1: must not be negative"},
+    {{"--threads=1025"}, "threads=1025: must be at most 1024"},
+    {{"--save=s", "--async-save", "--async-save-copy-gb-per-second=1.5"},
+     "async_save_copy_gb_per_second is set but device=cpu"},
+    {{"--device=cuda", "--save=s", "--async-save-copy-gb-per-second=1"},
+     "async_save_copy_gb_per_second is set but async_save is not"},
+    {{"--log-interval=0"}, "log_interval=0: must be at least 1"},
+    {{"--run-dir=r", "--trace-steps=all"},
+     "trace_steps=all: expected a step or a range of steps, as 100-103"},
+    {{"--run-dir=r", "--trace-steps=3-"},
+     "trace_steps=3-: expected a step or a range of steps, as 100-103"},
+    {{"--run-dir=r", "--trace-steps=0-3"}, "trace_steps=0-3: steps are counted from 1"},
+    {{"--run-dir=r", "--trace-steps=-3"}, "trace_steps=-3: steps are counted from 1"},
+    {{"--run-dir=r", "--trace-steps=7-3"}, "trace_steps=7-3 ends before it begins"},
+    {{"--run-dir=r", "--trace-steps=101-103"},
+     "trace_steps=101-103 begins after the last step, train_iters=100"},
+    {{"--train-data-path="}, "train_iters=100 but train_data_path is not set"},
+    {{"--eval-interval=5", "--valid-data-path=v", "--eval-iters=0"},
+     "eval_interval=5 but eval_iters=0"},
+    {{"--global-batch-size=4611686018427387904"},
+     "global_batch_size=4611686018427387904 * seq_length=64: must be at most 1099511627776 "
+     "tokens"},
+    {{"--eval-iters=4611686018427387904"},
+     "eval_iters=4611686018427387904: must be at most 17179869184 with global batches of 64 "
+     "tokens"},
+    // Optimizer.
+    {{"--lr=-1"}, "lr=-1: must be a finite number that is not negative"},
+    {{"--lr=1e-4", "--min-lr=1e-3"}, "min_lr=0.001 is more than lr=0.0001"},
+    {{"--lr-warmup-iters=100"}, "lr_warmup_iters=100 must be less than lr_decay_iters=100"},
+    {{"--lr-decay-iters=0"}, "lr_decay_iters=0: must be at least 1"},
+    {{"--lr-decay-style=wsd"}, "lr_decay_style=wsd but lr_wsd_decay_iters is not set"},
+    {{"--lr-decay-style=wsd", "--lr-wsd-decay-iters=91", "--lr-warmup-iters=10"},
+     "lr_wsd_decay_iters=91 is more than lr_decay_iters=100 - lr_warmup_iters=10"},
+    {{"--adam-beta1=1"}, "adam_beta1=1: must be less than 1"},
+    {{"--adam-beta2=1.5"}, "adam_beta2=1.5: must be less than 1"},
+    {{"--adam-eps=0"}, "adam_eps=0: must be more than 0"},
+    {{"--weight-decay=-0.1"}, "weight_decay=-0.1: must be a finite number that is not negative"},
+    {{"--clip-grad=-1"}, "clip_grad=-1: must be a finite number that is not negative"},
+    // Parallel.
+    {{"--data-parallel-size=0"}, "data_parallel_size=0: must be at least 1"},
+    {{"--pipeline-model-parallel-size=0"}, "pipeline_model_parallel_size=0: must be at least 1"},
+    {{"--tensor-model-parallel-size=1048577"},
+     "tensor_model_parallel_size=1048577: must be at most 1048576"},
+    {{"--data-parallel-size=1048576", "--tensor-model-parallel-size=2"},
+     "data_parallel_size=1048576 * tensor_model_parallel_size=2 * "
+     "pipeline_model_parallel_size=1: must be at most 1048576 processes"},
+    {{"--zero-stage=3"}, "zero_stage=3: expected 0, 1 or 2"},
+    {{"--exact-tp-shards=2"}, "exact_tp_shards is set but numerics=fast"},
+    {{"--ddp-bucket-size=0"}, "ddp_bucket_size=0: must be at least 1"},
+    {{"--distributed-timeout-minutes=0"}, "distributed_timeout_minutes=0: must be more than 0"},
+    {{"--data-parallel-size=2", "--global-batch-size=3"},
+     "global_batch_size=3 is not divisible by micro_batch_size=1 * data_parallel_size=2"},
+    // Checkpoint.
+    {{"--save-interval=5"}, "save_interval is set but save is not"},
+    {{"--save=d", "--auto-resume=false", "--ckpt-step=5"}, "ckpt_step is set but load is not"},
+    {{"--save=d", "--save-optimizer-state", "--no-save-optim"},
+     "save_optimizer_state=true and no_save_optim=true exclude each other"},
+    {{"--save=d", "--save-optimizer-state=false", "--no-save-optim=false"},
+     "save_optimizer_state=false and no_save_optim=false exclude each other"},
+    {{"--save=d", "--save-interval=-5"}, "save_interval=-5: must not be negative"},
+    {{"--save=d", "--save-interval=5", "--max-checkpoint-keep=4294967297"},
+     "max_checkpoint_keep=4294967297: must be at most 2147483647 (0: all)"},
+    {{"--ckpt-step=5"}, "ckpt_step is set but load is not"},
+    {{"--load=d", "--use-checkpoint-opt-param-scheduler", "--override-opt-param-scheduler"},
+     "use_checkpoint_opt_param_scheduler and override_opt_param_scheduler exclude each other"},
+    {{"--load=d", "--load-content=model,optimizer", "--use-checkpoint-opt-param-scheduler"},
+     "use_checkpoint_opt_param_scheduler is set but load_content=model,optimizer leaves the "
+     "scheduler out"},
+    {{"--load=d", "--load-content=all", "--load-content=optimizer", "--no-load-optim"},
+     "load_content=optimizer and no_load_optim leave nothing to load"},
+    {{"--load=d", "--load-content=rng", "--no-load-rng"},
+     "load_content=rng and no_load_rng leave nothing to load"},
+    {{"--load=d", "--parameter-to-structured-name=f", "--load-format=hf"},
+     "parameter_to_structured_name=f and load_format=hf exclude each other: it is for the "
+     "format paddle"},
+    {{"--load=d", "--consumed-samples=8", "--finetune"},
+     "consumed_samples is set but finetune leaves the position in the data out"},
+    {{"--load=d", "--consumed-samples=8", "--load-content=model,scheduler"},
+     "consumed_samples is set but load_content=model,scheduler leaves the position in the data "
+     "out"},
+    {{"--load=d", "--ckpt-type=hf", "--load-format=torch"},
+     "load_format=torch and ckpt_type=hf exclude each other"},
+    {{"--load=d", "--ckpt-type=llmc", "--load-content=model,rng"},
+     "load_content=model,rng: an llm.c model file holds the model alone"},
+    {{"--load=d", "--llmc-filepath=f", "--finetune"},
+     "llmc_filepath and finetune exclude each other: the weights come from load"},
+    {{"--load=d", "--llmc-filepath=f", "--load-content=model,optimizer"},
+     "llmc_filepath and load_content=model,optimizer exclude each other: the weights come from "
+     "load"},
+    {{"--save=d", "--finetune"}, "finetune is set but load is not"},
+    {{"--save=d", "--load-content=model"},
+     "load_content=model begins at step 0 and needs load, which is not set"},
+    {{"--async-save", "--save-top-k=2", "--lr=1e-4", "--min-lr=1e-3"},
+     "3 problems with the settings:\n"
+     "  async_save is set but save is not\n"
+     "  save_top_k is set but save is not\n"
+     "  min_lr=0.001 is more than lr=0.0001"},
+    // Sampling.
+    {{"--top-k=257"}, "top_k=257 is more than vocab_size=256"},
+    {{"--exact-products", "--device=cuda", "--bf16"},
+     "exact_products is set but bf16=true: it is about products of fp32 numbers"},
+    {{"--temperature=-1"}, "temperature=-1: must be a finite number that is not negative"},
+};
+
+TEST(ContradictionTest, IsAnsweredByOneLineThatNamesIt) {
+  for (const Contradiction& each : kContradictions) {
+    std::vector<const char*> argv = {"train", "--size=gpt2-tiny", "--train-iters=100",
+                                     "--train-data-path=train_*.bin"};
+    for (const std::string& flag : each.flags) argv.push_back(flag.c_str());
+    ASSERT_OK_AND_ASSIGN(const CommandLine line,
+                         ParseCommandLine(static_cast<int>(argv.size()), argv.data()));
+    EXPECT_EQ(ResolveConfig(line.config).status(), absl::InvalidArgumentError(each.message));
+  }
+}
+
+}  // namespace
+}  // namespace tessera
