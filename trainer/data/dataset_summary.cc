@@ -24,27 +24,11 @@ class FieldReader {
  public:
   explicit FieldReader(const Json& object) : object_(object) {}
 
-  void Read(const char* name, std::string& out) {
-    if (const Json* field = Find(name); field != nullptr && field->is_string()) {
-      out = field->get<std::string>();
-    } else {
-      Missing(name, "a string");
-    }
-  }
+  void Read(const char* name, std::string& out) { Read(name, &Json::is_string, "a string", out); }
   void Read(const char* name, int64_t& out) {
-    if (const Json* field = Find(name); field != nullptr && field->is_number_integer()) {
-      out = field->get<int64_t>();
-    } else {
-      Missing(name, "an integer");
-    }
+    Read(name, &Json::is_number_integer, "an integer", out);
   }
-  void Read(const char* name, double& out) {
-    if (const Json* field = Find(name); field != nullptr && field->is_number()) {
-      out = field->get<double>();
-    } else {
-      Missing(name, "a number");
-    }
-  }
+  void Read(const char* name, double& out) { Read(name, &Json::is_number, "a number", out); }
   void Read(const char* name, SplitSummary& out) {
     const Json* field = Find(name);
     if (field == nullptr || !field->is_object()) return Missing(name, "an object");
@@ -72,6 +56,14 @@ class FieldReader {
   const std::string& missing() const { return missing_; }
 
  private:
+  template <typename T>
+  void Read(const char* name, bool (Json::*is)() const, const char* type, T& out) {
+    if (const Json* field = Find(name); field != nullptr && (field->*is)()) {
+      out = field->get<T>();
+    } else {
+      Missing(name, type);
+    }
+  }
   const Json* Find(const char* name) const {
     if (!object_.is_object()) return nullptr;
     const auto found = object_.find(name);

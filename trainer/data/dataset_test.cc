@@ -34,9 +34,8 @@ class ForeignShardsTest : public ::testing::Test {
   }
   std::vector<std::string> AddChecksums(TokenDataset& dataset, int64_t max_bytes) const {
     std::vector<std::string> notes;
-    const absl::Status status = dataset.AddChecksums(
-        max_bytes, [&notes](const std::string& note) { notes.push_back(note); });
-    EXPECT_OK(status);
+    EXPECT_OK(dataset.AddChecksums(max_bytes,
+                                   [&notes](const std::string& note) { notes.push_back(note); }));
     return notes;
   }
   const TestFolder folder_;

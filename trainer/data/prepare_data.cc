@@ -44,18 +44,16 @@ absl::Status Invalid(absl::string_view option, const absl::AlphaNum& value,
 
 // Options that do not concern the tokenizer.
 absl::Status CheckOptions(const PrepareDataOptions& options) {
-  const auto invalid = [](absl::string_view option, const absl::AlphaNum& value,
-                          absl::string_view expected) { return Invalid(option, value, expected); };
-  if (options.output_dir.empty()) return invalid("output_dir", "empty", "a folder");
-  if (options.threads < 0) return invalid("threads", options.threads, "0 or more");
+  if (options.output_dir.empty()) return Invalid("output_dir", "empty", "a folder");
+  if (options.threads < 0) return Invalid("threads", options.threads, "0 or more");
   if (!(options.validation_fraction >= 0 && options.validation_fraction < 1)) {
-    return invalid("validation_fraction", options.validation_fraction, "0 or more, below 1");
+    return Invalid("validation_fraction", options.validation_fraction, "0 or more, below 1");
   }
   if (options.shard_tokens < 1 || options.shard_tokens >= int64_t{1} << 31) {
-    return invalid("shard_tokens", options.shard_tokens, "from 1 to 2^31 - 1");
+    return Invalid("shard_tokens", options.shard_tokens, "from 1 to 2^31 - 1");
   }
   if (options.tokenizer_sample_bytes < 1) {
-    return invalid("tokenizer_sample_bytes", options.tokenizer_sample_bytes, "1 or more");
+    return Invalid("tokenizer_sample_bytes", options.tokenizer_sample_bytes, "1 or more");
   }
   return absl::OkStatus();
 }

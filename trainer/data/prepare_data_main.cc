@@ -66,6 +66,12 @@ class ProgressLine {
       std::fprintf(stderr, "%s\n", phase_.c_str());
     }
   }
+  // Calls Update(). The line must outlive it.
+  tessera::PrepareProgress callback() {
+    return [this](std::string_view phase, int64_t done_bytes, int64_t total_bytes) {
+      Update(phase, done_bytes, total_bytes);
+    };
+  }
   ~ProgressLine() {
     if (terminal_ && !phase_.empty()) std::fputc('\n', stderr);
   }
@@ -170,13 +176,7 @@ void PrintResult(const tessera::PrepareDataResult& result, const std::string& ou
 
 // Implements --checksum.
 int AddChecksums(const std::string& pattern) {
-  absl::StatusOr<int64_t> files;
-  {
-    ProgressLine line;
-    files =
-        tessera::AddChecksums(pattern, [&line](std::string_view phase, int64_t done,
-                                               int64_t total) { line.Update(phase, done, total); });
-  }
+  const absl::StatusOr<int64_t> files = tessera::AddChecksums(pattern, ProgressLine().callback());
   if (!files.ok()) return Fail(files.status());
   tessera::Print(absl::StrCat(*files, " token files have new checksums\n"));
   return 0;
@@ -207,14 +207,8 @@ int Main(const std::vector<std::string>& arguments) {
   options.validation_fraction = absl::GetFlag(FLAGS_validation_fraction);
   options.shard_tokens = absl::GetFlag(FLAGS_shard_tokens);
 
-  absl::StatusOr<tessera::PrepareDataResult> result;
-  {
-    ProgressLine line;
-    result =
-        tessera::PrepareData(options, [&line](std::string_view phase, int64_t done, int64_t total) {
-          line.Update(phase, done, total);
-        });
-  }
+  const absl::StatusOr<tessera::PrepareDataResult> result =
+      tessera::PrepareData(options, ProgressLine().callback());
   if (!result.ok()) return Fail(result.status());
   PrintResult(*result, options.output_dir);
   return 0;

@@ -3,13 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstddef>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
@@ -17,8 +16,6 @@
 
 namespace tessera {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "checksum files are little-endian");
 
 constexpr std::string_view kSuffix = ".crc32c";
 constexpr std::string_view kMagic = "TOKSUMS\n";
@@ -34,15 +31,8 @@ int64_t NumChunks(int64_t size_bytes) {
 }
 
 template <typename T>
-void Put(std::string& out, T value) {
-  out.append(reinterpret_cast<const char*>(&value), sizeof(value));
-}
-
-template <typename T>
 T Get(std::string_view bytes, int64_t offset) {
-  T value;
-  std::memcpy(&value, bytes.data() + offset, sizeof(value));
-  return value;
+  return LoadLittleEndian<T>(bytes.data() + offset);
 }
 
 absl::Status Damaged(const std::string& path, int64_t offset, absl::string_view what,
@@ -69,12 +59,12 @@ bool IsChecksumPath(std::string_view path) { return path.ends_with(kSuffix); }
 
 std::string EncodeTokenChecksums(const TokenChecksums& checksums) {
   std::string bytes(kMagic);
-  Put(bytes, kVersion);
-  Put(bytes, static_cast<uint32_t>(kChecksumChunkBytes));
-  Put(bytes, checksums.size_bytes);
-  Put(bytes, checksums.modified_ns);
-  for (const uint32_t crc : checksums.chunk_crc32c) Put(bytes, crc);
-  Put(bytes, Crc32c(bytes));
+  AppendLittleEndian(kVersion, bytes);
+  AppendLittleEndian(static_cast<uint32_t>(kChecksumChunkBytes), bytes);
+  AppendLittleEndian(static_cast<uint64_t>(checksums.size_bytes), bytes);
+  AppendLittleEndian(static_cast<uint64_t>(checksums.modified_ns), bytes);
+  for (const uint32_t crc : checksums.chunk_crc32c) AppendLittleEndian(crc, bytes);
+  AppendLittleEndian(Crc32c(bytes), bytes);
   return bytes;
 }
 
@@ -98,8 +88,8 @@ absl::StatusOr<TokenChecksums> DecodeTokenChecksums(const std::string& path,
   if (Get<uint32_t>(bytes, 12) != kChecksumChunkBytes) {
     return Damaged(path, 12, "chunk_bytes", kChecksumChunkBytes, Get<uint32_t>(bytes, 12));
   }
-  TokenChecksums checksums{.size_bytes = Get<int64_t>(bytes, 16),
-                           .modified_ns = Get<int64_t>(bytes, 24)};
+  TokenChecksums checksums{.size_bytes = static_cast<int64_t>(Get<uint64_t>(bytes, 16)),
+                           .modified_ns = static_cast<int64_t>(Get<uint64_t>(bytes, 24))};
   const int64_t chunks = (body - kHeaderBytes) / kCrcBytes;
   if (checksums.size_bytes < 0 || checksums.size_bytes > kMaxBytes * kChecksumChunkBytes ||
       NumChunks(checksums.size_bytes) != chunks || (body - kHeaderBytes) % kCrcBytes != 0) {
@@ -196,11 +186,9 @@ TokenChecksums TokenChecksumBuilder::Finish(std::span<const std::byte> header) {
   return std::move(checksums_);
 }
 
-static_assert(std::endian::native == std::endian::little, "the hash is over little-endian words");
-
 void ContentHash::Add(uint64_t value) {
   uint8_t bytes[sizeof(value)];
-  std::memcpy(bytes, &value, sizeof(value));
+  StoreLittleEndian(value, bytes);
   Add(bytes);
 }
 
@@ -209,9 +197,7 @@ void ContentHash::Add(std::span<const uint8_t> bytes) {
   size_t i = 0;
   while (i < bytes.size()) {
     if (pending_bytes_ == 0 && bytes.size() - i >= 8) {
-      uint64_t word;
-      std::memcpy(&word, bytes.data() + i, 8);
-      hash_ = MixCoordinates(hash_, word);
+      hash_ = MixCoordinates(hash_, LoadLittleEndian<uint64_t>(bytes.data() + i));
       i += 8;
       continue;
     }
