@@ -54,8 +54,8 @@ inline constexpr std::pair<const char*, int64_t Trainer::Memory::*> kMemoryKinds
     {"optimizer", &Trainer::Memory::optimizer},
     {"activations", &Trainer::Memory::activations}};
 
-// Returns the sizes of one rank's part of a model's state, known before any of it is allocated;
-// activations are no part of it.
+// Returns the sizes of one rank's part of a model's state, without activations, known before any of
+// it is allocated.
 Trainer::Memory EstimateState(const TrainConfig& config, bool trains);
 
 int64_t SumOf(const Trainer::Memory& memory);

@@ -2,9 +2,9 @@
 #define TESSERA_TRAINER_CONFIG_FLAGS_H_
 
 // A command line for any protobuf message of groups: the message has one sub-message per group,
-// which has fields of int64, double, bool, string and enums, whose names are unique over all groups. A field `num_layers` is
-// the flag --num-layers or --num_layers, as `--num-layers 12` or `--num-layers=12`; a boolean is
-// also set by its bare name. Enum values are accepted in any case.
+// which has fields of int64, double, bool, string and enums, whose names are unique over all
+// groups. A field `num_layers` is the flag --num-layers or --num_layers, as `--num-layers 12` or
+// `--num-layers=12`; a boolean is also set by its bare name. Enum values are accepted in any case.
 
 #include <map>
 #include <span>

@@ -33,8 +33,8 @@ using ::google::protobuf::FieldDescriptor;
 constexpr int64_t kDefaultSequence = 1024;
 constexpr int64_t kDefaultEvalInterval = 1000;
 
-// Writes every declared default but the model's explicitly, so that the saved config does not change
-// with a later version's defaults.
+// Writes every declared default but the model's explicitly, so that the saved config does not
+// change with a later version's defaults.
 void FillDeclaredDefaults(TrainConfig* config) {
   for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
     const bool is_of_model = setting.group->message_type() == ModelConfig::descriptor();
