@@ -186,6 +186,14 @@ class ArchitectureTest(unittest.TestCase):
         self.assertEqual(both_ways, [])
 
 
+class PicturesTest(unittest.TestCase):
+    def test_the_files_that_they_pass_through_are_there(self):
+        text = pathlib.Path("ARCHITECTURE.md").read_text().split("## Where to add")[0]
+        named = re.findall(r"`(\w+/[\w/.-]+\.(?:cc|h))`", text)
+        self.assertGreater(len(named), 40)
+        self.assertEqual([file for file in named if not pathlib.Path(file).exists()], [])
+
+
 # The recipes of ARCHITECTURE.md's "Where to add", and the folders that followed them: what a recipe
 # names is in each of these, is a path of the tree, or is declared in a header.
 RECIPES = {
