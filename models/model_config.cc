@@ -35,8 +35,13 @@ absl::StatusOr<ModelConfig> Base(const std::string& size) {
 
 absl::Status UnknownArchitecture(const ModelConfig& config) {
   if (config.architecture() == ModelConfig::ARCHITECTURE_UNSPECIFIED) {
+    std::vector<std::string> known;
+    for (const Architecture* architecture : Architectures()) {
+      if (architecture->value != ModelConfig::OTHER) known.emplace_back(architecture->name);
+    }
     return absl::InvalidArgumentError(
-        "architecture is missing: give --size, or --architecture with gpt2 or llama3");
+        absl::StrCat("architecture is missing: give --size, or --architecture with ",
+                     absl::StrJoin(known, " or ")));
   }
   return absl::InvalidArgumentError(absl::StrCat("other_architecture is \"",
                                                  config.other_architecture(),
