@@ -1,13 +1,12 @@
 // A fuzz target: any bytes as a seal, as they are and with the checksum that they should have. What
 // is accepted is written again with the same meaning, and its ranges lie inside its files.
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include "base/byte_order.h"
 #include "base/crc32c.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/core/seal.h"
 #include "convert/testing/fuzz_check.h"
 
@@ -35,12 +34,11 @@ void CheckSealOf(const std::string& bytes) {
 
 }  // namespace
 
-extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
-  std::string bytes(reinterpret_cast<const char*>(data), size);
+void FuzzOneInput(const std::string& input) {
+  std::string bytes = input;
   CheckSealOf(bytes);
-  if (size < 16) return 0;
+  if (input.size() < 16) return;
   const std::string without = bytes.substr(0, 12) + bytes.substr(16);
   tessera::StoreLittleEndian(tessera::Crc32c(without), bytes.data() + 12);
   CheckSealOf(bytes);
-  return 0;
 }

@@ -7,10 +7,11 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <string>
 
 #include "convert/testing/memory_meter.h"
 
-extern "C" int FuzzOneInput(const uint8_t* data, size_t size);
+void FuzzOneInput(const std::string& input);
 
 // libFuzzer's own; not there in tests, which run no mutation.
 extern "C" __attribute__((weak)) size_t LLVMFuzzerMutate(uint8_t* data, size_t size,
@@ -18,8 +19,10 @@ extern "C" __attribute__((weak)) size_t LLVMFuzzerMutate(uint8_t* data, size_t s
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using tessera::ckpt::convert::MemoryMeter;
+  const std::string input(reinterpret_cast<const char*>(data), size);
   const MemoryMeter meter(tessera::ckpt::convert::AllowedBytes(size));
-  return FuzzOneInput(data, size);
+  FuzzOneInput(input);
+  return 0;
 }
 
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,

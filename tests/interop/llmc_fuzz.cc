@@ -55,9 +55,7 @@ void ReadState(const std::string& state) {
 
 }  // namespace
 
-extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
-  const std::string bytes(reinterpret_cast<const char*>(data), size);
-  Read({{kModel, bytes}});
-  ReadState(bytes);
-  return 0;
+void FuzzOneInput(const std::string& input) {
+  Read({{kModel, input}});
+  ReadState(input);
 }

@@ -95,9 +95,7 @@ void CheckFiles(const std::string& contents) {
 }  // namespace
 }  // namespace tessera
 
-extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
-  const std::string input(reinterpret_cast<const char*>(data), size);
+void FuzzOneInput(const std::string& input) {
   tessera::CheckFiles(input);
   tessera::CheckTexts(input);
-  return 0;
 }

@@ -1,9 +1,8 @@
 // A fuzz target: any bytes are a safetensors file whose tensors fill it, or an error. What is read
 // can be written again, and is read from there as before.
 
-#include <cstddef>
 #include <cstdint>
-#include <string_view>
+#include <string>
 
 #include "checkpoint/format/safetensors.h"
 #include "convert/testing/fuzz_check.h"
@@ -37,14 +36,12 @@ void CheckWrittenAgain(ckpt::SafetensorsHeader header) {
 
 }  // namespace
 
-extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
-  const std::string_view file(reinterpret_cast<const char*>(data), size);
-  const auto header_bytes = ckpt::SafetensorsHeaderBytes(file.substr(0, 8), size);
-  if (!header_bytes.ok()) return 0;
-  Check(*header_bytes <= size);
-  const auto header = ckpt::ParseSafetensorsHeader(file.substr(0, *header_bytes), size);
-  if (!header.ok()) return 0;
-  CheckEntries(*header, size);
+void FuzzOneInput(const std::string& input) {
+  const auto header_bytes = ckpt::SafetensorsHeaderBytes(input.substr(0, 8), input.size());
+  if (!header_bytes.ok()) return;
+  Check(*header_bytes <= input.size());
+  const auto header = ckpt::ParseSafetensorsHeader(input.substr(0, *header_bytes), input.size());
+  if (!header.ok()) return;
+  CheckEntries(*header, input.size());
   CheckWrittenAgain(*header);
-  return 0;
 }

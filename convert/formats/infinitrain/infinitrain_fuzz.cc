@@ -14,10 +14,10 @@
 namespace ckpt = tessera::ckpt;
 using tessera::ckpt::convert::Check;
 
-extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
-  const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
-  (void)ckpt::convert::FindInfiniTrainNumber(file.contents(), "global_step");
-  const auto shards = ckpt::convert::ParseInfiniTrainMetadata(file.contents());
+void FuzzOneInput(const std::string& input) {
+  const ckpt::convert::StringFile file(input);
+  (void)ckpt::convert::FindInfiniTrainNumber(input, "global_step");
+  const auto shards = ckpt::convert::ParseInfiniTrainMetadata(input);
   for (size_t i = 0; shards.ok() && i < shards->size(); ++i) {
     for (const auto& segment : (*shards)[i].segments) {
       const tessera::Shape& part = (*shards)[i].local_shape;
@@ -25,14 +25,13 @@ extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
     }
   }
   const auto tensors = ckpt::convert::ReadInfiniTrainStateFile(file);
-  if (!tensors.ok()) return 0;
-  Check(tensors->size() < size);
+  if (!tensors.ok()) return;
+  Check(tensors->size() < input.size());
   uint64_t end = 0;
   for (const ckpt::convert::InfiniTrainTensor& tensor : *tensors) {
     Check(tensor.offset_bytes > end);
     end = tensor.offset_bytes +
           static_cast<uint64_t>(tessera::ElementCount(tensor.shape)) * ElementSize(tensor.dtype);
   }
-  Check(tensors->empty() || end == size);
-  return 0;
+  Check(tensors->empty() || end == input.size());
 }

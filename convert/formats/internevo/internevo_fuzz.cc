@@ -13,7 +13,6 @@
 #include "convert/pickle/value.h"
 #include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"
-#include "layout/dtype.h"
 
 namespace {
 
@@ -69,18 +68,17 @@ void CheckPlan(const ckpt::convert::InternEvoPlan& plan, size_t file_bytes) {
 
 }  // namespace
 
-extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
-  const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
-  ReadNames(file.contents());
-  const auto archive = ckpt::convert::ReadTorchArchive(file, {0, size});
-  if (!archive.ok()) return 0;
+void FuzzOneInput(const std::string& input) {
+  const ckpt::convert::StringFile file(input);
+  ReadNames(input);
+  const auto archive = ckpt::convert::ReadTorchArchive(file, {0, input.size()});
+  if (!archive.ok()) return;
   const ckpt::pickle::Value root = archive->contents.root();
   ReadTensorNames(root);
   const auto plan = ckpt::convert::ParseInternEvoPlan(archive->contents, root);
-  if (plan.ok()) CheckPlan(*plan, size);
+  if (plan.ok()) CheckPlan(*plan, input.size());
   const auto state = ckpt::convert::ParseInternEvoZeroState(*archive);
-  if (!state.ok()) return 0;
-  CheckState(*state, size);
-  if (state->plan) CheckPlan(*state->plan, size);
-  return 0;
+  if (!state.ok()) return;
+  CheckState(*state, input.size());
+  if (state->plan) CheckPlan(*state->plan, input.size());
 }

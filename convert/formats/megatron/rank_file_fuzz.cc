@@ -2,7 +2,6 @@
 // file, or an error.
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
 
 #include "checkpoint/include/manifest.pb.h"
@@ -11,7 +10,6 @@
 #include "convert/pickle/torch_archive.h"
 #include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"
-#include "layout/dtype.h"
 
 namespace {
 
@@ -25,10 +23,10 @@ void CheckVectors(const convert::StateVectors& vectors, size_t file_bytes) {
 
 }  // namespace
 
-extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
-  const convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
-  const auto archive = convert::ReadTorchArchive(file, {0, size});
-  if (!archive.ok()) return 0;
+void FuzzOneInput(const std::string& input) {
+  const convert::StringFile file(input);
+  const auto archive = convert::ReadTorchArchive(file, {0, input.size()});
+  if (!archive.ok()) return;
   const tessera::ckpt::pickle::Value root = archive->contents.root();
   const convert::MegatronRun run(root);
   tessera::ckpt::Manifest manifest;
@@ -36,20 +34,19 @@ extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   Check(!run.ArgumentsAsJson().empty() && run.BucketElements() >= 0);
   if (const auto chunks = convert::ReadRankChunks(*archive); chunks.ok()) {
     for (const convert::RankChunk& chunk : *chunks) {
-      for (const auto& [name, tensor] : chunk.tensors) CheckInside(tensor, size);
+      for (const auto& [name, tensor] : chunk.tensors) CheckInside(tensor, input.size());
     }
   }
   const auto groups = convert::ReadNumberedState(*archive, root.Find("optimizer"));
   if (groups.ok()) {
     for (const convert::MegatronGroup& group : *groups) {
-      for (const auto& vectors : group.parameters) CheckVectors(vectors, size);
+      for (const auto& vectors : group.parameters) CheckVectors(vectors, input.size());
     }
   }
   if (const auto buffers = convert::ReadGatheredState(*archive, root); buffers.ok()) {
     for (const convert::GatheredBuffer& buffer : *buffers) {
       for (const auto& [kind, tensor] : buffer.vectors) Check(tensor.shape[0] == buffer.elements);
-      CheckVectors(buffer.vectors, size);
+      CheckVectors(buffer.vectors, input.size());
     }
   }
-  return 0;
 }

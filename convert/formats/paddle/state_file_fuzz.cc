@@ -8,7 +8,6 @@
 #include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"
 #include "layout/box.h"
-#include "layout/dtype.h"
 
 namespace {
 
@@ -27,11 +26,10 @@ void CheckArray(const ckpt::convert::PaddleArray& array, size_t file_bytes) {
 
 }  // namespace
 
-extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
-  const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
+void FuzzOneInput(const std::string& input) {
+  const ckpt::convert::StringFile file(input);
   const auto state = ckpt::convert::ReadPaddleStateFile(file);
-  if (!state.ok()) return 0;
-  for (const auto& array : state->arrays) CheckArray(array, size);
-  for (const auto& array : state->master_weights) CheckArray(array, size);
-  return 0;
+  if (!state.ok()) return;
+  for (const auto& array : state->arrays) CheckArray(array, input.size());
+  for (const auto& array : state->master_weights) CheckArray(array, input.size());
 }

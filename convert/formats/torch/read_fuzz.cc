@@ -2,7 +2,6 @@
 // an error; and so is their zip directory behind a hole of a TiB.
 
 #include <cstddef>
-#include <cstdint>
 #include <set>
 #include <string>
 #include <string_view>
@@ -14,8 +13,6 @@
 #include "convert/pickle/zip.h"
 #include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"
-#include "layout/box.h"
-#include "layout/dtype.h"
 #include "storage/testing/memory_storage.h"
 
 namespace {
@@ -34,18 +31,17 @@ void ReadNames(std::string_view contents) {
 
 }  // namespace
 
-extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
-  const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
-  const ckpt::convert::FileWithHole with_hole(file.contents());
+void FuzzOneInput(const std::string& input) {
+  const ckpt::convert::StringFile file(input);
+  const ckpt::convert::FileWithHole with_hole(input);
   (void)ckpt::convert::ReadZipDirectory(with_hole, {0, with_hole.size_bytes()});
-  const auto archive = ckpt::convert::ReadTorchArchive(file, {0, size});
-  if (!archive.ok()) return 0;
-  ReadNames(file.contents());
+  const auto archive = ckpt::convert::ReadTorchArchive(file, {0, input.size()});
+  if (!archive.ok()) return;
+  ReadNames(input);
   for (size_t i = 0; i < archive->contents.node_count(); ++i) {
     const ckpt::pickle::Value value = archive->contents.at(i);
     if (!ckpt::convert::IsTorchTensor(value)) continue;
     const auto tensor = ckpt::convert::ResolveTorchTensor(*archive, value);
-    if (tensor.ok()) ckpt::convert::CheckInside(*tensor, size);
+    if (tensor.ok()) ckpt::convert::CheckInside(*tensor, input.size());
   }
-  return 0;
 }
