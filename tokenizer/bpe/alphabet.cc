@@ -1,9 +1,7 @@
 #include "tokenizer/bpe/alphabet.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
-#include <string_view>
 #include <system_error>
 
 #include "absl/status/status.h"

@@ -1,15 +1,12 @@
 #include "tokenizer/bpe/bpe_tokenizer.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
 #include "absl/hash/hash.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
-#include "tokenizer/bpe/alphabet.h"
-#include "tokenizer/bpe/split_rules.h"
 
 namespace tessera {
 namespace {

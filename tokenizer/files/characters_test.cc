@@ -177,7 +177,7 @@ TEST(CharacterAlphabetTest, BeginAndEndOfText) {
 }
 
 // A vocabulary of some characters, all bytes and random merges.
-struct Vocabulary {
+struct DrawnVocabulary {
   TokenIds ids;
   std::vector<BpeMerge> merges;
 };
@@ -185,8 +185,8 @@ struct Vocabulary {
 const std::vector<std::string> kCharacters = {"a",  "b",        " ",
                                               "\n", "\xC3\xA9", std::string(kSpaceMark)};
 
-Vocabulary RandomVocabulary(uint64_t stream) {
-  Vocabulary vocabulary;
+DrawnVocabulary RandomVocabulary(uint64_t stream) {
+  DrawnVocabulary vocabulary;
   std::vector<std::string> tokens = kCharacters;
   for (uint64_t i = 0; i < 12; ++i) {
     const std::string& left = tokens[Random(stream, 2 * i) % tokens.size()];
@@ -221,7 +221,7 @@ std::vector<int32_t> EncodeWhole(const CharacterAlphabet& alphabet, const BpeMer
 TEST(CharacterAlphabetTest, PiecesHaveTheIdsOfTheWhole) {
   int cuts = 0, joined = 0;
   for (uint64_t stream = 0; stream < 300; ++stream) {
-    const Vocabulary vocabulary = RandomVocabulary(stream);
+    const DrawnVocabulary vocabulary = RandomVocabulary(stream);
     const BpeMerges merges(vocabulary.merges);
     std::vector<std::string> characters = kCharacters;
     characters.insert(characters.end(), {"\xE4\xB8\xAD", "\xFF", "\xE2", "z"});

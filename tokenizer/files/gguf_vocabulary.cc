@@ -16,7 +16,7 @@
 #include "tokenizer/bpe/bpe_tokenizer.h"
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/bpe/split_rules.h"
-#include "tokenizer/files/vocabulary_of.h"
+#include "tokenizer/files/hugging_face_files.h"
 #include "tokenizer/sentencepiece/sentencepiece_model.h"
 
 namespace tessera {

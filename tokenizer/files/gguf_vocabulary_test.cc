@@ -3,11 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <bit>
-#include <cstdint>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <string_view>
 #include <utility>
 

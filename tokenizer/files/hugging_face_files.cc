@@ -7,11 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <variant>
-#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -20,14 +15,14 @@
 #include "base/text.h"
 #include "tokenizer/bpe/added_tokens.h"
 #include "tokenizer/bpe/alphabet.h"
-#include "tokenizer/bpe/bpe_tokenizer.h"
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/bpe/split_rules.h"
+#include "tokenizer/byte_tokenizer.h"
 #include "tokenizer/files/json_files.h"
-#include "tokenizer/files/vocabulary_of.h"
-#include "tokenizer/sentencepiece/sentencepiece_model.h"
+#include "tokenizer/files/tiktoken.h"
 
 namespace tessera {
+
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -275,6 +270,54 @@ absl::StatusOr<std::vector<TokenizerFile>> HuggingFaceFiles(const Tokenizer& tok
   const nlohmann::ordered_json generation = {{"bos_token_id", begin}, {"eos_token_id", end}};
   result.push_back({"generation_config.json", generation.dump(2) + "\n"});
   return result;
+}
+
+namespace {
+
+BpeVocabulary ByteVocabulary() {
+  const ByteTokenizer tokenizer;
+  BpeVocabulary vocabulary;
+  for (int32_t byte = 0; byte < 256; ++byte) {
+    vocabulary.tokens.emplace_back(tokenizer.TokenText(byte));
+  }
+  vocabulary.split = *FindSplitRules(kGpt2Regex);
+  vocabulary.added = {
+      {.text = std::string(kEndOfTextMarker), .id = tokenizer.end_of_text(), .special = true}};
+  return vocabulary;
+}
+
+absl::StatusOr<TokenizerConfig> ConfigIn(const TokenizerFiles& files) {
+  const std::string* contents = files.Find(kTokenizerConfigName);
+  if (contents == nullptr) return TokenizerConfig();
+  return ParseTokenizerConfig(kTokenizerConfigName, *contents);
+}
+
+}  // namespace
+
+const std::string* TokenizerFiles::Find(std::string_view name) const {
+  const auto found = std::ranges::find(files_, name, &TokenizerFile::name);
+  return found == files_.end() ? nullptr : &found->contents;
+}
+
+absl::StatusOr<Vocabulary> VocabularyOf(const Tokenizer& tokenizer) {
+  const TokenizerFiles files(tokenizer.Files());
+  if (ByteTokenizer::Matches(tokenizer)) return ByteVocabulary();
+  TESSERA_ASSIGN_OR_RETURN(const TokenizerConfig config, ConfigIn(files));
+  if (const std::string* json = files.Find(kTokenizerJsonName); json != nullptr) {
+    return ReadTokenizerJson(kTokenizerJsonName, *json, config);
+  }
+  if (const std::string* ranks = files.Find(kTiktokenName); ranks != nullptr) {
+    return ReadTiktoken(kTiktokenName, *ranks);
+  }
+  if (const std::string* ids = files.Find(kGpt2VocabularyName); ids != nullptr) {
+    return ReadGpt2Files(kGpt2VocabularyName, *ids, *files.Find(kGpt2MergesName), config);
+  }
+  if (const std::string* contents = files.Find(kSentencePieceName); contents != nullptr) {
+    return ParseSentencePieceModel(kSentencePieceName, *contents);
+  }
+  return absl::UnimplementedError(
+      "a tokenizer.bin of llm.c does not say how text is encoded: give the files that it was made "
+      "from");
 }
 
 }  // namespace tessera

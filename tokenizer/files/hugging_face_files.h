@@ -4,6 +4,9 @@
 // Writing of the files in which Hugging Face's programs find a tokenizer.
 
 #include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -30,6 +33,26 @@ absl::StatusOr<std::string> WriteTokenizerJson(const SentencePieceModel& model);
 //
 // Errors: Unimplemented for a tokenizer that can only decode, and those of WriteTokenizerJson().
 absl::StatusOr<std::vector<TokenizerFile>> HuggingFaceFiles(const Tokenizer& tokenizer);
+
+// The contents of a tokenizer, to write it in files of other programs.
+
+using Vocabulary = std::variant<BpeVocabulary, SentencePieceModel>;
+
+// Returns the vocabulary of a tokenizer, read from its files once more. Errors: Unimplemented for a
+// tokenizer that can only decode.
+absl::StatusOr<Vocabulary> VocabularyOf(const Tokenizer& tokenizer);
+
+// The files of a tokenizer, by their names.
+class TokenizerFiles {
+ public:
+  explicit TokenizerFiles(std::vector<TokenizerFile> files) : files_(std::move(files)) {}
+
+  // Returns the contents of a file; null if no file has this name.
+  const std::string* Find(std::string_view name) const;
+
+ private:
+  std::vector<TokenizerFile> files_;
+};
 
 }  // namespace tessera
 

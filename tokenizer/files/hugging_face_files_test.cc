@@ -3,12 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "base/testing.h"
-#include "tokenizer/sentencepiece/sentencepiece_model.h"
 
 namespace tessera {
 namespace {

@@ -1,11 +1,8 @@
 #include "tokenizer/files/json_files.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
 #include "tokenizer/bpe/alphabet.h"

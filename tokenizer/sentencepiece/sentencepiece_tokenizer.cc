@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -10,7 +9,6 @@
 #include "base/text.h"
 #include "tokenizer/bpe/alphabet.h"
 #include "tokenizer/bpe/merges.h"
-#include "tokenizer/sentencepiece/sentencepiece_model.h"
 
 namespace tessera {
 namespace {
