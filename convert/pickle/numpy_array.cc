@@ -6,8 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "layout/box.h"
-#include "layout/dtype.h"
 
 namespace tessera::ckpt::pickle {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -15,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/testing.h"
-#include "convert/pickle/value.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,16 +1,8 @@
 #include "convert/pickle/stack_machine.h"
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "convert/pickle/nodes.h"
-#include "convert/pickle/value.h"
 
 namespace tessera::ckpt::pickle {
 namespace {
@@ -178,40 +170,32 @@ absl::Status StackMachine::PushListToMarkOf(Kind kind) {
   return absl::OkStatus();
 }
 
-absl::Status StackMachine::AppendTo(NodeId target, size_t first_on_stack, Kind kind) {
-  const auto first = stack_.begin() + static_cast<ptrdiff_t>(first_on_stack);
-  Node& node = NodeAt(target);
-  const bool fits = node.kind == Kind::kObject || node.kind == kind;
-  if (!fits) return Wrong(absl::StrCat("cannot add to a ", Name(node.kind)));
-  if (first != stack_.end()) {
-    if (node.kind == Kind::kObject) {
-      uint32_t& items = nodes_->objects[node.a].items;
-      TESSERA_ASSIGN_OR_RETURN(items, Extend(items, first_on_stack));
-    } else {
-      TESSERA_ASSIGN_OR_RETURN(node.a, Extend(static_cast<uint32_t>(node.a), first_on_stack));
-    }
+absl::Status StackMachine::MoveTo(Node& node, uint32_t Object::*list, size_t first_on_stack) {
+  if (first_on_stack == stack_.size()) return absl::OkStatus();
+  if (node.kind == Kind::kObject) {
+    uint32_t& own = nodes_->objects[node.a].*list;
+    TESSERA_ASSIGN_OR_RETURN(own, Extend(own, first_on_stack));
+  } else {
+    TESSERA_ASSIGN_OR_RETURN(node.a, Extend(static_cast<uint32_t>(node.a), first_on_stack));
   }
-  stack_.erase(first, stack_.end());
+  stack_.resize(first_on_stack);
   return absl::OkStatus();
 }
 
+absl::Status StackMachine::AppendTo(NodeId target, size_t first_on_stack, Kind kind) {
+  Node& node = NodeAt(target);
+  const bool fits = node.kind == Kind::kObject || node.kind == kind;
+  if (!fits) return Wrong(absl::StrCat("cannot add to a ", Name(node.kind)));
+  return MoveTo(node, &Object::items, first_on_stack);
+}
+
 absl::Status StackMachine::SetIn(NodeId target, size_t first_on_stack) {
-  const auto first = stack_.begin() + static_cast<ptrdiff_t>(first_on_stack);
   Node& node = NodeAt(target);
   if (node.kind != Kind::kDict && node.kind != Kind::kObject) {
     return Wrong(absl::StrCat("cannot set an item of a ", Name(node.kind)));
   }
-  if ((stack_.end() - first) % 2 != 0) return Wrong("a key without a value");
-  if (first != stack_.end()) {
-    if (node.kind == Kind::kObject) {
-      uint32_t& entries = nodes_->objects[node.a].entries;
-      TESSERA_ASSIGN_OR_RETURN(entries, Extend(entries, first_on_stack));
-    } else {
-      TESSERA_ASSIGN_OR_RETURN(node.a, Extend(static_cast<uint32_t>(node.a), first_on_stack));
-    }
-  }
-  stack_.erase(first, stack_.end());
-  return absl::OkStatus();
+  if ((stack_.size() - first_on_stack) % 2 != 0) return Wrong("a key without a value");
+  return MoveTo(node, &Object::entries, first_on_stack);
 }
 
 absl::Status StackMachine::Append() {

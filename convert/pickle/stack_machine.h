@@ -93,6 +93,9 @@ class StackMachine {
   absl::Status PushTupleOf(size_t count);
   absl::Status PushListToMarkOf(Kind kind);
   absl::Status AppendToMarkOf(Kind kind);
+  // Moves the elements on the stack from `first_on_stack` on to a container, of an object to
+  // `list`.
+  absl::Status MoveTo(Node& node, uint32_t Object::*list, size_t first_on_stack);
   absl::Status AppendTo(NodeId target, size_t first_on_stack, Kind kind);
   absl::Status SetIn(NodeId target, size_t first_on_stack);
 

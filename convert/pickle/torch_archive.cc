@@ -1,10 +1,7 @@
 #include "convert/pickle/torch_archive.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <memory>
-#include <span>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -14,13 +11,11 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/format/dtype.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/core/reading.h"
 #include "convert/core/record_checks.h"
 #include "convert/pickle/numpy_array.h"
 #include "convert/pickle/read.h"
-#include "convert/pickle/zip.h"
-#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 

@@ -3,7 +3,6 @@
 #include <bit>
 #include <cmath>
 #include <span>
-#include <string>
 
 #include "base/text.h"
 #include "convert/pickle/nodes.h"

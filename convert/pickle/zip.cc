@@ -1,11 +1,8 @@
 #include "convert/pickle/zip.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -71,91 +68,6 @@ struct Entry {
   uint32_t crc32 = 0;
 };
 
-class Directory {
- public:
-  Directory(const ReadableFile& file, Extent part) : file_(file), part_(part) {}
-
-  absl::StatusOr<std::vector<ZipMember>> Read();
-
- private:
-  absl::Status Wrong(uint64_t offset, std::string_view what) const {
-    return absl::DataLossError(
-        absl::StrCat("offset ", part_.offset + offset, ": zip archive: ", View(what)));
-  }
-  // Bytes of the archive. Precondition: they lie within it.
-  absl::StatusOr<std::string> Bytes(uint64_t offset, uint64_t length) const;
-  absl::StatusOr<End> FindEnd() const;
-  absl::StatusOr<std::optional<uint64_t>> FindEndIn(uint64_t tail_bytes) const;
-  absl::StatusOr<End> ReadEnd64(uint64_t end_offset) const;
-  absl::StatusOr<Entry> ParseEntry(std::string_view& rest, uint64_t offset) const;
-  absl::StatusOr<ZipMember> Locate(const Entry& entry, uint64_t directory_offset) const;
-  absl::Status CheckDisjoint(std::vector<ZipMember> members) const;
-
-  const ReadableFile& file_;
-  const Extent part_;
-};
-
-absl::StatusOr<std::string> Directory::Bytes(uint64_t offset, uint64_t length) const {
-  std::string bytes(length, '\0');
-  TESSERA_RETURN_IF_ERROR(
-      file_.ReadAt(part_.offset + offset, std::as_writable_bytes(std::span<char>(bytes))));
-  return bytes;
-}
-
-// Offset of the end record within the archive. Its comment reaches to the end of the archive.
-absl::StatusOr<std::optional<uint64_t>> Directory::FindEndIn(uint64_t tail_bytes) const {
-  const uint64_t length = std::min(tail_bytes, part_.length);
-  TESSERA_ASSIGN_OR_RETURN(const std::string tail, Bytes(part_.length - length, length));
-  for (uint64_t comment = 0; comment + kEndBytes <= length; ++comment) {
-    const uint64_t at = length - kEndBytes - comment;
-    if (U32(tail, at) == kEndSignature && U16(tail, at + 20) == comment) {
-      return part_.length - length + at;
-    }
-  }
-  return std::nullopt;
-}
-
-absl::StatusOr<End> Directory::ReadEnd64(uint64_t end_offset) const {
-  TESSERA_ASSIGN_OR_RETURN(const std::string locator,
-                           Bytes(end_offset - kLocator64Bytes, kLocator64Bytes));
-  const uint64_t offset = U64(locator, 8);
-  if (end_offset < kLocator64Bytes + kEnd64Bytes ||
-      offset != end_offset - kLocator64Bytes - kEnd64Bytes) {
-    return Wrong(end_offset, "the zip64 end record is not where it should be");
-  }
-  TESSERA_ASSIGN_OR_RETURN(const std::string end, Bytes(offset, kEnd64Bytes));
-  if (U32(end, 0) != kEnd64Signature) return Wrong(offset, "no zip64 end record");
-  return End{.members = U64(end, 32),
-             .directory_bytes = U64(end, 40),
-             .directory_offset = U64(end, 48),
-             .offset = offset};
-}
-
-absl::StatusOr<End> Directory::FindEnd() const {
-  TESSERA_ASSIGN_OR_RETURN(std::optional<uint64_t> offset, FindEndIn(kTailBytes));
-  if (!offset) {
-    TESSERA_ASSIGN_OR_RETURN(offset, FindEndIn(kEndBytes + kMaxCommentBytes));
-  }
-  if (!offset) return Wrong(part_.length, "it has no end; is the file complete?");
-  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Bytes(*offset, kEndBytes));
-  End end = {.members = U16(bytes, 10),
-             .directory_bytes = U32(bytes, 12),
-             .directory_offset = U32(bytes, 16),
-             .offset = *offset};
-  if (*offset >= kLocator64Bytes) {
-    TESSERA_ASSIGN_OR_RETURN(const std::string locator, Bytes(*offset - kLocator64Bytes, 4));
-    if (U32(locator, 0) == kLocator64Signature) {
-      TESSERA_ASSIGN_OR_RETURN(end, ReadEnd64(*offset));
-    }
-  }
-  if (end.directory_offset > end.offset ||
-      end.directory_bytes != end.offset - end.directory_offset ||
-      end.members > end.directory_bytes / kCentralBytes) {
-    return Wrong(*offset, "the end record does not match the directory");
-  }
-  return end;
-}
-
 // Replaces sizes that do not fit 32 bits by those of the zip64 extra field, in its order.
 bool ApplyZip64(std::string_view extra, std::initializer_list<uint64_t*> fields) {
   while (extra.size() >= 4) {
@@ -176,113 +88,189 @@ bool ApplyZip64(std::string_view extra, std::initializer_list<uint64_t*> fields)
   return std::none_of(fields.begin(), fields.end(), [](uint64_t* f) { return *f == kIn64Bits; });
 }
 
-absl::StatusOr<Entry> Directory::ParseEntry(std::string_view& rest, uint64_t offset) const {
-  if (rest.size() < kCentralBytes || U32(rest, 0) != kCentralSignature) {
-    return Wrong(offset, "no entry of the directory");
-  }
-  const uint64_t name_bytes = U16(rest, 28), extra_bytes = U16(rest, 30);
-  const uint64_t entry_bytes = kCentralBytes + name_bytes + extra_bytes + U16(rest, 32);
-  if (entry_bytes > rest.size()) return Wrong(offset, "an entry reaches beyond the directory");
-  Entry entry = {.name = std::string(rest.substr(kCentralBytes, name_bytes)),
-                 .size = U32(rest, 24),
-                 .local_offset = U32(rest, 42),
-                 .flags = U16(rest, 8),
-                 .method = U16(rest, 10),
-                 .crc32 = static_cast<uint32_t>(U32(rest, 16))};
-  uint64_t compressed = U32(rest, 20);
-  const auto shown = [&] { return absl::CHexEscape(entry.name.substr(0, 200)); };
-  if (!ApplyZip64(rest.substr(kCentralBytes + name_bytes, extra_bytes),
-                  {&entry.size, &compressed, &entry.local_offset})) {
-    return Wrong(offset, absl::StrCat(shown(), ": malformed extra fields"));
-  }
-  if (entry.method == 0 && compressed != entry.size) {
-    return Wrong(offset, absl::StrCat(shown(), ": stored, and yet of two sizes"));
-  }
-  if ((entry.flags & kEncrypted) != 0) return Wrong(offset, absl::StrCat(shown(), " is encrypted"));
-  entry.size = compressed;
-  rest.remove_prefix(entry_bytes);
-  return entry;
-}
+class Directory {
+ public:
+  Directory(const ReadableFile& file, Extent part) : file_(file), part_(part) {}
 
-// The data of a member, which lies before the directory.
-absl::StatusOr<ZipMember> Directory::Locate(const Entry& entry, uint64_t directory_offset) const {
-  const auto shown = [&] { return absl::CHexEscape(entry.name.substr(0, 200)); };
-  const uint64_t offset = entry.local_offset;
-  const uint64_t header_bytes = kLocalBytes + entry.name.size();
-  if (offset > directory_offset || header_bytes > directory_offset - offset) {
-    return Wrong(offset, absl::StrCat(shown(), " does not begin before the directory"));
+  absl::StatusOr<std::vector<ZipMember>> Read() {
+    if (part_.offset > file_.size_bytes() || part_.length > file_.size_bytes() - part_.offset ||
+        part_.length < kEndBytes) {
+      return Wrong(0, absl::StrCat("of ", part_.length, " bytes, in a file of ", file_.size_bytes(),
+                                   " bytes"));
+    }
+    TESSERA_ASSIGN_OR_RETURN(const End end, FindEnd());
+    std::vector<ZipMember> members;
+    absl::flat_hash_set<std::string> names;
+    std::string block;
+    std::string_view rest;
+    uint64_t block_end = end.directory_offset;
+    for (uint64_t i = 0; i < end.members; ++i) {
+      if (rest.size() < kMaxEntryBytes && block_end < end.offset) {
+        const uint64_t more = std::min(kBlockBytes, end.offset - block_end);
+        TESSERA_ASSIGN_OR_RETURN(const std::string next, Bytes(block_end, more));
+        block = std::string(rest) + next;
+        rest = block;
+        block_end += more;
+      }
+      const uint64_t offset = block_end - rest.size();
+      TESSERA_ASSIGN_OR_RETURN(const Entry entry, ParseEntry(rest, offset));
+      if (!names.insert(entry.name).second) {
+        return Wrong(offset, absl::StrCat(absl::CHexEscape(entry.name), " occurs twice"));
+      }
+      TESSERA_ASSIGN_OR_RETURN(ZipMember member, Locate(entry, end.directory_offset));
+      members.push_back(std::move(member));
+    }
+    if (const uint64_t unread = rest.size() + end.offset - block_end; unread > 0) {
+      return Wrong(end.offset - unread, "unknown bytes after the directory");
+    }
+    TESSERA_RETURN_IF_ERROR(CheckDisjoint(members));
+    return members;
   }
-  TESSERA_ASSIGN_OR_RETURN(const std::string header, Bytes(offset, header_bytes));
-  const uint64_t extra_bytes = U16(header, 28);
-  const bool sizes_known = (U16(header, 6) & kSizesFollowData) == 0;
-  const uint64_t size = U32(header, 18);
-  const bool same_size = !sizes_known || size == kIn64Bits || size == entry.size;
-  const bool same_crc32 = !sizes_known || U32(header, 14) == entry.crc32;
-  if (U32(header, 0) != kLocalSignature || U16(header, 8) != entry.method ||
-      U16(header, 6) != entry.flags || U16(header, 26) != entry.name.size() ||
-      header.substr(kLocalBytes) != entry.name || !same_size || !same_crc32) {
-    return Wrong(offset, absl::StrCat(shown(), ": directory and local header differ"));
-  }
-  const uint64_t room = directory_offset - offset - header_bytes;
-  if (extra_bytes > room || entry.size > room - extra_bytes) {
-    return Wrong(offset, absl::StrCat(shown(), ": its ", entry.size,
-                                      " bytes do not end before the directory"));
-  }
-  return ZipMember{.name = entry.name,
-                   .data = {part_.offset + offset + header_bytes + extra_bytes, entry.size},
-                   .compressed = entry.method != 0,
-                   .crc32 = entry.crc32};
-}
 
-absl::Status Directory::CheckDisjoint(std::vector<ZipMember> members) const {
-  std::sort(members.begin(), members.end(), [](const ZipMember& a, const ZipMember& b) {
-    return std::pair(a.data.offset, a.data.length) < std::pair(b.data.offset, b.data.length);
-  });
-  uint64_t end = 0;
-  for (const ZipMember& member : members) {
-    if (member.data.offset < end) {
-      return Wrong(member.data.offset - part_.offset,
-                   absl::StrCat(absl::CHexEscape(member.name), " overlaps another member"));
-    }
-    end = member.data.offset + member.data.length;
+ private:
+  absl::Status Wrong(uint64_t offset, std::string_view what) const {
+    return absl::DataLossError(
+        absl::StrCat("offset ", part_.offset + offset, ": zip archive: ", View(what)));
   }
-  return absl::OkStatus();
-}
+  // Bytes of the archive. Precondition: they lie within it.
+  absl::StatusOr<std::string> Bytes(uint64_t offset, uint64_t length) const {
+    std::string bytes(length, '\0');
+    TESSERA_RETURN_IF_ERROR(
+        file_.ReadAt(part_.offset + offset, std::as_writable_bytes(std::span<char>(bytes))));
+    return bytes;
+  }
 
-absl::StatusOr<std::vector<ZipMember>> Directory::Read() {
-  if (part_.offset > file_.size_bytes() || part_.length > file_.size_bytes() - part_.offset ||
-      part_.length < kEndBytes) {
-    return Wrong(0, absl::StrCat("of ", part_.length, " bytes, in a file of ", file_.size_bytes(),
-                                 " bytes"));
-  }
-  TESSERA_ASSIGN_OR_RETURN(const End end, FindEnd());
-  std::vector<ZipMember> members;
-  absl::flat_hash_set<std::string> names;
-  std::string block;
-  std::string_view rest;
-  uint64_t block_end = end.directory_offset;
-  for (uint64_t i = 0; i < end.members; ++i) {
-    if (rest.size() < kMaxEntryBytes && block_end < end.offset) {
-      const uint64_t more = std::min(kBlockBytes, end.offset - block_end);
-      TESSERA_ASSIGN_OR_RETURN(const std::string next, Bytes(block_end, more));
-      block = std::string(rest) + next;
-      rest = block;
-      block_end += more;
+  absl::StatusOr<End> FindEnd() const {
+    TESSERA_ASSIGN_OR_RETURN(std::optional<uint64_t> offset, FindEndIn(kTailBytes));
+    if (!offset) {
+      TESSERA_ASSIGN_OR_RETURN(offset, FindEndIn(kEndBytes + kMaxCommentBytes));
     }
-    const uint64_t offset = block_end - rest.size();
-    TESSERA_ASSIGN_OR_RETURN(const Entry entry, ParseEntry(rest, offset));
-    if (!names.insert(entry.name).second) {
-      return Wrong(offset, absl::StrCat(absl::CHexEscape(entry.name), " occurs twice"));
+    if (!offset) return Wrong(part_.length, "it has no end; is the file complete?");
+    TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Bytes(*offset, kEndBytes));
+    End end = {.members = U16(bytes, 10),
+               .directory_bytes = U32(bytes, 12),
+               .directory_offset = U32(bytes, 16),
+               .offset = *offset};
+    if (*offset >= kLocator64Bytes) {
+      TESSERA_ASSIGN_OR_RETURN(const std::string locator, Bytes(*offset - kLocator64Bytes, 4));
+      if (U32(locator, 0) == kLocator64Signature) {
+        TESSERA_ASSIGN_OR_RETURN(end, ReadEnd64(*offset));
+      }
     }
-    TESSERA_ASSIGN_OR_RETURN(ZipMember member, Locate(entry, end.directory_offset));
-    members.push_back(std::move(member));
+    if (end.directory_offset > end.offset ||
+        end.directory_bytes != end.offset - end.directory_offset ||
+        end.members > end.directory_bytes / kCentralBytes) {
+      return Wrong(*offset, "the end record does not match the directory");
+    }
+    return end;
   }
-  if (const uint64_t unread = rest.size() + end.offset - block_end; unread > 0) {
-    return Wrong(end.offset - unread, "unknown bytes after the directory");
+
+  // Offset of the end record within the archive. Its comment reaches to the end of the archive.
+  absl::StatusOr<std::optional<uint64_t>> FindEndIn(uint64_t tail_bytes) const {
+    const uint64_t length = std::min(tail_bytes, part_.length);
+    TESSERA_ASSIGN_OR_RETURN(const std::string tail, Bytes(part_.length - length, length));
+    for (uint64_t comment = 0; comment + kEndBytes <= length; ++comment) {
+      const uint64_t at = length - kEndBytes - comment;
+      if (U32(tail, at) == kEndSignature && U16(tail, at + 20) == comment) {
+        return part_.length - length + at;
+      }
+    }
+    return std::nullopt;
   }
-  TESSERA_RETURN_IF_ERROR(CheckDisjoint(members));
-  return members;
-}
+
+  absl::StatusOr<End> ReadEnd64(uint64_t end_offset) const {
+    TESSERA_ASSIGN_OR_RETURN(const std::string locator,
+                             Bytes(end_offset - kLocator64Bytes, kLocator64Bytes));
+    const uint64_t offset = U64(locator, 8);
+    if (end_offset < kLocator64Bytes + kEnd64Bytes ||
+        offset != end_offset - kLocator64Bytes - kEnd64Bytes) {
+      return Wrong(end_offset, "the zip64 end record is not where it should be");
+    }
+    TESSERA_ASSIGN_OR_RETURN(const std::string end, Bytes(offset, kEnd64Bytes));
+    if (U32(end, 0) != kEnd64Signature) return Wrong(offset, "no zip64 end record");
+    return End{.members = U64(end, 32),
+               .directory_bytes = U64(end, 40),
+               .directory_offset = U64(end, 48),
+               .offset = offset};
+  }
+
+  absl::StatusOr<Entry> ParseEntry(std::string_view& rest, uint64_t offset) const {
+    if (rest.size() < kCentralBytes || U32(rest, 0) != kCentralSignature) {
+      return Wrong(offset, "no entry of the directory");
+    }
+    const uint64_t name_bytes = U16(rest, 28), extra_bytes = U16(rest, 30);
+    const uint64_t entry_bytes = kCentralBytes + name_bytes + extra_bytes + U16(rest, 32);
+    if (entry_bytes > rest.size()) return Wrong(offset, "an entry reaches beyond the directory");
+    Entry entry = {.name = std::string(rest.substr(kCentralBytes, name_bytes)),
+                   .size = U32(rest, 24),
+                   .local_offset = U32(rest, 42),
+                   .flags = U16(rest, 8),
+                   .method = U16(rest, 10),
+                   .crc32 = static_cast<uint32_t>(U32(rest, 16))};
+    uint64_t compressed = U32(rest, 20);
+    const auto shown = [&] { return absl::CHexEscape(entry.name.substr(0, 200)); };
+    if (!ApplyZip64(rest.substr(kCentralBytes + name_bytes, extra_bytes),
+                    {&entry.size, &compressed, &entry.local_offset})) {
+      return Wrong(offset, absl::StrCat(shown(), ": malformed extra fields"));
+    }
+    if (entry.method == 0 && compressed != entry.size) {
+      return Wrong(offset, absl::StrCat(shown(), ": stored, and yet of two sizes"));
+    }
+    if ((entry.flags & kEncrypted) != 0)
+      return Wrong(offset, absl::StrCat(shown(), " is encrypted"));
+    entry.size = compressed;
+    rest.remove_prefix(entry_bytes);
+    return entry;
+  }
+
+  // The data of a member, which lies before the directory.
+  absl::StatusOr<ZipMember> Locate(const Entry& entry, uint64_t directory_offset) const {
+    const auto shown = [&] { return absl::CHexEscape(entry.name.substr(0, 200)); };
+    const uint64_t offset = entry.local_offset;
+    const uint64_t header_bytes = kLocalBytes + entry.name.size();
+    if (offset > directory_offset || header_bytes > directory_offset - offset) {
+      return Wrong(offset, absl::StrCat(shown(), " does not begin before the directory"));
+    }
+    TESSERA_ASSIGN_OR_RETURN(const std::string header, Bytes(offset, header_bytes));
+    const uint64_t extra_bytes = U16(header, 28);
+    const bool sizes_known = (U16(header, 6) & kSizesFollowData) == 0;
+    const uint64_t size = U32(header, 18);
+    const bool same_size = !sizes_known || size == kIn64Bits || size == entry.size;
+    const bool same_crc32 = !sizes_known || U32(header, 14) == entry.crc32;
+    if (U32(header, 0) != kLocalSignature || U16(header, 8) != entry.method ||
+        U16(header, 6) != entry.flags || U16(header, 26) != entry.name.size() ||
+        header.substr(kLocalBytes) != entry.name || !same_size || !same_crc32) {
+      return Wrong(offset, absl::StrCat(shown(), ": directory and local header differ"));
+    }
+    const uint64_t room = directory_offset - offset - header_bytes;
+    if (extra_bytes > room || entry.size > room - extra_bytes) {
+      return Wrong(offset, absl::StrCat(shown(), ": its ", entry.size,
+                                        " bytes do not end before the directory"));
+    }
+    return ZipMember{.name = entry.name,
+                     .data = {part_.offset + offset + header_bytes + extra_bytes, entry.size},
+                     .compressed = entry.method != 0,
+                     .crc32 = entry.crc32};
+  }
+
+  absl::Status CheckDisjoint(std::vector<ZipMember> members) const {
+    std::sort(members.begin(), members.end(), [](const ZipMember& a, const ZipMember& b) {
+      return std::pair(a.data.offset, a.data.length) < std::pair(b.data.offset, b.data.length);
+    });
+    uint64_t end = 0;
+    for (const ZipMember& member : members) {
+      if (member.data.offset < end) {
+        return Wrong(member.data.offset - part_.offset,
+                     absl::StrCat(absl::CHexEscape(member.name), " overlaps another member"));
+      }
+      end = member.data.offset + member.data.length;
+    }
+    return absl::OkStatus();
+  }
+
+  const ReadableFile& file_;
+  const Extent part_;
+};
 
 // Constants and helpers of the layout of a new archive.
 constexpr uint16_t kVersion = 45;  // zip64
@@ -300,6 +288,21 @@ void Put(std::string& to, std::type_identity_t<T> value) {
 
 bool Needs64(uint64_t value) { return value >= UINT32_MAX; }
 uint32_t In32(uint64_t value) { return Needs64(value) ? UINT32_MAX : value; }
+
+// What a local header and an entry of the directory have in common: an uncompressed member.
+void PutMember(uint32_t crc32, uint64_t size_bytes, uint64_t name_bytes, uint64_t extra_bytes,
+               std::string& to) {
+  Put<uint16_t>(to, kVersion);
+  Put<uint16_t>(to, kUtf8Names);
+  Put<uint16_t>(to, 0);  // stored
+  Put<uint16_t>(to, 0);  // time
+  Put<uint16_t>(to, kDate);
+  Put<uint32_t>(to, crc32);
+  Put<uint32_t>(to, In32(size_bytes));
+  Put<uint32_t>(to, In32(size_bytes));
+  Put<uint16_t>(to, name_bytes);
+  Put<uint16_t>(to, extra_bytes);
+}
 
 }  // namespace
 
@@ -327,16 +330,7 @@ std::string ZipLayout::LocalHeader(size_t index, uint32_t crc32) const {
       member.data_offset - member.header_offset - kLocalBytes - member.name.size();
   std::string bytes;
   Put<uint32_t>(bytes, kLocalSignature);
-  Put<uint16_t>(bytes, kVersion);
-  Put<uint16_t>(bytes, kUtf8Names);
-  Put<uint16_t>(bytes, 0);  // stored
-  Put<uint16_t>(bytes, 0);  // time
-  Put<uint16_t>(bytes, kDate);
-  Put<uint32_t>(bytes, crc32);
-  Put<uint32_t>(bytes, In32(member.size_bytes));
-  Put<uint32_t>(bytes, In32(member.size_bytes));
-  Put<uint16_t>(bytes, member.name.size());
-  Put<uint16_t>(bytes, extra_bytes);
+  PutMember(crc32, member.size_bytes, member.name.size(), extra_bytes, bytes);
   bytes += member.name;
   uint64_t padding = extra_bytes - kExtraHeaderBytes;
   if (Needs64(member.size_bytes)) {
@@ -363,16 +357,8 @@ std::string ZipLayout::Directory() const {
     if (Needs64(member.header_offset)) Put<uint64_t>(zip64, member.header_offset);
     Put<uint32_t>(bytes, kCentralSignature);
     Put<uint16_t>(bytes, kVersion);
-    Put<uint16_t>(bytes, kVersion);
-    Put<uint16_t>(bytes, kUtf8Names);
-    Put<uint16_t>(bytes, 0);  // stored
-    Put<uint16_t>(bytes, 0);  // time
-    Put<uint16_t>(bytes, kDate);
-    Put<uint32_t>(bytes, member.crc32);
-    Put<uint32_t>(bytes, In32(member.size_bytes));
-    Put<uint32_t>(bytes, In32(member.size_bytes));
-    Put<uint16_t>(bytes, member.name.size());
-    Put<uint16_t>(bytes, zip64.empty() ? 0 : kExtraHeaderBytes + zip64.size());
+    const uint64_t extra_bytes = zip64.empty() ? 0 : kExtraHeaderBytes + zip64.size();
+    PutMember(member.crc32, member.size_bytes, member.name.size(), extra_bytes, bytes);
     Put<uint16_t>(bytes, 0);  // comment
     Put<uint16_t>(bytes, 0);  // disk
     Put<uint16_t>(bytes, 0);  // attributes
