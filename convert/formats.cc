@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <map>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/file_descriptor.h"
 #include "base/status_macros.h"
-#include "convert/core/known_step.h"
 #include "convert/core/models.h"
 #include "convert/core/state_dict.h"
 #include "convert/formats/dcp/dcp.h"

@@ -31,6 +31,9 @@ struct SourcePlace {
 // is found by FindObject().
 absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenStorageOptions& stores);
 
+// Returns the place of a file on a local disk, which need not be there; its folder must.
+absl::StatusOr<SourcePlace> PlaceOfLocalFile(const std::string& local);
+
 // The data that a written format can hold, besides the tensors of its plan.
 enum class Holds {
   kWeights,     // nothing

@@ -5,8 +5,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <string>
-#include <vector>
 
 #include "base/testing.h"
 #include "gtest/gtest.h"

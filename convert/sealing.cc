@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
-#include <numeric>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -20,16 +19,12 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
-#include "checkpoint/scan/scan.h"
-#include "convert/core/read_digests.h"
+#include "checkpoint/include/manifest.h"
+#include "convert/core/output.h"
 #include "convert/formats.h"
-#include "storage/open_storage.h"
 
 namespace tessera::ckpt::convert {
 namespace {
-
-constexpr int kOpenSealedFiles = 256;
 
 std::string SealPath(const std::string& file) {
   return file.empty() ? std::string(kSealFileName) : absl::StrCat(file, ".", kSealFileName);
@@ -43,13 +38,9 @@ bool IsSealName(std::string_view name) {
 absl::StatusOr<SourcePlace> PlaceOfSeal(std::string_view name, const OpenStorageOptions& stores) {
   const std::optional<std::string> local = LocalPathOfName(name);
   std::error_code error;
-  if (!local.has_value() || !std::filesystem::is_regular_file(SealPath(*local), error)) {
-    return FindPlace(name, stores);
-  }
-  const std::filesystem::path path = *local;
-  const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
-  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(folder));
-  return SourcePlace{std::move(storage), path.filename().string()};
+  return local.has_value() && std::filesystem::is_regular_file(SealPath(*local), error)
+             ? PlaceOfLocalFile(*local)
+             : FindPlace(name, stores);
 }
 
 // All files in and below a directory, seals left out.
@@ -73,26 +64,6 @@ void DigestChunk(const std::byte* data, size_t size, unsigned char* sha256) {
   EVP_Digest(data, size, sha256, nullptr, EVP_sha256(), nullptr);
 }
 
-// Reads the files of a manifest, not too many of them open at once.
-absl::Status ScanFiles(Storage& storage, const Manifest& manifest, const ScanOptions& options,
-                       bool contents, const ChunkFunction& function) {
-  ScanBuffers buffers;
-  for (int first = 0; first < manifest.files_size(); first += kOpenSealedFiles) {
-    std::vector<uint32_t> indices(std::min(kOpenSealedFiles, manifest.files_size() - first));
-    std::iota(indices.begin(), indices.end(), first);
-    Scanner scanner(storage, "", manifest, options);
-    TESSERA_RETURN_IF_ERROR(scanner.Open(indices));
-    if (contents) TESSERA_RETURN_IF_ERROR(scanner.Run(scanner.WholeFiles(), function, &buffers));
-  }
-  return absl::OkStatus();
-}
-
-uint64_t BytesOfFiles(const Manifest& manifest) {
-  uint64_t bytes = 0;
-  for (const DataFile& file : manifest.files()) bytes += file.size_bytes();
-  return bytes;
-}
-
 absl::Status AddChecksums(Storage& storage, const WriteSealOptions& options, Seal& seal) {
   struct Chunks {
     uint32_t* crc32c;
@@ -110,7 +81,7 @@ absl::Status AddChecksums(Storage& storage, const WriteSealOptions& options, Sea
                       reinterpret_cast<unsigned char*>(file.mutable_chunk_sha256()->data())});
   }
   Progress progress(options.progress, BytesOfFiles(described));
-  return ScanFiles(storage, described, {.io_threads = options.io_threads}, /*contents=*/true,
+  return ScanFiles(storage, "", described, {.io_threads = options.io_threads},
                    [&](int, const FilePiece& chunk, const std::byte* data) {
                      const uint64_t index = chunk.begin / kSealChunkBytes;
                      const Chunks& file = chunks[chunk.file_index];
@@ -282,32 +253,31 @@ absl::StatusOr<VerifyReport> VerifySealed(const FoundSeal& found, const VerifyOp
         const MutexLock lock(&mutex);
         report.damage.push_back(std::move(damage));
       }};
-  TESSERA_RETURN_IF_ERROR(ScanFiles(
-      *found.folder, manifest, scan, options.contents,
-      [&](int, const FilePiece& chunk, const std::byte* data) {
-        const DataFile& file = manifest.files(static_cast<int>(chunk.file_index));
-        const auto index = static_cast<int>(chunk.begin / file.chunk_bytes());
-        const uint64_t end =
-            std::min<uint64_t>(chunk.begin + file.chunk_bytes(), file.size_bytes());
-        unsigned char sha256[kSha256Bytes];
-        DigestChunk(data, chunk.size(), sha256);
-        const std::string& expected = seal.files(static_cast<int>(chunk.file_index)).chunk_sha256();
-        // A wrong CRC-32C was reported, as was the end of a file that was cut short.
-        const bool differs =
-            chunk.end == end &&
-            std::memcmp(sha256, expected.data() + index * kSha256Bytes, kSha256Bytes) != 0 &&
-            Crc32c(std::span(data, chunk.size())) == file.chunk_crc32c(index);
-        const MutexLock lock(&mutex);
-        if (differs) {
-          report.damage.push_back(
-              {file.path(), chunk.begin, map.TensorsIn(chunk.file_index, chunk.begin, chunk.end),
-               absl::StrCat("SHA-256 of bytes [", chunk.begin, ", ", chunk.end,
-                            ") is another one, with the same CRC-32C: they were forged")});
-        }
-        report.bytes_read += chunk.size();
-        if (options.progress) options.progress(report.bytes_read, total);
-        return absl::OkStatus();
-      }));
+  const ChunkFunction check_chunk = [&](int, const FilePiece& chunk, const std::byte* data) {
+    const DataFile& file = manifest.files(static_cast<int>(chunk.file_index));
+    const auto index = static_cast<int>(chunk.begin / file.chunk_bytes());
+    const uint64_t end = std::min<uint64_t>(chunk.begin + file.chunk_bytes(), file.size_bytes());
+    unsigned char sha256[kSha256Bytes];
+    DigestChunk(data, chunk.size(), sha256);
+    const std::string& expected = seal.files(static_cast<int>(chunk.file_index)).chunk_sha256();
+    // A wrong CRC-32C was reported, as was the end of a file that was cut short.
+    const bool differs =
+        chunk.end == end &&
+        std::memcmp(sha256, expected.data() + index * kSha256Bytes, kSha256Bytes) != 0 &&
+        Crc32c(std::span(data, chunk.size())) == file.chunk_crc32c(index);
+    const MutexLock lock(&mutex);
+    if (differs) {
+      report.damage.push_back(
+          {file.path(), chunk.begin, map.TensorsIn(chunk.file_index, chunk.begin, chunk.end),
+           absl::StrCat("SHA-256 of bytes [", chunk.begin, ", ", chunk.end,
+                        ") is another one, with the same CRC-32C: they were forged")});
+    }
+    report.bytes_read += chunk.size();
+    if (options.progress) options.progress(report.bytes_read, total);
+    return absl::OkStatus();
+  };
+  TESSERA_RETURN_IF_ERROR(
+      ScanFiles(*found.folder, "", manifest, scan, options.contents ? check_chunk : nullptr));
   if (found.file.empty()) {
     std::set<std::string> files;
     TESSERA_RETURN_IF_ERROR(AddFilesBelow(*found.folder, "", files));

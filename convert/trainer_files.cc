@@ -14,7 +14,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
-#include "convert/core/known_step.h"
+#include "convert/core/foreign_checkpoint.h"
 #include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/value.h"

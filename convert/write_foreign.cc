@@ -4,35 +4,27 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
-#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/text.h"
-#include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/format/manifest.h"
-#include "convert/core/bytes_file.h"
-#include "convert/core/known_step.h"
+#include "checkpoint/include/manifest.h"
+#include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"
-#include "convert/core/read_digests.h"
+#include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
-#include "convert/core/state_names.h"
-#include "convert/core/value.h"
+#include "convert/core/saved_weights.h"
 #include "convert/formats.h"
 #include "convert/local_folder.h"
 #include "convert/open_foreign.h"
-#include "storage/open_storage.h"
 #include "storage/read_only_storage.h"
 #include "storage/storage.h"
 
@@ -141,7 +133,7 @@ absl::StatusOr<WriteForeignReport> WriteAndCheck(const Checkpoint& source,
                                                  const std::vector<OutputFile>& files,
                                                  LocalFolder& place, bool is_file,
                                                  const WriteForeignOptions& options) {
-  const OutputOptions output = {.io_threads = options.io_threads, .progress = options.progress};
+  const IoOptions output = {.io_threads = options.io_threads, .progress = options.progress};
   TESSERA_ASSIGN_OR_RETURN(const DigestsByName written,
                            WriteOutput(source, files, place.storage(), place.temporary(), output));
   WriteForeignReport report = {.tensors = static_cast<int64_t>(written.size())};
@@ -181,7 +173,7 @@ absl::StatusOr<WriteForeignReport> WriteObjects(const Checkpoint& source,
       first.push_back(file);
     }
   }
-  const OutputOptions output = {.io_threads = options.io_threads, .progress = options.progress};
+  const IoOptions output = {.io_threads = options.io_threads, .progress = options.progress};
   TESSERA_ASSIGN_OR_RETURN(const DigestsByName written,
                            WriteOutput(source, first, *storage, "", output));
   WriteForeignReport report = {.tensors = static_cast<int64_t>(written.size())};

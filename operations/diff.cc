@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <set>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -11,9 +10,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/damage.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/include/damage.h"
+#include "checkpoint/include/manifest.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "operations/summary.h"
 

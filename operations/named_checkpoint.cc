@@ -2,19 +2,15 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <optional>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"
-#include "convert/contents.h"
-#include "convert/core/foreign_storage.h"
-#include "convert/core/known_step.h"
+#include "checkpoint/include/read_lock.h"
+#include "convert/core/foreign_checkpoint.h"
 #include "convert/core/reading.h"
 #include "convert/open_foreign.h"
 
@@ -158,6 +154,20 @@ absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
   absl::StatusOr<NamedCheckpoint> found = FindByName(name, options);
   if (found.ok() && options.step.has_value()) SetStep(*options.step, *found);
   return found;
+}
+
+absl::StatusOr<convert::WriteForeignReport> Export(const NamedCheckpoint& source,
+                                                   const std::string& folder,
+                                                   const convert::WriteForeignOptions& options) {
+  TESSERA_RETURN_IF_ERROR(source.opened.status());
+  TESSERA_RETURN_IF_ERROR(source.CheckOtherRecords());
+  absl::StatusOr<convert::WriteForeignReport> report =
+      convert::WriteForeign(*source.opened, folder, options);
+  if (!report.ok()) return convert::WithNotes(report.status(), source.notes);
+  report->notes.insert(report->notes.begin(), source.notes.begin(), source.notes.end());
+  const std::string unread = convert::DescribeUnread(source.format);
+  if (!unread.empty()) report->notes.push_back(unread);
+  return report;
 }
 
 }  // namespace tessera::ckpt

@@ -12,6 +12,7 @@
 #include "convert/core/foreign_storage.h"
 #include "convert/core/value.h"
 #include "convert/sealing.h"
+#include "convert/write_foreign.h"
 #include "storage/open_storage.h"
 #include "storage/storage.h"
 
@@ -70,6 +71,13 @@ bool IsForeignName(const std::string& name, const SourceOptions& options);
 // checkpoint. NotFound for any other place, and for a folder without a checkpoint of the step.
 absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
                                                const SourceOptions& options);
+
+// Writes a checkpoint of any format in the format of another framework, after checking all records
+// of the source; see WriteForeign(). The report's notes begin with the notes about the source. An
+// error has the notes that may be its reason; see WithNotes().
+absl::StatusOr<convert::WriteForeignReport> Export(const NamedCheckpoint& source,
+                                                   const std::string& folder,
+                                                   const convert::WriteForeignOptions& options);
 
 }  // namespace tessera::ckpt
 

@@ -7,9 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/format/manifest.h"
 #include "checkpoint/include/manifest.h"
 #include "layout/box.h"
 

@@ -3,13 +3,8 @@
 
 #include "operations/partition_rules.h"
 
-#include <string>
-#include <vector>
-
 #include "base/testing.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/include/manifest.h"
-#include "checkpoint/include/manifest.pb.h"
 #include "gtest/gtest.h"
 #include "layout/box.h"
 

@@ -11,8 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/format/manifest.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "layout/box.h"

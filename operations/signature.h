@@ -13,7 +13,6 @@
 #include <memory>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "operations/named_checkpoint.h"
 #include "storage/storage.h"

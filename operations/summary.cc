@@ -1,10 +1,7 @@
 #include "operations/summary.h"
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/format/manifest.h"
 #include "checkpoint/include/manifest.h"
 
 namespace tessera::ckpt {

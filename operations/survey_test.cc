@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -13,15 +12,12 @@
 #include <map>
 #include <random>
 #include <string>
-#include <vector>
 
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "operations/element_statistics.h"
-#include "operations/named_checkpoint.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -1,7 +1,6 @@
 #include "convert/core/block_reader.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -9,9 +8,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/elements/strided.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/format/manifest.h"
-#include "checkpoint/include/state_dict.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_states.h"
 

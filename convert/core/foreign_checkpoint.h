@@ -55,6 +55,15 @@ struct ForeignCheckpoint {
   std::vector<std::string> notes;  // one sentence for each thing that was not understood or ignored
 };
 
+// Name of the entry that marks a trainer's state whose step is unknown, because the state was made
+// of files that do not record it.
+inline constexpr char kUnknownStepEntry[] = "unknown_step";
+
+// Returns whether the manifest records the step of the training.
+inline bool TellsStep(const Manifest& manifest) {
+  return manifest.has_trainer() && !manifest.trainer().extra().contains(kUnknownStepEntry);
+}
+
 }  // namespace tessera::ckpt::convert
 
 #endif  // TESSERA_CONVERT_CORE_FOREIGN_CHECKPOINT_H_

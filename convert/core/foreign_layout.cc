@@ -9,8 +9,7 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/format/dtype.h"
-#include "layout/box.h"
+#include "checkpoint/include/manifest.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -1,18 +1,11 @@
 #include "convert/core/foreign_layout.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <map>
 #include <random>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -15,12 +15,11 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/plan/box_index.h"
 #include "convert/core/block_reader.h"
-#include "convert/core/bytes_file.h"
+#include "convert/core/reading.h"
 #include "convert/core/strided_read.h"
 #include "layout/box.h"
 #include "layout/coverage.h"
@@ -246,9 +245,7 @@ class ForeignStorage::TensorFile final : public ReadableFile {
   }
 
   absl::Status NameTensor(const absl::Status& status) const {
-    if (status.ok()) return status;
-    return absl::Status(status.code(),
-                        absl::StrCat("tensor ", tensor_.name, ": ", status.message()));
+    return In(absl::StrCat("tensor ", tensor_.name), status);
   }
 
   // Elements [first, first + count) in row-major order.

@@ -3,17 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cstdint>
 #include <cstring>
-#include <memory>
 #include <random>
 #include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "base/testing.h"
-#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/checkpoint.h"
 #include "convert/core/strided_read.h"

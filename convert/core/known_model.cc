@@ -1,8 +1,6 @@
 #include "convert/core/known_model.h"
 
-#include <cstdint>
 #include <map>
-#include <string>
 #include <utility>
 
 #include "base/parse_json.h"

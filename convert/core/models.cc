@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/status_macros.h"
+#include "convert/core/reading.h"
 #include "google/protobuf/text_format.h"
 #include "models/layers/architecture.h"
 #include "models/registry.h"
@@ -79,10 +80,12 @@ absl::StatusOr<const ForeignFormat*> FormatOf(std::string_view framework,
     return absl::InvalidArgumentError(absl::StrCat(
         "the format ", std::string(framework), " has no architecture ", ArchitectureName(config)));
   }
-  const absl::Status status = format->check == nullptr ? absl::OkStatus() : format->check(config);
-  if (status.ok()) return format;
-  return absl::Status(status.code(), absl::StrCat("the format ", std::string(framework),
-                                                  " does not have this model: ", status.message()));
+  if (format->check != nullptr) {
+    TESSERA_RETURN_IF_ERROR(
+        In(absl::StrCat("the format ", std::string(framework), " does not have this model"),
+           format->check(config)));
+  }
+  return format;
 }
 
 }  // namespace

@@ -8,11 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "layout/dtype.h"
-#include "layout/partition.h"
 #include "models/config/config.pb.h"
 #include "models/foreign/format.h"
 #include "models/model_config.h"

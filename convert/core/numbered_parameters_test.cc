@@ -1,5 +1,3 @@
-#include "convert/core/numbered_parameters.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -11,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "base/testing.h"
+#include "convert/core/optimizer_groups.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -7,12 +7,16 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/value.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 
@@ -36,6 +40,30 @@ TorchGroups FindTorchGroups(const SavedValue& state, const std::string& prefix);
 void TakeSettings(const std::string& prefix,
                   const std::function<std::string(const std::string&)>& foreign_name,
                   std::string_view framework, ForeignCheckpoint& checkpoint);
+
+// The parameters of torch's optimizers, which keep the state of each under a number that its groups
+// list. The number follows from the order in which the optimizer was given the parameters. Pure.
+
+// A parameter of the model, in the order of its modules.
+struct OrderedParameter {
+  std::string name;
+  Shape shape;
+};
+
+// An element of a group's `params`.
+struct NumberedParameter {
+  int64_t number = 0;
+  std::optional<Shape> shape;  // of its state; nullopt for a parameter without a state
+};
+using NumberedGroup = std::vector<NumberedParameter>;
+
+// Returns the index into `parameters` of each number that has a state.
+//
+// Each group has its parameters in the order of the model. A group may have any parameters, and
+// frozen ones may be in no group. The shapes of the states must determine the parameter of every
+// number. FailedPrecondition, naming the parameters, if several or none are possible.
+absl::StatusOr<std::map<int64_t, size_t>> AssignNumbers(
+    std::span<const OrderedParameter> parameters, std::span<const NumberedGroup> groups);
 
 }  // namespace tessera::ckpt::convert
 

@@ -2,28 +2,26 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 #include <iterator>
 #include <memory>
-#include <optional>
+#include <numeric>
 #include <span>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
-#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest.h"
 #include "convert/core/block_reader.h"
-#include "layout/box.h"
 #include "layout/dtype.h"
 #include "storage/aligned_buffer.h"
 #include "zlib.h"
 
 namespace tessera::ckpt::convert {
+
 namespace {
 
 constexpr int64_t kCopyBlockBytes = int64_t{8} << 20;
@@ -152,7 +150,7 @@ class Worker {
 // Threads with what they keep.
 class Workers {
  public:
-  Workers(const Checkpoint& source, const OutputOptions& options) {
+  Workers(const Checkpoint& source, const IoOptions& options) {
     const int count = std::clamp(options.io_threads, 1, kMaxWorkers);
     for (int w = 0; w < count; ++w) workers_.push_back(std::make_unique<Worker>(source, ends_));
   }
@@ -301,7 +299,7 @@ std::vector<OutputBytes> Joined(std::vector<OutputBytes> parts) {
 class Writer {
  public:
   Writer(const Checkpoint& source, Storage& storage, std::string_view directory,
-         const OutputOptions& options, uint64_t total_bytes)
+         const IoOptions& options, uint64_t total_bytes)
       : workers_(source, options),
         storage_(storage),
         directory_(directory),
@@ -429,11 +427,54 @@ std::vector<StoredPiece> RowMajorPieces(const Shape& shape, size_t element_bytes
 
 absl::StatusOr<DigestsByName> WriteOutput(const Checkpoint& source,
                                           const std::vector<OutputFile>& files, Storage& storage,
-                                          std::string_view directory,
-                                          const OutputOptions& options) {
+                                          std::string_view directory, const IoOptions& options) {
   uint64_t total_bytes = 0;
   for (const OutputFile& file : files) total_bytes += file.size_bytes;
   return Writer(source, storage, directory, options, total_bytes).Write(files);
+}
+
+absl::Status ScanFiles(Storage& storage, std::string_view directory, const Manifest& manifest,
+                       const ScanOptions& options, const ChunkFunction& function) {
+  constexpr int kOpenFiles = 256;
+  ScanBuffers buffers;
+  for (int first = 0; first < manifest.files_size(); first += kOpenFiles) {
+    std::vector<uint32_t> files(std::min(kOpenFiles, manifest.files_size() - first));
+    std::iota(files.begin(), files.end(), first);
+    Scanner scanner(storage, directory, manifest, options);
+    TESSERA_RETURN_IF_ERROR(scanner.Open(files));
+    if (function) TESSERA_RETURN_IF_ERROR(scanner.Run(scanner.WholeFiles(), function, &buffers));
+  }
+  return absl::OkStatus();
+}
+
+uint64_t BytesOfFiles(const Manifest& manifest) {
+  uint64_t bytes = 0;
+  for (const DataFile& file : manifest.files()) bytes += file.size_bytes();
+  return bytes;
+}
+
+absl::StatusOr<DigestsByName> ReadDigests(const Checkpoint& source, const IoOptions& options) {
+  const Manifest& manifest = source.manifest();
+  TESSERA_RETURN_IF_ERROR(CheckIoThreads(options.io_threads));
+  TESSERA_RETURN_IF_ERROR(ValidateCoverage(manifest));
+  TensorDigests sums(manifest, FileMap(manifest), options.io_threads);
+  if (!sums.cut().empty()) return absl::DataLossError(ToString(sums.cut().front().second));
+  Progress progress(options.progress, BytesOfFiles(manifest));
+  TESSERA_RETURN_IF_ERROR(ScanFiles(source.storage(), source.directory(), manifest,
+                                    {.io_threads = options.io_threads},
+                                    [&](int worker, const FilePiece& chunk, const std::byte* data) {
+                                      sums.Add(worker, chunk, data);
+                                      progress.Advance(chunk.size());
+                                      return absl::OkStatus();
+                                    }));
+  DigestsByName digests;
+  for (int t = 0; t < manifest.tensors_size(); ++t) {
+    digests[manifest.tensors(t).name()] = sums.Sum(t);
+  }
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    if (!tensor.alias_of().empty()) digests[tensor.name()] = digests[tensor.alias_of()];
+  }
+  return digests;
 }
 
 }  // namespace tessera::ckpt::convert

@@ -5,25 +5,67 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "checkpoint/format/digest.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/scan/scan.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/output_file.h"
-#include "convert/core/progress.h"
-#include "convert/core/read_digests.h"
 #include "layout/box.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 
-struct OutputOptions {
+// A function that is called with the bytes done and in total, by one thread at a time. May be null.
+using ProgressFunction = std::function<void(uint64_t done, uint64_t total)>;
+
+// Counts the bytes that several threads process. Thread-safe.
+class Progress {
+ public:
+  // `function` must outlive this object.
+  Progress(const ProgressFunction& function, uint64_t total) : function_(function), total_(total) {}
+
+  void Advance(uint64_t bytes) {
+    const MutexLock lock(&mutex_);
+    done_ += bytes;
+    if (function_) function_(done_, total_);
+  }
+
+ private:
+  const ProgressFunction& function_;
+  const uint64_t total_;
+  Mutex mutex_;
+  uint64_t done_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+using DigestsByName = std::map<std::string, LogicalDigest>;
+
+struct IoOptions {
   int io_threads = 4;
   ProgressFunction progress;
 };
+
+// Reads the files of a manifest, not too many of them open at once; with a null function, only
+// opens them, which compares their sizes.
+absl::Status ScanFiles(Storage& storage, std::string_view directory, const Manifest& manifest,
+                       const ScanOptions& options, const ChunkFunction& function);
+
+uint64_t BytesOfFiles(const Manifest& manifest);
+
+// Computes the digests of a checkpoint's tensors, aliases included, from its files, and verifies
+// the checksums that the manifest has. Reads every file once; memory: the buffers of a Scanner.
+//
+// Errors: those of the storage; DataLoss for damage of the files.
+absl::StatusOr<DigestsByName> ReadDigests(const Checkpoint& source, const IoOptions& options);
 
 // Writes the files into a directory, which must exist, and syncs them and the directory. Returns
 // the digests of the tensors as they were written, by their names in the files.
@@ -38,7 +80,7 @@ struct OutputOptions {
 // before the file is created, for tensors that are not in the order of their offsets.
 absl::StatusOr<DigestsByName> WriteOutput(const Checkpoint& source,
                                           const std::vector<OutputFile>& files, Storage& storage,
-                                          std::string_view directory, const OutputOptions& options);
+                                          std::string_view directory, const IoOptions& options);
 
 // Returns the pieces of a row-major tensor.
 std::vector<StoredPiece> RowMajorPieces(const Shape& shape, size_t element_bytes, int64_t begin,

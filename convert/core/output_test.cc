@@ -3,23 +3,15 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
-#include "convert/core/foreign_checkpoint.h"
-#include "convert/core/read_digests.h"
 #include "gtest/gtest.h"
 #include "storage/posix_storage.h"
 #include "storage/testing/fault_storage.h"
@@ -141,7 +133,7 @@ TEST(OutputTest, WritesBlocksOfAnyOrderOfElements) {
   MemoryStorage to;
   const std::vector<OutputFile> files = AllFiles();
   uint64_t last_done = 0, total = 0;
-  const OutputOptions options = {.progress = [&](uint64_t done, uint64_t of) {
+  const IoOptions options = {.progress = [&](uint64_t done, uint64_t of) {
     EXPECT_GE(done, last_done);
     last_done = done;
     total = of;

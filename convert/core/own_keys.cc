@@ -8,12 +8,9 @@
 #include <optional>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/format/manifest.h"
-#include "convert/core/known_step.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
 

@@ -4,9 +4,6 @@
 // Keys of this library in state dicts that it writes, for data of a checkpoint that has no place in
 // a state dict. Other programs ignore these keys.
 
-#include <map>
-#include <string>
-
 #include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/value.h"

@@ -1,15 +1,15 @@
 #include "convert/core/reading.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
-#include <memory>
 #include <set>
-#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
-#include "base/status_macros.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/text.h"
 #include "convert/core/foreign_layout.h"
 
@@ -133,6 +133,77 @@ std::vector<ForeignParameter*> ForeignModel::Named(std::string_view name) {
 ForeignParameter* ForeignModel::Find(std::string_view name) {
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : &parameters_[found->second];
+}
+
+std::string LeftOutNote(const absl::AlphaNum& what, const std::vector<std::string>& names) {
+  return absl::StrCat("Left out: ", what, ": ", JoinFirst(names, ", "), ".");
+}
+
+absl::Status WithNotes(const absl::Status& status, const std::vector<std::string>& notes) {
+  const bool may_explain = absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
+                           absl::IsNotFound(status) || absl::IsUnimplemented(status);
+  if (!may_explain || notes.empty()) return status;
+  const std::string message(status.message());
+  return absl::Status(status.code(), absl::StrCat(message, message.ends_with('.') ? " " : ". ",
+                                                  JoinFirst(notes, " ")));
+}
+
+namespace {
+
+constexpr std::string_view kAnywhere[] = {"_orig_mod", "_fsdp_wrapped_module",
+                                          "_checkpoint_wrapped_module"};
+constexpr std::string_view kAtTheBegin[] = {"module.", "base_model.model."};
+
+}  // namespace
+
+std::string WithoutWrappers(std::string_view name) {
+  std::vector<std::string> parts = absl::StrSplit(std::string(name), '.');
+  std::erase_if(parts, [](const std::string& part) {
+    return std::ranges::find(kAnywhere, part) != std::end(kAnywhere);
+  });
+  const std::string joined = absl::StrJoin(parts, ".");
+  std::string_view rest = joined;
+  const auto wraps = [&](std::string_view wrapper) { return rest.starts_with(wrapper); };
+  for (const auto* wrapper = std::ranges::find_if(kAtTheBegin, wraps);
+       wrapper != std::end(kAtTheBegin); wrapper = std::ranges::find_if(kAtTheBegin, wraps)) {
+    rest.remove_prefix(wrapper->size());
+  }
+  return std::string(rest);
+}
+
+std::string SomeOf(const std::vector<std::string>& names) {
+  constexpr size_t kMost = 3;
+  std::vector<std::string> shown;
+  for (size_t i = 0; i < std::min(names.size(), kMost); ++i) {
+    shown.push_back(absl::CHexEscape(names[i]));
+  }
+  std::string text = absl::StrJoin(shown, ", ");
+  if (names.size() > kMost) absl::StrAppend(&text, " and ", names.size() - kMost, " more");
+  return text;
+}
+
+absl::StatusOr<std::string_view> FileCursor::Take(uint64_t bytes) {
+  if (bytes > left()) return Truncated(bytes);
+  if (offset_ < window_offset_ || offset_ - window_offset_ + bytes > window_.size()) {
+    window_.resize(std::min(left(), std::max(bytes, window_bytes_)));
+    window_offset_ = offset_;
+    TESSERA_RETURN_IF_ERROR(
+        file_.ReadAt(offset_, std::as_writable_bytes(std::span(window_.data(), window_.size()))));
+  }
+  const std::string_view taken = std::string_view(window_).substr(offset_ - window_offset_, bytes);
+  offset_ += bytes;
+  return taken;
+}
+
+absl::Status FileCursor::Skip(uint64_t bytes) {
+  if (bytes > left()) return Truncated(bytes);
+  offset_ += bytes;
+  return absl::OkStatus();
+}
+
+absl::Status FileCursor::Truncated(uint64_t bytes) const {
+  return absl::DataLossError(absl::StrCat("the file ends after ", file_.size_bytes(),
+                                          " bytes: expected ", bytes, " at offset ", offset_));
 }
 
 }  // namespace tessera::ckpt::convert

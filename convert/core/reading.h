@@ -3,22 +3,29 @@
 
 // Common functions of the readers of all formats.
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/byte_order.h"
+#include "base/status_macros.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"
+#include "storage/checks.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
@@ -105,6 +112,80 @@ class ForeignModel {
   ModelDescription description_;
   std::vector<ForeignParameter> parameters_;
   std::multimap<std::string, size_t, std::less<>> by_name_;
+};
+
+// Returns "Left out: WHAT: a, b, c and 14 more."
+std::string LeftOutNote(const absl::AlphaNum& what, const std::vector<std::string>& names);
+
+// Returns an error of an operation on another framework's checkpoint, followed by the notes of its
+// reader, which may be the reason: "the checkpoint has no model. Left out: ...". Errors that do not
+// come from a checkpoint's contents, such as those of a disk, are returned unchanged.
+absl::Status WithNotes(const absl::Status& status, const std::vector<std::string>& notes);
+
+// Additions of programs to the names of a model's tensors, in files of any format.
+
+// Returns a tensor's name without the additions of torch's wrappers: torch.compile ("_orig_mod"),
+// FSDP ("_fsdp_wrapped_module") and activation checkpointing ("_checkpoint_wrapped_module")
+// anywhere in the name, DistributedDataParallel ("module.") and peft ("base_model.model.") at its
+// beginning.
+std::string WithoutWrappers(std::string_view name);
+
+// Returns some of the names, for messages: "a, b, c and 14 more".
+std::string SomeOf(const std::vector<std::string>& names);
+
+// Reads a file from its beginning, a window at a time. Allocates no more bytes than the file has.
+class FileCursor {
+ public:
+  FileCursor(const ReadableFile& file, uint64_t window_bytes)
+      : file_(file), window_bytes_(window_bytes) {}
+
+  uint64_t offset() const { return offset_; }
+  uint64_t left() const { return file_.size_bytes() - offset_; }
+
+  // Returns the next bytes, valid until the next call. DataLoss if the file ends before.
+  absl::StatusOr<std::string_view> Take(uint64_t bytes);
+
+  // Returns the next number, which is little-endian.
+  template <typename T>
+  absl::StatusOr<T> Number() {
+    static_assert(std::is_trivially_copyable_v<T>);
+    TESSERA_ASSIGN_OR_RETURN(const std::string_view bytes, Take(sizeof(T)));
+    T number;
+    std::memcpy(&number, bytes.data(), sizeof(T));
+    return number;
+  }
+
+  absl::Status Skip(uint64_t bytes);
+
+ private:
+  absl::Status Truncated(uint64_t bytes) const;
+
+  const ReadableFile& file_;
+  const uint64_t window_bytes_;
+  uint64_t offset_ = 0;
+  std::string window_;
+  uint64_t window_offset_ = 0;
+};
+
+// A file whose contents are in memory, which must outlive this object.
+class BytesFile final : public ReadableFile {
+ public:
+  // `name` is used in messages.
+  BytesFile(std::string name, std::string_view contents)
+      : name_(std::move(name)), contents_(contents) {}
+
+  absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
+    if (offset_bytes > contents_.size() || out.size() > contents_.size() - offset_bytes) {
+      return ShortReadStatus(name_, offset_bytes, out.size(), contents_.size());
+    }
+    if (!out.empty()) std::memcpy(out.data(), contents_.data() + offset_bytes, out.size());
+    return absl::OkStatus();
+  }
+  uint64_t size_bytes() const override { return contents_.size(); }
+
+ private:
+  const std::string name_;
+  const std::string_view contents_;
 };
 
 }  // namespace tessera::ckpt::convert

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
+#include "convert/core/reading.h"
 #include "storage/checks.h"
 #include "zlib.h"
 
@@ -199,9 +199,7 @@ class CheckedStorage::File final : public ReadableFile {
   absl::Status Check(const absl::Status& read, uint64_t offset_bytes,
                      std::span<const std::byte> bytes) const {
     TESSERA_RETURN_IF_ERROR(read);
-    const absl::Status checked = records_->Check(offset_bytes, bytes);
-    if (checked.ok()) return checked;
-    return absl::Status(checked.code(), absl::StrCat(name_, ": ", checked.message()));
+    return In(name_, records_->Check(offset_bytes, bytes));
   }
 
   const std::unique_ptr<ReadableFile> base_;

@@ -1,11 +1,9 @@
 #ifndef TESSERA_CONVERT_CORE_RECORD_CHECKS_H_
 #define TESSERA_CONVERT_CORE_RECORD_CHECKS_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>

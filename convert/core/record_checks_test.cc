@@ -2,15 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <map>
-#include <memory>
 #include <random>
 #include <span>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "base/testing.h"
 #include "base/threads.h"
 #include "gmock/gmock.h"

@@ -1,6 +1,5 @@
 #include "convert/core/saved_values.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -13,10 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/text.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/format/manifest.h"
-#include "convert/core/known_step.h"
-#include "nlohmann/json.hpp"
+#include "checkpoint/include/manifest.h"
+#include "convert/core/foreign_checkpoint.h"
 
 namespace tessera::ckpt::convert {
 namespace {

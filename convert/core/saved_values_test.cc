@@ -3,15 +3,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "checkpoint/include/manifest.pb.h"
-#include "convert/core/known_step.h"
+#include "convert/core/foreign_checkpoint.h"
 #include "convert/core/optimizer_groups.h"
 #include "convert/core/own_keys.h"
-#include "convert/core/value.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "convert/core/models.h"
 #include "layout/dtype.h"
@@ -34,6 +35,17 @@ absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType
 // has it. InvalidArgument if only some have it, or in several dtypes.
 absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescription& model,
                                  const std::string& state);
+
+// Returns the checkpoint with the name "<parameter>.<state>" (transformer.wte.weight.exp_avg) for
+// each tensor of optimizer state that the manifest's mapping assigns to a parameter, whatever its
+// name was: two exchanged names are exchanged back. The mapping may give a parameter by its second
+// name.
+//
+// Optimizer state that the mapping does not mention keeps its name, or becomes "<name> (of no
+// parameter)" if the mapping gives the name to another tensor.
+//
+// If names change, the result uses the storage of `checkpoint`, which must outlive it.
+Checkpoint WithStatesNamedByMapping(const Checkpoint& checkpoint);
 
 }  // namespace tessera::ckpt::convert
 

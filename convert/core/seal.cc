@@ -8,7 +8,6 @@
 #include <optional>
 #include <set>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -18,8 +17,8 @@
 #include "base/parse_cost.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {

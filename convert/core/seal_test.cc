@@ -1,14 +1,11 @@
 #include "convert/core/seal.h"
 
-#include <cstdint>
-#include <string>
 #include <utility>
 
 #include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "base/testing.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "layout/dtype.h"

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <map>
 #include <memory>
@@ -19,19 +18,15 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/known_model.h"
-#include "convert/core/notes.h"
-#include "convert/core/numbered_parameters.h"
 #include "convert/core/optimizer_groups.h"
 #include "convert/core/reading.h"
 #include "convert/core/value.h"
-#include "convert/core/wrapped_names.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {

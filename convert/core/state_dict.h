@@ -6,7 +6,6 @@
 #include "absl/status/status.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "convert/core/models.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {

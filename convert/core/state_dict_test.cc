@@ -10,8 +10,8 @@
 
 #include "base/testing.h"
 #include "convert/core/models.h"
+#include "convert/core/reading.h"
 #include "convert/core/value.h"
-#include "convert/core/wrapped_names.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "layout/box.h"

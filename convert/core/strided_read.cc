@@ -6,7 +6,6 @@
 #include <span>
 #include <utility>
 
-#include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "storage/aligned_buffer.h"
 

@@ -4,9 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <map>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -4,7 +4,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "checkpoint/c/handles.h"
 #include "checkpoint/c/tessera_checkpoint.h"
@@ -13,7 +12,6 @@
 #include "convert/write_foreign.h"
 #include "layout/dtype.h"
 #include "operations/diff.h"
-#include "operations/export.h"
 #include "operations/named_checkpoint.h"
 #include "operations/reshard.h"
 #include "operations/verify.h"

@@ -6,7 +6,6 @@
 #include "base/units.h"
 #include "convert/write_foreign.h"
 #include "nlohmann/json.hpp"
-#include "operations/export.h"
 #include "operations/named_checkpoint.h"
 #include "tokenizer/files/load_tokenizer.h"
 #include "tokenizer/tokenizer.h"

@@ -20,7 +20,6 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "convert/core/known_step.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/value.h"
 #include "layout/partition.h"

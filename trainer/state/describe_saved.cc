@@ -13,8 +13,8 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/saved_checkpoints.h"
-#include "convert/contents.h"
-#include "convert/core/known_step.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/open_foreign.h"
 #include "trainer/config/load_content.h"
 #include "trainer/state/save_storage.h"
 

@@ -17,7 +17,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/include/manifest.h"
-#include "convert/core/state_names.h"
+#include "convert/core/saved_weights.h"
 #include "trainer/config/load_content.h"
 
 namespace tessera {

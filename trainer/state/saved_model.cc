@@ -10,7 +10,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/saved_checkpoints.h"
-#include "convert/core/notes.h"
+#include "convert/core/reading.h"
 #include "convert/open_foreign.h"
 #include "google/protobuf/text_format.h"
 #include "models/model_config.h"

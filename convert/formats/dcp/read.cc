@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
@@ -21,9 +20,8 @@
 #include "base/text.h"
 #include "base/threads.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
-#include "convert/core/notes.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/core/own_keys.h"
 #include "convert/core/reading.h"
 #include "convert/core/value.h"

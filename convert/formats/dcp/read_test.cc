@@ -19,7 +19,6 @@
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/formats/dcp/dcp.h"
-#include "convert/formats/dcp/metadata.h"
 #include "convert/testing/memory_meter.h"
 #include "convert/testing/packed_folder.h"
 #include "gmock/gmock.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/byte_order.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/core/own_keys.h"
 #include "convert/core/saved_values.h"
 #include "convert/formats/dcp/dcp.h"

@@ -20,7 +20,6 @@
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/output.h"
-#include "convert/core/read_digests.h"
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/torch/read.h"
 #include "convert/pickle/zip.h"

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <map>
-#include <optional>
 #include <string_view>
 
 #include "absl/strings/ascii.h"
@@ -14,9 +11,7 @@
 #include "checkpoint/directory/directory.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
-#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
-#include "layout/box.h"
 #include "storage/checks.h"
 
 namespace tessera::ckpt::convert {

@@ -47,36 +47,339 @@ class DeepSpeedReader {
   DeepSpeedReader(Storage& storage, DeepSpeedFolder folder)
       : storage_(storage), folder_(std::move(folder)) {}
 
-  absl::StatusOr<ForeignCheckpoint> Read();
+  absl::StatusOr<ForeignCheckpoint> Read() {
+    TESSERA_RETURN_IF_ERROR(ReadShapes());
+    TESSERA_RETURN_IF_ERROR(MakeModel());
+    TESSERA_RETURN_IF_ERROR(AddModule());
+    TESSERA_RETURN_IF_ERROR(AddUniversal());
+    for (size_t rank = 0; rank < folder_.optimizer_files.size(); ++rank) {
+      TESSERA_RETURN_IF_ERROR(AddRank(rank));
+    }
+    TESSERA_RETURN_IF_ERROR(AddFrozenParts());
+    ForeignCheckpoint checkpoint = {.format = std::string(kDeepSpeed)};
+    Manifest& description = checkpoint.description;
+    description.mutable_producer()->set_program("deepspeed");
+    description.mutable_producer()->set_version(states_.version);
+    *description.mutable_model() = model_.config;
+    const int64_t ranks = states_.data_parallel_size.value_or(0);
+    if (ranks > 0 && ranks <= std::numeric_limits<uint32_t>::max()) {
+      description.mutable_topology()->set_data_parallel(static_cast<uint32_t>(ranks));
+    }
+    if (states_.steps) SetProgress(*states_.steps, states_.samples, description);
+    set_->DescribeOptimizer(kDeepSpeed, *description.mutable_optimizer());
+    checkpoint.tensors = std::move(*set_).Finish();
+    return checkpoint;
+  }
 
  private:
   // Parameters and the model.
-  absl::Status ReadShapes();
-  absl::Status ReadUniversalShapes();
-  absl::Status MakeModel();
-  void DescribeFiles();
-  absl::Status ReadConfig();
-  absl::Status MatchModel(const HuggingFaceDescription& description);
-  absl::StatusOr<uint64_t> FileBytes() const;
+  absl::Status ReadShapes() {
+    if (!folder_.model_files.empty()) {
+      TESSERA_ASSIGN_OR_RETURN(states_,
+                               ReadDeepSpeedModelStates(storage_, folder_.model_files.front()));
+    }
+    if (!folder_.parameters.empty()) return ReadUniversalShapes();
+    if (folder_.model_files.empty()) {
+      return absl::NotFoundError(absl::StrCat(storage_.Describe(folder_.optimizer_files.front()),
+                                              ": the model's file beside it is missing"));
+    }
+    for (const NamedShapes& group : states_.groups) {
+      shapes_.insert(shapes_.end(), group.begin(), group.end());
+    }
+    if (!shapes_.empty()) return absl::OkStatus();
+    return Damaged(storage_, folder_.model_files.front(), "param_shapes names no parameter");
+  }
+
+  absl::Status ReadUniversalShapes() {
+    std::map<std::string, Shape> whole;
+    for (const NamedShapes& group : states_.groups) whole.insert(group.begin(), group.end());
+    for (const std::string& name : folder_.parameters) {
+      const std::string path = JoinPath(JoinPath(folder_.parameters_folder, name), "fp32.pt");
+      TESSERA_ASSIGN_OR_RETURN(std::optional<TorchTensor> tensor, ReadUniversalFile(path));
+      if (!tensor) {
+        return absl::NotFoundError(absl::StrCat(storage_.Describe(path), " is missing"));
+      }
+      if (const auto shape = whole.find(name); shape != whole.end()) {
+        Unflatten(shape->second, *tensor);
+      }
+      universal_[name] = *tensor;
+      shapes_.emplace_back(name, tensor->shape);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeModel() {
+    for (const auto& [name, shape] : states_.frozen) {
+      if (!universal_.contains(name)) shapes_.emplace_back(name, shape);
+    }
+    // A universal checkpoint may have them under their second names, too, with rounded values.
+    std::erase_if(shapes_, [&](const auto& named) {
+      return std::ranges::any_of(states_.shared, [&](const auto& names) {
+        return names.first == named.first && universal_.contains(names.second);
+      });
+    });
+    for (const auto& [name, shape] : shapes_) {
+      ForeignParameter foreign = SameTensor(name, name, shape);
+      if (!parameters_.emplace(name, Parameter{.foreign = std::move(foreign)}).second) {
+        return absl::DataLossError(absl::StrCat("parameter ", name, " occurs twice"));
+      }
+    }
+    if (!folder_.config.empty()) {
+      TESSERA_RETURN_IF_ERROR(ReadConfig());
+    } else {
+      DescribeFiles();
+    }
+    TESSERA_ASSIGN_OR_RETURN(const uint64_t bytes, FileBytes());
+    TESSERA_RETURN_IF_ERROR(CheckModelFits(model_, bytes));
+    set_.emplace(model_);
+    return absl::OkStatus();
+  }
+
+  // The model of the files' own names.
+  void DescribeFiles() {
+    std::map<std::string, std::string> second_names;
+    for (const auto& [second, first] : states_.shared) second_names.emplace(first, second);
+    for (const auto& [name, shape] : shapes_) {
+      const auto second = second_names.find(name);
+      model_.parameters.push_back(
+          {.name = name,
+           .shape = shape,
+           .tied_name = second == second_names.end() ? "" : second->second});
+    }
+  }
+
+  absl::Status ReadConfig() {
+    TESSERA_ASSIGN_OR_RETURN(const std::string config,
+                             ReadAll(storage_, folder_.config, kMaxJsonBytes));
+    TESSERA_ASSIGN_OR_RETURN(
+        const HuggingFaceDescription description,
+        At(storage_, folder_.config,
+           ReadHuggingFaceConfig(config, static_cast<int64_t>(shapes_.size()))));
+    model_ = description.model;
+    return MatchModel(description);
+  }
+
+  absl::Status MatchModel(const HuggingFaceDescription& description) {
+    std::map<std::string, const Shape*> shapes;
+    for (const auto& [name, shape] : shapes_) shapes[name] = &shape;
+    std::vector<std::string> problems;
+    const auto take = [&](const std::string& name, const LogicalParameter& parameter) {
+      const auto found = shapes.find(name);
+      if (found == shapes.end()) return false;
+      if (*found->second != parameter.shape) {
+        problems.push_back(absl::StrCat("parameter ", name, " has shape ",
+                                        ShapeToString(*found->second), ", expected ",
+                                        ShapeToString(parameter.shape)));
+      }
+      parameters_[name].foreign.blocks.front().name = parameter.name;
+      shapes.erase(found);
+      return true;
+    };
+    const std::string prefix(description.format->prefix);
+    for (const LogicalParameter& parameter : description.model.parameters) {
+      const bool is_prefixed = !prefix.empty() && parameter.name.starts_with(prefix);
+      if (!take(parameter.name, parameter) &&
+          !(is_prefixed && take(parameter.name.substr(prefix.size()), parameter)) &&
+          !(!parameter.tied_name.empty() && take(parameter.tied_name, parameter))) {
+        problems.push_back(absl::StrCat("parameter ", parameter.name, " is missing"));
+      }
+    }
+    for (const auto& entry : shapes) {
+      const std::string& name = entry.first;
+      const bool computed = description.IsComputed(name);
+      if (!computed) problems.push_back(absl::StrCat("parameter ", name, " is not the model's"));
+      if (computed) parameters_.erase(name);
+    }
+    if (problems.empty()) return absl::OkStatus();
+    return Damaged(storage_, folder_.config, JoinFirst(problems, "; "));
+  }
+
+  absl::StatusOr<uint64_t> FileBytes() const {
+    uint64_t bytes = 0;
+    std::vector<std::string> files = folder_.model_files;
+    files.insert(files.end(), folder_.optimizer_files.begin(), folder_.optimizer_files.end());
+    for (const std::string& name : folder_.parameters) {
+      files.push_back(JoinPath(JoinPath(folder_.parameters_folder, name), "fp32.pt"));
+    }
+    for (const std::string& file : files) {
+      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(file));
+      bytes += open->size_bytes();
+    }
+    return bytes;
+  }
+
   ForeignKind KindOfFp32(const Parameter& parameter) const {
     return parameter.has_rounded_weight ? kForeignMaster : kForeignWeight;
   }
 
   // Tensors.
   absl::Status AddTensor(const std::string& name, const ForeignKind& kind, const std::string& file,
-                         const TorchTensor& tensor);
-  absl::Status AddModule();
-  absl::Status AddRank(size_t rank);
-  absl::Status AddSlices(const std::string& file, const ZeroGroup& group);
-  absl::Status AddEqualParts(const std::string& file, const ZeroGroup& group,
-                             const NamedShapes& shapes, size_t rank, size_t rank_count);
-  absl::Status AddRange(const std::string& file, const ZeroGroup& group, Parameter& parameter,
-                        int64_t begin, int64_t count, int64_t start);
-  absl::Status AddFrozenParts();
-  absl::Status AddUniversal();
-  absl::StatusOr<std::optional<TorchTensor>> ReadUniversalFile(const std::string& path);
+                         const TorchTensor& tensor) {
+    return set_->AddWhole(parameters_.at(name).foreign, {}, kind, file, tensor);
+  }
 
-  absl::StatusOr<Parameter*> Find(const std::string& name, const std::string& file);
+  // Rounded weights, and weights that are not trained.
+  absl::Status AddModule() {
+    if (folder_.model_files.empty()) return absl::OkStatus();
+    const std::string& file = folder_.model_files.front();
+    std::set<std::string> frozen;
+    for (const auto& [name, unused] : states_.frozen) frozen.insert(name);
+    for (auto& [name, parameter] : parameters_) {
+      // Stage 3 has empty tensors in place of those that it has cut.
+      const auto found = states_.module.find(name);
+      if (found == states_.module.end() || found->second.shape != parameter.foreign.shape) continue;
+      const bool is_frozen = frozen.contains(name) && !universal_.contains(name);
+      if (!is_frozen && found->second.dtype == DType::kF32) continue;
+      if (is_frozen) parameter.found = ElementCount(parameter.foreign.shape);
+      parameter.has_rounded_weight = !is_frozen;
+      TESSERA_RETURN_IF_ERROR(AddTensor(name, kForeignWeight, file, found->second));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddRank(size_t rank) {
+    const std::string& file = folder_.optimizer_files[rank];
+    TESSERA_ASSIGN_OR_RETURN(const ZeroShard shard, ReadZeroShard(storage_, file));
+    if (shard.ranks != static_cast<int64_t>(folder_.optimizer_files.size())) {
+      return Damaged(storage_, file,
+                     absl::StrCat("the state was cut among ", shard.ranks, " ranks, but ",
+                                  folder_.optimizer_files.size(), " have files"));
+    }
+    if (shard.cuts_parameters && shard.groups.size() != states_.groups.size()) {
+      return Damaged(storage_, file,
+                     absl::StrCat(shard.groups.size(), " groups of fp32 weights, ",
+                                  states_.groups.size(), " of param_shapes"));
+    }
+    for (size_t i = 0; i < shard.groups.size(); ++i) {
+      const ZeroGroup& group = shard.groups[i];
+      TESSERA_RETURN_IF_ERROR(
+          shard.cuts_parameters
+              ? AddEqualParts(file, group, states_.groups[i], rank, folder_.optimizer_files.size())
+              : AddSlices(file, group));
+    }
+    return absl::OkStatus();
+  }
+
+  // Stage 1 and 2 cut the flattened group into one range for each rank. The parts of a parameter
+  // are in the order of the ranks.
+  absl::Status AddSlices(const std::string& file, const ZeroGroup& group) {
+    for (const ZeroSlice& slice : group.slices) {
+      TESSERA_ASSIGN_OR_RETURN(Parameter* const parameter, Find(slice.name, file));
+      TESSERA_RETURN_IF_ERROR(
+          AddRange(file, group, *parameter, parameter->found, slice.count, slice.start));
+    }
+    return absl::OkStatus();
+  }
+
+  // Stage 3 cuts every parameter into equal parts, of which the last ones may be padded.
+  absl::Status AddEqualParts(const std::string& file, const ZeroGroup& group,
+                             const NamedShapes& shapes, size_t rank, size_t rank_count) {
+    const auto ranks = static_cast<int64_t>(rank_count);
+    const Shape& flat = group.vectors.front().second.shape;
+    if (flat.size() != 1) return Damaged(storage_, file, "a part of a parameter is no vector");
+    int64_t start = 0;
+    for (const auto& [name, shape] : shapes) {
+      TESSERA_ASSIGN_OR_RETURN(Parameter* const parameter, Find(name, file));
+      const int64_t count = ElementCount(shape);
+      const int64_t part = (count + ranks - 1) / ranks;
+      const int64_t begin = std::min(count, static_cast<int64_t>(rank) * part);
+      TESSERA_RETURN_IF_ERROR(
+          AddRange(file, group, *parameter, begin, std::min(count - begin, part), start));
+      start += part;
+    }
+    if (start == flat[0]) return absl::OkStatus();
+    return Damaged(storage_, file,
+                   absl::StrCat("a group has ", flat[0], " elements, its parameters have ", start,
+                                " on each of ", ranks, " ranks"));
+  }
+
+  // `count` elements from `begin` on of a parameter, which are `start` elements into the flat
+  // state.
+  absl::Status AddRange(const std::string& file, const ZeroGroup& group, Parameter& parameter,
+                        int64_t begin, int64_t count, int64_t start) {
+    for (const auto& [kind, tensor] : group.vectors) {
+      const int64_t elements = tensor.shape[0];
+      if (start < 0 || count < 0 || start > elements || count > elements - start) {
+        return Damaged(storage_, file,
+                       absl::StrCat("parameter ", parameter.foreign.name, ": ", count,
+                                    " elements at ", start, " of ", elements));
+      }
+      const auto bytes = static_cast<uint64_t>(start) * ElementSize(tensor.dtype);
+      const bool is_fp32 = kind.role != TensorRole::kOptimizerState;
+      TESSERA_RETURN_IF_ERROR(
+          set_->AddRange(parameter.foreign, {}, is_fp32 ? KindOfFp32(parameter) : kind, begin,
+                         begin + count, {file, tensor.offset_bytes + bytes, tensor.dtype}));
+    }
+    parameter.found += count;
+    return absl::OkStatus();
+  }
+
+  // Stage 3 cuts parameters that are not trained like the others. In a universal checkpoint the
+  // files of the ranks' models are the only ones of ranks.
+  absl::Status AddFrozenParts() {
+    NamedShapes frozen;
+    for (const auto& [name, shape] : states_.frozen) {
+      const auto parameter = parameters_.find(name);
+      if (parameter != parameters_.end() && parameter->second.found == 0) {
+        frozen.emplace_back(name, shape);
+      }
+    }
+    for (size_t rank = 0; !frozen.empty() && rank < folder_.model_files.size(); ++rank) {
+      const std::string& file = folder_.model_files[rank];
+      TESSERA_ASSIGN_OR_RETURN(const DeepSpeedModelStates states,
+                               ReadDeepSpeedModelStates(storage_, file));
+      for (const auto& [name, shape] : frozen) {
+        const auto fragment = states.frozen_fragments.find(name);
+        if (fragment == states.frozen_fragments.end()) {
+          return Damaged(storage_, file,
+                         absl::StrCat("parameter ", name, " is not in frozen_param_fragments"));
+        }
+        const ZeroGroup alone = {.vectors = {{kForeignWeight, fragment->second}}};
+        TESSERA_RETURN_IF_ERROR(
+            AddEqualParts(file, alone, {{name, shape}}, rank, folder_.model_files.size()));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddUniversal() {
+    for (const auto& [name, tensor] : universal_) {
+      const auto parameter = parameters_.find(name);
+      if (parameter == parameters_.end()) continue;
+      const std::string folder = JoinPath(folder_.parameters_folder, name);
+      TESSERA_RETURN_IF_ERROR(
+          AddTensor(name, KindOfFp32(parameter->second), JoinPath(folder, "fp32.pt"), tensor));
+      for (const ForeignKind& moment : {kForeignExpAvg, kForeignExpAvgSq}) {
+        const std::string path = JoinPath(folder, moment.state + ".pt");
+        TESSERA_ASSIGN_OR_RETURN(std::optional<TorchTensor> found, ReadUniversalFile(path));
+        if (!found) continue;
+        Unflatten(parameter->second.foreign.shape, *found);
+        TESSERA_RETURN_IF_ERROR(AddTensor(name, moment, path, *found));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // The tensor of a file; nullopt where there is no such file.
+  absl::StatusOr<std::optional<TorchTensor>> ReadUniversalFile(const std::string& path) {
+    const absl::StatusOr<TorchArchive> archive = ReadTorchFile(storage_, path);
+    if (absl::IsNotFound(archive.status())) return std::nullopt;
+    TESSERA_RETURN_IF_ERROR(archive.status());
+    const Value root = archive->contents.root();
+    const Value value = root.Find("param").present() ? root.Find("param") : root;
+    if (!IsTorchTensor(value)) return Damaged(storage_, path, "no tensor \"param\"");
+    TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor,
+                             At(storage_, path, ResolveTorchTensor(*archive, value)));
+    return tensor;
+  }
+
+  absl::StatusOr<Parameter*> Find(const std::string& name, const std::string& file) {
+    const auto found = parameters_.find(name);
+    if (found != parameters_.end()) return &found->second;
+    return Damaged(
+        storage_, file,
+        absl::StrCat("parameter ", Shown(name), " is not in ", "param_shapes of the model's file"));
+  }
 
   Storage& storage_;
   const DeepSpeedFolder folder_;
@@ -87,339 +390,6 @@ class DeepSpeedReader {
   ModelDescription model_;
   std::optional<ForeignTensorSet> set_;
 };
-
-absl::StatusOr<Parameter*> DeepSpeedReader::Find(const std::string& name, const std::string& file) {
-  const auto found = parameters_.find(name);
-  if (found != parameters_.end()) return &found->second;
-  return Damaged(
-      storage_, file,
-      absl::StrCat("parameter ", Shown(name), " is not in ", "param_shapes of the model's file"));
-}
-
-// ---- Parameters and the model.
-
-absl::Status DeepSpeedReader::ReadUniversalShapes() {
-  std::map<std::string, Shape> whole;
-  for (const NamedShapes& group : states_.groups) whole.insert(group.begin(), group.end());
-  for (const std::string& name : folder_.parameters) {
-    const std::string path = JoinPath(JoinPath(folder_.parameters_folder, name), "fp32.pt");
-    TESSERA_ASSIGN_OR_RETURN(std::optional<TorchTensor> tensor, ReadUniversalFile(path));
-    if (!tensor) {
-      return absl::NotFoundError(absl::StrCat(storage_.Describe(path), " is missing"));
-    }
-    if (const auto shape = whole.find(name); shape != whole.end()) {
-      Unflatten(shape->second, *tensor);
-    }
-    universal_[name] = *tensor;
-    shapes_.emplace_back(name, tensor->shape);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status DeepSpeedReader::ReadShapes() {
-  if (!folder_.model_files.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(states_,
-                             ReadDeepSpeedModelStates(storage_, folder_.model_files.front()));
-  }
-  if (!folder_.parameters.empty()) return ReadUniversalShapes();
-  if (folder_.model_files.empty()) {
-    return absl::NotFoundError(absl::StrCat(storage_.Describe(folder_.optimizer_files.front()),
-                                            ": the model's file beside it is missing"));
-  }
-  for (const NamedShapes& group : states_.groups) {
-    shapes_.insert(shapes_.end(), group.begin(), group.end());
-  }
-  if (!shapes_.empty()) return absl::OkStatus();
-  return Damaged(storage_, folder_.model_files.front(), "param_shapes names no parameter");
-}
-
-absl::StatusOr<uint64_t> DeepSpeedReader::FileBytes() const {
-  uint64_t bytes = 0;
-  std::vector<std::string> files = folder_.model_files;
-  files.insert(files.end(), folder_.optimizer_files.begin(), folder_.optimizer_files.end());
-  for (const std::string& name : folder_.parameters) {
-    files.push_back(JoinPath(JoinPath(folder_.parameters_folder, name), "fp32.pt"));
-  }
-  for (const std::string& file : files) {
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(file));
-    bytes += open->size_bytes();
-  }
-  return bytes;
-}
-
-// The model of the files' own names.
-void DeepSpeedReader::DescribeFiles() {
-  std::map<std::string, std::string> second_names;
-  for (const auto& [second, first] : states_.shared) second_names.emplace(first, second);
-  for (const auto& [name, shape] : shapes_) {
-    const auto second = second_names.find(name);
-    model_.parameters.push_back({.name = name,
-                                 .shape = shape,
-                                 .tied_name = second == second_names.end() ? "" : second->second});
-  }
-}
-
-absl::Status DeepSpeedReader::MatchModel(const HuggingFaceDescription& description) {
-  std::map<std::string, const Shape*> shapes;
-  for (const auto& [name, shape] : shapes_) shapes[name] = &shape;
-  std::vector<std::string> problems;
-  const auto take = [&](const std::string& name, const LogicalParameter& parameter) {
-    const auto found = shapes.find(name);
-    if (found == shapes.end()) return false;
-    if (*found->second != parameter.shape) {
-      problems.push_back(absl::StrCat("parameter ", name, " has shape ",
-                                      ShapeToString(*found->second), ", expected ",
-                                      ShapeToString(parameter.shape)));
-    }
-    parameters_[name].foreign.blocks.front().name = parameter.name;
-    shapes.erase(found);
-    return true;
-  };
-  const std::string prefix(description.format->prefix);
-  for (const LogicalParameter& parameter : description.model.parameters) {
-    const bool is_prefixed = !prefix.empty() && parameter.name.starts_with(prefix);
-    if (!take(parameter.name, parameter) &&
-        !(is_prefixed && take(parameter.name.substr(prefix.size()), parameter)) &&
-        !(!parameter.tied_name.empty() && take(parameter.tied_name, parameter))) {
-      problems.push_back(absl::StrCat("parameter ", parameter.name, " is missing"));
-    }
-  }
-  for (const auto& entry : shapes) {
-    const std::string& name = entry.first;
-    const bool computed = description.IsComputed(name);
-    if (!computed) problems.push_back(absl::StrCat("parameter ", name, " is not the model's"));
-    if (computed) parameters_.erase(name);
-  }
-  if (problems.empty()) return absl::OkStatus();
-  return Damaged(storage_, folder_.config, JoinFirst(problems, "; "));
-}
-
-absl::Status DeepSpeedReader::ReadConfig() {
-  TESSERA_ASSIGN_OR_RETURN(const std::string config,
-                           ReadAll(storage_, folder_.config, kMaxJsonBytes));
-  TESSERA_ASSIGN_OR_RETURN(const HuggingFaceDescription description,
-                           At(storage_, folder_.config,
-                              ReadHuggingFaceConfig(config, static_cast<int64_t>(shapes_.size()))));
-  model_ = description.model;
-  return MatchModel(description);
-}
-
-absl::Status DeepSpeedReader::MakeModel() {
-  for (const auto& [name, shape] : states_.frozen) {
-    if (!universal_.contains(name)) shapes_.emplace_back(name, shape);
-  }
-  // A universal checkpoint may have them under their second names, too, with rounded values.
-  std::erase_if(shapes_, [&](const auto& named) {
-    return std::ranges::any_of(states_.shared, [&](const auto& names) {
-      return names.first == named.first && universal_.contains(names.second);
-    });
-  });
-  for (const auto& [name, shape] : shapes_) {
-    ForeignParameter foreign = SameTensor(name, name, shape);
-    if (!parameters_.emplace(name, Parameter{.foreign = std::move(foreign)}).second) {
-      return absl::DataLossError(absl::StrCat("parameter ", name, " occurs twice"));
-    }
-  }
-  if (!folder_.config.empty()) {
-    TESSERA_RETURN_IF_ERROR(ReadConfig());
-  } else {
-    DescribeFiles();
-  }
-  TESSERA_ASSIGN_OR_RETURN(const uint64_t bytes, FileBytes());
-  TESSERA_RETURN_IF_ERROR(CheckModelFits(model_, bytes));
-  set_.emplace(model_);
-  return absl::OkStatus();
-}
-
-// ---- Tensors.
-
-absl::Status DeepSpeedReader::AddTensor(const std::string& name, const ForeignKind& kind,
-                                        const std::string& file, const TorchTensor& tensor) {
-  return set_->AddWhole(parameters_.at(name).foreign, {}, kind, file, tensor);
-}
-
-// Rounded weights, and weights that are not trained.
-absl::Status DeepSpeedReader::AddModule() {
-  if (folder_.model_files.empty()) return absl::OkStatus();
-  const std::string& file = folder_.model_files.front();
-  std::set<std::string> frozen;
-  for (const auto& [name, unused] : states_.frozen) frozen.insert(name);
-  for (auto& [name, parameter] : parameters_) {
-    // Stage 3 has empty tensors in place of those that it has cut.
-    const auto found = states_.module.find(name);
-    if (found == states_.module.end() || found->second.shape != parameter.foreign.shape) continue;
-    const bool is_frozen = frozen.contains(name) && !universal_.contains(name);
-    if (!is_frozen && found->second.dtype == DType::kF32) continue;
-    if (is_frozen) parameter.found = ElementCount(parameter.foreign.shape);
-    parameter.has_rounded_weight = !is_frozen;
-    TESSERA_RETURN_IF_ERROR(AddTensor(name, kForeignWeight, file, found->second));
-  }
-  return absl::OkStatus();
-}
-
-// `count` elements from `begin` on of a parameter, which are `start` elements into the flat state.
-absl::Status DeepSpeedReader::AddRange(const std::string& file, const ZeroGroup& group,
-                                       Parameter& parameter, int64_t begin, int64_t count,
-                                       int64_t start) {
-  for (const auto& [kind, tensor] : group.vectors) {
-    const int64_t elements = tensor.shape[0];
-    if (start < 0 || count < 0 || start > elements || count > elements - start) {
-      return Damaged(storage_, file,
-                     absl::StrCat("parameter ", parameter.foreign.name, ": ", count,
-                                  " elements at ", start, " of ", elements));
-    }
-    const auto bytes = static_cast<uint64_t>(start) * ElementSize(tensor.dtype);
-    const bool is_fp32 = kind.role != TensorRole::kOptimizerState;
-    TESSERA_RETURN_IF_ERROR(
-        set_->AddRange(parameter.foreign, {}, is_fp32 ? KindOfFp32(parameter) : kind, begin,
-                       begin + count, {file, tensor.offset_bytes + bytes, tensor.dtype}));
-  }
-  parameter.found += count;
-  return absl::OkStatus();
-}
-
-// Stage 1 and 2 cut the flattened group into one range for each rank. The parts of a parameter are
-// in the order of the ranks.
-absl::Status DeepSpeedReader::AddSlices(const std::string& file, const ZeroGroup& group) {
-  for (const ZeroSlice& slice : group.slices) {
-    TESSERA_ASSIGN_OR_RETURN(Parameter* const parameter, Find(slice.name, file));
-    TESSERA_RETURN_IF_ERROR(
-        AddRange(file, group, *parameter, parameter->found, slice.count, slice.start));
-  }
-  return absl::OkStatus();
-}
-
-// Stage 3 cuts every parameter into equal parts, of which the last ones may be padded.
-absl::Status DeepSpeedReader::AddEqualParts(const std::string& file, const ZeroGroup& group,
-                                            const NamedShapes& shapes, size_t rank,
-                                            size_t rank_count) {
-  const auto ranks = static_cast<int64_t>(rank_count);
-  const Shape& flat = group.vectors.front().second.shape;
-  if (flat.size() != 1) return Damaged(storage_, file, "a part of a parameter is no vector");
-  int64_t start = 0;
-  for (const auto& [name, shape] : shapes) {
-    TESSERA_ASSIGN_OR_RETURN(Parameter* const parameter, Find(name, file));
-    const int64_t count = ElementCount(shape);
-    const int64_t part = (count + ranks - 1) / ranks;
-    const int64_t begin = std::min(count, static_cast<int64_t>(rank) * part);
-    TESSERA_RETURN_IF_ERROR(
-        AddRange(file, group, *parameter, begin, std::min(count - begin, part), start));
-    start += part;
-  }
-  if (start == flat[0]) return absl::OkStatus();
-  return Damaged(storage_, file,
-                 absl::StrCat("a group has ", flat[0], " elements, its parameters have ", start,
-                              " on each of ", ranks, " ranks"));
-}
-
-absl::Status DeepSpeedReader::AddRank(size_t rank) {
-  const std::string& file = folder_.optimizer_files[rank];
-  TESSERA_ASSIGN_OR_RETURN(const ZeroShard shard, ReadZeroShard(storage_, file));
-  if (shard.ranks != static_cast<int64_t>(folder_.optimizer_files.size())) {
-    return Damaged(storage_, file,
-                   absl::StrCat("the state was cut among ", shard.ranks, " ranks, but ",
-                                folder_.optimizer_files.size(), " have files"));
-  }
-  if (shard.cuts_parameters && shard.groups.size() != states_.groups.size()) {
-    return Damaged(storage_, file,
-                   absl::StrCat(shard.groups.size(), " groups of fp32 weights, ",
-                                states_.groups.size(), " of param_shapes"));
-  }
-  for (size_t i = 0; i < shard.groups.size(); ++i) {
-    const ZeroGroup& group = shard.groups[i];
-    TESSERA_RETURN_IF_ERROR(
-        shard.cuts_parameters
-            ? AddEqualParts(file, group, states_.groups[i], rank, folder_.optimizer_files.size())
-            : AddSlices(file, group));
-  }
-  return absl::OkStatus();
-}
-
-// Stage 3 cuts parameters that are not trained like the others. In a universal checkpoint the files
-// of the ranks' models are the only ones of ranks.
-absl::Status DeepSpeedReader::AddFrozenParts() {
-  NamedShapes frozen;
-  for (const auto& [name, shape] : states_.frozen) {
-    const auto parameter = parameters_.find(name);
-    if (parameter != parameters_.end() && parameter->second.found == 0) {
-      frozen.emplace_back(name, shape);
-    }
-  }
-  for (size_t rank = 0; !frozen.empty() && rank < folder_.model_files.size(); ++rank) {
-    const std::string& file = folder_.model_files[rank];
-    TESSERA_ASSIGN_OR_RETURN(const DeepSpeedModelStates states,
-                             ReadDeepSpeedModelStates(storage_, file));
-    for (const auto& [name, shape] : frozen) {
-      const auto fragment = states.frozen_fragments.find(name);
-      if (fragment == states.frozen_fragments.end()) {
-        return Damaged(storage_, file,
-                       absl::StrCat("parameter ", name, " is not in frozen_param_fragments"));
-      }
-      const ZeroGroup alone = {.vectors = {{kForeignWeight, fragment->second}}};
-      TESSERA_RETURN_IF_ERROR(
-          AddEqualParts(file, alone, {{name, shape}}, rank, folder_.model_files.size()));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// ---- Universal checkpoints.
-
-// The tensor of a file; nullopt where there is no such file.
-absl::StatusOr<std::optional<TorchTensor>> DeepSpeedReader::ReadUniversalFile(
-    const std::string& path) {
-  const absl::StatusOr<TorchArchive> archive = ReadTorchFile(storage_, path);
-  if (absl::IsNotFound(archive.status())) return std::nullopt;
-  TESSERA_RETURN_IF_ERROR(archive.status());
-  const Value root = archive->contents.root();
-  const Value value = root.Find("param").present() ? root.Find("param") : root;
-  if (!IsTorchTensor(value)) return Damaged(storage_, path, "no tensor \"param\"");
-  TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor,
-                           At(storage_, path, ResolveTorchTensor(*archive, value)));
-  return tensor;
-}
-
-absl::Status DeepSpeedReader::AddUniversal() {
-  for (const auto& [name, tensor] : universal_) {
-    const auto parameter = parameters_.find(name);
-    if (parameter == parameters_.end()) continue;
-    const std::string folder = JoinPath(folder_.parameters_folder, name);
-    TESSERA_RETURN_IF_ERROR(
-        AddTensor(name, KindOfFp32(parameter->second), JoinPath(folder, "fp32.pt"), tensor));
-    for (const ForeignKind& moment : {kForeignExpAvg, kForeignExpAvgSq}) {
-      const std::string path = JoinPath(folder, moment.state + ".pt");
-      TESSERA_ASSIGN_OR_RETURN(std::optional<TorchTensor> found, ReadUniversalFile(path));
-      if (!found) continue;
-      Unflatten(parameter->second.foreign.shape, *found);
-      TESSERA_RETURN_IF_ERROR(AddTensor(name, moment, path, *found));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<ForeignCheckpoint> DeepSpeedReader::Read() {
-  TESSERA_RETURN_IF_ERROR(ReadShapes());
-  TESSERA_RETURN_IF_ERROR(MakeModel());
-  TESSERA_RETURN_IF_ERROR(AddModule());
-  TESSERA_RETURN_IF_ERROR(AddUniversal());
-  for (size_t rank = 0; rank < folder_.optimizer_files.size(); ++rank) {
-    TESSERA_RETURN_IF_ERROR(AddRank(rank));
-  }
-  TESSERA_RETURN_IF_ERROR(AddFrozenParts());
-  ForeignCheckpoint checkpoint = {.format = std::string(kDeepSpeed)};
-  Manifest& description = checkpoint.description;
-  description.mutable_producer()->set_program("deepspeed");
-  description.mutable_producer()->set_version(states_.version);
-  *description.mutable_model() = model_.config;
-  const int64_t ranks = states_.data_parallel_size.value_or(0);
-  if (ranks > 0 && ranks <= std::numeric_limits<uint32_t>::max()) {
-    description.mutable_topology()->set_data_parallel(static_cast<uint32_t>(ranks));
-  }
-  if (states_.steps) SetProgress(*states_.steps, states_.samples, description);
-  set_->DescribeOptimizer(kDeepSpeed, *description.mutable_optimizer());
-  checkpoint.tensors = std::move(*set_).Finish();
-  return checkpoint;
-}
 
 }  // namespace
 

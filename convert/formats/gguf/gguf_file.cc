@@ -14,7 +14,6 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "convert/core/file_cursor.h"
 #include "convert/core/reading.h"
 
 namespace tessera::ckpt::convert {
@@ -89,29 +88,11 @@ absl::StatusOr<std::string> ReadKey(FileCursor& cursor, const char* what) {
                                           name.has_value() ? "empty" : "too long or not UTF-8"));
 }
 
-// 0 for values without a fixed size.
+// The bytes of a value of each type; 0 for those without a fixed size, and for unknown types.
 uint64_t SizeOf(ValueType type) {
-  switch (type) {
-    case ValueType::kU8:
-    case ValueType::kI8:
-    case ValueType::kBool:
-      return 1;
-    case ValueType::kU16:
-    case ValueType::kI16:
-      return 2;
-    case ValueType::kU32:
-    case ValueType::kI32:
-    case ValueType::kF32:
-      return 4;
-    case ValueType::kU64:
-    case ValueType::kI64:
-    case ValueType::kF64:
-      return 8;
-    case ValueType::kText:
-    case ValueType::kArray:
-      break;
-  }
-  return 0;
+  constexpr uint64_t kSizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+  const auto number = static_cast<uint32_t>(type);
+  return number < std::size(kSizes) ? kSizes[number] : 0;
 }
 
 class HeaderReader {

@@ -8,10 +8,8 @@
 #include <map>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "base/testing.h"
@@ -20,7 +18,6 @@
 #include "convert/core/foreign_storage.h"
 #include "convert/core/models.h"
 #include "convert/core/output.h"
-#include "convert/core/read_digests.h"
 #include "convert/formats/gguf/gguf_file.h"
 #include "convert/testing/packed_folder.h"
 #include "convert/testing/string_file.h"

@@ -8,14 +8,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/dtype.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
 #include "convert/core/saved_weights.h"
 #include "convert/formats/gguf/gguf.h"
 #include "convert/formats/gguf/gguf_file.h"
 #include "layout/box.h"
-#include "models/foreign/gguf_fields.h"
 #include "nlohmann/json.hpp"
 #include "tokenizer/files/gguf_vocabulary.h"
 

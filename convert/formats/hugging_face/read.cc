@@ -3,7 +3,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,11 +11,9 @@
 #include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
 #include "convert/core/reading.h"
-#include "convert/core/wrapped_names.h"
 #include "convert/formats/hugging_face/hugging_face.h"
 #include "nlohmann/json.hpp"
 

@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/core/state_dict.h"

@@ -1,14 +1,7 @@
 #include "convert/formats/infinitrain/state_file.h"
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
 #include <set>
-#include <span>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
@@ -18,10 +11,7 @@
 #include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "convert/core/file_cursor.h"
 #include "convert/core/reading.h"
-#include "layout/box.h"
-#include "layout/dtype.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {

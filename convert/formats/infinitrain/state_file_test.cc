@@ -1,10 +1,5 @@
 #include "convert/formats/infinitrain/state_file.h"
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "base/byte_order.h"
 #include "base/testing.h"
 #include "convert/testing/string_file.h"

@@ -1,26 +1,14 @@
 #include "convert/formats/internevo/files.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <optional>
-#include <set>
-#include <string>
-#include <string_view>
-#include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "convert/core/foreign_layout.h"
 #include "convert/core/rank_grid.h"
-#include "convert/formats/internevo/internevo.h"
-#include "convert/pickle/torch_archive.h"
-#include "convert/pickle/value.h"
-#include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
 

@@ -12,7 +12,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
 #include "convert/formats/dcp/dcp.h"
@@ -70,20 +69,192 @@ class RankFilesReader {
     return {file.part, files_.parts};
   }
 
-  absl::Status ReadModelFile(const InternEvoRankFile& file);
-  absl::Status AddWeights(ModelFile& model);
-  absl::Status AddOptimizers(const ModelFile& model);
+  absl::Status ReadModelFile(const InternEvoRankFile& file) {
+    const std::string path = file.name;
+    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage_, path));
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
+    file_bytes_ += open->size_bytes();
+    ModelFile model = {.file = &file};
+    const pickle::Value root = archive.contents.root();
+    std::set<std::string> names;
+    for (size_t i = 0; i < root.entry_count(); ++i) {
+      const auto [key, value] = root.entry(i);
+      const auto name = key.AsText();
+      if (!name || !IsTorchTensor(value)) continue;
+      LocalTensor tensor = {.name = std::string(*name), .parsed = ParseInternEvoName(*name)};
+      if (!names.insert(tensor.name).second) {
+        return Damaged(storage_, file.name, absl::StrCat("tensor ", tensor.name, " occurs twice"));
+      }
+      TESSERA_ASSIGN_OR_RETURN(tensor.tensor,
+                               At(storage_, path, ResolveTorchTensor(archive, value)));
+      rounded_ = rounded_ || tensor.tensor.dtype != DType::kF32;
+      layers_.Add(file.pipeline, tensor.parsed);
+      model.tensors.push_back(std::move(tensor));
+    }
+    if (model.tensors.empty())
+      return Damaged(storage_, file.name, "no tensors: not the file of a model");
+    tensor_count_ += static_cast<int64_t>(model.tensors.size());
+    models_.push_back(std::move(model));
+    return absl::OkStatus();
+  }
+
+  absl::Status AddWeights(ModelFile& model) {
+    for (LocalTensor& tensor : model.tensors) {
+      const std::string& file = model.file->name;
+      TESSERA_ASSIGN_OR_RETURN(
+          const std::string name,
+          At(storage_, file, layers_.GlobalName(model.file->pipeline, tensor.parsed)));
+      TESSERA_ASSIGN_OR_RETURN(
+          tensor.parameter,
+          At(storage_, file, parameters_->Find(name, tensor.tensor.shape, files_.parts)));
+      TESSERA_RETURN_IF_ERROR(set_->AddWhole(*tensor.parameter, ShareOf(*model.file),
+                                             kForeignWeight, file, tensor.tensor));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddOptimizers(const ModelFile& model) {
+    std::vector<const InternEvoRankFile*> files;
+    std::vector<InternEvoZeroState> states;
+    for (const InternEvoRankFile& file : files_.optimizers) {
+      if (file.part != model.file->part || file.pipeline != model.file->pipeline) continue;
+      TESSERA_ASSIGN_OR_RETURN(InternEvoZeroState state,
+                               ReadInternEvoZeroState(storage_, file.name));
+      files.push_back(&file);
+      states.push_back(std::move(state));
+    }
+    if (files.empty()) return absl::OkStatus();
+    TESSERA_ASSIGN_OR_RETURN(const InternEvoPlan plan, PlanOf(*model.file, files, states));
+    for (size_t g = 0; g < plan.size(); ++g) {
+      const bool is_empty =
+          std::ranges::all_of(plan[g], [](const auto& rank) { return rank.empty(); });
+      for (size_t zero = 0; zero < files.size(); ++zero) {
+        if (g >= states[zero].groups.size()) {
+          return Damaged(
+              storage_, files[zero]->name,
+              absl::StrCat("the plan has ", plan.size(), " groups of parameters, param_groups ",
+                           states[zero].groups.size()));
+        }
+        const InternEvoGroup& group = states[zero].groups[g];
+        const std::vector<const LocalTensor*> parameters = ParametersOf(model, group.name);
+        if (is_empty && parameters.empty() && group.vectors.empty()) continue;
+        if (plan[g].size() != files.size()) {
+          return Damaged(storage_, files[zero]->name,
+                         absl::StrCat("group ", group.name, " was dealt out to ", plan[g].size(),
+                                      " ranks, but ", files.size(), " have files"));
+        }
+        if (const absl::Status fits = CheckPlan(parameters, plan[g]); !fits.ok()) {
+          return Damaged(storage_, files[zero]->name,
+                         absl::StrCat("group ", group.name, ": ", fits.message()));
+        }
+        TESSERA_RETURN_IF_ERROR(AddGroup(*files[zero], group, parameters, plan[g][zero]));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // The plan that all of a stage's ZeRO ranks have; where they have none, that in a file of its
+  // own.
   absl::StatusOr<InternEvoPlan> PlanOf(const InternEvoRankFile& model,
                                        const std::vector<const InternEvoRankFile*>& files,
-                                       const std::vector<InternEvoZeroState>& states) const;
-  absl::StatusOr<std::vector<const LocalTensor*>> ParametersOf(const ModelFile& model,
-                                                               const std::string& group) const;
+                                       const std::vector<InternEvoZeroState>& states) const {
+    std::optional<InternEvoPlan> plan;
+    for (size_t zero = 0; zero < states.size(); ++zero) {
+      if (!states[zero].plan) continue;
+      if (!plan) plan = states[zero].plan;
+      if (*plan == *states[zero].plan) continue;
+      return Damaged(storage_, files[zero]->name,
+                     absl::StrCat("parameters are dealt out to ranks in another way than in ",
+                                  files[0]->name));
+    }
+    if (plan) return *std::move(plan);
+    for (const InternEvoRankFile& file : files_.plans) {
+      if (file.part != model.part || file.pipeline != model.pipeline) continue;
+      return ReadInternEvoPlan(storage_, file.name);
+    }
+    return At(
+        storage_, files[0]->name,
+        absl::UnimplementedError("no zero_devide_optim_plan, which tells where each parameter "
+                                 "is: load and save it with a later InternEvo"));
+  }
+
+  // The parameters of a group, the largest first.
+  std::vector<const LocalTensor*> ParametersOf(const ModelFile& model,
+                                               const std::string& group) const {
+    std::vector<const LocalTensor*> parameters;
+    for (const LocalTensor& tensor : model.tensors) {
+      const bool is_fp32 = rounded_ && tensor.tensor.dtype == DType::kF32;
+      if (is_fp32 ? group == kFp32Group : group == kDefaultGroup) parameters.push_back(&tensor);
+    }
+    std::ranges::stable_sort(parameters, std::greater<>(), [](const LocalTensor* tensor) {
+      return ElementCount(tensor->tensor.shape);
+    });
+    return parameters;
+  }
+
   absl::Status CheckPlan(const std::vector<const LocalTensor*>& parameters,
-                         const std::vector<std::vector<InternEvoPlannedParameter>>& ranks) const;
+                         const std::vector<std::vector<InternEvoPlannedParameter>>& ranks) const {
+    std::vector<bool> found(parameters.size());
+    for (const auto& rank : ranks) {
+      for (const InternEvoPlannedParameter& planned : rank) {
+        const auto index = static_cast<size_t>(planned.index);
+        if (index >= parameters.size()) {
+          return absl::DataLossError(absl::StrCat("the plan has a parameter ", index,
+                                                  ", the model's file ", parameters.size()));
+        }
+        const LocalTensor& tensor = *parameters[index];
+        if (planned.shape != tensor.tensor.shape) {
+          return absl::DataLossError(
+              absl::StrCat("parameter ", index, " of the plan has shape ",
+                           ShapeToString(planned.shape), ", in the model's file it is ",
+                           tensor.name, " of shape ", ShapeToString(tensor.tensor.shape)));
+        }
+        if (found[index]) {
+          return absl::DataLossError(absl::StrCat("two ranks of the plan have ", tensor.name));
+        }
+        found[index] = true;
+      }
+    }
+    const auto missing = std::ranges::find(found, false);
+    if (missing == found.end()) return absl::OkStatus();
+    return absl::DataLossError(
+        absl::StrCat("no rank of the plan has ", parameters[missing - found.begin()]->name));
+  }
+
   absl::Status AddGroup(const InternEvoRankFile& file, const InternEvoGroup& group,
                         const std::vector<const LocalTensor*>& parameters,
-                        const std::vector<InternEvoPlannedParameter>& plan);
-  void DescribeTopology(Manifest& description) const;
+                        const std::vector<InternEvoPlannedParameter>& plan) {
+    int64_t elements = 0;
+    for (const InternEvoPlannedParameter& planned : plan) elements += ElementCount(planned.shape);
+    const int64_t stored = group.vectors.empty() ? 0 : group.vectors.front().second.shape[0];
+    if (stored != elements) {
+      return Damaged(storage_, file.name,
+                     absl::StrCat("group ", group.name, ": flat_fp32_weights has ", stored,
+                                  " elements, its parameters have ", elements));
+    }
+    for (const auto& [kind, vector] : group.vectors) {
+      const bool is_copy = kind.state == kForeignMaster.state && !rounded_;
+      uint64_t offset_bytes = vector.offset_bytes;
+      for (const InternEvoPlannedParameter& planned : plan) {
+        const ForeignParameter& parameter = *parameters[planned.index]->parameter;
+        TESSERA_RETURN_IF_ERROR(set_->AddWhole(
+            parameter, ShareOf(file), is_copy ? kForeignWeight : kind, planned.shape,
+            {file.name, offset_bytes, vector.dtype}, ContiguousStrides(planned.shape)));
+        offset_bytes += static_cast<uint64_t>(ElementCount(planned.shape)) *
+                        static_cast<uint64_t>(ElementSize(vector.dtype));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  void DescribeTopology(Manifest& description) const {
+    SetTopology({.data = files_.zero_ranks,
+                 .tensor = files_.parts,
+                 .pipeline = files_.stages,
+                 .virtual_pipeline = layers_.chunks(),
+                 .zero_stage = files_.zero_ranks > 1 ? 1u : 0},
+                description);
+  }
 
   Storage& storage_;
   const InternEvoRankFiles files_;
@@ -95,195 +266,6 @@ class RankFilesReader {
   std::optional<InternEvoParameters> parameters_;
   std::optional<ForeignTensorSet> set_;
 };
-
-// ---- The model's files.
-
-absl::Status RankFilesReader::ReadModelFile(const InternEvoRankFile& file) {
-  const std::string path = file.name;
-  TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage_, path));
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
-  file_bytes_ += open->size_bytes();
-  ModelFile model = {.file = &file};
-  const pickle::Value root = archive.contents.root();
-  std::set<std::string> names;
-  for (size_t i = 0; i < root.entry_count(); ++i) {
-    const auto [key, value] = root.entry(i);
-    const auto name = key.AsText();
-    if (!name || !IsTorchTensor(value)) continue;
-    LocalTensor tensor = {.name = std::string(*name), .parsed = ParseInternEvoName(*name)};
-    if (!names.insert(tensor.name).second) {
-      return Damaged(storage_, file.name, absl::StrCat("tensor ", tensor.name, " occurs twice"));
-    }
-    TESSERA_ASSIGN_OR_RETURN(tensor.tensor, At(storage_, path, ResolveTorchTensor(archive, value)));
-    rounded_ = rounded_ || tensor.tensor.dtype != DType::kF32;
-    layers_.Add(file.pipeline, tensor.parsed);
-    model.tensors.push_back(std::move(tensor));
-  }
-  if (model.tensors.empty())
-    return Damaged(storage_, file.name, "no tensors: not the file of a model");
-  tensor_count_ += static_cast<int64_t>(model.tensors.size());
-  models_.push_back(std::move(model));
-  return absl::OkStatus();
-}
-
-absl::Status RankFilesReader::AddWeights(ModelFile& model) {
-  for (LocalTensor& tensor : model.tensors) {
-    const std::string& file = model.file->name;
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::string name,
-        At(storage_, file, layers_.GlobalName(model.file->pipeline, tensor.parsed)));
-    TESSERA_ASSIGN_OR_RETURN(
-        tensor.parameter,
-        At(storage_, file, parameters_->Find(name, tensor.tensor.shape, files_.parts)));
-    TESSERA_RETURN_IF_ERROR(set_->AddWhole(*tensor.parameter, ShareOf(*model.file), kForeignWeight,
-                                           file, tensor.tensor));
-  }
-  return absl::OkStatus();
-}
-
-// ---- The optimizer's files.
-
-// The plan that all of a stage's ZeRO ranks have; where they have none, that in a file of its own.
-absl::StatusOr<InternEvoPlan> RankFilesReader::PlanOf(
-    const InternEvoRankFile& model, const std::vector<const InternEvoRankFile*>& files,
-    const std::vector<InternEvoZeroState>& states) const {
-  std::optional<InternEvoPlan> plan;
-  for (size_t zero = 0; zero < states.size(); ++zero) {
-    if (!states[zero].plan) continue;
-    if (!plan) plan = states[zero].plan;
-    if (*plan == *states[zero].plan) continue;
-    return Damaged(
-        storage_, files[zero]->name,
-        absl::StrCat("parameters are dealt out to ranks in another way than in ", files[0]->name));
-  }
-  if (plan) return *std::move(plan);
-  for (const InternEvoRankFile& file : files_.plans) {
-    if (file.part != model.part || file.pipeline != model.pipeline) continue;
-    return ReadInternEvoPlan(storage_, file.name);
-  }
-  return At(storage_, files[0]->name,
-            absl::UnimplementedError("no zero_devide_optim_plan, which tells where each parameter "
-                                     "is: load and save it with a later InternEvo"));
-}
-
-// The parameters of a group, the largest first.
-absl::StatusOr<std::vector<const LocalTensor*>> RankFilesReader::ParametersOf(
-    const ModelFile& model, const std::string& group) const {
-  std::vector<const LocalTensor*> parameters;
-  for (const LocalTensor& tensor : model.tensors) {
-    const bool is_fp32 = rounded_ && tensor.tensor.dtype == DType::kF32;
-    if (is_fp32 ? group == kFp32Group : group == kDefaultGroup) parameters.push_back(&tensor);
-  }
-  std::ranges::stable_sort(parameters, std::greater<>(), [](const LocalTensor* tensor) {
-    return ElementCount(tensor->tensor.shape);
-  });
-  return parameters;
-}
-
-absl::Status RankFilesReader::CheckPlan(
-    const std::vector<const LocalTensor*>& parameters,
-    const std::vector<std::vector<InternEvoPlannedParameter>>& ranks) const {
-  std::vector<bool> found(parameters.size());
-  for (const auto& rank : ranks) {
-    for (const InternEvoPlannedParameter& planned : rank) {
-      const auto index = static_cast<size_t>(planned.index);
-      if (index >= parameters.size()) {
-        return absl::DataLossError(absl::StrCat("the plan has a parameter ", index,
-                                                ", the model's file ", parameters.size()));
-      }
-      const LocalTensor& tensor = *parameters[index];
-      if (planned.shape != tensor.tensor.shape) {
-        return absl::DataLossError(absl::StrCat("parameter ", index, " of the plan has shape ",
-                                                ShapeToString(planned.shape),
-                                                ", in the model's file it is ", tensor.name,
-                                                " of shape ", ShapeToString(tensor.tensor.shape)));
-      }
-      if (found[index]) {
-        return absl::DataLossError(absl::StrCat("two ranks of the plan have ", tensor.name));
-      }
-      found[index] = true;
-    }
-  }
-  const auto missing = std::ranges::find(found, false);
-  if (missing == found.end()) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat("no rank of the plan has ", parameters[missing - found.begin()]->name));
-}
-
-absl::Status RankFilesReader::AddGroup(const InternEvoRankFile& file, const InternEvoGroup& group,
-                                       const std::vector<const LocalTensor*>& parameters,
-                                       const std::vector<InternEvoPlannedParameter>& plan) {
-  int64_t elements = 0;
-  for (const InternEvoPlannedParameter& planned : plan) elements += ElementCount(planned.shape);
-  const int64_t stored = group.vectors.empty() ? 0 : group.vectors.front().second.shape[0];
-  if (stored != elements) {
-    return Damaged(storage_, file.name,
-                   absl::StrCat("group ", group.name, ": flat_fp32_weights has ", stored,
-                                " elements, its parameters have ", elements));
-  }
-  for (const auto& [kind, vector] : group.vectors) {
-    const bool is_copy = kind.state == kForeignMaster.state && !rounded_;
-    uint64_t offset_bytes = vector.offset_bytes;
-    for (const InternEvoPlannedParameter& planned : plan) {
-      const ForeignParameter& parameter = *parameters[planned.index]->parameter;
-      TESSERA_RETURN_IF_ERROR(set_->AddWhole(
-          parameter, ShareOf(file), is_copy ? kForeignWeight : kind, planned.shape,
-          {file.name, offset_bytes, vector.dtype}, ContiguousStrides(planned.shape)));
-      offset_bytes += static_cast<uint64_t>(ElementCount(planned.shape)) *
-                      static_cast<uint64_t>(ElementSize(vector.dtype));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status RankFilesReader::AddOptimizers(const ModelFile& model) {
-  std::vector<const InternEvoRankFile*> files;
-  std::vector<InternEvoZeroState> states;
-  for (const InternEvoRankFile& file : files_.optimizers) {
-    if (file.part != model.file->part || file.pipeline != model.file->pipeline) continue;
-    TESSERA_ASSIGN_OR_RETURN(InternEvoZeroState state, ReadInternEvoZeroState(storage_, file.name));
-    files.push_back(&file);
-    states.push_back(std::move(state));
-  }
-  if (files.empty()) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(const InternEvoPlan plan, PlanOf(*model.file, files, states));
-  for (size_t g = 0; g < plan.size(); ++g) {
-    const bool is_empty =
-        std::ranges::all_of(plan[g], [](const auto& rank) { return rank.empty(); });
-    for (size_t zero = 0; zero < files.size(); ++zero) {
-      if (g >= states[zero].groups.size()) {
-        return Damaged(
-            storage_, files[zero]->name,
-            absl::StrCat("the plan has ", plan.size(), " groups of parameters, param_groups ",
-                         states[zero].groups.size()));
-      }
-      const InternEvoGroup& group = states[zero].groups[g];
-      TESSERA_ASSIGN_OR_RETURN(const std::vector<const LocalTensor*> parameters,
-                               ParametersOf(model, group.name));
-      if (is_empty && parameters.empty() && group.vectors.empty()) continue;
-      if (plan[g].size() != files.size()) {
-        return Damaged(storage_, files[zero]->name,
-                       absl::StrCat("group ", group.name, " was dealt out to ", plan[g].size(),
-                                    " ranks, but ", files.size(), " have files"));
-      }
-      if (const absl::Status fits = CheckPlan(parameters, plan[g]); !fits.ok()) {
-        return Damaged(storage_, files[zero]->name,
-                       absl::StrCat("group ", group.name, ": ", fits.message()));
-      }
-      TESSERA_RETURN_IF_ERROR(AddGroup(*files[zero], group, parameters, plan[g][zero]));
-    }
-  }
-  return absl::OkStatus();
-}
-
-void RankFilesReader::DescribeTopology(Manifest& description) const {
-  SetTopology({.data = files_.zero_ranks,
-               .tensor = files_.parts,
-               .pipeline = files_.stages,
-               .virtual_pipeline = layers_.chunks(),
-               .zero_stage = files_.zero_ranks > 1 ? 1u : 0},
-              description);
-}
 
 // ---- Universal checkpoints.
 

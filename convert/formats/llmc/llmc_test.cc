@@ -4,7 +4,6 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
-#include <string>
 
 #include "absl/status/status.h"
 #include "base/testing.h"

@@ -1,19 +1,14 @@
 #include "convert/formats/megatron/rank_file.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <map>
-#include <optional>
 #include <set>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/formats/megatron/run.h"
-#include "convert/pickle/value.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {

@@ -1,16 +1,9 @@
 #include "convert/formats/megatron/rank_file.h"
 
-#include <cstdint>
 #include <functional>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/statusor.h"
 #include "base/testing.h"
 #include "convert/formats/dcp/metadata.h"
-#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/write.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"

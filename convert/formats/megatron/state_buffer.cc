@@ -2,21 +2,14 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <iterator>
-#include <map>
 #include <memory>
 #include <set>
-#include <span>
-#include <string>
-#include <string_view>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/elements/copy_elements.h"
-#include "convert/formats/megatron/run.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 

@@ -10,7 +10,6 @@
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
 #include "convert/formats/dcp/dcp.h"
-#include "convert/formats/megatron/megatron.h"
 #include "convert/formats/megatron/run.h"
 #include "convert/formats/megatron/state_buffer.h"
 #include "convert/pickle/torch_archive.h"

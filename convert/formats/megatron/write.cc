@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/saved_weights.h"
 #include "convert/formats/dcp/metadata.h"

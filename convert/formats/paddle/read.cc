@@ -13,7 +13,6 @@
 #include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
 #include "convert/formats/paddle/files.h"
@@ -171,7 +170,7 @@ class PaddleReader {
           left_out_.insert(array.key);
           continue;
         }
-        TESSERA_RETURN_IF_ERROR(AddName(*model.file, array.tensor_name, *parameter));
+        AddName(*model.file, array.tensor_name, *parameter);
         const PaddleTarget target = {
             .parameter = &ParameterAt(*parameter), .share = ShareOf(*model.file), .kind = {}};
         TESSERA_RETURN_IF_ERROR(AddPaddleState(target, {{model.file, &array}}, storage_, set));
@@ -185,13 +184,11 @@ class PaddleReader {
     return absl::OkStatus();
   }
 
-  absl::Status AddName(const PaddleRankFile& file, const std::string& tensor_name,
-                       size_t parameter) {
-    if (tensor_name.empty()) return absl::OkStatus();
+  void AddName(const PaddleRankFile& file, const std::string& tensor_name, size_t parameter) {
+    if (tensor_name.empty()) return;
     const auto [at, is_new] = names_[RanksOf(file)].emplace(tensor_name, parameter);
     // Files that were made from others may have names that stand for nothing.
     if (!is_new && at->second != parameter) repeated_names_[RanksOf(file)].insert(tensor_name);
-    return absl::OkStatus();
   }
 
   // The metadata's names and shapes.
@@ -268,8 +265,7 @@ class PaddleReader {
       if (array.tensor_name.empty() || array.tensor_name == name) continue;
       TESSERA_ASSIGN_OR_RETURN(const std::optional<size_t> parameter,
                                ParameterOf(*optimizer.file, name));
-      if (!parameter) continue;
-      TESSERA_RETURN_IF_ERROR(AddName(*optimizer.file, array.tensor_name, *parameter));
+      if (parameter) AddName(*optimizer.file, array.tensor_name, *parameter);
     }
     return absl::OkStatus();
   }

@@ -4,14 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
-#include <optional>
 #include <set>
 #include <tuple>
 #include <utility>
-#include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -19,9 +15,7 @@
 #include "checkpoint/directory/directory.h"
 #include "convert/core/own_keys.h"
 #include "convert/core/reading.h"
-#include "convert/core/value.h"
 #include "convert/pickle/torch_archive.h"
-#include "convert/pickle/value.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
@@ -48,13 +42,58 @@ class Collector {
 
   // Adds the file of an archive to the checkpoint.
   absl::Status AddFile(const ReadableFile& open, const TorchArchive& archive,
-                       const std::string& file);
+                       const std::string& file) {
+    archive_ = &archive;
+    open_ = &open;
+    file_ = file;
+    pickle::Budget budget(archive.contents), values_budget(archive.contents);
+    budget_ = &budget;
+    values_budget_ = &values_budget;
+    const pickle::Value root = archive.contents.root();
+    path_ = IsTorchTensor(root) ? "tensor" : "";
+    TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> tree, Walk(root, TensorRole::kWeight, 0));
+    if (!tree.has_value()) return absl::OkStatus();
+    // A state is a dict. What has no keys gets those that are in the names of its tensors.
+    SavedValue::Dict dict;
+    if (tree->As<SavedValue::Tensor>() != nullptr) {
+      dict.Add({path_}, *std::move(tree));
+    } else if (tree->As<SavedValue::Dict>() != nullptr) {
+      dict = std::move(*tree->As<SavedValue::Dict>());
+    } else if (IsBranch(*tree)) {
+      ForEachChild<SavedValue>(*tree, [&](const PathPart& part, SavedValue& item) {
+        dict.Add({part.number}, std::move(item));
+      });
+    } else {
+      LeftOut("a value that is in no dict");
+    }
+    MergeInto({std::move(dict)}, checkpoint_.state);
+    return absl::OkStatus();
+  }
+
   // The tree of a pickle beside tensors, which stands at `name`; nullopt if nothing of it is a
   // plain value. Its own tensors are left out, with a note.
   absl::StatusOr<std::optional<SavedValue>> ReadObject(const ReadableFile& open,
                                                        const pickle::Pickle& contents,
-                                                       const std::string& name);
-  void AddNotes();
+                                                       const std::string& name) {
+    archive_ = nullptr;
+    open_ = &open;
+    pickle::Budget budget(contents), values_budget(contents);
+    budget_ = &budget;
+    values_budget_ = &values_budget;
+    path_ = name;
+    return Walk(contents.root(), TensorRole::kWeight, 0);
+  }
+
+  void AddNotes() {
+    for (const auto& [what, noted] : noted_) {
+      checkpoint_.notes.push_back(
+          absl::StrCat("Left out: ", what, ": ", noted.names,
+                       noted.count > kMaxNotedNames
+                           ? absl::StrCat(" and ", noted.count - kMaxNotedNames, " more")
+                           : "",
+                       "."));
+    }
+  }
 
  private:
   struct StoredView {  // equal for tensors that are the same elements
@@ -71,14 +110,164 @@ class Collector {
   using Tree = absl::StatusOr<std::optional<SavedValue>>;  // nullopt: left out, with a note
 
   // These use path_, the name of the value that is looked at.
-  Tree Walk(const pickle::Value& value, TensorRole role, int depth);
-  Tree WalkItems(const pickle::Value& list, TensorRole role, int depth);
-  Tree WalkEntries(const pickle::Value& dict, TensorRole role, int depth);
-  Tree WalkBelow(std::string_view key, const pickle::Value& value, TensorRole role, int depth);
-  Tree AddTensor(const pickle::Value& value, TensorRole role);
-  Tree ReadBytes(const pickle::Value& value);
-  std::optional<SavedValue> Plain(const pickle::Value& value);
-  std::optional<SavedValue> LeftOut(const std::string& what);
+  Tree Walk(const pickle::Value& value, TensorRole role, int depth) {
+    TESSERA_RETURN_IF_ERROR(budget_->Take(pickle::Budget::kVisitBytes));
+    if (depth > kMaxDepth) {
+      return absl::DataLossError(absl::StrCat("objects are nested more than ", kMaxDepth, " deep"));
+    }
+    if (IsTorchDict(value)) return WalkEntries(value, role, depth);
+    if (value.is(Kind::kList) || value.is(Kind::kTuple)) return WalkItems(value, role, depth);
+    if (IsTorchTensor(value)) return AddTensor(value, role);
+    if (value.is(Kind::kBytes) || value.IsObjectOf("_codecs.encode")) return ReadBytes(value);
+    return Plain(value);
+  }
+
+  Tree WalkItems(const pickle::Value& list, TensorRole role, int depth) {
+    std::vector<SavedValue> items;
+    for (size_t i = 0; i < list.size(); ++i) {
+      TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> item,
+                               WalkBelow(absl::StrCat(i), list[i], role, depth));
+      // In the place of what is left out, so that the others keep theirs.
+      if (HasRoom(0)) items.push_back(std::move(item).value_or(SavedValue{SavedValue::None{}}));
+    }
+    if (items.size() < list.size())
+      return LeftOut("values that stand for many times the file's size");
+    return SavedValue{SavedValue::List{std::move(items), list.is(Kind::kTuple)}};
+  }
+
+  Tree WalkEntries(const pickle::Value& dict, TensorRole role, int depth) {
+    const bool is_optimizer = dict.Find("state").present() && dict.Find("param_groups").present();
+    SavedValue::Dict tree;
+    for (size_t i = 0; i < dict.entry_count(); ++i) {
+      const auto [key, value] = dict.entry(i);
+      const std::optional<std::string_view> text = key.AsText();
+      const std::optional<int64_t> number = key.AsInt();
+      if (!text && !number) {
+        LeftOut("entries whose key is neither a text nor a number");
+        continue;
+      }
+      TESSERA_RETURN_IF_ERROR(budget_->Take(text ? text->size() / kKeyBytesOfVisit : 0));
+      const bool is_state = is_optimizer && text == "state";
+      const std::string digits = number ? absl::StrCat(*number) : "";
+      TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> child,
+                               WalkBelow(text.value_or(digits), value,
+                                         is_state ? TensorRole::kOptimizerState : role, depth));
+      if (!child.has_value()) continue;
+      if (!HasRoom(text ? text->size() : 0)) {
+        LeftOut("values that stand for many times the file's size");
+      } else if (text && !IsValidUtf8(*text)) {
+        LeftOut("entries whose key is not valid UTF-8");
+      } else {
+        tree.Add(text ? SavedValue{std::string(*text)} : SavedValue{*number}, *std::move(child));
+      }
+    }
+    return SavedValue{std::move(tree)};
+  }
+
+  Tree WalkBelow(std::string_view key, const pickle::Value& value, TensorRole role, int depth) {
+    const size_t parent_bytes = path_.size();
+    if (!path_.empty()) path_ += '.';
+    path_ += key;
+    Tree tree = Walk(value, role, depth + 1);
+    path_.resize(parent_bytes);
+    return tree;
+  }
+
+  Tree AddTensor(const pickle::Value& value, TensorRole role) {
+    if (archive_ == nullptr) return LeftOut("tensors inside objects");
+    const std::string& name = path_;
+    const auto in_tensor = [&](const absl::Status& status) {
+      return In(absl::StrCat("tensor ", Shown(name)), status);
+    };
+    TESSERA_RETURN_IF_ERROR(budget_->Take(sizeof(ForeignTensor) + name.size()));
+    if (name.empty() || !IsValidUtf8(name)) {
+      return in_tensor(absl::DataLossError("the name is empty or not valid UTF-8"));
+    }
+    absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(*archive_, value);
+    if (tensor.status().code() == absl::StatusCode::kUnimplemented) {
+      return LeftOut(std::string(tensor.status().message()));
+    }
+    if (!tensor.ok()) return in_tensor(tensor.status());
+    if (!names_.insert(name).second) return in_tensor(absl::DataLossError("the name occurs twice"));
+    ForeignTensor added = {.name = name, .role = role, .dtype = tensor->dtype};
+    added.shape = tensor->shape;
+    if (ElementCount(tensor->shape) > 0) {
+      const auto [first, is_new] = first_names_.emplace(
+          StoredView{file_, tensor->offset_bytes, tensor->dtype, tensor->shape, tensor->strides},
+          name);
+      if (is_new) {
+        added.pieces.push_back({.box = WholeBox(tensor->shape),
+                                .file = file_,
+                                .offset_bytes = tensor->offset_bytes,
+                                .strides = tensor->strides});
+      } else {
+        added.alias_of = first->second;
+      }
+    }
+    checkpoint_.tensors.push_back(std::move(added));
+    if (!HasRoom(name.size())) return std::nullopt;  // the tensor is not left out
+    return SavedValue{SavedValue::Tensor{name}};
+  }
+
+  // Bytes of protocol 3 and later are in the file. Before, they are a text whose characters they
+  // are.
+  Tree ReadBytes(const pickle::Value& value) {
+    if (const std::optional<pickle::Extent> extent = value.extent()) {
+      if (extent->length > pickle::kMaxTextBytes || !HasRoom(extent->length)) {
+        return LeftOut("bytes, too many of them");
+      }
+      TESSERA_ASSIGN_OR_RETURN(std::string bytes, ReadPart(*open_, extent->offset, extent->length));
+      return SavedValue{SavedValue::Bytes{std::move(bytes)}};
+    }
+    const std::optional<std::string_view> text = value.arguments()[0].AsText();
+    if (!text || !value.arguments()[1].IsText("latin1") || !HasRoom(text->size())) {
+      return LeftOut("objects of _codecs.encode");
+    }
+    SavedValue::Bytes bytes;
+    for (size_t i = 0; i < text->size(); ++i) {
+      const auto first = static_cast<unsigned char>((*text)[i]);
+      const auto next = static_cast<unsigned char>(i + 1 < text->size() ? (*text)[i + 1] : 0);
+      if (first < 0x80) {
+        bytes.bytes += static_cast<char>(first);
+      } else if ((first == 0xC2 || first == 0xC3) && (next & 0xC0) == 0x80) {
+        bytes.bytes += static_cast<char>((first << 6) | (next & 0x3F));
+        ++i;
+      } else {
+        return LeftOut("objects of _codecs.encode");
+      }
+    }
+    return SavedValue{std::move(bytes)};
+  }
+
+  // A value without others inside.
+  std::optional<SavedValue> Plain(const pickle::Value& value) {
+    if (value.is(Kind::kObject)) {
+      return LeftOut(absl::StrCat("objects of ", Shown(value.callable().GlobalName())));
+    }
+    const std::optional<std::string_view> text = value.AsText();
+    if (!HasRoom(text ? text->size() : 0)) {
+      return LeftOut("values that stand for many times the file's size");
+    }
+    if (value.is(Kind::kNone)) return SavedValue{SavedValue::None{}};
+    if (const auto truth = value.AsBool()) return SavedValue{*truth};
+    if (const auto integer = value.AsInt()) return SavedValue{*integer};
+    if (const auto number = value.AsFloat()) return SavedValue{*number};
+    if (text && IsValidUtf8(*text)) return SavedValue{std::string(*text)};
+    if (value.is(Kind::kText)) return LeftOut("texts that are too long or not valid UTF-8");
+    if (value.is(Kind::kInt)) return LeftOut("integers beyond 64 bits");
+    if (value.is(Kind::kGlobal)) return LeftOut(Shown(value.GlobalName()));
+    return LeftOut(absl::StrCat("values of the kind ", View(pickle::KindName(value.kind()))));
+  }
+
+  std::optional<SavedValue> LeftOut(const std::string& what) {
+    const bool is_known = noted_.size() < kMaxNotes || noted_.contains(what);
+    Noted& noted = noted_[is_known ? what : "other objects"];
+    if (++noted.count > kMaxNotedNames) return std::nullopt;
+    absl::StrAppend(&noted.names, noted.count > 1 ? ", " : "",
+                    path_.empty() ? "the file" : Shown(path_));
+    return std::nullopt;
+  }
+
   // Whether so many bytes may be made of the pickle.
   bool HasRoom(uint64_t text_bytes) { return values_budget_->Has(kValueBytes + text_bytes); }
 
@@ -97,215 +286,6 @@ class Collector {
   };
   std::map<std::string, Noted> noted_;
 };
-
-absl::Status Collector::AddFile(const ReadableFile& open, const TorchArchive& archive,
-                                const std::string& file) {
-  archive_ = &archive;
-  open_ = &open;
-  file_ = file;
-  pickle::Budget budget(archive.contents), values_budget(archive.contents);
-  budget_ = &budget;
-  values_budget_ = &values_budget;
-  const pickle::Value root = archive.contents.root();
-  path_ = IsTorchTensor(root) ? "tensor" : "";
-  TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> tree, Walk(root, TensorRole::kWeight, 0));
-  if (!tree.has_value()) return absl::OkStatus();
-  // A state is a dict. What has no keys gets those that are in the names of its tensors.
-  SavedValue::Dict dict;
-  if (tree->As<SavedValue::Tensor>() != nullptr) {
-    dict.Add({path_}, *std::move(tree));
-  } else if (tree->As<SavedValue::Dict>() != nullptr) {
-    dict = std::move(*tree->As<SavedValue::Dict>());
-  } else if (IsBranch(*tree)) {
-    ForEachChild<SavedValue>(*tree, [&](const PathPart& part, SavedValue& item) {
-      dict.Add({part.number}, std::move(item));
-    });
-  } else {
-    LeftOut("a value that is in no dict");
-  }
-  MergeInto({std::move(dict)}, checkpoint_.state);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::optional<SavedValue>> Collector::ReadObject(const ReadableFile& open,
-                                                                const pickle::Pickle& contents,
-                                                                const std::string& name) {
-  archive_ = nullptr;
-  open_ = &open;
-  pickle::Budget budget(contents), values_budget(contents);
-  budget_ = &budget;
-  values_budget_ = &values_budget;
-  path_ = name;
-  return Walk(contents.root(), TensorRole::kWeight, 0);
-}
-
-std::optional<SavedValue> Collector::LeftOut(const std::string& what) {
-  const bool is_known = noted_.size() < kMaxNotes || noted_.contains(what);
-  Noted& noted = noted_[is_known ? what : "other objects"];
-  if (++noted.count > kMaxNotedNames) return std::nullopt;
-  absl::StrAppend(&noted.names, noted.count > 1 ? ", " : "",
-                  path_.empty() ? "the file" : Shown(path_));
-  return std::nullopt;
-}
-
-void Collector::AddNotes() {
-  for (const auto& [what, noted] : noted_) {
-    checkpoint_.notes.push_back(absl::StrCat(
-        "Left out: ", what, ": ", noted.names,
-        noted.count > kMaxNotedNames ? absl::StrCat(" and ", noted.count - kMaxNotedNames, " more")
-                                     : "",
-        "."));
-  }
-}
-
-Collector::Tree Collector::Walk(const pickle::Value& value, TensorRole role, int depth) {
-  TESSERA_RETURN_IF_ERROR(budget_->Take(pickle::Budget::kVisitBytes));
-  if (depth > kMaxDepth) {
-    return absl::DataLossError(absl::StrCat("objects are nested more than ", kMaxDepth, " deep"));
-  }
-  if (IsTorchDict(value)) return WalkEntries(value, role, depth);
-  if (value.is(Kind::kList) || value.is(Kind::kTuple)) return WalkItems(value, role, depth);
-  if (IsTorchTensor(value)) return AddTensor(value, role);
-  if (value.is(Kind::kBytes) || value.IsObjectOf("_codecs.encode")) return ReadBytes(value);
-  return Plain(value);
-}
-
-Collector::Tree Collector::WalkBelow(std::string_view key, const pickle::Value& value,
-                                     TensorRole role, int depth) {
-  const size_t parent_bytes = path_.size();
-  if (!path_.empty()) path_ += '.';
-  path_ += key;
-  Tree tree = Walk(value, role, depth + 1);
-  path_.resize(parent_bytes);
-  return tree;
-}
-
-Collector::Tree Collector::WalkItems(const pickle::Value& list, TensorRole role, int depth) {
-  std::vector<SavedValue> items;
-  for (size_t i = 0; i < list.size(); ++i) {
-    TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> item,
-                             WalkBelow(absl::StrCat(i), list[i], role, depth));
-    // In the place of what is left out, so that the others keep theirs.
-    if (HasRoom(0)) items.push_back(std::move(item).value_or(SavedValue{SavedValue::None{}}));
-  }
-  if (items.size() < list.size())
-    return LeftOut("values that stand for many times the file's size");
-  return SavedValue{SavedValue::List{std::move(items), list.is(Kind::kTuple)}};
-}
-
-Collector::Tree Collector::WalkEntries(const pickle::Value& dict, TensorRole role, int depth) {
-  const bool is_optimizer = dict.Find("state").present() && dict.Find("param_groups").present();
-  SavedValue::Dict tree;
-  for (size_t i = 0; i < dict.entry_count(); ++i) {
-    const auto [key, value] = dict.entry(i);
-    const std::optional<std::string_view> text = key.AsText();
-    const std::optional<int64_t> number = key.AsInt();
-    if (!text && !number) {
-      LeftOut("entries whose key is neither a text nor a number");
-      continue;
-    }
-    TESSERA_RETURN_IF_ERROR(budget_->Take(text ? text->size() / kKeyBytesOfVisit : 0));
-    const bool is_state = is_optimizer && text == "state";
-    const std::string digits = number ? absl::StrCat(*number) : "";
-    TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> child,
-                             WalkBelow(text.value_or(digits), value,
-                                       is_state ? TensorRole::kOptimizerState : role, depth));
-    if (!child.has_value()) continue;
-    if (!HasRoom(text ? text->size() : 0)) {
-      LeftOut("values that stand for many times the file's size");
-    } else if (text && !IsValidUtf8(*text)) {
-      LeftOut("entries whose key is not valid UTF-8");
-    } else {
-      tree.Add(text ? SavedValue{std::string(*text)} : SavedValue{*number}, *std::move(child));
-    }
-  }
-  return SavedValue{std::move(tree)};
-}
-
-Collector::Tree Collector::AddTensor(const pickle::Value& value, TensorRole role) {
-  if (archive_ == nullptr) return LeftOut("tensors inside objects");
-  const std::string& name = path_;
-  const auto in_tensor = [&](const absl::Status& status) {
-    return In(absl::StrCat("tensor ", Shown(name)), status);
-  };
-  TESSERA_RETURN_IF_ERROR(budget_->Take(sizeof(ForeignTensor) + name.size()));
-  if (name.empty() || !IsValidUtf8(name)) {
-    return in_tensor(absl::DataLossError("the name is empty or not valid UTF-8"));
-  }
-  absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(*archive_, value);
-  if (tensor.status().code() == absl::StatusCode::kUnimplemented) {
-    return LeftOut(std::string(tensor.status().message()));
-  }
-  if (!tensor.ok()) return in_tensor(tensor.status());
-  if (!names_.insert(name).second) return in_tensor(absl::DataLossError("the name occurs twice"));
-  ForeignTensor added = {.name = name, .role = role, .dtype = tensor->dtype};
-  added.shape = tensor->shape;
-  if (ElementCount(tensor->shape) > 0) {
-    const auto [first, is_new] = first_names_.emplace(
-        StoredView{file_, tensor->offset_bytes, tensor->dtype, tensor->shape, tensor->strides},
-        name);
-    if (is_new) {
-      added.pieces.push_back({.box = WholeBox(tensor->shape),
-                              .file = file_,
-                              .offset_bytes = tensor->offset_bytes,
-                              .strides = tensor->strides});
-    } else {
-      added.alias_of = first->second;
-    }
-  }
-  checkpoint_.tensors.push_back(std::move(added));
-  if (!HasRoom(name.size())) return std::nullopt;  // the tensor is not left out
-  return SavedValue{SavedValue::Tensor{name}};
-}
-
-// Bytes of protocol 3 and later are in the file. Before, they are a text whose characters they are.
-Collector::Tree Collector::ReadBytes(const pickle::Value& value) {
-  if (const std::optional<pickle::Extent> extent = value.extent()) {
-    if (extent->length > pickle::kMaxTextBytes || !HasRoom(extent->length)) {
-      return LeftOut("bytes, too many of them");
-    }
-    TESSERA_ASSIGN_OR_RETURN(std::string bytes, ReadPart(*open_, extent->offset, extent->length));
-    return SavedValue{SavedValue::Bytes{std::move(bytes)}};
-  }
-  const std::optional<std::string_view> text = value.arguments()[0].AsText();
-  if (!text || !value.arguments()[1].IsText("latin1") || !HasRoom(text->size())) {
-    return LeftOut("objects of _codecs.encode");
-  }
-  SavedValue::Bytes bytes;
-  for (size_t i = 0; i < text->size(); ++i) {
-    const auto first = static_cast<unsigned char>((*text)[i]);
-    const auto next = static_cast<unsigned char>(i + 1 < text->size() ? (*text)[i + 1] : 0);
-    if (first < 0x80) {
-      bytes.bytes += static_cast<char>(first);
-    } else if ((first == 0xC2 || first == 0xC3) && (next & 0xC0) == 0x80) {
-      bytes.bytes += static_cast<char>((first << 6) | (next & 0x3F));
-      ++i;
-    } else {
-      return LeftOut("objects of _codecs.encode");
-    }
-  }
-  return SavedValue{std::move(bytes)};
-}
-
-// A value without others inside.
-std::optional<SavedValue> Collector::Plain(const pickle::Value& value) {
-  if (value.is(Kind::kObject)) {
-    return LeftOut(absl::StrCat("objects of ", Shown(value.callable().GlobalName())));
-  }
-  const std::optional<std::string_view> text = value.AsText();
-  if (!HasRoom(text ? text->size() : 0)) {
-    return LeftOut("values that stand for many times the file's size");
-  }
-  if (value.is(Kind::kNone)) return SavedValue{SavedValue::None{}};
-  if (const auto truth = value.AsBool()) return SavedValue{*truth};
-  if (const auto integer = value.AsInt()) return SavedValue{*integer};
-  if (const auto number = value.AsFloat()) return SavedValue{*number};
-  if (text && IsValidUtf8(*text)) return SavedValue{std::string(*text)};
-  if (value.is(Kind::kText)) return LeftOut("texts that are too long or not valid UTF-8");
-  if (value.is(Kind::kInt)) return LeftOut("integers beyond 64 bits");
-  if (value.is(Kind::kGlobal)) return LeftOut(Shown(value.GlobalName()));
-  return LeftOut(absl::StrCat("values of the kind ", View(pickle::KindName(value.kind()))));
-}
 
 // Whether a trainer of transformers, or accelerate, gives this name to a file beside the model.
 bool IsBesideModel(const std::string& name) {
@@ -352,9 +332,8 @@ bool IsTorchDict(const pickle::Value& value) {
          value.IsObjectOf("__builtin__.dict");
 }
 
-struct ObjectReader::Impl {
-  explicit Impl(ForeignCheckpoint& checkpoint) : collector(checkpoint) {}
-  Collector collector;
+struct ObjectReader::Impl : Collector {
+  using Collector::Collector;
 };
 
 ObjectReader::ObjectReader(ForeignCheckpoint& checkpoint)
@@ -364,10 +343,10 @@ ObjectReader::~ObjectReader() = default;
 absl::StatusOr<std::optional<SavedValue>> ObjectReader::Read(const ReadableFile& file,
                                                              const pickle::Pickle& contents,
                                                              const std::string& name) {
-  return impl_->collector.ReadObject(file, contents, name);
+  return impl_->ReadObject(file, contents, name);
 }
 
-void ObjectReader::AddNotes() { impl_->collector.AddNotes(); }
+void ObjectReader::AddNotes() { impl_->AddNotes(); }
 
 absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, std::string_view folder,
                                                         const std::string& file) {

@@ -6,12 +6,8 @@
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <span>
-#include <string>
-#include <string_view>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -19,8 +15,6 @@
 #include "base/testing.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
-#include "convert/core/foreign_checkpoint.h"
-#include "convert/formats/torch/write.h"
 #include "convert/pickle/torch_archive.h"
 #include "convert/pickle/write.h"
 #include "convert/pickle/zip.h"

@@ -1,26 +1,18 @@
 #include "convert/formats/torch/write.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <set>
-#include <span>
-#include <string>
 #include <string_view>
-#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/core/own_keys.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/saved_weights.h"
 #include "convert/pickle/torch_archive.h"
-#include "convert/pickle/write.h"
-#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 namespace {

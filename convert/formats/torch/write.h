@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +12,6 @@
 #include "convert/core/output.h"
 #include "convert/core/value.h"
 #include "convert/pickle/write.h"
-#include "layout/box.h"
 #include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
