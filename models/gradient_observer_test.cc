@@ -14,7 +14,6 @@
 #include "base/testing.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/compare.h"
-#include "compute/kernels/testing/random_tensors.h"
 #include "compute/parallel/gradient_buckets.h"
 #include "compute/parallel/tensor_parallel.h"
 #include "gtest/gtest.h"

@@ -1,36 +1,35 @@
 #include "models/model_config.h"
 
-#include <algorithm>
 #include <cmath>
-#include <span>
-#include <string>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "glog/logging.h"
+#include "google/protobuf/text_format.h"
 #include "layout/box.h"
 #include "models/layers/architecture.h"
-#include "models/layers/model_options.h"
+#include "models/layers/model.h"
 #include "models/layers/parameter.h"
 #include "models/registry.h"
 
 namespace tessera {
 namespace {
 
-bool HasSize(const Architecture& architecture, std::string_view size) {
-  return std::ranges::find(architecture.size_names(), size) != architecture.size_names().end();
-}
-
 // The config of the named size, or an empty one without a name.
 absl::StatusOr<ModelConfig> Base(const std::string& size) {
-  if (size.empty()) return ModelConfig();
-  std::vector<std::string> known;
+  ModelConfig config;
+  if (size.empty()) return config;
   for (const Architecture* architecture : Architectures()) {
-    if (HasSize(*architecture, size)) return architecture->named_size(size);
-    for (const std::string_view name : architecture->size_names()) known.emplace_back(name);
+    for (const NamedSize& named : architecture->sizes) {
+      if (named.name != size) continue;
+      CHECK(google::protobuf::TextFormat::ParseFromString(named.fields, &config)) << size;
+      config.set_architecture(architecture->value);
+      return config;
+    }
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("size is \"", size, "\": it must be one of ", absl::StrJoin(known, ", ")));
+  return absl::InvalidArgumentError(absl::StrCat("size is \"", size, "\": it must be one of ",
+                                                 absl::StrJoin(ModelSizeNames(), ", ")));
 }
 
 absl::Status UnknownArchitecture(const ModelConfig& config) {
@@ -50,11 +49,10 @@ absl::Status UnknownArchitecture(const ModelConfig& config) {
 
 }  // namespace
 
-std::vector<std::string_view> ModelSizeNames() {
-  std::vector<std::string_view> names;
+std::vector<std::string> ModelSizeNames() {
+  std::vector<std::string> names;
   for (const Architecture* architecture : Architectures()) {
-    const std::span<const std::string_view> own = architecture->size_names();
-    names.insert(names.end(), own.begin(), own.end());
+    for (const NamedSize& named : architecture->sizes) names.emplace_back(named.name);
   }
   return names;
 }

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -14,7 +13,7 @@
 namespace tessera {
 
 // Returns every named size, GPT-2 first, in rising order of each architecture.
-std::vector<std::string_view> ModelSizeNames();
+std::vector<std::string> ModelSizeNames();
 
 // Returns the resolved config: sets the unset fields of `config` from its named size, then from the
 // architecture's defaults, and validates the result. A resolved config has every field that its

@@ -1,9 +1,6 @@
 #include "models/model_config.h"
 
-#include <cstdint>
 #include <functional>
-#include <string>
-#include <vector>
 
 #include "base/testing.h"
 #include "compute/kernels/reference/reference_backend.h"
@@ -11,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "models/config/config_checks.h"
 #include "models/layers/model.h"
+#include "models/registry.h"
 #include "models/testing/profiling_backend.h"
 #include "models/testing/test_model.h"
 
@@ -66,7 +64,7 @@ TEST(ModelConfigTest, CountsWhatModelsHave) {
 
 TEST(ModelConfigTest, EveryNamedSizeResolvesAndResolvingTwiceChangesNothing) {
   EXPECT_EQ(ModelSizeNames().size(), 9u);
-  for (const std::string_view size : ModelSizeNames()) {
+  for (const std::string& size : ModelSizeNames()) {
     ASSERT_OK_AND_ASSIGN(const auto once, ResolveModelConfig(Named(std::string(size))));
     ASSERT_OK_AND_ASSIGN(const auto twice, ResolveModelConfig(once));
     EXPECT_TRUE(MessageDifferencer::Equals(once, twice)) << size;

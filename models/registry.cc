@@ -3,7 +3,6 @@
 #include "absl/strings/str_cat.h"
 #include "glog/logging.h"
 #include "models/gpt2/architecture.h"
-#include "models/layers/architecture.h"
 #include "models/llama3/architecture.h"
 #include "models/model_config.h"
 

@@ -9,7 +9,6 @@
 #include "models/config/config.pb.h"
 #include "models/layers/architecture.h"
 #include "models/layers/model.h"
-#include "models/layers/model_options.h"
 
 namespace tessera {
 

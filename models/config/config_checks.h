@@ -1,12 +1,9 @@
 #ifndef TESSERA_MODELS_CONFIG_CONFIG_CHECKS_H_
 #define TESSERA_MODELS_CONFIG_CONFIG_CHECKS_H_
 
-// Defaults and checks of single fields, shared by the architectures' config.cc.
+// Defaults and checks of single fields, shared by the architectures.
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -49,14 +46,6 @@ inline absl::Status NotForArchitecture(const char* field, const char* architectu
 // Returns whether norms and linear layers have the biases that their architecture knows.
 inline bool HasBiases(const ModelConfig& config) {
   return !config.has_use_biases() || config.use_biases();
-}
-
-// Returns the names of the rows of a table of sizes.
-template <typename Size, size_t n>
-constexpr std::array<std::string_view, n> SizeNamesOf(const Size (&sizes)[n]) {
-  std::array<std::string_view, n> names;
-  for (size_t i = 0; i < n; ++i) names[i] = sizes[i].name;
-  return names;
 }
 
 // Sets unset fields whose defaults are the same in all architectures.

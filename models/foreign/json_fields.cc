@@ -131,6 +131,9 @@ absl::Status ReadFields(const JsonFields& fields, std::initializer_list<ConfigFi
           const int64_t value,
           absent ? fields.Integer(name, static_cast<int64_t>(*absent)) : fields.Integer(name));
       (config.**integer)(value);
+    } else if (const auto* const truth = std::get_if<2>(&set)) {
+      TESSERA_ASSIGN_OR_RETURN(const bool value, fields.Bool(name, false));
+      (config.**truth)(value);
     } else {
       TESSERA_ASSIGN_OR_RETURN(const double value,
                                absent ? fields.Real(name, *absent) : fields.Real(name));

@@ -59,14 +59,17 @@ class JsonFields {
   std::string path_;  // "" or "rope_scaling."
 };
 
-// A number of a configuration, and its field of the config.
+// A number or a truth value of a configuration, and its field of the config.
 struct ConfigField {
   std::string_view name;
-  std::variant<void (ModelConfig::*)(int64_t), void (ModelConfig::*)(double)> set;
+  std::variant<void (ModelConfig::*)(int64_t), void (ModelConfig::*)(double),
+               void (ModelConfig::*)(bool)>
+      set;
   std::optional<double> absent = std::nullopt;  // if the configuration may lack it
 };
 
-// Sets the wanted fields of the config. Errors: those of Integer() and Real().
+// Sets the wanted fields of the config. A truth value is false if the configuration lacks it.
+// Errors: those of Integer(), Real() and Bool().
 absl::Status ReadFields(const JsonFields& fields, std::initializer_list<ConfigField> wanted,
                         ModelConfig& config);
 

@@ -44,14 +44,14 @@ absl::Status ReadMegatronSizes(const JsonFields& args, ModelConfig& config) {
        {"num_attention_heads", &ModelConfig::set_num_attention_heads},
        {"ffn_hidden_size", &ModelConfig::set_ffn_hidden_size},
        {"max_position_embeddings", &ModelConfig::set_max_position_embeddings},
-       {"make_vocab_size_divisible_by", &ModelConfig::set_make_vocab_size_divisible_by, 128}},
+       {"make_vocab_size_divisible_by", &ModelConfig::set_make_vocab_size_divisible_by, 128},
+       {"untie_embeddings_and_output_weights",
+        &ModelConfig::set_untie_embeddings_and_output_weights}},
       config));
   TESSERA_ASSIGN_OR_RETURN(const int64_t padded, args.Integer("padded_vocab_size"));
   TESSERA_ASSIGN_OR_RETURN(const int64_t vocabulary, args.Integer("vocab_size", padded));
   TESSERA_ASSIGN_OR_RETURN(double epsilon, args.Real("layernorm_epsilon", 1e-5));
   TESSERA_ASSIGN_OR_RETURN(epsilon, args.Real("norm_epsilon", epsilon));
-  TESSERA_ASSIGN_OR_RETURN(const bool untied,
-                           args.Bool("untie_embeddings_and_output_weights", false));
   const int64_t heads = config.num_attention_heads();
   if (heads > 0) {
     TESSERA_RETURN_IF_ERROR(args.Require("kv_channels", config.hidden_size() / heads));
@@ -62,7 +62,6 @@ absl::Status ReadMegatronSizes(const JsonFields& args, ModelConfig& config) {
   }
   config.set_vocab_size(vocabulary);
   config.set_norm_epsilon(epsilon);
-  config.set_untie_embeddings_and_output_weights(untied);
   return absl::OkStatus();
 }
 

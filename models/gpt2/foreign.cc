@@ -1,10 +1,8 @@
 #include "models/gpt2/foreign.h"
 
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "models/config/config_checks.h"
 #include "models/gpt2/names.h"

@@ -1,7 +1,6 @@
 #include "base/status_macros.h"
 #include "models/config/config_checks.h"
 #include "models/gpt2/foreign.h"
-#include "models/gpt2/names.h"
 
 namespace tessera::gpt2 {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "models/config/config_checks.h"
-#include "models/gpt2/config.h"
+#include "models/gpt2/architecture.h"
 #include "models/gpt2/foreign.h"
 #include "models/gpt2/names.h"
 

@@ -10,13 +10,19 @@
 #include "models/config/config.pb.h"
 #include "models/foreign/format.h"
 #include "models/layers/model.h"
-#include "models/layers/model_options.h"
 #include "models/layers/parameter.h"
 
 namespace tessera {
 
+// A size of an architecture's models: the fields of ModelConfig that define it, in protobuf's text
+// format.
+struct NamedSize {
+  std::string_view name;
+  const char* fields;
+};
+
 // A family of models: everything that a config, a trainer and a checkpoint need to know of it.
-// Functions are called with a config of this architecture; all but the first three with a resolved
+// Functions are called with a config of this architecture; all but the first two with a resolved
 // one.
 struct Architecture {
   // The name in configs and manifests. For architectures that come with Tessera, the value of
@@ -25,10 +31,7 @@ struct Architecture {
   // The value in ModelConfig.Architecture; OTHER if the architecture has none of its own.
   ModelConfig::Architecture value = ModelConfig::OTHER;
 
-  std::span<const std::string_view> (*size_names)() = [] {
-    return std::span<const std::string_view>();
-  };
-  ModelConfig (*named_size)(std::string_view size) = nullptr;  // one of size_names()
+  std::span<const NamedSize> sizes = {};
   void (*fill_defaults)(ModelConfig& config) = nullptr;
   // InvalidArgument: one sentence about the first wrong field.
   absl::Status (*validate)(const ModelConfig& config) = nullptr;

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "compute/parallel/tensor_parallel.h"
+#include "models/layers/attention.h"
 #include "models/layers/declare.h"
 #include "models/layers/embedding.h"
 #include "models/layers/lm_head.h"
 #include "models/layers/model.h"
-#include "models/layers/rope.h"
 #include "models/layers/transformer_block.h"
 
 namespace tessera {

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "models/config/config_checks.h"
-#include "models/layers/attention.h"
 #include "models/layers/decoder.h"
 #include "models/layers/norm.h"
 #include "models/layers/transformer_block.h"

@@ -14,14 +14,12 @@
 
 #include "compute/kernels/backend.h"
 #include "models/config/config.pb.h"
-#include "models/layers/activation.h"
+#include "models/layers/attention.h"
 #include "models/layers/declare.h"
 #include "models/layers/embedding.h"
 #include "models/layers/linear.h"
 #include "models/layers/model.h"
-#include "models/layers/model_options.h"
 #include "models/layers/parameter.h"
-#include "models/layers/rope.h"
 
 namespace tessera {
 

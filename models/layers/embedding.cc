@@ -1,7 +1,6 @@
 #include "models/layers/embedding.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/status_macros.h"
 #include "models/layers/declare.h"

@@ -1,7 +1,5 @@
 #include "models/layers/lm_head.h"
 
-#include <memory>
-
 #include "base/testing.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/compare.h"

@@ -1,7 +1,6 @@
 #include "models/layers/parameter.h"
 
 #include <cmath>
-#include <vector>
 
 #include "gtest/gtest.h"
 #include "models/layers/declare.h"

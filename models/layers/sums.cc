@@ -1,7 +1,6 @@
 #include "models/layers/sums.h"
 
 #include <bit>
-#include <cstdint>
 #include <vector>
 
 #include "base/status_macros.h"

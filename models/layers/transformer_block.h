@@ -11,7 +11,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "models/layers/activation.h"
 #include "models/layers/arena.h"
 #include "models/layers/attention.h"
 #include "models/layers/linear.h"

@@ -6,7 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "models/llama3/config.h"
+#include "models/llama3/architecture.h"
 #include "models/llama3/foreign.h"
 #include "models/llama3/fused_matrices.h"
 #include "models/llama3/names.h"

@@ -29,12 +29,12 @@ absl::Status ReadConfig(const JsonFields& args, ModelConfig& config) {
     TESSERA_ASSIGN_OR_RETURN(const int64_t groups, args.Integer("num_query_groups"));
     config.set_num_query_groups(groups);
   }
-  TESSERA_ASSIGN_OR_RETURN(const double base, args.Real("rotary_base", 10000));
-  TESSERA_ASSIGN_OR_RETURN(const bool scaled, args.Bool("use_rope_scaling", false));
+  TESSERA_RETURN_IF_ERROR(ReadFields(args,
+                                     {{"rotary_base", &ModelConfig::set_rotary_base, 10000},
+                                      {"use_rope_scaling", &ModelConfig::set_use_rope_scaling}},
+                                     config));
   TESSERA_ASSIGN_OR_RETURN(const double factor, args.Real("rope_scaling_factor", 8));
-  config.set_rotary_base(base);
-  config.set_use_rope_scaling(scaled);
-  if (scaled) config.set_rope_scaling_factor(factor);
+  if (config.use_rope_scaling()) config.set_rope_scaling_factor(factor);
   return absl::OkStatus();
 }
 

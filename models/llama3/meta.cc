@@ -29,25 +29,26 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
                                       {"norm_eps", &ModelConfig::set_norm_epsilon, 1e-5},
                                       {"rope_theta", &ModelConfig::set_rotary_base, 10000}},
                                      config));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t groups,
-                           fields.Integer("n_kv_heads", config.num_attention_heads()));
-  TESSERA_ASSIGN_OR_RETURN(const bool scaled, fields.Bool("use_scaled_rope", false));
-  config.set_num_query_groups(groups);
-  config.set_use_rope_scaling(scaled);
+  TESSERA_RETURN_IF_ERROR(
+      ReadFields(fields,
+                 {{"n_kv_heads", &ModelConfig::set_num_query_groups, config.num_attention_heads()},
+                  {"use_scaled_rope", &ModelConfig::set_use_rope_scaling}},
+                 config));
+  const bool scaled = config.use_rope_scaling();
   if (scaled) {
     if (!fields.Has("rope_scaling_factor")) {
       return absl::InvalidArgumentError(
           "params.json has use_scaled_rope, but does not tell the factor: add "
           "\"rope_scaling_factor\", which is 8 in Llama 3.1 and 32 in Llama 3.2");
     }
-    TESSERA_ASSIGN_OR_RETURN(const double factor, fields.Real("rope_scaling_factor"));
-    config.set_rope_scaling_factor(factor);
+    TESSERA_RETURN_IF_ERROR(ReadFields(
+        fields, {{"rope_scaling_factor", &ModelConfig::set_rope_scaling_factor}}, config));
   }
-  TESSERA_ASSIGN_OR_RETURN(const int64_t positions,
-                           fields.Integer("max_seq_len", scaled ? kScaledPositions : kPositions));
-  config.set_max_position_embeddings(positions);
   config.set_untie_embeddings_and_output_weights(true);
-  return absl::OkStatus();
+  return ReadFields(fields,
+                    {{"max_seq_len", &ModelConfig::set_max_position_embeddings,
+                      scaled ? kScaledPositions : kPositions}},
+                    config);
 }
 
 // In the order of the modules, as all parameters are.

@@ -1,7 +1,6 @@
 #include "models/testing/sharded_run.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "base/status_macros.h"

@@ -13,7 +13,6 @@
 #include "layout/topology.h"
 #include "models/config/config.pb.h"
 #include "models/layers/model.h"
-#include "models/layers/model_options.h"
 #include "models/layers/parameter.h"
 #include "tensor/tensor.h"
 

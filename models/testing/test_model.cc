@@ -4,6 +4,7 @@
 
 #include "compute/random/philox.h"
 #include "glog/logging.h"
+#include "models/registry.h"
 #include "tensor/bfloat16.h"
 
 namespace tessera::testing {

@@ -6,7 +6,6 @@
 
 #include "models/config/config.pb.h"
 #include "models/layers/model.h"
-#include "models/registry.h"
 #include "tensor/tensor.h"
 
 namespace tessera::testing {
