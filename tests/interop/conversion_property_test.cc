@@ -7,8 +7,6 @@
 #include <iostream>
 #include <limits>
 #include <map>
-#include <memory>
-#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -18,7 +16,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/testing.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/models.h"

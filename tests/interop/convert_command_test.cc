@@ -27,7 +27,6 @@
 #include "layout/box.h"
 #include "layout/foreign_parameter.h"
 #include "nlohmann/json.hpp"
-#include "storage/posix_storage.h"
 #include "tests/interop/foreign_run.h"
 #include "tests/support/command.h"
 #include "tokenizer/byte_tokenizer.h"

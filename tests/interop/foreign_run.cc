@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <random>
@@ -13,8 +12,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/testing.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
@@ -159,11 +156,11 @@ void ForeignTest::SetTokens(std::span<const int32_t> tokens) const {
   ASSERT_OK((*writer)->Close());
 }
 
-std::string ForeignTest::CopyOf(const std::string& checkpoint) const {
-  const fs::path copy = folder_ / fs::path(checkpoint).filename();
+std::string ForeignTest::CopyOf(const std::string& checkpoint, const std::string& name) const {
+  const fs::path copy = folder_ / (name.empty() ? fs::path(checkpoint).filename() : fs::path(name));
   fs::remove_all(copy);
   fs::copy(checkpoint, copy, fs::copy_options::recursive);
-  for (const auto& entry : fs::recursive_directory_iterator(copy)) {
+  for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
     fs::permissions(entry.path(), fs::perms::owner_all);
   }
   return copy.string();

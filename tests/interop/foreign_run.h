@@ -12,7 +12,6 @@
 
 #include "absl/status/statusor.h"
 #include "base/testing.h"
-#include "checkpoint/include/manifest.h"
 #include "gtest/gtest.h"
 #include "tests/support/logical_state.h"
 #include "tests/support/training.h"
@@ -57,8 +56,9 @@ class ForeignTest : public ::testing::Test {
   std::string In(const std::string& name) const { return (folder_ / name).string(); }
   // Replaces the tokens, which at first are random numbers below 20.
   void SetTokens(std::span<const int32_t> tokens) const;
-  // Returns a copy of a checkpoint's folder that the test may change.
-  std::string CopyOf(const std::string& checkpoint) const;
+  // Returns a copy of a checkpoint, a folder or a file, that the test may change. Its name is the
+  // original's by default.
+  std::string CopyOf(const std::string& checkpoint, const std::string& name = "") const;
 
   // Runs `ckpt` in this process and returns its exit code; its output is in out_ and err_.
   int Run(const std::vector<std::string>& arguments);

@@ -131,16 +131,6 @@ TEST_F(ReadersTest, DeepSpeedsFrozenParametersHaveNoMoments) {
   EXPECT_EQ(expected.size(), 0);
 }
 
-TEST_F(ReadersTest, TheLatestIterationOfAMegatronRun) {
-  const std::string run = In("run");
-  fs::create_directories(run);
-  fs::copy(Fixture("megatron/gpt2_tp2_pp2"), run + "/iter_0000007", fs::copy_options::recursive);
-  std::ofstream(run + "/latest_checkpointed_iteration.txt") << "7\n";
-  Open(run);
-  EXPECT_EQ(storage_->format(), "megatron");
-  EXPECT_EQ(Run({"diff", run, Fixture("megatron/gpt2_single")}), ckpt::kExitOk) << out_ << err_;
-}
-
 // Transformer Engine keeps them, and modules of Megatron-Core's own have them for its sake.
 TEST_F(ReadersTest, MegatronsStatesOfModulesAreNamedAndLeftOut) {
   Open(Fixture("megatron/llama3_bf16_pp2_vpp2"));
@@ -384,22 +374,6 @@ TEST_F(ReadersTest, PaddlesWeightsAreCastFromMasterWeights) {
   }
 }
 
-// What PaddleNLP's CheckpointConvertor(path, state_dict, names).Load() does, in three lines.
-TEST_F(ReadersTest, PaddlesFilesLoadIntoALiveStateInPlace) {
-  std::vector<float> live(4 * 16);  // rows [4, 8)
-  Open(Fixture("paddle/testdata/mp2_pp2_sharding2_v2_meta"));
-  const std::string name = "model.layers.3.mlp.down_proj.weight";
-  ckpt::ShardedTensor tensor = {.name = name, .global_shape = {8, 16}};
-  tensor.shards = {ckpt::Shard::Of(live, {.global_offset = {4, 0}, .shape = {4, 16}})};
-  ASSERT_OK_AND_ASSIGN(const auto checkpoint, ckpt::Checkpoint::Open(*storage_, ""));
-  ASSERT_OK_AND_ASSIGN(const auto report, checkpoint.Load({{tensor}}, {.allow_unexpected = true}));
-  ASSERT_OK_AND_ASSIGN(const auto oracle,
-                       testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors")));
-  EXPECT_EQ(std::memcmp(live.data(), oracle.at(name).bytes.data() + 4 * 16 * sizeof(float),
-                        live.size() * sizeof(float)),
-            0);
-}
-
 // The settings with which PaddleNLP itself took the next two steps.
 class PaddleLossesTest : public ReadersTest {
  protected:
@@ -440,27 +414,6 @@ TEST_F(PaddleLossesTest, TheNextStepsHaveTheLossesOfPaddleNlp) {
   ExpectLosses("losses.json", "dp");
   ExpectLosses("gpt_losses.json", "gpt_dp");
   ExpectLosses("gpt_losses.json", "gpt_fused_sharding2_v2_meta");
-}
-
-// Weights alone: those of a bf16 run are the rounded ones.
-TEST_F(ReadersTest, ARunStartsFromPaddlesWeightsAlone) {
-  for (const auto& [layout, bf16] : {std::pair("mp2_pp2_vpp2", false), std::pair("pp2", true)}) {
-    SCOPED_TRACE(layout);
-    const std::string copy = CopyOf(Fixture(std::string("paddle/testdata/") + layout));
-    Remove(copy, ".pdopt");
-    ASSERT_OK_AND_ASSIGN(const auto loaded, Load(copy, "dp2_zero2_tp2_pp2", bf16));
-    ASSERT_OK_AND_ASSIGN(const auto oracle,
-                         testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors")));
-    const LogicalState expected = bf16 ? testing::AsBf16Run(oracle) : oracle;
-    int weights = 0;
-    for (const auto& [name, tensor] : loaded.state) {
-      if (name.ends_with(".exp_avg") || name.ends_with(".exp_avg_sq") || name.ends_with(".master"))
-        continue;
-      EXPECT_EQ(tensor, expected.at(name)) << name;
-      ++weights;
-    }
-    EXPECT_EQ(weights, 39);
-  }
 }
 
 }  // namespace

@@ -32,16 +32,6 @@ class SealCommandTest : public testing::ForeignTest {
  protected:
   nlohmann::json Json() const { return nlohmann::json::parse(out_); }
 
-  // A copy of a fixture, folder or file, that may be changed.
-  std::string Copy(const std::string& from, const std::string& name) const {
-    fs::remove_all(In(name));
-    fs::copy(from, In(name), fs::copy_options::recursive);
-    for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
-      fs::permissions(entry, fs::perms::owner_write, fs::perm_options::add);
-    }
-    return In(name);
-  }
-
   static void Write(const std::string& path, const std::string& contents) {
     std::ofstream(path, std::ios::binary) << contents;
   }
@@ -90,7 +80,8 @@ TEST_F(SealCommandTest, EveryFormatCanBeSealed) {
   for (const auto& [from, format] : kCheckpoints) {
     SCOPED_TRACE(format);
     const bool is_file = fs::is_regular_file(from);
-    const std::string path = Copy(from, format + (is_file ? from.substr(from.rfind('/') + 1) : ""));
+    const std::string path =
+        CopyOf(from, format + (is_file ? from.substr(from.rfind('/') + 1) : ""));
     const auto before = Files(is_file ? folder_.string() : path);
     ASSERT_EQ(Run({"inspect", path, "--json"}), 0) << err_;
     const std::string contents = out_;
@@ -136,7 +127,7 @@ TEST_F(SealCommandTest, EveryFormatCanBeSealed) {
 }
 
 TEST_F(SealCommandTest, WhatHasChangedIsNamed) {
-  const std::string path = Copy(kGpt2, "hf"), weights = path + "/model.safetensors";
+  const std::string path = CopyOf(kGpt2, "hf"), weights = path + "/model.safetensors";
   EXPECT_EQ(Run({"verify", path}), 0) << err_;
   EXPECT_THAT(out_, HasSubstr("damage of the contents cannot be noticed (ckpt seal writes"));
   ASSERT_EQ(Run({"seal", path}), 0) << err_;
@@ -183,7 +174,7 @@ TEST_F(SealCommandTest, WhatHasChangedIsNamed) {
 
 // The seal itself: refused in every other state, and never taken for what it is not.
 TEST_F(SealCommandTest, ADamagedSealIsDamage) {
-  const std::string path = Copy(kGpt2, "hf"), seal = path + "/tessera.seal";
+  const std::string path = CopyOf(kGpt2, "hf"), seal = path + "/tessera.seal";
   ASSERT_EQ(Run({"seal", path}), 0) << err_;
   EXPECT_EQ(Run({"seal", path}), ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("tessera.seal exists; --overwrite replaces it"));
@@ -216,7 +207,7 @@ TEST_F(SealCommandTest, DamageIsNotSealed) {
 
 // A conversion proves itself: by the digests of the seal, and nothing is read for it.
 TEST_F(SealCommandTest, AConversionIsComparedWithTheSeal) {
-  const std::string path = Copy(kGpt2, "hf"), own = In("own"), again = In("again");
+  const std::string path = CopyOf(kGpt2, "hf"), own = In("own"), again = In("again");
   ASSERT_EQ(Run({"seal", path, "--json"}), 0) << err_;
   const auto tensors = Json()["tensors"];
   ASSERT_EQ(Run({"convert", path, own, "--to=tessera", "--topology=tp2_pp2"}), 0) << err_;
@@ -236,7 +227,8 @@ TEST_F(SealCommandTest, AConversionIsComparedWithTheSeal) {
   EXPECT_THAT(err_, HasSubstr("logical digest"));
   EXPECT_EQ(Run({"convert", path, In("new"), "--to=hf"}), ckpt::kExitDifferent) << out_;
   // With another size, the seal is no longer believed.
-  const std::string file = Copy("convert/formats/gguf/testdata/llama3_untied/model.gguf", "m.gguf");
+  const std::string file =
+      CopyOf("convert/formats/gguf/testdata/llama3_untied/model.gguf", "m.gguf");
   ASSERT_EQ(Run({"seal", file}), 0) << err_;
   Write(file, ReadFile(file) + "x");
   EXPECT_EQ(Run({"inspect", file}), 0) << err_;
@@ -247,7 +239,7 @@ TEST_F(SealCommandTest, AConversionIsComparedWithTheSeal) {
 TEST_F(SealCommandTest, OfARunTheNewestIsMeant) {
   for (const std::string step : {"checkpoint-5", "checkpoint-10"}) {
     fs::create_directories(In("run"));
-    Copy(kGpt2, "run/" + step);
+    CopyOf(kGpt2, "run/" + step);
   }
   ASSERT_EQ(Run({"seal", In("run"), "--json"}), 0) << err_;
   EXPECT_EQ(Json()["seal"], In("run/checkpoint-10/tessera.seal"));

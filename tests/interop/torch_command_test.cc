@@ -22,9 +22,7 @@ class TorchCommandTest : public testing::ForeignTest {
   // A copy of a checkpoint of the tests, one file of which is changed.
   template <typename Change>
   std::string Changed(const std::string& path, const std::string& file, Change change) {
-    const std::string copy = In("changed");
-    std::filesystem::remove_all(copy);
-    std::filesystem::copy(path, copy, std::filesystem::copy_options::recursive);
+    const std::string copy = CopyOf(path, "changed");
     const std::string changed = file.empty() ? copy : copy + "/" + file;
     std::string contents = ReadFile(changed);
     change(contents);

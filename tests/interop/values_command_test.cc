@@ -9,7 +9,6 @@
 #include "base/testing.h"
 #include "convert/core/value.h"
 #include "convert/formats/dcp/metadata.h"
-#include "convert/formats/torch/read.h"
 #include "convert/formats/torch/write.h"
 #include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
