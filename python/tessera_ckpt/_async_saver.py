@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, List, Mapping, Optional, Tuple
 
 from . import _library, _tensors
-from ._checkpoints import Folder, PathLike, SaveReport, describe, outcome_error, save_report
-from ._group import DEADLINE_SECONDS, group_of
-from ._library import Handle, SaveOptions, TesseraError, integer, lib, report
+from ._checkpoints import Folder, PathLike, SaveReport, describe, save_report
+from ._group import DEADLINE_SECONDS, group_of, together
+from ._library import Handle, SaveOptions, TesseraError, error_of, integer, lib, report
 from ._progress import Progress
 
 
@@ -72,8 +72,7 @@ class AsyncSaver:
           progress: a function of the bytes that are done and in all.
         """
         self._group = group_of(group, own=True)
-        failed = None
-        try:
+        with together(self._group):
             self._folder = Folder(folder, create=True, s3_endpoint=s3_endpoint)
             self._progress = _callback(progress)
             options = SaveOptions(
@@ -81,12 +80,6 @@ class AsyncSaver:
                 deadline_seconds=deadline_seconds, io_threads=integer(io_threads, "io_threads", 32),
                 staging_bytes=_limit(staging_bytes), skip_when_busy=bool(skip_when_busy),
                 progress=self._progress)
-        except Exception as error:  # the other ranks are waiting for this one
-            failed = error
-        if self._group is not None:
-            self._group.collectives.agree(failed)
-        elif failed is not None:
-            raise failed
         self._handle = Handle(lib.saver_create, lib.saver_free, self._folder.handle,
                               ctypes.byref(options), of_process="AsyncSaver")
         # By step, in the order of the calls: they keep the memory of saves in flight alive.
@@ -161,7 +154,8 @@ class AsyncSaver:
         outcomes = []
         for found in report(lib.saver_poll, self._handle, wait):
             if "error" in found:
-                outcomes.append(SaveOutcome(found["step"], None, outcome_error(found)))
+                error = error_of(found["code"], found["error"])
+                outcomes.append(SaveOutcome(found["step"], None, error))
                 self._forget(found["step"], skipped=found["code"] == _library.CANCELLED)
             else:
                 name = os.fsdecode(self._folder.name)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _shared_memory, _state, _tensors, _values
-from ._group import DEADLINE_SECONDS, Group, group_of
+from ._group import DEADLINE_SECONDS, Group, group_of, together
 from ._library import (CREATE, Handle, InvalidArgumentError, LoadOptions, MismatchError,
-                       NotFoundError, SaveOptions, TesseraError, error_of, integer, lib, numbers,
-                       report, text)
+                       NotFoundError, SaveOptions, TesseraError, integer, lib, numbers, report,
+                       text)
 from ._progress import Progress, shown
 from ._state import TensorInfo
 from ._structure import STRUCTURE, encode as encode_structure
@@ -89,17 +89,6 @@ class Folder:
         return Checkpoint(handle, self.name)
 
 
-@dataclass
-class _Description:
-    step: int
-    format: str
-    program: str
-    notes: List[str]
-    values: Dict[str, Any]
-    entries: List[str]
-    tensors: Dict[str, TensorInfo] = field(default_factory=dict)
-
-
 class Checkpoint:
     """A checkpoint that was opened, of this library or of another framework: see open() and
     open_foreign(). While it lives, retention does not delete it."""
@@ -108,14 +97,20 @@ class Checkpoint:
         self._handle = handle
         found = report(lib.describe, handle)
         self.path = join(name, found["directory"])
-        self._description = _Description(
-            step=found["step"], format=found["format"], program=found["program"],
-            notes=found["notes"], values=found["values"], entries=found["entries"])
-        for tensor in found["tensors"]:
-            self._description.tensors[tensor["name"]] = TensorInfo(
+        self.step: int = found["step"]  # of its training
+        self.format: str = found["format"]  # "tessera", or another framework's
+        self.program: str = found["program"]  # that has saved it
+        # What was not understood of another framework's checkpoint.
+        self.notes: List[str] = found["notes"]
+        # By name, second names included.
+        self.tensors: Dict[str, TensorInfo] = {
+            tensor["name"]: TensorInfo(
                 name=tensor["name"], dtype=_tensors.DTYPE_NAMES[tensor["dtype"]],
                 shape=tuple(tensor["shape"]), role=_state.ROLES[tensor["role"]],
                 alias_of=tensor["alias_of"] or None)
+            for tensor in found["tensors"]}
+        self._values: Dict[str, Any] = found["values"]
+        self._entry_names: List[str] = found["entries"]
 
     def __repr__(self) -> str:
         return f"<tessera_ckpt.Checkpoint {self.path}, {len(self.tensors)} tensors>"
@@ -125,34 +120,9 @@ class Checkpoint:
         self._handle.close()
 
     @property
-    def step(self) -> int:
-        """The step of its training."""
-        return self._description.step
-
-    @property
-    def format(self) -> str:
-        """"tessera", or another framework's."""
-        return self._description.format
-
-    @property
-    def program(self) -> str:
-        """The program that has saved it."""
-        return self._description.program
-
-    @property
-    def notes(self) -> List[str]:
-        """What was not understood of another framework's checkpoint."""
-        return self._description.notes
-
-    @property
-    def tensors(self) -> Dict[str, TensorInfo]:
-        """The tensors by name, second names included."""
-        return self._description.tensors
-
-    @property
     def entries(self) -> Dict[str, bytes]:
         """What the program has saved beside the tensors."""
-        return {name: self.entry(name) for name in self._description.entries}
+        return {name: self.entry(name) for name in self._entry_names}
 
     def entry(self, name: str) -> bytes:
         """An entry by its name."""
@@ -165,14 +135,14 @@ class Checkpoint:
         """The leaves of the saved state that are not tensors, by name. Those whose type is not
         there have a simpler one: tuples in place of namedtuples, numbers of Python."""
         if self.format != "tessera":
-            return self._description.values
+            return self._values
         return {name: _values.decode(value, name, exact=False)
                 for name, value in self._stored_values().items()}
 
     def _stored_values(self) -> Dict[str, Any]:
         """The values as _values.decode() takes them. Other frameworks' files have theirs in places
         of their own."""
-        if self.format != "tessera" or _state.VALUES not in self._description.entries:
+        if self.format != "tessera" or _state.VALUES not in self._entry_names:
             return {}
         return _values.stored_values(self.entry(_state.VALUES))
 
@@ -239,11 +209,7 @@ class Checkpoint:
     def _load(self, state: Any, group: Optional[Group], *, allow_missing: bool,
               allow_unexpected: bool, verify_digests: bool, exact_dtypes: bool, io_threads: int,
               deadline_seconds: float, progress: Progress) -> LoadReport:
-        failed, description = None, None
-        new: Dict[str, Any] = {}
-        missing: List[str] = []
-        unexpected: List[str] = []
-        try:
+        with together(group):
             leaves = _state.flatten(state)
             description = _state.Description(leaves.tensors, saved=self.tensors)
             saved = self._stored_values()
@@ -253,13 +219,6 @@ class Checkpoint:
             new = {name: _values.decode(saved[name], name, value)
                    for name, value in leaves.values.items() if name in saved}
             threads = integer(io_threads, "io_threads", 32)
-        except Exception as error:  # the other ranks are waiting for this one
-            failed = error
-        if group is not None:
-            group.collectives.agree(failed)
-        elif failed is not None:
-            raise failed
-        assert description is not None
         with shown(progress, "loading") as callback:
             options = LoadOptions(
                 group=None if group is None else group.pointer(),
@@ -351,19 +310,11 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
       progress: True for a bar, a bar of tqdm, or a function of the bytes that are done and in all.
     """
     found_group = group_of(group)
-    failed, opened, description, threads, number = None, None, None, 0, 0
-    try:
+    with together(found_group):
         number = integer(step, "step")
         threads = integer(io_threads, "io_threads", 32)
         description = describe(state, entries, program)
         opened = Folder(folder, create=True, s3_endpoint=s3_endpoint)
-    except Exception as error:  # the other ranks are waiting for this one
-        failed = error
-    if found_group is not None:
-        found_group.collectives.agree(failed)
-    elif failed is not None:
-        raise failed
-    assert opened is not None and description is not None
     with shown(progress, "saving") as callback:
         options = SaveOptions(group=None if found_group is None else found_group.pointer(),
                               deadline_seconds=deadline_seconds, io_threads=threads,
@@ -417,16 +368,8 @@ def load(folder_or_step: PathLike, state: Any, group: Any = None, *, allow_missi
     name = folder_or_step
     if found_group is not None:
         name = _agree_on_name(folder_or_step, s3_endpoint, found_group)
-    failed, checkpoint = None, None
-    try:
+    with together(found_group):
         checkpoint = open(name, s3_endpoint=s3_endpoint)
-    except TesseraError as error:
-        failed = error
-    if found_group is not None:
-        found_group.collectives.agree(failed)
-    elif failed is not None:
-        raise failed
-    assert checkpoint is not None
     return checkpoint._load(state, found_group, allow_missing=allow_missing,
                             allow_unexpected=allow_unexpected, verify_digests=verify_digests,
                             exact_dtypes=exact_dtypes, io_threads=io_threads,
@@ -443,8 +386,3 @@ def _agree_on_name(name: PathLike, s3_endpoint: str, group: Group) -> str:
     except TesseraError as error:
         failed = error
     return group.collectives.agree(failed, path)
-
-
-def outcome_error(found: Mapping[str, Any]) -> TesseraError:
-    """The error of a save in the background."""
-    return error_of(found["code"], found["error"])

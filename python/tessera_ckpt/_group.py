@@ -8,6 +8,7 @@ known size from one rank to another.
 from __future__ import annotations
 
 import abc
+import contextlib
 import ctypes
 import datetime
 import json
@@ -15,7 +16,7 @@ import struct
 import sys
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from . import _library
 from ._library import (DeadlineExceededError, InvalidArgumentError, TesseraError,
@@ -328,3 +329,17 @@ def group_of(group: Any, own: bool = False) -> Optional[Group]:
     """The group as the library calls it; None for a process alone. See transport_of()."""
     transport = transport_of(group, own)
     return None if transport is None else Group(transport)
+
+
+@contextlib.contextmanager
+def together(group: Optional[Group]) -> Iterator[None]:
+    """A block that fails on all ranks if it fails on one: the others are waiting for it."""
+    failed = None
+    try:
+        yield
+    except Exception as error:
+        failed = error
+    if group is not None:
+        group.collectives.agree(failed)
+    elif failed is not None:
+        raise failed

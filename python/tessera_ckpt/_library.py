@@ -28,83 +28,61 @@ class TesseraError(Exception):
 
     code = 2
 
+    def __init_subclass__(cls, code: Optional[int] = None) -> None:
+        if code is not None:
+            cls.code = code
 
-class CancelledError(TesseraError):
+
+class CancelledError(TesseraError, code=CANCELLED):
     """The save was skipped."""
 
-    code = CANCELLED
 
-
-class InvalidArgumentError(TesseraError, ValueError):
+class InvalidArgumentError(TesseraError, ValueError, code=INVALID_ARGUMENT):
     """The request makes no sense."""
 
-    code = INVALID_ARGUMENT
 
-
-class DeadlineExceededError(TesseraError, TimeoutError):
+class DeadlineExceededError(TesseraError, TimeoutError, code=DEADLINE_EXCEEDED):
     """Another rank did not answer in time."""
 
-    code = DEADLINE_EXCEEDED
 
-
-class NotFoundError(TesseraError, LookupError):
+class NotFoundError(TesseraError, LookupError, code=5):
     """There is no such checkpoint, tensor or entry."""
 
-    code = 5
 
-
-class AlreadyExistsError(TesseraError):
+class AlreadyExistsError(TesseraError, code=6):
     """A checkpoint of that step, or a file of that name, is there; nothing is overwritten."""
 
-    code = 6
 
-
-class AccessError(TesseraError):
+class AccessError(TesseraError, code=7):
     """Permission was denied, or credentials are missing."""
 
-    code = 7
 
-
-class ResourceExhaustedError(TesseraError):
+class ResourceExhaustedError(TesseraError, code=8):
     """Memory, or space on the disk, does not suffice."""
 
-    code = 8
 
-
-class MismatchError(TesseraError):
+class MismatchError(TesseraError, code=9):
     """What is saved and what is wanted disagree."""
 
-    code = 9
 
-
-class AbortedError(TesseraError):
+class AbortedError(TesseraError, code=10):
     """Another process has discarded this save."""
 
-    code = 10
 
-
-class UnimplementedError(TesseraError, NotImplementedError):
+class UnimplementedError(TesseraError, NotImplementedError, code=12):
     """The library cannot do this."""
 
-    code = 12
 
-
-class InternalError(TesseraError):
+class InternalError(TesseraError, code=13):
     """The library has a bug."""
 
-    code = 13
 
-
-class UnavailableError(TesseraError):
+class UnavailableError(TesseraError, code=UNAVAILABLE):
     """A rank is gone, or a storage does not answer."""
 
-    code = UNAVAILABLE
 
-
-class DataLossError(TesseraError):
+class DataLossError(TesseraError, code=15):
     """Bytes are not those that were written. The message names the file and the offset."""
-
-    code = 15
 
 
 _ERRORS = {error.code: error for error in TesseraError.__subclasses__()}

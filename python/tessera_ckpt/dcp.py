@@ -68,7 +68,21 @@ def _split(path: str) -> Tuple[str, Optional[int]]:
     return folder or ("/" if path.startswith("/") else "."), int(match[1])
 
 
-class Writer(storage.StorageWriter):
+class _Plain:
+    """What a writer and a reader have in common: plans stay as they are, and names are paths."""
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: List[Any]) -> List[Any]:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return isinstance(checkpoint_id, (str, os.PathLike))
+
+
+class Writer(_Plain, storage.StorageWriter):
     """Writes a checkpoint of Tessera for dcp.save() and dcp.async_save()."""
 
     def __init__(self, path: PathLike, *, step: Optional[int] = None, group: Any = None,
@@ -97,12 +111,6 @@ class Writer(storage.StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def prepare_local_plan(self, plan: Any) -> Any:
-        return plan
-
-    def prepare_global_plan(self, plans: List[Any]) -> List[Any]:
-        return plans
-
     def write_data(self, plan: Any, planner: Any) -> "Future[List[WriteResult]]":
         """Saves, together with the other ranks."""
         failed, boxes, mine = None, {}, b""
@@ -128,10 +136,6 @@ class Writer(storage.StorageWriter):
 
     def storage_meta(self) -> StorageMeta:
         return StorageMeta(checkpoint_id=self._folder)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return isinstance(checkpoint_id, (str, os.PathLike))
 
     def _agree(self, failed: Optional[Exception]) -> int:
         """The step, as rank 0 has it; the error of any rank."""
@@ -194,7 +198,7 @@ class Writer(storage.StorageWriter):
         return entries
 
 
-class Reader(storage.StorageReader):
+class Reader(_Plain, storage.StorageReader):
     """Reads a checkpoint of Tessera, whatever has saved it, for dcp.load()."""
 
     def __init__(self, path: PathLike, *, group: Any = None, verify_digests: bool = False,
@@ -235,7 +239,7 @@ class Reader(storage.StorageReader):
             found[name] = TensorStorageMetadata(
                 properties=TensorProperties(dtype=getattr(torch, info.dtype)), size=size,
                 chunks=[whole])
-        entries = checkpoint._description.entries
+        entries = checkpoint._entry_names
         for entry in entries:
             if entry.startswith(_BYTES):
                 found[entry[len(_BYTES):]] = BytesStorageMetadata()
@@ -250,12 +254,6 @@ class Reader(storage.StorageReader):
                               **kwargs: Any) -> None:
         if self._checkpoint is None:
             self._checkpoint = self._open()
-
-    def prepare_local_plan(self, plan: Any) -> Any:
-        return plan
-
-    def prepare_global_plan(self, plans: List[Any]) -> List[Any]:
-        return plans
 
     def read_data(self, plan: Any, planner: Any) -> "Future[None]":
         """Loads, together with the other ranks."""
@@ -288,12 +286,8 @@ class Reader(storage.StorageReader):
 
     @staticmethod
     def _pickled(checkpoint: Checkpoint, name: str) -> bytes:
-        if _BYTES + name in checkpoint._description.entries:
+        if _BYTES + name in checkpoint._entry_names:
             return checkpoint.entry(_BYTES + name)
         data = io.BytesIO()
         torch.save(_values.decode(checkpoint._stored_values()[name], name), data)
         return data.getvalue()
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return isinstance(checkpoint_id, (str, os.PathLike))
