@@ -16,8 +16,8 @@ import numpy as np
 from safetensors.numpy import load_file
 
 ROPE_THETA = 1e9
-HERE = pathlib.Path(__file__).resolve().parent
-FIXTURES = HERE.parent.parent / "tests/interop/pytorch"
+FORMAT = pathlib.Path(__file__).resolve().parents[1]
+FIXTURES = FORMAT.parents[2] / "tests/interop/pytorch"
 
 NAMES = {
     "transformer.wte": "token_embd",
@@ -110,7 +110,7 @@ def add_tokenizer(writer, tokens):
 def write(name):
     folder = FIXTURES / f"{name}.hf"
     config = json.loads((folder / "config.json").read_text())
-    target = HERE / "testdata" / name
+    target = FORMAT / "testdata" / name
     target.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(target / "model.gguf", config["model_type"])
     writer.add_type(gguf.GGUFType.MODEL)

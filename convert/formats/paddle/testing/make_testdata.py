@@ -12,7 +12,7 @@ import paddle
 from paddle.framework import io_utils
 
 warnings.simplefilter("ignore")
-out = os.path.join(os.path.dirname(os.path.abspath(__file__)), "testdata")
+out = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "testdata")
 os.makedirs(out, exist_ok=True)
 a = np.arange(12, dtype="float32").reshape(3, 4)
 b = np.arange(5, dtype="float32")
