@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -10,17 +9,13 @@
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/numerics_fingerprint.h"
-#include "tensor/testing/fake_device_runtime.h"
-#include "tensor/testing/guarded_memory.h"
 
 namespace tessera {
 namespace {
 
 FixedResults OnDevice(uint64_t seed) {
-  const auto fabric = std::make_shared<FakeFabric>();
-  fabric->guarded = std::make_unique<GuardedMemory>(size_t{1} << 30);
   const std::unique_ptr<SimulatedDevice> gpu =
-      OpenSimulatedDevice(0, {.seed = seed, .fabric = fabric});
+      OpenSimulatedDevice(0, {.seed = seed, .fabric = MakeGuardedFabric()});
   const FixedResults results = ComputeFixedResults(*gpu->backend);
   EXPECT_EQ(gpu->backend->Synchronize(), absl::OkStatus());
   return results;

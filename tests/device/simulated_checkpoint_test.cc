@@ -5,11 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,21 +14,18 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
-#include "checkpoint/include/manifest.h"
-#include "checkpoint/include/process_group.h"
 #include "comm/communicator.h"
 #include "compute/device/testing/simulated_device.h"
 #include "tests/device/simulated_gpus.h"
 #include "tests/support/training.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/state/communicator_group.h"
-#include "trainer/state/resume.h"
 
 namespace tessera {
 namespace {
 
 using testing::RankDevice;
+using testing::ReadDigests;
 using testing::TrainingRank;
 
 constexpr char kModel[] =
@@ -46,7 +40,7 @@ class SimulatedCheckpointTest : public ::testing::Test {
   // Saves to the folder `save`.
   TrainConfig Config(const std::string& topology, const std::string& save, bool async) const {
     const std::string tokens = absl::StrCat(::testing::TempDir(), "/tokens.bin");
-    EXPECT_EQ(testing::WriteTokens(tokens, /*vocabulary=*/32, /*count=*/1000), absl::OkStatus());
+    EXPECT_OK(testing::WriteTokens(tokens, /*vocabulary=*/32, /*count=*/1000));
     TrainConfig config = OrFail(testing::MakeConfig({.model = kModel,
                                                      .tokens = tokens,
                                                      .topology = topology,
@@ -101,37 +95,17 @@ absl::Status RunOnDevices(const TrainConfig& config, const Plan& plan,
                             });
 }
 
-using Digests = std::map<std::string, std::pair<uint64_t, uint64_t>>;
-
-// The digests of every tensor of the checkpoint that a run with this config begins with. Equal
-// digests mean equal contents, however they are sharded.
-absl::StatusOr<Digests> ReadDigests(const TrainConfig& config) {
-  const std::unique_ptr<ckpt::ProcessGroup> alone = MakeProcessGroup(nullptr);
-  TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
-                           FindSavedRun(config, {.ranks = *alone}, [](const std::string&) {}));
-  if (!saved.has_value()) return absl::NotFoundError("no checkpoint");
-  Digests digests;
-  for (const ckpt::LogicalTensor& tensor : saved->manifest().tensors()) {
-    if (!tensor.alias_of().empty()) continue;
-    digests[tensor.name()] = {tensor.digest().lo(), tensor.digest().hi()};
-  }
-  if (digests.empty()) return absl::NotFoundError("no tensors");
-  return digests;
-}
-
 TEST_F(SimulatedCheckpointTest, ACopyDuringTrainingIsTheStateOfItsStep) {
   const TrainConfig at_once = Config("dp2_zero2", "at_once", /*async=*/false);
-  ASSERT_EQ(RunOnDevices(at_once, {.saves = {kSavedStep}, .last_step = kSavedStep}, {.seed = 1}),
-            absl::OkStatus());
-  ASSERT_OK_AND_ASSIGN(const Digests expected, ReadDigests(at_once));
+  ASSERT_OK(RunOnDevices(at_once, {.saves = {kSavedStep}, .last_step = kSavedStep}, {.seed = 1}));
+  ASSERT_OK_AND_ASSIGN(const auto expected, ReadDigests(at_once.checkpoint().save()));
   for (uint64_t seed = 0; seed < 3; ++seed) {
     SCOPED_TRACE(seed);
     const TrainConfig config = Config("dp2_zero2", absl::StrCat("meanwhile", seed), /*async=*/true);
     // Slow copies: the last pieces are queued because the update wants them.
-    ASSERT_EQ(RunOnDevices(config, {.saves = {kSavedStep}}, {.seed = seed},
-                           /*bytes_per_second=*/seed == 1 ? 1 : 0),
-              absl::OkStatus());
-    ASSERT_OK_AND_ASSIGN(const Digests saved, ReadDigests(config));
+    ASSERT_OK(RunOnDevices(config, {.saves = {kSavedStep}}, {.seed = seed},
+                           /*bytes_per_second=*/seed == 1 ? 1 : 0));
+    ASSERT_OK_AND_ASSIGN(const auto saved, ReadDigests(config.checkpoint().save()));
     EXPECT_EQ(saved, expected);
   }
 }
@@ -142,13 +116,13 @@ TEST_F(SimulatedCheckpointTest, AMissingWaitIsFound) {
   const Plan plan = {.saves = {kSavedStep}};  // two more steps: the second waits for the first
   const TrainConfig right = Config("single", "right", /*async=*/true);
   ASSERT_OK(RunOnDevices(right, plan, {.seed = 0}));
-  ASSERT_OK_AND_ASSIGN(const Digests expected, ReadDigests(right));
+  ASSERT_OK_AND_ASSIGN(const auto expected, ReadDigests(right.checkpoint().save()));
   int found = 0;
   for (uint64_t seed = 0; seed < 3; ++seed) {
     const TrainConfig wrong = Config("single", absl::StrCat("wrong", seed), /*async=*/true);
     const absl::Status run = RunOnDevices(
         wrong, plan, {.seed = seed, .drops_wait = [](int64_t wait) { return wait > 0; }});
-    const absl::StatusOr<Digests> saved = ReadDigests(wrong);
+    const auto saved = ReadDigests(wrong.checkpoint().save());
     found += !run.ok() || !saved.ok() || *saved != expected;
   }
   EXPECT_GT(found, 0);

@@ -11,7 +11,6 @@
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/cuda/testing/simt_host.h"
 #include "tensor/testing/fake_device_runtime.h"
-#include "tensor/testing/guarded_memory.h"
 
 namespace tessera {
 
@@ -19,9 +18,7 @@ absl::Status RunOnSimulatedGpus(
     int ranks, const SimulationSettings& settings,
     const std::function<absl::Status(Communicator& host, Communicator& devices,
                                      SimulatedDevice& gpu)>& main) {
-  constexpr size_t kAddressBytes = size_t{4} << 30;
-  const auto fabric = std::make_shared<FakeFabric>();
-  fabric->guarded = std::make_unique<GuardedMemory>(kAddressBytes);
+  const std::shared_ptr<FakeFabric> fabric = MakeGuardedFabric(size_t{4} << 30);
   FakeNcclNet net(fabric);
   const auto seed_of = [&](int rank) {
     return settings.seed == 0 ? 0 : settings.seed * 100 + static_cast<uint64_t>(rank);

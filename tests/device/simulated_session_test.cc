@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -29,7 +28,6 @@
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/manager_options.h"
 #include "checkpoint/include/manifest.h"
-#include "checkpoint/include/process_group.h"
 #include "compute/device/testing/simulated_devices.h"
 #include "layout/topology.h"
 #include "nlohmann/json.hpp"
@@ -40,8 +38,6 @@
 #include "trainer/app/train_loop.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/state/communicator_group.h"
-#include "trainer/state/resume.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/state/run_state.h"
 #include "trainer/step/trainer.h"
@@ -63,7 +59,7 @@ constexpr char kModel[] =
 
 using Body = testing::SessionBody;
 using Losses = std::map<int64_t, double>;
-using Digests = std::map<std::string, std::pair<uint64_t, uint64_t>>;
+using testing::Digests;
 
 absl::Status Train(Session& session) { return testing::TrainSession(session); }
 
@@ -84,8 +80,7 @@ absl::Status SaveAgain(Session& session) {
 class SimulatedSessionTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_EQ(testing::WriteTokens(root_ / "tokens.bin", /*vocabulary=*/48, /*count=*/1000),
-              absl::OkStatus());
+    ASSERT_OK(testing::WriteTokens(root_ / "tokens.bin", /*vocabulary=*/48, /*count=*/1000));
   }
 
   // The config of the run `name`, which saves in its folder after kSavedStep and kLastStep steps.
@@ -152,20 +147,7 @@ class SimulatedSessionTest : public ::testing::Test {
   }
 
   Digests DigestsOf(const std::string& name, int64_t step) const {
-    const std::unique_ptr<ckpt::ProcessGroup> alone = MakeProcessGroup(nullptr);
-    TrainConfig config;
-    config.mutable_checkpoint()->set_load(Checkpoints(name));
-    config.mutable_checkpoint()->set_ckpt_step(step);
-    const auto saved = FindSavedRun(config, {.ranks = *alone}, [](const std::string&) {});
-    EXPECT_TRUE(saved.ok() && saved->has_value()) << name << " " << step << saved.status();
-    Digests digests;
-    if (!saved.ok() || !saved->has_value()) return digests;
-    for (const ckpt::LogicalTensor& tensor : (*saved)->manifest().tensors()) {
-      if (!tensor.alias_of().empty()) continue;
-      digests[tensor.name()] = {tensor.digest().lo(), tensor.digest().hi()};
-    }
-    EXPECT_FALSE(digests.empty());
-    return digests;
+    return OrFail(testing::ReadDigests(Checkpoints(name), step));
   }
 
   const TestFolder folder_;
@@ -183,7 +165,7 @@ class TopologyTest : public SimulatedSessionTest,
   // The losses of a run on one process, which all tests share.
   const Losses& LossesOnProcessors() {
     static const Losses& losses = *new Losses([this] {
-      EXPECT_EQ(Run(Config("cpu", "single", false), Train).status(), absl::OkStatus());
+      EXPECT_OK(Run(Config("cpu", "single", false), Train));
       return LossesOf("cpu");
     }());
     return losses;
@@ -210,8 +192,7 @@ TEST_P(TopologyTest, IsResumedThereAndOnTheProcessors) {
   ExpectNear(LossesOf("cpu_resumed"), later);
 
   // The same devices: the same bits.
-  ASSERT_EQ(Run(After("gpus", kSavedStep, Config("gpus_resumed", topology, true)), Train).status(),
-            absl::OkStatus());
+  ASSERT_OK(Run(After("gpus", kSavedStep, Config("gpus_resumed", topology, true)), Train));
   EXPECT_EQ(LossesOf("gpus_resumed"), later);
   EXPECT_EQ(DigestsOf("gpus_resumed", kLastStep), DigestsOf("gpus", kLastStep));
 }
@@ -225,13 +206,11 @@ TEST_P(TopologyTest, LoadsAndSavesTheSameStateOnProcessorsAndBack) {
     };
     const std::string first = absl::StrCat("first", bf16), there = absl::StrCat("there", bf16),
                       back = absl::StrCat("back", bf16);
-    ASSERT_EQ(Run(config("first", "single", false), Train).status(), absl::OkStatus());
+    ASSERT_OK(Run(config("first", "single", false), Train));
     const Digests expected = DigestsOf(first, kSavedStep);
-    ASSERT_EQ(Run(After(first, kSavedStep, config("there", GetParam(), true)), SaveAgain).status(),
-              absl::OkStatus());
+    ASSERT_OK(Run(After(first, kSavedStep, config("there", GetParam(), true)), SaveAgain));
     EXPECT_EQ(DigestsOf(there, kSavedStep), expected);
-    ASSERT_EQ(Run(After(there, kSavedStep, config("back", "single", false)), SaveAgain).status(),
-              absl::OkStatus());
+    ASSERT_OK(Run(After(there, kSavedStep, config("back", "single", false)), SaveAgain));
     EXPECT_EQ(DigestsOf(back, kSavedStep), expected);
   }
 }
@@ -253,7 +232,7 @@ TEST_F(SimulatedSessionTest, FiveSchedulesHaveTheSameBits) {
     return Run(config, devices, Train).status();
   };
   for (uint64_t seed = 0; seed < 5; ++seed) {
-    ASSERT_EQ(train(seed, /*waits=*/true), absl::OkStatus()) << seed;
+    ASSERT_OK(train(seed, /*waits=*/true)) << seed;
     const std::string name = absl::StrCat("schedule", seed, true);
     EXPECT_EQ(LossesOf(name), LossesOf("schedule01")) << seed;
     for (const int64_t step : {kSavedStep, kLastStep}) {
@@ -266,12 +245,9 @@ TEST_F(SimulatedSessionTest, FiveSchedulesHaveTheSameBits) {
 TEST_F(SimulatedSessionTest, WeightsOfLlmcGoInAndOut) {
   TrainConfig config = Config("from", "single", false);
   const std::string written = root_ / "cpu.bin", again = root_ / "gpus.bin";
-  ASSERT_EQ(Run(config,
-                [&](Session& session) {
-                  return ExportWeights(session, {.format = "llmc", .path = written});
-                })
-                .status(),
-            absl::OkStatus());
+  ASSERT_OK(Run(config, [&](Session& session) {
+              return ExportWeights(session, {.format = "llmc", .path = written});
+            }).status());
   for (const bool bf16 : {false, true}) {
     TrainConfig there = Config(absl::StrCat("there", bf16), "tp2", true);
     there.mutable_training()->set_bf16(bf16);
@@ -286,13 +262,13 @@ TEST_F(SimulatedSessionTest, WeightsOfLlmcGoInAndOut) {
         return ExportWeights(session, {.format = "llmc", .path = again});
       };
     };
-    ASSERT_EQ(Run(there, weigh(on_gpus)).status(), absl::OkStatus());
+    ASSERT_OK(Run(there, weigh(on_gpus)));
     if (!bf16) EXPECT_TRUE(*ReadWholeFile(again) == *ReadWholeFile(written));
     const std::string gpus_file = *ReadWholeFile(again);
     TrainConfig here = Config(absl::StrCat("here", bf16), "single", false);
     here.mutable_training()->set_bf16(bf16);
     here.mutable_checkpoint()->set_llmc_filepath(written);
-    ASSERT_EQ(Run(here, weigh(on_cpu)).status(), absl::OkStatus());
+    ASSERT_OK(Run(here, weigh(on_cpu)));
     EXPECT_TRUE(*ReadWholeFile(again) == gpus_file);
     ASSERT_EQ(on_gpus.size(), on_cpu.size());
     for (size_t i = 0; i < on_cpu.size(); ++i)
@@ -333,7 +309,7 @@ TEST_F(SimulatedSessionTest, ALimitOfTimeIsForTimeThatHasPassed) {
     });
     return Train(session);
   };
-  EXPECT_EQ(Run(config, body).status(), absl::OkStatus());
+  EXPECT_OK(Run(config, body));
   wall_clock_jump_s = 0;
   EXPECT_EQ(LossesOf("run").size(), kLastStep + 1);  // and the evaluation
 }
@@ -471,12 +447,12 @@ TEST_F(SimulatedSessionTest, ACopyThatFailsOnOneRankEndsTheSaveOnAll) {
       }
       return absl::OkStatus();
     };
-    ASSERT_EQ(Run(config, body).status(), absl::OkStatus());
+    ASSERT_OK(Run(config, body));
     for (const int rank : {0, 1}) {
       ASSERT_EQ(outcomes[rank].size(), 2) << rank;
       EXPECT_THAT(std::string(outcomes[rank][0].message()), HasSubstr("a copy: has failed"))
           << rank;
-      EXPECT_EQ(outcomes[rank][1], absl::OkStatus()) << rank;
+      EXPECT_OK(outcomes[rank][1]) << rank;
     }
   }
 }
@@ -484,7 +460,7 @@ TEST_F(SimulatedSessionTest, ACopyThatFailsOnOneRankEndsTheSaveOnAll) {
 // Replicas hold the state that their step has left on the GPUs, though the next one overwrites it
 // at once: a run goes on from them with the same bits.
 TEST_F(SimulatedSessionTest, ReplicasAreTakenOfTheStateOnGpus) {
-  ASSERT_EQ(Run(Config("calm", "dp2_zero2", true), Train).status(), absl::OkStatus());
+  ASSERT_OK(Run(Config("calm", "dp2_zero2", true), Train));
   Losses expected = LossesOf("calm");
   for (int64_t step = 1; step <= kSavedStep; ++step) expected.erase(step);
   for (const bool async_save : {false, true}) {
@@ -511,7 +487,7 @@ TEST_F(SimulatedSessionTest, ReplicasAreTakenOfTheStateOnGpus) {
       EXPECT_EQ(last.size(), 1);
       return last.empty() ? absl::OkStatus() : last.back().report.status();
     };
-    ASSERT_EQ(Run(config, body).status(), absl::OkStatus());
+    ASSERT_OK(Run(config, body));
     ASSERT_OK_AND_ASSIGN(const std::string notes, Run(config, Train, /*seed=*/5));
     EXPECT_THAT(notes, HasSubstr(": complete and intact, found in "));
     EXPECT_EQ(LossesOf(name), expected);
@@ -540,7 +516,7 @@ TEST_F(SimulatedSessionTest, OutputsOfNormsAreKeptWhereMemoryAllows) {
       }
       return Train(session);
     };
-    EXPECT_EQ(Run(Config(name, "tp2_sp", true), devices, body).status(), absl::OkStatus());
+    EXPECT_OK(Run(Config(name, "tp2_sp", true), devices, body));
     return memory;
   };
   const auto kept = run("kept", int64_t{1} << 30);

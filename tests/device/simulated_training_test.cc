@@ -25,8 +25,6 @@
 #include "layout/dtype.h"
 #include "layout/topology.h"
 #include "tensor/tensor.h"
-#include "tensor/testing/fake_device_runtime.h"
-#include "tensor/testing/guarded_memory.h"
 #include "tests/device/simulated_gpus.h"
 #include "tests/support/training.h"
 #include "trainer/config/config.h"
@@ -49,7 +47,7 @@ constexpr char kLlama[] =
 
 TrainConfig Config(const std::string& model, const std::string& topology) {
   const std::string tokens = absl::StrCat(::testing::TempDir(), "/tokens.bin");
-  EXPECT_EQ(testing::WriteTokens(tokens, kVocabulary, 1000), absl::OkStatus());
+  EXPECT_OK(testing::WriteTokens(tokens, kVocabulary, 1000));
   return OrFail(testing::MakeConfig({.model = model,
                                      .tokens = tokens,
                                      .topology = topology,
@@ -179,9 +177,8 @@ TEST(SimulatedTrainingWaitTest, MessagesThatDoNotWaitForTheirDataAreFound) {
 }
 
 TEST(SimulatedTrainingDeathTest, HostCodeThatReadsDeviceMemoryIsFound) {
-  const auto fabric = std::make_shared<FakeFabric>();
-  fabric->guarded = std::make_unique<GuardedMemory>(size_t{64} << 20);
-  const std::unique_ptr<SimulatedDevice> gpu = OpenSimulatedDevice(0, {.fabric = fabric});
+  const std::unique_ptr<SimulatedDevice> gpu =
+      OpenSimulatedDevice(0, {.fabric = MakeGuardedFabric()});
   const Tensor tensor(DType::kF32, {4}, {DeviceType::kCuda, 0});
   gpu->backend->Fill({tensor, 3});
   std::vector<float> values(4);

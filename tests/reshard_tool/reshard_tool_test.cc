@@ -20,30 +20,24 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "comm/threads/thread_world.h"
-#include "compute/kernels/cpu/cpu_backend.h"
-#include "compute/parallel/mesh.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 #include "layout/topology.h"
+#include "tests/support/training.h"
 #include "tools/ckpt/commands.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/state/communicator_group.h"
 #include "trainer/state/run_state.h"
 #include "trainer/state/state_dict.h"
-#include "trainer/step/trainer.h"
 
 namespace tessera {
 namespace {
-
-constexpr int64_t kBucketElements = 5000;
 
 struct Kind {
   const char* name;
@@ -66,28 +60,6 @@ constexpr Kind kKinds[] = {
      false}};
 
 std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
-
-TrainConfig Config(const Kind& kind, const std::string& topology_text, int virtual_shards) {
-  const TrainConfig parsed = OrFail(ParseConfig(
-      absl::StrCat("model {", kind.model,
-                   "} training { micro_batch_size: 2 seq_length: 24 threads: 1 train_iters: 20 } ",
-                   "parallel { ddp_bucket_size: ", kBucketElements, "}"),
-      "the test's"));
-  const Topology topology = OrFail(ParseTopology(topology_text));
-  TrainConfig config = parsed;
-  config.mutable_data()->set_train_data_path("unread");
-  config.mutable_training()->set_bf16(kind.bf16);
-  config.mutable_training()->set_global_batch_size(48);
-  ParallelConfig& parallel = *config.mutable_parallel();
-  parallel.set_data_parallel_size(topology.data);
-  parallel.set_tensor_model_parallel_size(topology.tensor);
-  parallel.set_pipeline_model_parallel_size(topology.pipeline);
-  parallel.set_num_virtual_stages_per_pipeline_rank(topology.virtual_pipeline);
-  parallel.set_zero_stage(topology.zero_stage);
-  parallel.set_numerics(virtual_shards > 0 ? Numerics::EXACT : Numerics::FAST);
-  if (virtual_shards > 0) parallel.set_exact_tp_shards(virtual_shards);
-  return OrFail(ResolveConfig(config));
-}
 
 // Fills a shard with bits that follow from the tensor's name and the element's index in it.
 void Fill(const ckpt::ShardedTensor& tensor, const ckpt::Shard& shard) {
@@ -170,54 +142,45 @@ Reads CountReads(const ckpt::Manifest& manifest, const std::vector<HeldBox>& wan
   return reads;
 }
 
-absl::Status SaveRank(const TrainConfig& config, const std::string& folder, Communicator& world,
-                      std::vector<HeldBox>& held) {
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Mesh> mesh,
-                           Mesh::Create(ConfigTopology(config), &world));
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(1);
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
-                           Trainer::Create(config, {.seed = 1}, *mesh, *backend));
-  std::vector<StateChunk> chunks;
-  for (const TrainedChunk& chunk : trainer->chunks()) {
-    chunks.push_back({chunk.parameters, chunk.optimizer});
-  }
-  ckpt::StateDict state = WeightState(chunks);
-  for (ckpt::ShardedTensor& tensor : OptimizerTensors(chunks).tensors) {
-    state.tensors.push_back(std::move(tensor));
-  }
-  for (const ckpt::ShardedTensor& tensor : state.tensors) {
-    for (const ckpt::Shard& shard : tensor.shards) {
-      Fill(tensor, shard);
-      held.push_back({tensor.name, shard.box});
+absl::Status SaveRank(const TrainConfig& config, Communicator& world, std::vector<HeldBox>& held) {
+  TESSERA_ASSIGN_OR_RETURN(const auto rank,
+                           testing::TrainingRank::Create(config, 1, world, /*log=*/nullptr));
+  const std::vector<StateChunk> chunks = rank->state();
+  for (const ckpt::StateDict& state : {WeightState(chunks), OptimizerTensors(chunks)}) {
+    for (const ckpt::ShardedTensor& tensor : state.tensors) {
+      for (const ckpt::Shard& shard : tensor.shards) {
+        Fill(tensor, shard);
+        held.push_back({tensor.name, shard.box});
+      }
     }
   }
-  CommunicatorGroup group(world);
   Progress progress;
   progress.step = 7;
-  ckpt::Manifest metadata = DescribeRun(config, config.model(), progress, DataIdentity(), {});
-  TESSERA_ASSIGN_OR_RETURN(*metadata.mutable_optimizer(),
-                           OptimizerNames(chunks, config.optimizer(), group, absl::Minutes(1)));
-  TESSERA_ASSIGN_OR_RETURN(const ckpt::CheckpointFolder opened,
-                           ckpt::CheckpointFolder::Open(folder, {.create_root = true}));
-  return opened
-      .Save(progress.step, state,
-            {.group = &group, .metadata = ckpt::ToMetadata(std::move(metadata))})
-      .status();
+  rank->set_progress(progress);
+  return rank->Save();
 }
 
 class ReshardToolTest : public ::testing::TestWithParam<Kind> {
  protected:
+  void SetUp() override { ASSERT_OK(testing::WriteTokens(tokens_, /*vocabulary=*/211, 1000)); }
+
   // What a run at this topology saves. Returns the folder.
   std::string Saved(const std::string& topology, int virtual_shards = 0) {
     const std::string folder = absl::StrCat(root_, "/", topology, ".", virtual_shards);
     if (std::filesystem::exists(folder)) return folder;
-    const TrainConfig config = Config(GetParam(), topology, virtual_shards);
-    ThreadWorld world(ConfigTopology(config).world_size());
+    TrainConfig config = OrFail(testing::MakeConfig({.model = GetParam().model,
+                                                     .tokens = tokens_,
+                                                     .topology = topology,
+                                                     .exact_shards = virtual_shards,
+                                                     .bf16 = GetParam().bf16,
+                                                     .global_batch_size = 48}));
+    config.mutable_checkpoint()->set_save(folder);
+    const int ranks = ConfigTopology(config).world_size();
     HeldBoxes& held = held_[folder];
-    held.resize(ConfigTopology(config).world_size());
-    const absl::Status saved = world.Run(
-        [&](Communicator& rank) { return SaveRank(config, folder, rank, held[rank.rank()]); });
-    EXPECT_OK(saved) << topology;
+    held.resize(ranks);
+    EXPECT_OK(ThreadWorld(ranks).Run([&](Communicator& rank) {
+      return SaveRank(config, rank, held[rank.rank()]);
+    })) << topology;
     return folder;
   }
 
@@ -300,6 +263,7 @@ class ReshardToolTest : public ::testing::TestWithParam<Kind> {
 
   const TestFolder folder_;
   const std::string root_ = folder_.path();
+  const std::string tokens_ = root_ + "/tokens.bin";
   std::string output_;
   std::map<std::string, HeldBoxes> held_;  // by folder
   int count_ = 0;

@@ -12,6 +12,7 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/manager_options.h"
+#include "checkpoint/include/manifest.h"
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/random/philox.h"
@@ -278,6 +279,19 @@ absl::StatusOr<TrainedRun> TrainOnThreads(const TrainConfig& resolved_config, Sa
   TESSERA_RETURN_IF_ERROR(collector.CheckComplete());
   run.state = collector.Take();
   return run;
+}
+
+absl::StatusOr<Digests> ReadDigests(const std::string& folder, std::optional<int64_t> step) {
+  TESSERA_ASSIGN_OR_RETURN(const auto checkpoints, ckpt::CheckpointFolder::Open(folder));
+  TESSERA_ASSIGN_OR_RETURN(const auto checkpoint,
+                           step.has_value() ? checkpoints.At(*step) : checkpoints.Latest());
+  Digests digests;
+  for (const ckpt::LogicalTensor& tensor : checkpoint.manifest().tensors()) {
+    if (!tensor.alias_of().empty()) continue;
+    digests[tensor.name()] = {tensor.digest().lo(), tensor.digest().hi()};
+  }
+  if (digests.empty()) return absl::NotFoundError("no tensors in " + folder);
+  return digests;
 }
 
 std::string FirstLossDifference(const TrainedRun& a, const TrainedRun& b) {

@@ -4,8 +4,11 @@
 // Short training runs with threads as ranks, on any topology, from any checkpoint.
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -161,6 +164,12 @@ struct TrainedRun {
 // disagree about them.
 absl::StatusOr<TrainedRun> TrainOnThreads(const TrainConfig& resolved_config,
                                           SampleLog* log = nullptr);
+
+// The digests of all tensors of a checkpoint in the folder: of a step, or the newest one. Equal
+// ones mean equal contents, however they are sharded.
+using Digests = std::map<std::string, std::pair<uint64_t, uint64_t>>;
+absl::StatusOr<Digests> ReadDigests(const std::string& folder,
+                                    std::optional<int64_t> step = std::nullopt);
 
 // Returns the first difference between the losses and norms of two runs, as a sentence; empty if
 // they are equal to the last bit. Compares the steps that both have taken, of which there must be

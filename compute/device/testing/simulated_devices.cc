@@ -4,23 +4,11 @@
 
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/cuda/testing/simt_host.h"
-#include "tensor/testing/guarded_memory.h"
 
 namespace tessera {
-namespace {
-
-constexpr size_t kAddressBytes = size_t{16} << 30;
-
-std::shared_ptr<FakeFabric> MakeFabric() {
-  auto fabric = std::make_shared<FakeFabric>();
-  fabric->guarded = std::make_unique<GuardedMemory>(kAddressBytes);
-  return fabric;
-}
-
-}  // namespace
 
 SimulatedDevices::SimulatedDevices(const SimulatedDevicesOptions& options)
-    : options_(options), fabric_(MakeFabric()), net_(fabric_) {}
+    : options_(options), fabric_(MakeGuardedFabric(size_t{16} << 30)), net_(fabric_) {}
 
 FakeDeviceOptions SimulatedDevices::DeviceOptions(int index) const {
   const uint64_t seed = options_.seed == 0 ? 0 : options_.seed * 100 + static_cast<uint64_t>(index);

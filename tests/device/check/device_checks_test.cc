@@ -18,8 +18,6 @@
 #include "compute/kernels/backend.h"
 #include "models/testing/profiling_backend.h"
 #include "tensor/tensor.h"
-#include "tensor/testing/fake_device_runtime.h"
-#include "tensor/testing/guarded_memory.h"
 #include "tests/device/check/check.h"
 #include "tests/device/check/training_checks.h"
 
@@ -67,10 +65,8 @@ class DeviceChecksTest : public ::testing::Test {
   // The outcomes by name.
   static std::map<std::string, CheckOutcome> Run(WrongBackend::What what,
                                                  const std::vector<std::string>& only) {
-    const auto fabric = std::make_shared<FakeFabric>();
-    fabric->guarded = std::make_unique<GuardedMemory>(size_t{1} << 30);
     const std::unique_ptr<SimulatedDevice> device =
-        OpenSimulatedDevice(0, {.seed = 3, .fabric = fabric});
+        OpenSimulatedDevice(0, {.seed = 3, .fabric = MakeGuardedFabric()});
     const std::unique_ptr<Backend> right = std::move(device->backend);
     device->backend = std::make_unique<WrongBackend>(*right, what);
     std::map<std::string, CheckOutcome> outcomes;
@@ -126,7 +122,7 @@ TEST_F(DeviceChecksTest, ResultsThatChangeFromRunToRunAreFound) {
 
 TEST_F(DeviceChecksTest, ModelsForGpusCanBeBuilt) {
   for (const bool quick : {false, true}) {
-    EXPECT_EQ(CheckSizes(FullTraining(quick), TestFolder().path()), absl::OkStatus());
+    EXPECT_OK(CheckSizes(FullTraining(quick), TestFolder().path()));
   }
 }
 
@@ -147,7 +143,7 @@ TEST(RunChecksTest, TheTableHasALineForEachCheck) {
             "FAILED   bad             0.0 s  wrong\n    below\n"
             "skipped  absent          0.0 s  no tool\n");
   std::ostringstream one;
-  EXPECT_EQ(RunChecks(checks, "absent", one), absl::OkStatus());
+  EXPECT_OK(RunChecks(checks, "absent", one));
   EXPECT_EQ(one.str(), "skipped  absent          0.0 s  no tool\n");
   EXPECT_EQ(RunChecks(checks, "other", one),
             absl::InvalidArgumentError("no check is named other; there are good, bad, absent"));
