@@ -69,23 +69,15 @@ class ReplicaTimes(runs.Runs):
         return (f"| {name} | {resume['lost_steps']:.0f} | {search.group(1) if search else '-'} | "
                 f"{load.group(1)} | {resume['time'] - before:.2f} |")
 
-    def command(self, name, flags):
-        return [*self.launch(), self.config, f"--train-data-path={self.tokens}",
-                f"--run-dir={self.dir(name)}", *flags]
-
-    def launch(self):
-        return ["python3", self.programs["launcher"], self.programs["train"],
-                self.programs["prepare_data"]]
-
     def job(self, name, flags):
-        result = subprocess.run(self.command(name, flags), stdout=subprocess.PIPE, text=True,
+        result = subprocess.run(self.command(name, *flags), stdout=subprocess.PIPE, text=True,
                                 check=False)
         if result.returncode != 0:
             raise SystemExit(f"{name} ended with exit code {result.returncode}")
         return result.stdout
 
     def start_and_kill(self, name, flags):
-        with subprocess.Popen(self.command(name, flags), stdout=subprocess.DEVNULL,
+        with subprocess.Popen(self.command(name, *flags), stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL, start_new_session=True) as job:
             while max(self.steps(name), default=0) < 33:
                 time.sleep(0.005)
@@ -96,12 +88,8 @@ class ReplicaTimes(runs.Runs):
         time.sleep(2)
 
     def steps(self, name):
-        if not os.path.exists(os.path.join(self.dir(name), "metrics.jsonl")):
-            return {}
-        with open(os.path.join(self.dir(name), "metrics.jsonl"), encoding="utf-8") as file:
-            lines = [line for line in file if line.endswith("\n")]
-        records = [json.loads(line) for line in lines]
-        return {r["step"]: r for r in records if r["kind"] == "step"}
+        begun = os.path.exists(os.path.join(self.dir(name), "metrics.jsonl"))
+        return self.records(name) if begun else {}
 
     def events(self, name):
         with open(os.path.join(self.dir(name), "events.jsonl"), encoding="utf-8") as file:

@@ -63,16 +63,18 @@ class Runs:
                        stdout=subprocess.DEVNULL, check=True)
         self.tokens = f"{data}/train_*.bin"
 
+    def command(self, name, *flags):
+        return [sys.executable, self.programs["launcher"], self.programs["train"],
+                self.programs["prepare_data"], self.config, f"--train-data-path={self.tokens}",
+                f"--run-dir={self.dir(name)}", *flags]
+
     def train(self, name, *flags):
         """One run, in a folder of its own; its log is in log.txt there."""
         os.makedirs(self.dir(name))
-        command = [sys.executable, self.programs["launcher"], self.programs["train"],
-                   self.programs["prepare_data"], self.config, f"--train-data-path={self.tokens}",
-                   f"--run-dir={self.dir(name)}", *flags]
         print(f"{name} ...", flush=True)
         with open(os.path.join(self.dir(name), "log.txt"), "w", encoding="utf-8") as log:
-            code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT,
-                                  check=False).returncode
+            code = subprocess.run(self.command(name, *flags), stdout=log,
+                                  stderr=subprocess.STDOUT, check=False).returncode
         if code != 0:
             sys.exit(f"experiment: {name} ended with exit code {code}: see {log.name}")
 
@@ -115,9 +117,9 @@ class Runs:
         return "STATE DIFFERENT"
 
     def records(self, name):
-        """Of each step."""
+        """Of each step whose line is complete."""
         with open(os.path.join(self.dir(name), "metrics.jsonl"), encoding="utf-8") as file:
-            records = [json.loads(line) for line in file]
+            records = [json.loads(line) for line in file if line.endswith("\n")]
         return {r["step"]: r for r in records if r["kind"] == "step"}
 
     def tokens_per_second(self, name):
