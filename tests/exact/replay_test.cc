@@ -46,7 +46,7 @@ constexpr int64_t kMicroBatches = 2;  // of a replica
 
 std::string Tokens() {
   const std::string path = absl::StrCat(::testing::TempDir(), "/replay_tokens.bin");
-  EXPECT_EQ(testing::WriteTokens(path, testing::kVocabulary, 4000), absl::OkStatus());
+  EXPECT_OK(testing::WriteTokens(path, testing::kVocabulary, 4000));
   return path;
 }
 
@@ -131,8 +131,7 @@ TEST(ReplayTest, RandomRunsAreNotAccused) {
     ++round;
     config->mutable_parallel()->set_replay_check_interval(1);
     config->mutable_training()->set_recompute_activations(below(2) == 0);
-    const auto run = testing::TrainOnThreads(*config);
-    EXPECT_OK(run) << config->DebugString();
+    EXPECT_OK(testing::TrainOnThreads(*config)) << config->DebugString();
   }
 }
 
@@ -341,7 +340,7 @@ TEST_F(ReplayFaultTest, AnOperationThatReportsItsErrorIsNoSilentCorruption) {
 TEST_F(ReplayFaultTest, AFaultInAnotherMicroBatchIsNotSeen) {
   for (const absl::Status& status :
        Run({.topology = "dp2", .rank = 1, .first_pass = kOriginal + 1, .once = true})) {
-    EXPECT_EQ(status, absl::OkStatus());
+    EXPECT_OK(status);
   }
 }
 
@@ -349,7 +348,7 @@ TEST_F(ReplayFaultTest, GoesOnWhereItOnlyWarns) {
   ::testing::internal::CaptureStderr();
   for (const absl::Status& status :
        Run({.topology = "dp2", .rank = 1, .once = true}, ReplicaDivergence::WARN)) {
-    EXPECT_EQ(status, absl::OkStatus());
+    EXPECT_OK(status);
   }
   const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(said, HasSubstr("At fault: rank 1 ("));
@@ -365,7 +364,7 @@ TEST(ReplayTest, TheMemoryOfARepetitionIsCounted) {
       int64_t counted[2] = {}, taken[2] = {};
       for (const int64_t interval : {0, 2}) {
         ThreadWorld world(1);
-        ASSERT_EQ(world.Run([&](Communicator& comm) -> absl::Status {
+        ASSERT_OK(world.Run([&](Communicator& comm) -> absl::Status {
           TESSERA_ASSIGN_OR_RETURN(
               const std::unique_ptr<testing::TrainingRank> rank,
               testing::TrainingRank::Create(Config(settings, interval), kSeed, comm, nullptr));
@@ -377,8 +376,7 @@ TEST(ReplayTest, TheMemoryOfARepetitionIsCounted) {
           counted[interval / 2] = rank->trainer().memory().gradients;
           taken[interval / 2] = TensorMemory(MemoryCategory::kGradients).peak_bytes - before;
           return absl::OkStatus();
-        }),
-                  absl::OkStatus());
+        }));
       }
       EXPECT_EQ(taken[0], 0);
       EXPECT_GT(taken[1], 0);

@@ -73,8 +73,7 @@ class AuditBisectTest : public AuditTest {
 TEST_F(AuditBisectTest, WithoutAFaultAllStepsFollow) {
   Train(/*save_interval=*/4, [](const auto&) {});
   for (const int step : {4, 8, 16}) fs::remove_all(StepDir("run", step));
-  const Result result = Audit({"--bisect", "--data-parallel-size=2", "--zero-stage=1"});
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  const Result result = MustAudit({"--bisect", "--data-parallel-size=2", "--zero-stage=1"});
   EXPECT_THAT(result.out, HasSubstr("3 checkpoints are whole, and hold what the records say"));
   EXPECT_THAT(result.out, HasSubstr("steps 13 to 20 follow from step 12"));
   EXPECT_THAT(result.out, HasSubstr("3 replays executed 24 steps"));
@@ -137,8 +136,7 @@ TEST_F(AuditBisectTest, TokensThatHaveChanged) {
   MustTrain("other", 16, kExact);
   const std::vector<nlohmann::json> one = Records("run"), other = Records("other");
   for (size_t i = 0; i < 16; ++i) EXPECT_EQ(one[i]["ledger"] == other[i]["ledger"], i < 12) << i;
-  const Result result = Audit({"--bisect"});
-  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+  const Result result = MustAudit({"--bisect"}, 1);
   EXPECT_THAT(result.out,
               HasSubstr("not proven: the state of step 13 does not follow from that of step 12; "
                         "the first line that differs is that of step 13: loss_bits is "));
@@ -215,8 +213,7 @@ TEST_F(AuditBisectTest, RecordsThatHaveChanged) {
   saves.close();
   ExpectNotProven({"--bisect"}, "step 5: its checkpoint was saved by a run with another ledger");
   fs::remove_all(Checkpoints("run"));
-  const Result result = Audit({"--bisect"});
-  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+  const Result result = MustAudit({"--bisect"}, 1);
   EXPECT_THAT(result.out, HasSubstr("not proven: step 5: grad_norm is 0.5 in the ledger, and "));
   EXPECT_THAT(result.out, HasSubstr(", though the state of step 5 follows: it is the record"));
   fs::remove(RunDir("run") / "saves.jsonl");

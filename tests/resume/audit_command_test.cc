@@ -29,27 +29,23 @@ class AuditCommandTest : public AuditTest {
 };
 
 TEST_F(AuditCommandTest, AnyTopologyProvesAnUndisturbedRun) {
-  Result result = Audit({"--steps=4-6", "--data-parallel-size=2", "--zero-stage=1"});
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  Result result = MustAudit({"--steps=4-6", "--data-parallel-size=2", "--zero-stage=1"});
   EXPECT_THAT(result.out, HasSubstr("the lines of 6 steps are whole, in one chain from step 1 on"));
   EXPECT_THAT(result.out,
               HasSubstr("proven: steps 4 to 6, executed again from the checkpoint of step 3, have "
                         "the bits of the ledger, and so have 3 saved states; the head of the "
                         "chain is " +
                         Records("run").back()["ledger"].get<std::string>()));
-  result = Audit({"--random=1", "--seed=3", "--tensor-model-parallel-size=2"});
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  result = MustAudit({"--random=1", "--seed=3", "--tensor-model-parallel-size=2"});
   EXPECT_THAT(result.out, HasSubstr("proven: steps "));
-  result = Audit({"--steps=1"});
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  result = MustAudit({"--steps=1"});
   EXPECT_THAT(result.out, HasSubstr("proven: steps 1 to 1, executed again from the beginning"));
 }
 
 TEST_F(AuditCommandTest, TheLedgerDoesNotDependOnSavesAndInterruptions) {
   MustTrain("other", 4, Joined(kExact, {"--save-interval=3", "--async-save"}));
   const Result resumed =
-      Run(Launcher(Saving("other", 6, Joined(kExact, {"--pipeline-model-parallel-size=2"}))));
-  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+      MustRun(Launcher(Saving("other", 6, Joined(kExact, {"--pipeline-model-parallel-size=2"}))));
   EXPECT_THAT(resumed.out, Not(HasSubstr("ledger")));
   const std::vector<nlohmann::json> one = Records("run"), other = Records("other");
   ASSERT_EQ(one.size(), 6);
@@ -77,8 +73,7 @@ TEST_F(AuditCommandTest, AFlippedBitOfASavedWeightIsFound) {
   // Without the record of the checkpoint the steps tell.
   fs::remove(RunDir("run") / "saves.jsonl");
   ExpectNotProven({"--steps=5-6"}, "step 5: ");
-  const Result before = Audit({"--steps=3-4"});
-  EXPECT_EQ(before.exit_code, 0) << before.out << before.err;
+  MustAudit({"--steps=3-4"});
 }
 
 TEST_F(AuditCommandTest, OtherDataAreFound) {
@@ -98,8 +93,7 @@ TEST_F(AuditCommandTest, WhatCannotBeComparedIsRefused) {
   ExpectNotProven({"--steps=3-4", "--lr=2e-3"}, "step 3: settings is ");
   fs::remove_all(RunDir("run"));
   MustTrain("run", 2);
-  const Result fast = Audit({"--steps=1-2"});
-  EXPECT_EQ(fast.exit_code, 2) << fast.out;
+  const Result fast = MustAudit({"--steps=1-2"}, 2);
   EXPECT_THAT(fast.err, HasSubstr("FAST numerics"));
 }
 
@@ -109,8 +103,7 @@ TEST_F(AuditCommandTest, AReplayWithoutRoomIsNoProofOfADifference) {
   const SmallDisk disk(root_ / "disk", 2 << 20);
   if (!disk.is_mounted()) GTEST_SKIP() << "mounting is not permitted";
   const Words small = {"/usr/bin/env", "TMPDIR=" + disk.folder().string()};
-  const Result result = Run(Joined(small, AuditCommand(RunDir("run"), {"--bisect"})));
-  EXPECT_EQ(result.exit_code, 2) << result.out;
+  const Result result = MustRun(Joined(small, AuditCommand(RunDir("run"), {"--bisect"})), 2);
   EXPECT_THAT(result.err, HasSubstr("KiB) left"));
   EXPECT_TRUE(fs::is_empty(disk.folder()));
   fs::remove(root_ / "tokens.bin");

@@ -36,14 +36,15 @@ inline Words AuditCommand(const std::filesystem::path& run_dir, const Words& wor
 class AuditTest : public CommandTest {
  protected:
   Result Audit(const Words& words) const { return Run(AuditCommand(RunDir("run"), words)); }
+  Result MustAudit(const Words& words, int exit_code = 0) const {
+    return MustRun(AuditCommand(RunDir("run"), words), exit_code);
+  }
   void ExpectProven(const Words& words, const std::string& sentence) const {
-    const Result result = Audit(words);
-    EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+    const Result result = MustAudit(words);
     EXPECT_THAT(result.out, ::testing::HasSubstr(sentence));
   }
   void ExpectNotProven(const Words& words, const std::string& sentence) const {
-    const Result result = Audit(words);
-    EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+    const Result result = MustAudit(words, 1);
     EXPECT_THAT(result.out, ::testing::HasSubstr("not proven: " + sentence));
   }
   // Replaces the first occurrence in a file of the run.
@@ -55,23 +56,21 @@ class AuditTest : public CommandTest {
         << text.replace(place, before.size(), after);
   }
   void ExpectRefused(const Words& words, const std::string& sentence) const {
-    const Result result = Audit(words);
-    EXPECT_EQ(result.exit_code, 2) << result.out << result.err;
+    const Result result = MustAudit(words, 2);
     EXPECT_THAT(result.err, ::testing::HasSubstr(sentence));
   }
   // Saves a checkpoint once more with one bit of a weight flipped, and with fitting checksums and
   // digests.
   void FlipWeight(int64_t step) const {
-    const auto folder = ckpt::CheckpointFolder::Open(Checkpoints("run").string());
-    ASSERT_OK(folder);
+    ASSERT_OK_AND_ASSIGN(const auto folder,
+                         ckpt::CheckpointFolder::Open(Checkpoints("run").string()));
     ckpt::Manifest manifest;
     ckpt::StateDict state;
     std::vector<std::unique_ptr<std::vector<std::byte>>> memory;
     std::byte* weight = nullptr;
     {
-      const auto checkpoint = folder->At(step);
-      ASSERT_OK(checkpoint);
-      manifest = checkpoint->manifest();
+      ASSERT_OK_AND_ASSIGN(const auto checkpoint, folder.At(step));
+      manifest = checkpoint.manifest();
       for (const ckpt::LogicalTensor& saved : manifest.tensors()) {
         ckpt::ShardedTensor tensor{.name = saved.name(),
                                    .role = ckpt::FromProto(saved.role()),
@@ -88,16 +87,14 @@ class AuditTest : public CommandTest {
         }
         state.tensors.push_back(std::move(tensor));
       }
-      const auto loaded = checkpoint->Load(state);
-      ASSERT_OK(loaded);
+      ASSERT_OK(checkpoint.Load(state));
     }
     ASSERT_NE(weight, nullptr);
     weight[2] ^= std::byte{0x40};
     manifest.clear_tensors();
     manifest.clear_files();
     std::filesystem::remove_all(StepDir("run", step));
-    const auto saved = folder->Save(step, state, {.metadata = ckpt::ToMetadata(manifest)});
-    ASSERT_OK(saved);
+    ASSERT_OK(folder.Save(step, state, {.metadata = ckpt::ToMetadata(manifest)}));
   }
 };
 

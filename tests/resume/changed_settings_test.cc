@@ -82,7 +82,7 @@ class ChangedSettingsTest : public ResumeTest, public ::testing::WithParamInterf
 };
 
 TEST_P(ChangedSettingsTest, WhatChangesAnyBitIsSaid) {
-  ASSERT_EQ(Train(Base("base")).status(), absl::OkStatus());
+  ASSERT_OK(Train(Base("base")));
   const auto resume = [&](const std::string& run, const std::string& flag) {
     TrainConfig config = Base(run);
     config.mutable_checkpoint()->set_load(Checkpoints("base").string());

@@ -49,8 +49,7 @@ TEST_F(ContentCommandTest, TheScheduleIsTheRunsUnlessTheCheckpointsIsWanted) {
   std::filesystem::copy(root_ / "run", root_ / "other", std::filesystem::copy_options::recursive);
   // Both without any flag and with Megatron's flag for it.
   const Result overridden =
-      Train("run", 4, {Load("run"), "--lr=5e-3", "--override-opt-param-scheduler"});
-  ASSERT_EQ(overridden.exit_code, 0) << overridden.err;
+      MustTrain("run", 4, {Load("run"), "--lr=5e-3", "--override-opt-param-scheduler"});
   EXPECT_THAT(overridden.out, HasSubstr("| lr 4.90e-03 |"));
   const Result kept = MustTrain("other", 4,
                                 {Load("other"), "--lr=5e-3", "--lr-warmup-iters=50",
@@ -58,17 +57,15 @@ TEST_F(ContentCommandTest, TheScheduleIsTheRunsUnlessTheCheckpointsIsWanted) {
   EXPECT_THAT(kept.out, HasSubstr("| lr 9.80e-04 |"));
   EXPECT_THAT(kept.out, HasSubstr("clip_grad"));
   EXPECT_THAT(kept.out, Not(HasSubstr("  lr ")));
-  const Result both = Train(
+  const Result both = MustTrain(
       "other", 6,
-      {Load("other"), "--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler"});
-  EXPECT_EQ(both.exit_code, 2);
+      {Load("other"), "--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler"}, 2);
   EXPECT_THAT(both.err, HasSubstr("exclude each other"));
 }
 
 TEST_F(ContentCommandTest, OtherDataCanBeginWithWeightsOptimizerAndStep) {
   MustTrain("run", 4);
-  const Result refused = Train("run", 6, {Load("run"), "--seq-length=16"});
-  EXPECT_EQ(refused.exit_code, 1);
+  const Result refused = MustTrain("run", 6, {Load("run"), "--seq-length=16"}, 1);
   EXPECT_THAT(refused.err, HasSubstr("--load-content=model,optimizer,scheduler,rng"));
   const Result begun = MustTrain(
       "run", 6, {Load("run"), "--seq-length=16", "--load-content=model,optimizer,scheduler,rng"});
@@ -89,16 +86,15 @@ TEST_F(ContentCommandTest, AnLlmcFileGivesTheSizesAndIsNeverIgnoredInSilence) {
   EXPECT_NE(ReadFile(root_ / "weights-00000002.bin"), ReadFile(file));
 
   const Result begun =
-      Run(Joined({Runfile("trainer/app/train"), "--llmc-filepath=" + file, "--seq-length=32",
-                  "--threads=1", "--train-data-path=" + Tokens()},
-                 Saving("alone", 2)));
-  ASSERT_EQ(begun.exit_code, 0) << begun.err;
+      MustRun(Joined({Runfile("trainer/app/train"), "--llmc-filepath=" + file, "--seq-length=32",
+                      "--threads=1", "--train-data-path=" + Tokens()},
+                     Saving("alone", 2)));
   EXPECT_THAT(begun.out, HasSubstr("weights from " + file));
 
   const Result both = MustTrain("base", 6, {Load("base"), "--llmc-filepath=" + file});
   EXPECT_THAT(both.out, HasSubstr("llmc_filepath=" + file + " is not read: there is a checkpoint"));
-  const Result never = Train("base", 8, {Load("base"), "--llmc-filepath=" + file, "--finetune"});
-  EXPECT_EQ(never.exit_code, 2);
+  const Result never =
+      MustTrain("base", 8, {Load("base"), "--llmc-filepath=" + file, "--finetune"}, 2);
   EXPECT_THAT(never.err, HasSubstr("llmc_filepath and finetune exclude each other"));
 }
 
@@ -157,8 +153,7 @@ TEST_F(ContentCommandTest, HuggingFaceWeightsOnTheWayAreThoseOfAConversion) {
                        "--vocab-size=257",
                        "--tokenizer-model=" + tokenizer.string(),
                        "--export-hf-interval=2"};
-  const Result four = Run(Launcher(Saving("run", 4, flags)));
-  ASSERT_EQ(four.exit_code, 0) << four.err;
+  const Result four = MustRun(Launcher(Saving("run", 4, flags)));
   EXPECT_THAT(four.out, HasSubstr("weights written to " + exported(4).string() + "\n"));
   for (const int step : {2, 4}) {
     const auto files = FilesIn(exported(step));
@@ -175,8 +170,7 @@ TEST_F(ContentCommandTest, HuggingFaceWeightsOnTheWayAreThoseOfAConversion) {
   std::ofstream(exported(4) / "model.safetensors") << "old";
   std::ofstream(exported(4) / "old.txt") << "old";
   std::filesystem::create_directories(exported(4).string() + ".unfinished/step-00000000");
-  const Result six = Run(Launcher(Saving("run", 6, flags)));
-  ASSERT_EQ(six.exit_code, 0) << six.err;
+  const Result six = MustRun(Launcher(Saving("run", 6, flags)));
   EXPECT_THAT(six.out, HasSubstr("(step 3) in"));
   EXPECT_TRUE(FilesIn(exported(4)) == converted(4));
   EXPECT_TRUE(FilesIn(exported(6)) == converted(6));
@@ -185,9 +179,8 @@ TEST_F(ContentCommandTest, HuggingFaceWeightsOnTheWayAreThoseOfAConversion) {
     EXPECT_THAT(entry.path().string(), Not(HasSubstr("unfinished")));
   }
   // One that starts from such a folder has its weights.
-  const Result begun = Train(
-      "begun", 2, {"--load=" + exported(6).string(), "--finetune", "--vocab-size=257", "--bf16"});
-  EXPECT_EQ(begun.exit_code, 0) << begun.err;
+  MustTrain("begun", 2,
+            {"--load=" + exported(6).string(), "--finetune", "--vocab-size=257", "--bf16"});
 }
 
 TEST_F(ContentCommandTest, ALoadOfSomeTensorsSaysHowMany) {
@@ -198,8 +191,7 @@ TEST_F(ContentCommandTest, ALoadOfSomeTensorsSaysHowMany) {
 
 TEST_F(ContentCommandTest, FinetuneIntoItsOwnFolderIsAdvisedToSaveElsewhere) {
   MustTrain("run", 2);
-  const Result refused = Train("run", 4, {Load("run"), "--finetune"});
-  EXPECT_EQ(refused.exit_code, 1);
+  const Result refused = MustTrain("run", 4, {Load("run"), "--finetune"}, 1);
   EXPECT_THAT(refused.err, HasSubstr("save to another folder"));
   EXPECT_THAT(refused.err, Not(HasSubstr("resume with --load=")));
 }
@@ -207,10 +199,8 @@ TEST_F(ContentCommandTest, FinetuneIntoItsOwnFolderIsAdvisedToSaveElsewhere) {
 TEST_F(ContentCommandTest, AnEvaluationAloneIsRecorded) {
   MustTrain("run", 2);
   const std::string before = ReadFile(root_ / "run" / "metrics.jsonl");
-  const Result evaluated =
-      Run(Alone({Load("run"), "--train-iters=0", "--eval-iters=2", "--valid-data-path=" + Tokens(),
+  MustRun(Alone({Load("run"), "--train-iters=0", "--eval-iters=2", "--valid-data-path=" + Tokens(),
                  "--run-dir=" + RunDir("run").string()}));
-  ASSERT_EQ(evaluated.exit_code, 0) << evaluated.err;
   const nlohmann::json record = Records("run").back();
   EXPECT_EQ(record["kind"], "eval");
   EXPECT_EQ(record["step"], 2);

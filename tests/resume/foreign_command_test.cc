@@ -61,8 +61,7 @@ class ForeignCommandTest : public CommandTest {
     return Losses(run);
   }
   void ExpectRefused(const Words& flags, int exit_code, const std::string& said) const {
-    const Result result = Train("refused", 9, flags);
-    EXPECT_EQ(result.exit_code, exit_code) << result.out;
+    const Result result = MustTrain("refused", 9, flags, exit_code);
     EXPECT_THAT(result.err, HasSubstr(said));
   }
   void Convert(const std::string& from, const std::string& to, const std::string& format) const {
@@ -255,9 +254,8 @@ TEST_F(ForeignCommandTest, InternEvosSettingsLoadItsSamplerAndScheduler) {
     return "--config=" + path.string();
   };
   const std::string folder = Runfile(kInterop + "internevo/zo2");
-  const Result all = Run({Runfile("trainer/app/train"), settings(folder), "--train-iters=5",
-                          "--run-dir=" + RunDir("all").string()});
-  ASSERT_EQ(all.exit_code, 0) << all.err;
+  const Result all = MustRun({Runfile("trainer/app/train"), settings(folder), "--train-iters=5",
+                              "--run-dir=" + RunDir("all").string()});
   EXPECT_THAT(all.out, HasSubstr("24 consumed samples of 24 tokens are 48 of 12"));
   EXPECT_THAT(all.out, HasSubstr("continuing after 48 samples of this run's own order"));
   EXPECT_THAT(all.out, HasSubstr("step 4/5 "));

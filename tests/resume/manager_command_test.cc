@@ -113,8 +113,7 @@ TEST_F(ManagerCommandTest, ADiskThatIsFullLosesNothing) {
     EXPECT_EQ(Count(result.out, "(step 2)"), again) << result.out;
   }
   disk.MakeRoom();
-  const Result result = Run(job);
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Result result = MustRun(job);
   EXPECT_THAT(result.out, HasSubstr("(step 2)"));
   MustTrain("undisturbed", 6);
   EXPECT_EQ(Losses("job"), Losses("undisturbed"));
@@ -125,10 +124,10 @@ TEST_F(ManagerCommandTest, OnAFullDiskSavesInTheBackgroundEndTheRun) {
   const SmallDisk disk(disk_, CheckpointBytes() * 3 / 2);
   SKIP_WITHOUT(disk);
   const Result result =
-      Run(Mpirun(2, {"--train-iters=200", "--save=" + disk.folder().string() + "/checkpoints",
-                     "--run-dir=" + RunDir("job").string(), "--data-parallel-size=2",
-                     "--async-save", "--save-interval=3", "--non-persistent-save-interval=0"}));
-  EXPECT_EQ(result.exit_code, 1) << result.out;
+      MustRun(Mpirun(2, {"--train-iters=200", "--save=" + disk.folder().string() + "/checkpoints",
+                         "--run-dir=" + RunDir("job").string(), "--data-parallel-size=2",
+                         "--async-save", "--save-interval=3", "--non-persistent-save-interval=0"}),
+              1);
   EXPECT_THAT(result.out, HasSubstr("saved step 3:"));
   EXPECT_THAT(result.out, HasSubstr("step 6 is not saved: "));
   EXPECT_EQ(Count(result.err, " left"), 1) << result.err;
@@ -157,9 +156,8 @@ TEST_F(ManagerCommandTest, WhereRecordsCannotBeWrittenTheRunSavesAndEnds) {
 TEST_F(ManagerCommandTest, OnAFullDiskRollingOnesGiveRoomToPermanentOnes) {
   const SmallDisk disk(disk_, CheckpointBytes() * 27 / 10);
   SKIP_WITHOUT(disk);
-  const Result result = Run(OnDisk(
+  const Result result = MustRun(OnDisk(
       8, {"--save-interval=4", "--non-persistent-save-interval=1", "--max-checkpoint-keep=1"}));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out,
               HasSubstr("the disk is full: rolling-1/step-00000002 made room for step 4"));
   // Never the newest one, which has a place among those that are kept.

@@ -99,8 +99,7 @@ class MappingTest : public ResumeTest {
                                           const std::vector<std::string>& fragments) {
     TrainConfig config = Settings(fragments, run);
     config.mutable_checkpoint()->set_load(Checkpoints(from).string());
-    const absl::StatusOr<std::string> notes = Train(config);
-    EXPECT_OK(notes);
+    EXPECT_OK(Train(config));
     return Losses(run);
   }
 
@@ -138,14 +137,14 @@ TEST_F(MappingTest, MomentsAreThoseOfTheMapping) {
   const std::string many =
       "parallel { data_parallel_size: 2 zero_stage: 2 tensor_model_parallel_size: 2 "
       "pipeline_model_parallel_size: 2 }";
-  ASSERT_EQ(Train(Settings({kExact, bf16}, "full")).status(), absl::OkStatus());
+  ASSERT_OK(Train(Settings({kExact, bf16}, "full")));
   std::map<int64_t, std::string> expected = Losses("full");
   expected.erase(expected.begin(), expected.upper_bound(kSaved));
   ASSERT_EQ(expected.size(), 4u);
   for (const auto& [name, change] :
        {std::pair("numbered", Numbered()), std::pair("exchanged", Exchanged())}) {
     SCOPED_TRACE(name);
-    ASSERT_EQ(SaveChanged("full", name, change), absl::OkStatus());
+    ASSERT_OK(SaveChanged("full", name, change));
     const std::string one = absl::StrCat(name, "-one"), eight = absl::StrCat(name, "-eight");
     EXPECT_EQ(Continue(name, one, {kExact, bf16}), expected);
     EXPECT_EQ(Continue(name, eight, {kExact, bf16, many}), expected);
@@ -161,7 +160,7 @@ TEST_F(MappingTest, MomentsAreThoseOfTheMapping) {
 // A name does not give a parameter what the mapping gives to another one.
 TEST_F(MappingTest, StateThatTheMappingLeavesOutIsNotGuessed) {
   const std::string a = "transformer.h.0.ln_1.weight", b = "transformer.h.1.ln_1.weight";
-  ASSERT_EQ(Train(Settings({}, "full")).status(), absl::OkStatus());
+  ASSERT_OK(Train(Settings({}, "full")));
   const Change change = {
       .rename =
           [&](const std::string& name) {
@@ -175,7 +174,7 @@ TEST_F(MappingTest, StateThatTheMappingLeavesOutIsNotGuessed) {
               if (parameter.parameter() == b) parameter.mutable_states()->erase("exp_avg");
             }
           }};
-  ASSERT_EQ(SaveChanged("full", "changed", change), absl::OkStatus());
+  ASSERT_OK(SaveChanged("full", "changed", change));
   TrainConfig config = Settings({}, "refused");
   config.mutable_checkpoint()->set_load(Checkpoints("changed").string());
   const auto refusal = [&] { return std::string(Train(config).status().message()); };
@@ -190,7 +189,7 @@ TEST_F(MappingTest, StateThatTheMappingLeavesOutIsNotGuessed) {
 TEST_F(MappingTest, StateOfFrozenParametersAloneBeginsAnew) {
   const std::string frozen = "transformer.h.1.ln_1.weight";
   const std::string bf16 = "training { bf16: true }";
-  ASSERT_EQ(Train(Settings({bf16}, "full")).status(), absl::OkStatus());
+  ASSERT_OK(Train(Settings({bf16}, "full")));
   const Change change = {
       .rename = [&](const std::string& name) { return name.starts_with(frozen + ".") ? "" : name; },
       .edit =
@@ -199,7 +198,7 @@ TEST_F(MappingTest, StateOfFrozenParametersAloneBeginsAnew) {
               if (parameter.parameter() == frozen) parameter.clear_states();
             }
           }};
-  ASSERT_EQ(SaveChanged("full", "frozen", change), absl::OkStatus());
+  ASSERT_OK(SaveChanged("full", "frozen", change));
   const auto begin = [&](const std::string& from, bool allow_missing,
                          testing::LogicalState* state) {
     TrainConfig config = Settings({bf16, "parallel { data_parallel_size: 2 zero_stage: 1 }"}, "on");
@@ -207,15 +206,14 @@ TEST_F(MappingTest, StateOfFrozenParametersAloneBeginsAnew) {
     config.mutable_checkpoint()->set_ckpt_step(kSaved);
     config.mutable_checkpoint()->set_allow_missing(allow_missing);
     testing::StateCollector collector;
-    const auto resolved = ResolveConfig(config);
-    EXPECT_OK(resolved);
+    const auto resolved = OrFail(ResolveConfig(config));
     auto notes = testing::TrainOnProcessors(
-        *resolved, [&](Session& session) { return collector.Add(session.trainer->chunks()); });
+        resolved, [&](Session& session) { return collector.Add(session.trainer->chunks()); });
     *state = collector.Take();
     return notes;
   };
   testing::LogicalState full, state;
-  ASSERT_EQ(begin("full", false, &full).status(), absl::OkStatus());
+  ASSERT_OK(begin("full", false, &full));
   const std::string refusal(begin("frozen", false, &state).status().message());
   EXPECT_THAT(refusal, HasSubstr("holds parameters without their optimizer state (" + frozen));
   EXPECT_THAT(refusal, HasSubstr("--allow-missing starts these at zero"));
@@ -238,16 +236,15 @@ TEST_F(MappingTest, StateOfFrozenParametersAloneBeginsAnew) {
 }
 
 TEST_F(MappingTest, OtherFormatsAreWrittenByIt) {
-  ASSERT_EQ(Train(Settings({}, "full")).status(), absl::OkStatus());
-  ASSERT_EQ(SaveChanged("full", "exchanged", Exchanged()), absl::OkStatus());
+  ASSERT_OK(Train(Settings({}, "full")));
+  ASSERT_OK(SaveChanged("full", "exchanged", Exchanged()));
   for (const std::string format : {"llmc", "megatron"}) {
     SCOPED_TRACE(format);
     for (const std::string run : {"full", "exchanged"}) {
       ASSERT_OK_AND_ASSIGN(const auto source,
                            ckpt::Checkpoint::Open(StepDir(run, kSaved).string()));
-      const auto written = ckpt::convert::WriteForeign(source, (root_ / (format + run)).string(),
-                                                       {.format = format});
-      ASSERT_OK(written);
+      ASSERT_OK(ckpt::convert::WriteForeign(source, (root_ / (format + run)).string(),
+                                            {.format = format}));
     }
     int files = 0;
     for (const auto& entry : fs::directory_iterator(root_ / (format + "full"))) {

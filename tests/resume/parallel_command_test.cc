@@ -60,35 +60,29 @@ class ParallelCommandTest : public CommandTest {
 
 TEST_F(ParallelCommandTest, WrongSettingsAreAnsweredOnce) {
   // Reported by the launcher, before any process starts.
-  Result result = Run(Launcher({"--train-iters=2", "--data-parallel-size=2", "--lrr=1"}));
-  EXPECT_EQ(result.exit_code, 2);
+  Result result = MustRun(Launcher({"--train-iters=2", "--data-parallel-size=2", "--lrr=1"}), 2);
   EXPECT_EQ(result.err, "train: unknown flag --lrr; did you mean --lr?\n");
-  result = Run(Launcher({"--hostfile=/nowhere/hosts"}));
-  EXPECT_EQ(result.exit_code, 2);
+  result = MustRun(Launcher({"--hostfile=/nowhere/hosts"}), 2);
   EXPECT_THAT(result.err, HasSubstr("/nowhere/hosts"));
 
   // Reported by one of the processes.
-  result = Run(Mpirun(4, {"--train-iters=2", "--lrr=1"}));
-  EXPECT_EQ(result.exit_code, 2);
+  result = MustRun(Mpirun(4, {"--train-iters=2", "--lrr=1"}), 2);
   EXPECT_EQ(result.err, "train: unknown flag --lrr; did you mean --lr?\n");
 }
 
 TEST_F(ParallelCommandTest, AnotherNumberOfProcessesIsAnsweredByTheRightOne) {
-  Result result = Run(Mpirun(2, {"--train-iters=2", "--data-parallel-size=4"}));
-  EXPECT_EQ(result.exit_code, 2);
+  Result result = MustRun(Mpirun(2, {"--train-iters=2", "--data-parallel-size=4"}), 2);
   EXPECT_THAT(result.err, HasSubstr("needs 4 processes, but 2 were started: use mpirun -n 4"));
   EXPECT_EQ(Lines(result.err), 1) << result.err;
-  result =
-      Run({Runfile("trainer/app/train"), Config(), "--train-iters=2", "--data-parallel-size=4"});
-  EXPECT_EQ(result.exit_code, 2);
+  result = MustRun(
+      {Runfile("trainer/app/train"), Config(), "--train-iters=2", "--data-parallel-size=4"}, 2);
   EXPECT_THAT(result.err, HasSubstr("needs 4 processes, but 1 was started: use mpirun -n 4"));
   EXPECT_EQ(Lines(result.err), 1) << result.err;
 }
 
 TEST_F(ParallelCommandTest, AnErrorEndsAllProcessesAndIsSaidOnce) {
   std::ofstream(root_ / "tokens.bin", std::ios::trunc) << "no tokens";
-  const Result result = Run(Mpirun(2, {"--train-iters=2", "--data-parallel-size=2"}));
-  EXPECT_EQ(result.exit_code, 1);
+  const Result result = MustRun(Mpirun(2, {"--train-iters=2", "--data-parallel-size=2"}), 1);
   EXPECT_THAT(result.err, HasSubstr("tokens.bin"));
   EXPECT_EQ(Lines(result.err), 1) << result.err;
 }
@@ -97,8 +91,7 @@ TEST_F(ParallelCommandTest, AResumeOnAnotherProcessorSaysSoInFastNumerics) {
   if (EffectiveCpuLevel() < CpuLevel::kAvx2) GTEST_SKIP() << "no other set (needs: avx2)";
   MustTrain("run", 2, {});
   const Result result =
-      Run(Joined({"/usr/bin/env", "TESSERA_CPU=sse4"}, Alone(Saving("run", 4, {}))));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
+      MustRun(Joined({"/usr/bin/env", "TESSERA_CPU=sse4"}, Alone(Saving("run", 4, {}))));
   EXPECT_THAT(result.out, HasSubstr("saved where numbers are computed otherwise "));
   EXPECT_THAT(result.out, HasSubstr("the bits of later losses differ from the saved run's"));
 }
@@ -106,8 +99,7 @@ TEST_F(ParallelCommandTest, AResumeOnAnotherProcessorSaysSoInFastNumerics) {
 TEST_F(ParallelCommandTest, OneRankSpeaksAndTheOthersLog) {
   Words flags = Saving("run", 4, kFour);
   flags.insert(flags.end(), {"--export-llmc=" + (root_ / "model.bin").string()});
-  const Result result = Run(Launcher(flags));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Result result = MustRun(Launcher(flags));
   for (int step = 1; step <= 4; ++step) {
     const std::string line = "step " + std::to_string(step) + "/4 ";
     const size_t first = result.out.find(line);
@@ -131,9 +123,8 @@ TEST_F(ParallelCommandTest, OneRankSpeaksAndTheOthersLog) {
 
 TEST_F(ParallelCommandTest, AHostFileSaysWhereTheProcessesGo) {
   std::ofstream(root_ / "hosts") << "localhost slots=2\n";
-  const Result result = Run(Launcher(
+  const Result result = MustRun(Launcher(
       {"--train-iters=2", "--data-parallel-size=2", "--hostfile=" + (root_ / "hosts").string()}));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("--hostfile"));
   EXPECT_THAT(result.out, HasSubstr("step 2/2"));
 }
@@ -166,14 +157,12 @@ TEST_F(ParallelCommandTest, DamageThatOneRankFindsIsNamedOnceAndSkippedByAll) {
   const fs::path file = DataFile(step, "model-00001-of-00002");
   FlipBit(file, 5000);
   Result result =
-      Run(Launcher({"--train-iters=5", "--pipeline-model-parallel-size=2", Load("run")}));
-  EXPECT_EQ(result.exit_code, 1);
+      MustRun(Launcher({"--train-iters=5", "--pipeline-model-parallel-size=2", Load("run")}), 1);
   EXPECT_THAT(result.err, HasSubstr(file.string() + " at offset 5000: tensor "));
   EXPECT_THAT(result.err, HasSubstr("--ckpt-step=3 resumes from the checkpoint before"));
   EXPECT_EQ(Lines(result.err), 2) << "the launcher's line and one rank's: " << result.err;
 
-  result = Run(Launcher(Saving("run", 6, {"--pipeline-model-parallel-size=2"})));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  result = MustRun(Launcher(Saving("run", 6, {"--pipeline-model-parallel-size=2"})));
   EXPECT_THAT(result.out, HasSubstr("skipped " + step.string() + ": "));
   EXPECT_THAT(result.out, HasSubstr("at offset 5000: tensor "));
   EXPECT_THAT(result.out, HasSubstr("step-00000003 (step 3)"));  // a rolling one
@@ -192,8 +181,7 @@ TEST_F(ParallelCommandTest, ARestartWaitsForTheProcessesOfItsPredecessor) {
     process.Wait();
   }
   job.push_back("--exit-duration-in-mins=0.01");
-  const Result result = Run(Launcher(job));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const Result result = MustRun(Launcher(job));
   EXPECT_THAT(result.out, HasSubstr("(step "));
   EXPECT_THAT(result.out, HasSubstr("exit_duration_in_mins=0.01 has passed"));
 }
@@ -246,12 +234,10 @@ TEST_F(ParallelCommandTest, SettingsWithoutDataGetSome) {
   Words command = Launcher({"--train-iters=2", "--lr-warmup-iters=1", "--prompt=The",
                             "--num-tokens-to-generate=5", "--run-dir=" + (root_ / "run").string()});
   command[4] = Runfile("trainer/configs/dp2.textproto");
-  const Result first = Run(command);
-  EXPECT_EQ(first.exit_code, 0) << first.err;
+  const Result first = MustRun(command);
   EXPECT_THAT(first.err, HasSubstr("preparing the text"));
   EXPECT_THAT(first.out, HasSubstr("step 2/2"));
-  const Result second = Run(command);
-  EXPECT_EQ(second.exit_code, 0) << second.err;
+  const Result second = MustRun(command);
   EXPECT_THAT(second.err, Not(HasSubstr("preparing")));
   EXPECT_THAT(second.out, HasSubstr("\nThe"));
 
@@ -265,8 +251,7 @@ TEST_F(ParallelCommandTest, SettingsWithoutDataGetSome) {
     command[1] = environment;
     command.back() = std::string("--topology=") + topology;
     *(command.end() - 2) = "--run-dir=" + (root_ / topology).string();
-    const Result result = Run(command);
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const Result result = MustRun(command);
     const std::string lines = result.out.substr(result.out.find("\nThe") + 1);
     EXPECT_EQ(Count(lines, "\t-"), 5) << result.out;
     if (expected.empty()) expected = lines;

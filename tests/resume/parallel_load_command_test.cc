@@ -42,8 +42,7 @@ TEST_F(ParallelLoadTest, WhateverTheNumberOfProcesses) {
     steps += 2;
     const Words flags = Joined(kExact, {"--topology=auto", "--tensor-model-parallel-size=2",
                                         "--zero-stage=2", Load("auto")});
-    const Result result = Run(Mpirun(start.processes, Saving("auto", steps, flags)));
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const Result result = MustRun(Mpirun(start.processes, Saving("auto", steps, flags)));
     if (steps > 2) {
       EXPECT_EQ(Count(result.out, "resharded from " + before + " to " + start.topology), 1)
           << result.out;
@@ -76,8 +75,7 @@ TEST_F(ParallelLoadTest, PoliciesAreTheSameOnEveryTopology) {
     const Words flags = Joined(Joined(kExact, {Load("base")}), policy.flags);
     const std::string one = policy.name + "_one", four = policy.name + "_four";
     const Result alone = MustTrain(one, 4, flags);
-    const Result together = Run(Launcher(Saving(four, 4, Joined(flags, kFour))));
-    ASSERT_EQ(together.exit_code, 0) << together.err;
+    const Result together = MustRun(Launcher(Saving(four, 4, Joined(flags, kFour))));
     EXPECT_EQ(Count(alone.out, policy.said), 1) << alone.out;
     EXPECT_EQ(Count(together.out, policy.said), 1) << together.out;
     EXPECT_EQ(Lines(together.err), 1) << "the launcher's line: " << together.err;
@@ -109,8 +107,8 @@ TEST_F(ParallelLoadTest, DifferencesAreRefusedOnce) {
                    "transformer.h.2.mlp.c_fc.bias, and 26 more; --allow-unexpected",
                    2}}) {
     SCOPED_TRACE(difference.message);
-    const Result result = Run(Launcher(Saving("refused", 4, Joined(flags, difference.flags))));
-    EXPECT_EQ(result.exit_code, 1);
+    const Result result =
+        MustRun(Launcher(Saving("refused", 4, Joined(flags, difference.flags))), 1);
     EXPECT_EQ(Count(result.err, difference.message), 1) << result.err;
     EXPECT_EQ(Lines(result.err), difference.lines) << result.err;
     EXPECT_THAT(result.out, Not(HasSubstr("step 3/")));
@@ -146,9 +144,7 @@ TEST_F(ParallelLoadTest, SavesBehindTheTrainingOutlastASlowDisk) {
   EXPECT_FALSE(fs::exists(StepDir("slow", 4) / "manifest.pb")) << "skipped";
 
   const Words resume = Joined(flags, {Load("slow"), "--ckpt-step=2"});
-  const Result resumed =
-      Run(Launcher(Joined(resume, {"--train-iters=8", "--run-dir=" + (root_ / "slow").string()})));
-  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  MustRun(Launcher(Joined(resume, {"--train-iters=8", "--run-dir=" + (root_ / "slow").string()})));
   EXPECT_EQ(Losses("slow"), Losses("quick"));
 }
 

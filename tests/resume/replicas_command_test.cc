@@ -64,9 +64,8 @@ TEST_F(ReplicasCommandTest, ALostMachineCostsFewStepsOnAnotherTopology) {
   MustTrain("calm", kSteps, Flags({}));
   TrainUntilARankIsKilled();
   LoseMemoryOf("-node1");
-  const Result result =
-      Run(Launcher(Replicating({"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Result result = MustRun(
+      Launcher(Replicating({"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
   EXPECT_THAT(result.out, HasSubstr(" in the memory of node0, node2, node3; the store has no "
                                     "checkpoint: "));
   EXPECT_EQ(Losses("run"), Losses("calm"));
@@ -89,9 +88,8 @@ TEST_F(ReplicasCommandTest, ARunThatDoesNotReplicateGivesUpWhatIsInMemory) {
   TrainUntilARankIsKilled();
   MustTrain("run", 4, Flags({}));
   fs::remove_all(Checkpoints("run") / "step-00000004");
-  const Result result =
-      Run(Launcher(Replicating({"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Result result = MustRun(
+      Launcher(Replicating({"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
   EXPECT_THAT(result.out, Not(HasSubstr(" in the memory of node0, node1")));
   EXPECT_THAT(result.out, HasSubstr("begins at step 0"));
 }

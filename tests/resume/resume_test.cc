@@ -42,7 +42,7 @@ class EveryKindTest : public ResumeTest, public ::testing::WithParamInterface<Ki
 
 TEST_P(EveryKindTest, GoesOnAsIfNothingHadHappened) {
   const TrainConfig config = Config(GetParam().config, "full");
-  ASSERT_EQ(Train(config).status(), absl::OkStatus());
+  ASSERT_OK(Train(config));
   const std::map<int64_t, std::string> losses = Losses("full");
   const std::map<int64_t, std::string> evaluations = Losses("full", "eval");
   ASSERT_EQ(losses.size(), static_cast<size_t>(kSteps));
@@ -94,7 +94,7 @@ class EveryTopologyTest : public TopologyTest, public ::testing::WithParamInterf
 
 TEST_P(EveryTopologyTest, GoesOnAsIfNothingHadHappened) {
   const TrainConfig config = TopologyConfig(GetParam().config, "full");
-  ASSERT_EQ(Train(config).status(), absl::OkStatus());
+  ASSERT_OK(Train(config));
   LeaveAt("full", 4, "resumed");
   TrainConfig resumed = TopologyConfig(GetParam().config, "resumed");
   resumed.mutable_checkpoint()->set_load(Checkpoints("resumed").string());

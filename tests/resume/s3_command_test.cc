@@ -60,15 +60,11 @@ class S3CommandTest : public CommandTest {
 
 // The checkpoints that a replay begins with are where the run has saved them.
 TEST_F(S3CommandTest, AnAuditFindsTheCheckpoints) {
-  const Result trained =
-      Run(Command("s3://bucket/audited", Joined(kExact, {"--train-iters=20", "--save-interval=5",
+  MustRun(Command("s3://bucket/audited", Joined(kExact, {"--train-iters=20", "--save-interval=5",
                                                          "--run-dir=" + RunDir("run").string()})));
-  ASSERT_EQ(trained.exit_code, 0) << trained.err;
-  Result result = Run(AuditCommand(RunDir("run"), {"--steps=16-18"}));
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  Result result = MustRun(AuditCommand(RunDir("run"), {"--steps=16-18"}));
   EXPECT_THAT(result.out, HasSubstr("executed again from the checkpoint of step 15"));
-  result = Run(AuditCommand(RunDir("run"), {"--bisect"}));
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  result = MustRun(AuditCommand(RunDir("run"), {"--bisect"}));
   EXPECT_THAT(result.out, HasSubstr("all 20 steps from the beginning to step 20 follow"));
   server_.SetCredentials({"OTHER", "s", ""});
   EXPECT_EQ(Run(AuditCommand(RunDir("run"), {"--steps=16-18"})).exit_code, 2);
@@ -121,10 +117,10 @@ TEST_F(S3CommandTest, ALastSaveThatIsDiscardedMeanwhileEndsTheRunWithAnError) {
   server_.AddFault({.method = "PUT", .key_part = manifest, .meanwhile = [&] {
                       server_.PutObject(manifest, "TESSERA tombstone 1 00\n");
                     }});
-  const Result result =
-      Run(Command("s3://bucket/discarded",
-                  {"--train-iters=20", "--save-interval=5", "--async-save", "--async-save-skip"}));
-  EXPECT_EQ(result.exit_code, 1) << result.out;
+  const Result result = MustRun(
+      Command("s3://bucket/discarded",
+              {"--train-iters=20", "--save-interval=5", "--async-save", "--async-save-skip"}),
+      1);
   EXPECT_THAT(result.out, HasSubstr("step 20 is not saved: "));
   EXPECT_THAT(result.out, HasSubstr("another run has discarded this save to "));
 }
@@ -136,10 +132,11 @@ TEST_F(S3CommandTest, ARunThatFailsDoesNotWaitForItsStore) {
                     .key_part = ".safetensors",
                     .times = 1'000'000});
   const auto start = std::chrono::steady_clock::now();
-  const Result result = Run(Command(
-      "s3://bucket/diverging", {"--train-iters=1000", "--save-interval=1", "--async-save",
-                                "--async-save-skip", "--lr=1e30", "--lr-decay-style=constant"}));
-  EXPECT_EQ(result.exit_code, 1);
+  const Result result =
+      MustRun(Command("s3://bucket/diverging",
+                      {"--train-iters=1000", "--save-interval=1", "--async-save",
+                       "--async-save-skip", "--lr=1e30", "--lr-decay-style=constant"}),
+              1);
   EXPECT_THAT(result.err, HasSubstr("training has diverged")) << result.out;
   EXPECT_GT(server_.fault_count(), 0);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
@@ -172,8 +169,7 @@ TEST_F(S3CommandTest, ARunThatIsKilledWhileItCommitsGoesOnAlsoOnAnotherMachine) 
     EXPECT_THAT(server_.keys(), Contains(run + "/step-00000005/manifest.pb"));
     EXPECT_THAT(server_.keys(), Not(Contains(manifest)));
 
-    const Result resumed = Run(command("new"));
-    ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+    const Result resumed = MustRun(command("new"));
     const auto later = Printed(resumed.out);
     EXPECT_TRUE(later.contains("20")) << resumed.out;
     EXPECT_FALSE(later.contains("5")) << "it goes on after the last checkpoint: " << resumed.out;
@@ -207,13 +203,11 @@ TEST_F(S3CommandTest, TwoJobsAtOneBucketAreNoticedAndADeadOneIsReplaced) {
 }
 
 TEST_F(S3CommandTest, WhatIsMissingIsSaidBeforeTheFirstStep) {
-  const Result no_bucket = Run(Command("s3://other/run"));
-  EXPECT_EQ(no_bucket.exit_code, 1);
+  const Result no_bucket = MustRun(Command("s3://other/run"), 1);
   EXPECT_THAT(no_bucket.err, HasSubstr("there is no bucket other"));
   EXPECT_THAT(no_bucket.out, Not(HasSubstr("step 1/20")));
   unsetenv("AWS_SECRET_ACCESS_KEY");
-  const Result no_key = Run(Command("s3://bucket/run"));
-  EXPECT_EQ(no_key.exit_code, 1);
+  const Result no_key = MustRun(Command("s3://bucket/run"), 1);
   EXPECT_THAT(no_key.err, HasSubstr("AWS_SECRET_ACCESS_KEY is not"));
 }
 

@@ -71,8 +71,7 @@ class SignalsCommandTest : public CommandTest {
   }
 
   std::map<int64_t, std::string> Undisturbed(const std::string& run) const {
-    const Result result = Run(LongAlone(run, {"--train-iters=" + std::to_string(kSteps)}));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    MustRun(LongAlone(run, {"--train-iters=" + std::to_string(kSteps)}));
     std::map<int64_t, std::string> losses = Losses(run);
     EXPECT_EQ(losses.size(), kSteps);
     return losses;

@@ -96,8 +96,7 @@ class TimelineTest : public ResumeTest {
 TEST_F(TimelineTest, ShowsWhatEachRankDoesInTheStepsThatAreWanted) {
   ASSERT_OK(Train(Short("plain")));
   EXPECT_THAT(Files("plain"), ::testing::IsEmpty());
-  const absl::Status traced = Train(Short("traced", "trace_steps: \"3-6\"")).status();
-  ASSERT_OK(traced);
+  ASSERT_OK(Train(Short("traced", "trace_steps: \"3-6\"")).status());
   EXPECT_EQ(Losses("plain"), Losses("traced"));
   ASSERT_THAT(Files("traced"), ::testing::ElementsAre("trace-3-6.json"));
 
@@ -215,8 +214,7 @@ class TimelineCommandTest : public CommandTest {
 };
 
 TEST_F(TimelineCommandTest, WhatWasRecordedUntilTheEndIsWritten) {
-  const Result result = Run(FourRanks("run", "7-1000"));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Result result = MustRun(FourRanks("run", "7-1000"));
   EXPECT_THAT(result.out, HasSubstr("timeline of steps 7 to 8: trace-7-8.json"));
   const Rows rows(ReadFile(RunDir("run") / "trace-7-8.json"));
   EXPECT_EQ(rows.processes.size(), 4u);
@@ -230,11 +228,10 @@ TEST_F(TimelineCommandTest, ClocksThatDifferAreAligned) {
   if (Run(Joined({"/usr/bin/env"}, Joined(elsewhere, {"true"}))).exit_code != 0) {
     GTEST_SKIP() << "no clock of its own for a process (needs: time_namespaces)";
   }
-  const Result result = Run(
+  MustRun(
       MpirunWithUnlikeRanks(elsewhere, Saving("run", 6,
                                               {"--data-parallel-size=2", "--global-batch-size=8",
                                                "--save-interval=100", "--trace-steps=3-5"})));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
   const Rows rows(ReadFile(RunDir("run") / "trace-3-5.json"));
   const json clock = rows.file["otherData"]["clocks"][1];
   const double uncertainty = clock["uncertainty_us"];
@@ -254,8 +251,7 @@ TEST_F(TimelineCommandTest, AFileThatCannotBeWrittenIsANote) {
   fs::create_directories(RunDir("run"));
   // A folder has the name.
   fs::create_directories(RunDir("run") / "trace-3-4.json" / "x");
-  const Result result = Run(FourRanks("run", "3-4"));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const Result result = MustRun(FourRanks("run", "3-4"));
   EXPECT_THAT(result.out, HasSubstr("the timeline of steps 3 to 4 is not written: "));
   EXPECT_EQ(Losses("run").size(), 8u);
 }
@@ -266,8 +262,7 @@ TEST_F(TimelineCommandTest, ARankThatDiesTakesTheTimelineAloneWithIt) {
   if (const pid_t rank = FindRank(2); rank > 0) ::kill(rank, SIGKILL);
   process.Wait();
   EXPECT_FALSE(fs::exists(RunDir("run") / "trace-2-8.json"));
-  const Result resumed = Run(FourRanks("run", "2-8"));
-  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  MustRun(FourRanks("run", "2-8"));
   EXPECT_EQ(Losses("run").size(), 8u);
 }
 

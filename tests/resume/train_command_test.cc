@@ -31,8 +31,7 @@ class TrainCommandTest : public CommandTest {
  protected:
   // The exit code is 2 for user errors and 1 for other failures; one line either way.
   void ExpectRefused(const Words& flags, int exit_code, const std::string& message) const {
-    const Result result = Run(Alone(Joined({"--train-iters=3"}, flags)));
-    EXPECT_EQ(result.exit_code, exit_code) << result.err;
+    const Result result = MustRun(Alone(Joined({"--train-iters=3"}, flags)), exit_code);
     EXPECT_THAT(result.err, HasSubstr(message));
     EXPECT_EQ(Lines(result.err), 1) << result.err;
   }
@@ -117,8 +116,7 @@ TEST_F(TrainCommandTest, ADryRunSaysWhatARunWouldBeAndChangesNothing) {
     return found;
   };
   const auto dry_run = [&](const Words& flags) {
-    const Result result = Run(Launcher(Saving("run", 12, Joined({"--dry-run"}, flags))));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const Result result = MustRun(Launcher(Saving("run", 12, Joined({"--dry-run"}, flags))));
     EXPECT_EQ(Lines(result.err), 0) << result.err;
     return result.out;
   };
@@ -154,9 +152,9 @@ TEST_F(TrainCommandTest, AFolderForReadingOnlyIsRefusedAtTheStart) {
   if (!disk.is_mounted()) GTEST_SKIP() << "mounting is not permitted here (needs: mount)";
   fs::create_directories(disk.folder() / "checkpoints");
   disk.MakeReadOnly();
-  const Result result = Run(Alone({"--train-iters=3", "--save-interval=3",
-                                   "--save=" + (disk.folder() / "checkpoints").string()}));
-  EXPECT_EQ(result.exit_code, 1);
+  const Result result = MustRun(Alone({"--train-iters=3", "--save-interval=3",
+                                       "--save=" + (disk.folder() / "checkpoints").string()}),
+                                1);
   EXPECT_THAT(result.err, HasSubstr("/checkpoints: Read-only file system"));
   EXPECT_THAT(result.out, Not(HasSubstr("step 1/3")));
 }
@@ -169,8 +167,7 @@ TEST_F(TrainCommandTest, DamagedCheckpointIsReportedWithItsFile) {
   const fs::path manifest = StepDir("run", 2) / "manifest.pb";
   const Words resume = Joined(each, {Load("run")});
   const auto expect_refused = [&](const std::string& said) {
-    const Result result = Train("run", 3, resume);
-    EXPECT_EQ(result.exit_code, 1);
+    const Result result = MustTrain("run", 3, resume, 1);
     EXPECT_THAT(result.err, HasSubstr(said));
     EXPECT_THAT(result.err, HasSubstr("--ckpt-step=1 resumes"));
     EXPECT_EQ(Lines(result.err), 1) << result.err;
@@ -233,8 +230,7 @@ TEST_F(TrainCommandTest, WhereAllAreDamagedTheRunEndsUntilItIsToldToBeginAnew) {
     if (entry.path().filename() == "manifest.pb") fs::resize_file(entry.path(), 10);
   }
   const auto expect_refused = [&] {
-    const Result refused = Train("run", 4);
-    EXPECT_EQ(refused.exit_code, 1) << refused.out;
+    const Result refused = MustTrain("run", 4, {}, 1);
     EXPECT_EQ(Lines(refused.err), 1) << refused.err;
     EXPECT_THAT(refused.err, HasSubstr("no checkpoint in " + Checkpoints("run").string()));
     EXPECT_THAT(refused.err, HasSubstr("--resume-ignore-no-valid-checkpoint begins at step 0"));
@@ -366,13 +362,11 @@ TEST_F(TrainCommandTest, DivergenceLeavesTheLastGoodCheckpointAndAWayBack) {
   MustTrain("run", 4, keep);
   const Words broken = Joined(keep, {"--lr=1e30"});
   // It ends before ten steps in a row have been skipped.
-  Result result = Train("run", 9, broken);
-  EXPECT_EQ(result.exit_code, 1) << result.out;
+  Result result = MustTrain("run", 9, broken, 1);
   EXPECT_THAT(result.err, HasSubstr("training has diverged: the loss of step 9 is nan"));
   EXPECT_THAT(Steps("run"), ElementsAre(4, 9));
   // The user may ask for step 9: nothing is left to train then, but the command still fails.
-  result = Train("run", 9, Joined(broken, {"--ckpt-step=9"}));
-  EXPECT_EQ(result.exit_code, 1) << result.out;
+  result = MustTrain("run", 9, Joined(broken, {"--ckpt-step=9"}), 1);
   EXPECT_THAT(result.err, HasSubstr("--ckpt-step"));
   EXPECT_TRUE(fs::exists(StepDir("run", 9)));
 

@@ -73,10 +73,10 @@ void WriteRandomTokens(const fs::path& path, int vocabulary, int count) {
   std::mt19937 random(3);
   std::vector<int32_t> tokens(count);
   for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocabulary);
-  auto writer = TokenFileWriter::Create(path.string(), TokenFormat::kGpt2);
-  ASSERT_OK(writer);
-  ASSERT_OK((*writer)->Append(tokens));
-  ASSERT_OK((*writer)->Close());
+  ASSERT_OK_AND_ASSIGN(const auto writer,
+                       TokenFileWriter::Create(path.string(), TokenFormat::kGpt2));
+  ASSERT_OK(writer->Append(tokens));
+  ASSERT_OK(writer->Close());
 }
 
 Process::Process(const Words& command, const fs::path& scratch)
@@ -176,10 +176,15 @@ Result CommandTest::Train(const std::string& run, int steps, const Words& flags)
   return Run(Alone(Saving(run, steps, flags)));
 }
 
-Result CommandTest::MustTrain(const std::string& run, int steps, const Words& flags) const {
-  const Result result = Train(run, steps, flags);
-  EXPECT_EQ(result.exit_code, 0) << run << ": " << result.err;
+Result CommandTest::MustRun(const Words& command, int exit_code) const {
+  const Result result = Run(command);
+  EXPECT_EQ(result.exit_code, exit_code) << result.out << result.err;
   return result;
+}
+
+Result CommandTest::MustTrain(const std::string& run, int steps, const Words& flags,
+                              int exit_code) const {
+  return MustRun(Alone(Saving(run, steps, flags)), exit_code);
 }
 
 std::vector<nlohmann::json> CommandTest::Records(const std::string& run) const {

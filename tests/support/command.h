@@ -108,10 +108,12 @@ class CommandTest : public ::testing::Test {
   Words MpirunWithUnlikeRanks(const Words& second, const Words& flags) const;
 
   Result Run(const Words& command) const { return Process(command, root_).Wait(); }
+  // Calls Run(), and expects that the command ends so.
+  Result MustRun(const Words& command, int exit_code = 0) const;
   // Runs one process that saves in its folder; see Saving().
   Result Train(const std::string& run, int steps, const Words& flags = {}) const;
-  // Calls Train(), and expects that it succeeds.
-  Result MustTrain(const std::string& run, int steps, const Words& flags = {}) const;
+  Result MustTrain(const std::string& run, int steps, const Words& flags = {},
+                   int exit_code = 0) const;
 
   // Returns the records of a run, in their order.
   std::vector<nlohmann::json> Records(const std::string& run) const;
